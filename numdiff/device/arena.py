@@ -1,0 +1,84 @@
+"""A memory arena whose addresses repeat from step to step.
+
+A training step asks for the same arrays in the same order every time, and lets go of them in the same order. So the
+arena answers the same request sequence with the same addresses: after the first step nothing is taken from the driver
+any more, and a captured step can be replayed over the same memory. Blocks return to the arena when the last array that
+uses them is dropped (Python's reference counts decide, so the moment is exact), and are reused in stream order.
+
+Allocation is best fit over a free list sorted by address; neighbouring free blocks are joined again.
+"""
+from bisect import bisect_left
+
+ALIGNMENT = 256  # bytes; what cudaMalloc itself guarantees, and enough for 16-byte vectors and TMA
+SEGMENT = 64 << 20  # bytes taken from the driver at a time, so that small arrays share one driver allocation
+
+
+class Block:
+    """A range of bytes on loan from an arena; goes back to it when the last reference is dropped."""
+
+    __slots__ = ("arena", "address", "nbytes")
+
+    def __init__(self, arena, address, nbytes):
+        self.arena, self.address, self.nbytes = arena, address, nbytes
+
+    def __del__(self):
+        self.arena._release(self.address, self.nbytes)
+
+
+class Arena:
+    """Hands out byte ranges of large segments; `take_segment(nbytes)` gets one from the driver and returns its address."""
+
+    def __init__(self, take_segment, segment_bytes=SEGMENT):
+        self._take_segment = take_segment
+        self._segment_bytes = segment_bytes
+        self._addresses = []  # of the free blocks, ascending
+        self._sizes = {}  # free block address -> bytes
+        self._segment_starts = set()  # blocks of two segments are never joined, though they may touch
+        self.reserved_bytes = 0
+        self.used_bytes = 0
+        self.peak_bytes = 0
+
+    def allocate(self, nbytes):
+        """A `Block` of at least `nbytes` bytes, aligned to 256."""
+        nbytes = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        best = min((a for a in self._addresses if self._sizes[a] >= nbytes),
+                   key=lambda a: (self._sizes[a], a), default=None)
+        if best is None:
+            best = self._grow(nbytes)
+        size = self._sizes.pop(best)
+        at = bisect_left(self._addresses, best)
+        if size > nbytes:
+            self._addresses[at] = best + nbytes
+            self._sizes[best + nbytes] = size - nbytes
+        else:
+            del self._addresses[at]
+        self.used_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        return Block(self, best, nbytes)
+
+    def reset_peak(self):
+        self.peak_bytes = self.used_bytes
+
+    def _grow(self, nbytes):
+        size = -(-nbytes // self._segment_bytes) * self._segment_bytes
+        address = self._take_segment(size)
+        self.reserved_bytes += size
+        self._segment_starts.add(address)
+        self._addresses.insert(bisect_left(self._addresses, address), address)
+        self._sizes[address] = size
+        return address
+
+    def _release(self, address, nbytes):
+        self.used_bytes -= nbytes
+        at = bisect_left(self._addresses, address)
+        after = address + nbytes
+        if at < len(self._addresses) and self._addresses[at] == after and after not in self._segment_starts:
+            nbytes += self._sizes.pop(after)
+            del self._addresses[at]
+        if at > 0 and address not in self._segment_starts:
+            before = self._addresses[at - 1]
+            if before + self._sizes[before] == address:
+                self._sizes[before] += nbytes
+                return
+        self._addresses.insert(at, address)
+        self._sizes[address] = nbytes

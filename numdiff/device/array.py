@@ -1,0 +1,143 @@
+"""Arrays on a device, and the handful of functions that everything above uses to make, move and launch over them.
+
+A `DeviceArray` is an address, a shape and a dtype; always contiguous, row-major. It carries no arithmetic: kernels do
+that. Which device it lives on is its `backend`, an object with five methods (`allocate`, `upload`, `download`, `fill`,
+`launch`); see `gpu.py` (a GPU), `simulator.py` (Numba's CPU simulator) and `ptx.py` (compiles every launch, runs none).
+NumPy arrays are the CPU engine: the functions here take both.
+"""
+import math
+
+import numpy as np
+
+POISON = 0xFF  # every byte: NaN as float16, float32 and float64, -1 as an integer
+_poison = False
+
+
+class DeviceArray:
+    """A contiguous array in device memory. `reshape` and first-axis slices are views that share the memory."""
+
+    __slots__ = ("backend", "shape", "dtype", "size", "memory", "offset", "arguments")
+
+    def __init__(self, backend, shape, dtype, memory, offset=0):
+        self.backend, self.shape, self.dtype = backend, tuple(shape), np.dtype(dtype)
+        self.size = math.prod(self.shape)
+        self.memory, self.offset = memory, offset  # the backend's own handle, and bytes into it
+        self.arguments = None  # how the backend passes this array to a kernel, made on first use
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def nbytes(self):
+        return self.size * self.dtype.itemsize
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __repr__(self):
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, on {self.backend.name})"
+
+    def reshape(self, *shape):
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        if -1 in shape:
+            known = -math.prod(shape)
+            shape = tuple(self.size // known if n == -1 else n for n in shape)
+        if math.prod(shape) != self.size:
+            raise ValueError(f"cannot view an array of shape {self.shape} as {tuple(shape)}")
+        return DeviceArray(self.backend, shape, self.dtype, self.memory, self.offset)
+
+    def __getitem__(self, index):
+        """A view of rows `start:stop` of the first axis."""
+        if not isinstance(index, slice) or index.step not in (None, 1):
+            raise TypeError("a DeviceArray can only be sliced along its first axis, in steps of one")
+        start, stop, _ = index.indices(self.shape[0])
+        row = self.size // max(self.shape[0], 1) * self.dtype.itemsize
+        shape = (max(stop - start, 0),) + self.shape[1:]
+        return DeviceArray(self.backend, shape, self.dtype, self.memory, self.offset + start * row)
+
+
+def is_device(array):
+    """True for a `DeviceArray`, False for a NumPy array."""
+    return isinstance(array, DeviceArray)
+
+
+def empty(shape, dtype=np.float32, like=None):
+    """A new array whose contents are undefined, on the device of `like` (an array or a backend; None: NumPy)."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    backend = like.backend if isinstance(like, DeviceArray) else None if isinstance(like, np.ndarray) else like
+    if backend is None:
+        array = np.empty(shape, dtype)
+        if _poison:
+            array.view(np.uint8).fill(POISON)
+        return array
+    dtype = np.dtype(dtype)
+    array = DeviceArray(backend, shape, dtype, backend.allocate(math.prod(shape) * dtype.itemsize))
+    if _poison:
+        backend.fill(array, POISON)
+    return array
+
+
+def empty_like(array, dtype=None):
+    return empty(array.shape, dtype or array.dtype, like=array)
+
+
+def zeros(shape, dtype=np.float32, like=None):
+    """A new array of zeros on the device of `like` (an array or a backend; None: NumPy)."""
+    array = empty(shape, dtype, like)
+    return fill_zero(array)
+
+
+def fill_zero(array):
+    """Set every byte of `array` to zero, in place; returns it."""
+    if isinstance(array, DeviceArray):
+        array.backend.fill(array, 0)
+    else:
+        array.fill(0)
+    return array
+
+
+def upload(array, like=None):
+    """A copy of a NumPy array on the device of `like`; None or a NumPy `like` gives a contiguous NumPy array."""
+    array = np.asarray(array, order="C")  # unlike ascontiguousarray, keeps a scalar a scalar
+    backend = like.backend if isinstance(like, DeviceArray) else None if isinstance(like, np.ndarray) else like
+    if backend is None:
+        return array.copy()
+    result = empty(array.shape, array.dtype, backend)
+    backend.upload(array, result)
+    return result
+
+
+def download(array):
+    """The contents as a NumPy array (waits for the device)."""
+    return array.backend.download(array) if isinstance(array, DeviceArray) else np.array(array)
+
+
+def copy_into(target, source):
+    """Copy `source` (NumPy or device array of the same shape and dtype) into `target`, in place."""
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise ValueError(f"cannot copy {source.dtype}{source.shape} into {target.dtype}{target.shape}")
+    if isinstance(target, DeviceArray):
+        if isinstance(source, DeviceArray):
+            target.backend.copy(source, target)
+        else:
+            target.backend.upload(np.asarray(source, order="C"), target)
+    else:
+        np.copyto(target, download(source) if isinstance(source, DeviceArray) else source)
+
+
+def launch(kernel, grid, block, *args, shared=0):
+    """Launch a `@cuda.jit` kernel over device arrays, in stream order, without waiting.
+
+    grid, block: an int or a tuple of up to three; shared: bytes of dynamic shared memory. Python ints travel as int32
+    (int64 where they do not fit), floats as float32, so that no kernel is dragged into 64-bit arithmetic by a scalar.
+    """
+    backend = next(a.backend for a in args if isinstance(a, DeviceArray))
+    backend.launch(kernel, grid, block, args, shared)
+
+
+def set_poison(on):
+    """Fill every new array with NaN (tests do, so that an output that a kernel forgot is seen). Returns the old setting."""
+    global _poison
+    old, _poison = _poison, bool(on)
+    return old

@@ -1,0 +1,85 @@
+"""A device that compiles and runs nothing: every launch is compiled to PTX for two compute capabilities and checked.
+
+It needs no GPU and no driver (the NVVM wheel is enough), so the test suite sends every operation through it: launchers
+are exercised, every kernel version is compiled for sm_80 and sm_90a, and a float64 instruction in a float32 kernel is
+an error.
+"""
+import functools
+import re
+
+import numpy as np
+
+from .array import DeviceArray
+from .gpu import cuda, type_of
+
+CAPABILITIES = ((8, 0), (9, 0, "a"))
+
+
+class PtxError(Exception):
+    """A kernel whose PTX is not what a kernel of this project may be."""
+
+
+class _StandInDevice:
+    """What Numba asks for when a kernel calls a device function: the compute capability, and nothing else."""
+
+    def __init__(self, capability):
+        self.compute_capability = capability
+
+
+def compile_to_ptx(kernel, signature, capability):
+    """PTX text of a `@cuda.jit` kernel for argument types `signature` and a compute capability such as (9, 0, 'a')."""
+    from numba.cuda import dispatcher
+    bounds = kernel.targetoptions.get("launch_bounds")
+    original = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: _StandInDevice(capability)
+    try:
+        text, _ = cuda.compile(kernel.py_func, signature, device=False, abi="numba", cc=capability, output="ptx",
+                               fastmath=bool(kernel.targetoptions.get("fastmath")), launch_bounds=bounds)
+    finally:
+        dispatcher.get_current_device = original
+    return text
+
+
+class PtxDevice:
+    name = "ptx"
+    capability = (9, 0)
+    multiprocessors = 132
+
+    def __init__(self):
+        self.texts = {}  # (kernel name, argument types, capability) -> PTX
+
+    def allocate(self, nbytes):
+        return None
+
+    def upload(self, source, target):
+        pass
+
+    def download(self, array):
+        """Zeros: nothing has run."""
+        return np.zeros(array.shape, array.dtype)
+
+    def copy(self, source, target):
+        pass
+
+    def fill(self, array, byte):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def launch(self, kernel, grid, block, args, shared=0):
+        signature = tuple(type_of(a) for a in args)
+        name = kernel.py_func.__name__
+        for capability in CAPABILITIES:
+            key = (kernel.py_func.__module__, name, signature, capability)
+            if key not in self.texts:
+                self.texts[key] = compile_to_ptx(kernel, signature, capability)
+                if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in args):
+                    found = re.search(r"^.*\.f64.*$", self.texts[key], re.MULTILINE)
+                    if found:
+                        raise PtxError(f"{name} uses float64: {found.group().strip()}; type its literals as float32")
+
+
+@functools.cache
+def get_ptx_device():
+    return PtxDevice()

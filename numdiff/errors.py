@@ -1,0 +1,16 @@
+"""Errors that a user can cause and mend. Their message is one sentence that names the fault and the remedy.
+
+The command line prints them without a traceback: `UsageError` ends with exit code 2, any other `NumdiffError` with 1.
+"""
+
+
+class NumdiffError(Exception):
+    """Something went wrong that the user can mend; the message says how."""
+
+
+class UsageError(NumdiffError):
+    """An option or a setting is wrong."""
+
+
+class OutOfMemoryError(NumdiffError):
+    """The device has no memory left for an array."""

@@ -1,0 +1,261 @@
+"""Elementwise operations: the first kernels to read.
+
+MATHEMATICS
+    add    y = a + b                         da = db = dy
+    SiLU   y = x · s, s = 1 / (1 + e^-x)     dx = dy · s · (1 + x · (1 - s))
+    GELU   y = x/2 · (1 + tanh u), u = √(2/π) · (x + 0.044715 x³)
+           dx = dy · ½ · (1 + tanh u + x · (1 - tanh² u) · du/dx),  du/dx = √(2/π) · (1 + 3 · 0.044715 x²)
+    cast   y = x in another dtype
+SHAPES
+    every array is read as one long row of n elements, whatever its shape; float32 (cast: float32 ↔ float16)
+VERSIONS
+    v1 one thread an element: neighbouring threads read neighbouring addresses, so a warp's 32 loads are one request.
+    v2 one thread four elements, by one 16-byte load and one 16-byte store: a quarter of the memory instructions.
+LAUNCH
+    v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of the blocks. No shared memory.
+DETERMINISM
+    each output is written by one thread, from its own inputs: same bits every run.
+COST
+    bytes: 4 n for every array read or written; the arithmetic is free beside it. Roof: memory bandwidth.
+SOURCE
+    SiLU: Elfwing et al. 2017, arXiv:1702.03118, eq. 2. GELU: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
+READ NEXT
+    reduce.py, where threads first have to work together.
+"""
+import math
+
+import numpy as np
+
+from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
+
+BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
+GELU_SLOPE = np.float32(math.sqrt(2.0 / math.pi))
+GELU_CUBIC = np.float32(0.044715)
+
+
+# References ------------------------------------------------------------------------------------------------------------
+
+def add_forward_reference(a, b):
+    return a + b
+
+
+def silu_forward_reference(x):
+    return x / (1 + np.exp(-x))
+
+
+def silu_backward_reference(dy, x):
+    s = 1 / (1 + np.exp(-x))
+    return dy * (s * (1 + x * (1 - s)))
+
+
+def gelu_forward_reference(x):
+    return x * (1 + np.tanh(GELU_SLOPE * (x + GELU_CUBIC * x * x * x))) / 2
+
+
+def gelu_backward_reference(dy, x):
+    t = np.tanh(GELU_SLOPE * (x + GELU_CUBIC * x * x * x))
+    return dy * (1 + t + x * (1 - t * t) * (GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x))) / 2
+
+
+# Device functions: the arithmetic of one element -----------------------------------------------------------------------
+
+@cuda.jit(device=True)
+def silu(x):
+    return x / (float32(1) + math.exp(-x))
+
+
+@cuda.jit(device=True)
+def silu_gradient(dy, x):
+    s = float32(1) / (float32(1) + math.exp(-x))
+    return dy * s * (float32(1) + x * (float32(1) - s))
+
+
+@cuda.jit(device=True)
+def gelu(x):
+    return float32(0.5) * x * (float32(1) + math.tanh(GELU_SLOPE * (x + GELU_CUBIC * x * x * x)))
+
+
+@cuda.jit(device=True)
+def gelu_gradient(dy, x):
+    t = math.tanh(GELU_SLOPE * (x + GELU_CUBIC * x * x * x))
+    du = GELU_SLOPE * (float32(1) + float32(3) * GELU_CUBIC * x * x)
+    return float32(0.5) * dy * (float32(1) + t + x * (float32(1) - t * t) * du)
+
+
+# v1: one thread an element ---------------------------------------------------------------------------------------------
+
+@cuda.jit
+def add_forward_kernel_v1(a, b, y):
+    i = cuda.grid(1)
+    if i < y.size:  # the last block may be only partly used
+        y[i] = a[i] + b[i]
+
+
+@cuda.jit
+def silu_forward_kernel_v1(x, y):
+    i = cuda.grid(1)
+    if i < y.size:
+        y[i] = silu(x[i])
+
+
+@cuda.jit
+def silu_backward_kernel_v1(dy, x, dx):
+    i = cuda.grid(1)
+    if i < dx.size:
+        dx[i] = silu_gradient(dy[i], x[i])
+
+
+@cuda.jit
+def gelu_forward_kernel_v1(x, y):
+    i = cuda.grid(1)
+    if i < y.size:
+        y[i] = gelu(x[i])
+
+
+@cuda.jit
+def gelu_backward_kernel_v1(dy, x, dx):
+    i = cuda.grid(1)
+    if i < dx.size:
+        dx[i] = gelu_gradient(dy[i], x[i])
+
+
+@cuda.jit
+def cast_forward_kernel_v1(x, y):
+    i = cuda.grid(1)
+    if i < y.size:
+        y[i] = y.dtype.type(x[i])
+
+
+# v2: one thread four elements, 16 bytes at a time ----------------------------------------------------------------------
+
+@cuda.jit
+def add_forward_kernel_v2(a, b, y):
+    i = cuda.grid(1) * 4
+    if i < y.size:
+        a0, a1, a2, a3 = load4(a, i)
+        b0, b1, b2, b3 = load4(b, i)
+        store4(y, i, a0 + b0, a1 + b1, a2 + b2, a3 + b3)
+
+
+@cuda.jit
+def silu_forward_kernel_v2(x, y):
+    i = cuda.grid(1) * 4
+    if i < y.size:
+        x0, x1, x2, x3 = load4(x, i)
+        store4(y, i, silu(x0), silu(x1), silu(x2), silu(x3))
+
+
+@cuda.jit
+def silu_backward_kernel_v2(dy, x, dx):
+    i = cuda.grid(1) * 4
+    if i < dx.size:
+        g0, g1, g2, g3 = load4(dy, i)
+        x0, x1, x2, x3 = load4(x, i)
+        store4(dx, i, silu_gradient(g0, x0), silu_gradient(g1, x1), silu_gradient(g2, x2), silu_gradient(g3, x3))
+
+
+@cuda.jit
+def gelu_forward_kernel_v2(x, y):
+    i = cuda.grid(1) * 4
+    if i < y.size:
+        x0, x1, x2, x3 = load4(x, i)
+        store4(y, i, gelu(x0), gelu(x1), gelu(x2), gelu(x3))
+
+
+@cuda.jit
+def gelu_backward_kernel_v2(dy, x, dx):
+    i = cuda.grid(1) * 4
+    if i < dx.size:
+        g0, g1, g2, g3 = load4(dy, i)
+        x0, x1, x2, x3 = load4(x, i)
+        store4(dx, i, gelu_gradient(g0, x0), gelu_gradient(g1, x1), gelu_gradient(g2, x2), gelu_gradient(g3, x3))
+
+
+# Launchers -------------------------------------------------------------------------------------------------------------
+
+def _launch_elementwise(kernel_v1, kernel_v2, version, *arrays):
+    """Launch over flat views; v2 where every array's length is a multiple of 4 (addresses always are, of 16 bytes)."""
+    n = arrays[0].size
+    if any(a.size != n for a in arrays):
+        raise ValueError(f"elementwise operands differ in shape: {[a.shape for a in arrays]}")
+    if version is None:
+        version = 2 if n % 4 == 0 else 1
+    flat = [a.reshape(-1) for a in arrays]
+    if version == 1:
+        launch(kernel_v1, -(-n // BLOCK), BLOCK, *flat)
+    elif n % 4 == 0:
+        launch(kernel_v2, -(-n // (4 * BLOCK)), BLOCK, *flat)
+    else:
+        raise ValueError(f"version 2 moves four elements at a time, and {n} is not a multiple of 4; use version=1")
+    return arrays[-1]
+
+
+def add_forward(a, b, version=None):
+    """a + b, both of one shape, as a new array."""
+    if not is_device(a):
+        return add_forward_reference(a, b)
+    return _launch_elementwise(add_forward_kernel_v1, add_forward_kernel_v2, version, a, b, empty_like(a))
+
+
+def silu_forward(x, version=None):
+    """SiLU of every element, as a new array."""
+    if not is_device(x):
+        return silu_forward_reference(x)
+    return _launch_elementwise(silu_forward_kernel_v1, silu_forward_kernel_v2, version, x, empty_like(x))
+
+
+def silu_backward(dy, x, version=None):
+    """dx from dy and the forward's input x."""
+    if not is_device(x):
+        return silu_backward_reference(dy, x)
+    return _launch_elementwise(silu_backward_kernel_v1, silu_backward_kernel_v2, version, dy, x, empty_like(x))
+
+
+def gelu_forward(x, version=None):
+    """GELU (tanh form) of every element, as a new array."""
+    if not is_device(x):
+        return gelu_forward_reference(x)
+    return _launch_elementwise(gelu_forward_kernel_v1, gelu_forward_kernel_v2, version, x, empty_like(x))
+
+
+def gelu_backward(dy, x, version=None):
+    """dx from dy and the forward's input x."""
+    if not is_device(x):
+        return gelu_backward_reference(dy, x)
+    return _launch_elementwise(gelu_backward_kernel_v1, gelu_backward_kernel_v2, version, dy, x, empty_like(x))
+
+
+def cast_forward(x, dtype):
+    """x in another float dtype, as a new array; its backward is the cast back."""
+    if not is_device(x):
+        return x.astype(dtype)
+    y = empty(x.shape, dtype, like=x)
+    launch(cast_forward_kernel_v1, -(-x.size // BLOCK), BLOCK, x.reshape(-1), y.reshape(-1))
+    return y
+
+
+# Cost ------------------------------------------------------------------------------------------------------------------
+
+def elementwise_cost(n, arrays, flops_per_element):
+    """(bytes, FLOPs) of an operation over `n` float32 elements that reads and writes `arrays` arrays in all."""
+    return 4 * n * arrays, n * flops_per_element
+
+
+def add_forward_cost(n):
+    return elementwise_cost(n, 3, 1)
+
+
+def silu_forward_cost(n):
+    return elementwise_cost(n, 2, 4)
+
+
+def silu_backward_cost(n):
+    return elementwise_cost(n, 3, 8)
+
+
+def gelu_forward_cost(n):
+    return elementwise_cost(n, 2, 9)
+
+
+def gelu_backward_cost(n):
+    return elementwise_cost(n, 3, 17)

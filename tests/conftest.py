@@ -1,0 +1,110 @@
+"""Every operation's tests run on each engine that is there: NumPy, PTX compilation, and a GPU or the simulator.
+
+One body serves all. On the CPU engine it holds the reference's float32 against its float64; on `ptx` the launchers run
+and every kernel is compiled, but there are no values to check; on a GPU (or, with NUMBA_ENABLE_CUDASIM=1, in Numba's
+simulator on the tiny shapes) the kernels are held against the float64 reference.
+"""
+import os
+
+import numpy as np
+import pytest
+
+import numdiff.device as device_module
+from numdiff.device import download, get_backend, upload, why_no_gpu
+
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+
+
+def engines():
+    if SIMULATED:
+        return ["simulator"]
+    return ["cpu", "ptx"] + ([] if why_no_gpu() else ["cuda"])
+
+
+class Engine:
+    """One engine, as an operation's test uses it."""
+
+    def __init__(self, name):
+        self.name = name
+        self.backend = get_backend(name)
+        self.computes = name != "ptx"
+        self.has_versions = name != "cpu"
+
+    def __call__(self, array, dtype=None):
+        """`array` on this engine (float64 becomes float32 unless a dtype is given)."""
+        array = np.asarray(array)
+        if dtype is None:
+            dtype = np.float32 if array.dtype == np.float64 else array.dtype
+        return upload(array.astype(dtype), self.backend)
+
+    def zeros(self, shape, dtype=np.float32):
+        return device_module.zeros(shape, dtype, self.backend)
+
+    def check(self, got, want, tolerance=1e-5):
+        """Hold an array of this engine against a float64 reference: same shape, relative error in the 2-norm."""
+        assert tuple(got.shape) == tuple(np.shape(want)), f"shape {got.shape}, expected {np.shape(want)}"
+        if self.computes:
+            error = relative_error(download(got), want)
+            assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.0e} on {self.name}"
+
+    def check_equal(self, a, b):
+        """Two results with the same bits."""
+        if self.computes:
+            assert np.array_equal(download(a).view(np.uint8), download(b).view(np.uint8)), "two runs differ in their bits"
+
+
+def relative_error(got, want):
+    """‖got - want‖ / ‖want‖; infinite where got is not finite."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if not np.isfinite(got).all():
+        return np.inf
+    scale = np.linalg.norm(want.ravel())
+    return np.linalg.norm((got - want).ravel()) / (scale if scale else 1.0)
+
+
+def numerical_gradient(function, x, dy, step=1e-5):
+    """Gradient of sum(function(x) · dy) by central differences in float64, element by element."""
+    x = np.array(x, np.float64)
+    gradient = np.empty_like(x)
+    for i in np.ndindex(x.shape):
+        keep = x[i]
+        x[i] = keep + step
+        above = np.sum(function(x) * dy)
+        x[i] = keep - step
+        below = np.sum(function(x) * dy)
+        x[i] = keep
+        gradient[i] = (above - below) / (2 * step)
+    return gradient
+
+
+@pytest.fixture(params=engines())
+def engine(request):
+    """The engine under test, with every new array poisoned with NaN."""
+    old = device_module.set_poison(True)
+    yield Engine(request.param)
+    device_module.set_poison(old)
+
+
+@pytest.fixture
+def rng(request):
+    """Random numbers, another stream for every test, the same in every run."""
+    return np.random.default_rng(list(request.node.nodeid.encode()))
+
+
+def shapes(**named):
+    """Parametrise `shape` over shapes named by purpose; the simulator takes only `minimal` and `odd`."""
+    kept = {k: v for k, v in named.items() if not SIMULATED or k in ("minimal", "odd")}
+    return pytest.mark.parametrize("shape", list(kept.values()), ids=list(kept))
+
+
+def versions(*numbers):
+    """Parametrise `version` over kernel versions; None is the launcher's own choice (and all the CPU engine has)."""
+    return pytest.mark.parametrize("version", [None, *numbers])
+
+
+@pytest.fixture(autouse=True)
+def _skip_versions_on_cpu(request):
+    """The CPU engine has one version: skip the others there."""
+    if "engine" in request.fixturenames and "version" in request.fixturenames:
+        if request.getfixturevalue("version") is not None and not request.getfixturevalue("engine").has_versions:
+            pytest.skip("the CPU engine has one version")
