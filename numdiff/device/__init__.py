@@ -12,11 +12,12 @@ from .array import (
     upload,
     zeros,
 )
+from .cpu import over_batch, prepare_cpu
 from .gpu import cuda, get_gpu, why_no_gpu
 from .intrinsics import float32, int32, int64, load4, store4, uint32
 
 __all__ = ["DeviceArray", "copy_into", "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "get_backend",
-           "get_gpu", "int32", "int64", "is_device", "launch", "load4", "set_poison", "store4", "synchronize", "uint32",
+           "get_gpu", "int32", "int64", "is_device", "launch", "load4", "over_batch", "set_poison", "store4", "synchronize", "uint32",
            "upload", "why_no_gpu", "zeros"]
 
 
@@ -25,6 +26,7 @@ def get_backend(name, index=0):
     if name == "auto":
         name = "cpu" if why_no_gpu() else "cuda"
     if name == "cpu":
+        prepare_cpu()
         return None
     if name == "cuda":
         return get_gpu(index)

@@ -1,0 +1,279 @@
+"""A set of images in an HDF5 file, as training reads it.
+
+THE FILE
+    images   uint8 (N, H, W, C), C = 1 (grey) or 3 (RGB); best in chunks of 64 images
+    labels   any integer type (N,), optional: an index into `classes`
+    classes  attribute of the file, optional: the names of the classes, in the order of their labels
+`numdiff data import` writes such files (see importers/); so can any HDF5 library.
+
+A set below two gigabytes is read into memory once. A larger one stays on disk: rows are read a chunk at a time, and the
+last chunks read are kept, as many as the loader's order (loader.py) comes back to.
+"""
+import importlib.resources
+import os
+import threading
+from collections import OrderedDict
+
+import h5py
+import numpy as np
+
+from ..errors import NumdiffError, UsageError
+
+CHUNK = 64  # images that are stored, read and cached together: about a megabyte at 64×64, a good size for one disk read
+IN_MEMORY_BYTES = 2 << 30  # below this, the images are held in memory as a whole
+WINDOW_BYTES = 256 << 20  # images among which the loader shuffles freely; two windows are cached for a set on disk
+CHANNELS = (1, 3)
+NAMED = 12  # names of classes listed in a message
+
+
+def default_path():
+    """The path of emoji64.h5, which is installed beside numdiff."""
+    try:
+        return str(importlib.resources.files("numdiff_data") / "emoji64.h5")
+    except ModuleNotFoundError:
+        raise NumdiffError("the default dataset is not installed (there is no package numdiff_data): "
+                           "install numdiff again, or give a dataset file.") from None
+
+
+def open_dataset(path=None, image_size=None, classes=None):
+    """The dataset in the HDF5 file `path`; None is the default one, 1,906 emoji of 64×64 pixels in 9 classes.
+
+    image_size: side of the images in pixels, if they are to be smaller than the file's; must divide that one, as the
+    pixels are averaged over whole squares. classes: the names of the classes to keep (labels are then counted anew, in
+    the file's order); None keeps every image.
+    """
+    return Dataset(default_path() if path is None else path, image_size, classes)
+
+
+class Dataset:
+    """Images of one HDF5 file: `shape` (N, H, W, C), `labels` int32 (N,) or None, `classes` a list of names."""
+
+    def __init__(self, path, image_size=None, classes=None):
+        self.path = os.fspath(path)
+        self._file = _open_file(self.path)
+        try:
+            self._source = _check_images(self.path, self._file)
+            self.labels, self.classes = _read_labels(self.path, self._file, len(self._source))
+        except (OSError, KeyError, RuntimeError) as error:  # what h5py raises where the file's own structure is broken
+            self.close()
+            raise _damaged(self.path, error) from None
+        except NumdiffError:
+            self.close()
+            raise
+        self._factor = _reduction(self.path, self._source.shape, image_size)
+        self._rows = None if classes is None else self._select(classes)  # rows of the file; None: all
+        count = len(self._source) if self._rows is None else len(self._rows)
+        height, width = (n // self._factor for n in self._source.shape[1:3])
+        self.shape = (count, height, width, self._source.shape[3])
+        chunk_bytes = CHUNK * height * width * self.shape[3]
+        self.window = max(4, WINDOW_BYTES // chunk_bytes)  # in chunks
+        self.in_memory = count * height * width * self.shape[3] < IN_MEMORY_BYTES
+        self._cache, self._lock = OrderedDict(), threading.Lock()
+        if self.in_memory:
+            self._images = np.empty(self.shape, np.uint8)
+            for start in range(0, count, CHUNK):
+                self._images[start:start + CHUNK] = self._load(start, min(start + CHUNK, count))
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def image_size(self):
+        """Side of the images; an error where they are not square."""
+        if self.shape[1] != self.shape[2]:
+            raise NumdiffError(f"the images of {self.path!r} are {self.shape[1]}×{self.shape[2]}, and the models take "
+                               "square ones: import them again with --size.")
+        return self.shape[1]
+
+    @property
+    def channels(self):
+        return self.shape[3]
+
+    def read(self, rows, out=None):
+        """Images of the given rows, uint8 (n, H, W, C); `out`, if given, is written and returned."""
+        rows = np.asarray(rows, np.int64)
+        if rows.size and not (0 <= rows.min() and rows.max() < len(self)):
+            raise IndexError(f"row out of range: there are {len(self)} images")
+        if out is None:
+            out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        if self.in_memory:
+            return np.take(self._images, rows, axis=0, out=out, mode="clip")  # "raise" would write to a copy of `out`
+        for i, row in enumerate(rows):
+            out[i] = self.chunk(row // CHUNK)[row % CHUNK]
+        return out
+
+    def chunk(self, index):
+        """Rows 64·index up to 64·(index+1), from memory if they were read lately."""
+        start, stop = index * CHUNK, min((index + 1) * CHUNK, len(self))
+        if self.in_memory:
+            return self._images[start:stop]
+        with self._lock:  # the loader's thread and the caller may both read
+            if index in self._cache:
+                self._cache.move_to_end(index)
+            else:
+                self._cache[index] = self._load(start, stop)
+                if len(self._cache) > 2 * self.window + 2:
+                    self._cache.popitem(last=False)
+            return self._cache[index]
+
+    def class_counts(self):
+        """How many images each class has, in the order of `classes`."""
+        return np.bincount(self.labels, minlength=len(self.classes))
+
+    def statistics(self):
+        """(mean, standard deviation) of each channel, in units of 0 to 255."""
+        total, squares = np.zeros(self.channels, np.int64), np.zeros(self.channels, np.int64)
+        for index in range(-(-len(self) // CHUNK)):
+            for image in self.chunk(index):
+                pixels = image.reshape(-1, self.channels).astype(np.int64)  # integer sums are exact
+                total += pixels.sum(0)
+                squares += (pixels * pixels).sum(0)
+        count = len(self) * self.shape[1] * self.shape[2]
+        mean = total / count
+        return mean, np.sqrt(np.maximum(squares / count - mean * mean, 0))
+
+    def close(self):
+        self._file.close()
+
+    def _load(self, start, stop):
+        """Rows of this dataset from the file, reduced to the size asked for."""
+        try:
+            if self._rows is None:
+                images = self._source[start:stop]
+            else:
+                rows = self._rows[start:stop]
+                images = np.empty((len(rows), *self._source.shape[1:]), np.uint8)
+                for index in np.unique(rows // CHUNK):  # whole chunks, then a choice: faster than HDF5's own selection
+                    chosen = rows // CHUNK == index
+                    images[chosen] = self._source[index * CHUNK:(index + 1) * CHUNK][rows[chosen] - index * CHUNK]
+        except (OSError, RuntimeError) as error:
+            raise _damaged(self.path, error) from None
+        return _average(images, self._factor)
+
+    def _select(self, names):
+        """Keep the images of the named classes; returns their rows."""
+        if self.labels is None:
+            raise UsageError(f"{self.path!r} has no labels, so no class can be chosen from it: leave the classes out.")
+        names = [names] if isinstance(names, str) else list(names)
+        lower = {name.lower(): i for i, name in reversed(list(enumerate(self.classes)))}
+        exact = {name: i for i, name in reversed(list(enumerate(self.classes)))}
+        chosen = set()
+        for name in names:
+            index = exact.get(name, lower.get(name.lower()))
+            if index is None:
+                raise UsageError(f"{self.path!r} has no class {name!r}: it has {_listed(self.classes)}.")
+            chosen.add(index)
+        chosen = np.array(sorted(chosen), np.int64)
+        rows = np.flatnonzero(np.isin(self.labels, chosen))
+        if len(rows) == 0:
+            raise UsageError(f"{self.path!r} has no image of {_listed(names)}: choose other classes.")
+        self.labels = np.searchsorted(chosen, self.labels[rows]).astype(np.int32)
+        self.classes = [self.classes[i] for i in chosen]
+        return rows
+
+
+def _open_file(path):
+    if os.path.isdir(path):
+        raise UsageError(f"{path!r} is a folder and not a dataset: run `numdiff data import {path} OUT.h5` first.")
+    try:
+        with open(path, "rb"):
+            pass
+    except FileNotFoundError:
+        raise UsageError(f"there is no dataset file {path!r}: check the path, or make one with "
+                         "`numdiff data import SOURCE OUT.h5`.") from None
+    except OSError as error:
+        raise NumdiffError(f"the dataset file {path!r} cannot be read ({error.strerror}): "
+                           "check its permissions.") from None
+    if not h5py.is_hdf5(path):
+        raise NumdiffError(f"{path!r} is not an HDF5 file: run `numdiff data import {path} OUT.h5` "
+                           "and use what that writes.")
+    try:
+        return h5py.File(path, "r", locking="best-effort")  # some network file systems cannot lock
+    except OSError as error:
+        raise _damaged(path, error) from None
+
+
+def _check_images(path, file):
+    """The dataset `images` of an open file, if it has the right form."""
+    images = file["images"] if "images" in file else None
+    if not isinstance(images, h5py.Dataset):
+        raise NumdiffError(f"{path!r} has no dataset `images`: numdiff reads uint8 (N, H, W, C) by that name.")
+    shape, wanted = images.shape, "numdiff reads uint8 (N, H, W, C)"
+    if images.dtype != np.uint8:
+        raise NumdiffError(f"`images` in {path!r} is {images.dtype}: {wanted}, so convert it to 0 … 255 first.")
+    if len(shape) == 4 and shape[1] in CHANNELS and shape[3] not in CHANNELS:
+        raise NumdiffError(f"`images` in {path!r} has shape {shape}, which looks like (N, C, H, W): {wanted}, "
+                           "so move the channels to the end.")
+    if len(shape) != 4 or shape[3] not in CHANNELS or 0 in shape[1:]:
+        raise NumdiffError(f"`images` in {path!r} has shape {shape}: {wanted} with 1 or 3 channels.")
+    if shape[0] == 0:
+        raise NumdiffError(f"{path!r} holds no images: import it again.")
+    return images
+
+
+def _read_labels(path, file, count):
+    """(labels int32 (N,), names of the classes), or (None, []) for a set without labels."""
+    if "labels" not in file:
+        return None, []
+    labels = file["labels"]
+    if not isinstance(labels, h5py.Dataset) or labels.shape != (count,) or labels.dtype.kind not in "iu":
+        found = f"{labels.dtype} {labels.shape}" if isinstance(labels, h5py.Dataset) else "a group"
+        raise NumdiffError(f"`labels` in {path!r} is {found}: it must be one integer for each of the {count} images.")
+    labels = labels[()]
+    names = file.attrs.get("classes")
+    if names is None:
+        names = [str(i) for i in range(int(labels.max()) + 1)]
+    names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in np.atleast_1d(names)]
+    wrong = (labels < 0) | (labels >= len(names))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise NumdiffError(f"label {labels[row]} of image {row} in {path!r} is out of range: "
+                           f"there are {len(names)} classes, counted from 0.")
+    return labels.astype(np.int32), names
+
+
+def _reduction(path, shape, image_size):
+    """By what integer the images' sides are divided to reach `image_size`."""
+    if image_size is None:
+        return 1
+    height, width = shape[1:3]
+    if height != width:
+        raise UsageError(f"the images of {path!r} are {height}×{width} and not square, so they cannot be brought to "
+                         f"{image_size}×{image_size}: import them again with --size {image_size}.")
+    if image_size < 1 or height % image_size:
+        fitting = ", ".join(str(n) for n in range(height, 7, -1) if height % n == 0) or str(height)
+        raise UsageError(f"image size {image_size} does not divide the {height} pixels of {path!r}: use one of "
+                         f"{fitting}, or import the images again with --size.")
+    return height // image_size
+
+
+def _average(images, factor):
+    """Mean over squares of factor × factor pixels, rounded to the nearest integer (halves up)."""
+    if factor == 1:
+        return images
+    n, height, width, channels = images.shape
+    squares = images.reshape(n, height // factor, factor, width // factor, factor, channels)
+    return ((squares.sum((2, 4), np.uint32) + factor * factor // 2) // (factor * factor)).astype(np.uint8)
+
+
+def _listed(names):
+    """The names, as words of a sentence; only the first of a long list."""
+    names = [repr(name) for name in names]
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _damaged(path, error):
+    if "truncated" in str(error):
+        return NumdiffError(f"{path!r} is truncated: copy or import it again.")
+    return NumdiffError(f"{path!r} is damaged ({_first_line(error)}): copy or import it again.")
+
+
+def _first_line(error):
+    return str(error).strip("'\"").splitlines()[0] if str(error) else type(error).__name__

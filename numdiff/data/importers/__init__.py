@@ -1,0 +1,207 @@
+"""Importers: images as people have them, into the one HDF5 form that training reads (see ../dataset.py).
+
+| source | recognised by | file |
+| --- | --- | --- |
+| folder or zip of images | being one | tree.py; labels.py tells the classes, pictures.py decodes |
+| CIFAR-10 for Python | a tar with data_batch_1 … 5 | cifar.py |
+| MNIST idx | magic number 2051, gzip or not | arrays.py |
+| .npz, .npy | a zip of .npy files; NumPy's magic | arrays.py |
+| unet.cu .bin | magic number 20240620, gzip or not | arrays.py |
+| numdiff's HDF5 | HDF5's magic | arrays.py |
+
+What a file is, is seen from its contents; its name does not matter. Images pass through one at a time.
+"""
+import contextlib
+import os
+import warnings
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ...errors import NumdiffError, UsageError
+from .arrays import (
+    BIN_MAGIC,
+    BIN_WEIGHTS_MAGIC,
+    IDX_IMAGES,
+    IDX_LABELS,
+    find_idx_in_folder,
+    first_bytes,
+    open_bin,
+    open_hdf5,
+    open_idx,
+    open_npy,
+    open_npz,
+)
+from .cifar import BATCHES, open_cifar_folder, open_cifar_tar
+from .labels import examples
+from .pictures import Fitting, looks_like_picture
+from .source import Unreadable
+from .tree import Folder, Zip, open_tree
+from .writer import Writer
+
+KNOWN = ("a folder or zip of images, cifar-10-python.tar.gz, MNIST's idx files, .npz, .npy, unet.cu's .bin, "
+         "or a numdiff .h5")
+WORKERS = min(16, os.cpu_count() or 1)  # threads that decode pictures: Pillow lets go of the interpreter meanwhile
+
+
+@dataclass
+class Report:
+    """What an import did."""
+
+    path: str
+    source: str  # what kind of source it was
+    shape: tuple = (0,)  # (N, H, W, C) as written
+    classes: list | None = None
+    counts: list = field(default_factory=list)  # images of each class
+    unreadable: list = field(default_factory=list)  # (name, reason) of images left out
+    ignored: list = field(default_factory=list)  # names of files that are no images
+    notes: list = field(default_factory=list)
+
+    def sentences(self):
+        """The summary, for people."""
+        count, height, width, channels = self.shape
+        text = f"Wrote {self.path}: {count:,} images of {height}×{width}×{channels} from a {self.source}"
+        if self.classes:
+            shown = ", ".join(f"{name} {n:,}" for name, n in list(zip(self.classes, self.counts, strict=True))[:12])
+            more = f", and {len(self.classes) - 12} more" if len(self.classes) > 12 else ""
+            text += f" in {len(self.classes)} class{'es' * (len(self.classes) != 1)} ({shown}{more})"
+        lines = [f"{text}; {os.path.getsize(self.path) / 1e6:,.1f} MB."]
+        if self.unreadable:
+            shown = ", ".join(f"{name}: {why}" for name, why in self.unreadable[:5])
+            more = ", …" if len(self.unreadable) > 5 else ""
+            lines.append(f"{_count(len(self.unreadable), 'image')} could not be read and left out ({shown}{more}).")
+        if self.ignored:
+            lines.append(f"{_count(len(self.ignored), 'other file')} left out ({examples(self.ignored)}).")
+        return lines + self.notes
+
+
+def _count(n, noun):
+    return f"{n:,} {noun} was" if n == 1 else f"{n:,} {noun}s were"
+
+
+def import_dataset(source, out, size=None, fit="crop", channels=None, background="white", labels="auto", force=False,
+                   progress=None):
+    """Read the images of `source`, write them to the HDF5 file `out`, and return a `Report`.
+
+    size: side in pixels; None keeps the images' own size, which must then be one and square. fit: how an image that is
+    not square is brought to `size`: "crop" (the square in the middle), "pad" (bars of the background) or "stretch".
+    channels: 1 grey, 3 RGB, None what the first image has. background: the colour under transparent images.
+    labels: "auto" (a labels file if there is one, else sub-folders), "folders", "none", or the path of a labels file.
+    force: replace `out`. progress: wraps the iterator over the images, called as progress(iterator, total).
+    """
+    fitting = Fitting(size, fit, channels, background)
+    with Writer(out, force) as writer, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's remarks on odd files: what cannot be read is reported by name
+        opened = open_source(source, str(labels))
+        with contextlib.closing(opened):
+            report = Report(str(out), opened.kind, classes=opened.classes, counts=[0] * len(opened.classes or ()),
+                            ignored=opened.ignored, notes=opened.notes)
+            items = opened.items if progress is None else progress(opened.items, opened.count)
+            for item, image in _finished(items, fitting, opened.parallel):
+                if isinstance(image, Unreadable):
+                    report.unreadable.append((item.name, str(image)))
+                    continue
+                writer.append(image, item.label, item.name if opened.named else None)
+                report.shape = (report.shape[0] + 1, *image.shape)
+                if item.label is not None:
+                    report.counts[item.label] += 1
+        if report.shape[0] == 0:
+            name, why = report.unreadable[0]
+            raise NumdiffError(f"none of the {len(report.unreadable)} images of {str(source)!r} could be read "
+                               f"({name}: {why}): check the files.")
+        writer.finish(opened.classes)
+    return report
+
+
+def open_source(path, labels="auto"):
+    """A `Source` for whatever lies at `path`, recognised by its contents."""
+    if os.path.isdir(path):
+        return _open_folder(path, labels)
+    if not os.path.exists(path):
+        raise UsageError(f"there is nothing at {str(path)!r}: check the path.")
+    if not os.path.isfile(path):
+        raise UsageError(f"{str(path)!r} is neither a file nor a folder: give {KNOWN}.")
+    head, unpacked = first_bytes(path)
+    if not head:
+        raise NumdiffError(f"{str(path)!r} is empty: get or make the file again.")
+    if head.startswith((b"PK\3\4", b"PK\5\6")):
+        tree = Zip(path)
+        if tree.names and all(name.endswith(".npy") for name in tree.names):
+            return open_npz(path, labels)
+        return open_tree(tree, labels)
+    if head.startswith(b"\x89HDF"):
+        return open_hdf5(path, labels)
+    if head.startswith(b"\x93NUMPY"):
+        return open_npy(path, labels)
+    content = head if unpacked is None else unpacked
+    if content[257:262] == b"ustar" or _is_old_tar(content):
+        return open_cifar_tar(path, labels)
+    big, little = (int.from_bytes(content[:4], order) for order in ("big", "little"))
+    if big in (IDX_IMAGES, IDX_LABELS):
+        return open_idx(path, labels)
+    if little == BIN_MAGIC:
+        return open_bin(path, labels)
+    if little == BIN_WEIGHTS_MAGIC:
+        raise UsageError(f"{str(path)!r} holds the weights of a model: read it with `numdiff convert`.")
+    if looks_like_picture(os.path.basename(path), head[:16]):
+        raise UsageError(f"{str(path)!r} is a single image: give the folder that it lies in.")
+    raise NumdiffError(f"{str(path)!r} is nothing that numdiff can import: give {KNOWN}.")
+
+
+def _open_folder(path, labels):
+    names = os.listdir(path)
+    if BATCHES[0] in names:
+        return open_cifar_folder(path, labels)
+    images = find_idx_in_folder(path)
+    if images:
+        source = open_idx(images, labels)
+        source.notes.append(f"The images are those of {os.path.basename(images)}.")
+        return source
+    return open_tree(Folder(path), labels)
+
+
+def _is_old_tar(head):
+    """A tar without a `ustar` mark: 512 bytes whose checksum, at byte 148, is right."""
+    if len(head) < 512:
+        return False
+    try:
+        stored = int(head[148:156].strip(b" \0") or b"-1", 8)
+    except ValueError:
+        return False
+    return stored == sum(head[:148]) + 8 * 32 + sum(head[156:512])
+
+
+def _finished(items, fitting, parallel):
+    """(item, array or `Unreadable`) in order; the first readable image settles what the others are brought to."""
+    def load(item):
+        try:
+            return fitting(item.load(fitting.size), item.name)
+        except Unreadable as error:
+            return error
+
+    items = iter(items)
+    for item in items:
+        try:
+            first = item.load(fitting.size)
+            fitting.decide(first, item.name)
+        except Unreadable as error:
+            yield item, error
+            continue
+        yield item, fitting(first, item.name)
+        break
+    if not parallel or WORKERS == 1:
+        yield from ((item, load(item)) for item in items)
+        return
+    with ThreadPoolExecutor(WORKERS) as pool:
+        waiting = deque()
+        try:
+            for item in items:
+                waiting.append((item, pool.submit(load, item)))
+                if len(waiting) >= 4 * WORKERS:
+                    item, future = waiting.popleft()
+                    yield item, future.result()
+            while waiting:
+                item, future = waiting.popleft()
+                yield item, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,179 @@
+"""A folder or a zip of image files. Nothing is ever unpacked to the disk."""
+import os
+import posixpath
+import zipfile
+
+from ...errors import NumdiffError, UsageError
+from . import labels as label_files
+from .pictures import looks_like_picture, open_picture
+from .source import Item, Source, Unreadable, damage_named, damaged
+
+SKIPPED = ("__macosx", "thumbs.db", "desktop.ini")
+MAXIMUM_LABELS_BYTES = 1 << 30
+
+
+class Folder:
+    """The files under a folder, by their paths relative to it, with forward slashes."""
+
+    kind = "folder"
+
+    def __init__(self, path):
+        self.path = path
+        self._paths = {}  # name, printable whatever the disk's encoding -> path
+        self._walk(path, "", set())
+        self.names = sorted(self._paths, key=lambda name: name.split("/"))
+
+    def _walk(self, path, prefix, seen):
+        """Note all files below `path`; follows links, but into no folder twice."""
+        with damage_named(path):
+            state = os.stat(path)
+            entries = list(os.scandir(path))
+        if (state.st_dev, state.st_ino) in seen:
+            return
+        seen.add((state.st_dev, state.st_ino))
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            name = prefix + entry.name.encode("utf-8", "backslashreplace").decode()
+            if _skipped(entry.name):
+                continue
+            if entry.is_dir():
+                self._walk(entry.path, name + "/", seen)
+            elif entry.is_file():
+                self._paths[name] = entry.path
+
+    def open(self, name):
+        return open(self._paths[name], "rb")
+
+    def size(self, name):
+        return os.path.getsize(self._paths[name])
+
+    def close(self):
+        pass
+
+
+class Zip:
+    """The files in a zip. Their names only ever name things: `../../x.png` is the image x.png and writes nowhere."""
+
+    kind = "zip"
+
+    def __init__(self, path):
+        self.path = path
+        try:
+            with damage_named(path):
+                self._zip = zipfile.ZipFile(path)
+        except (NotImplementedError, ValueError) as error:  # a zip of several volumes; offsets that make no sense
+            raise damaged(path, error) from None
+        self._members = {}
+        for member in self._zip.infolist():
+            parts = [part for part in member.filename.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+            if member.is_dir() or not parts or any(_skipped(part) for part in parts):
+                continue
+            if member.flag_bits & 1:
+                raise UsageError(f"{str(path)!r} is protected by a password: unpack it and import the folder.")
+            self._members["/".join(parts)] = member
+        self.names = sorted(self._members, key=lambda name: name.split("/"))
+
+    def open(self, name):
+        return self._zip.open(self._members[name])
+
+    def size(self, name):
+        return self._members[name].file_size
+
+    def close(self):
+        self._zip.close()
+
+
+def _skipped(part):
+    return part.startswith(".") or part.lower() in SKIPPED
+
+
+def open_tree(tree, labels):
+    """A `Source` of the pictures in a folder or zip."""
+    pictures, others = [], []
+    for name in tree.names:
+        (pictures if _is_picture(tree, name) else others).append(name)
+    if not pictures:
+        raise NumdiffError(f"the {tree.kind} {str(tree.path)!r} holds no images"
+                           + (f" ({len(others)} other files)" if others else "") + ": check the path.")
+    classes, numbers, note, labels_file = _label(tree, pictures, labels)
+    if labels_file in others:
+        others.remove(labels_file)
+
+    def items():
+        for i, name in enumerate(pictures):
+            label = None if numbers is None else numbers[i]
+            yield Item(name, lambda wanted, name=name: _load(tree, name, wanted), label)
+
+    return Source(tree.kind, items(), len(pictures), classes, named=True, parallel=True, ignored=others,
+                  notes=[note] if note else [], close=tree.close)
+
+
+def _is_picture(tree, name):
+    if looks_like_picture(name, b""):
+        return True
+    try:
+        with tree.open(name) as file:
+            return looks_like_picture(name, file.read(16))
+    except Exception:  # whatever it is, it is not a picture by name, nor can it be read
+        return False
+
+
+def _load(tree, name, wanted):
+    try:
+        with tree.open(name) as file:
+            if not file.read(1):
+                raise Unreadable("empty file")
+            file.seek(0)
+            return open_picture(file, wanted)
+    except Unreadable:
+        raise
+    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        raise Unreadable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
+
+
+def _label(tree, pictures, labels):
+    """(classes, labels, note, name of the labels file in the tree); classes and labels None where there are none."""
+    if labels == "none":
+        return None, None, None, None
+    if labels == "folders":
+        classes, numbers = label_files.from_folders(pictures)
+        if classes is None:
+            raise UsageError(f"{str(tree.path)!r} has no folders that tell classes apart: leave out --labels folders.")
+        return classes, numbers, None, None
+    if labels != "auto":
+        inside = os.path.relpath(labels, tree.path).replace(os.sep, "/")  # it may lie among the images
+        return *label_files.from_file(pictures, str(labels), _read_text(labels, open), ""), inside
+    found = _find_labels_file(tree, pictures)
+    if found:
+        base = posixpath.dirname(found) + "/" if "/" in found else ""
+        text = _read_text(found, lambda name, mode: tree.open(name), tree.size(found))
+        return *label_files.from_file(pictures, found, text, base), found
+    return *label_files.from_folders(pictures), None, None
+
+
+def _find_labels_file(tree, pictures):
+    """A labels file in the folder that all pictures lie in, or in one above it."""
+    folder = label_files.common_folder(pictures)
+    while True:
+        found = [name for name in tree.names if posixpath.dirname(name) == folder.rstrip("/")
+                 and posixpath.basename(name).lower() in label_files.NAMES]
+        if len(found) > 1:
+            raise UsageError(f"{str(tree.path)!r} holds several labels files ({label_files.examples(found)}): choose "
+                             "one by --labels FILE.")
+        if found or not folder:
+            return found[0] if found else None
+        folder = folder.rstrip("/")
+        folder = folder[:folder.rindex("/") + 1] if "/" in folder else ""
+
+
+def _read_text(path, opener, size=None):
+    """The text of a labels file, UTF-8 with or without a byte order mark."""
+    path = str(path)
+    if not path.lower().endswith((".csv", ".tsv", ".txt", ".json")):
+        raise UsageError(f"--labels {path!r} is not a way to label: use auto, folders, none, or a .csv or .json file.")
+    if size and size > MAXIMUM_LABELS_BYTES:
+        raise UsageError(f"{path} is {size} bytes long, too long for a labels file: check it.")
+    try:
+        with damage_named(path), opener(path, "rb") as file:
+            return file.read().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text: save it as UTF-8.") from None

@@ -1,0 +1,60 @@
+"""The CPU engine's machinery: threads over the samples of a batch, and memory that stays in the process.
+
+NumPy runs an elementwise operation on one core, and BLAS's own threads wait for each other by spinning, which on a busy
+machine can cost a hundred times the product itself. So numdiff gives BLAS one thread and splits the batch instead: each
+worker takes some of the samples through a whole operation, its arrays staying in its own core's cache.
+"""
+import ctypes
+import functools
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import threadpoolctl
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
+LARGEST_HEAP_ARRAY = 32 << 20  # bytes; glibc's own upper limit for M_MMAP_THRESHOLD
+MOST_WORKERS = 16
+WORTH_SHARING = 1 << 16  # elements below which handing work to a thread costs more than it saves
+
+
+@functools.cache
+def workers():
+    """How many threads share a batch: the cores this process may use, at most 16."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, MOST_WORKERS))
+
+
+@functools.cache
+def _pool():
+    return ThreadPoolExecutor(workers(), thread_name_prefix="numdiff")
+
+
+def over_batch(function, count, elements):
+    """Call `function(slice)` for contiguous parts of range(count), side by side; returns the results in order.
+
+    elements: how many array elements the work touches in all; little work is done in one call. The parts depend only on
+    `count`, `elements` and the number of cores, so a machine repeats its own bits.
+    """
+    parts = min(workers(), count)
+    if parts < 2 or elements < WORTH_SHARING:
+        return [function(slice(0, count))]
+    edges = [count * i // parts for i in range(parts + 1)]
+    return list(_pool().map(function, [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]))
+
+
+@functools.cache
+def prepare_cpu():
+    """Set this process up for the CPU engine, once: one BLAS thread, and freed arrays kept for the next request.
+
+    By default glibc maps every large array anew, and the page faults of touching fresh pages cost more than many of the
+    operations themselves; so it is asked to serve arrays up to 32 MiB from a heap that is never trimmed.
+    """
+    threadpoolctl.threadpool_limits(1, user_api="blas")
+    if sys.platform.startswith("linux"):
+        try:
+            libc = ctypes.CDLL("libc.so.6")
+            libc.mallopt(M_MMAP_THRESHOLD, LARGEST_HEAP_ARRAY)
+            libc.mallopt(M_TRIM_THRESHOLD, -1)
+        except (OSError, AttributeError):  # another C library: only speed is lost
+            pass

@@ -1,0 +1,35 @@
+"""What a matmul computes, in NumPy, and what it costs.
+
+MATHEMATICS
+    c = alpha · A·B + bias        A = a or aᵀ (M, K), B = b or bᵀ (K, N), bias (N,) added to every row
+    dA = alpha · dc·Bᵀ            since c_mn depends on A_mk by alpha · B_kn: dA_mk = alpha · Σ_n dc_mn B_kn
+    dB = alpha · Aᵀ·dc            likewise dB_kn = alpha · Σ_m A_mk dc_mn
+    where a is stored transposed, da is dA transposed: da = (dc·Bᵀ)ᵀ = B·dcᵀ. So each gradient is again one matmul
+    of the same kind, and no array is ever transposed in memory.
+SHAPES
+    a (..., M, K), or (..., K, M) with transpose_a; b (..., K, N), or (..., N, K) with transpose_b; c (..., M, N)
+    the leading axes, the batch, are the same in all three
+READ NEXT
+    naive.py, the first kernel.
+"""
+import numpy as np
+
+
+def matmul_forward_reference(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None,
+                             accumulate=False):
+    a = np.swapaxes(a, -1, -2) if transpose_a else a
+    b = np.swapaxes(b, -1, -2) if transpose_b else b
+    c = np.matmul(a, b, out=None if accumulate else out)
+    if alpha != 1.0:
+        c *= c.dtype.type(alpha)
+    if bias is not None:
+        c += bias
+    if accumulate:
+        out += c
+        return out
+    return c
+
+
+def matmul_forward_cost(batch, M, N, K):
+    """(bytes, FLOPs): each operand read once and the result written once; a multiply and an add for every (m, n, k)."""
+    return 4 * batch * (M * K + K * N + M * N), 2 * batch * M * N * K

@@ -1,0 +1,111 @@
+"""Matmul, rung 3: a tile of outputs in the registers of each thread.
+
+WHAT IS NEW
+    A block of 256 threads computes 64 × 64 outputs, each thread 4 × 4 of them. For every k a thread reads 4 elements of
+    A's tile and 4 of B's and makes all 16 products: an outer product, summed into 16 registers.
+WHY IT PAYS
+    8 loads from shared memory now feed 16 multiply-adds, where rung 2 needed 32 loads. Registers are the only memory as
+    fast as the arithmetic. The larger tile also fetches each element of A and B 64 / 16 = 4 times less often.
+WHAT REMAINS
+    One load for two multiply-adds is still too many by half; each load moves 4 bytes where it could move 16; and while
+    the next tiles are on their way from memory, all threads wait.
+WHICH 4 × 4
+    Thread (x, y) owns rows y, y + 16, y + 32, y + 48 and columns x, x + 16, x + 32, x + 48. So in every load of B's tile
+    neighbouring threads read neighbouring banks, and in every load of A's tile half a warp reads one address.
+REGISTERS
+    The sums are tuples, not a `cuda.local.array`: an array could land in memory if the compiler left any loop over it
+    in place; a tuple's elements can only be named one by one, so they are registers.
+LAUNCH
+    grid (ceil(M / 64), ceil(N / 64), batch), blocks of 256 threads; 8 KiB of shared memory. This is the rung for
+    operands that cannot be read 16 bytes at a time, such as the rows of 27 of a first 3 × 3 convolution.
+DETERMINISM
+    one thread sums the products of each output in the order of k.
+READ NEXT
+    vectorised.py, the fast one.
+"""
+from ...device import cuda, float32
+from .operands import batch_offset, write_output
+
+TILE = 64  # outputs along each side of a block
+STEP = 16  # elements of K fetched at a time
+THREADS = 256
+SIDE = 16  # threads along each side of the tile; each owns every 16th row and column
+FETCHES = TILE * STEP // THREADS  # elements of each tile that a thread fetches
+PADDED = TILE + 1  # a tile written along k then spreads over the banks of shared memory
+
+
+@cuda.jit(device=True)
+def tile_position(e, along_k):
+    """(row, k) of element e of a tile, counted along the axis whose elements are neighbours in memory."""
+    if along_k:
+        return e // STEP, e % STEP
+    return e % TILE, e // TILE
+
+
+@cuda.jit(device=True)
+def fetch(x, start, r, k, row_distance, k_distance, rows, length):
+    """Element (r, k) of an operand, zero outside of it."""
+    if r < rows and k < length:
+        return x[start + r * row_distance + k * k_distance]
+    return float32(0)
+
+
+@cuda.jit(device=True)
+def add_row(sums, a, b0, b1, b2, b3):
+    return sums[0] + a * b0, sums[1] + a * b1, sums[2] + a * b2, sums[3] + a * b3
+
+
+@cuda.jit(device=True)
+def write_row(c, start, row, column, M, N, sums, bias, alpha, has_bias, accumulate):
+    if row < M:
+        if column < N:
+            write_output(c, start + column, sums[0], column, bias, alpha, has_bias, accumulate)
+        if column + SIDE < N:
+            write_output(c, start + column + SIDE, sums[1], column + SIDE, bias, alpha, has_bias, accumulate)
+        if column + 2 * SIDE < N:
+            write_output(c, start + column + 2 * SIDE, sums[2], column + 2 * SIDE, bias, alpha, has_bias, accumulate)
+        if column + 3 * SIDE < N:
+            write_output(c, start + column + 3 * SIDE, sums[3], column + 3 * SIDE, bias, alpha, has_bias, accumulate)
+
+
+@cuda.jit
+def matmul_forward_kernel_v3(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, inner, a_outer, a_inner,
+                             b_outer, b_inner, c_outer, c_inner, alpha, has_bias, accumulate):
+    tile_a = cuda.shared.array((STEP, PADDED), float32)  # [k][row]: what a thread reads for one k lies in one row
+    tile_b = cuda.shared.array((STEP, PADDED), float32)  # [k][column]
+    t = cuda.threadIdx.x
+    x, y = t % SIDE, t // SIDE
+    first_row, first_column = cuda.blockIdx.x * TILE, cuda.blockIdx.y * TILE
+    z = cuda.blockIdx.z
+    a_start = batch_offset(z, inner, a_outer, a_inner)
+    b_start = batch_offset(z, inner, b_outer, b_inner)
+    length = K_last if z == cuda.gridDim.z - 1 else K
+
+    sums0 = (float32(0), float32(0), float32(0), float32(0))  # of row y
+    sums1 = sums0  # of row y + 16
+    sums2 = sums0  # of row y + 32
+    sums3 = sums0  # of row y + 48
+    for k0 in range(0, length, STEP):
+        for i in range(FETCHES):
+            r, k = tile_position(t + i * THREADS, a_k == 1)
+            tile_a[k, r] = fetch(a, a_start, first_row + r, k0 + k, a_row, a_k, M, length)
+            r, k = tile_position(t + i * THREADS, b_k == 1)
+            tile_b[k, r] = fetch(b, b_start, first_column + r, k0 + k, b_column, b_k, N, length)
+        cuda.syncthreads()
+        for k in range(STEP):
+            b0 = tile_b[k, x]
+            b1 = tile_b[k, x + SIDE]
+            b2 = tile_b[k, x + 2 * SIDE]
+            b3 = tile_b[k, x + 3 * SIDE]
+            sums0 = add_row(sums0, tile_a[k, y], b0, b1, b2, b3)
+            sums1 = add_row(sums1, tile_a[k, y + SIDE], b0, b1, b2, b3)
+            sums2 = add_row(sums2, tile_a[k, y + 2 * SIDE], b0, b1, b2, b3)
+            sums3 = add_row(sums3, tile_a[k, y + 3 * SIDE], b0, b1, b2, b3)
+        cuda.syncthreads()
+
+    row, column = first_row + y, first_column + x
+    start = batch_offset(z, inner, c_outer, c_inner) + row * c_row
+    write_row(c, start, row, column, M, N, sums0, bias, alpha, has_bias, accumulate)
+    write_row(c, start + SIDE * c_row, row + SIDE, column, M, N, sums1, bias, alpha, has_bias, accumulate)
+    write_row(c, start + 2 * SIDE * c_row, row + 2 * SIDE, column, M, N, sums2, bias, alpha, has_bias, accumulate)
+    write_row(c, start + 3 * SIDE * c_row, row + 3 * SIDE, column, M, N, sums3, bias, alpha, has_bias, accumulate)

@@ -1,0 +1,72 @@
+"""Matmul, rung 2: tiles in shared memory.
+
+WHAT IS NEW
+    A block of 16 × 16 threads computes a 16 × 16 tile of C together. It walks along K in steps of 16: all threads
+    fetch a 16 × 16 tile of A and one of B into shared memory, one element each, wait for each other, and then each
+    thread sums 16 products out of the tiles.
+WHY IT PAYS
+    An element that was fetched once is now used by 16 threads: the traffic to memory falls 16 times.
+WHAT REMAINS
+    Shared memory is fast but not free. Each multiply-add still needs two loads, now from there, and shared memory gives
+    one load for every four multiply-adds that the arithmetic units could do.
+THE TWO BARRIERS
+    the first: no thread reads the tiles before all have written them. The second: none overwrites them before
+    all have read them. Both stand where every thread passes; threads outside the matrix fetch zeros, which add nothing.
+COALESCING
+    whichever axis of A or B has distance 1 is walked by neighbouring threads, whatever the transposition: that costs an
+    `if` while fetching, and the tile in shared memory looks the same either way.
+LAUNCH
+    as rung 1; 2 KiB of shared memory.
+DETERMINISM
+    one thread sums its products in the order of k.
+READ NEXT
+    register_tiles.py, where a thread computes more than one output.
+"""
+from ...device import cuda, float32
+from .operands import batch_offset, write_output
+
+TILE = 16  # outputs along each side of a block, and elements of K a step: one element of each tile for each thread
+PADDED = TILE + 1  # a tile written along its columns then spreads over the banks of shared memory
+
+
+@cuda.jit
+def matmul_forward_kernel_v2(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, inner, a_outer, a_inner,
+                             b_outer, b_inner, c_outer, c_inner, alpha, has_bias, accumulate):
+    tile_a = cuda.shared.array((TILE, PADDED), float32)  # [row][k]
+    tile_b = cuda.shared.array((TILE, PADDED), float32)  # [k][column]
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    first_row, first_column = cuda.blockIdx.x * TILE, cuda.blockIdx.y * TILE
+    z = cuda.blockIdx.z
+    a_start = batch_offset(z, inner, a_outer, a_inner)
+    b_start = batch_offset(z, inner, b_outer, b_inner)
+    length = K_last if z == cuda.gridDim.z - 1 else K
+
+    # which element of each tile this thread fetches: x runs along the axis whose elements are neighbours in memory
+    if a_k == 1:
+        a_r, a_kk = y, x
+    else:
+        a_r, a_kk = x, y
+    if b_column == 1:
+        b_c, b_kk = x, y
+    else:
+        b_c, b_kk = y, x
+
+    total = float32(0)
+    for k0 in range(0, length, TILE):
+        value = float32(0)
+        if first_row + a_r < M and k0 + a_kk < length:
+            value = a[a_start + (first_row + a_r) * a_row + (k0 + a_kk) * a_k]
+        tile_a[a_r, a_kk] = value
+        value = float32(0)
+        if first_column + b_c < N and k0 + b_kk < length:
+            value = b[b_start + (k0 + b_kk) * b_k + (first_column + b_c) * b_column]
+        tile_b[b_kk, b_c] = value
+        cuda.syncthreads()
+        for k in range(TILE):
+            total += tile_a[y, k] * tile_b[k, x]
+        cuda.syncthreads()
+
+    row, column = first_row + y, first_column + x
+    if row < M and column < N:
+        i = batch_offset(z, inner, c_outer, c_inner) + row * c_row + column
+        write_output(c, i, total, column, bias, alpha, has_bias, accumulate)

@@ -1,0 +1,258 @@
+"""Sums over pixels: how threads work together, in an order that never changes.
+
+MATHEMATICS
+    column_sum   s[n] = Σ_m x[m, n]              sample_sum   s[b, c] = Σ_p x[b, p, c]
+    total_sum    s = Σ_i x[i]
+    Each is a sum over the middle axis of a (B, P, N) array: columns have B = 1, the total is the sum of column sums.
+    They are the backward of every broadcast, so their own backward (a broadcast) is found in bias.py.
+SHAPES
+    x (B, P, N) float32, contiguous; partial (B, chunks, N); out (B, N)
+VERSIONS
+    v1 one thread a column: neighbours read neighbouring addresses, but N threads are far too few to fill a GPU.
+    v2 blocks own a chunk of rows. Their 256 threads share the rows; a tree in shared memory adds up what they found and
+       one row of partial sums a chunk is written. The same kernel, over the partial sums, is the second pass.
+    v3 as v2, every thread four columns by 16-byte loads.
+LAUNCH
+    v2, v3: grid (chunks, column tiles, B), 256 threads = rows × lanes, 1 or 4 KiB of shared memory; one pass up to 512
+    rows, two beyond.
+DETERMINISM
+    no atomics: which thread adds which row, and the tree, depend on the shape alone.
+COST
+    bytes: 4 B P N read, little written; one addition an element. Roof: memory bandwidth.
+SOURCE
+    the tree: Harris, "Optimizing Parallel Reduction in CUDA" (2007), kernel 3 (sequential addressing).
+    Its error grows with log P where a running sum's grows with P: Higham, SIAM J. Sci. Comput. 14 (1993), 783.
+READ NEXT
+    groupnorm.py, where the sums are used in the next line.
+"""
+import numpy as np
+
+from ..device import cuda, empty, float32, is_device, launch, load4
+
+BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
+BLOCK4 = 4 * BLOCK  # shared elements where each thread brings four sums
+DIRECT = 512  # rows that one pass takes: two or three dozen loads a thread cost less than a second launch
+GRID = 512  # blocks that a first pass is cut into: about four for each of an H100's 132 multiprocessors
+CHUNK = 1024  # rows that the reference adds as they come, before it adds those sums: keeps float32 accurate to 1e-6
+
+
+# References -----------------------------------------------------------------------------------------------------------
+
+def column_sum_reference(x):
+    rows = x.reshape(-1, x.shape[-1])
+    ones = np.ones(CHUNK, x.dtype)  # a product with ones is BLAS, five times faster than np.sum over the first axis
+    return np.sum([ones[:len(part)] @ part for part in (rows[i:i + CHUNK] for i in range(0, len(rows), CHUNK))], axis=0)
+
+
+def sample_sum_reference(x):
+    return np.stack([column_sum_reference(sample) for sample in x])
+
+
+def total_sum_reference(x):
+    return np.sum(x.reshape(1, -1), axis=1)  # pairwise, because the axis is contiguous
+
+
+# Device functions -----------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True)
+def tree_sum(tile, planes, t, lanes, rows):
+    """Adds up `rows` rows of `lanes` sums into the first row, in each of `planes` planes of BLOCK elements.
+
+    Thread t owns element t of every plane. All threads of the block call it, and may read the sums when it returns.
+    """
+    left = rows
+    while left > 1:  # fold the lower half of the rows that are left onto the upper half
+        half = (left + 1) >> 1
+        cuda.syncthreads()
+        if t < (left - half) * lanes:
+            for plane in range(planes):
+                tile[plane * BLOCK + t] += tile[plane * BLOCK + t + half * lanes]
+        left = half
+    cuda.syncthreads()
+
+
+# v1: one thread a column ----------------------------------------------------------------------------------------------
+
+@cuda.jit
+def sum_rows_kernel_v1(x, out, B, P, N, accumulate):
+    i = cuda.grid(1)  # sample b, column n
+    if i < B * N:
+        b, n = i // N, i % N
+        total = float32(0)
+        for p in range(P):
+            total += x[(b * P + p) * N + n]
+        out[i] = out[i] + total if accumulate else total
+
+
+# v2: a block a chunk of rows, then a tree in shared memory ------------------------------------------------------------
+# At N = 64 a version-1 launch has 64 threads; here every chunk of every sample has 256, and a warp still reads
+# neighbouring addresses.
+
+@cuda.jit
+def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
+    tile = cuda.shared.array(BLOCK, float32)
+    t = cuda.threadIdx.x
+    rows = BLOCK // lanes
+    row, b = t // lanes, cuda.blockIdx.z
+    n = cuda.blockIdx.y * lanes + t % lanes
+    start = cuda.blockIdx.x * chunk
+    total = float32(0)
+    if row < rows and n < N:  # the others (lanes need not divide 256) bring zeros
+        for p in range(start + row, min(start + chunk, P), rows):
+            total += x[(b * P + p) * N + n]
+    tile[t] = total
+    tree_sum(tile, 1, t, lanes, rows)
+    if row == 0 and n < N:
+        i = (b * cuda.gridDim.x + cuda.blockIdx.x) * N + n
+        out[i] = out[i] + tile[t] if accumulate else tile[t]
+
+
+@cuda.jit
+def sum_rows_pair_kernel_v2(x, out_0, out_1, P, N, lanes):
+    """Version 2's second pass for a pair of sums, each added into an array of its own."""
+    tile = cuda.shared.array(BLOCK, float32)
+    t = cuda.threadIdx.x
+    rows = BLOCK // lanes
+    row, b = t // lanes, cuda.blockIdx.z
+    n = cuda.blockIdx.y * lanes + t % lanes
+    total = float32(0)
+    if row < rows and n < N:
+        for p in range(row, P, rows):
+            total += x[(b * P + p) * N + n]
+    tile[t] = total
+    tree_sum(tile, 1, t, lanes, rows)
+    if row == 0 and n < N:
+        if b == 0:
+            out_0[n] += tile[t]
+        else:
+            out_1[n] += tile[t]
+
+
+# v3: four columns a thread --------------------------------------------------------------------------------------------
+# A quarter of the load instructions for the same bytes, so a quarter of the threads keeps the memory busy.
+
+@cuda.jit
+def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
+    tile = cuda.shared.array(BLOCK4, float32)  # in four planes: a warp's threads touch neighbouring words
+    t = cuda.threadIdx.x
+    rows = BLOCK // lanes
+    row, b = t // lanes, cuda.blockIdx.z
+    n = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    start = cuda.blockIdx.x * chunk
+    s0 = s1 = s2 = s3 = float32(0)
+    if row < rows and n < N:
+        for p in range(start + row, min(start + chunk, P), rows):
+            x0, x1, x2, x3 = load4(x, (b * P + p) * N + n)
+            s0 += x0
+            s1 += x1
+            s2 += x2
+            s3 += x3
+    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = s0, s1, s2, s3
+    tree_sum(tile, 4, t, lanes, rows)
+    if row == 0 and n < N:
+        i = (b * cuda.gridDim.x + cuda.blockIdx.x) * N + n
+        for k in range(4):
+            out[i + k] = out[i + k] + tile[k * BLOCK + t] if accumulate else tile[k * BLOCK + t]
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def cut(B, P, N, vector):
+    """How blocks of 256 threads share a (B, P, N) array, `vector` columns a thread: (lanes, tiles, chunk, chunks).
+
+    A block has `lanes` threads across and 256 // lanes down; it owns one of `tiles` column tiles and one of `chunks`
+    chunks of `chunk` rows. Few rows: narrow tiles (128 bytes with vectors of four, still whole memory sectors), so that
+    many threads share the rows. Many rows: wide tiles, and chunks for about GRID blocks, at least eight rows a thread.
+    """
+    columns = -(-N // vector)
+    tiles = -(-columns // (8 if P <= DIRECT else 64))
+    lanes = -(-columns // tiles)
+    if P <= DIRECT:
+        return lanes, tiles, P, 1
+    chunk = max(8 * (BLOCK // lanes), -(-P // max(1, GRID // (tiles * B))))
+    return lanes, tiles, chunk, -(-P // chunk)
+
+
+def _sum_rows(x, out, B, P, N, accumulate, version):
+    """out (B, N) = or += the sums of x (B, P, N) over P."""
+    if version is None:
+        version = 3 if N % 4 == 0 else 2
+    if version == 3 and N % 4:
+        raise ValueError(f"version 3 reads four columns at a time, and {N} is not a multiple of 4; use version=2")
+    if version == 1:
+        launch(sum_rows_kernel_v1, -(-B * N // BLOCK), BLOCK, x.reshape(-1), out.reshape(-1), B, P, N, int(accumulate))
+        return
+    kernel, vector = (sum_rows_kernel_v2, 1) if version == 2 else (sum_rows_kernel_v3, 4)
+    lanes, tiles, chunk, chunks = cut(B, P, N, vector)
+    if chunks == 1:
+        launch(kernel, (1, tiles, B), BLOCK, x.reshape(-1), out.reshape(-1), P, N, lanes, chunk, int(accumulate))
+    else:
+        partial = empty((B, chunks, N), np.float32, like=x)
+        launch(kernel, (chunks, tiles, B), BLOCK, x.reshape(-1), partial.reshape(-1), P, N, lanes, chunk, 0)
+        _sum_rows(partial, out, B, chunks, N, accumulate, version)
+
+
+def column_sum(x, out=None, version=None):
+    """Sum over all axes but the last, as a new array (N,); ADDED into `out` where that is given (and returned)."""
+    N = x.shape[-1]
+    if out is not None and tuple(out.shape) != (N,):
+        raise ValueError(f"column_sum adds {N} sums into `out`, whose shape {tuple(out.shape)} must be ({N},)")
+    if not is_device(x):
+        total = column_sum_reference(x)
+        if out is None:
+            return total
+        out += total
+        return out
+    total = empty((N,), np.float32, like=x) if out is None else out
+    _sum_rows(x, total, 1, x.size // N, N, out is not None, version)
+    return total
+
+
+def add_column_sums(x, out_0, out_1):
+    """out_0 += column sums of x[0], out_1 += column sums of x[1], for a device array x (2, M, N): one launch saved."""
+    _, M, N = x.shape
+    lanes, tiles, chunk, chunks = cut(2, M, N, 1)
+    if chunks > 1:
+        partial = empty((2, chunks, N), np.float32, like=x)
+        launch(sum_rows_kernel_v2, (chunks, tiles, 2), BLOCK, x.reshape(-1), partial.reshape(-1), M, N, lanes, chunk, 0)
+        add_column_sums(partial, out_0, out_1)
+    else:
+        launch(sum_rows_pair_kernel_v2, (1, tiles, 2), BLOCK, x.reshape(-1), out_0, out_1, M, N, lanes)
+
+
+def sample_sum(x, version=None):
+    """Sum over all axes but the first and the last: (B, ..., C) to a new array (B, C)."""
+    if x.ndim < 2:
+        raise ValueError(f"sample_sum takes (B, ..., C), got shape {tuple(x.shape)}")
+    if not is_device(x):
+        return sample_sum_reference(x)
+    B, C = x.shape[0], x.shape[-1]
+    total = empty((B, C), np.float32, like=x)
+    _sum_rows(x, total, B, x.size // (B * C), C, False, version)
+    return total
+
+
+def total_sum(x, version=None):
+    """Sum of all elements, as a new array of shape (1,)."""
+    if not is_device(x):
+        return total_sum_reference(x)
+    width = 1
+    while width < 1024 and x.size % (2 * width) == 0:  # as many columns as divide the length, for 16-byte loads
+        width *= 2
+    columns = column_sum(x.reshape(-1, width), version=version)
+    return column_sum(columns.reshape(-1, 1), version=None if version is None else min(version, 2))
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def column_sum_cost(M, N):
+    """(bytes, FLOPs) of the sums of the columns of an (M, N) array."""
+    return 4 * (M * N + N), M * N
+
+
+def sample_sum_cost(B, P, C):
+    return 4 * (B * P * C + B * C), B * P * C
+
+
+def total_sum_cost(n):
+    return column_sum_cost(n, 1)

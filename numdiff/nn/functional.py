@@ -1,0 +1,162 @@
+"""The differentiable operations: each calls one kernel forward and tells the tape the kernel for its backward.
+
+Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the backward adds into. Nothing here asks
+which device the arrays are on. The mathematics, shapes and sources are in the kernel files of the same names.
+"""
+from .. import kernels as K
+from .tensor import record
+
+
+def add(a, b):
+    """a + b of one shape."""
+    return record("add", K.add_forward(a.data, b.data), (a, b), lambda dy: (dy, dy))
+
+
+def silu(x):
+    """x · sigmoid(x)."""
+    saved = x.data
+    return record("silu", K.silu_forward(saved), (x,), lambda dy: (K.silu_backward(dy, saved),))
+
+
+def gelu(x):
+    """GELU, tanh form."""
+    saved = x.data
+    return record("gelu", K.gelu_forward(saved), (x,), lambda dy: (K.gelu_backward(dy, saved),))
+
+
+def linear(x, weight, bias=None):
+    """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N)."""
+    saved, wants_dx = x.data, x.slot is not None
+
+    def backward(dy):
+        return (K.linear_backward(dy, saved, weight.data, weight.grad, bias and bias.grad, need_dx=wants_dx),)
+
+    y = K.linear_forward(saved, weight.data, None if bias is None else bias.data)
+    return record("linear", y, (x,), backward, has_parameters=True)
+
+
+def conv2d(x, weight, bias=None, stride=1):
+    """x (B, H, W, C_in), weight (C_out, k, k, C_in), zero padding k // 2 -> (B, H/stride, W/stride, C_out)."""
+    saved, wants_dx = x.data, x.slot is not None
+
+    def backward(dy):
+        return (K.conv2d_backward(dy, saved, weight.data, weight.grad, bias and bias.grad, stride=stride,
+                                  need_dx=wants_dx),)
+
+    y = K.conv2d_forward(saved, weight.data, None if bias is None else bias.data, stride=stride)
+    return record("conv2d", y, (x,), backward, has_parameters=True)
+
+
+def group_norm(x, weight, bias, groups, eps=1e-5, silu=False):
+    """x (B, ..., C) normalised over each group of C / groups channels, scaled, shifted; with SiLU in the same pass."""
+    saved = x.data
+    y, mean, rstd = K.groupnorm_forward(saved, weight.data, bias.data, groups, eps, silu=silu)
+
+    def backward(dy):
+        return (K.groupnorm_backward(dy, saved, weight.data, bias.data, mean, rstd, weight.grad, bias.grad, groups,
+                                     silu=silu),)
+
+    return record("group_norm", y, (x,), backward, has_parameters=True)
+
+
+def layer_norm(x, weight=None, bias=None, eps=1e-5):
+    """x (..., C) normalised over its last axis; weight and bias (C,) or None."""
+    saved = x.data
+    y, mean, rstd = K.layernorm_forward(saved, weight and weight.data, bias and bias.data, eps)
+
+    def backward(dy):
+        return (K.layernorm_backward(dy, saved, weight and weight.data, mean, rstd, weight and weight.grad,
+                                     bias and bias.grad),)
+
+    return record("layer_norm", y, (x,), backward, has_parameters=weight is not None)
+
+
+def attention(qkv, heads, order="legacy"):
+    """Self-attention of packed qkv (B, T, 3C) -> (B, T, C); `order`: "legacy" (head, qkv, channel) or "new"."""
+    saved = qkv.data
+    y, probabilities = K.attention_forward(saved, heads, order)
+    return record("attention", y, (qkv,), lambda dy: (K.attention_backward(dy, saved, probabilities, heads, order),))
+
+
+def softmax(x, scale=1.0):
+    """softmax(scale · x) over the last axis."""
+    y = K.softmax_forward(x.data, scale)
+    return record("softmax", y, (x,), lambda dy: (K.softmax_backward(dy, y, scale),))
+
+
+def matmul(a, b, transpose_a=False, transpose_b=False, alpha=1.0):
+    """alpha · a·b with equal leading batch dimensions."""
+    left, right = a.data, b.data
+    y = K.matmul_forward(left, right, transpose_a, transpose_b, alpha=alpha)
+    return record("matmul", y, (a, b), lambda dy: K.matmul_backward(dy, left, right, transpose_a, transpose_b, alpha))
+
+
+def channel_add(x, e):
+    """x (B, ..., C) + e (B, C), the same for every pixel of a sample."""
+    return record("channel_add", K.channel_add_forward(x.data, e.data), (x, e),
+                  lambda dy: (dy, K.channel_add_backward(dy)))
+
+
+def scale_shift(x, e):
+    """x · (1 + scale) + shift; e (B, 2C) holds scale in its first C channels and shift in the others."""
+    saved, channels = x.data, x.shape[-1]
+    scale, shift = K.concat_backward(e.data, channels)
+
+    def backward(dy):
+        dx, dscale, dshift = K.scale_shift_backward(dy, saved, scale)
+        return dx, K.concat_forward(dscale, dshift)
+
+    return record("scale_shift", K.scale_shift_forward(saved, scale, shift), (x, e), backward)
+
+
+def concat(a, b):
+    """Join along the channels."""
+    channels = a.shape[-1]
+    return record("concat", K.concat_forward(a.data, b.data), (a, b), lambda dy: K.concat_backward(dy, channels))
+
+
+def avgpool(x):
+    """Mean over 2×2 pixels."""
+    return record("avgpool", K.avgpool_forward(x.data), (x,), lambda dy: (K.avgpool_backward(dy),))
+
+
+def upsample(x):
+    """Every pixel twice in each direction."""
+    return record("upsample", K.upsample_forward(x.data), (x,), lambda dy: (K.upsample_backward(dy),))
+
+
+def embedding(labels, weight):
+    """Row `labels[b]` of weight (N, C) for each sample; labels is an int32 array (B,)."""
+
+    def backward(dy):
+        K.embedding_backward(dy, labels, weight.grad)
+        return ()
+
+    return record("embedding", K.embedding_forward(labels, weight.data), (), backward, has_parameters=True)
+
+
+def dropout(x, probability, randomness, layer):
+    """Zero each element with `probability`, scale the others; `randomness` counts it (see training.trainer)."""
+    if probability == 0 or randomness is None:
+        return x
+    where = (probability, randomness.seed, layer, randomness.step, randomness.samples)
+    return record("dropout", K.dropout_forward(x.data, *where), (x,), lambda dy: (K.dropout_backward(dy, *where),))
+
+
+def mse(prediction, target, scale=1.0):
+    """Mean of (prediction - target)² over the target's channels, as a tensor of one value.
+
+    scale multiplies the gradient only, not the value: a step over several microbatches passes 1 / their number.
+    """
+    saved = prediction.data
+
+    def backward(dy):  # dy is the gradient of a scalar at the end of the tape: one
+        return (K.mse_backward(saved, target, scale),)
+
+    return record("mse", K.mse_forward(saved, target), (prediction,), backward)
+
+
+def reshape(x, *shape):
+    """The same elements in another shape; no kernel runs."""
+    before = x.shape
+    return record("reshape", x.data.reshape(*shape), (x,), lambda dy: (dy.reshape(*before),))

@@ -1,0 +1,135 @@
+"""Modules: named containers of parameters, and the flat buffers that hold all of a model's parameters."""
+import math
+
+import numpy as np
+
+from ..device import copy_into, download, upload, zeros
+from ..errors import NumdiffError
+from .tensor import Parameter, scope
+
+ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every view takes vector loads (and TMA)
+
+
+class Module:
+    """Something with parameters. Attributes that are Parameters or Modules are found by name, in order of assignment."""
+
+    name = ""  # full name within the model, given by `FlatParameters`; the tape's records carry it
+
+    def forward(self, *inputs):
+        raise NotImplementedError
+
+    def __call__(self, *inputs, **options):
+        scope.append(self.name)
+        try:
+            return self.forward(*inputs, **options)
+        finally:
+            scope.pop()
+
+    def children(self):
+        """(name, Parameter or Module) in order of assignment; numbered containers use their numbers as names."""
+        return [(k, v) for k, v in vars(self).items() if isinstance(v, (Parameter, Module))]
+
+    def named_parameters(self):
+        """(full name, Parameter) pairs in module order; names every module on the way."""
+        prefix = self.name and self.name + "."
+        for name, child in self.children():
+            if isinstance(child, Parameter):
+                yield prefix + name, child
+            else:
+                child.name = prefix + name
+                yield from child.named_parameters()
+
+
+class Numbered(Module):
+    """Modules under numbers, which are their names: `Numbered({0: norm, 2: conv})` has `0.weight`, `2.weight`, …"""
+
+    def __init__(self, modules=()):
+        self.modules = dict(modules)
+
+    def __getitem__(self, number):
+        return self.modules[number]
+
+    def __len__(self):
+        return len(self.modules)
+
+    def append(self, module):
+        self.modules[len(self.modules)] = module
+
+    def children(self):
+        return [(str(k), v) for k, v in self.modules.items()]
+
+
+class FlatParameters:
+    """All parameters of a model as views of one float32 buffer, and their gradients as views of another.
+
+    data, grad: float32 (total,) on the engine; index: [{"name", "shape", "offset"}], offsets in elements, multiples of
+    64. The gaps between parameters hold zeros and stay zero. count: the number of parameters, gaps not counted.
+    """
+
+    def __init__(self, module, backend=None, seed=0):
+        self.parameters = dict(module.named_parameters())
+        self.index, offset = [], 0
+        for name, parameter in self.parameters.items():
+            self.index.append({"name": name, "shape": list(parameter.shape), "offset": offset})
+            offset += -(-math.prod(parameter.shape) // ALIGNMENT) * ALIGNMENT
+        self.count = sum(math.prod(p.shape) for p in self.parameters.values())
+        self.total = offset
+        self.data = upload(self._initial(seed), backend)
+        self.grad = zeros(offset, np.float32, backend)
+        self.bind(self.data)
+        for entry, parameter in self._entries():
+            parameter.grad = self._view(self.grad, entry)
+
+    def _entries(self):
+        return zip(self.index, self.parameters.values(), strict=True)
+
+    @staticmethod
+    def _view(buffer, entry):
+        return buffer[entry["offset"]:entry["offset"] + math.prod(entry["shape"])].reshape(*entry["shape"])
+
+    def _initial(self, seed):
+        """Starting values, each parameter from its own counted stream, so that they do not depend on the device."""
+        flat = np.zeros(self.total, np.float32)
+        for number, (entry, parameter) in enumerate(self._entries()):
+            generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, number]))
+            self._view(flat, entry)[...] = parameter.initial(generator, parameter.shape)
+        return flat
+
+    def bind(self, buffer):
+        """Let every parameter read its values from `buffer` (the weights themselves, or an EMA of them)."""
+        for entry, parameter in self._entries():
+            parameter.data = self._view(buffer, entry)
+
+    def arrays(self, buffer=None):
+        """{name: NumPy array} of a flat buffer (default: the weights)."""
+        flat = download(self.data if buffer is None else buffer)
+        return {entry["name"]: self._view(flat, entry).copy() for entry in self.index}
+
+    def flatten(self, arrays):
+        """{name: array} -> one flat NumPy buffer; a `NumdiffError` names what is missing or has another shape."""
+        flat = np.zeros(self.total, np.float32)
+        missing = [e["name"] for e in self.index if e["name"] not in arrays]
+        unexpected = [name for name in arrays if name not in self.parameters]
+        if missing or unexpected:
+            raise NumdiffError("these weights are of another model: "
+                               + "; ".join(f"{what} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+                                           for what, names in (("missing", missing), ("unexpected", unexpected)) if names)
+                               + ". Check the model options.")
+        for entry in self.index:
+            value = np.asarray(arrays[entry["name"]])
+            if list(value.shape) != entry["shape"]:
+                raise NumdiffError(f"{entry['name']} has shape {tuple(value.shape)} in the file and "
+                                   f"{tuple(entry['shape'])} in the model; check the model options.")
+            self._view(flat, entry)[...] = value
+        return flat
+
+    def load_flat(self, flat):
+        """Overwrite the weights with a flat NumPy buffer of the same index."""
+        copy_into(self.data, np.ascontiguousarray(flat, np.float32))
+
+
+def same_index(a, b):
+    """Whether two parameter indices describe the same layout."""
+    def key(index):
+        return [(e["name"], tuple(e["shape"]), e["offset"]) for e in index]
+    return key(a) == key(b)

@@ -1,0 +1,155 @@
+"""Tensors and the tape: reverse-mode automatic differentiation in one page.
+
+A `Tensor` is an array (NumPy or device) and, if something wants its gradient, a `Slot` to collect it in. While a `Tape`
+is active every operation of `functional.py` appends one record: the slot of its output, the slots of its inputs, and a
+function from the output's gradient to the inputs' gradients. `tape.backward` walks the list from its end, so the order
+is the execution order reversed, always the same, with no graph search and no recursion.
+
+Memory. A record holds slots and whatever its function needs, never tensors; a tensor holds its slot, never the tape. So
+there is no reference cycle, and an activation lives exactly until the forward pass has dropped it and the last record
+that needs it has been played back.
+
+Accumulation. Parameter gradients are added into the model's flat gradient buffer by the operations themselves (+=).
+Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones.
+"""
+import numpy as np
+
+from ..device import download, upload
+from ..kernels.elementwise import add_forward
+
+_active = []  # the tapes that are recording, innermost last
+
+
+class Slot:
+    """Where the gradient of one tensor is collected while a tape is played back."""
+
+    __slots__ = ("gradient",)
+
+    def __init__(self):
+        self.gradient = None
+
+    def receive(self, gradient):
+        self.gradient = gradient if self.gradient is None else add_forward(self.gradient, gradient)
+
+
+class Tensor:
+    """An array with an optional gradient.
+
+    data: NumPy array or DeviceArray; requires_grad: collect `grad` for it (it is a leaf). After `tape.backward`, `grad`
+    of such a leaf is an array like `data`.
+    """
+
+    __slots__ = ("data", "slot")
+
+    def __init__(self, data, requires_grad=False):
+        self.data = data
+        self.slot = Slot() if requires_grad else None
+
+    shape = property(lambda self: self.data.shape)
+    dtype = property(lambda self: self.data.dtype)
+
+    @property
+    def requires_grad(self):
+        return self.slot is not None
+
+    @property
+    def grad(self):
+        return self.slot.gradient if self.slot else None
+
+    def numpy(self):
+        """The values as a NumPy array (waits for the device)."""
+        return download(self.data)
+
+    def __repr__(self):
+        return f"Tensor({self.data!r})"
+
+
+class Parameter:
+    """A trained array: views of the model's flat weight and gradient buffers, bound when the model is built."""
+
+    __slots__ = ("shape", "initial", "data", "grad")
+
+    def __init__(self, shape, initial):
+        self.shape, self.initial = tuple(shape), initial
+        self.data = self.grad = None
+
+
+class Record:
+    """One executed operation: what to call with the output's gradient, and where its results go."""
+
+    __slots__ = ("name", "output", "inputs", "backward")
+
+    def __init__(self, name, output, inputs, backward):
+        self.name, self.output, self.inputs, self.backward = name, output, inputs, backward
+
+
+class Tape:
+    """Records operations while active (`with Tape() as tape:`); `tape.backward(y)` then gives every gradient.
+
+    check_finite: stop at the first operation, forward or backward, whose result holds an infinity or a NaN, with a
+    `FloatingPointError` that names it. Slow: it reads every result back; meant for finding a fault.
+    """
+
+    def __init__(self, check_finite=False):
+        self.records = []
+        self.check_finite = check_finite
+
+    def __enter__(self):
+        _active.append(self)
+        return self
+
+    def __exit__(self, *exception):
+        _active.remove(self)
+
+    def backward(self, output, gradient=None):
+        """Play the tape back from `output`.
+
+        gradient: array like `output.data`, the gradient that arrives there; None means ones (a scalar loss).
+        Every record is dropped as soon as it has been played, and with it the activations that it kept.
+        """
+        if output.slot is None:
+            raise ValueError("backward() needs an output that depends on a parameter or on a tensor made with "
+                             "requires_grad=True while the tape was active")
+        if gradient is None:
+            gradient = upload(np.ones(output.shape, np.float32), like=output.data)
+        output.slot.receive(gradient)
+        while self.records:
+            record = self.records.pop()
+            arrived, record.output.gradient = record.output.gradient, None
+            if arrived is None:  # nothing that was differentiated depends on it
+                continue
+            gradients = record.backward(arrived)
+            if len(gradients) != len(record.inputs):
+                raise ValueError(f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs")
+            for slot, value in zip(record.inputs, gradients, strict=True):
+                if self.check_finite and value is not None:
+                    check_finite(value, f"gradient from {record.name}")
+                if slot is not None and value is not None:
+                    slot.receive(value)
+
+
+def record(name, result, inputs, backward, has_parameters=False):
+    """Wrap an operation's `result` array as a Tensor, and put the operation on the active tape.
+
+    inputs: Tensors; backward: gradient of the result -> a tuple with one gradient (or None) for each input.
+    has_parameters: the operation also adds to parameter gradients, so it is recorded whatever its inputs.
+    """
+    tape = _active[-1] if _active else None
+    if tape is None or not (has_parameters or any(x.slot for x in inputs)):
+        return Tensor(result)
+    name = f"{scope[-1]} {name}" if scope and scope[-1] else name
+    if tape.check_finite:
+        check_finite(result, name)
+    output = Tensor(result, requires_grad=True)
+    tape.records.append(Record(name, output.slot, tuple(x.slot for x in inputs), backward))
+    return output
+
+
+scope = []  # full names of the modules being executed, innermost last: they name a record
+
+
+def check_finite(array, name):
+    values = download(array)
+    bad = values.size - np.count_nonzero(np.isfinite(values))
+    if bad:
+        raise FloatingPointError(f"{name} is the first non-finite tensor ({bad} of {values.size} values)")

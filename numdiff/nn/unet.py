@@ -1,0 +1,261 @@
+"""The UNet of "Diffusion Models Beat GANs on Image Synthesis" (Dhariwal and Nichol 2021, arXiv:2105.05233).
+
+Every option of the public guided-diffusion implementation, and its parameter names, so that its weights load as they
+are. Read top-down: the blocks, then `UNet.__init__`, which lays them out, then `UNet.forward`, twelve lines.
+
+Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
+"""
+import numpy as np
+
+from ..device import get_backend, upload
+from ..errors import UsageError
+from ..kernels import timestep_embedding_forward
+from . import functional as F
+from .layers import Conv2d, Embedding, GroupNorm, Linear
+from .module import FlatParameters, Module, Numbered
+from .tensor import Tensor
+
+
+class Upsample(Module):
+    """Nearest neighbour ×2, then a 3×3 convolution if `convolve`."""
+
+    def __init__(self, channels, convolve):
+        if convolve:
+            self.conv = Conv2d(channels, channels)
+
+    def forward(self, x):
+        x = F.upsample(x)  # (B, 2H, 2W, C)
+        return self.conv(x) if hasattr(self, "conv") else x
+
+
+class Downsample(Module):
+    """A 3×3 convolution with stride 2 if `convolve`, else the mean of 2×2 pixels."""
+
+    def __init__(self, channels, convolve):
+        if convolve:
+            self.op = Conv2d(channels, channels, stride=2)
+
+    def forward(self, x):
+        return self.op(x) if hasattr(self, "op") else F.avgpool(x)  # (B, H/2, W/2, C)
+
+
+class ResBlock(Module):
+    """norm, SiLU, conv; add (or scale and shift by) the embedding; norm, SiLU, dropout, conv; plus the input.
+
+    resample: None, "up" or "down": both paths are resampled before the first convolution (no parameters of its own).
+    """
+
+    def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, layer, resample=None):
+        self.in_layers = Numbered({0: GroupNorm(channels, groups, silu=True), 2: Conv2d(channels, out_channels)})
+        self.emb_layers = Numbered({1: Linear(emb_channels, out_channels * (2 if scale_shift else 1))})
+        self.out_layers = Numbered({0: GroupNorm(out_channels, groups, silu=not scale_shift),
+                                    3: Conv2d(out_channels, out_channels, zero=True)})
+        if out_channels != channels:
+            self.skip_connection = Conv2d(channels, out_channels, kernel=1)
+        self.direction, self.resample = resample, {None: None, "up": F.upsample, "down": F.avgpool}[resample]
+        self.dropout, self.scale_shift, self.layer = dropout, scale_shift, layer
+
+    def forward(self, x, emb, randomness=None):
+        h = self.in_layers[0](x)  # (B, H, W, C)
+        if self.resample:
+            h, x = self.resample(h), self.resample(x)
+        h = self.in_layers[2](h)  # (B, H', W', C_out)
+        e = self.emb_layers[1](F.silu(emb))  # (B, C_out), or (B, 2 C_out)
+        if self.scale_shift:
+            h = F.silu(F.scale_shift(self.out_layers[0](h), e))
+        else:
+            h = self.out_layers[0](F.channel_add(h, e))
+        h = F.dropout(h, self.dropout, randomness, self.layer)
+        h = self.out_layers[3](h)
+        if hasattr(self, "skip_connection"):
+            x = self.skip_connection(x)
+        return F.add(x, h)
+
+
+class AttentionBlock(Module):
+    """norm, qkv, attention over all pixels, projection; plus the input."""
+
+    def __init__(self, channels, heads, order, groups):
+        self.norm = GroupNorm(channels, groups)
+        self.qkv = Linear(channels, 3 * channels)
+        self.proj_out = Linear(channels, channels, zero=True)
+        self.heads, self.order = heads, order
+
+    def forward(self, x):
+        B, H, W, C = x.shape
+        qkv = self.qkv(F.reshape(self.norm(x), B, H * W, C))  # (B, T, 3C)
+        h = self.proj_out(F.attention(qkv, self.heads, self.order))  # (B, T, C)
+        return F.add(x, F.reshape(h, B, H, W, C))
+
+
+class Stage(Numbered):
+    """Blocks run one after the other; those that take the embedding get it."""
+
+    def forward(self, x, emb, randomness):
+        for block in self.modules.values():
+            x = block(x, emb, randomness) if isinstance(block, ResBlock) else block(x)
+        return x
+
+
+class UNet(Module):
+    """Predicts noise, velocity or x_0 from x_t and t.
+
+    image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels) in [-1, 1]
+    model_channels, channel_mult: channels of level i are model_channels · channel_mult[i]; each level halves the size
+    out_channels: default in_channels, or twice that with learn_sigma
+    num_res_blocks: ResBlocks per level
+    attention_resolutions: image sizes, in pixels, at which attention follows each ResBlock
+    num_head_channels: channels of an attention head; -1: there are num_heads heads (num_heads_upsample on the way up)
+    use_scale_shift_norm: the embedding scales and shifts the second norm, instead of being added before it
+    resblock_updown: ResBlocks resample; else conv_resample: a convolution does, else pooling and nearest neighbour
+    num_classes: adds a class embedding to the timestep's, and the model then takes y
+    use_new_attention_order: qkv channels in the order (qkv, head, channel) instead of (head, qkv, channel)
+    max_period: of the timestep embedding's slowest sinusoid (10000 in guided-diffusion, 1000 in unet.cu)
+    groups: of every group normalisation
+    device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights
+    """
+
+    def __init__(self, image_size=64, in_channels=3, model_channels=64, out_channels=None, channel_mult=(1, 2, 3, 4),
+                 num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
+                 num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
+                 num_classes=None, learn_sigma=False, dropout=0.0, use_new_attention_order=False, max_period=10000.0,
+                 groups=32, device="auto", seed=0):
+        self.options = {k: list(v) if isinstance(v, tuple) else v for k, v in locals().items()
+                        if k not in ("self", "device", "seed", "__class__")}
+        check_options(self.options)
+        self.image_size, self.in_channels, self.model_channels = image_size, in_channels, model_channels
+        self.num_classes, self.max_period = num_classes, max_period
+        self.out_channels = out_channels or in_channels * (2 if learn_sigma else 1)
+        emb_channels = 4 * model_channels
+        if num_heads_upsample == -1:
+            num_heads_upsample = num_heads
+        order = "new" if use_new_attention_order else "legacy"
+        layers = iter(range(10**6))  # number of each ResBlock: its own stream of dropout
+
+        def res(channels, outputs, resample=None):
+            return ResBlock(channels, emb_channels, outputs, dropout, use_scale_shift_norm, groups, next(layers), resample)
+
+        def attention(channels, count):
+            return AttentionBlock(channels, count if num_head_channels == -1 else channels // num_head_channels, order,
+                                  groups)
+
+        self.time_embed = Numbered({0: Linear(model_channels, emb_channels), 2: Linear(emb_channels, emb_channels)})
+        if num_classes is not None:
+            self.label_emb = Embedding(num_classes, emb_channels)
+
+        channels, size = channel_mult[0] * model_channels, image_size
+        self.input_blocks = Numbered({0: Stage({0: Conv2d(in_channels, channels)})})
+        skips = [channels]
+        for level, mult in enumerate(channel_mult):
+            for _ in range(num_res_blocks):
+                stage = Stage({0: res(channels, mult * model_channels)})
+                channels = mult * model_channels
+                if size in attention_resolutions:
+                    stage.append(attention(channels, num_heads))
+                self.input_blocks.append(stage)
+                skips.append(channels)
+            if level < len(channel_mult) - 1:
+                self.input_blocks.append(Stage({0: res(channels, channels, "down") if resblock_updown
+                                                else Downsample(channels, conv_resample)}))
+                skips.append(channels)
+                size //= 2
+
+        self.middle_block = Stage({0: res(channels, channels), 1: attention(channels, num_heads),
+                                   2: res(channels, channels)})
+
+        self.output_blocks = Numbered()
+        for level, mult in reversed(list(enumerate(channel_mult))):
+            for i in range(num_res_blocks + 1):
+                stage = Stage({0: res(channels + skips.pop(), mult * model_channels)})
+                channels = mult * model_channels
+                if size in attention_resolutions:
+                    stage.append(attention(channels, num_heads_upsample))
+                if level > 0 and i == num_res_blocks:
+                    stage.append(res(channels, channels, "up") if resblock_updown
+                                 else Upsample(channels, conv_resample))
+                    size *= 2
+                self.output_blocks.append(stage)
+
+        self.out = Numbered({0: GroupNorm(channels, groups, silu=True),
+                             2: Conv2d(channels, self.out_channels, zero=True)})
+        self.backend = get_backend(device) if isinstance(device, str) else device
+        self.parameters = FlatParameters(self, self.backend, seed)
+        self.diffusion = {}  # options of the Diffusion it was trained with; empty: the defaults
+
+    def forward(self, x, t, y=None, randomness=None):
+        """x: Tensor float32 (B, H, W, C); t: array int32 (B,); y: array int32 (B,) if the model has classes.
+
+        randomness: counts the dropout of a training step; None: no dropout. Returns a Tensor (B, H, W, out_channels).
+        """
+        if (y is None) != (self.num_classes is None):
+            raise UsageError("this model has classes: give y, one class index for each image" if y is None
+                             else "this model has no classes: leave y out, or build it with num_classes")
+        emb = Tensor(timestep_embedding_forward(t, self.model_channels, self.max_period))  # (B, model_channels)
+        emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
+        if y is not None:
+            emb = F.add(emb, self.label_emb(y))
+        skips, h = [], x
+        for stage in self.input_blocks.modules.values():
+            h = stage(h, emb, randomness)
+            skips.append(h)
+        h = self.middle_block(h, emb, randomness)
+        for stage in self.output_blocks.modules.values():
+            h = stage(F.concat(h, skips.pop()), emb, randomness)
+        return self.out[2](self.out[0](h))
+
+    def predict(self, x_t, t, y=None):
+        """The model's output for NumPy inputs, as NumPy, whatever the device.
+
+        x_t: float32 (B, H, W, C); t: integers (B,), or one for all; y: class indices (B,), or one, if the model has classes.
+        """
+        x_t = np.ascontiguousarray(x_t, np.float32)
+        expected = (self.image_size, self.image_size, self.in_channels)
+        if x_t.ndim != 4 or x_t.shape[1:] != expected:
+            raise UsageError(f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))}).")
+
+        def per_image(values):
+            return upload(np.broadcast_to(np.asarray(values, np.int32), (len(x_t),)), self.backend)
+
+        y = None if y is None else per_image(y)
+        return self(Tensor(upload(x_t, self.backend)), per_image(t), y).numpy()
+
+    # values by name -------------------------------------------------------------------------------------------------
+
+    def arrays(self):
+        """{name: NumPy array} of the weights, in numdiff's layout."""
+        return self.parameters.arrays()
+
+    def gradients(self):
+        """{name: NumPy array} of the gradients, in numdiff's layout."""
+        return self.parameters.arrays(self.parameters.grad)
+
+    def load_arrays(self, arrays):
+        """Overwrite all weights from {name: array}; a `NumdiffError` names what does not fit."""
+        self.parameters.load_flat(self.parameters.flatten(arrays))
+
+
+def check_options(options):
+    """Raise a `UsageError` for options with which no UNet can be laid out."""
+    size, mult, base = options["image_size"], options["channel_mult"], options["model_channels"]
+    halvings = len(mult) - 1
+    if not mult or min(mult) < 1:
+        raise UsageError(f"channel_mult {tuple(mult)} must be one or more positive integers.")
+    if size % 2**halvings or size < 2**halvings:
+        raise UsageError(f"image_size {size} cannot be halved {halvings} times: use a multiple of {2**halvings}, or fewer "
+                         "entries in channel_mult.")
+    channels = [base * m for m in mult]
+    for c in channels:
+        if c % options["groups"]:
+            raise UsageError(f"{c} channels (model_channels {base}) do not divide into {options['groups']} groups: use a "
+                             f"multiple of {options['groups']}.")
+        if options["num_head_channels"] == -1 and c % options["num_heads"]:
+            raise UsageError(f"{c} channels do not divide into {options['num_heads']} heads: change num_heads.")
+    attended = {c for i, c in enumerate(channels) if size // 2**i in options["attention_resolutions"]} | {channels[-1]}
+    for c in sorted(attended):
+        if options["num_head_channels"] != -1 and c % options["num_head_channels"]:
+            raise UsageError(f"{c} channels do not divide into heads of {options['num_head_channels']}: change "
+                             "num_head_channels.")
+    if not 0 <= options["dropout"] < 1:
+        raise UsageError(f"dropout {options['dropout']} must be at least 0 and below 1.")
+
+

@@ -1,0 +1,108 @@
+"""One training step, static: after its first run it allocates nothing new and reads nothing back.
+
+Everything that changes from step to step lies in device memory at a fixed address: the step number, the batch, the
+learning rate. Noise, timesteps and flips are counted from (seed, step, index of the image in the global batch), so they
+do not depend on how the batch is cut into microbatches.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..device import copy_into, empty, fill_zero, synchronize, upload, zeros
+from ..kernels.elementwise import add_forward
+from ..kernels.images import images_forward
+from ..kernels.random import (
+    PURPOSE_FLIP,
+    PURPOSE_NOISE,
+    PURPOSE_TIMESTEP,
+    random_integers,
+    random_normal,
+)
+from ..kernels.telemetry import telemetry_read, telemetry_record
+from ..nn import Tape, Tensor
+from ..nn import functional as F
+
+RING = 1024  # steps whose loss, gradient norm and learning rate are kept on the device until the host reads them
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """What counts the random numbers of one microbatch: Python int, uint32 (1,) and uint32 (microbatch,) arrays."""
+
+    seed: int
+    step: object
+    samples: object
+
+
+class TrainingStep:
+    """The computation of one optimiser step of a model on a batch of images.
+
+    batch: images a step, over all microbatches; microbatch: images a forward pass (must divide the batch)
+    flip: mirror each image with probability one half
+    shape: (H, W, C) of the images; seed: of all the step's randomness
+    """
+
+    def __init__(self, model, diffusion, optimizer, batch, microbatch=None, flip=False, shape=None, seed=0):
+        self.model, self.diffusion, self.optimizer = model, diffusion, optimizer
+        self.batch, self.microbatch = batch, microbatch or batch
+        self.flip, self.seed = flip, seed
+        backend = model.backend
+        shape = shape or (model.image_size, model.image_size, model.in_channels)
+        self.images = empty((batch, *shape), np.uint8, backend)
+        self.labels = zeros(batch, np.int32, backend) if model.num_classes is not None else None
+        self.samples = upload(np.arange(batch, dtype=np.uint32), backend)
+        self.ring = zeros((RING, 3), np.float32, backend)
+
+    def load(self, images, labels=None):
+        """Bring a batch to the device: images uint8 (batch, H, W, C), labels int32 (batch,) if the model has classes."""
+        copy_into(self.images, images)
+        if self.labels is not None:
+            copy_into(self.labels, labels)
+
+    def run(self, check_finite=False):
+        """One step over the loaded batch: forward, backward, update. Launches only."""
+        optimizer = self.optimizer
+        fill_zero(self.model.parameters.grad)
+        count = self.batch // self.microbatch
+        loss = None
+        for k in range(count):
+            part = self._forward_backward(slice(k * self.microbatch, (k + 1) * self.microbatch), 1 / count, check_finite)
+            loss = part if loss is None else add_forward(loss, part)
+        step = optimizer.step
+        if check_finite:
+            return
+        optimizer.update(loss, before_advance=lambda: telemetry_record(
+            self.ring, step, loss, optimizer.gradient_norm, optimizer.rate, 1 / count))
+
+    def _forward_backward(self, rows, scale, check_finite):
+        """Loss (1,) of the microbatch `rows`, its gradients times `scale` added to the parameters' gradients."""
+        random = Randomness(self.seed, self.optimizer.step, self.samples[rows])
+        where = random.step, random.samples
+        images = self.images[rows]
+        flip = random_integers(self.seed, PURPOSE_FLIP, *where, 2) if self.flip else None
+        x_0 = images_forward(images, flip)
+        t = random_integers(self.seed, PURPOSE_TIMESTEP, *where, self.diffusion.steps)
+        eps = random_normal(x_0.shape, self.seed, PURPOSE_NOISE, *where, like=x_0)
+        x_t = self.diffusion.q_sample(x_0, eps, t)
+        target = self.diffusion.target(x_0, eps, t)
+        labels = None if self.labels is None else self.labels[rows]
+        with Tape(check_finite) as tape:
+            prediction = self.model(Tensor(x_t), t, labels, randomness=random)
+            loss = F.mse(prediction, target, scale)
+        tape.backward(loss)
+        return loss.data
+
+    def telemetry(self, first, stop):
+        """(loss, gradient norm, learning rate) of steps first … stop-1, float32 (stop - first, 3). Waits."""
+        return telemetry_read(self.ring, first, stop)
+
+    def name_first_nonfinite(self):
+        """Repeat the loaded step, which gave a non-finite loss or gradient, and name the first tensor that is not finite."""
+        try:
+            self.run(check_finite=True)
+        except FloatingPointError as error:
+            return str(error)
+        return "the global gradient norm is the first non-finite tensor"
+
+    def synchronize(self):
+        synchronize(self.model.backend)

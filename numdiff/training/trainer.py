@@ -1,0 +1,136 @@
+"""The trainer: batches in, a trained model, its samples, its curve and its checkpoints out.
+
+`Trainer` is the loop over steps and nothing else; it is what a script of one's own uses. `train` is what the command
+`numdiff train unet` runs around it: run folder, resume, reports, pictures, checkpoints, signals.
+"""
+import json
+import math
+import os
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ..data.dataset import open_dataset
+from ..data.loader import Loader
+from ..device import download, get_backend
+from ..diffusion import Diffusion, sample
+from ..errors import NumdiffError, UsageError
+from ..nn import AdamW, UNet
+from ..nn.flops import unet_forward_flops
+from ..nn.module import same_index
+from .checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
+from .report import Reporter, image_grid, loss_curve_png, save_png
+from .run_folder import create_run_folder, find_run, read_options
+from .step import RING, TrainingStep
+
+UNLIMITED = 10**9
+
+
+@dataclass
+class StepReport:
+    """What one step gave: its number, mean loss, global gradient norm (before clipping) and learning rate."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+
+
+class NonFiniteError(NumdiffError):
+    """The loss or the gradient stopped being finite; the weights are those before that step."""
+
+
+class Trainer:
+    """Trains a model on a dataset.
+
+    model: UNet; dataset: a `numdiff.data` Dataset of the model's image size
+    batch: images a step; microbatch: images a forward pass (None: the batch); flip: mirror images at random
+    diffusion: Diffusion options, a dict of steps, schedule, prediction
+    ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA)
+    the rest: as `numdiff.nn.AdamW`; seed: of data order, noise, timesteps and flips
+    """
+
+    def __init__(self, model, dataset, batch=32, microbatch=None, flip=True, diffusion=None, learning_rate=1e-4,
+                 warmup_steps=100, total_steps=0, cosine=False, beta1=0.9, beta2=0.999, adam_eps=1e-8, weight_decay=0.0,
+                 clip_norm=1.0, ema_halflife=0, seed=0):
+        if microbatch and batch % microbatch:
+            raise UsageError(f"--batch {batch} is not divisible by --microbatch {microbatch}.")
+        self.model, self.dataset, self.seed = model, dataset, seed
+        self.diffusion = Diffusion(**(diffusion or {}), backend=model.backend)
+        model.diffusion = self.diffusion.options
+        self.optimizer = AdamW(model.parameters, learning_rate, warmup_steps, total_steps, cosine, beta1, beta2, adam_eps,
+                               weight_decay, clip_norm, 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0)
+        self.step_function = TrainingStep(model, self.diffusion, self.optimizer, batch, microbatch, flip, seed=seed)
+        self.batch = batch
+        self.step = 0  # optimiser steps done
+        self._loader = None
+
+    @property
+    def flops_per_step(self):
+        """FLOPs of one step: forward, and twice that for the backward."""
+        return 3 * unet_forward_flops(self.model) * self.batch
+
+    def run(self, steps, report_every=1):
+        """Train `steps` more steps; yields a list of `StepReport`s, one for each step, every `report_every` steps.
+
+        Between two reports nothing waits for the device. Raises `NonFiniteError` at the report after a step whose loss
+        or gradient was not finite; no later step has changed the weights then.
+        """
+        stop, reported = self.step + steps, self.step
+        report_every = min(report_every, RING)
+        self._open_loader()
+        while self.step < stop:
+            self.step_function.load(*next(self._loader))
+            self.step_function.run()
+            self.step += 1
+            if self.step - reported >= report_every or self.step == stop:
+                rows = self.step_function.telemetry(reported, self.step)
+                reports = [StepReport(reported + i, *map(float, row)) for i, row in enumerate(rows)]
+                reported = self.step
+                for report in reports:
+                    if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
+                        self._stop_nonfinite(report)
+                yield reports
+
+    def _stop_nonfinite(self, report):
+        self.load_state({**self.state(), "step": np.array([report.step], np.uint32)})
+        self._open_loader()
+        self.step_function.load(*next(self._loader))
+        name = self.step_function.name_first_nonfinite()
+        raise NonFiniteError(f"step {report.step} gave loss {report.loss:g}, gradient norm {report.gradient_norm:g}: {name}; "
+                             "resume from an earlier checkpoint with a smaller --learning-rate or a smaller --clip-norm.")
+
+    def _open_loader(self):
+        if self._loader is None or self._loader.step != self.step:
+            self.close()
+            self._loader = Loader(self.dataset, self.batch, self.seed, start_step=self.step, backend=self.model.backend)
+
+    def close(self):
+        """Stop the loader's thread."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def state(self):
+        """{name: NumPy array} of everything that a bitwise resume needs."""
+        return {"parameters": download(self.model.parameters.data), **self.optimizer.state()}
+
+    def load_state(self, state):
+        """Continue from `state()` of another trainer of the same model and settings."""
+        self.model.parameters.load_flat(state["parameters"])
+        self.optimizer.load_state(state)
+        self.step = int(state["step"][0])
+
+    @contextmanager
+    def ema_weights(self):
+        """Within the context the model computes with the averaged weights (with the plain ones if there is no EMA)."""
+        parameters = self.model.parameters
+        if self.optimizer.ema is not None:
+            parameters.bind(self.optimizer.ema)
+        try:
+            yield self.model
+        finally:
+            parameters.bind(parameters.data)

@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+
+from numdiff.kernels import groupnorm as GN
+from numdiff.kernels import reduce as R
+from tests.conftest import SIMULATED, numerical_gradient, relative_error, shapes, versions
+
+# (B, ..., C, groups)
+SHAPES = shapes(minimal=(1, 3, 4, 1), odd=(2, 5, 3, 12, 2), one_group=(3, 4, 4, 20, 1), not_aligned=(2, 7, 5, 30, 5),
+                groups_of_one=(2, 9, 8, 8), image=(2, 16, 16, 64, 32), large=(3, 37, 23, 192, 32),
+                wide=(1, 9, 9, 1536, 32))
+SILU = pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
+
+
+def make(rng, shape, offset=0.0):
+    *shape, groups = shape
+    C = shape[-1]
+    x, dy = offset + 2 * rng.standard_normal(shape), rng.standard_normal(shape)
+    return x, 1 + 0.5 * rng.standard_normal(C), rng.standard_normal(C), dy, groups
+
+
+def usable(version, C):
+    if version == 2 and C % 4:
+        pytest.skip("version 2 needs a multiple of 4")
+
+
+def backward_reference(dy, x, weight, bias, groups, silu):
+    """(dx, dweight, dbias) in float64."""
+    _, mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
+    dweight, dbias = np.zeros_like(weight), np.zeros_like(bias)
+    dx = GN.groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu)
+    return dx, dweight, dbias
+
+
+@SHAPES
+@versions(1, 2)
+@SILU
+def test_forward(engine, rng, shape, version, silu):
+    usable(version, shape[-2])
+    x, weight, bias, _, groups = make(rng, shape)
+    want = GN.groupnorm_forward(x, weight, bias, groups, silu=silu)
+    runs = [GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=silu, version=version)
+            for _ in range(2)]
+    for got, again, expected in zip(*runs, want, strict=True):
+        engine.check(got, expected, 2e-6)
+        engine.check_equal(got, again)
+
+
+@SHAPES
+@versions(1, 2)
+@SILU
+def test_backward(engine, rng, shape, version, silu):
+    usable(version, shape[-2])
+    x, weight, bias, dy, groups = make(rng, shape)
+    _, mean, rstd = GN.groupnorm_forward(x, weight, bias, groups, silu=silu)
+    want = backward_reference(dy, x, weight, bias, groups, silu)
+    runs = []
+    for _ in range(2):
+        dweight, dbias = engine(weight), engine(bias)  # not zero: gradients are added
+        dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), engine(mean), engine(rstd),
+                                   dweight, dbias, groups, silu=silu, version=version)
+        runs.append((dx, dweight, dbias))
+    for got, again, expected in zip(*runs, (want[0], weight + want[1], bias + want[2]), strict=True):
+        engine.check(got, expected, 1e-5)
+        engine.check_equal(got, again)
+
+
+@pytest.mark.skipif(SIMULATED, reason="too large for the simulator")
+@versions(1, 2)
+def test_large_mean_keeps_its_digits(engine, rng, version):
+    """Mean 1000, deviation 2, and the first pixel far away: E[x²] - E[x]² would have no digit left in float32."""
+    x, weight, bias, _, groups = make(rng, (2, 40, 40, 64, 32), offset=1000.0)
+    x[:, 0, 0] = 0
+    x = x.astype(np.float32)
+    want = GN.groupnorm_forward(x.astype(np.float64), weight, bias, groups)
+    got = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, version=version)
+    for a, b in zip(got, want, strict=True):
+        engine.check(a, b, 1e-4)  # the mean itself is known to 1000 · 6e-8 only
+
+
+def test_several_chunks(engine, rng, monkeypatch):
+    """Chunks of unequal length, made small enough for the simulator."""
+    monkeypatch.setattr(R, "DIRECT", 4)
+    x, weight, bias, dy, groups = make(rng, (1, 70, 128, 2))
+    want = GN.groupnorm_forward(x, weight, bias, groups, silu=True)
+    assert R.cut(1, 70, 128, 4)[3] == 2
+    got = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=True)
+    for a, b in zip(got, want, strict=True):
+        engine.check(a, b, 2e-6)
+    dweight, dbias = engine.zeros(128), engine.zeros(128)
+    dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), got[1], got[2], dweight, dbias,
+                               groups, silu=True)
+    for a, b in zip((dx, dweight, dbias), backward_reference(dy, x, weight, bias, groups, True), strict=True):
+        engine.check(a, b, 1e-5)
+
+
+@SILU
+def test_reference_against_the_definition(rng, silu):
+    x, weight, bias, _, groups = make(rng, (2, 3, 5, 12, 4))
+    y, mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups, eps=1e-3, silu=silu)
+    for b, g in np.ndindex(2, groups):
+        c = slice(3 * g, 3 * g + 3)
+        part = x[b, :, :, c]
+        z = (part - part.mean()) / np.sqrt(part.var() + 1e-3) * weight[c] + bias[c]
+        np.testing.assert_allclose(y[b, :, :, c], z / (1 + np.exp(-z)) if silu else z, rtol=1e-12)
+        np.testing.assert_allclose([mean[b, g], rstd[b, g]], [part.mean(), 1 / np.sqrt(part.var() + 1e-3)], rtol=1e-12)
+
+
+@SILU
+def test_gradient(rng, silu):
+    x, weight, bias, dy, groups = make(rng, (2, 3, 2, 6, 2))
+    dx, dweight, dbias = backward_reference(dy, x, weight, bias, groups, silu)
+
+    def y(x=x, weight=weight, bias=bias):
+        return GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)[0]
+
+    assert relative_error(dx, numerical_gradient(lambda a: y(x=a), x, dy)) < 1e-7
+    assert relative_error(dweight, numerical_gradient(lambda a: y(weight=a), weight, dy)) < 1e-7
+    assert relative_error(dbias, numerical_gradient(lambda a: y(bias=a), bias, dy)) < 1e-7
+
+
+def test_silu_does_not_overflow(engine):
+    x = np.linspace(-1, 1, 8).reshape(1, 2, 4)
+    weight, bias = np.full(4, 1.0), np.full(4, -200.0)
+    y, mean, rstd = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), 1, silu=True)
+    engine.check(y, np.zeros(x.shape), 1e-30)
+    dx = GN.groupnorm_backward(engine(x), engine(x), engine(weight), engine(bias), mean, rstd, engine.zeros(4),
+                               engine.zeros(4), 1, silu=True)
+    engine.check(dx, np.zeros(x.shape), 1e-30)
+
+
+def test_wrong_arguments_say_so(engine):
+    x, w = engine(np.ones((2, 3, 6), np.float32)), engine(np.ones(6, np.float32))
+    with pytest.raises(ValueError, match="cannot be cut into 4 groups"):
+        GN.groupnorm_forward(x, w, w, 4)
+    with pytest.raises(ValueError, match="must have shape"):
+        GN.groupnorm_forward(x, engine(np.ones(3, np.float32)), w, 3)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        GN.groupnorm_forward(x, w, w, 3, version=2)

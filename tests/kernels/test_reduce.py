@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+
+from numdiff.kernels import reduce as R
+from tests.conftest import SIMULATED, shapes, versions
+
+SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 7), one_row=(1, 130), not_aligned=(2, 600, 33), small=(32, 2048),
+                large=(3, 37, 41, 64), wide=(2, 1000, 516))
+
+
+def usable(version, N):
+    if version == 3 and N % 4:
+        pytest.skip("version 3 needs a multiple of 4")
+
+
+@SHAPES
+@versions(1, 2, 3)
+def test_column_sum(engine, rng, shape, version):
+    usable(version, shape[-1])
+    x, out = 1 + rng.standard_normal(shape), rng.standard_normal(shape[-1:])
+    want = x.sum(axis=tuple(range(x.ndim - 1)))
+    got = R.column_sum(engine(x), version=version)
+    engine.check(got, want, 1e-6)
+    engine.check_equal(got, R.column_sum(engine(x), version=version))
+    into = engine(out)
+    R.column_sum(engine(x), out=into, version=version)
+    engine.check(into, out + want, 1e-6)
+
+
+@SHAPES
+@versions(1, 2, 3)
+def test_sample_sum(engine, rng, shape, version):
+    usable(version, shape[-1])
+    x = 1 + rng.standard_normal(shape)
+    want = x.reshape(shape[0], -1, shape[-1]).sum(axis=1)
+    got = R.sample_sum(engine(x), version=version)
+    engine.check(got, want, 1e-6)
+    engine.check_equal(got, R.sample_sum(engine(x), version=version))
+
+
+@SHAPES
+@versions(2, 3)
+def test_total_sum(engine, rng, shape, version):
+    usable(version, np.prod(shape))
+    x = 1 + rng.standard_normal(shape)
+    engine.check(R.total_sum(engine(x), version=version), np.array([x.sum()]), 1e-6)
+
+
+@pytest.mark.skipif(SIMULATED, reason="too large for the simulator")
+@pytest.mark.parametrize("M, N", [(131072, 1), (131072, 3), (50000, 64)])
+def test_long_sums_stay_accurate(engine, rng, M, N):
+    x = rng.standard_normal((M, N)).astype(np.float32)
+    engine.check(R.column_sum(engine(x)), x.astype(np.float64).sum(0), 1e-5)
+    engine.check(R.sample_sum(engine(x[None])), x.astype(np.float64).sum(0)[None], 1e-5)
+
+
+@shapes(minimal=(2, 1, 1), odd=(2, 5, 7), two_passes=(2, 700, 36))
+def test_add_column_sums(engine, rng, shape):
+    if not engine.has_versions:
+        pytest.skip("device arrays only")
+    x, outs = rng.standard_normal(shape), rng.standard_normal((2, shape[-1]))
+    into = engine(outs[0]), engine(outs[1])
+    R.add_column_sums(engine(x), *into)
+    for k in range(2):
+        engine.check(into[k], outs[k] + x[k].sum(0), 1e-6)
+
+
+def test_reference_against_loops(rng):
+    x = rng.integers(-9, 9, (3, 4, 5)).astype(np.float64)
+    want = np.zeros((3, 5))
+    for b, p, c in np.ndindex(x.shape):
+        want[b, c] += x[b, p, c]
+    np.testing.assert_array_equal(R.sample_sum_reference(x), want)
+    np.testing.assert_array_equal(R.column_sum_reference(x), want[0] + want[1] + want[2])
+    np.testing.assert_array_equal(R.total_sum_reference(x), [want.sum()])
+
+
+@pytest.mark.parametrize("B, P, N, vector", [(1, 1, 1, 1), (1, 131072, 64, 4), (32, 4096, 64, 4), (32, 1024, 512, 4),
+                                             (2, 513, 2048, 1), (300, 600, 260, 4), (1, 10**7, 1, 1)])
+def test_cut_covers_everything(B, P, N, vector):
+    lanes, tiles, chunk, chunks = R.cut(B, P, N, vector)
+    assert 1 <= lanes <= 64 and lanes * tiles * vector >= N and lanes * (tiles - 1) * vector < N
+    assert chunk * chunks >= P and chunk * (chunks - 1) < P and chunks <= R.DIRECT
+
+
+def test_wrong_arguments_say_so(engine):
+    x = engine(np.ones((4, 6), np.float32))
+    with pytest.raises(ValueError, match="must be"):
+        R.column_sum(x, out=engine.zeros((4,)))
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="multiple of 4"):
+            R.column_sum(x, version=3)
