@@ -1,32 +1,20 @@
-"""The trainer: batches in, a trained model, its samples, its curve and its checkpoints out.
+"""The trainer: the loop over steps, and nothing else; what a script of one's own uses (README has one of 30 lines).
 
-`Trainer` is the loop over steps and nothing else; it is what a script of one's own uses. `train` is what the command
-`numdiff train unet` runs around it: run folder, resume, reports, pictures, checkpoints, signals.
+`run.py` puts a run folder, reports, pictures and checkpoints around it.
 """
-import json
 import math
-import os
-import signal
-import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.dataset import open_dataset
 from ..data.loader import Loader
-from ..device import download, get_backend
-from ..diffusion import Diffusion, sample
+from ..device import download
+from ..diffusion import Diffusion
 from ..errors import NumdiffError, UsageError
-from ..nn import AdamW, UNet
+from ..nn import AdamW
 from ..nn.flops import unet_forward_flops
-from ..nn.module import same_index
-from .checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
-from .report import Reporter, image_grid, loss_curve_png, save_png
-from .run_folder import create_run_folder, find_run, read_options
 from .step import RING, TrainingStep
-
-UNLIMITED = 10**9
 
 
 @dataclass

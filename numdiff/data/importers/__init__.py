@@ -127,6 +127,7 @@ def open_source(path, labels="auto"):
     if head.startswith((b"PK\3\4", b"PK\5\6")):
         tree = Zip(path)
         if tree.names and all(name.endswith(".npy") for name in tree.names):
+            tree.close()
             return open_npz(path, labels)
         return open_tree(tree, labels)
     if head.startswith(b"\x89HDF"):

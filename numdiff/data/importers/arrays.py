@@ -1,5 +1,4 @@
 """Images that come as one array: MNIST's idx, .npz and .npy, unet.cu's .bin, and numdiff's own HDF5."""
-import io
 import math
 import os
 import struct
@@ -24,7 +23,7 @@ from .source import (
 
 IDX_IMAGES, IDX_LABELS = 2051, 2049  # big-endian magic numbers: unsigned bytes in three dimensions, and in one
 BIN_MAGIC, BIN_WEIGHTS_MAGIC = 20240620, 12345678  # unet.cu's images, and its weights
-BIN_HEADER_BYTES = 256 * 4
+IDX_HEADER_BYTES, BIN_HEADER_BYTES = 4 * 4, 256 * 4
 NPZ_IMAGES = ("images", "arr_0", "x_train", "x", "data")  # arr_0/arr_1 as guided-diffusion writes, x_train as Keras
 NPZ_LABELS = ("labels", "arr_1", "y_train", "y", "targets")
 
@@ -42,6 +41,14 @@ def rows_per_block(row_bytes):
     return max(1, BLOCK_BYTES // max(1, row_bytes))
 
 
+def row_blocks(path, header_bytes, count, row_bytes):
+    """The bytes behind the header of a file, plain or gzip, a whole number of rows at a time."""
+    with open_stream(path) as stream:
+        read_exactly(stream, header_bytes, path)
+        for start in range(0, count, rows_per_block(row_bytes)):
+            yield read_exactly(stream, min(rows_per_block(row_bytes), count - start) * row_bytes, path)
+
+
 def checked_size(count, shape, itemsize, path):
     """Bytes of one image of this shape; refuses what only a damaged header can say."""
     nbytes = math.prod(shape) * itemsize
@@ -57,10 +64,9 @@ def checked_size(count, shape, itemsize, path):
 def open_idx(path, labels):
     """Images of an idx file, with the labels of the file beside it."""
     no_labels_file(path, labels)
-    stream = open_stream(path)
-    magic, count, height, width = struct.unpack(">4I", read_exactly(stream, 16, path))
+    with open_stream(path) as stream:
+        magic, count, height, width = struct.unpack(">4I", read_exactly(stream, IDX_HEADER_BYTES, path))
     if magic == IDX_LABELS:
-        stream.close()
         raise UsageError(f"{str(path)!r} holds labels: give the images file, and its labels are found beside it.")
     row_bytes = checked_size(count, (height, width), 1, path)
     beside = None if labels == "none" else idx_labels_path(path)
@@ -72,16 +78,14 @@ def open_idx(path, labels):
         notes.append("No labels file was found beside it, so the images have no classes.")
 
     def blocks():
-        for start in range(0, count, rows_per_block(row_bytes)):
-            n = min(rows_per_block(row_bytes), count - start)
-            data = read_exactly(stream, n * row_bytes, path)
-            yield np.frombuffer(data, np.uint8).reshape(n, height, width, 1)
+        for data in row_blocks(path, IDX_HEADER_BYTES, count, row_bytes):
+            yield np.frombuffer(data, np.uint8).reshape(-1, height, width, 1)
 
-    return Source("MNIST idx file", items_of(blocks(), numbers), count, classes, notes=notes, close=stream.close)
+    return Source("MNIST idx file", items_of(blocks(), numbers), count, classes, notes=notes)
 
 
 def idx_labels_path(path):
-    """The labels file beside an images file, by the usual names (train-images-idx3-ubyte.gz, train-labels-…), or None."""
+    """The labels file beside an images file (train-images-idx3-ubyte.gz: train-labels-idx1-ubyte.gz), or None."""
     folder, name = os.path.split(path)
     if "images" not in name:
         return None
@@ -116,23 +120,21 @@ def find_idx_in_folder(path):
 def open_bin(path, labels):
     """Images of unet.cu: header int32[256] {20240620, count, 3, height, width}, float32 (count, 3, H, W) in [-1, 1]."""
     no_labels_file(path, labels)
-    stream = open_stream(path)
-    header = np.frombuffer(read_exactly(stream, BIN_HEADER_BYTES, path), "<i4")
+    with open_stream(path) as stream:
+        header = np.frombuffer(read_exactly(stream, BIN_HEADER_BYTES, path), "<i4")
     count, channels, height, width = (int(n) for n in header[1:5])
     row_bytes = checked_size(count, (channels, height, width), 4, path)
     if channels not in (1, 3):
         raise damaged(path, f"its header speaks of {channels} channels")
 
     def blocks():
-        for start in range(0, count, rows_per_block(row_bytes)):
-            n = min(rows_per_block(row_bytes), count - start)
-            data = np.frombuffer(read_exactly(stream, n * row_bytes, path), "<f4")
-            if not (np.abs(data) <= 1.001).all():  # also false for NaN
-                raise NumdiffError(f"{str(path)!r} has values outside of [-1, 1] in images {start} to "
-                                   f"{start + n - 1}: scale them as x / 127.5 - 1.")
-            yield to_bytes(data.reshape(n, channels, height, width).transpose(0, 2, 3, 1), -1, 1)
+        for data in row_blocks(path, BIN_HEADER_BYTES, count, row_bytes):
+            values = np.frombuffer(data, "<f4")
+            if not (np.abs(values) <= 1.001).all():  # also false for NaN
+                raise NumdiffError(f"{str(path)!r} has values outside of [-1, 1]: scale its images as x / 127.5 - 1.")
+            yield to_bytes(values.reshape(-1, channels, height, width).transpose(0, 2, 3, 1), -1, 1)
 
-    return Source("unet.cu file", items_of(blocks(), None), count, close=stream.close)
+    return Source("unet.cu file", items_of(blocks(), None), count)
 
 
 def to_bytes(values, low, high):
@@ -285,7 +287,5 @@ def first_bytes(path, count=512):
         head = file.read(count)
     if head[:2] != b"\x1f\x8b":
         return head, None
-    inner = io.BytesIO()
     with damage_named(path), open_stream(path) as stream:
-        inner.write(stream.read(count))
-    return head, inner.getvalue()
+        return head, stream.read(count)

@@ -4,6 +4,7 @@ A pickle is a programme: reading one with Python's own reader can run any comman
 the handful of names that an array, a list and a dictionary need, gives a harmless stand-in for each, and refuses every
 other name. No function of the pickle's choice is ever called.
 """
+import contextlib
 import io
 import os
 import pickle
@@ -99,22 +100,24 @@ def read_pickle(data):
 
 def open_cifar_tar(path, labels):
     """Images of cifar-10-python.tar.gz."""
-    stream = open_stream(path)
-    with damage_named(path):
-        archive = tarfile.open(fileobj=stream, mode="r:")
-        members = {os.path.basename(m.name): m for m in archive.getmembers() if m.isfile()}
-
-    def read(name):
-        member = members[name]
-        if member.size > MAXIMUM_BATCH_BYTES:
-            raise damaged(path, f"{name} has {member.size} bytes")
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(open_stream(path))
         with damage_named(path):
-            data = archive.extractfile(member).read()
-        if len(data) != member.size:
-            raise damaged(path, f"{name} is cut off")
-        return data
+            archive = tarfile.open(fileobj=stream, mode="r:")
+            members = {os.path.basename(m.name): m for m in archive.getmembers() if m.isfile()}
+        source = _open_cifar(path, set(members), lambda name: _read_member(path, archive, members[name]), labels)
+        source.close = stack.pop_all().close
+        return source
 
-    return _open_cifar(path, set(members), read, labels, stream.close)
+
+def _read_member(path, archive, member):
+    if member.size > MAXIMUM_BATCH_BYTES:
+        raise damaged(path, f"{member.name} has {member.size} bytes")
+    with damage_named(path):
+        data = archive.extractfile(member).read()
+    if len(data) != member.size:
+        raise damaged(path, f"{member.name} is cut off")
+    return data
 
 
 def open_cifar_folder(path, labels):
@@ -126,7 +129,7 @@ def open_cifar_folder(path, labels):
     return _open_cifar(path, set(os.listdir(path)), read, labels)
 
 
-def _open_cifar(path, names, read, labels, close=lambda: None):
+def _open_cifar(path, names, read, labels):
     no_labels_file(path, labels)
     batches = [name for name in BATCHES if name in names]
     if not batches:
@@ -155,7 +158,7 @@ def _open_cifar(path, names, read, labels, close=lambda: None):
                 numbers.extend(found)
             yield images.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
 
-    return Source("CIFAR-10 training set", items_of(blocks(), numbers), None, classes, notes=notes, close=close)
+    return Source("CIFAR-10 training set", items_of(blocks(), numbers), None, classes, notes=notes)
 
 
 def _class_names(path, meta):

@@ -1,0 +1,84 @@
+"""`numdiff data`: bring one's own images into numdiff, and look at what a dataset holds."""
+import os
+
+import click
+
+LISTED = 60  # classes printed
+
+
+@click.group()
+def data():
+    """Import images, and look into datasets."""
+
+
+@data.command("import", no_args_is_help=True)
+@click.argument("source", type=click.Path(), metavar="SOURCE")
+@click.argument("out", type=click.Path(), metavar="OUT.h5")
+@click.option("--size", type=click.IntRange(1, 4096), metavar="PX",
+              help="Side of the images in pixels.  [default: their own, if it is one and square]")
+@click.option("--fit", type=click.Choice(["crop", "pad", "stretch"]), default="crop", show_default=True,
+              help="How to make images square: cut out the middle, add bars of the background, or distort.")
+@click.option("--rgb/--grey", "rgb", default=None,
+              help="Three channels or one.  [default: as the first image]")
+@click.option("--background", metavar="COLOUR", default="white", show_default=True,
+              help="What shows through transparent images: a name or #rrggbb.")
+@click.option("--labels", metavar="auto|folders|none|FILE", default="auto", show_default=True,
+              help="Classes by sub-folders, none, or by a .csv or .json file (auto: a file labels.csv, labels.json or "
+                   "dataset.json among the images, else sub-folders).")
+@click.option("--force", is_flag=True, help="Replace OUT.h5 if it exists.")
+def import_command(source, out, size, fit, rgb, background, labels, force):
+    """Write the images of SOURCE into the dataset file OUT.h5.
+
+    SOURCE is a folder of images, a zip of one, cifar-10-python.tar.gz, MNIST's train-images-idx3-ubyte.gz (the labels
+    are found beside it), an .npz or .npy, unet.cu's .bin, or another dataset file. What it is, is seen from its
+    contents. Images that cannot be read are named and left out.
+
+    \b
+    numdiff data import photos/ photos.h5 --size 64
+    numdiff data import cifar-10-python.tar.gz cifar10.h5
+    numdiff data import train-images-idx3-ubyte.gz mnist.h5 --size 32 --rgb
+    """
+    from numdiff.data.importers import import_dataset
+    from tqdm import tqdm
+
+    def progress(items, total):
+        return tqdm(items, "importing", total, unit=" images", leave=False, disable=None)
+
+    channels = None if rgb is None else 3 if rgb else 1
+    report = import_dataset(source, out, size, fit, channels, background, labels, force, progress)
+    for sentence in report.sentences():
+        click.echo(sentence)
+
+
+@data.command("info")
+@click.argument("file", type=click.Path(), metavar="[FILE]", required=False)
+@click.option("--sheet", type=click.Path(dir_okay=False), metavar="PATH.png",
+              help="Where to write the contact sheet.  [default: NAME-sheet.png in the current folder]")
+@click.option("--no-sheet", is_flag=True, help="Write no contact sheet.")
+def info_command(file, sheet, no_sheet):
+    """Print what the dataset FILE holds, and write a contact sheet of it: one row of images a class.
+
+    Without FILE it shows the default dataset, emoji64.h5.
+    """
+    from numdiff.data.dataset import open_dataset
+    from numdiff.data.sheet import save_sheet
+
+    with open_dataset(file) as dataset:
+        count, height, width, channels = dataset.shape
+        mean, std = dataset.statistics()
+        click.echo(f"file     {dataset.path} ({os.path.getsize(dataset.path) / 1e6:,.1f} MB)")
+        click.echo(f"images   {count:,} of {height}×{width}×{channels}: uint8 (N, H, W, C) = {dataset.shape}")
+        click.echo(f"mean     {'  '.join(f'{v:5.1f}' for v in mean)}   of 0 … 255, each channel")
+        click.echo(f"std      {'  '.join(f'{v:5.1f}' for v in std)}")
+        if dataset.labels is None:
+            click.echo("classes  none (no labels)")
+        else:
+            click.echo(f"classes  {len(dataset.classes)}")
+            for i, n in list(enumerate(dataset.class_counts()))[:LISTED]:
+                click.echo(f"{i:8d}  {n:8,}  {dataset.classes[i]}")
+            if len(dataset.classes) > LISTED:
+                click.echo(f"          and {len(dataset.classes) - LISTED} more")
+        if not no_sheet:
+            sheet = sheet or os.path.splitext(os.path.basename(dataset.path))[0] + "-sheet.png"
+            save_sheet(dataset, sheet)
+            click.echo(f"sheet    {sheet}")

@@ -1,0 +1,81 @@
+"""A contact sheet: a dataset at a glance, one row of images a class, as a PNG."""
+import os
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from ..errors import NumdiffError
+
+COLUMNS, ROWS = 16, 40  # images a row, and rows at most
+CELL = 64  # pixels of an image on the sheet, about: smaller images are shown at a whole multiple of their size
+GAP, TEXT = 2, 13  # pixels between images; height of the letters
+INK, PAPER = (30, 30, 30), (255, 255, 255)
+
+
+def rows_of_sheet(dataset):
+    """A list of (caption, rows of the dataset): spread evenly over each class, or over all where there are none."""
+    if dataset.labels is None:
+        count = min(len(dataset), COLUMNS * COLUMNS)
+        chosen = _spread(np.arange(len(dataset)), count)
+        return [("", chosen[i:i + COLUMNS]) for i in range(0, count, COLUMNS)]
+    shown = [i for i, n in enumerate(dataset.class_counts()) if n]
+    return [(f"{dataset.classes[i]} ({len(members):,})", _spread(members, min(len(members), COLUMNS)))
+            for i in shown[:ROWS] for members in [np.flatnonzero(dataset.labels == i)]]
+
+
+def contact_sheet(dataset):
+    """The sheet as a PIL image."""
+    rows = rows_of_sheet(dataset)
+    height, width = (_shown_size(n) for n in dataset.shape[1:3])
+    font = _font()
+    margin = max((int(font.getlength(_printable(caption))) for caption, _ in rows if caption), default=0)
+    margin = margin + 8 * GAP if margin else GAP
+    sheet = Image.new("RGB", (margin + COLUMNS * (width + GAP), GAP + len(rows) * (height + GAP)), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for line, (caption, chosen) in enumerate(rows):
+        top = GAP + line * (height + GAP)
+        draw.text((4 * GAP, top + (height - TEXT) // 2), _printable(caption), INK, font)
+        for column, image in enumerate(dataset.read(chosen)):
+            image = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+            if image.size != (width, height):
+                larger = width >= image.width
+                image = image.resize((width, height), Image.Resampling.NEAREST if larger else Image.Resampling.BOX)
+            sheet.paste(image, (margin + column * (width + GAP), top))
+    return sheet
+
+
+def save_sheet(dataset, path):
+    """Write the contact sheet as a PNG; the file is whole or not there."""
+    folder, name = os.path.split(os.path.abspath(path))
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    sheet = contact_sheet(dataset)
+    try:
+        sheet.save(temporary, "PNG")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise NumdiffError(f"the contact sheet {str(path)!r} cannot be written ({error.strerror or error}): "
+                           "choose another place with --sheet PATH, or use --no-sheet.") from None
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _spread(rows, count):
+    return rows[np.arange(count) * len(rows) // max(count, 1)]
+
+
+def _shown_size(side):
+    return side * max(1, CELL // side) if side <= 2 * CELL else 2 * CELL
+
+
+def _font():
+    try:
+        return ImageFont.load_default(TEXT)
+    except TypeError:  # Pillow before 10.1 has one small bitmap font
+        return ImageFont.load_default()
+
+
+def _printable(text):
+    """Text that every version of Pillow's own font can draw."""
+    text = text if len(text) <= 40 else text[:39] + "~"
+    return text.encode("latin-1", "replace").decode("latin-1")
