@@ -38,8 +38,9 @@ def import_command(source, out, size, fit, rgb, background, labels, force):
     numdiff data import cifar-10-python.tar.gz cifar10.h5
     numdiff data import train-images-idx3-ubyte.gz mnist.h5 --size 32 --rgb
     """
-    from numdiff.data.importers import import_dataset
     from tqdm import tqdm
+
+    from numdiff.data.importers import import_dataset
 
     def progress(items, total):
         return tqdm(items, "importing", total, unit=" images", leave=False, disable=None)

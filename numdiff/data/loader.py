@@ -42,8 +42,8 @@ class Loader:
 
     batch: images of a step over all ranks; rank r of `ranks` gets rows [r·b, (r+1)·b) of it, b = batch / ranks.
     start_step: the step of the first batch. prefetch: batches made ahead by a thread; 0 makes them on demand.
-    backend: a device with a method `pinned(shape, dtype)`: batches then stand in page-locked buffers, used in turn: the
-    arrays of a batch stay untouched until two more batches have been taken. Without it every batch is a new array.
+    backend: a device with a method `pinned(shape, dtype)`: batches then stand in page-locked buffers, used in turn, and
+    the arrays of step s are overwritten once step s + 2 is asked for. Without it every batch is a new array.
     """
 
     def __init__(self, dataset, batch, seed, start_step=0, rank=0, ranks=1, prefetch=2, backend=None):

@@ -27,7 +27,7 @@ import numpy as np
 from ..device import cuda, float32, is_device, launch, load4, store4
 
 BLOCK = 256  # threads
-CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB stay in a core's own cache
+CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
 
 
 def ema_update_reference(ema, weight, step, gradient_norm, decay, warmup=True):

@@ -61,7 +61,7 @@ def embedding_backward_reference(dy, labels, dweight):
 
 @cuda.jit(device=True)
 def cosine_sine_of(angle):
-    """(cos, sin) of an angle of any moderate size: subtract the nearest multiple of π/2, part by part (Cody and Waite)."""
+    """(cos, sin) of an angle up to ±12,000: less the nearest multiple of π/2, part by part (Cody and Waite)."""
     quarter = int32(angle * TWO_OVER_PI + (float32(0.5) if angle >= float32(0) else float32(-0.5)))
     q = float32(quarter)
     return cosine_sine(quarter, ((angle - q * PART_1) - q * PART_2) - q * PART_3)

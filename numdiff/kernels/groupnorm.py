@@ -35,22 +35,26 @@ import math
 import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
+from ..device.cpu import over_batch
 from .elementwise import silu, silu_gradient
 from .reduce import BLOCK, add_column_sums, cut, tree_sum
 
 BLOCK4 = 4 * BLOCK  # shared elements where a thread brings one sum for each of its four channels
-BLOCK8 = 8 * BLOCK  # two sums each
+BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # two sums a thread; two for each of its four channels
 SMALL_BLOCK = 64  # threads that join one group's chunks: (chunks × C/G) is 16 to 256 statistics
 PART = 1 << 16  # elements that the reference takes at a time: 256 KiB, so that its many passes stay in a core's cache
 
 
 # References -----------------------------------------------------------------------------------------------------------
 
-def _parts(x):
-    """(pixels (B, P, C), slices of B with about PART elements each)."""
-    B, C = x.shape[0], x.shape[-1]
-    step = max(1, PART * B // x.size)
-    return x.reshape(B, -1, C), [slice(b, b + step) for b in range(0, B, step)]
+def _for_parts(function, x):
+    """Call function(slice of the batch) until all is done: the cores share the batch, a core's cache holds a part."""
+    step = max(1, PART * len(x) // x.size)
+
+    def share(samples):
+        for b in range(samples.start, samples.stop, step):
+            function(slice(b, min(b + step, samples.stop)))
+    over_batch(share, len(x), x.size)
 
 
 def _sums(a):
@@ -72,27 +76,30 @@ def _sigmoid(z):
 
 
 def groupnorm_forward_reference(x, weight, bias, groups, eps=1e-5, silu=False):
-    pixels, parts = _parts(x)
-    y, width = np.empty_like(pixels), x.shape[-1] // groups
-    mean, rstd = np.empty((2, len(x), groups), x.dtype)
-    for b in parts:
-        average = _average(_sums(pixels[b]), groups, pixels.shape[1])
+    pixels = x.reshape(len(x), -1, x.shape[-1])
+    P, width = pixels.shape[1], x.shape[-1] // groups
+    y, (mean, rstd) = np.empty_like(pixels), np.empty((2, len(x), groups), x.dtype)
+
+    def part(b):
+        average = _average(_sums(pixels[b]), groups, P)
         z = np.subtract(pixels[b], average[:, None], out=y[b])  # centred first: its squares lose nothing
-        scale = 1 / np.sqrt(_average(np.einsum("bpc,bpc->bc", z, z), groups, pixels.shape[1]) + eps)
+        scale = 1 / np.sqrt(_average(np.einsum("bpc,bpc->bc", z, z), groups, P) + eps)
         mean[b], rstd[b] = average[:, ::width], scale[:, ::width]
         z *= (scale * weight)[:, None]
         z += bias
         if silu:
             z *= _sigmoid(z)
+    _for_parts(part, x)
     return y.reshape(x.shape), mean, rstd
 
 
 def groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False):
-    (pixels, parts), P = _parts(x), x.size // (len(x) * x.shape[-1])
-    dx, (sum_g, sum_gx) = np.empty_like(pixels), np.empty((2, len(x), x.shape[-1]), x.dtype)
+    pixels, dpixels = (a.reshape(len(x), -1, x.shape[-1]) for a in (x, dy))
+    P, dx, (sum_g, sum_gx) = pixels.shape[1], np.empty_like(pixels), np.empty((2, len(x), x.shape[-1]), x.dtype)
     center, scale = (np.repeat(s, x.shape[-1] // groups, axis=1)[:, None] for s in (mean, rstd))
-    for b in parts:
-        xhat, g, h = pixels[b] - center[b], dy.reshape(pixels.shape)[b], dx[b]
+
+    def part(b):
+        xhat, g, h = pixels[b] - center[b], dpixels[b], dx[b]
         xhat *= scale[b]
         if silu:
             z = xhat * weight
@@ -108,6 +115,7 @@ def groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias
         xhat *= _average(sum_gx[b] * weight, groups, P)[:, None]
         h -= xhat
         h *= scale[b]
+    _for_parts(part, x)
     dweight += sum_gx.sum(0)
     dbias += sum_g.sum(0)
     return dx.reshape(x.shape)
@@ -161,7 +169,7 @@ def groupnorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, P, C, width, eps
 @cuda.jit
 def groupnorm_backward_kernel_v1(dy, x, weight, bias, mean, rstd, dx, sums, P, C, width, activate):
     """dx, and the channel sums (2, B, C) of g · xhat and g."""
-    tile = cuda.shared.array(BLOCK8, float32)  # two planes are used
+    tile = cuda.shared.array(BLOCK2, float32)
     t = cuda.threadIdx.x
     group, b = cuda.blockIdx.x, cuda.blockIdx.y
     average, scale = mean[b * cuda.gridDim.x + group], rstd[b * cuda.gridDim.x + group]
@@ -354,7 +362,7 @@ def groupnorm_gradient_sums_kernel_v2(dy, x, weight, bias, mean, rstd, partial, 
 @cuda.jit
 def groupnorm_gradient_join_kernel_v2(partial, weight, sums, averages, P, C, width, chunks):
     """Channel sums (2, B, C) over all chunks, and the group averages (2, B, G) of h · xhat and h."""
-    tile = cuda.shared.array(BLOCK8, float32)  # two planes are used
+    tile = cuda.shared.array(BLOCK2, float32)
     t = cuda.threadIdx.x
     group, b = cuda.blockIdx.x, cuda.blockIdx.y
     B, groups = cuda.gridDim.y, cuda.gridDim.x

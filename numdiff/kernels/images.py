@@ -42,8 +42,8 @@ def images_forward_reference(images, flip=None):
 @cuda.jit(device=True)
 def normalised(x, row, offset, mirror, width, channels):
     """The output at `offset` = w · C + c of the image row that begins at x[row]."""
-    w = offset // channels
-    c = offset - w * channels
+    w = uint32(offset) // channels
+    c = uint32(offset) - w * channels
     if mirror:
         w = width - uint32(1) - w
     return float32(x[row + w * channels + c]) / HALF_RANGE - float32(1)

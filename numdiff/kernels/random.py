@@ -132,8 +132,8 @@ def cosine_sine(quarter, x):
 def normal_pair(word_a, word_b):
     """Two normals of two words.
 
-    The angle's 24 bits say exactly to which quarter turn it is nearest and how far it is from it: no rounding on the way
-    to the polynomials.
+    The angle's 24 bits say exactly to which quarter turn it is nearest, and how far it is from it: nothing is rounded
+    on the way to the polynomials.
     """
     radius = math.sqrt(float32(-2) * math.log(float32(int32(word_a >> DROP_BITS) + int32(1)) * TO_UNIT))
     angle = int32(word_b >> DROP_BITS)

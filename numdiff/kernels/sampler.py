@@ -10,7 +10,9 @@ MATHEMATICS
         σ = eta · √((1 - ᾱ') / (1 - ᾱ_t)) · √(1 - ᾱ_t / ᾱ')
       eps put in, it is a sum of three terms whose coefficients depend on t alone:
         x' = coefficient_x_t[t] · x_t + coefficient_x_0[t] · x_0 + coefficient_noise[t] · noise
-      eta = 0 is deterministic DDIM; eta = 1 over all timesteps is DDPM with the posterior's variance.
+        coefficient_x_t = √(1 - ᾱ' - σ²) / s,   coefficient_x_0 = √ᾱ' - a · coefficient_x_t,   coefficient_noise = σ
+      eta = 0 is deterministic DDIM; eta = 1 over all timesteps is DDPM with the posterior's variance. The caller makes
+      the coefficients, in float64: see numdiff/diffusion/samplers.py.
 SHAPES
     x_t, x_0, noise (B, ...) float32; prediction (B, ..., Cp), Cp ≥ C: only the first C channels count;
     t (B,) int32, an index into tables (T,) float32 on the same engine
@@ -26,7 +28,7 @@ SOURCE
     Song, Meng and Ermon 2020, arXiv:2010.02502, eq. 12 and 16; Ho et al. 2020, arXiv:2006.11239, eq. 7;
     v: Salimans and Ho 2022, arXiv:2202.00512, appendix D.
 READ NEXT
-    numdiff/diffusion, where these steps become a sampler.
+    numdiff/diffusion/samplers.py, where these steps become a sampler.
 """
 import math
 
@@ -38,14 +40,6 @@ from .q_sample import per_sample
 BLOCK = 256  # threads
 KINDS = ("eps", "v", "x_0")
 EPS, VELOCITY = 0, 1  # positions in KINDS, as the kernels see them
-
-
-def ddim_coefficients(alpha_bar, alpha_bar_previous, eta=0.0):
-    """The three tables of ddim_step in float64, from ᾱ at each timestep and ᾱ at the one that follows in sampling."""
-    a, p = np.asarray(alpha_bar, np.float64), np.asarray(alpha_bar_previous, np.float64)
-    sigma = eta * np.sqrt((1 - p) / (1 - a)) * np.sqrt(1 - a / p)
-    coefficient_x_t = np.sqrt(np.maximum(1 - p - sigma ** 2, 0) / (1 - a))
-    return coefficient_x_t, np.sqrt(p) - coefficient_x_t * np.sqrt(a), sigma
 
 
 # References -----------------------------------------------------------------------------------------------------------

@@ -1,21 +1,24 @@
 """Checkpoints: everything that a run needs to continue with the same bits, in one HDF5 file.
 
 WHAT IS IN A FILE
-    /document        JSON text: {"meta": what the caller gave, "buffers": {name: {"dtype", "shape", "crc32"}}};
-                     its attribute `crc32` is the checksum of the text
-    /buffers/<name>  one dataset a buffer (parameters, ema, adam_m, adam_v, …), uncompressed: float weights hardly shrink
-    the file's attributes `format` = "numdiff-checkpoint" and `version` = 1
+    attributes       `format` = "numdiff-checkpoint" and `version` = 1
+    /meta            JSON text: what the caller gave
+    /buffers/<name>  one dataset a buffer (parameters, ema, adam_m, adam_v, …), its attribute `crc32` the checksum of
+                     its content; uncompressed, as float weights hardly shrink
+    after the HDF5   a last line with the checksum of all bytes before it. HDF5 itself does not mind it; it is looked at
+                     first, because HDF5 can loop for ever over a file that is damaged in the wrong place
 
 WHAT IS PROMISED
     A file under its final name is whole: it was written under another name, synced and renamed (`files.py`). So neither
     a kill nor a full disk damages an older checkpoint, and a reader never meets a half-written one.
-    What a disk damages later is seen: every byte that matters is under a checksum, and a damaged file is passed over for
-    the newest valid one.
+    What a disk damages later is seen, since every byte is under a checksum, and a damaged file is passed over for the
+    newest valid one.
 
 A model file made by `numdiff convert` has the same format, with the buffers "parameters" (and "ema") only.
 """
 import json
 import logging
+import os
 import pathlib
 import re
 import zlib
@@ -29,9 +32,11 @@ from .files import atomic_file, remove_stray_files
 FORMAT = "numdiff-checkpoint"
 VERSION = 1
 NAME = re.compile(r"^checkpoint-(\d+)\.h5$")
-HDF5_VERSION = ("v110", "v110")  # the first whose own metadata is under checksums; HDF5 1.10 and later read it
+HDF5_VERSION = ("v110", "v110")  # the file format of HDF5 1.10, which every h5py of today reads
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
-SMALLEST = 48  # bytes of an HDF5 superblock: a shorter file cannot be one
+LAST_LINE = b"\nnumdiff crc32 %08x\n"
+LAST_LINE_BYTES = len(LAST_LINE % 0)
+CHUNK = 4 << 20  # bytes read at a time for the checksum
 
 _verified = {}  # path -> the stat of the file when its content was found right, so that no file is read at every prune
 
@@ -54,24 +59,27 @@ def list_checkpoints(run_dir):
     return sorted(found, key=checkpoint_step, reverse=True)
 
 
-# Writing ---------------------------------------------------------------------------------------------------------------
+# Writing --------------------------------------------------------------------------------------------------------------
 
 def save_checkpoint(path, buffers, meta):
-    """Write a checkpoint atomically: after this returns the file is whole and on the disk, after an error it is as before.
+    """Write a checkpoint atomically: after this returns the file is whole and on the disk, after an error as before.
 
     buffers: name -> NumPy array; meta: anything that JSON can say, NumPy scalars included.
     """
-    buffers = {name: np.asarray(array, order="C") for name, array in buffers.items()}
-    document = json.dumps({"meta": meta, "buffers": {name: _describe(array) for name, array in buffers.items()}},
-                          default=_plain).encode()
-    with atomic_file(path, "the checkpoint") as raw, h5py.File(raw, "w", libver=HDF5_VERSION) as file:
-        file.attrs["format"] = FORMAT
-        file.attrs["version"] = VERSION
-        file.create_dataset("document", data=np.bytes_(document)).attrs["crc32"] = zlib.crc32(document)
-        group = file.create_group("buffers")
-        for name, array in buffers.items():
-            raw.check()  # a full disk: no need to go through the rest
-            group.create_dataset(name, data=array)
+    text = json.dumps(meta, default=_plain).encode()
+    with atomic_file(path, "the checkpoint") as raw:
+        with h5py.File(raw, "w", libver=HDF5_VERSION) as file:
+            file.attrs["format"] = np.bytes_(FORMAT)
+            file.attrs["version"] = VERSION
+            file["meta"] = np.bytes_(text)
+            group = file.create_group("buffers")
+            for name, array in buffers.items():
+                array = np.asarray(array, order="C")
+                group.create_dataset(name, data=array).attrs["crc32"] = _checksum(array)
+                raw.check()  # a full disk: no need to go through the rest
+        raw.check()
+        size = raw.seek(0, os.SEEK_END)
+        raw.write(LAST_LINE % _file_checksum(raw, size))
 
 
 def prune_checkpoints(run_dir, keep):
@@ -90,14 +98,20 @@ def prune_checkpoints(run_dir, keep):
     return removed
 
 
-def _describe(array):
-    if array.dtype.hasobject:
-        raise TypeError("a checkpoint holds numbers only, not Python objects")
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "crc32": _checksum(array)}
-
-
 def _checksum(array):
     return zlib.crc32(array.reshape(-1).view(np.uint8)) if array.size else 0
+
+
+def _file_checksum(file, size):
+    """The checksum of the first `size` bytes of an open file, which is left standing behind them."""
+    checksum = 0
+    file.seek(0)
+    while size:
+        data = file.read(min(size, CHUNK))
+        if not data:  # someone cut it off meanwhile: the checksum will not fit
+            break
+        checksum, size = zlib.crc32(data, checksum), size - len(data)
+    return checksum
 
 
 def _plain(value):
@@ -107,18 +121,16 @@ def _plain(value):
     raise TypeError(f"a checkpoint's meta cannot hold a {type(value).__name__}")
 
 
-# Reading ---------------------------------------------------------------------------------------------------------------
+# Reading --------------------------------------------------------------------------------------------------------------
 
 def load_checkpoint(path):
     """(buffers, meta) of a checkpoint or model file; a `NumdiffError` in one sentence where it cannot be used."""
-    buffers = {}
-    meta = _read(path, buffers.__setitem__)
-    return buffers, meta
+    return _read(path, lambda file: ({name: _read_buffer(d) for name, d in file["buffers"].items()}, _read_meta(file)))
 
 
 def load_meta(path):
-    """The meta of a checkpoint or model file alone; the buffers are not read."""
-    return _read(path, None)
+    """The meta of a checkpoint or model file alone."""
+    return _read(path, _read_meta)
 
 
 def newest_checkpoint(run_dir, warn=None):
@@ -131,18 +143,18 @@ def newest_checkpoint(run_dir, warn=None):
         reason = why_damaged(path)
         if reason is None:
             return path
-        warn(f"{reason} It is passed over.")
+        warn(f"passed over: {reason}")
     return None
 
 
 def why_damaged(path):
-    """None for a valid checkpoint, else the sentence that says what is wrong. Content found right is not read again."""
+    """None for a valid checkpoint, else the sentence that says what is wrong. A file found right is not read again."""
     path = pathlib.Path(path).absolute()
     try:
         stat = path.stat()
         state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if _verified.get(path) != state:
-            _read(path, lambda name, array: None)
+            load_meta(path)
             _verified[path] = state
     except FileNotFoundError:
         return f"{path} does not exist."
@@ -152,53 +164,65 @@ def why_damaged(path):
 
 
 def _read(path, take):
-    """Check a checkpoint and return its meta; every buffer is read, checked and given to `take(name, array)`."""
+    """`take(file)` of the HDF5 file, once it is sure that it is a numdiff checkpoint and whole."""
     path = pathlib.Path(path)
-    _refuse_other_files(path)
+    _check_file(path)
     try:
         with h5py.File(path, "r", locking=False) as file:
-            if file.attrs.get("format") != FORMAT:
-                raise NumdiffError(f"{path} is an HDF5 file but not a numdiff checkpoint; give a file that "
-                                   "`numdiff train` or `numdiff convert` wrote.")
             version = int(file.attrs["version"])
             if version > VERSION:
                 raise NumdiffError(f"{path} has checkpoint version {version} and this numdiff reads up to {VERSION}; "
                                    "install a newer numdiff.")
-            dataset = file["document"]
-            text = bytes(dataset[()])
-            if zlib.crc32(text) != int(dataset.attrs["crc32"]):
-                raise ValueError("the checksum of its description is wrong")
-            document = json.loads(text)
-            for name, expected in document["buffers"].items():
-                dataset = file["buffers"][name]
-                if list(dataset.shape) != expected["shape"] or dataset.dtype.str != expected["dtype"]:
-                    raise ValueError(f"{name} is not what its description says")
-                if take is not None:
-                    array = dataset[()]
-                    if _checksum(array) != expected["crc32"]:
-                        raise ValueError(f"the checksum of {name} is wrong")
-                    take(name, array)
-            return document["meta"]
-    except NumdiffError:
-        raise
-    except Exception as error:  # whatever damaged metadata makes of h5py: OSError, KeyError, ValueError, MemoryError …
-        reason = " ".join(str(error).split())
-        raise NumdiffError(f"{path} is truncated or damaged ({reason}); use another checkpoint of the run.") from error
+            return take(file)
+    except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise _damaged(path, " ".join(str(error).split())) from error
 
 
-def _refuse_other_files(path):
-    """The faults that have a plainer name than what HDF5 would say."""
+def _read_meta(file):
+    return json.loads(file["meta"][()])
+
+
+def _read_buffer(dataset):
+    array = dataset[()]
+    array = np.asarray(array)  # a scalar dataset reads as a NumPy scalar
+    if _checksum(array) != int(dataset.attrs["crc32"]):
+        raise ValueError(f"the checksum of {dataset.name} is wrong")
+    return array
+
+
+def _check_file(path):
+    """Hold the file against the checksum in its last line, without HDF5."""
     try:
         if path.is_dir():
             raise NumdiffError(f"{path} is a folder; give a checkpoint file.")
         with open(path, "rb") as file:
-            head = file.read(SMALLEST)
+            size = file.seek(0, os.SEEK_END) - LAST_LINE_BYTES
+            file.seek(0)
+            head = file.read(len(HDF5_MAGIC))
+            if not HDF5_MAGIC.startswith(head):
+                raise NumdiffError(f"{path} is not a numdiff checkpoint; give a file that `numdiff train` or "
+                                   "`numdiff convert` wrote.")
+            if size < 0:
+                raise _damaged(path, f"it ends after {size + LAST_LINE_BYTES} bytes")
+            checksum = _file_checksum(file, size)
+            if file.read() != LAST_LINE % checksum:
+                raise _damaged_or_foreign(path, file, size)
     except FileNotFoundError:
         raise NumdiffError(f"the checkpoint {path} does not exist; check the path.") from None
     except OSError as error:
         raise NumdiffError(f"cannot read the checkpoint {path}: {error.strerror}.") from error
-    if len(head) < SMALLEST and HDF5_MAGIC.startswith(head[:8]):
-        raise NumdiffError(f"{path} is truncated or damaged (it has {len(head)} bytes); use another checkpoint of the run.")
-    if not head.startswith(HDF5_MAGIC):
-        raise NumdiffError(f"{path} is not a numdiff checkpoint (no HDF5 file at all); give a file that `numdiff train` "
-                           "or `numdiff convert` wrote.")
+
+
+def _damaged(path, reason):
+    return NumdiffError(f"{path} is truncated or damaged ({reason}); use another checkpoint of the run.")
+
+
+def _damaged_or_foreign(path, file, size):
+    """The error for a file whose last line does not fit: cut off, damaged, or another program's HDF5 file."""
+    file.seek(0)
+    if FORMAT.encode() not in file.read(CHUNK):  # the attribute stands near the start of every checkpoint
+        return NumdiffError(f"{path} is an HDF5 file but not a numdiff checkpoint; give a file that `numdiff train` or "
+                            "`numdiff convert` wrote.")
+    file.seek(size)
+    cut_off = not file.read().startswith(LAST_LINE[:15])
+    return _damaged(path, "its end is missing" if cut_off else "its checksum is wrong")

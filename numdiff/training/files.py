@@ -1,6 +1,6 @@
 """Files that are either whole or not there: written under a temporary name, forced to the disk, then renamed.
 
-A rename inside one folder is atomic, so whoever opens the final name finds the old content or the new, never half of it.
+A rename inside one folder is atomic, so whoever opens the final name finds the old content or the new, never a half.
 The temporary file is locked while its writer lives; the system drops the lock when the writer dies, by whatever cause,
 and so `remove_stray_files` can tell the remains of a killed run from a file that is being written now.
 """
@@ -24,7 +24,7 @@ TEMPORARY = re.compile(r"^\..+\.\d+\.tmp$")  # .<final name>.<process>.tmp, hidd
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder",
     errno.EDQUOT: "your disk quota is used up; free some space or choose another folder",
-    errno.EFBIG: "the file would be larger than this system allows; raise the limit (ulimit -f) or choose another folder",
+    errno.EFBIG: "the file is larger than this system allows; raise the limit (ulimit -f) or choose another folder",
     errno.EACCES: "permission denied; choose a folder that you may write to",
     errno.EPERM: "permission denied; choose a folder that you may write to",
     errno.EROFS: "the file system is read-only; choose another folder",
@@ -49,7 +49,7 @@ class TemporaryFile(io.FileIO):
         while done < len(data) and self.error is None:
             try:
                 done += self._write_some(data[done:])  # the system may take less than it is given, 2 GiB at most
-            except OSError as error:
+            except BaseException as error:  # a Ctrl-C as well
                 self.error = error
         return len(data)
 
@@ -60,7 +60,7 @@ class TemporaryFile(io.FileIO):
         if self.error is None:
             try:
                 return super().truncate(size)
-            except OSError as error:
+            except BaseException as error:
                 self.error = error
         return size
 

@@ -120,7 +120,7 @@ class Twin(nn.Module):
                  use_new_attention_order=False, max_period=10000.0):
         super().__init__()
         self.model_channels, self.max_period = model_channels, max_period
-        out_channels = in_channels if out_channels is None else out_channels
+        out_channels = out_channels or in_channels * (2 if learn_sigma else 1)
         embedding = 4 * model_channels
         widths = [int(mult * model_channels) for mult in channel_mult]
         order = "new" if use_new_attention_order else "legacy"
@@ -169,8 +169,7 @@ class Twin(nn.Module):
                     pixels *= 2
                 self.output_blocks.append(Stage(*stage))
 
-        self.out = nn.Sequential(group_norm(width), nn.SiLU(),
-                                 nn.Conv2d(width, out_channels * (2 if learn_sigma else 1), 3, padding=1))
+        self.out = nn.Sequential(group_norm(width), nn.SiLU(), nn.Conv2d(width, out_channels, 3, padding=1))
 
     def forward(self, x, t, y=None):
         embedding = self.time_embed(timestep_embedding(t, self.model_channels, self.max_period).to(x.dtype))

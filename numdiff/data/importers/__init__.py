@@ -69,14 +69,14 @@ class Report:
         if self.unreadable:
             shown = ", ".join(f"{name}: {why}" for name, why in self.unreadable[:5])
             more = ", …" if len(self.unreadable) > 5 else ""
-            lines.append(f"{_count(len(self.unreadable), 'image')} could not be read and left out ({shown}{more}).")
+            lines.append(f"{_left_out(len(self.unreadable), 'unreadable image')} ({shown}{more}).")
         if self.ignored:
-            lines.append(f"{_count(len(self.ignored), 'other file')} left out ({examples(self.ignored)}).")
+            lines.append(f"{_left_out(len(self.ignored), 'other file')} ({examples(self.ignored)}).")
         return lines + self.notes
 
 
-def _count(n, noun):
-    return f"{n:,} {noun} was" if n == 1 else f"{n:,} {noun}s were"
+def _left_out(n, noun):
+    return f"{n:,} {noun} was left out" if n == 1 else f"{n:,} {noun}s were left out"
 
 
 def import_dataset(source, out, size=None, fit="crop", channels=None, background="white", labels="auto", force=False,

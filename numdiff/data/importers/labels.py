@@ -49,11 +49,11 @@ def from_file(names, path, text, base=""):
     if without:
         raise UsageError(f"{path} gives no label to {len(without)} of {len(names)} images ({examples(without)}): "
                          "add them to it, or add --labels none.")
-    note = f"{len(missing)} names in {path} belong to no image ({examples(missing)})." if missing else None
+    note = f"{path} also names {len(missing):,} that are not among the images ({examples(missing)})."
     values = [values[i] for i in range(len(names))]
     if classes is None:
-        return *number_classes(values), note
-    return [str(name) for name in classes], [_index_in(classes, value, path) for value in values], note
+        return *number_classes(values), note if missing else None
+    return [str(name) for name in classes], [_index_in(classes, v, path) for v in values], note if missing else None
 
 
 def _index_in(classes, value, path):

@@ -1,5 +1,21 @@
-"""Matrix multiplication."""
-from .launcher import matmul_backward, matmul_forward
+"""Matrix multiplication in float32: the ladder, one rung a file. Read them in this order.
+
+    reference.py        what is computed, the derived gradients, and what it costs
+    operands.py         how a kernel is told where its matrices lie: transposes and batches without copies
+    naive.py            v1  one thread, one output
+    tiled.py            v2  tiles in shared memory: each number fetched once for a whole block
+    register_tiles.py   v3  a tile of outputs in each thread's registers: each number read once for several outputs
+    vectorised.py       v4  16-byte loads, 8 × 8 outputs a thread, the next tile fetched while this one is used
+    split_k.py          a long sum shared by many blocks
+    launcher.py         which of them runs
+
+SOURCE
+    the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
+    34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
+"""
+from .launcher import matmul_backward, matmul_forward, matmul_strided
+from .operands import Matrices
 from .reference import matmul_forward_cost, matmul_forward_reference
 
-__all__ = ["matmul_backward", "matmul_forward", "matmul_forward_cost", "matmul_forward_reference"]
+__all__ = ["Matrices", "matmul_backward", "matmul_forward", "matmul_forward_cost", "matmul_forward_reference",
+           "matmul_strided"]

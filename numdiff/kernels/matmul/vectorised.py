@@ -114,43 +114,43 @@ def make_kernel(tile_m, tile_n):
         tile_b = cuda.shared.array(SHARED_B, float32)
         t = cuda.threadIdx.x
         blocks_n = (N + tile_n - 1) // tile_n
-        first_row = cuda.blockIdx.x // blocks_n * tile_m
-        first_column = cuda.blockIdx.x % blocks_n * tile_n
+        first_row = int32(cuda.blockIdx.x // blocks_n * tile_m)
+        first_column = int32(cuda.blockIdx.x % blocks_n * tile_n)
         z = cuda.blockIdx.z
-        a_start = batch_offset(z, inner, a_outer, a_inner)
-        b_start = batch_offset(z, inner, b_outer, b_inner)
+        a_start = batch_offset(z, inner, a_outer, a_inner) + first_row * a_row
+        b_start = batch_offset(z, inner, b_outer, b_inner) + first_column * b_column
         length = int32(K_last if z == cuda.gridDim.z - 1 else K)
         a_along_k = a_k == 1
         b_along_k = b_k == 1
 
         r, k = position(t, a_along_k, tile_m)
         a_to = int32(k * ROW_A + r)
-        a_from = a_start + (first_row + r) * a_row + k * a_k
+        a_from = int32(r * a_row + k * a_k)
         a_left = int32(length - k if first_row + r < M else 0)
         r, k = position(t + THREADS, a_along_k, tile_m)
         a_to2 = int32(k * ROW_A + r)
-        a_from2 = a_start + (first_row + r) * a_row + k * a_k
+        a_from2 = int32(r * a_row + k * a_k)
         a_left2 = int32(length - k if first_row + r < M else 0)
         r, k = position(t, b_along_k, tile_n)
         b_to = int32(k * ROW_B + r)
-        b_from = b_start + (first_column + r) * b_column + k * b_k
+        b_from = int32(r * b_column + k * b_k)
         b_left = int32(length - k if first_column + r < N else 0)
         r, k = position(t + THREADS, b_along_k, tile_n)
         b_to2 = int32(k * ROW_B + r)
-        b_from2 = b_start + (first_column + r) * b_column + k * b_k
+        b_from2 = int32(r * b_column + k * b_k)
         b_left2 = int32(length - k if first_column + r < N else 0)
 
         warp = t // 32
         lane = t % 32
-        row = warp // WARPS_N * WARP_ROWS + lane // 8 * 4
-        column = warp % WARPS_N * WARP_COLUMNS + lane % 8 * 4
+        row = int32(warp // WARPS_N * WARP_ROWS + lane // 8 * 4)
+        column = int32(warp % WARPS_N * WARP_COLUMNS + lane % 8 * 4)
 
-        stash(tile_a, a_to, ROW_A, a_along_k, fetch(a, a_from, a_left > 0))
-        stash(tile_b, b_to, ROW_B, b_along_k, fetch(b, b_from, b_left > 0))
+        stash(tile_a, a_to, ROW_A, a_along_k, fetch(a, a_start + a_from, a_left > 0))
+        stash(tile_b, b_to, ROW_B, b_along_k, fetch(b, b_start + b_from, b_left > 0))
         if TWO_A:
-            stash(tile_a, a_to2, ROW_A, a_along_k, fetch(a, a_from2, a_left2 > 0))
+            stash(tile_a, a_to2, ROW_A, a_along_k, fetch(a, a_start + a_from2, a_left2 > 0))
         if TWO_B:
-            stash(tile_b, b_to2, ROW_B, b_along_k, fetch(b, b_from2, b_left2 > 0))
+            stash(tile_b, b_to2, ROW_B, b_along_k, fetch(b, b_start + b_from2, b_left2 > 0))
         cuda.syncthreads()
 
         zero = float32(0)
@@ -163,12 +163,12 @@ def make_kernel(tile_m, tile_n):
             step = int32(step + 1)
             there = step & 1
             k0 = int32(step * STEP)
-            next_a = fetch(a, a_from + k0 * a_k, k0 < a_left)
-            next_b = fetch(b, b_from + k0 * b_k, k0 < b_left)
+            next_a = fetch(a, a_start + int32(a_from + k0 * a_k), k0 < a_left)
+            next_b = fetch(b, b_start + int32(b_from + k0 * b_k), k0 < b_left)
             if TWO_A:
-                next_a2 = fetch(a, a_from2 + k0 * a_k, k0 < a_left2)
+                next_a2 = fetch(a, a_start + int32(a_from2 + k0 * a_k), k0 < a_left2)
             if TWO_B:
-                next_b2 = fetch(b, b_from2 + k0 * b_k, k0 < b_left2)
+                next_b2 = fetch(b, b_start + int32(b_from2 + k0 * b_k), k0 < b_left2)
 
             i = here * STAGE_A + row
             j = here * STAGE_B + column
@@ -189,8 +189,8 @@ def make_kernel(tile_m, tile_n):
                 stash(tile_b, there * STAGE_B + b_to2, ROW_B, b_along_k, next_b2)
             cuda.syncthreads()
 
-        row += first_row
-        column += first_column
+        row = int32(row + first_row)
+        column = int32(column + first_column)
         start = batch_offset(z, inner, c_outer, c_inner) + row * c_row
         write_row(c, start, row, column, M, N, sums[0], bias, alpha, has_bias, accumulate, by_four)
         write_row(c, start + c_row, row + 1, column, M, N, sums[1], bias, alpha, has_bias, accumulate, by_four)
@@ -209,3 +209,7 @@ def make_kernel(tile_m, tile_n):
 
 TILES = ((128, 128), (128, 64), (64, 64))
 matmul_forward_kernels_v4 = {tile: make_kernel(*tile) for tile in TILES}
+
+
+def threads_of(tile_m, tile_n):
+    return tile_m * tile_n // 64

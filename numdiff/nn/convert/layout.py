@@ -1,0 +1,37 @@
+"""PyTorch's memory layout of weights and numdiff's, and nothing else.
+
+              PyTorch              numdiff
+    conv      (C_out, C_in, h, w)  (C_out, h, w, C_in)    channels last: the operand (N, K) of a matrix product as it lies
+    attention (N, K, 1)            (N, K)                 qkv and proj_out are 1×1 convolutions over a sequence there
+    linear    (N, K)               (N, K)
+    norm      (C,)                 (C,)
+"""
+import numpy as np
+
+SEQUENCE_CONVOLUTIONS = ("qkv.weight", "proj_out.weight")  # stored with a last axis of one by guided-diffusion
+
+
+def to_numdiff_layout(state_dict):
+    """{name: float32 array in numdiff's layout} of {name: array in PyTorch's layout}."""
+    return {name: _to_numdiff(np.asarray(array)) for name, array in state_dict.items()}
+
+
+def to_torch_layout(arrays):
+    """{name: float32 array in PyTorch's layout} of {name: array in numdiff's layout}."""
+    return {name: _to_torch(name, np.asarray(array)) for name, array in arrays.items()}
+
+
+def _to_numdiff(array):
+    if array.ndim == 4:
+        array = array.transpose(0, 2, 3, 1)
+    elif array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _to_torch(name, array):
+    if array.ndim == 4:
+        array = array.transpose(0, 3, 1, 2)
+    elif array.ndim == 2 and name.endswith(SEQUENCE_CONVOLUTIONS):
+        array = array[:, :, None]
+    return np.ascontiguousarray(array, np.float32)

@@ -1,0 +1,88 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from numdiff_cli.data import data
+from PIL import Image
+
+from numdiff.data.dataset import open_dataset
+from numdiff.errors import UsageError
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: CliRunner().invoke(data, [str(a) for a in args])
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for name, colour in (("cat", "red"), ("dog", "blue")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGB", (40, 20), colour).save(tmp_path / "pictures" / name / f"{i}.jpg")
+    (tmp_path / "pictures" / "cat" / "broken.jpg").write_bytes(b"?")
+    return tmp_path / "pictures"
+
+
+def test_import_and_info(run, pictures):
+    result = run("import", pictures, "a.h5", "--size", 16)
+    assert result.exit_code == 0, result.output
+    assert "Wrote a.h5: 6 images of 16×16×3 from a folder in 2 classes (cat 3, dog 3)" in result.output
+    assert "1 unreadable image was left out (cat/broken.jpg: " in result.output and "Traceback" not in result.output
+    result = run("info", "a.h5")
+    assert result.exit_code == 0, result.output
+    for text in ("(6, 16, 16, 3)", "classes  2", "3  cat", "3  dog", "a-sheet.png"):
+        assert text in result.output
+    with Image.open("a-sheet.png") as sheet:
+        assert sheet.format == "PNG" and sheet.width > 16 * 64
+    assert sorted(os.listdir()) == ["a-sheet.png", "a.h5", "pictures"]
+
+
+def test_options(run, pictures):
+    result = run("import", pictures, "a.h5", "--size", 20, "--fit", "pad", "--grey", "--background", "black",
+                 "--labels", "none")
+    assert result.exit_code == 0, result.output
+    with open_dataset("a.h5") as dataset:
+        assert dataset.shape == (6, 20, 20, 1) and dataset.labels is None
+        assert not dataset.read([0])[0, :5].any() and dataset.read([0])[0, 5:15].all()
+    assert isinstance(run("import", pictures, "a.h5", "--size", 8).exception, UsageError)
+    assert run("import", pictures, "a.h5", "--size", 8, "--force").exit_code == 0
+    result = run("info", "a.h5", "--sheet", "x.png")
+    assert os.path.exists("x.png") and "sheet    x.png" in result.output
+    run("info", "a.h5", "--no-sheet")
+    assert not os.path.exists("a-sheet.png")
+
+
+def test_info_of_the_default_dataset(run):
+    result = run("info")
+    assert "1,906 of 64×64×3" in result.output and "386  People & Body" in result.output
+    assert os.listdir() == ["emoji64-sheet.png"]
+
+
+def test_info_without_labels(run, tmp_path):
+    np.save("a.npy", np.zeros((3, 8, 8), np.uint8))
+    assert run("import", "a.npy", "a.h5").exit_code == 0
+    assert "none (no labels)" in run("info", "a.h5").output
+
+
+@pytest.mark.parametrize("arguments", [
+    ("import", "here"), ("import", ".", "out.h5", "--size", "0"), ("import", ".", "out.h5", "--size", "big"),
+    ("import", ".", "out.h5", "--fit", "maybe"), ("info", "a", "b"), ("unknown",)])
+def test_wrong_usage(run, arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2 and "Traceback" not in result.output
+
+
+def test_help_says_what_can_be_imported(run):
+    text = run("import", "--help").output
+    assert all(word in text for word in ("zip", "cifar-10-python.tar.gz", "idx", ".npz", ".bin", "--labels", "--size"))
+
+
+def test_help_is_quick():
+    """Help needs neither NumPy nor Numba."""
+    code = "import sys, numdiff_cli.data; sys.exit('numpy' in sys.modules or 'h5py' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,176 @@
+import h5py
+import numpy as np
+import pytest
+
+from numdiff.data import dataset as D
+from numdiff.data.sheet import contact_sheet, save_sheet
+from numdiff.errors import NumdiffError, UsageError
+
+
+def write(path, images, labels=None, classes=None, **options):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=images, **options)
+        if labels is not None:
+            file["labels"] = labels
+        if classes is not None:
+            file.attrs["classes"] = classes
+    return path
+
+
+@pytest.fixture
+def images(rng):
+    return rng.integers(0, 256, (200, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture(params=["in memory", "on disk"])
+def placed(request, monkeypatch):
+    """Both ways to hold images; the second with a cache far smaller than the dataset."""
+    if request.param == "on disk":
+        monkeypatch.setattr(D, "IN_MEMORY_BYTES", 0)
+    return request.param
+
+
+def test_default_dataset():
+    with D.open_dataset() as emoji:
+        assert emoji.shape == (1906, 64, 64, 3) and len(emoji) == 1906 and emoji.image_size == 64
+        assert emoji.labels.dtype == np.int32
+        assert emoji.class_counts().tolist() == [169, 386, 159, 131, 218, 85, 264, 224, 270]
+        assert emoji.classes[0] == "Smileys & Emotion" and emoji.in_memory
+
+
+def test_reads_rows(tmp_path, images, placed):
+    path = write(tmp_path / "a.h5", images, np.arange(200) % 3, ["a", "b", "c"], chunks=(64, 8, 8, 3))
+    with D.open_dataset(path) as dataset:
+        assert dataset.in_memory == (placed == "in memory")
+        rows = [199, 0, 63, 64, 64]
+        assert np.array_equal(dataset.read(rows), images[rows])
+        out = np.empty((5, 8, 8, 3), np.uint8)
+        assert dataset.read(rows, out=out) is out and np.array_equal(out, images[rows])
+        assert np.array_equal(dataset.chunk(3), images[192:])
+        assert dataset.read([]).shape == (0, 8, 8, 3)
+        with pytest.raises(IndexError):
+            dataset.read([200])
+
+
+def test_statistics(tmp_path, images, placed):
+    with D.open_dataset(write(tmp_path / "a.h5", images)) as dataset:
+        mean, std = dataset.statistics()
+        assert np.allclose(mean, images.reshape(-1, 3).mean(0), rtol=1e-12)
+        assert np.allclose(std, images.reshape(-1, 3).std(0), rtol=1e-9)
+        assert dataset.labels is None and dataset.classes == []
+
+
+def test_smaller_images_are_averaged(tmp_path, placed):
+    image = np.zeros((1, 4, 4, 1), np.uint8)
+    image[0, :2, :2, 0] = [[1, 2], [3, 4]]  # mean 2.5, rounded up
+    image[0, 2:, 2:, 0] = [[1, 2], [2, 2]]  # mean 1.75
+    image[0, :2, 2:] = 255
+    with D.open_dataset(write(tmp_path / "a.h5", image), image_size=2) as dataset:
+        assert dataset.shape == (1, 2, 2, 1)
+        assert dataset.read([0])[0, :, :, 0].tolist() == [[3, 255], [0, 2]]
+
+
+def test_classes_are_chosen_by_name(tmp_path, images, placed):
+    labels = np.arange(200) % 3
+    path = write(tmp_path / "a.h5", images, labels.astype(np.uint8), ["cat", "dog", "Eel"])
+    with D.open_dataset(path, classes=["eel", "cat"]) as dataset:
+        kept = np.flatnonzero(labels != 1)
+        assert dataset.classes == ["cat", "Eel"] and len(dataset) == len(kept)
+        assert np.array_equal(dataset.read(np.arange(len(kept))), images[kept])
+        assert np.array_equal(dataset.labels, labels[kept] // 2)
+    with D.open_dataset(path, classes="dog") as dataset:
+        assert dataset.classes == ["dog"] and set(dataset.labels) == {0}
+    with pytest.raises(UsageError, match="no class 'cow'.*'cat', 'dog', 'Eel'"):
+        D.open_dataset(path, classes=["cow"])
+    with pytest.raises(UsageError, match="no image of"):
+        D.open_dataset(write(tmp_path / "b.h5", images, np.zeros(200, int), ["cat", "dog"]), classes=["dog"])
+    with pytest.raises(UsageError, match="no labels"):
+        D.open_dataset(write(tmp_path / "c.h5", images), classes=["dog"])
+
+
+def test_labels_without_names_are_numbered(tmp_path, images):
+    with D.open_dataset(write(tmp_path / "a.h5", images, np.arange(200) % 5)) as dataset:
+        assert dataset.classes == ["0", "1", "2", "3", "4"] and dataset.class_counts().tolist() == [40] * 5
+
+
+@pytest.mark.parametrize("array, message", [
+    (np.zeros((5, 8, 8, 3), np.float32), "is float32.*uint8"),
+    (np.zeros((5, 3, 8, 8), np.uint8), "move the channels to the end"),
+    (np.zeros((5, 8, 8), np.uint8), "1 or 3 channels"),
+    (np.zeros((5, 8, 8, 4), np.uint8), "1 or 3 channels"),
+    (np.zeros((0, 8, 8, 3), np.uint8), "no images"),
+], ids=["float", "channels first", "no channels", "four channels", "empty"])
+def test_wrong_images(tmp_path, array, message):
+    with pytest.raises(NumdiffError, match=message) as caught:
+        D.open_dataset(write(tmp_path / "a.h5", array))
+    assert "a.h5" in str(caught.value)
+
+
+@pytest.mark.parametrize("labels, classes, message", [
+    ([0, 1, 2, 3, 4], ["a", "b"], "label 2 of image 2 .* out of range: there are 2 classes"),
+    ([0, 1, -1, 0, 0], ["a", "b"], "label -1 of image 2"),
+    ([0, 1], None, "one integer for each of the 5 images"),
+    ([0.5, 1, 2, 3, 4], None, "float64"),
+], ids=["too large", "negative", "too few", "not integers"])
+def test_wrong_labels(tmp_path, labels, classes, message):
+    with pytest.raises(NumdiffError, match=message):
+        D.open_dataset(write(tmp_path / "a.h5", np.zeros((5, 8, 8, 3), np.uint8), np.array(labels), classes))
+
+
+def test_wrong_files(tmp_path, images):
+    with pytest.raises(UsageError, match="no dataset file"):
+        D.open_dataset(tmp_path / "none.h5")
+    with pytest.raises(UsageError, match="folder.*numdiff data import"):
+        D.open_dataset(tmp_path)
+    (tmp_path / "a.txt").write_text("hello")
+    with pytest.raises(NumdiffError, match="not an HDF5 file"):
+        D.open_dataset(tmp_path / "a.txt")
+    (tmp_path / "empty.h5").write_bytes(b"")
+    with pytest.raises(NumdiffError, match="not an HDF5 file"):
+        D.open_dataset(tmp_path / "empty.h5")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file.create_group("images")
+    with pytest.raises(NumdiffError, match="no dataset `images`"):
+        D.open_dataset(tmp_path / "other.h5")
+
+
+def test_truncated_and_damaged_files(tmp_path, images):
+    path = write(tmp_path / "a.h5", images, compression="gzip", chunks=(64, 8, 8, 3))
+    data = path.read_bytes()
+    (tmp_path / "short.h5").write_bytes(data[:len(data) // 2])
+    with pytest.raises(NumdiffError, match="short.h5' is truncated"):
+        D.open_dataset(tmp_path / "short.h5")
+    with h5py.File(path) as file:
+        chunk = file["images"].id.get_chunk_info(0)
+    damaged = bytearray(data)
+    damaged[chunk.byte_offset:chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    (tmp_path / "damaged.h5").write_bytes(damaged)
+    with pytest.raises(NumdiffError, match="damaged.h5' is damaged"):
+        D.open_dataset(tmp_path / "damaged.h5")
+
+
+def test_sizes_that_do_not_fit(tmp_path, images):
+    with pytest.raises(UsageError, match="size 48 does not divide the 64.*64, 32, 16, 8"):
+        D.open_dataset(image_size=48)
+    with pytest.raises(UsageError, match="size 128 does not divide"):
+        D.open_dataset(image_size=128)
+    path = write(tmp_path / "a.h5", images[:, :4])
+    with pytest.raises(UsageError, match="not square"):
+        D.open_dataset(path, image_size=4)
+    with D.open_dataset(path) as dataset, pytest.raises(NumdiffError, match="--size"):
+        assert dataset.image_size
+
+
+def test_contact_sheet(tmp_path, images):
+    path = write(tmp_path / "a.h5", images, np.arange(200) % 2, ["left", "字" * 50])
+    with D.open_dataset(path) as dataset:
+        sheet = contact_sheet(dataset)
+        assert sheet.height == 2 + 2 * (64 + 2)
+        right = np.asarray(sheet)[2:66, -66:-2]  # the last image of the first row, every pixel eight times as large
+        assert np.array_equal(right[::8, ::8], images[15 * 100 // 16 * 2])
+        with pytest.raises(NumdiffError, match="--sheet"):
+            save_sheet(dataset, tmp_path / "nowhere" / "a.png")
+    with D.open_dataset(write(tmp_path / "b.h5", images[..., :1])) as dataset:
+        assert contact_sheet(dataset).height == 2 + 13 * 66
+        save_sheet(dataset, tmp_path / "b.png")
+        assert sorted(p.name for p in tmp_path.glob("*.png")) == ["b.png"] and not list(tmp_path.glob(".*"))

@@ -1,0 +1,69 @@
+import gc
+import weakref
+
+from numdiff.device.arena import ALIGNMENT, Arena
+
+
+def make(segment=1 << 20):
+    taken = []
+
+    def take(nbytes):
+        taken.append(nbytes)
+        return (1 << 40) + sum(taken[:-1])  # segments touch each other, which must not join their blocks
+
+    return Arena(take, segment), taken
+
+
+def test_same_requests_get_the_same_addresses():
+    arena, taken = make()
+
+    def step():
+        a = arena.allocate(1000)
+        b = arena.allocate(5000)
+        addresses = [a.address, b.address]
+        del a
+        c = arena.allocate(200)
+        addresses.append(c.address)
+        del b
+        d = arena.allocate(100_000)
+        return [*addresses, d.address]
+
+    assert step() == step() == step()
+    assert len(taken) == 1
+
+
+def test_blocks_never_overlap_and_come_back():
+    arena, taken = make()
+    blocks = [arena.allocate(n) for n in (1, 255, 256, 257, 10_000, 300_000)]
+    ranges = sorted((b.address, b.address + b.nbytes) for b in blocks)
+    assert all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(b.address % ALIGNMENT == 0 for b in blocks)
+    used = sum(b.nbytes for b in blocks)
+    assert arena.used_bytes == arena.peak_bytes == used
+    for i in (3, 0, 5, 1, 4, 2):
+        blocks[i] = None
+    assert arena.used_bytes == 0 and arena.peak_bytes == used
+    assert arena.allocate(1 << 20).nbytes == 1 << 20  # all joined again into the one segment
+    assert len(taken) == 1
+
+
+def test_segments_are_not_joined():
+    arena, taken = make(1024)
+    blocks = [arena.allocate(1024), arena.allocate(1024)]
+    blocks.clear()
+    assert len(taken) == 2
+    arena.allocate(2048)
+    assert len(taken) == 3
+
+
+def test_a_dropped_block_is_freed_at_once_without_the_collector():
+    arena, _ = make()
+    gc.disable()
+    try:
+        block = arena.allocate(512)
+        assert arena.used_bytes == 512
+        del block
+        assert arena.used_bytes == 0
+    finally:
+        gc.enable()
+    assert weakref.ref(arena)() is arena

@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.kernels import dropout as D
+from numdiff.kernels.random import PURPOSE_DROPOUT, random_uniform_reference
+from tests.conftest import shapes, versions
+
+SHAPES = shapes(minimal=(1, 4), odd=(3, 5, 7), not_aligned=(5, 33), large=(4, 33, 32, 8))
+STEP = np.array([11], np.uint32)
+
+
+@SHAPES
+@versions(1, 2)
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5])
+def test_dropout(engine, rng, shape, version, probability):
+    if version == 2 and np.prod(shape[1:]) % 4:
+        pytest.skip("version 2 needs samples of a multiple of 4")
+    x, dy = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(shape).astype(np.float32)
+    numbers = np.arange(shape[0], dtype=np.uint32) + np.uint32(5)
+    where = probability, 2**40 + 3, 6, engine(STEP), engine(numbers)
+    uniform = random_uniform_reference(shape, 2**40 + 3, PURPOSE_DROPOUT + 256 * 6, STEP, numbers)
+    kept = uniform >= round(probability * 2**24) / 2**24
+    for forward, given in ((D.dropout_forward, x), (D.dropout_backward, dy)):
+        got = forward(engine(given), *where, version=version)
+        engine.check(got, np.where(kept, given.astype(np.float64) / (1 - probability), 0), 1e-6)
+        if engine.computes:
+            assert np.array_equal(download(got) != 0, kept & (given != 0))  # the same mask, bit by bit
+        engine.check_equal(got, forward(engine(given), *where, version=version))
+
+
+def test_share_and_mean(rng):
+    x = np.ones((8, 10_000), np.float32)
+    y = D.dropout_forward(x, 0.3, 1, 0, STEP, np.arange(8, dtype=np.uint32))
+    assert abs((y == 0).mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / x.size)
+    assert abs(y.mean() - 1) < 5 * np.sqrt(0.3 / 0.7 / x.size)
+
+
+def test_layers_and_steps_differ():
+    x, samples = np.ones((1, 64), np.float32), np.zeros(1, np.uint32)
+    masks = {D.dropout_forward(x, 0.5, 1, layer, np.array([step], np.uint32), samples).tobytes()
+             for layer in range(3) for step in range(3)}
+    assert len(masks) == 9
+
+
+def test_float64_stays_float64():
+    assert D.dropout_forward(np.ones((1, 4)), 0.5, 1, 0, STEP, np.zeros(1, np.uint32)).dtype == np.float64
+
+
+def test_bad_input_says_so(engine):
+    x, samples = engine(np.zeros((2, 5))), engine(np.zeros(2, np.uint32))
+    with pytest.raises(ValueError, match="probability lies in"):
+        D.dropout_forward(x, 1.0, 1, 0, engine(STEP), samples)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="use version=1"):
+            D.dropout_forward(x, 0.1, 1, 0, engine(STEP), samples, version=2)
+
+
+def test_cost():
+    assert D.dropout_forward_cost(10) == D.dropout_backward_cost(10) == (80, 10)

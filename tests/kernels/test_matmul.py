@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.kernels import matmul as P
+from numdiff.kernels.matmul import launcher, vectorised
+from tests.conftest import SIMULATED, numerical_gradient, relative_error, shapes, versions
+
+# (batch, M, N, K)
+SHAPES = shapes(minimal=(1, 4, 4, 4), odd=(2, 5, 7, 3), one_tile=(1, 64, 64, 16), not_aligned=(3, 67, 130, 45),
+                vectors=(2, 132, 68, 36), large=(1, 300, 260, 516))
+TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
+                                     ids=["nn", "nt", "tn", "tt"])
+
+
+def usable(version, shape):
+    if version == 4 and any(n % 4 for n in shape[1:]):
+        pytest.skip("version 4 needs multiples of 4")
+
+
+def operands(rng, shape, transposes=(False, False)):
+    batch, M, N, K = shape
+    a = rng.standard_normal((batch, K, M) if transposes[0] else (batch, M, K))
+    b = rng.standard_normal((batch, N, K) if transposes[1] else (batch, K, N))
+    return a, b
+
+
+@TRANSPOSES
+def test_reference_is_the_sum_of_products(rng, transposes):
+    a, b = operands(rng, (2, 3, 4, 5), transposes)
+    bias = rng.standard_normal(4)
+    c = P.matmul_forward_reference(a, b, *transposes, bias=bias, alpha=0.5)
+    for z, m, n in np.ndindex(c.shape):
+        total = sum((a[z, k, m] if transposes[0] else a[z, m, k]) * (b[z, n, k] if transposes[1] else b[z, k, n])
+                    for k in range(5))
+        assert abs(c[z, m, n] - (0.5 * total + bias[n])) < 1e-12
+
+
+@TRANSPOSES
+def test_gradient(rng, transposes):
+    a, b = operands(rng, (2, 3, 4, 5), transposes)
+    dc = rng.standard_normal((2, 3, 4))
+    da, db = P.matmul_backward(dc, a, b, *transposes, alpha=0.5)
+    assert relative_error(da, numerical_gradient(lambda v: P.matmul_forward(v, b, *transposes, alpha=0.5), a, dc)) < 1e-7
+    assert relative_error(db, numerical_gradient(lambda v: P.matmul_forward(a, v, *transposes, alpha=0.5), b, dc)) < 1e-7
+
+
+@SHAPES
+@versions(1, 2, 3, 4)
+@TRANSPOSES
+def test_matmul(engine, rng, shape, version, transposes):
+    usable(version, shape)
+    a, b = operands(rng, shape, transposes)
+    bias = rng.standard_normal(shape[2])
+    c = P.matmul_forward(engine(a), engine(b), *transposes, bias=engine(bias), alpha=0.5, version=version)
+    engine.check(c, P.matmul_forward(a, b, *transposes, bias=bias, alpha=0.5), 2e-6)
+    again = P.matmul_forward(engine(a), engine(b), *transposes, bias=engine(bias), alpha=0.5, version=version)
+    engine.check_equal(c, again)
+
+
+@SHAPES
+@versions(1, 2, 3, 4)
+def test_out(engine, rng, shape, version):
+    usable(version, shape)
+    a, b = operands(rng, shape)
+    start = rng.standard_normal((shape[0], shape[1], shape[2]))
+    out = engine(start)
+    assert P.matmul_forward(engine(a), engine(b), out=out, accumulate=True, version=version) is out
+    engine.check(out, start + a @ b, 2e-6)
+    P.matmul_forward(engine(a), engine(b), out=out, version=version)
+    engine.check(out, a @ b, 2e-6)
+
+
+@SHAPES
+@TRANSPOSES
+def test_backward(engine, rng, shape, transposes):
+    a, b = operands(rng, shape, transposes)
+    dc = rng.standard_normal((shape[0], shape[1], shape[2]))
+    got = P.matmul_backward(engine(dc), engine(a), engine(b), *transposes)
+    for ours, want in zip(got, P.matmul_backward(dc, a, b, *transposes), strict=True):
+        engine.check(ours, want, 2e-6)
+
+
+@pytest.mark.parametrize("tile", vectorised.TILES)
+@pytest.mark.parametrize("shape", [(1, 4, 4, 4), (1, 132, 136, 12)] if SIMULATED else [(2, 132, 196, 44)])
+def test_each_tile_of_version_4(engine, rng, monkeypatch, shape, tile):
+    monkeypatch.setattr(vectorised, "TILES", (tile,))
+    for transposes in ((False, False), (True, True)):
+        a, b = operands(rng, shape, transposes)
+        c = P.matmul_forward(engine(a), engine(b), *transposes)
+        engine.check(c, P.matmul_forward(a, b, *transposes), 2e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 5, 100), (1, 5, 7, 97)] if SIMULATED else
+                         [(1, 8, 5, 100), (1, 64, 27, 5000), (1, 64, 576, 4100)])
+@pytest.mark.parametrize("version", [3, 4])
+def test_split_k(engine, rng, monkeypatch, shape, version):
+    usable(version, (0, shape[1], 4, shape[3]))
+    monkeypatch.setattr(launcher, "choose_tile", lambda *a: (((64, 64)), 3))
+    _, M, N, K = shape
+    a, b, start = rng.standard_normal((K, M)), rng.standard_normal((N, K)), rng.standard_normal((M, N))
+    first, second = engine(start), engine(start)
+    for out in (first, second):
+        P.matmul_forward(engine(a), engine(b), True, True, bias=engine(start[0]), alpha=0.5, out=out, accumulate=True,
+                         version=version if engine.has_versions else None)
+    engine.check(first, start + 0.5 * (b @ a).T + start[0], 3e-6)
+    engine.check_equal(first, second)
+
+
+def test_a_small_result_of_a_long_sum_is_split():
+    tile, slices = launcher.choose_tile(1, 64, 64, 131072, 132)
+    assert slices >= 64
+    assert launcher.choose_tile(1, 4096, 4096, 4096, 132) == ((128, 128), 1)
+    assert launcher.choose_tile(64, 64, 64, 4096, 132)[1] == 1  # the batch fills the GPU, and only one batch is summed
+    length = launcher.slice_of(131071, slices)
+    assert (slices - 1) * length < 131071 <= slices * length
+
+
+def test_strided_matrices(engine, rng):
+    """Every second head of a packed array against the same columns copied out."""
+    if not engine.has_versions:
+        return
+    B, heads, T, HS = 2, 3, 5, 8
+    x = rng.standard_normal((B, T, heads, 2, HS))
+    packed, out = engine(x.reshape(B, T, -1)), engine.zeros((B, heads, T, T))
+    row = 2 * heads * HS
+    left = P.Matrices(packed, row, 1, outer=T * row, inner=2 * HS)
+    right = left._replace(start=HS)
+    target = P.Matrices(out, T, 1, outer=heads * T * T, inner=T * T)
+    for version in (1, 2, 3, 4):
+        P.matmul_strided(left, right.T, target, T, T, HS, B, heads, version=version)
+        want = np.einsum("bthc,bshc->bhts", x[:, :, :, 0], x[:, :, :, 1])
+        engine.check(out, want, 2e-6)
+        if engine.computes:
+            download(out)
+
+
+def test_errors_say_what_to_do(engine, rng):
+    a, b = engine(np.ones((4, 5))), engine(np.ones((4, 6)))
+    with pytest.raises(ValueError, match="check transpose_a"):
+        P.matmul_forward(a, b)
+    with pytest.raises(ValueError, match="pass out="):
+        P.matmul_forward(a, b, transpose_a=True, accumulate=True)
+    with pytest.raises(ValueError, match=r"bias has shape \(5,\)"):
+        P.matmul_forward(a, b, transpose_a=True, bias=engine(np.ones(5)))
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="use version=3"):
+            P.matmul_forward(a, b, transpose_a=True, version=4)
+        with pytest.raises(ValueError, match="no version 9"):
+            P.matmul_forward(a, b, transpose_a=True, version=9)
+
+
+def test_cost():
+    assert P.matmul_forward_cost(2, 3, 4, 5) == (4 * 2 * (15 + 20 + 12), 2 * 2 * 3 * 4 * 5)

@@ -1,0 +1,117 @@
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.nn import Tape, Tensor, UNet
+from numdiff.nn import functional as F
+from tests.conftest import numerical_gradient, relative_error
+
+
+def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
+    x = rng.standard_normal((3, 8))
+    dy = rng.standard_normal((3, 8))
+
+    def value(v):
+        s = v / (1 + np.exp(-v))
+        return s + v + s
+
+    leaf = Tensor(engine(x), requires_grad=True)
+    with Tape() as tape:
+        s = F.silu(leaf)
+        y = F.add(F.add(s, leaf), s)
+    tape.backward(y, engine(dy))
+    engine.check(leaf.grad, numerical_gradient(value, x, dy), 1e-5)
+
+
+def test_nothing_is_recorded_without_a_tape_or_without_a_need():
+    x = Tensor(np.ones((2, 4), np.float32))
+    assert F.silu(x).slot is None
+    with Tape() as tape:
+        F.silu(x)
+    assert tape.records == []
+    with pytest.raises(ValueError, match="requires_grad"):
+        tape.backward(x)
+
+
+def test_tapes_nest_and_end_with_their_context():
+    x = Tensor(np.ones(4, np.float32), requires_grad=True)
+    with Tape() as outer:
+        F.silu(x)
+        with Tape() as inner:
+            F.silu(x)
+    F.silu(x)
+    assert len(outer.records) == len(inner.records) == 1
+
+
+def test_activations_are_freed_as_the_tape_is_played_back_without_the_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        x = Tensor(np.ones((4, 4), np.float32), requires_grad=True)
+        with Tape() as tape:
+            a = F.silu(x)
+            b = F.silu(a)
+        alive = weakref.ref(a.data)
+        del a
+        assert alive() is not None  # the second silu keeps its input
+        tape.backward(b, np.ones((4, 4), np.float32))
+        assert alive() is None and tape.records == []
+    finally:
+        gc.enable()
+
+
+def test_check_finite_names_the_module_and_the_operation():
+    model = tiny()
+    weights = model.arrays()
+    weights["middle_block.0.in_layers.2.weight"][0] = np.inf
+    model.load_arrays(weights)
+    x = Tensor(np.ones((1, 8, 8, 3), np.float32))
+    with pytest.raises(FloatingPointError, match="middle_block.0.in_layers.2 conv2d is the first non-finite"), \
+            Tape(check_finite=True), np.errstate(all="ignore"):
+        model(x, np.zeros(1, np.int32))
+
+
+def tiny(**options):
+    return UNet(**{"image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
+                   "attention_resolutions": (4,), "device": "cpu", **options})
+
+
+def test_parameter_gradients_accumulate_over_two_backwards(rng):
+    model = tiny()
+    model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
+    x, g = rng.standard_normal((2, 2, 8, 8, 3)).astype(np.float32)
+    t = np.array([3, 500], np.int32)
+
+    def backward():
+        with Tape() as tape:
+            y = model(Tensor(x), t)
+        tape.backward(y, g)
+
+    backward()
+    once = model.parameters.grad.copy()
+    backward()
+    assert relative_error(model.parameters.grad, 2 * once.astype(np.float64)) < 1e-6
+    assert np.abs(once).max() > 0
+
+
+def test_the_whole_model_against_central_differences(rng):
+    model = tiny(use_scale_shift_norm=True, num_classes=3)
+    model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
+    x, g = rng.standard_normal((2, 2, 8, 8, 3)).astype(np.float32)
+    t, y = np.array([3, 500], np.int32), np.array([2, 0], np.int32)
+    with Tape() as tape:
+        out = model(Tensor(x), t, y)
+    tape.backward(out, g)
+    gradient = model.gradients()
+    weights = model.arrays()
+    direction = {k: rng.standard_normal(v.shape).astype(np.float32) * (np.abs(v).mean() + 1e-3) for k, v in weights.items()}
+    values = []
+    for sign in (1, -1):
+        model.load_arrays({k: v + sign * 1e-2 * direction[k] for k, v in weights.items()})
+        values.append(float(np.sum(download(model(Tensor(x), t, y).data).astype(np.float64) * g)))
+    slope = (values[0] - values[1]) / 2e-2
+    expected = sum(float(np.sum(gradient[k].astype(np.float64) * direction[k])) for k in weights)
+    assert abs(slope - expected) <= 2e-2 * abs(expected)
