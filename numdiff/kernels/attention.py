@@ -8,17 +8,18 @@ SHAPES
     qkv (B, T, 3C) float32, C = heads · HS; y (B, T, C); probabilities (B, heads, T, T)
     the channels of qkv are [head][q, k, v][HS] in order "legacy", [q, k, v][head][HS] in order "new"
 VERSIONS
-    those of matmul/ and softmax.py. q, k and v are never taken out of qkv: the matmul kernels are told where their rows lie
-    (3C apart) and where the next head starts, and y is written with its heads side by side, as the next layer reads it.
+    those of matmul/ and softmax.py. q, k and v are never taken out of qkv: the matmul kernels are told where their
+    rows lie (3C apart) and where the next head starts, and y is written as the next layer reads it, heads side by side.
 LAUNCH
     forward three launches, backward five; batch B · heads.
 DETERMINISM
     as its parts.
 COST
-    forward 4·B·heads·T²·HS FLOPs, backward twice that; probabilities are written, read and rewritten: 4·B·heads·T² bytes
-    each time, which is the roof for small HS.
+    forward 4·B·heads·T²·HS FLOPs, backward twice that; the probabilities are written, rewritten and read: 4·B·heads·T²
+    bytes each time, which is the roof for small HS.
 SOURCE
-    Vaswani et al. 2017, arXiv:1706.03762, eq. 1. The two orders: guided-diffusion's QKVAttentionLegacy and QKVAttention.
+    Vaswani et al. 2017, arXiv:1706.03762, eq. 1. The two orders: guided-diffusion's QKVAttentionLegacy and
+    QKVAttention.
 READ NEXT
     numdiff/nn/unet.py, which uses it at 16 × 16 and 8 × 8 pixels.
 """
@@ -28,13 +29,7 @@ import numpy as np
 
 from ..device import empty, is_device, over_batch
 from .matmul import Matrices, matmul_strided
-from .softmax import (
-    softmax_backward,
-    softmax_backward_reference,
-    softmax_forward,
-    softmax_forward_reference,
-)
-
+from .softmax import softmax_backward, softmax_backward_reference, softmax_forward, softmax_forward_reference
 
 # References -----------------------------------------------------------------------------------------------------------
 

@@ -1,15 +1,49 @@
-"""LayerNorm. (kernels to follow)"""
+"""LayerNorm: every row normalised by its own mean and deviation.
+
+MATHEMATICS
+        mean = Σ_c x / C          var = Σ_c (x - mean)² / C          rstd = 1 / √(var + eps)
+        xhat = (x - mean) · rstd          y = xhat · weight[c] + bias[c]      (weight and bias may be absent: 1 and 0)
+    Backward, with h = dy · weight and averages over the row:
+        dbias[c] += Σ_rows dy          dweight[c] += Σ_rows dy · xhat
+        dx = rstd · (h - average(h) - xhat · average(h · xhat))
+SHAPES
+    x, y, dx, dy (..., C) float32; weight, bias (C,) or None; mean, rstd (rows,): the other axes in one
+VERSIONS
+    v1 a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
+    v2 a warp a row: its 32 threads exchange registers (shuffles), five times a sum and no barrier; 16-byte loads.
+LAUNCH
+    v1 a block of 256 threads for every row, 1 or 2 KiB of shared memory; v2 256 threads for eight rows, none.
+    Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 8 KiB, then reduce.py.
+DETERMINISM
+    no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
+COST
+    forward: 8 n bytes (a row is read three times, but only once from memory: then it lies in the L1 cache).
+    backward: 12 n bytes for dx, 8 n more for dweight and dbias. Roof: memory bandwidth.
+SOURCE
+    Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9, shfl.sync.
+READ NEXT
+    softmax.py, the same two reductions a row, one of them a maximum.
+"""
+import math
+
 import numpy as np
 
-from ..device import is_device
-from .reduce import column_sum
+from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, zeros
+from .reduce import BLOCK, add_column_sums, column_sum_reference, cut, tree_sum
+
+BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # shared elements for two sums a thread; for two in each of its four columns
+WARP = 32
+ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
+ALL_LANES = 0xffffffff  # every thread of the warp takes part in a shuffle
 
 
-def layernorm_forward_reference(x, weight, bias, eps=1e-5):
+# References -----------------------------------------------------------------------------------------------------------
+
+def layernorm_forward_reference(x, weight=None, bias=None, eps=1e-5):
     rows = x.reshape(-1, x.shape[-1])
     mean = rows.mean(1)
-    y = rows - mean[:, None]
-    rstd = 1 / np.sqrt(np.einsum("rc,rc->r", y, y) / x.dtype.type(x.shape[-1]) + x.dtype.type(eps))
+    y = rows - mean[:, None]  # centred first: its squares lose nothing
+    rstd = (1 / np.sqrt(np.einsum("rc,rc->r", y, y) / rows.shape[1] + eps)).astype(x.dtype, copy=False)
     y *= rstd[:, None]
     if weight is not None:
         y *= weight
@@ -18,31 +52,255 @@ def layernorm_forward_reference(x, weight, bias, eps=1e-5):
     return y.reshape(x.shape), mean, rstd
 
 
-def layernorm_backward_reference(dy, x, weight, mean, rstd, dweight, dbias):
-    C = x.shape[-1]
-    g, xhat = dy.reshape(-1, C), x.reshape(-1, C) - mean[:, None]
+def layernorm_backward_reference(dy, x, weight, mean, rstd, dweight=None, dbias=None):
+    g, xhat = dy.reshape(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]) - mean[:, None]
     xhat *= rstd[:, None]
     if dweight is not None:
-        dweight += column_sum(g * xhat)
+        dweight += column_sum_reference(g * xhat)
     if dbias is not None:
-        dbias += column_sum(g)
-    dx = g * (1 if weight is None else weight)
-    xhat *= (np.einsum("rc,rc->r", dx, xhat) / x.dtype.type(C))[:, None]
-    xhat += dx.mean(1)[:, None]
-    dx -= xhat
-    dx *= rstd[:, None]
-    return dx.reshape(x.shape)
+        dbias += column_sum_reference(g)
+    h = g.copy() if weight is None else g * weight
+    xhat *= (np.einsum("rc,rc->r", h, xhat) / x.shape[-1])[:, None]
+    xhat += h.mean(1)[:, None]
+    h -= xhat
+    h *= rstd[:, None]
+    return h.reshape(x.shape)
 
 
-def layernorm_forward(x, weight, bias, eps=1e-5, version=None):
-    """(y, mean (rows,), rstd (rows,)) of x (..., C)."""
+# v1: a block a row ----------------------------------------------------------------------------------------------------
+# `affine` is 0 where there are no weight and bias; x stands in for them then, and is not read as such.
+
+@cuda.jit
+def layernorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, C, eps, affine):
+    tile = cuda.shared.array(BLOCK, float32)
+    t, row = cuda.threadIdx.x, cuda.blockIdx.x
+    total = float32(0)
+    for c in range(t, C, BLOCK):
+        total += x[row * C + c]
+    tile[t] = total
+    tree_sum(tile, 1, t, 1, BLOCK)
+    average = tile[0] / float32(C)
+    cuda.syncthreads()  # all have read tile[0] before it is written again
+    total = float32(0)
+    for c in range(t, C, BLOCK):
+        d = x[row * C + c] - average
+        total += d * d
+    tile[t] = total
+    tree_sum(tile, 1, t, 1, BLOCK)
+    scale = float32(1) / math.sqrt(tile[0] / float32(C) + eps)
+    for c in range(t, C, BLOCK):
+        xhat = (x[row * C + c] - average) * scale
+        y[row * C + c] = xhat * weight[c] + bias[c] if affine else xhat
+    if t == 0:
+        mean[row] = average
+        rstd[row] = scale
+
+
+@cuda.jit
+def layernorm_backward_kernel_v1(dy, x, weight, mean, rstd, dx, C, affine):
+    tile = cuda.shared.array(BLOCK2, float32)
+    t, row = cuda.threadIdx.x, cuda.blockIdx.x
+    average, scale = mean[row], rstd[row]
+    sum_h = sum_hx = float32(0)
+    for c in range(t, C, BLOCK):
+        h = dy[row * C + c] * weight[c] if affine else dy[row * C + c]
+        sum_h += h
+        sum_hx += h * (x[row * C + c] - average) * scale
+    tile[t], tile[BLOCK + t] = sum_h, sum_hx
+    tree_sum(tile, 2, t, 1, BLOCK)
+    average_h, average_hx = tile[0] / float32(C), tile[BLOCK] / float32(C)
+    for c in range(t, C, BLOCK):
+        h = dy[row * C + c] * weight[c] if affine else dy[row * C + c]
+        dx[row * C + c] = scale * (h - average_h - (x[row * C + c] - average) * scale * average_hx)
+
+
+@cuda.jit
+def layernorm_parameter_kernel_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
+    """dweight and dbias, a thread a column: as naive as version 1 of the sums in reduce.py."""
+    c = cuda.grid(1)
+    if c < C:
+        sum_gx = sum_g = float32(0)
+        for row in range(rows):
+            g = dy[row * C + c]
+            sum_gx += g * (x[row * C + c] - mean[row]) * rstd[row]
+            sum_g += g
+        dweight[c] += sum_gx
+        dbias[c] += sum_g
+
+
+# v2: a warp a row -----------------------------------------------------------------------------------------------------
+# The lanes of a warp can read each other's registers. In five exchanges, with the lane 16, 8, 4, 2, 1 away, every lane
+# has the sum of all 32, without shared memory and without waiting for other warps.
+
+@cuda.jit(device=True)
+def warp_sum(value):
+    """The sum over the warp's 32 lanes, in every lane (a + b = b + a, so all hold the same bits)."""
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 16)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 2)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 1)
+    return value
+
+
+@cuda.jit
+def layernorm_forward_kernel_v2(x, weight, bias, y, mean, rstd, rows, C, eps, affine):
+    lane = cuda.threadIdx.x % WARP
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
+    if row < rows:  # the same for all lanes of a warp, so no shuffle misses one
+        first = row * C
+        total = float32(0)
+        for c in range(lane * 4, C, WARP * 4):
+            x0, x1, x2, x3 = load4(x, first + c)
+            total += (x0 + x1) + (x2 + x3)
+        average = warp_sum(total) / float32(C)
+        total = float32(0)
+        for c in range(lane * 4, C, WARP * 4):
+            x0, x1, x2, x3 = load4(x, first + c)
+            x0, x1, x2, x3 = x0 - average, x1 - average, x2 - average, x3 - average
+            total += (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
+        scale = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
+        for c in range(lane * 4, C, WARP * 4):
+            x0, x1, x2, x3 = load4(x, first + c)
+            x0, x1 = (x0 - average) * scale, (x1 - average) * scale
+            x2, x3 = (x2 - average) * scale, (x3 - average) * scale
+            if affine:
+                w0, w1, w2, w3 = load4(weight, c)
+                b0, b1, b2, b3 = load4(bias, c)
+                x0, x1, x2, x3 = x0 * w0 + b0, x1 * w1 + b1, x2 * w2 + b2, x3 * w3 + b3
+            store4(y, first + c, x0, x1, x2, x3)
+        if lane == 0:
+            mean[row] = average
+            rstd[row] = scale
+
+
+@cuda.jit(device=True)
+def load_row(dy, x, weight, i, c, average, scale, affine):
+    """h = dy · weight and xhat of four columns."""
+    h0, h1, h2, h3 = load4(dy, i)
+    x0, x1, x2, x3 = load4(x, i)
+    if affine:
+        w0, w1, w2, w3 = load4(weight, c)
+        h0, h1, h2, h3 = h0 * w0, h1 * w1, h2 * w2, h3 * w3
+    return (h0, h1, h2, h3, (x0 - average) * scale, (x1 - average) * scale, (x2 - average) * scale,
+            (x3 - average) * scale)
+
+
+@cuda.jit
+def layernorm_backward_kernel_v2(dy, x, weight, mean, rstd, dx, rows, C, affine):
+    lane = cuda.threadIdx.x % WARP
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
+    if row < rows:
+        first, average, scale = row * C, mean[row], rstd[row]
+        sum_h = sum_hx = float32(0)
+        for c in range(lane * 4, C, WARP * 4):
+            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(dy, x, weight, first + c, c, average, scale, affine)
+            sum_h += (h0 + h1) + (h2 + h3)
+            sum_hx += (h0 * x0 + h1 * x1) + (h2 * x2 + h3 * x3)
+        a, k = warp_sum(sum_h) / float32(C), warp_sum(sum_hx) / float32(C)
+        for c in range(lane * 4, C, WARP * 4):
+            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(dy, x, weight, first + c, c, average, scale, affine)
+            store4(dx, first + c, scale * (h0 - a - x0 * k), scale * (h1 - a - x1 * k), scale * (h2 - a - x2 * k),
+                   scale * (h3 - a - x3 * k))
+
+
+@cuda.jit
+def layernorm_parameter_kernel_v2(dy, x, mean, rstd, partial, rows, C, lanes, chunk):
+    """Σ dy · xhat and Σ dy of every column in every chunk of rows: (2, chunks, C)."""
+    tile = cuda.shared.array(BLOCK8, float32)
+    t = cuda.threadIdx.x
+    rows_at_once = BLOCK // lanes
+    row = t // lanes
+    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    start = cuda.blockIdx.x * chunk
+    a0 = a1 = a2 = a3 = s0 = s1 = s2 = s3 = float32(0)
+    if row < rows_at_once and c < C:
+        for r in range(start + row, min(start + chunk, rows), rows_at_once):
+            g0, g1, g2, g3, x0, x1, x2, x3 = load_row(dy, x, dy, r * C + c, c, mean[r], rstd[r], 0)
+            a0 += g0 * x0
+            a1 += g1 * x1
+            a2 += g2 * x2
+            a3 += g3 * x3
+            s0 += g0
+            s1 += g1
+            s2 += g2
+            s3 += g3
+    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = a0, a1, a2, a3
+    tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t] = s0, s1, s2, s3
+    tree_sum(tile, 8, t, lanes, rows_at_once)
+    if row == 0 and c < C:
+        i = cuda.blockIdx.x * C + c
+        store4(partial, i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
+        i += cuda.gridDim.x * C
+        store4(partial, i, tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t])
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def _check(x, weight, version):
+    """(rows, C, version); version 2 needs a device that has shuffles, which Numba's simulator has not."""
+    C = x.shape[-1]
+    if weight is not None and tuple(weight.shape) != (C,):
+        raise ValueError(f"layernorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
+    if version is None:
+        version = 2 if C % 4 == 0 and is_device(x) and x.backend.name != "simulator" else 1
+    if version == 2 and C % 4:
+        raise ValueError(f"version 2 takes four columns at a time, and {C} is not a multiple of 4; use version=1")
+    return x.size // C, C, version
+
+
+def layernorm_forward(x, weight=None, bias=None, eps=1e-5, version=None):
+    """(y, mean (rows,), rstd (rows,)) of x (..., C); weight and bias are both given or both None."""
+    rows, C, version = _check(x, weight, version)
+    if (weight is None) != (bias is None):
+        raise ValueError("layernorm takes weight and bias together or neither; pass ones or zeros for the missing one")
     if not is_device(x):
         return layernorm_forward_reference(x, weight, bias, eps)
-    raise NotImplementedError
+    y, mean, rstd = empty_like(x), empty((rows,), np.float32, like=x), empty((rows,), np.float32, like=x)
+    affine, x_, y_ = int(weight is not None), x.reshape(-1), y.reshape(-1)
+    weight, bias = (weight, bias) if affine else (x_, x_)
+    if version == 1:
+        launch(layernorm_forward_kernel_v1, rows, BLOCK, x_, weight, bias, y_, mean, rstd, C, float(eps), affine)
+    else:
+        launch(layernorm_forward_kernel_v2, -(-rows // ROWS), BLOCK, x_, weight, bias, y_, mean, rstd, rows, C,
+               float(eps), affine)
+    return y, mean, rstd
 
 
-def layernorm_backward(dy, x, weight, mean, rstd, dweight, dbias, version=None):
+def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, version=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias` (None: not wanted)."""
+    rows, C, version = _check(x, weight, version)
     if not is_device(x):
         return layernorm_backward_reference(dy, x, weight, mean, rstd, dweight, dbias)
-    raise NotImplementedError
+    dx, affine = empty_like(x), int(weight is not None)
+    dy_, x_, dx_ = dy.reshape(-1), x.reshape(-1), dx.reshape(-1)
+    weight = weight if affine else x_
+    if version == 1:
+        launch(layernorm_backward_kernel_v1, rows, BLOCK, dy_, x_, weight, mean, rstd, dx_, C, affine)
+    else:
+        launch(layernorm_backward_kernel_v2, -(-rows // ROWS), BLOCK, dy_, x_, weight, mean, rstd, dx_, rows, C, affine)
+    if dweight is None and dbias is None:
+        return dx
+    dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
+    if version == 1:
+        launch(layernorm_parameter_kernel_v1, -(-C // BLOCK), BLOCK, dy_, x_, mean, rstd, dweight, dbias, rows, C)
+    else:
+        lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
+        partial = empty((2, chunks, C), np.float32, like=x)
+        launch(layernorm_parameter_kernel_v2, (chunks, tiles), BLOCK, dy_, x_, mean, rstd, partial.reshape(-1), rows, C,
+               lanes, chunk)
+        add_column_sums(partial, dweight, dbias)
+    return dx
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def layernorm_forward_cost(M, C):
+    """(bytes, FLOPs) over M rows of C columns."""
+    return 4 * 2 * M * C, 8 * M * C
+
+
+def layernorm_backward_cost(M, C, parameters=True):
+    """(bytes, FLOPs): dx from dy and x, and the sums for dweight and dbias, which read both again."""
+    n = M * C
+    return 4 * (5 if parameters else 3) * n, n * (15 if parameters else 10)

@@ -6,14 +6,14 @@ MATHEMATICS
 SHAPES
     x, y, dy, dx (..., N) float32: read as (rows, N)
 VERSIONS
-    v1 one block a row: its 256 threads each see every 256th element, and meet in shared memory to combine what they found
-       in a tree of eight steps with a barrier each.
+    v1 one block a row: its 128 threads each see every 128th element, and meet in shared memory to combine what they
+       found in a tree of seven steps with a barrier each.
     v2 one warp a row: 32 threads need no barrier and no shared memory, for they can read each other's registers
        (shuffles, five steps). And maximum and sum come from one pass over the row: a thread whose maximum grows
        multiplies the sum it has by e^(old − new). The forward reads x twice instead of three times.
     v3 as v2 with 16-byte loads and stores: a quarter of the memory instructions.
 LAUNCH
-    v1 one block of 256 threads a row, 1 KiB of shared memory; v2, v3 one block of 256 threads for eight rows.
+    v1 one block of 128 threads a row, 512 bytes of shared memory; v2, v3 one block of 128 threads for four rows.
 DETERMINISM
     which thread adds which element, and the tree, depend on N alone.
 COST
@@ -30,7 +30,7 @@ import numpy as np
 
 from ..device import cuda, empty_like, float32, is_device, launch, load4, store4
 
-BLOCK = 256  # threads: a power of two, for the tree
+BLOCK = 128  # threads: a power of two, for the tree
 WARP = 32
 ROWS = BLOCK // WARP  # that a block of v2 and v3 takes, one to each of its warps
 LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf − inf = NaN
@@ -235,7 +235,7 @@ def _launch_rows(kernels, arrays, scale, version):
     if version == 1:
         launch(kernels[0], rows, BLOCK, *flat, N, float(scale))
     elif version == 3 and not wide:
-        raise ValueError(f"version 3 moves four elements at a time, and rows of {N} are not made of fours; use version=2")
+        raise ValueError(f"version 3 moves four elements at a time, rows of {N} are not made of fours; use version=2")
     else:
         launch(kernels[version - 1], -(-rows // ROWS), BLOCK, *flat, rows, N, float(scale))
     return arrays[-1]

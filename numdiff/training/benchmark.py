@@ -5,8 +5,7 @@ import time
 import numpy as np
 
 from ..errors import UsageError
-from ..nn import UNet
-from .trainer import Trainer
+from .build import build_model, build_trainer
 
 
 class RandomImages:
@@ -27,13 +26,11 @@ def bench_step(options, steps=20, warmup=5):
     """
     if steps < 1 or warmup < 0:
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
-    from .trainer import model_from_options, trainer_arguments
     started = time.perf_counter()
     num_classes = 10 if options.class_cond else None
-    model = model_from_options(options, num_classes)
-    assert isinstance(model, UNet)
+    model = build_model(options, num_classes=num_classes)
     images = RandomImages(options.batch, options.image_size, model.in_channels, num_classes)
-    trainer = Trainer(model, images, **trainer_arguments(options))
+    trainer = build_trainer(options, model, images)
     step = trainer.step_function
     step.load(images.images, images.labels)
     step.run()

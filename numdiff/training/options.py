@@ -77,8 +77,8 @@ class TrainOptions:
     flip: bool = setting(False, "Data", "Mirror each image with probability one half.")
 
     model_channels: int = setting(64, "Model", "Channels of the first level; a multiple of 32.", unit="N", low=1)
-    channel_mult: tuple = setting((1, 2, 3, 4), "Model", "Channels of each level, as multiples of --model-channels; each "
-                                  "level halves the size.", unit="N,N,…", low=1)
+    channel_mult: tuple = setting((1, 2, 3, 4), "Model", "Channels of each level, in multiples of --model-channels; "
+                                  "each level halves the size.", unit="N,N,…", low=1)
     num_res_blocks: int = setting(2, "Model", "Residual blocks a level.", unit="N", low=1)
     attention_resolutions: tuple = setting((16, 8), "Model", "Image sizes at which there is attention; `none` for only "
                                            "the one in the middle.", unit="PX,…", low=1)
@@ -135,8 +135,8 @@ class TrainOptions:
         """The options that `to_json` gave; settings that a newer numdiff has added keep their defaults."""
         unknown = values.keys() - FIELDS.keys()
         if unknown:
-            raise NumdiffError(f"the run has settings that this numdiff does not know ({', '.join(sorted(unknown))}); use "
-                               "the version that wrote it.")
+            raise NumdiffError("the run has settings that this numdiff does not know "
+                               f"({', '.join(sorted(unknown))}); use the version that wrote it.")
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
     def save(self, path):

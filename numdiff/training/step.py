@@ -102,7 +102,10 @@ class TrainingStep:
             self.run(check_finite=True)
         except FloatingPointError as error:
             return str(error)
-        return "the global gradient norm is the first non-finite tensor"
+        for name, gradient in self.model.gradients().items():
+            if not np.isfinite(gradient).all():
+                return f"gradient of {name} is the first non-finite tensor"
+        return "the global gradient norm is the first non-finite tensor (the squares of the gradients overflow)"
 
     def synchronize(self):
         synchronize(self.model.backend)

@@ -5,7 +5,7 @@ from numdiff.kernels import attention as A
 from tests.conftest import numerical_gradient, relative_error, shapes
 
 # (B, T, heads, HS)
-SHAPES = shapes(minimal=(1, 4, 1, 4), odd=(2, 3, 2, 5), one_group=(2, 64, 1, 32), not_aligned=(2, 49, 3, 20),
+SHAPES = shapes(minimal=(1, 4, 1, 4), odd=(1, 3, 2, 5), one_group=(2, 64, 1, 32), not_aligned=(2, 49, 3, 20),
                 large=(2, 256, 3, 64))
 ORDERS = pytest.mark.parametrize("order", ["legacy", "new"])
 

@@ -41,8 +41,10 @@ def test_gradient(rng, transposes):
     a, b = operands(rng, (2, 3, 4, 5), transposes)
     dc = rng.standard_normal((2, 3, 4))
     da, db = P.matmul_backward(dc, a, b, *transposes, alpha=0.5)
-    assert relative_error(da, numerical_gradient(lambda v: P.matmul_forward(v, b, *transposes, alpha=0.5), a, dc)) < 1e-7
-    assert relative_error(db, numerical_gradient(lambda v: P.matmul_forward(a, v, *transposes, alpha=0.5), b, dc)) < 1e-7
+    want_a = numerical_gradient(lambda v: P.matmul_forward(v, b, *transposes, alpha=0.5), a, dc)
+    want_b = numerical_gradient(lambda v: P.matmul_forward(a, v, *transposes, alpha=0.5), b, dc)
+    assert relative_error(da, want_a) < 1e-7
+    assert relative_error(db, want_b) < 1e-7
 
 
 @SHAPES

@@ -4,7 +4,7 @@ import pytest
 from numdiff.kernels import reduce as R
 from tests.conftest import SIMULATED, shapes, versions
 
-SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 7), one_row=(1, 130), not_aligned=(2, 600, 33), small=(32, 2048),
+SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 7), aligned=(2, 5, 12), one_row=(1, 130), not_aligned=(2, 600, 33), small=(32, 2048),
                 large=(3, 37, 41, 64), wide=(2, 1000, 516))
 
 
@@ -90,3 +90,12 @@ def test_wrong_arguments_say_so(engine):
     if engine.has_versions:
         with pytest.raises(ValueError, match="multiple of 4"):
             R.column_sum(x, version=3)
+
+
+@versions(2, 3)
+def test_two_passes(engine, rng, monkeypatch, version):
+    """Two passes and unequal chunks, made small enough for the simulator."""
+    monkeypatch.setattr(R, "DIRECT", 4)
+    x = rng.standard_normal((2, 70, 128))
+    assert R.cut(2, 70, 128, 4)[3] == 2
+    engine.check(R.sample_sum(engine(x), version=version), x.sum(1), 1e-6)

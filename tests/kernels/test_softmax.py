@@ -6,7 +6,7 @@ import pytest
 from numdiff.kernels import softmax as S
 from tests.conftest import numerical_gradient, relative_error, shapes, versions
 
-SHAPES = shapes(minimal=(1, 4), odd=(2, 3, 7), one_group=(9, 32), not_aligned=(17, 129), large=(3, 5, 64, 1024))
+SHAPES = shapes(minimal=(1, 4), odd=(3, 7), one_group=(9, 32), not_aligned=(17, 129), large=(3, 5, 64, 1024))
 
 
 def usable(engine, version, shape):
@@ -38,7 +38,7 @@ def test_softmax(engine, rng, shape, version):
     y = S.softmax_forward(engine(x), 0.7, version=version)
     engine.check(y, S.softmax_forward(x, 0.7), 1e-6)
     engine.check_equal(y, S.softmax_forward(engine(x), 0.7, version=version))
-    y = S.softmax_forward(x, 0.7)
+    y = S.softmax_forward(x / 5, 0.7)  # where no probability is near 1, or dy − mean would be all rounding
     dx = S.softmax_backward(engine(dy), engine(y), 0.7, version=version)
     engine.check(dx, S.softmax_backward(dy, y, 0.7), 2e-6)
     engine.check_equal(dx, S.softmax_backward(engine(dy), engine(y), 0.7, version=version))

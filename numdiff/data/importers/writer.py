@@ -1,4 +1,5 @@
 """Writes a dataset file image by image, under a temporary name until it is whole."""
+import errno
 import os
 from array import array
 
@@ -9,6 +10,49 @@ from ...errors import NumdiffError, UsageError
 from ..dataset import CHUNK
 
 GZIP = 4  # emoji shrink to a quarter, photos hardly; unpacking is as fast at every level
+
+
+class PatientFile:
+    """A file for HDF5 to write to, that keeps a failed write to itself: `error` tells afterwards.
+
+    HDF5 cannot bear a full disk: it fails again when the file is closed, and then crashes the process at its end. So it
+    is told that all went well, and the file that it believes to have written is thrown away.
+    """
+
+    def __init__(self, path):
+        self._file = open(path, "w+b", buffering=0)  # HDF5 gathers its writes itself
+        self.error = None
+        self.read, self.readinto, self.seek, self.tell = (
+            self._file.read, self._file.readinto, self._file.seek, self._file.tell)
+
+    def write(self, data):
+        data = memoryview(data).cast("B")
+        done = 0
+        try:
+            while self.error is None and done < len(data):  # the system may take less than it is offered
+                done += self._file.write(data[done:])
+        except OSError as error:
+            self.error = error
+        return len(data)
+
+    def truncate(self, size):
+        try:
+            return self._file.truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+            return size
+
+    def flush(self):
+        pass
+
+    def close(self):
+        """Make what was written durable, unless something failed."""
+        try:
+            if self.error is None:
+                os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            self.error = self.error or error
 
 
 class Writer:
@@ -24,7 +68,7 @@ class Writer:
         if os.path.exists(self.path) and not force:
             raise UsageError(f"{self.path!r} exists already: choose another name, or add --force to replace it.")
         self._temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-        self._file = self._images = None
+        self._disk = self._file = self._images = None
         self._waiting, self._count = [], 0
         self._labels, self._names = array("q"), []
 
@@ -54,10 +98,7 @@ class Writer:
                 self._file.attrs.create("classes", classes, dtype=h5py.string_dtype())
             if self._names:
                 self._file.create_dataset("names", data=self._names, dtype=h5py.string_dtype())
-            self._file.close()
-            self._file = None
-            with open(self._temporary, "rb+") as file:
-                os.fsync(file.fileno())
+            self._close()
             os.replace(self._temporary, self.path)
         except (OSError, RuntimeError, ValueError) as error:
             raise self._failed(error) from None
@@ -69,30 +110,42 @@ class Writer:
         try:
             if self._file is None:
                 # "v108" allows attributes beyond 64 kB, which the names of very many classes need
-                self._file = h5py.File(self._temporary, "w", libver=("v108", "latest"))
+                self._disk = PatientFile(self._temporary)
+                self._file = h5py.File(self._disk, "w", libver=("v108", "latest"))
                 self._images = self._file.create_dataset(
                     "images", (0, *block.shape[1:]), np.uint8, maxshape=(None, *block.shape[1:]),
                     chunks=(CHUNK, *block.shape[1:]), compression="gzip", compression_opts=GZIP)
             self._images.resize(self._count + len(block), axis=0)
             self._images[self._count:] = block
+            if self._disk.error:
+                raise self._disk.error
         except (OSError, RuntimeError, ValueError) as error:
             raise self._failed(error) from None
         self._count += len(block)
         self._waiting.clear()
 
+    def _close(self):
+        """Close the file, if one is open, and raise what went wrong with it at any time."""
+        file, disk = self._file, self._disk
+        self._file = self._disk = self._images = None
+        if file is not None:
+            file.close()
+        if disk is not None:
+            disk.close()
+            if disk.error:
+                raise disk.error
+
     def _failed(self, error):
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        if "No space left" in str(error) or "No space left" in why:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             why = "the disk is full"
         return NumdiffError(f"{self.path!r} cannot be written ({why}): free some space or choose another place.")
 
     def _discard(self):
         """Remove the temporary file, if it is still there."""
-        if self._file is not None:
-            try:
-                self._file.close()
-            except (OSError, RuntimeError):
-                pass  # after a full disk, closing fails too
-            self._file = None
+        try:
+            self._close()
+        except (OSError, RuntimeError):
+            pass  # what went wrong has been said
         if os.path.exists(self._temporary):
             os.unlink(self._temporary)

@@ -23,7 +23,7 @@ LARGEST_BATCH = 65535  # what gridDim.z can count
 LARGEST_MATRIX = 2**31  # elements: offsets within a matrix are int32 in the kernels
 SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the split saves
 SECOND_PASS = 400_000  # multiply-adds of one multiprocessor in the time that one more launch takes, about 3 µs
-SLICE_TRAFFIC = 0.25  # multiply-adds of one multiprocessor in the time that its share of one partial result takes, × 132
+SLICE_TRAFFIC = 0.25  # multiply-adds of one multiprocessor in the time that 132 write and read one partial sum
 WORK = {(128, 128): 1.25, (128, 64): 1.33, (64, 64): 1.40}  # instructions for each multiply-add in the inner loop
 
 
@@ -95,15 +95,14 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
     partial = empty((slices, M, N), np.float32, like=c.array)
     _launch(version, tile, a._replace(inner=length * a.column), b._replace(inner=length * b.row),
             Matrices(partial, N, 1, inner=M * N), M, N, length, K - (slices - 1) * length, slices, slices)
-    target, bias_or_any = c.array.reshape(-1)[c.start:], c.array.reshape(-1) if bias is None else bias
-    launch(split_k.sum_slices_kernel, -(-M * N // split_k.OUTPUTS), (split_k.OUTPUTS, split_k.SHARES),
-           partial.reshape(-1), slices, target, bias_or_any, M, N, c.row, float(alpha), int(bias is not None),
-           int(accumulate))
+    target, flat = c.array.reshape(-1)[c.start:], partial.reshape(-1)
+    launch(split_k.sum_slices_kernel, -(-M * N // split_k.OUTPUTS), (split_k.OUTPUTS, split_k.SHARES), flat, slices,
+           target, flat if bias is None else bias, M, N, c.row, float(alpha), int(bias is not None), int(accumulate))
 
 
 def _launch(version, tile, a, b, c, M, N, K, K_last, batch, inner, bias=None, alpha=1.0, accumulate=False):
     arrays = [m.array.reshape(-1)[m.start:] for m in (a, b, c)]
-    arguments = (*arrays, arrays[2] if bias is None else bias, M, N, K, K_last, a.row, a.column, b.row, b.column, c.row,
+    arguments = (*arrays, arrays[0] if bias is None else bias, M, N, K, K_last, a.row, a.column, b.row, b.column, c.row,
                  inner, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner, float(alpha), int(bias is not None),
                  int(accumulate))
     if version == 1:

@@ -9,10 +9,10 @@ WHY IT IS SLOW
     multiply-add, and a multiprocessor can issue at most one load for four multiply-adds.
 WHAT IT DOES RIGHT
     Neighbouring threads (threadIdx.x) take neighbouring columns, so where b_column is 1 a warp's loads of B and its
-    stores to C are neighbours in memory: one request instead of 32. Its loads of A are one address for all, a broadcast.
+    stores to C are neighbours in memory: one request instead of 32. Its loads of A are one address, a broadcast.
 LAUNCH
-    grid (ceil(M / 16), ceil(N / 16), batch), blocks of 16 × 16 threads. Rows of blocks lie on x, the only grid axis that
-    may pass 65,535: M counts pixels.
+    grid (ceil(M / 16), ceil(N / 16), batch), blocks of 16 × 16 threads. Rows of blocks lie on x, the only grid axis
+    that may pass 65,535: M counts pixels.
 DETERMINISM
     one thread sums its products in the order of k.
 READ NEXT

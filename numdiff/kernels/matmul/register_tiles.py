@@ -10,8 +10,8 @@ WHAT REMAINS
     One load for two multiply-adds is still too many by half; each load moves 4 bytes where it could move 16; and while
     the next tiles are on their way from memory, all threads wait.
 WHICH 4 × 4
-    Thread (x, y) owns rows y, y + 16, y + 32, y + 48 and columns x, x + 16, x + 32, x + 48. So in every load of B's tile
-    neighbouring threads read neighbouring banks, and in every load of A's tile half a warp reads one address.
+    Thread (x, y) owns rows y, y + 16, y + 32, y + 48 and columns x, x + 16, x + 32, x + 48. So in every load of B's
+    tile neighbouring threads read neighbouring banks, and in every load of A's tile half a warp reads one address.
 REGISTERS
     The sums are tuples, not a `cuda.local.array`: an array could land in memory if the compiler left any loop over it
     in place; a tuple's elements can only be named one by one, so they are registers.

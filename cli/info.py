@@ -1,0 +1,87 @@
+"""`numdiff info`: what is here, and what will run."""
+import importlib.metadata
+import os
+import platform
+
+import click
+
+PACKAGES = ("numdiff", "numba", "numba-cuda", "numpy", "h5py", "pillow")
+TOOLKIT = ("cuda-bindings", "cuda-core", "nvidia-cuda-runtime", "nvidia-cuda-nvrtc", "nvidia-nvvm", "nvidia-nvjitlink",
+           "nvidia-cuda-runtime-cu12", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12")
+
+
+def version(package):
+    """The installed version of a package; None where there is none. Imports nothing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def say(name, value):
+    click.echo(f"{name:<12} {value}")
+
+
+@click.command()
+def info():
+    """Show what this machine has, and what will run on it."""
+    from numdiff.device import why_no_gpu
+    from numdiff.device.gpu import cache_directory
+    from numdiff.training.options import PRECISIONS, resolve
+
+    say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores")
+    say("packages", ", ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES))
+    toolkit = [f"{name} {version(name)}" for name in TOOLKIT if version(name)]
+    say("cuda wheels", ", ".join(toolkit) or "none; pip install 'numdiff[cuda13]' for a driver 580 or later, else [cuda12]")
+    reason = why_no_gpu()
+    say("gpu", f"none that can be used: {reason}" if reason else describe_gpus())
+    say("mpi", describe_mpi())
+    say("cache", f"{cache_directory()} ({'exists' if os.path.isdir(cache_directory()) else 'made when a kernel compiles'})")
+    options = resolve({})
+    where = "on the GPU" if options.device == "cuda" else "on the CPU, with NumPy"
+    say("will run", f"numdiff train unet: preset {options.preset}, {where}, precision {' or '.join(PRECISIONS)}")
+
+
+def describe_gpus():
+    """Each GPU's name, compute capability, memory, and the driver's CUDA version."""
+    from cuda.bindings import driver, nvml
+    from numdiff.device.gpu import MINIMUM_CAPABILITY
+
+    attribute = driver.CUdevice_attribute
+    lines = []
+    for index in range(driver.cuDeviceGetCount()[1]):
+        device = driver.cuDeviceGet(index)[1]
+        name = driver.cuDeviceGetName(128, device)[1].split(b"\0")[0].decode()
+        capability = tuple(driver.cuDeviceGetAttribute(a, device)[1] for a in (
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
+        memory = driver.cuDeviceTotalMem(device)[1]
+        verdict = "" if capability >= MINIMUM_CAPABILITY else ", too old: numdiff needs 7.5"
+        lines.append(f"{index}: {name}, compute capability {capability[0]}.{capability[1]}, {memory / 2**30:.0f} GiB{verdict}")
+    number = driver.cuDriverGetVersion()[1]
+    lines.append(f"driver {driver_version(nvml)}, for CUDA up to {number // 1000}.{number % 1000 // 10}")
+    return f"\n{'':<13}".join(lines)
+
+
+def driver_version(nvml):
+    """The version of the NVIDIA driver, as nvidia-smi shows it."""
+    try:
+        nvml.init_v2()
+        try:
+            return nvml.system_get_driver_version()
+        finally:
+            nvml.shutdown()
+    except Exception:  # a driver without its management library, as in some containers
+        return "unknown"
+
+
+def describe_mpi():
+    """Which MPI mpi4py would use; mpi4py is imported only where it is installed, and never initialised."""
+    if version("mpi4py") is None:
+        return "mpi4py is not installed; pip install 'numdiff[mpi]' (one process works without it)"
+    try:
+        import mpi4py
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        return f"mpi4py {mpi4py.__version__}, {MPI.Get_library_version().splitlines()[0].strip()}"
+    except Exception as error:  # mpi4py without a library: ImportError or RuntimeError, by version
+        return f"mpi4py {version('mpi4py')} finds no MPI library ({' '.join(str(error).split())}); pip install mpich"

@@ -1,0 +1,82 @@
+"""The command `numdiff`: finds its subcommands, and turns errors into one sentence and an exit code.
+
+0 done · 1 something went wrong that the message tells how to mend · 2 wrong usage · 130 interrupted by Ctrl-C
+"""
+import importlib
+import os
+
+import click
+
+COMMANDS = {  # name -> (module with a click command of that name, line for `numdiff --help`)
+    "train": (".train", "Train a model on a dataset."),
+    "sample": (".sample", "Make images with a trained model."),
+    "data": (".data", "Import images, and look into datasets."),
+    "convert": (".convert", "Convert weights from and to other programs."),
+    "info": (".info", "Show what this machine has, and what will run on it."),
+    "bench": (".bench", "Measure how long a training step takes."),
+}
+
+
+class Failure(click.ClickException):
+    """One sentence on stderr and an exit code."""
+
+    def __init__(self, message, exit_code=1):
+        super().__init__(" ".join(str(message).split()))
+        self.exit_code = exit_code
+
+
+class Commands(click.Group):
+    """The subcommands, each imported when it is called: `numdiff --help` loads neither NumPy nor Numba."""
+
+    def list_commands(self, ctx):
+        return list(COMMANDS)
+
+    def get_command(self, ctx, name):
+        if name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(COMMANDS[name][0], __package__), name)
+
+    def format_commands(self, ctx, formatter):
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def invoke(self, ctx):
+        """Run the subcommand; no error that a user can cause ends in a traceback."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Failure("interrupted.", 130) from None
+        except MemoryError as error:
+            raise Failure(f"this machine is out of memory ({error or 'no size given'}); use a smaller --microbatch, --batch "
+                          "or model.") from error
+        except BrokenPipeError:
+            raise  # click ends quietly when a reader such as `head` has gone
+        except OSError as error:
+            if error.strerror is None:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            raise Failure(f"{where}{os.strerror(error.errno)}; check the path and its permissions.") from error
+        except Exception as error:
+            from numdiff.errors import NumdiffError, UsageError
+            if not isinstance(error, NumdiffError):
+                raise
+            raise Failure(error, 2 if isinstance(error, UsageError) else 1) from error
+
+
+def print_version(ctx, _, wanted):
+    if wanted:
+        from numdiff import __version__
+        click.echo(f"numdiff {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version,
+              help="Show the version and exit.")
+def main():
+    """Diffusion models, trained end to end by GPU kernels that are written in Python.
+
+    \b
+    numdiff train unet                   train on emoji, on a GPU if there is one
+    numdiff sample runs/00000-unet-tiny  make images with what was trained
+    """

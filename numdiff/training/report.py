@@ -1,0 +1,336 @@
+"""What a run shows and writes: the line or bar of each report, stats.jsonl, grids of images, the curve of the loss."""
+import contextlib
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from tqdm import tqdm
+
+from .files import atomic_file, cannot_write
+
+STATS = "stats.jsonl"
+SMOOTHING = 0.7  # weight of the old step time in the estimate of the time left
+
+
+# The reporter ---------------------------------------------------------------------------------------------------------
+
+class Reporter:
+    """Tells how a run goes: a bar where stderr is a terminal, else plain lines on stdout; always stats.jsonl.
+
+        with Reporter(run_dir, steps=400, batch=32) as reporter:
+            …
+            reporter.report(step, losses, gradient_norm, learning_rate)     # every log_every steps
+
+    run_dir: where stats.jsonl goes; steps: of the whole run; batch: images a step
+    start_step: steps done before this process; records of later steps, of a run that was killed, are removed
+    flops_per_step, peak_flops: for the MFU; without a known peak the TFLOP/s are shown instead
+    """
+
+    def __init__(self, run_dir, steps, batch, start_step=0, flops_per_step=None, peak_flops=None, bar=None):
+        self.steps, self.batch, self.step = steps, batch, start_step
+        self.flops_per_step, self.peak_flops = flops_per_step, peak_flops
+        self._path = pathlib.Path(run_dir) / STATS
+        truncate_stats(self._path, start_step)
+        try:
+            self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # a line reaches the file at once
+        except OSError as error:
+            raise cannot_write("the records", self._path, error) from error
+        bar = sys.stderr.isatty() if bar is None else bar
+        self._bar = tqdm(total=steps, initial=start_step, unit="step", dynamic_ncols=True, file=sys.stderr,
+                         bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}  {desc}") if bar else None
+        self._reports = 0
+        self._seconds = math.nan  # a step, smoothed
+        self._started = time.perf_counter()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def report(self, step, losses, gradient_norm, learning_rate, **more):
+        """After `step` steps: the losses of the steps since the last report (or one number); `more` is recorded too."""
+        losses = [float(v) for v in np.atleast_1d(losses)]
+        now = time.perf_counter()
+        count = max(step - self.step, 1)
+        seconds = (now - self._started) / count
+        keep = SMOOTHING if self._reports > 1 else 0.0  # the first report's steps compile kernels: it is soon forgotten
+        self._seconds = keep * (self._seconds if keep else 0.0) + (1 - keep) * seconds
+        self._reports += 1
+        self.step, self._started = step, now
+        record = {"step": step, "loss": sum(losses) / len(losses), "gradient_norm": float(gradient_norm),
+                  "learning_rate": float(learning_rate), "ms_per_step": seconds * 1e3,
+                  "images_per_second": self.batch / seconds, **more, "losses": losses}
+        if self.flops_per_step:
+            record["tflops"] = self.flops_per_step / seconds / 1e12
+            if self.peak_flops:
+                record["mfu"] = self.flops_per_step / seconds / self.peak_flops
+        self._write(record)
+        self._show(record)
+        return record
+
+    @contextlib.contextmanager
+    def pause(self):
+        """Time spent inside (samples, checkpoints) does not count as time of the steps."""
+        start = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - start
+
+    def message(self, text):
+        """A line of text beside the bar or between the lines."""
+        if self._bar:
+            tqdm.write(text, file=sys.stderr)
+        else:
+            print(text, flush=True)
+
+    def close(self):
+        if self._bar:
+            self._bar.close()
+        self._file.close()
+
+    def _write(self, record):
+        try:
+            self._file.write(json.dumps({k: _json(v) for k, v in record.items()}) + "\n")
+        except OSError as error:
+            raise cannot_write("the records", self._path, error) from error
+
+    def _show(self, record):
+        values = [f"loss {record['loss']:.4f}", f"norm {record['gradient_norm']:.3f}",
+                  f"lr {record['learning_rate']:.2e}", f"{three_digits(record['ms_per_step'])} ms/step",
+                  f"{three_digits(record['images_per_second'])} images/s"]
+        if "mfu" in record:
+            values.append(f"MFU {record['mfu']:.1%}")
+        elif "tflops" in record:
+            values.append(f"{record['tflops']:.3g} TFLOP/s")
+        values.append(f"ETA {duration((self.steps - record['step']) * self._seconds)}")
+        if self._bar:
+            self._bar.n = record["step"]
+            self._bar.set_description_str("  ".join(values))  # draws the bar, too
+        else:
+            width = len(str(self.steps))
+            print(f"step {record['step']:{width}d}/{self.steps}  " + "  ".join(values), flush=True)
+
+
+def three_digits(value):
+    """12.3, 123, 1,234: a number above ten with about three digits."""
+    return f"{value:,.{1 if value < 100 else 0}f}"
+
+
+def duration(seconds):
+    """A time span as 1:02:03, or 2:03 below an hour."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, seconds = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def _json(value):
+    """JSON has no word for NaN and infinity: they become null."""
+    if isinstance(value, list):
+        return [_json(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def truncate_stats(path, step):
+    """Cut from stats.jsonl what lies after `step`, and a line that a kill left half-written: no step is there twice."""
+    end = 0
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                record = _parse(line)
+                if record is None or record["step"] > step:
+                    break
+                end += len(line)
+        if end < os.path.getsize(path):
+            os.truncate(path, end)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise cannot_write("the records", path, error) from error
+
+
+def read_stats(run_dir):
+    """(steps, losses) of every step in a run's stats.jsonl, as two lists; step k is the k-th, counted from 1."""
+    steps, losses = [], []
+    with contextlib.suppress(FileNotFoundError), open(pathlib.Path(run_dir) / STATS, "rb") as file:
+        for record in map(_parse, file):
+            if record is not None:
+                values = record.get("losses", [record["loss"]])
+                steps += range(record["step"] - len(values) + 1, record["step"] + 1)
+                losses += [math.nan if v is None else v for v in values]
+    return steps, losses
+
+
+def _parse(line):
+    """The record of a line; None if it is not whole."""
+    try:
+        record = json.loads(line)
+        return record if line.endswith(b"\n") and isinstance(record["step"], int) else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+def image_grid(images, columns=None, gap=2, zoom=1, background=255):
+    """One picture of uint8 images (N, H, W, C): row by row in `columns` columns (default: about square).
+
+    gap: pixels of background between the images; zoom: whole factor by which each pixel is enlarged.
+    """
+    images = np.asarray(images)
+    if images.ndim != 4 or images.dtype != np.uint8 or not len(images):
+        raise ValueError(f"image_grid takes uint8 images (N, H, W, C) with N ≥ 1, not {images.dtype} {images.shape}")
+    images = images.repeat(zoom, axis=1).repeat(zoom, axis=2)
+    N, H, W, C = images.shape
+    columns = min(columns or math.ceil(math.sqrt(N)), N)
+    rows = -(-N // columns)
+    cells = np.full((rows * columns, H + gap, W + gap, C), background, np.uint8)
+    cells[:N, :H, :W] = images
+    grid = cells.reshape(rows, columns, H + gap, W + gap, C).transpose(0, 2, 1, 3, 4)
+    grid = grid.reshape(rows * (H + gap), columns * (W + gap), C)
+    return np.pad(grid[:rows * (H + gap) - gap, :columns * (W + gap) - gap], ((gap, gap), (gap, gap), (0, 0)),
+                  constant_values=background)
+
+
+def save_png(path, array):
+    """Write uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) as a PNG, atomically."""
+    array = np.asarray(array)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+        raise ValueError(f"save_png takes uint8 (H, W) or (H, W, C), C of 1, 3 or 4, not {array.dtype} {array.shape}")
+    with atomic_file(path, "the picture") as file:
+        Image.fromarray(np.ascontiguousarray(array)).save(file, "PNG")
+
+
+# The curve of the loss. Lines are drawn larger and scaled down, which smooths their edges; text is drawn at its size.
+SIZE = (960, 540)  # pixels
+MARGIN = (78, 56, 36, 56)  # left, top, right, bottom: room for the labels
+SCALE = 3
+PAPER, INK, GREY, GRID = (255, 255, 255), (40, 44, 52), (110, 116, 126), (229, 232, 236)
+RAW, SMOOTH = (176, 204, 232), (22, 94, 166)
+
+
+def loss_curve_png(path, steps, losses, title="Training loss", log_y=True, smooth=None):
+    """Draw losses over steps: every value light, their running mean over `smooth` steps strong (default: a fiftieth).
+
+    log_y: logarithmic axis (needs losses above zero; else it is linear). Values that are not finite are left out.
+    """
+    steps, losses = np.asarray(steps, np.float64), np.asarray(losses, np.float64)
+    finite = np.isfinite(losses)
+    steps, losses = steps[finite], losses[finite]
+    save_png(path, _draw_curve(steps, losses, title, log_y and losses.size > 0 and losses.min() > 0, smooth))
+
+
+def running_mean(values, width):
+    """Mean over the `width` values around each, or those of them that there are near the ends."""
+    at = np.arange(len(values))
+    start, stop = np.maximum(at - width // 2, 0), np.minimum(at + width // 2 + 1, len(values))
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return (total[stop] - total[start]) / (stop - start)
+
+
+def _draw_curve(steps, losses, title, log_y, smooth):
+    left, top, right, bottom = MARGIN
+    width, height = SIZE[0] - left - right, SIZE[1] - top - bottom
+    smooth = smooth or max(1, len(losses) // 50)
+    smoothed = running_mean(losses, smooth)
+    x0, x1 = (float(steps.min()), float(steps.max())) if losses.size else (0.0, 1.0)
+    x1 = x1 if x1 > x0 else x0 + 1
+    y0, y1, ticks = _y_range(losses, smoothed, log_y)
+    scale_y = math.log10 if log_y else float
+
+    def place(x, y):
+        y = np.log10(y) if log_y else y
+        return (left + (np.asarray(x) - x0) / (x1 - x0) * width,
+                top + (scale_y(y1) - np.asarray(y)) / (scale_y(y1) - scale_y(y0)) * height)
+
+    picture = Image.new("RGB", (SIZE[0] * SCALE, SIZE[1] * SCALE), PAPER)
+    draw = ImageDraw.Draw(picture)
+    x_ticks = [t for t in _ticks(x0, x1, 8) if x0 <= t <= x1 and t == round(t)]
+    for t in x_ticks:
+        _line(draw, *place([t, t], [y0, y1]), GRID, 1)
+    for t in ticks:
+        _line(draw, *place([x0, x1], [t, t]), GRID, 1)
+    for values, colour, thickness in ((losses, RAW, 1.2), (smoothed, SMOOTH, 2.4)):
+        if losses.size:
+            xs, ys = place(*_thin(steps, np.clip(values, y0, y1), 2 * width))
+            _line(draw, xs, ys, colour, thickness)
+    _line(draw, *place([x0, x0, x1], [y1, y0, y0]), GREY, 1)
+
+    picture = picture.resize(SIZE, Image.Resampling.LANCZOS)
+    draw = ImageDraw.Draw(picture)
+    draw.text((left, top / 2), title, INK, _font(19), anchor="lm")
+    small = _font(13)
+    for t in x_ticks:
+        draw.text((place(t, y0)[0], top + height + 8), f"{t:,.0f}", GREY, small, anchor="mt")
+    for t in ticks:
+        draw.text((left - 8, place(x0, t)[1]), f"{t:,.6g}", GREY, small, anchor="rm")
+    draw.text((left + width / 2, SIZE[1] - 12), "step", INK, small, anchor="ms")
+    draw.text((left - 8, top - 20), "loss", INK, small, anchor="rm")
+    if losses.size:
+        text = f"mean of the last {min(50, len(losses))} steps: {losses[-50:].mean():.4g}"
+        if smooth > 1:
+            text = f"strong line: mean over {smooth:,} steps    {text}"
+        draw.text((left + width, top / 2), text, SMOOTH, small, anchor="rm")
+    return np.asarray(picture)
+
+
+def _y_range(losses, smoothed, log_y):
+    """(lowest, highest, ticks) of the axis: ticks at round numbers, the ends just beyond the values."""
+    if not losses.size:
+        return 0.0, 1.0, _ticks(0.0, 1.0, 6)
+    low, high = float(losses.min()), float(losses.max())
+    if log_y:
+        low, high = low / 1.15, high * 1.15
+        for digits in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9)):
+            ticks = [d * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+                     for d in digits if low <= d * 10.0**e <= high]
+            if len(ticks) >= 4:
+                return low, high, ticks
+        return low, high, [t for t in _ticks(low, high, 6) if low <= t <= high]
+    # a few wild values must not flatten the curve: the axis ends above nearly all, and the line is cut off there
+    high = max(float(np.quantile(losses, 0.998)), float(smoothed.max()))
+    low = min(0.0, low) if low < 0.25 * high else low
+    ticks = _ticks(low, high if high > low else low + 1, 6)
+    return ticks[0], ticks[-1], ticks
+
+
+def _ticks(low, high, about):
+    """Round numbers, 1, 2 or 5 times a power of ten apart, from at most `low` to at least `high`."""
+    step = 10.0 ** math.floor(math.log10((high - low) / about))
+    step = next(step * m for m in (1, 2, 5, 10, 20) if (high - low) / (step * m) <= about)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, last + 1)]
+
+
+def _thin(x, y, columns):
+    """At most two points a column: its smallest and largest value, in their order."""
+    if len(x) <= 2 * columns:
+        return x, y
+    kept = []
+    for part in np.array_split(np.arange(len(x)), columns):
+        kept += sorted({part[np.argmin(y[part])], part[np.argmax(y[part])]})
+    return x[kept], y[kept]
+
+
+def _line(draw, xs, ys, colour, thickness):
+    points = np.stack([np.atleast_1d(xs), np.atleast_1d(ys)], 1) * SCALE
+    if len(points) == 1:
+        (x, y), r = points[0], 2 * thickness * SCALE
+        draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
+    else:
+        draw.line([tuple(p) for p in points.tolist()], fill=colour, width=round(thickness * SCALE), joint="curve")
+
+
+def _font(size):
+    try:
+        return ImageFont.load_default(size)
+    except (TypeError, ImportError):  # Pillow before 10.1, or without FreeType, has one small bitmap font
+        return ImageFont.load_default()

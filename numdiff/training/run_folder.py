@@ -1,0 +1,133 @@
+"""Run folders: `runs/00000-unet-tiny`, one a run, numbered in the order in which the runs were started.
+
+    options.json                the settings (options.py)
+    stats.jsonl                 one line a report (report.py)
+    loss.png, samples-….png     pictures
+    checkpoint-00001234.h5      (checkpoint.py)
+"""
+import contextlib
+import logging
+import os
+import pathlib
+import re
+
+from ..errors import NumdiffError
+from .checkpoint import newest_checkpoint, why_damaged
+from .files import cannot_write, fcntl
+from .options import TrainOptions
+
+NUMBER = re.compile(r"^(\d{5,})(-.*)?$")
+OPTIONS = "options.json"
+
+
+def list_runs(outdir):
+    """Paths of the run folders in `outdir`, the newest first."""
+    outdir = pathlib.Path(outdir)
+    runs = [p for p in outdir.iterdir() if NUMBER.match(p.name) and p.is_dir()] if outdir.is_dir() else []
+    return sorted(runs, key=_number, reverse=True)
+
+
+def create_run(options):
+    """Make the next run folder under `options.outdir`, with its options.json; returns its path.
+
+    Several processes may do so at once: making the folder `00003` claims the number 3, whatever the run will be called,
+    and only then is it given its whole name.
+    """
+    outdir = pathlib.Path(options.outdir)
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+        number = max(map(_number, list_runs(outdir)), default=-1) + 1
+        while True:
+            claim = outdir / f"{number:05d}"
+            with contextlib.suppress(FileExistsError):
+                claim.mkdir()
+                if sum(_number(p) == number for p in list_runs(outdir)) == 1:
+                    break
+                claim.rmdir()  # another process had claimed the number, and named its run, before our mkdir
+            number += 1
+        run_dir = claim.rename(outdir / f"{number:05d}-{options.model}-{options.preset or 'custom'}")
+    except OSError as error:
+        raise cannot_write("a run folder in", outdir, error) from error
+    options.save(run_dir / OPTIONS)
+    return run_dir
+
+
+def find_resume(resume, outdir="runs", warn=None):
+    """(run folder, checkpoint) to resume from.
+
+    resume: "auto", the newest run in `outdir` with a valid checkpoint; or a run folder, its number in `outdir`, or a
+    checkpoint file. What is passed over, and why, is told to `warn(text)`.
+    """
+    warn = warn or logging.getLogger("numdiff").warning
+    if str(resume) == "auto":
+        for run_dir in list_runs(outdir):
+            checkpoint = newest_checkpoint(run_dir, warn)
+            if checkpoint:
+                return run_dir, checkpoint
+            warn(f"passed over: {run_dir} has no checkpoint yet.")
+        raise NumdiffError(f"there is no run with a checkpoint in {outdir} to resume; leave --resume out to start one, "
+                           "or give the right --outdir.")
+    path = find_run(resume, outdir)
+    if path.is_file():
+        reason = why_damaged(path)
+        if reason:
+            raise NumdiffError(reason)
+        return path.parent, path
+    checkpoint = newest_checkpoint(path, warn)
+    if checkpoint is None:
+        raise NumdiffError(f"{path} has no valid checkpoint to resume from; start a new run.")
+    return path, checkpoint
+
+
+def find_checkpoint(where, outdir="runs", warn=None):
+    """The checkpoint or model file that `where` means: a file, or what `find_resume` takes."""
+    path = pathlib.Path(where)
+    if path.is_file():
+        return path
+    return find_resume(where, outdir, warn)[1]
+
+
+def find_run(where, outdir="runs"):
+    """The path that `where` means: an existing path, or the number of a run in `outdir`."""
+    path = pathlib.Path(where)
+    if path.exists():
+        return path
+    if str(where).isdigit():
+        for run_dir in list_runs(outdir):
+            if _number(run_dir) == int(str(where)):
+                return run_dir
+        raise NumdiffError(f"there is no run number {int(str(where))} in {outdir}; give a run folder, or the right "
+                           "--outdir.")
+    raise NumdiffError(f"{where} does not exist; give a run folder, its number, a checkpoint file, or `auto`.")
+
+
+def load_options(run_dir):
+    """The `TrainOptions` of a run folder."""
+    return TrainOptions.load(pathlib.Path(run_dir) / OPTIONS)
+
+
+@contextlib.contextmanager
+def lock_run(run_dir):
+    """Hold a run for this process; a `NumdiffError` if another one trains it. The lock ends with the process."""
+    try:
+        file = open(pathlib.Path(run_dir) / ".lock", "w")
+    except OSError as error:
+        raise cannot_write("into the run folder", run_dir, error) from error
+    with file:
+        try:
+            if fcntl:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NumdiffError(f"another process is training {run_dir}; wait for it, or resume another run.") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def sample_path(run_dir, step):
+    """Where the sample grid of a step goes."""
+    return os.path.join(run_dir, f"samples-{step:08d}.png")
+
+
+def _number(path):
+    return int(NUMBER.match(path.name).group(1))

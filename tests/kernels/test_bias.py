@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from numdiff.kernels import bias as Bias
+from tests.conftest import numerical_gradient, relative_error, shapes, versions
+
+SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 3, 12), not_aligned=(4, 9, 33), no_pixels=(6, 20), large=(3, 37, 41, 64))
+
+
+def usable(version, C):
+    if version == 2 and C % 4:
+        pytest.skip("version 2 needs a multiple of 4")
+
+
+@SHAPES
+@versions(1, 2)
+def test_bias_add(engine, rng, shape, version):
+    usable(version, shape[-1])
+    x, bias = rng.standard_normal(shape), rng.standard_normal(shape[-1])
+    y = Bias.bias_add_forward(engine(x), engine(bias), version=version)
+    engine.check(y, x + bias, 1e-6)
+    engine.check_equal(y, Bias.bias_add_forward(engine(x), engine(bias), version=version))
+
+
+@SHAPES
+@versions(1, 2)
+def test_channel_add(engine, rng, shape, version):
+    usable(version, shape[-1])
+    x, e = rng.standard_normal(shape), rng.standard_normal((shape[0], shape[-1]))
+    y = Bias.channel_add_forward(engine(x), engine(e), version=version)
+    engine.check(y, x + e.reshape((shape[0],) + (1,) * (len(shape) - 2) + (shape[-1],)), 1e-6)
+    engine.check_equal(y, Bias.channel_add_forward(engine(x), engine(e), version=version))
+
+
+@SHAPES
+def test_backward(engine, rng, shape):
+    dy, start = 1 + rng.standard_normal(shape), rng.standard_normal(shape[-1])
+    dbias = engine(start)
+    Bias.bias_add_backward(engine(dy), dbias)
+    engine.check(dbias, start + dy.reshape(-1, shape[-1]).sum(0), 1e-6)
+    engine.check(Bias.channel_add_backward(engine(dy)), dy.reshape(shape[0], -1, shape[-1]).sum(1), 1e-6)
+
+
+def test_gradient(rng):
+    x, bias, e, dy = (rng.standard_normal(s) for s in ((2, 3, 4), (4,), (2, 4), (2, 3, 4)))
+    dbias = np.zeros(4)
+    Bias.bias_add_backward(dy, dbias)
+    assert relative_error(dbias, numerical_gradient(lambda a: Bias.bias_add_forward(x, a), bias, dy)) < 1e-7
+    de = Bias.channel_add_backward(dy)
+    assert relative_error(de, numerical_gradient(lambda a: Bias.channel_add_forward(x, a), e, dy)) < 1e-7
+
+
+def test_wrong_arguments_say_so(engine):
+    x = engine(np.ones((2, 3, 6), np.float32))
+    with pytest.raises(ValueError, match=r"shape \(6,\)"):
+        Bias.bias_add_forward(x, engine(np.ones(3, np.float32)))
+    with pytest.raises(ValueError, match=r"\(2, 6\)"):
+        Bias.channel_add_forward(x, engine(np.ones((3, 6), np.float32)))
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="multiple of 4"):
+            Bias.bias_add_forward(x, engine(np.ones(6, np.float32)), version=2)

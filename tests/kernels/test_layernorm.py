@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+
+from numdiff.kernels import layernorm as LN
+from tests.conftest import SIMULATED, numerical_gradient, relative_error, shapes, versions
+
+SHAPES = shapes(minimal=(1, 3), odd=(3, 12), not_aligned=(2, 5, 33), one_vector=(9, 4), tokens=(4, 64, 384),
+                wide=(7, 1156), large=(3, 700, 192))
+AFFINE = pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
+
+
+def make(rng, shape, affine):
+    C = shape[-1]
+    x, dy, weight, bias = 3 + 2 * rng.standard_normal(shape), rng.standard_normal(shape), *rng.standard_normal((2, C))
+    return (x, dy, 1 + 0.5 * weight, bias) if affine else (x, dy, None, None)
+
+
+def usable(engine, version, C):
+    if version == 2 and C % 4:
+        pytest.skip("version 2 needs a multiple of 4")
+    if version == 2 and engine.name == "simulator":
+        pytest.skip("the simulator has no shuffles")
+
+
+@SHAPES
+@versions(1, 2)
+@AFFINE
+def test_forward(engine, rng, shape, version, affine):
+    usable(engine, version, shape[-1])
+    x, _, weight, bias = make(rng, shape, affine)
+    want = LN.layernorm_forward(x, weight, bias)
+    on_engine = [None if a is None else engine(a) for a in (x, weight, bias)]
+    runs = [LN.layernorm_forward(*on_engine, version=version) for _ in range(2)]
+    for got, again, expected in zip(*runs, want, strict=True):
+        engine.check(got, expected, 2e-6)
+        engine.check_equal(got, again)
+
+
+@SHAPES
+@versions(1, 2)
+@AFFINE
+def test_backward(engine, rng, shape, version, affine):
+    usable(engine, version, shape[-1])
+    x, dy, weight, bias = make(rng, shape, affine)
+    _, mean, rstd = LN.layernorm_forward(x, weight, bias)
+    start, runs = rng.standard_normal((2, shape[-1])), []
+    want = [start[0].copy(), start[1].copy()]
+    want.append(LN.layernorm_backward(dy, x, weight, mean, rstd, *want))
+    for _ in range(2):
+        sums = [engine(start[0]), engine(start[1])]  # not zero: gradients are added
+        dx = LN.layernorm_backward(engine(dy), engine(x), engine(weight) if affine else None, engine(mean),
+                                   engine(rstd), *sums, version=version)
+        runs.append([*sums, dx])
+    for got, again, expected in zip(*runs, want, strict=True):
+        engine.check(got, expected, 1e-5)
+        engine.check_equal(got, again)
+
+
+@pytest.mark.parametrize("wanted", [(False, False), (True, False), (False, True)], ids=["none", "weight", "bias"])
+def test_only_the_wanted_gradients(engine, rng, wanted):
+    x, dy, weight, bias = make(rng, (5, 12), True)
+    _, mean, rstd = LN.layernorm_forward(x, weight, bias)
+    want = [np.zeros(12), np.zeros(12)]
+    dx = LN.layernorm_backward(dy, x, weight, mean, rstd, *want)
+    sums = [engine.zeros(12) if w else None for w in wanted]
+    got = LN.layernorm_backward(engine(dy), engine(x), engine(weight), engine(mean), engine(rstd), *sums)
+    engine.check(got, dx, 1e-5)
+    for a, b in zip(sums, want, strict=True):
+        if a is not None:
+            engine.check(a, b, 1e-5)
+
+
+@pytest.mark.skipif(SIMULATED, reason="too large for the simulator")
+@versions(1, 2)
+def test_large_mean_keeps_its_digits(engine, rng, version):
+    x = (1000 + rng.standard_normal((50, 256))).astype(np.float32)
+    y, _, rstd = LN.layernorm_forward(engine(x), version=version)
+    want, _, want_rstd = LN.layernorm_forward(x.astype(np.float64))
+    engine.check(y, want, 2e-4)  # the mean itself is known to 1000 · 6e-8 only
+    engine.check(rstd, want_rstd, 1e-5)
+
+
+def test_reference_against_the_definition(rng):
+    x, _, weight, bias = make(rng, (2, 3, 7), True)
+    y, mean, rstd = LN.layernorm_forward_reference(x, weight, bias, eps=1e-3)
+    for i, (b, t) in enumerate(np.ndindex(2, 3)):
+        row = x[b, t]
+        np.testing.assert_allclose(y[b, t], (row - row.mean()) / np.sqrt(row.var() + 1e-3) * weight + bias, rtol=1e-11)
+        np.testing.assert_allclose([mean[i], rstd[i]], [row.mean(), 1 / np.sqrt(row.var() + 1e-3)], rtol=1e-12)
+
+
+@AFFINE
+def test_gradient(rng, affine):
+    x, dy, weight, bias = make(rng, (3, 2, 5), affine)
+    _, mean, rstd = LN.layernorm_forward_reference(x, weight, bias)
+    dweight, dbias = np.zeros(5), np.zeros(5)
+    dx = LN.layernorm_backward_reference(dy, x, weight, mean, rstd, dweight, dbias)
+
+    def y(x=x, weight=weight, bias=bias):
+        return LN.layernorm_forward_reference(x, weight, bias)[0]
+
+    assert relative_error(dx, numerical_gradient(lambda a: y(x=a), x, dy)) < 1e-7
+    if affine:
+        assert relative_error(dweight, numerical_gradient(lambda a: y(weight=a), weight, dy)) < 1e-7
+        assert relative_error(dbias, numerical_gradient(lambda a: y(bias=a), bias, dy)) < 1e-7
+
+
+def test_wrong_arguments_say_so(engine):
+    x, w = engine(np.ones((2, 6), np.float32)), engine(np.ones(6, np.float32))
+    with pytest.raises(ValueError, match="together or neither"):
+        LN.layernorm_forward(x, w)
+    with pytest.raises(ValueError, match="must have shape"):
+        LN.layernorm_forward(x, engine(np.ones(3, np.float32)), w)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        LN.layernorm_forward(x, w, w, version=2)
