@@ -93,6 +93,8 @@ class Gpu:
         config.CACHE_DIR = cache_directory()
         self.multiprocessors = self.device.properties.multiprocessor_count
         self.compiled = 0
+        lanes = 64 if self.capability in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor
+        self.peak_float32_flops = 2 * lanes * self.multiprocessors * self.device.properties.clock_rate * 1e3
 
     def check(self, result):
         """Unwrap a driver call, or raise with the driver's own word."""

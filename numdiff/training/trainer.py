@@ -16,6 +16,8 @@ from ..nn import AdamW
 from ..nn.flops import unet_forward_flops
 from .step import RING, TrainingStep
 
+UNREPORTED = RING // 2  # steps after which a report is made at the latest, so that the ring never overwrites one
+
 
 @dataclass
 class StepReport:
@@ -61,27 +63,32 @@ class Trainer:
         """FLOPs of one step: forward, and twice that for the backward."""
         return 3 * unet_forward_flops(self.model) * self.batch
 
-    def run(self, steps, report_every=1):
+    def run(self, steps, report_every=UNREPORTED, stop=None):
         """Train `steps` more steps; yields a list of `StepReport`s, one for each step, every `report_every` steps.
 
-        Between two reports nothing waits for the device. Raises `NonFiniteError` at the report after a step whose loss
-        or gradient was not finite; no later step has changed the weights then.
+        Between two reports nothing waits for the device. stop: called before each step; True ends the run there. Raises
+        `NonFiniteError` at the report after a step whose loss or gradient was not finite; no later step has changed the
+        weights then.
         """
-        stop, reported = self.step + steps, self.step
-        report_every = min(report_every, RING)
+        last, reported, report_every = self.step + steps, self.step, min(report_every, UNREPORTED)
         self._open_loader()
-        while self.step < stop:
+        while reported < last:
             self.step_function.load(*next(self._loader))
             self.step_function.run()
             self.step += 1
-            if self.step - reported >= report_every or self.step == stop:
-                rows = self.step_function.telemetry(reported, self.step)
-                reports = [StepReport(reported + i, *map(float, row)) for i, row in enumerate(rows)]
+            if stop is not None and stop():
+                last = self.step
+            if self.step - reported >= report_every or self.step == last:
+                yield self._reports(reported, self.step)
                 reported = self.step
-                for report in reports:
-                    if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
-                        self._stop_nonfinite(report)
-                yield reports
+
+    def _reports(self, first, stop):
+        rows = self.step_function.telemetry(first, stop)
+        reports = [StepReport(first + i, *map(float, row)) for i, row in enumerate(rows)]
+        for report in reports:
+            if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
+                self._stop_nonfinite(report)
+        return reports
 
     def _stop_nonfinite(self, report):
         self.load_state({**self.state(), "step": np.array([report.step], np.uint32)})

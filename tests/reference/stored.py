@@ -19,7 +19,7 @@ MODELS = {  # between them every option of the UNet; `attention_resolutions` in 
                      "attention_resolutions": [8, 4], "use_new_attention_order": True, "max_period": 1000.0},
     "classes_updown": {**_TINY, "model_channels": 32, "image_size": 16, "attention_resolutions": [16, 8], "num_head_channels": 16,
                        "use_scale_shift_norm": True, "resblock_updown": True, "num_classes": 5, "learn_sigma": True},
-    "updown_new_order": {**_TINY, "in_channels": 1, "out_channels": 2, "num_head_channels": 64, "resblock_updown": True,
+    "updown_new_order": {**_TINY, "in_channels": 1, "out_channels": 3, "num_head_channels": 64, "resblock_updown": True,
                          "use_new_attention_order": True, "attention_resolutions": []},
     "three_levels": {"image_size": 8, "model_channels": 64, "channel_mult": [0.5, 1, 1], "num_res_blocks": 2, "in_channels": 4,
                      "attention_resolutions": [8, 2], "num_head_channels": -1, "num_heads": 4, "use_scale_shift_norm": True,
