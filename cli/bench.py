@@ -26,7 +26,8 @@ def unet(steps, warmup, **given):
     from numdiff.training.options import resolve
 
     options = resolve(given)
-    click.echo(f"{options.preset}, {options.image_size}×{options.image_size}, batch {options.batch}, {options.precision}")
+    size = f"{options.image_size}×{options.image_size}"
+    click.echo(f"model        unet, preset {options.preset}, {size}, batch {options.batch}, {options.precision}")
     result = bench_step(options, steps, warmup)
     click.echo(f"device       {result['device']}")
     click.echo(f"parameters   {result['parameters']:,}")

@@ -32,11 +32,13 @@ def info():
     say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores")
     say("packages", ", ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES))
     toolkit = [f"{name} {version(name)}" for name in TOOLKIT if version(name)]
-    say("cuda wheels", ", ".join(toolkit) or "none; pip install 'numdiff[cuda13]' for a driver 580 or later, else [cuda12]")
+    say("cuda wheels", ", ".join(toolkit) or "none; with a GPU: pip install 'numdiff[cuda13]', or [cuda12] where the "
+        "driver is older than 580")
     reason = why_no_gpu()
     say("gpu", f"none that can be used: {reason}" if reason else describe_gpus())
     say("mpi", describe_mpi())
-    say("cache", f"{cache_directory()} ({'exists' if os.path.isdir(cache_directory()) else 'made when a kernel compiles'})")
+    cache = cache_directory()
+    say("cache", f"{cache} ({'has compiled kernels' if os.path.isdir(cache) else 'made when a kernel is compiled'})")
     options = resolve({})
     where = "on the GPU" if options.device == "cuda" else "on the CPU, with NumPy"
     say("will run", f"numdiff train unet: preset {options.preset}, {where}, precision {' or '.join(PRECISIONS)}")
@@ -45,18 +47,20 @@ def info():
 def describe_gpus():
     """Each GPU's name, compute capability, memory, and the driver's CUDA version."""
     from cuda.bindings import driver, nvml
+
     from numdiff.device.gpu import MINIMUM_CAPABILITY
 
-    attribute = driver.CUdevice_attribute
+    fields = driver.CUdevice_attribute
+    halves = (fields.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, fields.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
     lines = []
     for index in range(driver.cuDeviceGetCount()[1]):
         device = driver.cuDeviceGet(index)[1]
         name = driver.cuDeviceGetName(128, device)[1].split(b"\0")[0].decode()
-        capability = tuple(driver.cuDeviceGetAttribute(a, device)[1] for a in (
-            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
+        capability = tuple(driver.cuDeviceGetAttribute(half, device)[1] for half in halves)
         memory = driver.cuDeviceTotalMem(device)[1]
         verdict = "" if capability >= MINIMUM_CAPABILITY else ", too old: numdiff needs 7.5"
-        lines.append(f"{index}: {name}, compute capability {capability[0]}.{capability[1]}, {memory / 2**30:.0f} GiB{verdict}")
+        lines.append(f"{index}: {name}, compute capability {capability[0]}.{capability[1]}, {memory / 2**30:.0f} GiB"
+                     f"{verdict}")
     number = driver.cuDriverGetVersion()[1]
     lines.append(f"driver {driver_version(nvml)}, for CUDA up to {number // 1000}.{number % 1000 // 10}")
     return f"\n{'':<13}".join(lines)

@@ -47,8 +47,9 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             raise Failure("interrupted.", 130) from None
         except MemoryError as error:
-            raise Failure(f"this machine is out of memory ({error or 'no size given'}); use a smaller --microbatch, --batch "
-                          "or model.") from error
+            reason = f" ({error})" if str(error) else ""
+            raise Failure(f"this machine is out of memory{reason}; use a smaller --microbatch, --batch or "
+                          "model.") from error
         except BrokenPipeError:
             raise  # click ends quietly when a reader such as `head` has gone
         except OSError as error:
@@ -57,10 +58,10 @@ class Commands(click.Group):
             where = f"{error.filename}: " if error.filename else ""
             raise Failure(f"{where}{os.strerror(error.errno)}; check the path and its permissions.") from error
         except Exception as error:
-            from numdiff.errors import NumdiffError, UsageError
+            from numdiff.errors import NumdiffError
             if not isinstance(error, NumdiffError):
                 raise
-            raise Failure(error, 2 if isinstance(error, UsageError) else 1) from error
+            raise Failure(error, error.exit_code) from error
 
 
 def print_version(ctx, _, wanted):

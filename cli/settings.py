@@ -1,5 +1,6 @@
-"""Command-line options from the table of settings in numdiff/training/options.py: names, units, ranges, presets, groups."""
+"""Command-line options from the table of settings in numdiff/training/options.py: names, units, ranges, defaults."""
 import click
+
 from numdiff.training.options import FIELDS, PRESETS, flag
 
 WIDEST = 30  # characters of the column of option names, so that the groups line up
@@ -78,26 +79,11 @@ def _attributes(name):
 
 
 def _help(name, spec):
-    """The help text, with the range and the default, or what the presets say where they differ."""
-    notes = []
-    values = {preset: PRESETS[preset].get(name, FIELDS[name].default) for preset in PRESETS}
-    if len(set(values.values())) > 1:
-        notes.append(", ".join(f"{preset}: {_text(value)}" for preset, value in values.items()))
-    elif (default := next(iter(values.values()))) is not None:
-        notes.append(f"default: {_text(default)}")
-    span = _range(spec)
-    if span:
-        notes.append(span)
-    return spec["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
-
-
-def _range(spec):
-    low, above, high, below = (spec[key] for key in ("low", "above", "high", "below"))
-    left = f"{low} ≤ " if low is not None else f"{above} < " if above is not None else ""
-    right = f" ≤ {high}" if high is not None else f" < {below}" if below is not None else ""
-    if left and not right:
-        return f"≥ {low}" if low is not None else f"> {above}"
-    return f"{left}x{right}" if right else ""
+    """The help text with the default, or with what each preset says where they differ."""
+    values = [(preset, settings.get(name, FIELDS[name].default)) for preset, settings in PRESETS.items()]
+    if any(value != values[0][1] for _, value in values):
+        return f"{spec['help']}  [{'; '.join(f'{preset}: {_text(value)}' for preset, value in values)}]"
+    return spec["help"] + ("" if values[0][1] is None else f"  [default: {_text(values[0][1])}]")
 
 
 def _text(value):

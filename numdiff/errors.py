@@ -7,9 +7,13 @@ The command line prints them without a traceback: `UsageError` ends with exit co
 class NumdiffError(Exception):
     """Something went wrong that the user can mend; the message says how."""
 
+    exit_code = 1  # of the command line
+
 
 class UsageError(NumdiffError):
     """An option or a setting is wrong."""
+
+    exit_code = 2
 
 
 class OutOfMemoryError(NumdiffError):

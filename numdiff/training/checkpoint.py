@@ -220,7 +220,8 @@ def _damaged(path, reason):
 def _damaged_or_foreign(path, file, size):
     """The error for a file whose last line does not fit: cut off, damaged, or another program's HDF5 file."""
     file.seek(0)
-    if FORMAT.encode() not in file.read(CHUNK):  # the attribute stands near the start of every checkpoint
+    head = file.read(512)  # a checkpoint has its attribute `format` in it
+    if len(head) == 512 and FORMAT.encode() not in head:
         return NumdiffError(f"{path} is an HDF5 file but not a numdiff checkpoint; give a file that `numdiff train` or "
                             "`numdiff convert` wrote.")
     file.seek(size)

@@ -59,18 +59,18 @@ class TrainOptions:
 
     # What to train
     model: str = setting("unet", "Run", "Model to train.", choices=MODELS)
-    preset: str = setting(None, "Run", "What fills the settings that you leave out. Default: tiny where there is no "
-                          "GPU, unet64 where there is.", choices=tuple(PRESETS), kind=str)
+    preset: str = setting(None, "Run", "What fills the settings that you leave out.  [default: tiny where there is "
+                          "no GPU, unet64 where there is]", choices=tuple(PRESETS), kind=str)
     outdir: str = setting("runs", "Run", "Folder of the numbered run folders.", unit="DIR")
     device: str = setting("auto", "Run", "Where to compute; auto: the GPU if there is one.",
                           choices=("auto", "cpu", "cuda"))
-    precision: str = setting("fp32", "Run", "Arithmetic: fp32 is all float32.", unit="PRECISION")
+    precision: str = setting("fp32", "Run", "Arithmetic: fp32 is all float32.", unit="fp32")
     seed: int = setting(0, "Run", "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0,
                         high=SEEDS)
 
-    data: str = setting(None, "Data", "Dataset, as `numdiff data import` writes it. Default: emoji64.h5, installed "
-                        "with numdiff.", unit="FILE.h5", kind=str)
-    classes: tuple = setting(None, "Data", "Names of the classes to train on, with commas between. Default: all.",
+    data: str = setting(None, "Data", "Dataset, as `numdiff data import` writes it.  [default: emoji64.h5, "
+                        "installed with numdiff]", unit="FILE.h5", kind=str)
+    classes: tuple = setting(None, "Data", "Names of the classes to train on, with commas between.  [default: all]",
                              unit="NAME,…", kind=(str,))
     image_size: int = setting(64, "Data", "Side of the images; must divide that of the dataset's images.", unit="PX",
                               low=1, high=4096)
@@ -101,7 +101,7 @@ class TrainOptions:
                               choices=("eps", "v", "x_0"))
 
     batch: int = setting(32, "Optimiser", "Images a step, over all microbatches.", unit="IMAGES", low=1)
-    microbatch: int = setting(None, "Optimiser", "Images a forward pass; must divide --batch. Default: the batch.",
+    microbatch: int = setting(None, "Optimiser", "Images a forward pass; must divide --batch.  [default: the batch]",
                               unit="IMAGES", low=1, kind=int)
     steps: int = setting(10000, "Optimiser", "Optimiser steps in all.", unit="STEPS", low=1)
     learning_rate: float = setting(1e-4, "Optimiser", "Learning rate after the warm-up.", unit="RATE", above=0)

@@ -16,9 +16,9 @@ def usable(version, C):
 @versions(1, 2)
 def test_bias_add(engine, rng, shape, version):
     usable(version, shape[-1])
-    x, bias = rng.standard_normal(shape), rng.standard_normal(shape[-1])
+    x, bias = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape[-1]))
     y = Bias.bias_add_forward(engine(x), engine(bias), version=version)
-    engine.check(y, x + bias, 1e-6)
+    engine.check(y, x.astype(np.float64) + bias, 1e-6)
     engine.check_equal(y, Bias.bias_add_forward(engine(x), engine(bias), version=version))
 
 
@@ -26,9 +26,10 @@ def test_bias_add(engine, rng, shape, version):
 @versions(1, 2)
 def test_channel_add(engine, rng, shape, version):
     usable(version, shape[-1])
-    x, e = rng.standard_normal(shape), rng.standard_normal((shape[0], shape[-1]))
+    x, e = (rng.standard_normal(s).astype(np.float32) for s in (shape, (shape[0], shape[-1])))
     y = Bias.channel_add_forward(engine(x), engine(e), version=version)
-    engine.check(y, x + e.reshape((shape[0],) + (1,) * (len(shape) - 2) + (shape[-1],)), 1e-6)
+    spread = e.reshape((shape[0],) + (1,) * (len(shape) - 2) + (shape[-1],))
+    engine.check(y, x.astype(np.float64) + spread, 1e-6)
     engine.check_equal(y, Bias.channel_add_forward(engine(x), engine(e), version=version))
 
 

@@ -171,7 +171,9 @@ class NpyStream:
                 if version not in read:
                     raise ValueError(f"format {version} of .npy is unknown")
                 return read[version](stream)
-        except (ValueError, SyntaxError, TypeError, MemoryError) as error:
+        except NumdiffError:
+            raise
+        except Exception as error:  # the header is Python's own notation, so it can be broken in any way
             raise damaged(self.path, error) from None
 
     def blocks(self):

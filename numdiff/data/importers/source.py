@@ -55,7 +55,7 @@ def damage_named(path):
     try:
         yield
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile,
-            struct.error) as error:
+            struct.error, NotImplementedError) as error:  # the last: a zip's compression or its many volumes
         raise damaged(path, error) from None
     except OSError as error:
         raise NumdiffError(f"{str(path)!r} cannot be read ({error.strerror or error}): check the file.") from None

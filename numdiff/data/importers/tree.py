@@ -6,7 +6,7 @@ import zipfile
 from ...errors import NumdiffError, UsageError
 from . import labels as label_files
 from .pictures import looks_like_picture, open_picture
-from .source import Item, Source, Unreadable, damage_named, damaged
+from .source import Item, Source, Unreadable, damage_named
 
 SKIPPED = ("__macosx", "thumbs.db", "desktop.ini")
 MAXIMUM_LABELS_BYTES = 1 << 30
@@ -57,15 +57,12 @@ class Zip:
 
     def __init__(self, path):
         self.path = path
-        try:
-            with damage_named(path):
-                self._zip = zipfile.ZipFile(path)
-        except (NotImplementedError, ValueError) as error:  # a zip of several volumes; offsets that make no sense
-            raise damaged(path, error) from None
+        with damage_named(path):
+            self._zip = zipfile.ZipFile(path)
         self._members = {}
         for member in self._zip.infolist():
             parts = [part for part in member.filename.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-            if member.is_dir() or not parts or any(_skipped(part) for part in parts):
+            if member.filename.endswith("/") or not parts or any(_skipped(part) for part in parts):
                 continue
             if member.flag_bits & 1:
                 raise UsageError(f"{str(path)!r} is protected by a password: unpack it and import the folder.")
@@ -126,7 +123,7 @@ def _load(tree, name, wanted):
             return open_picture(file, wanted)
     except Unreadable:
         raise
-    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # a damaged zip shows itself in as many ways as it has compressions
         raise Unreadable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
 
 

@@ -1,8 +1,8 @@
 """Which rung of the ladder runs, over which tiles: the functions that everything above calls.
 
 CHOICE
-    rung 4 where both operands can be read 16 bytes at a time, else rung 3. Its tile, and the number of slices of K, are
-    those of the lowest estimate, in the time of one multiply-add of a multiprocessor:
+    rung 4 where all three matrices can be moved 16 bytes at a time, else rung 3. Its tile, and the number of slices of
+    K, are those of the lowest estimate, in the time of one multiply-add of a multiprocessor:
         rounds · tile · work · (1 + 1 / warps) · slice length,     rounds = ceil(blocks / multiprocessors)
     where `work` is what a tile's instructions cost beside its multiply-adds, and a scheduler that has w warps to choose
     from is taken to be busy w / (w + 1) of the time; to which a split adds its second pass. Large products get
@@ -19,7 +19,8 @@ from .operands import Matrices
 from .reference import matmul_forward_reference
 
 MULTIPROCESSORS = 132  # of an H100: assumed where the device does not say how many it has
-LARGEST_BATCH = 65535  # what gridDim.z can count
+SQUARE = {v: (n, n) for v, n in ((1, naive.BLOCK), (2, tiled.TILE), (3, register_tiles.TILE))}  # their only tile
+LARGEST_BATCH = 65535  # what gridDim.y and gridDim.z can count
 LARGEST_MATRIX = 2**31  # elements: offsets within a matrix are int32 in the kernels
 SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the split saves
 SECOND_PASS = 400_000  # multiply-adds of one multiprocessor in the time that one more launch takes, about 3 µs
@@ -73,54 +74,51 @@ def operand_by_four(matrices, k_distance, other_distance, K, extent):
 
 def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None):
     """c = alpha · a·b + bias for outer · inner matrices wherever they lie; a, b, c: `Matrices`, c with column == 1."""
-    batch = outer * inner
-    if batch > LARGEST_BATCH:
-        raise ValueError(f"a batch of {batch} matrices is more than one launch can count ({LARGEST_BATCH}); split it")
+    if max(outer, inner) > LARGEST_BATCH:
+        raise ValueError(f"a batch of {outer} × {inner} matrices is more than one launch can count ({LARGEST_BATCH} on "
+                         "each axis); split it")
     if max(M * a.row, K * a.column, K * b.row, N * b.column, M * c.row) >= LARGEST_MATRIX:
-        raise ValueError(f"a matrix of this product (M {M}, N {N}, K {K}) spans 2³¹ elements or more; split the batch")
-    wide = operand_by_four(a, a.column, a.row, K, M) and operand_by_four(b, b.row, b.column, K, N)
+        raise ValueError(f"a matrix of this product (M {M}, N {N}, K {K}) spans 2³¹ elements or more; use a "
+                         "smaller batch")
+    wide = (operand_by_four(a, a.column, a.row, K, M) and operand_by_four(b, b.row, b.column, K, N)
+            and by_four(c, 1, c.row, N))
     if version is None:
         version = 4 if wide else 3
     elif version == 4 and not wide:
-        raise ValueError("version 4 reads 16 bytes at a time: extents and distances of a and b must be multiples of 4 "
-                         f"(M {M}, N {N}, K {K}, a {a[1:]}, b {b[1:]}); use version=3")
-    backend = a.array.backend
-    multiprocessors = getattr(backend, "multiprocessors", MULTIPROCESSORS)
-    tiles = vectorised.TILES if version == 4 else ((64, 64),)
-    tile, slices = choose_tile(batch, M, N, K, multiprocessors, tiles) if version > 2 else (None, 1)
+        raise ValueError("version 4 moves 16 bytes at a time: extents and distances along the operands' rows must be "
+                         f"multiples of 4 (M {M}, N {N}, K {K}, a {a[1:]}, b {b[1:]}, c {c[1:]}); use version=3")
+    tile, slices = SQUARE.get(version), 1
+    if version == 3 or version == 4:
+        multiprocessors = getattr(c.array.backend, "multiprocessors", MULTIPROCESSORS)
+        tiles = vectorised.TILES if version == 4 else (tile,)
+        tile, slices = choose_tile(outer * inner, M, N, K, multiprocessors, tiles)
     if slices == 1:
-        _launch(version, tile, a, b, c, M, N, K, K, batch, inner, bias, alpha, accumulate)
+        _launch(version, tile, a, b, c, M, N, K, K, outer, inner, bias, alpha, accumulate)
         return
     length = slice_of(K, slices)
     partial = empty((slices, M, N), np.float32, like=c.array)
     _launch(version, tile, a._replace(inner=length * a.column), b._replace(inner=length * b.row),
-            Matrices(partial, N, 1, inner=M * N), M, N, length, K - (slices - 1) * length, slices, slices)
+            Matrices(partial, N, 1, inner=M * N), M, N, length, K - (slices - 1) * length, 1, slices, None, 1.0, False)
     target, flat = c.array.reshape(-1)[c.start:], partial.reshape(-1)
     launch(split_k.sum_slices_kernel, -(-M * N // split_k.OUTPUTS), (split_k.OUTPUTS, split_k.SHARES), flat, slices,
            target, flat if bias is None else bias, M, N, c.row, float(alpha), int(bias is not None), int(accumulate))
 
 
-def _launch(version, tile, a, b, c, M, N, K, K_last, batch, inner, bias=None, alpha=1.0, accumulate=False):
-    arrays = [m.array.reshape(-1)[m.start:] for m in (a, b, c)]
-    arguments = (*arrays, arrays[0] if bias is None else bias, M, N, K, K_last, a.row, a.column, b.row, b.column, c.row,
-                 inner, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner, float(alpha), int(bias is not None),
-                 int(accumulate))
+def _launch(version, tile, a, b, c, M, N, K, K_last, outer, inner, bias, alpha, accumulate):
+    flat_a, flat_b, flat_c = (m.array.reshape(-1)[m.start:] for m in (a, b, c))
     if version == 1:
-        side = naive.BLOCK
-        launch(naive.matmul_forward_kernel_v1, (-(-M // side), -(-N // side), batch), (side, side), *arguments)
+        kernel, block = naive.matmul_forward_kernel_v1, tile
     elif version == 2:
-        side = tiled.TILE
-        launch(tiled.matmul_forward_kernel_v2, (-(-M // side), -(-N // side), batch), (side, side), *arguments)
+        kernel, block = tiled.matmul_forward_kernel_v2, tile
     elif version == 3:
-        side = register_tiles.TILE
-        launch(register_tiles.matmul_forward_kernel_v3, (-(-M // side), -(-N // side), batch), register_tiles.THREADS,
-               *arguments)
+        kernel, block = register_tiles.matmul_forward_kernel_v3, register_tiles.THREADS
     elif version == 4:
-        blocks = -(-M // tile[0]) * -(-N // tile[1])
-        launch(vectorised.matmul_forward_kernels_v4[tile], (blocks, 1, batch), vectorised.threads_of(*tile), *arguments,
-               int(by_four(c, 1, c.row, N)))
+        kernel, block = vectorised.matmul_forward_kernels_v4[tile], vectorised.threads_of(*tile)
     else:
         raise ValueError(f"there is no version {version} of matmul: use 1, 2, 3 or 4")
+    launch(kernel, (-(-M // tile[0]) * -(-N // tile[1]), inner, outer), block, flat_a, flat_b, flat_c,
+           flat_a if bias is None else bias, M, N, K, K_last, a.row, a.column, b.row, b.column, c.row, a.outer, a.inner,
+           b.outer, b.inner, c.outer, c.inner, float(alpha), int(bias is not None), int(accumulate))
 
 
 def _whole(x, transpose):

@@ -11,31 +11,30 @@ WHAT IT DOES RIGHT
     Neighbouring threads (threadIdx.x) take neighbouring columns, so where b_column is 1 a warp's loads of B and its
     stores to C are neighbours in memory: one request instead of 32. Its loads of A are one address, a broadcast.
 LAUNCH
-    grid (ceil(M / 16), ceil(N / 16), batch), blocks of 16 × 16 threads. Rows of blocks lie on x, the only grid axis
-    that may pass 65,535: M counts pixels.
+    grid (ceil(M / 16) · ceil(N / 16), inner, outer), blocks of 16 × 16 threads.
 DETERMINISM
     one thread sums its products in the order of k.
 READ NEXT
     tiled.py, where a block fetches each number once for all its threads.
 """
 from ...device import cuda, float32
-from .operands import batch_offset, write_output
+from .operands import first_output, write_output
 
 BLOCK = 16  # 16 × 16 = 256 threads
 
 
 @cuda.jit
-def matmul_forward_kernel_v1(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, inner, a_outer, a_inner,
+def matmul_forward_kernel_v1(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, a_outer, a_inner,
                              b_outer, b_inner, c_outer, c_inner, alpha, has_bias, accumulate):
-    row = cuda.blockIdx.x * BLOCK + cuda.threadIdx.y
-    column = cuda.blockIdx.y * BLOCK + cuda.threadIdx.x
-    z = cuda.blockIdx.z
-    length = K_last if z == cuda.gridDim.z - 1 else K
+    first_row, first_column = first_output(N, BLOCK, BLOCK)
+    row, column = first_row + cuda.threadIdx.y, first_column + cuda.threadIdx.x
+    inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
+    length = K_last if inner == cuda.gridDim.y - 1 else K
     if row < M and column < N:
-        a_start = batch_offset(z, inner, a_outer, a_inner) + row * a_row
-        b_start = batch_offset(z, inner, b_outer, b_inner) + column * b_column
+        a_start = outer * a_outer + inner * a_inner + row * a_row
+        b_start = outer * b_outer + inner * b_inner + column * b_column
         total = float32(0)
         for k in range(length):
             total += a[a_start + k * a_k] * b[b_start + k * b_k]
-        i = batch_offset(z, inner, c_outer, c_inner) + row * c_row + column
+        i = outer * c_outer + inner * c_inner + row * c_row + column
         write_output(c, i, total, column, bias, alpha, has_bias, accumulate)

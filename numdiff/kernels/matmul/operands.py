@@ -12,13 +12,16 @@ ARGUMENTS OF EVERY KERNEL
     a_row, a_k      element (m, k) of A lies at m·a_row + k·a_k; one of the two is usually 1
     b_k, b_column   element (k, n) of B lies at k·b_k + n·b_column
     c_row           element (m, n) of C lies at m·c_row + n
-    inner           matrices in one outer step; blockIdx.z counts outer · inner + inner index
     *_outer, *_inner   the two batch distances of each operand
     alpha, has_bias, accumulate   what happens to a sum before it is written: see write_output
+
+GRID OF EVERY KERNEL
+    x the tiles of C, row by row (see first_output); y the inner batch, z the outer one. Only x may pass 65,535, and M
+    counts pixels, so the tiles of both axes share it.
 """
 from typing import Any, NamedTuple
 
-from ...device import cuda
+from ...device import cuda, int32
 
 
 class Matrices(NamedTuple):
@@ -38,9 +41,11 @@ class Matrices(NamedTuple):
 
 
 @cuda.jit(device=True)
-def batch_offset(z, inner, outer_distance, inner_distance):
-    """Where matrix z of the batch starts."""
-    return z // inner * outer_distance + z % inner * inner_distance
+def first_output(N, tile_m, tile_n):
+    """(row, column) of a block's first output. Blocks that run side by side share rows of A, the larger operand."""
+    tiles_n = (N + tile_n - 1) // tile_n
+    tile = cuda.blockIdx.x
+    return int32(tile // tiles_n * tile_m), int32(tile % tiles_n * tile_n)
 
 
 @cuda.jit(device=True)

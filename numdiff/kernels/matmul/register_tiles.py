@@ -16,15 +16,15 @@ REGISTERS
     The sums are tuples, not a `cuda.local.array`: an array could land in memory if the compiler left any loop over it
     in place; a tuple's elements can only be named one by one, so they are registers.
 LAUNCH
-    grid (ceil(M / 64), ceil(N / 64), batch), blocks of 256 threads; 8 KiB of shared memory. This is the rung for
-    operands that cannot be read 16 bytes at a time, such as the rows of 27 of a first 3 × 3 convolution.
+    grid (ceil(M / 64) · ceil(N / 64), inner, outer), blocks of 256 threads; 8 KiB of shared memory. This is the rung
+    for operands that cannot be read 16 bytes at a time, such as the rows of 27 of a first 3 × 3 convolution.
 DETERMINISM
     one thread sums the products of each output in the order of k.
 READ NEXT
     vectorised.py, the fast one.
 """
 from ...device import cuda, float32
-from .operands import batch_offset, write_output
+from .operands import first_output, write_output
 
 TILE = 64  # outputs along each side of a block
 STEP = 16  # elements of K fetched at a time
@@ -69,17 +69,17 @@ def write_row(c, start, row, column, M, N, sums, bias, alpha, has_bias, accumula
 
 
 @cuda.jit
-def matmul_forward_kernel_v3(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, inner, a_outer, a_inner,
+def matmul_forward_kernel_v3(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, a_outer, a_inner,
                              b_outer, b_inner, c_outer, c_inner, alpha, has_bias, accumulate):
     tile_a = cuda.shared.array((STEP, PADDED), float32)  # [k][row]: what a thread reads for one k lies in one row
     tile_b = cuda.shared.array((STEP, PADDED), float32)  # [k][column]
     t = cuda.threadIdx.x
     x, y = t % SIDE, t // SIDE
-    first_row, first_column = cuda.blockIdx.x * TILE, cuda.blockIdx.y * TILE
-    z = cuda.blockIdx.z
-    a_start = batch_offset(z, inner, a_outer, a_inner)
-    b_start = batch_offset(z, inner, b_outer, b_inner)
-    length = K_last if z == cuda.gridDim.z - 1 else K
+    first_row, first_column = first_output(N, TILE, TILE)
+    inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
+    a_start = outer * a_outer + inner * a_inner
+    b_start = outer * b_outer + inner * b_inner
+    length = K_last if inner == cuda.gridDim.y - 1 else K
 
     sums0 = (float32(0), float32(0), float32(0), float32(0))  # of row y
     sums1 = sums0  # of row y + 16
@@ -104,7 +104,7 @@ def matmul_forward_kernel_v3(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_
         cuda.syncthreads()
 
     row, column = first_row + y, first_column + x
-    start = batch_offset(z, inner, c_outer, c_inner) + row * c_row
+    start = outer * c_outer + inner * c_inner + row * c_row
     write_row(c, start, row, column, M, N, sums0, bias, alpha, has_bias, accumulate)
     write_row(c, start + SIDE * c_row, row + SIDE, column, M, N, sums1, bias, alpha, has_bias, accumulate)
     write_row(c, start + 2 * SIDE * c_row, row + 2 * SIDE, column, M, N, sums2, bias, alpha, has_bias, accumulate)

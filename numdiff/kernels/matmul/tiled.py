@@ -23,23 +23,23 @@ READ NEXT
     register_tiles.py, where a thread computes more than one output.
 """
 from ...device import cuda, float32
-from .operands import batch_offset, write_output
+from .operands import first_output, write_output
 
 TILE = 16  # outputs along each side of a block, and elements of K a step: one element of each tile for each thread
 PADDED = TILE + 1  # a tile written along its columns then spreads over the banks of shared memory
 
 
 @cuda.jit
-def matmul_forward_kernel_v2(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, inner, a_outer, a_inner,
+def matmul_forward_kernel_v2(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, a_outer, a_inner,
                              b_outer, b_inner, c_outer, c_inner, alpha, has_bias, accumulate):
     tile_a = cuda.shared.array((TILE, PADDED), float32)  # [row][k]
     tile_b = cuda.shared.array((TILE, PADDED), float32)  # [k][column]
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    first_row, first_column = cuda.blockIdx.x * TILE, cuda.blockIdx.y * TILE
-    z = cuda.blockIdx.z
-    a_start = batch_offset(z, inner, a_outer, a_inner)
-    b_start = batch_offset(z, inner, b_outer, b_inner)
-    length = K_last if z == cuda.gridDim.z - 1 else K
+    first_row, first_column = first_output(N, TILE, TILE)
+    inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
+    a_start = outer * a_outer + inner * a_inner
+    b_start = outer * b_outer + inner * b_inner
+    length = K_last if inner == cuda.gridDim.y - 1 else K
 
     # which element of each tile this thread fetches: x runs along the axis whose elements are neighbours in memory
     if a_k == 1:
@@ -68,5 +68,5 @@ def matmul_forward_kernel_v2(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_
 
     row, column = first_row + y, first_column + x
     if row < M and column < N:
-        i = batch_offset(z, inner, c_outer, c_inner) + row * c_row + column
+        i = outer * c_outer + inner * c_inner + row * c_row + column
         write_output(c, i, total, column, bias, alpha, has_bias, accumulate)

@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from numdiff.errors import UsageError
+from numdiff.nn.convert import write_state_dict
+from numdiff_cli.convert import convert
+from tests.reference import stored
+
+
+@pytest.fixture
+def weights(tmp_path):
+    shapes = stored.load("model_plain")["info"]["shapes"]
+    with open(tmp_path / "w.npz", "wb") as file:
+        write_state_dict(file, stored.state_dict(shapes, 1), "npz")
+    return str(tmp_path / "w.npz")
+
+
+def run(*arguments):
+    return CliRunner().invoke(convert, list(arguments))
+
+
+def test_convert_and_export(tmp_path, weights):
+    model, exported = str(tmp_path / "m.h5"), str(tmp_path / "x.npz")
+    result = run(weights, model, "--image-size", "8", "--num-head-channels", "32", "--attention-order", "new")
+    assert result.exit_code == 0, result.output
+    assert "64 × (1, 2), 1 blocks a level" in result.output and "32 channels a head, new order" in result.output
+    result = run(model, exported)
+    assert result.exit_code == 0, result.output
+    with np.load(weights) as a, np.load(exported) as b:
+        assert a.files == b.files and all(np.array_equal(a[k], b[k]) for k in a.files)
+
+
+def test_wrong_options(weights):
+    assert run(weights, "m.h5", "--image-size", "0").exit_code == 2
+    assert run(weights, "m.h5", "--schedule", "wavy").exit_code == 2
+    result = run(weights, "m.h5", "--image-size", "8")
+    assert isinstance(result.exception, UsageError) and "--num-head-channels" in str(result.exception)
+
+
+def test_help_names_every_option():
+    text = run("--help").output
+    for option in ("--weights", "--image-size", "--num-heads", "--attention-order", "--max-period", "--prediction"):
+        assert option in text

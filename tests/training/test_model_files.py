@@ -1,0 +1,156 @@
+"""Models as files: loading, converting in both directions, and what is said where it cannot be done."""
+import numpy as np
+import pytest
+
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.nn import UNet
+from numdiff.nn.convert import to_numdiff_layout, write_state_dict
+from numdiff.training.checkpoint import checkpoint_name, load_checkpoint, save_checkpoint
+from numdiff.training.model_files import convert, load, read_model_file, write_model_file
+from tests.conftest import relative_error
+from tests.reference import stored
+
+HEADS = {"plain": {"num_head_channels": 32}, "classes_updown": {"num_head_channels": 16},
+         "convolutions": {"num_heads": 2, "num_heads_upsample": 4, "use_new_attention_order": True, "max_period": 1000.0}}
+
+
+def stored_state(name):
+    """(reference values, state dict in PyTorch's layout) of a model of the twin."""
+    reference = stored.load(f"model_{name}")
+    return reference, stored.state_dict(reference["info"]["shapes"], 1)
+
+
+def write_npz(path, state_dict):
+    with open(path, "wb") as file:
+        write_state_dict(file, state_dict, "npz")
+    return path
+
+
+@pytest.mark.parametrize("name", list(HEADS))
+def test_converted_model_gives_the_twins_output(tmp_path, name):
+    """npz → h5 → model → the values that PyTorch gave; h5 → safetensors → h5 keeps weights and options."""
+    reference, state = stored_state(name)
+    size = reference["info"]["options"]["image_size"]
+    source = write_npz(tmp_path / "weights.npz", state)
+    result = convert(source, tmp_path / "model.h5", image_size=size, diffusion={"schedule": "cosine"}, **HEADS[name])
+    assert result.parameters == sum(a.size for a in state.values())
+    model = load(tmp_path / "model.h5", "cpu")
+    assert model.diffusion == {"steps": 1000, "schedule": "cosine", "prediction": "eps"}
+    output = model.predict(reference["x"], reference["t"], reference.get("y"))
+    assert relative_error(output, reference["output"]) < 1e-4
+    convert(tmp_path / "model.h5", tmp_path / "out.safetensors")
+    again = convert(tmp_path / "out.safetensors", tmp_path / "again.h5")
+    assert again.options == result.options == model.options
+    for key, array in load(tmp_path / "again.h5", "cpu").arrays().items():
+        assert np.array_equal(array, to_numdiff_layout({key: state[key]})[key])
+    convert(tmp_path / "again.h5", tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as exported:
+        assert exported.files == list(state) and all(np.array_equal(exported[k], state[k]) for k in state)
+
+
+def test_index_is_that_of_the_model(tmp_path):
+    """A model file's flat buffer lies exactly as the model's own."""
+    _, state = stored_state("plain")
+    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=8, num_head_channels=32)
+    buffers, meta = load_checkpoint(tmp_path / "m.h5")
+    model = load(tmp_path / "m.h5", "cpu")
+    assert meta["index"] == model.parameters.index
+    assert np.array_equal(buffers["parameters"], model.parameters.data)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with two checkpoints, as training leaves them; the parameters are ones, the EMA twos."""
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(), device="cpu")
+    folder = tmp_path / "00000-unet"
+    folder.mkdir()
+    for step in (10, 20):
+        ones = np.ones(model.parameters.total, np.float32)
+        save_checkpoint(folder / checkpoint_name(step), {"parameters": ones, "ema": 2 * ones, "m": ones}, {
+            "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": step,
+            "diffusion": {"steps": 50, "schedule": "linear", "prediction": "v"}})
+    return folder
+
+
+@pytest.mark.parametrize("weights, value", [("ema", 2), ("raw", 1)])
+def test_checkpoints_and_run_folders(tmp_path, run, weights, value):
+    model = load(run, "cpu", weights)
+    assert model.meta["step"] == 20 and model.diffusion["prediction"] == "v"
+    assert all((a == value).all() for a in model.arrays().values())
+    result = convert(run / checkpoint_name(10), tmp_path / "m.h5", weights)
+    assert result.step == 10
+    options, arrays, meta = read_model_file(tmp_path / "m.h5")
+    assert options == model.options and meta["diffusion"]["steps"] == 50 and meta["step"] == 10
+    assert all((a == value).all() for a in arrays.values())
+
+
+def test_what_is_missing_is_asked_for(tmp_path):
+    _, state = stored_state("plain")
+    source, out = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
+    for options, message in (
+            ({}, "--image-size"),
+            ({"image_size": 8}, "--num-head-channels"),
+            ({"image_size": 8, "num_heads": 2, "num_head_channels": 32}, "exclude each other"),
+            ({"image_size": 8, "num_head_channels": 48}, "heads of 48"),
+            ({"image_size": 7, "num_head_channels": 32}, "cannot be halved"),
+            ({"image_size": 0, "num_head_channels": 32}, "--image-size 0 is out of range")):
+        with pytest.raises(UsageError, match=message):
+            convert(source, out, **options)
+    with pytest.raises(UsageError, match="must end in .h5"):
+        convert(source, tmp_path / "m.onnx", image_size=8, num_head_channels=32)
+    assert not out.exists()
+
+
+def test_weights_that_cannot_be_used(tmp_path):
+    _, state = stored_state("plain")
+    out = tmp_path / "m.h5"
+
+    def refused(message, **changed):
+        changed = {k.replace("__", "."): v for k, v in changed.items()}
+        kept = {k: v for k, v in {**state, **changed}.items() if v is not None}
+        with pytest.raises(NumdiffError, match=message):
+            convert(write_npz(tmp_path / "w.npz", kept), out, image_size=8, num_head_channels=32)
+        assert not out.exists()
+
+    refused("missing 1 .out.0.bias", out__0__bias=None)
+    refused("unexpected 1 .more", more=np.ones(3))
+    refused("there is no out.2.weight", out__2__weight=None)
+    refused(r"out.0.bias has the shape \(3,\) in the file and \(64,\)", out__0__bias=np.ones(3))
+    refused("not finite, first in out.0.bias", out__0__bias=np.full(64, np.nan, np.float32))
+
+
+def test_numdiff_files_that_cannot_be_used(tmp_path, run):
+    def refused(message, path, kind=NumdiffError):
+        with pytest.raises(kind, match=message):
+            load(path, "cpu")
+
+    refused("does not exist", tmp_path / "nothing.h5")
+    refused("holds no checkpoint", tmp_path)
+    (tmp_path / "w.pt").write_bytes((stored.FOLDER / "weights_zip.pt").read_bytes())
+    refused("numdiff convert", tmp_path / "w.pt")
+    newest = run / checkpoint_name(20)
+    newest.write_bytes(newest.read_bytes()[:5000])
+    refused("truncated or damaged", newest)
+    options, arrays, meta = read_model_file(run / checkpoint_name(10))
+    write_model_file(tmp_path / "m.h5", {**options, "colour": 3}, arrays)
+    refused("options that this numdiff does not know", tmp_path / "m.h5")
+    write_model_file(tmp_path / "m.h5", {**options, "num_res_blocks": 2}, arrays)
+    refused("these weights are of another model", tmp_path / "m.h5")
+    save_checkpoint(tmp_path / "m.h5", {"parameters": np.ones(3)}, {**meta})
+    refused("holds no whole model", tmp_path / "m.h5")
+    save_checkpoint(tmp_path / "m.h5", {"parameters": np.ones(3)}, {**meta, "model": "dit"})
+    refused("of the kind 'dit'", tmp_path / "m.h5")
+    with pytest.raises(UsageError, match="tells its own options: leave out --image-size"):
+        convert(run / checkpoint_name(10), tmp_path / "x.npz", image_size=8)
+
+
+def test_safetensors_options_are_checked(tmp_path):
+    """The options in a foreign file are words from outside: those of another type are not believed."""
+    _, state = stored_state("plain")
+    with open(tmp_path / "w.safetensors", "wb") as file:
+        write_state_dict(file, state, "safetensors", {"image_size": "8", "num_heads": -3, "model_channels": 10**9,
+                                                      "num_head_channels": [1], "max_period": None})
+    with pytest.raises(UsageError, match="--image-size"):
+        convert(tmp_path / "w.safetensors", tmp_path / "m.h5")
+    result = convert(tmp_path / "w.safetensors", tmp_path / "m.h5", image_size=8, num_head_channels=32)
+    assert result.options["model_channels"] == 64
