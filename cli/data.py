@@ -14,7 +14,7 @@ def data():
 @data.command("import", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="SOURCE")
 @click.argument("out", type=click.Path(), metavar="OUT.h5")
-@click.option("--size", type=click.IntRange(1, 4096), metavar="PX",
+@click.option("--size", type=click.IntRange(1, 1024), metavar="PX",
               help="Side of the images in pixels.  [default: their own, if it is one and square]")
 @click.option("--fit", type=click.Choice(["crop", "pad", "stretch"]), default="crop", show_default=True,
               help="How to make images square: cut out the middle, add bars of the background, or distort.")

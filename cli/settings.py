@@ -82,11 +82,12 @@ def _help(name, spec):
     """The help text with the default, or with what each preset says where they differ."""
     values = [(preset, settings.get(name, FIELDS[name].default)) for preset, settings in PRESETS.items()]
     if any(value != values[0][1] for _, value in values):
-        return f"{spec['help']}  [{'; '.join(f'{preset}: {_text(value)}' for preset, value in values)}]"
-    return spec["help"] + ("" if values[0][1] is None else f"  [default: {_text(values[0][1])}]")
+        return f"{spec['help']}  [{'; '.join(f'{preset}: {text(value)}' for preset, value in values)}]"
+    return spec["help"] + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")
 
 
-def _text(value):
+def text(value):
+    """A value as one writes it on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
     if isinstance(value, bool):

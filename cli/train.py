@@ -3,7 +3,7 @@ import click
 
 from numdiff.training.options import FIELDS
 
-from .settings import GroupedCommand, Setting, settings
+from .settings import GroupedCommand, Setting, settings, text
 
 
 @click.group()
@@ -39,7 +39,7 @@ def unet(resume, dry_run, **given):
     else:
         options = resolve({"model": "unet", **given})
     if dry_run:
-        for name, value in options.to_json().items():
-            click.echo(f"{name:<24} {'default' if value is None else value}")
+        for name, value in vars(options).items():
+            click.echo(f"{name:<24} {'default' if value is None else text(value)}")
     from numdiff.training import train as run  # last: it loads everything, and a wrong option should be told at once
     run(options, resume=resume, dry_run=dry_run, echo=click.echo)

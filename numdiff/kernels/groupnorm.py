@@ -34,8 +34,7 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
-from ..device.cpu import over_batch
+from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
 from .elementwise import silu, silu_gradient
 from .reduce import BLOCK, add_column_sums, cut, tree_sum
 

@@ -24,24 +24,38 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import is_device
+from ..device import is_device, over_batch
 from .matmul import matmul_forward, matmul_forward_cost
 from .reduce import column_sum
 
 
 def linear_forward_reference(x, weight, bias=None):
-    y = x.reshape(-1, x.shape[-1]) @ weight.T
-    if bias is not None:
-        y += bias
-    return y.reshape(*x.shape[:-1], weight.shape[0])
+    rows = x.reshape(-1, x.shape[-1])
+    y = np.empty((len(rows), len(weight)), x.dtype)
+
+    def part(i):
+        np.matmul(rows[i], weight.T, out=y[i])
+        if bias is not None:
+            y[i] += bias
+
+    over_batch(part, len(rows), x.size + y.size)
+    return y.reshape(*x.shape[:-1], len(weight))
 
 
 def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True):
-    rows = dy.reshape(-1, dy.shape[-1])
-    dweight += rows.T @ x.reshape(-1, x.shape[-1])
+    rows, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+    dx = np.empty_like(x) if need_dx else None
+
+    def part(i):
+        if need_dx:
+            np.matmul(rows[i], weight, out=dx.reshape(inputs.shape)[i])
+        return rows[i].T @ inputs[i]
+
+    for sum_of_part in over_batch(part, len(rows), dy.size + x.size):
+        dweight += sum_of_part
     if dbias is not None:
-        dbias += np.ones(len(rows), rows.dtype) @ rows  # a sum of columns at the speed of BLAS
-    return (rows @ weight).reshape(x.shape) if need_dx else None
+        column_sum(rows, dbias)
+    return dx
 
 
 def linear_forward(x, weight, bias=None, version=None):

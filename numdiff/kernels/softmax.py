@@ -232,6 +232,8 @@ def _launch_rows(kernels, arrays, scale, version):
         if arrays[0].backend.name == "simulator":
             version = 1  # it has no shuffles
     flat = [a.reshape(-1) for a in arrays]
+    if version not in (1, 2, 3):
+        raise ValueError(f"there is no version {version} of softmax: use 1, 2 or 3")
     if version == 1:
         launch(kernels[0], rows, BLOCK, *flat, N, float(scale))
     elif version == 3 and not wide:

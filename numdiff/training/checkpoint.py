@@ -98,6 +98,16 @@ def prune_checkpoints(run_dir, keep):
     return removed
 
 
+def set_aside_later(run_dir, step):
+    """Rename the checkpoints after `step` to ….h5.old; returns their new paths.
+
+    A run that goes on from an older checkpoint leaves the later ones behind: they must neither be resumed from, nor
+    count as the newest when `prune_checkpoints` chooses what to remove.
+    """
+    later = [path for path in list_checkpoints(run_dir) if checkpoint_step(path) > step]
+    return [path.replace(path.with_name(path.name + ".old")) for path in later]
+
+
 def _checksum(array):
     return zlib.crc32(array.reshape(-1).view(np.uint8)) if array.size else 0
 

@@ -49,9 +49,10 @@ def load(path, device="auto", weights="ema"):
     try:
         model = UNet(**options, device=device)
     except TypeError as error:
-        raise NumdiffError(f"{path} has model options that this numdiff does not know ({error}); install a newer numdiff.") from None
+        raise NumdiffError(f"{path} has model options that this numdiff does not know ({error}); install a newer "
+                           "numdiff.") from None
     model.load_arrays(arrays)
-    model.diffusion = {k: meta["diffusion"][k] for k in ("steps", "schedule", "prediction") if k in meta.get("diffusion", {})}
+    model.diffusion = dict(meta.get("diffusion") or {})
     model.meta = meta
     return model
 
@@ -64,7 +65,8 @@ def read_model_file(path, weights="ema"):
     if path.is_dir():
         newest = newest_checkpoint(path)
         if newest is None:
-            raise NumdiffError(f"the folder {path} holds no checkpoint; give a run folder of `numdiff train` or a model file.")
+            raise NumdiffError(f"the folder {path} holds no checkpoint; give a run folder of `numdiff train` or a model "
+                               "file.")
         path = newest
     elif path.is_file() and not _is_hdf5(path):
         raise NumdiffError(f"{path} is not a numdiff file; if it holds weights of another program, make it one with "
@@ -80,15 +82,15 @@ def read_model_file(path, weights="ema"):
             arrays[entry["name"]] = flat[start:start + count].reshape(entry["shape"])
         return dict(meta["model_options"]), arrays, meta
     except (KeyError, TypeError, ValueError) as error:
-        raise NumdiffError(f"{path} is a numdiff file but holds no whole model ({type(error).__name__}: {error}); use another "
-                           "checkpoint.") from error
+        raise NumdiffError(f"{path} is a numdiff file but holds no whole model ({type(error).__name__}: {error}); use "
+                           "another checkpoint.") from error
 
 
 def write_model_file(path, model_options, arrays, diffusion=None, step=0, **more):
     """Write a model file atomically.
 
-    arrays: {name: array in numdiff's layout}, in module order; diffusion: options of its `Diffusion` (None: the defaults)
-    more: further entries of the meta.
+    arrays: {name: array in numdiff's layout}, in module order
+    diffusion: options of its `Diffusion` (None: the defaults); more: further entries of the meta
     """
     index, total = [], 0
     for name, array in arrays.items():
@@ -117,8 +119,9 @@ def convert(source, target, weights="ema", diffusion=None, **free):
     source: what `load_state_dict` reads, or a numdiff checkpoint or run folder
     target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and guided-diffusion's names
     weights: "ema" or "raw", of a source that has both
-    free: options of the UNet that weights do not tell (the keys of `FREE_OPTIONS`); None leaves one to the source, or to
-        guided-diffusion's default. image_size and one of num_heads, num_head_channels must be known in the end.
+    diffusion: steps, schedule, prediction that it was trained with
+    free: options of the UNet that weights do not tell (the keys of `FREE_OPTIONS`). None leaves one to the source, or
+        to guided-diffusion's default; image_size and one of num_heads, num_head_channels must be known in the end.
     Returns a `Conversion`.
     """
     kind = pathlib.Path(target).suffix
@@ -128,7 +131,8 @@ def convert(source, target, weights="ema", diffusion=None, **free):
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
     if pathlib.Path(source).is_dir() or _is_hdf5(source):
         if free or diffusion:
-            raise UsageError(f"{source} tells its own options: leave out {', '.join(flag(k) for k in [*free, *diffusion])}.")
+            given = ", ".join(flag(k) for k in [*free, *diffusion])
+            raise UsageError(f"{source} tells its own options: leave out {given}.")
         options, arrays, meta = read_model_file(source, weights)
         diffusion, step = meta.get("diffusion"), meta.get("step", 0)
     else:
@@ -152,10 +156,11 @@ def convert(source, target, weights="ema", diffusion=None, **free):
 
 
 def complete_options(source, state_dict, told, free):
-    """All options of the UNet: what the weights' shapes say, then the user (`free`), then the file (`told`), then defaults."""
+    """All options of the UNet: what shapes say, and for the rest the user (`free`), the file (`told`), the defaults."""
     told = {k: v for k, v in told.items() if k in FREE_OPTIONS and FREE_OPTIONS[k](v)}
     if "num_heads" in free and "num_head_channels" in free and free["num_head_channels"] != -1:
-        raise UsageError("--num-heads and --num-head-channels exclude each other: give the one that the model was trained with.")
+        raise UsageError("--num-heads and --num-head-channels exclude each other: give the one that the model was "
+                         "trained with.")
     if "num_heads" in free:
         told["num_head_channels"] = -1
     known = {**told, **free}
@@ -163,8 +168,9 @@ def complete_options(source, state_dict, told, free):
         raise UsageError(f"{source} does not say for which image size it was trained: give --image-size, for example "
                          "--image-size 64.")
     if known.get("num_head_channels", -1) == -1 and "num_heads" not in known:
-        raise UsageError(f"{source} does not say how many attention heads the model has: give --num-head-channels (64 for the "
-                         "models of guided-diffusion, 32 for unet.cu's) or --num-heads (4 for improved-diffusion's).")
+        raise UsageError(f"{source} does not say how many attention heads the model has: give --num-head-channels (64 "
+                         "for the models of guided-diffusion, 32 for unet.cu's) or --num-heads (4 for those of "
+                         "improved-diffusion).")
     for key, value in free.items():
         if not FREE_OPTIONS[key](value):
             raise UsageError(f"{flag(key)} {value} is out of range.")
@@ -182,7 +188,8 @@ def complete_options(source, state_dict, told, free):
 
 def flag(option):
     """The command-line option that sets `option`."""
-    return "--" + {"use_new_attention_order": "attention_order", "steps": "diffusion_steps"}.get(option, option).replace("_", "-")
+    names = {"use_new_attention_order": "attention_order", "steps": "diffusion_steps"}
+    return "--" + names.get(option, option).replace("_", "-")
 
 
 def _is_hdf5(path):

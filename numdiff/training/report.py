@@ -239,7 +239,7 @@ def running_mean(values, width):
 def _draw_curve(steps, losses, title, log_y, smooth):
     left, top, right, bottom = MARGIN
     width, height = SIZE[0] - left - right, SIZE[1] - top - bottom
-    smooth = smooth or max(1, len(losses) // 50)
+    smooth = (smooth or len(losses) // 50) // 2 * 2 + 1  # odd: as many values before as after
     smoothed = running_mean(losses, smooth)
     x0, x1 = (float(steps.min()), float(steps.max())) if losses.size else (0.0, 1.0)
     x1 = x1 if x1 > x0 else x0 + 1
@@ -266,14 +266,14 @@ def _draw_curve(steps, losses, title, log_y, smooth):
 
     picture = picture.resize(SIZE, Image.Resampling.LANCZOS)
     draw = ImageDraw.Draw(picture)
-    draw.text((left, top / 2), title, INK, _font(19), anchor="lm")
-    small = _font(13)
+    draw.text((left, top / 2 - 6), title, INK, ImageFont.load_default(19), anchor="lm")
+    small = ImageFont.load_default(13)
     for t in x_ticks:
         draw.text((place(t, y0)[0], top + height + 8), f"{t:,.0f}", GREY, small, anchor="mt")
     for t in ticks:
         draw.text((left - 8, place(x0, t)[1]), f"{t:,.6g}", GREY, small, anchor="rm")
     draw.text((left + width / 2, SIZE[1] - 12), "step", INK, small, anchor="ms")
-    draw.text((left - 8, top - 20), "loss", INK, small, anchor="rm")
+    draw.text((left - 8, top - 14), "loss", INK, small, anchor="rm")
     if losses.size:
         text = f"mean of the last {min(50, len(losses))} steps: {losses[-50:].mean():.4g}"
         if smooth > 1:
@@ -327,10 +327,3 @@ def _line(draw, xs, ys, colour, thickness):
         draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
     else:
         draw.line([tuple(p) for p in points.tolist()], fill=colour, width=round(thickness * SCALE), joint="curve")
-
-
-def _font(size):
-    try:
-        return ImageFont.load_default(size)
-    except (TypeError, ImportError):  # Pillow before 10.1, or without FreeType, has one small bitmap font
-        return ImageFont.load_default()

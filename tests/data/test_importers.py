@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -431,6 +433,14 @@ def test_sizes_that_differ(packed, out):
     assert import_dataset(source, out, size=16).shape == (2, 16, 16, 3)
 
 
+def test_too_large(tmp_path, out):
+    source = fill(tmp_path / "s", {"a.png": np.zeros((1100, 1100), np.uint8)})
+    with pytest.raises(UsageError, match="1100×1100 pixels: add --size"):
+        import_dataset(source, out)
+    with pytest.raises(UsageError, match="--size 2000 is out of range"):
+        import_dataset(source, out, size=2000)
+
+
 def test_not_square(packed, out):
     with pytest.raises(UsageError, match="a.png is 48×16 pixels and not square: add --size, for instance --size 16"):
         import_dataset(packed({"a.png": np.zeros((16, 48, 3), np.uint8)}), out)
@@ -772,18 +782,35 @@ def test_never_overwrites(source, out, tmp_path):
         import_dataset(source, tmp_path / "none" / "a.h5")
 
 
-@pytest.mark.parametrize("stage", ["resize", "replace"])
-def test_full_disk(source, out, monkeypatch, stage):
-    def full(*_, **__):
+def test_full_disk(source, out, monkeypatch):
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    if stage == "resize":
-        monkeypatch.setattr(h5py.Dataset, "resize", full)
-    else:
-        monkeypatch.setattr(writer_module.os, "replace", full)
-    with pytest.raises(NumdiffError, match="out.h5' cannot be written .the disk is full.: free some space"):
-        import_dataset(source, out)
-    assert not out.exists()
+    for function in ("replace", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(writer_module.os, function, full)
+            with pytest.raises(NumdiffError, match="out.h5' cannot be written .the disk is full.: free some space"):
+                import_dataset(source, out)
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("limit", [0, 100, 1000, 10000, 100000])
+def test_no_room_for_the_file(tmp_path, out, limit):
+    """With a real failure of the system's own writes, in a process of its own: HDF5 must not crash it at its end."""
+    resource = pytest.importorskip("resource")
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), dtype=np.uint8))
+    code = ("import resource, sys\n"
+            "from numdiff.data.importers import import_dataset\n"
+            "from numdiff.errors import NumdiffError\n"
+            f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {resource.RLIM_INFINITY}))\n"
+            "try:\n"
+            "    import_dataset(*sys.argv[1:])\n"
+            "except NumdiffError as error:\n"
+            "    sys.exit(str(error))\n")
+    command = [sys.executable, "-c", code, str(tmp_path / "a.npy"), str(out)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1 and "out.h5' cannot be written (File too large)" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not out.exists()
 
 
 def test_interrupted(source, out):

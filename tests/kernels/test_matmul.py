@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from numdiff.device import download
 from numdiff.kernels import matmul as P
 from numdiff.kernels.matmul import launcher, vectorised
 from tests.conftest import SIMULATED, numerical_gradient, relative_error, shapes, versions
@@ -93,12 +92,12 @@ def test_each_tile_of_version_4(engine, rng, monkeypatch, shape, tile):
         engine.check(c, P.matmul_forward(a, b, *transposes), 2e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 5, 100), (1, 5, 7, 97)] if SIMULATED else
-                         [(1, 8, 5, 100), (1, 64, 27, 5000), (1, 64, 576, 4100)])
+@pytest.mark.parametrize("shape", [(1, 8, 4, 100), (1, 5, 7, 97)] if SIMULATED else
+                         [(1, 8, 4, 100), (1, 64, 27, 5000), (1, 64, 576, 4100)])
 @pytest.mark.parametrize("version", [3, 4])
 def test_split_k(engine, rng, monkeypatch, shape, version):
-    usable(version, (0, shape[1], 4, shape[3]))
-    monkeypatch.setattr(launcher, "choose_tile", lambda *a: (((64, 64)), 3))
+    usable(version, shape)
+    monkeypatch.setattr(launcher, "choose_tile", lambda *a: ((64, 64), 3))
     _, M, N, K = shape
     a, b, start = rng.standard_normal((K, M)), rng.standard_normal((N, K)), rng.standard_normal((M, N))
     first, second = engine(start), engine(start)
@@ -122,7 +121,7 @@ def test_strided_matrices(engine, rng):
     """Every second head of a packed array against the same columns copied out."""
     if not engine.has_versions:
         return
-    B, heads, T, HS = 2, 3, 5, 8
+    B, heads, T, HS = 2, 2, 8, 8
     x = rng.standard_normal((B, T, heads, 2, HS))
     packed, out = engine(x.reshape(B, T, -1)), engine.zeros((B, heads, T, T))
     row = 2 * heads * HS
@@ -133,8 +132,6 @@ def test_strided_matrices(engine, rng):
         P.matmul_strided(left, right.T, target, T, T, HS, B, heads, version=version)
         want = np.einsum("bthc,bshc->bhts", x[:, :, :, 0], x[:, :, :, 1])
         engine.check(out, want, 2e-6)
-        if engine.computes:
-            download(out)
 
 
 def test_errors_say_what_to_do(engine, rng):

@@ -4,8 +4,8 @@ import pytest
 from numdiff.kernels import reduce as R
 from tests.conftest import SIMULATED, shapes, versions
 
-SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 7), aligned=(2, 5, 12), one_row=(1, 130), not_aligned=(2, 600, 33), small=(32, 2048),
-                large=(3, 37, 41, 64), wide=(2, 1000, 516))
+SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 7), aligned=(2, 5, 12), one_row=(1, 130), not_aligned=(2, 600, 33),
+                small=(32, 2048), large=(3, 37, 41, 64), wide=(2, 1000, 516))
 
 
 def usable(version, N):

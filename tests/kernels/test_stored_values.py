@@ -12,7 +12,7 @@ STORED = stored.load("operations")
 
 
 class Case:
-    """The stored arrays of one operation: `case["x"]` on the engine, `case.check(got, "dx")` against a stored result."""
+    """The stored arrays of one operation: `case["x"]` on the engine, `case.check(got, "dx")` against a result."""
 
     def __init__(self, name, engine, tolerance=1e-5):
         self.arrays = {k.split("__")[1]: v for k, v in STORED.items() if k.startswith(name + "__")}
@@ -31,8 +31,8 @@ class Case:
         self.engine.check(got, self.arrays[key], self.tolerance)
 
 
-@pytest.mark.parametrize("name, stride", [("conv2d_1x1_stride1", 1), ("conv2d_3x3_stride1", 1), ("conv2d_3x3_stride2", 2),
-                                          ("conv2d_3x3_stride2_odd", 2)])
+@pytest.mark.parametrize("name, stride", [("conv2d_1x1_stride1", 1), ("conv2d_3x3_stride1", 1),
+                                          ("conv2d_3x3_stride2", 2), ("conv2d_3x3_stride2_odd", 2)])
 def test_conv2d(engine, name, stride):
     case = Case(name, engine)
     dweight, dbias = case.zeros("weight"), case.zeros("bias")
@@ -106,7 +106,8 @@ def test_resample(engine, name, function):
 def test_scale_shift(engine):
     case = Case("scale_shift", engine)
     case.check(K.scale_shift_forward(case["x"], case["scale"], case["shift"]), "y")
-    for got, key in zip(K.scale_shift_backward(case["dy"], case["x"], case["scale"]), ("dx", "dscale", "dshift"), strict=True):
+    for got, key in zip(K.scale_shift_backward(case["dy"], case["x"], case["scale"]), ("dx", "dscale", "dshift"),
+                        strict=True):
         case.check(got, key)
 
 

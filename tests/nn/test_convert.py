@@ -1,4 +1,4 @@
-"""Reading other programs' weights: right where they are whole, one sentence where they are not, nothing run in any case."""
+"""Reading other programs' weights: right where they are whole, one sentence where they are not, nothing ever run."""
 import io
 import os
 import pickle
@@ -44,7 +44,7 @@ def model_state(name, seed=1):
     return stored.state_dict(info["shapes"], seed), info["options"]
 
 
-# Files that PyTorch wrote ----------------------------------------------------------------------------------------------
+# Files that PyTorch wrote --------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["zip", "legacy"])
 def test_what_torch_save_wrote(kind):
@@ -64,7 +64,7 @@ def test_container_and_prefix(weights, factor):
         assert np.array_equal(array, factor * want["container__" + name]), name
 
 
-# A writer of `.pt` files for the tests: Python's pickler told what PyTorch's classes are called -------------------------
+# A writer of `.pt` files for the tests: Python's pickler told what PyTorch's classes are called ----------------------
 
 class Foreign:
     """An object whose pickle asks for the global `text` ('module name') and calls it with `arguments`."""
@@ -95,7 +95,8 @@ class StorageId:
 def tensor(kind, key, count, shape, strides=None, offset=0):
     if strides is None:
         strides = tuple(int(np.prod(shape[i + 1:])) for i in range(len(shape)))
-    return Foreign("torch._utils _rebuild_tensor_v2", StorageId(kind, key, count), offset, shape, strides, False, OrderedDict())
+    return Foreign("torch._utils _rebuild_tensor_v2", StorageId(kind, key, count), offset, shape, strides, False,
+                   OrderedDict())
 
 
 def pickled(value):
@@ -122,7 +123,7 @@ def write_state_pt(path, state_dict):
                     {str(i): a.astype("<f4").tobytes() for i, a in enumerate(state_dict.values())})
 
 
-# Hostile and damaged files ----------------------------------------------------------------------------------------------
+# Hostile and damaged files -------------------------------------------------------------------------------------------
 
 COMMAND = "touch {}"
 
@@ -132,15 +133,18 @@ def hostile_pickles(canary):
     line = command.encode() + b"\n"
     return {
         "reduce": (pickled({"a": Foreign("posix system", command)}), "posix.system"),
-        "nested": (pickled({"model": {"a": Foreign("builtins eval", f"__import__('os').system({command!r})")}}), "builtins.eval"),
-        "stack_global": (b"\x80\x04\x8c\x02os\x8c\x06system\x93(X" + struct.pack("<I", len(command)) + command.encode() + b"tR.",
-                         "os.system"),
+        "nested": (pickled({"model": {"a": Foreign("builtins eval", f"__import__('os').system({command!r})")}}),
+                   "builtins.eval"),
+        "stack_global": (b"\x80\x04\x8c\x02os\x8c\x06system\x93(X" + struct.pack("<I", len(command)) + command.encode()
+                         + b"tR.", "os.system"),
         "import_only": (b"\x80\x02cantigravity\nfly\n.", "antigravity.fly"),
         "inst": (b"(S'" + command.encode() + b"'\niposix\nsystem\n.", "INST"),
         "obj": (b"(cposix\nsystem\nS'" + command.encode() + b"'\no.", "posix.system"),
-        "newobj": (b"\x80\x02csubprocess\nPopen\n(X" + struct.pack("<I", len(line) - 1) + line[:-1] + b"t\x81.", "subprocess.Popen"),
+        "newobj": (b"\x80\x02csubprocess\nPopen\n(X" + struct.pack("<I", len(line) - 1) + line[:-1] + b"t\x81.",
+                   "subprocess.Popen"),
         "getattr": (pickled({"a": Foreign("builtins getattr", "x", "__class__")}), "builtins.getattr"),
-        "torch_load": (pickled({"a": Foreign("torch.storage _load_from_bytes", b"x")}), "torch.storage._load_from_bytes"),
+        "torch_load": (pickled({"a": Foreign("torch.storage _load_from_bytes", b"x")}),
+                       "torch.storage._load_from_bytes"),
         "extension": (b"\x80\x02\x82\x01.", "EXT1"),
         "dotted": (b"\x80\x04\x8c\x0ctorch._utils\x8c\x09os.system\x93.", "torch._utils.os.system"),
     }
@@ -155,7 +159,7 @@ def test_hostile_pickle_is_refused_and_not_run(tmp_path, case, kind):
     if kind == "zip":
         write_pt(path, data)
     else:
-        path.write_bytes((data if data[:1] == b"\x80" else b"\x80\x02" + data))
+        path.write_bytes(data if data[:1] == b"\x80" else b"\x80\x02" + data)
     before = set(sys.modules)
     with pytest.raises(NumdiffError, match=name.replace(".", r"\.")) as caught:
         load_state_dict(path)
@@ -170,7 +174,8 @@ def test_hostile_pickles_would_have_worked(tmp_path):
         data, _ = hostile_pickles(canary)[case]
         if case == "newobj":
             continue  # Popen without a shell wants a list; the refusal is what counts
-        subprocess.run([sys.executable, "-c", "import pickle, sys; pickle.loads(sys.stdin.buffer.read())"], input=data, check=True)
+        subprocess.run([sys.executable, "-c", "import pickle, sys; pickle.loads(sys.stdin.buffer.read())"], input=data,
+                       check=True)
         assert canary.exists(), case
         canary.unlink()
 
@@ -183,11 +188,13 @@ def nested_tuples(depth):
 MALFORMED = {
     "beyond_storage": (pickled({"a": tensor("FloatStorage", "0", 4, (5,))}), b"\0" * 16, "beyond its storage"),
     "offset": (pickled({"a": tensor("FloatStorage", "0", 4, (3,), offset=2)}), b"\0" * 16, "beyond its storage"),
-    "negative_stride": (pickled({"a": tensor("FloatStorage", "0", 4, (2,), (-1,), 3)}), b"\0" * 16, "not whole numbers"),
+    "negative_stride": (pickled({"a": tensor("FloatStorage", "0", 4, (2,), (-1,), 3)}), b"\0" * 16,
+                        "not whole numbers"),
     "storage_short": (pickled({"a": tensor("FloatStorage", "0", 4, (4,))}), b"\0" * 8, "shorter than announced"),
     "storage_missing": (pickled({"a": tensor("FloatStorage", "7", 4, (4,))}), b"\0" * 16, "truncated, damaged"),
     "storage_type": (pickled({"a": tensor("QInt8Storage", "0", 4, (4,))}), b"\0" * 16, "torch.QInt8Storage"),
-    "expanded_bomb": (pickled({"a": tensor("FloatStorage", "0", 1, (1 << 40,), (0,))}), b"\0" * 4, "far larger than the file"),
+    "expanded_bomb": (pickled({"a": tensor("FloatStorage", "0", 1, (1 << 40,), (0,))}), b"\0" * 4,
+                      "far larger than the file"),
     "many_dimensions": (pickled({"a": tensor("FloatStorage", "0", 1, (1,) * 70)}), b"\0" * 4, "do not fit"),
     "hash_bomb": (nested_tuples(200), b"", "dict key"),
     "memo_bomb": (b"\x80\x02}r\xff\xff\xff\xff.", b"", "no state dict"),
@@ -231,7 +238,8 @@ def test_zip_files_that_are_not_weights(tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     (b"", "is empty"), (b"hello, this is not a model" * 30, "no file of weights that numdiff knows"),
-    (pickle.dumps({"a": 1}), "not one of torch.save"), (b"PK\x03\x04", "truncated, damaged"), (b"\x80", "truncated, damaged")])
+    (pickle.dumps({"a": 1}), "not one of torch.save"), (b"PK\x03\x04", "truncated, damaged"),
+    (b"\x80", "truncated, damaged")])
 @pytest.mark.parametrize("suffix", [".pt", ".npz", ".bin"])
 def test_files_that_are_something_else(tmp_path, content, message, suffix):
     path = tmp_path / f"weights{suffix}"
@@ -302,7 +310,7 @@ def test_random_damage_raises_nothing_but_numdiff_errors(tmp_path, rng, kind):
     assert refused > 150
 
 
-# Other formats ----------------------------------------------------------------------------------------------------------
+# Other formats -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
 def test_round_trip(tmp_path, kind):
@@ -318,7 +326,8 @@ def test_safetensors_types(tmp_path):
     """bfloat16 has no NumPy type; an independent writer of the format: length, JSON, data."""
     values = np.array([1.0, -2.5, 3.0e38], np.float32)
     bits = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-    header = (b'{"b":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]},"h":{"dtype":"F16","shape":[1,1],"data_offsets":[6,8]}}')
+    header = (b'{"b":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]},'
+              b'"h":{"dtype":"F16","shape":[1,1],"data_offsets":[6,8]}}')
     header += b" " * (-len(header) % 8)
     path = tmp_path / "w.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bits + np.array([0.5], "<f2").tobytes())
@@ -336,8 +345,8 @@ def test_safetensors_not_installed(tmp_path, monkeypatch):
 
 def unet_cu_bytes(options, state_dict, has_moments=0, has_random=0):
     header = np.full(256, 77, "<i4")  # what the program does not set is whatever was in memory
-    header[:10] = [12345678, 32, options["in_channels"], options["model_channels"], options["in_channels"], options["image_size"],
-                   options["image_size"], 1000, has_moments, has_random]
+    header[:10] = [12345678, 32, options["in_channels"], options["model_channels"], options["in_channels"],
+                   options["image_size"], options["image_size"], 1000, has_moments, has_random]
     parameters = np.concatenate([a.reshape(-1) for a in state_dict.values()]).astype("<f4").tobytes()
     return header.tobytes() + parameters * (1 + 2 * has_moments) + b"random" * has_random
 
@@ -381,7 +390,7 @@ def test_unet_cu_bin_damaged(tmp_path, unet_cu, rng):
             load_state_dict(path)
 
 
-# Names, shapes, options -------------------------------------------------------------------------------------------------
+# Names, shapes, options ----------------------------------------------------------------------------------------------
 
 class Shaped:
     def __init__(self, shape):
@@ -425,9 +434,10 @@ def test_layout():
 def test_names_of_unet_cu():
     """The state dict of its train_unet.py, behind torch.compile's prefix."""
     mine = ["time_embed.0.weight", "input_blocks.1.0.in_layers.0.weight", "input_blocks.1.0.in_layers.2.bias",
-            "input_blocks.1.0.emb_layers.1.weight", "input_blocks.1.0.out_layers.0.bias", "middle_block.0.out_layers.3.weight",
-            "output_blocks.11.0.skip_connection.weight", "middle_block.1.norm.weight", "output_blocks.3.1.qkv.weight",
-            "input_blocks.7.1.proj_out.bias", "out.2.weight"]
+            "input_blocks.1.0.emb_layers.1.weight", "input_blocks.1.0.out_layers.0.bias",
+            "middle_block.0.out_layers.3.weight", "output_blocks.11.0.skip_connection.weight",
+            "middle_block.1.norm.weight", "output_blocks.3.1.qkv.weight", "input_blocks.7.1.proj_out.bias",
+            "out.2.weight"]
     theirs = ["time_embed.0.weight", "input_blocks.1.0.gn1.weight", "input_blocks.1.0.cv3_1.bias",
               "input_blocks.1.0.l_emb.weight", "input_blocks.1.0.gn2.bias", "middle_block.0.cv3_2.weight",
               "output_blocks.11.0.skip_connection.weight", "middle_block.1.gn.weight", "output_blocks.3.1.qkv.weight",
@@ -447,7 +457,8 @@ def test_what_does_not_fit_is_named(defaults):
     two_axes = {k: v[..., 0] if k.endswith("qkv.weight") else v for k, v in state.items()}
     check_state_dict(two_axes, options)
     wrong = {**state, "out.2.weight": np.ones((3, 5, 3, 3))}
-    with pytest.raises(NumdiffError, match=r"out\.2\.weight has the shape \(3, 5, 3, 3\) in the file and \(3, 64, 3, 3\)"):
+    with pytest.raises(NumdiffError,
+                       match=r"out\.2\.weight has the shape \(3, 5, 3, 3\) in the file and \(3, 64, 3, 3\)"):
         check_state_dict(wrong, options)
     less = {k: v for k, v in state.items() if "time_embed" not in k and k != "out.0.bias"}
     with pytest.raises(NumdiffError, match=r"missing 5 \(time_embed\.0\.weight, .*, …\) and unexpected 1 \(extra\)"):

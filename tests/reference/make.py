@@ -32,7 +32,8 @@ def last(tensor):
 
 def noise(name, shape, seed=0):
     """float32 numbers with variance one, as a float64 tensor."""
-    return torch.from_numpy((stored.uniform(name, int(np.prod(shape)), seed) * np.float32(12 ** 0.5)).reshape(shape).astype(np.float64))
+    values = stored.uniform(name, int(np.prod(shape)), seed) * np.float32(12 ** 0.5)
+    return torch.from_numpy(values.reshape(shape).astype(np.float64))
 
 
 def save(name, **arrays):
@@ -59,19 +60,23 @@ def make_model(name, options):
         norms.append(np.linalg.norm(flat))
     shapes = {k: list(p.shape) for k, p in model.named_parameters()}
     arrays = {"y": y.numpy().astype(np.int32)} if y is not None else {}
-    save(f"model_{name}", info={"options": options, "shapes": shapes}, x=last(x), t=t.numpy().astype(np.int32), g=last(g), output=last(output),
-         dx=last(x.grad), samples=np.concatenate(samples).astype(np.float32), norms=np.array(norms, np.float32), **arrays)
+    save(f"model_{name}", info={"options": options, "shapes": shapes}, x=last(x), t=t.numpy().astype(np.int32),
+         g=last(g), output=last(output), dx=last(x.grad), samples=np.concatenate(samples).astype(np.float32),
+         norms=np.array(norms, np.float32), **arrays)
 
 
 def make_trajectory(dtype=torch.float64):
     c = stored.TRAJECTORY
     model = twin.draw(twin.Twin(**c["options"]).to(dtype), c["weight_seed"])
     ema = {k: p.detach().clone() for k, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(model.parameters(), c["learning_rate"], (c["beta1"], c["beta2"]), c["eps"], c["weight_decay"])
+    start = {k: p.double().clone() for k, p in ema.items()}
+    optimizer = torch.optim.AdamW(model.parameters(), c["learning_rate"], (c["beta1"], c["beta2"]), c["eps"],
+                                  c["weight_decay"])
     alpha_bar = torch.cumprod(1 - torch.linspace(0.1 / c["T"], 20 / c["T"], c["T"], dtype=torch.float64), 0)
     shape = (c["steps"], c["batch"], 3, c["options"]["image_size"], c["options"]["image_size"])
     x_0, eps = noise("trajectory/x_0", shape) / 2, noise("trajectory/eps", shape)
-    t = torch.from_numpy(((stored.uniform("trajectory/t", c["steps"] * c["batch"], 0) + 0.5) * c["T"]).astype(np.int64)).view(shape[:2])
+    t = (stored.uniform("trajectory/t", c["steps"] * c["batch"], 0) + 0.5) * c["T"]
+    t = torch.from_numpy(t.astype(np.int64)).view(shape[:2])
     losses, gradient_norms = [], []
     for step in range(c["steps"]):
         ab = alpha_bar[t[step]][:, None, None, None]
@@ -87,13 +92,12 @@ def make_trajectory(dtype=torch.float64):
         losses.append(loss.item())
     parameters = {k: p.detach() for k, p in model.named_parameters()}
     return {"x_0": last(x_0.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)),
-            "eps": last(eps.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)), "t": t.numpy().astype(np.int32),
-            "loss": np.array(losses), "gradient_norm": np.array(gradient_norms),
+            "eps": last(eps.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)),
+            "t": t.numpy().astype(np.int32), "loss": np.array(losses), "gradient_norm": np.array(gradient_norms),
             "parameter_norms": np.array([p.norm().item() for p in parameters.values()]),
             "ema_norms": np.array([p.norm().item() for p in ema.values()]),
-            # how far the parameters came, which a wrong learning rate shows and a norm hides
-            "moved_norms": np.array([(p.double() - torch.from_numpy(stored.weight(k, tuple(p.shape), c["weight_seed"]).astype(np.float64)))
-                                     .norm().item() for k, p in parameters.items()]),
+            # how far the parameters came: a wrong learning rate shows here, and hides in a norm
+            "moved_norms": np.array([(p.double() - start[k]).norm().item() for k, p in parameters.items()]),
             "info": {"shapes": {k: list(p.shape) for k, p in parameters.items()}, **c}}
 
 
@@ -101,7 +105,7 @@ def make_operations():
     arrays = {}
 
     def operation(name, function, inputs, channels_last=(), **extra):
-        """Store inputs, output, the output's gradient g and the inputs' gradients; `channels_last` are the image-like keys."""
+        """Store inputs, output and all gradients of sum(output · noise); `channels_last` are the image-like keys."""
         inputs = {k: v.clone().requires_grad_() if v.is_floating_point() else v for k, v in inputs.items()}
         y = function(**inputs)
         g = noise(name + "/g", y.shape)
@@ -116,12 +120,15 @@ def make_operations():
     images = ("x", "y")
     for kernel, stride, (h, w) in ((1, 1, (5, 6)), (3, 1, (5, 6)), (3, 2, (8, 6)), (3, 2, (7, 5))):
         name = f"conv2d_{kernel}x{kernel}_stride{stride}" + ("_odd" if h % 2 and stride == 2 else "")
-        operation(name, lambda x, weight, bias, s=stride, p=kernel // 2: F.conv2d(x, weight, bias, stride=s, padding=p), {
-            "x": noise(name + "x", (2, 6, h, w)), "weight": noise(name + "w", (10, 6, kernel, kernel)), "bias": noise(name + "b", (10,))}, images)
+        operation(name, lambda x, weight, bias, s=stride, p=kernel // 2: F.conv2d(x, weight, bias, s, p), {
+            "x": noise(name + "x", (2, 6, h, w)), "weight": noise(name + "w", (10, 6, kernel, kernel)),
+            "bias": noise(name + "b", (10,))}, images)
     for silu in (False, True):
         name = "group_norm" + ("_silu" if silu else "")
-        operation(name, lambda x, weight, bias, f=F.silu if silu else torch.clone: f(F.group_norm(x, 32, weight, bias, 1e-5)), {
-            "x": noise(name + "x", (2, 64, 4, 5)) * 3 + 1, "weight": noise(name + "w", (64,)), "bias": noise(name + "b", (64,))}, images)
+        after = F.silu if silu else torch.clone
+        operation(name, lambda x, weight, bias, after=after: after(F.group_norm(x, 32, weight, bias, 1e-5)), {
+            "x": noise(name + "x", (2, 64, 4, 5)) * 3 + 1, "weight": noise(name + "w", (64,)),
+            "bias": noise(name + "b", (64,))}, images)
     for order in ("legacy", "new"):
         name = f"attention_{order}"
         operation(name, lambda x, o=order: twin.attention(x, 3, o), {"x": noise(name, (2, 3 * 24, 10)) * 2}, images)
@@ -130,14 +137,17 @@ def make_operations():
     operation("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), {"x": noise("gelu", (5, 33)) * 3})
     operation("silu", lambda x: F.silu(x), {"x": noise("silu", (5, 33)) * 5})
     operation("softmax", lambda x: F.softmax(0.7 * x, -1), {"x": noise("softmax", (4, 3, 37)) * 6})
-    operation("linear", lambda x, weight, bias: F.linear(x, weight, bias), {"x": noise("lx", (2, 5, 12)), "weight": noise("lw", (7, 12)), "bias": noise("lb", (7,))})
+    operation("linear", lambda x, weight, bias: F.linear(x, weight, bias),
+              {"x": noise("lx", (2, 5, 12)), "weight": noise("lw", (7, 12)), "bias": noise("lb", (7,))})
     operation("avg_pool", lambda x: F.avg_pool2d(x, 2), {"x": noise("pool", (2, 5, 6, 8))}, images)
-    operation("upsample", lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"), {"x": noise("up", (2, 5, 3, 4))}, images)
+    operation("upsample", lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"),
+              {"x": noise("up", (2, 5, 3, 4))}, images)
     operation("scale_shift", lambda x, scale, shift: x * (1 + scale[:, :, None, None]) + shift[:, :, None, None], {
         "x": noise("ssx", (2, 8, 3, 5)), "scale": noise("sss", (2, 8)), "shift": noise("ssh", (2, 8))}, images)
     operation("embedding", lambda labels, weight: F.embedding(labels, weight), {
         "labels": torch.tensor([3, 0, 3, 1]), "weight": noise("embedding", (5, 12))})
-    operation("mse", lambda x, target: F.mse_loss(x, target)[None], {"x": noise("mx", (3, 4, 4, 3)), "target": noise("mt", (3, 4, 4, 3))})
+    operation("mse", lambda x, target: F.mse_loss(x, target)[None],
+              {"x": noise("mx", (3, 4, 4, 3)), "target": noise("mt", (3, 4, 4, 3))})
     t = torch.tensor([0, 1, 10, 250, 999])
     for period in (1000, 10000):
         for dim in (32, 33):
@@ -180,9 +190,11 @@ def make_weight_files():
     parallel = collections.OrderedDict(("module." + k, v) for k, v in module.state_dict().items())
     parallel._metadata = module.state_dict()._metadata
     ema = {k: v * 2 for k, v in parallel.items()}
-    torch.save({"step": 12, "model": parallel, "ema": ema, "config": {"lr": 1e-4, "name": "test", "betas": (0.9, 0.999)}},
+    torch.save({"step": 12, "model": parallel, "ema": ema,
+                "config": {"lr": 1e-4, "name": "test", "betas": (0.9, 0.999)}},
                folder / "weights_container.pt")
-    expected = {k: v.detach().float().contiguous().numpy() if v.dtype == torch.bfloat16 else v.detach().contiguous().numpy()
+    expected = {k: v.detach().float().contiguous().numpy() if v.dtype == torch.bfloat16
+                else v.detach().contiguous().numpy()
                 for k, v in content.items()}
     expected.update({"container__" + k[len("module."):]: v.numpy() for k, v in parallel.items()})
     np.savez_compressed(folder / "weights_expected.npz", **expected)
@@ -207,4 +219,5 @@ if __name__ == "__main__":
     make_operations()
     make_weight_files()
     make_shapes()
-    print(f"{sum(f.stat().st_size for f in stored.FOLDER.iterdir() if f.suffix in ('.npz', '.json', '.pt')):,} bytes stored")
+    files = [f for f in stored.FOLDER.iterdir() if f.suffix in (".npz", ".json", ".pt")]
+    print(f"{sum(f.stat().st_size for f in files):,} bytes stored")

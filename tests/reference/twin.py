@@ -1,9 +1,9 @@
 """The independent PyTorch twin of guided-diffusion's UNet: the oracle that stored test values come from.
 
-Written from the papers (Ho et al. 2020, arXiv:2006.11239, appendix B; Nichol and Dhariwal 2021, arXiv:2102.09672, sections 3 and 4;
-Dhariwal and Nichol 2021, arXiv:2105.05233, section 3) and from the public names and shapes of the released weights. It shares no line with
-numdiff and keeps PyTorch's own layout (B, C, H, W). It is slow on purpose: everything in the order of the papers, in whatever
-dtype its parameters have, so that float64 gives the oracle itself.
+Written from the papers (Ho et al. 2020, arXiv:2006.11239, appendix B; Nichol and Dhariwal 2021, arXiv:2102.09672,
+sections 3 and 4; Dhariwal and Nichol 2021, arXiv:2105.05233, section 3) and from the public names and shapes of the
+released weights. It shares no line with numdiff and keeps PyTorch's own layout (B, C, H, W). It is slow on purpose:
+everything in the order of the papers, in whatever dtype its parameters have, so that float64 gives the oracle itself.
 
     /work/torchenv/bin/python tests/reference/twin.py       prints the two parameter counts that the project promises
 """
@@ -65,12 +65,16 @@ class Upsample(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """x → skip(x) + conv(SiLU(norm(conv(SiLU(norm(x))) joined with the embedding))); `resample` acts between SiLU and conv, and on x."""
+    """x → skip(x) + conv(SiLU(norm(conv(SiLU(norm(x))) joined with the embedding))).
+
+    `resample` acts on x, and between the first SiLU and the first convolution.
+    """
 
     def __init__(self, channels_in, channels_out, embedding, dropout, scale_shift, resample=None):
         super().__init__()
         self.scale_shift, self.resample = scale_shift, resample or nn.Identity()
-        self.in_layers = nn.Sequential(group_norm(channels_in), nn.SiLU(), nn.Conv2d(channels_in, channels_out, 3, padding=1))
+        self.in_layers = nn.Sequential(group_norm(channels_in), nn.SiLU(),
+                                       nn.Conv2d(channels_in, channels_out, 3, padding=1))
         self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(embedding, channels_out * (2 if scale_shift else 1)))
         self.out_layers = nn.Sequential(group_norm(channels_out), nn.SiLU(), nn.Dropout(dropout),
                                         nn.Conv2d(channels_out, channels_out, 3, padding=1))
@@ -114,9 +118,10 @@ class Stage(nn.Sequential):
 class Twin(nn.Module):
     """guided-diffusion's UNet; the options are those of `numdiff.nn.UNet`, `attention_resolutions` in pixels."""
 
-    def __init__(self, image_size=64, in_channels=3, model_channels=64, out_channels=None, channel_mult=(1, 2, 3, 4), num_res_blocks=2,
-                 attention_resolutions=(16, 8), num_heads=1, num_head_channels=32, num_heads_upsample=-1, use_scale_shift_norm=False,
-                 resblock_updown=False, conv_resample=False, num_classes=None, learn_sigma=False, dropout=0.0,
+    def __init__(self, image_size=64, in_channels=3, model_channels=64, out_channels=None, channel_mult=(1, 2, 3, 4),
+                 num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
+                 num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
+                 num_classes=None, learn_sigma=False, dropout=0.0,
                  use_new_attention_order=False, max_period=10000.0):
         super().__init__()
         self.model_channels, self.max_period = model_channels, max_period
@@ -132,9 +137,12 @@ class Twin(nn.Module):
             return AttentionBlock(channels, heads if num_head_channels == -1 else channels // num_head_channels, order)
 
         def resample(channels, kind):
-            return res_block(channels, channels, kind(channels, False)) if resblock_updown else kind(channels, conv_resample)
+            if resblock_updown:
+                return res_block(channels, channels, kind(channels, False))
+            return kind(channels, conv_resample)
 
-        self.time_embed = nn.Sequential(nn.Linear(model_channels, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
+        self.time_embed = nn.Sequential(nn.Linear(model_channels, embedding), nn.SiLU(),
+                                        nn.Linear(embedding, embedding))
         if num_classes is not None:
             self.label_emb = nn.Embedding(num_classes, embedding)
 

@@ -11,7 +11,8 @@ from tests.conftest import relative_error
 from tests.reference import stored
 
 HEADS = {"plain": {"num_head_channels": 32}, "classes_updown": {"num_head_channels": 16},
-         "convolutions": {"num_heads": 2, "num_heads_upsample": 4, "use_new_attention_order": True, "max_period": 1000.0}}
+         "convolutions": {"num_heads": 2, "num_heads_upsample": 4, "use_new_attention_order": True,
+                          "max_period": 1000.0}}
 
 
 def stored_state(name):
@@ -61,7 +62,8 @@ def test_index_is_that_of_the_model(tmp_path):
 @pytest.fixture
 def run(tmp_path):
     """A run folder with two checkpoints, as training leaves them; the parameters are ones, the EMA twos."""
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(), device="cpu")
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
+                 device="cpu")
     folder = tmp_path / "00000-unet"
     folder.mkdir()
     for step in (10, 20):

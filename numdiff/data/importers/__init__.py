@@ -13,7 +13,6 @@ What a file is, is seen from its contents; its name does not matter. Images pass
 """
 import contextlib
 import os
-import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from .arrays import (
 )
 from .cifar import BATCHES, open_cifar_folder, open_cifar_tar
 from .labels import examples
-from .pictures import Fitting, looks_like_picture
+from .pictures import Fitting, looks_like_picture, quiet
 from .source import Unreadable
 from .tree import Folder, Zip, open_tree
 from .writer import Writer
@@ -90,8 +89,7 @@ def import_dataset(source, out, size=None, fit="crop", channels=None, background
     force: replace `out`. progress: wraps the iterator over the images, called as progress(iterator, total).
     """
     fitting = Fitting(size, fit, channels, background)
-    with Writer(out, force) as writer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's remarks on odd files: what cannot be read is reported by name
+    with Writer(out, force) as writer, quiet():
         opened = open_source(source, str(labels))
         with contextlib.closing(opened):
             report = Report(str(out), opened.kind, classes=opened.classes, counts=[0] * len(opened.classes or ()),

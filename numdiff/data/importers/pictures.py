@@ -1,6 +1,9 @@
 """From a picture file to a uint8 array of the wanted size: decode, turn upright, lay over a colour, cut, resize."""
+import contextlib
 import functools
+import logging
 import math
+import warnings
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
@@ -14,6 +17,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".dib", ".
             ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".ico", ".qoi", ".heic", ".heif", ".tga", ".psd")
 MAGICS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ",
           b"\xff\x4f\xff\x51", b"qoif")
+LARGEST = 1024  # pixels of a side: 64 such images, which are stored together, have 200 MB
 FITS = ("crop", "pad", "stretch")
 
 
@@ -22,6 +26,20 @@ def formats():
     """Those of FORMATS that this Pillow was built with."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
+
+
+@contextlib.contextmanager
+def quiet():
+    """Without Pillow's remarks on odd files: what cannot be read is reported by name."""
+    logger = logging.getLogger("PIL")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def looks_like_picture(name, head):
@@ -95,8 +113,8 @@ class Fitting:
     """Brings every image to one size and one number of channels; what the user left open, the first image decides."""
 
     def __init__(self, size=None, fit="crop", channels=None, background="white"):
-        if size is not None and size < 1:
-            raise UsageError(f"--size {size} is no size: use a number of pixels, such as 64.")
+        if size is not None and not 1 <= size <= LARGEST:
+            raise UsageError(f"--size {size} is out of range: use 1 to {LARGEST} pixels.")
         if fit not in FITS:
             raise UsageError(f"--fit {fit} is unknown: use one of {', '.join(FITS)}.")
         self.size, self.fit, self.channels = size, fit, channels
@@ -114,6 +132,9 @@ class Fitting:
             if image.width != image.height:
                 raise UsageError(f"{name} is {image.width}×{image.height} pixels and not square: add --size, for "
                                  f"instance --size {_power_of_two(min(image.size))}.")
+            if image.width > LARGEST:
+                raise UsageError(f"{name} is {image.width}×{image.height} pixels: add --size to reduce it, for "
+                                 "instance --size 256.")
             self.side = image.width
         self.first = name
 

@@ -48,9 +48,9 @@ class PatientFile:
     def close(self):
         """Make what was written durable, unless something failed."""
         try:
-            if self.error is None:
-                os.fsync(self._file.fileno())
-            self._file.close()
+            with self._file:
+                if self.error is None:
+                    os.fsync(self._file.fileno())
         except OSError as error:
             self.error = self.error or error
 

@@ -23,7 +23,7 @@ DETERMINISM
 READ NEXT
     vectorised.py, the fast one.
 """
-from ...device import cuda, float32
+from ...device import cuda, float32, int32
 from .operands import first_output, write_output
 
 TILE = 64  # outputs along each side of a block
@@ -38,15 +38,15 @@ PADDED = TILE + 1  # a tile written along k then spreads over the banks of share
 def tile_position(e, along_k):
     """(row, k) of element e of a tile, counted along the axis whose elements are neighbours in memory."""
     if along_k:
-        return e // STEP, e % STEP
-    return e % TILE, e // TILE
+        return int32(e // STEP), int32(e % STEP)
+    return int32(e % TILE), int32(e // TILE)
 
 
 @cuda.jit(device=True)
 def fetch(x, start, r, k, row_distance, k_distance, rows, length):
     """Element (r, k) of an operand, zero outside of it."""
     if r < rows and k < length:
-        return x[start + r * row_distance + k * k_distance]
+        return x[start + int32(r * row_distance + k * k_distance)]
     return float32(0)
 
 
@@ -74,7 +74,7 @@ def matmul_forward_kernel_v3(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_
     tile_a = cuda.shared.array((STEP, PADDED), float32)  # [k][row]: what a thread reads for one k lies in one row
     tile_b = cuda.shared.array((STEP, PADDED), float32)  # [k][column]
     t = cuda.threadIdx.x
-    x, y = t % SIDE, t // SIDE
+    x, y = int32(t % SIDE), int32(t // SIDE)
     first_row, first_column = first_output(N, TILE, TILE)
     inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
     a_start = outer * a_outer + inner * a_inner

@@ -189,8 +189,8 @@ def make_kernel(tile_m, tile_n):
                 b_next2 = fetch(b, b_start + int32(b_from2 + k0 * b_k), k0 < b_below2)
 
             # meanwhile: STEP outer products
-            i = buffer * BUFFER_A + row
-            j = buffer * BUFFER_B + column
+            i = int32(buffer * BUFFER_A + row)
+            j = int32(buffer * BUFFER_B + column)
             sums = add_outer_product(sums, tile_a, i, tile_b, j)
             sums = add_outer_product(sums, tile_a, i + ROW_A, tile_b, j + ROW_B)
             sums = add_outer_product(sums, tile_a, i + 2 * ROW_A, tile_b, j + 2 * ROW_B)

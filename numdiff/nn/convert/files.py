@@ -1,5 +1,6 @@
 """Weight files: which format a file has, the state dict in it, and writing one."""
 import contextlib
+import errno
 import json
 import pathlib
 import zipfile
@@ -14,17 +15,17 @@ from .unet_cu import is_unet_cu, read_unet_cu
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "ema_params")
 RAW_KEYS = ("model", "state_dict", "model_state_dict", "net", "params", "module")
 DEPTH = 3  # containers within containers
-SPARE = 1 << 22  # elements that a file's tensors may hold beyond 16 for each of its bytes: repeated rows are stored once
+SPARE = 1 << 22  # elements that a file may hold beyond 16 for each of its bytes (repeated rows are stored once)
 METADATA = "numdiff_options"  # where a safetensors file of numdiff keeps the model options
-SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-               "U8": "|u1", "BOOL": "|b1"}
+SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
+               "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
 
 
 def load_state_dict(path, weights="ema"):
     """{name: array} of a weight file, in PyTorch's layout, under guided-diffusion's names, in the file's own dtypes.
 
-    path: .pt or .pth of torch.save (zip and legacy format, read without PyTorch and without running anything in it), .npz,
-        .safetensors (needs the safetensors package), or unet.cu's .bin; the content decides, not the name
+    path: .pt or .pth of torch.save (zip and legacy format, read without PyTorch and without running anything in it),
+        .npz, .safetensors (needs the safetensors package), or unet.cu's .bin; the content decides, not the name
     weights: which to take from a file that holds both, "ema" (averaged) or "raw"
     Raises `NumdiffError` in one sentence for anything that is not a readable file of weights.
     """
@@ -45,19 +46,24 @@ def read_weights(path, weights="ema"):
     except FileNotFoundError:
         raise NumdiffError(f"{path} does not exist; check the path.") from None
     except NumdiffError as error:
-        raise NumdiffError(f"cannot use {path}: {str(error).rstrip('.')}.") from None
+        raise NumdiffError(f"cannot use {path}: {_printable(error).rstrip('.')}.") from None
     except OSError as error:
-        if error.strerror is None:  # a library's own complaint about the content
+        if error.errno in (None, errno.EINVAL):  # a library's own complaint, or a seek to where no byte can be
             raise _damaged(path, error) from error
         raise NumdiffError(f"cannot read {path}: {error.strerror}.") from error
-    except Exception as error:  # what damaged bytes make of zipfile, NumPy, json, safetensors: far too many kinds to name
+    except Exception as error:  # what damaged bytes make of zipfile, NumPy, json, safetensors: too many kinds to name
         raise _damaged(path, error) from error
     return renamed, {**more, **options}
 
 
 def _damaged(path, error):
-    reason = " ".join(str(error).split())[:150] or type(error).__name__
+    reason = _printable(error)[:150] or type(error).__name__
     return NumdiffError(f"{path} is truncated, damaged or no file of weights ({reason}); copy or save it again.")
+
+
+def _printable(error):
+    """An error's text in one line, without what a hostile file could tell a terminal to do."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(error).split()))
 
 
 def _read(path, file, weights):
@@ -88,7 +94,7 @@ def _choose(found, path, weights):
     for _ in range(DEPTH + 1):
         if not isinstance(found, dict):
             break
-        tensors = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, pickles.Tensor)}
+        tensors = {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, pickles.Tensor)}
         if tensors:
             if sum(t.size for t in tensors.values()) > 16 * path.stat().st_size + SPARE:
                 raise NumdiffError("its tensors are far larger than the file; save contiguous tensors")
@@ -142,7 +148,7 @@ def _read_safetensors(path):
 
 
 def write_state_dict(file, state_dict, kind, options=None):
-    """Write {name: array} to an open binary file as `kind`, "npz" or "safetensors" (which also keeps the model options)."""
+    """Write {name: array} to an open binary file as `kind`: "npz", or "safetensors", which also keeps the options."""
     if kind == "npz":
         np.savez(file, **state_dict)
     elif kind == "safetensors":

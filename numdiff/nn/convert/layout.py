@@ -1,7 +1,7 @@
 """PyTorch's memory layout of weights and numdiff's, and nothing else.
 
               PyTorch              numdiff
-    conv      (C_out, C_in, h, w)  (C_out, h, w, C_in)    channels last: the operand (N, K) of a matrix product as it lies
+    conv      (C_out, C_in, h, w)  (C_out, h, w, C_in)    channels last: the operand (N, K) of a product as it lies
     attention (N, K, 1)            (N, K)                 qkv and proj_out are 1×1 convolutions over a sequence there
     linear    (N, K)               (N, K)
     norm      (C,)                 (C,)

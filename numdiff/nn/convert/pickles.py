@@ -1,16 +1,16 @@
 """Reads PyTorch's `.pt` files without PyTorch and without Python's unpickler.
 
 A pickle is a program for a stack machine, and Python's own machine will import and call whatever the program names. The
-machine here knows data only: its opcodes build numbers, strings, tuples, lists and dicts, and the few names in `GLOBALS`
-stand for functions of this file. Any other name is refused before anything happens. Nothing is ever imported or called
-by name, so a file can at worst be wrong.
+machine here knows data only: its opcodes build numbers, strings, tuples, lists and dicts, and the few names in
+`GLOBALS` stand for functions of this file. Any other name is refused before anything happens. Nothing is ever imported
+or called by name, so a file can at worst be wrong.
 
 THE FORMATS (both of `torch.save`)
     zip      entries <prefix>/data.pkl (the pickle), <prefix>/data/<key> (one storage each, little-endian),
              <prefix>/byteorder. PyTorch 1.6 and later.
     legacy   five pickles one after the other (a magic number, the protocol 1001, facts of the machine, the object, the
              list of storage keys), then every storage: its length as int64, its elements. PyTorch 0.2 to 1.5.
-    In both a tensor is (storage, offset, shape, strides), and a storage is a "persistent id": ('storage', type, key, …).
+    In both a tensor is (storage, offset, shape, strides); a storage is a "persistent id": ('storage', type, key, …).
 """
 import io
 import math
@@ -23,9 +23,10 @@ from ...errors import NumdiffError
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
-STORAGES = {  # the name after `torch.` -> how the elements lie in the file; bfloat16 has no NumPy type and comes as its 16 bits
-    "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "bfloat16", "LongStorage": "<i8",
-    "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "|i1", "ByteStorage": "|u1", "BoolStorage": "|b1"}
+STORAGES = {  # the name after `torch.` -> how the elements lie in the file; NumPy has no bfloat16
+    "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "bfloat16",
+    "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "|i1", "ByteStorage": "|u1",
+    "BoolStorage": "|b1"}
 MAX_DIMENSIONS = 32  # more than any tensor of a model has, and NumPy's own limit was the same
 MAX_MAPPING_KEY = (str, int, float, bool, type(None))  # hashing a nested tuple can take for ever
 
@@ -55,8 +56,8 @@ class Tensor:
         if not self.size:
             return np.zeros(self.shape, np.float32 if self.storage.dtype == "bfloat16" else self.storage.dtype)
         flat = self.storage.read()
-        view = np.lib.stride_tricks.as_strided(flat[self.offset:], self.shape, [s * flat.itemsize for s in self.strides],
-                                               writeable=False)
+        strides = [stride * flat.itemsize for stride in self.strides]
+        view = np.lib.stride_tricks.as_strided(flat[self.offset:], self.shape, strides, writeable=False)
         array = np.ascontiguousarray(view).reshape(self.shape)
         if self.storage.dtype == "bfloat16":
             return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -93,7 +94,7 @@ def _integers(values):
     return tuple(values)
 
 
-# The names that a file may use ----------------------------------------------------------------------------------------
+# The names that a file may use ---------------------------------------------------------------------------------------
 
 class Name:
     """An allowed global: what the stack holds for it, and the function of this file that stands in for it."""
@@ -151,8 +152,8 @@ GLOBALS = {
     "torch device": _device,
     "_codecs encode": _latin_bytes,
     **{f"torch {name}": None for name in STORAGES},  # only the type in a persistent id; nothing to call
-    **{f"torch {name}": None for name in ("float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64",
-                                          "uint8", "bool")},  # a dtype among the settings
+    **{f"torch {name}": None for name in ("float16", "float32", "float64", "bfloat16", "int8", "int16", "int32",
+                                          "int64", "uint8", "bool")},  # a dtype among the settings
 }
 
 
@@ -160,8 +161,8 @@ def _allowed(text):
     """The `Name` for 'module name', or a refusal that names it."""
     if text not in GLOBALS:
         shown = text.replace(" ", ".", 1)
-        raise NumdiffError(f"it asks for {shown[:100]!r}, which is not on the list of what weights need, and was not run; save "
-                           "the state dict alone with torch.save(model.state_dict(), …)")
+        raise NumdiffError(f"it asks for {shown[:100]!r}, which is not on the list of what weights need, and was not "
+                           "run; save the state dict alone with torch.save(model.state_dict(), …)")
     return Name(text, GLOBALS[text])
 
 
@@ -171,7 +172,7 @@ def _put(mapping, key, value):
     mapping[key] = value
 
 
-# The machine -----------------------------------------------------------------------------------------------------------
+# The machine ---------------------------------------------------------------------------------------------------------
 
 MARK = object()
 LITERALS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
@@ -253,8 +254,8 @@ def read_pickle(stream, storage_of):
         elif name == "STOP":
             return stack.pop()
         elif name not in ("PROTO", "FRAME"):
-            raise NumdiffError(f"its pickle uses the operation {name} at byte {position}, which weights do not need, and which "
-                               "was not run; save the state dict alone with torch.save(model.state_dict(), …)")
+            raise NumdiffError(f"its pickle uses the operation {name} at byte {position}, which weights do not need, "
+                               "and which was not run; save the state dict alone with torch.save(model.state_dict(), …)")
     raise ValueError("the pickle has no end")
 
 
@@ -277,7 +278,7 @@ def _describe_storage(identifier):
     return STORAGES[name], str(key), count, identifier[5] if len(identifier) > 5 else None
 
 
-# The two formats -------------------------------------------------------------------------------------------------------
+# The two formats -----------------------------------------------------------------------------------------------------
 
 def read_zip(path):
     """The object in a zip file of `torch.save`; its tensors read their storages from the file while it is open."""

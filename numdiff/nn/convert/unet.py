@@ -1,8 +1,8 @@
 """What the names and shapes of a guided-diffusion UNet's weights say about it, and what its options say about them.
 
 Two functions that are each other's inverse: `unet_shapes` lists every parameter of a UNet with given options, and
-`guess_unet_options` finds the options from a state dict. What shapes cannot tell (the image's size, the number of attention
-heads and their order, the period of the timestep embedding) is left to the user.
+`guess_unet_options` finds the options from a state dict. What shapes cannot tell (the image's size, the number of
+attention heads and their order, the period of the timestep embedding) is left to the user.
 
 Names and shapes here are PyTorch's, as in guided-diffusion's state dicts.
 """
@@ -12,9 +12,10 @@ from ...errors import NumdiffError
 
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
 UNET_CU_NAMES = {  # the names of unet.cu's train_unet.py, and guided-diffusion's for the same layers
-    "gn1": "in_layers.0", "cv3_1": "in_layers.2", "l_emb": "emb_layers.1", "gn2": "out_layers.0", "cv3_2": "out_layers.3",
-    "gn": "norm", "proj": "proj_out"}
-UNET_CU_NAME = re.compile(r"^((?:input_blocks|output_blocks)\.\d+\.\d+|middle_block\.\d+)\.(gn1|cv3_1|l_emb|gn2|cv3_2|gn|proj)\.")
+    "gn1": "in_layers.0", "cv3_1": "in_layers.2", "l_emb": "emb_layers.1", "gn2": "out_layers.0",
+    "cv3_2": "out_layers.3", "gn": "norm", "proj": "proj_out"}
+UNET_CU_NAME = re.compile(r"^((?:input_blocks|output_blocks)\.\d+\.\d+|middle_block\.\d+)\."
+                          rf"({'|'.join(UNET_CU_NAMES)})\.")
 UNET_CU_OPTIONS = {"num_head_channels": 32, "use_new_attention_order": True, "max_period": 1000.0}  # fixed in its code
 
 
@@ -24,13 +25,15 @@ def canonical_names(state_dict):
     for name, array in state_dict.items():
         while name.startswith(PREFIXES):
             name = name.removeprefix(PREFIXES[0]).removeprefix(PREFIXES[1])
+        if not name.isprintable():
+            raise NumdiffError("one of its tensors has a name that cannot be printed; copy or save it again")
         match = UNET_CU_NAME.match(name)
         if match:
             name = f"{match.group(1)}.{UNET_CU_NAMES[match.group(2)]}.{name[match.end():]}"
             options = dict(UNET_CU_OPTIONS)
         if name in renamed:
-            raise NumdiffError(f"two of its tensors are called {name!r} once prefixes such as 'module.' are taken off; save the "
-                               "state dict of one model")
+            raise NumdiffError(f"two of its tensors are called {name!r} once prefixes such as 'module.' are taken off; "
+                               "save the state dict of one model")
         renamed[name] = array
     return renamed, options
 
@@ -112,9 +115,11 @@ def guess_unet_options(state_dict, image_size=64):
     def shape(name, dimensions):
         if name not in state_dict:
             some = ", ".join(list(state_dict)[:3])
-            raise NumdiffError(f"these are not the weights of a guided-diffusion UNet: there is no {name} (but {some}, …)")
+            raise NumdiffError(f"these are not the weights of a guided-diffusion UNet: there is no {name} "
+                               f"(but {some}, …)")
         if len(state_dict[name].shape) != dimensions or 0 in state_dict[name].shape:
-            raise NumdiffError(f"{name} has the shape {tuple(state_dict[name].shape)}, which no UNet of guided-diffusion has")
+            raise NumdiffError(f"{name} has the shape {tuple(state_dict[name].shape)}, "
+                               "which no UNet of guided-diffusion has")
         return state_dict[name].shape
 
     def numbers(section):
@@ -137,27 +142,28 @@ def guess_unet_options(state_dict, image_size=64):
     per_level = (res_up or conv_up or [(pooled[0] if pooled else max(down) + 1) - 1])[0] + 1
     levels = len(up) // per_level
     if levels < 1 or levels * per_level != len(up) or max(down) + 1 != len(up) or per_level < 2:
-        raise NumdiffError(f"these are not the weights of a guided-diffusion UNet: its {max(down) + 1} input and {len(up)} output "
-                           f"blocks do not make levels of {per_level}")
-    heads = [f"input_blocks.{level * per_level + 1}" for level in range(levels)]
-    widths = [shape(f"{head}.0.in_layers.2.weight", 4)[0] for head in heads]
-    res = heads[0] + ".0."
+        raise NumdiffError(f"these are not the weights of a guided-diffusion UNet: its {max(down) + 1} input and "
+                           f"{len(up)} output blocks do not make levels of {per_level}")
+    firsts = [f"input_blocks.{level * per_level + 1}" for level in range(levels)]
+    widths = [shape(f"{first}.0.in_layers.2.weight", 4)[0] for first in firsts]
+    attended = [f"{first}.1.qkv.weight" in state_dict for first in firsts]
+    emb_outputs = shape(f"{firsts[0]}.0.emb_layers.1.weight", 2)[0]
     return {
         "image_size": image_size, "in_channels": in_channels, "model_channels": base,
         "out_channels": None if outputs in (in_channels, 2 * in_channels) else outputs,
         "learn_sigma": outputs == 2 * in_channels,
         "channel_mult": [width // base if width % base == 0 else width / base for width in widths],
         "num_res_blocks": per_level - 1,
-        "attention_resolutions": [image_size // 2**i for i, head in enumerate(heads) if f"{head}.1.qkv.weight" in state_dict],
-        "use_scale_shift_norm": shape(res + "emb_layers.1.weight", 2)[0] == 2 * shape(res + "out_layers.3.weight", 4)[0],
+        "attention_resolutions": [image_size // 2**level for level, there in enumerate(attended) if there],
+        "use_scale_shift_norm": emb_outputs == 2 * widths[0],
         "resblock_updown": bool(res_up), "conv_resample": bool(conv_up),
         "num_classes": shape("label_emb.weight", 2)[0] if "label_emb.weight" in state_dict else None}
 
 
 def check_state_dict(state_dict, options):
-    """Hold names and shapes against `unet_shapes(options)`; a `NumdiffError` names what differs. Returns it in module order.
+    """Hold names and shapes against `unet_shapes(options)`; a `NumdiffError` names what differs.
 
-    Attention weights may also come without their last axis of one.
+    Returns the state dict in module order. Attention weights may also come without their last axis of one.
     """
     expected = unet_shapes(options)
     missing = [name for name in expected if name not in state_dict]
@@ -169,5 +175,6 @@ def check_state_dict(state_dict, options):
     for name, shape in expected.items():
         got = tuple(state_dict[name].shape)
         if got != shape and got + (1,) != shape:
-            raise NumdiffError(f"{name} has the shape {got} in the file and {shape} in the model; check the model options")
+            raise NumdiffError(f"{name} has the shape {got} in the file and {shape} in the model; "
+                               "check the model options")
     return {name: state_dict[name] for name in expected}

@@ -1,0 +1,179 @@
+"""The command line: help of every command, and one sentence for every error."""
+import errno
+import subprocess
+import sys
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from numdiff_cli.main import COMMANDS, main
+
+import numdiff
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
+from numdiff.training.options import FIELDS, flag, resolve
+from numdiff.training.run_folder import create_run
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, "train unet", "bench step", "bench step unet", "data import",
+                                     "data info"])
+def test_help(command):
+    result = run(*command.split(), "--help")
+    assert result.exit_code == 0 and result.output.startswith("Usage: ")
+
+
+def test_every_setting_is_an_option():
+    text = " ".join(run("train", "unet", "--help").output.split())
+    for name in FIELDS.keys() - {"model"}:
+        assert flag(name) in text
+    assert "--resume" in text and "--dry-run" in text and "[tiny: 32; unet64: 64]" in text
+
+
+def test_version():
+    assert run("--version").output == f"numdiff {numdiff.__version__}\n"
+
+
+def test_help_loads_nothing_heavy():
+    script = ("import sys\nfrom numdiff_cli.main import main\n"
+              "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+              "assert not {'numpy', 'numba', 'h5py', 'PIL'} & set(sys.modules)")
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("error, exit_code, output", [
+    (NumdiffError("the disk\nis full."), 1, "Error: the disk is full.\n"),
+    (UsageError("--batch 3 is odd."), 2, "Error: --batch 3 is odd.\n"),
+    (KeyboardInterrupt(), 130, "Error: interrupted.\n"),
+    (MemoryError("Unable to allocate 3 GiB"), 1,
+     "Error: this machine is out of memory (Unable to allocate 3 GiB); use a smaller --microbatch, --batch or "
+     "model.\n"),
+    (PermissionError(errno.EACCES, "Permission denied", "a.png"), 1,
+     "Error: a.png: Permission denied; check the path and its permissions.\n"),
+])
+def test_errors_become_one_sentence(monkeypatch, error, exit_code, output):
+    @click.command()
+    def info():
+        raise error
+
+    monkeypatch.setattr("numdiff_cli.info.info", info)
+    result = run("info")
+    assert (result.exit_code, result.output.lstrip("\n")) == (exit_code, output)
+
+
+def test_a_fault_of_numdiff_itself_is_not_hidden(monkeypatch):
+    @click.command()
+    def info():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("numdiff_cli.info.info", info)
+    assert isinstance(run("info").exception, ZeroDivisionError)
+
+
+def test_info():
+    result = run("info")
+    assert result.exit_code == 0
+    for word in ("numba ", "gpu ", "mpi ", "cache ", "will run", "fp32"):
+        assert word in result.output
+
+
+BAD_INPUT = [  # arguments, exit code, what the message says
+    ("frobnicate", 2, "No such command"),
+    ("train unet --batch 0", 2, "--batch"),
+    ("train unet --steps many", 2, "--steps"),
+    ("train unet --dropout 1", 2, "--dropout"),
+    ("train unet --schedule sigmoid", 2, "--schedule"),
+    ("train unet --channel-mult 1,b", 2, "--channel-mult"),
+    ("train unet --preset huge", 2, "--preset"),
+    ("train unet --precision fp16", 2, "--precision fp16 is not available; use fp32."),
+    ("train unet --image-size 30", 2, "--image-size 30 cannot be halved 2 times"),
+    ("train unet --batch 10 --microbatch 4", 2, "--batch 10 is not divisible by --microbatch 4; use"),
+    ("train unet --model-channels 40", 2, "--model-channels 40 must be a multiple of 32"),
+    ("train unet --attention-resolutions 5", 2, "--attention-resolutions 5: the model never has size 5"),
+    ("train unet --num-head-channels 48", 2, "--num-head-channels 48 does not divide"),
+    ("train unet --learning-rate nan", 2, "--learning-rate nan must be a finite number"),
+    ("train unet --steps 3 --warmup-steps 4", 2, "--warmup-steps 4 is more than --steps 3"),
+    ("train unet --outdir {tmp}/file", 1, "cannot write a run folder in"),
+    ("train unet --data {tmp}/missing.h5", (1, 2), "missing.h5"),
+    ("train unet --data {tmp}/file", 1, "file"),
+    ("train unet --data {tmp}/cut.h5", 1, "cut.h5"),
+    ("train unet --image-size 48", (1, 2), "48"),
+    ("train unet --classes Dragons", (1, 2), "Dragons"),
+    ("train unet --resume --outdir {tmp}/nowhere", 1, "no run with a checkpoint"),
+    ("train unet --resume {tmp}/nowhere", 1, "does not exist"),
+    ("train unet --resume {tmp}/cut.h5", 1, "damaged"),
+    ("train unet --resume {run}", 1, "has no valid checkpoint"),
+    ("sample {tmp}/nowhere", 1, "does not exist"),
+    ("sample {tmp}/file", 1, "file"),
+    ("sample {tmp}/cut.h5", 1, "damaged"),
+    ("sample {run}", 1, "no valid checkpoint"),
+    ("sample {run} --count 0", 2, "--count"),
+    ("bench step unet --steps 0", 2, "--steps"),
+    ("bench step unet --precision bf16", 2, "--precision bf16 is not available"),
+]
+
+
+@pytest.mark.parametrize("arguments, exit_code, message", BAD_INPUT, ids=[a for a, _, _ in BAD_INPUT])
+def test_bad_input(tmp_path, monkeypatch, arguments, exit_code, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("neither a folder nor a dataset")
+    save_checkpoint(tmp_path / "cut.h5", {"parameters": np.ones(9, np.float32)}, {"step": 1})
+    (tmp_path / "cut.h5").write_bytes((tmp_path / "cut.h5").read_bytes()[:-100])
+    run_dir = create_run(resolve({"device": "cpu", "preset": "tiny"}))
+    if arguments.startswith(("train", "bench")):
+        arguments += " --device cpu"
+    result = run(*arguments.format(tmp=tmp_path, run=run_dir).split())
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code in np.atleast_1d(exit_code)
+    assert "Traceback" not in result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("Error: ") and message in last
+
+
+def test_no_gpu(monkeypatch):
+    monkeypatch.setattr("numdiff.device.why_no_gpu", lambda: "there is none")
+    result = run("train", "unet", "--device", "cuda")
+    assert result.exit_code == 2
+    assert "--device cuda: no GPU can be used (there is none); use --device cpu." in result.output
+
+
+SMALL = ("--device", "cpu", "--preset", "tiny", "--batch", 2, "--sample-count", 2, "--sample-steps", 2)
+
+
+def test_train_resume_sample(tmp_path, monkeypatch):
+    """The commands of the README, on the smallest scale."""
+    monkeypatch.chdir(tmp_path)
+    dry = run("train", "unet", *SMALL, "--dry-run")
+    assert dry.exit_code == 0 and "parameters" in dry.output and "TFLOP" in dry.output and not list(tmp_path.iterdir())
+    assert any(line.split() == ["batch", "2"] for line in dry.output.splitlines())
+    first = run("train", "unet", *SMALL, "--steps", 1)
+    assert first.exit_code == 0, first.output
+    run_dir = tmp_path / "runs" / "00000-unet-tiny"
+    assert {"options.json", "stats.jsonl", "loss.png", checkpoint_name(1)} <= {p.name for p in run_dir.iterdir()}
+
+    assert "--batch 4 does not fit the run" in run("train", "unet", "--resume", "--batch", 4).output
+    done = run("train", "unet", "--resume")
+    assert done.exit_code == 1 and "has done its 1 steps" in done.output
+    again = run("train", "unet", "--resume", run_dir, "--steps", 2)
+    assert again.exit_code == 0 and (run_dir / checkpoint_name(2)).exists(), again.output
+    other = run("train", "unet", *SMALL, "--steps", 1, "--num-res-blocks", 2)
+    assert other.exit_code == 0
+    (run_dir / checkpoint_name(3)).write_bytes(
+        (tmp_path / "runs" / "00001-unet-tiny" / checkpoint_name(1)).read_bytes())
+    wrong = run("train", "unet", "--resume", run_dir, "--steps", 5)
+    assert wrong.exit_code == 1 and "another model" in wrong.output
+
+    images = run("sample", 1, "--count", 2, "--steps", 2, "--grid", "a.png", "--device", "cpu")
+    assert images.exit_code == 0 and (tmp_path / "a.png").exists(), images.output
+    for name, value, message in [("--class", "Objects", "class"), ("--steps", 5000, "5000"), ("--grid", "a", ".png")]:
+        result = run("sample", 1, "--count", 2, "--device", "cpu", name, value)
+        assert result.exit_code in (1, 2) and message in result.output.splitlines()[-1]
+
+
+def test_bench():
+    result = run(*"bench step unet --preset tiny --device cpu --batch 2 --steps 1 --warmup 0".split())
+    assert result.exit_code == 0 and "median of 1" in result.output, result.output

@@ -1,0 +1,129 @@
+"""Settings: what a preset fills, what is refused and with which sentence."""
+import json
+
+import pytest
+
+import numdiff.device
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.training.options import FIELDS, PRESETS, TrainOptions, check, resolve, resolve_resumed
+
+
+def resolve_cpu(**given):
+    return resolve({"device": "cpu", **given})
+
+
+def test_default_preset_follows_the_device(monkeypatch):
+    monkeypatch.setattr(numdiff.device, "why_no_gpu", lambda: "there is none")
+    assert (resolve({}).preset, resolve({}).device) == ("tiny", "cpu")
+    assert resolve({"preset": "unet64"}).model_channels == 64
+    with pytest.raises(UsageError, match="--device cuda: no GPU can be used .there is none.; use --device cpu"):
+        resolve({"device": "cuda"})
+    monkeypatch.setattr(numdiff.device, "why_no_gpu", lambda: None)
+    assert (resolve({}).preset, resolve({}).device) == ("unet64", "cuda")
+    assert (resolve_cpu().preset, resolve_cpu().device) == ("tiny", "cpu")
+
+
+def test_the_seeds_model():
+    options = resolve_cpu(preset="unet64")
+    assert (options.model_channels, options.channel_mult, options.num_res_blocks) == (64, (1, 2, 3, 4), 2)
+    assert (options.attention_resolutions, options.num_head_channels, options.conv_resample) == ((16, 8), 32, False)
+    assert (options.batch, options.image_size, options.schedule, options.prediction) == (32, 64, "linear", "eps")
+
+
+def test_presets_name_settings_and_are_valid():
+    for name, values in PRESETS.items():
+        assert not values.keys() - FIELDS.keys()
+        check(TrainOptions(**values, preset=name))
+
+
+def test_the_user_wins_over_the_preset():
+    options = resolve_cpu(batch=8, channel_mult=[1, 3], data=None)
+    assert (options.batch, options.channel_mult, options.data) == (8, (1, 3), None)
+
+
+def test_what_follows_from_another_setting():
+    assert resolve_cpu(steps=20).warmup_steps <= 2
+    assert resolve_cpu(diffusion_steps=10).sample_steps == 10
+    assert resolve_cpu(image_size=64, channel_mult=(1, 2, 2, 2)).attention_resolutions == (8,)
+    assert resolve_cpu(image_size=128).attention_resolutions == ()
+
+
+def test_json_round_trip(tmp_path):
+    options = resolve_cpu(classes=["Food & Drink", "Objects"], microbatch=4)
+    options.save(tmp_path / "options.json")
+    assert json.loads((tmp_path / "options.json").read_text())["channel_mult"] == [1, 2, 2]
+    assert TrainOptions.load(tmp_path / "options.json") == options
+
+
+def test_options_files_that_cannot_be_used(tmp_path):
+    path = tmp_path / "options.json"
+    with pytest.raises(NumdiffError, match="does not exist"):
+        TrainOptions.load(path)
+    for text in ("", "{", "[1]", "3", '{"batch": 3'):
+        path.write_text(text)
+        with pytest.raises(NumdiffError, match="damaged"):
+            TrainOptions.load(path)
+    path.write_text('{"colour": 3}')
+    with pytest.raises(NumdiffError, match="does not know .colour"):
+        TrainOptions.load(path)
+
+
+@pytest.mark.parametrize("given, sentence", [
+    ({"image_size": 30}, "--image-size 30 cannot be halved 2 times.*use a multiple of 4"),
+    ({"batch": 10, "microbatch": 4}, "--batch 10 is not divisible by --microbatch 4; use a --microbatch of 2, or.* 12"),
+    ({"batch": 4, "microbatch": 8}, "--batch 4 is not divisible by --microbatch 8; use a --microbatch of 4, or.* 8"),
+    ({"model_channels": 40}, "--model-channels 40 must be a multiple of 32.*use 32"),
+    ({"model_channels": 10}, "--model-channels 10 must be a multiple of 32.*use 32"),
+    ({"attention_resolutions": [5]}, "--attention-resolutions 5: the model never has size 5; use some of 32,16,8"),
+    ({"num_head_channels": 48}, "--num-head-channels 48 does not divide the 64 channels at size 8"),
+    ({"num_head_channels": 0}, "--num-head-channels 0 does not divide"),
+    ({"num_head_channels": -1, "num_heads": 5}, "--num-heads 5 does not divide the 64 channels at size 8"),
+    ({"attention_resolutions": [32], "model_channels": 96, "num_head_channels": 64}, "the 96 channels at size 32"),
+    ({"channel_mult": []}, "--channel-mult must have at least one entry"),
+    ({"channel_mult": [1, 0]}, "--channel-mult 1,0 must be at least 1"),
+    ({"channel_mult": [1, 0.5]}, "--channel-mult 1,0.5 must be a whole number"),
+    ({"channel_mult": 2}, "--channel-mult 2 must be a list"),
+    ({"precision": "fp16"}, "--precision fp16 is not available; use fp32"),
+    ({"schedule": "sigmoid"}, "--schedule sigmoid does not exist; use linear or cosine"),
+    ({"preset": "huge"}, "--preset huge does not exist; use tiny or unet64"),
+    ({"prediction": "x0"}, "--prediction x0 does not exist; use eps or v or x_0"),
+    ({"steps": 0}, "--steps 0 must be at least 1"),
+    ({"steps": 2.0}, "--steps 2.0 must be a whole number"),
+    ({"steps": True}, "--steps True must be a whole number"),
+    ({"steps": 5, "warmup_steps": 6}, "--warmup-steps 6 is more than --steps 5"),
+    ({"sample_steps": 2000}, "--sample-steps 2000 is more than --diffusion-steps 1000"),
+    ({"learning_rate": 0}, "--learning-rate 0 must be above 0"),
+    ({"learning_rate": float("nan")}, "--learning-rate nan must be a finite number"),
+    ({"learning_rate": "fast"}, "--learning-rate fast must be a finite number"),
+    ({"dropout": 1.0}, "--dropout 1.0 must be at least 0 and below 1"),
+    ({"beta2": 1}, "--beta2 1 must be"),
+    ({"seed": -1}, "--seed -1 must be at least 0 and at most 4294967295"),
+    ({"keep": 0}, "--keep 0 must be at least 1"),
+    ({"flip": 1}, "--flip 1 must be yes or no"),
+    ({"classes": "Objects"}, "--classes Objects must be a list"),
+    ({"bach": 3}, "there is no setting 'bach'; did you mean 'batch'"),
+])
+def test_refused(given, sentence):
+    with pytest.raises(UsageError, match=sentence) as caught:
+        resolve_cpu(**given)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_values_are_told_before_the_gpu_is_looked_for(monkeypatch):
+    def look():
+        raise AssertionError
+    monkeypatch.setattr(numdiff.device, "why_no_gpu", look)
+    with pytest.raises(UsageError, match="--batch 0"):
+        resolve({"batch": 0})
+
+
+def test_resume_changes_what_it_may():
+    saved = resolve_cpu(steps=10, lr_schedule="constant")
+    longer = resolve_resumed(saved, {"steps": 20, "keep": 5, "batch": saved.batch, "data": None})
+    assert (longer.steps, longer.keep, longer.batch, longer.warmup_steps) == (20, 5, saved.batch, saved.warmup_steps)
+    assert saved.steps == 10
+    for given in ({"batch": 4}, {"learning_rate": 1.0}, {"channel_mult": [1, 2]}, {"seed": 3}, {"preset": "unet64"}):
+        with pytest.raises(UsageError, match="does not fit the run, which was started with"):
+            resolve_resumed(saved, given)
+    with pytest.raises(UsageError, match="--log-every 0"):
+        resolve_resumed(saved, {"log_every": 0})
