@@ -65,8 +65,8 @@ def read_model_file(path, weights="ema"):
     if path.is_dir():
         newest = newest_checkpoint(path)
         if newest is None:
-            raise NumdiffError(f"the folder {path} holds no checkpoint; give a run folder of `numdiff train` or a model "
-                               "file.")
+            raise NumdiffError(f"the folder {path} holds no checkpoint; give a run folder of `numdiff train` or a "
+                               "model file.")
         path = newest
     elif path.is_file() and not _is_hdf5(path):
         raise NumdiffError(f"{path} is not a numdiff file; if it holds weights of another program, make it one with "
@@ -135,6 +135,7 @@ def convert(source, target, weights="ema", diffusion=None, **free):
             raise UsageError(f"{source} tells its own options: leave out {given}.")
         options, arrays, meta = read_model_file(source, weights)
         diffusion, step = meta.get("diffusion"), meta.get("step", 0)
+        kept = {"classes": meta["classes"]} if meta.get("classes") else {}
     else:
         state_dict, told = read_weights(source, weights)
         options = complete_options(source, state_dict, told, free)
@@ -142,13 +143,13 @@ def convert(source, target, weights="ema", diffusion=None, **free):
             state_dict = check_state_dict(state_dict, options)
         except NumdiffError as error:
             raise NumdiffError(f"cannot use {source}: {error}.") from None
-        arrays, step = to_numdiff_layout(state_dict), 0
+        arrays, step, kept = to_numdiff_layout(state_dict), 0, {}
         diffusion = {**Diffusion().options, **diffusion}
     broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     if broken:
         raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
     if kind == ".h5":
-        write_model_file(target, options, arrays, diffusion, step, source=pathlib.Path(source).name)
+        write_model_file(target, options, arrays, diffusion, step, source=pathlib.Path(source).name, **kept)
     else:
         with atomic_file(target, "the weights") as file:
             write_state_dict(file, to_torch_layout(arrays), EXPORTS[kind], options)

@@ -15,7 +15,14 @@ from ..diffusion import sample
 from ..errors import NumdiffError
 from ..nn.module import same_index
 from .build import build_dataset, build_model, build_trainer
-from .checkpoint import checkpoint_name, list_checkpoints, load_checkpoint, prune_checkpoints, save_checkpoint
+from .checkpoint import (
+    checkpoint_name,
+    list_checkpoints,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+    set_aside_later,
+)
 from .report import Reporter, image_grid, loss_curve_png, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
@@ -60,6 +67,7 @@ def train(options, resume=None, dry_run=False, echo=print):
     with lock_run(run_dir):
         if state is not None:
             options.save(pathlib.Path(run_dir) / "options.json")
+            set_aside_later(run_dir, trainer.step)
         try:
             _train(options, trainer, pathlib.Path(run_dir))
         finally:

@@ -37,6 +37,13 @@ def test_forward_and_gradients(engine, name):
         check_gradients(to_torch_layout(model.gradients()), reference)
 
 
+def test_dropout_is_off_outside_training():
+    reference = stored.load("model_plain")
+    model = UNet(**reference["info"]["options"], dropout=0.5, device="cpu")
+    model.load_arrays(to_numdiff_layout(stored.state_dict(reference["info"]["shapes"], seed=1)))
+    assert relative_error(model.predict(reference["x"], reference["t"]), reference["output"]) <= FORWARD
+
+
 def check_gradients(gradients, reference):
     """Drawn elements and the norm of each parameter's gradient. Some are zero in theory (a constant added before a
     normalisation), so errors are held against the parameter's own norm plus a millionth of the largest."""

@@ -69,7 +69,7 @@ def run(tmp_path):
     for step in (10, 20):
         ones = np.ones(model.parameters.total, np.float32)
         save_checkpoint(folder / checkpoint_name(step), {"parameters": ones, "ema": 2 * ones, "m": ones}, {
-            "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": step,
+            "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": step, "classes": ["cat"],
             "diffusion": {"steps": 50, "schedule": "linear", "prediction": "v"}})
     return folder
 
@@ -83,6 +83,7 @@ def test_checkpoints_and_run_folders(tmp_path, run, weights, value):
     assert result.step == 10
     options, arrays, meta = read_model_file(tmp_path / "m.h5")
     assert options == model.options and meta["diffusion"]["steps"] == 50 and meta["step"] == 10
+    assert meta["classes"] == ["cat"]
     assert all((a == value).all() for a in arrays.values())
 
 

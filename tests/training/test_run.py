@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -80,6 +81,9 @@ def start(outdir, *more, after):
     """A training process, once it has printed `after`."""
     process = subprocess.Popen(command(outdir, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     seen = []
+    guard = threading.Timer(120, process.kill)
+    guard.daemon = True
+    guard.start()
     for line in process.stdout:
         seen.append(line)
         if after in line:
@@ -89,7 +93,7 @@ def start(outdir, *more, after):
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
-    process, _ = start(tmp_path, "--steps", "5000", after="step 3")
+    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000")
     process.send_signal(number)
     text = process.communicate(timeout=60)[0]
     assert process.returncode == code
@@ -101,7 +105,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
 
 def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
     rng = np.random.default_rng(0)
-    process, _ = start(tmp_path, "--steps", "5000", after="step 2/")
+    process, _ = start(tmp_path, "--steps", "5000", after=" 2/5000")
     for _ in range(3):
         time.sleep(rng.uniform(0, 0.5))
         process.kill()
@@ -110,7 +114,7 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
         checkpoint = newest_checkpoint(folder)
         assert checkpoint is not None
         step = load_checkpoint(checkpoint)[1]["step"]
-        process, seen = start(tmp_path, "--resume", after=f"step {step + 3}/")
+        process, seen = start(tmp_path, "--resume", after=f" {step + 3}/5000")
         assert any(f"resumed after step {step} " in line for line in seen)
     process.kill()
     process.communicate()

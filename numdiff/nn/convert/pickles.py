@@ -28,7 +28,7 @@ STORAGES = {  # the name after `torch.` -> how the elements lie in the file; Num
     "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "|i1", "ByteStorage": "|u1",
     "BoolStorage": "|b1"}
 MAX_DIMENSIONS = 32  # more than any tensor of a model has, and NumPy's own limit was the same
-MAX_MAPPING_KEY = (str, int, float, bool, type(None))  # hashing a nested tuple can take for ever
+MAPPING_KEYS = (str, int, float, bool, type(None))  # hashing a nested tuple can take for ever
 
 
 class Tensor:
@@ -167,7 +167,7 @@ def _allowed(text):
 
 
 def _put(mapping, key, value):
-    if not isinstance(key, MAX_MAPPING_KEY):
+    if not isinstance(key, MAPPING_KEYS):
         raise ValueError("a dict key that is neither a text nor a number")
     mapping[key] = value
 
@@ -254,8 +254,9 @@ def read_pickle(stream, storage_of):
         elif name == "STOP":
             return stack.pop()
         elif name not in ("PROTO", "FRAME"):
-            raise NumdiffError(f"its pickle uses the operation {name} at byte {position}, which weights do not need, "
-                               "and which was not run; save the state dict alone with torch.save(model.state_dict(), …)")
+            raise NumdiffError(f"its pickle uses the operation {name} at byte {position}, which weights do not "
+                               "need, and which was not run; save the state dict alone with "
+                               "torch.save(model.state_dict(), …)")
     raise ValueError("the pickle has no end")
 
 
