@@ -69,8 +69,8 @@ def run(tmp_path):
     for step in (10, 20):
         ones = np.ones(model.parameters.total, np.float32)
         save_checkpoint(folder / checkpoint_name(step), {"parameters": ones, "ema": 2 * ones, "m": ones}, {
-            "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": step, "classes": ["cat"],
-            "diffusion": {"steps": 50, "schedule": "linear", "prediction": "v"}})
+            "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": step,
+            "classes": ["cat"], "diffusion": {"steps": 50, "schedule": "linear", "prediction": "v"}})
     return folder
 
 
