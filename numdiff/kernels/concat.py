@@ -5,7 +5,7 @@ MATHEMATICS
 SHAPES
     a (..., Ca), b (..., Cb), y (..., Ca + Cb) float32, equal leading axes, read together as P pixels
 VERSIONS
-    v1 one thread a number of y: it finds its pixel and channel, and from them its source (forward) or target (backward).
+    v1 one thread a number of y: it finds its pixel and channel, and with them its source (backward: its target).
     v2 one thread four channels, by 16-byte loads and stores, where both parts are multiples of four channels.
 LAUNCH
     one thread a number of y (v1) or four (v2), 256 a block. No shared memory.
@@ -116,11 +116,12 @@ def concat_backward(dy, channels_a, version=None):
     """(da, db): the first `channels_a` channels of dy and the others, as new arrays."""
     channels_b = dy.shape[-1] - channels_a
     if not 0 < channels_a < dy.shape[-1]:
-        raise ValueError(f"channels_a is {channels_a}: it must leave some of dy's {dy.shape[-1]} channels to either side")
+        raise ValueError(f"channels_a is {channels_a}: both sides need some of dy's {dy.shape[-1]} channels")
     if not is_device(dy):
         return concat_backward_reference(dy, channels_a)
     da, db = empty((*dy.shape[:-1], channels_a), like=dy), empty((*dy.shape[:-1], channels_b), like=dy)
-    _launch_concat(concat_backward_kernel_v1, concat_backward_kernel_v2, version, dy, channels_a, channels_b, dy, da, db)
+    _launch_concat(concat_backward_kernel_v1, concat_backward_kernel_v2, version, dy, channels_a, channels_b, dy, da,
+                   db)
     return da, db
 
 

@@ -16,12 +16,12 @@ VERSIONS
     v1 one thread an output, straight from the formula. Every product costs two loads.
     v2 im2col and matmul: the matmul's tiles reuse what they load, but col is kernel² times x, written and read again.
     v3 implicit GEMM (conv2d_implicit.py): the matmul's tiles are filled straight from x; col never exists.
-    A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a strided
-    convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
+    A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
+    strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
 LAUNCH
     v1: one thread an output, 256 a block. v2: as im2col.py and matmul/. v3: see its file.
 DETERMINISM
-    every output's sum has a fixed order; where a sum is cut into parts, they are added in a fixed order by a second pass.
+    every output's sum has a fixed order; where a sum is cut into parts, a second pass adds them in a fixed order.
 COST
     2·pixels·C_out·K FLOPs forward and twice that backward, for reading x, weight and writing y once: at 64 channels and
     3 × 3 taps about 140 FLOPs a byte. Roof: arithmetic.
@@ -34,7 +34,7 @@ READ NEXT
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ..device import cuda, empty, float32, int32, is_device, launch
+from ..device import cuda, empty, float32, is_device, launch, over_batch
 from .conv2d_implicit import flipped_weight, implicit_forward, implicit_weight_gradient
 from .im2col import divide, im2col_backward, im2col_forward, output_size, reading_pixel
 from .linear import linear_backward, linear_forward
@@ -62,10 +62,10 @@ def tap_rows(x, kernel, stride):
     return np.ascontiguousarray(as_strided(padded, shape, (row, image, stride * column, channel)))
 
 
-def cache_sized(x, kernel):
-    """Slices of as many images as make CACHE bytes of tap rows (one at least)."""
+def cache_sized(x, kernel, share):
+    """The images of the slice `share`, as slices of so many as make CACHE bytes of tap rows (one at least)."""
     images = max(1, CACHE // (kernel * x[:1].nbytes))
-    return [slice(i, i + images) for i in range(0, len(x), images)]
+    return [slice(i, min(i + images, share.stop)) for i in range(share.start, share.stop, images)]
 
 
 def conv2d_forward_reference(x, weight, bias=None, stride=1):
@@ -73,27 +73,36 @@ def conv2d_forward_reference(x, weight, bias=None, stride=1):
     b, ho, wo = len(x), output_size(x.shape[1], stride), output_size(x.shape[2], stride)
     taps = weight.transpose(1, 2, 3, 0).reshape(kernel, kernel * c, n)
     y = np.empty((b, ho, wo, n), x.dtype)
-    for part in cache_sized(x, kernel):
-        rows = tap_rows(x[part], kernel, stride)
-        total = rows[0:stride * ho:stride].reshape(-1, kernel * c) @ taps[0]
-        for r in range(1, kernel):
-            total += rows[r:r + stride * ho:stride].reshape(-1, kernel * c) @ taps[r]
-        if bias is not None:
-            total += bias
-        y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)
+
+    def convolve(share):
+        for part in cache_sized(x, kernel, share):
+            rows = tap_rows(x[part], kernel, stride)
+            total = rows[0:stride * ho:stride].reshape(-1, kernel * c) @ taps[0]
+            for r in range(1, kernel):
+                total += rows[r:r + stride * ho:stride].reshape(-1, kernel * c) @ taps[r]
+            if bias is not None:
+                total += bias
+            y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)
+
+    over_batch(convolve, b, kernel * y.size)
     return y
 
 
 def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True):
     n, kernel, _, c = weight.shape
     ho = dy.shape[1]
-    dtaps = np.zeros((kernel, n, kernel * c), x.dtype)
-    for part in cache_sized(x, kernel):
-        rows = tap_rows(x[part], kernel, stride)
-        transposed = dy[part].transpose(1, 0, 2, 3).reshape(-1, n).T
-        for r in range(kernel):
-            dtaps[r] += transposed @ rows[r:r + stride * ho:stride].reshape(-1, kernel * c)
-    dweight += dtaps.transpose(1, 0, 2).reshape(dweight.shape)
+
+    def weight_gradient(share):
+        dtaps = np.zeros((kernel, n, kernel * c), x.dtype)
+        for part in cache_sized(x, kernel, share):
+            rows = tap_rows(x[part], kernel, stride)
+            transposed = dy[part].transpose(1, 0, 2, 3).reshape(-1, n).T
+            for r in range(kernel):
+                dtaps[r] += transposed @ rows[r:r + stride * ho:stride].reshape(-1, kernel * c)
+        return dtaps.transpose(1, 0, 2).reshape(dweight.shape)
+
+    for part in over_batch(weight_gradient, len(x), kernel * dy.size):
+        dweight += part
     if dbias is not None:
         column_sum(dy, dbias)
     if not need_dx:

@@ -4,20 +4,20 @@ MATHEMATICS
     forward           y[p, n] = Σ_k col[p, k] · weight[n, k] + bias[n]       p a pixel, k = (r, s, c): tap and channel
     weight gradient   dweight[n, k] += Σ_p dy[p, n] · col[p, k]
     input gradient    with stride 1 the forward over dy, with flipped_weight (conv2d.py derives it)
-    col[p, k] lies at x[b, i·stride + r - pad, j·stride + s - pad, c], p = (b, i, j). So whoever fetches a tile of col can
-    fetch it from x, if he knows his pixel and his tap. Everything else is matmul/vectorised.py: read that first.
+    col[p, k] lies at x[b, i·stride + r - pad, j·stride + s - pad, c], p = (b, i, j). So whoever fetches a tile of col
+    can fetch it from x, if it knows its pixel and its tap. Everything else is matmul/vectorised.py: read that first.
 SHAPES
     as in conv2d.py; every array flat, float32, fewer than 2³¹ elements
 VERSIONS
-    this is version 3 of conv2d.py, and there are three kernels of each kind, made by one function (Python's closure does
+    this is version 3 of conv2d.py. There are three kernels of each kind, made by one function (Python's closure does
     what a template does in C++):
       128 × 128 outputs a block, where C_out fills whole tiles of 128;
       128 × 64, where it would leave more of them empty (64, 192, 320);
-      128 × 64 with loads of single numbers, where channels do not come in eights (forward) or fours (weight gradient).
+      128 × 64 with loads of single numbers, where channels do not come in eights (forward) or fours (gradient).
 LAUNCH
-    one thread for 8 × 8 outputs, 256 or 128 a block, and 16.5 KiB of shared memory. Grid (row tiles, column tiles, parts):
-    where the tiles are too few to fill a GPU, the inner dimension is cut into parts. At most 128 registers a thread, so
-    that a multiprocessor holds 512 threads.
+    one thread for 8 × 8 outputs, 256 or 128 a block, and 16.5 KiB of shared memory. Grid (row tiles, column tiles,
+    parts): where the tiles are too few to fill a GPU, the inner dimension is cut into parts. At most 128 registers a
+    thread, so that a multiprocessor holds 512 threads.
 DETERMINISM
     each part writes its own sums, and a second pass adds them in order. The number of parts depends on the shape alone.
 COST
@@ -208,15 +208,15 @@ def make_forward(tile_n, by_four):
             if TWO_ROUNDS:
                 a_2 = fetch(x, int32(start_2 + x_at), inside_2 and more, left, by_four)
 
-            stage = int32((step & 1) * STAGE)
+            stage = int32(step & 1)
             if step > 0:
-                sums = multiply(sums, tile_a, stage + row, tile_b, stage + column)
+                sums = multiply(sums, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column)
 
-            stage = int32(STAGE - stage)
-            scatter(tile_a, stage + to, a)
-            scatter(tile_b, stage + to, b)
+            stage = int32(1 - stage)
+            scatter(tile_a, stage * STAGE + to, a)
+            scatter(tile_b, stage * STAGE + to, b)
             if TWO_ROUNDS:
-                scatter(tile_a, stage + to + HALF, a_2)
+                scatter(tile_a, stage * STAGE + to + HALF, a_2)
             cuda.syncthreads()
 
             step = int32(step + 1)
@@ -348,15 +348,15 @@ def make_weight_gradient(tile_n, by_four):
                 a_2 = fetch(x, int32(x_at + offset + 4 * stride * C),
                             more and w_2 < limit and within(h + dr, w_2 + ds, H, W), left, by_four)
 
-            stage = int32((step & 1) * STAGE)
+            stage = int32(step & 1)
             if step > 0:
-                sums = multiply(sums, tile_a, stage + row, tile_b, stage + column)
+                sums = multiply(sums, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column)
 
-            stage = int32(STAGE - stage)
-            store4(tile_a, stage + to_a, a[0], a[1], a[2], a[3])
-            store4(tile_b, stage + to_b, b[0], b[1], b[2], b[3])
+            stage = int32(1 - stage)
+            store4(tile_a, stage * STAGE + to_a, a[0], a[1], a[2], a[3])
+            store4(tile_b, stage * STAGE + to_b, b[0], b[1], b[2], b[3])
             if TWO_ROUNDS:
-                store4(tile_a, stage + to_a + 4 * ROW, a_2[0], a_2[1], a_2[2], a_2[3])
+                store4(tile_a, stage * STAGE + to_a + 4 * ROW, a_2[0], a_2[1], a_2[2], a_2[3])
             cuda.syncthreads()
 
             step = int32(step + 1)
@@ -391,7 +391,7 @@ conv2d_forward_kernels_v3 = {variant: make_forward(*variant) for variant in VARI
 conv2d_weight_gradient_kernels_v3 = {variant: make_weight_gradient(*variant) for variant in VARIANTS}
 
 
-# Around them: the sum of the parts, and the flipped weight -------------------------------------------------------------
+# Around them: the sum of the parts, and the flipped weight ------------------------------------------------------------
 
 @cuda.jit
 def add_parts_kernel(partial, out, size, parts, accumulate):
@@ -460,7 +460,7 @@ def implicit_forward(x, weight, bias, y, stride):
     n, kernel = weight.shape[:2]
     b, ho, wo, _ = y.shape
     if kernel > LARGEST_KERNEL:
-        raise ValueError(f"version 3 takes kernels up to {LARGEST_KERNEL} × {LARGEST_KERNEL}, not {kernel}; use version=2")
+        raise ValueError(f"version 3 takes kernels up to {LARGEST_KERNEL} pixels wide, not {kernel}; use version=2")
     tile_n, by_four = (tile_width(n), True) if c % STEP == 0 else (64, False)
     grid = -(-b * ho * wo // TILE_M), -(-n // tile_n)
     threads = 2 * tile_n

@@ -1,7 +1,7 @@
 """im2col and col2im: a convolution's neighbourhoods as the rows of a matrix, and the way back.
 
 MATHEMATICS
-    forward   col[b,i,j,r,s,c] = x[b, i·stride + r - pad, j·stride + s - pad, c], zero outside the image; pad = kernel // 2
+    forward   col[b,i,j,r,s,c] = x[b, i·stride + r - pad, j·stride + s - pad, c], pad = kernel // 2; zero outside x
     backward  dx[b,h,w,c] = Σ dcol[b,i,j,r,s,c] over all taps (r,s) and output pixels (i,j) that read (h,w):
               i·stride = h + pad - r and j·stride = w + pad - s
     A row of col holds all that one output pixel sees, so convolution becomes col · weightᵀ: im2col moves, matmul adds.
@@ -19,7 +19,7 @@ COST
     bytes: col is kernel² times as large as x, and is written and then read by the matmul. Roof: memory bandwidth, which
     is why conv2d_implicit.py never writes it.
 SOURCE
-    Chellapilla, Puri and Simard, "High Performance Convolutional Neural Networks for Document Processing" (2006), section 3.
+    Chellapilla, Puri and Simard 2006, "High Performance Convolutional Neural Networks for Document Processing"
 READ NEXT
     conv2d.py, which multiplies these rows.
 """
@@ -163,7 +163,7 @@ def im2col_backward_kernel_v2(dcol, dx, H, W, C, Ho, Wo, kernel, stride):
 def _launch_im2col(kernel_v1, kernel_v2, version, source, target, x_shape, kernel, stride):
     _, h, w, c = x_shape
     if max(source.size, target.size) >= 2**31:
-        raise ValueError(f"im2col of {x_shape} has 2**31 elements or more, too many for 32-bit indices: split the batch")
+        raise ValueError(f"im2col of {x_shape} has too many elements for 32-bit indices: split the batch")
     if version is None:
         version = 2 if c % 4 == 0 else 1
     if version == 2 and c % 4:

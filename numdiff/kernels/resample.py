@@ -1,8 +1,8 @@
 """Resampling by two: average pooling and nearest upsampling, each the other's backward.
 
 MATHEMATICS
-    avgpool    y[i,j] = (x[2i,2j] + x[2i,2j+1] + x[2i+1,2j] + x[2i+1,2j+1]) / 4     dx[h,w] = dy[h//2, w//2] / 4
-    upsample   y[h,w] = x[h//2, w//2]                                               dx[i,j] = the sum of dy's 2 × 2 block
+    avgpool    y[i,j] = (x[2i,2j] + x[2i,2j+1] + x[2i+1,2j] + x[2i+1,2j+1]) / 4    dx[h,w] = dy[h//2, w//2] / 4
+    upsample   y[h,w] = x[h//2, w//2]                                              dx[i,j] = sum of dy's 2 × 2 block
     So there are two movements, "sum 2 × 2 blocks" and "repeat into 2 × 2 blocks", each with a factor: ¼ or 1.
 SHAPES
     x (B, H, W, C) float32; avgpool y (B, H/2, W/2, C), H and W even; upsample y (B, 2H, 2W, C)

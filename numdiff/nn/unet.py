@@ -101,7 +101,7 @@ class UNet(Module):
     """Predicts noise, velocity or x_0 from x_t and t.
 
     image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels) in [-1, 1]
-    model_channels, channel_mult: channels of level i are model_channels · channel_mult[i]; each level halves the size
+    model_channels, channel_mult: level i has int(model_channels · channel_mult[i]) channels; each level halves the size
     out_channels: default in_channels, or twice that with learn_sigma
     num_res_blocks: ResBlocks per level
     attention_resolutions: image sizes, in pixels, at which attention follows each ResBlock
@@ -143,18 +143,19 @@ class UNet(Module):
         if num_classes is not None:
             self.label_emb = Embedding(num_classes, emb_channels)
 
-        channels, size = channel_mult[0] * model_channels, image_size
+        widths = [int(mult * model_channels) for mult in channel_mult]
+        channels, size = widths[0], image_size
         self.input_blocks = Numbered({0: Stage({0: Conv2d(in_channels, channels)})})
         skips = [channels]
-        for level, mult in enumerate(channel_mult):
+        for level, width in enumerate(widths):
             for _ in range(num_res_blocks):
-                stage = Stage({0: res(channels, mult * model_channels)})
-                channels = mult * model_channels
+                stage = Stage({0: res(channels, width)})
+                channels = width
                 if size in attention_resolutions:
                     stage.append(attention(channels, num_heads))
                 self.input_blocks.append(stage)
                 skips.append(channels)
-            if level < len(channel_mult) - 1:
+            if level < len(widths) - 1:
                 self.input_blocks.append(Stage({0: res(channels, channels, "down") if resblock_updown
                                                 else Downsample(channels, conv_resample)}))
                 skips.append(channels)
@@ -164,10 +165,10 @@ class UNet(Module):
                                    2: res(channels, channels)})
 
         self.output_blocks = Numbered()
-        for level, mult in reversed(list(enumerate(channel_mult))):
+        for level, width in reversed(list(enumerate(widths))):
             for i in range(num_res_blocks + 1):
-                stage = Stage({0: res(channels + skips.pop(), mult * model_channels)})
-                channels = mult * model_channels
+                stage = Stage({0: res(channels + skips.pop(), width)})
+                channels = width
                 if size in attention_resolutions:
                     stage.append(attention(channels, num_heads_upsample))
                 if level > 0 and i == num_res_blocks:
@@ -238,14 +239,14 @@ def check_options(options):
     """Raise a `UsageError` for options with which no UNet can be laid out."""
     size, mult, base = options["image_size"], options["channel_mult"], options["model_channels"]
     halvings = len(mult) - 1
-    if not mult or min(mult) < 1:
-        raise UsageError(f"channel_mult {tuple(mult)} must be one or more positive integers.")
+    if not mult or min(mult) <= 0:
+        raise UsageError(f"channel_mult {tuple(mult)} must be one or more numbers above zero.")
     if size % 2**halvings or size < 2**halvings:
         raise UsageError(f"image_size {size} cannot be halved {halvings} times: use a multiple of {2**halvings}, or fewer "
                          "entries in channel_mult.")
-    channels = [base * m for m in mult]
+    channels = [int(base * m) for m in mult]
     for c in channels:
-        if c % options["groups"]:
+        if c % options["groups"] or c == 0:
             raise UsageError(f"{c} channels (model_channels {base}) do not divide into {options['groups']} groups: use a "
                              f"multiple of {options['groups']}.")
         if options["num_head_channels"] == -1 and c % options["num_heads"]:
