@@ -5,6 +5,7 @@ numba-cuda is in maintenance; its successor changes the import below and the int
 Launching goes past Numba's dispatcher: arguments are laid out once per array and the compiled kernel is looked up by
 its argument types, which leaves about 10 µs a launch where `kernel[grid, block](...)` takes 23 µs and more.
 """
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -87,7 +88,8 @@ class Gpu:
         self.stream = self.device.create_stream()
         self._target = self.stream  # where launches go: the stream, or a graph builder that records them
         self._handle = int(self.stream.handle)
-        self.arena = Arena(self._take_segment)
+        self.arenas = [Arena(self._take_segment)]  # the first for everything, the others for one captured step each
+        self._arena = self.arenas[0]  # the one that answers now
         self._kernels = {}
         self._configs = {}
         config.CACHE_DIR = cache_directory()
@@ -119,7 +121,7 @@ class Gpu:
     # the backend's methods -----------------------------------------------------------------------------------------
 
     def allocate(self, nbytes):
-        return self.arena.allocate(nbytes)
+        return self._arena.allocate(nbytes)
 
     @staticmethod
     def pointer(array):
@@ -152,6 +154,42 @@ class Gpu:
     def pinned(self, shape, dtype):
         """A page-locked NumPy array, from which uploads run beside the kernels."""
         return cuda.pinned_array(shape, dtype)
+
+    @property
+    def peak_bytes(self):
+        """The most bytes that arrays have taken, over all arenas."""
+        return sum(arena.peak_bytes for arena in self.arenas)
+
+    def new_arena(self):
+        """An arena of its own, for work that is captured: nothing else may take memory that a replay writes to."""
+        self.arenas.append(Arena(self._take_segment))
+        return self.arenas[-1]
+
+    @contextlib.contextmanager
+    def within(self, arena):
+        """Inside the context new arrays come from `arena`."""
+        outer, self._arena = self._arena, arena
+        try:
+            yield
+        finally:
+            self._arena = outer
+
+    def capture(self, function):
+        """Record what `function()` launches as one CUDA graph, running nothing; returns a function that replays it.
+
+        `function` must launch the same kernels over the same addresses each time, allocate within an arena of its own,
+        and neither read back nor wait. (CUDA programming guide, "CUDA Graphs", stream capture.)
+        """
+        builder = self.stream.create_graph_builder()
+        builder.begin_building("relaxed")  # relaxed: loading a kernel's code for the first time is allowed meanwhile
+        self._target = builder
+        try:
+            function()
+        finally:
+            self._target = self.stream
+            builder.end_building()
+        graph = builder.complete()
+        return lambda: graph.launch(self.stream)
 
     def synchronize(self):
         """Wait until everything launched so far has run."""

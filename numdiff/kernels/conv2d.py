@@ -15,7 +15,8 @@ SHAPES
 VERSIONS
     v1 one thread an output, straight from the formula. Every product costs two loads.
     v2 im2col and matmul: the matmul's tiles reuse what they load, but col is kernel² times x, written and read again.
-    v3 implicit GEMM (conv2d_implicit.py): the matmul's tiles are filled straight from x; col never exists.
+    v3 implicit GEMM (conv2d_implicit.py): the matmul's tiles are filled straight from x; col never exists. For up to
+       8 output channels conv2d_narrow.py, since a 64-wide tile would be nearly empty.
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
     strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
 LAUNCH
@@ -36,6 +37,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ..device import cuda, empty, float32, is_device, launch, over_batch
 from .conv2d_implicit import flipped_weight, implicit_forward, implicit_weight_gradient
+from .conv2d_narrow import NARROW, narrow_forward, narrow_weight_gradient
 from .im2col import divide, im2col_backward, im2col_forward, output_size, reading_pixel
 from .linear import linear_backward, linear_forward
 from .matmul import matmul_forward
@@ -221,6 +223,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None):
         launch(conv2d_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), weight.reshape(-1),
                weight.reshape(-1) if bias is None else bias, y.reshape(-1), h, w, c, ho, wo, n, kernel, stride,
                int(bias is not None))
+    elif n <= NARROW:
+        narrow_forward(x, weight, bias, y, stride)
     else:
         implicit_forward(x, weight, bias, y, stride)
     return y
@@ -256,6 +260,8 @@ def _add_weight_gradient(dy, x, dweight, stride, version):
     elif version == 2:
         matmul_forward(dy.reshape(-1, n), _columns(x, kernel, stride), transpose_a=True, out=dweight.reshape(n, -1),
                        accumulate=True)
+    elif n <= NARROW:
+        narrow_weight_gradient(dy, x, dweight, stride)
     else:
         implicit_weight_gradient(dy, x, dweight, stride)
 

@@ -22,12 +22,12 @@ def bench_step(options, steps=20, warmup=5):
     """Times of `steps` training steps of the model and batch that `options` (a TrainOptions) describe.
 
     Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the kernels included), tflops,
-    images_per_second, peak_mib, peak_of ("device arena" or "process"), parameters, flops_per_step, device.
+    images_per_second, peak_mib, peak_of ("device arenas" or "process"), parameters, flops_per_step, device.
     """
     if steps < 1 or warmup < 0:
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
     started = time.perf_counter()
-    num_classes = 10 if options.class_cond else None
+    num_classes = 9 if options.class_cond else None
     model = build_model(options, num_classes=num_classes)
     images = RandomImages(options.batch, options.image_size, model.in_channels, num_classes)
     trainer = build_trainer(options, model, images)
@@ -47,10 +47,10 @@ def bench_step(options, steps=20, warmup=5):
         times.append(time.perf_counter() - start)
     times.sort()
     median = times[len(times) // 2]
-    arena = getattr(model.backend, "arena", None)
-    peak = arena.peak_bytes if arena else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    gpu = model.backend
+    peak = gpu.peak_bytes if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"device": getattr(model.backend, "device_name", "cpu (NumPy)"), "ms": median * 1e3, "ms_fastest": times[0] * 1e3,
             "ms_slowest": times[-1] * 1e3, "first_step_s": first, "tflops": trainer.flops_per_step / median / 1e12,
             "images_per_second": options.batch / median, "peak_mib": peak / 2**20,
-            "peak_of": "device arena" if arena else "process", "parameters": model.parameters.count,
+            "peak_of": "device arenas" if gpu else "process", "parameters": model.parameters.count,
             "flops_per_step": trainer.flops_per_step}

@@ -175,4 +175,5 @@ def sample_grid(trainer, options):
     with trainer.ema_weights() as model:
         images = sample(model, options.sample_count, options.sample_steps, options.sampler, seed=SAMPLE_SEED,
                         batch=SAMPLE_BATCH)
-    return image_grid(images, zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1)
+    columns = model.num_classes if model.num_classes and model.num_classes <= 12 else None  # a column a class
+    return image_grid(images, columns, zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1)

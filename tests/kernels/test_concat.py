@@ -4,7 +4,8 @@ import pytest
 from numdiff.kernels import concat as C
 from tests.conftest import shapes, versions
 
-SHAPES = shapes(minimal=(1, 4, 4), odd=(15, 3, 5), not_aligned=(64, 8, 6), uneven=(100, 128, 64), large=(4096, 192, 128))
+SHAPES = shapes(minimal=(1, 4, 4), odd=(15, 3, 5), not_aligned=(64, 8, 6), uneven=(100, 128, 64),
+                large=(4096, 192, 128))  # pixels, channels of a and of b
 
 
 def usable(version, *channels):

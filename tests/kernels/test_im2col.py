@@ -4,8 +4,9 @@ import pytest
 from numdiff.kernels import im2col as M
 from tests.conftest import shapes, versions
 
-SHAPES = shapes(minimal=(1, 1, 1, 4, 3, 1), odd=(2, 3, 5, 3, 3, 1), strided=(2, 5, 4, 8, 3, 2), pointwise=(2, 4, 4, 4, 1, 2),
-                wide=(1, 7, 6, 5, 5, 3), large=(4, 32, 32, 64, 3, 1))  # B, H, W, C, kernel, stride
+SHAPES = shapes(minimal=(1, 1, 1, 4, 3, 1), odd=(2, 3, 5, 3, 3, 1), strided=(2, 5, 4, 8, 3, 2),
+                pointwise=(2, 4, 4, 4, 1, 2), wide=(1, 7, 6, 5, 5, 3),
+                large=(4, 32, 32, 64, 3, 1))  # B, H, W, C, kernel, stride
 
 
 def usable(version, channels):
@@ -50,7 +51,7 @@ def test_reference_is_the_definition(rng, kernel, stride):
     x = rng.standard_normal((2, 6, 7, 3))
     col = loops(x, kernel, stride)
     assert np.array_equal(M.im2col_forward_reference(x, kernel, stride), col)
-    dcol = rng.standard_normal(col.shape)  # linear, so its backward is its transpose: <dcol, im2col x> = <col2im dcol, x>
+    dcol = rng.standard_normal(col.shape)  # im2col is linear: <dcol, im2col x> = <col2im dcol, x>
     assert np.isclose(np.sum(dcol * col), np.sum(M.im2col_backward_reference(dcol, x.shape, kernel, stride) * x))
 
 

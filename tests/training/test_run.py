@@ -121,7 +121,7 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, word, code", [
-    (["--microbatch", "3"], "--microbatch", 2), (["--image-size", "17"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 1),
+    (["--microbatch", "3"], "--microbatch", 2), (["--image-size", "17"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 2),
     (["--classes", "Nothing"], "Nothing", 2), (["--resume", "nowhere"], "nowhere", 1)])
 def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
     result = subprocess.run([*command(tmp_path / "runs", "--steps", "2"), *arguments], capture_output=True, text=True, timeout=60)

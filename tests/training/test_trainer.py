@@ -64,6 +64,24 @@ def test_ten_steps_are_five_and_five_resumed_bitwise(device):
         trainer.close()
 
 
+def test_a_captured_step_has_the_bits_of_the_eager_one():
+    from numdiff.device import why_no_gpu
+    if why_no_gpu():
+        pytest.skip("no GPU")
+    captured, eager = make(device="cuda"), make(device="cuda")
+    eager.step_function.capture = False
+    assert losses(captured, 6) == losses(eager, 6)
+    with captured.ema_weights() as model:  # other work between two replays
+        model.predict(np.zeros((3, 8, 8, 3)), 10)
+    other = make(device="cuda", seed=9)
+    losses(other, 3)
+    assert losses(captured, 4) == losses(eager, 4)
+    for name, value in eager.state().items():
+        np.testing.assert_array_equal(value, captured.state()[name], err_msg=name)
+    for trainer in (captured, eager, other):
+        trainer.close()
+
+
 def test_microbatches_give_the_same_step(device):
     whole, parts = make(device=device), make(device=device, microbatch=2)
     np.testing.assert_allclose(losses(whole, 3), losses(parts, 3), rtol=2e-5)
