@@ -25,7 +25,7 @@ def unet(steps, warmup, **given):
     from numdiff.training.benchmark import bench_step
     from numdiff.training.options import resolve
 
-    options = resolve({"class_cond": False, **given})
+    options = resolve(given)
     size = f"{options.image_size}×{options.image_size}"
     click.echo(f"model        unet, preset {options.preset}, {size}, batch {options.batch}, {options.precision}")
     result = bench_step(options, steps, warmup)

@@ -31,19 +31,18 @@ PRESETS = {
         "ema_halflife": 800.0, "sample_every": 200, "sample_count": 24, "sample_steps": 25, "checkpoint_every": 100,
         "log_every": 10,
     },
-    # The UNet that unet.cu trains, 20,494,211 parameters with no classes, on 64×64 images: for one GPU with 8 GB or more.
+    # The UNet that unet.cu trains, 20,494,211 parameters, on 64×64 images: for one GPU with 8 GB or more.
     # 2,000 steps are enough for emoji, with the same choices as above; for a set of your own give more --steps.
     "unet64": {
         "image_size": 64, "model_channels": 64, "channel_mult": (1, 2, 3, 4), "num_res_blocks": 2,
         "attention_resolutions": (16, 8), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0", "flip": True,
         "batch": 32, "steps": 2000, "learning_rate": 5e-4, "warmup_steps": 100, "lr_schedule": "cosine",
-        "ema_halflife": 4000.0, "sample_every": 500, "sample_count": 72, "sample_steps": 50, "checkpoint_every": 500,
+        "ema_halflife": 4000.0, "sample_every": 500, "sample_count": 64, "sample_steps": 50, "checkpoint_every": 500,
         "log_every": 50,
     },
 }
 EMOJI = {  # what a preset fills in besides, for the default dataset alone
     "tiny": {"classes": ("Smileys & Emotion",)},
-    "unet64": {"class_cond": True},
 }
 
 
@@ -188,7 +187,7 @@ def resolve(given):
     check(TrainOptions(**given), only=given)  # before the device is looked for, which takes a second
     device = _device(given.get("device", "auto"))
     preset = given.get("preset") or ("unet64" if device == "cuda" else "tiny")
-    emoji = {} if given.get("data") else EMOJI[preset]
+    emoji = {} if given.get("data") else EMOJI.get(preset, {})
     options = TrainOptions(**{**PRESETS[preset], **emoji, **given, "preset": preset, "device": device})
     if "warmup_steps" not in given:  # a run made shorter than its preset keeps a warm-up in proportion
         options.warmup_steps = min(options.warmup_steps, options.steps // 10)

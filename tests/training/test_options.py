@@ -27,13 +27,19 @@ def test_the_seeds_model():
     options = resolve_cpu(preset="unet64")
     assert (options.model_channels, options.channel_mult, options.num_res_blocks) == (64, (1, 2, 3, 4), 2)
     assert (options.attention_resolutions, options.num_head_channels, options.conv_resample) == ((16, 8), 32, False)
-    assert (options.batch, options.image_size, options.schedule, options.prediction) == (32, 64, "linear", "eps")
+    assert (options.batch, options.image_size, options.class_cond, options.classes) == (32, 64, False, None)
 
 
 def test_presets_name_settings_and_are_valid():
     for name, values in PRESETS.items():
         assert not values.keys() - FIELDS.keys()
         check(TrainOptions(**values, preset=name))
+
+
+def test_the_tiny_presets_class_is_the_emoji_sets_alone():
+    assert resolve_cpu().classes == ("Smileys & Emotion",)
+    assert resolve_cpu(data="mine.h5").classes is None
+    assert resolve_cpu(classes=["Flags"]).classes == ("Flags",)
 
 
 def test_the_user_wins_over_the_preset():
@@ -51,7 +57,7 @@ def test_what_follows_from_another_setting():
 def test_json_round_trip(tmp_path):
     options = resolve_cpu(classes=["Food & Drink", "Objects"], microbatch=4)
     options.save(tmp_path / "options.json")
-    assert json.loads((tmp_path / "options.json").read_text())["channel_mult"] == [1, 2, 2]
+    assert json.loads((tmp_path / "options.json").read_text())["channel_mult"] == [1, 2, 4]
     assert TrainOptions.load(tmp_path / "options.json") == options
 
 
@@ -75,9 +81,9 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"model_channels": 40}, "--model-channels 40 must be a multiple of 32.*use 32"),
     ({"model_channels": 10}, "--model-channels 10 must be a multiple of 32.*use 32"),
     ({"attention_resolutions": [5]}, "--attention-resolutions 5: the model never has size 5; use some of 32,16,8"),
-    ({"num_head_channels": 48}, "--num-head-channels 48 does not divide the 64 channels at size 8"),
+    ({"num_head_channels": 48}, "--num-head-channels 48 does not divide the 128 channels at size 8"),
     ({"num_head_channels": 0}, "--num-head-channels 0 does not divide"),
-    ({"num_head_channels": -1, "num_heads": 5}, "--num-heads 5 does not divide the 64 channels at size 8"),
+    ({"num_head_channels": -1, "num_heads": 5}, "--num-heads 5 does not divide the 128 channels at size 8"),
     ({"attention_resolutions": [32], "model_channels": 96, "num_head_channels": 64}, "the 96 channels at size 32"),
     ({"channel_mult": []}, "--channel-mult must have at least one entry"),
     ({"channel_mult": [1, 0]}, "--channel-mult 1,0 must be at least 1"),
