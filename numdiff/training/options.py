@@ -23,7 +23,7 @@ SEEDS = 2**32 - 1  # the largest seed
 PRESETS = {
     # The smallest UNet that draws emoji: for a laptop without a GPU, about four minutes on two cores. In so short a run
     # predicting the image itself under a cosine schedule gives the clearest pictures, one class of emoji is learnt sooner
-    # than nine, and the learning rate is high, falls to zero, and comes with an average that soon forgets the beginning.
+    # than nine (`EMOJI` below), and the learning rate is high, falls to zero, and comes with an average that soon forgets the beginning.
     "tiny": {
         "image_size": 32, "model_channels": 32, "channel_mult": (1, 2, 4), "num_res_blocks": 1,
         "attention_resolutions": (8,), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0", "flip": True,
@@ -41,9 +41,7 @@ PRESETS = {
         "log_every": 50,
     },
 }
-EMOJI = {  # what a preset fills in besides, for the default dataset alone
-    "tiny": {"classes": ("Smileys & Emotion",)},
-}
+EMOJI = {"classes": ("Smileys & Emotion",)}  # what both presets fill in besides, for the default dataset alone
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -187,7 +185,7 @@ def resolve(given):
     check(TrainOptions(**given), only=given)  # before the device is looked for, which takes a second
     device = _device(given.get("device", "auto"))
     preset = given.get("preset") or ("unet64" if device == "cuda" else "tiny")
-    emoji = {} if given.get("data") else EMOJI.get(preset, {})
+    emoji = {} if given.get("data") else EMOJI
     options = TrainOptions(**{**PRESETS[preset], **emoji, **given, "preset": preset, "device": device})
     if "warmup_steps" not in given:  # a run made shorter than its preset keeps a warm-up in proportion
         options.warmup_steps = min(options.warmup_steps, options.steps // 10)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from numdiff_cli.convert import convert
 
 from numdiff.errors import UsageError
 from numdiff.nn.convert import write_state_dict
+from numdiff_cli.convert import convert
 from tests.reference import stored
 
 

@@ -5,11 +5,11 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from numdiff_cli.data import data
 from PIL import Image
 
 from numdiff.data.dataset import open_dataset
 from numdiff.errors import UsageError
+from numdiff_cli.data import data
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from numdiff_cli.main import COMMANDS, main
 
 import numdiff
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
 from numdiff.training.options import FIELDS, flag, resolve
 from numdiff.training.run_folder import create_run
+from numdiff_cli.main import COMMANDS, main
 
 
 def run(*arguments):
