@@ -50,7 +50,8 @@ class Engine:
     def check_equal(self, a, b):
         """Two results with the same bits."""
         if self.computes:
-            assert np.array_equal(download(a).view(np.uint8), download(b).view(np.uint8)), "two runs differ in their bits"
+            a, b = download(a).view(np.uint8), download(b).view(np.uint8)
+            assert np.array_equal(a, b), "two runs differ in their bits"
 
 
 def relative_error(got, want):

@@ -26,7 +26,7 @@ class Block:
 
 
 class Arena:
-    """Hands out byte ranges of large segments; `take_segment(nbytes)` gets one from the driver and returns its address."""
+    """Hands out byte ranges of large segments; `take_segment(nbytes)` gets one and returns its address."""
 
     def __init__(self, take_segment, segment_bytes=SEGMENT):
         self._take_segment = take_segment

@@ -137,7 +137,7 @@ def launch(kernel, grid, block, *args, shared=0):
 
 
 def set_poison(on):
-    """Fill every new array with NaN (tests do, so that an output that a kernel forgot is seen). Returns the old setting."""
+    """Fill every new array with NaN (tests do: what a kernel forgot to write is then seen); returns the old setting."""
     global _poison
     old, _poison = _poison, bool(on)
     return old

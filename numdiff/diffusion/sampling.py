@@ -18,7 +18,8 @@ def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, 
     count: images; image i is made from the seed `seed` + i alone, whatever the batch
     steps: sampling steps, 1 to the diffusion's own number; sampler: "ddim" or "ddpm"; eta: DDIM's noise, 0 to 1
     y: class indices (count,) for a model with classes; None draws them round robin
-    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1]; progress: called after each model evaluation
+    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1]
+    progress: called after each model evaluation
     Returns uint8 (count, H, W, C). Raises `UsageError` for options that do not fit the model.
     """
     function = get_sampler(sampler)
@@ -47,8 +48,8 @@ def class_labels(model, y, count):
         return None
     labels = np.resize(np.arange(model.num_classes) if y is None else np.asarray(y), count).astype(np.int32)
     if labels.min() < 0 or labels.max() >= model.num_classes:
-        raise UsageError(f"class {labels.max() if labels.max() >= model.num_classes else labels.min()} does not exist: the "
-                         f"model has classes 0 to {model.num_classes - 1}.")
+        raise UsageError(f"class {labels.max() if labels.max() >= model.num_classes else labels.min()} does not exist: "
+                         f"the model has classes 0 to {model.num_classes - 1}.")
     return labels
 
 
@@ -59,7 +60,8 @@ def _sample_batch(model, diffusion, function, timesteps, eta, seeds, labels, cli
     labels = None if labels is None else upload(labels, backend)
 
     def noise(i):  # counter 0 is the starting noise
-        return random_normal(shape, 0, PURPOSE_SAMPLER, upload(np.array([i + 1], np.uint32), backend), samples, like=backend)
+        counter = upload(np.array([i + 1], np.uint32), backend)
+        return random_normal(shape, 0, PURPOSE_SAMPLER, counter, samples, like=backend)
 
     def predict_x_0(x_t, t):
         t = upload(np.full(len(seeds), t, np.int32), backend)

@@ -2,7 +2,8 @@
 
     q(x_t | x_0) = N(√ᾱ_t · x_0, (1 - ᾱ_t) · I),   ᾱ_t = Π_{s ≤ t} (1 - β_s)
 
-linear: β from 1e-4 to 0.02 for T = 1000, scaled by 1000 / T for another T (Ho et al. 2020, arXiv:2006.11239, section 4).
+linear: β from 1e-4 to 0.02 for T = 1000, scaled by 1000 / T for another T (Ho et al. 2020, arXiv:2006.11239,
+section 4).
 cosine: ᾱ_t = f(t) / f(0), f(t) = cos²((t/T + 0.008) / 1.008 · π/2), β at most 0.999 (Nichol and Dhariwal 2021,
 arXiv:2102.09672, equation 17).
 

@@ -22,4 +22,11 @@ from .resample import avgpool_backward, avgpool_forward, upsample_backward, upsa
 from .scale_shift import scale_shift_backward, scale_shift_forward
 from .softmax import softmax_backward, softmax_forward
 
-__all__ = [name for name in dir() if name.endswith(("_forward", "_backward"))]
+__all__ = ["add_forward", "attention_backward", "attention_forward", "avgpool_backward", "avgpool_forward",
+           "bias_add_backward", "bias_add_forward", "cast_forward", "channel_add_backward", "channel_add_forward",
+           "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward", "dropout_backward",
+           "dropout_forward", "embedding_backward", "embedding_forward", "gelu_backward", "gelu_forward",
+           "groupnorm_backward", "groupnorm_forward", "layernorm_backward", "layernorm_forward", "linear_backward",
+           "linear_forward", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward", "scale_shift_backward",
+           "scale_shift_forward", "silu_backward", "silu_forward", "softmax_backward", "softmax_forward",
+           "timestep_embedding_forward", "upsample_backward", "upsample_forward"]

@@ -33,7 +33,7 @@ GELU_SLOPE = np.float32(math.sqrt(2.0 / math.pi))
 GELU_CUBIC = np.float32(0.044715)
 
 
-# References ------------------------------------------------------------------------------------------------------------
+# References -----------------------------------------------------------------------------------------------------------
 
 def add_forward_reference(a, b):
     return a + b
@@ -57,7 +57,7 @@ def gelu_backward_reference(dy, x):
     return dy * (1 + t + x * (1 - t * t) * (GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x))) / 2
 
 
-# Device functions: the arithmetic of one element -----------------------------------------------------------------------
+# Device functions: the arithmetic of one element ----------------------------------------------------------------------
 
 @cuda.jit(device=True)
 def silu(x):
@@ -82,7 +82,7 @@ def gelu_gradient(dy, x):
     return float32(0.5) * dy * (float32(1) + t + x * (float32(1) - t * t) * du)
 
 
-# v1: one thread an element ---------------------------------------------------------------------------------------------
+# v1: one thread an element --------------------------------------------------------------------------------------------
 
 @cuda.jit
 def add_forward_kernel_v1(a, b, y):
@@ -126,7 +126,7 @@ def cast_forward_kernel_v1(x, y):
         y[i] = y.dtype.type(x[i])
 
 
-# v2: one thread four elements, 16 bytes at a time ----------------------------------------------------------------------
+# v2: one thread four elements, 16 bytes at a time ---------------------------------------------------------------------
 
 @cuda.jit
 def add_forward_kernel_v2(a, b, y):
@@ -171,7 +171,7 @@ def gelu_backward_kernel_v2(dy, x, dx):
         store4(dx, i, gelu_gradient(g0, x0), gelu_gradient(g1, x1), gelu_gradient(g2, x2), gelu_gradient(g3, x3))
 
 
-# Launchers -------------------------------------------------------------------------------------------------------------
+# Launchers ------------------------------------------------------------------------------------------------------------
 
 def _launch_elementwise(kernel_v1, kernel_v2, version, *arrays):
     """Launch over flat views; v2 where every array's length is a multiple of 4 (addresses always are, of 16 bytes)."""
@@ -234,7 +234,7 @@ def cast_forward(x, dtype):
     return y
 
 
-# Cost ------------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def elementwise_cost(n, arrays, flops_per_element):
     """(bytes, FLOPs) of an operation over `n` float32 elements that reads and writes `arrays` arrays in all."""

@@ -11,7 +11,7 @@ ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every vi
 
 
 class Module:
-    """Something with parameters. Attributes that are Parameters or Modules are found by name, in order of assignment."""
+    """Something with parameters. Attributes that are Parameters or Modules are found by name, in the order assigned."""
 
     name = ""  # full name within the model, given by `FlatParameters`; the tape's records carry it
 
@@ -111,9 +111,10 @@ class FlatParameters:
         missing = [e["name"] for e in self.index if e["name"] not in arrays]
         unexpected = [name for name in arrays if name not in self.parameters]
         if missing or unexpected:
+            lists = (("missing", missing), ("unexpected", unexpected))
             raise NumdiffError("these weights are of another model: "
                                + "; ".join(f"{what} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
-                                           for what, names in (("missing", missing), ("unexpected", unexpected)) if names)
+                                           for what, names in lists if names)
                                + ". Check the model options.")
         for entry in self.index:
             value = np.asarray(arrays[entry["name"]])

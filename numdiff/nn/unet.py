@@ -133,7 +133,8 @@ class UNet(Module):
         layers = iter(range(10**6))  # number of each ResBlock: its own stream of dropout
 
         def res(channels, outputs, resample=None):
-            return ResBlock(channels, emb_channels, outputs, dropout, use_scale_shift_norm, groups, next(layers), resample)
+            return ResBlock(channels, emb_channels, outputs, dropout, use_scale_shift_norm, groups, next(layers),
+                            resample)
 
         def attention(channels, count):
             return AttentionBlock(channels, count if num_head_channels == -1 else channels // num_head_channels, order,
@@ -207,7 +208,8 @@ class UNet(Module):
     def predict(self, x_t, t, y=None):
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 
-        x_t: float32 (B, H, W, C); t: integers (B,), or one for all; y: class indices (B,), or one, if the model has classes.
+        x_t: float32 (B, H, W, C); t: integers (B,), or one for all
+        y: class indices (B,), or one for all, if the model has classes
         """
         x_t = np.ascontiguousarray(x_t, np.float32)
         expected = (self.image_size, self.image_size, self.in_channels)
@@ -242,13 +244,13 @@ def check_options(options):
     if not mult or min(mult) <= 0:
         raise UsageError(f"channel_mult {tuple(mult)} must be one or more numbers above zero.")
     if size % 2**halvings or size < 2**halvings:
-        raise UsageError(f"image_size {size} cannot be halved {halvings} times: use a multiple of {2**halvings}, or fewer "
-                         "entries in channel_mult.")
+        raise UsageError(f"image_size {size} cannot be halved {halvings} times: use a multiple of {2**halvings}, or "
+                         "fewer entries in channel_mult.")
     channels = [int(base * m) for m in mult]
     for c in channels:
         if c % options["groups"] or c == 0:
-            raise UsageError(f"{c} channels (model_channels {base}) do not divide into {options['groups']} groups: use a "
-                             f"multiple of {options['groups']}.")
+            raise UsageError(f"{c} channels (model_channels {base}) do not divide into {options['groups']} groups: use "
+                             f"a multiple of {options['groups']}.")
         if options["num_head_channels"] == -1 and c % options["num_heads"]:
             raise UsageError(f"{c} channels do not divide into {options['num_heads']} heads: change num_heads.")
     attended = {c for i, c in enumerate(channels) if size // 2**i in options["attention_resolutions"]} | {channels[-1]}

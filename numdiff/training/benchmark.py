@@ -21,8 +21,8 @@ class RandomImages:
 def bench_step(options, steps=20, warmup=5):
     """Times of `steps` training steps of the model and batch that `options` (a TrainOptions) describe.
 
-    Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the kernels included), tflops,
-    images_per_second, peak_mib, peak_of ("device arenas" or "process"), parameters, flops_per_step, device.
+    Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the kernels included),
+    tflops, images_per_second, peak_mib, peak_of ("device arenas" or "process"), parameters, flops_per_step, device.
     """
     if steps < 1 or warmup < 0:
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
@@ -49,8 +49,8 @@ def bench_step(options, steps=20, warmup=5):
     median = times[len(times) // 2]
     gpu = model.backend
     peak = gpu.peak_bytes if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"device": getattr(model.backend, "device_name", "cpu (NumPy)"), "ms": median * 1e3, "ms_fastest": times[0] * 1e3,
-            "ms_slowest": times[-1] * 1e3, "first_step_s": first, "tflops": trainer.flops_per_step / median / 1e12,
-            "images_per_second": options.batch / median, "peak_mib": peak / 2**20,
-            "peak_of": "device arenas" if gpu else "process", "parameters": model.parameters.count,
-            "flops_per_step": trainer.flops_per_step}
+    return {"device": getattr(model.backend, "device_name", "cpu (NumPy)"), "ms": median * 1e3,
+            "ms_fastest": times[0] * 1e3, "ms_slowest": times[-1] * 1e3, "first_step_s": first,
+            "tflops": trainer.flops_per_step / median / 1e12, "images_per_second": options.batch / median,
+            "peak_mib": peak / 2**20, "peak_of": "device arenas" if gpu else "process",
+            "parameters": model.parameters.count, "flops_per_step": trainer.flops_per_step}

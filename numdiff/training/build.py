@@ -16,8 +16,8 @@ def build_dataset(options):
     dataset = open_dataset(options.data, options.image_size, options.classes)
     dataset.image_size  # noqa: B018 - refuses images that are not square
     if options.class_cond and dataset.labels is None:
-        raise UsageError(f"--class-cond needs labels, and {dataset.path!r} has none: import it again with labels, or leave "
-                         "--class-cond out.")
+        raise UsageError(f"--class-cond needs labels, and {dataset.path!r} has none: import it again with labels, or "
+                         "leave --class-cond out.")
     if options.class_cond is False:
         dataset.labels = None
     return dataset

@@ -22,8 +22,9 @@ SEEDS = 2**32 - 1  # the largest seed
 
 PRESETS = {
     # The smallest UNet that draws emoji: for a laptop without a GPU, about four minutes on two cores. In so short a run
-    # predicting the image itself under a cosine schedule gives the clearest pictures, one class of emoji is learnt sooner
-    # than nine (`EMOJI` below), and the learning rate is high, falls to zero, and comes with an average that soon forgets the beginning.
+    # predicting the image itself under a cosine schedule gives the clearest pictures, one class of emoji is learnt
+    # sooner than nine (`EMOJI` below), and the learning rate is high, falls to zero, and comes with an average that
+    # soon forgets the beginning.
     "tiny": {
         "image_size": 32, "model_channels": 32, "channel_mult": (1, 2, 4), "num_res_blocks": 1,
         "attention_resolutions": (8,), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0", "flip": True,
@@ -35,8 +36,8 @@ PRESETS = {
     # 2,000 steps are enough for emoji, with the same choices as above; for a set of your own give more --steps.
     "unet64": {
         "image_size": 64, "model_channels": 64, "channel_mult": (1, 2, 3, 4), "num_res_blocks": 2,
-        "attention_resolutions": (16, 8), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0", "flip": True,
-        "batch": 32, "steps": 2000, "learning_rate": 5e-4, "warmup_steps": 100, "lr_schedule": "cosine",
+        "attention_resolutions": (16, 8), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",
+        "flip": True, "batch": 32, "steps": 2000, "learning_rate": 5e-4, "warmup_steps": 100, "lr_schedule": "cosine",
         "ema_halflife": 4000.0, "sample_every": 500, "sample_count": 64, "sample_steps": 50, "checkpoint_every": 500,
         "log_every": 50,
     },

@@ -1,4 +1,4 @@
-"""What `numdiff train` does: a run folder around a `Trainer`, with reports, pictures, checkpoints, resume and a clean stop.
+"""What `numdiff train` does: a run folder around a `Trainer`: reports, pictures, checkpoints, resume, a clean stop.
 
     runs/00000-unet-tiny/
         options.json                every setting of the run
@@ -152,9 +152,11 @@ def _train(options, trainer, run_dir):
             save()  # so that a run killed at any moment can be resumed
         while trainer.step < options.steps:
             reports = []
-            for part in trainer.run(steps_until_next_event(trainer.step, options), stop=lambda: request.number is not None):
+            steps = steps_until_next_event(trainer.step, options)
+            for part in trainer.run(steps, stop=lambda: request.number is not None):
                 reports += part
-            reporter.report(trainer.step, [r.loss for r in reports], reports[-1].gradient_norm, reports[-1].learning_rate)
+            last = reports[-1]
+            reporter.report(trainer.step, [r.loss for r in reports], last.gradient_norm, last.learning_rate)
             if due(options.checkpoint_every) or request.number is not None:
                 save()
             if request.number is not None and trainer.step < options.steps:

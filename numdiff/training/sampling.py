@@ -12,8 +12,9 @@ from .report import image_grid, save_png
 from .run_folder import find_checkpoint
 
 
-def sample_command(run, count=16, steps=50, sampler="ddim", eta=None, seed=0, class_name=None, batch=16, grid="samples.png",
-                   device="auto", weights="ema", outdir="runs", columns=None, progress=False, echo=print):
+def sample_command(run, count=16, steps=50, sampler="ddim", eta=None, seed=0, class_name=None, batch=16,
+                   grid="samples.png", device="auto", weights="ema", outdir="runs", columns=None, progress=False,
+                   echo=print):
     """Write a picture of `count` images; returns them, uint8 (count, H, W, C).
 
     run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint or a model file
@@ -48,6 +49,7 @@ def class_indices(y, model):
         elif str(value).isdigit():
             indices.append(int(value))
         else:
-            listed = f": use {', '.join(map(repr, names))} or an index" if names else ", and it has no class names: use an index"
+            listed = (f": use {', '.join(map(repr, names))} or an index" if names
+                      else ", and it has no class names: use an index")
             raise UsageError(f"the model has no class {value!r}{listed}.")
     return indices

@@ -62,7 +62,7 @@ class TrainingStep:
         self._has_run = False
 
     def load(self, images, labels=None):
-        """Bring a batch to the device: images uint8 (batch, H, W, C), labels int32 (batch,) if the model has classes."""
+        """Bring a batch to the device: images uint8 (batch, H, W, C), labels int32 (batch,) where there are classes."""
         copy_into(self.images, images)
         if self.labels is not None:
             copy_into(self.labels, labels)
@@ -90,12 +90,13 @@ class TrainingStep:
             self.ring, optimizer.step, loss, optimizer.gradient_norm, optimizer.rate, scale))
 
     def _gradients(self, check_finite=False):
-        """Gradients of the loaded batch in the parameters; returns the sum of the microbatches' losses, and their weight."""
+        """The loaded batch's gradients, in the parameters; returns the microbatches' summed losses and their weight."""
         fill_zero(self.model.parameters.grad)
         count = self.batch // self.microbatch
         loss = None
         for k in range(count):
-            part = self._forward_backward(slice(k * self.microbatch, (k + 1) * self.microbatch), 1 / count, check_finite)
+            samples = slice(k * self.microbatch, (k + 1) * self.microbatch)
+            part = self._forward_backward(samples, 1 / count, check_finite)
             loss = part if loss is None else add_forward(loss, part)
         return loss, 1 / count
 
@@ -122,7 +123,7 @@ class TrainingStep:
         return telemetry_read(self.ring, first, stop)
 
     def name_first_nonfinite(self):
-        """Repeat the loaded step, which gave a non-finite loss or gradient, and name the first tensor that is not finite."""
+        """Repeat the loaded step, which gave a loss or gradient that is not finite, and name the first such tensor."""
         try:
             self._gradients(check_finite=True)
         except FloatingPointError as error:

@@ -51,8 +51,9 @@ class Trainer:
         self.model, self.dataset, self.seed = model, dataset, seed
         self.diffusion = Diffusion(**(diffusion or {}), backend=model.backend)
         model.diffusion = self.diffusion.options
-        self.optimizer = AdamW(model.parameters, learning_rate, warmup_steps, total_steps, cosine, beta1, beta2, adam_eps,
-                               weight_decay, clip_norm, 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0)
+        ema_decay = 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0
+        self.optimizer = AdamW(model.parameters, learning_rate, warmup_steps, total_steps, cosine, beta1, beta2,
+                               adam_eps, weight_decay, clip_norm, ema_decay)
         self.step_function = TrainingStep(model, self.diffusion, self.optimizer, batch, microbatch, flip, seed=seed)
         self.batch = batch
         self.step = 0  # optimiser steps done
@@ -95,8 +96,9 @@ class Trainer:
         self._open_loader()
         self.step_function.load(*next(self._loader))
         name = self.step_function.name_first_nonfinite()
-        raise NonFiniteError(f"step {report.step} gave loss {report.loss:g}, gradient norm {report.gradient_norm:g}: {name}; "
-                             "resume from an earlier checkpoint with a smaller --learning-rate or a smaller --clip-norm.")
+        raise NonFiniteError(f"step {report.step} gave loss {report.loss:g}, gradient norm {report.gradient_norm:g}: "
+                             f"{name}; resume from an earlier checkpoint with a smaller --learning-rate or a smaller "
+                             "--clip-norm.")
 
     def _open_loader(self):
         if self._loader is None or self._loader.step != self.step:

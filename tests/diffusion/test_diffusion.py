@@ -96,8 +96,9 @@ def test_an_image_depends_on_its_seed_and_not_on_its_batch(rng):
 
 def test_bad_sampling_options_are_refused():
     model = tiny()
-    for options, message in (({"sampler": "euler"}, "unknown sampler"), ({"eta": 2.0}, "eta"), ({"count": 0}, "at least 1"),
-                             ({"steps": 0}, "between 1"), ({"y": [1]}, "without classes")):
+    for options, message in (({"sampler": "euler"}, "unknown sampler"), ({"eta": 2.0}, "eta"),
+                             ({"count": 0}, "at least 1"), ({"steps": 0}, "between 1"),
+                             ({"y": [1]}, "without classes")):
         with pytest.raises(UsageError, match=message):
             sample(model, **options)
     with pytest.raises(UsageError, match="class 4 does not exist"):

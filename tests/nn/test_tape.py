@@ -107,7 +107,8 @@ def test_the_whole_model_against_central_differences(rng):
     tape.backward(out, g)
     gradient = model.gradients()
     weights = model.arrays()
-    direction = {k: rng.standard_normal(v.shape).astype(np.float32) * (np.abs(v).mean() + 1e-3) for k, v in weights.items()}
+    direction = {k: rng.standard_normal(v.shape).astype(np.float32) * (np.abs(v).mean() + 1e-3)
+                 for k, v in weights.items()}
     values = []
     for sign in (1, -1):
         model.load_arrays({k: v + sign * 1e-2 * direction[k] for k, v in weights.items()})

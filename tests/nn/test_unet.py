@@ -37,7 +37,8 @@ def test_every_option_runs_and_keeps_its_shape(rng, options):
     again = UNet(**model.options, device="cpu")
     again.load_arrays(model.arrays())
     x = rng.standard_normal((1, 8, 8, channels))
-    np.testing.assert_array_equal(again.predict(x, 5, None if y is None else 1), model.predict(x, 5, None if y is None else 1))
+    one = None if y is None else 1
+    np.testing.assert_array_equal(again.predict(x, 5, one), model.predict(x, 5, one))
 
 
 def test_an_image_does_not_depend_on_its_batch(rng):

@@ -1,6 +1,6 @@
 """Write the stored values of `tests/reference/`, in float64, from the PyTorch twin and from PyTorch's own operations.
 
-    /work/torchenv/bin/python tests/reference/make.py       (any Python with torch and numpy; about a minute)
+    python tests/reference/make.py       (needs PyTorch and NumPy; about a minute)
 
 Images are stored channels-last, as numdiff has them; weights and their gradients in PyTorch's layout.
     model_<name>.npz   one forward and backward pass of each model in `stored.MODELS`

@@ -5,7 +5,7 @@ sections 3 and 4; Dhariwal and Nichol 2021, arXiv:2105.05233, section 3) and fro
 released weights. It shares no line with numdiff and keeps PyTorch's own layout (B, C, H, W). It is slow on purpose:
 everything in the order of the papers, in whatever dtype its parameters have, so that float64 gives the oracle itself.
 
-    /work/torchenv/bin/python tests/reference/twin.py       prints the two parameter counts that the project promises
+    python tests/reference/twin.py       prints the two parameter counts that the project promises
 """
 import math
 

@@ -16,13 +16,14 @@ from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newes
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 
-SMALL = {"device": "cpu", "image_size": 16, "channel_mult": (1, 2), "attention_resolutions": (8,), "batch": 4, "log_every": 2,
-         "sample_every": 0, "sample_count": 4, "sample_steps": 2, "checkpoint_every": 3, "seed": 5}
+SMALL = {"device": "cpu", "image_size": 16, "channel_mult": (1, 2), "attention_resolutions": (8,), "batch": 4,
+         "log_every": 2, "sample_every": 0, "sample_count": 4, "sample_steps": 2, "checkpoint_every": 3, "seed": 5}
 
 
 def run(outdir, steps, resume=None, **more):
     lines = []
-    options = resolve({**SMALL, "outdir": str(outdir), "steps": steps, "lr_schedule": "constant", "warmup_steps": 2, **more})
+    options = resolve({**SMALL, "outdir": str(outdir), "steps": steps, "lr_schedule": "constant", "warmup_steps": 2,
+                       **more})
     return train(options, resume=resume, echo=lines.append), lines
 
 
@@ -41,7 +42,8 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     model = numdiff.load(folder, device="cpu")
     images = numdiff.sample(model, count=4, steps=2, seed=1)
     assert images.shape == (4, 16, 16, 3)
-    assert not np.array_equal(model.arrays()["out.2.weight"], numdiff.load(folder, "cpu", "raw").arrays()["out.2.weight"])
+    raw = numdiff.load(folder, "cpu", "raw")
+    assert not np.array_equal(model.arrays()["out.2.weight"], raw.arrays()["out.2.weight"])
 
 
 def test_resume_gives_the_same_bits(tmp_path):
@@ -59,7 +61,8 @@ def test_resume_gives_the_same_bits(tmp_path):
 
 def test_dry_run_writes_nothing(tmp_path):
     lines = []
-    assert train(resolve({**SMALL, "outdir": str(tmp_path / "runs"), "steps": 5}), dry_run=True, echo=lines.append) is None
+    options = resolve({**SMALL, "outdir": str(tmp_path / "runs"), "steps": 5})
+    assert train(options, dry_run=True, echo=lines.append) is None
     assert not (tmp_path / "runs").exists() and any("TFLOP" in line for line in lines)
 
 
@@ -73,8 +76,9 @@ def test_a_finished_run_and_another_models_checkpoint_are_refused(tmp_path):
 
 def command(outdir, *more):
     return [sys.executable, "-c", "from numdiff_cli.main import main; main()", "train", "unet", "--device", "cpu",
-            "--image-size", "16", "--channel-mult", "1,2", "--attention-resolutions", "8", "--batch", "4", "--log-every", "1",
-            "--sample-every", "0", "--sample-count", "0", "--checkpoint-every", "2", "--outdir", str(outdir), *more]
+            "--image-size", "16", "--channel-mult", "1,2", "--attention-resolutions", "8", "--batch", "4",
+            "--log-every", "1", "--sample-every", "0", "--sample-count", "0", "--checkpoint-every", "2",
+            "--outdir", str(outdir), *more]
 
 
 def start(outdir, *more, after):
@@ -121,10 +125,12 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, word, code", [
-    (["--microbatch", "3"], "--microbatch", 2), (["--image-size", "17"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 2),
-    (["--classes", "Nothing"], "Nothing", 2), (["--resume", "nowhere"], "nowhere", 1)])
+    (["--microbatch", "3"], "--microbatch", 2), (["--image-size", "17"], "--image-size", 2),
+    (["--data", "nowhere.h5"], "nowhere.h5", 2), (["--classes", "Nothing"], "Nothing", 2),
+    (["--resume", "nowhere"], "nowhere", 1)])
 def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
-    result = subprocess.run([*command(tmp_path / "runs", "--steps", "2"), *arguments], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([*command(tmp_path / "runs", "--steps", "2"), *arguments], capture_output=True, text=True,
+                            timeout=60)
     assert result.returncode == code, result.stderr
     assert word in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "runs").exists()

@@ -82,6 +82,16 @@ def test_a_captured_step_has_the_bits_of_the_eager_one():
         trainer.close()
 
 
+def test_gpu_and_cpu_engine_give_the_same_ten_losses():
+    from numdiff.device import why_no_gpu
+    if why_no_gpu():
+        pytest.skip("no GPU")
+    on_cpu, on_gpu = make(device="cpu"), make(device="cuda")
+    np.testing.assert_allclose(losses(on_gpu, 10), losses(on_cpu, 10), rtol=1e-3)
+    on_cpu.close()
+    on_gpu.close()
+
+
 def test_microbatches_give_the_same_step(device):
     whole, parts = make(device=device), make(device=device, microbatch=2)
     np.testing.assert_allclose(losses(whole, 3), losses(parts, 3), rtol=2e-5)
