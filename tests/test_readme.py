@@ -5,6 +5,7 @@ import shlex
 
 import click
 import pytest
+
 from numdiff_cli.main import main
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()

@@ -16,7 +16,8 @@ VERSIONS
     v1 one thread an output, straight from the formula. Every product costs two loads.
     v2 im2col and matmul: the matmul's tiles reuse what they load, but col is kernel² times x, written and read again.
     v3 implicit GEMM (conv2d_implicit.py): the matmul's tiles are filled straight from x; col never exists. For up to
-       8 output channels conv2d_narrow.py, since a 64-wide tile would be nearly empty.
+       8 output channels conv2d_narrow.py, since a 64-wide tile would be nearly empty. On an H100, batch 32: 64 to 64
+       channels at 64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
     strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
 LAUNCH

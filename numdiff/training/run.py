@@ -136,6 +136,7 @@ def _train(options, trainer, run_dir):
 
         def save():
             with reporter.pause():
+                trainer.check_finite()  # a damaged model is never saved: the checkpoints before stay the newest
                 save_checkpoint(run_dir / checkpoint_name(trainer.step), trainer.state(), checkpoint_meta(trainer))
                 prune_checkpoints(run_dir, options.keep)
 

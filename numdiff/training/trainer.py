@@ -48,6 +48,13 @@ class Trainer:
                  clip_norm=1.0, ema_halflife=0, seed=0):
         if microbatch and batch % microbatch:
             raise UsageError(f"--batch {batch} is not divisible by --microbatch {microbatch}.")
+        shape = (model.image_size, model.image_size, model.in_channels)
+        if tuple(dataset.shape[1:]) != shape:
+            raise UsageError("the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with the "
+                             "model's image_size, or build the model for it.".format(*dataset.shape[1:], *shape))
+        if model.num_classes is not None and dataset.labels is None:
+            raise UsageError("the model has classes and the dataset has no labels: build the model without num_classes, "
+                             "or import the images with labels.")
         self.model, self.dataset, self.seed = model, dataset, seed
         self.diffusion = Diffusion(**(diffusion or {}), backend=model.backend)
         model.diffusion = self.diffusion.options
@@ -96,9 +103,19 @@ class Trainer:
         self._open_loader()
         self.step_function.load(*next(self._loader))
         name = self.step_function.name_first_nonfinite()
-        raise NonFiniteError(f"step {report.step} gave loss {report.loss:g}, gradient norm {report.gradient_norm:g}: "
-                             f"{name}; resume from an earlier checkpoint with a smaller --learning-rate or a smaller "
-                             "--clip-norm.")
+        raise NonFiniteError(f"step {report.step + 1} gave loss {report.loss:g}, gradient norm "
+                             f"{report.gradient_norm:g}: {name}; start a new run with a smaller --learning-rate or a "
+                             "--clip-norm (the checkpoints before that step are whole).")
+
+    def check_finite(self):
+        """Raise a `NonFiniteError` that names the first weight or optimiser value that is not finite."""
+        for buffer, flat in self.state().items():
+            if flat.dtype == np.float32 and not np.isfinite(flat).all():
+                for entry in self.model.parameters.index:
+                    start, count = entry["offset"], math.prod(entry["shape"])
+                    if not np.isfinite(flat[start:start + count]).all():
+                        raise NonFiniteError(f"after step {self.step}, {entry['name']} in {buffer!r} is the first "
+                                             "non-finite tensor; start a new run with a smaller --learning-rate.")
 
     def _open_loader(self):
         if self._loader is None or self._loader.step != self.step:

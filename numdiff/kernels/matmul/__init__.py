@@ -9,6 +9,8 @@
     split_k.py          a long sum shared by many blocks
     launcher.py         which of them runs
 
+2048³ on one H100, TFLOP/s: v1 0.9, v2 6.1, v3 10.1, v4 38.9; v4 at 4096³ 41 to 44, by transpose case.
+
 SOURCE
     the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
