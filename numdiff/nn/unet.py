@@ -216,11 +216,17 @@ class UNet(Module):
         if x_t.ndim != 4 or x_t.shape[1:] != expected:
             raise UsageError(f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))}).")
 
-        def per_image(values):
-            return upload(np.broadcast_to(np.asarray(values, np.int32), (len(x_t),)), self.backend)
+        def per_image(values, name):
+            values = np.asarray(values, np.int32)
+            if values.shape not in ((), (1,), (len(x_t),)):
+                raise UsageError(f"{name} has shape {values.shape}; give one value, or one for each of the {len(x_t)} "
+                                 "images.")
+            return upload(np.broadcast_to(values, (len(x_t),)), self.backend)
 
-        y = None if y is None else per_image(y)
-        return self(Tensor(upload(x_t, self.backend)), per_image(t), y).numpy()
+        if y is not None and self.num_classes is not None and not np.isin(y, np.arange(self.num_classes)).all():
+            raise UsageError(f"y holds a class that does not exist: the model has classes 0 to {self.num_classes - 1}.")
+        y = None if y is None else per_image(y, "y")
+        return self(Tensor(upload(x_t, self.backend)), per_image(t, "t"), y).numpy()
 
     # values by name -------------------------------------------------------------------------------------------------
 

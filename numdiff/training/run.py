@@ -10,6 +10,7 @@
 import contextlib
 import pathlib
 import signal
+import warnings
 
 from ..diffusion import sample
 from ..errors import NumdiffError
@@ -108,6 +109,14 @@ def checkpoint_meta(trainer):
 
 
 @contextlib.contextmanager
+def quiet_overflows():
+    """Within the context NumPy does not warn of overflows: `NonFiniteError` says it better, in one sentence."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
+        yield
+
+
+@contextlib.contextmanager
 def stop_signals():
     """Within the context, Ctrl-C and SIGTERM only set `.number` of what this yields; a second Ctrl-C interrupts."""
     class Request:
@@ -130,7 +139,7 @@ def stop_signals():
 
 def _train(options, trainer, run_dir):
     backend = trainer.model.backend
-    with stop_signals() as request, Reporter(
+    with quiet_overflows(), stop_signals() as request, Reporter(
             run_dir, options.steps, options.batch, trainer.step, trainer.flops_per_step,
             backend.peak_float32_flops if backend else None) as reporter:
 

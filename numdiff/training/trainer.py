@@ -50,11 +50,11 @@ class Trainer:
             raise UsageError(f"--batch {batch} is not divisible by --microbatch {microbatch}.")
         shape = (model.image_size, model.image_size, model.in_channels)
         if tuple(dataset.shape[1:]) != shape:
-            raise UsageError("the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with the "
-                             "model's image_size, or build the model for it.".format(*dataset.shape[1:], *shape))
+            raise UsageError("the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with "
+                             "the model's image_size, or build the model for it.".format(*dataset.shape[1:], *shape))
         if model.num_classes is not None and dataset.labels is None:
-            raise UsageError("the model has classes and the dataset has no labels: build the model without num_classes, "
-                             "or import the images with labels.")
+            raise UsageError("the model has classes and the dataset has no labels: build the model without "
+                             "num_classes, or import the images with labels.")
         self.model, self.dataset, self.seed = model, dataset, seed
         self.diffusion = Diffusion(**(diffusion or {}), backend=model.backend)
         model.diffusion = self.diffusion.options

@@ -174,3 +174,10 @@ def test_contact_sheet(tmp_path, images):
         assert contact_sheet(dataset).height == 2 + 13 * 66
         save_sheet(dataset, tmp_path / "b.png")
         assert sorted(p.name for p in tmp_path.glob("*.png")) == ["b.png"] and not list(tmp_path.glob(".*"))
+
+
+def test_the_package_exports_what_a_script_needs():
+    import numdiff.data
+    assert numdiff.data.open_dataset is D.open_dataset and numdiff.data.Dataset is D.Dataset
+    with pytest.raises(AttributeError, match="nothing"):
+        numdiff.data.nothing  # noqa: B018 - the access itself must fail

@@ -80,3 +80,12 @@ def test_wrong_inputs_are_named():
     with pytest.raises(NumdiffError, match="missing out.2.bias"):
         model.load_arrays(arrays)
     assert model(Tensor(np.zeros((1, 8, 8, 3), np.float32)), np.zeros(1, np.int32)).shape == (1, 8, 8, 3)
+
+
+def test_predict_refuses_classes_and_timesteps_that_do_not_fit():
+    model = tiny(num_classes=2)
+    x = np.zeros((2, model.image_size, model.image_size, model.in_channels))
+    with pytest.raises(UsageError, match="classes 0 to 1"):
+        model.predict(x, 0, [0, 2])
+    with pytest.raises(UsageError, match=r"t has shape \(3,\)"):
+        model.predict(x, [1, 2, 3], 0)

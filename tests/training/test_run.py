@@ -134,3 +134,14 @@ def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
     assert result.returncode == code, result.stderr
     assert word in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_weights_that_overflow_are_never_saved_and_are_told_in_one_sentence(tmp_path, recwarn):
+    with pytest.raises(NumdiffError, match="after step 1, .* is the first non-finite tensor"):
+        run(tmp_path / "a", 6, learning_rate=1e39, warmup_steps=0, clip_norm=0, checkpoint_every=1)
+    with pytest.raises(NumdiffError, match="step [23] gave loss .* is the first non-finite tensor"):
+        run(tmp_path / "b", 6, learning_rate=1e30, warmup_steps=0, clip_norm=0, checkpoint_every=1)
+    for folder in ("a", "b"):
+        for path in list_checkpoints(tmp_path / folder / "00000-unet-tiny"):
+            assert all(np.isfinite(values).all() for values in load_checkpoint(path)[0].values())
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]

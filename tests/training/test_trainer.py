@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from numdiff.errors import UsageError
 from numdiff.nn import UNet
 from numdiff.training import Trainer
 from numdiff.training.benchmark import RandomImages
@@ -143,8 +144,15 @@ def test_a_non_finite_loss_stops_with_its_name_and_leaves_the_weights(device):
     weights["out.2.bias"][:] = np.nan
     trainer.model.load_arrays(weights)
     poisoned = trainer.state()["parameters"].copy()
-    with pytest.raises(NonFiniteError, match=r"step 2 gave loss nan.*out\.2 conv2d is the first non-finite"):
+    with pytest.raises(NonFiniteError, match=r"step 3 gave loss nan.*out\.2 conv2d is the first non-finite"):
         list(trainer.run(20, report_every=10))
     np.testing.assert_array_equal(trainer.state()["parameters"], poisoned)
     assert np.isfinite(before).all()
     trainer.close()
+
+
+def test_a_dataset_that_does_not_fit_the_model_is_refused():
+    with pytest.raises(UsageError, match="images are 4×4×3, and the model takes 8×8×3"):
+        make(images=np.zeros((9, 4, 4, 3), np.uint8))
+    with pytest.raises(UsageError, match="no labels"):
+        make(num_classes=2)
