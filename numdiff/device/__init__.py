@@ -1,4 +1,5 @@
 """What runs a kernel: arrays, the memory arena, the GPU and its stand-ins, intrinsics, counted randomness."""
+from ..errors import UsageError
 from .array import (
     DeviceArray,
     copy_into,
@@ -36,7 +37,7 @@ def get_backend(name, index=0):
     if name == "ptx":
         from .ptx import get_ptx_device
         return get_ptx_device()
-    raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda, simulator or ptx")
+    raise UsageError(f"unknown device {name!r}: use auto, cpu or cuda.")
 
 
 def synchronize(like):

@@ -10,6 +10,8 @@ from .process import Diffusion
 from .samplers import get_sampler
 from .schedule import spaced_timesteps
 
+LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
+
 
 def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=True, progress=None):
     """Images from a trained model.
@@ -28,6 +30,11 @@ def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, 
     if count < 1 or batch < 1:
         raise UsageError("count and batch must be at least 1.")
     eta = (0.0 if sampler == "ddim" else 1.0) if eta is None else eta
+    if sampler != "ddim" and eta != 1:
+        raise UsageError(f"eta belongs to ddim, and {sampler} always adds all its noise: leave eta out, or use ddim.")
+    if not 0 <= seed <= LAST_SEED - (count - 1):
+        raise UsageError(f"the {count} images would need the seeds {seed} to {seed + count - 1}, which must lie between "
+                         f"0 and {LAST_SEED}.")
     if not 0 <= eta <= 1:
         raise UsageError(f"eta must be between 0 (deterministic) and 1, not {eta}.")
     labels = class_labels(model, y, count)
@@ -46,7 +53,10 @@ def class_labels(model, y, count):
         if y is not None:
             raise UsageError("this model was trained without classes: leave the class out.")
         return None
-    labels = np.resize(np.arange(model.num_classes) if y is None else np.asarray(y), count).astype(np.int32)
+    labels = np.resize(np.arange(model.num_classes), count) if y is None else np.atleast_1d(y)
+    if not np.issubdtype(labels.dtype, np.integer) or labels.shape not in ((1,), (count,)):
+        raise UsageError(f"y must be one class index, or one for each of the {count} images.")
+    labels = np.resize(labels, count).astype(np.int32)
     if labels.min() < 0 or labels.max() >= model.num_classes:
         raise UsageError(f"class {labels.max() if labels.max() >= model.num_classes else labels.min()} does not exist: "
                          f"the model has classes 0 to {model.num_classes - 1}.")

@@ -101,5 +101,12 @@ def test_bad_sampling_options_are_refused():
                              ({"y": [1]}, "without classes")):
         with pytest.raises(UsageError, match=message):
             sample(model, **options)
+    with pytest.raises(UsageError, match="eta belongs to ddim"):
+        sample(model, sampler="ddpm", eta=0.5)
+    with pytest.raises(UsageError, match="seeds 4294967295 to 4294967296"):
+        sample(model, count=2, seed=2**32 - 1)
+    for y in ("cats", [0, 1]):
+        with pytest.raises(UsageError, match="one class index, or one for each"):
+            sample(tiny(num_classes=4), count=3, steps=1, y=y)
     with pytest.raises(UsageError, match="class 4 does not exist"):
         sample(tiny(num_classes=4), count=1, steps=1, y=[4])
