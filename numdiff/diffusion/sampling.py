@@ -33,7 +33,7 @@ def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, 
     if sampler != "ddim" and eta != 1:
         raise UsageError(f"eta belongs to ddim, and {sampler} always adds all its noise: leave eta out, or use ddim.")
     if not 0 <= seed <= LAST_SEED - (count - 1):
-        raise UsageError(f"the {count} images would need the seeds {seed} to {seed + count - 1}, which must lie between "
+        raise UsageError(f"the {count} images would need the seeds {seed} to {seed + count - 1}, which must be between "
                          f"0 and {LAST_SEED}.")
     if not 0 <= eta <= 1:
         raise UsageError(f"eta must be between 0 (deterministic) and 1, not {eta}.")
