@@ -56,9 +56,6 @@ class Arena:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return Block(self, best, nbytes)
 
-    def reset_peak(self):
-        self.peak_bytes = self.used_bytes
-
     def _grow(self, nbytes):
         size = -(-nbytes // self._segment_bytes) * self._segment_bytes
         address = self._take_segment(size)

@@ -132,11 +132,6 @@ class Gpu:
                                                   self._handle))
         self.synchronize()  # the source may be pageable and short-lived
 
-    def upload_pinned(self, source, target):
-        """Start a copy from page-locked memory that outlives it; does not wait."""
-        self.check(self._driver.cuMemcpyHtoDAsync(self.pointer(target), source.ctypes.data, source.nbytes,
-                                                  self._handle))
-
     def download(self, array):
         result = np.empty(array.shape, array.dtype)
         if array.size:

@@ -17,6 +17,8 @@ DETERMINISM
     fixed order in every thread; the gradient's parts are added in order by a second pass.
 COST
     FLOPs as in conv2d.py; so few that the roof is the caches: every pixel's channels are read once for each tap.
+SOURCE
+    Chetlur et al. 2014, "cuDNN", arXiv:1410.0759, section 3, for the implicit GEMM that it stands in for.
 READ NEXT
     attention.py.
 """

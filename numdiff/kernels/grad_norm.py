@@ -16,6 +16,8 @@ DETERMINISM
     (atomics would). So the bits are the same in every run.
 COST
     bytes: 4 n, read once; FLOPs 2 n. Roof: memory bandwidth.
+SOURCE
+    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", arXiv:1211.5063, algorithm 1.
 READ NEXT
     adamw.py, which clips by this norm.
 """

@@ -14,6 +14,8 @@ DETERMINISM
     each output is written by one thread; float32 division is exact to the last bit, so engines agree bitwise.
 COST
     bytes: n read, 4 n written. A batch is uploaded as bytes and grows to float32 only here: a quarter of the transfer.
+SOURCE
+    Ho et al. 2020, arXiv:2006.11239, section 3.3: images scaled linearly to [-1, 1].
 READ NEXT
     q_sample.py, which adds the noise.
 """

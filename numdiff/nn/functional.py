@@ -4,7 +4,7 @@ Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the 
 which device the arrays are on. The mathematics, shapes and sources are in the kernel files of the same names.
 """
 from .. import kernels as K
-from .tensor import record
+from .tensor import Tensor, record
 
 
 def add(a, b):
@@ -123,6 +123,11 @@ def avgpool(x):
 def upsample(x):
     """Every pixel twice in each direction."""
     return record("upsample", K.upsample_forward(x.data), (x,), lambda dy: (K.upsample_backward(dy),))
+
+
+def timestep_embedding(t, dim, max_period=10000.0):
+    """Sinusoids of the timesteps t, an array (B,) -> (B, dim); a constant: no gradient flows to t."""
+    return Tensor(K.timestep_embedding_forward(t, dim, max_period))
 
 
 def embedding(labels, weight):

@@ -9,7 +9,6 @@ import numpy as np
 
 from ..device import get_backend, upload
 from ..errors import UsageError
-from ..kernels import timestep_embedding_forward
 from . import functional as F
 from .layers import Conv2d, Embedding, GroupNorm, Linear
 from .module import FlatParameters, Module, Numbered
@@ -192,7 +191,7 @@ class UNet(Module):
         if (y is None) != (self.num_classes is None):
             raise UsageError("this model has classes: give y, one class index for each image" if y is None
                              else "this model has no classes: leave y out, or build it with num_classes")
-        emb = Tensor(timestep_embedding_forward(t, self.model_channels, self.max_period))  # (B, model_channels)
+        emb = F.timestep_embedding(t, self.model_channels, self.max_period)  # (B, model_channels)
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
             emb = F.add(emb, self.label_emb(y))

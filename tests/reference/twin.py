@@ -24,7 +24,7 @@ CONV_RESAMPLE_PARAMETERS = 22_080_323
 def timestep_embedding(t, dim, max_period=10000.0):
     """(B,) → (B, dim): the cosines of t·f_i, then the sines, f_i = max_period^(-i/half); an odd dim ends in a zero."""
     half = dim // 2
-    frequency = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(max_period) / half))
+    frequency = torch.exp(torch.arange(half, dtype=torch.float64, device=t.device) * (-math.log(max_period) / half))
     angle = t.to(torch.float64)[:, None] * frequency[None, :]
     return F.pad(torch.cat([angle.cos(), angle.sin()], 1), (0, dim % 2))
 

@@ -7,6 +7,8 @@ CHOICE
     where `work` is what a tile's instructions cost beside its multiply-adds, and a scheduler that has w warps to choose
     from is taken to be busy w / (w + 1) of the time; to which a split adds its second pass. Large products get
     the largest tiles, small ones many small tiles, and long sums with small results are split.
+SOURCE
+    the estimate is our own; the papers of the ladder are named in `__init__.py`.
 """
 import functools
 import math

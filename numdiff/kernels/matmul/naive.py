@@ -14,6 +14,8 @@ LAUNCH
     grid (ceil(M / 16) · ceil(N / 16), inner, outer), blocks of 16 × 16 threads.
 DETERMINISM
     one thread sums its products in the order of k.
+SOURCE
+    the definition of the product; the papers of the ladder are named in `__init__.py`.
 READ NEXT
     tiled.py, where a block fetches each number once for all its threads.
 """

@@ -9,6 +9,8 @@ MATHEMATICS
 SHAPES
     a (..., M, K), or (..., K, M) with transpose_a; b (..., K, N), or (..., N, K) with transpose_b; c (..., M, N)
     the leading axes, the batch, are the same in all three
+SOURCE
+    the definition of the product; its gradients follow from d(A·B) = dA·B + A·dB.
 READ NEXT
     naive.py, the first kernel.
 """

@@ -20,6 +20,8 @@ LAUNCH
     for operands that cannot be read 16 bytes at a time, such as the rows of 27 of a first 3 × 3 convolution.
 DETERMINISM
     one thread sums the products of each output in the order of k.
+SOURCE
+    Volkov and Demmel 2008, named in `__init__.py`: outputs in registers, inputs through shared memory.
 READ NEXT
     vectorised.py, the fast one.
 """
