@@ -1,4 +1,4 @@
-"""Time the training step of the PyTorch twin of unet.cu's model, batch 32, 64×64, strict float32, on a GPU. Needs PyTorch.
+"""Time the PyTorch twin of unet.cu's model on a GPU: a training step, batch 32, 64×64, strict float32. Needs PyTorch.
 
     python tests/reference/benchmark_gpu.py
 
