@@ -1,0 +1,123 @@
+"""Atomic operations on an array's element: each returns the old value (PTX ISA, section 9.7.13, `atom`).
+
+Atomics are ordered with each other: a thread that reads what another wrote by an atomic has seen all that this one did
+before. (On a GPU that takes a fence; here it errs on the side of no report.)
+"""
+import math
+
+import numpy as np
+
+from .memory import SHARED, CheckedArray, IntegerArray
+
+
+class Atomic:
+    def __init__(self, machine):
+        self._machine = machine
+
+    def _apply(self, array, index, function):
+        machine = self._machine
+        machine.block.fenced = True
+        machine.stores += 1
+        machine.scheduler.progress += 1
+        if array.__class__ is not CheckedArray:
+            if isinstance(index, tuple):
+                index = tuple(int(i) for i in index)
+            old = array[index]
+            new = function(old)
+            if new is not None:
+                array[index] = new
+            return old
+        access, site = machine.access, machine.site_here()
+        offset = access.locate(array, index, site, "atomically changes")
+        if offset.__class__ is not int:
+            return access._poisoned(array)
+        memory, thread = array.memory, machine.thread
+        if access.initialised and memory.valid is not None and not memory.valid[offset]:
+            access._unwritten(array, index, site)
+        key = (id(memory), offset)
+        block = thread.block
+        if memory.space is SHARED:  # what earlier atomics here have seen, this thread has seen
+            order = block.state.setdefault("atomics", {})
+            if key in order:
+                thread.seen = list(map(max, thread.seen, order[key]))
+            before = list(thread.seen)
+            before[thread.tid] = thread.clock
+            order[key] = before
+        if access.races:
+            access.check_write(memory, offset, array.itemsize, site, atomic=True)
+        if memory.space is SHARED:
+            thread.tick(thread.seen)
+        i = offset // array.itemsize
+        old = array.flat[i] if array.kind is None else array.kind(array.flat[i])
+        new = function(old)
+        if new is not None:
+            array.flat[i] = array.cast(new)
+        if memory.valid is not None:
+            memory.valid[offset:offset + array.itemsize] = b"\1" * array.itemsize
+        if machine.recorder is not None:
+            machine.recorder.access(memory, offset, array.itemsize, site, True)
+        return old
+
+    def _cast(self, array, value):
+        if array.__class__ is CheckedArray or array.__class__ is IntegerArray:
+            return array.cast(value)
+        return array.dtype.type(value)
+
+    def add(self, array, index, value):
+        return self._apply(array, index, lambda old: _number(old) + self._cast(array, value))
+
+    def sub(self, array, index, value):
+        return self._apply(array, index, lambda old: _number(old) - self._cast(array, value))
+
+    def and_(self, array, index, value):
+        return self._apply(array, index, lambda old: int(old) & int(value))
+
+    def or_(self, array, index, value):
+        return self._apply(array, index, lambda old: int(old) | int(value))
+
+    def xor(self, array, index, value):
+        return self._apply(array, index, lambda old: int(old) ^ int(value))
+
+    def inc(self, array, index, value):
+        return self._apply(array, index, lambda old: 0 if int(old) >= int(value) else int(old) + 1)
+
+    def dec(self, array, index, value):
+        return self._apply(array, index, lambda old: int(value) if int(old) == 0 or int(old) > int(value)
+                           else int(old) - 1)
+
+    def exch(self, array, index, value):
+        return self._apply(array, index, lambda old: value)
+
+    def max(self, array, index, value):
+        return self._apply(array, index, lambda old: old if _isnan(value) or old >= value else value)
+
+    def min(self, array, index, value):
+        return self._apply(array, index, lambda old: old if _isnan(value) or old <= value else value)
+
+    def nanmax(self, array, index, value):
+        return self._apply(array, index, lambda old: value if _isnan(old) else self._keep(old, value, max))
+
+    def nanmin(self, array, index, value):
+        return self._apply(array, index, lambda old: value if _isnan(old) else self._keep(old, value, min))
+
+    @staticmethod
+    def _keep(old, value, choose):
+        return old if _isnan(value) else choose(old, value)
+
+    def cas(self, array, index, old, value):
+        return self._apply(array, index, lambda current: value if current == old else None)
+
+    def compare_and_swap(self, array, old, value):
+        return self._apply(array, 0, lambda current: value if current == old else None)
+
+    def __getattr__(self, name):
+        from .faults import Unsupported
+        raise Unsupported(f"the emulator does not know cuda.atomic.{name}")
+
+
+def _number(value):
+    return value if isinstance(value, np.floating) else int(value)
+
+
+def _isnan(value):
+    return isinstance(value, (float, np.floating)) and math.isnan(value)
