@@ -31,13 +31,13 @@ def get_backend(name, index=0):
         return None
     if name == "cuda":
         return get_gpu(index)
-    if name == "simulator":
-        from .simulator import get_simulator
-        return get_simulator()
+    if name == "emulator":
+        from .emulator import get_emulator
+        return get_emulator(float64=False)
     if name == "ptx":
         from .ptx import get_ptx_device
         return get_ptx_device()
-    raise UsageError(f"unknown device {name!r}: use auto, cpu or cuda.")
+    raise UsageError(f"unknown device {name!r}: use auto, cpu, cuda or emulator.")
 
 
 def synchronize(like):

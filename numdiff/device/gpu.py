@@ -21,7 +21,6 @@ from ..errors import NumdiffError, OutOfMemoryError
 from .arena import Arena
 from .array import DeviceArray
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
 MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
 
 
@@ -250,7 +249,7 @@ def get_gpu(index=0):
 @functools.cache
 def why_no_gpu():
     """None where a GPU can be used, else the reason in a few words."""
-    if SIMULATED:
+    if config.ENABLE_CUDASIM:
         return "NUMBA_ENABLE_CUDASIM is set"
     try:
         from cuda.bindings import driver

@@ -3,6 +3,7 @@ import linecache
 import operator
 import re
 import sys
+import warnings
 
 import numpy as np
 
@@ -26,13 +27,18 @@ SITES = Sites()  # of all machines: site numbers are compiled into the rewritten
 _REWRITTEN = {}  # (id of a code object, checked) -> (the code object, what rewrite gave)
 
 
+class Float64Warning(UserWarning):
+    """A kernel whose arrays are float32 or narrower computes in float64, which most GPUs do 32 to 64 times slower."""
+
+
 class Emulator:
     """A GPU that is not there. Get one from `numdiff.emulator.device(...)`.
 
     cc: compute capability; checks: True (all), False (none), or names of CHECKS
     order: in which order threads take their turns; seed: of the order "shuffled"
     on_fault: "raise" a `KernelFault` at the end of a launch that had faults, or "collect" them in `faults`
-    float64: whether float64 arithmetic is meant; None: where a kernel is given a float64 array
+    float64: whether float64 arithmetic is meant. False: it is a fault. None: it is meant where a kernel is given a float64
+        array; elsewhere, if there is no other fault, it is a `Float64Warning`
     patience: seconds without progress after which a loop that waits is called endless
     """
 
@@ -61,7 +67,7 @@ class Emulator:
         self.access = Access(self)
         self.asynchronous = Asynchronous(self)
         self.tensor_maps = {}
-        self._functions, self._constants, self._memories = {}, {}, {}
+        self._functions, self._constants, self._memories, self._arguments = {}, {}, {}, []
         self.resolver = Resolver(self)
         self.helpers = self._helpers()
 
@@ -183,6 +189,10 @@ class Emulator:
             array[...] = data
         faults = self.faults[first:]
         if faults and self.on_fault == "raise":
+            if self.float64 is None and all(f.kind == "float64" for f in faults):  # slow on a GPU, but not wrong
+                for fault in faults:
+                    warnings.warn(str(fault), Float64Warning, stacklevel=2)
+                return
             del self.faults[first:]
             raise KernelFault(self.kernel, faults)
 
@@ -231,14 +241,16 @@ class Emulator:
         if not self.checked:
             size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             return plain_array(memory.bytes[offset:offset + size].view(dtype).reshape(shape))
+        made = CheckedArray(self, memory, offset, tuple(shape), np.dtype(dtype), name=name)
         self._memories[id(memory)] = memory
-        return CheckedArray(self, memory, offset, tuple(shape), np.dtype(dtype), name=name)
+        self._arguments.append(made)
+        return made
 
     def _forget(self):
         """After a launch: what happened to global memory is ordered before all that comes."""
         for memory in self._memories.values():
             memory.writer, memory.reader, memory.busy = Shadow(), Shadow(), []
-        self._memories = {}
+        self._memories, self._arguments = {}, []
 
     def grid_synchronised(self):
         for memory in self._memories.values():
@@ -292,10 +304,10 @@ class Emulator:
                     other.flat = memory.view(other.dtype)
         return made
 
-    def shared_name(self, memory, offset):
-        """Which element of which shared array a byte is."""
-        block = self.thread.block
-        for array in block.shared.values():
+    def element_name(self, memory, offset):
+        """Which element of which array of the launch a byte is; None if no array has it."""
+        arrays = self._arguments if memory.space == GLOBAL else self.thread.block.shared.values()
+        for array in arrays:
             if getattr(array, "memory", None) is memory and array.offset <= offset < array.offset + array.nbytes:
                 at = np.unravel_index((offset - array.offset) // array.itemsize, array.shape)
                 return f"{array.name}[{', '.join(str(int(i)) for i in at)}]"

@@ -384,6 +384,29 @@ class Access:
                                              f"not a multiple of {align}", site)
         return a.memory, offset, size
 
+    def load_vector(self, a, index, count):
+        """A tuple of `count` neighbours, moved by one instruction; the address must be a multiple of its size."""
+        if a.__class__ is not CheckedArray:
+            return tuple(a.reshape(-1)[index:index + count])
+        site = self.machine.site_here()
+        where = self.range_of(a, index, count, site, "reads")
+        if where is None:
+            return (self._poisoned(a),) * count
+        memory, offset, size = where
+        self.read_bytes(memory, offset, size, site, a.itemsize)
+        return tuple(a.flat[offset >> a.shift:(offset + size) >> a.shift])
+
+    def store_vector(self, a, index, values):
+        """Write neighbours with one instruction; the address must be a multiple of its size."""
+        if a.__class__ is not CheckedArray:
+            a.reshape(-1)[index:index + len(values)] = values
+            return
+        site = self.machine.site_here()
+        where = self.range_of(a, index, len(values), site, "writes")
+        if where is not None:
+            memory, offset, _ = where
+            self.write_bytes(memory, offset, np.array(values, a.dtype).view(np.uint8), site, a.itemsize)
+
     def read_bytes(self, memory, offset, size, site, step=4):
         """The bytes, after the checks of a load by the current thread of elements of `step` bytes."""
         machine = self.machine
@@ -432,10 +455,7 @@ class Access:
 
     def say(self, memory, offset):
         """A byte of a memory in words."""
-        if memory.space is SHARED:
-            name = self.machine.shared_name(memory, offset)
-            return name if name else f"shared address {memory.address + offset:#x}"
-        return f"byte {offset} of {memory.name or 'an array'}"
+        return self.machine.element_name(memory, offset) or f"{memory.space} address {memory.address + offset:#x}"
 
     def _poisoned(self, a):
         bits = np.full(a.itemsize, POISON, np.uint8).view(a.dtype)[0]

@@ -8,6 +8,7 @@ correct kernel gives the same bits in each.
 Blocks run one after another; the next one starts early only when all that have started wait for something that none of
 them can give, as they do at a grid-wide barrier.
 """
+import contextvars
 import random
 import sys
 import time
@@ -149,7 +150,7 @@ class Scheduler:
                     continue
                 self.enter(thread)
                 if thread.greenlet is None:
-                    thread.greenlet = self.idle.pop() if self.idle else greenlet.greenlet(self._work)
+                    thread.greenlet = self.idle.pop() if self.idle else self._worker()
                     thread.greenlet.switch(thread)
                 else:
                     thread.wait = None
@@ -168,6 +169,11 @@ class Scheduler:
             machine.token = thread.block.token
             at = machine.block_index
             at.x, at.y, at.z = thread.block.index
+
+    def _worker(self):
+        worker = greenlet.greenlet(self._work)
+        worker.gr_context = contextvars.copy_context()  # NumPy keeps there that overflow is no error
+        return worker
 
     def _work(self, thread):
         """Body of a worker greenlet: runs one thread after another."""

@@ -238,12 +238,12 @@ def layernorm_parameter_kernel_v2(dy, x, mean, rstd, partial, rows, C, lanes, ch
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def _check(x, weight, version):
-    """(rows, C, version); version 2 needs a device that has shuffles, which Numba's simulator has not."""
+    """(rows, C, version)"""
     C = x.shape[-1]
     if weight is not None and tuple(weight.shape) != (C,):
         raise ValueError(f"layernorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
     if version is None:
-        version = 2 if C % 4 == 0 and is_device(x) and x.backend.name != "simulator" else 1
+        version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
         raise ValueError(f"version 2 takes four columns at a time, and {C} is not a multiple of 4; use version=1")
     return x.size // C, C, version
