@@ -16,8 +16,9 @@ from .array import (
 from .cpu import over_batch, prepare_cpu
 from .gpu import cuda, get_gpu, why_no_gpu
 from .intrinsics import float32, int32, int64, load4, store4, uint32
+from .ptx import PtxError
 
-__all__ = ["DeviceArray", "copy_into", "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "get_backend",
+__all__ = ["DeviceArray", "PtxError", "copy_into", "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "get_backend",
            "get_gpu", "int32", "int64", "is_device", "launch", "load4", "over_batch", "set_poison", "store4",
            "synchronize", "uint32", "upload", "why_no_gpu", "zeros"]
 

@@ -1,0 +1,52 @@
+"""`numdiff kernels`: hold the kernels against their references."""
+import click
+
+
+@click.group()
+def kernels():
+    """Look into the kernels."""
+
+
+@kernels.command()
+@click.argument("operations", metavar="[OPERATION]…", nargs=-1)
+@click.option("--device", type=click.Choice(["emulator", "cuda", "ptx", "cpu"]), default="emulator", show_default=True,
+              help="Where they run. The emulator needs no GPU and reports races, bounds, unset memory and more; ptx only "
+                   "compiles them, for two GPU generations.")
+@click.option("--orders", metavar="N", type=click.IntRange(1, 3), default=2, show_default=True,
+              help="Thread orders that the emulator tries: forward, shuffled, reversed.")
+@click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Of the shuffled order.")
+@click.option("--against", type=click.Choice(["emulator", "cuda"]), default=None,
+              help="Compare the bits with this device's, too.")
+@click.option("--list", "only_list", is_flag=True, help="Show the names of the operations and exit.")
+def check(operations, device, orders, seed, against, only_list):
+    """Run every version of the operations (default: all) on a small problem.
+
+    A version passes if it is within 1e-5 of the float64 reference, gives the same bits in every run and thread order, and
+    has no fault. The exit code is 1 if one does not pass.
+    """
+    from numdiff.errors import NumdiffError
+    from numdiff.kernels import check as checking
+
+    if only_list:
+        for name in sorted({case.name for case in checking.CASES}):
+            click.echo(name)
+        return
+    cases = checking.cases_named(operations)
+    width = max(len(checking.Outcome(case, 1).name) for case in cases)
+    failed = count = 0
+    for outcome in checking.check(operations, device, checking.ORDERS[:orders], seed):
+        count += 1
+        said = f"error {outcome.error:.1e}" if device != "ptx" else "compiles"
+        if against and outcome.passed:
+            same, difference = checking.compare_devices(outcome.case, outcome.version, device, against)
+            said += f", the bits of {against}" if same else f", {difference:.1e} from {against}"
+        if outcome.passed:
+            click.echo(f"{outcome.name:{width}}  ok    {said}, {outcome.seconds:.1f} s")
+            continue
+        failed += 1
+        click.echo(f"{outcome.name:{width}}  FAILED  " + (
+            outcome.fault or (said if outcome.same else "two runs differ in their bits")))
+    click.echo(f"{count - failed} of {count} passed on {device}"
+               + (f", in {orders} thread orders" if device == "emulator" else ""))
+    if failed:
+        raise NumdiffError(f"{failed} of {count} kernel versions did not pass; the report is above.")
