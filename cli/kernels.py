@@ -39,7 +39,9 @@ def check(operations, device, orders, seed, against, only_list):
         said = f"error {outcome.error:.1e}" if device != "ptx" else "compiles"
         if against and outcome.passed:
             same, difference = checking.compare_devices(outcome.case, outcome.version, device, against)
+            fused = checking.fused_kernels(outcome.case, outcome.version)
             said += f", the bits of {against}" if same else f", {difference:.1e} from {against}"
+            said += " (fused multiply-adds)" if fused else ""
         if outcome.passed:
             click.echo(f"{outcome.name:{width}}  ok    {said}, {outcome.seconds:.1f} s")
             continue

@@ -22,7 +22,7 @@ import click
               help="Images made at a time: more need more memory, and give the same images.")
 @click.option("--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
               help="Averaged weights, or those of the last step.")
-@click.option("--device",  type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+@click.option("--device",  type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
               help="Where to compute; auto: the GPU if there is one.")
 @click.option("--outdir",  metavar="DIR", default="runs", show_default=True,
               help="Where run numbers are looked up.")

@@ -16,7 +16,9 @@ class EmulatorDevice:
     """A device of numdiff that runs launches in an `Emulator`; its options are those of `numdiff.emulator.device`."""
 
     name = "emulator"
+    device_name = "emulated GPU (on the CPU, thread by thread)"
     multiprocessors = 2  # small, so that a tiny shape already has more blocks than that
+    peak_float32_flops = None  # there is no share of a peak to report
 
     def __init__(self, **options):
         self.machine = Emulator(**options)

@@ -1,13 +1,14 @@
 """Atomic operations on an array's element: each returns the old value (PTX ISA, section 9.7.13, `atom`).
 
-Atomics are ordered with each other: a thread that reads what another wrote by an atomic has seen all that this one did
-before. (On a GPU that takes a fence; here it errs on the side of no report.)
+Atomics at one place are ordered with each other: a thread has seen all that another thread of its block had done before
+an earlier atomic there. (On a GPU that takes a fence; here it errs on the side of no report.) To other blocks an atomic
+hands on what its thread had done before its last threadfence(), and nothing else.
 """
 import math
 
 import numpy as np
 
-from .memory import SHARED, CheckedArray, IntegerArray
+from .memory import CheckedArray, IntegerArray
 
 
 class Atomic:
@@ -17,8 +18,6 @@ class Atomic:
     def _apply(self, array, index, function):
         machine = self._machine
         machine.block.fenced = True
-        machine.stores += 1
-        machine.scheduler.progress += 1
         if array.__class__ is not CheckedArray:
             if isinstance(index, tuple):
                 index = tuple(int(i) for i in index)
@@ -26,6 +25,7 @@ class Atomic:
             new = function(old)
             if new is not None:
                 array[index] = new
+                self._note(old, new)
             return old
         access, site = machine.access, machine.site_here()
         offset = access.locate(array, index, site, "atomically changes")
@@ -34,29 +34,47 @@ class Atomic:
         memory, thread = array.memory, machine.thread
         if access.initialised and memory.valid is not None and not memory.valid[offset]:
             access._unwritten(array, index, site)
-        key = (id(memory), offset)
-        block = thread.block
-        if memory.space is SHARED:  # what earlier atomics here have seen, this thread has seen
-            order = block.state.setdefault("atomics", {})
-            if key in order:
-                thread.seen = list(map(max, thread.seen, order[key]))
-            before = list(thread.seen)
-            before[thread.tid] = thread.clock
-            order[key] = before
-        if access.races:
+        if access.races and memory.shadowed:
+            self._order(memory, offset, thread)
             access.check_write(memory, offset, array.itemsize, site, atomic=True)
-        if memory.space is SHARED:
             thread.tick(thread.seen)
         i = offset // array.itemsize
         old = array.flat[i] if array.kind is None else array.kind(array.flat[i])
         new = function(old)
         if new is not None:
             array.flat[i] = array.cast(new)
+            self._note(old, new)
         if memory.valid is not None:
             memory.valid[offset:offset + array.itemsize] = b"\1" * array.itemsize
         if machine.recorder is not None:
             machine.recorder.access(memory, offset, array.itemsize, site, True)
         return old
+
+    def _note(self, old, new):
+        """A change may let others go on; an atomic that changes nothing, as a lock that is not free, is no progress."""
+        if old != new:
+            self._machine.stores += 1
+            self._machine.scheduler.progress += 1
+
+    def _order(self, memory, offset, thread):
+        """What earlier atomics here hand on, this thread has seen; and what it has seen, it hands on."""
+        block, released = thread.block, memory.released.setdefault(offset, {})
+        own = released.get(block)
+        if len(released) > (own is not None):
+            self._machine.access.acquire({other: r[1] for other, r in released.items()})
+        if own is not None:
+            thread.seen = list(map(max, thread.seen, own[0]))
+        seen, fence = list(thread.seen), thread.state.get("fence")
+        seen[thread.tid] = thread.clock
+        if own is not None and own[1] is not None:
+            fence = own[1] if fence is None else list(map(max, fence, own[1]))
+        released[block] = seen, fence
+        if fence is not None:
+            for other, before in block.state.get("acquired", {}).items():
+                if other not in released or released[other][1] is None:
+                    released[other] = released.get(other, (before,))[0], before
+                else:
+                    released[other] = released[other][0], list(map(max, released[other][1], before))
 
     def _cast(self, array, value):
         if array.__class__ is CheckedArray or array.__class__ is IntegerArray:

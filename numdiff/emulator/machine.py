@@ -22,7 +22,7 @@ MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65
 STATIC_SHARED = 48 << 10  # bytes of shared memory that arrays of fixed size may take
 DYNAMIC_SHARED = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227,
                   (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # KiB a block, by capability
-STATIC_BASE, DYNAMIC_BASE = 1 << 10, 1 << 17  # where shared memory begins in its address space
+STATIC_BASE = 1 << 10  # where shared memory begins in its address space; all of it ends below 2**18, as on a GPU
 SITES = Sites()  # of all machines: site numbers are compiled into the rewritten functions
 _REWRITTEN = {}  # (id of a code object, checked) -> (the code object, what rewrite gave)
 
@@ -53,7 +53,7 @@ class Emulator:
         if on_fault not in ("raise", "collect"):
             raise ValueError(f"unknown on_fault {on_fault!r}: use raise or collect.")
         self.cc = tuple(cc)[:2]
-        self.checks, self.checked = frozenset(names), bool(names)
+        self.checks, self.checked = frozenset(names), bool(names) or recorder is not None or tracer is not None
         self.order, self.seed, self.on_fault, self.float64, self.patience = order, seed, on_fault, float64, patience
         self.faults = []
         self.stop_at = None  # (block, thread) at which breakpoint() stops; None: the first that comes
@@ -63,7 +63,7 @@ class Emulator:
         self.stores = 0
         self.token = None  # of the current block: see schedule.Block
         self.kernel = ""
-        self.negative_sites = set()
+        self.negative_sites, self.spin_sites = set(), SITES.spins
         self.access = Access(self)
         self.asynchronous = Asynchronous(self)
         self.tensor_maps = {}
@@ -89,6 +89,9 @@ class Emulator:
         for name in ("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow", "BitAnd", "BitOr", "BitXor", "LShift",
                      "RShift"):
             operations[f"__{name}"] = self._checked_operation(values.OPERATIONS[name], name)
+        if self.tracer is not None:
+            load, store = self.tracer.timed(self, load), self.tracer.timed(self, store)
+            operations = {name: self.tracer.timed(self, operation) for name, operation in operations.items()}
         return {**helpers, **operations, "__augment": augment, "__load": load, "__store": store}
 
     def _checked_operation(self, function, name):
@@ -138,7 +141,7 @@ class Emulator:
             elif name in python.__globals__:
                 namespace[name] = self.resolver(name, python.__globals__[name])
             elif name in values.BUILTINS:
-                namespace[name] = values.BUILTINS[name]
+                namespace[name] = self.resolver.builtins[name]
         return function
 
     def _cells(self, python, code):
@@ -175,15 +178,19 @@ class Emulator:
         self.block = self.thread = None
         self.scheduler = Scheduler(self, lambda: function(*arguments), block)
         if self.tracer is not None:
-            self.tracer.launch(self.kernel, grid, block)
+            self.tracer.launch(self, grid, block)
         if self.recorder is not None:
-            self.recorder.launch(self.kernel, grid, block)
+            self.recorder.launch(self, grid, block)
         errors = np.seterr(all="ignore")
         try:
             self.scheduler.run((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0]))
         finally:
             self.scheduler.abandon()
             np.seterr(**errors)
+            if self.recorder is not None:
+                self.recorder.launch_ends()
+            if self.tracer is not None:
+                self.tracer.launch_ends()
             self._forget()
         for array, data in back:
             array[...] = data
@@ -249,7 +256,7 @@ class Emulator:
     def _forget(self):
         """After a launch: what happened to global memory is ordered before all that comes."""
         for memory in self._memories.values():
-            memory.writer, memory.reader, memory.busy = Shadow(), Shadow(), []
+            memory.writer, memory.reader, memory.busy, memory.released = Shadow(), Shadow(), [], {}
         self._memories, self._arguments = {}, []
 
     def grid_synchronised(self):
@@ -258,10 +265,15 @@ class Emulator:
 
     def block_starts(self, block):
         block.static = Memory(SHARED, 0, "static", STATIC_BASE)
-        block.dynamic = Memory(SHARED, self.dynamic_shared, "dynamic", DYNAMIC_BASE)
+        room = max(0, min(STATIC_SHARED, self.shared_limit - self.dynamic_shared))  # for static arrays, not yet known
+        block.dynamic = Memory(SHARED, self.dynamic_shared, "dynamic", STATIC_BASE + -(-room // 1024) * 1024)
 
     def block_ends(self, block):
         self.asynchronous.block_ends(block)
+        if self.recorder is not None:
+            self.recorder.block_ends(block)
+        if self.tracer is not None:
+            self.tracer.block_ends(block)
 
     # memory -----------------------------------------------------------------------------------------------------------
 
@@ -322,7 +334,7 @@ class Emulator:
         block = self.thread.block
         start = block.dynamic.bytes.ctypes.data
         if start <= pointer < start + max(len(block.dynamic.bytes), 1):
-            return DYNAMIC_BASE + pointer - start
+            return block.dynamic.address + pointer - start
         for address, part in block.state.get("static", ()):
             if part.ctypes.data <= pointer < part.ctypes.data + len(part):
                 return address + pointer - part.ctypes.data
@@ -331,7 +343,7 @@ class Emulator:
     def shared_memory(self, address):
         """(Memory, offset) of an address in the shared state space of the current block; None outside of it."""
         block, address = self.thread.block, int(address)
-        if DYNAMIC_BASE <= address:
+        if block.dynamic.address <= address:
             memory = block.dynamic
         elif self.checked:
             memory = block.static
@@ -442,7 +454,7 @@ class Emulator:
             self.report("divergence", f"{name} is reached by {block.alive} of the block's {len(block.threads)} threads: "
                                       f"thread {gone.index} has ended before it", self.site_of(first), thread)
         for other, _, frame, *_ in arrived:
-            if frame.f_code is not first.f_code or frame.f_lasti != first.f_lasti:
+            if not _same_call(frame, first):
                 self.report("divergence", f"thread {thread.index} waits at this {name}, thread {other.index} at another",
                             self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
                 return
@@ -453,7 +465,7 @@ class Emulator:
             return
         (_, first, thread, _), *others = lanes.values()
         for _, frame, other, _ in others:
-            if frame.f_code is not first.f_code or frame.f_lasti != first.f_lasti:
+            if not _same_call(frame, first):
                 self.report("divergence", f"lane {thread.lane} is at this {name}, lane {other.lane} at another",
                             self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
                 return
@@ -501,6 +513,15 @@ class Emulator:
         if wait[0] == "warp operation":
             return f"{wait[1][0]} with the mask {wait[1][1]:#x}"
         return str(wait[1])
+
+
+def _same_call(frame, other):
+    """Whether two threads are at the same call, reached through the same calls of device functions."""
+    while frame.f_code is other.f_code and frame.f_lasti == other.f_lasti:
+        frame, other = frame.f_back, other.f_back
+        if frame is None or other is None or "__emulated__" not in frame.f_globals:
+            return True
+    return False
 
 
 def _three(size):

@@ -8,12 +8,17 @@ ORDER. Whether two accesses are ordered is decided by vector clocks: thread t ha
 clock of thread u whose accesses t is known to come after. A barrier joins what its threads have seen and moves their
 clocks on. An access by u at clock c is ordered before t's if t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI
 2009; a barrier of the whole block makes one list that all its threads share.)
+
+Blocks are ordered by grid-wide barriers, and by atomics: what a thread had seen at its last threadfence() is handed on
+with each of its atomic operations to the blocks whose atomics come after it at the same place (`Memory.released`), or
+that see its result in the condition of a `while` loop.
 """
 import math
 
 import numpy as np
 
-from .values import INTEGER_TYPES, dtype_of, from_numpy
+from .faults import Unsupported
+from .values import INTEGER_TYPES, dtype_of, from_numpy, scalar
 
 GLOBAL, SHARED, LOCAL, CONSTANT = "global", "shared", "local", "constant"
 POISON = 0xFF  # every byte of memory that nobody has written: NaN as a float, -1 as an integer
@@ -33,7 +38,7 @@ class Memory:
     """A range of bytes. `address` is where it lies in its space; `valid[i]` says whether byte i was ever written."""
 
     __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
-                 "layouts", "shadowed")
+                 "layouts", "shadowed", "released")
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
         self.space, self.name, self.size, self.address = space, name, size, address
@@ -43,6 +48,7 @@ class Memory:
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
         self.busy = []  # asynchronous operations that still read or write here (asynchronous.py)
         self.barriers = {}  # offset -> mbarrier
+        self.released = {}  # offset -> {block: what its threads had seen at their last atomic there}
         self.layouts = {}  # offset -> (bytes, swizzle): tiles that the copy engine wrote
         # offset -> ((thread, clock), site, token, atomic) of the last write; -> [token, (thread, clock), site, …] of reads
         self.writer, self.reader = Shadow(), Shadow()
@@ -97,6 +103,8 @@ class IntegerArray:
 
 def plain_array(data):
     """NumPy memory as an unchecked kernel sees it."""
+    if data.dtype.names:
+        return RecordArray(data)
     return IntegerArray(data) if data.dtype.name in INTEGER_TYPES else data
 
 
@@ -112,7 +120,9 @@ class CheckedArray:
         self.strides = strides or contiguous_strides(shape, dtype.itemsize)
         self.shift = self.itemsize.bit_length() - 1  # sizes are powers of two
         self.rows, self.columns, self.row, self.column = 0, 0, 0, 0  # lengths and strides of one or two dimensions
-        if self.ndim == 1:
+        if dtype.names:
+            pass  # records go the long way, through `locate`
+        elif self.ndim == 1:
             (self.rows,), (self.row,) = shape, self.strides
         elif self.ndim == 2:
             (self.rows, self.columns), (self.row, self.column) = shape, self.strides
@@ -131,6 +141,9 @@ class CheckedArray:
 
     def __len__(self):
         return self.shape[0]
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index):
         return self.machine.access.load(self, index, self.machine.site_here())
@@ -187,6 +200,76 @@ class CheckedArray:
         return f"{self.memory.space} array {self.name} {self.dtype}{self.shape}"
 
 
+class Record:
+    """One element of a structured array: its fields are elements of their own."""
+
+    __slots__ = ("_array", "_offset")
+
+    def __init__(self, array, offset):
+        object.__setattr__(self, "_array", array)
+        object.__setattr__(self, "_offset", offset)
+
+    def _field(self, name):
+        array, (dtype, offset, *_) = self._array, self._array.dtype.fields[name]
+        base, shape = dtype.subdtype or (dtype, ())
+        if (self._offset + offset) % base.itemsize:
+            raise Unsupported(f"the emulator does not know fields that are not aligned, as {name} of {array.name}")
+        return CheckedArray(array.machine, array.memory, self._offset + offset, shape, base, None, f"{array.name}.{name}")
+
+    def __getitem__(self, name):
+        field = self._field(name)
+        return field if field.ndim else field[()]
+
+    def __setitem__(self, name, value):
+        self._field(name)[()] = value
+
+    def assign(self, other):
+        for name in self._array.dtype.names:
+            self[name] = other[name]
+
+    __getattr__, __setattr__ = __getitem__, __setitem__
+
+
+class PlainRecord:
+    """One element of a structured array in a kernel that is not checked."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data):
+        object.__setattr__(self, "_data", data)
+
+    def __getitem__(self, name):
+        value = self._data[name]
+        return plain_array(value) if isinstance(value, np.ndarray) else scalar(value)
+
+    def __setitem__(self, name, value):
+        self._data[name] = value
+
+    __getattr__, __setattr__ = __getitem__, __setitem__
+
+
+class RecordArray:
+    """A structured array in a kernel that is not checked."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data):
+        self.data = data
+
+    def __getitem__(self, index):
+        value = self.data[index]
+        return PlainRecord(value) if isinstance(value, np.void) else RecordArray(value)
+
+    def __setitem__(self, index, value):
+        self.data[index] = value._data if value.__class__ is PlainRecord else value
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getattr__(self, name):
+        return getattr(self.data, name)
+
+
 def contiguous_strides(shape, itemsize):
     strides, step = [], itemsize
     for n in reversed(shape):
@@ -210,6 +293,11 @@ class Access:
         """Byte offset of an element; None after a fault; a `CheckedArray` where the index names part of the array."""
         index = index if index.__class__ is tuple else (index,)
         if len(index) < a.ndim or any(i is None or i is Ellipsis or i.__class__ is slice for i in index):
+            for i in index:
+                if isinstance(i, int) and i < 0 and self.bounds and site not in self.machine.negative_sites:
+                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{i}]: index {int(i)} is "
+                                                  "negative (Numba would count it from the end)", site)
+                    return None
             try:
                 return a.part(index)
             except IndexError as error:
@@ -237,7 +325,7 @@ class Access:
                                                   f"index {int(i)} is {why}", site)
                     return None
             offset += i * a.strides[axis]
-        return offset
+        return Record(a, offset) if a.dtype.names else offset
 
     # element by element -----------------------------------------------------------------------------------------------
 
@@ -270,8 +358,11 @@ class Access:
                 elif writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL):
                     race(memory, offset, writer, site)
                 log = memory.reader[offset]
-                if log is None or log[0] is not token:
+                if log is None:
                     memory.reader[offset] = [token, stamp, site]
+                elif log[0] is not token:  # the first reader may be of another block
+                    memory.reader[offset] = [token, log[1], log[2], stamp, site] if memory.space is GLOBAL else \
+                        [token, stamp, site]
                 elif log[-2] is not stamp:
                     log.append(stamp)
                     log.append(site)
@@ -306,6 +397,9 @@ class Access:
                 offset = locate(a, index, site, "writes")
                 if offset is None:
                     return
+                if offset.__class__ is Record:
+                    offset.assign(value)
+                    return
                 if offset.__class__ is not int:  # a slice: element by element
                     for at in np.ndindex(offset.shape):
                         store(offset, at, value[at] if hasattr(value, "shape") and value.shape else value, site)
@@ -332,11 +426,37 @@ class Access:
         """Whether what `stamp` did comes before what the current thread does now."""
         other, clock = stamp
         thread = self.machine.thread
-        return other is thread or other.block is thread.block and thread.seen[other.tid] >= clock
+        if other.block is thread.block:
+            return other is thread or thread.seen[other.tid] >= clock
+        acquired = thread.block.state.get("acquired")
+        return acquired is not None and other.block in acquired and acquired[other.block][other.tid] >= clock
+
+    def fence(self):
+        """The current thread's threadfence(): what it has seen until now it can hand on to other blocks."""
+        thread = self.machine.thread
+        thread.block.fenced = True
+        seen = list(thread.seen)
+        seen[thread.tid] = thread.clock
+        thread.state["fence"] = seen
+        thread.tick(thread.seen)
+
+    def acquire(self, released):
+        """All that the current block does from now on comes after what `released` says of other blocks."""
+        block = self.machine.thread.block
+        acquired = block.state.setdefault("acquired", {})
+        for other, seen in released.items():
+            if other is not block and seen is not None:
+                acquired[other] = list(map(max, acquired[other], seen)) if other in acquired else seen
 
     def _read_race(self, memory, offset, writer, site):
-        if not self._ordered(writer[0]):
-            self._race(memory, offset, writer[0], writer[1], site, "reads", "written", writer[3])
+        if self._ordered(writer[0]):
+            return
+        by = writer[0][0]
+        if by.block is not self.machine.thread.block and site in self.machine.spin_sites:  # it waits for this write
+            self.acquire({by.block: by.state.get("fence"), **{block: r[1] for block, r in
+                                                              memory.released.get(offset, {}).items()}})
+            return
+        self._race(memory, offset, writer[0], writer[1], site, "reads", "written", writer[3])
 
     def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False):
         """Hold a write of the current thread against the last accesses there, and remember it.
@@ -352,6 +472,8 @@ class Access:
             if log[0] is token or memory.space is GLOBAL:
                 for k in range(1, len(log), 2):
                     if log[k] is not stamp and not self._ordered(log[k]):
+                        if log[k + 1] in self.machine.spin_sites and log[k][0].block is not stamp[0].block:
+                            continue
                         if not _same(a, offset, value):
                             self._race(memory, offset, log[k], log[k + 1], site, "writes", "read", False)
                         break
@@ -426,14 +548,15 @@ class Access:
             for at in range(offset, offset + size, step):
                 log = memory.reader[at]
                 if log is None or log[0] is not token:
-                    memory.reader[at] = [token, stamp, site]
+                    memory.reader[at] = [token, stamp, site] if log is None or memory.space is not GLOBAL else \
+                        [token, log[1], log[2], stamp, site]
                 elif log[-2] is not stamp:
                     log.append(stamp)
                     log.append(site)
         if memory.busy:
             machine.asynchronous.touched(memory, offset, size, site, False)
         if machine.recorder is not None:
-            machine.recorder.access(memory, offset, size, site, False)
+            machine.recorder.access(memory, offset, size, site, False, step)
         return memory.bytes[offset:offset + size]
 
     def write_bytes(self, memory, offset, data, site, step=4):
@@ -448,7 +571,7 @@ class Access:
         if memory.busy:
             self.machine.asynchronous.touched(memory, offset, size, site, True)
         if self.machine.recorder is not None:
-            self.machine.recorder.access(memory, offset, size, site, True)
+            self.machine.recorder.access(memory, offset, size, site, True, step)
         memory.bytes[offset:offset + size] = data
 
     # faults -----------------------------------------------------------------------------------------------------------
@@ -471,11 +594,9 @@ class Access:
         machine, by = self.machine, stamp[0]
         thread = machine.thread
         same_block = by.block is thread.block
-        if not same_block and (atomic or thread.block.fenced or by.block.fenced):
-            return  # atomics, fences and grid barriers order blocks in ways that are not followed here
         machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
                                f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
-                               f"{'with no barrier between' if same_block else 'and blocks have no order'}", site,
+                               f"{'with no barrier between' if same_block else 'and nothing orders the blocks'}", site,
                        others=[(f"{done} at", machine.place(other_site, by))])
 
 

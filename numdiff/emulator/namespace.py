@@ -12,7 +12,8 @@ import numpy as np
 
 from . import values
 from .faults import Unsupported
-from .values import MATH, dtype_of, scalar, type_named
+from .memory import CheckedArray, IntegerArray
+from .values import MATH, EmulatedMath, dtype_of, scalar, type_named
 
 TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)
 WARP = 32
@@ -55,8 +56,20 @@ class Resolver:
         self.cuda = emulated_cuda(machine)
         self.types = Namespace("numba.types", {**values.TYPES, **{
             alias: values.TYPES[name] for alias, name in values.ALIASES.items()}})
-        self.numpy = EmulatedNumpy()
-        self.libdevice = Libdevice()
+        self.math, self.numpy, self.libdevice, self.builtins = MATH, EmulatedNumpy(machine), Libdevice(), values.BUILTINS
+        if "float64" in machine.checks:
+            self.math = EmulatedMath(self._noticed_float64)
+            self.builtins = {**values.BUILTINS, "min": values.choose(min, self._noticed_float64),
+                             "max": values.choose(max, self._noticed_float64)}
+        if machine.recorder is not None:
+            from .counts import count_functions
+            count_functions(self)
+
+    def _noticed_float64(self, name):
+        machine = self.machine
+        if not machine.float64_is_meant:
+            machine.report("float64", f"{name} of integers or float64 is float64 arithmetic in a kernel without float64 "
+                                      "arrays: cast its arguments", machine.site_here())
 
     def __call__(self, name, value):
         """The stand-in of `value`, which a kernel knows as `name`."""
@@ -70,7 +83,8 @@ class Resolver:
         if isinstance(value, (float, np.generic)):
             return scalar(value)
         if isinstance(value, tuple):
-            return tuple(self(name, v) for v in value)
+            members = [self(name, v) for v in value]
+            return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
         if isinstance(value, np.ndarray):
             return self.machine.constant_array(name, value)
         if value is cuda_range:
@@ -79,7 +93,7 @@ class Resolver:
             if issubclass(value, np.generic):
                 return type_named(np.dtype(value).name) or value
             if value in _BUILTIN_TYPES:
-                return values.BUILTINS[value.__name__]
+                return self.builtins[value.__name__]
             stub = self._stub(value)
             return value if stub is None else stub
         if hasattr(value, "py_func"):
@@ -88,8 +102,8 @@ class Resolver:
             return self.numba_object(name, value)
         if isinstance(value, python_types.BuiltinFunctionType):
             if getattr(math, value.__name__, None) is value:
-                return getattr(MATH, value.__name__)
-            return values.BUILTINS.get(value.__name__, value) if getattr(builtins, value.__name__, None) is value \
+                return getattr(self.math, value.__name__)
+            return self.builtins.get(value.__name__, value) if getattr(builtins, value.__name__, None) is value \
                 else value
         if isinstance(value, python_types.FunctionType):
             if (value.__module__ or "").startswith("numba."):
@@ -110,7 +124,7 @@ class Resolver:
     def module(self, module):
         name = module.__name__
         if name == "math":
-            return MATH
+            return self.math
         if name == "numpy":
             return self.numpy
         if name in ("numba.cuda", "numba.cuda.simulator"):
@@ -158,8 +172,31 @@ class ResolvingModule:
         return self._resolver(name, getattr(self._module, name))
 
 
+_ARRAYS = (CheckedArray, IntegerArray, np.ndarray)
+
+
 class EmulatedNumpy:
-    """`np` in a kernel: its types are casts, its functions work on one number."""
+    """`np` in a kernel: its types are casts, its functions work on one number, or on arrays element by element."""
+
+    def __init__(self, machine):
+        self._machine = machine
+
+    def _elementwise(self, function):
+        def one(*numbers):
+            return scalar(function(*[int(n) if isinstance(n, int) else n for n in numbers]))
+
+        def call(*arguments):
+            arrays = [a for a in arguments if a.__class__ in _ARRAYS]
+            if not arrays:
+                return one(*arguments)
+            if len(arguments) != function.nin + 1:
+                raise Unsupported(f"the emulator knows np.{function.__name__} of arrays with an array for the result only")
+            *inputs, out = arguments
+            for index in np.ndindex(tuple(out.shape)):
+                numbers = [a[index[len(index) - a.ndim:]] if a.__class__ in _ARRAYS else a for a in inputs]
+                out[index] = one(*numbers)
+            return out
+        return call
 
     def __getattr__(self, name):
         kind = type_named(name)
@@ -169,7 +206,7 @@ class EmulatedNumpy:
         if isinstance(value, float):
             return np.float64(value)
         if isinstance(value, np.ufunc):
-            return lambda *arguments: scalar(value(*[int(a) if isinstance(a, int) else a for a in arguments]))
+            return self._elementwise(value)
         return value
 
 
@@ -240,7 +277,8 @@ def emulated_cuda(machine):
         return values.Int32(machine.scheduler.meet("syncthreads_or", bool(predicate), any, frame(1)))
 
     def threadfence():
-        machine.block.fenced = True
+        if machine.checked:
+            machine.access.fence()
 
     # memory -----------------------------------------------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ from .values import OPERATIONS
 
 
 class Sites:
-    """Numbers for lines: site number -> (function, file, line)."""
+    """Numbers for lines: site number -> (function, file, line). `spins`: the conditions of `while` loops."""
 
     def __init__(self):
-        self.places, self._numbers = [], {}
+        self.places, self._numbers, self.spins = [], {}, set()
 
     def number(self, function, file, line):
         key = (function, file, line)
@@ -36,6 +36,8 @@ class Sites:
 
 def source_tree(function):
     """The syntax tree of a function's definition, line numbers as in its file; None where the source is not known."""
+    if function.__code__.co_name == "<lambda>":
+        return lambda_tree(function)
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -46,6 +48,23 @@ def source_tree(function):
     if node is not None:
         ast.increment_lineno(tree, start - 1)
     return node
+
+
+def lambda_tree(function):
+    """A lambda as a definition; None where its source is not known, or where its line has several."""
+    code = function.__code__
+    try:
+        tree = ast.parse("".join(inspect.findsource(function)[0]))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    if len(found) > 1 and hasattr(code, "co_positions"):
+        positions = {(line, column) for line, _, column, _ in code.co_positions()}
+        found = [n for n in found if (n.body.lineno, n.body.col_offset) in positions]
+    if len(found) != 1:
+        return None
+    body = ast.copy_location(ast.Return(found[0].body), found[0].body)
+    return ast.copy_location(ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, []), found[0])
 
 
 class Rewriter(ast.NodeTransformer):
@@ -177,6 +196,7 @@ class Rewriter(ast.NodeTransformer):
         return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def visit_While(self, node):
+        self.sites.spins.update(self.site(part) for part in ast.walk(node.test) if isinstance(part, ast.expr))
         self.generic_visit(node)
         turn = ast.copy_location(ast.Call(ast.Name("__turn", ast.Load()), [], []), node)
         node.test = ast.copy_location(ast.BoolOp(ast.And(), [turn, node.test]), node)
@@ -205,20 +225,21 @@ def fixed_names(function):
     """Names of numbers that a function takes from its module or closure, and so are constants to a compiler."""
     code = function.__code__
     closure = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    found = {name for name in code.co_names
-             if isinstance(function.__globals__.get(name), (int, float, np.number))}
+    found = {name for name in code.co_names if name not in code.co_varnames and
+             isinstance(function.__globals__.get(name), (int, float, np.number))}
     return found | {name for name, cell in closure.items() if isinstance(cell.cell_contents, (int, float, np.number))}
 
 
 def rewrite(function, sites, checked):
     """(code object, names that it takes from outside, float constants, negative sites) of a kernel or device function.
 
-    Without source (a lambda, a function made by exec) the code object is the function's own: accesses of checked
-    arrays are then still checked, but mixed arithmetic follows NumPy's rules.
+    Without source (a function made by exec) the code object is the function's own: accesses of checked arrays are then
+    still checked, but mixed arithmetic follows NumPy's rules, and loops that wait are not noticed.
     """
     tree = source_tree(function)
     if tree is None:
         code = function.__code__
+        code = code.replace(co_consts=tuple(np.float64(c) if c.__class__ is float else c for c in code.co_consts))
         return code, set(code.co_names) | set(code.co_freevars), {}, set()
     rewriter = Rewriter(function, sites, checked, fixed_names(function))
     tree = rewriter.visit(tree)

@@ -14,12 +14,14 @@ import sys
 import time
 
 import greenlet
+import numpy as np
 
 from .faults import Unsupported
 
 WARP = 32
 TURNS = 4096  # turns of `while` loops after which a thread lets the others run
 PATIENCE = 5.0  # seconds without any progress after which a wait counts as endless
+LONGEST = 12  # times the patience: so long may loops turn that change nothing but their own variables
 
 
 class Dim3:
@@ -96,7 +98,9 @@ class Scheduler:
         self.progress = 0  # counts everything that may let a waiting thread go on
         self.checked = machine.checked
         self.blocks = []
+        self.ended = 0  # blocks
         self.grid_arrived = []
+        self._counts = self._numbers = None  # what tells, in `_spin`, whether anything still happens
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -130,6 +134,7 @@ class Scheduler:
     def finish(self, block):
         self.machine.block_ends(block)
         self.blocks.remove(block)
+        self.ended += 1
 
     def abandon(self):
         """Drop all threads that still wait."""
@@ -201,6 +206,8 @@ class Scheduler:
             self._release_if_complete(block, name)
         for key in [k for k in block.collectives if k[0] == thread.warp]:
             self._combine_if_complete(block, key)
+        if self.grid_arrived:
+            self._grid_release()
 
     def ordered(self, threads):
         if self.machine.order == "reversed":
@@ -331,7 +338,12 @@ class Scheduler:
         if condition():
             return
         self.polls.append((thread, condition))
+        tracer = self.machine.tracer
+        if tracer is not None:
+            tracer.waits(thread, kind, detail, frame)
         self.pause(kind, detail, frame)
+        if tracer is not None:
+            tracer.waited(thread)
 
     def _poll(self):
         waiting, self.polls = self.polls, []
@@ -353,7 +365,7 @@ class Scheduler:
 
     def _grid_release(self):
         alive = sum(b.alive for b in self.blocks)
-        if len(self.blocks) == self.total and len(self.grid_arrived) == alive:
+        if len(self.blocks) + self.ended == self.total and len(self.grid_arrived) == alive:
             threads, self.grid_arrived = self.grid_arrived, []
             for block in self.blocks:
                 block.fenced = True
@@ -369,7 +381,7 @@ class Scheduler:
         thread.turns += 1
         if thread.turns >= TURNS:
             thread.turns = 0
-            self.yield_turn(sys._getframe(1))
+            self.yield_turn(sys._getframe(2))
         return True
 
     def yield_turn(self, frame):
@@ -381,12 +393,14 @@ class Scheduler:
 
     def _spin(self):
         """Nobody but threads in loops can run: let them, but not for ever."""
-        now = time.monotonic()
-        mark = getattr(self, "_mark", None)
-        stores = self.machine.stores
-        if mark is None or mark[0] != (self.progress, stores):
-            self._mark = mark = ((self.progress, stores), now)
-        if now - mark[1] > self.machine.patience:
+        now, counts = time.monotonic(), (self.progress, self.machine.stores)
+        numbers = [[v for v in thread.wait[2].f_locals.values() if isinstance(v, (int, float, np.generic))]
+                   for thread in self.spinning]  # a loop whose variables change computes something
+        if counts != self._counts:
+            self._counts, self._numbers, self._begun = counts, None, now
+        if numbers != self._numbers:
+            self._numbers, self._changed = numbers, now
+        if now - self._changed > self.machine.patience or now - self._begun > LONGEST * self.machine.patience:
             self.machine.stuck(self)
             self.abandon()
             return

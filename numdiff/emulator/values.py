@@ -3,7 +3,7 @@
 A kernel's numbers are represented by the cheapest Python object that still knows its type:
 
     int64        int            (results wrap where they can leave 64 bits: products, shifts, casts, stores)
-    int8 … int32 `Int8`, `Int32`: an int that remembers its width (clz needs it); arithmetic on it gives int64
+    int8 … int32 `Int8`, `Int16`, `Int32`: an int that remembers its width (clz needs it); arithmetic gives int64
     uint8 …      `UInt8`, `UInt32`, `UInt64`: arithmetic on them gives uint64, or int64 with a signed partner
     float16/32/64 NumPy's scalars: each operation rounds to the type
     bool         bool, numpy.bool_
@@ -22,7 +22,12 @@ BITS64, HALF64, BITS32, HALF32 = (1 << 64) - 1, 1 << 63, (1 << 32) - 1, 1 << 31
 
 
 class Int8(int):
-    """int8 or int16: with float32 it stays float32."""
+    """int8: with float16 it gives float16, with float32 float32."""
+    __slots__ = ()
+
+
+class Int16(int):
+    """int16: with float16 and float32 it gives float32."""
     __slots__ = ()
 
 
@@ -31,11 +36,12 @@ class Int32(int):
 
 
 class UInt8(int):
-    """uint8 or uint16: with float32 it stays float32."""
+    """uint8: with float16 and float32 it gives float32."""
     __slots__ = ()
 
 
 class UInt32(int):
+    """uint16 or uint32: with float32 it gives float64."""
     __slots__ = ()
 
 
@@ -44,12 +50,12 @@ class UInt64(int):
 
 
 FLOATS = frozenset((float16, float32, float64))
-SIGNED = frozenset((int, Int32, Int8, bool))
+SIGNED = frozenset((int, Int32, Int16, Int8, bool))
 UNSIGNED = frozenset((UInt8, UInt32, UInt64))
 DIRECT = frozenset((float32, float64, float16))  # operands of one such class: NumPy's operator is Numba's
 
-_LETTER = {bool: "b", boolean: "b", Int8: "s", UInt8: "t", Int32: "i", int: "i", UInt32: "u", UInt64: "u",
-           float16: "h", float32: "f", float64: "d", float: "d"}
+_LETTER = {bool: "b", boolean: "b", Int8: "s", Int16: "m", UInt8: "t", Int32: "i", int: "i", UInt32: "u",
+           UInt64: "u", float16: "h", float32: "f", float64: "d", float: "d"}
 _FLOAT = {"h": float16, "f": float32, "d": float64}
 
 
@@ -61,11 +67,11 @@ def _promote(a, b):
         other = {a, b} - {"h", "f"}
         if other & {"i", "u"}:
             return "d"
-        return "f" if "f" in (a, b) or "t" in other else "h"
+        return "f" if "f" in (a, b) or other & {"t", "m"} else "h"
     return "u" if a in "tu" and b in "tu" else "i"
 
 
-_PROMOTED = {(a, b): _promote(a, b) for a in "bstiuhfd" for b in "bstiuhfd"}
+_PROMOTED = {(a, b): _promote(a, b) for a in "bsmtiuhfd" for b in "bsmtiuhfd"}
 
 
 def wrap64(value):
@@ -115,7 +121,9 @@ def truediv(a, b):
     c = a.__class__
     if c is b.__class__ and c in DIRECT:
         return a / b
-    kind = _PROMOTED[_LETTER[c], _LETTER[b.__class__]]
+    kind = _PROMOTED.get((_LETTER.get(c), _LETTER.get(b.__class__)))
+    if kind is None:
+        return a / b  # complex numbers
     to = _FLOAT.get(kind, float64)  # int / int is float64
     return to(a) / to(b)
 
@@ -139,9 +147,11 @@ def _in_float32(function, a, b):
 
 
 def power(a, b):
-    ka, kb = _LETTER[a.__class__], _LETTER[b.__class__]
-    if kb in "bstiu":
-        if ka in "bstiu":
+    ka, kb = _LETTER.get(a.__class__), _LETTER.get(b.__class__)
+    if ka is None or kb is None:
+        return a ** b
+    if kb in "bsmtiu":
+        if ka in "bsmtiu":
             if b < 0:
                 return 0 if abs(a) != 1 else wrap64(int(a) ** (-int(b)))
             return _mixed(operator.pow, a, b)
@@ -154,13 +164,17 @@ def power(a, b):
 def _bitwise(function):
     def operation(a, b):
         c, d = a.__class__, b.__class__
+        if c is boolean:
+            a, c = bool(a), bool
+        if d is boolean:
+            b, d = bool(b), bool
         if c in SIGNED and d in SIGNED:
             return function(a, b)
         if c in UNSIGNED and d in UNSIGNED:
             return UInt64(function(int(a), int(b)))
         if c in UNSIGNED or d in UNSIGNED:
             return wrap64(function(int(a) & BITS64, int(b) & BITS64))
-        return function(bool(a), bool(b)) if c is boolean or d is boolean else function(a, b)
+        return function(a, b)
     return operation
 
 
@@ -176,7 +190,8 @@ def lshift(a, b):
 
 
 def rshift(a, b):
-    by = int(b) if 0 <= b < 64 else 63
+    """The left operand decides the sign; a shift by 64 or more bits leaves the sign alone, as in PTX."""
+    by = int(b) if 0 <= b < 64 else 64
     return UInt64(int(a) >> by) if a.__class__ in UNSIGNED else wrap64(int(a)) >> by
 
 
@@ -216,16 +231,16 @@ class IntegerType:
     def __init__(self, name):
         self.name, self.dtype = name, np.dtype(name)
         self.bits, self.signed = 8 * self.dtype.itemsize, self.dtype.kind == "i"
-        small = Int8 if self.signed else UInt8
-        self.kind = {8: small, 16: small, 32: Int32 if self.signed else UInt32}.get(self.bits,
-                                                                                  int if self.signed else UInt64)
+        self.kind = {"int8": Int8, "uint8": UInt8, "int16": Int16, "uint16": UInt32, "int32": Int32, "uint32": UInt32,
+                     "int64": int, "uint64": UInt64}[name]
+        self.whole = None if name in ("uint16", "int64") else self.kind  # numbers of this class are in range
         self.low = -(1 << self.bits - 1) if self.signed else 0
         self.high = self.low + (1 << self.bits)
         self.mask = (1 << self.bits) - 1
 
     def __call__(self, value=0):
         kind = self.kind
-        if value.__class__ is kind and self.bits > 16:
+        if value.__class__ is self.whole:
             return value
         was_float = value.__class__ in FLOATS
         value = _to_int(value)
@@ -281,28 +296,39 @@ def scalar(value):
 
 # Python's own functions, as Numba types them --------------------------------------------------------------------------
 
-def _choose(choice):
+def choose(choice, noticed=None):
+    """`min` or `max`; `noticed(name)` is called where it works in float64."""
     def among(first, *others):
         best = first
         for value in others:
-            a, b = _LETTER[best.__class__], _LETTER[value.__class__]
+            c, d = best.__class__, value.__class__
+            if c is not d and (c is UInt64 and d in SIGNED or d is UInt64 and c in SIGNED):
+                best = float64(choice(best, value))  # the one type that Numba finds for int64 and uint64
+                continue
+            a, b = _LETTER[c], _LETTER[d]
             kind = a if a == b else _PROMOTED[a, b]
-            chosen = choice(best, value)
-            best = _FLOAT[kind](chosen) if kind in _FLOAT else (UInt64 if kind in "u" else int)(chosen)
+            if kind == "d" and noticed is not None:
+                noticed(choice.__name__)
+            if kind not in _FLOAT:
+                best = (UInt64 if kind in "tu" else int)(choice(best, value))
+            elif best != best or value != value:  # PTX's max and min give the operand that is not NaN
+                best = _FLOAT[kind](value if best != best else best)
+            else:
+                best = _FLOAT[kind](choice(best, value))
         return best
     return among
 
 
-minimum, maximum = _choose(min), _choose(max)
+minimum, maximum = choose(min), choose(max)
 
 
 def absolute(a):
-    return abs(a)
+    return a if a.__class__ in UNSIGNED else abs(a)
 
 
 def to_integer(a=0):
     """int(x)"""
-    return a if a.__class__ in SIGNED or a.__class__ in UNSIGNED else wrap64(_to_int(a))
+    return a if a.__class__ in SIGNED or a.__class__ in UNSIGNED else INTEGER_TYPES["int64"](a)
 
 
 def to_float(a=0):
@@ -326,13 +352,18 @@ BUILTINS = {"min": minimum, "max": maximum, "abs": absolute, "int": to_integer, 
 
 # math: float32 in, float32 out ----------------------------------------------------------------------------------------
 
-def _float_result(function):
-    """`function` on Python floats (float64), rounded once to the type of the arguments."""
+def _float_result(function, noticed=None):
+    """`function` on Python floats (float64), rounded once to the type of the arguments.
+
+    `noticed(name)` is called where that type is float64.
+    """
     def call(*values):
         to = float16 if all(v.__class__ is float16 for v in values) else float32
         for v in values:
             if v.__class__ is not float32 and v.__class__ is not float16:
                 to = float64  # an integer or a float64 among them
+        if to is float64 and noticed is not None:
+            noticed(call.__name__)
         try:
             return to(function(*[float(v) for v in values]))
         except OverflowError:
@@ -361,24 +392,35 @@ def _whole(function):
     return lambda x: function(x) if math.isfinite(x) else x
 
 
+def exp2(x):
+    return 2.0 ** x
+
+
 MATH_FUNCTIONS = ("sqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan",
                   "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "gamma", "lgamma", "fabs",
-                  "copysign", "fmod", "pow", "hypot", "degrees", "radians", "ldexp", "remainder", "nextafter")
+                  "copysign", "fmod", "pow", "hypot", "degrees", "radians", "remainder", "nextafter")
 
 
 class EmulatedMath:
-    """`math` as a kernel sees it."""
+    """`math` as a kernel sees it; `noticed(name)` is called where a function works in float64."""
 
     pi, e, tau, inf, nan = (float64(v) for v in (math.pi, math.e, math.tau, math.inf, math.nan))
 
-    def __init__(self):
+    def __init__(self, noticed=None):
         for name in MATH_FUNCTIONS:
             if hasattr(math, name):
-                setattr(self, name, _float_result(getattr(math, name)))
-        self.exp2 = _float_result(lambda x: 2.0 ** x)
+                setattr(self, name, _float_result(getattr(math, name), noticed))
+        self.exp2 = _float_result(exp2, noticed)
         self.floor, self.ceil, self.trunc = (_float_result(_whole(f)) for f in (math.floor, math.ceil, math.trunc))
-        self.isnan, self.isinf, self.isfinite = (lambda f: [lambda x: bool(f[k](x)) for k in range(3)])(
-            (math.isnan, math.isinf, math.isfinite))
+
+    def isnan(self, x):
+        return math.isnan(x)
+
+    def isinf(self, x):
+        return math.isinf(x)
+
+    def isfinite(self, x):
+        return math.isfinite(x)
 
     def ldexp(self, x, n):
         return x.__class__(math.ldexp(float(x), int(n)))

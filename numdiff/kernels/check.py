@@ -9,6 +9,7 @@ every check on; on a GPU, twice. `compare_devices` says whether two devices give
 """
 import importlib
 import pkgutil
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ from .matmul import launcher, vectorised
 
 TOLERANCE = 1e-5  # relative error in the 2-norm against float64
 ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
+# in PTX: a fused multiply-add, an approximate instruction, or a call of a function that was not inlined
+FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b")
 SEED, PURPOSE = 1234567890123, 3
 
 
@@ -402,6 +405,18 @@ def compare_devices(case, version, first="emulator", second="cuda"):
     return same, max(relative_error(x, y) for x, y in zip(a, b, strict=True))
 
 
+def fused_kernels(case, version):
+    """Which of a case's kernels have fused multiply-adds or a float32 function of NVIDIA's in their sm_90a code.
+
+    The emulator rounds after each operation and takes functions from the C library; these kernels may differ from it in their
+    last bits, all others must not.
+    """
+    backend = get_backend("ptx")
+    del backend.launched[:]
+    run_once(case, version, backend)
+    return sorted({key[1] for key in backend.launched if key[3][0] == 9 and FUSED.search(backend.texts[key])})
+
+
 def all_kernels():
     """{(module, name)} of every kernel in numdiff.kernels that a launch can name."""
     package = importlib.import_module(__package__)
@@ -414,4 +429,5 @@ def all_kernels():
     return found
 
 
-__all__ = ["CASES", "Case", "Outcome", "all_kernels", "cases_named", "check", "check_case", "compare_devices"]
+__all__ = ["CASES", "Case", "Outcome", "all_kernels", "cases_named", "check", "check_case",
+           "compare_devices", "fused_kernels"]

@@ -68,7 +68,7 @@ class TrainOptions:
                           "no GPU, unet64 where there is]", choices=tuple(PRESETS), kind=str)
     outdir: str = setting("runs", "Run", "Folder of the numbered run folders.", unit="DIR")
     device: str = setting("auto", "Run", "Where to compute; auto: the GPU if there is one.",
-                          choices=("auto", "cpu", "cuda"))
+                          choices=("auto", "cpu", "cuda", "emulator"))
     precision: str = setting("fp32", "Run", "Arithmetic: fp32 is all float32.", unit="fp32")
     seed: int = setting(0, "Run", "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0,
                         high=SEEDS)
@@ -180,7 +180,7 @@ def flag(name):
 def resolve(given):
     """Complete, checked `TrainOptions` from {name: value} of what the user set; None counts as not set.
 
-    The rest comes from the preset, then from the defaults. `device` becomes "cpu" or "cuda".
+    The rest comes from the preset, then from the defaults. `device` becomes "cpu", "cuda" or "emulator".
     """
     given = _known(given)
     check(TrainOptions(**given), only=given)  # before the device is looked for, which takes a second
@@ -236,8 +236,8 @@ def _known(given):
 
 
 def _device(name):
-    """"cpu" or "cuda" for auto, cpu or cuda."""
-    if name == "cpu":
+    """"cpu", "cuda" or "emulator" for one of these, or for auto."""
+    if name in ("cpu", "emulator"):
         return name
     from ..device import why_no_gpu
     reason = why_no_gpu()

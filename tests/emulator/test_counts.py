@@ -1,0 +1,484 @@
+"""What the emulator counts, against arithmetic by hand and against the cost functions of the project's kernels."""
+import math
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numdiff import emulator
+from numdiff.device import load4, store4, upload
+from numdiff.device.emulator import EmulatorDevice
+from numdiff.emulator.counts import Recorder, count, count_sectors, count_wavefronts
+from numdiff.kernels.adamw import adamw_update, adamw_update_cost
+from numdiff.kernels.elementwise import (
+    add_forward,
+    add_forward_cost,
+    gelu_backward,
+    gelu_backward_cost,
+    gelu_forward,
+    gelu_forward_cost,
+    silu_backward,
+    silu_backward_cost,
+    silu_forward,
+    silu_forward_cost,
+)
+from numdiff.kernels.groupnorm import (
+    groupnorm_backward,
+    groupnorm_backward_cost,
+    groupnorm_forward,
+    groupnorm_forward_cost,
+)
+from numdiff.kernels.matmul import matmul_forward, matmul_forward_cost
+from numdiff.kernels.reduce import column_sum, column_sum_cost
+from numdiff.kernels.softmax import softmax_backward, softmax_backward_cost, softmax_forward, softmax_forward_cost
+
+float16, float32, float64 = np.float16, np.float32, np.float64
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+# Kernels counted by hand ----------------------------------------------------------------------------------------------
+
+@cuda.jit
+def saxpy(a, x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = a * x[i] + y[i]
+
+
+def test_saxpy_by_hand():
+    n, block = 100, 64  # two blocks of two warps; the last warp has 4 of 32 lanes inside
+    recorder = count(saxpy, 2, block, float32(2), ones(n), ones(n))
+    line = recorder.line("y[i] = a * x[i] + y[i]")
+    assert line.reads["global"] == 2 * n and line.writes["global"] == n
+    assert line.read_bytes["global"] == 4 * 2 * n and line.write_bytes["global"] == 4 * n
+    assert line.flops == {"float32": 2 * n} and line.special == 0
+    # x read, y read, y written: each by 4 warps. A whole warp moves 32 · 4 / 32 = 4 sectors, the last one 4 · 4 bytes: 1
+    assert line.requests == 3 * 4
+    assert line.sectors == line.ideal_sectors == 3 * (3 * 4 + 1)
+    total = recorder.total()
+    assert total.distinct_read_bytes == 2 * 4 * n and total.distinct_write_bytes == 4 * n
+    assert total.total_flops == 2 * n and total.tensor_flops == 0
+
+
+@cuda.jit
+def dot(x, y, out):
+    tile = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t] * y[t]
+    half = 32
+    while half > 0:
+        cuda.syncthreads()
+        if t < half:
+            tile[t] += tile[t + half]
+        half //= 2
+    if t == 0:
+        out[0] = tile[0]
+
+
+def test_dot_by_hand():
+    recorder = count(dot, 1, 64, ones(64), ones(64), ones(1))
+    assert recorder.line("x[t] * y[t]").flops["float32"] == 64
+    tree = recorder.line("tile[t] += tile[t + half]")
+    assert tree.flops["float32"] == 32 + 16 + 8 + 4 + 2 + 1
+    assert tree.reads["shared"] == 2 * 63 and tree.writes["shared"] == 63
+    # one warp, six levels, three instructions: all conflict-free, one wavefront each
+    assert tree.shared_requests == tree.wavefronts == 6 * 3
+    last = recorder.line("out[0] = tile[0]")
+    assert (last.reads["shared"], last.writes["global"], last.sectors) == (1, 1, 1)
+    assert recorder.total().writes["shared"] == 64 + 63
+
+
+@cuda.jit
+def matmul(a, b, c):
+    column, row = cuda.threadIdx.x, cuda.threadIdx.y
+    total = float32(0)
+    for k in range(a.shape[1]):
+        total += a[row, k] * b[k, column]
+    c[row, column] = total
+
+
+def test_naive_matmul_by_hand():
+    n = 8
+    recorder = count(matmul, 1, (n, n), ones(n, n), ones(n, n), ones(n, n))
+    line = recorder.line("total += a[row, k] * b[k, column]")
+    assert line.flops["float32"] == 2 * n**3
+    assert line.reads["global"] == 2 * n**3
+    # a warp is 4 rows of 8 columns. Of a it reads 4 words in 4 rows of 32 bytes: 4 sectors, though 16 bytes would fit in
+    # one. Of b it reads a row of 32 bytes, wanted by 4 lanes each: 1 sector.
+    warps, steps = 2, n
+    assert line.requests == 2 * warps * steps
+    assert line.sectors == warps * steps * (4 + 1)
+    assert line.ideal_sectors == warps * steps * (1 + 1)
+    assert line.efficiency == 2 / 5
+    assert recorder.line("c[row, column] = total").sectors == warps * 4 * n * 4 // 32
+    assert recorder.total().distinct_bytes == 3 * 4 * n * n
+
+
+# Coalescing -----------------------------------------------------------------------------------------------------------
+
+@cuda.jit
+def strided_copy(x, y, stride):
+    i = cuda.grid(1)
+    value = x[i * stride]
+    y[i] = value
+
+
+@pytest.mark.parametrize("stride, sectors", [(1, 4), (2, 8), (4, 16), (8, 32), (32, 32), (0, 1)])
+def test_a_strided_copy_reads_more_sectors(stride, sectors):
+    """32 lanes of 4 bytes: neighbours fill 4 sectors; at 8 elements apart every lane has a sector of its own."""
+    warps = 4
+    recorder = count(strided_copy, 2, 64, ones(128 * max(stride, 1)), ones(128), stride)
+    read, written = recorder.line("x[i * stride]"), recorder.line("y[i] = value")
+    assert (read.requests, read.sectors) == (warps, warps * sectors)
+    assert read.ideal_sectors == warps * (1 if stride == 0 else 4)
+    assert (written.requests, written.sectors, written.efficiency) == (warps, warps * 4, 1.0)
+
+
+@cuda.jit
+def shifted_copy(x, y, shift):
+    i = cuda.grid(1)
+    y[i] = x[i + shift]
+
+
+def test_a_shifted_copy_touches_one_sector_more():
+    recorder = count(shifted_copy, 1, 32, ones(64), ones(32), 1)
+    assert recorder.total().sectors == 5 + 4 and recorder.total().ideal_sectors == 4 + 4
+
+
+@cuda.jit
+def vector_copy(x, y):
+    i = cuda.grid(1) * 4
+    a, b, c, d = load4(x, i)
+    store4(y, i, a, b, c, d)
+
+
+def test_vector_instructions_are_one_request():
+    recorder = count(vector_copy, 1, 32, ones(128), ones(128))
+    line = recorder.line("load4(x, i)")
+    assert (line.requests, line.reads["global"], line.read_bytes["global"]) == (1, 128, 512)
+    assert line.sectors == line.ideal_sectors == 512 // 32
+
+
+@cuda.jit
+def some_lanes_first(x, y, barrier):
+    t = cuda.threadIdx.x
+    for turn in range(2):
+        if turn == 1 or t < 16:
+            y[32 * turn + t] = x[32 * turn + t]
+        if barrier:
+            cuda.syncthreads()
+
+
+@pytest.mark.parametrize("barrier, sectors", [(1, 2 + 4), (0, 4 + 2)])
+def test_lanes_are_put_together_by_occurrence_and_anew_after_a_barrier(barrier, sectors):
+    """Half the warp has done the line once more than the others when it comes to the second turn."""
+    recorder = count(some_lanes_first, 1, 32, ones(64), ones(64), barrier)
+    line = recorder.line("y[32 * turn + t] = x[32 * turn + t]")
+    assert line.requests == 2 * 2
+    assert line.sectors == 2 * sectors
+    # without the barrier the first request is wrongly mixed: 16 lanes of turn 0 with 16 lanes of turn 1
+
+
+@pytest.mark.parametrize("order", ["reversed", "shuffled"])
+def test_counts_do_not_depend_on_the_order_of_threads(order):
+    same = [count(dot, 1, 64, ones(64), ones(64), ones(1), order=o).total() for o in ("forward", order)]
+    assert same[0] == same[1]
+
+
+# Bank conflicts -------------------------------------------------------------------------------------------------------
+
+def make_transpose(padding):
+    row = 32 + padding
+
+    @cuda.jit
+    def transpose(x, y):
+        tile = cuda.shared.array((32, row), float32)
+        t, first = cuda.threadIdx.x, cuda.threadIdx.y
+        for r in range(first, 32, 8):
+            tile[r, t] = x[r, t]
+        cuda.syncthreads()
+        for r in range(first, 32, 8):
+            y[r, t] = tile[t, r]
+
+    return transpose
+
+
+@pytest.mark.parametrize("padding, wavefronts", [(0, 32), (1, 1), (2, 2), (4, 4), (16, 16)])
+def test_transpose_with_and_without_padding(padding, wavefronts):
+    """Down a column the words are 32 + padding apart: gcd(32, 32 + padding) lanes want words of one bank."""
+    x = np.arange(1024, dtype=np.float32).reshape(32, 32)
+    y = np.zeros_like(x)
+    recorder = count(make_transpose(padding), 1, (32, 8), x, y)
+    assert np.array_equal(y, x.T)
+    assert wavefronts == math.gcd(32, 32 + padding)
+    written, read = recorder.line("tile[r, t] = x[r, t]"), recorder.line("y[r, t] = tile[t, r]")
+    assert (written.shared_requests, written.wavefronts, written.conflicts) == (32, 32, 0)
+    assert (read.shared_requests, read.wavefronts) == (32, 32 * wavefronts)
+    assert read.conflicts == 32 * (wavefronts - 1)
+
+
+def addresses(*lanes):
+    return np.array([[a] for a in lanes], np.int64)
+
+
+@pytest.mark.parametrize("size, lanes, waves, ideal", [
+    (4, [0] * 32, 1, 1),  # a broadcast
+    (4, [128 * t for t in range(32)], 32, 1),  # one bank
+    (4, [128 * t for t in range(8)] + [-1] * 24, 8, 1),  # eight lanes alone
+    (2, [2 * t for t in range(32)], 1, 1),  # two lanes a word
+    (1, [128 * (t // 4) + t % 4 for t in range(32)], 8, 1),
+    (8, [8 * t for t in range(32)], 2, 2),  # 256 bytes: a wavefront for each half warp
+    (8, [16 * t for t in range(32)], 4, 2),  # 16 lanes on every second pair of banks: two words a bank
+    (16, [16 * t for t in range(32)], 4, 4),  # 512 bytes, eight lanes at a time
+    (16, [128 * t for t in range(32)], 32, 4),  # rows of 128 bytes, unswizzled: eight lanes on the same four banks
+    (16, [128 * t + 16 * (t % 8) for t in range(32)], 4, 4),  # and swizzled
+    (16, [0] * 8 + [-1] * 24, 1, 1),
+])
+def test_wavefronts(size, lanes, waves, ideal):
+    found = count_wavefronts(addresses(*lanes), size)
+    assert (found[0].tolist(), found[1].tolist()) == ([waves], [ideal])
+
+
+def test_sectors_of_wide_and_crooked_accesses():
+    found = count_sectors(addresses(*[16 * t for t in range(32)]), 16)
+    assert (found[0].tolist(), found[1].tolist()) == ([16], [16])
+    found = count_sectors(addresses(24, *[-1] * 31), 16)  # across a boundary
+    assert (found[0].tolist(), found[1].tolist()) == ([2], [1])
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+@cuda.jit
+def arithmetic(h, f, d, i):
+    t = cuda.threadIdx.x
+    h[t] = h[t] * h[t]
+    f[t] = cuda.fma(f[t], f[t], f[t])
+    f[t] = math.sqrt(f[t]) - math.exp(f[t])
+    d[t] = d[t] / d[t] + d[t]
+    f[t] = max(-f[t], abs(f[t]))
+    i[t] = i[t] * 3 + 1
+    i[t] ^= 5
+
+
+def test_operations_by_type():
+    recorder = count(arithmetic, 1, 2, ones(2, dtype=float16), ones(2), ones(2, dtype=float64), ones(2, dtype=np.int32),
+                     float64=True)
+    assert recorder.line("h[t] * h[t]").flops == {"float16": 2}
+    assert recorder.line("cuda.fma").flops == {"float32": 2 * 2}
+    special = recorder.line("math.sqrt")
+    assert (special.special, special.flops["float32"]) == (2 * 2, 2)
+    assert recorder.line("d[t] / d[t]").flops == {"float64": 2 * 2}
+    assert recorder.line("max(-f[t]").total_flops == 0
+    whole = recorder.line("i[t] * 3 + 1")
+    assert (whole.integer, whole.total_flops) == (2 * 2, 0)
+    assert recorder.line("i[t] ^= 5").integer == 2
+
+
+@cuda.jit
+def other_memories(table, x, count):
+    mine = cuda.local.array(4, float32)
+    t = cuda.threadIdx.x
+    for k in range(4):
+        mine[k] = x[t]
+    x[t] = mine[3]
+    cuda.atomic.add(count, 0, 1)
+
+
+def test_local_memory_and_atomics():
+    recorder = count(other_memories, 1, 32, ones(1), ones(32), np.zeros(1, np.int32))
+    line = recorder.line("mine[k] = x[t]")
+    assert (line.writes["local"], line.write_bytes["local"], line.reads["global"]) == (128, 512, 128)
+    assert line.requests == 4 and line.shared_requests == 0
+    atomic = recorder.line("atomic.add")
+    assert (atomic.writes["global"], atomic.requests, atomic.sectors) == (32, 1, 1)
+
+
+def matrix_instruction():
+    raise NotImplementedError
+
+
+@emulator.twin(matrix_instruction)
+def _matrix_instruction(machine):
+    if machine.thread.lane == 0:
+        machine.recorder.tensor(2 * 16 * 8 * 16, machine.site_here())
+
+
+@cuda.jit
+def uses_tensor_cores(x):
+    matrix_instruction()
+    x[cuda.threadIdx.x] = float32(0)
+
+
+def test_tensor_flops_and_copies():
+    recorder = count(uses_tensor_cores, 1, 64, ones(64))
+    assert recorder.line("matrix_instruction()").tensor_flops == 2 * 4096
+    assert recorder.total().total_flops == 0
+
+
+def test_counting_without_checks_and_with_faults():
+    recorder = count(saxpy, 1, 32, float32(2), ones(32), ones(32), checks=False)
+    assert recorder.total().total_flops == 64
+    recorder = Recorder()
+    with pytest.raises(emulator.KernelFault):
+        emulator.Emulator(recorder=recorder).launch(shifted_copy, 1, 32, ones(32), ones(32), 1)
+    assert recorder.total().reads["global"] == 31  # what was done is still counted
+
+
+def test_table():
+    recorder = count(saxpy, 2, 64, float32(2), ones(100), ones(100))
+    table = recorder.table()
+    print(table)
+    assert "saxpy: 1 launch of grid (2, 1, 1), block (64, 1, 1)" in table
+    row = next(line for line in table.splitlines() if "y[i] = a * x[i] + y[i]" in line)
+    assert row.startswith("test_counts.py:") and row.split()[-3:] == ["39", "100", "%"]
+    assert "shared" not in table and "tensor" not in table  # nothing of that kind
+    assert "800 distinct bytes read, 400 written" in table
+    assert len({len(line) for line in table.splitlines() if "saxpy" not in line and "memory" not in line}) == 1
+    with pytest.raises(LookupError, match="saxpy"):
+        recorder.total("another")
+
+
+# The project's kernels against their cost functions -------------------------------------------------------------------
+# A cost counts the traffic that perfect caches would leave: every byte once in each launch. That is `distinct_bytes`, and
+# is met exactly wherever the operation has no small arrays on the side. FLOPs of a cost count each function (exp, tanh) as
+# one; what a kernel does beyond the mathematics (trees of sums, a second pass) is written out below.
+
+RNG = np.random.default_rng(0)
+
+
+class Counted:
+    """Runs an operation on an emulated device and keeps its figures."""
+
+    def __init__(self, operation):
+        recorder = Recorder()
+        self.device = EmulatorDevice(recorder=recorder)
+        operation(self)
+        self.recorder, self.total = recorder, recorder.total()
+
+    def __call__(self, *shape):
+        return upload(RNG.standard_normal(shape).astype(np.float32), self.device)
+
+    def full(self, value, *shape):
+        return upload(np.full(shape, value, np.float32), self.device)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_elementwise_costs(version):
+    n = 256
+    t = Counted(lambda u: add_forward(u(n), u(n), version=version)).total
+    assert (t.distinct_bytes, t.total_flops) == add_forward_cost(n)
+    assert t.global_bytes == t.distinct_bytes and t.efficiency == 1
+
+    t = Counted(lambda u: silu_forward(u(n), version=version)).total
+    negations = n  # of the exponent, which the cost counts
+    assert (t.distinct_bytes, t.total_flops + t.special + negations) == silu_forward_cost(n)
+
+    t = Counted(lambda u: silu_backward(u(n), u(n), version=version)).total
+    assert (t.distinct_bytes, t.total_flops + t.special) == silu_backward_cost(n)
+
+    t = Counted(lambda u: gelu_forward(u(n), version=version)).total
+    assert (t.distinct_bytes, t.total_flops + t.special) == gelu_forward_cost(n)
+
+    t = Counted(lambda u: gelu_backward(u(n), u(n), version=version)).total
+    moved, flops = gelu_backward_cost(n)
+    assert t.distinct_bytes == moved
+    folded = n  # float32(3) · GELU_CUBIC, which the compiler computes beforehand
+    assert flops <= t.total_flops + t.special - folded <= 1.06 * flops  # the cost leaves out the tanh
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_matmul_cost(version):
+    M, N, K = 16, 32, 32
+    counted = Counted(lambda u: matmul_forward(u(M, K), u(K, N), version=version))
+    t = counted.total
+    moved, flops = matmul_forward_cost(1, M, N, K)
+    assert t.distinct_bytes == moved
+    assert t.total_flops == flops + M * N  # alpha times each sum
+    asked = {1: 2 * M * N * K, 2: 2 * M * N * K // 16}[version]  # a tile of 16 × 16 is fetched once for 16 products
+    assert t.reads["global"] == asked
+    if version == 2:
+        inner = counted.recorder.line("total += tile_a[y, k] * tile_b[k, x]")
+        assert inner.flops["float32"] == flops and inner.conflicts == 0
+        assert inner.reads["shared"] == flops
+
+
+def test_softmax_costs():
+    rows, N, threads = 2, 128, 128
+    tree = rows * (threads - 1)  # additions of v1's tree
+    moved, flops = softmax_forward_cost(rows, N)
+    t = Counted(lambda u: softmax_forward(u(rows, N), version=1)).total
+    assert t.distinct_bytes == moved
+    again = rows * N * (2 + 1 + 1)  # two more passes: scale twice more, and subtract and exponentiate once more
+    assert t.total_flops + t.special == flops + again + tree
+    assert t.read_bytes["global"] == 3 * 4 * rows * N  # the docstring's "x three times"
+
+    t = Counted(lambda u: softmax_forward(u(rows, N), version=2)).total
+    assert t.distinct_bytes == moved and t.read_bytes["global"] == 2 * 4 * rows * N  # "reads x twice instead of three times"
+
+    moved, flops = softmax_backward_cost(rows, N)
+    t = Counted(lambda u: softmax_backward(u(rows, N), u(rows, N), version=1)).total
+    assert (t.distinct_bytes, t.total_flops) == (moved, flops + tree)
+    t = Counted(lambda u: softmax_backward(u(rows, N), u(rows, N), version=3)).total
+    shuffles = rows * 32 * 5  # additions of five steps between all lanes
+    assert t.distinct_bytes == moved and t.total_flops == flops + shuffles
+
+
+def test_reduce_costs():
+    M, N = 40, 32
+    moved, flops = column_sum_cost(M, N)
+    t = Counted(lambda u: column_sum(u(M, N), version=1)).total
+    assert (t.distinct_bytes, t.total_flops) == (moved, flops)
+    for version in (2, 3):
+        t = Counted(lambda u, version=version: column_sum(u(M, N), version=version)).total
+        assert t.distinct_bytes == moved
+        assert flops <= t.total_flops <= flops + 4 * 256  # each thread's partial sum enters a tree once
+    assert t.conflicts == 0
+
+
+@pytest.mark.parametrize("silu", [False, True])
+def test_groupnorm_costs(silu):
+    """Version 2, whose cost the function gives. Beside x and y it moves weights and statistics: at these 32 pixels up to
+    a tenth of it, at the model's 4096 nothing to speak of. Within its passes every sector is used."""
+    B, P, C, groups = 1, 32, 32, 8
+    counted = Counted(lambda u: groupnorm_forward(u(B, P, C), u(C), u(C), groups, silu=silu, version=2))
+    moved, flops = groupnorm_forward_cost(B, P, C, silu)
+    assert moved <= counted.total.distinct_bytes <= 1.1 * moved
+    normalise = counted.recorder.total("groupnorm_normalise_kernel_v2")
+    assert normalise.total_flops + normalise.special + (B * P * C if silu else 0) == B * P * C * (4 + (4 if silu else 0))
+    assert normalise.efficiency == 1
+    pixels = counted.recorder.total("groupnorm_chunk_kernel_v2")
+    assert pixels.flops["float32"] >= 3 * B * P * C  # the cost's part of this pass; the rest is trees
+
+    if not silu:
+        t = Counted(lambda u: groupnorm_backward(u(B, P, C), u(B, P, C), u(C), u(C), u(B, groups), u.full(1, B, groups),
+                                                 u(C), u(C), groups, version=2)).total
+        moved, flops = groupnorm_backward_cost(B, P, C)
+        assert moved <= t.distinct_bytes <= 1.15 * moved
+        assert flops <= t.total_flops <= 2 * flops  # trees of 256 threads are as much as the work on 1024 elements
+
+
+def test_groupnorm_version_1_wastes_sectors():
+    """Its docstring: a group of 4 channels is 16 bytes of each pixel, and the memory delivers whole sectors."""
+    t = Counted(lambda u: groupnorm_forward(u(1, 32, 32), u(32), u(32), 8, version=1)).recorder
+    line = t.line("d = x[(b * P + e // width) * C + group * width + e % width] - average")
+    assert line.efficiency == 0.5
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_adamw_cost(version):
+    n = 256
+
+    def update(u):
+        adamw_update(u(n), u(n), u(n), u.full(1, n), u.full(1, 1), u.full(1e-3, 1), u.full(1, 1), 0.9, 0.99, 1e-8, 0.01,
+                     1.0, version=version)
+
+    t = Counted(update).total
+    moved, flops = adamw_update_cost(n)
+    assert t.distinct_bytes == moved + 3 * 4  # step, learning rate and gradient norm
+    threads = n // {1: 1, 2: 4}[version]
+    shared = t.total_flops + t.special - threads * (10 + 3)  # each thread works out the step's scalars for itself
+    assert shared == n * (13 + 1)  # thirteen FLOPs and a root
+    assert abs(shared - flops) <= 0.1 * flops  # the cost counts 15
