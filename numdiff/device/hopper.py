@@ -1,8 +1,8 @@
 """Hopper's own instructions (sm_90a): the copy engine, mbarriers, matrix instructions of a warpgroup.
 
-A fast kernel on Hopper is a pipeline between two kinds of warpgroups (128 threads each). One thread of the producer asks
-the copy engine (TMA) for tiles; the consumers multiply them with `wgmma`, straight from shared memory. Each stage of
-the pipeline has two mbarriers, `full` and `empty`:
+A fast kernel on Hopper is a pipeline between two kinds of warpgroups (128 threads each). One thread of the producer
+asks the copy engine (TMA) for tiles; the consumers multiply them with `wgmma`, straight from shared memory. Each stage
+of the pipeline has two mbarriers, `full` and `empty`:
 
     producer                                            consumer
     mbarrier_wait(empty, parity)                        mbarrier_wait(full, parity)
@@ -28,7 +28,8 @@ THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
     Nothing but these intrinsics may touch it between the first wgmma and the wait. It is never filled with zeros: the
     first wgmma of a tile gets scale_d = 0, and stands before the loop, not under an `if`; otherwise ptxas moves
     registers between the instructions and runs them one at a time (its advisory C7515). The last wait takes the
-    accumulators with it (`make_wgmma_wait`), or the compiler reads them before the wait (C7514).
+    accumulators with it (`make_wgmma_wait`), or the compilers read them before the wait (C7514). What ptxas says of a
+    kernel, `ptxas -v -arch sm_90a` tells without a GPU.
 
 The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of a module: a kernel
 that closes over an intrinsic finds nothing in Numba's cache on disk.
@@ -145,8 +146,8 @@ def _mbarrier_arrive_count(machine, barrier, count):
 
 @intrinsic
 def mbarrier_wait(typingctx, barrier, parity):
-    """Wait until the phase of this parity is over: at once if it was the last that ended; a fresh barrier is in phase 0,
-    and a wait for parity 1 gets through it."""
+    """Wait until the phase of this parity is over: at once if it was the last that ended; a fresh barrier is in phase
+    0, and a wait for parity 1 gets through it."""
     return void(u32, u32), statement(
         "{ .reg .pred over; WAIT_${:uid}: mbarrier.try_wait.parity.shared::cta.b64 over, [$0], $1; @!over bra "
         "WAIT_${:uid}; }", ordered=True)
@@ -160,7 +161,8 @@ def _mbarrier_wait(machine, barrier, parity):
 def _asks(instruction):
     """Code generator of a question to a barrier, answered with a boolean."""
     def codegen(context, builder, sig, args):
-        text = f"{{ .reg .pred over; mbarrier.{instruction}.parity.shared::cta.b64 over, [$1], $2; selp.u32 $0, 1, 0, over; }}"
+        text = (f"{{ .reg .pred over; mbarrier.{instruction}.parity.shared::cta.b64 over, [$1], $2; "
+                "selp.u32 $0, 1, 0, over; }")
         answer = emit(builder, text, [I32], args, ordered=True)[0]
         return builder.icmp_unsigned("!=", answer, I32(0))
     return codegen
@@ -203,7 +205,8 @@ def _fence_barrier_init(machine):
 
 @intrinsic
 def fence_proxy_async(typingctx):
-    """What this thread has stored in shared memory is seen by the `wgmma` and TMA stores that come after (a barrier)."""
+    """What this thread has stored in shared memory is seen by the `wgmma` and TMA stores that come after (a
+    barrier)."""
     return void(), statement("fence.proxy.async.shared::cta;", ordered=True)
 
 
@@ -230,7 +233,8 @@ def _tensor_copy(rank, load):
     registers = [f"${k}" for k in range(3 if load else 2, (3 if load else 2) + rank)]
     box = f"[$1, {{{', '.join(registers)}}}]"
     if load:
-        text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], {box}, [$2];")
+        text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], {box}, "
+                "[$2];")
     else:
         text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group {box}, [$0];"
 
@@ -315,7 +319,8 @@ def _tma_load_5d(machine, smem, descriptor, barrier, *at):
 
 @intrinsic
 def tma_store_1d(typingctx, smem, descriptor, x):
-    """Start a copy of the tile at a shared address to the box at element x of a tensor; part of this thread's open group.
+    """Start a copy of the tile at a shared address to the box at element x of a tensor; part of this thread's open
+    group.
 
     Whoever stored into the tile must have given `fence_proxy_async()` since; what lies outside of the tensor is not
     written.
@@ -533,7 +538,8 @@ def _wgmma_texts(n, a_operands, transposed):
 
 @functools.cache
 def make_wgmma(n, transpose_a=False, transpose_b=False):
-    """wgmma(acc, descriptor_a, descriptor_b, scale_d): acc = A·B + scale_d · acc, A (64 × 16) and B (16 × n) of float16.
+    """wgmma(acc, descriptor_a, descriptor_b, scale_d): acc = A·B + scale_d · acc, A (64 × 16) and B (16 × n) of
+    float16.
 
     acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile
     The matrices lie K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
@@ -579,14 +585,24 @@ def make_wgmma_a_registers(n, transpose_b=False):
 
 
 @functools.cache
-def make_wgmma_wait(n, pending=0):
-    """wgmma_wait(acc): wait until at most `pending` groups are under way, and let no read of acc move above the wait."""
+def make_wgmma_wait(n, pending=0, pin=True):
+    """wgmma_wait(acc): wait until at most `pending` groups are under way, and let no read of acc move above the wait.
+
+    pin: or each accumulator with a zero that ptxas cannot know to be one. ptxas joins two conversions of neighbours to
+        float16 into one, moves it above the wait, and then, to stay correct, runs all wgmma one at a time (C7514).
+        False saves these n / 2 instructions a thread, in a kernel that ptxas compiles without C7514 nevertheless: one
+        whose accumulators are converted by `pack_half2`, or not at all.
+    """
     _check_columns(n)
+    text = f"wgmma.wait_group.sync.aligned {pending};"
+    if pin:
+        pinned = " ".join(f"or.b32 ${k}, ${k}, zero;" for k in range(n // 2))
+        text = f"{{ .reg .b32 zero; {text} mov.u32 zero, %ctaid.z; shr.u32 zero, zero, 31; {pinned} }}"
 
     @intrinsic
     def wgmma_wait_for(typingctx, acc):
         _require_accumulators(acc, n // 2)
-        return void(acc), _through_accumulators(n // 2, f"wgmma.wait_group.sync.aligned {pending};", memory=True)
+        return void(acc), _through_accumulators(n // 2, text, memory=True)
 
     @twin(wgmma_wait_for)
     def _wgmma_wait_for(machine, acc):
@@ -614,7 +630,8 @@ def make_setmaxnreg(count, more):
 
     All four warps execute it. The producer gives registers back (24 or 40 are enough for it), the consumers take them:
     with three warpgroups and 168 registers each at the start, 40 + 2 · 232 = 3 · 168. It needs the kernel's
-    `launch_bounds`, without which ptxas ignores it (its advisory C7508).
+    `launch_bounds=(threads, 1)`, with the 1: otherwise ptxas gives a small kernel as few registers as it needs, and
+    ignores this (its advisory C7508).
     """
     if not 24 <= count <= 256 or count % 8:
         raise ValueError(f"setmaxnreg takes 24, 32, … 256 registers, not {count}.")
@@ -639,7 +656,8 @@ setmaxnreg_inc_232, setmaxnreg_inc_240 = (make_setmaxnreg(n, True) for n in (232
 
 @intrinsic
 def bar_sync(typingctx, number, threads):
-    """Wait at one of the block's barriers 1 … 15 (0 is `cuda.syncthreads`) until `threads` threads, whole warps, have come."""
+    """Wait at one of the block's barriers 1 … 15 (0 is `cuda.syncthreads`) until `threads` threads, whole warps,
+    have come."""
     return void(u32, u32), statement("bar.sync $0, $1;", ordered=True, collective=True)
 
 

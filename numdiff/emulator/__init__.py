@@ -12,10 +12,12 @@ kernels check` does this for the project's own kernels.
 Read values.py (Numba's arithmetic), memory.py (what is known about every byte), schedule.py (who runs when), machine.py
 (a launch). rewrite.py and namespace.py turn a kernel's source into a function that calls them.
 """
+from .counts import Recorder, count
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
 from .host import EmulatedArray, device
 from .machine import CHECKS, ORDERS, Emulator, Float64Warning
 from .namespace import twin
+from .trace import Tracer, trace
 
-__all__ = ["CHECKS", "ORDERS", "EmulatedArray", "Emulator", "Fault", "Float64Warning", "KernelFault", "LaunchRefused", "Place",
-           "Unsupported", "device", "twin"]
+__all__ = ["CHECKS", "ORDERS", "EmulatedArray", "Emulator", "Fault", "Float64Warning", "KernelFault", "LaunchRefused",
+           "Place", "Recorder", "Tracer", "Unsupported", "count", "device", "trace", "twin"]

@@ -1,9 +1,9 @@
 """Operations that go on while threads run: what they still read and write, and when they are complete.
 
-An asynchronous instruction puts a `Pending` on the memory that it uses. As long as it is there, touching what it writes,
-or writing what it reads, is a fault. It completes as late as the rules allow: a copy with groups at the wait for its
-group, a copy with an mbarrier when no thread can go on without it, a wgmma at its wait. So a wait that is missing is
-seen every time, not only when a GPU happens to be slow.
+An asynchronous instruction puts a `Pending` on the memory that it uses. As long as it is there, touching what it
+writes, or writing what it reads, is a fault. It completes as late as the rules allow: a copy with groups at the wait
+for its group, a copy with an mbarrier when no thread can go on without it, a wgmma at its wait. So a wait that is
+missing is seen every time, not only when a GPU happens to be slow.
 
 That an operation is complete is not enough: a thread must know it. A `Completion` lists the threads that waited for the
 end of an operation, and when; whoever comes after one of them (in the order of memory.py) may use its bytes again, and
@@ -148,9 +148,11 @@ class Asynchronous:
         if not self.checked:
             return
         done, does = getattr(pending, "done", None), "writes" if writes else "reads"
-        state = f"still {does}" if done is None else f"{does}, and whose end this thread has not waited for"
+        remedy = f"still {does}: {pending.wait} first" if done is None else (
+            f"{does}, and of whose end this thread has not heard: whoever waited for it must arrive at a barrier that "
+            "this thread waits for")
         machine.report(pending.kind if pending.kind in _OWN_KINDS else "asynchronous",
-                       f"{what}, which the {pending.kind} {state}: {pending.wait} first", site,
+                       f"{what}, which the {pending.kind} {remedy}", site,
                        others=[("started at", machine.place(pending.site, pending.thread))])
 
     def claim(self, memory, start, stop, writes, what, site, pieces=None):
@@ -196,12 +198,13 @@ class Asynchronous:
         ranges = [(start, stop)] if pieces is None else [(s, s + pieces.length) for s in pieces.starts]
         writers, readers = {}, {}
         for first, last in ranges:
-            for at, entry in zip(range(first, last, STEP), map(memory.writer.get, range(first, last, STEP)), strict=True):
+            places = range(first, last, STEP)
+            for at, entry in zip(places, map(memory.writer.get, places), strict=True):
                 if entry is not None and id(entry) not in writers:
                     writers[id(entry)] = (entry, at)
             if not writes:
                 continue
-            for at, log in zip(range(first, last, STEP), map(memory.reader.get, range(first, last, STEP)), strict=True):
+            for at, log in zip(places, map(memory.reader.get, places), strict=True):
                 if log is not None and (log[0] is token or everywhere):
                     for k in range(1, len(log), 2):
                         readers.setdefault(id(log[k]), (log[k], log[k + 1], at))
@@ -232,7 +235,8 @@ class Asynchronous:
         machine = self.machine
         if self.checked:
             machine.report("proxy", f"the {what} reads {machine.access.say(memory, offset)}, which thread "
-                                    f"{stamp[0].index} has stored with no fence_proxy_async() after it", site,
+                                    f"{stamp[0].index} has stored with no fence_proxy_async"
+                                    f"{'_global' if memory.space is GLOBAL else ''}() after it", site,
                            others=[("stored at", machine.place(other, stamp[0]))])
 
     # fences -----------------------------------------------------------------------------------------------------------

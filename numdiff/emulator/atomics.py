@@ -1,8 +1,8 @@
 """Atomic operations on an array's element: each returns the old value (PTX ISA, section 9.7.13, `atom`).
 
-Atomics at one place are ordered with each other: a thread has seen all that another thread of its block had done before
-an earlier atomic there. (On a GPU that takes a fence; here it errs on the side of no report.) To other blocks an atomic
-hands on what its thread had done before its last threadfence(), and nothing else.
+Atomics at one place are ordered with each other, and hand on what their threads had done before their last fence: to
+threads of the same block what came before a barrier, a threadfence_block() or a threadfence(), to other blocks what
+came before a threadfence(). A plain access after an atomic is not ordered by it.
 """
 import math
 
@@ -64,8 +64,10 @@ class Atomic:
             self._machine.access.acquire({other: r[1] for other, r in released.items()})
         if own is not None:
             thread.seen = list(map(max, thread.seen, own[0]))
-        seen, fence = list(thread.seen), thread.state.get("fence")
-        seen[thread.tid] = thread.clock
+        seen, fence = thread.seen, thread.state.get("fence")
+        near = thread.state.get("fence of the block")
+        if near is not None:
+            seen = list(map(max, seen, near))
         if own is not None and own[1] is not None:
             fence = own[1] if fence is None else list(map(max, fence, own[1]))
         released[block] = seen, fence

@@ -1,12 +1,12 @@
 """The copy engine (TMA): boxes of a tensor in global memory, to and from tiles in shared memory.
 
-A tensor map says where a tensor of one to five dimensions lies in global memory, how large a box of it is copied, and how
-the box is laid out in shared memory. All its sizes run innermost first, as the coordinates of an instruction do. (CUDA
-driver API, `cuTensorMapEncodeTiled`; PTX ISA, sections 5.5, "Tensors", and 9.7.9.27, "cp.async.bulk.tensor".)
+A tensor map says where a tensor of one to five dimensions lies in global memory, how large a box of it is copied, and
+how the box is laid out in shared memory. All its sizes run innermost first, as the coordinates of an instruction do.
+(CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, sections 5.5, "Tensors", and 9.7.9.27, "cp.async.bulk.tensor".)
 
-THE TILE. The box's elements lie one after another, innermost dimension first. What of a box lies outside of the tensor is
-zeros; outside elements are not written by a store. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks inside
-each such range of bytes, by address bits of shared memory (`swizzled`):
+THE TILE. The box's elements lie one after another, innermost dimension first. What of a box lies outside of the tensor
+is zeros; outside elements are not written by a store. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
+inside each such range of bytes, by address bits of shared memory (`swizzled`):
 
     128 bytes: bits 4-6 of the address are xored with bits 7-9        the pattern repeats every 1024 bytes
      64 bytes: bits 4-5 with bits 7-8                                                        512 bytes
@@ -14,13 +14,13 @@ each such range of bytes, by address bits of shared memory (`swizzled`):
 
 so that a column of chunks, the same chunk of eight neighbouring rows, lies in eight different groups of four banks.
 
-WHEN. A load arrives when no thread can go on without it; then its bytes are announced to its mbarrier. A store reads its
-tile and writes its box when its thread waits for its group, or when its block ends. Until then these bytes are in use
-(asynchronous.py). A load whose block ends before it has arrived, and a store whose thread ends before the tile has been
-read, are faults.
+WHEN. A load arrives when no thread can go on without it; then its bytes are announced to its mbarrier. A store reads
+its tile and writes its box when its thread waits for its group, or when its block ends. Until then these bytes are in
+use (asynchronous.py). A load whose block ends before it has arrived, and a store whose thread ends before the tile has
+been read, are faults.
 
-A `TensorMap` is the host's side; `tensor_map` makes one for arrays of the emulator. Its 128 bytes begin with a number by
-which the emulator knows it again, in whatever memory they lie.
+A `TensorMap` is the host's side; `tensor_map` makes one for arrays of the emulator. Its 128 bytes begin with a number
+by which the emulator knows it again, in whatever memory they lie.
 """
 import functools
 import itertools
@@ -101,7 +101,8 @@ class TensorMap:
         if row % CHUNK:
             refuse(f"a row of the box is {row} bytes, it must be a multiple of 16")
         if self.swizzle and row > self.swizzle:
-            refuse(f"a row of the box is {row} bytes, with the swizzle of {self.swizzle} bytes it can be no more than that")
+            refuse(f"a row of the box is {row} bytes, with the swizzle of {self.swizzle} bytes it can be no more than "
+                   "that")
 
     def descriptor(self):
         """The 128 bytes that a kernel gets: uint8[128]."""
@@ -112,7 +113,8 @@ class TensorMap:
     # boxes ------------------------------------------------------------------------------------------------------------
 
     def inside(self, at):
-        """What of the box at coordinates `at` lies in the tensor: [(first, last)] of box coordinates, innermost first."""
+        """What of the box at coordinates `at` lies in the tensor: [(first, last)] of box coordinates, innermost
+        first."""
         return [(max(0, -c), max(0, -c, min(n, d - c))) for c, n, d in zip(at, self.box, self.dims, strict=True)]
 
     def elements(self, at, inside):
@@ -175,22 +177,26 @@ def map_from(machine, descriptor):
     words = data[:16].copy().view(np.uint64) if len(data) >= 16 else (0, 0)
     found = MAPS.get(int(words[1])) if int(words[0]) == _MAGIC else None
     if found is None:
-        machine.report("descriptor", "the copy's descriptor is not the 128 bytes of a tensor map that is still alive: make it "
-                                     "with tensor_map, and keep it", machine.site_here())
+        machine.report("descriptor", "the copy's descriptor is not the 128 bytes of a tensor map that is still alive: "
+                                     "make it with tensor_map, and keep it", machine.site_here())
         return None
     return found
 
 
-def _known_memory(machine, tensor):
-    """The memory of a map as the launch knows it: the one of an array that is also an argument, or the map's own."""
+def _known_pieces(machine, tensor, at, inside):
+    """(memory, start, stop, `Pieces`) of a box: the map's memory, or that of an argument of the launch which
+    contains it."""
     memory = tensor.memory
-    if id(memory) not in machine._memories:
-        for other in machine._memories.values():
-            if other.address == memory.address and other.size == memory.size:
-                return other
-        if memory.valid is not None or memory.shadowed:
-            machine._memories[id(memory)] = memory
-    return memory
+    first, last, pieces = tensor.pieces(at, inside)
+    if id(memory) in machine._memories:
+        return memory, first, last, pieces
+    for other in machine._memories.values():
+        shift = memory.address - other.address
+        if 0 <= shift and shift + memory.size <= other.size:
+            return other, first + shift, last + shift, Pieces([s + shift for s in pieces.starts], pieces.length)
+    if memory.valid is not None or memory.shadowed:
+        machine._memories[id(memory)] = memory
+    return memory, first, last, pieces
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------
@@ -198,8 +204,8 @@ def _known_memory(machine, tensor):
 class Load:
     """A copy on its way into shared memory; called, it arrives."""
 
-    __slots__ = ("machine", "block", "tensor", "at", "memory", "offset", "barrier", "thread", "site", "seen", "clock", "phase",
-                 "pending", "source")
+    __slots__ = ("machine", "block", "tensor", "at", "memory", "offset", "barrier", "thread", "site", "seen", "clock",
+                 "phase", "pending", "source")
 
     def __call__(self):
         tensor, memory, machine = self.tensor, self.memory, self.machine
@@ -230,12 +236,12 @@ def _tile(machine, address, tensor, what):
     address = int(address) & 0xFFFFFFFF
     found = machine.shared_memory(address)
     if found is None or found[1] + tensor.bytes > found[0].size:
-        machine.report("bounds", f"the {what} of {tensor.bytes} bytes at the shared address {address:#x} does not lie in the "
-                                 "block's shared memory", machine.site_here())
+        machine.report("bounds", f"the {what} of {tensor.bytes} bytes at the shared address {address:#x} does not lie "
+                                 "in the block's shared memory", machine.site_here())
         return None
     if address % ALIGNMENT:
-        machine.report("alignment", f"the {what}'s tile lies at the shared address {address:#x}, which is not a multiple of "
-                                    f"{ALIGNMENT}", machine.site_here())
+        machine.report("alignment", f"the {what}'s tile lies at the shared address {address:#x}, which is not a "
+                                    f"multiple of {ALIGNMENT}", machine.site_here())
         return None
     return found
 
@@ -275,7 +281,14 @@ def load(machine, address, descriptor, barrier, coordinates):
     block["loads"].append(copy)
     machine.asynchronous.queue.append(copy)
     if machine.tracer is not None:
-        machine.tracer.event("copy issued", f"{copy.tensor.name}{list(copy.at)}", copy.thread, copy.site, copy)
+        machine.tracer.event("copy issued", f"{_named(copy, descriptor)}{list(copy.at)}", copy.thread, copy.site, copy)
+
+
+def _named(copy, descriptor):
+    """The name of a copy's tensor in a trace; an array without one is called as the kernel calls its map."""
+    if copy.tensor.name == "array":
+        copy.tensor.name = getattr(descriptor, "name", "") or "array"
+    return copy.tensor.name
 
 
 def _claim_load(machine, copy):
@@ -291,14 +304,13 @@ def _claim_load(machine, copy):
     copy.pending = Pending("TMA load", copy.memory, start, stop, True, thread, site, wait)
     inside = tensor.inside(copy.at)
     if all(high > low for low, high in inside):
-        memory = _known_memory(machine, tensor)
-        first, last, pieces = tensor.pieces(copy.at, inside)
+        memory, first, last, pieces = _known_pieces(machine, tensor, copy.at, inside)
         if memory.valid is not None and machine.access.initialised:
             valid = np.ndarray(len(memory.valid), np.uint8, memory.valid)
             for s in pieces.starts:
                 if not valid[s:s + pieces.length].all():
-                    machine.report("uninitialised", f"the TMA load reads {machine.access.say(memory, s)} and its neighbours, "
-                                                    "some of which nobody has written", site)
+                    machine.report("uninitialised", f"the TMA load reads {machine.access.say(memory, s)} and its "
+                                                    "neighbours, some of which nobody has written", site)
                     break
             del valid
         engine.claim(memory, first, last, False, "TMA load", site, pieces)
@@ -413,7 +425,7 @@ def store(machine, address, descriptor, coordinates):
         _claim_store(machine, copy)
     _stores(machine).open.append(copy)
     if machine.tracer is not None:
-        machine.tracer.event("copy issued", f"{copy.tensor.name}{list(copy.at)}", thread, copy.site, copy)
+        machine.tracer.event("copy issued", f"{_named(copy, descriptor)}{list(copy.at)}", thread, copy.site, copy)
 
 
 def _claim_store(machine, copy):
@@ -423,16 +435,17 @@ def _claim_store(machine, copy):
     if machine.access.initialised and shared.valid is not None:
         unwritten = bytes(shared.valid[start:stop]).find(0)
         if unwritten >= 0:
-            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, start + unwritten)}, which "
-                                            "nobody has written", site)
+            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, start + unwritten)}, "
+                                            "which nobody has written", site)
     engine.claim(shared, start, stop, False, "TMA store", site)
-    copy.reads = Pending("TMA store", shared, start, stop, False, thread, site, "wait for it with tma_store_wait_read_0()")
+    copy.reads = Pending("TMA store", shared, start, stop, False, thread, site, "wait for it with "
+                                                                                "tma_store_wait_read_0()")
     inside = tensor.inside(copy.at)
     if all(high > low for low, high in inside):
-        memory = _known_memory(machine, tensor)
-        first, last, pieces = tensor.pieces(copy.at, inside)
+        memory, first, last, pieces = _known_pieces(machine, tensor, copy.at, inside)
         engine.claim(memory, first, last, True, "TMA store", site, pieces)
-        copy.writes = Pending("TMA store", memory, first, last, True, thread, site, "wait for it with tma_store_wait_0()",
+        copy.writes = Pending("TMA store", memory, first, last, True, thread, site, "wait for it with "
+                                                                                    "tma_store_wait_0()",
                               pieces)
         if machine.recorder is not None:
             machine.recorder.bulk(memory, [(s, pieces.length) for s in pieces.starts], site, True)

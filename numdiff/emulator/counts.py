@@ -15,17 +15,18 @@ WHAT IS COUNTED, for each line of source
     global memory       one request is one instruction of one warp. It moves sectors of 32 bytes: those that its lanes
                         touch, each once. `ideal_sectors` are those that the bytes would need if they were neighbours
     shared memory       32 banks of 4 bytes. In one wavefront each bank gives one word, to as many lanes as want it: a
-                        request takes as many wavefronts as the busiest bank has words. Accesses of 8 bytes are served by
-                        half warps, those of 16 bytes by quarter warps. Wavefronts beyond that are bank conflicts
+                        request takes as many wavefronts as the busiest bank has words. Accesses of 8 bytes are
+                        served by half warps, those of 16 bytes by quarter warps. Wavefronts beyond that are bank
+                        conflicts. What the copy engine and wgmma read and write there is not counted
     distinct bytes      of global memory that a launch reads or writes at all: what must move even with perfect caches
 
 WHICH LANES BELONG TO ONE REQUEST
     Threads run one after another here, so a warp's request is put together afterwards: the k-th execution of an
-    instruction by each of its lanes, counted anew after each barrier of the block. That is what a GPU does wherever lanes
-    leave a loop early, and not where they run through loops inside of loops a different number of times.
+    instruction by each of its lanes, counted anew after each barrier of the block. That is what a GPU does wherever
+    lanes leave a loop early, and not where they run through loops inside of loops a different number of times.
 
-A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. Sources: CUDA C++ programming guide,
-"Device Memory Accesses" and "Shared Memory" of each compute capability; Nsight Compute, "Memory Tables".
+A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. Sources: CUDA C++ programming
+guide, "Device Memory Accesses" and "Shared Memory" of each compute capability; Nsight Compute, "Memory Tables".
 """
 import dataclasses
 import linecache
@@ -46,8 +47,8 @@ SECTOR, BANKS, WORD = 32, 32, 4  # bytes of a sector; banks; bytes that a bank g
 LONG = 1 << 14  # accesses of one lane after which a stream is evaluated at the next barrier, to keep memory small
 SPACES = (GLOBAL, SHARED, LOCAL, CONSTANT)
 NAMES = {float16: "float16", float32: "float32", float64: "float64"}
-SPECIAL = frozenset("""sqrt rsqrt cbrt rcp exp expm1 exp2 exp10 log log1p log2 log10 sin cos tan asin acos atan atan2 sinh
-    cosh tanh asinh acosh atanh erf erfc gamma lgamma tgamma pow hypot fmod remainder sinpi cospi""".split())
+SPECIAL = frozenset("""sqrt rsqrt cbrt rcp exp expm1 exp2 exp10 log log1p log2 log10 sin cos tan asin acos atan atan2
+    sinh cosh tanh asinh acosh atanh erf erfc gamma lgamma tgamma pow hypot fmod remainder sinpi cospi""".split())
 ONE_FLOP = frozenset("add sub mul div fdividef fadd fsub fmul fdiv dadd dmul ddiv".split())
 
 
@@ -81,6 +82,11 @@ class Figures:
     def efficiency(self):
         """Ideal sectors over sectors; 1 where nothing was moved."""
         return self.ideal_sectors / self.sectors if self.sectors else 1.0
+
+    @property
+    def per_request(self):
+        """Sectors, the transactions of global memory, for each request of a warp; 0 without requests."""
+        return self.sectors / self.requests if self.requests else 0.0
 
     @property
     def conflicts(self):
@@ -293,7 +299,7 @@ class Recorder:
 
     def line(self, text, kernel=None):
         """The figures of the lines whose source contains `text`, summed; LookupError if there is none."""
-        found = [figures for (file, line), figures in self.lines(kernel).items() if text in linecache.getline(file, line)]
+        found = [figures for place, figures in self.lines(kernel).items() if text in linecache.getline(*place)]
         if not found:
             raise LookupError(f"no line with {text!r} was counted.")
         return _sum(found)
@@ -313,61 +319,92 @@ class Recorder:
                               + (f", only of {', '.join(self.kernels)}." if self.launches else "."))
         return found
 
-    def table(self, kernel=None, width=60):
-        """A text table for each kernel: file and line, source cut to `width` characters, and what is not zero."""
-        return "\n\n".join(self._table(name, width) for name in ([kernel] if kernel else self.kernels))
+    def table(self, kernel=None, width=60, brief=False):
+        """A text table for each kernel: file and line, source cut to `width` characters, and what is not zero.
 
-    def _table(self, kernel, width):
+        brief: only requests, transactions per request, bank conflicts and FLOPs, of the lines that have any
+        """
+        return "\n\n".join(self._table(name, width, brief) for name in ([kernel] if kernel else self.kernels))
+
+    def _table(self, kernel, width, brief):
         launches, total = self._of(kernel), self.total(kernel)
-        lines = self.lines(kernel)
-        columns = [(title, value) for title, value in _COLUMNS if value(total)]
-        rows = [["line", "source", *(title for title, _ in columns)]]
-        for (file, line), figures in lines.items():
-            source = linecache.getline(file, line).strip() or "?"
-            if len(source) > width:
-                source = source[:width - 1] + "…"
-            rows.append([f"{os.path.basename(file)}:{line}", source, *(_say(value(figures)) for _, value in columns)])
-        rows.append(["total", "", *(_say(value(total)) for _, value in columns)])
-        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-        text = ["  ".join(cell.ljust(w) if k < 2 else cell.rjust(w)
-                          for k, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+        columns = [column for column in (_BRIEF if brief else _COLUMNS) if column[2](total)]
+        rows = [["", ""], ["line", "source"]]
+        for group, title, _ in columns:
+            rows[0].append("" if group in rows[0] else group)  # above its first column
+            rows[1].append(title)
+        for (file, line), figures in self.lines(kernel).items():
+            said = [_say(value(figures)) for _, _, value in columns]
+            if any(said):
+                source = linecache.getline(file, line).strip() or "?"
+                source = source if len(source) <= width else source[:width - 1] + "…"
+                rows.append([f"{os.path.basename(file)}:{line}", source, *said])
+        rows.append(["total", "", *(_say(value(total)) for _, _, value in columns)])
+        widths = [max(len(row[k]) for row in rows[1:]) for k in range(len(rows[0]))]
+        for k in range(2, len(widths)):  # a group's name may reach over all of its columns
+            if rows[0][k]:
+                last = k
+                while last + 1 < len(widths) and not rows[0][last + 1]:
+                    last += 1
+                widths[last] += max(0, len(rows[0][k]) - sum(widths[k:last + 1]) - 2 * (last - k))
+        text = ["  ".join(cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(
+            zip(row, widths, strict=True))).rstrip() for row in rows[1:]]
+        head, at = "", 0
+        for k, w in enumerate(widths):
+            if rows[0][k]:
+                indent = max(0, widths[k] - len(rows[0][k])) if k + 1 == len(widths) or rows[0][k + 1] else (
+                    w - len(rows[1][k]))
+                head = head.ljust(at + indent) + rows[0][k]
+            at += w + 2
         rule = "-" * max(map(len, text))
         shapes = Counter((launch.grid, launch.block) for launch in launches)
         heads = [f"{kernel}: {n} launch{'es' * (n > 1)} of grid {grid}, block {block}"
                  for (grid, block), n in shapes.items()]
-        last = [f"global memory: {total.distinct_read_bytes:,} distinct bytes read, {total.distinct_write_bytes:,} written"]
+        last = (f"global memory: {total.distinct_read_bytes:,} distinct bytes read, "
+                f"{total.distinct_write_bytes:,} written")
         if total.sectors:
-            last[0] += f"; {total.sectors:,} sectors, {100 * total.efficiency:.0f} % of them needed"
-        return "\n".join([*heads, text[0], rule, *text[1:-1], rule, text[-1], *last])
+            last += f"; {total.sectors:,} sectors, {100 * total.efficiency:.0f} % of them needed"
+        return "\n".join([*heads, head, text[0], rule, *text[1:-1], rule, text[-1], last])
 
 
 def _say(value):
-    return "" if value == 0 else f"{value:,}" if isinstance(value, int) else value
+    return "" if value == 0 else f"{value:,}" if isinstance(value, int) else (
+        f"{value:.1f}" if isinstance(value, float) else value)
 
 
 def _percent(figures):
     return f"{100 * figures.efficiency:.0f} %" if figures.sectors else 0
 
 
-_COLUMNS = [  # (title, value): a column that is zero in all is left out
-    ("FLOPs", lambda f: f.total_flops),
-    ("special", lambda f: f.special),
-    ("tensor FLOPs", lambda f: f.tensor_flops),
-    ("integer", lambda f: f.integer),
-    ("global read B", lambda f: f.read_bytes[GLOBAL]),
-    ("written B", lambda f: f.write_bytes[GLOBAL]),
-    ("requests", lambda f: f.requests),
-    ("sectors", lambda f: f.sectors),
-    ("ideal", lambda f: f.ideal_sectors),
-    ("efficiency", _percent),
-    ("shared read B", lambda f: f.read_bytes[SHARED]),
-    ("written B", lambda f: f.write_bytes[SHARED]),
-    ("requests", lambda f: f.shared_requests),
-    ("wavefronts", lambda f: f.wavefronts),
-    ("conflicts", lambda f: f.conflicts),
-    ("local read B", lambda f: f.read_bytes[LOCAL]),
-    ("written B", lambda f: f.write_bytes[LOCAL]),
-    ("constant read B", lambda f: f.read_bytes[CONSTANT]),
+_OPERATIONS, _GLOBAL, _SHARED = "operations", "global memory", "shared memory"
+_COLUMNS = [  # (group, title, value): a column that is zero in all is left out
+    (_OPERATIONS, "FLOPs", lambda f: f.total_flops),
+    (_OPERATIONS, "special", lambda f: f.special),
+    (_OPERATIONS, "tensor FLOPs", lambda f: f.tensor_flops),
+    (_OPERATIONS, "integer", lambda f: f.integer),
+    (_GLOBAL, "read B", lambda f: f.read_bytes[GLOBAL]),
+    (_GLOBAL, "written B", lambda f: f.write_bytes[GLOBAL]),
+    (_GLOBAL, "requests", lambda f: f.requests),
+    (_GLOBAL, "sectors", lambda f: f.sectors),
+    (_GLOBAL, "ideal", lambda f: f.ideal_sectors),
+    (_GLOBAL, "efficiency", _percent),
+    (_SHARED, "read B", lambda f: f.read_bytes[SHARED]),
+    (_SHARED, "written B", lambda f: f.write_bytes[SHARED]),
+    (_SHARED, "requests", lambda f: f.shared_requests),
+    (_SHARED, "wavefronts", lambda f: f.wavefronts),
+    (_SHARED, "conflicts", lambda f: f.conflicts),
+    ("local memory", "read B", lambda f: f.read_bytes[LOCAL]),
+    ("local memory", "written B", lambda f: f.write_bytes[LOCAL]),
+    ("constants", "read B", lambda f: f.read_bytes[CONSTANT]),
+]
+_BRIEF = [
+    (_GLOBAL, "requests", lambda f: f.requests),
+    (_GLOBAL, "transactions per request", lambda f: f.per_request),
+    (_SHARED, "requests", lambda f: f.shared_requests),
+    (_SHARED, "bank conflicts", lambda f: f.conflicts),
+    (_OPERATIONS, "FLOPs", lambda f: f.total_flops),
+    (_OPERATIONS, "special", lambda f: f.special),
+    (_OPERATIONS, "tensor FLOPs", lambda f: f.tensor_flops),
 ]
 
 

@@ -5,25 +5,30 @@ Inside `with device():` a kernel made by `cuda.jit` is launched as always, `kern
 been imported, and never imported from here.
 """
 import contextlib
+import functools
 import sys
 
 import numpy as np
 
-from .machine import Emulator
-from .memory import GLOBAL, Memory
+from .faults import Unsupported
+from .machine import MAX_BLOCK, MAX_GRID, MAX_THREADS, STATIC_SHARED, Emulator
+from .memory import GLOBAL, Memory, contiguous_strides
+from .namespace import Namespace
+from .values import scalar
 
 
 class EmulatedArray:
-    """An array in the emulated GPU's memory, with what Numba's device arrays offer. `written`: whether it has contents."""
+    """An array in the emulated GPU's memory, with what Numba's device arrays offer. Without `contents` it is unwritten."""
 
     def __init__(self, shape, dtype=np.float64, contents=None):
         self.shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
         self.dtype = np.dtype(dtype)
         self.memory = Memory(GLOBAL, self.nbytes)
         self.memory.address = self.memory.bytes.ctypes.data
+        self.offset, self.strides = 0, contiguous_strides(self.shape, self.dtype.itemsize)
         if contents is not None:
             self._host()[...] = contents
-            self.memory.mark_written()
+            self._mark_written()
 
     @property
     def size(self):
@@ -38,10 +43,38 @@ class EmulatedArray:
         return len(self.shape)
 
     def _host(self):
-        return self.memory.bytes[:self.nbytes].view(self.dtype).reshape(self.shape)
+        """The contents as a NumPy array that shares the memory."""
+        return np.ndarray(self.shape, self.dtype, self.memory.bytes, self.offset, self.strides)
 
     def emulated_memory(self):
-        return self.memory, 0, self.shape, self.dtype
+        return self.memory, self.offset, self.shape, self.dtype, self.strides
+
+    def _view(self, data):
+        """An array of the same memory: `data` is a view of `_host()`."""
+        view = EmulatedArray.__new__(EmulatedArray)
+        view.shape, view.dtype, view.strides, view.memory = data.shape, data.dtype, data.strides, self.memory
+        view.offset = data.ctypes.data - self.memory.address
+        return view
+
+    def _mark_written(self):
+        if self._host().flags.c_contiguous:
+            self.memory.mark_written(self.offset, self.offset + self.nbytes)
+        else:
+            np.ndarray(self.shape + (self.dtype.itemsize,), np.uint8, self.memory.valid, self.offset,
+                       self.strides + (1,))[...] = 1
+
+    @property
+    def T(self):
+        return self._view(self._host().T)
+
+    def transpose(self, axes=None):
+        return self._view(self._host().transpose(axes))
+
+    def view(self, dtype):
+        return self._view(self._host().view(dtype))
+
+    def is_c_contiguous(self):
+        return self._host().flags.c_contiguous
 
     def __len__(self):
         return self.shape[0]
@@ -55,26 +88,38 @@ class EmulatedArray:
 
     def copy_to_device(self, ary, stream=0):
         self._host()[...] = ary.copy_to_host() if isinstance(ary, EmulatedArray) else ary
-        self.memory.mark_written()
+        self._mark_written()
 
     def __getitem__(self, index):
-        return self._host()[index].copy()
+        """A number, or a view of the device's memory."""
+        part = self._host()[index]
+        return self._view(part) if isinstance(part, np.ndarray) else part
 
     def __setitem__(self, index, value):
-        self._host()[index] = value
-        self.memory.mark_written()
+        part = self._host()[index]
+        if isinstance(part, np.ndarray):
+            self._view(part).copy_to_device(value)
+        else:
+            self._host()[index] = value
+            at = index if isinstance(index, tuple) else (index,)
+            start = self.offset + sum(int(i) % n * s for i, n, s in zip(at, self.shape, self.strides, strict=True))
+            self.memory.mark_written(start, start + self.dtype.itemsize)
 
     def __array__(self, dtype=None, copy=None):
         return self._host().astype(dtype or self.dtype)
 
-    def reshape(self, *shape):
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def reshape(self, *shape, order="C"):
         shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        view = EmulatedArray.__new__(EmulatedArray)
-        view.shape, view.dtype, view.memory = self._host().reshape(shape).shape, self.dtype, self.memory
-        return view
+        data = self._host().reshape(shape, order=order)
+        if not np.shares_memory(data, self._host()):
+            raise ValueError("only contiguous arrays can be reshaped on a device")
+        return self._view(data)
 
     def ravel(self, order="C"):
-        return self.reshape(self.size)
+        return self.reshape(self.size, order=order)
 
     def __repr__(self):
         return f"EmulatedArray(shape={self.shape}, dtype={self.dtype})"
@@ -125,8 +170,41 @@ class _Event:
 
     synchronize = wait = record
 
+    def query(self):
+        return True
+
     def elapsed_time(self, other):
         return 0.0
+
+
+class Reduce:
+    """What `cuda.reduce` makes of a function of two numbers: a reduction of arrays, here one number after the other."""
+
+    def __init__(self, machine, function):
+        self._function = machine.function(function)
+
+    def __call__(self, arr, size=None, res=None, init=0, stream=0):
+        numbers = np.asarray(arr)[:size]
+        result = functools.reduce(self._function, (scalar(v) for v in numbers), scalar(numbers.dtype.type(init)))
+        if res is None:
+            return numbers.dtype.type(result)
+        res[0] = result
+        return None
+
+
+def _emulated_gpu(machine):
+    """What `cuda.get_current_device()` gives."""
+    return Namespace("get_current_device()", {
+        "name": "emulated GPU", "id": 0, "compute_capability": machine.cc, "WARP_SIZE": 32, "MULTIPROCESSOR_COUNT": 2,
+        "MAX_THREADS_PER_BLOCK": MAX_THREADS, "MAX_SHARED_MEMORY_PER_BLOCK": STATIC_SHARED,
+        **{f"MAX_{what}_DIM_{axis}": size for what, sizes in (("BLOCK", MAX_BLOCK), ("GRID", MAX_GRID))
+           for axis, size in zip("XYZ", sizes, strict=True)}, "reset": lambda: None, "synchronize": lambda: None})
+
+
+# Functions of numba.cuda for the host that need a GPU and have no counterpart here.
+_NEED_A_GPU = ("as_cuda_array", "current_context", "declare_device", "detect", "external_stream",
+               "from_cuda_array_interface", "list_devices", "open_ipc_array", "profile_start", "profile_stop",
+               "profiling", "set_memory_manager")
 
 
 def _replacements(machine, module):
@@ -153,16 +231,41 @@ def _replacements(machine, module):
     def host_array(shape, dtype=np.float64, strides=None, order="C", **options):
         return np.empty(shape, dtype, order)
 
-    return {"jit": emulated_jit, "to_device": to_device, "device_array": device_array,
+    def missing(name):
+        def refuse(*arguments, **named):
+            raise Unsupported(f"the emulator does not know {name}, which needs a GPU")
+        return refuse
+
+    @contextlib.contextmanager
+    def nothing(*arrays, stream=0):
+        yield
+
+    return {**{name: missing(f"cuda.{name}") for name in _NEED_A_GPU}, "pinned": nothing, "defer_cleanup": nothing,
+            "reduce": lambda function: Reduce(machine, function), "Reduce": lambda function: Reduce(machine, function),
+            "event_elapsed_time": lambda start, end: start.elapsed_time(end), "vectorize": missing("cuda.vectorize"),
+            "guvectorize": missing("cuda.guvectorize"), "get_current_device": lambda: _emulated_gpu(machine),
+            "mapped_array_like": lambda ary: np.empty_like(ary), "per_thread_default_stream": _Stream,
+            "legacy_default_stream": _Stream, "jit": emulated_jit, "to_device": to_device, "device_array": device_array,
             "device_array_like": lambda ary, stream=0: EmulatedArray(ary.shape, ary.dtype),
             "pinned_array": host_array, "pinned_array_like": lambda ary: np.empty_like(ary), "mapped_array": host_array,
             "managed_array": host_array, "synchronize": lambda: None, "stream": _Stream, "default_stream": _Stream,
             "event": lambda timing=True: _Event(), "is_available": lambda: True, "select_device": lambda index: None}
 
 
+def _for_other_targets(numba, name):
+    """numba.vectorize and numba.guvectorize, but not for target="cuda"."""
+    original = getattr(numba, name)
+
+    def call(*arguments, **options):
+        if options.get("target") == "cuda":
+            raise Unsupported(f"the emulator does not know numba.{name}: write a @cuda.jit kernel")
+        return original(*arguments, **options)
+    return call
+
+
 @contextlib.contextmanager
-def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None, break_at=None, recorder=None,
-           tracer=None, patience=5.0):
+def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None, break_at=None,
+           recorder=None, tracer=None, patience=5.0):
     """An emulated GPU, as a context; also Numba's own `kernel[grid, block](...)` runs on it inside.
 
     cc: compute capability (limits of shared memory); checks: True, False, or names (`numdiff.emulator.CHECKS`)
@@ -185,9 +288,14 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
         for name, value in _replacements(machine, module).items():
             if name in module.__dict__:
                 patch(module, name, value)
+        for name in ("vectorize", "guvectorize"):
+            patch(sys.modules["numba"], name, _for_other_targets(sys.modules["numba"], name))
         dispatcher = getattr(sys.modules.get("numba.cuda.dispatcher"), "CUDADispatcher", None)
         if dispatcher is not None:
             patch(dispatcher, "__getitem__", lambda kernel, configuration: Launcher(machine, kernel, *configuration))
+            patch(dispatcher, "configure",
+                  lambda kernel, grid, block, stream=0, sharedmem=0: Launcher(machine, kernel, grid, block, stream,
+                                                                              sharedmem))
             patch(dispatcher, "forall", lambda kernel, count, tpb=128, stream=0,
                   sharedmem=0: Launcher(machine, kernel, -(-count // (tpb or 128)), tpb or 128, stream, sharedmem))
     try:

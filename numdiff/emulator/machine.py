@@ -10,7 +10,7 @@ import numpy as np
 from . import values
 from .asynchronous import Asynchronous
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
-from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Access, CheckedArray, Memory, Shadow, plain_array
+from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Access, CheckedArray, Memory, plain_array
 from .namespace import Resolver
 from .rewrite import Sites, rewrite
 from .schedule import PATIENCE, Dim3, Scheduler
@@ -37,8 +37,8 @@ class Emulator:
     cc: compute capability; checks: True (all), False (none), or names of CHECKS
     order: in which order threads take their turns; seed: of the order "shuffled"
     on_fault: "raise" a `KernelFault` at the end of a launch that had faults, or "collect" them in `faults`
-    float64: whether float64 arithmetic is meant. False: it is a fault. None: it is meant where a kernel is given a float64
-        array; elsewhere, if there is no other fault, it is a `Float64Warning`
+    float64: whether float64 arithmetic is meant. False: it is a fault. None: it is meant where a kernel is given a
+        float64 array; elsewhere, if there is no other fault, it is a `Float64Warning`
     patience: seconds without progress after which a loop that waits is called endless
     """
 
@@ -67,7 +67,7 @@ class Emulator:
         self.access = Access(self)
         self.asynchronous = Asynchronous(self)
         self.tensor_maps = {}
-        self._functions, self._constants, self._memories, self._arguments = {}, {}, {}, []
+        self._functions, self._constants, self._memories, self._hosts, self._arguments = {}, {}, {}, {}, []
         self.resolver = Resolver(self)
         self.helpers = self._helpers()
 
@@ -75,7 +75,7 @@ class Emulator:
 
     def _helpers(self):
         """The names that rewritten code calls."""
-        helpers = {"__turn": lambda: self.scheduler.turn(), "__here": self._here, "__emulated__": True}
+        helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True}
         operations = {f"__{name}": function for name, function in values.OPERATIONS.items()}
         if not self.checked:
             def augment(array, index, operation, value):
@@ -211,7 +211,8 @@ class Emulator:
         if min(grid) < 1 or min(block) < 1:
             raise LaunchRefused(f"{name}: grid {grid} and block {block} must be at least 1 in every dimension.")
         if threads > MAX_THREADS:
-            raise LaunchRefused(f"{name}: a block of {threads} threads is more than the {MAX_THREADS} that a GPU takes.")
+            raise LaunchRefused(f"{name}: a block of {threads} threads is more than the {MAX_THREADS} that a GPU "
+                                "takes.")
         if bound and threads > bound:
             raise LaunchRefused(f"{name}: a block of {threads} threads is more than the kernel's launch_bounds of "
                                 f"{bound}.")
@@ -220,8 +221,8 @@ class Emulator:
                 if n > limit:
                     raise LaunchRefused(f"{name}: {what} dimension {axis} is {n}, the limit is {limit}.")
         if shared > self.shared_limit:
-            raise LaunchRefused(f"{name}: {shared} bytes of dynamic shared memory are more than the {self.shared_limit} "
-                                f"that a block has on compute capability {self.cc[0]}.{self.cc[1]}.")
+            raise LaunchRefused(f"{name}: {shared} bytes of dynamic shared memory are more than the "
+                                f"{self.shared_limit} that a block has on compute capability {self.cc[0]}.{self.cc[1]}.")
 
     @property
     def shared_limit(self):
@@ -230,15 +231,17 @@ class Emulator:
 
     def argument(self, value, name, back):
         """A launch argument as the kernel holds it; arrays that cannot be used in place are noted in `back`."""
+        if type(value).__module__ == "numba.cuda.args":  # cuda.In, cuda.Out, cuda.InOut
+            value = value.value
+        strides = None
         if hasattr(value, "emulated_memory"):
-            memory, offset, shape, dtype = value.emulated_memory()
+            memory, offset, shape, dtype, *strides = value.emulated_memory()
+            strides = strides[0] if strides else None
         elif isinstance(value, np.ndarray):
-            data = np.ascontiguousarray(value).reshape(value.shape)
-            if data is not value and not np.shares_memory(data, value):
-                back.append((value, data))
-            flat = data.reshape(-1)
-            memory = Memory(GLOBAL, data.nbytes, name, data.ctypes.data, flat.view(np.uint8), valid=True)
-            offset, shape, dtype = 0, value.shape, value.dtype
+            if not self.checked:
+                return plain_array(value)
+            memory, offset, strides = self._host_memory(value, name, back)
+            shape, dtype = value.shape, value.dtype
         elif isinstance(value, (tuple, list)):
             return tuple(self.argument(v, name, back) for v in value)
         elif hasattr(value, "copy_to_host") or hasattr(value, "__cuda_array_interface__"):
@@ -246,22 +249,38 @@ class Emulator:
         else:
             return values.scalar(value)
         if not self.checked:
-            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            return plain_array(memory.bytes[offset:offset + size].view(dtype).reshape(shape))
-        made = CheckedArray(self, memory, offset, tuple(shape), np.dtype(dtype), name=name)
+            return plain_array(np.ndarray(shape, dtype, memory.bytes, offset, strides))
+        made = CheckedArray(self, memory, offset, tuple(shape), np.dtype(dtype), strides, name)
         self._memories[id(memory)] = memory
         self._arguments.append(made)
         return made
 
+    def _host_memory(self, array, name, back):
+        """(memory, offset, strides) of a NumPy array; two that share their bytes share a memory too."""
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        whole = owner if owner.flags.c_contiguous else owner.T
+        offset = array.ctypes.data - owner.ctypes.data
+        if not whole.flags.c_contiguous or any(n % array.itemsize for n in (offset, *array.strides)):
+            data = np.ascontiguousarray(array).reshape(array.shape)
+            back.append((array, data))
+            return Memory(GLOBAL, data.nbytes, name, data.ctypes.data, data.reshape(-1).view(np.uint8), True), 0, None
+        memory = self._hosts.get(id(owner))
+        if memory is None:
+            data = whole.reshape(-1).view(np.uint8)
+            memory = self._hosts[id(owner)] = Memory(GLOBAL, data.nbytes, name, owner.ctypes.data, data, valid=True)
+        return memory, offset, array.strides
+
     def _forget(self):
         """After a launch: what happened to global memory is ordered before all that comes."""
         for memory in self._memories.values():
-            memory.writer, memory.reader, memory.busy, memory.released = Shadow(), Shadow(), [], {}
-        self._memories, self._arguments = {}, []
+            memory.writer, memory.reader, memory.busy, memory.released = {}, {}, [], {}
+        self._memories, self._hosts, self._arguments = {}, {}, []
 
     def grid_synchronised(self):
         for memory in self._memories.values():
-            memory.writer, memory.reader = Shadow(), Shadow()
+            memory.writer, memory.reader = {}, {}
 
     def block_starts(self, block):
         block.static = Memory(SHARED, 0, "static", STATIC_BASE)
@@ -298,8 +317,8 @@ class Emulator:
                 raise LaunchRefused(f"{self.kernel}: its shared arrays of fixed size take {memory.size} bytes with "
                                     f"{name}, the limit is {STATIC_SHARED}; take them from dynamic shared memory.")
             if memory.size + self.dynamic_shared > self.shared_limit:
-                raise LaunchRefused(f"{self.kernel}: {memory.size} bytes of static and {self.dynamic_shared} of dynamic "
-                                    f"shared memory are more than the {self.shared_limit} of a block.")
+                raise LaunchRefused(f"{self.kernel}: {memory.size} bytes of static and {self.dynamic_shared} of "
+                                    f"dynamic shared memory are more than the {self.shared_limit} of a block.")
         if self.checked:
             made = CheckedArray(self, memory, offset, shape, dtype, name=name)
         else:
@@ -320,9 +339,13 @@ class Emulator:
         """Which element of which array of the launch a byte is; None if no array has it."""
         arrays = self._arguments if memory.space == GLOBAL else self.thread.block.shared.values()
         for array in arrays:
-            if getattr(array, "memory", None) is memory and array.offset <= offset < array.offset + array.nbytes:
-                at = np.unravel_index((offset - array.offset) // array.itemsize, array.shape)
-                return f"{array.name}[{', '.join(str(int(i)) for i in at)}]"
+            if getattr(array, "memory", None) is memory:
+                rest, at = offset - array.offset, [0] * array.ndim
+                for axis in sorted(range(array.ndim), key=lambda k, array=array: -array.strides[k]):
+                    if array.strides[axis] > 0:
+                        at[axis], rest = divmod(rest, array.strides[axis])
+                if 0 <= rest < array.itemsize and all(0 <= i < n for i, n in zip(at, array.shape, strict=True)):
+                    return f"{array.name}[{', '.join(str(i) for i in at)}]"
         return None
 
     def shared_address(self, array):
@@ -422,7 +445,8 @@ class Emulator:
         if isinstance(error, Unsupported):
             raise Unsupported(f"{str(error).rstrip('.')}; used at {self.place(site)}.") from None
         kind = {IndexError: "bounds", ZeroDivisionError: "division"}.get(type(error), "error")
-        self.report(kind, f"{type(error).__name__}: {error}", SITES.number("?", "?", 0) if site is None else site, thread)
+        site = SITES.number("?", "?", 0) if site is None else site
+        self.report(kind, f"{type(error).__name__}: {error}", site, thread)
 
     def _here(self):
         """Whether breakpoint() stops in this thread."""
@@ -451,12 +475,12 @@ class Emulator:
         thread, _, first, *_ = arrived[0]
         if block.alive < len(block.threads):
             gone = next(t for t in block.threads if t.done)
-            self.report("divergence", f"{name} is reached by {block.alive} of the block's {len(block.threads)} threads: "
-                                      f"thread {gone.index} has ended before it", self.site_of(first), thread)
+            self.report("divergence", f"{name} is reached by {block.alive} of the block's {len(block.threads)} "
+                                      f"threads: thread {gone.index} has ended before it", self.site_of(first), thread)
         for other, _, frame, *_ in arrived:
-            if not _same_call(frame, first):
-                self.report("divergence", f"thread {thread.index} waits at this {name}, thread {other.index} at another",
-                            self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
+            if frame is not first and not _same_call(frame, first):
+                self.report("divergence", f"thread {thread.index} waits at this {name}, thread {other.index} at "
+                            "another", self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
                 return
 
     def check_gathering(self, name, mask, lanes):
@@ -504,7 +528,8 @@ class Emulator:
                                           "others never come", self.site_of(frame), thread, others)
         if not any(f.kind == "divergence" for f in self.seen_faults.values()) and waiting:
             key, threads = next(((k, t) for k, t in groups.items() if k[0] != "loop"), next(iter(groups.items())))
-            self.report("deadlock", f"no thread can go on: {self._say_wait(threads[0].wait)}", key[1], threads[0], others)
+            why = self._say_wait(threads[0].wait)
+            self.report("deadlock", f"no thread can go on: {why}", key[1], threads[0], others)
 
     @staticmethod
     def _say_wait(wait):
@@ -517,7 +542,7 @@ class Emulator:
 
 def _same_call(frame, other):
     """Whether two threads are at the same call, reached through the same calls of device functions."""
-    while frame.f_code is other.f_code and frame.f_lasti == other.f_lasti:
+    while frame.f_lasti == other.f_lasti and frame.f_code is other.f_code:
         frame, other = frame.f_back, other.f_back
         if frame is None or other is None or "__emulated__" not in frame.f_globals:
             return True

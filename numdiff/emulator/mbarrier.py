@@ -93,19 +93,21 @@ class Barrier:
         if why is None:
             self.tx -= count
         else:
-            machine.report("mbarrier", f"the copy brings {count} bytes to {self}, but {why}: an expect_tx is missing or "
-                                       "too small", copy.site, copy.thread)
+            machine.report("mbarrier", f"the copy brings {count} bytes to {self}, but {why}: an expect_tx is missing "
+                                       "or too small", copy.site, copy.thread)
             self.tx = max(self.tx - count, 0)
         machine.scheduler.progress += 1
         self.end_if_complete(copy.site, None)
 
     def end_if_complete(self, site, thread):
-        """End the phase if all of it has come: begin the next one, wake who waited. thread: whose arrival was the last."""
+        """End the phase if all of it has come: begin the next one, wake who waited. thread: whose arrival was the
+        last."""
         if self.missing or self.tx:
             return
         machine = self.machine
         for slow, where in self.woken.items():
-            machine.report("mbarrier", f"phase {self.number} of {self} ends before this thread has seen the end of phase "
+            machine.report("mbarrier", f"phase {self.number} of {self} ends before this thread has seen the end of "
+                                       "phase "
                                        f"{self.number - 1}, which it waits for: a GPU may miss it and wait for ever",
                            where, slow, [("ended by", machine.place(site, machine.thread))])
         self.woken = {}
@@ -168,11 +170,12 @@ def locate(machine, address, doing):
     address = int(address) & 0xFFFFFFFF
     found = machine.shared_memory(address)
     if found is None or found[1] + 8 > len(found[0].bytes):
-        machine.report("bounds", f"{doing} an mbarrier at the shared address {address:#x}, which is outside of the block's "
-                                 "shared memory", machine.site_here())
+        machine.report("bounds", f"{doing} an mbarrier at the shared address {address:#x}, which is outside of the "
+                                 "block's shared memory", machine.site_here())
         return None
     if address % 8:
-        machine.report("alignment", f"{doing} an mbarrier at the shared address {address:#x}, which is not a multiple of 8",
+        machine.report("alignment", f"{doing} an mbarrier at the shared address {address:#x}, which is not a multiple "
+                                    "of 8",
                        machine.site_here())
         return None
     return found
@@ -191,7 +194,8 @@ def find(machine, address, doing):
         by, clock = barrier.made
         thread = machine.thread
         if by is not thread and thread.seen[by.tid] < clock:
-            machine.report("mbarrier", f"{doing} {barrier}, which thread {by.index} initialises with no barrier between",
+            machine.report("mbarrier", f"{doing} {barrier}, which thread {by.index} initialises with no barrier "
+                                       "between",
                            machine.site_here(), others=[("initialised at", machine.place(barrier.site, by))])
     return barrier
 
@@ -260,7 +264,8 @@ def arrive(machine, address, count=1, expected=0):
 def _ready(machine, barrier, parity):
     """Whether a wait for `parity` is over; the current thread then knows what the phase brought."""
     if parity not in (0, 1):
-        machine.report("mbarrier", f"waits at {barrier} for the parity {parity}: it must be 0 or 1", machine.site_here())
+        machine.report("mbarrier", f"waits at {barrier} for the parity {parity}: it must be 0 or "
+                                   "1", machine.site_here())
     if barrier.number & 1 == parity & 1:
         return False
     barrier.acquire(machine.thread)
@@ -312,7 +317,8 @@ class Named:
         self.number, self.count, self.waiting, self.passing, self.site = number, 0, [], [], None
 
     def __str__(self):
-        return f"barrier {self.number}, to which {len(self.waiting) + len(self.passing)} of {self.count} threads have come"
+        come = len(self.waiting) + len(self.passing)
+        return f"barrier {self.number}, to which {come} of {self.count} threads have come"
 
 
 def named(machine, number, count, waits):
@@ -323,8 +329,8 @@ def named(machine, number, count, waits):
         machine.report("error", f"barrier {number}: a block has the barriers 0 … {NAMED_BARRIERS - 1}", site)
         return
     if count % WARP or not WARP <= count <= -(-len(thread.block.threads) // WARP) * WARP:
-        machine.report("error", f"barrier {number} for {count} threads: it must be a multiple of {WARP}, and no more than "
-                                "the block has", site)
+        machine.report("error", f"barrier {number} for {count} threads: it must be a multiple of {WARP}, and no more "
+                                "than the block has", site)
         return
     barriers = thread.block.state.setdefault("named barriers", {})
     barrier = barriers.get(number)

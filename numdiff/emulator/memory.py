@@ -25,15 +25,6 @@ POISON = 0xFF  # every byte of memory that nobody has written: NaN as a float, -
 ROUND = 16  # sizes are rounded up to this, so that a memory can be seen as any dtype
 
 
-class Shadow(dict):
-    """What is known about some bytes of a memory; None of the others."""
-
-    __slots__ = ()
-
-    def __missing__(self, offset):
-        return None
-
-
 class Memory:
     """A range of bytes. `address` is where it lies in its space; `valid[i]` says whether byte i was ever written."""
 
@@ -50,8 +41,9 @@ class Memory:
         self.barriers = {}  # offset -> mbarrier
         self.released = {}  # offset -> {block: what its threads had seen at their last atomic there}
         self.layouts = {}  # offset -> (bytes, swizzle): tiles that the copy engine wrote
-        # offset -> ((thread, clock), site, token, atomic) of the last write; -> [token, (thread, clock), site, …] of reads
-        self.writer, self.reader = Shadow(), Shadow()
+        # What is known of accesses, by offset. writer: ((thread, clock), site, token, atomic) of the last write
+        # reader: [token, (thread, clock), site, (thread, clock), site, …] of the reads since
+        self.writer, self.reader = {}, {}
 
     def grow(self, size):
         """Make it at least `size` bytes long (static shared arrays are found one by one)."""
@@ -112,7 +104,7 @@ class CheckedArray:
     """An array whose elements are read and written through the emulator's checks."""
 
     __slots__ = ("memory", "offset", "shape", "strides", "dtype", "itemsize", "shift", "ndim", "flat", "kind", "cast",
-                 "name", "machine", "rows", "columns", "row", "column")
+                 "exact", "name", "machine", "rows", "columns", "row", "column")
 
     def __init__(self, machine, memory, offset, shape, dtype, strides=None, name=""):
         self.machine, self.memory, self.offset, self.shape, self.dtype = machine, memory, offset, shape, dtype
@@ -129,6 +121,7 @@ class CheckedArray:
         self.flat = memory.view(dtype)
         self.kind = from_numpy(dtype)
         self.cast = INTEGER_TYPES.get(dtype.name) or dtype.type
+        self.exact = dtype.type if self.kind is None else INTEGER_TYPES[dtype.name].whole  # needs no cast
         self.name = name or memory.name
 
     @property
@@ -214,7 +207,8 @@ class Record:
         base, shape = dtype.subdtype or (dtype, ())
         if (self._offset + offset) % base.itemsize:
             raise Unsupported(f"the emulator does not know fields that are not aligned, as {name} of {array.name}")
-        return CheckedArray(array.machine, array.memory, self._offset + offset, shape, base, None, f"{array.name}.{name}")
+        return CheckedArray(array.machine, array.memory, self._offset + offset, shape, base, None,
+                            f"{array.name}.{name}")
 
     def __getitem__(self, name):
         field = self._field(name)
@@ -295,8 +289,8 @@ class Access:
         if len(index) < a.ndim or any(i is None or i is Ellipsis or i.__class__ is slice for i in index):
             for i in index:
                 if isinstance(i, int) and i < 0 and self.bounds and site not in self.machine.negative_sites:
-                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{i}]: index {int(i)} is "
-                                                  "negative (Numba would count it from the end)", site)
+                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{i}]: index {int(i)} "
+                                                  "is negative (Numba would count it from the end)", site)
                     return None
             try:
                 return a.part(index)
@@ -319,7 +313,8 @@ class Access:
                     if -n <= i < 0:
                         why = "negative (Numba would count it from the end)"
                     else:
-                        why = f"outside of axis {axis}, whose length is {n}" if a.ndim > 1 else f"outside of 0 … {n - 1}"
+                        why = f"outside of axis {axis}, whose length is {n}" if a.ndim > 1 else \
+                            f"outside of 0 … {n - 1}"
                     where = ", ".join(str(int(k)) for k in index)
                     self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{where}]: "
                                                   f"index {int(i)} is {why}", site)
@@ -338,9 +333,9 @@ class Access:
                 return a[index]
             offset = None
             if index.__class__ is tuple:
-                if len(index) == 2 == a.ndim:
+                if len(index) == 2:
                     i, j = index
-                    if 0 <= i < a.rows and 0 <= j < a.columns:
+                    if 0 <= j < a.columns and 0 <= i < a.rows:  # arrays of one dimension have no columns
                         offset = a.offset + i * a.row + j * a.column
             elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
                 offset = a.offset + index * a.row
@@ -351,21 +346,20 @@ class Access:
             memory = a.memory
             if races and memory.shadowed:
                 stamp, token = machine.thread.stamp, machine.token
-                writer = memory.writer[offset]
+                writer = memory.writer.get(offset)
                 if writer is None:
                     if initialised and memory.valid is not None and not memory.valid[offset]:
                         unwritten(a, index, site)
                 elif writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL):
                     race(memory, offset, writer, site)
-                log = memory.reader[offset]
+                log = memory.reader.get(offset)
                 if log is None:
                     memory.reader[offset] = [token, stamp, site]
                 elif log[0] is not token:  # the first reader may be of another block
                     memory.reader[offset] = [token, log[1], log[2], stamp, site] if memory.space is GLOBAL else \
                         [token, stamp, site]
                 elif log[-2] is not stamp:
-                    log.append(stamp)
-                    log.append(site)
+                    log += stamp, site
             elif initialised and memory.valid is not None and not memory.valid[offset]:
                 unwritten(a, index, site)
             if memory.busy:
@@ -408,12 +402,14 @@ class Access:
             if memory.space is CONSTANT:
                 machine.report("bounds", f"writes into the constant array {a.name}", site)
                 return
-            value = a.cast(value)
+            if value.__class__ is not a.exact:
+                value = a.cast(value)
             machine.stores += 1
             if races and memory.shadowed:
                 check_write(memory, offset, size, site, value, a)
-            if memory.valid is not None:
-                memory.valid[offset:offset + size] = _ONES[size]
+            valid = memory.valid
+            if valid is not None and not (valid[offset] and valid[offset + size - 1]):
+                valid[offset:offset + size] = _ONES[size]
             if memory.busy:
                 machine.asynchronous.touched(memory, offset, size, site, True)
             if recorder is not None:
@@ -431,13 +427,15 @@ class Access:
         acquired = thread.block.state.get("acquired")
         return acquired is not None and other.block in acquired and acquired[other.block][other.tid] >= clock
 
-    def fence(self):
-        """The current thread's threadfence(): what it has seen until now it can hand on to other blocks."""
+    def fence(self, everywhere=True):
+        """threadfence() or threadfence_block(): what the thread has seen until now its atomics can hand on."""
         thread = self.machine.thread
-        thread.block.fenced = True
         seen = list(thread.seen)
         seen[thread.tid] = thread.clock
-        thread.state["fence"] = seen
+        thread.state["fence of the block"] = seen
+        if everywhere:
+            thread.block.fenced = True
+            thread.state["fence"] = seen
         thread.tick(thread.seen)
 
     def acquire(self, released):
@@ -461,12 +459,13 @@ class Access:
     def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False):
         """Hold a write of the current thread against the last accesses there, and remember it.
 
-        Where two threads write the same value nothing can go wrong, and nothing is said.
+        Where several threads write the same value with the same line, as a flag that all set, nothing is said.
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
-        writer, log = memory.writer[offset], memory.reader[offset]
+        writer, log = memory.writer.get(offset), memory.reader.get(offset)
         if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL) and \
-                not (atomic and writer[3]) and not self._ordered(writer[0]) and not _same(a, offset, value):
+                not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
+                    writer[1] == site and _same(a, offset, value)):
             self._race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
         if log is not None:
             if log[0] is token or memory.space is GLOBAL:
@@ -474,10 +473,11 @@ class Access:
                     if log[k] is not stamp and not self._ordered(log[k]):
                         if log[k + 1] in self.machine.spin_sites and log[k][0].block is not stamp[0].block:
                             continue
-                        if not _same(a, offset, value):
-                            self._race(memory, offset, log[k], log[k + 1], site, "writes", "read", False)
+                        self._race(memory, offset, log[k], log[k + 1], site, "writes", "read", False)
                         break
             memory.reader[offset] = None
+        if atomic and writer is not None and not writer[3] and writer[0][0] is stamp[0] and writer[2] is token:
+            return  # others must still come after this thread's plain store, whatever it does atomically
         entry = (stamp, site, token, atomic)
         memory.writer[offset] = entry
         if size == 4:
@@ -534,7 +534,7 @@ class Access:
         machine = self.machine
         shadowed, stamp, token = memory.shadowed and self.races, machine.thread.stamp, machine.token
         for at in range(offset, offset + size, step):
-            writer = memory.writer[at] if shadowed else None
+            writer = memory.writer.get(at) if shadowed else None
             if writer is None:
                 if self.initialised and memory.valid is not None and not memory.valid[at]:
                     machine.report("uninitialised", f"reads {memory.space} memory that nobody has written: "
@@ -546,7 +546,7 @@ class Access:
                 break
         if shadowed:
             for at in range(offset, offset + size, step):
-                log = memory.reader[at]
+                log = memory.reader.get(at)
                 if log is None or log[0] is not token:
                     memory.reader[at] = [token, stamp, site] if log is None or memory.space is not GLOBAL else \
                         [token, log[1], log[2], stamp, site]

@@ -1,7 +1,7 @@
 """What names mean inside a kernel: `cuda`, `math`, types, device functions, intrinsics.
 
-A kernel's globals and closure are looked through once; whatever belongs to Numba or has other rules on a GPU is replaced.
-Numba itself is recognised by its names and never imported here.
+A kernel's globals and closure are looked through once; whatever belongs to Numba or has other rules on a GPU is
+replaced. Numba itself is recognised by its names and never imported here.
 """
 import builtins
 import math
@@ -56,7 +56,8 @@ class Resolver:
         self.cuda = emulated_cuda(machine)
         self.types = Namespace("numba.types", {**values.TYPES, **{
             alias: values.TYPES[name] for alias, name in values.ALIASES.items()}})
-        self.math, self.numpy, self.libdevice, self.builtins = MATH, EmulatedNumpy(machine), Libdevice(), values.BUILTINS
+        self.numpy, self.libdevice = EmulatedNumpy(machine), Libdevice()
+        self.math, self.builtins = MATH, values.BUILTINS
         if "float64" in machine.checks:
             self.math = EmulatedMath(self._noticed_float64)
             self.builtins = {**values.BUILTINS, "min": values.choose(min, self._noticed_float64),
@@ -68,8 +69,8 @@ class Resolver:
     def _noticed_float64(self, name):
         machine = self.machine
         if not machine.float64_is_meant:
-            machine.report("float64", f"{name} of integers or float64 is float64 arithmetic in a kernel without float64 "
-                                      "arrays: cast its arguments", machine.site_here())
+            machine.report("float64", f"{name} of integers or float64 is float64 arithmetic in a kernel without "
+                                      "float64 arrays: cast its arguments", machine.site_here())
 
     def __call__(self, name, value):
         """The stand-in of `value`, which a kernel knows as `name`."""
@@ -190,7 +191,8 @@ class EmulatedNumpy:
             if not arrays:
                 return one(*arguments)
             if len(arguments) != function.nin + 1:
-                raise Unsupported(f"the emulator knows np.{function.__name__} of arrays with an array for the result only")
+                raise Unsupported(f"the emulator knows np.{function.__name__} of arrays with an array for the result "
+                                  "only")
             *inputs, out = arguments
             for index in np.ndindex(tuple(out.shape)):
                 numbers = [a[index[len(index) - a.ndim:]] if a.__class__ in _ARRAYS else a for a in inputs]
@@ -280,6 +282,10 @@ def emulated_cuda(machine):
         if machine.checked:
             machine.access.fence()
 
+    def threadfence_block():
+        if machine.checked:
+            machine.access.fence(everywhere=False)
+
     # memory -----------------------------------------------------------------------------------------------------------
 
     def shared_array(shape=None, dtype=None, alignment=None, **named):
@@ -320,11 +326,12 @@ def emulated_cuda(machine):
         "threadIdx": t, "blockIdx": b, "blockDim": bd, "gridDim": gd, "warpsize": WARP, "grid": grid,
         "gridsize": gridsize, "syncthreads": syncthreads, "syncthreads_count": syncthreads_count,
         "syncthreads_and": syncthreads_and, "syncthreads_or": syncthreads_or, "threadfence": threadfence,
-        "threadfence_block": lambda: None, "threadfence_system": threadfence,
+        "threadfence_block": threadfence_block, "threadfence_system": threadfence,
         "shared": Namespace("cuda.shared", {"array": shared_array}),
         "local": Namespace("cuda.local", {"array": local_array}),
-        "const": Namespace("cuda.const", {"array_like": array_like}), "popc": popc, "clz": clz, "brev": brev, "ffs": ffs,
-        "selp": selp, "fma": lambda a, b, c: values.fma(a, b, c), "cbrt": cbrt,
+        "const": Namespace("cuda.const", {"array_like": array_like}), "popc": popc, "clz": clz, "brev": brev,
+        "ffs": ffs,
+        "selp": selp, "literal_unroll": lambda values: values, "fma": lambda a, b, c: values.fma(a, b, c), "cbrt": cbrt,
         "nanosleep": lambda ns: machine.scheduler.yield_turn(frame(1)), **warp_functions(machine), **values.TYPES,
         **{alias: values.TYPES[name] for alias, name in values.ALIASES.items()},
     }
@@ -345,7 +352,8 @@ def _half_functions():
             "hfma": lambda a, b, c: values.fma(half(a), half(b), half(c)), "hneg": lambda a: -half(a),
             "habs": lambda a: abs(half(a)), "hmax": lambda a, b: max(half(a), half(b)),
             "hmin": lambda a, b: min(half(a), half(b)), "heq": lambda a, b: a == b, "hne": lambda a, b: a != b,
-            "hgt": lambda a, b: a > b, "hge": lambda a, b: a >= b, "hlt": lambda a, b: a < b, "hle": lambda a, b: a <= b,
+            "hgt": lambda a, b: a > b, "hge": lambda a, b: a >= b, "hlt": lambda a, b: a < b,
+            "hle": lambda a, b: a <= b,
             **{"h" + name: getattr(MATH, name) for name in ("exp", "log", "log2", "sin", "cos", "sqrt", "floor", "ceil",
                                                             "trunc", "exp2")}}
 
@@ -360,3 +368,8 @@ class EmulatedCuda(Namespace):
     @property
     def laneid(self):
         return values.Int32(self._machine.thread.lane)
+
+    @property
+    def random(self):
+        """numba.cuda.random: its generators are functions like a kernel's own."""
+        return self._machine.resolver.module(sys.modules["numba.cuda.random"])

@@ -3,12 +3,14 @@
     from numdiff.emulator import pictures
     pictures.mma("m16n8k16", lane=5).save("fragments.svg")
 
-    tracer = emulator.trace(kernel, grid, block, map_of_x, y)     # a kernel with tensor copies
+    tracer = emulator.trace(kernel, grid, block, map_of_x, y)     # a kernel with tensor copies and matrix products
     pictures.swizzled_tile(tracer.copies[0]).save("tile.png")
     pictures.tma_box(tracer.copies[0]).save("box.png")
+    pictures.mma(tracer.products[0], lane=5).save("values.svg")   # the same, with the numbers
 
-Each is drawn from what the emulator itself computes with: the layouts of fragments.py and wgmma.py, the bytes that a copy
-has brought to shared memory, the tensor map of a copy. See drawing.py for what a `Picture` can do.
+Each is drawn from what the emulator itself computes with: the layouts of fragments.py and wgmma.py, the registers of a
+product, the bytes that a copy has brought to shared memory, the tensor map of a copy. See drawing.py for what a
+`Picture` can do.
 """
 import numpy as np
 
@@ -16,11 +18,12 @@ from . import fragments as layouts
 from .copy_engine import CHUNK, swizzled
 from .counts import BANKS, WORD, count_wavefronts
 from .drawing import COLOURS, FAULT, GRID, INK, PALE, Picture
+from .warp_matrix import float16_of_words, tf32_of_words
 from .wgmma import accumulator_place
 
 LINE = BANKS * WORD  # bytes that all banks together hold side by side
 MARGIN, TITLE = 24, 64  # pixels: around a picture, and above for its title
-SHADES = ("#8ecae6", "#ffd166", "#a3d9a5", "#f4a6b7")  # of registers
+SHADES = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[3]  # of registers
 
 MMA = {  # shape -> ((rows, columns), layout) of A, B and C
     "m16n8k16": (((16, 16), layouts.fragment_a_m16n8k16), ((16, 8), layouts.fragment_b_m16n8k16),
@@ -44,27 +47,48 @@ def owners(layout, lanes=layouts.LANES):
     return found
 
 
+def numbers(product):
+    """The shape of a `Tracer.products` entry, and its A, B and D: {(row, column): value}."""
+    shape = next(s for s in sorted(MMA, key=len, reverse=True) if product.name.endswith(s.replace(" ", ".")))
+    a, b, _, d = product.registers
+    elements = tf32_of_words if shape.endswith("tf32") else float16_of_words
+    return shape, [{at: float(values[lane, register, place]) for at, (lane, register, place) in owners(layout).items()}
+                   for values, (_, layout) in zip((elements(a), elements(b), d[..., None]), MMA[shape], strict=True)]
+
+
 def mma(shape="m16n8k16", lane=5):
     """Fragments of A, B and C of an mma as the product is written: B above C, A to its left.
 
-    Each element says its lane (T5) and its register (a2; b0.1 is the upper half of register b0). The colour is the
-    register's, and the elements of one lane have a thick edge.
+    shape: of the instruction, or one of `Tracer.products`, whose numbers are then written (those of D in C's place).
+    Each element says its lane (T5) and its register (a2; b0.1 is the upper half of register b0), or its number. The
+    colour is the register's, and the elements of one lane have a thick edge.
     """
+    product, values = None, (None, None, None)
+    if not isinstance(shape, str):
+        product = shape
+        shape, values = numbers(product)
     (a_size, a), (b_size, b), (c_size, c) = MMA[shape]
     wide, high, gap = 62, 30, 46
     a_width, b_height = a_size[1] * wide, b_size[0] * high
     left, top = MARGIN + 26, TITLE + 30
-    picture = Picture(left + a_width + gap + c_size[1] * wide + MARGIN + 10, top + b_height + gap + c_size[0] * high + 66)
-    picture.text(MARGIN, 28, f"mma {shape}: which lane and register holds which element", 18, "start", bold=True)
+    picture = Picture(left + a_width + gap + c_size[1] * wide + MARGIN + 10,
+                      top + b_height + gap + c_size[0] * high + 66)
+    what = "which lane and register holds which element"
+    if product is not None:
+        what = f"warp {product.warp} of block {product.block} at {product.place}"
+    picture.text(MARGIN, 28, f"mma {shape}: {what}", 18, "start", bold=True)
     right, below = left + a_width + gap, top + b_height + gap
-    _fragment(picture, left, below, a_size, a, "a", wide, high, lane, f"A  {a_size[0]} × {a_size[1]}")
-    _fragment(picture, right, top, b_size, b, "b", wide, high, lane, f"B  {b_size[0]} × {b_size[1]}")
-    _fragment(picture, right, below, c_size, c, "c", wide, high, lane, f"C and D  {c_size[0]} × {c_size[1]}")
+    _fragment(picture, left, below, a_size, a, "a", wide, high, lane, f"A  {_sizes(a_size)}", values[0])
+    _fragment(picture, right, top, b_size, b, "b", wide, high, lane, f"B  {_sizes(b_size)}", values[1])
+    _fragment(picture, right, below, c_size, c, "c", wide, high, lane,
+              f"{'C and D' if product is None else 'D = A · B + C'}  {_sizes(c_size)}", values[2])
     x, y = left, top + 4
     notes = [f"T{lane} is lane {lane} of the warp, a1 its register number 1 of A.", "Two float16 share a register:",
              "a1.0 is its low half, a1.1 its high half.", f"Thick edges: all that lane {lane} holds."]
     if all(place == 0 for _, _, place in owners(a).values()):
         notes = [notes[0], notes[-1]]
+    if product is not None:
+        notes = [f"T{lane} is lane {lane} of the warp, and holds the number beside it.", notes[-1]]
     for k, note in enumerate(notes):
         picture.text(x, y + 22 * k, note, 14 if a_width > 500 else 12, "start")
     count = max(register for layout in (a, b, c) for _, register, _ in owners(layout).values()) + 1
@@ -82,7 +106,29 @@ def fragment(layout, size, name="r", title="", lane=None):
     return picture
 
 
-def _fragment(picture, left, top, size, layout, name, wide, high, lane, title):
+def ldmatrix(count=4, transposed=False, lane=5):
+    """`ldmatrix` of 1, 2 or 4 matrices of 8 × 8 float16: which lane's address each row is, and who gets which element.
+
+    The matrices are drawn as they lie in shared memory, each of their rows 16 bytes at the address that one lane gives.
+    """
+    layout = layouts.matrix_8x8_transposed if transposed else layouts.matrix_8x8
+    wide, high, rows = 62, 30, 110
+    picture = Picture(MARGIN * 2 + rows + 8 * wide, TITLE + 20 + count * (8 * high + 52) + 34)
+    name = f"ldmatrix.x{count}{'.trans' if transposed else ''}"
+    picture.text(MARGIN, 28, f"{name}: from rows to registers", 18, "start", bold=True)
+    picture.text(MARGIN, 52, f"T{lane} r0.1: high half of register 0 of lane {lane}. Thick edges: all it gets.", 12,
+                 "start")
+    for matrix in range(count):
+        top = TITLE + 52 + matrix * (8 * high + 52)
+        _fragment(picture, MARGIN + rows, top, (8, 8), layout, "r", wide, high, lane, f"matrix {matrix}", None, matrix)
+        for row in range(8):
+            picture.text(MARGIN, top + (row + 0.5) * high, f"address of T{8 * matrix + row}", 11, "start", colour=PALE)
+    return picture
+
+
+def _fragment(picture, left, top, size, layout, name, wide, high, lane, title, values=None, first=0):
+    """Draw a fragment. values: {(row, column): number}, to be written in the place of registers; first: number of the
+    first register"""
     rows, columns = size
     found = owners(layout)
     packed = any(place for _, _, place in found.values())
@@ -97,11 +143,13 @@ def _fragment(picture, left, top, size, layout, name, wide, high, lane, title):
             if owner is None:
                 picture.rectangle(x, y, wide, high, "#ffffff", GRID)
                 continue
-            who, register, place = owner
+            who, register, place = owner[0], owner[1] + first, owner[2]
             label = f"{name}{register}.{place}" if packed else f"{name}{register}"
             picture.rectangle(x, y, wide, high, SHADES[register % 4], "#ffffff", 1,
                               tip=f"({row}, {column}) is in lane {who}, {label}")
             picture.text(x + 5, y + high / 2, f"T{who}", 13, "start", bold=who == lane)
+            if values is not None:
+                label = f"{values[row, column]:.3g}"
             picture.text(x + wide - 4, y + high / 2, label, 10, "end")
     for (row, column), (who, _, _) in found.items():
         if who == lane:
@@ -149,8 +197,8 @@ def wgmma_accumulator(n=16, thread=37, place=accumulator_place):
         picture.rectangle(left, y, n * wide, 16 * high, None, INK, 1.5)
         picture.text(MARGIN, y + 8 * high - 8, f"warp {warp}", 13, "start", bold=True)
         picture.text(MARGIN, y + 8 * high + 10, f"T{32 * warp} … T{32 * warp + 31}", 11, "start", colour=PALE)
-    picture.text(left, picture.height - 26, "Every 8 columns the pattern begins anew, with the next four accumulators.", 12,
-                 "start")
+    picture.text(left, picture.height - 26, "Every 8 columns the pattern begins anew, with the next four accumulators.",
+                 12, "start")
     return picture
 
 
@@ -185,8 +233,8 @@ def chunks_found(copy):
         data = wanted[at].tobytes()
         if any(data):
             if data not in lies:
-                raise ValueError(f"chunk {at[1]} of row {at[0]} of the box is nowhere in the tile: it has not arrived, or was "
-                                 "overwritten since.")
+                raise ValueError(f"chunk {at[1]} of row {at[0]} of the box is nowhere in the tile: it has not arrived, "
+                                 "or was overwritten since.")
             places[at] = lies[data]
     return places
 
@@ -212,7 +260,7 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
     wide, high, left, top = 64, 30, MARGIN + 64, TITLE + 76
     second = left + columns * wide + 110
     height = top + max(rows, lines) * high + 112
-    picture = Picture(second + LINE // CHUNK * wide + MARGIN, height)
+    picture = Picture(max(second + LINE // CHUNK * wide + MARGIN, 920), height)
     named = f"swizzle of {swizzle} bytes" if swizzle else "no swizzle"
     picture.text(MARGIN, 28, f"A tile of {row_bytes}-byte rows, {named}", 18, "start", bold=True)
     picture.text(MARGIN, 52, f"{source}; cells are chunks of 16 bytes", 12, "start", colour=PALE)
@@ -237,7 +285,8 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
                 picture.rectangle(x, y, wide, high, "#ffffff", GRID, hatch=FAULT, tip="outside of the tensor: zeros")
                 continue
             line, bank = divmod((address % LINE + place) // CHUNK, LINE // CHUNK)
-            colour, tip = COLOURS[bank], f"row {row}, chunk {c}: address {address + place:#x}, banks {4 * bank} to {4 * bank + 3}"
+            tip = f"row {row}, chunk {c}: address {address + place:#x}, banks {4 * bank} to {4 * bank + 3}"
+            colour = COLOURS[bank]
             x2, y2 = second + bank * wide, top + line * high
             for x0, y0, label in ((x, y, f"{address + place:#x}"), (x2, y2, f"r{row} c{c}")):
                 picture.rectangle(x0, y0, wide, high, colour, "#ffffff", 1.5, tip=tip)
@@ -249,11 +298,12 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
     column = places[:8, chunk]
     column = column[column >= 0]
     if len(column):
-        waves = int(count_wavefronts(np.concatenate([address + column, np.full(32 - len(column), -1)])[:, None], CHUNK)[0][0])
-        picture.text(left, height - 84, f"Outlined: chunk {chunk} of rows 0 … {len(column) - 1}, which ldmatrix reads at once: "
-                     + ("no two on the same banks, one wavefront." if waves == 1 else
-                        f"{waves} on the same banks, {waves} wavefronts."), 13, "start",
-                     bold=True, colour=INK if waves == 1 else FAULT)
+        lanes = np.concatenate([address + column, np.full(32 - len(column), -1)])[:, None]
+        waves = int(count_wavefronts(lanes, CHUNK)[0][0])
+        which = f"Outlined: chunk {chunk} of rows 0 … {len(column) - 1}, which ldmatrix reads at once: "
+        what = "no two on the same banks, one wavefront." if waves == 1 else (
+            f"{waves} on the same banks, {waves} wavefronts.")
+        picture.text(left, height - 84, which + what, 13, "start", bold=True, colour=INK if waves == 1 else FAULT)
     picture.text(left, height - 52, "colour: the four banks in which a chunk lies", 12, "start")
     for k in range(LINE // CHUNK):
         picture.rectangle(left + 92 * k, height - 36, 18, 14, COLOURS[k], GRID)
@@ -281,8 +331,8 @@ def tma_box(copy, x_axis=None, y_axis=None):
     picture = Picture(max(across * (width + MARGIN) + MARGIN, 460), TITLE + down * (height + MARGIN) + 46)
     tensor = copies[0].tensor
     picture.text(MARGIN, 28, f"Tensor copies of {tensor.name}", 18, "start", bold=True)
-    picture.text(MARGIN, 52, f"tensor {_sizes(tensor.dims)}, box {_sizes(tensor.box)}, innermost dimension first", 12, "start",
-                 colour=PALE)
+    picture.text(MARGIN, 52, f"tensor {_sizes(tensor.dims)}, box {_sizes(tensor.box)}, innermost dimension first", 12,
+                 "start", colour=PALE)
     for k, panel in enumerate(panels):
         panel.draw(picture, MARGIN + k % across * (width + MARGIN), TITLE + 8 + k // across * (height + MARGIN))
     y = picture.height - 26
@@ -349,5 +399,5 @@ class _Panel:
         for k in range(0, self.dims[1], step):
             picture.text(left + 18, y0 + (k + 0.5) * cell, k, 10, "end", colour=PALE)
         outside = self.box[0] * self.box[1] - max(0, x_high - x_low) * max(0, y_high - y_low)
-        picture.text(left + 30, top + self.height - 10, f"{outside} of the box's {self.box[0] * self.box[1]} places lie outside",
-                     12, "start")
+        picture.text(left + 30, top + self.height - 10,
+                     f"{outside} of the box's {self.box[0] * self.box[1]} places lie outside", 12, "start")

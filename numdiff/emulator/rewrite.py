@@ -6,7 +6,7 @@ that tracebacks, `breakpoint()` and coverage point into the real source:
     a + b           __Add(a, b)              Numba's types and rounding (values.py)
     0.5             a float64 constant       which is what Numba takes it for
     a[i], a[i] = v  __load(a, i), __store    only where accesses are checked
-    while c:        while __turn() and c:    so that an endless wait gives others a turn, and is noticed
+    while c:        while __turn(1) and c:   so that an endless wait gives others a turn, and is noticed
     breakpoint()    __here() and breakpoint()   at the chosen block and thread only
 
 In a checked function each of these calls also carries the number of its site, that is of its line.
@@ -17,6 +17,7 @@ import textwrap
 
 import numpy as np
 
+from .schedule import WAITING
 from .values import OPERATIONS
 
 
@@ -197,8 +198,11 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_While(self, node):
         self.sites.spins.update(self.site(part) for part in ast.walk(node.test) if isinstance(part, ast.expr))
+        waits = isinstance(node.test, ast.Constant) or any(isinstance(part, (ast.Subscript, ast.Call))
+                                                           for part in ast.walk(node.test))
         self.generic_visit(node)
-        turn = ast.copy_location(ast.Call(ast.Name("__turn", ast.Load()), [], []), node)
+        weight = ast.Constant(WAITING if waits else 1)
+        turn = ast.copy_location(ast.Call(ast.Name("__turn", ast.Load()), [weight], []), node)
         node.test = ast.copy_location(ast.BoolOp(ast.And(), [turn, node.test]), node)
         return node
 

@@ -2,8 +2,8 @@
 
 A thread runs until it must wait: at a barrier, for the other lanes of its warp, for an mbarrier. Then the next one
 runs. Nothing is ever preempted (a `while` loop that turns and turns gives others a chance), so a launch is
-deterministic, and the order in which threads take their turns (forward, reversed, or shuffled by a seed) is an option: a
-correct kernel gives the same bits in each.
+deterministic, and the order in which threads take their turns (forward, reversed, or shuffled by a seed) is an option:
+a correct kernel gives the same bits in each.
 
 Blocks run one after another; the next one starts early only when all that have started wait for something that none of
 them can give, as they do at a grid-wide barrier.
@@ -16,10 +16,10 @@ import time
 import greenlet
 import numpy as np
 
-from .faults import Unsupported
-
 WARP = 32
 TURNS = 4096  # turns of `while` loops after which a thread lets the others run
+WAITING = 64  # for how many turns one counts of a loop that seems to wait: its condition reads memory, or is constant
+ROUNDS = 16  # that loops may go on for before another block starts, which they may be waiting for
 PATIENCE = 5.0  # seconds without any progress after which a wait counts as endless
 LONGEST = 12  # times the patience: so long may loops turn that change nothing but their own variables
 
@@ -42,8 +42,8 @@ class Dim3:
 class Thread:
     """One GPU thread: where it is, what it has seen (memory.py), what it waits for."""
 
-    __slots__ = ("tid", "index", "block", "warp", "lane", "clock", "stamp", "seen", "greenlet", "wait", "done", "result",
-                 "turns", "fenced", "state")
+    __slots__ = ("tid", "index", "block", "warp", "lane", "clock", "stamp", "seen", "greenlet", "wait", "done",
+                 "result", "turns", "fenced", "state")
 
     def __init__(self, tid, index, block):
         self.tid, self.index, self.block = tid, index, block
@@ -87,7 +87,7 @@ class Block:
 
 
 class Scheduler:
-    """Runs the blocks of a launch. The emulator's functions call `meet`, `gather` and `wait_until` from within threads."""
+    """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `wait_until` from within threads."""
 
     def __init__(self, machine, body, dimensions):
         self.machine, self.body, self.dimensions = machine, body, dimensions
@@ -101,6 +101,7 @@ class Scheduler:
         self.ended = 0  # blocks
         self.grid_arrived = []
         self._counts = self._numbers = None  # what tells, in `_spin`, whether anything still happens
+        self._seen, self._rounds = None, 0  # likewise in `_loops_go_on`
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class Scheduler:
             if self.blocks and not self.awake:
                 if self.machine.asynchronous.deliver():
                     continue
-                if remaining:
+                if remaining and not (self.spinning and self._loops_go_on()):
                     self.start(remaining.pop())
                 elif self.spinning:
                     self._spin()
@@ -145,7 +146,7 @@ class Scheduler:
         self.blocks, self.awake, self.spinning, self.polls = [], [], [], []
 
     def _turn_until_stuck(self):
-        machine = self.machine
+        machine, at = self.machine, self.machine.thread_index
         while self.awake:
             ready, self.awake = self.awake, []
             if machine.order == "shuffled":
@@ -153,7 +154,11 @@ class Scheduler:
             for thread in ready:
                 if thread.done:
                     continue
-                self.enter(thread)
+                if machine.block is thread.block:  # as `enter`, for the thread that comes most often
+                    machine.thread = thread
+                    at.x, at.y, at.z = thread.index
+                else:
+                    self.enter(thread)
                 if thread.greenlet is None:
                     thread.greenlet = self.idle.pop() if self.idle else self._worker()
                     thread.greenlet.switch(thread)
@@ -187,8 +192,6 @@ class Scheduler:
                 self.body()
             except greenlet.GreenletExit:
                 return
-            except Unsupported:
-                raise
             except Exception as error:
                 self.machine.thread_failed(thread, error)
             self._exit(thread)
@@ -255,13 +258,15 @@ class Scheduler:
         """All of the block have seen all that any of them did."""
         seen = [t.clock for t in block.threads]
         for thread in threads:
-            thread.tick(seen)
+            thread.seen = seen
+            thread.clock += 1
+            thread.stamp = (thread, thread.clock)
         block.token = object()
         if self.machine.block is block:
             self.machine.token = block.token
 
     def meet(self, name, value, combine, frame, count=None):
-        """A barrier: wait until all threads of the block (or `count` of them) are here; `combine(values)` is the result."""
+        """A barrier: wait until all threads of the block (or `count`) are here; `combine(values)` is the result."""
         thread = self.machine.thread
         block = thread.block
         arrived = block.arrived.get(name)
@@ -375,10 +380,10 @@ class Scheduler:
 
     # loops that wait --------------------------------------------------------------------------------------------------
 
-    def turn(self):
-        """One turn of a `while` loop of the current thread; True."""
+    def turn(self, weight):
+        """One turn of a `while` loop of the current thread, which counts for `weight`; True."""
         thread = self.machine.thread
-        thread.turns += 1
+        thread.turns += weight
         if thread.turns >= TURNS:
             thread.turns = 0
             self.yield_turn(sys._getframe(2))
@@ -391,11 +396,23 @@ class Scheduler:
         self.spinning.append(thread)
         self.hub.switch()
 
+    def _loop_variables(self):
+        """The numbers that loops work with: a loop whose variables change computes something."""
+        return [[v for v in thread.wait[2].f_locals.values() if isinstance(v, (int, float, np.generic))]
+                for thread in self.spinning]
+
+    def _loops_go_on(self):
+        """Whether the loops seem to get on by themselves, so that no other block need start yet."""
+        seen = self.progress, self.machine.stores, self._loop_variables()
+        self._rounds = 0 if self._seen is None else self._rounds + 1
+        going, self._seen = seen != self._seen and self._rounds < ROUNDS, seen
+        if not going:
+            self._seen = None
+        return going
+
     def _spin(self):
         """Nobody but threads in loops can run: let them, but not for ever."""
-        now, counts = time.monotonic(), (self.progress, self.machine.stores)
-        numbers = [[v for v in thread.wait[2].f_locals.values() if isinstance(v, (int, float, np.generic))]
-                   for thread in self.spinning]  # a loop whose variables change computes something
+        now, counts, numbers = time.monotonic(), (self.progress, self.machine.stores), self._loop_variables()
         if counts != self._counts:
             self._counts, self._numbers, self._begun = counts, None, now
         if numbers != self._numbers:

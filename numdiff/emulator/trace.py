@@ -5,15 +5,16 @@
     tracer.save("trace.svg")                                      # a picture; .png also; .json for chrome://tracing
 
 LOGICAL TIME
-    Threads run one after another here, so the wall clock says nothing. Each thread has a clock of its own instead: a load, a
-    store and an arithmetic operation take one tick; whoever waits goes on at the time of what it waited for (Lamport
-    1978, "Time, Clocks, and the Ordering of Events in a Distributed System"). A warp's time is that of its last lane.
-    Blocks begin at 0. An asynchronous copy arrives as late as the rules allow: where a wait covers it, or when nobody can go
-    on without it. So a timeline shows which order the program enforces, and not how long a GPU would take.
+    Threads run one after another here, so the wall clock says nothing. Each thread has a clock of its own instead: a
+    load, a store and an arithmetic operation take one tick; whoever waits goes on at the time of what it waited for
+    (Lamport 1978, "Time, Clocks, and the Ordering of Events in a Distributed System"). A warp's time is that of its
+    last lane. Blocks begin at 0. An asynchronous copy arrives as late as the rules allow: where a wait covers it, or
+    when nobody can go on without it. So a timeline shows which order the program enforces, and not how long a GPU would
+    take.
 
 EVENTS
-    The parts of the emulator report `machine.tracer.event(kind, text, thread, site, about)`. `about` is the thing that it
-    happens to (an mbarrier, a copy); what is released at one time is acquired no earlier. Kinds with a meaning:
+    The parts of the emulator report `machine.tracer.event(kind, text, thread, site, about)`. `about` is the thing that
+    it happens to (an mbarrier, a copy); what is released at one time is acquired no earlier. Kinds with a meaning:
         "copy issued" … "copy completed"     a bar in the row of the copy engine
         "wgmma issued" … "wgmma completed"   a bar in the row of the tensor cores
         "wait", "barrier"                    a bar in the row of the warp that waits
@@ -24,7 +25,7 @@ import contextlib
 import json
 import os
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import greenlet
 
@@ -36,6 +37,18 @@ ENGINE, TENSOR, PHASES = "copy engine", "tensor cores", "mbarriers"
 BARS = {"copy completed": ("copy", "copy issued", ENGINE), "wgmma completed": ("wgmma", "wgmma issued", TENSOR)}
 STARTS = {start: kind for kind, start, _ in BARS.values()}
 WAITS = ("barrier", "wait")
+KEPT = 256  # matrix products that a tracer keeps
+
+
+@dataclass
+class Product:
+    """A matrix product of a warp. name: of the instruction; registers: arrays (32, registers) of A, B, C and D"""
+
+    name: str
+    block: tuple
+    warp: int
+    place: str
+    registers: tuple
 
 
 @dataclass
@@ -59,21 +72,22 @@ class Event:
     def __str__(self):
         when = f"{self.start:>7}" if self.start == self.end else f"{self.start:>7} … {self.end}"
         who = f"{self.row}" + (f" ({self.lanes} lane{'s' * (self.lanes > 1)})" if self.lanes else "")
-        return f"{when:<17} {who:<20} {self.kind:<16} {self.text:<44} {self.place}".rstrip()
+        return f"{when:<17} {who:<27} {self.kind:<16} {self.text:<44} {self.place}".rstrip()
 
 
 class Tracer:
     """Collects the events of the launches of one emulator.
 
     copies: the tensor copies of the copy engine as the emulator keeps them (copy_engine.py), for pictures.py
+    products: the first `KEPT` matrix products of warps (mma), with their registers, for pictures.py
     """
 
     def __init__(self):
         self.machine = None
         self.launches = []  # (kernel, grid, block)
-        self.events_of_threads, self.ends, self.copies = [], {}, []
+        self.events_of_threads, self.ends, self.copies, self.products = [], {}, [], []
         self.clock = defaultdict(int)  # thread -> its time
-        self._released = defaultdict(int)  # thing -> time of the last release; block -> of the last event of its engines
+        self._released = defaultdict(int)  # thing -> when it was last released; block -> its engines' last event
         self._phases = {}  # mbarrier -> time when its last phase ended
         self._open = defaultdict(list)  # (kind, about) -> [(start, text, block, warp, site)] of what is under way
         self._waiting = {}  # thread -> (start, kind, detail, site)
@@ -148,6 +162,18 @@ class Tracer:
         elif kind not in BARS:
             self._note(kind, text, now, now, thread, site, block)
 
+    def product(self, name, registers, frame):
+        """A warp has done an mma. registers: of A, B, C and D, arrays (32, registers)"""
+        if len(self.products) < KEPT:
+            thread = self.machine.thread
+            self.products.append(Product(name, thread.block.index, thread.warp, self._say(self.machine.site_of(frame)),
+                                         registers))
+
+    @staticmethod
+    def _say(site):
+        """ "file:line" of a site, "" without one."""
+        return "" if site is None else f"{os.path.basename(SITES.places[site][1])}:{SITES.places[site][2]}"
+
     def _block_of(self, thread, about):
         if thread is None:
             thread = getattr(about, "thread", None)
@@ -212,12 +238,11 @@ class Tracer:
         events = []
         for (kind, text, launch, block, row, site, *_), times in groups.items():
             name = f"warp {row}" if isinstance(row, int) else row
-            place = "" if site is None else "{}:{}".format(os.path.basename(SITES.places[site][1]), SITES.places[site][2])
             if name in (ENGINE, TENSOR, PHASES) and len(times) > 1:
                 text = f"{len(times)} × {text}"
             events.append(Event(kind, text, max(t[0] for t in times), max(t[1] for t in times), launch, block, name,
-                                len(times) if isinstance(row, int) else 0, place))
-        return sorted(events, key=lambda e: (e.launch, e.block[::-1], e.end, e.start, e.row))
+                                len(times) if isinstance(row, int) else 0, self._say(site)))
+        return sorted(events, key=lambda e: (e.launch, e.block[::-1], e.end, _rank(e), e.start, _number(e.row)))
 
     def of(self, kind=None, row=None, block=None, launch=None):
         """The events of a kind, a row, a block, a launch."""
@@ -227,7 +252,7 @@ class Tracer:
     def timeline(self, block=None):
         """The events as text, block by block; block: one block's index, None: all."""
         lines, last = [], None
-        for event in self.of(block=block):
+        for event in _together(self.of(block=block)):
             head = event.launch, event.block
             if head != last:
                 kernel, grid, size = self.launches[event.launch]
@@ -297,7 +322,8 @@ class _Drawing:
         self.tracer = tracer
         events = {b: tracer.of(launch=launch, block=b) for b in blocks}
         ends = {b: tracer.ends[launch, b] for b in blocks}
-        self.last = max([1, *(t for b in blocks for t in ends[b].values()), *(e.end for b in blocks for e in events[b])])
+        self.last = max([1, *(t for b in blocks for t in ends[b].values()),
+                         *(e.end for b in blocks for e in events[b])])
         self.scale = (width - LEFT - RIGHT) / self.last
         layout = [(b, self._rows(events[b], ends[b])) for b in blocks]
         height = TOP + sum(sum(lanes for _, lanes in rows) * ROW + GAP for _, rows in layout) + 76
@@ -329,11 +355,8 @@ class _Drawing:
         """{id of an event: line of the row}: bars that overlap lie above each other."""
         free, place = [], {}
         for e in sorted(events, key=lambda e: (e.start, e.end)):
-            for k, until in enumerate(free):
-                if until <= e.start:
-                    break
-            else:
-                k = len(free)
+            k = next((k for k, until in enumerate(free) if until <= e.start), len(free))
+            if k == len(free):
                 free.append(0)
             free[k] = max(e.end, e.start + 1)
             place[id(e)] = k
@@ -364,7 +387,8 @@ class _Drawing:
             y += ROW * lanes
         for time, text, touched in self._barriers(events):
             ys = [middle[row] for row in touched]
-            picture.line(self.x(time), min(ys) - ROW / 2 + 2, self.x(time), max(ys) + ROW / 2 - 2, EDGE["barrier"], 2, text)
+            picture.line(self.x(time), min(ys) - ROW / 2 + 2, self.x(time), max(ys) + ROW / 2 - 2, EDGE["barrier"], 2,
+                         text)
         picture.line(LEFT, top, LEFT, y, INK)
         return y + GAP
 
@@ -380,7 +404,7 @@ class _Drawing:
         width = max((end - start) * self.scale, 1.5)
         self.picture.rectangle(self.x(start), y + 4, width, ROW - 8, FILL[kind], EDGE[kind], 1, tip=tip)
         if label:
-            letters = int(width / 6.2)
+            letters = int((width - 6) / 6.7)
             if letters >= 4:
                 label = label if len(label) <= letters else label[:letters - 1] + "…"
                 self.picture.text(self.x(start) + 4, y + ROW / 2, label, 10, "start")
@@ -418,6 +442,41 @@ class _Drawing:
 
 
 _MARKS = ("#1f6fb2", "#d1495b", "#2e8b57", "#8e5ea2", "#b8860b", "#1b1f24", "#008b8b", "#a0522d", *COLOURS)
+
+
+def _together(events):
+    """Events with what several warps did alike put together: "warps 0-3, 5"."""
+    groups = {}
+    for e in events:
+        key = (e.launch, e.block, e.kind, e.text, e.start, e.end, e.place, e.lanes if e.lanes else e.row)
+        groups.setdefault(key, []).append(e)
+    for same in groups.values():
+        if len(same) > 1 and same[0].lanes:
+            row = f"warps {_ranges([int(e.row.split()[1]) for e in same])}"
+            yield replace(same[0], row=row, lanes=sum(e.lanes for e in same))
+        else:
+            yield from same
+
+
+def _ranges(numbers):
+    """"0-3, 5" of [0, 1, 2, 3, 5]."""
+    runs = []
+    for n in sorted(numbers):
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _rank(event):
+    """The order of what happens at one time: what arrives, who issues and signals, phases, who goes on after them."""
+    return 0 if event.row in (ENGINE, TENSOR) else 2 if event.row == PHASES else 3 if event.kind in WAITS else 1
+
+
+def _number(row):
+    """Rows in their order: warps by number."""
+    return (0, int(row.split()[1])) if row.startswith("warp") else (1, row)
 
 
 def _round_step(step):

@@ -1,4 +1,6 @@
-"""Warp operations: shuffles, votes, matches (PTX ISA, sections 9.7.8.5 and 9.7.13: `shfl.sync`, `vote.sync`, `match.sync`).
+"""Warp operations: shuffles, votes, matches.
+
+PTX ISA, sections 9.7.9.6 (`shfl.sync`) and 9.7.13 (`vote.sync`, `match.sync`).
 
 All lanes that the mask names must come to the same operation. A lane that has ended no longer counts for the waiting,
 but a value taken from a lane that is not there is undefined, and reported.
@@ -17,8 +19,8 @@ def warp_functions(machine):
         mask = int(mask) & FULL
         lane = machine.thread.lane
         if not mask >> lane & 1:
-            machine.report("divergence", f"{name} with the mask {mask:#x} is called by lane {lane}, which the mask does "
-                                         "not name", machine.site_here())
+            machine.report("divergence", f"{name} with the mask {mask:#x} is called by lane {lane}, which the mask "
+                                         "does not name", machine.site_here())
             mask |= 1 << lane
         return machine.scheduler.gather(name, mask, payload, combine, at)
 

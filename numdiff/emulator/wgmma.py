@@ -5,9 +5,11 @@ registers, B in shared memory, A in shared memory or in registers.
 
 MATRICES IN SHARED MEMORY are named by a 64-bit descriptor (section 9.7.15.5.1.2.2), decoded by `Descriptor`:
 
-    bits  0-13  address of the first element / 16        bits 49-51  base offset: where the swizzle's pattern begins
-    bits 16-29  leading dimension byte offset (LBO) / 16 bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
+    bits  0-13  address of the first element / 16
+    bits 16-29  leading dimension byte offset (LBO) / 16
     bits 32-45  stride dimension byte offset (SBO) / 16
+    bits 49-51  base offset: where the swizzle's pattern begins
+    bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
 A matrix is made of 16-byte chunks, eight float16 along its contiguous dimension. With a swizzle of S bytes, rows of S
 bytes lie one after another, eight of them are a group. `chunk_offsets` says where each chunk lies; r is the row, c the
@@ -20,7 +22,8 @@ chunk in the row, along the other dimension:
 
 and the swizzle then xors bits of the resulting address, as the copy engine's does (copy_engine.py).
 
-REGISTERS. `accumulator_place` and `a_fragment_place` say which element of D and A lies in which register of which thread.
+REGISTERS. `accumulator_place` and `a_fragment_place` say which element of D and A lies in which register of which
+thread.
 
 WHEN. A wgmma reads its matrices and writes its accumulators at the first wait that covers its group. From the
 instruction until a thread's own wait its accumulators are in use, and until somebody's wait the matrices.
@@ -86,8 +89,8 @@ class Descriptor:
 def chunk_offsets(address, rows, leading, stride, base_offset, swizzle, mn_major):
     """Byte offsets from the matrix's start of its 16-byte chunks, an int64 array.
 
-    address: of the start, modulo 1024; rows: of the matrix along m or n. Shape (rows, 2) for a K-major matrix: chunk c of
-    row r is k = 8c … 8c + 7. Shape (16, rows / 8) for an MN-major one: chunk c of row k is m or n = 8c … 8c + 7.
+    address: of the start, modulo 1024; rows: of the matrix along m or n. Shape (rows, 2) for a K-major matrix: chunk c
+    of row r is k = 8c … 8c + 7. Shape (16, rows / 8) for an MN-major one: chunk c of row k is m or n = 8c … 8c + 7.
     """
     if mn_major:
         k, c = np.arange(K)[:, None], np.arange(rows // 8)[None, :]
@@ -145,8 +148,8 @@ class Operand:
 class Operation:
     """One wgmma of a warpgroup, as its threads give it one by one."""
 
-    __slots__ = ("kind", "bits_a", "bits_b", "scale", "a", "b", "n", "count", "arrays", "fragments", "site", "thread", "done",
-                 "waiting", "pendings", "after", "checked")
+    __slots__ = ("kind", "bits_a", "bits_b", "scale", "a", "b", "n", "count", "arrays", "fragments", "site", "thread",
+                 "done", "waiting", "pendings", "after", "checked")
 
     def __str__(self):
         return f"a wgmma that {self.count} of its {WARPGROUP} threads have given"
@@ -191,8 +194,8 @@ class Warpgroup:
                 registers[k] = array.flat[start:start + count]
                 if operation.scale and array.memory.valid is not None and machine.access.initialised and \
                         0 in array.memory.valid[array.offset:array.offset + 4 * count]:
-                    machine.report("uninitialised", f"the wgmma adds to {array.name}, parts of which this thread has never "
-                                                    "written: scale_d = 0 makes D = A·B", operation.site)
+                    machine.report("uninitialised", f"the wgmma adds to {array.name}, parts of which this thread has "
+                                                    "never written: scale_d = 0 makes D = A·B", operation.site)
             else:
                 registers[k] = array[:count]
         return registers
@@ -213,7 +216,8 @@ class Warpgroup:
 
 def _fragments(words):
     """A (64 × 16, float64) from the four words of each of the 128 threads."""
-    halves = np.array(words, np.uint32).view(np.float16).reshape(4, 8, 4, 2, 2, 2)  # warp, row, quad, right, below, pair
+    # The axes are warp, row, quad, right, below, pair.
+    halves = np.array(words, np.uint32).view(np.float16).reshape(4, 8, 4, 2, 2, 2)
     return halves.transpose(0, 4, 1, 3, 2, 5).reshape(M, K).astype(np.float64)
 
 
@@ -238,7 +242,8 @@ class Issuer:
         """The thread has ended."""
         left = [o for group in self.groups for o in group] + self.open
         if left and machine.asynchronous.checked:
-            machine.report("wgmma", "the thread ends while this wgmma is under way: commit it and wait for it", left[0].site,
+            machine.report("wgmma", "the thread ends while this wgmma is under way: commit it and wait for "
+                                    "it", left[0].site,
                            thread)
 
 
@@ -269,8 +274,8 @@ def issue(machine, array, n, a, bits_b, scale, a_mn_major=False, b_mn_major=Fals
         operation = group.operations[at]
         if (operation.kind != (n, a_mn_major, b_mn_major) or operation.bits_b != bits_b or
                 operation.scale != bool(scale) or a.__class__ is not tuple and operation.bits_a != a):
-            machine.report("wgmma", f"threads {operation.thread.index} and {thread.index} of a warpgroup give this wgmma with "
-                                    "different descriptors or sizes", machine.site_here(),
+            machine.report("wgmma", f"threads {operation.thread.index} and {thread.index} of a warpgroup give this "
+                                    "wgmma with different descriptors or sizes", machine.site_here(),
                            others=[("the other is", machine.place(operation.site, operation.thread))])
     else:
         operation = _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major)
@@ -296,7 +301,8 @@ def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major):
     """The operation that the first of its threads gives; None after a fault."""
     site = machine.site_here()
     if not group.complete:
-        machine.report("wgmma", f"a wgmma needs all {WARPGROUP} threads of a warpgroup; the block's last one has fewer", site)
+        machine.report("wgmma", f"a wgmma needs all {WARPGROUP} threads of a warpgroup; the block's last one has "
+                                "fewer", site)
         return None
     operation = Operation()
     operation.kind, operation.n, operation.scale = (n, a_mn_major, b_mn_major), n, bool(scale)
@@ -321,8 +327,8 @@ def _check_operand(machine, operation, operand, name):
     """Where a matrix lies, who wrote it, and that it is in use from now on."""
     site, d = operation.site, operand.descriptor
     if operand.memory is None:
-        machine.report("bounds", f"matrix {name} of the wgmma, from the shared address {d.address:#x} on, does not lie in the "
-                                 "block's shared memory", site)
+        machine.report("bounds", f"matrix {name} of the wgmma, from the shared address {d.address:#x} on, does not lie "
+                                 "in the block's shared memory", site)
         return
     if not machine.checked:
         return
@@ -334,8 +340,8 @@ def _check_operand(machine, operation, operand, name):
     if memory.valid is not None and machine.access.initialised:
         for s in pieces.starts:
             if 0 in memory.valid[s:s + CHUNK] and not any(p.writes and p.at(s, CHUNK) for p in memory.busy):
-                machine.report("uninitialised", f"the wgmma reads {machine.access.say(memory, s)} and its neighbours for matrix "
-                                                f"{name}, some of which nobody has written", site)
+                machine.report("uninitialised", f"the wgmma reads {machine.access.say(memory, s)} and its neighbours "
+                                                f"for matrix {name}, some of which nobody has written", site)
                 break
     operation.pendings.append(Pending("wgmma", memory, start, stop, False, operation.thread, site,
                                       "commit its group and wait for it with wgmma_wait", pieces))
@@ -353,15 +359,18 @@ def _check_layout(machine, operand, name, site):
             continue
         period = d.swizzle * 8
         if swizzle != d.swizzle:
-            machine.report("descriptor", f"the descriptor of matrix {name} says {_say(d.swizzle)}, but the copy engine wrote "
+            machine.report("descriptor", f"the descriptor of matrix {name} says {_say(d.swizzle)}, but the copy engine "
+                                         "wrote "
                                          f"the tile at {machine.access.say(memory, start)} with {_say(swizzle)}", site)
         elif row != (d.swizzle or CHUNK):
             machine.report("descriptor", f"the descriptor of matrix {name}, with {_say(d.swizzle)}, reads rows of "
-                                         f"{d.swizzle or CHUNK} bytes, but the copy engine wrote rows of {row} bytes to the "
-                                         f"tile at {machine.access.say(memory, start)}", site)
+                                         f"{d.swizzle or CHUNK} bytes, but the copy engine wrote rows of {row} bytes "
+                                         f"to the tile at {machine.access.say(memory, start)}", site)
         elif period and ((memory.address + start) % period >> 7) != d.base_offset:
-            machine.report("alignment", f"the tile of matrix {name} begins at the shared address {memory.address + start:#x}: "
-                                        f"with {_say(d.swizzle)} it must be a multiple of {period}, or the descriptor's base "
+            machine.report("alignment", f"the tile of matrix {name} begins at the shared address "
+                                        f"{memory.address + start:#x}: "
+                                        f"with {_say(d.swizzle)} it must be a multiple of {period}, or the "
+                                        "descriptor's base "
                                         "offset must say where the pattern begins", site)
         else:
             continue
@@ -375,7 +384,8 @@ def _say(swizzle):
 def _claim_registers(machine, thread, issuer, array, n, operation):
     """The accumulators are in use until the thread's wait."""
     if array.__class__ is not CheckedArray or array.itemsize != 4 or array.size < n // 2:
-        machine.report("wgmma", f"the accumulators of a wgmma of {n} columns must be a cuda.local.array of {n // 2} float32",
+        machine.report("wgmma", f"the accumulators of a wgmma of {n} columns must be a cuda.local.array of {n // 2} "
+                                "float32",
                        machine.site_here())
         return
     memory = array.memory
@@ -408,7 +418,8 @@ def _comes_after(machine, thread, operation):
         if writers and key not in operation.checked:
             for stamp, site, past, at in writers:
                 if past is machine.token and machine.access.races and not machine.access._ordered(stamp):
-                    machine.access._race(memory, at, stamp, site, operation.site, "reads by the wgmma", "written", False)
+                    machine.access._race(memory, at, stamp, site, operation.site, "reads by the wgmma", "written",
+                                         False)
                     return
     operation.checked[key] = thread.seen
 
@@ -469,24 +480,26 @@ def set_registers(machine, count, more):
         return
     now = state["now"].get(group, state["start"])
     if count < now if more else count > now:
-        machine.report("error", f"setmaxnreg.{'inc' if more else 'dec'} to {count} registers in a warpgroup that has {now} a "
-                                "thread", site)
+        machine.report("error", f"setmaxnreg.{'inc' if more else 'dec'} to {count} registers in a warpgroup that has "
+                                f"{now} a thread", site)
     state["now"][group] = count
 
 
 def _check_registers(machine, block, state):
     """At the end of a block: whole warpgroups took part, and there were enough registers for all of them."""
-    for (group, site), (calls, thread, count) in state["sites"].items():
+    for (group, site), (calls, thread, _) in state["sites"].items():
         size = min(WARPGROUP, len(block.threads) - group * WARPGROUP)
         if calls % size:
-            machine.report("divergence", f"setmaxnreg is executed by {calls % size} of the {size} threads of a warpgroup", site,
+            machine.report("divergence", f"setmaxnreg is executed by {calls % size} of the {size} threads of a "
+                                         "warpgroup", site,
                            thread)
         elif size < WARPGROUP:
-            machine.report("divergence", f"setmaxnreg in a warpgroup of {size} threads: it needs {WARPGROUP}", site, thread)
+            machine.report("divergence", f"setmaxnreg in a warpgroup of {size} threads: it needs "
+                                         f"{WARPGROUP}", site, thread)
     groups = -(-len(block.threads) // WARPGROUP)
     pool = state["start"] * groups
     total = sum(state["now"].get(g, state["start"]) for g in range(groups))
     if total > pool:
         (_, site), (_, thread, count) = max(state["sites"].items(), key=lambda item: item[1][2])
-        machine.report("error", f"setmaxnreg: the warpgroups of the block want {total * WARPGROUP} registers together, it was "
-                                f"started with {pool * WARPGROUP}: this one waits for ever", site, thread)
+        machine.report("error", f"setmaxnreg: the warpgroups of the block want {total * WARPGROUP} registers together, "
+                                f"it was started with {pool * WARPGROUP}: this one waits for ever", site, thread)

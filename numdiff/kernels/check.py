@@ -1,11 +1,12 @@
 """Every kernel of the project on a small case: right, the same bits in every run, and without a fault.
 
 `CASES` has a small problem for each operation and version. `check_case` runs one on a device and holds the results
-against the float64 reference, which is the same call with NumPy arrays. On the emulator it runs in several thread orders, with
-every check on; on a GPU, twice. `compare_devices` says whether two devices give the same bits.
+against the float64 reference, which is the same call with NumPy arrays. On the emulator it runs in several thread
+orders, with every check on; on a GPU, twice. `compare_devices` says whether two devices give the same bits.
 
     numdiff kernels check                          all of them, in the emulator
     numdiff kernels check softmax --device cuda
+    numdiff kernels check softmax --counts         and what each of their lines costs
 """
 import importlib
 import pkgutil
@@ -16,17 +17,45 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..device import PtxError, download, get_backend, synchronize, upload
-from ..emulator import KernelFault, LaunchRefused, Unsupported
+from ..device.emulator import EmulatorDevice
+from ..emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
 from ..errors import UsageError
-from . import adamw, attention, bias, concat, conv2d, dropout, elementwise, ema, embedding, grad_norm, groupnorm
-from . import im2col, images, layernorm, linear, matmul, mse, q_sample, random, reduce, resample, sampler, scale_shift
-from . import softmax, step_state, telemetry
+from . import (
+    adamw,
+    attention,
+    bias,
+    concat,
+    conv2d,
+    dropout,
+    elementwise,
+    ema,
+    embedding,
+    grad_norm,
+    groupnorm,
+    im2col,
+    images,
+    layernorm,
+    linear,
+    loss_scale,
+    matmul,
+    mse,
+    q_sample,
+    random,
+    reduce,
+    resample,
+    sampler,
+    scale_shift,
+    softmax,
+    step_state,
+    telemetry,
+)
 from .matmul import launcher, vectorised
 
 TOLERANCE = 1e-5  # relative error in the 2-norm against float64
 ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
-# in PTX: a fused multiply-add, an approximate instruction, or a call of a function that was not inlined
-FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b")
+# in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
+# approximate instruction; a call of a function that was not inlined
+FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 SEED, PURPOSE = 1234567890123, 3
 
 
@@ -34,8 +63,8 @@ SEED, PURPOSE = 1234567890123, 3
 class Case:
     """One operation on one small problem.
 
-    name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays, from the inputs `a` on some
-        device (an object with their names); versions: to be forced one by one (None: what the launcher chooses)
+    name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays, from the inputs `a` on
+        some device (an object with their names); versions: to be forced one by one (None: what the launcher chooses)
     label: which problem, where there are several
     """
 
@@ -101,7 +130,9 @@ def _elementwise():
             yield Case(name, normal(x=shape), one(lambda a, v, f=forward: f(a.x, version=v)), versions, label=label)
             yield Case(f"{name}_backward", normal(dy=shape, x=shape),
                        one(lambda a, v, f=backward: f(a.dy, a.x, version=v)), versions, label=label)
-    yield Case("cast", normal(x=(3, 5)), one(lambda a, v: elementwise.cast_forward(a.x, np.float16)), tolerance=1e-3)
+    for shape in ((3, 4), (3, 5)):
+        yield Case("cast", normal(x=shape), one(lambda a, v: elementwise.cast_forward(a.x, np.float16, version=v)),
+                   (1, 2) if shape[1] == 4 else (1,), 1e-3, str(shape))
 
 
 def _reductions():
@@ -125,7 +156,8 @@ def _reductions():
     yield Case("global_norm", normal(x=(1000,)), one(lambda a, v: grad_norm.global_norm(a.x, version=v)), (1, 2))
     for channels, versions in ((3, (1,)), (4, (1, 2))):
         yield Case("mse", normal(prediction=(2, 4, 4, 4), target=(2, 4, 4, channels)),
-                   one(lambda a, v: mse.mse_forward(a.prediction, a.target, version=v)), versions, label=f"of {channels}")
+                   one(lambda a, v: mse.mse_forward(a.prediction, a.target, version=v)), versions,
+                   label=f"of {channels}")
     yield Case("mse_backward", normal(prediction=(2, 4, 4, 4), target=(2, 4, 4, 4)),
                one(lambda a, v: mse.mse_backward(a.prediction, a.target, 0.5, version=v)), (1, 2))
 
@@ -135,8 +167,8 @@ def _norms():
     for silu in (False, True):
         label = "silu" if silu else ""
         yield Case("groupnorm", normal(x=(1, 3, 3, C), weight=(C,), bias=(C,)),
-                   lambda a, v, s=silu: groupnorm.groupnorm_forward(a.x, a.weight, a.bias, G, silu=s, version=v), (1, 2),
-                   label=label)
+                   lambda a, v, s=silu: groupnorm.groupnorm_forward(a.x, a.weight, a.bias, G, silu=s, version=v),
+                   (1, 2), label=label)
 
         def inputs(rng, silu=silu):
             made = normal(dy=(1, 3, 3, C), x=(1, 3, 3, C), weight=(C,), bias=(C,), dweight=(C,), dbias=(C,))(rng)
@@ -163,7 +195,8 @@ def _products():
         shape_a, shape_b = ((20, 12), (12, 24))
         yield Case("matmul", normal(a=shape_a[::-1] if transposes[0] else shape_a,
                                     b=shape_b[::-1] if transposes[1] else shape_b, bias=(24,)),
-                   one(lambda a, v, t=transposes: matmul.matmul_forward(a.a, a.b, *t, bias=a.bias, alpha=0.5, version=v)),
+                   one(lambda a, v, t=transposes: matmul.matmul_forward(a.a, a.b, *t, bias=a.bias, alpha=0.5,
+                                                                        version=v)),
                    (1, 2, 3, 4), label="".join("nt"[t] for t in transposes))
     yield Case("matmul", normal(a=(3, 5, 7), b=(3, 7, 9)), one(lambda a, v: matmul.matmul_forward(a.a, a.b, version=v)),
                (1, 2, 3), label="batch, odd")
@@ -207,7 +240,8 @@ def _products():
 
 def _convolutions():
     for label, (size, c, n, kernel, stride), versions in (
-            ("3×3", (3, 8, 20, 3, 1), (1, 2, 3)), ("wide", (3, 8, 68, 3, 1), (3,)), ("odd", (4, 3, 19, 3, 1), (1, 2, 3)),
+            ("3×3", (3, 8, 20, 3, 1), (1, 2, 3)), ("wide", (3, 8, 68, 3, 1), (3,)),
+            ("odd", (4, 3, 19, 3, 1), (1, 2, 3)),
             ("stride 2", (5, 4, 8, 3, 2), (1, 2, 3)), ("to 3 channels", (4, 8, 3, 3, 1), (3,)),
             ("1×1", (3, 8, 12, 1, 1), (None,))):
         shapes = {"x": (1, size, size, c), "weight": (n, kernel, kernel, c), "bias": (n,)}
@@ -226,8 +260,10 @@ def _movement():
     for name, shape in (("avgpool_forward", (2, 4, 4, 8)), ("avgpool_backward", (2, 2, 2, 8)),
                         ("upsample_forward", (2, 2, 2, 8)), ("upsample_backward", (2, 4, 4, 8))):
         function = getattr(resample, name)
-        yield Case(name.removesuffix("_forward"), normal(x=shape), one(lambda a, v, f=function: f(a.x, version=v)), (1, 2))
-    yield Case("concat", normal(a=(6, 8), b=(6, 4)), one(lambda a, v: concat.concat_forward(a.a, a.b, version=v)), (1, 2))
+        yield Case(name.removesuffix("_forward"), normal(x=shape), one(lambda a, v, f=function: f(a.x, version=v)),
+                   (1, 2))
+    yield Case("concat", normal(a=(6, 8), b=(6, 4)), one(lambda a, v: concat.concat_forward(a.a, a.b, version=v)),
+               (1, 2))
     yield Case("concat_backward", normal(dy=(6, 12)), lambda a, v: concat.concat_backward(a.dy, 8, version=v), (1, 2))
 
     def pictures(rng):
@@ -238,7 +274,8 @@ def _movement():
     def labels(rng):
         return {"labels": np.array([2, 0, 2, 1], np.int32), **normal(weight=(3, 8), dy=(4, 8), dweight=(3, 8))(rng)}
 
-    yield Case("embedding", labels, one(lambda a, v: embedding.embedding_forward(a.labels, a.weight, version=v)), (1, 2))
+    yield Case("embedding", labels, one(lambda a, v: embedding.embedding_forward(a.labels, a.weight, version=v)),
+               (1, 2))
     yield Case("embedding_backward", labels, in_place(
         lambda a, v: embedding.embedding_backward(a.dy, a.labels, a.dweight, version=v), "dweight"), (1, 2))
     yield Case("timestep_embedding", lambda rng: {"t": np.array([0, 7, 999], np.int32)},
@@ -256,7 +293,8 @@ def _diffusion():
                    one(lambda a, v, k=kind: sampler.predict_x_0(a.x_t, a.prediction, a.t, a.signal, a.noise, k,
                                                                 version=v)), (1, 2), label=kind)
     yield Case("ddim_step", with_timesteps(2, x_t=(2, 3, 4), x_0=(2, 3, 4), eps=(2, 3, 4)),
-               one(lambda a, v: sampler.ddim_step(a.x_t, a.x_0, a.t, a.signal, a.noise, a.third, a.eps, version=v)), (1, 2))
+               one(lambda a, v: sampler.ddim_step(a.x_t, a.x_0, a.t, a.signal, a.noise, a.third, a.eps, version=v)),
+               (1, 2))
 
 
 def _randomness():
@@ -277,13 +315,21 @@ def _update():
     def state(rng):
         made = normal(weight=(24,), gradient=(24,), m=(24,), ema=(24,), rate=(1,), loss=(1,))(rng)
         return {**made, "v": rng.random(24), "step": np.array([3], np.uint32), "norm": np.array([4.0]),
-                "first_bad": np.array([-1], np.int32), "ring": np.zeros((4, 3)), "rate": np.array([1e-3])}
+                "first_bad": np.array([-1], np.int32), "ring": np.zeros((4, 3)), "rate": np.array([1e-3]),
+                "half": np.zeros(24, np.float16), "scale": np.array([1024.0]), "unscale": np.array([0.5]),
+                "counts": np.array([3, 0, 0], np.int32)}
 
     yield Case("adamw", state, in_place(lambda a, v: adamw.adamw_update(
         a.weight, a.gradient, a.m, a.v, a.step, a.rate, a.norm, 0.9, 0.999, 1e-8, 0.01, 1.0, version=v),
         "weight", "m", "v"), (1, 2))
-    yield Case("ema", state, in_place(lambda a, v: ema.ema_update(a.ema, a.weight, a.step, a.norm, 0.99, version=v), "ema"),
-               (1, 2))
+    yield Case("adamw", state, in_place(lambda a, v: adamw.adamw_update(
+        a.weight, a.gradient, a.m, a.v, a.step, a.rate, a.norm, 0.9, 0.999, 1e-8, 0.01, 1.0, a.unscale, a.ema, 0.99,
+        a.half, version=v), "weight", "m", "v", "ema", "half"), (3,), 1e-3, label="fused")
+    for rule in loss_scale.RULES:
+        yield Case("loss_scale", state, in_place(lambda a, v, r=rule: loss_scale.loss_scale_update(
+            a.norm, a.scale, a.unscale, a.counts, r, 4), "norm", "scale", "unscale", "counts"), label=rule)
+    yield Case("ema", state, in_place(
+        lambda a, v: ema.ema_update(a.ema, a.weight, a.step, a.norm, 0.99, version=v), "ema"), (1, 2))
     for cosine in (False, True):
         yield Case("learning_rate", state, in_place(lambda a, v, c=cosine: step_state.learning_rate_forward(
             a.step, a.rate, 1e-3, 2, 10, c), "rate"), label="cosine" if cosine else "constant")
@@ -391,11 +437,26 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
     return outcome
 
 
-def check(names=(), device="emulator", orders=ORDERS[:2], seed=0):
-    """Check the operations of these names (all for none), one `Outcome` after the other."""
+def check(names=(), device="emulator", orders=ORDERS[:2], seed=0, version=None):
+    """Check the operations of these names (all for none), one `Outcome` after the other; version: only this one."""
     for case in cases_named(names):
-        for version in case.versions if device != "cpu" else (None,):
-            yield check_case(case, version, device, orders, seed)
+        for each in case.versions if device != "cpu" else (None,):
+            if version is None or each in (version, None):
+                yield check_case(case, each, device, orders, seed)
+
+
+def counts_of(case, version):
+    """A `Recorder` (numdiff/emulator/counts.py) that has counted one run of a case in the emulator."""
+    recorder = Recorder()
+    run_once(case, version, EmulatorDevice(recorder=recorder, on_fault="collect"))
+    return recorder
+
+
+def trace_of(case, version):
+    """A `Tracer` (numdiff/emulator/trace.py) of one run of a case in the emulator."""
+    tracer = Tracer()
+    run_once(case, version, EmulatorDevice(tracer=tracer, on_fault="collect"))
+    return tracer
 
 
 def compare_devices(case, version, first="emulator", second="cuda"):
@@ -408,8 +469,8 @@ def compare_devices(case, version, first="emulator", second="cuda"):
 def fused_kernels(case, version):
     """Which of a case's kernels have fused multiply-adds or a float32 function of NVIDIA's in their sm_90a code.
 
-    The emulator rounds after each operation and takes functions from the C library; these kernels may differ from it in their
-    last bits, all others must not.
+    The emulator rounds after each operation and takes functions from the C library; these kernels may differ from it in
+    their last bits, all others must not.
     """
     backend = get_backend("ptx")
     del backend.launched[:]
@@ -429,5 +490,5 @@ def all_kernels():
     return found
 
 
-__all__ = ["CASES", "Case", "Outcome", "all_kernels", "cases_named", "check", "check_case",
-           "compare_devices", "fused_kernels"]
+__all__ = ["CASES", "Case", "Outcome", "all_kernels", "cases_named", "check", "check_case", "compare_devices",
+           "counts_of", "fused_kernels", "trace_of"]

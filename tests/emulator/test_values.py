@@ -15,7 +15,8 @@ INTEGERS, FLOATS = NAMES[1:9], NAMES[9:]
 BINARY = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv,
           "FloorDiv": operator.floordiv, "Mod": operator.mod, "Pow": operator.pow, "BitAnd": operator.and_,
           "BitOr": operator.or_, "BitXor": operator.xor, "LShift": operator.lshift, "RShift": operator.rshift}
-KIND = {bool: "bool", np.bool_: "bool", int: "int64", Int32: "int32", values.Int8: "int8", values.Int16: "int16", UInt8: "uint8",
+KIND = {bool: "bool", np.bool_: "bool", int: "int64", Int32: "int32", values.Int8: "int8", values.Int16: "int16",
+        UInt8: "uint8",
         UInt32: "uint32", UInt64: "uint64", np.float16: "float16", np.float32: "float32", np.float64: "float64"}
 WIDE = {"uint16": "uint32"}  # one class holds both: their arithmetic is the same
 

@@ -1,11 +1,15 @@
 """`numdiff kernels check`, which is how every kernel version goes through the emulator."""
+import json
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from numdiff.device import get_backend
 from numdiff.emulator import KernelFault
 from numdiff.errors import UsageError
 from numdiff.kernels import check as checking
+from numdiff_cli.main import main
 
 
 @pytest.mark.slow
@@ -46,3 +50,26 @@ def test_names():
     assert {c.name for c in checking.cases_named(["softmax"])} == {"softmax", "softmax_backward"}
     with pytest.raises(UsageError, match="there is no operation 'softmin'"):
         checking.cases_named(["softmin"])
+
+
+def kernels(*arguments):
+    return CliRunner().invoke(main, ["kernels", "check", *map(str, arguments)])
+
+
+def test_counts_on_request(tmp_path):
+    result = kernels("matmul", "--version", 2, "--counts", "--trace", tmp_path / "trace.json")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("line            source") == 1  # one table for the kernel, of its first problem
+    row = next(line for line in result.output.splitlines() if "total += tile_a[y, k] * tile_b[k, x]" in line)
+    # 20 × 12 · 12 × 24 in 16 × 16 tiles: four blocks of 8 warps, 16 steps, two reads of each; 2 FLOPs a thread and step
+    assert row.startswith("tiled.py:") and row.split()[-2:] == ["1,024", "32,768"]
+    row = next(line for line in result.output.splitlines() if "c[i] = value" in line)
+    assert row.split()[-2:] == ["20", "3.0"]  # requests, transactions per request: 16 columns, or the last 8, in 2 rows
+    assert "transactions per request" in result.output and "bank conflicts" in result.output
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(e.get("cat") == "barrier" for e in events) == 4 * 8 * 2
+
+
+def test_bad_options_of_the_command():
+    assert "written as .svg, .png, .txt or .json" in kernels("add", "--trace", "a.gif").output
+    assert "has a version 9" in kernels("add", "--version", 9).output

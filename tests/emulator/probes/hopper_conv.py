@@ -1,7 +1,10 @@
-"""The convolution kernel of the project's first experiment, unchanged but for its imports: 3 × 3, channels last, float16.
+"""The convolution kernel of the project's first experiment, unchanged but for its imports: 3 × 3, channels last,
+float16.
 
-An implicit GEMM: for each filter tap its A tile is one shifted TMA box of the input; rows and columns outside are zeros.
+An implicit GEMM: for each filter tap its A tile is one shifted TMA box of the input; rows and columns outside are
+zeros.
 """
+# ruff: noqa: B007
 import numpy as np
 from numba.cuda import types
 
@@ -25,7 +28,7 @@ from numdiff.device.hopper import (
     wgmma_wait_1,
 )
 
-from .hopper_gemm import BK, BM, THREADS, smem_descriptor
+from .hopper_gemm import BK, BM, smem_descriptor
 
 u32, u64, i32 = np.uint32, np.uint64, np.int32
 

@@ -1,4 +1,6 @@
-"""The GEMM kernel of the project's first experiment, unchanged but for its imports: C = A·Bᵀ in float16, TMA and wgmma."""
+"""The GEMM kernel of the project's first experiment, unchanged but for its imports: C = A·Bᵀ in float16, TMA and
+wgmma."""
+# ruff: noqa: B007
 import numpy as np
 from numba.cuda import types
 
