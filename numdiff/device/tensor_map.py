@@ -57,7 +57,8 @@ def _encode(made, dtype, backend):
     kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     encoded = backend.check(driver.cuTensorMapEncodeTiled(
         getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[dtype.name]}"), made.rank, made.address,
-        [driver.cuuint64_t(n) for n in made.dims], [driver.cuuint64_t(n) for n in made.strides],
+        [driver.cuuint64_t(n) for n in made.dims],
+        [driver.cuuint64_t(n) for n in made.strides or (0,)],  # an empty list would be a null pointer, which is refused
         [driver.cuuint32_t(n) for n in made.box], [driver.cuuint32_t(1)] * made.rank,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(swizzles, f"CU_TENSOR_MAP_SWIZZLE_{f'{made.swizzle}B' if made.swizzle else 'NONE'}"),

@@ -18,7 +18,7 @@ from .values import scalar
 
 
 class EmulatedArray:
-    """An array in the emulated GPU's memory, with what Numba's device arrays offer. Without `contents` it is unwritten."""
+    """An array in the emulated GPU's memory, with what Numba's device arrays offer; unwritten without `contents`."""
 
     def __init__(self, shape, dtype=np.float64, contents=None):
         self.shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)

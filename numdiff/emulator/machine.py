@@ -1,4 +1,5 @@
 """The emulated GPU: launches kernels, keeps their memory, collects their faults."""
+import gc
 import linecache
 import operator
 import re
@@ -181,12 +182,14 @@ class Emulator:
             self.tracer.launch(self, grid, block)
         if self.recorder is not None:
             self.recorder.launch(self, grid, block)
-        errors = np.seterr(all="ignore")
+        errors, collect = np.seterr(all="ignore"), gc.get_threshold()
+        gc.set_threshold(100_000, *collect[1:])  # a launch makes many objects and little garbage
         try:
             self.scheduler.run((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0]))
         finally:
             self.scheduler.abandon()
             np.seterr(**errors)
+            gc.set_threshold(*collect)
             if self.recorder is not None:
                 self.recorder.launch_ends()
             if self.tracer is not None:
@@ -222,7 +225,8 @@ class Emulator:
                     raise LaunchRefused(f"{name}: {what} dimension {axis} is {n}, the limit is {limit}.")
         if shared > self.shared_limit:
             raise LaunchRefused(f"{name}: {shared} bytes of dynamic shared memory are more than the "
-                                f"{self.shared_limit} that a block has on compute capability {self.cc[0]}.{self.cc[1]}.")
+                                f"{self.shared_limit} that a block has on compute capability "
+                                f"{self.cc[0]}.{self.cc[1]}.")
 
     @property
     def shared_limit(self):
@@ -480,7 +484,8 @@ class Emulator:
         for other, _, frame, *_ in arrived:
             if frame is not first and not _same_call(frame, first):
                 self.report("divergence", f"thread {thread.index} waits at this {name}, thread {other.index} at "
-                            "another", self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
+                            "another", self.site_of(first), thread,
+                            [("the other is", self.place(self.site_of(frame), other))])
                 return
 
     def check_gathering(self, name, mask, lanes):

@@ -9,8 +9,8 @@ A kernel's numbers are represented by the cheapest Python object that still know
     bool         bool, numpy.bool_
 
 The rules of promotion are Numba's, not NumPy's nor C's: int32 + int32 is int64, uint32 · uint32 is uint64, and
-float32 · int32 is float64, which is how float64 creeps into a kernel. (`tests/emulator/test_values.py` holds the table against
-Numba's own typing.)
+float32 · int32 is float64, which is how float64 creeps into a kernel. (`tests/emulator/test_values.py` holds the
+table against Numba's own typing.)
 """
 import math
 import operator

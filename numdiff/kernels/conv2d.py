@@ -251,8 +251,8 @@ def _half_version(x, weight, stride, version, taken):
     """
     if version is not None:
         if not taken.get(version, True):
-            raise ValueError(f"version {version} does not take x {tuple(x.shape)}, weight {tuple(weight.shape)} and stride "
-                             f"{stride} on this device; use version=1, or None for the fastest")
+            raise ValueError(f"version {version} does not take x {tuple(x.shape)}, weight {tuple(weight.shape)} and "
+                             f"stride {stride} on this device; use version=1, or None for the fastest")
         return version
     return next(v for v in PREFERRED if taken.get(v, True))
 
@@ -307,8 +307,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
         nothing = no_numbers(x.backend)
         launch(conv2d_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), weight.reshape(-1),
                nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
-               x.reshape(-1) if residual is None else residual.reshape(-1), y.reshape(-1), h, w, c, ho, wo, n, kernel, stride,
-               int(bias is not None), int(channel is not None), int(residual is not None))
+               x.reshape(-1) if residual is None else residual.reshape(-1), y.reshape(-1), h, w, c, ho, wo, n, kernel,
+               stride, int(bias is not None), int(channel is not None), int(residual is not None))
     elif n <= NARROW:
         narrow_forward(x, weight, bias, y, stride)
     else:
@@ -333,8 +333,8 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
     _check_size(x, weight, dy)
     if x.dtype == np.float16:
         if dy.dtype != np.float16 or dweight.dtype != np.float32:
-            raise ValueError(f"dy and dweight are {dy.dtype} and {dweight.dtype}: with x in float16 they must be float16 and "
-                             "float32")
+            raise ValueError(f"dy and dweight are {dy.dtype} and {dweight.dtype}: with x in float16 they must be "
+                             "float16 and float32")
         _add_half_gradients(dy, x, weight, dweight, dbias, stride, version)
         return _half_input_gradient(dy, weight, x, stride, version) if need_dx else None
     if dbias is not None:

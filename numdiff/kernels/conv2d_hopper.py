@@ -10,9 +10,9 @@ MATHEMATICS
     ITS HALO once, zeros where that leaves the image (which is the padding), and each tap begins to read it at another
     row.
 SHAPES
-    x (B, H, W, C), weight (N, kernel, kernel, C), y and residual (B, H, W, N): float16; bias (N,), channel (B, N):
-    float32 C and N multiples of 8 (a row of the copy engine is a multiple of 16 bytes), kernel odd, stride 1; any B, H,
-    W
+    x (B, H, W, C), weight (N, kernel, kernel, C), y and residual (B, H, W, N): float16
+    bias (N,), channel (B, N): float32
+    C and N multiples of 8 (a row of the copy engine is a multiple of 16 bytes), kernel odd, stride 1; any B, H, W
 VERSIONS
     v5  for each column of taps its own box of pixels: tile_w columns wide, with a halo above and below. A row of it is
         a multiple of eight pixels, so every matrix begins where the swizzle's pattern begins.
@@ -28,8 +28,7 @@ HOW A TILE LIES IN SHARED MEMORY
 WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
     warp 3 asks for the weight           one stage a tap; where all of it fits, once and for all tiles (`resident`)
-    warps 1, 2 store what a consumer has written, and bring it the next residual, in the buffer where the result will
-    lie
+    warps 1, 2 store what a consumer has written, and bring it the next residual, to where its result will lie
     warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels
 LAUNCH
     as many blocks as multiprocessors, each walks over tiles; shared memory: weight stages, output buffers, pixel
@@ -64,6 +63,7 @@ from ..device.hopper import (
     smem_u32,
     tma_load_3d,
     tma_load_4d,
+    tma_prefetch,
     tma_store_4d,
     tma_store_commit,
     tma_store_wait_0,
@@ -163,7 +163,7 @@ def wait_for(BN, acc):
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(tile, columns, across, down):
-    """(column of tiles, tile across, tile down, group of images) of a tile: columns first, so that they share pixels."""
+    """(column of tiles, tile across, tile down, group of images) of a tile; neighbours in a launch share pixels."""
     rest, column = divide(tile, columns)
     rest, i = divide(rest, across)
     image, j = divide(rest, down)
@@ -199,8 +199,8 @@ def write_pair(tiles, place, low, high, has_residual):
 def write_sub_block(BN, tiles, at, acc, first, N, bias, channel, channel_at, has_bias, has_channel, has_residual):
     """A warpgroup's 64 × BN sums into its buffer, as rows of COLS channels, swizzled as the copy engine takes them.
 
-    In a row of eight pixels, eight rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight places, so
-    that a warp's store touches each bank once.
+    In a row of eight pixels, eight rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight
+    places, so that a warp's store touches each bank once.
     """
     COLS = 64 if BN % 64 == 0 else 32
     thread = int32(cuda.threadIdx.x & 127)
@@ -228,7 +228,8 @@ def write_sub_block(BN, tiles, at, acc, first, N, bias, channel, channel_at, has
 def make_kernel(BN, SUB, transposed):
     """The kernel for tiles of BN output channels and 128 · SUB pixels; transposed: the input gradient.
 
-    There the weight's tile is read across: its 64 rows are the inner dimension, and output channels lie next to each other.
+    There the weight's tile is read across: its 64 rows are the inner dimension, and output channels lie next to each
+    other.
     """
     R = BN // 2  # sums of a thread for a sub-block
     COLS = 64 if BN % 64 == 0 else 32  # channels in a row of the output buffers, and of a transposed weight
@@ -251,7 +252,8 @@ def make_kernel(BN, SUB, transposed):
         a_empty = a_full + uint32(8 * MOST_A)
         b_full = a_full + uint32(16 * MOST_A)
         b_empty = b_full + uint32(8 * MOST_B)
-        ready = b_full + uint32(16 * MOST_B)  # of each consumer's output buffer: it may write (and the residual is there)
+        # of each consumer's output buffer: it may write (and the residual is there)
+        ready = b_full + uint32(16 * MOST_B)
         written = ready + uint32(16)  # it has written
         t = int32(cuda.threadIdx.x)
         if t == 0:
@@ -279,6 +281,7 @@ def make_kernel(BN, SUB, transposed):
         if warpgroup == 0:
             producer_registers()
             if t == 0:  # boxes of pixels
+                tma_prefetch(map_x)
                 stage, parity = int32(0), uint32(1)
                 for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
                     column, i, j, group = place_of(tile, columns, across, down)
@@ -294,6 +297,7 @@ def make_kernel(BN, SUB, transposed):
                             if stage == a_stages:
                                 stage, parity = int32(0), parity ^ uint32(1)
             elif t == 96:  # the weight, a tap at a time
+                tma_prefetch(map_weight)
                 stage, parity = int32(0), uint32(1)
                 end = int32(cuda.blockIdx.x + 1) if resident else last
                 for tile in range(cuda.blockIdx.x, end, cuda.gridDim.x):
@@ -317,6 +321,7 @@ def make_kernel(BN, SUB, transposed):
                                 if stage == b_stages:
                                     stage, parity = int32(0), parity ^ uint32(1)
             elif t == 32 or t == 64:  # results out, residuals in
+                tma_prefetch(map_y)
                 consumer = int32((t >> 5) - 1)
                 buffer = out_base + uint32(consumer * OUT_BYTES)
                 free, done = ready + uint32(8 * consumer), written + uint32(8 * consumer)
@@ -364,7 +369,8 @@ def make_kernel(BN, SUB, transposed):
                 mbarrier_wait(a_full + uint32(8) * uint32(a_stage), a_parity)
                 a_at = a_base + uint32(a_stage) * uint32(a_bytes)
                 da = descriptor(a_at + rows, uint32(16), a_stride, 1)
-                db = descriptor(b_base + uint32(b_stage) * uint32(B_BYTES), uint32(B_LEADING), uint32(B_STRIDE), B_SWIZZLE)
+                db = descriptor(b_base + uint32(b_stage) * uint32(B_BYTES), uint32(B_LEADING), uint32(B_STRIDE),
+                                B_SWIZZLE)
                 wgmma_fence()
                 multiply_first(BN, transposed, acc, da, db)
                 multiply(BN, transposed, acc, da + u64(2), db + u64(B_STEP))
@@ -382,7 +388,7 @@ def make_kernel(BN, SUB, transposed):
                 used = int32(1)  # taps that have read the stage
                 row = int32(1)
                 shift = a_stride
-                for step in range(int32(1), steps):
+                for _ in range(int32(1), steps):
                     before_a, before_b = a_stage, b_stage
                     next_box = used == taps_a_load
                     if row == size:  # the next column of taps
@@ -451,7 +457,8 @@ def make_kernel(BN, SUB, transposed):
                                 has_residual)
                 if SUB == 2:
                     mine = min(int32(image + image_2), int32(images - 1))
-                    write_sub_block(BN, tiles, int32(out + SLABS * SLAB), acc_2, first, N, bias, channel, mine * N, has_bias,
+                    write_sub_block(BN, tiles, int32(out + SLABS * SLAB), acc_2, first, N, bias, channel, mine * N,
+                                    has_bias,
                                     has_channel, has_residual)
                 fence_proxy_async()
                 mbarrier_arrive(written + uint32(8) * uint32(consumer))
@@ -468,7 +475,7 @@ conv2d_input_gradient_kernels_v6 = {(bn, sub): make_kernel(bn, sub, True) for bn
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 class Plan(NamedTuple):
-    """How one convolution is cut: tiles of width × height pixels of `images` images, by BN channels; and its pipeline."""
+    """How one convolution is cut: tiles of width × height pixels of `images` images, by `bn` channels; its pipeline."""
 
     bn: int
     width: int
@@ -561,7 +568,7 @@ def no_numbers(backend):
 
 
 def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient=False, whole_halo=True, only=None):
-    """y = conv2d(x, weight) + …, or with `gradient` the input gradient from x = dy; for arrays conv2d.py has checked."""
+    """y = conv2d(x, weight) + …, or with `gradient` the input gradient from x = dy; conv2d.py has checked them."""
     b, h, w, c = x.shape
     n, size = y.shape[3], weight.shape[1]
     backend = x.backend
@@ -577,11 +584,11 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     map_residual = map_y if residual is None else tensor_map(residual, (columns, 8, 8, 1), swizzle=2 * columns)
     nothing = no_numbers(backend)
     kernels = conv2d_input_gradient_kernels_v6 if gradient else conv2d_forward_kernels_v6
-    launch(kernels[plan.bn, plan.pixels // 128], min(plan.tiles, backend.multiprocessors), THREADS, map_x, map_weight, map_y,
-           map_residual, nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1), b, h, w, n,
-           -(-c // BK), size, int(plan.whole_halo), plan.width, plan.height, plan.images, plan.a_stages, plan.a_bytes,
-           plan.b_stages, int(plan.resident), int(bias is not None), int(channel is not None), int(residual is not None),
-           shared=plan.shared)
+    launch(kernels[plan.bn, plan.pixels // 128], min(plan.tiles, backend.multiprocessors), THREADS, map_x, map_weight,
+           map_y, map_residual, nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
+           b, h, w, n, -(-c // BK), size, int(plan.whole_halo), plan.width, plan.height, plan.images, plan.a_stages,
+           plan.a_bytes, plan.b_stages, int(plan.resident), int(bias is not None), int(channel is not None),
+           int(residual is not None), shared=plan.shared)
     return y
 
 

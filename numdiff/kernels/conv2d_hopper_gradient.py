@@ -46,13 +46,14 @@ from ..device.hopper import (
     mbarrier_wait,
     smem_u32,
     tma_load_4d,
+    tma_prefetch,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait_1,
 )
 from ..device.tensor_core import load_word, unpack_half2
 from ..device.tensor_map import tensor_map
-from .conv2d_hopper import BYTES_A_NS, FLOPS_A_NS, ROW, SHARED, no_numbers, descriptor, row_of
+from .conv2d_hopper import BYTES_A_NS, FLOPS_A_NS, ROW, SHARED, descriptor, no_numbers, row_of
 from .im2col import divide
 from .reduce import column_sum
 
@@ -123,6 +124,8 @@ def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, image
     if warpgroup == 0:
         producer_registers()
         if t == 0:
+            tma_prefetch(map_dy)
+            tma_prefetch(map_x)
             stage, parity = int32(0), uint32(1)
             for chunk in range(first_chunk, last_chunk):
                 rest, i = divide(chunk, across)
@@ -144,7 +147,7 @@ def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, image
             lane, warp = t & 31, int32((t >> 5) - 1)
             low = high = float32(0)
             stage, parity = int32(0), uint32(0)
-            for chunk in range(first_chunk, last_chunk):
+            for _ in range(first_chunk, last_chunk):
                 mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
                 at = int32(uint32(stage) * stage_bytes) + (lane & 3) * 4
                 for eight in range(warp, pixels >> 3, int32(3)):
@@ -193,7 +196,7 @@ def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, image
         multiply_64(acc_0, da, db_0, int32(0))
         multiply_64(acc_1, da, db_1, int32(0))
         multiply_64(acc_2, da, db_2, int32(0))
-        for k in range(3):
+        for _ in range(3):
             da += dy_step
             db_0 += x_step
             db_1 += x_step
@@ -204,7 +207,7 @@ def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, image
         wgmma_commit()
 
         # all others: acc += …
-        for step in range(int32(1), int32((last_chunk - first_chunk) * sub_blocks)):
+        for _ in range(int32(1), int32((last_chunk - first_chunk) * sub_blocks)):
             before = stage
             sub += int32(1)
             if sub == sub_blocks:
@@ -221,7 +224,7 @@ def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, image
             db_1 = descriptor(x_at + shift_1, uint32(16), x_stride, 1)
             db_2 = descriptor(x_at + shift_2, uint32(16), x_stride, 1)
             wgmma_fence()
-            for k in range(4):
+            for _ in range(4):
                 multiply_64(acc_0, da, db_0, int32(1))
                 multiply_64(acc_1, da, db_1, int32(1))
                 multiply_64(acc_2, da, db_2, int32(1))

@@ -65,7 +65,7 @@ THREADS_WANTED = 132 * 4 * THREADS  # in the gradient's grid
 
 @cuda.jit(device=True, forceinline=True)
 def place_in(row, chunk):
-    """Byte of a 16-byte chunk of a row of 64 bytes: swizzled, so that eight rows' chunks lie in eight groups of banks."""
+    """Byte of a 16-byte chunk of a row of 64 bytes: swizzled, so that eight rows' chunks lie in different banks."""
     return uint32(row * 64 + (chunk ^ ((row >> 1) & 3)) * 16)
 
 
@@ -295,7 +295,8 @@ def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=
     nothing = no_numbers(x.backend)
     launch(conv2d_forward_kernel_v4, (-(-b * ho * wo // TILE_M), -(-n // TILE_N)), THREADS, x.reshape(-1),
            weight.reshape(-1), nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
-           x.reshape(-1) if residual is None else residual.reshape(-1), y.reshape(-1), h, w, c, ho, wo, n, weight.shape[1],
+           x.reshape(-1) if residual is None else residual.reshape(-1), y.reshape(-1), h, w, c, ho, wo, n,
+           weight.shape[1],
            stride, spread, b * ho * wo, int(bias is not None), int(channel is not None), int(residual is not None))
     return y
 
@@ -304,7 +305,8 @@ def mma_input_gradient(dy, weight, dx, stride):
     """dx, as the forward over dy with the flipped weight."""
     n, size, _, c = weight.shape
     flipped = empty((c, size, size, n), np.float16, like=weight)
-    launch(flip_weight_kernel, (-(-c // TRANSPOSE), -(-n // TRANSPOSE), size * size), (TRANSPOSE, 8), weight.reshape(-1),
+    launch(flip_weight_kernel, (-(-c // TRANSPOSE), -(-n // TRANSPOSE), size * size), (TRANSPOSE, 8),
+           weight.reshape(-1),
            flipped.reshape(-1), n, c, size * size)
     return mma_forward(dy, flipped, None, dx, 1, spread=stride)
 
@@ -319,6 +321,7 @@ def mma_weight_gradient(dy, x, dweight, stride):
     part_steps = -(-steps // max(1, min(THREADS_WANTED // (THREADS * grid[0] * grid[1]), steps // 8)))
     parts = -(-steps // part_steps)
     partial = empty((parts, dweight.size), np.float32, like=dy)
-    launch(conv2d_weight_gradient_kernel_v4, (*grid, parts), THREADS, dy.reshape(-1), x.reshape(-1), partial.reshape(-1), h,
+    launch(conv2d_weight_gradient_kernel_v4, (*grid, parts), THREADS, dy.reshape(-1), x.reshape(-1),
+           partial.reshape(-1), h,
            w, c, ho, wo, n, size, stride, pixels, part_steps * STEP)
     add_parts(partial, dweight, accumulate=True)

@@ -242,7 +242,9 @@ def narrow_half_forward(x, weight, bias, y):
     """y = conv2d(x, weight) + bias."""
     b, h, w, c = x.shape
     n, pixels = y.shape[3], b * h * w
-    arguments = x.reshape(-1), weight.reshape(-1), no_numbers(x.backend) if bias is None else bias, y.reshape(-1), h, w, c, n
+    arguments = (x.reshape(-1), weight.reshape(-1), no_numbers(x.backend) if bias is None else bias, y.reshape(-1), h,
+                 w,
+                 c, n)
     if n <= NARROW and n % 8:
         launch(conv2d_to_narrow_kernel, (-(-pixels // BLOCK_PIXELS), -(-n // 4)), BLOCK, *arguments, pixels,
                int(bias is not None))
@@ -256,7 +258,8 @@ def narrow_half_input_gradient(dy, weight, dx):
     """dx of a layer to few channels."""
     b, h, w, n = dy.shape
     c, pixels = dx.shape[3], b * h * w
-    launch(conv2d_from_narrow_kernel, (-(-pixels // BLOCK_PIXELS), -(-c // SLAB)), BLOCK, dy.reshape(-1), weight.reshape(-1),
+    launch(conv2d_from_narrow_kernel, (-(-pixels // BLOCK_PIXELS), -(-c // SLAB)), BLOCK, dy.reshape(-1),
+           weight.reshape(-1),
            no_numbers(dy.backend), dx.reshape(-1), h, w, n, c, pixels, 0, 1)
     return dx
 

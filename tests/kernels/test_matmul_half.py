@@ -58,6 +58,8 @@ def test_float16(engine, rng, monkeypatch, shape, version, transposes):
             pytest.skip("one of those that are forced")
         if version == 2 and (transposes != (False, True) or shape != (8, 8, 8)):
             pytest.skip("tested in test_matmul.py")
+        if engine.name == "emulator" and shape != (8, 8, 8) and transposes != (False, False):
+            pytest.skip("of larger results the emulator does the other cases in test_every_tile")
         if engine.name == "ptx" and (shape != (8, 8, 8) or transposes != (False, True)):
             skip_ptx(engine)
         small_tiles(monkeypatch, version)
@@ -76,7 +78,7 @@ def test_every_tile(engine, rng, monkeypatch, tile, half):
     version = 5 if tile in mma.TILES else 6
     choose(monkeypatch, tile)
     transposes = (False, True) if half else (True, False)
-    M, N, K = (tile[0] + 8 if tile[1] == 64 else 40), tile[1] - 24, 72 if version == 5 else 8
+    M, N, K = (tile[0] + 8 if tile[1] == 64 else 40), tile[1] - 24, 40 if version == 5 else 8
     a, b = operands(rng, M, N, K, transposes)
     out = np.float16 if half else np.float32
     got = P.matmul_forward(engine(a), engine(b), *transposes, version=version, out_dtype=out)
