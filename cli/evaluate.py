@@ -19,7 +19,7 @@ import click
 @click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Seed of the subsets.")
 @click.option("--batch", metavar="IMAGES", type=click.IntRange(1), default=64, show_default=True,
               help="Images whose features are made at a time.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
               help="Where random-conv computes; auto: the GPU if there is one.")
 @click.option("--save-stats", metavar="FILE.npz",
               help="Write the statistics of SAMPLES: mu, sigma (EDM) and mu_s, sigma_s (guided-diffusion).")

@@ -15,6 +15,7 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
     "convert": (".convert", "Convert weights from and to other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),
     "bench": (".bench", "Measure how long a training step takes."),
+    "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
 }
 
 

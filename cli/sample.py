@@ -60,7 +60,7 @@ def option(heading, *names, **attributes):
         help="Images made at a time: more need more memory, and give the same images.")
 @option("Run", "--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
         help="Averaged weights, or those of the last step.")
-@option("Run", "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+@option("Run", "--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
         help="Where to compute; auto: the GPU if there is one.")
 @option("Run", "--outdir", metavar="DIR", default="runs", show_default=True,
         help="Where run numbers are looked up.")

@@ -1,24 +1,18 @@
-"""Every operation's tests run on each engine that is there: NumPy, PTX compilation, and a GPU or the simulator.
+"""Every operation's tests run on each engine that is there: NumPy, PTX compilation, the emulator, and a GPU.
 
 One body serves all. On the CPU engine it holds the reference's float32 against its float64; on `ptx` the launchers run
-and every kernel is compiled, but there are no values to check; on a GPU (or, with NUMBA_ENABLE_CUDASIM=1, in Numba's
-simulator on the tiny shapes) the kernels are held against the float64 reference.
+and every kernel is compiled, but there are no values to check; in the emulator (on the tiny shapes, its threads taking
+turns in another order at each launch) and on a GPU the kernels are held against the float64 reference.
 """
-import os
-
 import numpy as np
 import pytest
 
 import numdiff.device as device_module
 from numdiff.device import download, get_backend, upload, why_no_gpu
 
-SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-
 
 def engines():
-    if SIMULATED:
-        return ["simulator"]
-    return ["cpu", "ptx"] + ([] if why_no_gpu() else ["cuda"])
+    return ["cpu", "ptx", "emulator"] + ([] if why_no_gpu() else ["cuda"])
 
 
 class Engine:
@@ -27,6 +21,8 @@ class Engine:
     def __init__(self, name):
         self.name = name
         self.backend = get_backend(name)
+        if name == "emulator":
+            self.backend.vary_order = True  # two runs must give the same bits in whatever order the threads take turns
         self.computes = name != "ptx"
         self.has_versions = name != "cpu"
 
@@ -81,6 +77,8 @@ def numerical_gradient(function, x, dy, step=1e-5):
 @pytest.fixture(params=engines())
 def engine(request):
     """The engine under test, with every new array poisoned with NaN."""
+    if request.param == "emulator" and request.node.get_closest_marker("large"):
+        pytest.skip("too large for the emulator")
     old = device_module.set_poison(True)
     yield Engine(request.param)
     device_module.set_poison(old)
@@ -93,9 +91,12 @@ def rng(request):
 
 
 def shapes(**named):
-    """Parametrise `shape` over shapes named by purpose; the simulator takes only `minimal` and `odd`."""
-    kept = {k: v for k, v in named.items() if not SIMULATED or k in ("minimal", "odd")}
-    return pytest.mark.parametrize("shape", list(kept.values()), ids=list(kept))
+    """Parametrise `shape` over shapes named by purpose; the emulator takes only `minimal` and `odd`."""
+    values = [pytest.param(v, id=k, marks=() if k in ("minimal", "odd") else large) for k, v in named.items()]
+    return pytest.mark.parametrize("shape", values)
+
+
+large = pytest.mark.large  # for tests and parameters that are too large for the emulator
 
 
 def versions(*numbers):

@@ -1,11 +1,13 @@
 """The README's own words, run: its Python example, and the options that its commands name."""
 import pathlib
 import re
+import runpy
 import shlex
 
 import click
 import pytest
 
+from numdiff import emulator
 from numdiff_cli.main import main
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
@@ -17,8 +19,23 @@ def commands():
     return [c.strip() for line in lines for c in line.split("&&") if c.strip().startswith("numdiff ")]
 
 
+def examples():
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_kernel_example_has_the_fault_that_is_told(tmp_path, monkeypatch):
+    (example,) = [e for e in examples() if "emulator.device" in e]
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("example.py").write_text(example)
+    with pytest.raises(emulator.KernelFault) as caught:
+        runpy.run_path("example.py")
+    (fault,) = caught.value.faults
+    assert f"`{fault.kind}: {fault.message}`" in README
+    assert example.splitlines()[fault.line - 1].endswith("100 elements")
+
+
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    example = next(e for e in examples() if "Trainer" in e)
     assert example.count("steps=400, report_every=20") == 1
     example = example.replace("steps=400, report_every=20", "steps=4, report_every=2").replace("steps=25", "steps=2")
     monkeypatch.chdir(tmp_path)
@@ -41,5 +58,6 @@ def test_every_command_and_option_exists(command):
 
 def test_pictures_and_links_exist():
     folder = pathlib.Path(__file__).parent.parent
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#:]+)\)", prose):
         assert (folder / target).exists(), target

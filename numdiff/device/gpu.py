@@ -21,7 +21,6 @@ from ..errors import NumdiffError, OutOfMemoryError
 from .arena import Arena
 from .array import DeviceArray
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
 MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
 IPC_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE of cuda.h
 
@@ -395,7 +394,7 @@ def gpu_count():
 @functools.cache
 def why_no_gpu():
     """None where a GPU can be used, else the reason in a few words."""
-    if SIMULATED:
+    if config.ENABLE_CUDASIM:
         return "NUMBA_ENABLE_CUDASIM is set"
     try:
         from cuda.bindings import driver

@@ -1,57 +1,73 @@
-"""What Python cannot say to a GPU: intrinsics, each with a functional twin for the simulator beside it.
+"""What Python cannot say to a GPU: intrinsics, each with its functional twin for the emulator beside it.
 
-`load4` and `store4` move four neighbouring float32 with one 16-byte instruction (PTX ISA, section 9.7.9, `ld`/`st` with
+`load4` and `store4` move four neighbouring elements with one instruction (PTX ISA, section 9.7.9, `ld`/`st` with
 `.v4`). Four times fewer memory instructions is what brings a streaming kernel to the memory's own speed.
+
+Of a float16 array they give and take float32: 8 bytes move, and what is stored is rounded to the nearest float16, ties
+to even. So a kernel written with them computes in float32 whichever of the two its arrays hold.
 """
 import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
 
-from .gpu import SIMULATED
+from ..emulator import twin
 
-if SIMULATED:
 
-    def load4(array, index):
-        return array[index], array[index + 1], array[index + 2], array[index + 3]
+def _vector_address(context, builder, array_type, array, index):
+    """Address of `array[index]` (a 1-D view of a contiguous array) as a pointer to a vector of four."""
+    data = context.make_array(array_type)(context, builder, value=array).data
+    element = builder.gep(data, [index])
+    vector = ir.VectorType(context.get_data_type(array_type.dtype), 4)
+    return builder.bitcast(element, vector.as_pointer(getattr(data.type, "addrspace", 0)))
 
-    def store4(array, index, a, b, c, d):
-        array[index], array[index + 1], array[index + 2], array[index + 3] = a, b, c, d
 
-else:
-    from llvmlite import ir
-    from numba.cuda import types
-    from numba.cuda.extending import intrinsic
+def _arithmetic_type(array):
+    """The type in which a kernel computes with the elements of an array."""
+    return types.float32 if array.dtype == types.float16 else array.dtype
 
-    def _vector_address(context, builder, array_type, array, index):
-        """Address of `array[index]` (a 1-D view of a contiguous array) as a pointer to a vector of four."""
-        data = context.make_array(array_type)(context, builder, value=array).data
-        element = builder.gep(data, [index])
-        vector = ir.VectorType(context.get_data_type(array_type.dtype), 4)
-        return builder.bitcast(element, vector.as_pointer(getattr(data.type, "addrspace", 0)))
 
-    @intrinsic
-    def load4(typingctx, array, index):
-        """(a[i], a[i+1], a[i+2], a[i+3]) of a contiguous float32 array; `index` must be a multiple of 4."""
+@intrinsic
+def load4(typingctx, array, index):
+    """(a[i], a[i+1], a[i+2], a[i+3]) of a contiguous array; `index` must be a multiple of 4."""
+    given = _arithmetic_type(array)
 
-        def codegen(context, builder, sig, args):
-            vector = builder.load(_vector_address(context, builder, sig.args[0], args[0], args[1]), align=16)
-            lanes = [builder.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(4)]
-            return context.make_tuple(builder, sig.return_type, lanes)
+    def codegen(context, builder, sig, args):
+        vector = builder.load(_vector_address(context, builder, sig.args[0], args[0], args[1]),
+                              align=4 * array.dtype.bitwidth // 8)
+        lanes = [builder.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(4)]
+        lanes = [context.cast(builder, lane, array.dtype, given) for lane in lanes]
+        return context.make_tuple(builder, sig.return_type, lanes)
 
-        return types.UniTuple(array.dtype, 4)(array, types.int64), codegen
+    return types.UniTuple(given, 4)(array, types.int64), codegen
 
-    @intrinsic
-    def store4(typingctx, array, index, a, b, c, d):
-        """array[i], …, array[i+3] = a, b, c, d of a contiguous float32 array; `index` must be a multiple of 4."""
 
-        def codegen(context, builder, sig, args):
-            address = _vector_address(context, builder, sig.args[0], args[0], args[1])
-            vector = ir.Constant(address.type.pointee, ir.Undefined)
-            for i, lane in enumerate(args[2:]):
-                vector = builder.insert_element(vector, lane, ir.Constant(ir.IntType(32), i))
-            builder.store(vector, address, align=16)
-            return context.get_dummy_value()
+@twin(load4)
+def _load4(machine, array, index):
+    values = machine.access.load_vector(array, index, 4)
+    return tuple(map(np.float32, values)) if array.dtype == np.float16 else values
 
-        element = array.dtype
-        return types.void(array, types.int64, element, element, element, element), codegen
+
+@intrinsic
+def store4(typingctx, array, index, a, b, c, d):
+    """array[i], …, array[i+3] = a, b, c, d of a contiguous array; `index` must be a multiple of 4."""
+    taken = _arithmetic_type(array)
+
+    def codegen(context, builder, sig, args):
+        address = _vector_address(context, builder, sig.args[0], args[0], args[1])
+        vector = ir.Constant(address.type.pointee, ir.Undefined)
+        for i, lane in enumerate(args[2:]):
+            lane = context.cast(builder, lane, taken, array.dtype)
+            vector = builder.insert_element(vector, lane, ir.Constant(ir.IntType(32), i))
+        builder.store(vector, address, align=4 * array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, taken, taken, taken, taken), codegen
+
+
+@twin(store4)
+def _store4(machine, array, index, *values):
+    machine.access.store_vector(array, index, values)
 
 
 # typed literals: an untyped 0.0 drags float64 into a kernel

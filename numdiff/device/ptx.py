@@ -46,7 +46,8 @@ class PtxDevice:
     multiprocessors = 132
 
     def __init__(self):
-        self.texts = {}  # (kernel name, argument types, capability) -> PTX
+        self.texts = {}  # (module, kernel name, argument types, capability) -> PTX
+        self.launched = []  # keys of `texts`, in the order of the launches
 
     def allocate(self, nbytes):
         return None
@@ -72,6 +73,7 @@ class PtxDevice:
         name = kernel.py_func.__name__
         for capability in CAPABILITIES:
             key = (kernel.py_func.__module__, name, signature, capability)
+            self.launched.append(key)
             if key not in self.texts:
                 self.texts[key] = compile_to_ptx(kernel, signature, capability)
                 if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in args):

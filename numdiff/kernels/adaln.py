@@ -236,7 +236,7 @@ def adaln_sums_kernel_v2(dy, x, mean, rstd, partial, T, C, lanes, chunk):
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def _check(x, version, *vectors):
-    """(B, T, C, version); version 2 needs a device that has shuffles, which Numba's simulator has not."""
+    """(B, T, C, version)."""
     if x.ndim != 3:
         raise ValueError(f"adaln takes tokens (B, T, C), not {tuple(x.shape)}; reshape an image to (B, H·W, C)")
     B, T, C = x.shape
@@ -244,7 +244,7 @@ def _check(x, version, *vectors):
         if tuple(vector.shape) != (B, C):
             raise ValueError(f"adaln: shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}")
     if version is None:
-        version = 2 if C % 4 == 0 and is_device(x) and x.backend.name != "simulator" else 1
+        version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
         raise ValueError(f"version 2 takes four channels at a time, and {C} is not a multiple of 4; use version=1")
     return B, T, C, version

@@ -154,5 +154,5 @@ def attention_forward_cost(B, T, C, heads):
 
 
 def attention_backward_cost(B, T, C, heads):
-    """qkv and dy read, dqkv written; P read twice, dS written, rewritten and read twice."""
-    return 4 * (7 * B * T * C + 7 * B * heads * T * T), 8 * B * T * T * C + 5 * B * heads * T * T
+    """qkv read, dy read twice, dqkv written; P read twice, dS written, rewritten and read twice."""
+    return 4 * (8 * B * T * C + 7 * B * heads * T * T), 8 * B * T * T * C + 5 * B * heads * T * T

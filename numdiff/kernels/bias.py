@@ -21,7 +21,7 @@ SOURCE
 READ NEXT
     scale_shift.py, which multiplies as well.
 """
-from ..device import cuda, empty_like, is_device, launch, load4, store4
+from ..device import cuda, empty_like, float32, is_device, launch, load4, store4
 from .reduce import column_sum, column_sum_cost, sample_sum, sample_sum_cost
 
 BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
@@ -44,7 +44,7 @@ def channel_add_forward_reference(x, e):
 def channel_add_forward_kernel_v1(x, e, y, sample, C):
     i = cuda.grid(1)
     if i < y.size:
-        y[i] = x[i] + e[i // sample * C + i % C]  # sample b, channel c
+        y[i] = float32(x[i]) + float32(e[i // sample * C + i % C])  # sample b, channel c
 
 
 # v2: four neighbouring channels a thread ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ MATHEMATICS
               dx = conv2d(dy, flipped),  flipped[c,r',s',n] = weight[n, kernel-1-r', kernel-1-s', c]
 SHAPES
     x (B, H, W, C_in), weight (C_out, kernel, kernel, C_in), bias (C_out,) or None, y (B, Ho, Wo, C_out), float32
+    or x, weight, y float16, bias float32; optional addends: channel (B, C_out) float32, residual like y
     kernel odd, any stride; Ho = (H - 1) // stride + 1
 VERSIONS
     v1 one thread an output, straight from the formula. Every product costs two loads.
@@ -18,6 +19,10 @@ VERSIONS
     v3 implicit GEMM (conv2d_implicit.py): the matmul's tiles are filled straight from x; col never exists. For up to
        8 output channels conv2d_narrow.py, since a 64-wide tile would be nearly empty. On an H100, batch 32: 64 to 64
        channels at 64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
+    In float16 (sums in float32, the result rounded once; dweight and dbias float32):
+    v1 and v3 as above, converting what they load; v3 where one side has up to 8 channels (conv2d_narrow_half.py).
+    v4 implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (conv2d_mma.py).
+    v5, v6 by wgmma and the copy engine, sm_90a, stride 1 (conv2d_hopper.py, conv2d_hopper_gradient.py).
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
     strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
 LAUNCH
@@ -37,8 +42,22 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ..device import cuda, empty, float32, is_device, launch, over_batch
+from . import conv2d_hopper
+from .bias import channel_add_forward
+from .conv2d_hopper import hopper_forward, hopper_input_gradient, no_numbers
+from .conv2d_hopper_gradient import hopper_weight_gradient
 from .conv2d_implicit import flipped_weight, implicit_forward, implicit_weight_gradient
+from .conv2d_mma import mma_forward, mma_input_gradient, mma_takes, mma_weight_gradient
 from .conv2d_narrow import NARROW, narrow_forward, narrow_weight_gradient
+from .conv2d_narrow_half import (
+    narrow_gradient_takes,
+    narrow_half_forward,
+    narrow_half_input_gradient,
+    narrow_half_weight_gradient,
+    narrow_input_gradient_takes,
+    narrow_takes,
+)
+from .elementwise import add_forward
 from .im2col import divide, im2col_backward, im2col_forward, output_size, reading_pixel
 from .linear import linear_backward, linear_forward
 from .matmul import matmul_forward
@@ -71,7 +90,11 @@ def cache_sized(x, kernel, share):
     return [slice(i, min(i + images, share.stop)) for i in range(share.start, share.stop, images)]
 
 
-def conv2d_forward_reference(x, weight, bias=None, stride=1):
+def conv2d_forward_reference(x, weight, bias=None, stride=1, channel=None, residual=None):
+    if x.dtype == np.float16:
+        wide = conv2d_forward_reference(x.astype(np.float32), weight.astype(np.float32), bias, stride, channel,
+                                        residual)
+        return wide.astype(np.float16)
     n, kernel, _, c = weight.shape
     b, ho, wo = len(x), output_size(x.shape[1], stride), output_size(x.shape[2], stride)
     taps = weight.transpose(1, 2, 3, 0).reshape(kernel, kernel * c, n)
@@ -88,10 +111,18 @@ def conv2d_forward_reference(x, weight, bias=None, stride=1):
             y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)
 
     over_batch(convolve, b, kernel * y.size)
+    if channel is not None:
+        y += channel[:, None, None]
+    if residual is not None:
+        y += residual
     return y
 
 
 def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True):
+    if x.dtype == np.float16:
+        dx = conv2d_backward_reference(*(a.astype(np.float32) for a in (dy, x, weight)), dweight, dbias, stride,
+                                       need_dx)
+        return dx.astype(np.float16) if need_dx else None
     n, kernel, _, c = weight.shape
     ho = dy.shape[1]
 
@@ -121,7 +152,8 @@ def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need
 # The output channel is innermost, so the threads of a warp share a pixel's window, and differ in the weight's row.
 
 @cuda.jit
-def conv2d_forward_kernel_v1(x, weight, bias, y, H, W, C, Ho, Wo, N, kernel, stride, has_bias):
+def conv2d_forward_kernel_v1(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, kernel, stride, has_bias,
+                             has_channel, has_residual):
     out = cuda.grid(1)
     if out < y.size:
         pixel, n = divide(out, N)
@@ -134,7 +166,12 @@ def conv2d_forward_kernel_v1(x, weight, bias, y, H, W, C, Ho, Wo, N, kernel, str
                 w = j * stride + s - kernel // 2
                 if h >= 0 and h < H and w >= 0 and w < W:
                     for c in range(C):
-                        total += x[((image * H + h) * W + w) * C + c] * weight[((n * kernel + r) * kernel + s) * C + c]
+                        total += (float32(x[((image * H + h) * W + w) * C + c])
+                                  * float32(weight[((n * kernel + r) * kernel + s) * C + c]))
+        if has_channel:
+            total += channel[image * N + n]
+        if has_residual:
+            total += float32(residual[out])
         y[out] = total
 
 
@@ -152,8 +189,8 @@ def conv2d_input_gradient_kernel_v1(dy, weight, dx, H, W, C, Ho, Wo, N, kernel, 
                 j = reading_pixel(w, s, Wo, kernel, stride)
                 if i >= 0 and j >= 0:
                     for n in range(N):
-                        total += (dy[((image * Ho + i) * Wo + j) * N + n]
-                                  * weight[((n * kernel + r) * kernel + s) * C + c])
+                        total += (float32(dy[((image * Ho + i) * Wo + j) * N + n])
+                                  * float32(weight[((n * kernel + r) * kernel + s) * C + c]))
         dx[out] = total
 
 
@@ -172,12 +209,17 @@ def conv2d_weight_gradient_kernel_v1(dy, x, dweight, B, H, W, C, Ho, Wo, N, kern
                 for j in range(Wo):
                     w = j * stride + s - kernel // 2
                     if h >= 0 and h < H and w >= 0 and w < W:
-                        row_total += dy[((image * Ho + i) * Wo + j) * N + n] * x[((image * H + h) * W + w) * C + c]
+                        row_total += (float32(dy[((image * Ho + i) * Wo + j) * N + n])
+                                      * float32(x[((image * H + h) * W + w) * C + c]))
                 total += row_total
         dweight[out] += total
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
+
+PREFERRED = 3, 6, 5, 4, 1  # of the float16 versions, the fastest first
+VERSIONS = {np.dtype(np.float32): (1, 2, 3), np.dtype(np.float16): (1, 3, 4, 5, 6)}
+
 
 def _check(x, weight, stride, version):
     """Raise what is wrong with the operands, in words that say what to do."""
@@ -187,10 +229,32 @@ def _check(x, weight, stride, version):
     if weight.shape[1] != weight.shape[2] or weight.shape[1] % 2 == 0 or stride < 1:
         raise ValueError(f"a kernel of {weight.shape[1]} × {weight.shape[2]} and stride {stride}: the kernel must be "
                          "square and odd, the stride at least 1")
-    if version not in (None, 1, 2, 3):
-        raise ValueError(f"there is no version {version}: use 1, 2, 3, or None for the fastest")
-    if is_device(x) and (x.dtype != np.float32 or weight.dtype != np.float32):
-        raise ValueError(f"x and weight are {x.dtype} and {weight.dtype}: cast them to float32")
+    if is_device(x) and (x.dtype not in VERSIONS or weight.dtype != x.dtype):
+        raise ValueError(f"x and weight are {x.dtype} and {weight.dtype}: cast both to float32, or both to float16")
+    known = VERSIONS.get(x.dtype, VERSIONS[np.dtype(np.float32)])
+    if version is not None and version not in known:
+        raise ValueError(f"there is no version {version} in {x.dtype}: use one of {known}, or None for the fastest")
+
+
+def _check_addends(y_shape, bias, channel, residual):
+    n = y_shape[3]
+    for name, array, shape in (("bias", bias, (n,)), ("channel", channel, (y_shape[0], n)),
+                               ("residual", residual, y_shape)):
+        if array is not None and tuple(array.shape) != tuple(shape):
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, this convolution needs {tuple(shape)}")
+
+
+def _half_version(x, weight, stride, version, taken):
+    """The version for float16 operands: the forced one, where it takes them, or the fastest that does.
+
+    taken: {version: whether it takes this pass}
+    """
+    if version is not None:
+        if not taken.get(version, True):
+            raise ValueError(f"version {version} does not take x {tuple(x.shape)}, weight {tuple(weight.shape)} and stride "
+                             f"{stride} on this device; use version=1, or None for the fastest")
+        return version
+    return next(v for v in PREFERRED if taken.get(v, True))
 
 
 def _check_size(*arrays):
@@ -205,25 +269,46 @@ def _columns(x, kernel, stride):
     return col.reshape(-1, kernel * kernel * x.shape[3])
 
 
-def conv2d_forward(x, weight, bias=None, stride=1, version=None):
-    """Convolution of x (B, H, W, C_in), padded by kernel // 2, as a new array (B, Ho, Wo, C_out)."""
+def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, residual=None):
+    """Convolution of x (B, H, W, C_in), padded by kernel // 2, as a new array (B, Ho, Wo, C_out).
+
+    channel (B, C_out), residual (like the result): added to it before it is rounded
+    """
     _check(x, weight, stride, version)
     n, kernel, _, c = weight.shape
-    if kernel == stride == 1 and version is None:
-        return linear_forward(x, weight.reshape(n, c), bias)
-    if not is_device(x):
-        return conv2d_forward_reference(x, weight, bias, stride)
     b, h, w, _ = x.shape
     ho, wo = output_size(h, stride), output_size(w, stride)
+    _check_addends((b, ho, wo, n), bias, channel, residual)
+    plain = channel is None and residual is None
+    if kernel == stride == 1 and version is None and plain:
+        return linear_forward(x, weight.reshape(n, c), bias)
+    if not is_device(x):
+        return conv2d_forward_reference(x, weight, bias, stride, channel, residual)
+    y = empty((b, ho, wo, n), x.dtype, like=x)
+    _check_size(x, weight, y)
+    if x.dtype == np.float16:
+        version = _half_version(x, weight, stride, version, {
+            3: narrow_takes(x, weight, stride, plain), 4: mma_takes(x, weight),
+            5: conv2d_hopper.can_run(x, weight, stride), 6: conv2d_hopper.can_run(x, weight, stride)})
+        if version >= 5:
+            return hopper_forward(x, weight, bias, y, channel, residual, whole_halo=version == 6)
+        if version == 4:
+            return mma_forward(x, weight, bias, y, stride, channel, residual)
+        if version == 3:
+            return narrow_half_forward(x, weight, bias, y)
+    elif not plain and version != 1:
+        y = conv2d_forward(x, weight, bias, stride, version)
+        y = y if channel is None else channel_add_forward(y, channel)
+        return y if residual is None else add_forward(y, residual)
     if version == 2:
         y = matmul_forward(_columns(x, kernel, stride), weight.reshape(n, -1), transpose_b=True, bias=bias)
         return y.reshape(b, ho, wo, n)
-    y = empty((b, ho, wo, n), like=x)
-    _check_size(x, weight, y)
     if version == 1:
+        nothing = no_numbers(x.backend)
         launch(conv2d_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), weight.reshape(-1),
-               weight.reshape(-1) if bias is None else bias, y.reshape(-1), h, w, c, ho, wo, n, kernel, stride,
-               int(bias is not None))
+               nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
+               x.reshape(-1) if residual is None else residual.reshape(-1), y.reshape(-1), h, w, c, ho, wo, n, kernel, stride,
+               int(bias is not None), int(channel is not None), int(residual is not None))
     elif n <= NARROW:
         narrow_forward(x, weight, bias, y, stride)
     else:
@@ -246,10 +331,48 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
     if not is_device(x):
         return conv2d_backward_reference(dy, x, weight, dweight, dbias, stride, need_dx)
     _check_size(x, weight, dy)
+    if x.dtype == np.float16:
+        if dy.dtype != np.float16 or dweight.dtype != np.float32:
+            raise ValueError(f"dy and dweight are {dy.dtype} and {dweight.dtype}: with x in float16 they must be float16 and "
+                             "float32")
+        _add_half_gradients(dy, x, weight, dweight, dbias, stride, version)
+        return _half_input_gradient(dy, weight, x, stride, version) if need_dx else None
     if dbias is not None:
         column_sum(dy, dbias)
     _add_weight_gradient(dy, x, dweight, stride, version)
     return _input_gradient(dy, weight, x, stride, version) if need_dx else None
+
+
+def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version):
+    """dweight and dbias from float16 arrays."""
+    hopper = conv2d_hopper.can_run(x, weight, stride)
+    version = _half_version(x, weight, stride, version, {
+        3: narrow_gradient_takes(x, weight, stride), 4: mma_takes(x, weight), 5: hopper, 6: hopper})
+    if version >= 5:
+        hopper_weight_gradient(dy, x, dweight, dbias, whole_halo=version == 6)
+        return
+    if dbias is not None:
+        column_sum(dy, dbias)
+    if version == 4:
+        mma_weight_gradient(dy, x, dweight, stride)
+    elif version == 3:
+        narrow_half_weight_gradient(dy, x, dweight)
+    else:
+        _add_weight_gradient(dy, x, dweight, stride, 1)
+
+
+def _half_input_gradient(dy, weight, x, stride, version):
+    hopper = conv2d_hopper.can_run(x, weight, stride)
+    version = _half_version(x, weight, stride, version, {
+        3: narrow_input_gradient_takes(dy, weight, stride), 4: mma_takes(x, weight), 5: hopper, 6: hopper})
+    if version == 1:
+        return _input_gradient(dy, weight, x, stride, 1)
+    dx = empty(x.shape, x.dtype, like=x)
+    if version >= 5:
+        return hopper_input_gradient(dy, weight, dx, whole_halo=version == 6)
+    if version == 4:
+        return mma_input_gradient(dy, weight, dx, stride)
+    return narrow_half_input_gradient(dy, weight, dx)
 
 
 def _add_weight_gradient(dy, x, dweight, stride, version):
@@ -271,7 +394,7 @@ def _input_gradient(dy, weight, x, stride, version):
     n, kernel, _, c = weight.shape
     b, h, w, _ = x.shape
     if version == 1:
-        dx = empty(x.shape, like=x)
+        dx = empty(x.shape, x.dtype, like=x)
         launch(conv2d_input_gradient_kernel_v1, -(-dx.size // BLOCK), BLOCK, dy.reshape(-1), weight.reshape(-1),
                dx.reshape(-1), h, w, c, dy.shape[1], dy.shape[2], n, kernel, stride)
         return dx
@@ -292,12 +415,14 @@ def conv2d_forward_cost(B, H, W, C_in, C_out, kernel, stride=1):
 
 def conv2d_input_gradient_cost(B, H, W, C_in, C_out, kernel, stride=1):
     """(bytes, FLOPs) of dx from dy and weight."""
-    return conv2d_forward_cost(B, H, W, C_in, C_out, kernel, stride)
+    moved, flops = conv2d_forward_cost(B, H, W, C_in, C_out, kernel, stride)
+    return moved - 4 * C_out, flops  # no bias
 
 
 def conv2d_weight_gradient_cost(B, H, W, C_in, C_out, kernel, stride=1):
-    """(bytes, FLOPs) of dweight and dbias from dy and x."""
+    """(bytes, FLOPs) of dweight and dbias from dy and x; both are added to, so they are read, too."""
     moved, flops = conv2d_forward_cost(B, H, W, C_in, C_out, kernel, stride)
+    moved += 4 * C_out * (kernel * kernel * C_in + 1)
     return moved, flops + B * output_size(H, stride) * output_size(W, stride) * C_out
 
 

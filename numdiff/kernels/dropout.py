@@ -58,7 +58,7 @@ def dropout_forward_kernel_v1(x, y, count, threshold, scale, seed_low, seed_high
         w0, w1, w2, w3 = philox4x32(uint32(e // uint32(4)), samples[b], step[0], seed_high, seed_low, purpose)
         k = e % uint32(4)
         word = w0 if k == 0 else w1 if k == 1 else w2 if k == 2 else w3
-        y[i] = x[i] * scale if (word >> DROP_BITS) >= threshold else float32(0)
+        y[i] = float32(x[i]) * scale if (word >> DROP_BITS) >= threshold else float32(0)
 
 
 # v2: one thread four elements -----------------------------------------------------------------------------------------

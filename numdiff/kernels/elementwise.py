@@ -88,35 +88,35 @@ def gelu_gradient(dy, x):
 def add_forward_kernel_v1(a, b, y):
     i = cuda.grid(1)
     if i < y.size:  # the last block may be only partly used
-        y[i] = a[i] + b[i]
+        y[i] = float32(a[i]) + float32(b[i])
 
 
 @cuda.jit
 def silu_forward_kernel_v1(x, y):
     i = cuda.grid(1)
     if i < y.size:
-        y[i] = silu(x[i])
+        y[i] = silu(float32(x[i]))
 
 
 @cuda.jit
 def silu_backward_kernel_v1(dy, x, dx):
     i = cuda.grid(1)
     if i < dx.size:
-        dx[i] = silu_gradient(dy[i], x[i])
+        dx[i] = silu_gradient(float32(dy[i]), float32(x[i]))
 
 
 @cuda.jit
 def gelu_forward_kernel_v1(x, y):
     i = cuda.grid(1)
     if i < y.size:
-        y[i] = gelu(x[i])
+        y[i] = gelu(float32(x[i]))
 
 
 @cuda.jit
 def gelu_backward_kernel_v1(dy, x, dx):
     i = cuda.grid(1)
     if i < dx.size:
-        dx[i] = gelu_gradient(dy[i], x[i])
+        dx[i] = gelu_gradient(float32(dy[i]), float32(x[i]))
 
 
 @cuda.jit
@@ -127,6 +127,14 @@ def cast_forward_kernel_v1(x, y):
 
 
 # v2: one thread four elements, 16 bytes at a time ---------------------------------------------------------------------
+
+@cuda.jit
+def cast_forward_kernel_v2(x, y):
+    i = cuda.grid(1) * 4
+    if i < y.size:
+        x0, x1, x2, x3 = load4(x, i)
+        store4(y, i, x0, x1, x2, x3)
+
 
 @cuda.jit
 def add_forward_kernel_v2(a, b, y):
@@ -225,13 +233,20 @@ def gelu_backward(dy, x, version=None):
     return _launch_elementwise(gelu_backward_kernel_v1, gelu_backward_kernel_v2, version, dy, x, empty_like(x))
 
 
-def cast_forward(x, dtype):
+def cast_forward(x, dtype, version=None):
     """x in another float dtype, as a new array; its backward is the cast back."""
     if not is_device(x):
         return x.astype(dtype)
-    y = empty(x.shape, dtype, like=x)
-    launch(cast_forward_kernel_v1, -(-x.size // BLOCK), BLOCK, x.reshape(-1), y.reshape(-1))
-    return y
+    return cast_into(x, empty(x.shape, dtype, like=x), version)
+
+
+def cast_into(x, y, version=None):
+    """x in the dtype of y, written to y, in place; returns y."""
+    if not is_device(x):
+        with np.errstate(over="ignore"):  # too large for float16 is infinite, as on a GPU
+            y[...] = x
+        return y
+    return _launch_elementwise(cast_forward_kernel_v1, cast_forward_kernel_v2, version, x, y)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

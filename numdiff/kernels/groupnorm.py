@@ -144,14 +144,14 @@ def groupnorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, P, C, width, eps
     m = P * width
     total = float32(0)
     for e in range(t, m, BLOCK):  # element e of the group: pixel e // width, channel e % width
-        total += x[(b * P + e // width) * C + group * width + e % width]
+        total += float32(x[(b * P + e // width) * C + group * width + e % width])
     tile[t] = total
     tree_sum(tile, 1, t, 1, BLOCK)
     average = tile[0] / float32(m)
     cuda.syncthreads()  # all have read tile[0] before it is written again
     total = float32(0)
     for e in range(t, m, BLOCK):
-        d = x[(b * P + e // width) * C + group * width + e % width] - average
+        d = float32(x[(b * P + e // width) * C + group * width + e % width]) - average
         total += d * d
     tile[t] = total
     tree_sum(tile, 1, t, 1, BLOCK)
@@ -159,7 +159,7 @@ def groupnorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, P, C, width, eps
     for e in range(t, m, BLOCK):
         c = group * width + e % width
         i = (b * P + e // width) * C + c
-        y[i] = affine((x[i] - average) * scale, weight[c], bias[c], activate)
+        y[i] = affine((float32(x[i]) - average) * scale, weight[c], bias[c], activate)
     if t == 0:
         mean[b * cuda.gridDim.x + group] = average
         rstd[b * cuda.gridDim.x + group] = scale
@@ -177,8 +177,8 @@ def groupnorm_backward_kernel_v1(dy, x, weight, bias, mean, rstd, dx, sums, P, C
         sum_gx = sum_g = float32(0)
         for p in range(t, P, BLOCK):
             i = (b * P + p) * C + c
-            xhat = (x[i] - average) * scale
-            g = affine_gradient(dy[i], xhat, weight[c], bias[c], activate)
+            xhat = (float32(x[i]) - average) * scale
+            g = affine_gradient(float32(dy[i]), xhat, weight[c], bias[c], activate)
             sum_gx += g * xhat
             sum_g += g
         tile[t], tile[BLOCK + t] = sum_gx, sum_g
@@ -194,8 +194,8 @@ def groupnorm_backward_kernel_v1(dy, x, weight, bias, mean, rstd, dx, sums, P, C
     for e in range(t, P * width, BLOCK):
         c = group * width + e % width
         i = (b * P + e // width) * C + c
-        xhat = (x[i] - average) * scale
-        h = affine_gradient(dy[i], xhat, weight[c], bias[c], activate) * weight[c]
+        xhat = (float32(x[i]) - average) * scale
+        h = affine_gradient(float32(dy[i]), xhat, weight[c], bias[c], activate) * weight[c]
         dx[i] = scale * (h - average_h - xhat * average_hx)
 
 

@@ -76,20 +76,20 @@ def layernorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, C, eps, affine):
     t, row = cuda.threadIdx.x, cuda.blockIdx.x
     total = float32(0)
     for c in range(t, C, BLOCK):
-        total += x[row * C + c]
+        total += float32(x[row * C + c])
     tile[t] = total
     tree_sum(tile, 1, t, 1, BLOCK)
     average = tile[0] / float32(C)
     cuda.syncthreads()  # all have read tile[0] before it is written again
     total = float32(0)
     for c in range(t, C, BLOCK):
-        d = x[row * C + c] - average
+        d = float32(x[row * C + c]) - average
         total += d * d
     tile[t] = total
     tree_sum(tile, 1, t, 1, BLOCK)
     scale = float32(1) / math.sqrt(tile[0] / float32(C) + eps)
     for c in range(t, C, BLOCK):
-        xhat = (x[row * C + c] - average) * scale
+        xhat = (float32(x[row * C + c]) - average) * scale
         y[row * C + c] = xhat * weight[c] + bias[c] if affine else xhat
     if t == 0:
         mean[row] = average
@@ -103,15 +103,15 @@ def layernorm_backward_kernel_v1(dy, x, weight, mean, rstd, dx, C, affine):
     average, scale = mean[row], rstd[row]
     sum_h = sum_hx = float32(0)
     for c in range(t, C, BLOCK):
-        h = dy[row * C + c] * weight[c] if affine else dy[row * C + c]
+        h = float32(dy[row * C + c]) * weight[c] if affine else float32(dy[row * C + c])
         sum_h += h
-        sum_hx += h * (x[row * C + c] - average) * scale
+        sum_hx += h * (float32(x[row * C + c]) - average) * scale
     tile[t], tile[BLOCK + t] = sum_h, sum_hx
     tree_sum(tile, 2, t, 1, BLOCK)
     average_h, average_hx = tile[0] / float32(C), tile[BLOCK] / float32(C)
     for c in range(t, C, BLOCK):
-        h = dy[row * C + c] * weight[c] if affine else dy[row * C + c]
-        dx[row * C + c] = scale * (h - average_h - (x[row * C + c] - average) * scale * average_hx)
+        h = float32(dy[row * C + c]) * weight[c] if affine else float32(dy[row * C + c])
+        dx[row * C + c] = scale * (h - average_h - (float32(x[row * C + c]) - average) * scale * average_hx)
 
 
 @cuda.jit
@@ -121,8 +121,8 @@ def layernorm_parameter_kernel_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
     if c < C:
         sum_gx = sum_g = float32(0)
         for row in range(rows):
-            g = dy[row * C + c]
-            sum_gx += g * (x[row * C + c] - mean[row]) * rstd[row]
+            g = float32(dy[row * C + c])
+            sum_gx += g * (float32(x[row * C + c]) - mean[row]) * rstd[row]
             sum_g += g
         dweight[c] += sum_gx
         dbias[c] += sum_g
@@ -238,12 +238,12 @@ def layernorm_parameter_kernel_v2(dy, x, mean, rstd, partial, rows, C, lanes, ch
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def _check(x, weight, version):
-    """(rows, C, version); version 2 needs a device that has shuffles, which Numba's simulator has not."""
+    """(rows, C, version)"""
     C = x.shape[-1]
     if weight is not None and tuple(weight.shape) != (C,):
         raise ValueError(f"layernorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
     if version is None:
-        version = 2 if C % 4 == 0 and is_device(x) and x.backend.name != "simulator" else 1
+        version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
         raise ValueError(f"version 2 takes four columns at a time, and {C} is not a multiple of 4; use version=1")
     return x.size // C, C, version

@@ -80,7 +80,7 @@ def sum_rows_kernel_v1(x, out, B, P, N, accumulate):
         b, n = i // N, i % N
         total = float32(0)
         for p in range(P):
-            total += x[(b * P + p) * N + n]
+            total += float32(x[(b * P + p) * N + n])
         out[i] = out[i] + total if accumulate else total
 
 
@@ -99,7 +99,7 @@ def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
     total = float32(0)
     if row < rows and n < N:  # the others (lanes need not divide 256) bring zeros
         for p in range(start + row, min(start + chunk, P), rows):
-            total += x[(b * P + p) * N + n]
+            total += float32(x[(b * P + p) * N + n])
     tile[t] = total
     tree_sum(tile, 1, t, lanes, rows)
     if row == 0 and n < N:
@@ -118,7 +118,7 @@ def sum_rows_pair_kernel_v2(x, out_0, out_1, P, N, lanes):
     total = float32(0)
     if row < rows and n < N:
         for p in range(row, P, rows):
-            total += x[(b * P + p) * N + n]
+            total += float32(x[(b * P + p) * N + n])
     tile[t] = total
     tree_sum(tile, 1, t, lanes, rows)
     if row == 0 and n < N:

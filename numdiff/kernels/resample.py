@@ -55,7 +55,7 @@ def sum_blocks_kernel_v1(x, y, W, C, factor):
         row, j = divide(rest, W)
         above = (4 * row * W + 2 * j) * C + c  # x's row 2·row has 2·W pixels
         below = above + 2 * W * C
-        y[n] = factor * (x[above] + x[above + C] + x[below] + x[below + C])
+        y[n] = factor * (float32(x[above]) + float32(x[above + C]) + float32(x[below]) + float32(x[below + C]))
 
 
 @cuda.jit
@@ -64,7 +64,7 @@ def repeat_blocks_kernel_v1(x, y, W, C, factor):
     if n < y.size:
         rest, c = divide(n, C)
         row, j = divide(rest, W)
-        y[n] = factor * x[((row // 2) * (W // 2) + j // 2) * C + c]
+        y[n] = factor * float32(x[((row // 2) * (W // 2) + j // 2) * C + c])
 
 
 # v2: one thread four channels -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ LAUNCH
 DETERMINISM
     no atomics; the order of the sums depends on the shape alone (reduce.py).
 COST
-    bytes: 8 n forward, 12 n backward; 2 and 4 FLOPs an element. Roof: memory bandwidth.
+    bytes: 8 n forward, 12 n backward; 3 and 5 FLOPs an element. Roof: memory bandwidth.
 SOURCE
     Perez et al. 2017, arXiv:1709.07871, eq. 2 (FiLM); Dhariwal and Nichol 2021, arXiv:2105.05233, eq. 3 (AdaGN).
 READ NEXT
@@ -51,7 +51,7 @@ def scale_shift_forward_kernel_v1(x, scale, shift, y, sample, C):
     i = cuda.grid(1)
     if i < y.size:
         k = i // sample * C + i % C  # sample b, channel c
-        y[i] = x[i] * (float32(1) + scale[k]) + shift[k]
+        y[i] = float32(x[i]) * (float32(1) + float32(scale[k])) + float32(shift[k])
 
 
 @cuda.jit
@@ -62,9 +62,9 @@ def scale_shift_backward_kernel_v1(dy, x, scale, dx, dscale, dshift, P, C):
         sum_gx = sum_g = float32(0)
         for p in range(P):
             i = (b * P + p) * C + c
-            dx[i] = dy[i] * (float32(1) + scale[k])
-            sum_gx += dy[i] * x[i]
-            sum_g += dy[i]
+            dx[i] = float32(dy[i]) * (float32(1) + float32(scale[k]))
+            sum_gx += float32(dy[i]) * float32(x[i])
+            sum_g += float32(dy[i])
         dscale[k] = sum_gx
         dshift[k] = sum_g
 
@@ -171,8 +171,8 @@ def scale_shift_backward(dy, x, scale, version=None):
 
 def scale_shift_forward_cost(B, P, C):
     """(bytes, FLOPs) over B samples of P pixels of C channels."""
-    return 4 * (2 * B * P * C + 2 * B * C), 2 * B * P * C
+    return 4 * (2 * B * P * C + 2 * B * C), 3 * B * P * C
 
 
 def scale_shift_backward_cost(B, P, C):
-    return 4 * (3 * B * P * C + 3 * B * C), 4 * B * P * C
+    return 4 * (3 * B * P * C + 3 * B * C), 5 * B * P * C

@@ -7,7 +7,6 @@ import numpy as np
 
 from ..device import copy_into, download, upload, zeros
 from ..kernels.adamw import adamw_update
-from ..kernels.ema import ema_update
 from ..kernels.grad_norm import global_norm
 from ..kernels.step_state import latch_nonfinite, learning_rate_forward, step_advance
 
@@ -36,6 +35,7 @@ class AdamW:
         self.rate = zeros(1, np.float32, like)
         self.first_bad_step = upload(np.array([-1], np.int32), like)  # -1: none yet
         self.gradient_norm = zeros(1, np.float32, like)
+        self.unscale = upload(np.ones(1, np.float32), like)
 
     def update(self, loss, before_advance=None):
         """One update from the accumulated gradients. Changes nothing once `loss` or the norm was not finite.
@@ -46,9 +46,8 @@ class AdamW:
         self.gradient_norm = global_norm(weights.grad)
         latch_nonfinite(self.first_bad_step, loss, self.gradient_norm, self.step)
         learning_rate_forward(self.step, self.rate, *self.schedule)
-        adamw_update(weights.data, weights.grad, self.m, self.v, self.step, self.rate, self.gradient_norm, *self.adam)
-        if self.ema is not None:
-            ema_update(self.ema, weights.data, self.step, self.gradient_norm, self.ema_decay)
+        adamw_update(weights.data, weights.grad, self.m, self.v, self.step, self.rate, self.gradient_norm, *self.adam,
+                     unscale=self.unscale, ema=self.ema, ema_decay=self.ema_decay)
         if before_advance:
             before_advance()
         step_advance(self.step)

@@ -95,7 +95,7 @@ class TrainOptions:
     preset: str = setting(None, "Run", "What fills the settings that you leave out.", unit="NAME", kind=str)
     outdir: str = setting("runs", "Run", "Folder of the numbered run folders.", unit="DIR")
     device: str = setting("auto", "Run", "Where to compute; auto: the GPU if there is one.",
-                          choices=("auto", "cpu", "cuda"))
+                          choices=("auto", "cpu", "cuda", "emulator"))
     transport: str = setting("auto", "Run", "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs "
                              "of one host, else nccl if it is installed, else mpi.",
                              choices=("auto", "mpi", "peer", "nccl"))
@@ -235,7 +235,7 @@ def settings_of(model):
 def resolve(given):
     """Complete, checked `TrainOptions` from {name: value} of what the user set; None counts as not set.
 
-    The rest comes from the preset, then from the defaults. `device` becomes "cpu" or "cuda".
+    The rest comes from the preset, then from the defaults. `device` becomes "cpu", "cuda" or "emulator".
     """
     given = _known(given)
     check(TrainOptions(**given), only=given)  # before the device is looked for, which takes a second
@@ -317,8 +317,8 @@ def _known(given):
 
 
 def _device(name):
-    """"cpu" or "cuda" for auto, cpu or cuda."""
-    if name == "cpu":
+    """"cpu", "cuda" or "emulator" for one of these, or for auto."""
+    if name in ("cpu", "emulator"):
         return name
     from ..device import why_no_gpu
     reason = why_no_gpu()

@@ -38,7 +38,7 @@ def test_other_driver_errors_carry_the_drivers_word():
 
 
 def test_an_unknown_device_is_a_usage_error():
-    with pytest.raises(UsageError, match="use auto, cpu or cuda"):
+    with pytest.raises(UsageError, match="use auto, cpu, cuda or emulator"):
         get_backend("gpu")
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import adaln as A
-from tests.conftest import SIMULATED, numerical_gradient, relative_error, shapes, versions
+from tests.conftest import numerical_gradient, relative_error, shapes, versions
 
 SHAPES = shapes(minimal=(1, 1, 3), odd=(2, 3, 12), not_aligned=(2, 5, 33), one_vector=(3, 9, 4), tokens=(4, 64, 384),
                 wide=(2, 7, 1152), large=(2, 700, 192))
@@ -16,8 +16,6 @@ def make(rng, shape):
 def usable(engine, version, C):
     if version == 2 and C % 4:
         pytest.skip("version 2 needs a multiple of 4")
-    if version == 2 and engine.name == "simulator":
-        pytest.skip("the simulator has no shuffles")
 
 
 @SHAPES
@@ -45,7 +43,7 @@ def test_backward(engine, rng, shape, version):
         engine.check_equal(got, again)
 
 
-@pytest.mark.skipif(SIMULATED, reason="too large for the simulator")
+@pytest.mark.large
 @versions(1, 2)
 def test_large_mean_keeps_its_digits(engine, rng, version):
     x, zero = (1000 + rng.standard_normal((2, 25, 256))).astype(np.float32), np.zeros((2, 256), np.float32)

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from numdiff.device import download
+from numdiff.device import download, upload
 from numdiff.kernels import adamw as A
 from tests.conftest import shapes, versions
 
@@ -105,3 +105,35 @@ def test_bad_input_says_so(engine):
 
 def test_cost():
     assert A.adamw_update_cost(10) == (280, 150)
+
+
+@pytest.mark.parametrize("count", [1, 260])
+def test_average_copy_and_unscaling_in_one_pass(engine, rng, count):
+    """Against the three operations one after the other in float64."""
+    start = [rng.standard_normal(count), 1024 * rng.standard_normal(count), rng.standard_normal(count),
+             rng.random(count), rng.standard_normal(count)]
+    w, g, m, v, ema = (engine(a) for a in start)
+    half = upload(np.zeros(count, np.float16), engine.backend)
+    A.adamw_update(w, g, m, v, *scalars(engine, 3, 1e-2, 5.0), *HYPER, clip_norm=1.0,
+                   unscale=engine(np.array([1 / 1024])), ema=ema, ema_decay=0.9, half=half)
+    W, G, M, V, E = (a.copy() for a in start)
+    A.adamw_update_reference(W, G / 1024, M, V, np.array([3]), np.array([1e-2]), np.array([5.0]), *HYPER, 1.0)
+    E += max(0.1, 9 / 13) * (W - E)
+    for got, want in ((w, W), (m, M), (v, V), (ema, E)):
+        engine.check(got, want)
+    if engine.computes:
+        np.testing.assert_array_equal(download(half), download(w).astype(np.float16))
+
+
+@pytest.mark.parametrize("size", [64, 260])
+def test_three_versions_give_the_same_bits(engine, rng, size):
+    if not engine.has_versions:
+        pytest.skip("the CPU engine has one version")
+    start, results = [rng.standard_normal(size) ** 2 for _ in range(5)], []
+    for version in (1, 2, 3):
+        w, g, m, v, ema = (engine(a) for a in start)
+        A.adamw_update(w, g, m, v, *scalars(engine, 3, 1e-2, 5.0), *HYPER, ema=ema, ema_decay=0.9, version=version)
+        results.append((w, m, v, ema))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            engine.check_equal(a, b)

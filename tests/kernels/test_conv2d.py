@@ -6,7 +6,7 @@ from numdiff.kernels import conv2d as C
 from numdiff.kernels import conv2d_implicit
 from tests.conftest import numerical_gradient, relative_error, shapes, versions
 
-# B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the simulator's sake; a comment says what a shape
+# B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the emulator's sake; a comment says what a shape
 # is there to reach in version 3.
 SHAPES = shapes(minimal=(1, 2, 2, 8, 12, 3, 1), odd=(1, 3, 3, 3, 9, 3, 1),
                 one_group=(1, 8, 8, 8, 64, 3, 1),  # one tile, one part
@@ -65,9 +65,8 @@ def test_backward(engine, rng, shape, version):
     first = run()
     for got, reference in zip(first, (want, want_weight, want_bias), strict=True):
         engine.check(got, reference, 1e-5)
-    if engine.name != "simulator":  # once is slow enough there
-        for got, again in zip(first, run(), strict=True):
-            engine.check_equal(got, again)
+    for got, again in zip(first, run(), strict=True):
+        engine.check_equal(got, again)
 
 
 def test_backward_without_dx_or_bias(engine, rng):

@@ -3,13 +3,13 @@ import pytest
 
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels import reduce as R
-from tests.conftest import SIMULATED, numerical_gradient, relative_error, shapes, versions
+from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
 
 # (B, ..., C, groups)
 SHAPES = shapes(minimal=(1, 3, 4, 1), odd=(2, 3, 3, 8, 2), one_group=(3, 4, 4, 20, 1), not_aligned=(2, 7, 5, 30, 5),
                 groups_of_one=(2, 9, 8, 8), image=(2, 16, 16, 64, 32), large=(3, 37, 23, 192, 32),
                 wide=(1, 9, 9, 1536, 32))
-RUNS = 1 if SIMULATED else 2  # the simulator is slow, and its threads run in one order anyway
+RUNS = 2
 SILU = pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 
 
@@ -67,7 +67,7 @@ def test_backward(engine, rng, shape, version, silu):
         engine.check_equal(got, again)
 
 
-@pytest.mark.skipif(SIMULATED, reason="too large for the simulator")
+@large
 @versions(1, 2)
 def test_large_mean_keeps_its_digits(engine, rng, version):
     """Mean 1000, deviation 2, and the first pixel far away: E[x²] - E[x]² would have no digit left in float32."""
@@ -81,7 +81,7 @@ def test_large_mean_keeps_its_digits(engine, rng, version):
 
 
 def test_several_chunks(engine, rng, monkeypatch):
-    """Chunks of unequal length, made small enough for the simulator."""
+    """Chunks of unequal length, made small enough for the emulator."""
     monkeypatch.setattr(R, "DIRECT", 4)
     x, weight, bias, dy, groups = make(rng, (1, 70, 128, 2))
     want = GN.groupnorm_forward(x, weight, bias, groups, silu=True)
@@ -121,7 +121,7 @@ def test_gradient(rng, silu):
     assert relative_error(dbias, numerical_gradient(lambda a: y(bias=a), bias, dy)) < 1e-7
 
 
-@pytest.mark.skipif(SIMULATED, reason="NumPy warns where a GPU gives infinity")
+@large
 def test_silu_does_not_overflow(engine):
     x = np.linspace(-1, 1, 8).reshape(1, 2, 4)
     weight, bias = np.full(4, 1.0), np.full(4, -200.0)

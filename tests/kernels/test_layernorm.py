@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import layernorm as LN
-from tests.conftest import SIMULATED, numerical_gradient, relative_error, shapes, versions
+from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
 
 SHAPES = shapes(minimal=(1, 3), odd=(3, 12), not_aligned=(2, 5, 33), one_vector=(9, 4), tokens=(4, 64, 384),
                 wide=(7, 1156), large=(3, 700, 192))
@@ -18,8 +18,6 @@ def make(rng, shape, affine):
 def usable(engine, version, C):
     if version == 2 and C % 4:
         pytest.skip("version 2 needs a multiple of 4")
-    if version == 2 and engine.name == "simulator":
-        pytest.skip("the simulator has no shuffles")
 
 
 @SHAPES
@@ -70,7 +68,7 @@ def test_only_the_wanted_gradients(engine, rng, wanted):
             engine.check(a, b, 1e-5)
 
 
-@pytest.mark.skipif(SIMULATED, reason="too large for the simulator")
+@large
 @versions(1, 2)
 def test_large_mean_keeps_its_digits(engine, rng, version):
     x = (1000 + rng.standard_normal((50, 256))).astype(np.float32)

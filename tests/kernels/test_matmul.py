@@ -3,7 +3,7 @@ import pytest
 
 from numdiff.kernels import matmul as P
 from numdiff.kernels.matmul import launcher, vectorised
-from tests.conftest import SIMULATED, numerical_gradient, relative_error, shapes, versions
+from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
 
 # (batch, M, N, K)
 SHAPES = shapes(minimal=(1, 4, 4, 4), odd=(2, 5, 7, 3), one_tile=(1, 64, 64, 16), not_aligned=(3, 67, 130, 45),
@@ -83,7 +83,7 @@ def test_backward(engine, rng, shape, transposes):
 
 
 @pytest.mark.parametrize("tile", vectorised.TILES)
-@pytest.mark.parametrize("shape", [(1, 4, 4, 4), (1, 132, 136, 12)] if SIMULATED else [(2, 132, 196, 44)])
+@pytest.mark.parametrize("shape", [(1, 4, 4, 4), (1, 132, 136, 12), pytest.param((2, 132, 196, 44), marks=large)])
 def test_each_tile_of_version_4(engine, rng, monkeypatch, shape, tile):
     monkeypatch.setattr(vectorised, "TILES", (tile,))
     for transposes in ((False, False), (True, True)):
@@ -92,8 +92,8 @@ def test_each_tile_of_version_4(engine, rng, monkeypatch, shape, tile):
         engine.check(c, P.matmul_forward(a, b, *transposes), 2e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 4, 100), (1, 5, 7, 97)] if SIMULATED else
-                         [(1, 8, 4, 100), (1, 64, 27, 5000), (1, 64, 576, 4100)])
+@pytest.mark.parametrize("shape", [(1, 8, 4, 100), (1, 5, 7, 97), pytest.param((1, 64, 27, 5000), marks=large),
+                                   pytest.param((1, 64, 576, 4100), marks=large)])
 @pytest.mark.parametrize("version", [3, 4])
 def test_split_k(engine, rng, monkeypatch, shape, version):
     usable(version, shape)

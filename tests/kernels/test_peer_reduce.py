@@ -4,11 +4,10 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels import peer_reduce as P
-from tests.conftest import SIMULATED, shapes, versions
+from tests.conftest import shapes, versions
 
 SHAPES = shapes(minimal=(1,), odd=(37,), not_aligned=(1030,), fewer_than_ranks=(4,), large=(1 << 18,))
-RANKS = pytest.mark.parametrize("ranks", [2, 3] if SIMULATED else [1, 2, 3, 4, 8])
-ALIASES = pytest.mark.skipif(SIMULATED, reason="the simulator copies each argument, and a rank's flags are two of them")
+RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 
 
 def skip_where_version_2_cannot(version, ranks, n):
@@ -44,7 +43,6 @@ def test_slices_cover_the_buffer_and_begin_at_multiples_of_four(ranks):
         assert all(first % 4 == 0 or first == n for first, _ in slices)
 
 
-@ALIASES
 @RANKS
 def test_a_rank_writes_nothing_but_its_own(engine, rng, ranks):
     x = rng.standard_normal((ranks, 64)).astype(np.float32)
@@ -65,7 +63,6 @@ def test_sum_of_one_number_a_rank(engine, ranks):
     engine.check(total, np.array([2.0**ranks - 1]))
 
 
-@ALIASES
 @RANKS
 def test_barrier_tells_everybody_and_passes_when_all_are_there(engine, ranks):
     flags = [engine.zeros(P.MAX_RANKS * P.STRIDE, np.int32) for _ in range(ranks)]
@@ -87,7 +84,6 @@ def test_barrier_tells_everybody_and_passes_when_all_are_there(engine, ranks):
             assert download(flags[rank])[me * P.STRIDE] == round
 
 
-@ALIASES
 def test_barrier_gives_up_on_who_never_comes_and_does_not_wait_again(engine):
     flags = [engine.zeros(P.MAX_RANKS * P.STRIDE, np.int32) for _ in range(3)]
     counter, status = engine.zeros(1, np.int32), engine.zeros(1, np.int32)
@@ -100,7 +96,6 @@ def test_barrier_gives_up_on_who_never_comes_and_does_not_wait_again(engine):
         assert download(status)[0] == 3 and download(counter)[0] == 2
 
 
-@ALIASES
 def test_the_counter_may_pass_2_to_the_31(engine):
     if engine.name == "cpu":
         pytest.skip("the reference counts in Python's integers")
@@ -115,10 +110,7 @@ def test_flags_are_released_and_acquired_at_system_scope():
     """What the memory model asks for stands in the compiled code."""
     from numba import types
 
-    from numdiff.device.gpu import SIMULATED
     from numdiff.device.ptx import compile_to_ptx
-    if SIMULATED:
-        pytest.skip("the simulator compiles nothing")
     array, number = types.Array(types.int32, 1, "C"), types.int32
     text = compile_to_ptx(P.peer_barrier_kernel_v1, (*[array] * 11, number, number, number), (9, 0, "a"))
     assert text.count("st.release.sys") == P.MAX_RANKS and "ld.acquire.sys" in text

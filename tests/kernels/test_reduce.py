@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import reduce as R
-from tests.conftest import SIMULATED, shapes, versions
+from tests.conftest import large, shapes, versions
 
 SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 7), aligned=(2, 5, 12), one_row=(1, 130), not_aligned=(2, 600, 33),
                 small=(32, 2048), large=(3, 37, 41, 64), wide=(2, 1000, 516))
@@ -46,7 +46,7 @@ def test_total_sum(engine, rng, shape, version):
     engine.check(R.total_sum(engine(x), version=version), np.array([x.sum()]), 1e-6)
 
 
-@pytest.mark.skipif(SIMULATED, reason="too large for the simulator")
+@large
 @pytest.mark.parametrize("M, N", [(131072, 1), (131072, 3), (50000, 64)])
 def test_long_sums_stay_accurate(engine, rng, M, N):
     x = rng.standard_normal((M, N)).astype(np.float32)
@@ -94,7 +94,7 @@ def test_wrong_arguments_say_so(engine):
 
 @versions(2, 3)
 def test_two_passes(engine, rng, monkeypatch, version):
-    """Two passes and unequal chunks, made small enough for the simulator."""
+    """Two passes and unequal chunks, made small enough for the emulator."""
     monkeypatch.setattr(R, "DIRECT", 4)
     x = rng.standard_normal((1, 70, 128))
     assert R.cut(1, 70, 128, 4)[3] == 2

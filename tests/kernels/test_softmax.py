@@ -12,8 +12,6 @@ SHAPES = shapes(minimal=(1, 4), odd=(3, 7), one_group=(9, 32), not_aligned=(17, 
 def usable(engine, version, shape):
     if version == 3 and shape[-1] % 4:
         pytest.skip("version 3 needs rows of a multiple of 4")
-    if engine.name == "simulator" and version in (2, 3):
-        pytest.skip("the simulator has no shuffles")
 
 
 def test_reference_against_loops(rng):

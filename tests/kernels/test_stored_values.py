@@ -4,10 +4,10 @@ import pytest
 
 from numdiff import kernels as K
 from numdiff.nn.convert import to_numdiff_layout
-from tests.conftest import SIMULATED
+from tests.conftest import large
 from tests.reference import stored
 
-pytestmark = pytest.mark.skipif(SIMULATED, reason="the shapes are those of a model, too large for the simulator")
+pytestmark = large
 STORED = stored.load("operations")
 
 

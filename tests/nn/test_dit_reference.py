@@ -7,11 +7,9 @@ from numdiff.diffusion import Diffusion
 from numdiff.nn import AdamW, DiT, Tape, Tensor
 from numdiff.nn.convert import to_numdiff_layout, to_torch_layout
 from numdiff.nn.dit import MODELS, dit_parameter_counts, dit_shapes, position_table
-from tests.conftest import SIMULATED, relative_error
+from tests.conftest import relative_error
 from tests.nn.test_unet_reference import BACKWARD, FORWARD, TRAJECTORY, check_gradients
 from tests.reference import stored, stored_dit
-
-pytestmark = pytest.mark.skipif(SIMULATED, reason="a whole model is too much for the simulator")
 
 
 def build(info, engine, seed):

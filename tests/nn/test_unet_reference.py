@@ -7,10 +7,10 @@ from numdiff.diffusion import Diffusion
 from numdiff.nn import AdamW, Tape, Tensor, UNet
 from numdiff.nn import functional as F
 from numdiff.nn.convert import to_numdiff_layout, to_torch_layout
-from tests.conftest import SIMULATED, relative_error
+from tests.conftest import large, relative_error
 from tests.reference import stored
 
-pytestmark = pytest.mark.skipif(SIMULATED, reason="a whole model is too much for the simulator")
+pytestmark = large
 FORWARD, BACKWARD, TRAJECTORY = 1e-4, 1e-3, 1e-3
 
 

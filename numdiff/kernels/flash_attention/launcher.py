@@ -1,7 +1,7 @@
 """Flash attention on arrays: which kernel runs, and where the heads of a packed qkv lie.
 
 THE CHOICES
-    version    2; 1 in Numba's simulator, which has no shuffles, and where a block may not have the shared memory
+    version    2; 1 where a block may not have the shared memory
     forward    128 queries a block, or 64: whichever ends sooner, counting rows of queries a multiprocessor
     backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor
 LAYOUT
@@ -100,7 +100,7 @@ def prepare(version, fits, arrays, heads):
     if max(B, heads) > LARGEST_BATCH or T * width >= LARGEST_IMAGE:
         raise ValueError(f"qkv {arrays[0].shape} with {heads} heads is more than one launch can count; split the batch")
     if version is None:
-        version = 2 if fits and arrays[0].backend.name != "simulator" else 1
+        version = 2 if fits else 1
     if version not in (1, 2):
         raise ValueError(f"there is no version {version} of flash attention: use 1 or 2")
     if version == 2 and not fits:

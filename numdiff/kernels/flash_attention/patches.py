@@ -221,11 +221,5 @@ def store_tile(shared, to, tile, f, t, HS, threads):
 
 
 def compile_kernel(kernel, threads, blocks):
-    """`cuda.jit` of a kernel that is to find room `blocks` times on a multiprocessor: so many registers it may take.
-
-    The simulator knows no registers, and does not take the promise.
-    """
-    try:
-        return cuda.jit(kernel, launch_bounds=(threads, blocks))
-    except TypeError:
-        return cuda.jit(kernel)
+    """`cuda.jit` of a kernel that is to find room `blocks` times on a multiprocessor: so many registers it may take."""
+    return cuda.jit(kernel, launch_bounds=(threads, blocks))

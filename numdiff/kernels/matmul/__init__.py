@@ -1,4 +1,4 @@
-"""Matrix multiplication in float32: the ladder, one rung a file. Read them in this order.
+"""Matrix multiplication: the ladder, one rung a file. Read them in this order.
 
     reference.py        what is computed, the derived gradients, and what it costs
     operands.py         how a kernel is told where its matrices lie: transposes and batches without copies
@@ -7,9 +7,11 @@
     register_tiles.py   v3  a tile of outputs in each thread's registers: each number read once for several outputs
     vectorised.py       v4  16-byte loads, 8 × 8 outputs a thread, the next tile fetched while this one is used
     split_k.py          a long sum shared by many blocks
+    mma.py              v5  float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
+    hopper.py           v6  float16 on Hopper: wgmma, the copy engine, warps that only fetch or only multiply
     launcher.py         which of them runs
 
-2048³ on one H100, TFLOP/s: v1 0.9, v2 6.1, v3 10.1, v4 38.9; v4 at 4096³ 41 to 44, by transpose case.
+float32, 2048³ on one H100, TFLOP/s: v1 0.9, v2 6.1, v3 10.1, v4 38.9; v4 at 4096³ 41 to 44, by transpose case.
 
 SOURCE
     the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS

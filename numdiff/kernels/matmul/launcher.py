@@ -7,16 +7,20 @@ CHOICE
     where `work` is what a tile's instructions cost beside its multiply-adds, and a scheduler that has w warps to choose
     from is taken to be busy w / (w + 1) of the time; to which a split adds its second pass. Large products get
     the largest tiles, small ones many small tiles, and long sums with small results are split.
+    float16 operands: rung 6 on sm_90, rung 5 from sm_80 on, where contiguous extents come in eights (and, for rung 6,
+        there is no batch); else rung 2, which casts as it fetches its tiles. Tile and slices by an estimate, in ns:
+        rounds · (steps of a slice · time of a step + time of the epilogue) + the second pass of a split
 SOURCE
-    the estimate is our own; the papers of the ladder are named in `__init__.py`.
+    the estimates are our own; the papers of the ladder are named in `__init__.py`.
 """
 import functools
 import math
 
 import numpy as np
 
-from ...device import empty, is_device, launch
-from . import naive, register_tiles, split_k, tiled, vectorised
+from ...device import copy_into, empty, is_device, launch
+from ..elementwise import cast_forward
+from . import hopper, mma, naive, register_tiles, split_k, tiled, vectorised
 from .operands import Matrices
 from .reference import matmul_forward_reference
 
@@ -27,6 +31,14 @@ LARGEST_MATRIX = 2**31  # elements: offsets within a matrix are int32 in the ker
 SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the split saves
 SECOND_PASS = 400_000  # multiply-adds of one multiprocessor in the time that one more launch takes, about 3 µs
 SLICE_TRAFFIC = 0.25  # multiply-adds of one multiprocessor in the time that 132 write and read one partial sum
+# float16: ns of a multiprocessor for 64 of K and for the epilogue of a tile, on an H100 whose L2 cache feeds all at
+# once: 2.08 ns for each row of 64 k that comes in (0.80 µs for a step of 128 × 256), 2.5 for each column of a tile
+HALF_TILES = {6: {(hopper.BM, n): (2.08 * (hopper.BM + n), 2.5 * n) for n in hopper.STAGES},
+              5: {(128, 128): (700.0, 600.0), (64, 64): (260.0, 200.0)}}
+HALF_SLICE = 512  # of K: the shortest slice
+HALF_SECOND_PASS = 3000.0  # ns of a launch more
+HALF_START = 3000.0  # ns until a kernel's first tile is multiplied, and from the last one to the next kernel
+NS_PER_BYTE = 1 / 2500  # of partial sums, written and read
 WORK = {(128, 128): 1.20, (128, 64): 1.25, (64, 64): 1.30}  # instructions for each multiply-add, counted for sm_90
 
 
@@ -74,6 +86,73 @@ def operand_by_four(matrices, k_distance, other_distance, K, extent):
     return by_four(matrices, other_distance, k_distance, extent)
 
 
+# float16 --------------------------------------------------------------------------------------------------------------
+
+@functools.lru_cache(maxsize=4096)
+def choose_half(version, batch, M, N, K, can_split, multiprocessors):
+    """(tile, slices of K, ns) with the lowest estimate for rung 5 or 6."""
+    best = None
+    for tile, (step, epilogue) in HALF_TILES[version].items():
+        tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
+        splits = {1}
+        if can_split:
+            splits |= {max(1, min(turns * multiprocessors // tiles_of_c, K // HALF_SLICE)) for turns in range(1, 9)}
+        for slices in sorted(splits):
+            steps = -(-K // (64 * slices))
+            slices = -(-K // (64 * steps))
+            rounds = -(-tiles_of_c * slices // multiprocessors)
+            estimate = HALF_START + rounds * (steps * step + epilogue)
+            if slices > 1:
+                estimate += HALF_SECOND_PASS + NS_PER_BYTE * 8 * slices * M * N
+            if best is None or estimate < best[2]:
+                best = tile, slices, estimate
+    return best
+
+
+def by_eight(arrays, extents):
+    """True where float16 matrices with these contiguous extents can be moved 16 bytes at a time."""
+    return all(n % 8 == 0 for n in extents) and all(x is None or x.offset % 16 == 0 for x in arrays)
+
+
+def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version):
+    """matmul_forward for float16 operands on a device; c float16 or float32."""
+    if c.dtype == np.float16 and accumulate:
+        residual, accumulate = c, False  # each output is read by the thread that writes it, before it does
+    wide = by_eight((a, b, c, residual), (M if transpose_a else K, K if transpose_b else N, N))
+    wide = wide and (residual is None or c.dtype == np.float16)
+    capability = tuple(a.backend.capability)[:2]
+    if version is None:
+        version = 2
+        if wide and capability >= mma.MINIMUM_CAPABILITY:
+            version = 6 if capability == hopper.MINIMUM_CAPABILITY and batch == 1 else 5
+    if version not in (2, 5, 6):
+        raise ValueError(f"version {version} of matmul is for float32: use 2, 5 or 6 for float16")
+    if version > 2 and not wide:
+        raise ValueError(f"version {version} moves eight float16 at a time: contiguous extents must be multiples of 8 "
+                         f"(M {M}, N {N}, K {K}), arrays aligned to 16 bytes, and a residual needs a float16 result; "
+                         "use version=2")
+    if version == 6 and batch > 1:
+        raise ValueError(f"version 6 takes one pair of matrices, not a batch of {batch}; use version=5")
+    if version > 2:
+        can_split = c.dtype == np.float32 and batch == 1
+        multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
+        tile, slices, _ = choose_half(version, batch, M, N, K, can_split, multiprocessors)
+        if version == 6:
+            a, b, c = a.reshape(a.shape[-2:]), b.reshape(b.shape[-2:]), c.reshape(M, N)
+            hopper.launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate,
+                                 tile[1], slices)
+        else:
+            mma.launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile,
+                           slices)
+        return
+    if residual is not None and residual is not c:
+        copy_into(c, residual if residual.dtype == c.dtype else cast_forward(residual, c.dtype))
+    left, right, target = (_whole(x, t)[1] for x, t in ((a, transpose_a), (b, transpose_b), (c, False)))
+    _launch(2, SQUARE[2], left, right, target, M, N, K, K, 1, batch, bias, alpha, accumulate or residual is not None)
+
+
+# float32 --------------------------------------------------------------------------------------------------------------
+
 def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None):
     """c = alpha · a·b + bias for outer · inner matrices wherever they lie; a, b, c: `Matrices`, c with column == 1."""
     if max(outer, inner) > LARGEST_BATCH:
@@ -117,7 +196,7 @@ def _launch(version, tile, a, b, c, M, N, K, K_last, outer, inner, bias, alpha, 
     elif version == 4:
         kernel, block = vectorised.matmul_forward_kernels_v4[tile], vectorised.threads_of(*tile)
     else:
-        raise ValueError(f"there is no version {version} of matmul: use 1, 2, 3 or 4")
+        raise ValueError(f"there is no version {version} of matmul in float32: use 1, 2, 3 or 4")
     launch(kernel, (-(-M // tile[0]) * -(-N // tile[1]), inner, outer), block, flat_a, flat_b, flat_c,
            flat_a if bias is None else bias, M, N, K, K_last, a.row, a.column, b.row, b.column, c.row, a.outer, a.inner,
            b.outer, b.inner, c.outer, c.inner, float(alpha), int(bias is not None), int(accumulate))
@@ -130,33 +209,67 @@ def _whole(x, transpose):
     return ((columns, rows), matrices.T) if transpose else ((rows, columns), matrices)
 
 
-def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None, accumulate=False,
-                   version=None):
-    """alpha · A·B + bias, as a new array or in `out` (added to what `out` holds if `accumulate`).
+def _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residual, dtype):
+    """matmul_forward on the CPU: the reference, for float16 operands in float32, rounded at the end."""
+    if a.dtype != np.float16 and residual is None:
+        return matmul_forward_reference(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate)
+    working = np.float32 if a.dtype == np.float16 else a.dtype
+    c = matmul_forward_reference(a.astype(working), b.astype(working), transpose_a, transpose_b, bias, alpha)
+    if residual is not None:
+        c += residual
+    if out is None:
+        return c.astype(dtype, copy=False)
+    out[...] = out.astype(working) + c if accumulate else c
+    return out
 
-    a (..., M, K), or (..., K, M) with transpose_a; b (..., K, N), or (..., N, K) with transpose_b; bias (N,).
+
+def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None, accumulate=False,
+                   version=None, residual=None, out_dtype=None):
+    """alpha · A·B + bias + residual, as a new array or in `out` (added to what `out` holds if `accumulate`).
+
+    a (..., M, K), or (..., K, M) with transpose_a; b (..., K, N), or (..., N, K) with transpose_b; bias (N,) float32;
+    residual (..., M, N). Operands float32 or float16; of float16 all sums are float32, and the result is float16, or
+    what `out_dtype` or `out` says.
     """
     if a.ndim < 2 or b.ndim < 2 or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"a {a.shape} and b {b.shape} must be matrices with the same leading axes")
     if accumulate and out is None:
         raise ValueError("accumulate=True adds into `out`: pass out=")
+    if accumulate and residual is not None:
+        raise ValueError("accumulate=True and residual= both add to the product: pass one of them")
     (M, K), left = _whole(a, transpose_a)
     (K_b, N), right = _whole(b, transpose_b)
     shape = (*a.shape[:-2], M, N)
     if K_b != K:
         raise ValueError(f"a gives K = {K} and b gives K = {K_b}; check transpose_a and transpose_b (a {a.shape}, "
                          f"b {b.shape})")
-    if out is not None and tuple(out.shape) != shape:
-        raise ValueError(f"out has shape {out.shape}, the product has {shape}")
+    for name, x, wanted in (("out", out, shape), ("residual", residual, shape)):
+        if x is not None and tuple(x.shape) != wanted:
+            raise ValueError(f"{name} has shape {x.shape}, the product has {wanted}")
     if bias is not None and tuple(bias.shape) != (N,):
         raise ValueError(f"bias has shape {bias.shape}, the product needs ({N},)")
+    dtype = np.dtype(out_dtype or (a.dtype if out is None else out.dtype))
+    if out is not None and out.dtype != dtype:
+        raise ValueError(f"out is {out.dtype} and out_dtype {dtype}: pass one of them")
     if not is_device(a):
-        return matmul_forward_reference(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate)
-    c = empty(shape, np.float32, like=a) if out is None else out
-    if any(x.dtype != np.float32 for x in (a, b, c)):
-        raise ValueError(f"matmul is float32 on a GPU, not {a.dtype}, {b.dtype}, {c.dtype}; use cast_forward first")
-    matmul_strided(left, right, _whole(c, False)[1], M, N, K, inner=math.prod(shape[:-2]), bias=bias, alpha=alpha,
-                   accumulate=accumulate, version=version)
+        return _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residual, dtype)
+    half, float32 = np.dtype(np.float16), np.dtype(np.float32)
+    if a.dtype != b.dtype or (a.dtype, dtype) not in ((float32, float32), (half, half), (half, float32)):
+        raise ValueError("matmul on a GPU is float32, or of float16 with a float16 or float32 result, not of "
+                         f"{a.dtype} and {b.dtype} with {dtype}; use cast_forward first")
+    if bias is not None and bias.dtype != np.float32 or residual is not None and residual.dtype != a.dtype:
+        raise ValueError(f"matmul of {a.dtype} needs a float32 bias and a residual like its operands, not "
+                         f"{getattr(bias, 'dtype', None)} and {getattr(residual, 'dtype', None)}; use cast_forward "
+                         "first")
+    c = empty(shape, dtype, like=a) if out is None else out
+    batch = math.prod(shape[:-2])
+    if a.dtype == half:
+        _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version)
+        return c
+    if residual is not None:
+        copy_into(c, residual)
+    matmul_strided(left, right, _whole(c, False)[1], M, N, K, inner=batch, bias=bias, alpha=alpha,
+                   accumulate=accumulate or residual is not None, version=version)
     return c
 
 

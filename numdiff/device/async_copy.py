@@ -1,0 +1,187 @@
+"""Copies from global to shared memory that go on while threads compute: `cp.async`, on sm_80 and later.
+
+A thread starts copies of 4, 8 or 16 bytes each, closes a group with `cp_async_commit`, goes on with other work, and at
+`cp_async_wait(n)` waits until at most its n youngest groups are still on their way. The data takes no registers on the
+way, and while one tile is multiplied the next ones travel: a pipeline of STAGES tiles is
+
+    for s in range(STAGES - 1):                 # fill it
+        start the copies of tile s; cp_async_commit()
+    for i in range(tiles):
+        cp_async_wait(STAGES - 2)               # my copies of tile i have arrived (a literal, or a constant by name)
+        cuda.syncthreads()                      # so have those of all other threads; and tile i - 1 is no longer read
+        start the copies of tile i + STAGES - 1 into the stage of tile i - 1; cp_async_commit()
+        multiply tile i
+
+A wait is for the thread's own copies only: without the barrier after it other threads read what has not arrived. The
+group is committed in the last turns too, empty, or the count of groups would not move on.
+
+ADDRESSES
+    Shared memory is named by 32-bit addresses in bytes, `shared_address(array) + offset`: computed once, they make
+    swizzles and stages plain integer arithmetic, and they are what the instructions take. Global memory is named by a
+    contiguous array and the index of an element in it, counted over all its axes. Both must be multiples of the size of
+    the copy; for a copy filled up with zeros too.
+
+    cp_async_16(address, array, index)                      16 bytes, past the L1 cache (.cg)
+    cp_async_16_zfill(address, array, index, count)         of which `count` bytes are read, the others are zeros
+    cp_async_8, cp_async_8_zfill, cp_async_4, …_4_zfill     the same for 8 and 4 bytes, through the L1 cache (.ca)
+    cp_async_commit()  cp_async_wait(n)  cp_async_wait_all()
+
+IN THE EMULATOR
+    A copy arrives as late as the rules allow: at the wait that covers its group, or when its thread ends. Until then
+    whoever touches its destination, or writes its source, has a fault of the kind "cp.async". That others no longer use
+    its destination is checked when it starts, as for a write; the bytes count as written at the wait.
+
+SOURCE  PTX ISA, section 9.7.9.25.3, `cp.async`, `cp.async.commit_group`, `cp.async.wait_group`, `cp.async.wait_all`.
+"""
+import sys
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from ..emulator import twin
+from ..emulator.group_copies import commit, start_copy, wait
+from ..emulator.values import UInt32
+from .inline_ptx import I32, SHARED, element_pointer, literal, require_contiguous, statement
+
+# Addresses ------------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def shared_address(typingctx, array):
+    """The address (uint32, bytes) of a shared array's first element in the shared state space."""
+    require_contiguous("shared_address", array)
+
+    def codegen(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[0], args[0], I32(0))
+        return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, SHARED)), I32)
+
+    return types.uint32(array), codegen
+
+
+@twin(shared_address)
+def _shared_address(machine, array):
+    memory = getattr(array, "memory", None)
+    if memory is not None and memory.space != "shared":
+        raise TypeError(f"shared_address of {array!r}")
+    return UInt32(machine.shared_address(array))
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+def _copy(array, text):
+    """Signature and code of a copy: the address in shared memory, the array, the index of the element."""
+    require_contiguous("cp_async", array)
+    return types.void(types.uint32, array, types.int64), statement(text, ordered=True)
+
+
+def _copy_filled(array, text):
+    """The same with a number of bytes after them."""
+    require_contiguous("cp_async", array)
+    return types.void(types.uint32, array, types.int64, types.uint32), statement(text, ordered=True)
+
+
+@intrinsic
+def cp_async_16(typingctx, address, array, index):
+    """Start a copy of 16 bytes from `array[index]` to the shared address; both multiples of 16 bytes."""
+    return _copy(array, "cp.async.cg.shared.global [$0], [$1], 16;")
+
+
+@twin(cp_async_16)
+def _cp_async_16(machine, address, array, index):
+    start_copy(machine, address, array, index, 16, 16, sys._getframe(2))
+
+
+@intrinsic
+def cp_async_16_zfill(typingctx, address, array, index, count):
+    """Start a copy of `count` bytes (0 … 16) from `array[index]`, filled up to 16 with zeros.
+
+    With a count of 0 nothing is read: that is the guard of a tile at an edge, and `index` may then lie outside.
+    """
+    return _copy_filled(array, "cp.async.cg.shared.global [$0], [$1], 16, $2;")
+
+
+@twin(cp_async_16_zfill)
+def _cp_async_16_zfill(machine, address, array, index, count):
+    start_copy(machine, address, array, index, 16, int(count), sys._getframe(2))
+
+
+@intrinsic
+def cp_async_8(typingctx, address, array, index):
+    """Start a copy of 8 bytes from `array[index]` to the shared address; both multiples of 8 bytes."""
+    return _copy(array, "cp.async.ca.shared.global [$0], [$1], 8;")
+
+
+@twin(cp_async_8)
+def _cp_async_8(machine, address, array, index):
+    start_copy(machine, address, array, index, 8, 8, sys._getframe(2))
+
+
+@intrinsic
+def cp_async_8_zfill(typingctx, address, array, index, count):
+    """Start a copy of `count` bytes (0 … 8) from `array[index]`, filled up to 8 with zeros."""
+    return _copy_filled(array, "cp.async.ca.shared.global [$0], [$1], 8, $2;")
+
+
+@twin(cp_async_8_zfill)
+def _cp_async_8_zfill(machine, address, array, index, count):
+    start_copy(machine, address, array, index, 8, int(count), sys._getframe(2))
+
+
+@intrinsic
+def cp_async_4(typingctx, address, array, index):
+    """Start a copy of 4 bytes from `array[index]` to the shared address; both multiples of 4 bytes."""
+    return _copy(array, "cp.async.ca.shared.global [$0], [$1], 4;")
+
+
+@twin(cp_async_4)
+def _cp_async_4(machine, address, array, index):
+    start_copy(machine, address, array, index, 4, 4, sys._getframe(2))
+
+
+@intrinsic
+def cp_async_4_zfill(typingctx, address, array, index, count):
+    """Start a copy of `count` bytes (0 … 4) from `array[index]`, filled up to 4 with zeros."""
+    return _copy_filled(array, "cp.async.ca.shared.global [$0], [$1], 4, $2;")
+
+
+@twin(cp_async_4_zfill)
+def _cp_async_4_zfill(machine, address, array, index, count):
+    start_copy(machine, address, array, index, 4, int(count), sys._getframe(2))
+
+
+# Groups ---------------------------------------------------------------------------------------------------------------
+
+@intrinsic
+def cp_async_commit(typingctx):
+    """Close a group: all copies that this thread has started and not yet put in one."""
+    return types.void(), statement("cp.async.commit_group;", ordered=True)
+
+
+@twin(cp_async_commit)
+def _cp_async_commit(machine):
+    commit(machine)
+
+
+@intrinsic
+def cp_async_wait(typingctx, pending):
+    """Wait until at most the `pending` youngest groups of this thread are on their way; a literal, or a constant."""
+    n = literal("cp_async_wait", pending, 0, 255)
+    return types.void(pending), statement(f"cp.async.wait_group {n};", ordered=True)
+
+
+@twin(cp_async_wait)
+def _cp_async_wait(machine, pending):
+    wait(machine, int(pending))
+
+
+@intrinsic
+def cp_async_wait_all(typingctx):
+    """Wait for all copies of this thread, in a group or not."""
+    return types.void(), statement("cp.async.wait_all;", ordered=True)
+
+
+@twin(cp_async_wait_all)
+def _cp_async_wait_all(machine):
+    commit(machine)
+    wait(machine, 0)

@@ -1,0 +1,84 @@
+"""Kernels on an emulated GPU: any of them, on the CPU, thread by thread, with checks (see numdiff/emulator)."""
+import functools
+import random
+
+import numpy as np
+
+from ..emulator import ORDERS, Emulator
+from ..emulator.memory import GLOBAL, Memory
+from .array import POISON, DeviceArray
+from .gpu import scalar
+
+ALIGNMENT = 256  # bytes, of every array's address: as the arena's
+
+
+class EmulatorDevice:
+    """A device of numdiff that runs launches in an `Emulator`; its options are those of `numdiff.emulator.device`."""
+
+    name = "emulator"
+    device_name = "emulated GPU (on the CPU, thread by thread)"
+    multiprocessors = 2  # small, so that a tiny shape already has more blocks than that
+    peak_float32_flops = None  # there is no share of a peak to report
+
+    def __init__(self, **options):
+        self.machine = Emulator(**options)
+        self.capability = self.machine.cc
+        self.launched = set()  # names of the kernels that have run
+        self.vary_order = False  # whether each launch has a thread order of its own, as the tests want
+        self._random = random.Random(0)
+
+    def allocate(self, nbytes):
+        memory = Memory(GLOBAL, nbytes)
+        aligned = np.full(len(memory.bytes) + ALIGNMENT, POISON, np.uint8)
+        start = -aligned.ctypes.data % ALIGNMENT
+        memory.bytes = aligned[start:start + len(memory.bytes)]
+        memory.address = memory.bytes.ctypes.data
+        return memory
+
+    @staticmethod
+    def view(array):
+        data = array.memory.bytes[array.offset:array.offset + array.nbytes]
+        return data.view(array.dtype).reshape(array.shape)
+
+    def upload(self, source, target):
+        self.view(target)[...] = source
+        target.memory.mark_written(target.offset, target.offset + target.nbytes)
+
+    def download(self, array):
+        return self.view(array).copy()
+
+    def copy(self, source, target):
+        self.view(target)[...] = self.view(source)
+        valid = source.memory.valid[source.offset:source.offset + source.nbytes]
+        target.memory.valid[target.offset:target.offset + target.nbytes] = valid
+
+    def fill(self, array, byte):
+        array.memory.bytes[array.offset:array.offset + array.nbytes] = byte
+        if byte != POISON:  # poison is what memory holds that nobody has written
+            array.memory.mark_written(array.offset, array.offset + array.nbytes)
+
+    def synchronize(self):
+        pass
+
+    def launch(self, kernel, grid, block, args, shared=0):
+        self.launched.add((kernel.py_func.__module__, kernel.py_func.__name__))
+        if self.vary_order:
+            self.machine.order = self._random.choice(ORDERS)
+        arguments = [_Argument(a) if isinstance(a, DeviceArray) else scalar(a) for a in args]
+        self.machine.launch(kernel, grid, block, *arguments, shared=shared)
+
+
+class _Argument:
+    """A `DeviceArray` as the emulator takes it."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def emulated_memory(self):
+        return self._array.memory, self._array.offset, self._array.shape or (1,), self._array.dtype
+
+
+@functools.cache
+def get_emulator(**options):
+    """The emulator with these options, one for the process."""
+    return EmulatorDevice(**options)

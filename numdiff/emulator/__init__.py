@@ -1,0 +1,23 @@
+"""Runs any kernel of this project without a GPU, thread by thread, and tells what is wrong with it.
+
+    from numdiff import emulator
+
+    with emulator.device(order="shuffled", seed=1) as gpu:
+        kernel[grid, block](x, y)          # a @cuda.jit kernel, as always; or:
+        gpu.launch(kernel, grid, block, x, y, shared=0)
+
+A kernel with a fault ends in a `KernelFault`, whose `faults` each say kind, file, line, block and thread. `numdiff
+kernels check` does this for the project's own kernels.
+
+Read values.py (Numba's arithmetic), memory.py (what is known about every byte), schedule.py (who runs when), machine.py
+(a launch). rewrite.py and namespace.py turn a kernel's source into a function that calls them.
+"""
+from .counts import Recorder, count
+from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
+from .host import EmulatedArray, device
+from .machine import CHECKS, ORDERS, Emulator, Float64Warning
+from .namespace import twin
+from .trace import Tracer, trace
+
+__all__ = ["CHECKS", "ORDERS", "EmulatedArray", "Emulator", "Fault", "Float64Warning", "KernelFault", "LaunchRefused",
+           "Place", "Recorder", "Tracer", "Unsupported", "count", "device", "trace", "twin"]

@@ -1,0 +1,143 @@
+"""Atomic operations on an array's element: each returns the old value (PTX ISA, section 9.7.13, `atom`).
+
+Atomics at one place are ordered with each other, and hand on what their threads had done before their last fence: to
+threads of the same block what came before a barrier, a threadfence_block() or a threadfence(), to other blocks what
+came before a threadfence(). A plain access after an atomic is not ordered by it.
+"""
+import math
+
+import numpy as np
+
+from .memory import CheckedArray, IntegerArray
+
+
+class Atomic:
+    def __init__(self, machine):
+        self._machine = machine
+
+    def _apply(self, array, index, function):
+        machine = self._machine
+        machine.block.fenced = True
+        if array.__class__ is not CheckedArray:
+            if isinstance(index, tuple):
+                index = tuple(int(i) for i in index)
+            old = array[index]
+            new = function(old)
+            if new is not None:
+                array[index] = new
+                self._note(old, new)
+            return old
+        access, site = machine.access, machine.site_here()
+        offset = access.locate(array, index, site, "atomically changes")
+        if offset.__class__ is not int:
+            return access._poisoned(array)
+        memory, thread = array.memory, machine.thread
+        if access.initialised and memory.valid is not None and not memory.valid[offset]:
+            access._unwritten(array, index, site)
+        if access.races and memory.shadowed:
+            self._order(memory, offset, thread)
+            access.check_write(memory, offset, array.itemsize, site, atomic=True)
+            thread.tick(thread.seen)
+        i = offset // array.itemsize
+        old = array.flat[i] if array.kind is None else array.kind(array.flat[i])
+        new = function(old)
+        if new is not None:
+            array.flat[i] = array.cast(new)
+            self._note(old, new)
+        if memory.valid is not None:
+            memory.valid[offset:offset + array.itemsize] = b"\1" * array.itemsize
+        if machine.recorder is not None:
+            machine.recorder.access(memory, offset, array.itemsize, site, True)
+        return old
+
+    def _note(self, old, new):
+        """A change may let others go on; an atomic that changes nothing, as a lock that is not free, is no progress."""
+        if old != new:
+            self._machine.stores += 1
+            self._machine.scheduler.progress += 1
+
+    def _order(self, memory, offset, thread):
+        """What earlier atomics here hand on, this thread has seen; and what it has seen, it hands on."""
+        block, released = thread.block, memory.released.setdefault(offset, {})
+        own = released.get(block)
+        if len(released) > (own is not None):
+            self._machine.access.acquire({other: r[1] for other, r in released.items()})
+        if own is not None:
+            thread.seen = list(map(max, thread.seen, own[0]))
+        seen, fence = thread.seen, thread.state.get("fence")
+        near = thread.state.get("fence of the block")
+        if near is not None:
+            seen = list(map(max, seen, near))
+        if own is not None and own[1] is not None:
+            fence = own[1] if fence is None else list(map(max, fence, own[1]))
+        released[block] = seen, fence
+        if fence is not None:
+            for other, before in block.state.get("acquired", {}).items():
+                if other not in released or released[other][1] is None:
+                    released[other] = released.get(other, (before,))[0], before
+                else:
+                    released[other] = released[other][0], list(map(max, released[other][1], before))
+
+    def _cast(self, array, value):
+        if array.__class__ is CheckedArray or array.__class__ is IntegerArray:
+            return array.cast(value)
+        return array.dtype.type(value)
+
+    def add(self, array, index, value):
+        return self._apply(array, index, lambda old: _number(old) + self._cast(array, value))
+
+    def sub(self, array, index, value):
+        return self._apply(array, index, lambda old: _number(old) - self._cast(array, value))
+
+    def and_(self, array, index, value):
+        return self._apply(array, index, lambda old: int(old) & int(value))
+
+    def or_(self, array, index, value):
+        return self._apply(array, index, lambda old: int(old) | int(value))
+
+    def xor(self, array, index, value):
+        return self._apply(array, index, lambda old: int(old) ^ int(value))
+
+    def inc(self, array, index, value):
+        return self._apply(array, index, lambda old: 0 if int(old) >= int(value) else int(old) + 1)
+
+    def dec(self, array, index, value):
+        return self._apply(array, index, lambda old: int(value) if int(old) == 0 or int(old) > int(value)
+                           else int(old) - 1)
+
+    def exch(self, array, index, value):
+        return self._apply(array, index, lambda old: value)
+
+    def max(self, array, index, value):
+        return self._apply(array, index, lambda old: old if _isnan(value) or old >= value else value)
+
+    def min(self, array, index, value):
+        return self._apply(array, index, lambda old: old if _isnan(value) or old <= value else value)
+
+    def nanmax(self, array, index, value):
+        return self._apply(array, index, lambda old: value if _isnan(old) else self._keep(old, value, max))
+
+    def nanmin(self, array, index, value):
+        return self._apply(array, index, lambda old: value if _isnan(old) else self._keep(old, value, min))
+
+    @staticmethod
+    def _keep(old, value, choose):
+        return old if _isnan(value) else choose(old, value)
+
+    def cas(self, array, index, old, value):
+        return self._apply(array, index, lambda current: value if current == old else None)
+
+    def compare_and_swap(self, array, old, value):
+        return self._apply(array, 0, lambda current: value if current == old else None)
+
+    def __getattr__(self, name):
+        from .faults import Unsupported
+        raise Unsupported(f"the emulator does not know cuda.atomic.{name}")
+
+
+def _number(value):
+    return value if isinstance(value, np.floating) else int(value)
+
+
+def _isnan(value):
+    return isinstance(value, (float, np.floating)) and math.isnan(value)

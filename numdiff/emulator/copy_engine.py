@@ -1,0 +1,473 @@
+"""The copy engine (TMA): boxes of a tensor in global memory, to and from tiles in shared memory.
+
+A tensor map says where a tensor of one to five dimensions lies in global memory, how large a box of it is copied, and
+how the box is laid out in shared memory. All its sizes run innermost first, as the coordinates of an instruction do.
+(CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, sections 5.5, "Tensors", and 9.7.9.27, "cp.async.bulk.tensor".)
+
+THE TILE. The box's elements lie one after another, innermost dimension first. What of a box lies outside of the tensor
+is zeros; outside elements are not written by a store. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
+inside each such range of bytes, by address bits of shared memory (`swizzled`):
+
+    128 bytes: bits 4-6 of the address are xored with bits 7-9        the pattern repeats every 1024 bytes
+     64 bytes: bits 4-5 with bits 7-8                                                        512 bytes
+     32 bytes: bit 4 with bit 7                                                              256 bytes
+
+so that a column of chunks, the same chunk of eight neighbouring rows, lies in eight different groups of four banks.
+
+WHEN. A load arrives when no thread can go on without it; then its bytes are announced to its mbarrier. A store reads
+its tile and writes its box when its thread waits for its group, or when its block ends. Until then these bytes are in
+use (asynchronous.py). A load whose block ends before it has arrived, and a store whose thread ends before the tile has
+been read, are faults.
+
+A `TensorMap` is the host's side; `tensor_map` makes one for arrays of the emulator. Its 128 bytes begin with a number
+by which the emulator knows it again, in whatever memory they lie.
+"""
+import functools
+import itertools
+import weakref
+from collections import deque
+
+import numpy as np
+
+from .asynchronous import STEP, Completion, Pending, Pieces
+from .faults import LaunchRefused, Unsupported
+from .mbarrier import find
+from .memory import GLOBAL, CheckedArray, IntegerArray, Memory
+
+CHUNK = 16  # bytes that a swizzle moves together
+ALIGNMENT = 128  # bytes, of a tile in shared memory
+SWIZZLES = {0: 0, 32: 1, 64: 3, 128: 7}  # bytes -> mask of the bits that are xored
+MAX_BOX, MAX_RANK, MAX_STRIDE = 256, 5, 1 << 40
+MAPS = weakref.WeakValueDictionary()  # number -> TensorMap
+_RECENT = deque(maxlen=256)  # keeps the last maps alive when only copies of their bytes are left
+_NUMBERS = itertools.count(1)
+_MAGIC = 0x6E756D64  # the first four bytes of a descriptor that was made here
+
+
+def swizzled(address, swizzle):
+    """Where the byte of a tile that would lie at `address` of shared memory lies with this swizzle (0, 32, 64, 128)."""
+    return address ^ (address >> 7 & SWIZZLES[swizzle]) << 4
+
+
+@functools.lru_cache(256)
+def tile_chunks(address, size, swizzle):
+    """For each 16-byte chunk of a tile at a shared address (modulo 1024), the number of the chunk where it lies."""
+    chunks = address + CHUNK * np.arange(size // CHUNK)
+    return (swizzled(chunks, swizzle) - address) // CHUNK
+
+
+class TensorMap:
+    """A tensor in global memory and the box that is copied of it; refuses what `cuTensorMapEncodeTiled` refuses.
+
+    memory, offset: where it lies; itemsize: bytes of an element; dims, box: elements, innermost first
+    strides: bytes from one element to the next in dimensions 1 …; swizzle: 0, 32, 64 or 128 bytes
+    """
+
+    def __init__(self, memory, offset, address, itemsize, dims, strides, box, swizzle=128, name="tensor"):
+        self.memory, self.offset, self.address, self.itemsize, self.name = memory, offset, address, itemsize, name
+        self.dims, self.strides, self.box = (tuple(int(n) for n in v) for v in (dims, strides, box))
+        self.swizzle = swizzle
+        self._check()
+        self.rank, self.row_bytes = len(self.dims), self.box[0] * itemsize
+        self.bytes = itemsize * int(np.prod(self.box))
+        self.number = next(_NUMBERS)
+        MAPS[self.number] = self
+        _RECENT.append(self)
+
+    def _check(self):
+        def refuse(why):
+            raise LaunchRefused(f"tensor map of {self.name}: {why}.")
+
+        rank = len(self.dims)
+        if self.swizzle not in SWIZZLES:
+            refuse(f"the swizzle is {self.swizzle!r}, it must be 0, 32, 64 or 128 bytes")
+        if not 1 <= rank <= MAX_RANK:
+            refuse(f"it has {rank} dimensions, it must have 1 to {MAX_RANK}")
+        if len(self.box) != rank or len(self.strides) != rank - 1:
+            refuse(f"{rank} dimensions need a box of {rank} sizes and {rank - 1} strides, not {len(self.box)} and "
+                   f"{len(self.strides)}")
+        if self.address % CHUNK:
+            refuse(f"its address {self.address:#x} is not a multiple of 16 bytes")
+        for axis, n in enumerate(self.dims):
+            if not 1 <= n <= 1 << 32:
+                refuse(f"dimension {axis} is {n}, it must be 1 … 2^32")
+        for axis, stride in enumerate(self.strides):
+            if stride % CHUNK or not 0 <= stride < MAX_STRIDE:
+                refuse(f"the stride of dimension {axis + 1} is {stride} bytes, it must be a multiple of 16")
+        for axis, n in enumerate(self.box):
+            if not 1 <= n <= MAX_BOX:
+                refuse(f"the box is {n} in dimension {axis}, it must be 1 … {MAX_BOX}")
+        row = self.box[0] * self.itemsize
+        if row % CHUNK:
+            refuse(f"a row of the box is {row} bytes, it must be a multiple of 16")
+        if self.swizzle and row > self.swizzle:
+            refuse(f"a row of the box is {row} bytes, with the swizzle of {self.swizzle} bytes it can be no more than "
+                   "that")
+
+    def descriptor(self):
+        """The 128 bytes that a kernel gets: uint8[128]."""
+        words = np.zeros(16, np.uint64)
+        words[0], words[1] = _MAGIC, self.number
+        return words.view(np.uint8)
+
+    # boxes ------------------------------------------------------------------------------------------------------------
+
+    def inside(self, at):
+        """What of the box at coordinates `at` lies in the tensor: [(first, last)] of box coordinates, innermost
+        first."""
+        return [(max(0, -c), max(0, -c, min(n, d - c))) for c, n, d in zip(at, self.box, self.dims, strict=True)]
+
+    def elements(self, at, inside):
+        """The part `inside` of the box at `at` as a NumPy view of global memory, outermost dimension first."""
+        strides = (self.itemsize, *self.strides)
+        start = self.offset + sum((c + low) * s for c, (low, _), s in zip(at, inside, strides, strict=True))
+        shape = tuple(high - low for low, high in reversed(inside))
+        return np.ndarray(shape, f"V{self.itemsize}", self.memory.bytes, start, strides[::-1])
+
+    def pieces(self, at, inside):
+        """(start, stop, `Pieces`) in memory of the rows of the part `inside`."""
+        starts = np.array([self.offset + (at[0] + inside[0][0]) * self.itemsize])
+        for c, (low, high), stride in zip(at[1:], inside[1:], self.strides, strict=True):
+            starts = (starts[:, None] + np.arange(c + low, c + high) * stride).ravel()
+        length = (inside[0][1] - inside[0][0]) * self.itemsize
+        starts = np.unique(starts).tolist()
+        return starts[0], starts[-1] + length, Pieces(starts, length)
+
+
+def tensor_map(array, box, swizzle=128, dims=None, strides=None):
+    """The descriptor (uint8[128]) of a NumPy, emulated or checked array for a kernel in the emulator.
+
+    box: elements, innermost dimension first; swizzle: 0, 32, 64 or 128 bytes
+    dims, strides: innermost first, where they are not the array's: elements, and bytes of dimensions 1 …
+    """
+    if hasattr(array, "emulated_memory"):
+        memory, offset, shape, dtype = array.emulated_memory()
+    elif array.__class__ is CheckedArray:
+        memory, offset, shape, dtype = array.memory, array.offset, array.shape, array.dtype
+    else:
+        array = array.data if array.__class__ is IntegerArray else array
+        if not array.flags.c_contiguous:
+            raise LaunchRefused("a tensor map needs a contiguous array.")
+        shape, dtype, offset = array.shape, array.dtype, 0
+        memory = Memory(GLOBAL, array.nbytes, "array", array.ctypes.data, array.reshape(-1).view(np.uint8), valid=True)
+    return map_of(memory, offset, shape, dtype, box, swizzle, dims, strides).descriptor()
+
+
+def map_of(memory, offset, shape, dtype, box, swizzle=128, dims=None, strides=None, address=None):
+    """The `TensorMap` of a contiguous array of this shape at `offset` of a memory; see `tensor_map`."""
+    dims = tuple(reversed(shape)) if dims is None else dims
+    if strides is None:
+        strides = tuple(itertools.accumulate(dims[:-1], lambda a, n: a * n, initial=dtype.itemsize))[1:]
+    address = memory.address + offset if address is None else address
+    made = TensorMap(memory, offset, address, dtype.itemsize, dims, strides, box, swizzle,
+                     getattr(memory, "name", "") or f"{dtype}{tuple(shape)}")
+    size = (made.dims[0] * made.itemsize + sum((n - 1) * s for n, s in zip(made.dims[1:], made.strides, strict=True)))
+    whole = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size > whole:
+        raise LaunchRefused(f"tensor map of {made.name}: its last element lies {size - whole} bytes behind the array.")
+    return made
+
+
+def map_from(machine, descriptor):
+    """The `TensorMap` whose bytes a kernel names; None after a fault."""
+    if descriptor.__class__ is CheckedArray:
+        data = descriptor.memory.bytes[descriptor.offset:descriptor.offset + 128]
+    else:
+        data = np.asarray(getattr(descriptor, "data", descriptor)).reshape(-1).view(np.uint8)[:128]
+    words = data[:16].copy().view(np.uint64) if len(data) >= 16 else (0, 0)
+    found = MAPS.get(int(words[1])) if int(words[0]) == _MAGIC else None
+    if found is None:
+        machine.report("descriptor", "the copy's descriptor is not the 128 bytes of a tensor map that is still alive: "
+                                     "make it with tensor_map, and keep it", machine.site_here())
+        return None
+    return found
+
+
+def _known_pieces(machine, tensor, at, inside):
+    """(memory, start, stop, `Pieces`) of a box: the map's memory, or that of an argument of the launch which
+    contains it."""
+    memory = tensor.memory
+    first, last, pieces = tensor.pieces(at, inside)
+    if id(memory) in machine._memories:
+        return memory, first, last, pieces
+    for other in machine._memories.values():
+        shift = memory.address - other.address
+        if 0 <= shift and shift + memory.size <= other.size:
+            return other, first + shift, last + shift, Pieces([s + shift for s in pieces.starts], pieces.length)
+    if memory.valid is not None or memory.shadowed:
+        machine._memories[id(memory)] = memory
+    return memory, first, last, pieces
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+class Load:
+    """A copy on its way into shared memory; called, it arrives."""
+
+    __slots__ = ("machine", "block", "tensor", "at", "memory", "offset", "barrier", "thread", "site", "seen", "clock",
+                 "phase", "pending", "source")
+
+    def __call__(self):
+        tensor, memory, machine = self.tensor, self.memory, self.machine
+        inside = tensor.inside(self.at)
+        tile = np.zeros(tensor.box[::-1], f"V{tensor.itemsize}")
+        if all(high > low for low, high in inside):
+            tile[tuple(slice(low, high) for low, high in reversed(inside))] = tensor.elements(self.at, inside)
+        stop = self.offset + tensor.bytes
+        chunks = tile_chunks((memory.address + self.offset) % 1024, tensor.bytes, tensor.swizzle)
+        memory.bytes[self.offset:stop].reshape(-1, CHUNK)[chunks] = tile.reshape(-1).view(np.uint8).reshape(-1, CHUNK)
+        machine.stores += 1
+        self.block.state["loads"].remove(self)
+        if machine.checked:
+            memory.mark_written(self.offset, stop)
+            for start in [s for s, tile in memory.layouts.items() if s < stop and self.offset < s + tile[0]]:
+                del memory.layouts[start]
+            memory.layouts[self.offset] = tensor.bytes, tensor.swizzle, tensor.row_bytes
+            self.pending.done = self.barrier.current
+            if self.source is not None:
+                self.source.end()
+        if machine.tracer is not None:
+            machine.tracer.event("copy completed", "", None, self.site, self)
+        self.barrier.complete(tensor.bytes, self)
+
+
+def _tile(machine, address, tensor, what):
+    """(memory, offset) of the tile at a shared address; None after a fault."""
+    address = int(address) & 0xFFFFFFFF
+    found = machine.shared_memory(address)
+    if found is None or found[1] + tensor.bytes > found[0].size:
+        machine.report("bounds", f"the {what} of {tensor.bytes} bytes at the shared address {address:#x} does not lie "
+                                 "in the block's shared memory", machine.site_here())
+        return None
+    if address % ALIGNMENT:
+        machine.report("alignment", f"the {what}'s tile lies at the shared address {address:#x}, which is not a "
+                                    f"multiple of {ALIGNMENT}", machine.site_here())
+        return None
+    return found
+
+
+def _begin(machine, descriptor, coordinates, what):
+    """(TensorMap, coordinates) of a copy; None after a fault."""
+    if machine.cc < (9, 0):
+        raise Unsupported(f"the copy engine's tensors need compute capability 9.0, not {machine.cc[0]}.{machine.cc[1]}")
+    tensor = map_from(machine, descriptor)
+    if tensor is None:
+        return None
+    if tensor.rank != len(coordinates):
+        machine.report("descriptor", f"a {what} with {len(coordinates)} coordinates of a tensor map of {tensor.rank} "
+                                     "dimensions", machine.site_here())
+        return None
+    return tensor, tuple((int(c) + (1 << 31) & 0xFFFFFFFF) - (1 << 31) for c in coordinates)
+
+
+def load(machine, address, descriptor, barrier, coordinates):
+    """`cp.async.bulk.tensor` from global to shared memory, complete on an mbarrier."""
+    begun = _begin(machine, descriptor, coordinates, "TMA load")
+    barrier = begun and find(machine, barrier, "completes on")
+    place = barrier and _tile(machine, address, begun[0], "TMA load")
+    if not place:
+        return
+    copy = Load()
+    copy.machine, copy.block, copy.thread, copy.site = machine, machine.block, machine.thread, machine.site_here()
+    copy.tensor, copy.at = begun
+    (copy.memory, copy.offset), copy.barrier, copy.phase = place, barrier, barrier.number
+    copy.pending = copy.source = None
+    if machine.checked:
+        _claim_load(machine, copy)
+    block = machine.block.state
+    if "loads" not in block:
+        block["loads"] = []
+        block.setdefault("at_end", []).append(lambda: _unarrived(machine, block["loads"]))
+    block["loads"].append(copy)
+    machine.asynchronous.queue.append(copy)
+    if machine.tracer is not None:
+        machine.tracer.event("copy issued", f"{_named(copy, descriptor)}{list(copy.at)}", copy.thread, copy.site, copy)
+
+
+def _named(copy, descriptor):
+    """The name of a copy's tensor in a trace; an array without one is called as the kernel calls its map."""
+    if copy.tensor.name == "array":
+        copy.tensor.name = getattr(descriptor, "name", "") or "array"
+    return copy.tensor.name
+
+
+def _claim_load(machine, copy):
+    """The checks of a load that starts, and what it uses until it arrives."""
+    thread, site, tensor, barrier = copy.thread, copy.site, copy.tensor, copy.barrier
+    engine, start, stop = machine.asynchronous, copy.offset, copy.offset + tensor.bytes
+    if engine.checked and not engine.visible(barrier.made, thread):
+        machine.report("proxy", f"the TMA load completes on {barrier}, after whose initialisation there is no "
+                                "fence_barrier_init()", site,
+                       others=[("initialised at", machine.place(barrier.site, barrier.made[0]))])
+    engine.claim(copy.memory, start, stop, True, "TMA load", site)
+    wait = f"wait for phase {barrier.number} of {barrier.name}"
+    copy.pending = Pending("TMA load", copy.memory, start, stop, True, thread, site, wait)
+    inside = tensor.inside(copy.at)
+    if all(high > low for low, high in inside):
+        memory, first, last, pieces = _known_pieces(machine, tensor, copy.at, inside)
+        if memory.valid is not None and machine.access.initialised:
+            valid = np.ndarray(len(memory.valid), np.uint8, memory.valid)
+            for s in pieces.starts:
+                if not valid[s:s + pieces.length].all():
+                    machine.report("uninitialised", f"the TMA load reads {machine.access.say(memory, s)} and its "
+                                                    "neighbours, some of which nobody has written", site)
+                    break
+            del valid
+        engine.claim(memory, first, last, False, "TMA load", site, pieces)
+        copy.source = Pending("TMA load", memory, first, last, False, thread, site, wait, pieces)
+        if machine.recorder is not None:
+            machine.recorder.bulk(memory, [(s, pieces.length) for s in pieces.starts], site, False)
+    copy.seen, copy.clock = thread.seen, thread.clock
+    thread.tick(thread.seen)
+
+
+def _unarrived(machine, loads):
+    """A block has ended: loads that are still on their way were never waited for."""
+    if machine.asynchronous.checked and not machine.seen_faults:
+        for copy in loads:
+            machine.report("asynchronous", f"the block ends while this TMA load is on its way: nobody waits for "
+                                           f"{copy.barrier}", copy.site, copy.thread)
+
+
+class Store:
+    """A copy on its way out of shared memory."""
+
+    __slots__ = ("tensor", "at", "memory", "offset", "thread", "stamp", "site", "reads", "writes", "tile")
+
+    def read(self, machine):
+        """The tile has been read: its thread, and who comes after, may overwrite it."""
+        if self.tile is not None:
+            return
+        tensor, memory = self.tensor, self.memory
+        chunks = tile_chunks((memory.address + self.offset) % 1024, tensor.bytes, tensor.swizzle)
+        data = memory.bytes[self.offset:self.offset + tensor.bytes].reshape(-1, CHUNK)[chunks]
+        self.tile = data.reshape(-1).view(f"V{tensor.itemsize}").reshape(tensor.box[::-1])
+        if self.reads is not None:
+            self.reads.done = Completion()
+
+    def write(self, machine):
+        """The box has been written."""
+        self.read(machine)
+        tensor = self.tensor
+        inside = tensor.inside(self.at)
+        if all(high > low for low, high in inside):
+            part = self.tile[tuple(slice(low, high) for low, high in reversed(inside))]
+            tensor.elements(self.at, inside)[...] = part
+            if self.writes is not None:
+                memory, starts = self.writes.memory, self.writes.pieces.starts
+                for s in starts:
+                    memory.mark_written(s, s + self.writes.pieces.length)
+                self.writes.done = Completion()
+        machine.stores += 1
+        if machine.tracer is not None:
+            machine.tracer.event("copy completed", "", None, self.site, self)
+
+
+class ThreadStores:
+    """The stores of one thread: `open` are those in no group yet; `groups` and `unread`, oldest first, the others."""
+
+    def __init__(self, machine, thread):
+        self.machine, self.thread, self.open, self.unread, self.groups = machine, thread, [], deque(), deque()
+        self.written = []
+        thread.state.setdefault("at_end", []).append(self.end)
+        thread.block.state.setdefault("at_end", []).append(self.block_ends)
+
+    def wait(self, pending, read_only):
+        """Wait until at most `pending` groups are on their way, or (read_only) have not been read."""
+        while len(self.unread) > pending:
+            for store in self.unread.popleft():
+                store.read(self.machine)
+                if store.reads is not None:
+                    store.reads.done.learn(self.thread)
+        while not read_only and len(self.groups) > pending:
+            for store in self.groups.popleft():
+                self._write(store)
+                if store.writes is not None:
+                    store.writes.done.learn(self.thread)
+
+    def _write(self, store):
+        store.write(self.machine)
+        if store.writes is not None:
+            self.written.append(store)
+
+    def end(self):
+        """The thread has ended."""
+        left = list(self.open) + [s for group in self.unread for s in group]
+        if left and self.machine.asynchronous.checked:
+            self.machine.report("asynchronous", "the thread ends while this TMA store still reads shared memory: "
+                                                "tma_store_commit() and tma_store_wait_read_0() first", left[0].site,
+                                self.thread)
+
+    def block_ends(self):
+        """All that is still on its way arrives; who wrote which bytes of global memory goes to its shadow."""
+        for group in [*self.groups, self.open]:
+            for store in group:
+                self._write(store)
+        for store in self.written:
+            pending, entry = store.writes, (store.stamp, store.site, self.thread.block.token, False)
+            pending.end()
+            for start in pending.pieces.starts:
+                pending.memory.writer.update(dict.fromkeys(range(start, start + pending.pieces.length, STEP), entry))
+
+
+def store(machine, address, descriptor, coordinates):
+    """`cp.async.bulk.tensor` from shared to global memory, complete in a group of its thread."""
+    begun = _begin(machine, descriptor, coordinates, "TMA store")
+    place = begun and _tile(machine, address, begun[0], "TMA store")
+    if not place:
+        return
+    copy, thread = Store(), machine.thread
+    copy.tensor, copy.at = begun
+    (copy.memory, copy.offset), copy.thread, copy.site = place, thread, machine.site_here()
+    copy.stamp = thread.stamp
+    copy.reads = copy.writes = copy.tile = None
+    if machine.checked:
+        _claim_store(machine, copy)
+    _stores(machine).open.append(copy)
+    if machine.tracer is not None:
+        machine.tracer.event("copy issued", f"{_named(copy, descriptor)}{list(copy.at)}", thread, copy.site, copy)
+
+
+def _claim_store(machine, copy):
+    """The checks of a store that starts, and what it uses until it is complete."""
+    thread, site, tensor, shared = copy.thread, copy.site, copy.tensor, copy.memory
+    engine, start, stop = machine.asynchronous, copy.offset, copy.offset + tensor.bytes
+    if machine.access.initialised and shared.valid is not None:
+        unwritten = bytes(shared.valid[start:stop]).find(0)
+        if unwritten >= 0:
+            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, start + unwritten)}, "
+                                            "which nobody has written", site)
+    engine.claim(shared, start, stop, False, "TMA store", site)
+    copy.reads = Pending("TMA store", shared, start, stop, False, thread, site, "wait for it with "
+                                                                                "tma_store_wait_read_0()")
+    inside = tensor.inside(copy.at)
+    if all(high > low for low, high in inside):
+        memory, first, last, pieces = _known_pieces(machine, tensor, copy.at, inside)
+        engine.claim(memory, first, last, True, "TMA store", site, pieces)
+        copy.writes = Pending("TMA store", memory, first, last, True, thread, site, "wait for it with "
+                                                                                    "tma_store_wait_0()",
+                              pieces)
+        if machine.recorder is not None:
+            machine.recorder.bulk(memory, [(s, pieces.length) for s in pieces.starts], site, True)
+    thread.tick(thread.seen)
+
+
+def commit(machine):
+    """`cp.async.bulk.commit_group`"""
+    stores = _stores(machine)
+    group, stores.open = stores.open, []
+    stores.groups.append(group)
+    stores.unread.append(group)
+
+
+def wait(machine, pending, read_only):
+    """`cp.async.bulk.wait_group`, with `.read` if read_only."""
+    _stores(machine).wait(pending, read_only)
+
+
+def _stores(machine):
+    state = machine.thread.state
+    stores = state.get("TMA stores")
+    if stores is None:
+        stores = state["TMA stores"] = ThreadStores(machine, machine.thread)
+    return stores

@@ -1,0 +1,506 @@
+"""What a kernel costs, counted while it runs: for each source line, and in all.
+
+    recorder = emulator.count(kernel, grid, block, x, y)          # or Recorder() given to emulator.device(recorder=…)
+    print(recorder.table())
+    recorder.total("kernel").sectors
+
+WHAT IS COUNTED, for each line of source
+    reads, writes       elements and bytes of each memory space; an atomic operation counts as one write
+    FLOPs               add, subtract, multiply and divide 1, fused multiply-add 2, by the type of the result. Negation,
+                        absolute value, minimum, maximum, comparison and conversion count nothing, nor what a compiler
+                        computes beforehand (an expression of constants)
+    special functions   square roots, exponentials, logarithms, trigonometry: one each, whatever instructions it takes
+    integer operations  apart from the FLOPs; a compiler may remove many of them (address arithmetic)
+    tensor-core FLOPs   2·M·N·K of each matrix instruction
+    global memory       one request is one instruction of one warp. It moves sectors of 32 bytes: those that its lanes
+                        touch, each once. `ideal_sectors` are those that the bytes would need if they were neighbours
+    shared memory       32 banks of 4 bytes. In one wavefront each bank gives one word, to as many lanes as want it: a
+                        request takes as many wavefronts as the busiest bank has words. Accesses of 8 bytes are
+                        served by half warps, those of 16 bytes by quarter warps. Wavefronts beyond that are bank
+                        conflicts. What the copy engine and wgmma read and write there is not counted
+    distinct bytes      of global memory that a launch reads or writes at all: what must move even with perfect caches
+
+WHICH LANES BELONG TO ONE REQUEST
+    Threads run one after another here, so a warp's request is put together afterwards: the k-th execution of an
+    instruction by each of its lanes, counted anew after each barrier of the block. That is what a GPU does wherever
+    lanes leave a loop early, and not where they run through loops inside of loops a different number of times.
+
+A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. Sources: CUDA C++ programming
+guide, "Device Memory Accesses" and "Shared Memory" of each compute capability; Nsight Compute, "Memory Tables".
+"""
+import dataclasses
+import linecache
+import os
+import sys
+from array import array
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .machine import SITES, Emulator
+from .memory import CONSTANT, GLOBAL, LOCAL, SHARED
+from .schedule import WARP
+from .values import FLOATS, float16, float32, float64
+
+SECTOR, BANKS, WORD = 32, 32, 4  # bytes of a sector; banks; bytes that a bank gives in one wavefront
+LONG = 1 << 14  # accesses of one lane after which a stream is evaluated at the next barrier, to keep memory small
+SPACES = (GLOBAL, SHARED, LOCAL, CONSTANT)
+NAMES = {float16: "float16", float32: "float32", float64: "float64"}
+SPECIAL = frozenset("""sqrt rsqrt cbrt rcp exp expm1 exp2 exp10 log log1p log2 log10 sin cos tan asin acos atan atan2
+    sinh cosh tanh asinh acosh atanh erf erfc gamma lgamma tgamma pow hypot fmod remainder sinpi cospi""".split())
+ONE_FLOP = frozenset("add sub mul div fdividef fadd fsub fmul fdiv dadd dmul ddiv".split())
+
+
+@dataclass
+class Figures:
+    """What was counted: on one line, or in a sum of lines. Counters hold 0 for what never came."""
+
+    reads: Counter = field(default_factory=Counter)  # memory space -> elements
+    read_bytes: Counter = field(default_factory=Counter)
+    writes: Counter = field(default_factory=Counter)
+    write_bytes: Counter = field(default_factory=Counter)
+    flops: Counter = field(default_factory=Counter)  # "float16", "float32", "float64" -> FLOPs
+    special: int = 0
+    integer: int = 0
+    tensor_flops: int = 0
+    requests: int = 0  # to global memory, of warps
+    sectors: int = 0
+    ideal_sectors: int = 0
+    shared_requests: int = 0
+    wavefronts: int = 0
+    ideal_wavefronts: int = 0
+    distinct_read_bytes: int = 0  # of global memory; in totals only
+    distinct_write_bytes: int = 0
+
+    @property
+    def total_flops(self):
+        """FLOPs of all types outside the tensor cores, without special functions."""
+        return sum(self.flops.values())
+
+    @property
+    def efficiency(self):
+        """Ideal sectors over sectors; 1 where nothing was moved."""
+        return self.ideal_sectors / self.sectors if self.sectors else 1.0
+
+    @property
+    def per_request(self):
+        """Sectors, the transactions of global memory, for each request of a warp; 0 without requests."""
+        return self.sectors / self.requests if self.requests else 0.0
+
+    @property
+    def conflicts(self):
+        """Wavefronts of shared memory beyond those that the size of the accesses asks for."""
+        return self.wavefronts - self.ideal_wavefronts
+
+    @property
+    def global_bytes(self):
+        """Bytes of global memory that were asked for, read and written."""
+        return self.read_bytes[GLOBAL] + self.write_bytes[GLOBAL]
+
+    @property
+    def distinct_bytes(self):
+        """Bytes of global memory that each launch read, and those that it wrote."""
+        return self.distinct_read_bytes + self.distinct_write_bytes
+
+    def add(self, other):
+        for f in dataclasses.fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, f.name, mine + theirs)
+
+
+class Launch:
+    """The figures of one launch: `lines[site]`, and which bytes of which memory it touched."""
+
+    def __init__(self, kernel, grid, block):
+        self.kernel, self.grid, self.block = kernel, grid, block
+        self.lines = defaultdict(Figures)
+        self.touched = {}  # global Memory -> (bytes read, bytes written), two masks
+        self.distinct = (0, 0)
+
+
+class Recorder:
+    """Counts what the launches of an emulator do; one recorder may see several launches and emulators."""
+
+    def __init__(self):
+        self.launches = []
+        self.machine = None
+        self._operations, self._special, self._warps, self._token, self._blocks = {}, {}, None, None, []
+
+    # hooks of the emulator --------------------------------------------------------------------------------------------
+
+    def launch(self, machine, grid, block):
+        """A launch begins."""
+        self.machine = machine
+        self.launches.append(Launch(machine.kernel, grid, block))
+        self._operations, self._special = defaultdict(int), defaultdict(int)
+        self._warps = self._token = None
+        self._blocks = []
+
+    def access(self, memory, offset, size, site, writes, step=0):
+        """The current thread reads or writes `size` bytes, elements of `step` bytes (0: one element)."""
+        machine = self.machine
+        if machine.token is not self._token:
+            self._resume()
+        frame = sys._getframe(2)
+        while frame is not None and "__emulated__" not in frame.f_globals:
+            frame = frame.f_back
+        key = (site, -1 if frame is None else frame.f_lasti, memory if memory.shadowed else memory.space, size, step,
+               writes)
+        thread = machine.thread
+        warp = self._warps[thread.warp]
+        lanes = warp.get(key)
+        if lanes is None:
+            lanes = warp[key] = [array("q") for _ in range(WARP)]
+        lanes[thread.lane].append(offset)
+
+    def operation(self, result, site):
+        """An arithmetic operation: one FLOP, or one integer operation, by the type of its result."""
+        self._operations[site, result.__class__] += 1
+
+    def fma(self, result, site):
+        """A fused multiply-add: two FLOPs."""
+        self._operations[site, result.__class__] += 2
+
+    def special(self, result, site):
+        """A special function."""
+        self._special[site] += 1
+
+    def tensor(self, flops, site):
+        """FLOPs of a matrix instruction; call it once for all threads that execute it together."""
+        self.launches[-1].lines[site].tensor_flops += flops
+
+    def request(self, memory, offsets, size, site, writes=False, step=0):
+        """A warp's instruction whose lanes access `size` bytes at these offsets (for `ldmatrix` and its kin)."""
+        lanes = np.full((WARP, 1), -1, np.int64)
+        lanes[:len(offsets), 0] = offsets
+        self._evaluate(self.launches[-1].lines[site], memory, lanes, len(offsets), size, step, writes)
+
+    def bulk(self, memory, runs, site, writes):
+        """The copy engine moves bytes of global memory: runs of neighbours, as (offset, bytes) pairs."""
+        figures = self.launches[-1].lines[site]
+        total = sum(size for _, size in runs)
+        (figures.write_bytes if writes else figures.read_bytes)[GLOBAL] += total
+        figures.requests += 1
+        figures.sectors += sum((offset + size - 1) // SECTOR - offset // SECTOR + 1 for offset, size in runs if size)
+        figures.ideal_sectors += -(-total // SECTOR)
+        mask = self._mask(memory, writes)
+        for offset, size in runs:
+            mask[offset:offset + size] = True
+
+    def block_ends(self, block):
+        """A block has ended: its accesses are put together into requests."""
+        for warp in block.state.pop("accesses", ()):
+            for key, lanes in warp.items():
+                self._take(key, lanes)
+        if block in self._blocks:
+            self._blocks.remove(block)
+        self._token = None
+
+    def launch_ends(self):
+        """A launch has ended, also one that was abandoned."""
+        launch = self.launches[-1]
+        for block in list(self._blocks):
+            self.block_ends(block)
+        for (site, kind), count in self._operations.items():
+            if kind in FLOATS:
+                launch.lines[site].flops[NAMES[kind]] += count
+            elif issubclass(kind, (int, np.bool_)):
+                launch.lines[site].integer += count
+        for site, count in self._special.items():
+            launch.lines[site].special += count
+        launch.distinct = tuple(sum(int(np.count_nonzero(masks[k])) for masks in launch.touched.values())
+                                for k in (0, 1))
+        launch.touched = {}
+
+    # from accesses to requests ----------------------------------------------------------------------------------------
+
+    def _resume(self):
+        """Another block runs, or this one comes from a barrier, before which all its lanes' accesses are complete."""
+        machine = self.machine
+        block, self._token = machine.block, machine.token
+        state = block.state
+        if "accesses" not in state:
+            state["accesses"] = [{} for _ in range(-(-len(block.threads) // WARP))]
+            self._blocks.append(block)
+        elif state["counted"] is not block.token:
+            for warp in state["accesses"]:
+                self._align(warp)
+        state["counted"] = block.token
+        self._warps = state["accesses"]
+
+    def _align(self, warp):
+        """Lanes that did not take part in the last requests of an instruction are absent from those."""
+        done = []
+        for key, lanes in warp.items():
+            lengths = [len(lane) for lane in lanes]
+            longest = max(lengths)
+            if longest > LONG:
+                done.append(key)
+            elif min(lengths) < longest:
+                for lane, length in zip(lanes, lengths, strict=True):
+                    if length < longest:
+                        lane.extend([-1] * (longest - length))
+        for key in done:
+            self._take(key, warp.pop(key))
+
+    def _take(self, key, lanes):
+        """Evaluate a stream: row = lane, column = request."""
+        site, _, memory, size, step, writes = key
+        longest = max(len(lane) for lane in lanes)
+        offsets = np.full((WARP, longest), -1, np.int64)
+        for row, lane in zip(offsets, lanes, strict=True):
+            row[:len(lane)] = lane
+        self._evaluate(self.launches[-1].lines[site], memory, offsets, int((offsets >= 0).sum()), size, step, writes)
+
+    def _evaluate(self, figures, memory, offsets, accesses, size, step, writes):
+        space = getattr(memory, "space", memory)
+        (figures.writes if writes else figures.reads)[space] += accesses * (size // step if step else 1)
+        (figures.write_bytes if writes else figures.read_bytes)[space] += accesses * size
+        if space == GLOBAL:
+            sectors, ideal = count_sectors(offsets, size)
+            figures.requests += offsets.shape[1]
+            figures.sectors += int(sectors.sum())
+            figures.ideal_sectors += int(ideal.sum())
+            mask = self._mask(memory, writes)
+            starts = np.unique(offsets)
+            starts = starts[starts >= 0]
+            for byte in range(size):
+                mask[starts + byte] = True
+        elif space == SHARED:
+            waves, ideal = count_wavefronts(np.where(offsets < 0, -1, offsets + memory.address), size)
+            figures.shared_requests += offsets.shape[1]
+            figures.wavefronts += int(waves.sum())
+            figures.ideal_wavefronts += int(ideal.sum())
+
+    def _mask(self, memory, writes):
+        touched = self.launches[-1].touched
+        if memory not in touched:
+            touched[memory] = np.zeros(len(memory.bytes), bool), np.zeros(len(memory.bytes), bool)
+        return touched[memory][int(writes)]
+
+    # results ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def kernels(self):
+        """Names of the kernels that were launched, in the order of their first launch."""
+        return list(dict.fromkeys(launch.kernel for launch in self.launches))
+
+    def lines(self, kernel=None):
+        """{(file, line): Figures}, summed over the launches of one kernel, or of all."""
+        found = {}
+        for launch in self._of(kernel):
+            for site, figures in launch.lines.items():
+                found.setdefault(SITES.places[site][1:], Figures()).add(figures)
+        return dict(sorted(found.items()))
+
+    def line(self, text, kernel=None):
+        """The figures of the lines whose source contains `text`, summed; LookupError if there is none."""
+        found = [figures for place, figures in self.lines(kernel).items() if text in linecache.getline(*place)]
+        if not found:
+            raise LookupError(f"no line with {text!r} was counted.")
+        return _sum(found)
+
+    def total(self, kernel=None):
+        """The figures of all lines, with the distinct bytes of each launch."""
+        total = _sum(self.lines(kernel).values())
+        for launch in self._of(kernel):
+            total.distinct_read_bytes += launch.distinct[0]
+            total.distinct_write_bytes += launch.distinct[1]
+        return total
+
+    def _of(self, kernel):
+        found = [launch for launch in self.launches if kernel is None or launch.kernel == kernel]
+        if not found:
+            raise LookupError(f"no launch of {kernel or 'any kernel'} was counted"
+                              + (f", only of {', '.join(self.kernels)}." if self.launches else "."))
+        return found
+
+    def table(self, kernel=None, width=60, brief=False):
+        """A text table for each kernel: file and line, source cut to `width` characters, and what is not zero.
+
+        brief: only requests, transactions per request, bank conflicts and FLOPs, of the lines that have any
+        """
+        return "\n\n".join(self._table(name, width, brief) for name in ([kernel] if kernel else self.kernels))
+
+    def _table(self, kernel, width, brief):
+        launches, total = self._of(kernel), self.total(kernel)
+        columns = [column for column in (_BRIEF if brief else _COLUMNS) if column[2](total)]
+        rows = [["", ""], ["line", "source"]]
+        for group, title, _ in columns:
+            rows[0].append("" if group in rows[0] else group)  # above its first column
+            rows[1].append(title)
+        for (file, line), figures in self.lines(kernel).items():
+            said = [_say(value(figures)) for _, _, value in columns]
+            if any(said):
+                source = linecache.getline(file, line).strip() or "?"
+                source = source if len(source) <= width else source[:width - 1] + "…"
+                rows.append([f"{os.path.basename(file)}:{line}", source, *said])
+        rows.append(["total", "", *(_say(value(total)) for _, _, value in columns)])
+        widths = [max(len(row[k]) for row in rows[1:]) for k in range(len(rows[0]))]
+        for k in range(2, len(widths)):  # a group's name may reach over all of its columns
+            if rows[0][k]:
+                last = k
+                while last + 1 < len(widths) and not rows[0][last + 1]:
+                    last += 1
+                widths[last] += max(0, len(rows[0][k]) - sum(widths[k:last + 1]) - 2 * (last - k))
+        text = ["  ".join(cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(
+            zip(row, widths, strict=True))).rstrip() for row in rows[1:]]
+        head, at = "", 0
+        for k, w in enumerate(widths):
+            if rows[0][k]:
+                indent = max(0, widths[k] - len(rows[0][k])) if k + 1 == len(widths) or rows[0][k + 1] else (
+                    w - len(rows[1][k]))
+                head = head.ljust(at + indent) + rows[0][k]
+            at += w + 2
+        rule = "-" * max(map(len, text))
+        shapes = Counter((launch.grid, launch.block) for launch in launches)
+        heads = [f"{kernel}: {n} launch{'es' * (n > 1)} of grid {grid}, block {block}"
+                 for (grid, block), n in shapes.items()]
+        last = (f"global memory: {total.distinct_read_bytes:,} distinct bytes read, "
+                f"{total.distinct_write_bytes:,} written")
+        if total.sectors:
+            last += f"; {total.sectors:,} sectors, {100 * total.efficiency:.0f} % of them needed"
+        return "\n".join([*heads, head, text[0], rule, *text[1:-1], rule, text[-1], last])
+
+
+def _say(value):
+    return "" if value == 0 else f"{value:,}" if isinstance(value, int) else (
+        f"{value:.1f}" if isinstance(value, float) else value)
+
+
+def _percent(figures):
+    return f"{100 * figures.efficiency:.0f} %" if figures.sectors else 0
+
+
+_OPERATIONS, _GLOBAL, _SHARED = "operations", "global memory", "shared memory"
+_COLUMNS = [  # (group, title, value): a column that is zero in all is left out
+    (_OPERATIONS, "FLOPs", lambda f: f.total_flops),
+    (_OPERATIONS, "special", lambda f: f.special),
+    (_OPERATIONS, "tensor FLOPs", lambda f: f.tensor_flops),
+    (_OPERATIONS, "integer", lambda f: f.integer),
+    (_GLOBAL, "read B", lambda f: f.read_bytes[GLOBAL]),
+    (_GLOBAL, "written B", lambda f: f.write_bytes[GLOBAL]),
+    (_GLOBAL, "requests", lambda f: f.requests),
+    (_GLOBAL, "sectors", lambda f: f.sectors),
+    (_GLOBAL, "ideal", lambda f: f.ideal_sectors),
+    (_GLOBAL, "efficiency", _percent),
+    (_SHARED, "read B", lambda f: f.read_bytes[SHARED]),
+    (_SHARED, "written B", lambda f: f.write_bytes[SHARED]),
+    (_SHARED, "requests", lambda f: f.shared_requests),
+    (_SHARED, "wavefronts", lambda f: f.wavefronts),
+    (_SHARED, "conflicts", lambda f: f.conflicts),
+    ("local memory", "read B", lambda f: f.read_bytes[LOCAL]),
+    ("local memory", "written B", lambda f: f.write_bytes[LOCAL]),
+    ("constants", "read B", lambda f: f.read_bytes[CONSTANT]),
+]
+_BRIEF = [
+    (_GLOBAL, "requests", lambda f: f.requests),
+    (_GLOBAL, "transactions per request", lambda f: f.per_request),
+    (_SHARED, "requests", lambda f: f.shared_requests),
+    (_SHARED, "bank conflicts", lambda f: f.conflicts),
+    (_OPERATIONS, "FLOPs", lambda f: f.total_flops),
+    (_OPERATIONS, "special", lambda f: f.special),
+    (_OPERATIONS, "tensor FLOPs", lambda f: f.tensor_flops),
+]
+
+
+def _sum(many):
+    total = Figures()
+    for figures in many:
+        total.add(figures)
+    return total
+
+
+# Requests of a warp: arrays (lanes, requests) of byte addresses, -1 where a lane takes no part ------------------------
+
+def _distinct(values):
+    """How many different values each column has, without -1."""
+    ordered = np.sort(values, axis=0)
+    return (ordered[1:] != ordered[:-1]).sum(axis=0) + 1 - (ordered[0] == -1)
+
+
+def count_sectors(addresses, size):
+    """(sectors, ideal sectors) of each request for `size` bytes a lane in global memory."""
+    first = addresses // SECTOR  # -1 stays -1
+    last = np.where(addresses < 0, -1, (addresses + size - 1) // SECTOR)
+    sectors = _distinct(first if np.array_equal(first, last) else np.concatenate([first, last]))
+    return sectors, np.minimum(sectors, -(-_distinct(addresses) * size // SECTOR))
+
+
+def count_wavefronts(addresses, size):
+    """(wavefronts, wavefronts without conflicts) of each request for `size` bytes a lane in shared memory."""
+    together = WARP if size <= WORD else WARP * WORD // min(size, 16)  # lanes that are served in one go
+    parts, n = WARP // together, addresses.shape[1]
+    words = np.where(addresses < 0, -1, addresses // WORD).reshape(parts, together, n)
+    if size > WORD:
+        words = np.concatenate([np.where(words < 0, -1, words + k) for k in range(size // WORD)], axis=1)
+    words = np.sort(words, axis=1)
+    new = words >= 0
+    new[:, 1:] &= words[:, 1:] != words[:, :-1]
+    column = (np.arange(parts)[:, None] * n + np.arange(n))[:, None]
+    index = (column * BANKS + words % BANKS)[new]
+    waves = np.bincount(index, minlength=parts * n * BANKS).reshape(parts, n, BANKS).max(axis=2)
+    return waves.sum(axis=0), (waves > 0).sum(axis=0)
+
+
+# Functions ------------------------------------------------------------------------------------------------------------
+
+def _weight(name, half):
+    """What a function of this name counts as: "special", "fma", "flop" or None."""
+    name = name.removeprefix("h") if half else name.removeprefix("fast_").removesuffix("_rn")
+    for base in (name, name.removesuffix("f"), name.removesuffix("f").removesuffix("_rn")):
+        if base in SPECIAL:
+            return "special"
+        if base in ONE_FLOP:
+            return "flop"
+        if base == "fma":
+            return "fma"
+    return None
+
+
+class CountedFunctions:
+    """A namespace whose functions are counted when they are called."""
+
+    def __init__(self, machine, namespace, half=False):
+        self._machine, self._namespace, self._half = machine, namespace, half
+
+    def __getattr__(self, name):
+        value = getattr(self._namespace, name)
+        weight = _weight(name, self._half) if callable(value) else None
+        if weight is not None:
+            value = counted(self._machine, value, weight)
+        self.__dict__[name] = value
+        return value
+
+
+def counted(machine, function, weight):
+    """`function`, counted as "special", "fma" or "flop"."""
+    recorder = machine.recorder
+    count = {"special": recorder.special, "fma": recorder.fma, "flop": recorder.operation}[weight]
+
+    def call(*arguments):
+        result = function(*arguments)
+        count(result, machine.site_here())
+        return result
+    return call
+
+
+def count_functions(resolver):
+    """Make a machine's `math`, `numpy`, `libdevice` and the functions of `cuda` counted ones."""
+    machine, cuda = resolver.machine, resolver.cuda.__dict__
+    resolver.math = CountedFunctions(machine, resolver.math)
+    resolver.numpy = CountedFunctions(machine, resolver.numpy)
+    resolver.libdevice = cuda["libdevice"] = CountedFunctions(machine, resolver.libdevice)
+    cuda["fp16"] = CountedFunctions(machine, cuda["fp16"], half=True)
+    cuda["fma"], cuda["cbrt"] = counted(machine, cuda["fma"], "fma"), counted(machine, cuda["cbrt"], "special")
+
+
+def count(kernel, grid, block, *args, shared=0, **options):
+    """Run a kernel once and return the `Recorder` that counted it; options are those of `emulator.device`."""
+    recorder = Recorder()
+    Emulator(recorder=recorder, **options).launch(kernel, grid, block, *args, shared=shared)
+    return recorder

@@ -1,0 +1,77 @@
+"""What the emulator reports: faults, each with its kernel, file, line, block and thread."""
+from dataclasses import dataclass, field
+
+from ..errors import NumdiffError
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a kernel, and who was there. block, thread: (x, y, z) or None."""
+
+    function: str
+    file: str
+    line: int
+    block: tuple | None = None
+    thread: tuple | None = None
+
+    def __str__(self):
+        who = "" if self.thread is None else f", block {self.block}, thread {self.thread}"
+        return f"{self.file}:{self.line} in {self.function}{who}"
+
+
+@dataclass
+class Fault:
+    """One fault of a kernel.
+
+    kind: "bounds", "uninitialised", "race", "divergence", "deadlock", "mbarrier", "wgmma", "cp.async", "descriptor",
+        "alignment", "float64", "proxy", "error"
+    message: one sentence; place: where; others: [(what happened there, Place)]; count: how often it was seen
+    """
+
+    kind: str
+    message: str
+    place: Place
+    others: list = field(default_factory=list)
+    count: int = 1
+    kernel: str = ""
+
+    @property
+    def file(self):
+        return self.place.file
+
+    @property
+    def line(self):
+        return self.place.line
+
+    @property
+    def block(self):
+        return self.place.block
+
+    @property
+    def thread(self):
+        return self.place.thread
+
+    def __str__(self):
+        lines = [f"{self.kind}: {self.message}", f"    at {self.place}"]
+        lines += [f"    {what} {place}" for what, place in self.others]
+        if self.count > 1:
+            lines.append(f"    and {self.count - 1} more of this kind at this line")
+        return "\n".join(lines)
+
+
+class KernelFault(NumdiffError):
+    """A kernel did what a kernel must not do; `faults` is the list, in the order in which they were seen."""
+
+    def __init__(self, kernel, faults):
+        self.kernel, self.faults = kernel, list(faults)
+        count = len(self.faults)
+        super().__init__(f"kernel {kernel} has {count} fault{'s' if count > 1 else ''}:\n"
+                         + "\n".join(str(f) for f in self.faults))
+
+
+class Unsupported(NumdiffError):
+    """A kernel uses something that the emulator does not know."""
+
+
+class LaunchRefused(NumdiffError):
+    """A launch that a GPU of this compute capability would refuse."""

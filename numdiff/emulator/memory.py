@@ -1,0 +1,612 @@
+"""A GPU's memories over NumPy bytes, and what is known about every byte: written or not, by whom, read by whom.
+
+`Memory` is a range of bytes: a global array, a block's static or dynamic shared memory, a thread's local array. A
+kernel sees it through an array: a plain NumPy view where nothing is checked (`IntegerArray` for integers, whose
+numbers must be Numba's), a `CheckedArray` where every access is.
+
+ORDER. Whether two accesses are ordered is decided by vector clocks: thread t has a clock, and `seen[u]` is the latest
+clock of thread u whose accesses t is known to come after. A barrier joins what its threads have seen and moves their
+clocks on. An access by u at clock c is ordered before t's if t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI
+2009; a barrier of the whole block makes one list that all its threads share.)
+
+Blocks are ordered by grid-wide barriers, and by atomics: what a thread had seen at its last threadfence() is handed on
+with each of its atomic operations to the blocks whose atomics come after it at the same place (`Memory.released`), or
+that see its result in the condition of a `while` loop.
+"""
+import math
+
+import numpy as np
+
+from .faults import Unsupported
+from .values import INTEGER_TYPES, dtype_of, from_numpy, scalar
+
+GLOBAL, SHARED, LOCAL, CONSTANT = "global", "shared", "local", "constant"
+POISON = 0xFF  # every byte of memory that nobody has written: NaN as a float, -1 as an integer
+ROUND = 16  # sizes are rounded up to this, so that a memory can be seen as any dtype
+
+
+class Memory:
+    """A range of bytes. `address` is where it lies in its space; `valid[i]` says whether byte i was ever written."""
+
+    __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
+                 "layouts", "shadowed", "released")
+
+    def __init__(self, space, size, name="", address=0, data=None, valid=False):
+        self.space, self.name, self.size, self.address = space, name, size, address
+        self.bytes = np.full(-(-size // ROUND) * ROUND, POISON, np.uint8) if data is None else data
+        self.valid = None if valid else bytearray(len(self.bytes))
+        self.views = {}
+        self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
+        self.busy = []  # asynchronous operations that still read or write here (asynchronous.py)
+        self.barriers = {}  # offset -> mbarrier
+        self.released = {}  # offset -> {block: what its threads had seen at their last atomic there}
+        self.layouts = {}  # offset -> (bytes, swizzle): tiles that the copy engine wrote
+        # What is known of accesses, by offset. writer: ((thread, clock), site, token, atomic) of the last write
+        # reader: [token, (thread, clock), site, (thread, clock), site, …] of the reads since
+        self.writer, self.reader = {}, {}
+
+    def grow(self, size):
+        """Make it at least `size` bytes long (static shared arrays are found one by one)."""
+        if size > len(self.bytes):
+            more = -(-size // ROUND) * ROUND - len(self.bytes)
+            self.bytes = np.concatenate([self.bytes, np.full(more, POISON, np.uint8)])
+            if self.valid is not None:
+                self.valid.extend(bytes(more))
+            self.views = {}
+        self.size = max(size, self.size)
+
+    def view(self, dtype):
+        """All of it as a flat array of `dtype`."""
+        flat = self.views.get(dtype)
+        if flat is None:
+            whole = len(self.bytes) // dtype.itemsize * dtype.itemsize
+            flat = self.views[dtype] = self.bytes[:whole].view(dtype)
+        return flat
+
+    def mark_written(self, start=0, stop=None):
+        if self.valid is not None:
+            stop = len(self.bytes) if stop is None else stop
+            self.valid[start:stop] = b"\1" * (stop - start)
+
+
+class IntegerArray:
+    """An array of integers in a kernel that is not checked: elements come as Numba's integers and wrap when stored."""
+
+    __slots__ = ("data", "kind", "cast")
+
+    def __init__(self, data):
+        self.data = data
+        self.cast = INTEGER_TYPES[data.dtype.name]
+        self.kind = self.cast.kind
+
+    def __getitem__(self, index):
+        value = self.data[index]
+        return IntegerArray(value) if value.__class__ is np.ndarray else self.kind(value)
+
+    def __setitem__(self, index, value):
+        self.data[index] = value.data if value.__class__ is IntegerArray else self.cast(value)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getattr__(self, name):
+        return getattr(self.data, name)
+
+
+def plain_array(data):
+    """NumPy memory as an unchecked kernel sees it."""
+    if data.dtype.names:
+        return RecordArray(data)
+    return IntegerArray(data) if data.dtype.name in INTEGER_TYPES else data
+
+
+class CheckedArray:
+    """An array whose elements are read and written through the emulator's checks."""
+
+    __slots__ = ("memory", "offset", "shape", "strides", "dtype", "itemsize", "shift", "ndim", "flat", "kind", "cast",
+                 "exact", "name", "machine", "rows", "columns", "row", "column")
+
+    def __init__(self, machine, memory, offset, shape, dtype, strides=None, name=""):
+        self.machine, self.memory, self.offset, self.shape, self.dtype = machine, memory, offset, shape, dtype
+        self.itemsize, self.ndim = dtype.itemsize, len(shape)
+        self.strides = strides or contiguous_strides(shape, dtype.itemsize)
+        self.shift = self.itemsize.bit_length() - 1  # sizes are powers of two
+        self.rows, self.columns, self.row, self.column = 0, 0, 0, 0  # lengths and strides of one or two dimensions
+        if dtype.names:
+            pass  # records go the long way, through `locate`
+        elif self.ndim == 1:
+            (self.rows,), (self.row,) = shape, self.strides
+        elif self.ndim == 2:
+            (self.rows, self.columns), (self.row, self.column) = shape, self.strides
+        self.flat = memory.view(dtype)
+        self.kind = from_numpy(dtype)
+        self.cast = INTEGER_TYPES.get(dtype.name) or dtype.type
+        self.exact = dtype.type if self.kind is None else INTEGER_TYPES[dtype.name].whole  # needs no cast
+        self.name = name or memory.name
+
+    @property
+    def size(self):
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self):
+        return self.size * self.itemsize
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index):
+        return self.machine.access.load(self, index, self.machine.site_here())
+
+    def __setitem__(self, index, value):
+        self.machine.access.store(self, index, value, self.machine.site_here())
+
+    @property
+    def T(self):
+        return CheckedArray(self.machine, self.memory, self.offset, self.shape[::-1], self.dtype, self.strides[::-1],
+                            self.name)
+
+    def reshape(self, *shape):
+        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        if -1 in shape:
+            shape = tuple(self.size // -math.prod(shape) if n == -1 else n for n in shape)
+        return CheckedArray(self.machine, self.memory, self.offset, tuple(shape), self.dtype, None, self.name)
+
+    def ravel(self):
+        return self.reshape(self.size)
+
+    def view(self, dtype):
+        dtype = dtype_of(dtype)
+        last = self.shape[-1] * self.itemsize // dtype.itemsize
+        return CheckedArray(self.machine, self.memory, self.offset, (*self.shape[:-1], last), dtype, None, self.name)
+
+    def fill(self, value):
+        for index in np.ndindex(self.shape):
+            self[index] = value
+
+    def part(self, index):
+        """The view that a partial index, or one with slices, names."""
+        index = index if isinstance(index, tuple) else (index,)
+        index = tuple(slice(0, 0, 1) if i is None else i for i in index)
+        if Ellipsis in index:
+            at = index.index(Ellipsis)
+            index = index[:at] + (slice(None),) * (self.ndim - len(index) + 1) + index[at + 1:]
+        offset, shape, strides = self.offset, [], []
+        for axis, (n, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            i = index[axis] if axis < len(index) else slice(None)
+            if isinstance(i, slice):
+                start, stop, step = i.indices(n)
+                offset += start * stride
+                shape.append(max(0, -(-(stop - start) // step)))
+                strides.append(stride * step)
+            else:
+                i = int(i)
+                if not -n <= i < n:
+                    raise IndexError(f"index {i} is outside of axis {axis} of length {n}")
+                offset += (i + n if i < 0 else i) * stride
+        return CheckedArray(self.machine, self.memory, offset, tuple(shape), self.dtype, tuple(strides), self.name)
+
+    def __repr__(self):
+        return f"{self.memory.space} array {self.name} {self.dtype}{self.shape}"
+
+
+class Record:
+    """One element of a structured array: its fields are elements of their own."""
+
+    __slots__ = ("_array", "_offset")
+
+    def __init__(self, array, offset):
+        object.__setattr__(self, "_array", array)
+        object.__setattr__(self, "_offset", offset)
+
+    def _field(self, name):
+        array, (dtype, offset, *_) = self._array, self._array.dtype.fields[name]
+        base, shape = dtype.subdtype or (dtype, ())
+        if (self._offset + offset) % base.itemsize:
+            raise Unsupported(f"the emulator does not know fields that are not aligned, as {name} of {array.name}")
+        return CheckedArray(array.machine, array.memory, self._offset + offset, shape, base, None,
+                            f"{array.name}.{name}")
+
+    def __getitem__(self, name):
+        field = self._field(name)
+        return field if field.ndim else field[()]
+
+    def __setitem__(self, name, value):
+        self._field(name)[()] = value
+
+    def assign(self, other):
+        for name in self._array.dtype.names:
+            self[name] = other[name]
+
+    __getattr__, __setattr__ = __getitem__, __setitem__
+
+
+class PlainRecord:
+    """One element of a structured array in a kernel that is not checked."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data):
+        object.__setattr__(self, "_data", data)
+
+    def __getitem__(self, name):
+        value = self._data[name]
+        return plain_array(value) if isinstance(value, np.ndarray) else scalar(value)
+
+    def __setitem__(self, name, value):
+        self._data[name] = value
+
+    __getattr__, __setattr__ = __getitem__, __setitem__
+
+
+class RecordArray:
+    """A structured array in a kernel that is not checked."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data):
+        self.data = data
+
+    def __getitem__(self, index):
+        value = self.data[index]
+        return PlainRecord(value) if isinstance(value, np.void) else RecordArray(value)
+
+    def __setitem__(self, index, value):
+        self.data[index] = value._data if value.__class__ is PlainRecord else value
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getattr__(self, name):
+        return getattr(self.data, name)
+
+
+def contiguous_strides(shape, itemsize):
+    strides, step = [], itemsize
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+class Access:
+    """The checked accesses of a machine: `load`, `store` and their kin for ranges of bytes."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        checks = machine.checks
+        self.bounds, self.initialised, self.races = ("bounds" in checks, "uninitialised" in checks, "race" in checks)
+        self.load, self.store = self._make_load(), self._make_store()
+
+    # where ------------------------------------------------------------------------------------------------------------
+
+    def locate(self, a, index, site, doing):
+        """Byte offset of an element; None after a fault; a `CheckedArray` where the index names part of the array."""
+        index = index if index.__class__ is tuple else (index,)
+        if len(index) < a.ndim or any(i is None or i is Ellipsis or i.__class__ is slice for i in index):
+            for i in index:
+                if isinstance(i, int) and i < 0 and self.bounds and site not in self.machine.negative_sites:
+                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{i}]: index {int(i)} "
+                                                  "is negative (Numba would count it from the end)", site)
+                    return None
+            try:
+                return a.part(index)
+            except IndexError as error:
+                self.machine.report("bounds", f"{doing} {a!r}: {error}", site)
+                return None
+        if len(index) > a.ndim:
+            raise TypeError(f"{len(index)} indices for {a!r}")
+        offset = a.offset
+        for axis, i in enumerate(index):
+            n = a.shape[axis]
+            if i.__class__ not in _INDEX:
+                if isinstance(i, (np.floating, float)):
+                    raise TypeError(f"index {i!r} of {a!r} is a float")
+                i = int(i)
+            if not 0 <= i < n:
+                if -n <= i < 0 and (site in self.machine.negative_sites or not self.bounds):
+                    i += n
+                else:
+                    if -n <= i < 0:
+                        why = "negative (Numba would count it from the end)"
+                    else:
+                        why = f"outside of axis {axis}, whose length is {n}" if a.ndim > 1 else \
+                            f"outside of 0 … {n - 1}"
+                    where = ", ".join(str(int(k)) for k in index)
+                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{where}]: "
+                                                  f"index {int(i)} is {why}", site)
+                    return None
+            offset += i * a.strides[axis]
+        return Record(a, offset) if a.dtype.names else offset
+
+    # element by element -----------------------------------------------------------------------------------------------
+
+    def _make_load(self):
+        machine, locate, races, initialised = self.machine, self.locate, self.races, self.initialised
+        recorder, Checked, race, unwritten = machine.recorder, CheckedArray, self._read_race, self._unwritten
+
+        def load(a, index, site):
+            if a.__class__ is not Checked:
+                return a[index]
+            offset = None
+            if index.__class__ is tuple:
+                if len(index) == 2:
+                    i, j = index
+                    if 0 <= j < a.columns and 0 <= i < a.rows:  # arrays of one dimension have no columns
+                        offset = a.offset + i * a.row + j * a.column
+            elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
+                offset = a.offset + index * a.row
+            if offset.__class__ is not int:
+                offset = locate(a, index, site, "reads")
+                if offset.__class__ is not int:
+                    return self._poisoned(a) if offset is None else offset
+            memory = a.memory
+            if races and memory.shadowed:
+                stamp, token = machine.thread.stamp, machine.token
+                writer = memory.writer.get(offset)
+                if writer is None:
+                    if initialised and memory.valid is not None and not memory.valid[offset]:
+                        unwritten(a, index, site)
+                elif writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL):
+                    race(memory, offset, writer, site)
+                log = memory.reader.get(offset)
+                if log is None:
+                    memory.reader[offset] = [token, stamp, site]
+                elif log[0] is not token:  # the first reader may be of another block
+                    memory.reader[offset] = [token, log[1], log[2], stamp, site] if memory.space is GLOBAL else \
+                        [token, stamp, site]
+                elif log[-2] is not stamp:
+                    log += stamp, site
+            elif initialised and memory.valid is not None and not memory.valid[offset]:
+                unwritten(a, index, site)
+            if memory.busy:
+                machine.asynchronous.touched(memory, offset, a.itemsize, site, False)
+            if recorder is not None:
+                recorder.access(memory, offset, a.itemsize, site, False)
+            value = a.flat[offset >> a.shift]
+            return value if a.kind is None else a.kind(value)
+
+        return load
+
+    def _make_store(self):
+        machine, locate, check_write = self.machine, self.locate, self.check_write
+        recorder, Checked, races = machine.recorder, CheckedArray, self.races
+
+        def store(a, index, value, site):
+            if a.__class__ is not Checked:
+                a[index] = value
+                return
+            offset = None
+            if index.__class__ is tuple:
+                if len(index) == 2 == a.ndim:
+                    i, j = index
+                    if 0 <= i < a.rows and 0 <= j < a.columns:
+                        offset = a.offset + i * a.row + j * a.column
+            elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
+                offset = a.offset + index * a.row
+            if offset.__class__ is not int:
+                offset = locate(a, index, site, "writes")
+                if offset is None:
+                    return
+                if offset.__class__ is Record:
+                    offset.assign(value)
+                    return
+                if offset.__class__ is not int:  # a slice: element by element
+                    for at in np.ndindex(offset.shape):
+                        store(offset, at, value[at] if hasattr(value, "shape") and value.shape else value, site)
+                    return
+            memory, size = a.memory, a.itemsize
+            if memory.space is CONSTANT:
+                machine.report("bounds", f"writes into the constant array {a.name}", site)
+                return
+            if value.__class__ is not a.exact:
+                value = a.cast(value)
+            machine.stores += 1
+            if races and memory.shadowed:
+                check_write(memory, offset, size, site, value, a)
+            valid = memory.valid
+            if valid is not None and not (valid[offset] and valid[offset + size - 1]):
+                valid[offset:offset + size] = _ONES[size]
+            if memory.busy:
+                machine.asynchronous.touched(memory, offset, size, site, True)
+            if recorder is not None:
+                recorder.access(memory, offset, size, site, True)
+            a.flat[offset >> a.shift] = value
+
+        return store
+
+    def _ordered(self, stamp):
+        """Whether what `stamp` did comes before what the current thread does now."""
+        other, clock = stamp
+        thread = self.machine.thread
+        if other.block is thread.block:
+            return other is thread or thread.seen[other.tid] >= clock
+        acquired = thread.block.state.get("acquired")
+        return acquired is not None and other.block in acquired and acquired[other.block][other.tid] >= clock
+
+    def fence(self, everywhere=True):
+        """threadfence() or threadfence_block(): what the thread has seen until now its atomics can hand on."""
+        thread = self.machine.thread
+        seen = list(thread.seen)
+        seen[thread.tid] = thread.clock
+        thread.state["fence of the block"] = seen
+        if everywhere:
+            thread.block.fenced = True
+            thread.state["fence"] = seen
+        thread.tick(thread.seen)
+
+    def acquire(self, released):
+        """All that the current block does from now on comes after what `released` says of other blocks."""
+        block = self.machine.thread.block
+        acquired = block.state.setdefault("acquired", {})
+        for other, seen in released.items():
+            if other is not block and seen is not None:
+                acquired[other] = list(map(max, acquired[other], seen)) if other in acquired else seen
+
+    def _read_race(self, memory, offset, writer, site):
+        if self._ordered(writer[0]):
+            return
+        by = writer[0][0]
+        if by.block is not self.machine.thread.block and site in self.machine.spin_sites:  # it waits for this write
+            self.acquire({by.block: by.state.get("fence"), **{block: r[1] for block, r in
+                                                              memory.released.get(offset, {}).items()}})
+            return
+        self._race(memory, offset, writer[0], writer[1], site, "reads", "written", writer[3])
+
+    def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False):
+        """Hold a write of the current thread against the last accesses there, and remember it.
+
+        Where several threads write the same value with the same line, as a flag that all set, nothing is said.
+        """
+        stamp, token = self.machine.thread.stamp, self.machine.token
+        writer, log = memory.writer.get(offset), memory.reader.get(offset)
+        if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL) and \
+                not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
+                    writer[1] == site and _same(a, offset, value)):
+            self._race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
+        if log is not None:
+            if log[0] is token or memory.space is GLOBAL:
+                for k in range(1, len(log), 2):
+                    if log[k] is not stamp and not self._ordered(log[k]):
+                        if log[k + 1] in self.machine.spin_sites and log[k][0].block is not stamp[0].block:
+                            continue
+                        self._race(memory, offset, log[k], log[k + 1], site, "writes", "read", False)
+                        break
+            memory.reader[offset] = None
+        if atomic and writer is not None and not writer[3] and writer[0][0] is stamp[0] and writer[2] is token:
+            return  # others must still come after this thread's plain store, whatever it does atomically
+        entry = (stamp, site, token, atomic)
+        memory.writer[offset] = entry
+        if size == 4:
+            memory.writer[offset + 2] = entry
+        elif size > 4:
+            for at in range(offset + 2, offset + size, 2):
+                memory.writer[at] = entry
+
+    # ranges of bytes, for vector instructions and copies --------------------------------------------------------------
+
+    def range_of(self, a, index, count, site, doing, align=None):
+        """(memory, offset, bytes) of `count` elements from `index` of a contiguous array; None after a fault."""
+        if a.__class__ is IntegerArray:
+            a = a.data
+        if a.__class__ is np.ndarray:  # nothing is checked
+            return a, int(index), count
+        index, last = int(index), int(index) + count - 1
+        if index < 0 or last >= a.size:
+            where = f"{index}" if count == 1 else f"{index} … {last}"
+            self.machine.report("bounds", f"{doing} {a.name}[{where}] of {a.size} elements", site)
+            return None
+        offset, size = a.offset + index * a.itemsize, count * a.itemsize
+        align = align or size
+        if (a.memory.address + offset) % align:
+            self.machine.report("alignment", f"{doing} {size} bytes of {a.name} from element {index}, whose address is "
+                                             f"not a multiple of {align}", site)
+        return a.memory, offset, size
+
+    def load_vector(self, a, index, count):
+        """A tuple of `count` neighbours, moved by one instruction; the address must be a multiple of its size."""
+        if a.__class__ is not CheckedArray:
+            return tuple(a.reshape(-1)[index:index + count])
+        site = self.machine.site_here()
+        where = self.range_of(a, index, count, site, "reads")
+        if where is None:
+            return (self._poisoned(a),) * count
+        memory, offset, size = where
+        self.read_bytes(memory, offset, size, site, a.itemsize)
+        return tuple(a.flat[offset >> a.shift:(offset + size) >> a.shift])
+
+    def store_vector(self, a, index, values):
+        """Write neighbours with one instruction; the address must be a multiple of its size."""
+        if a.__class__ is not CheckedArray:
+            a.reshape(-1)[index:index + len(values)] = values
+            return
+        site = self.machine.site_here()
+        where = self.range_of(a, index, len(values), site, "writes")
+        if where is not None:
+            memory, offset, _ = where
+            self.write_bytes(memory, offset, np.array(values, a.dtype).view(np.uint8), site, a.itemsize)
+
+    def read_bytes(self, memory, offset, size, site, step=4):
+        """The bytes, after the checks of a load by the current thread of elements of `step` bytes."""
+        machine = self.machine
+        shadowed, stamp, token = memory.shadowed and self.races, machine.thread.stamp, machine.token
+        for at in range(offset, offset + size, step):
+            writer = memory.writer.get(at) if shadowed else None
+            if writer is None:
+                if self.initialised and memory.valid is not None and not memory.valid[at]:
+                    machine.report("uninitialised", f"reads {memory.space} memory that nobody has written: "
+                                                    f"{self.say(memory, at)}", site)
+                    break
+            elif writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL) and \
+                    not self._ordered(writer[0]):
+                self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
+                break
+        if shadowed:
+            for at in range(offset, offset + size, step):
+                log = memory.reader.get(at)
+                if log is None or log[0] is not token:
+                    memory.reader[at] = [token, stamp, site] if log is None or memory.space is not GLOBAL else \
+                        [token, log[1], log[2], stamp, site]
+                elif log[-2] is not stamp:
+                    log.append(stamp)
+                    log.append(site)
+        if memory.busy:
+            machine.asynchronous.touched(memory, offset, size, site, False)
+        if machine.recorder is not None:
+            machine.recorder.access(memory, offset, size, site, False, step)
+        return memory.bytes[offset:offset + size]
+
+    def write_bytes(self, memory, offset, data, site, step=4):
+        """Write uint8 data, with the checks of a store by the current thread of elements of `step` bytes."""
+        size = len(data)
+        if self.races and memory.shadowed:
+            for at in range(offset, offset + size, step):
+                self.check_write(memory, at, step, site)
+        self.machine.stores += 1
+        if memory.valid is not None:
+            memory.valid[offset:offset + size] = b"\1" * size
+        if memory.busy:
+            self.machine.asynchronous.touched(memory, offset, size, site, True)
+        if self.machine.recorder is not None:
+            self.machine.recorder.access(memory, offset, size, site, True, step)
+        memory.bytes[offset:offset + size] = data
+
+    # faults -----------------------------------------------------------------------------------------------------------
+
+    def say(self, memory, offset):
+        """A byte of a memory in words."""
+        return self.machine.element_name(memory, offset) or f"{memory.space} address {memory.address + offset:#x}"
+
+    def _poisoned(self, a):
+        bits = np.full(a.itemsize, POISON, np.uint8).view(a.dtype)[0]
+        return bits if a.kind is None else a.kind(bits)
+
+    def _unwritten(self, a, index, site):
+        index = index if isinstance(index, tuple) else (index,)
+        where = ", ".join(str(int(i)) for i in index)
+        self.machine.report("uninitialised", f"reads {a.memory.space} {a.name or 'array'}[{where}], which nobody has "
+                                             "written", site)
+
+    def _race(self, memory, offset, stamp, other_site, site, doing, done, atomic):
+        machine, by = self.machine, stamp[0]
+        thread = machine.thread
+        same_block = by.block is thread.block
+        machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
+                               f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
+                               f"{'with no barrier between' if same_block else 'and nothing orders the blocks'}", site,
+                       others=[(f"{done} at", machine.place(other_site, by))])
+
+
+def _same(a, offset, value):
+    """Whether an element already has the value that is written."""
+    if a is None:
+        return False
+    old = a.flat[offset >> a.shift]
+    return old == value or old != old and value != value
+
+
+_INDEX = frozenset((int, *(t.kind for t in INTEGER_TYPES.values())))
+_ONES = {n: b"\1" * n for n in (1, 2, 4, 8, 16)}

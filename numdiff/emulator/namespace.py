@@ -1,0 +1,375 @@
+"""What names mean inside a kernel: `cuda`, `math`, types, device functions, intrinsics.
+
+A kernel's globals and closure are looked through once; whatever belongs to Numba or has other rules on a GPU is
+replaced. Numba itself is recognised by its names and never imported here.
+"""
+import builtins
+import math
+import sys
+import types as python_types
+
+import numpy as np
+
+from . import values
+from .faults import Unsupported
+from .memory import CheckedArray, IntegerArray
+from .values import MATH, EmulatedMath, dtype_of, scalar, type_named
+
+TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)
+WARP = 32
+
+
+def twin(intrinsic):
+    """Decorator: the function that the emulator calls where a kernel calls `intrinsic`.
+
+    The twin gets the machine first, then the call's arguments as a kernel holds them (values.py).
+    """
+    def register(function):
+        TWINS[id(intrinsic)] = (intrinsic, function)
+        return function
+    return register
+
+
+def is_numba(value):
+    module = getattr(type(value), "__module__", None) or ""
+    return isinstance(module, str) and (module == "numba" or module.startswith("numba."))
+
+
+class Namespace:
+    """An object of attributes; one that is missing is an `Unsupported` that says its name."""
+
+    def __init__(self, name, attributes):
+        self.__dict__.update(attributes)
+        self._name = name
+
+    def __getattr__(self, attribute):
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise Unsupported(f"the emulator does not know {self._name}.{attribute}")
+
+
+class Resolver:
+    """Turns the objects that a kernel names into what they are in the emulator of one machine."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.cuda = emulated_cuda(machine)
+        self.types = Namespace("numba.types", {**values.TYPES, **{
+            alias: values.TYPES[name] for alias, name in values.ALIASES.items()}})
+        self.numpy, self.libdevice = EmulatedNumpy(machine), Libdevice()
+        self.math, self.builtins = MATH, values.BUILTINS
+        if "float64" in machine.checks:
+            self.math = EmulatedMath(self._noticed_float64)
+            self.builtins = {**values.BUILTINS, "min": values.choose(min, self._noticed_float64),
+                             "max": values.choose(max, self._noticed_float64)}
+        if machine.recorder is not None:
+            from .counts import count_functions
+            count_functions(self)
+
+    def _noticed_float64(self, name):
+        machine = self.machine
+        if not machine.float64_is_meant:
+            machine.report("float64", f"{name} of integers or float64 is float64 arithmetic in a kernel without "
+                                      "float64 arrays: cast its arguments", machine.site_here())
+
+    def __call__(self, name, value):
+        """The stand-in of `value`, which a kernel knows as `name`."""
+        if isinstance(value, python_types.ModuleType):
+            return self.module(value)
+        registered = TWINS.get(id(value))
+        if registered is not None:
+            return self.bind(registered[1])
+        if isinstance(value, (bool, int, str, bytes, type(None))) and not isinstance(value, np.generic):
+            return value
+        if isinstance(value, (float, np.generic)):
+            return scalar(value)
+        if isinstance(value, tuple):
+            members = [self(name, v) for v in value]
+            return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
+        if isinstance(value, np.ndarray):
+            return self.machine.constant_array(name, value)
+        if value is cuda_range:
+            return value
+        if isinstance(value, type):
+            if issubclass(value, np.generic):
+                return type_named(np.dtype(value).name) or value
+            if value in _BUILTIN_TYPES:
+                return self.builtins[value.__name__]
+            stub = self._stub(value)
+            return value if stub is None else stub
+        if hasattr(value, "py_func"):
+            return self.machine.function(value)
+        if is_numba(value):
+            return self.numba_object(name, value)
+        if isinstance(value, python_types.BuiltinFunctionType):
+            if getattr(math, value.__name__, None) is value:
+                return getattr(self.math, value.__name__)
+            return self.builtins.get(value.__name__, value) if getattr(builtins, value.__name__, None) is value \
+                else value
+        if isinstance(value, python_types.FunctionType):
+            if (value.__module__ or "").startswith("numba."):
+                return self._missing(f"{value.__module__}.{value.__name__}")
+            return self.machine.function(value)
+        if isinstance(value, np.ufunc):
+            return getattr(self.numpy, value.__name__)
+        return value
+
+    def bind(self, function):
+        machine = self.machine
+
+        def call(*arguments, **named):
+            return function(machine, *arguments, **named)
+        call.__name__ = function.__name__
+        return call
+
+    def module(self, module):
+        name = module.__name__
+        if name == "math":
+            return self.math
+        if name == "numpy":
+            return self.numpy
+        if name in ("numba.cuda", "numba.cuda.simulator"):
+            return self.cuda
+        if name.endswith("libdevice") or name.endswith("mathimpl"):
+            return self.libdevice
+        if name in ("numba.cuda.types", "numba.types", "numba.core.types"):
+            return self.types
+        if name == "numba":
+            return Namespace("numba", {**self.types.__dict__, "cuda": self.cuda, "types": self.types})
+        if name == "operator":
+            return module
+        return ResolvingModule(self, module)
+
+    def _stub(self, value):
+        """`cuda.threadIdx` and the like, imported by name: Numba's stubs are classes."""
+        if not (value.__module__ or "").startswith("numba"):
+            return None
+        return self.cuda.__dict__.get(value.__name__)
+
+    def numba_object(self, name, value):
+        kind = type_named(str(getattr(value, "name", "")))
+        if kind is not None:
+            return kind
+        stub = self.cuda.__dict__.get(getattr(value, "__name__", ""))
+        return stub if stub is not None else self._missing(getattr(value, "__name__", None) or name)
+
+    def _missing(self, name):
+        def missing(*arguments, **named):
+            raise Unsupported(f"the emulator does not know {name}: give it a twin with numdiff.emulator.twin")
+        return missing
+
+
+_BUILTIN_TYPES = (int, float, bool)
+cuda_range = range
+
+
+class ResolvingModule:
+    """Another module, whose members are resolved as they are asked for."""
+
+    def __init__(self, resolver, module):
+        self._resolver, self._module = resolver, module
+
+    def __getattr__(self, name):
+        return self._resolver(name, getattr(self._module, name))
+
+
+_ARRAYS = (CheckedArray, IntegerArray, np.ndarray)
+
+
+class EmulatedNumpy:
+    """`np` in a kernel: its types are casts, its functions work on one number, or on arrays element by element."""
+
+    def __init__(self, machine):
+        self._machine = machine
+
+    def _elementwise(self, function):
+        def one(*numbers):
+            return scalar(function(*[int(n) if isinstance(n, int) else n for n in numbers]))
+
+        def call(*arguments):
+            arrays = [a for a in arguments if a.__class__ in _ARRAYS]
+            if not arrays:
+                return one(*arguments)
+            if len(arguments) != function.nin + 1:
+                raise Unsupported(f"the emulator knows np.{function.__name__} of arrays with an array for the result "
+                                  "only")
+            *inputs, out = arguments
+            for index in np.ndindex(tuple(out.shape)):
+                numbers = [a[index[len(index) - a.ndim:]] if a.__class__ in _ARRAYS else a for a in inputs]
+                out[index] = one(*numbers)
+            return out
+        return call
+
+    def __getattr__(self, name):
+        kind = type_named(name)
+        if kind is not None:
+            return kind
+        value = getattr(np, name)
+        if isinstance(value, float):
+            return np.float64(value)
+        if isinstance(value, np.ufunc):
+            return self._elementwise(value)
+        return value
+
+
+class Libdevice:
+    """numba.cuda.libdevice: the fast_ functions and the rounding ones, in the arithmetic of their argument."""
+
+    _NAMES = {"fast_expf": "exp", "fast_exp10f": "exp10", "fast_logf": "log", "fast_log2f": "log2",
+              "fast_log10f": "log10", "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_powf": "pow"}
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        base = self._NAMES.get(name, name)
+        if name == "fast_fdividef":
+            return lambda a, b: a / b
+        if base.startswith(("fma", "fmaf")):
+            return lambda a, b, c: values.fma(a, b, c)
+        if base in ("rsqrtf", "rsqrt"):
+            return lambda a: a.__class__(1.0 / math.sqrt(float(a))) if a > 0 else a.__class__(math.inf)
+        if base in ("exp10", "exp10f"):
+            return values._float_result(lambda x: 10.0 ** x)
+        for candidate in (base, base.removesuffix("f"), base.removesuffix("f").removesuffix("_rn")):
+            if hasattr(MATH, candidate):
+                return getattr(MATH, candidate)
+        if base.removesuffix("f") in ("fmin", "fmax"):
+            choose = min if "min" in base else max
+            return lambda a, b: b if a != a else a if b != b else choose(a, b)
+        raise Unsupported(f"the emulator does not know numba.cuda.libdevice.{name}")
+
+
+def _bits_of(value):
+    """(value without sign, width) of an integer."""
+    width = 64 if value.__class__ in (int, values.UInt64, bool) else 32
+    return int(value) & (1 << width) - 1, width
+
+
+def emulated_cuda(machine):
+    """The object that a kernel finds under the name `cuda`."""
+    frame = sys._getframe
+
+    # indices ----------------------------------------------------------------------------------------------------------
+
+    t, b, bd, gd = machine.thread_index, machine.block_index, machine.block_dim, machine.grid_dim
+
+    def grid(ndim):
+        x = t.x + b.x * bd.x
+        if ndim == 1:
+            return x
+        y = t.y + b.y * bd.y
+        return (x, y) if ndim == 2 else (x, y, t.z + b.z * bd.z)
+
+    def gridsize(ndim):
+        sizes = (bd.x * gd.x, bd.y * gd.y, bd.z * gd.z)
+        return sizes[0] if ndim == 1 else sizes[:ndim]
+
+    # barriers ---------------------------------------------------------------------------------------------------------
+
+    def syncthreads():
+        machine.scheduler.syncthreads(frame(1))
+
+    def syncthreads_count(predicate):
+        return values.Int32(machine.scheduler.meet("syncthreads_count", bool(predicate), sum, frame(1)))
+
+    def syncthreads_and(predicate):
+        return values.Int32(machine.scheduler.meet("syncthreads_and", bool(predicate), all, frame(1)))
+
+    def syncthreads_or(predicate):
+        return values.Int32(machine.scheduler.meet("syncthreads_or", bool(predicate), any, frame(1)))
+
+    def threadfence():
+        if machine.checked:
+            machine.access.fence()
+
+    def threadfence_block():
+        if machine.checked:
+            machine.access.fence(everywhere=False)
+
+    # memory -----------------------------------------------------------------------------------------------------------
+
+    def shared_array(shape=None, dtype=None, alignment=None, **named):
+        return machine.shared_array(shape, dtype_of(dtype or named.get("type")), alignment, frame(1))
+
+    def local_array(shape=None, dtype=None, alignment=None, **named):
+        return machine.local_array(shape, dtype_of(dtype or named.get("type")), frame(1))
+
+    def array_like(array):
+        return machine.constant_array("constant", array)
+
+    # integers and floats ----------------------------------------------------------------------------------------------
+
+    def popc(x):
+        return values.Int32(bin(_bits_of(x)[0]).count("1"))
+
+    def clz(x):
+        bits, width = _bits_of(x)
+        return values.Int32(width - bits.bit_length())
+
+    def brev(x):
+        bits, width = _bits_of(x)
+        kind = values.INTEGER_TYPES[f"{'u' if x.__class__ in values.UNSIGNED else ''}int{width}"]
+        return kind(int(f"{bits:0{width}b}"[::-1], 2))
+
+    def ffs(x):
+        bits, _ = _bits_of(x)
+        return values.Int32((bits & -bits).bit_length())
+
+    def selp(condition, a, b):
+        return a if condition else b
+
+    def cbrt(x):
+        return x.__class__(math.copysign(abs(float(x)) ** (1 / 3), float(x)) if x else x)
+
+    from .warp import warp_functions
+    namespace = {
+        "threadIdx": t, "blockIdx": b, "blockDim": bd, "gridDim": gd, "warpsize": WARP, "grid": grid,
+        "gridsize": gridsize, "syncthreads": syncthreads, "syncthreads_count": syncthreads_count,
+        "syncthreads_and": syncthreads_and, "syncthreads_or": syncthreads_or, "threadfence": threadfence,
+        "threadfence_block": threadfence_block, "threadfence_system": threadfence,
+        "shared": Namespace("cuda.shared", {"array": shared_array}),
+        "local": Namespace("cuda.local", {"array": local_array}),
+        "const": Namespace("cuda.const", {"array_like": array_like}), "popc": popc, "clz": clz, "brev": brev,
+        "ffs": ffs,
+        "selp": selp, "literal_unroll": lambda values: values, "fma": lambda a, b, c: values.fma(a, b, c), "cbrt": cbrt,
+        "nanosleep": lambda ns: machine.scheduler.yield_turn(frame(1)), **warp_functions(machine), **values.TYPES,
+        **{alias: values.TYPES[name] for alias, name in values.ALIASES.items()},
+    }
+    from .atomics import Atomic
+    namespace["atomic"] = Atomic(machine)
+    namespace["fp16"] = Namespace("cuda.fp16", _half_functions())
+    namespace["cg"] = Namespace("cuda.cg", {"this_grid": lambda: Namespace("grid group", {
+        "sync": lambda: machine.scheduler.grid_meet(frame(1))})})
+    namespace["libdevice"] = Libdevice()
+    namespace["types"] = Namespace("cuda.types", values.TYPES)
+    return EmulatedCuda(machine, namespace)
+
+
+def _half_functions():
+    half = values.float16
+    return {"hadd": lambda a, b: half(a) + half(b), "hsub": lambda a, b: half(a) - half(b),
+            "hmul": lambda a, b: half(a) * half(b), "hdiv": lambda a, b: half(a) / half(b),
+            "hfma": lambda a, b, c: values.fma(half(a), half(b), half(c)), "hneg": lambda a: -half(a),
+            "habs": lambda a: abs(half(a)), "hmax": lambda a, b: max(half(a), half(b)),
+            "hmin": lambda a, b: min(half(a), half(b)), "heq": lambda a, b: a == b, "hne": lambda a, b: a != b,
+            "hgt": lambda a, b: a > b, "hge": lambda a, b: a >= b, "hlt": lambda a, b: a < b,
+            "hle": lambda a, b: a <= b,
+            **{"h" + name: getattr(MATH, name) for name in ("exp", "log", "log2", "sin", "cos", "sqrt", "floor", "ceil",
+                                                            "trunc", "exp2")}}
+
+
+class EmulatedCuda(Namespace):
+    """`cuda` with its lane number, which differs from thread to thread."""
+
+    def __init__(self, machine, attributes):
+        super().__init__("cuda", attributes)
+        self._machine = machine
+
+    @property
+    def laneid(self):
+        return values.Int32(self._machine.thread.lane)
+
+    @property
+    def random(self):
+        """numba.cuda.random: its generators are functions like a kernel's own."""
+        return self._machine.resolver.module(sys.modules["numba.cuda.random"])

@@ -1,0 +1,256 @@
+"""From a kernel's source to a function that the emulator runs: the same lines, with every operation made explicit.
+
+The syntax tree of the function is changed in a few places and compiled under its own file name and line numbers, so
+that tracebacks, `breakpoint()` and coverage point into the real source:
+
+    a + b           __Add(a, b)              Numba's types and rounding (values.py)
+    0.5             a float64 constant       which is what Numba takes it for
+    a[i], a[i] = v  __load(a, i), __store    only where accesses are checked
+    while c:        while __turn(1) and c:   so that an endless wait gives others a turn, and is noticed
+    breakpoint()    __here() and breakpoint()   at the chosen block and thread only
+
+In a checked function each of these calls also carries the number of its site, that is of its line.
+"""
+import ast
+import inspect
+import textwrap
+
+import numpy as np
+
+from .schedule import WAITING
+from .values import OPERATIONS
+
+
+class Sites:
+    """Numbers for lines: site number -> (function, file, line). `spins`: the conditions of `while` loops."""
+
+    def __init__(self):
+        self.places, self._numbers, self.spins = [], {}, set()
+
+    def number(self, function, file, line):
+        key = (function, file, line)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.places)
+            self.places.append(key)
+        return self._numbers[key]
+
+
+def source_tree(function):
+    """The syntax tree of a function's definition, line numbers as in its file; None where the source is not known."""
+    if function.__code__.co_name == "<lambda>":
+        return lambda_tree(function)
+    try:
+        lines, start = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    node = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function.__code__.co_name),
+                None)
+    if node is not None:
+        ast.increment_lineno(tree, start - 1)
+    return node
+
+
+def lambda_tree(function):
+    """A lambda as a definition; None where its source is not known, or where its line has several."""
+    code = function.__code__
+    try:
+        tree = ast.parse("".join(inspect.findsource(function)[0]))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    if len(found) > 1 and hasattr(code, "co_positions"):
+        positions = {(line, column) for line, _, column, _ in code.co_positions()}
+        found = [n for n in found if (n.body.lineno, n.body.col_offset) in positions]
+    if len(found) != 1:
+        return None
+    body = ast.copy_location(ast.Return(found[0].body), found[0].body)
+    return ast.copy_location(ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, []), found[0])
+
+
+class Rewriter(ast.NodeTransformer):
+    """Makes the operations of one function explicit. `negative` collects the sites whose index is a literal -1, -2 …"""
+
+    def __init__(self, function, sites, checked, fixed):
+        self.function, self.sites, self.checked, self.fixed = function, sites, checked, fixed
+        self.constants, self.negative, self._temporaries = {}, set(), 0
+
+    def site(self, node):
+        return self.sites.number(self.function.__code__.co_name, self.function.__code__.co_filename, node.lineno)
+
+    def call(self, name, arguments, node, with_site=True):
+        arguments = list(arguments)
+        if self.checked and with_site:
+            arguments.append(ast.Constant(self.site(node)))
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
+
+    def operation(self, operator, operands, node):
+        return self.call(f"__{type(operator).__name__}", operands, node)
+
+    def visit_Constant(self, node):
+        if isinstance(node.value, float):
+            name = f"__float_{len(self.constants)}"
+            self.constants[name] = np.float64(node.value)
+            return ast.copy_location(ast.Name(name, ast.Load()), node)
+        return node
+
+    def is_fixed(self, node):
+        """Whether an expression is made of constants alone: the compiler computes it, the GPU never does."""
+        if isinstance(node, ast.BinOp):
+            return self.is_fixed(node.left) and self.is_fixed(node.right)
+        if isinstance(node, ast.UnaryOp):
+            return self.is_fixed(node.operand)
+        if isinstance(node, ast.Attribute):
+            return isinstance(node.value, ast.Name) and node.value.id == "math"
+        return isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id in self.fixed
+
+    def visit_BinOp(self, node):
+        fixed = self.is_fixed(node)
+        self.generic_visit(node)
+        if fixed:
+            return node
+        return self.operation(node.op, (node.left, node.right), node) if type(node.op).__name__ in OPERATIONS else node
+
+    def visit_UnaryOp(self, node):
+        fixed = self.is_fixed(node)
+        self.generic_visit(node)
+        if not fixed and type(node.op).__name__ in OPERATIONS:
+            return ast.copy_location(
+                ast.Call(ast.Name(f"__{type(node.op).__name__}", ast.Load()), [node.operand], []), node)
+        return node
+
+    def index(self, node):
+        """An index expression as a value: slices become slice(...)."""
+        if isinstance(node, ast.Slice):
+            parts = [part or ast.Constant(None) for part in (node.lower, node.upper, node.step)]
+            return ast.copy_location(ast.Call(ast.Name("slice", ast.Load()), parts, []), node)
+        if isinstance(node, ast.Tuple):
+            return ast.copy_location(ast.Tuple([self.index(e) for e in node.elts], ast.Load()), node)
+        return node
+
+    def _note_negative(self, node):
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if any(isinstance(p, ast.UnaryOp) and isinstance(p.op, ast.USub) and isinstance(p.operand, ast.Constant)
+               for p in parts):
+            self.negative.add(self.site(node))
+
+    def visit_Subscript(self, node):
+        self._note_negative(node)
+        self.generic_visit(node)
+        if self.checked and isinstance(node.ctx, ast.Load):
+            return self.call("__load", (node.value, self.index(node.slice)), node)
+        return node
+
+    def temporary(self):
+        self._temporaries += 1
+        return f"__value_{self._temporaries}"
+
+    def visit_Assign(self, node):
+        if not self.checked or not any(isinstance(t, ast.Subscript) for target in node.targets
+                                       for t in ast.walk(target)):
+            self.generic_visit(node)
+            return node
+        node.value = self.visit(node.value)
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
+            return self._stores(node.targets[0], node.value, node)
+        name = self.temporary()
+        statements = [ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node.value), node)]
+        for target in node.targets:
+            stores = self._stores(target, ast.Name(name, ast.Load()), node)
+            statements.extend(stores if isinstance(stores, list) else [stores])
+        return statements
+
+    def _stores(self, target, value, node):
+        """Statements that assign `value` to one target."""
+        if isinstance(target, ast.Subscript):
+            self._note_negative(target)
+            array, index = self.visit(target.value), self.index(self.visit(target.slice))
+            return ast.copy_location(ast.Expr(self.call("__store", (array, index, value), target)), node)
+        if isinstance(target, (ast.Tuple, ast.List)) and any(isinstance(t, ast.Subscript) for t in ast.walk(target)):
+            names = [self.temporary() for _ in target.elts]
+            unpack = ast.Assign([ast.Tuple([ast.Name(n, ast.Store()) for n in names], ast.Store())], value)
+            statements = [ast.copy_location(unpack, node)]
+            for name, element in zip(names, target.elts, strict=True):
+                stores = self._stores(element, ast.Name(name, ast.Load()), node)
+                statements.extend(stores if isinstance(stores, list) else [stores])
+            return statements
+        return ast.copy_location(ast.Assign([self.visit(target)], value), node)
+
+    def visit_AugAssign(self, node):
+        name = f"__{type(node.op).__name__}"
+        value = self.visit(node.value)
+        if type(node.op).__name__ not in OPERATIONS:
+            node.value = value
+            return node
+        if isinstance(node.target, ast.Subscript):
+            self._note_negative(node.target)
+            array, index = self.visit(node.target.value), self.index(self.visit(node.target.slice))
+            return ast.copy_location(ast.Expr(self.call(
+                "__augment", (array, index, ast.Name(name, ast.Load()), value), node.target)), node)
+        left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node) if isinstance(node.target, ast.Name) \
+            else ast.copy_location(ast.Attribute(node.target.value, node.target.attr, ast.Load()), node)
+        return ast.copy_location(ast.Assign([node.target], self.operation(node.op, (left, value), node)), node)
+
+    def visit_AnnAssign(self, node):
+        if node.value is None:
+            return ast.copy_location(ast.Pass(), node)
+        return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def visit_While(self, node):
+        self.sites.spins.update(self.site(part) for part in ast.walk(node.test) if isinstance(part, ast.expr))
+        waits = isinstance(node.test, ast.Constant) or any(isinstance(part, (ast.Subscript, ast.Call))
+                                                           for part in ast.walk(node.test))
+        self.generic_visit(node)
+        weight = ast.Constant(WAITING if waits else 1)
+        turn = ast.copy_location(ast.Call(ast.Name("__turn", ast.Load()), [weight], []), node)
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [turn, node.test]), node)
+        return node
+
+    def visit_Expr(self, node):
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "breakpoint":
+            here = ast.copy_location(ast.Call(ast.Name("__here", ast.Load()), [], []), node)
+            node.value = ast.copy_location(ast.BoolOp(ast.And(), [here, call]), node)
+            return node
+        self.generic_visit(node)
+        return node
+
+    def visit_FunctionDef(self, node):
+        node.decorator_list, node.returns = [], None
+        for argument in ast.walk(node.args):
+            if isinstance(argument, ast.arg):
+                argument.annotation = None
+        node.body = [statement for child in node.body
+                     for statement in (lambda v: v if isinstance(v, list) else [v])(self.visit(child))]
+        return node
+
+
+def fixed_names(function):
+    """Names of numbers that a function takes from its module or closure, and so are constants to a compiler."""
+    code = function.__code__
+    closure = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    found = {name for name in code.co_names if name not in code.co_varnames and
+             isinstance(function.__globals__.get(name), (int, float, np.number))}
+    return found | {name for name, cell in closure.items() if isinstance(cell.cell_contents, (int, float, np.number))}
+
+
+def rewrite(function, sites, checked):
+    """(code object, names that it takes from outside, float constants, negative sites) of a kernel or device function.
+
+    Without source (a function made by exec) the code object is the function's own: accesses of checked arrays are then
+    still checked, but mixed arithmetic follows NumPy's rules, and loops that wait are not noticed.
+    """
+    tree = source_tree(function)
+    if tree is None:
+        code = function.__code__
+        code = code.replace(co_consts=tuple(np.float64(c) if c.__class__ is float else c for c in code.co_consts))
+        return code, set(code.co_names) | set(code.co_freevars), {}, set()
+    rewriter = Rewriter(function, sites, checked, fixed_names(function))
+    tree = rewriter.visit(tree)
+    tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
+    tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]
+    module = ast.fix_missing_locations(ast.Module([tree], []))
+    code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
+    body = next(c for c in code.co_consts if hasattr(c, "co_code"))
+    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    return body, names, rewriter.constants, rewriter.negative

@@ -1,0 +1,425 @@
+"""Threads of a GPU as greenlets: who runs next, where threads meet, and what it means when nobody can go on.
+
+A thread runs until it must wait: at a barrier, for the other lanes of its warp, for an mbarrier. Then the next one
+runs. Nothing is ever preempted (a `while` loop that turns and turns gives others a chance), so a launch is
+deterministic, and the order in which threads take their turns (forward, reversed, or shuffled by a seed) is an option:
+a correct kernel gives the same bits in each.
+
+Blocks run one after another; the next one starts early only when all that have started wait for something that none of
+them can give, as they do at a grid-wide barrier.
+"""
+import contextvars
+import random
+import sys
+import time
+
+import greenlet
+import numpy as np
+
+WARP = 32
+TURNS = 4096  # turns of `while` loops after which a thread lets the others run
+WAITING = 64  # for how many turns one counts of a loop that seems to wait: its condition reads memory, or is constant
+ROUNDS = 16  # that loops may go on for before another block starts, which they may be waiting for
+PATIENCE = 5.0  # seconds without any progress after which a wait counts as endless
+LONGEST = 12  # times the patience: so long may loops turn that change nothing but their own variables
+
+
+class Dim3:
+    """Three numbers of a launch or of a thread, as a kernel reads them."""
+
+    __slots__ = ("x", "y", "z")
+
+    def __init__(self, x=1, y=1, z=1):
+        self.x, self.y, self.z = x, y, z
+
+    def __iter__(self):
+        return iter((self.x, self.y, self.z))
+
+    def __repr__(self):
+        return f"({self.x}, {self.y}, {self.z})"
+
+
+class Thread:
+    """One GPU thread: where it is, what it has seen (memory.py), what it waits for."""
+
+    __slots__ = ("tid", "index", "block", "warp", "lane", "clock", "stamp", "seen", "greenlet", "wait", "done",
+                 "result", "turns", "fenced", "state")
+
+    def __init__(self, tid, index, block):
+        self.tid, self.index, self.block = tid, index, block
+        self.warp, self.lane = tid // WARP, tid % WARP
+        self.clock, self.seen = 1, None
+        self.stamp = (self, 1)  # who and when: one object for all accesses between two barriers
+        self.greenlet = self.wait = self.result = None
+        self.done, self.turns = False, 0
+        self.fenced = 0  # clock at its last fence for the asynchronous proxy
+        self.state = {}  # what asynchronous instructions keep for each thread
+
+    def tick(self, seen):
+        """Time goes on: what comes now is after all that `seen` says, and can be told from what was before."""
+        self.seen = seen
+        self.clock += 1
+        self.stamp = (self, self.clock)
+
+
+class Block:
+    """The threads of one block, its shared memory, and the places where its threads meet."""
+
+    def __init__(self, machine, index, dimensions):
+        self.machine, self.index = machine, index
+        x, y, z = dimensions
+        self.threads = [Thread(t, (t % x, t // x % y, t // (x * y)), self) for t in range(x * y * z)]
+        start = [0] * len(self.threads)
+        for thread in self.threads:
+            thread.seen = start
+        self.alive = len(self.threads)
+        self.token = object()  # another one after each barrier of the whole block
+        self.waiting = []  # threads at syncthreads()
+        self.arrived = {}  # other barriers: name -> [(thread, value, frame, combine, count)]
+        self.collectives = {}  # (warp, name, mask) -> {lane: (payload, frame)}
+        self.fenced = False  # whether a thread used an atomic, a fence or a grid barrier
+        self.shared = {}  # where a shared array was made -> (memory, offset, shape, dtype)
+        self.static = self.dynamic = None  # Memory
+        self.state = {}
+
+    def warp_threads(self, warp):
+        return self.threads[warp * WARP:(warp + 1) * WARP]
+
+
+class Scheduler:
+    """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `wait_until` from within threads."""
+
+    def __init__(self, machine, body, dimensions):
+        self.machine, self.body, self.dimensions = machine, body, dimensions
+        self.hub = greenlet.getcurrent()
+        self.idle, self.awake, self.spinning = [], [], []
+        self.polls = []  # (thread, condition) of threads in wait_until
+        self.random = random.Random(machine.seed)
+        self.progress = 0  # counts everything that may let a waiting thread go on
+        self.checked = machine.checked
+        self.blocks = []
+        self.ended = 0  # blocks
+        self.grid_arrived = []
+        self._counts = self._numbers = None  # what tells, in `_spin`, whether anything still happens
+        self._seen, self._rounds = None, 0  # likewise in `_loops_go_on`
+
+    # running ----------------------------------------------------------------------------------------------------------
+
+    def run(self, indices):
+        """Run all blocks, one after another, or together where they wait for each other."""
+        remaining = list(reversed(self.ordered(list(indices))))
+        self.total = len(remaining)
+        while remaining or self.blocks:
+            if not self.blocks:
+                self.start(remaining.pop())
+            self._turn_until_stuck()
+            for block in [b for b in self.blocks if not b.alive]:
+                self.finish(block)
+            if self.blocks and not self.awake:
+                if self.machine.asynchronous.deliver():
+                    continue
+                if remaining and not (self.spinning and self._loops_go_on()):
+                    self.start(remaining.pop())
+                elif self.spinning:
+                    self._spin()
+                else:
+                    self.machine.stuck(self)
+                    self.abandon()
+
+    def start(self, index):
+        block = Block(self.machine, index, self.dimensions)
+        self.blocks.append(block)
+        self.machine.block_starts(block)
+        self.awake.extend(self.ordered(block.threads))
+
+    def finish(self, block):
+        self.machine.block_ends(block)
+        self.blocks.remove(block)
+        self.ended += 1
+
+    def abandon(self):
+        """Drop all threads that still wait."""
+        for block in self.blocks:
+            for thread in block.threads:
+                if thread.greenlet is not None and not thread.done:
+                    thread.greenlet.throw(greenlet.GreenletExit)
+        self.blocks, self.awake, self.spinning, self.polls = [], [], [], []
+
+    def _turn_until_stuck(self):
+        machine, at = self.machine, self.machine.thread_index
+        while self.awake:
+            ready, self.awake = self.awake, []
+            if machine.order == "shuffled":
+                self.random.shuffle(ready)
+            for thread in ready:
+                if thread.done:
+                    continue
+                if machine.block is thread.block:  # as `enter`, for the thread that comes most often
+                    machine.thread = thread
+                    at.x, at.y, at.z = thread.index
+                else:
+                    self.enter(thread)
+                if thread.greenlet is None:
+                    thread.greenlet = self.idle.pop() if self.idle else self._worker()
+                    thread.greenlet.switch(thread)
+                else:
+                    thread.wait = None
+                    thread.greenlet.switch()
+            if self.polls and not self.awake:
+                self._poll()
+
+    def enter(self, thread):
+        """Make `thread` the current one: what threadIdx and blockIdx say."""
+        machine = self.machine
+        machine.thread = thread
+        at = machine.thread_index
+        at.x, at.y, at.z = thread.index
+        if machine.block is not thread.block:
+            machine.block = thread.block
+            machine.token = thread.block.token
+            at = machine.block_index
+            at.x, at.y, at.z = thread.block.index
+
+    def _worker(self):
+        worker = greenlet.greenlet(self._work)
+        worker.gr_context = contextvars.copy_context()  # NumPy keeps there that overflow is no error
+        return worker
+
+    def _work(self, thread):
+        """Body of a worker greenlet: runs one thread after another."""
+        while True:
+            try:
+                self.body()
+            except greenlet.GreenletExit:
+                return
+            except Exception as error:
+                self.machine.thread_failed(thread, error)
+            self._exit(thread)
+            self.idle.append(greenlet.getcurrent())
+            thread = self.hub.switch()
+
+    def _exit(self, thread):
+        thread.done, block = True, thread.block
+        block.alive -= 1
+        self.progress += 1
+        self.machine.asynchronous.thread_ends(thread)
+        if block.waiting and len(block.waiting) == block.alive:
+            self._release(block)
+        for name in list(block.arrived):
+            self._release_if_complete(block, name)
+        for key in [k for k in block.collectives if k[0] == thread.warp]:
+            self._combine_if_complete(block, key)
+        if self.grid_arrived:
+            self._grid_release()
+
+    def ordered(self, threads):
+        if self.machine.order == "reversed":
+            return list(reversed(threads))
+        if self.machine.order == "shuffled":
+            threads = list(threads)
+            self.random.shuffle(threads)
+        return threads
+
+    # waiting ----------------------------------------------------------------------------------------------------------
+
+    def pause(self, kind, detail, frame):
+        """Let others run until somebody wakes this thread; returns what `wake` brought."""
+        thread = self.machine.thread
+        thread.wait = (kind, detail, frame)
+        self.hub.switch()
+        return thread.result
+
+    def wake(self, threads):
+        self.progress += 1
+        self.awake.extend(threads)
+
+    def syncthreads(self, frame):
+        """The barrier of the whole block."""
+        thread = self.machine.thread
+        block = thread.block
+        thread.wait = ("barrier", "syncthreads", frame)
+        block.waiting.append(thread)
+        if len(block.waiting) == block.alive:
+            self._release(block)
+        self.hub.switch()
+
+    def _release(self, block):
+        threads, block.waiting = block.waiting, []
+        machine = self.machine
+        if self.checked:
+            machine.check_meeting(block, "syncthreads", [(t, None, t.wait[2]) for t in threads], None)
+            self._after_barrier(block, threads)
+        if machine.tracer is not None:
+            machine.tracer.barrier(block, "syncthreads", threads)
+        self.progress += 1
+        self.awake.extend(threads)
+
+    def _after_barrier(self, block, threads):
+        """All of the block have seen all that any of them did."""
+        seen = [t.clock for t in block.threads]
+        for thread in threads:
+            thread.seen = seen
+            thread.clock += 1
+            thread.stamp = (thread, thread.clock)
+        block.token = object()
+        if self.machine.block is block:
+            self.machine.token = block.token
+
+    def meet(self, name, value, combine, frame, count=None):
+        """A barrier: wait until all threads of the block (or `count`) are here; `combine(values)` is the result."""
+        thread = self.machine.thread
+        block = thread.block
+        arrived = block.arrived.get(name)
+        if arrived is None:
+            arrived = block.arrived[name] = []
+        arrived.append((thread, value, frame, combine, count))
+        if len(arrived) >= (count or block.alive):
+            self._release_if_complete(block, name)
+        return self.pause("barrier", name, frame)
+
+    def _release_if_complete(self, block, name):
+        arrived = block.arrived.get(name)
+        if not arrived:
+            return
+        _, _, first, combine, count = arrived[0]
+        if len(arrived) < (count or block.alive):
+            return
+        del block.arrived[name]
+        machine = self.machine
+        if self.checked:
+            machine.check_meeting(block, name, arrived, count)
+            if count is None:
+                self._after_barrier(block, [t for t, *_ in arrived])
+            else:
+                self.join([t for t, *_ in arrived])
+        if machine.tracer is not None:
+            machine.tracer.barrier(block, name, [t for t, *_ in arrived])
+        result = combine([v for _, v, *_ in arrived]) if combine else None
+        for thread, *_ in arrived:
+            thread.result = result
+        self.wake([t for t, *_ in arrived])
+
+    def join(self, threads):
+        """Each of these threads has now seen what any of them has."""
+        lists = {id(t.seen): t.seen for t in threads}
+        seen = list(map(max, zip(*lists.values(), strict=True))) if len(lists) > 1 else list(threads[0].seen)
+        for thread in threads:
+            seen[thread.tid] = max(seen[thread.tid], thread.clock)
+        for thread in threads:
+            thread.tick(seen)
+
+    def gather(self, name, mask, payload, combine, frame):
+        """A warp operation: wait for the lanes in `mask`; `combine({lane: payload})` gives {lane: result}."""
+        thread = self.machine.thread
+        block, key = thread.block, (thread.warp, name, mask)
+        lanes = block.collectives.setdefault(key, {})
+        lanes[thread.lane] = (payload, frame, thread, combine)
+        self._combine_if_complete(block, key)
+        return self.pause("warp operation", (name, mask), frame)
+
+    def _combine_if_complete(self, block, key):
+        warp, name, mask = key
+        lanes = block.collectives.get(key)
+        if lanes is None:
+            return
+        for thread in block.warp_threads(warp):
+            if mask >> thread.lane & 1 and not thread.done and thread.lane not in lanes:
+                return
+        del block.collectives[key]
+        combine = next(iter(lanes.values()))[3]
+        if self.checked:
+            self.machine.check_gathering(name, mask, lanes)
+        results = combine({lane: payload for lane, (payload, *_) in lanes.items()},
+                          {lane: thread for lane, (_, _, thread, _) in lanes.items()})
+        woken = []
+        for lane, (_, _, thread, _) in sorted(lanes.items(), reverse=self.machine.order == "reversed"):
+            thread.result = results.get(lane) if results else None
+            woken.append(thread)
+        self.wake(woken)
+
+    def wait_until(self, condition, kind, detail, frame):
+        """Wait until `condition()` holds; it is tried again after every progress of others."""
+        thread = self.machine.thread
+        if condition():
+            return
+        self.polls.append((thread, condition))
+        tracer = self.machine.tracer
+        if tracer is not None:
+            tracer.waits(thread, kind, detail, frame)
+        self.pause(kind, detail, frame)
+        if tracer is not None:
+            tracer.waited(thread)
+
+    def _poll(self):
+        waiting, self.polls = self.polls, []
+        for thread, condition in waiting:
+            if thread.done:
+                continue
+            self.enter(thread)
+            if condition():
+                self.wake([thread])
+            else:
+                self.polls.append((thread, condition))
+
+    def grid_meet(self, frame):
+        """A barrier over the whole grid: all blocks must have started."""
+        thread = self.machine.thread
+        self.grid_arrived.append(thread)
+        self._grid_release()
+        self.pause("grid barrier", "grid.sync()", frame)
+
+    def _grid_release(self):
+        alive = sum(b.alive for b in self.blocks)
+        if len(self.blocks) + self.ended == self.total and len(self.grid_arrived) == alive:
+            threads, self.grid_arrived = self.grid_arrived, []
+            for block in self.blocks:
+                block.fenced = True
+                self._after_barrier(block, block.threads)
+            self.machine.grid_synchronised()
+            self.wake(threads)
+
+    # loops that wait --------------------------------------------------------------------------------------------------
+
+    def turn(self, weight):
+        """One turn of a `while` loop of the current thread, which counts for `weight`; True."""
+        thread = self.machine.thread
+        thread.turns += weight
+        if thread.turns >= TURNS:
+            thread.turns = 0
+            self.yield_turn(sys._getframe(2))
+        return True
+
+    def yield_turn(self, frame):
+        """Let all others run before this thread goes on."""
+        thread = self.machine.thread
+        thread.wait = ("loop", "", frame)
+        self.spinning.append(thread)
+        self.hub.switch()
+
+    def _loop_variables(self):
+        """The numbers that loops work with: a loop whose variables change computes something."""
+        return [[v for v in thread.wait[2].f_locals.values() if isinstance(v, (int, float, np.generic))]
+                for thread in self.spinning]
+
+    def _loops_go_on(self):
+        """Whether the loops seem to get on by themselves, so that no other block need start yet."""
+        seen = self.progress, self.machine.stores, self._loop_variables()
+        self._rounds = 0 if self._seen is None else self._rounds + 1
+        going, self._seen = seen != self._seen and self._rounds < ROUNDS, seen
+        if not going:
+            self._seen = None
+        return going
+
+    def _spin(self):
+        """Nobody but threads in loops can run: let them, but not for ever."""
+        now, counts, numbers = time.monotonic(), (self.progress, self.machine.stores), self._loop_variables()
+        if counts != self._counts:
+            self._counts, self._numbers, self._begun = counts, None, now
+        if numbers != self._numbers:
+            self._numbers, self._changed = numbers, now
+        if now - self._changed > self.machine.patience or now - self._begun > LONGEST * self.machine.patience:
+            self.machine.stuck(self)
+            self.abandon()
+            return
+        self.awake, self.spinning = self.ordered(self.spinning), []
+

@@ -1,0 +1,152 @@
+"""What `ldmatrix` and `mma.sync` compute, for a whole warp at once (PTX ISA, section 9.7.14.5)."""
+import numpy as np
+
+from .fragments import LANES, fragment_c_m16n8, matrix_8x8, matrix_8x8_transposed
+from .group_copies import shared_range
+from .memory import POISON, CheckedArray
+from .values import UInt32
+
+FULL = 0xFFFFFFFF
+ROW = 16  # bytes of a row of an 8 × 8 matrix of 16-bit elements
+NOTHING = bytes([POISON]) * ROW  # a row that could not be read
+NAN_WORD = 0x7FFF7FFF  # NaN as float16, twice, and as tf32
+
+
+def places(fragment, columns):
+    """Index array (32, registers, elements): where in a flat matrix of so many columns each element of each lane is."""
+    return np.array([[[row * columns + column for row, column in register] for register in fragment(lane)]
+                     for lane in range(LANES)])
+
+
+HALVES = {False: places(matrix_8x8, 8)[:, 0], True: places(matrix_8x8_transposed, 8)[:, 0]}  # (32, 2)
+
+
+def _check_lanes(machine, name, threads, frame):
+    """Instructions of a whole warp (`.sync.aligned`) need all of it."""
+    if len(threads) == LANES:
+        return
+    first = next(iter(threads.values()))
+    missing = [lane for lane in range(LANES) if lane not in threads]
+    exist = len(first.block.warp_threads(first.warp))
+    why = "does not exist" if missing[0] >= exist else "has ended"
+    machine.report("divergence", f"{name} is reached by {len(threads)} of the {LANES} lanes of a warp: "
+                                 f"lane {missing[0]} {why}", machine.site_of(frame), first)
+
+
+# ldmatrix -------------------------------------------------------------------------------------------------------------
+
+def load_matrices(machine, address, count, transposed, frame):
+    """`count` 8 × 8 matrices of 16-bit elements from shared memory: a register of each for every lane.
+
+    Lane l gives the address of row l % 8 of matrix l // 8, and reads it; addresses of further lanes are not used.
+    """
+    name = f"ldmatrix.x{count}{'.trans' if transposed else ''}"
+    row = None
+    if machine.thread.lane < 8 * count:
+        row = NOTHING
+        found = shared_range(machine, address, ROW, frame, "loads")
+        if found is not None:
+            memory, offset = found
+            data = machine.access.read_bytes(memory, offset, ROW, machine.site_of(frame), 2) if machine.checked \
+                else memory.bytes[offset:offset + ROW]
+            row = data.tobytes()
+
+    def combine(rows, threads):
+        _check_lanes(machine, name, threads, frame)
+        data = b"".join([rows.get(lane) or NOTHING for lane in range(8 * count)])
+        halves = np.frombuffer(data, np.uint16).reshape(count, 64)[:, HALVES[transposed]]
+        words = np.ascontiguousarray(halves).view(np.uint32)[..., 0].T.tolist()
+        if count == 1:
+            return {lane: UInt32(words[lane][0]) for lane in threads}
+        return {lane: tuple(map(UInt32, words[lane])) for lane in threads}
+
+    return machine.scheduler.gather(name, FULL, row, combine, frame)
+
+
+# mma ------------------------------------------------------------------------------------------------------------------
+
+def float16_of_words(words):
+    """uint32 (…) → float32 (…, 2): the two float16 in each."""
+    return words.view(np.float16).reshape(*words.shape, 2).astype(np.float32)
+
+
+def tf32_of_words(words):
+    """uint32 (…) → float32 (…, 1) without the 13 bits that tf32 does not have."""
+    return (words & np.uint32(0xFFFFE000)).view(np.float32)[..., None]
+
+
+def multiply_add(a, b, c):
+    """c + a · b, float32 (M, K), (K, N), (M, N): products added to c one by one in the order of k."""
+    terms = np.empty((len(b) + 1, *c.shape), np.float32)
+    terms[0] = c
+    np.multiply(a.T[:, :, None], b[:, None, :], out=terms[1:])
+    return np.add.reduce(terms, axis=0)  # over the first axis NumPy adds slice after slice
+
+
+class MatrixProduct:
+    """An mma of one shape, D = A · B + C with 16 × k, k × 8 and 16 × 8: its fragments, and its twin.
+
+    fragment_a, fragment_b: of fragments.py; elements: what the words of A and B are, `float16_of_words` or another
+    """
+
+    M, N = 16, 8
+
+    def __init__(self, name, k, fragment_a, fragment_b, elements):
+        self.name, self.k, self.elements = name, k, elements
+        self.a_places, self.b_places = places(fragment_a, k), places(fragment_b, self.N)
+        self.c_places = places(fragment_c_m16n8, self.N)[:, :, 0]
+        self.absent = ((NAN_WORD,) * self.a_places.shape[1], (NAN_WORD,) * self.b_places.shape[1],
+                       (np.nan,) * 4)  # registers of a lane that is not there
+
+    def tile(self, words, where, rows, columns):
+        """The matrix (rows, columns) whose fragments are these words (32, registers)."""
+        flat = np.empty(rows * columns, np.float32)
+        flat[where] = self.elements(words)
+        return flat.reshape(rows, columns)
+
+    def product(self, a, b, c):
+        """uint32 (32, registers) of A and B, float32 (32, 4) of C → float32 (32, 4) of D."""
+        sums = np.empty(self.M * self.N, np.float32)
+        sums[self.c_places] = c
+        result = multiply_add(self.tile(a, self.a_places, self.M, self.k), self.tile(b, self.b_places, self.k, self.N),
+                              sums.reshape(self.M, self.N))
+        return result.reshape(-1)[self.c_places]
+
+    def __call__(self, machine, a, b, c, frame):
+        """The twin, called by each lane with its registers: float32 (4,), the lane's sums."""
+        def combine(lanes, threads):
+            _check_lanes(machine, self.name, threads, frame)
+            a, b, c = zip(*[lanes.get(lane, self.absent) for lane in range(LANES)], strict=True)
+            result = self.product(_registers(a), _registers(b), np.array(c, np.float32))
+            if machine.recorder is not None:
+                machine.recorder.tensor(2 * self.M * self.N * self.k, machine.site_of(frame))
+            if machine.tracer is not None:
+                words = _registers(a), _registers(b)
+                machine.tracer.product(self.name, (*words, np.array(c, np.float32), result), frame)
+            return {lane: result[lane] for lane in threads}
+
+        b = (b,) if isinstance(b, int) else b
+        return machine.scheduler.gather(self.name, FULL, (a, b, c), combine, frame)
+
+    def into(self, machine, sums, first, a, b, frame):
+        """The twin that adds to four neighbours of an array."""
+        if sums.__class__ is not CheckedArray:
+            if not 0 <= first <= sums.size - 4:
+                raise IndexError(f"{self.name}: sums from {int(first)} of {sums.size}")
+            four = sums.reshape(-1)[first:first + 4]
+            four[:] = self(machine, a, b, four, frame)
+            return
+        access, site = machine.access, machine.site_of(frame)
+        found = access.range_of(sums, first, 4, site, "sums in", align=4)
+        if found is None:
+            self(machine, a, b, (np.nan,) * 4, frame)
+            return
+        memory, offset, size = found
+        c = access.read_bytes(memory, offset, size, site).view(np.float32)
+        result = self(machine, a, b, c, frame)
+        access.write_bytes(memory, offset, result.view(np.uint8), site)
+
+
+def _registers(words):
+    """Words of all lanes, as uint32 (32, registers)."""
+    return np.array(words, np.int64).astype(np.uint32)

@@ -1,0 +1,269 @@
+"""Cases of the operations that every model uses."""
+import numpy as np
+
+from .. import (
+    adamw,
+    attention,
+    bias,
+    concat,
+    conv2d,
+    dropout,
+    elementwise,
+    ema,
+    embedding,
+    grad_norm,
+    groupnorm,
+    im2col,
+    images,
+    layernorm,
+    linear,
+    loss_scale,
+    matmul,
+    mse,
+    q_sample,
+    random,
+    reduce,
+    resample,
+    sampler,
+    scale_shift,
+    softmax,
+    step_state,
+    telemetry,
+)
+from ..matmul import launcher, vectorised
+from .case import PURPOSE, SEED, Case, in_place, normal, one, with_counters, with_timesteps
+
+
+def elementwise_cases():
+    for shape in ((3, 5), (4, 8)):
+        four = shape[1] % 4 == 0
+        versions, label = ((1, 2) if four else (1,)), str(shape)
+        yield Case("add", normal(a=shape, b=shape), one(lambda a, v: elementwise.add_forward(a.a, a.b, version=v)),
+                   versions, label=label)
+        for name in ("silu", "gelu"):
+            forward = getattr(elementwise, f"{name}_forward")
+            backward = getattr(elementwise, f"{name}_backward")
+            yield Case(name, normal(x=shape), one(lambda a, v, f=forward: f(a.x, version=v)), versions, label=label)
+            yield Case(f"{name}_backward", normal(dy=shape, x=shape),
+                       one(lambda a, v, f=backward: f(a.dy, a.x, version=v)), versions, label=label)
+    for shape in ((3, 4), (3, 5)):
+        yield Case("cast", normal(x=shape), one(lambda a, v: elementwise.cast_forward(a.x, np.float16, version=v)),
+                   (1, 2) if shape[1] == 4 else (1,), 1e-3, str(shape))
+
+
+def reductions_cases():
+    yield Case("column_sum", normal(x=(37, 12)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (1, 2, 3))
+    yield Case("column_sum", normal(x=(1100, 8)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (2, 3),
+               label="two passes")
+    yield Case("sample_sum", normal(x=(2, 9, 8)), one(lambda a, v: reduce.sample_sum(a.x, version=v)), (1, 2, 3))
+    yield Case("total_sum", normal(x=(3, 41)), one(lambda a, v: reduce.total_sum(a.x, version=v)), (1, 2))
+    yield Case("bias_add", normal(x=(5, 8), bias=(8,)), one(lambda a, v: bias.bias_add_forward(a.x, a.bias, version=v)),
+               (1, 2))
+    yield Case("channel_add", normal(x=(2, 3, 8), e=(2, 8)),
+               one(lambda a, v: bias.channel_add_forward(a.x, a.e, version=v)), (1, 2))
+    yield Case("scale_shift", normal(x=(2, 3, 8), scale=(2, 8), shift=(2, 8)),
+               one(lambda a, v: scale_shift.scale_shift_forward(a.x, a.scale, a.shift, version=v)), (1, 2))
+    yield Case("scale_shift_backward", normal(dy=(2, 3, 8), x=(2, 3, 8), scale=(2, 8)),
+               lambda a, v: scale_shift.scale_shift_backward(a.dy, a.x, a.scale, version=v), (1, 2))
+    yield Case("softmax", normal(x=(3, 36)), one(lambda a, v: softmax.softmax_forward(a.x, 0.7, version=v)), (1, 2, 3))
+    yield Case("softmax_backward", lambda rng: {"dy": rng.standard_normal((3, 36)),
+                                                "y": rng.dirichlet(np.ones(36), 3)},
+               one(lambda a, v: softmax.softmax_backward(a.dy, a.y, 0.7, version=v)), (1, 2, 3))
+    yield Case("global_norm", normal(x=(1000,)), one(lambda a, v: grad_norm.global_norm(a.x, version=v)), (1, 2))
+    for channels, versions in ((3, (1,)), (4, (1, 2))):
+        yield Case("mse", normal(prediction=(2, 4, 4, 4), target=(2, 4, 4, channels)),
+                   one(lambda a, v: mse.mse_forward(a.prediction, a.target, version=v)), versions,
+                   label=f"of {channels}")
+    yield Case("mse_backward", normal(prediction=(2, 4, 4, 4), target=(2, 4, 4, 4)),
+               one(lambda a, v: mse.mse_backward(a.prediction, a.target, 0.5, version=v)), (1, 2))
+
+
+def norms_cases():
+    C, G = 16, 4
+    for silu in (False, True):
+        label = "silu" if silu else ""
+        yield Case("groupnorm", normal(x=(1, 3, 3, C), weight=(C,), bias=(C,)),
+                   lambda a, v, s=silu: groupnorm.groupnorm_forward(a.x, a.weight, a.bias, G, silu=s, version=v),
+                   (1, 2), label=label)
+
+        def inputs(rng, silu=silu):
+            made = normal(dy=(1, 3, 3, C), x=(1, 3, 3, C), weight=(C,), bias=(C,), dweight=(C,), dbias=(C,))(rng)
+            _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"], made["weight"], made["bias"], G)
+            return made
+
+        yield Case("groupnorm_backward", inputs, lambda a, v, s=silu: (groupnorm.groupnorm_backward(
+            a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, G, silu=s, version=v), a.dweight, a.dbias),
+            (1, 2), label=label)
+    yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
+               lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
+
+    def inputs(rng):
+        made = normal(dy=(5, 36), x=(5, 36), weight=(36,), dweight=(36,), dbias=(36,))(rng)
+        _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
+        return made
+
+    yield Case("layernorm_backward", inputs, lambda a, v: (layernorm.layernorm_backward(
+        a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2))
+
+
+def products_cases():
+    for transposes in ((False, False), (False, True), (True, False)):
+        shape_a, shape_b = ((20, 12), (12, 24))
+        yield Case("matmul", normal(a=shape_a[::-1] if transposes[0] else shape_a,
+                                    b=shape_b[::-1] if transposes[1] else shape_b, bias=(24,)),
+                   one(lambda a, v, t=transposes: matmul.matmul_forward(a.a, a.b, *t, bias=a.bias, alpha=0.5,
+                                                                        version=v)),
+                   (1, 2, 3, 4), label="".join("nt"[t] for t in transposes))
+    yield Case("matmul", normal(a=(3, 5, 7), b=(3, 7, 9)), one(lambda a, v: matmul.matmul_forward(a.a, a.b, version=v)),
+               (1, 2, 3), label="batch, odd")
+
+    def tiled(tile):
+        def run(a, version):
+            tiles, vectorised.TILES = vectorised.TILES, (tile,)
+            try:
+                return (matmul.matmul_forward(a.a, a.b, version=version),)
+            finally:
+                vectorised.TILES = tiles
+        return run
+
+    for tile in vectorised.TILES:
+        yield Case("matmul", normal(a=(68, 8), b=(8, 68)), tiled(tile), (4,), label=f"tile {tile[0]}×{tile[1]}")
+
+    def split(a, version):
+        choose, launcher.choose_tile = launcher.choose_tile, lambda *_: ((64, 64), 3)
+        try:
+            return (matmul.matmul_forward(a.a, a.b, version=version),)
+        finally:
+            launcher.choose_tile = choose
+
+    yield Case("matmul", normal(a=(8, 44), b=(44, 4)), split, (3, 4), label="split K")
+    yield Case("linear", normal(x=(5, 12), weight=(8, 12), bias=(8,)),
+               one(lambda a, v: linear.linear_forward(a.x, a.weight, a.bias, version=v)), (None,))
+    yield Case("linear_backward", normal(dy=(5, 8), x=(5, 12), weight=(8, 12), dweight=(8, 12), dbias=(8,)),
+               lambda a, v: (linear.linear_backward(a.dy, a.x, a.weight, a.dweight, a.dbias), a.dweight, a.dbias))
+    for order in ("legacy", "new"):
+        yield Case("attention", normal(qkv=(1, 5, 24)),
+                   lambda a, v, o=order: attention.attention_forward(a.qkv, 2, o), label=order)
+
+        def inputs(rng, order=order):
+            made = normal(qkv=(1, 5, 24), dy=(1, 5, 8))(rng)
+            made["p"] = attention.attention_forward(made["qkv"], 2, order)[1]
+            return made
+
+        yield Case("attention_backward", inputs,
+                   one(lambda a, v, o=order: attention.attention_backward(a.dy, a.qkv, a.p, 2, o)), label=order)
+
+
+def convolutions_cases():
+    for label, (size, c, n, kernel, stride), versions in (
+            ("3×3", (3, 8, 20, 3, 1), (1, 2, 3)), ("wide", (3, 8, 68, 3, 1), (3,)),
+            ("odd", (4, 3, 19, 3, 1), (1, 2, 3)),
+            ("stride 2", (5, 4, 8, 3, 2), (1, 2, 3)), ("to 3 channels", (4, 8, 3, 3, 1), (3,)),
+            ("1×1", (3, 8, 12, 1, 1), (None,))):
+        shapes = {"x": (1, size, size, c), "weight": (n, kernel, kernel, c), "bias": (n,)}
+        yield Case("conv2d", normal(**shapes), one(lambda a, v, s=stride: conv2d.conv2d_forward(
+            a.x, a.weight, a.bias, s, version=v)), versions, label=label)
+        out = -(-size // stride)
+        shapes |= {"dy": (1, out, out, n), "dweight": (n, kernel, kernel, c), "dbias": (n,)}
+        yield Case("conv2d_backward", normal(**shapes), lambda a, v, s=stride: (conv2d.conv2d_backward(
+            a.dy, a.x, a.weight, a.dweight, a.dbias, s, version=v), a.dweight, a.dbias), versions, label=label)
+    yield Case("im2col", normal(x=(1, 4, 5, 4)), one(lambda a, v: im2col.im2col_forward(a.x, 3, 1, version=v)), (1, 2))
+    yield Case("im2col_backward", normal(dcol=(1, 4, 5, 3, 3, 4)),
+               one(lambda a, v: im2col.im2col_backward(a.dcol, (1, 4, 5, 4), 3, 1, version=v)), (1, 2))
+
+
+def movement_cases():
+    for name, shape in (("avgpool_forward", (2, 4, 4, 8)), ("avgpool_backward", (2, 2, 2, 8)),
+                        ("upsample_forward", (2, 2, 2, 8)), ("upsample_backward", (2, 4, 4, 8))):
+        function = getattr(resample, name)
+        yield Case(name.removesuffix("_forward"), normal(x=shape), one(lambda a, v, f=function: f(a.x, version=v)),
+                   (1, 2))
+    yield Case("concat", normal(a=(6, 8), b=(6, 4)), one(lambda a, v: concat.concat_forward(a.a, a.b, version=v)),
+               (1, 2))
+    yield Case("concat_backward", normal(dy=(6, 12)), lambda a, v: concat.concat_backward(a.dy, 8, version=v), (1, 2))
+
+    def pictures(rng):
+        return {"images": rng.integers(0, 256, (2, 3, 4, 3)).astype(np.uint8), "flip": np.array([0, 1], np.int32)}
+
+    yield Case("images", pictures, one(lambda a, v: images.images_forward(a.images, a.flip, version=v)), (1, 2))
+
+    def labels(rng):
+        return {"labels": np.array([2, 0, 2, 1], np.int32), **normal(weight=(3, 8), dy=(4, 8), dweight=(3, 8))(rng)}
+
+    yield Case("embedding", labels, one(lambda a, v: embedding.embedding_forward(a.labels, a.weight, version=v)),
+               (1, 2))
+    yield Case("embedding_backward", labels, in_place(
+        lambda a, v: embedding.embedding_backward(a.dy, a.labels, a.dweight, version=v), "dweight"), (1, 2))
+    yield Case("timestep_embedding", lambda rng: {"t": np.array([0, 7, 999], np.int32)},
+               one(lambda a, v: embedding.timestep_embedding_forward(a.t, 9)), tolerance=5e-5)
+
+
+def diffusion_cases():
+    x = {"x_0": (2, 3, 4), "eps": (2, 3, 4)}
+    yield Case("q_sample", with_timesteps(2, **x),
+               one(lambda a, v: q_sample.q_sample_forward(a.x_0, a.eps, a.t, a.signal, a.noise, version=v)), (1, 2))
+    yield Case("velocity", with_timesteps(2, **x),
+               one(lambda a, v: q_sample.velocity_forward(a.x_0, a.eps, a.t, a.signal, a.noise, version=v)), (1, 2))
+    shapes = {"x": (2, 3, 4), "u": (2, 3, 4), "v": (2, 3, 4)}
+    for terms in (1, 2, 3):
+        yield Case("combine", normal(**shapes), one(lambda a, v, n=terms: sampler.combine(
+            *((0.3, a.x), (-1.2, a.u), (0.7, a.v))[:n], version=v)), (1, 2), label=f"{terms} terms")
+    for clip in (False, True):
+        yield Case("estimate_x_0", normal(x=(2, 3, 4), prediction=(2, 3, 4)),
+                   one(lambda a, v, c=clip: sampler.estimate_x_0(a.x, a.prediction, 1.3, -0.8, clip=c, version=v)),
+                   (1, 2), label="clipped" if clip else "")
+    yield Case("guide", normal(c=(2, 3, 4), u=(2, 3, 4)), one(lambda a, v: sampler.guide(a.c, a.u, 2.5, 3)))
+    yield Case("learned_step", normal(x=(2, 3, 4), x_0=(2, 3, 4), prediction=(2, 3, 8), noise=(2, 3, 4)),
+               one(lambda a, v: sampler.learned_step(a.x, a.x_0, a.prediction, a.noise, 0.9, 0.2, -3.0, -1.0)))
+
+    def masked(rng):
+        return {**normal(known=(2, 3, 4), x=(2, 3, 4))(rng), "mask": rng.integers(0, 2, (2, 3, 4)).astype(np.float64)}
+
+    yield Case("blend", masked, one(lambda a, v: sampler.blend(a.mask, a.known, a.x)))
+
+
+def randomness_cases():
+    shape = (2, 3, 4)
+    for name in ("random_uniform", "random_normal"):
+        function = getattr(random, name)
+        yield Case(name, with_counters(2), one(lambda a, v, f=function: f(shape, SEED, PURPOSE, a.step, a.samples,
+                                                                         version=v)), (1, 2))
+    yield Case("random_integers", with_counters(5),
+               one(lambda a, v: random.random_integers(SEED, PURPOSE, a.step, a.samples, 1000)))
+    yield Case("dropout", with_counters(2, x=shape),
+               one(lambda a, v: dropout.dropout_forward(a.x, 0.3, SEED, 1, a.step, a.samples, version=v)), (1, 2))
+    yield Case("dropout_backward", with_counters(2, x=shape),
+               one(lambda a, v: dropout.dropout_backward(a.x, 0.3, SEED, 1, a.step, a.samples, version=v)), (1, 2))
+
+
+def update_cases():
+    def state(rng):
+        made = normal(weight=(24,), gradient=(24,), m=(24,), ema=(24,), rate=(1,), loss=(1,))(rng)
+        return {**made, "v": rng.random(24), "step": np.array([3], np.uint32), "norm": np.array([4.0]),
+                "first_bad": np.array([-1], np.int32), "ring": np.zeros((4, 3)), "rate": np.array([1e-3]),
+                "half": np.zeros(24, np.float16), "scale": np.array([1024.0]), "unscale": np.array([0.5]),
+                "counts": np.array([3, 0, 0], np.int32)}
+
+    yield Case("adamw", state, in_place(lambda a, v: adamw.adamw_update(
+        a.weight, a.gradient, a.m, a.v, a.step, a.rate, a.norm, 0.9, 0.999, 1e-8, 0.01, 1.0, version=v),
+        "weight", "m", "v"), (1, 2))
+    yield Case("adamw", state, in_place(lambda a, v: adamw.adamw_update(
+        a.weight, a.gradient, a.m, a.v, a.step, a.rate, a.norm, 0.9, 0.999, 1e-8, 0.01, 1.0, a.unscale, a.ema, 0.99,
+        a.half, version=v), "weight", "m", "v", "ema", "half"), (3,), 1e-3, label="fused")
+    for rule in loss_scale.RULES:
+        yield Case("loss_scale", state, in_place(lambda a, v, r=rule: loss_scale.loss_scale_update(
+            a.norm, a.scale, a.unscale, a.counts, r, 4), "norm", "scale", "unscale", "counts"), label=rule)
+    yield Case("ema", state, in_place(
+        lambda a, v: ema.ema_update(a.ema, a.weight, a.step, a.norm, 0.99, version=v), "ema"), (1, 2))
+    for cosine in (False, True):
+        yield Case("learning_rate", state, in_place(lambda a, v, c=cosine: step_state.learning_rate_forward(
+            a.step, a.rate, 1e-3, 2, 10, c), "rate"), label="cosine" if cosine else "constant")
+    yield Case("step_advance", state, in_place(lambda a, v: step_state.step_advance(a.step), "step"))
+    yield Case("latch_nonfinite", state, in_place(
+        lambda a, v: step_state.latch_nonfinite(a.first_bad, a.loss, a.norm, a.step), "first_bad", "norm"))
+    yield Case("telemetry", state, in_place(
+        lambda a, v: telemetry.telemetry_record(a.ring, a.step, a.loss, a.norm, a.rate, 0.5), "ring"))
+
+
+GROUPS = (elementwise_cases, reductions_cases, norms_cases, products_cases,
+          convolutions_cases, movement_cases, diffusion_cases, randomness_cases, update_cases)

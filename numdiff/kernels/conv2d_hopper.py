@@ -1,0 +1,596 @@
+"""Convolution on Hopper's tensor cores: an implicit GEMM that the copy engine feeds, forward and input gradient.
+
+MATHEMATICS
+    forward          y[p, n] = Σ_tap Σ_c x[p + tap - pad, c] · weight[n, tap, c]
+    input gradient   dx[p, c] = Σ_tap Σ_n dy[p + tap - pad, n] · weight[n, taps - 1 - tap, c]        (stride 1)
+    then + bias[n] + channel[image of p, n] + residual[p, n], rounded to float16 once.
+    A block takes a tile of pixels and of output channels, and sums over blocks of 64 input channels and, in each, over
+    the taps. For one tap that is a plain matrix product: pixels × 64 by 64 × channels. The pixels of another tap are
+    the same ones moved by some rows and columns, so nothing is gathered: the copy engine brings the tile of pixels WITH
+    ITS HALO once, zeros where that leaves the image (which is the padding), and each tap begins to read it at another
+    row.
+SHAPES
+    x (B, H, W, C), weight (N, kernel, kernel, C), y and residual (B, H, W, N): float16; bias (N,), channel (B, N):
+    float32 C and N multiples of 8 (a row of the copy engine is a multiple of 16 bytes), kernel odd, stride 1; any B, H,
+    W
+VERSIONS
+    v5  for each column of taps its own box of pixels: tile_w columns wide, with a halo above and below. A row of it is
+        a multiple of eight pixels, so every matrix begins where the swizzle's pattern begins.
+    v6  one box with the whole halo. A box of 16 × 16 pixels becomes 18 × 18: 1.27 times the pixels cross from L2 where
+        v5 moves 3.4 times and a box for each tap 9 times. The matrix of a tap begins at any row of 128 bytes: the
+        swizzle goes by the bits of the address, so that is where the copy engine has put it.
+    The kernel is the same; what differs is told by its arguments.
+HOW A TILE LIES IN SHARED MEMORY
+    A pixel is a row of 64 channels, 128 bytes. Eight neighbouring pixels of an image row are one group of a wgmma's
+    matrix, the eight rows of images below each other its eight groups: a SUB-BLOCK of 8 × 8 pixels, whose groups lie
+    one image row of the box apart. A wgmma takes one sub-block; a tile is 2, or 4, of them, side by side, below each
+    other, or in several images. Each is stored by itself, clipped by the copy engine where the image ends.
+WHO DOES WHAT  (384 threads: three warpgroups)
+    warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
+    warp 3 asks for the weight           one stage a tap; where all of it fits, once and for all tiles (`resident`)
+    warps 1, 2 store what a consumer has written, and bring it the next residual, in the buffer where the result will
+    lie
+    warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels
+LAUNCH
+    as many blocks as multiprocessors, each walks over tiles; shared memory: weight stages, output buffers, pixel
+    stages.
+DETERMINISM
+    one warpgroup sums an output, in the order of channels and taps.
+COST
+    as in conv2d.py. From L2 to shared memory, for each tile and 64 channels: 128 · (pixels with halo + taps · BN) bytes
+    for 128 · pixels · taps · BN FLOPs.
+SOURCE
+    PTX ISA, sections 9.7.15 (wgmma) and 9.7.9.27 (TMA); the implicit GEMM: Chetlur et al. 2014, "cuDNN",
+    arXiv:1410.0759.
+READ NEXT
+    conv2d_hopper_gradient.py, the weight gradient.
+"""
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from ..device import cuda, float32, int32, launch, uint32, upload
+from ..device.hopper import (
+    fence_barrier_init,
+    fence_proxy_async,
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_wait,
+    mbarrier_arrive,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+    tma_load_3d,
+    tma_load_4d,
+    tma_store_4d,
+    tma_store_commit,
+    tma_store_wait_0,
+    tma_store_wait_read_0,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait_1,
+)
+from ..device.tensor_core import load_word, pack_half2, store_word, unpack_half2
+from ..device.tensor_map import tensor_map
+from .im2col import divide
+
+u64 = np.uint64
+
+MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
+THREADS = 384
+BK = 64  # input channels in a stage: 128 bytes, as far as the swizzle reaches
+ROW = 128  # bytes of a pixel in a stage
+MOST_A, MOST_B = 4, 12  # stages
+BARRIERS = 2 * MOST_A + 2 * MOST_B + 4
+SHARED = 227 * 1024 - 1024  # bytes of dynamic shared memory; the barriers and the alignment take less than the rest
+WIDTHS = 32, 64, 96, 128  # BN: output channels of a tile
+
+wgmma_32, wgmma_64, wgmma_96, wgmma_128 = (make_wgmma(n) for n in WIDTHS)
+wgmma_t_32, wgmma_t_64, wgmma_t_96, wgmma_t_128 = (make_wgmma(n, transpose_b=True) for n in WIDTHS)
+wait_32, wait_64, wait_96, wait_128 = (make_wgmma_wait(n) for n in WIDTHS)
+producer_registers, consumer_registers = make_setmaxnreg(56, False), make_setmaxnreg(224, True)
+
+
+# Device functions -----------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def descriptor(address, leading, stride, swizzle):
+    """A wgmma's matrix descriptor; leading, stride: bytes; swizzle: 1 for 128 bytes, 2 for 64 (emulator/wgmma.py)."""
+    return (u64((address & uint32(0x3FFFF)) >> uint32(4)) | (u64(leading >> uint32(4)) << u64(16))
+            | (u64(stride >> uint32(4)) << u64(32)) | (u64(swizzle) << u64(62)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_first(BN, transposed, acc, a, b):
+    """acc = A · B for 16 channels. The 0 must be a literal: see hopper.py."""
+    if transposed:
+        if BN == 32:
+            wgmma_t_32(acc, a, b, int32(0))
+        elif BN == 64:
+            wgmma_t_64(acc, a, b, int32(0))
+        elif BN == 96:
+            wgmma_t_96(acc, a, b, int32(0))
+        else:
+            wgmma_t_128(acc, a, b, int32(0))
+    else:
+        if BN == 32:
+            wgmma_32(acc, a, b, int32(0))
+        elif BN == 64:
+            wgmma_64(acc, a, b, int32(0))
+        elif BN == 96:
+            wgmma_96(acc, a, b, int32(0))
+        else:
+            wgmma_128(acc, a, b, int32(0))
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply(BN, transposed, acc, a, b):
+    """acc += A · B for 16 channels."""
+    if transposed:
+        if BN == 32:
+            wgmma_t_32(acc, a, b, int32(1))
+        elif BN == 64:
+            wgmma_t_64(acc, a, b, int32(1))
+        elif BN == 96:
+            wgmma_t_96(acc, a, b, int32(1))
+        else:
+            wgmma_t_128(acc, a, b, int32(1))
+    else:
+        if BN == 32:
+            wgmma_32(acc, a, b, int32(1))
+        elif BN == 64:
+            wgmma_64(acc, a, b, int32(1))
+        elif BN == 96:
+            wgmma_96(acc, a, b, int32(1))
+        else:
+            wgmma_128(acc, a, b, int32(1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def wait_for(BN, acc):
+    """Wait for all products; acc may be read then."""
+    if BN == 32:
+        wait_32(acc)
+    elif BN == 64:
+        wait_64(acc)
+    elif BN == 96:
+        wait_96(acc)
+    else:
+        wait_128(acc)
+
+
+@cuda.jit(device=True, forceinline=True)
+def place_of(tile, columns, across, down):
+    """(column of tiles, tile across, tile down, group of images) of a tile: columns first, so that they share pixels."""
+    rest, column = divide(tile, columns)
+    rest, i = divide(rest, across)
+    image, j = divide(rest, down)
+    return column, i, j, image
+
+
+@cuda.jit(device=True, forceinline=True)
+def sub_block_at(sub_block, tile_w, tile_h):
+    """(columns, rows, images) from a tile's first pixel to a sub-block's."""
+    rest, i = divide(sub_block, tile_w >> 3)
+    image, j = divide(rest, tile_h >> 3)
+    return int32(i * 8), int32(j * 8), image
+
+
+@cuda.jit(device=True, forceinline=True)
+def row_of(sub_block, tile_w, tile_h, pitch, box_h):
+    """The row of a box at which a sub-block begins: pixels before it, in a box `pitch` wide and `box_h` high."""
+    i, j, image = sub_block_at(sub_block, tile_w, tile_h)
+    return int32((image * box_h + j) * pitch + i)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_pair(tiles, place, low, high, has_residual):
+    """Two neighbouring channels of a pixel, with the residual that lies where they go."""
+    if has_residual:
+        old_low, old_high = unpack_half2(load_word(tiles, place))
+        low += old_low
+        high += old_high
+    store_word(tiles, place, pack_half2(low, high))
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_sub_block(BN, tiles, at, acc, first, N, bias, channel, channel_at, has_bias, has_channel, has_residual):
+    """A warpgroup's 64 × BN sums into its buffer, as rows of COLS channels, swizzled as the copy engine takes them.
+
+    In a row of eight pixels, eight rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight places, so
+    that a warp's store touches each bank once.
+    """
+    COLS = 64 if BN % 64 == 0 else 32
+    thread = int32(cuda.threadIdx.x & 127)
+    lane = thread & 31
+    row = int32((thread >> 5) * 16 + (lane >> 2))
+    turn = row & 7 if COLS == 64 else (row >> 1) & 3
+    row_at = int32(at + row * 2 * COLS + (lane & 3) * 4)
+    for j in range(BN // 8):
+        n = int32(first + j * 8 + (lane & 3) * 2)
+        low = high = float32(0)
+        if n < N:
+            if has_bias:
+                low += bias[n]
+                high += bias[n + 1]
+            if has_channel:
+                low += channel[channel_at + n]
+                high += channel[channel_at + n + 1]
+        place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
+        write_pair(tiles, place, acc[4 * j] + low, acc[4 * j + 1] + high, has_residual)
+        write_pair(tiles, int32(place + 16 * COLS), acc[4 * j + 2] + low, acc[4 * j + 3] + high, has_residual)
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+def make_kernel(BN, SUB, transposed):
+    """The kernel for tiles of BN output channels and 128 · SUB pixels; transposed: the input gradient.
+
+    There the weight's tile is read across: its 64 rows are the inner dimension, and output channels lie next to each other.
+    """
+    R = BN // 2  # sums of a thread for a sub-block
+    COLS = 64 if BN % 64 == 0 else 32  # channels in a row of the output buffers, and of a transposed weight
+    SLABS = BN // COLS
+    SLAB = 128 * COLS  # bytes of 64 such rows
+    SWIZZLE = 1 if COLS == 64 else 2
+    B_BYTES, OUT_BYTES = BN * ROW, SUB * SLABS * SLAB  # of a stage of the weight; of a consumer's output buffer
+    B_LEADING, B_STRIDE = (SLAB, 16 * COLS) if transposed else (16, 8 * ROW)
+    B_SWIZZLE, B_STEP = (SWIZZLE, 2 * COLS) if transposed else (1, 2)  # in descriptors 16 bytes count 1
+
+    def kernel(map_x, map_weight, map_y, map_residual, bias, channel, images, height, width, N, channel_blocks, size,
+               whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, resident, has_bias, has_channel,
+               has_residual):
+        tiles = cuda.shared.array(0, np.uint8, alignment=1024)
+        barriers = cuda.shared.array(BARRIERS, np.uint64)
+        b_base = smem_u32(tiles)
+        out_base = b_base + uint32(b_stages * B_BYTES)
+        a_base = out_base + uint32(2 * OUT_BYTES)
+        a_full = smem_u32(barriers)
+        a_empty = a_full + uint32(8 * MOST_A)
+        b_full = a_full + uint32(16 * MOST_A)
+        b_empty = b_full + uint32(8 * MOST_B)
+        ready = b_full + uint32(16 * MOST_B)  # of each consumer's output buffer: it may write (and the residual is there)
+        written = ready + uint32(16)  # it has written
+        t = int32(cuda.threadIdx.x)
+        if t == 0:
+            for stage in range(MOST_A):
+                mbarrier_init(a_full + uint32(8 * stage), uint32(1))
+                mbarrier_init(a_empty + uint32(8 * stage), uint32(2))
+            for stage in range(MOST_B):
+                mbarrier_init(b_full + uint32(8 * stage), uint32(1))
+                mbarrier_init(b_empty + uint32(8 * stage), uint32(2))
+            for consumer in range(2):
+                mbarrier_init(ready + uint32(8 * consumer), uint32(1))
+                mbarrier_init(written + uint32(8 * consumer), uint32(128))
+            fence_barrier_init()
+        cuda.syncthreads()
+
+        pad = int32(size >> 1)
+        pitch = int32(tile_w + 2 * pad if whole_halo else tile_w)  # pixels in a row of a box
+        box_h = int32(tile_h + 2 * pad)
+        loads = int32(1 if whole_halo else size)  # boxes for one block of channels
+        columns = divide(N + BN - 1, BN)[0]
+        across, down = divide(width + tile_w - 1, tile_w)[0], divide(height + tile_h - 1, tile_h)[0]
+        last = int32(columns * across * down * divide(images + tile_images - 1, tile_images)[0])
+        warpgroup = t >> 7
+
+        if warpgroup == 0:
+            producer_registers()
+            if t == 0:  # boxes of pixels
+                stage, parity = int32(0), uint32(1)
+                for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
+                    column, i, j, group = place_of(tile, columns, across, down)
+                    w, h, image = int32(i * tile_w - pad), int32(j * tile_h - pad), int32(group * tile_images)
+                    for block in range(channel_blocks):
+                        for load in range(loads):
+                            full = a_full + uint32(8) * uint32(stage)
+                            mbarrier_wait(a_empty + uint32(8) * uint32(stage), parity)
+                            mbarrier_expect_tx(full, uint32(pitch * box_h * tile_images * ROW))
+                            tma_load_4d(a_base + uint32(stage) * uint32(a_bytes), map_x, full, uint32(block * BK),
+                                        uint32(w + load), uint32(h), uint32(image))
+                            stage += int32(1)
+                            if stage == a_stages:
+                                stage, parity = int32(0), parity ^ uint32(1)
+            elif t == 96:  # the weight, a tap at a time
+                stage, parity = int32(0), uint32(1)
+                end = int32(cuda.blockIdx.x + 1) if resident else last
+                for tile in range(cuda.blockIdx.x, end, cuda.gridDim.x):
+                    first = int32(divide(tile, columns)[1] * BN)
+                    for block in range(channel_blocks):
+                        for column in range(size):
+                            for row in range(size):
+                                tap = int32(row * size + column)
+                                full = b_full + uint32(8) * uint32(stage)
+                                mbarrier_wait(b_empty + uint32(8) * uint32(stage), parity)
+                                mbarrier_expect_tx(full, uint32(B_BYTES))
+                                to = b_base + uint32(stage) * uint32(B_BYTES)
+                                if transposed:
+                                    for slab in range(SLABS):
+                                        tma_load_3d(to + uint32(slab * SLAB), map_weight, full,
+                                                    uint32(first + slab * COLS), uint32(size * size - 1 - tap),
+                                                    uint32(block * BK))
+                                else:
+                                    tma_load_3d(to, map_weight, full, uint32(block * BK), uint32(tap), uint32(first))
+                                stage += int32(1)
+                                if stage == b_stages:
+                                    stage, parity = int32(0), parity ^ uint32(1)
+            elif t == 32 or t == 64:  # results out, residuals in
+                consumer = int32((t >> 5) - 1)
+                buffer = out_base + uint32(consumer * OUT_BYTES)
+                free, done = ready + uint32(8 * consumer), written + uint32(8 * consumer)
+                parity = uint32(0)
+                for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
+                    column, i, j, group = place_of(tile, columns, across, down)
+                    first = int32(column * BN)
+                    w, h, image = int32(i * tile_w), int32(j * tile_h), int32(group * tile_images)
+                    if has_residual:
+                        mbarrier_expect_tx(free, uint32(OUT_BYTES))
+                        for slab in range(SUB * SLABS):
+                            di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tile_w, tile_h)
+                            tma_load_4d(buffer + uint32(slab * SLAB), map_residual, free,
+                                        uint32(first + slab % SLABS * COLS), uint32(w + di), uint32(h + dj),
+                                        uint32(image + more))
+                    else:
+                        mbarrier_arrive(free)
+                    mbarrier_wait(done, parity)
+                    parity ^= uint32(1)
+                    for slab in range(SUB * SLABS):
+                        di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tile_w, tile_h)
+                        tma_store_4d(buffer + uint32(slab * SLAB), map_y, uint32(first + slab % SLABS * COLS),
+                                     uint32(w + di), uint32(h + dj), uint32(image + more))
+                    tma_store_commit()
+                    tma_store_wait_read_0()
+                tma_store_wait_0()
+        else:
+            consumer_registers()
+            acc = cuda.local.array(R, np.float32)
+            acc_2 = cuda.local.array(R, np.float32)
+            consumer = int32(warpgroup - 1)
+            arrives = (t & 127) == 0
+            out = int32(b_stages * B_BYTES + consumer * OUT_BYTES)
+            rows = uint32(row_of(consumer * SUB, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
+            rows_2 = uint32(row_of(consumer * SUB + 1, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
+            image_1 = sub_block_at(consumer * SUB, tile_w, tile_h)[2]  # from the tile's first image
+            image_2 = sub_block_at(consumer * SUB + 1, tile_w, tile_h)[2]
+            a_stride = uint32(pitch) * uint32(ROW)
+            steps = int32(channel_blocks * size * size)
+            taps_a_load = int32(size * size if whole_halo else size)
+            a_stage, a_parity, b_stage, b_parity, out_parity = int32(0), uint32(0), int32(0), uint32(0), uint32(0)
+            for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
+                # the first tap: acc = …
+                mbarrier_wait(b_full + uint32(8) * uint32(b_stage), b_parity)
+                mbarrier_wait(a_full + uint32(8) * uint32(a_stage), a_parity)
+                a_at = a_base + uint32(a_stage) * uint32(a_bytes)
+                da = descriptor(a_at + rows, uint32(16), a_stride, 1)
+                db = descriptor(b_base + uint32(b_stage) * uint32(B_BYTES), uint32(B_LEADING), uint32(B_STRIDE), B_SWIZZLE)
+                wgmma_fence()
+                multiply_first(BN, transposed, acc, da, db)
+                multiply(BN, transposed, acc, da + u64(2), db + u64(B_STEP))
+                multiply(BN, transposed, acc, da + u64(4), db + u64(2 * B_STEP))
+                multiply(BN, transposed, acc, da + u64(6), db + u64(3 * B_STEP))
+                if SUB == 2:
+                    da = descriptor(a_at + rows_2, uint32(16), a_stride, 1)
+                    multiply_first(BN, transposed, acc_2, da, db)
+                    multiply(BN, transposed, acc_2, da + u64(2), db + u64(B_STEP))
+                    multiply(BN, transposed, acc_2, da + u64(4), db + u64(2 * B_STEP))
+                    multiply(BN, transposed, acc_2, da + u64(6), db + u64(3 * B_STEP))
+                wgmma_commit()
+
+                # all others: acc += …. Taps are counted down each column: a row of taps is `a_stride` bytes on
+                used = int32(1)  # taps that have read the stage
+                row = int32(1)
+                shift = a_stride
+                for step in range(int32(1), steps):
+                    before_a, before_b = a_stage, b_stage
+                    next_box = used == taps_a_load
+                    if row == size:  # the next column of taps
+                        row = int32(0)
+                        shift += uint32(ROW) - uint32(size) * a_stride
+                    if next_box:
+                        used, shift = int32(0), uint32(0)
+                        a_stage += int32(1)
+                        if a_stage == a_stages:
+                            a_stage, a_parity = int32(0), a_parity ^ uint32(1)
+                        mbarrier_wait(a_full + uint32(8) * uint32(a_stage), a_parity)
+                        a_at = a_base + uint32(a_stage) * uint32(a_bytes)
+                    b_stage += int32(1)
+                    if b_stage == b_stages:
+                        b_stage = int32(0)
+                        if not resident:
+                            b_parity ^= uint32(1)
+                    mbarrier_wait(b_full + uint32(8) * uint32(b_stage), b_parity)
+                    da = descriptor(a_at + rows + shift, uint32(16), a_stride, 1)
+                    db = descriptor(b_base + uint32(b_stage) * uint32(B_BYTES), uint32(B_LEADING), uint32(B_STRIDE),
+                                    B_SWIZZLE)
+                    wgmma_fence()
+                    multiply(BN, transposed, acc, da, db)
+                    multiply(BN, transposed, acc, da + u64(2), db + u64(B_STEP))
+                    multiply(BN, transposed, acc, da + u64(4), db + u64(2 * B_STEP))
+                    multiply(BN, transposed, acc, da + u64(6), db + u64(3 * B_STEP))
+                    if SUB == 2:
+                        da = descriptor(a_at + rows_2 + shift, uint32(16), a_stride, 1)
+                        multiply(BN, transposed, acc_2, da, db)
+                        multiply(BN, transposed, acc_2, da + u64(2), db + u64(B_STEP))
+                        multiply(BN, transposed, acc_2, da + u64(4), db + u64(2 * B_STEP))
+                        multiply(BN, transposed, acc_2, da + u64(6), db + u64(3 * B_STEP))
+                    wgmma_commit()
+                    used += int32(1)
+                    row += int32(1)
+                    shift += a_stride
+                    wgmma_wait_1()  # the tap before has been multiplied: its stages may be filled again
+                    if arrives:
+                        if not resident:
+                            mbarrier_arrive(b_empty + uint32(8) * uint32(before_b))
+                        if next_box:
+                            mbarrier_arrive(a_empty + uint32(8) * uint32(before_a))
+                wait_for(BN, acc)
+                if SUB == 2:
+                    wait_for(BN, acc_2)
+                if arrives:
+                    if not resident:
+                        mbarrier_arrive(b_empty + uint32(8) * uint32(b_stage))
+                    mbarrier_arrive(a_empty + uint32(8) * uint32(a_stage))
+                a_stage += int32(1)
+                if a_stage == a_stages:
+                    a_stage, a_parity = int32(0), a_parity ^ uint32(1)
+                b_stage += int32(1)
+                if b_stage == b_stages:
+                    b_stage = int32(0)
+                    if not resident:
+                        b_parity ^= uint32(1)
+
+                # the results, through the buffer
+                column, i, j, group = place_of(tile, columns, across, down)
+                first, image = int32(column * BN), int32(group * tile_images)
+                mbarrier_wait(ready + uint32(8) * uint32(consumer), out_parity)
+                out_parity ^= uint32(1)
+                mine = min(int32(image + image_1), int32(images - 1))
+                write_sub_block(BN, tiles, out, acc, first, N, bias, channel, mine * N, has_bias, has_channel,
+                                has_residual)
+                if SUB == 2:
+                    mine = min(int32(image + image_2), int32(images - 1))
+                    write_sub_block(BN, tiles, int32(out + SLABS * SLAB), acc_2, first, N, bias, channel, mine * N, has_bias,
+                                    has_channel, has_residual)
+                fence_proxy_async()
+                mbarrier_arrive(written + uint32(8) * uint32(consumer))
+
+    kernel.__name__ = f"conv2d_{'input_gradient' if transposed else 'forward'}_kernel_v6_{128 * SUB}x{BN}"
+    return cuda.jit(kernel, launch_bounds=(THREADS, 1))
+
+
+VARIANTS = tuple((bn, sub) for sub in (1, 2) for bn in WIDTHS)
+conv2d_forward_kernels_v6 = {(bn, sub): make_kernel(bn, sub, False) for bn, sub in VARIANTS}
+conv2d_input_gradient_kernels_v6 = {(bn, sub): make_kernel(bn, sub, True) for bn, sub in VARIANTS}
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+class Plan(NamedTuple):
+    """How one convolution is cut: tiles of width × height pixels of `images` images, by BN channels; and its pipeline."""
+
+    bn: int
+    width: int
+    height: int
+    images: int
+    whole_halo: bool
+    a_stages: int
+    a_bytes: int
+    b_stages: int
+    resident: bool
+    tiles: int
+
+    @property
+    def pixels(self):
+        return self.width * self.height * self.images
+
+    @property
+    def shared(self):
+        return self.b_stages * self.bn * ROW + self.pixels * self.bn * 2 + self.a_stages * self.a_bytes
+
+
+# what the estimate of `choose_plan` is made of; nanoseconds for one multiprocessor of an H100
+BYTES_A_NS = 42.0  # from L2 to shared memory, all of them at it
+FLOPS_A_NS = 6000.0  # wgmma from shared memory, where the tile is 64 channels wide or more
+START_NS, TILE_NS = 2500.0, 700.0  # launch to first product and last store; a tile's results
+
+
+def plans(B, H, W, C, N, size, whole_halo, bn, sub):
+    """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each."""
+    pad, found = size // 2, []
+    columns, steps = -(-N // bn), size * size * -(-C // BK)
+    for width in (8, 16, 32):
+        for height in (8, 16, 32):
+            images, rest = divmod(128 * sub, width * height)
+            if rest or not images:
+                continue
+            box = (width + 2 * pad * whole_halo) * (height + 2 * pad) * images
+            if max(width, height) + 2 * pad > 256:
+                continue
+            a_bytes = -(-box * ROW // 1024) * 1024
+            tiles = columns * -(-W // width) * -(-H // height) * -(-B // images)
+            left = SHARED - 128 * sub * bn * 2
+            for a_stages in (3, 2, 1):
+                b_stages = min((left - a_stages * a_bytes) // (bn * ROW), MOST_B)
+                if columns == 1 and steps <= b_stages:
+                    found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, steps, True, tiles))
+                    break
+                if b_stages >= 4 or (b_stages >= 2 and a_stages == 1):
+                    found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, b_stages, False, tiles))
+                    break
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None):
+    """The `Plan` with the lowest estimate of time; only: (BN, SUB), to choose from these tiles alone.
+
+    A block multiplies while its copies travel, so a tile takes the longer of the two, and a little; blocks take turns.
+    """
+    best = None
+    for bn, sub in VARIANTS if only is None else (only,):
+        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub):
+            blocks, taps = -(-C // BK), size * size
+            loads = 1 if whole_halo else size
+            moved = blocks * (loads * plan.a_bytes + (0 if plan.resident else taps * bn * ROW))
+            wide = min(1.0, 2 * bn / (64 + bn))  # A, 64 rows, crosses shared memory for each wgmma, and so does B
+            multiplied = 2 * plan.pixels * bn * BK * taps * blocks / (FLOPS_A_NS * wide)
+            turns = -(-plan.tiles // multiprocessors)
+            moving = moved / BYTES_A_NS
+            both = (1.3 if plan.a_stages == 1 else 1.0) * max(moving, multiplied) + 0.1 * min(moving, multiplied)
+            estimate = START_NS + turns * (TILE_NS * plan.pixels * bn / 16384 + both)
+            if best is None or estimate < best[0]:
+                best = estimate, plan
+    if best is None:
+        raise ValueError(f"a {size} × {size} convolution does not fit into shared memory: use version=1")
+    return best
+
+
+def can_run(x, weight, stride):
+    """Whether this rung takes these operands."""
+    size, inputs = weight.shape[2:]
+    return (x.backend.capability[:2] == MINIMUM_CAPABILITY and x.dtype == weight.dtype == np.float16 and stride == 1
+            and inputs % 8 == 0 and weight.shape[0] % 8 == 0 and size <= 7)
+
+
+@functools.cache
+def no_numbers(backend):
+    """What a kernel is given for an array that it will not read."""
+    return upload(np.zeros(4, np.float32), backend)
+
+
+def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient=False, whole_halo=True, only=None):
+    """y = conv2d(x, weight) + …, or with `gradient` the input gradient from x = dy; for arrays conv2d.py has checked."""
+    b, h, w, c = x.shape
+    n, size = y.shape[3], weight.shape[1]
+    backend = x.backend
+    plan = choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only)[1]
+    pad, columns = size // 2, 64 if plan.bn % 64 == 0 else 32
+    map_x = tensor_map(x, (BK, plan.width + 2 * pad * plan.whole_halo, plan.height + 2 * pad, plan.images))
+    taps = weight.reshape(weight.shape[0], size * size, weight.shape[3])
+    if gradient:
+        map_weight = tensor_map(taps, (columns, 1, BK), swizzle=2 * columns)
+    else:
+        map_weight = tensor_map(taps, (BK, 1, plan.bn))
+    map_y = tensor_map(y, (columns, 8, 8, 1), swizzle=2 * columns)
+    map_residual = map_y if residual is None else tensor_map(residual, (columns, 8, 8, 1), swizzle=2 * columns)
+    nothing = no_numbers(backend)
+    kernels = conv2d_input_gradient_kernels_v6 if gradient else conv2d_forward_kernels_v6
+    launch(kernels[plan.bn, plan.pixels // 128], min(plan.tiles, backend.multiprocessors), THREADS, map_x, map_weight, map_y,
+           map_residual, nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1), b, h, w, n,
+           -(-c // BK), size, int(plan.whole_halo), plan.width, plan.height, plan.images, plan.a_stages, plan.a_bytes,
+           plan.b_stages, int(plan.resident), int(bias is not None), int(channel is not None), int(residual is not None),
+           shared=plan.shared)
+    return y
+
+
+def hopper_forward(x, weight, bias, y, channel=None, residual=None, whole_halo=True):
+    """y = conv2d(x, weight) + bias + channel + residual."""
+    return hopper_convolution(x, weight, bias, y, channel, residual, whole_halo=whole_halo)
+
+
+def hopper_input_gradient(dy, weight, dx, whole_halo=True):
+    """dx of a convolution of stride 1."""
+    return hopper_convolution(dy, weight, None, dx, gradient=True, whole_halo=whole_halo)
+

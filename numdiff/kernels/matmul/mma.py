@@ -1,0 +1,300 @@
+"""Matmul in float16, rung 5: the tensor cores of every GPU from sm_80 on.
+
+WHAT IS NEW, AND WHY IT PAYS
+    mma.sync: a warp multiplies 16 × 16 by 16 × 8 in one instruction, 4096 multiply-adds where rung 4 spends 64
+        instructions of two each. Sums stay float32, operands are float16: half the bytes as well.
+    ldmatrix: loads the fragments that mma.sync wants, spread over the lanes as it wants them; `.trans` turns an operand
+        round that is contiguous along m or n. So all four cases of transposes read memory as it lies.
+    cp.async in STAGES stages: tiles travel from memory into shared memory past the registers, two of them on their way
+        while a third is multiplied.
+A BLOCK'S TILE is 128 × 128 with eight warps of 64 × 32, or 64 × 64 with four of 32 × 32 where C is small, and steps
+    along K by 32. For each 16 of k a large warp loads 4 + 2 fragments for 16 mma.
+TILES IN SHARED MEMORY, and their swizzles: eight addresses of an ldmatrix must fall into eight different groups of four
+    banks.
+        along k          rows of 32 k, 64 bytes: chunk c (16 bytes) of row r lies at c ^ (r / 2 % 4)
+        along m or n     a row for each k, of the tile's 64 or 128 columns: chunk c of row k lies at c ^ (k % 8)
+EPILOGUE
+    alpha · sum + bias + residual in float32. float16: rounded, through a patch of shared memory of each warp's own, so
+    that four lanes write 64 neighbouring bytes. float32: pairs of lanes exchange halves and write 16 bytes each;
+    this is also how a slice of a split K writes its partial sums, which `add_partials_kernel` adds up.
+LAUNCH
+    grid (tiles of C, slices of K, batch), 256 or 128 threads, 48 or 24 KiB of shared memory: two blocks of 256 on a
+    multiprocessor that has 100 KiB.
+NEEDS
+    contiguous extents that are multiples of 8: every chunk is then aligned, and wholly inside or outside.
+DETERMINISM
+    one warp sums each output in the order of k; slices are added in their order.
+SOURCE
+    PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.25.3 (cp.async).
+READ NEXT
+    hopper.py, where a copy engine and instructions four times as large take over.
+"""
+import numpy as np
+
+from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, uint32
+from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.tensor_core import (
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    load_word,
+    load_words4,
+    mma_m16n8k16_into,
+    pack_half2,
+    store_word,
+    store_words4,
+    unpack_half2,
+)
+from .vectorised import write_four
+
+MINIMUM_CAPABILITY = (8, 0)
+BK = 32  # of K in a tile: two mma deep
+STAGES = 3
+PENDING = STAGES - 2  # groups that may be on their way while a tile is multiplied
+TILES = {(128, 128): (2, 4), (64, 64): (2, 2)}  # tile of C -> warps along m and n
+COLUMNS = 32  # of C for each warp
+PITCH = COLUMNS * 2 + 16  # bytes of a row of a warp's patch: eight rows start in eight different groups of banks
+ALL_LANES = 0xFFFFFFFF
+PARTIALS_BLOCK = 256
+
+
+# Tiles in shared memory -----------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def place_along_k(row, chunk):
+    """Byte of a chunk in a tile whose rows run along k."""
+    return int32(row * 64 + ((chunk ^ (row >> 1 & 3)) << 4))
+
+
+@cuda.jit(device=True, forceinline=True)
+def place_across(k, chunk, row_bytes):
+    """Byte of a chunk in a tile with a row for each k."""
+    return int32(k * row_bytes + ((chunk ^ (k & 7)) << 4))
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_tile(tile, x, start, first, k, extent, k_end, K, rows, across, t, threads):
+    """Start this thread's two copies of an operand's tile: rows first … of `extent`, from k on; zeros beyond the ends.
+
+    start: of the matrix in x; across: the matrix is (K, extent) and not (extent, K)
+    """
+    for i in range(2):
+        e = int32(t + i * threads)
+        if across:
+            row, chunk = int32(e // (rows // 8)), int32(e % (rows // 8))
+            inside = k + row < k_end and first + 8 * chunk < extent
+            cp_async_16_zfill(tile + place_across(row, chunk, rows * 2), x,
+                              start + (k + row) * extent + first + 8 * chunk, int32(16) if inside else int32(0))
+        else:
+            row, chunk = int32(e // 4), int32(e % 4)
+            inside = first + row < extent and k + 8 * chunk < k_end
+            cp_async_16_zfill(tile + place_along_k(row, chunk), x, start + (first + row) * K + k + 8 * chunk,
+                              int32(16) if inside else int32(0))
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_a(tile, row, step, across, rows, lane):
+    """The fragment of A at `row` of a tile and its k 16 · step …"""
+    if across:
+        k = int32(16 * step + lane % 8 + lane // 16 * 8)
+        return ldmatrix_x4_trans(tile + place_across(k, (row >> 3) + lane // 8 % 2, rows * 2))
+    return ldmatrix_x4(tile + place_along_k(row + lane % 16, 2 * step + lane // 16))
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_b(tile, column, step, across, columns, lane):
+    """Two fragments of B, at `column` of a tile and 8 further, in four words."""
+    if across:
+        k = int32(16 * step + lane % 8 + lane // 8 % 2 * 8)
+        return ldmatrix_x4_trans(tile + place_across(k, (column >> 3) + lane // 16, columns * 2))
+    return ldmatrix_x4(tile + place_along_k(column + lane % 8 + lane // 16 * 8, 2 * step + lane // 8 % 2))
+
+
+# Epilogues ------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def write_sums(c, start, a0, a1, a2, a3, row, column, lane, M, N, bias, alpha, has_bias, accumulate):
+    """A fragment's four sums as float32. A lane has two of `row` and two of the row 8 below, so it gives one pair to
+    its neighbour and gets another: even lanes write 16 bytes of `row`, odd ones of the row below.
+
+    row: of the lane; column: where the fragment's 8 columns begin
+    """
+    even = lane & 1 == 0
+    got0 = cuda.shfl_xor_sync(ALL_LANES, a2 if even else a0, 1)
+    got1 = cuda.shfl_xor_sync(ALL_LANES, a3 if even else a1, 1)
+    v0, v1, v2, v3 = a0, a1, got0, got1
+    if not even:
+        v0, v1, v2, v3 = got0, got1, a2, a3
+        row = int32(row + 8)
+    n = int32(column + lane % 4 // 2 * 4)
+    if row < M:
+        write_four(c, start + row * N + n, v0, v1, v2, v3, n, N, bias, alpha, has_bias, accumulate)
+
+
+@cuda.jit(device=True, forceinline=True)
+def stash_half(tiles, patch, sums, i, row, column, lane, M, N, start, bias, residual, alpha, has_bias, has_residual):
+    """The warp's rows 16 · i …: finished, rounded to float16, into its patch of shared memory."""
+    for j in range(4):
+        n = int32(column + 8 * j + lane % 4 * 2)
+        b0 = b1 = float32(0)
+        if has_bias and n < N:
+            b0, b1 = bias[uint32(n)], bias[uint32(n + 1)]
+        for half in range(2):
+            s, m = 16 * i + 4 * j + 2 * half, int32(row + 16 * i + 8 * half + lane // 4)
+            v0, v1 = alpha * sums[s] + b0, alpha * sums[s + 1] + b1
+            if has_residual and m < M and n < N:
+                r0, r1 = unpack_half2(load_word(residual, start + m * N + n))
+                v0, v1 = v0 + r0, v1 + r1
+            at = patch + (16 * i + 8 * half + lane // 4) * PITCH + 16 * j + lane % 4 * 4
+            store_word(tiles, at, pack_half2(v0, v1))
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+def make_kernel(tile_m, tile_n, a_across, b_across, half):
+    """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one kind of result."""
+    WARPS_M, WARPS_N = TILES[tile_m, tile_n]
+    THREADS = 32 * WARPS_M * WARPS_N
+    ROWS = tile_m // WARPS_M  # of a warp; it always has 32 columns
+    FRAGMENTS, SUMS = ROWS // 16, ROWS
+    A_BYTES, B_BYTES = tile_m * BK * 2, tile_n * BK * 2
+    B_FIRST = STAGES * A_BYTES  # all stages of A, then those of B
+    PATCH = ROWS * PITCH
+
+    def kernel(a, b, c_half, c_float, bias, residual, M, N, K, slice_length, alpha, has_bias, has_residual, accumulate):
+        tiles = cuda.shared.array(0, "uint8", alignment=128)
+        a_tiles = shared_address(tiles)
+        b_tiles = a_tiles + B_FIRST
+        t = int32(cuda.threadIdx.x)
+        lane, warp = int32(t % 32), int32(t // 32)
+        tiles_n = (N + tile_n - 1) // tile_n
+        first_row, first_column = int32(cuda.blockIdx.x // tiles_n * tile_m), int32(cuda.blockIdx.x % tiles_n * tile_n)
+        warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
+        batch = cuda.blockIdx.z
+        a_start, b_start, c_start = batch * (M * K), batch * (N * K), batch * (M * N)
+        k = int32(cuda.blockIdx.y * slice_length)
+        k_end = int32(min(int32(k + slice_length), int32(K)))
+
+        sums = cuda.local.array(SUMS, "float32")
+        for i in range(SUMS):
+            sums[i] = float32(0)
+
+        for s in range(STAGES - 1):
+            k_ahead = int32(k + s * BK)
+            fetch_tile(a_tiles + s * A_BYTES, a, a_start, first_row, k_ahead, M, k_end, K, tile_m, a_across, t, THREADS)
+            fetch_tile(b_tiles + s * B_BYTES, b, b_start, first_column, k_ahead, N, k_end, K, tile_n, b_across, t,
+                       THREADS)
+            cp_async_commit()
+        stage = int32(0)
+        while k < k_end:
+            cp_async_wait(PENDING)  # this thread's part of the tile at k is there
+            cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
+            ahead = int32(stage + STAGES - 1 if stage == 0 else stage - 1)
+            k_ahead = int32(k + (STAGES - 1) * BK)
+            fetch_tile(a_tiles + ahead * A_BYTES, a, a_start, first_row, k_ahead, M, k_end, K, tile_m, a_across, t,
+                       THREADS)
+            fetch_tile(b_tiles + ahead * B_BYTES, b, b_start, first_column, k_ahead, N, k_end, K, tile_n, b_across, t,
+                       THREADS)
+            cp_async_commit()
+            a_tile, b_tile = a_tiles + stage * A_BYTES, b_tiles + stage * B_BYTES
+            for step in range(BK // 16):
+                left = load_b(b_tile, warp_column, step, b_across, tile_n, lane)
+                right = load_b(b_tile, warp_column + 16, step, b_across, tile_n, lane)
+                for i in range(FRAGMENTS):
+                    a4 = load_a(a_tile, warp_row + 16 * i, step, a_across, tile_m, lane)
+                    mma_m16n8k16_into(sums, 16 * i, a4, (left[0], left[1]))
+                    mma_m16n8k16_into(sums, 16 * i + 4, a4, (left[2], left[3]))
+                    mma_m16n8k16_into(sums, 16 * i + 8, a4, (right[0], right[1]))
+                    mma_m16n8k16_into(sums, 16 * i + 12, a4, (right[2], right[3]))
+            stage = int32(stage + 1)
+            if stage == STAGES:
+                stage = int32(0)
+            k = int32(k + BK)
+
+        row, column = int32(first_row + warp_row), int32(first_column + warp_column)  # of the warp's first output
+        if half:
+            cp_async_wait(0)
+            cuda.syncthreads()  # the tiles are no longer read, nor written: their memory is the warps' patches now
+            patch = int32(warp * PATCH)
+            # not in a loop: sums stay in registers only under constant indices
+            stash_half(tiles, patch, sums, 0, row, column, lane, M, N, c_start, bias, residual, alpha, has_bias,
+                       has_residual)
+            stash_half(tiles, patch, sums, 1, row, column, lane, M, N, c_start, bias, residual, alpha, has_bias,
+                       has_residual)
+            if FRAGMENTS > 2:
+                stash_half(tiles, patch, sums, 2, row, column, lane, M, N, c_start, bias, residual, alpha, has_bias,
+                           has_residual)
+                stash_half(tiles, patch, sums, 3, row, column, lane, M, N, c_start, bias, residual, alpha, has_bias,
+                           has_residual)
+            cuda.syncwarp()
+            for i in range(ROWS // 8):  # 32 lanes, 8 rows of 4 chunks
+                m, n = int32(row + 8 * i + lane // 4), int32(column + lane % 4 * 8)
+                if m < M and n < N:
+                    w = load_words4(tiles, patch + (8 * i + lane // 4) * PITCH + lane % 4 * 16)
+                    store_words4(c_half, c_start + m * N + n, w[0], w[1], w[2], w[3])
+        else:
+            c_start += cuda.blockIdx.y * (M * N)  # a slice's partial sums
+            for i in range(FRAGMENTS):
+                for j in range(4):
+                    s, m = 16 * i + 4 * j, int32(row + 16 * i + lane // 4)
+                    write_sums(c_float, c_start, sums[s], sums[s + 1], sums[s + 2], sums[s + 3], m,
+                               int32(column + 8 * j), lane, M, N, bias, alpha, has_bias, accumulate)
+
+    case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
+    kernel.__name__ = kernel.__qualname__ = f"gemm_mma_{tile_m}x{tile_n}_{case}_{'half' if half else 'float'}"
+    return cuda.jit(kernel, launch_bounds=(THREADS, 2))
+
+
+KERNELS = {(tile, a, b, half): make_kernel(*tile, a, b, half)
+           for tile in TILES for a in (False, True) for b in (False, True) for half in (False, True)}
+
+
+def threads_of(tile):
+    return 32 * TILES[tile][0] * TILES[tile][1]
+
+
+def shared_bytes(tile):
+    return STAGES * (tile[0] + tile[1]) * BK * 2
+
+
+def unused(x):
+    """A float32 array for an argument that a kernel does not read: the memory of `x`."""
+    return DeviceArray(x.backend, (x.nbytes // 4,), np.float32, x.memory, x.offset)
+
+
+def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile, slices):
+    """As `hopper.launch_hopper`, for `batch` matrices; several slices of K only for one of float32."""
+    half = c.dtype == np.float16
+    slice_length = -(-K // (slices * BK)) * BK
+    slices = -(-K // slice_length)
+    flat_a, flat_b, nothing = a.reshape(-1), b.reshape(-1), unused(a)
+    biases, residuals = nothing if bias is None else bias, flat_a if residual is None else residual.reshape(-1)
+    end = float(alpha), int(bias is not None)
+    target = nothing if half else c.reshape(-1)
+    if slices > 1:
+        target = empty((slices * M * N,), np.float32, like=a)
+    launch(KERNELS[tile, transpose_a, not transpose_b, half], (-(-M // tile[0]) * -(-N // tile[1]), slices, batch),
+           threads_of(tile), flat_a, flat_b, c.reshape(-1) if half else flat_a, target, biases, residuals, M, N, K,
+           slice_length, *(end if slices == 1 else (1.0, 0)), int(residual is not None),
+           int(accumulate and slices == 1), shared=shared_bytes(tile))
+    if slices > 1:
+        add_partials(target, c, slices, biases, *end, accumulate)
+
+
+# The second pass of a split sum ---------------------------------------------------------------------------------------
+
+@cuda.jit
+def add_partials_kernel(partial, c, bias, slices, MN, N, alpha, has_bias, accumulate):
+    """Four neighbouring outputs a thread: their slices, in order, then what `write_output` does."""
+    i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
+    if i < MN:
+        v0, v1, v2, v3 = load4(partial, i)
+        for s in range(1, slices):
+            p0, p1, p2, p3 = load4(partial, s * MN + i)
+            v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
+        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, alpha, has_bias, accumulate)
+
+
+def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate):
+    """c = or += alpha · the sum of `slices` partial results + bias, in float32."""
+    launch(add_partials_kernel, -(-c.size // (4 * PARTIALS_BLOCK)), PARTIALS_BLOCK, partial, c.reshape(-1), bias,
+           slices, c.size, c.shape[-1], alpha, has_bias, int(accumulate))

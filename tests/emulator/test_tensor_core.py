@@ -1,0 +1,684 @@
+"""Tensor-core and asynchronous-copy intrinsics: twins against NumPy, a whole GEMM, faults planted in it, and PTX."""
+import importlib.util
+import inspect
+import pathlib
+import subprocess
+import sysconfig
+
+import numpy as np
+import pytest
+
+from numdiff.device import cuda, float32, int32, why_no_gpu
+from numdiff.device.async_copy import (
+    cp_async_4,
+    cp_async_4_zfill,
+    cp_async_8,
+    cp_async_8_zfill,
+    cp_async_16,
+    cp_async_16_zfill,
+    cp_async_commit,
+    cp_async_wait,
+    cp_async_wait_all,
+    shared_address,
+)
+from numdiff.device.ptx import compile_to_ptx
+from numdiff.device.tensor_core import (
+    float_of,
+    ldmatrix_x1,
+    ldmatrix_x1_trans,
+    ldmatrix_x2,
+    ldmatrix_x2_trans,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    load_word,
+    load_words4,
+    mma_m16n8k8,
+    mma_m16n8k8_into,
+    mma_m16n8k8_tf32,
+    mma_m16n8k8_tf32_into,
+    mma_m16n8k16,
+    mma_m16n8k16_into,
+    pack_half2,
+    round_tf32,
+    store_word,
+    store_words4,
+    unpack_half2,
+    word_of,
+)
+from numdiff.emulator import Emulator, KernelFault, fragments
+from numdiff.emulator.counts import Recorder
+from tests.conftest import relative_error
+from tests.emulator import kernels_mma
+
+MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
+ORDERS = ("forward", "reversed", "shuffled")
+float16 = np.float16
+
+
+def launch(kernel, block, *arguments, grid=1, **options):
+    machine = Emulator(**options)
+    machine.launch(kernel, grid, block, *arguments)
+    return machine
+
+
+def faults_of(kernel, block, *arguments, grid=1, **options):
+    """The faults of a launch, which must have some."""
+    with pytest.raises(KernelFault) as caught:
+        launch(kernel, block, *arguments, grid=grid, **options)
+    return caught.value.faults
+
+
+def line_with(text, file=__file__):
+    """Number of the one line of a file that contains `text`; in this file, of the one with that comment."""
+    text = f"  # {text}" if file == __file__ else text
+    found = [n for n, line in enumerate(pathlib.Path(file).read_text().splitlines(), 1) if text in line]
+    assert len(found) == 1, (text, found)
+    return found[0]
+
+
+def fault_at(faults, kind, mark, file=__file__):
+    """The fault of this kind at the line with this mark; all the faults must be in this file."""
+    line = line_with(mark, file)
+    assert all(f.file == str(file) for f in faults), [str(f) for f in faults]
+    found = [f for f in faults if f.kind == kind and f.line == line]
+    assert found, f"no {kind} at line {line} among:\n" + "\n".join(str(f) for f in faults)
+    return found[0]
+
+
+# fragments ------------------------------------------------------------------------------------------------------------
+
+def by_the_isa(name, lane, i):
+    """(row, column) of element i of a lane, by the formulas as PTX ISA 9.7.14.5 prints them."""
+    group, thread = lane >> 2, lane % 4
+    if name == "a_m16n8k16":
+        return group if i in (0, 1, 4, 5) else group + 8, thread * 2 + (i & 1) + (8 if i >= 4 else 0)
+    if name == "b_m16n8k16":
+        return thread * 2 + (i & 1) + (8 if i >= 2 else 0), group
+    if name == "a_m16n8k8":
+        return group if i < 2 else group + 8, thread * 2 + (i & 1)
+    if name == "b_m16n8k8":
+        return thread * 2 + i, group
+    if name == "a_m16n8k8_tf32":
+        return group + 8 * (i in (1, 3)), thread + 4 * (i >= 2)
+    if name == "b_m16n8k8_tf32":
+        return thread + 4 * i, group
+    return group if i < 2 else group + 8, thread * 2 + (i & 1)  # c
+
+
+@pytest.mark.parametrize("name, shape", [("a_m16n8k16", (16, 16)), ("b_m16n8k16", (16, 8)), ("a_m16n8k8", (16, 8)),
+                                         ("b_m16n8k8", (8, 8)), ("a_m16n8k8_tf32", (16, 8)),
+                                         ("b_m16n8k8_tf32", (8, 8)), ("c_m16n8", (16, 8))])
+def test_fragments_are_the_isas_and_cover_the_matrix_once(name, shape):
+    fragment = getattr(fragments, f"fragment_{name}")
+    seen = np.zeros(shape, int)
+    for lane in range(32):
+        elements = [place for register in fragment(lane) for place in register]
+        assert elements == [by_the_isa(name, lane, i) for i in range(len(elements))]
+        for place in elements:
+            seen[place] += 1
+    assert (seen == 1).all()
+
+
+# words ----------------------------------------------------------------------------------------------------------------
+
+@cuda.jit
+def convert_kernel(x, packed, unpacked, rounded, back):
+    i = cuda.threadIdx.x
+    packed[i] = pack_half2(x[2 * i], x[2 * i + 1])
+    unpacked[2 * i], unpacked[2 * i + 1] = unpack_half2(packed[i])
+    rounded[2 * i] = round_tf32(x[2 * i])
+    rounded[2 * i + 1] = round_tf32(x[2 * i + 1])
+    back[2 * i] = float_of(word_of(x[2 * i]))
+    back[2 * i + 1] = float_of(rounded[2 * i + 1])
+
+
+def tf32(x):
+    """float32 rounded to 11 significant bits, ties away from zero, by arithmetic in float64."""
+    fraction, exponent = np.frexp(np.asarray(x, np.float64))
+    return np.float32(np.ldexp(np.trunc(np.ldexp(fraction, 11) + np.copysign(0.5, fraction)), exponent - 11))
+
+
+@MODES
+def test_conversions_round_as_ptx_says(rng, checks):
+    x = (rng.standard_normal(256) * 10.0 ** rng.integers(-9, 6, 256)).astype(np.float32)
+    x[:6] = 0, -0.0, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-11, 2**-14
+    x[6:12] = 65519.9, 65520, -1e30, 2**-25, 2**-24 * 1.5, 6e-8
+    x[12:14] = 1 + 2**-11 - 2**-23, 1 + 2**-11 + 2**-23  # just below and above a tie of float16 and of tf32
+    packed, unpacked = np.zeros(128, np.uint32), np.zeros(256, np.float32)
+    rounded, back = np.zeros(256, np.uint32), np.zeros(256, np.float32)
+    launch(convert_kernel, 128, x, packed, unpacked, rounded, back, checks=checks)
+    with np.errstate(over="ignore"):
+        half = x.astype(np.float16)
+    assert np.array_equal(packed.view(np.uint16), half.view(np.uint16))
+    assert np.array_equal(unpacked, half.astype(np.float32))
+    assert np.array_equal(rounded.view(np.float32), tf32(x))
+    assert np.array_equal(back[0::2], x[0::2]) and np.array_equal(back[1::2], tf32(x)[1::2])
+
+
+def test_nan_and_infinity_stay_what_they_are():
+    x = np.array([np.nan, np.inf, -np.inf, np.nan], np.float32)
+    packed, rounded = np.zeros(2, np.uint32), np.zeros(4, np.uint32)
+    launch(convert_kernel, 2, x, packed, np.zeros(4, np.float32), rounded, np.zeros(4, np.float32))
+    assert list(packed.view(np.uint16)) == [0x7FFF, 0x7C00, 0xFC00, 0x7FFF]
+    assert list(rounded) == [0x7FFFFFFF, 0x7F800000, 0xFF800000, 0x7FFFFFFF]
+
+
+@cuda.jit
+def words_kernel(x, y, z, shift):
+    i = cuda.threadIdx.x
+    a, b, c, d = load_words4(x, 8 * i + shift)  # mark: words in
+    store_words4(y, 8 * i, d, c, b, a)
+    store_word(z, 2 * i, load_word(x, 8 * i + 2 + shift))
+
+
+@MODES
+def test_words_move_bytes_of_float16(rng, checks):
+    x = rng.standard_normal(64).astype(np.float16)
+    y, z = np.zeros(64, np.float16), np.zeros(16, np.float16)
+    launch(words_kernel, 8, x, y, z, 0, checks=checks)
+    assert np.array_equal(y.reshape(8, 4, 2), x.reshape(8, 4, 2)[:, ::-1])
+    assert np.array_equal(z.reshape(8, 2), x.reshape(8, 8)[:, 2:4])
+
+
+def test_words_must_be_aligned_and_inside(rng):
+    x, z = np.zeros(64, np.float16), np.zeros(16, np.float16)
+    faults = faults_of(words_kernel, 8, x, np.zeros(64, np.float16), z, 2)
+    assert fault_at(faults, "alignment", "mark: words in").thread == (0, 0, 0)
+    assert fault_at(faults, "bounds", "mark: words in").thread == (7, 0, 0)
+
+
+# ldmatrix and mma -----------------------------------------------------------------------------------------------------
+
+@cuda.jit
+def ldmatrix_kernel(x, one, two, four):
+    tile = cuda.shared.array((32, 8), "float16")
+    lane = cuda.threadIdx.x
+    for c in range(8):
+        tile[lane, c] = x[lane, c]
+    cuda.syncwarp()
+    row = shared_address(tile) + 16 * lane
+    one[0, lane] = ldmatrix_x1(row)
+    one[1, lane] = ldmatrix_x1_trans(row)
+    two[0, lane, 0], two[0, lane, 1] = ldmatrix_x2(row)
+    two[1, lane, 0], two[1, lane, 1] = ldmatrix_x2_trans(row)
+    four[0, lane, 0], four[0, lane, 1], four[0, lane, 2], four[0, lane, 3] = ldmatrix_x4(row)
+    four[1, lane, 0], four[1, lane, 1], four[1, lane, 2], four[1, lane, 3] = ldmatrix_x4_trans(row)
+
+
+def ldmatrix_arguments(rng):
+    return (rng.standard_normal((32, 8)).astype(np.float16), np.zeros((2, 32), np.uint32),
+            np.zeros((2, 32, 2), np.uint32), np.zeros((2, 32, 4), np.uint32))
+
+
+def check_ldmatrix(x, one, two, four):
+    matrices = x.reshape(4, 8, 8)
+    for trans, source in enumerate((matrices, matrices.transpose(0, 2, 1))):
+        want = np.ascontiguousarray(source).reshape(4, 64).view(np.uint32).T  # lane l: the l-th pair, row by row
+        assert np.array_equal(one[trans], want[:, 0])
+        assert np.array_equal(two[trans], want[:, :2])
+        assert np.array_equal(four[trans], want)
+
+
+@MODES
+def test_ldmatrix_spreads_matrices_over_a_warp(rng, checks):
+    arguments = ldmatrix_arguments(rng)
+    launch(ldmatrix_kernel, 32, *arguments, checks=checks)
+    check_ldmatrix(*arguments)
+
+
+@cuda.jit(device=True)
+def half_pair(x, row, column):
+    """Two neighbours of a row as a word."""
+    return pack_half2(float32(x[row, column]), float32(x[row, column + 1]))
+
+
+@cuda.jit(device=True)
+def half_pair_down(x, row, column):
+    return pack_half2(float32(x[row, column]), float32(x[row + 1, column]))
+
+
+@cuda.jit(device=True)
+def write_fragment(d, sums, g, t):
+    d[g, 2 * t], d[g, 2 * t + 1], d[g + 8, 2 * t], d[g + 8, 2 * t + 1] = sums[0], sums[1], sums[2], sums[3]
+
+
+@cuda.jit
+def mma_kernel(shape, a, b, c, d, e):
+    """d and e = a · b + c by the tuple form and by the array form of one mma."""
+    lane = cuda.threadIdx.x
+    g, t = int32(lane // 4), int32(lane % 4)
+    sums = cuda.local.array(6, "float32")
+    sums[1], sums[2], sums[3], sums[4] = c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]
+    four = (sums[1], sums[2], sums[3], sums[4])
+    if shape == 16:
+        p = (half_pair(a, g, 2 * t), half_pair(a, g + 8, 2 * t), half_pair(a, g, 2 * t + 8),
+             half_pair(a, g + 8, 2 * t + 8))
+        q = (half_pair_down(b, 2 * t, g), half_pair_down(b, 2 * t + 8, g))
+        result = mma_m16n8k16(p, q, four)
+        mma_m16n8k16_into(sums, 1, p, q)
+    elif shape == 8:
+        u = (half_pair(a, g, 2 * t), half_pair(a, g + 8, 2 * t))
+        v = half_pair_down(b, 2 * t, g)
+        result = mma_m16n8k8(u, v, four)
+        mma_m16n8k8_into(sums, 1, u, v)
+    else:
+        p = (word_of(a[g, t]), word_of(a[g + 8, t]), word_of(a[g, t + 4]), word_of(a[g + 8, t + 4]))
+        q = (word_of(b[t, g]), word_of(b[t + 4, g]))
+        result = mma_m16n8k8_tf32(p, q, four)
+        mma_m16n8k8_tf32_into(sums, 1, p, q)
+    write_fragment(d, result, g, t)
+    write_fragment(e, (sums[1], sums[2], sums[3], sums[4]), g, t)
+
+
+def mma_arguments(rng, shape):
+    """shape: k of the float16 instructions, 0 for tf32."""
+    k = shape or 8
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((16, k), (k, 8)))
+    if shape:
+        a, b = (x.astype(np.float16).astype(np.float32) for x in (a, b))
+    c = rng.standard_normal((16, 8)).astype(np.float32)
+    return shape, a, b, c, np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32)
+
+
+def cut_off(x, shape):
+    """What an mma takes of float32: all of it where it was float16, without 13 bits as tf32."""
+    return x if shape else (x.view(np.uint32) >> 13 << 13).view(np.float32)
+
+
+@MODES
+@pytest.mark.parametrize("shape", [16, 8, 0], ids=["m16n8k16", "m16n8k8", "m16n8k8_tf32"])
+def test_mma_adds_products_in_the_order_of_k(rng, checks, shape):
+    arguments = mma_arguments(rng, shape)
+    launch(mma_kernel, 32, *arguments, checks=checks)
+    _, a, b, c, d, e = arguments
+    a, b = cut_off(a, shape), cut_off(b, shape)
+    want = c.copy()
+    for m in range(16):
+        for n in range(8):
+            for k in range(a.shape[1]):
+                want[m, n] = want[m, n] + a[m, k] * b[k, n]
+    assert np.array_equal(d, want)
+    assert np.array_equal(e, want)
+    assert relative_error(d, c + a.astype(float) @ b) < 1e-6
+
+
+@cuda.jit
+def absent_kernel(out, last, late):
+    lane = cuda.threadIdx.x
+    sums = cuda.local.array(4, "float32")
+    for i in range(4):
+        sums[i] = float32(0)
+    if lane < last:
+        mma_m16n8k8_into(sums, 0, (0, 0), 0)  # mark: not the whole warp
+    if late:
+        cuda.syncthreads()
+    out[lane] = sums[0]
+
+
+@pytest.mark.parametrize("block, last, late, why", [(32, 31, 0, "lane 31 has ended"),
+                                                    (32, 31, 1, "lane 31, which never comes"),
+                                                    (16, 16, 0, "lane 16 does not exist")])
+def test_a_lane_absent_from_an_mma_is_a_fault(block, last, late, why):
+    fault = fault_at(faults_of(absent_kernel, block, np.zeros(32, np.float32), last, late), "divergence",
+                     "mark: not the whole warp")
+    assert why in fault.message
+
+
+@cuda.jit
+def unwritten_sums_kernel(out):
+    sums = cuda.local.array(4, "float32")
+    mma_m16n8k8_into(sums, 0, (0, 0), 0)  # mark: nobody has written the sums
+    out[cuda.threadIdx.x] = sums[0]
+
+
+def test_sums_that_nobody_has_written_are_a_fault():
+    fault_at(faults_of(unwritten_sums_kernel, 32, np.zeros(32, np.float32)), "uninitialised",
+             "mark: nobody has written the sums")
+
+
+# cp.async -------------------------------------------------------------------------------------------------------------
+
+@cuda.jit
+def copy_kernel(x, y, count):
+    tile = cuda.shared.array(256, "float32")
+    t = cuda.threadIdx.x
+    address = shared_address(tile) + 32 * t
+    if count < 0:
+        cp_async_16(address, x, 8 * t)
+        cp_async_8(address + 16, x, 8 * t + 4)
+        cp_async_4(address + 24, x, 8 * t + 6)
+        cp_async_4(address + 28, x, 8 * t + 7)
+    else:
+        cp_async_16_zfill(address, x, 8 * t, count)
+        cp_async_8_zfill(address + 16, x, 8 * t + 4, min(count, 8))
+        cp_async_4_zfill(address + 24, x, 8 * t + 6, min(count, 4))
+        cp_async_4_zfill(address + 28, x, 8 * t + 7 + 1000, 0)  # outside of x: nothing is read
+    cp_async_commit()
+    cp_async_wait(0)
+    for i in range(8):
+        y[8 * t + i] = tile[8 * t + i]
+
+
+@MODES
+@pytest.mark.parametrize("count", [-1, 0, 4, 16])
+def test_copies_of_every_size_arrive_filled_with_zeros(rng, checks, count):
+    x, y = rng.standard_normal(256).astype(np.float32), np.full(256, np.nan, np.float32)
+    launch(copy_kernel, 32, x, y, count, checks=checks)
+    want = x.reshape(32, 8).copy()
+    if count >= 0:
+        want[:, count // 4:4] = 0
+        want[:, 4 + min(count, 8) // 4:6] = 0
+        want[:, 6 + min(count, 4) // 4:] = 0
+    assert np.array_equal(y.reshape(32, 8), want)
+
+
+@cuda.jit
+def groups_kernel(x, y, case):
+    tile = cuda.shared.array((3, 32, 8), "float16")
+    t = cuda.threadIdx.x
+    for i in range(8):
+        for s in range(3):
+            tile[s, t, i] = float16(-1)
+    for s in range(3):
+        cp_async_16(shared_address(tile) + 16 * (32 * s + t), x, 8 * (32 * s + t))  # mark: copied here
+        if case != 3:
+            cp_async_commit()
+    if case == 0:
+        cp_async_wait(1)
+    elif case == 2:
+        cp_async_wait(2)
+    elif case == 3:
+        cp_async_wait(0)
+    elif case == 4:
+        cp_async_wait_all()
+    for i in range(8):
+        y[t, i] = tile[1, t, i]  # mark: the second group is read
+
+
+@pytest.mark.parametrize("case, hint", [(1, "cp_async_wait(1)"), (2, "cp_async_wait(1)"), (3, "commit")],
+                         ids=["no wait", "too large a number", "not committed"])
+def test_a_copy_read_before_its_groups_wait_is_a_fault(case, hint):
+    x, y = np.ones((96, 8), np.float16), np.zeros((32, 8), np.float16)
+    fault = fault_at(faults_of(groups_kernel, 32, x, y, case), "cp.async", "mark: the second group is read")
+    assert "tile[1, 0, 0]" in fault.message and hint in fault.message
+    (what, place), = fault.others
+    assert (what, place.line, place.thread) == ("started at", line_with("mark: copied here"), (0, 0, 0))
+    launch(groups_kernel, 32, x, y, case, checks=False)
+    assert (y == -1).all()  # as late as the rules allow
+
+
+@MODES
+@pytest.mark.parametrize("case", [0, 4], ids=["wait", "wait_all"])
+def test_the_right_wait_is_no_fault(checks, case):
+    x, y = np.arange(768).reshape(96, 8).astype(np.float16), np.zeros((32, 8), np.float16)
+    launch(groups_kernel, 32, x, y, case, checks=checks)
+    assert np.array_equal(y, x[32:64])
+
+
+@cuda.jit
+def neighbour_kernel(x, y, barrier):
+    tile = cuda.shared.array(128, "float32")
+    t = cuda.threadIdx.x
+    cp_async_16(shared_address(tile) + 16 * t, x, 4 * t)  # mark: a quarter of the tile
+    cp_async_commit()
+    cp_async_wait(0)
+    if barrier:
+        cuda.syncthreads()
+    y[t] = tile[4 * (t ^ 1)]  # mark: the neighbour's quarter
+
+
+def test_a_wait_is_for_the_threads_own_copies_only():
+    x, y = np.arange(128, dtype=np.float32), np.zeros(32, np.float32)
+    launch(neighbour_kernel, 32, x, y, 1)
+    assert np.array_equal(y, x.reshape(32, 4)[np.arange(32) ^ 1, 0])
+    fault = fault_at(faults_of(neighbour_kernel, 32, x, y, 0), "race", "mark: the neighbour's quarter")
+    assert fault.thread == (1, 0, 0)
+    (what, place), = fault.others
+    assert (what, place.line, place.thread) == ("written at", line_with("mark: a quarter of the tile"), (0, 0, 0))
+
+
+@cuda.jit
+def wrong_copy_kernel(x, case):
+    tile = cuda.shared.array(64, "float32")
+    address = shared_address(tile)
+    if case == 0:
+        cp_async_16(address + 8, x, 0)  # mark: misaligned target
+    elif case == 1:
+        cp_async_16(address, x, 2)  # mark: misaligned source
+    elif case == 2:
+        cp_async_16(address, x, 64)  # mark: behind the source
+    elif case == 3:
+        cp_async_16(address + 256, x, 0)  # mark: behind the target
+    elif case == 4:
+        cp_async_16(address, x, 0)
+        x[1] = float32(5)  # mark: the source is changed
+        cp_async_wait_all()
+    elif case == 5:
+        cp_async_16(address, x, 0)
+        cp_async_16(address, x, 4)  # mark: twice the same target
+    elif case == 6:
+        cp_async_16_zfill(address, x, 0, 20)  # mark: more than 16 bytes
+    elif case == 7:
+        cp_async_4(address, tile, 4)  # mark: not from global memory
+    elif case == 8:
+        cp_async_16(shared_address(x), x, 0)  # mark: not to shared memory
+
+
+@pytest.mark.parametrize("case, kind, mark", [
+    (0, "alignment", "misaligned target"), (1, "alignment", "misaligned source"), (2, "bounds", "behind the source"),
+    (3, "bounds", "behind the target"), (4, "cp.async", "the source is changed"),
+    (5, "cp.async", "twice the same target"), (6, "cp.async", "more than 16 bytes"),
+    (7, "cp.async", "not from global memory"), (8, "error", "not to shared memory")])
+def test_wrong_copies_are_faults(case, kind, mark):
+    fault_at(faults_of(wrong_copy_kernel, 1, np.zeros(64, np.float32), case), kind, f"mark: {mark}")
+
+
+# a whole GEMM ---------------------------------------------------------------------------------------------------------
+
+def gemm_arguments(rng, M, N, K):
+    a, b = (rng.standard_normal((rows, K)).astype(np.float16) for rows in (M, N))
+    return (a, b, np.full((M, N), np.nan, np.float32)), (-(-N // 64), -(-M // 64))
+
+
+def run_gemm(kernel, arguments, grid, **options):
+    a, b, c = arguments
+    c[:] = np.nan
+    launch(kernel, 128, a.reshape(-1), b.reshape(-1), c.reshape(-1), *c.shape, a.shape[1], grid=grid, **options)
+    return c.copy()
+
+
+def test_gemm_gives_the_same_bits_in_each_order(rng):
+    arguments, grid = gemm_arguments(rng, 64, 64, 128)
+    results = [run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, order=order) for order in ORDERS]
+    results.append(run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, checks=False))
+    assert relative_error(results[0], arguments[0].astype(float) @ arguments[1].astype(float).T) < 2e-3
+    for result in results[1:]:
+        assert np.array_equal(result, results[0])
+
+
+@MODES
+def test_gemm_fills_edges_with_zeros(rng, checks):
+    arguments, grid = gemm_arguments(rng, 24, 40, 200)  # four tiles: a stage is used again
+    result = run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, checks=checks)
+    assert relative_error(result, arguments[0].astype(float) @ arguments[1].astype(float).T) < 2e-3
+
+
+def test_gemm_costs_what_its_shape_says(rng):
+    arguments, grid = gemm_arguments(rng, 64, 64, 64)
+    recorder = Recorder()
+    run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, recorder=recorder)
+    assert recorder.total().tensor_flops == 2 * 64**3
+    assert recorder.total().distinct_read_bytes == 2 * 2 * 64 * 64
+    for line in ("a_upper = ldmatrix_x4", "b = ldmatrix_x4", "cp_async_16_zfill(tile"):
+        assert recorder.line(line).shared_requests and not recorder.line(line).conflicts  # what the swizzle is for
+    assert recorder.line("cp_async_16_zfill(tile").efficiency == 1
+
+
+PLANTED = {  # what is changed in the kernel, and the fault that must be found where
+    "no wait": ("cp_async_wait(PENDING)", "pass", "cp.async", "a_upper = ldmatrix_x4"),
+    "wait for too few": ("PENDING = STAGES - 2", "PENDING = STAGES - 1", "cp.async", "a_upper = ldmatrix_x4"),
+    "no commit": ("        cp_async_commit()\n        multiply", "        multiply", "cp.async",
+                  "a_upper = ldmatrix_x4"),
+    "no barrier after the wait": ("        cuda.syncthreads()", "        pass", "race", "a_upper = ldmatrix_x4"),
+    "refilled before the barrier": ("        cuda.syncthreads()", "        fetch_tile(a_tiles + (stage + 2) % 3 * "
+                                    "TILE_BYTES, a, first_row, 0, M, K, t)\n        cuda.syncthreads()", "race",
+                                    "cp_async_16_zfill(tile"),
+    "refilled while it is read": ("(stage + STAGES - 1) % STAGES", "(stage + STAGES) % STAGES", "cp.async",
+                                  "a_upper = ldmatrix_x4"),
+    "misaligned row": ("a_lower = ldmatrix_x4(a_tile", "a_lower = ldmatrix_x4(a_tile + 8", "alignment",
+                       "a_lower = ldmatrix_x4"),
+    "lane absent": ("            mma_m16n8k16_into(sums, 8 * pair + 4,", "            if lane != 5:\n                "
+                    "mma_m16n8k16_into(sums, 8 * pair + 4,", "divergence", "8 * pair + 4, a_upper"),
+    "guard off by one": ("m < rows and", "m <= rows and", "bounds", "cp_async_16_zfill(tile"),
+}
+
+
+ONE_TILE = set(PLANTED) - {"no commit", "refilled before the barrier"}  # those that the first tile shows
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_faults_planted_in_the_gemm_are_found(rng, tmp_path, name):
+    before, after, kind, mark = PLANTED[name]
+    source = inspect.getsource(kernels_mma)
+    assert before in source
+    path = tmp_path / "planted_mma.py"
+    path.write_text(source.replace(before, after))
+    spec = importlib.util.spec_from_file_location("planted_mma", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (a, b, c), grid = gemm_arguments(rng, 48, 64, 64 if name in ONE_TILE else 128)
+    with pytest.raises(KernelFault) as caught:
+        run_gemm(module.matmul_mma_kernel, (a, b, c), grid)
+    assert fault_at(caught.value.faults, kind, mark, path).kernel == "matmul_mma_kernel"
+
+
+# float16, element by element ------------------------------------------------------------------------------------------
+
+@cuda.jit
+def half_kernel(x, y, z):
+    tile = cuda.shared.array((4, 9), "float16")
+    t = cuda.threadIdx.x
+    for i in range(9):
+        tile[t, i] = x[t, i]
+    cuda.syncthreads()
+    for i in range(9):
+        y[t, i] = tile[(t + 1) % 4, i] * float16(3) + tile[t, i]
+    cuda.syncthreads()
+    for i in range(9):
+        tile[t, i] = float32(tile[t, i]) * float32(1.0009765625)  # rounded when it is stored
+        z[t, i] = tile[t, i]
+
+
+@MODES
+def test_float16_arrays_round_at_every_operation_and_store(rng, checks):
+    x = rng.standard_normal((4, 9)).astype(np.float16)
+    y, z = np.zeros_like(x), np.zeros((4, 9), np.float16)
+    launch(half_kernel, 4, x, y, z, checks=checks)
+    wide = x.astype(np.float32) * np.float32(1.0009765625)
+    assert np.array_equal(y, np.roll(x, -1, 0) * np.float16(3) + x)
+    assert np.array_equal(z, wide.astype(np.float16))
+
+
+# compiled -------------------------------------------------------------------------------------------------------------
+
+def find_ptxas():
+    path = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "ptxas"
+    return path if path.exists() else None
+
+
+def signature(*arguments):
+    from numba import types
+    return tuple(types.Array(getattr(types, a.dtype.name), a.ndim, "C") if isinstance(a, np.ndarray) else types.int32
+                 for a in arguments)
+
+
+def all_kernels():
+    half, single, words = (lambda n, d=dtype: np.zeros((1,) * n, d) for dtype in (np.float16, np.float32, np.uint32))
+    return {"gemm": (kernels_mma.matmul_mma_kernel, signature(half(1), half(1), single(1), 0, 0, 0)),
+            "convert": (convert_kernel, signature(single(1), words(1), single(1), words(1), single(1))),
+            "words": (words_kernel, signature(half(1), half(1), half(1), 0)),
+            "ldmatrix": (ldmatrix_kernel, signature(half(2), words(2), words(3), words(3))),
+            "mma": (mma_kernel, signature(0, *[single(2)] * 5)),
+            "copy": (copy_kernel, signature(single(1), single(1), 0)),
+            "groups": (groups_kernel, signature(half(2), half(2), 0))}
+
+
+@pytest.mark.parametrize("name, arch", [*[(name, "sm_80") for name in all_kernels()], ("gemm", "sm_90a")])
+def test_kernels_compile_without_spills(tmp_path, name, arch):
+    capability = (8, 0) if arch == "sm_80" else (9, 0, "a")
+    text = compile_to_ptx(*all_kernels()[name], capability)
+    assert ".f64" not in text
+    if name == "gemm":
+        assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in text and "ldmatrix.sync" in text
+        assert "cp.async.wait_group 1;" in text
+    ptxas = find_ptxas()
+    if ptxas is None:
+        pytest.skip("ptxas is not installed")
+    (tmp_path / "kernel.ptx").write_text(text)
+    done = subprocess.run([ptxas, "-v", "-arch", arch, tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in done.stderr, done.stderr
+
+
+def test_a_wait_for_a_number_that_is_not_known_is_refused():
+    @cuda.jit
+    def kernel(n):
+        cp_async_wait(n)
+
+    with pytest.raises(Exception, match="a literal or a constant by name"):
+        compile_to_ptx(kernel, signature(0), (8, 0))
+
+
+# on a GPU, where there is one -----------------------------------------------------------------------------------------
+
+@pytest.mark.skipif(bool(why_no_gpu()), reason="no GPU")
+class TestHardware:
+    """The hardware gives what the twins give: the same bits, but for the order in which an mma sums."""
+
+    @staticmethod
+    def run(kernel, grid, block, *arguments):
+        on_device = [cuda.to_device(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        kernel[grid, block](*on_device)
+        for a, d in zip(arguments, on_device, strict=True):
+            if isinstance(a, np.ndarray):
+                a[...] = d.copy_to_host()
+
+    def test_words_and_ldmatrix(self, rng):
+        arguments = ldmatrix_arguments(rng)
+        self.run(ldmatrix_kernel, 1, 32, *arguments)
+        check_ldmatrix(*arguments)
+        x = np.concatenate([rng.standard_normal(250) * 10.0 ** rng.integers(-9, 6, 250),
+                            [np.nan, np.inf, 65519.9, 65520, 1 + 2**-11, 2**-25]]).astype(np.float32)
+        sides = []
+        for run in (self.run, lambda kernel, grid, block, *arguments: launch(kernel, block, *arguments)):
+            results = np.zeros(128, np.uint32), np.zeros(256, np.float32), np.zeros(256, np.uint32), np.zeros(
+                256, np.float32)
+            run(convert_kernel, 1, 128, x, *results)
+            sides.append(results)
+        for hardware, twin in zip(*sides, strict=True):
+            assert np.array_equal(hardware, twin, equal_nan=hardware.dtype == np.float32)
+
+    @pytest.mark.parametrize("shape", [16, 8, 0], ids=["m16n8k16", "m16n8k8", "m16n8k8_tf32"])
+    def test_mma(self, rng, shape):
+        arguments = mma_arguments(rng, shape)
+        self.run(mma_kernel, 1, 32, *arguments)
+        _, a, b, c, d, e = arguments
+        assert np.array_equal(d, e)
+        want = c + cut_off(a, shape).astype(float) @ cut_off(b, shape)
+        assert relative_error(d, want) < 1e-6
+
+    @pytest.mark.parametrize("count", [-1, 0, 4, 16])
+    def test_copies(self, rng, count):
+        x = rng.standard_normal(256).astype(np.float32)
+        y, z = np.zeros(256, np.float32), np.zeros(256, np.float32)
+        self.run(copy_kernel, 1, 32, x, y, count)
+        launch(copy_kernel, 32, x, z, count)
+        assert np.array_equal(y, z)
+
+    @pytest.mark.parametrize("shape", [(64, 64, 256), (200, 136, 1000)], ids=["whole tiles", "edges"])
+    def test_gemm(self, rng, shape):
+        (a, b, c), grid = gemm_arguments(rng, *shape)
+        flat = c.reshape(-1)
+        self.run(kernels_mma.matmul_mma_kernel, grid, 128, a.reshape(-1), b.reshape(-1), flat, *c.shape, a.shape[1])
+        assert relative_error(c, a.astype(float) @ b.astype(float).T) < 1e-5

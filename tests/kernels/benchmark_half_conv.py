@@ -1,0 +1,159 @@
+"""Time the UNet's 3 × 3 convolutions in float16 against cuDNN (channels last) where PyTorch is installed.
+
+    python -m tests.kernels.benchmark_half_conv                       every shape and pass, the chosen version
+    python -m tests.kernels.benchmark_half_conv --only 64x64 wgrad    rows whose name has all of these words
+    python -m tests.kernels.benchmark_half_conv --versions 6 5 4      more than one version
+    python -m tests.kernels.benchmark_half_conv --tiles               forward and dgrad: every tile of version 6
+
+Each row is checked against float64 on some outputs before it is timed. Time is the median of nine replays of a CUDA
+graph of twenty launches, numdiff's and cuDNN's in turn. `forecast` is the estimate by which tiles are chosen.
+"""
+import argparse
+import time
+
+import numpy as np
+
+from numdiff.device import download, empty, get_gpu, synchronize, upload, zeros
+from numdiff.kernels import conv2d as C
+from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient
+
+BATCH, CALLS, REPLAYS = 32, 20, 9
+SHAPES = ((64, 64, 64), (64, 192, 64), (64, 128, 64), (32, 64, 128), (32, 128, 128), (32, 256, 128), (32, 320, 128),
+          (16, 128, 192), (16, 192, 192), (16, 384, 192), (16, 448, 192), (8, 192, 256), (8, 256, 256), (8, 512, 256),
+          (64, 3, 64), (64, 64, 3))  # size, C_in, C_out
+PASSES = "forward", "dgrad", "wgrad"
+
+
+def replay(gpu, function):
+    """A function that runs `function` CALLS times, from a CUDA graph."""
+    arena = gpu.new_arena()
+    with gpu.within(arena):
+        function()  # compiled, tensor maps made
+        function()
+        synchronize(gpu)
+        return gpu.capture(lambda: [function() for _ in range(CALLS)])
+
+
+def torch_pass(torch, x, weight, dy, name):
+    """A function that replays cuDNN's pass CALLS times, and the stream's wait."""
+    tx, tw, tdy = (torch.from_numpy(a).cuda().permute(0, 3, 1, 2) for a in (x, weight, dy))
+    tx, tw, tdy = (t.contiguous(memory_format=torch.channels_last) for t in (tx, tw, tdy))
+    pad = weight.shape[1] // 2
+
+    def once():
+        if name == "forward":
+            return torch.nn.functional.conv2d(tx, tw, padding=pad)
+        return torch.ops.aten.convolution_backward(tdy, tx, tw, None, [1, 1], [pad, pad], [1, 1], False, [0, 0], 1,
+                                                   [name == "dgrad", name == "wgrad", False])
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            once()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(CALLS):
+            once()
+    return graph.replay
+
+
+def measured(jobs):
+    """Median microseconds of a call of each job (replay, wait), taken in turns."""
+    times = [[] for _ in jobs]
+    for turn in range(REPLAYS + 2):
+        for k, (run, wait) in enumerate(jobs):
+            start = time.perf_counter()
+            run()
+            wait()
+            if turn >= 2:
+                times[k].append((time.perf_counter() - start) / CALLS * 1e6)
+    return [sorted(t)[REPLAYS // 2] for t in times]
+
+
+def error_of(got, x, weight, dy, name):
+    """Relative error against float64, of the first image's outputs or of eight channels of dweight."""
+    if name == "wgrad":
+        want = np.zeros((8 if weight.shape[0] >= 8 else weight.shape[0], *weight.shape[1:]))
+        part = dy[..., :len(want)].astype(np.float64)
+        C.conv2d_backward_reference(part, x.astype(np.float64), weight[:len(want)].astype(np.float64), want,
+                                    need_dx=False)
+        got = got[:len(want)]
+    elif name == "forward":
+        want = C.conv2d_forward_reference(x[:1].astype(np.float64), weight.astype(np.float64))
+    else:
+        want = C.conv2d_forward_reference(dy[:1].astype(np.float64),
+                                          weight.astype(np.float64)[:, ::-1, ::-1].transpose(3, 1, 2, 0))
+    return np.linalg.norm(got[:len(want)].astype(np.float64) - want) / np.linalg.norm(want)
+
+
+def forecast(size, c, n, name, version):
+    if version not in (None, 5, 6) or c % 8 or n % 8:
+        return None
+    if name == "wgrad":
+        return conv2d_hopper_gradient.choose_plan(BATCH, size, size, c, n, 3, version != 5, 132)[0] / 1e3
+    if name == "dgrad":
+        c, n = n, c
+    return conv2d_hopper.choose_plan(BATCH, size, size, c, n, 3, version != 5, 132)[0] / 1e3
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--versions", nargs="*", type=int, default=[None])
+    parser.add_argument("--tiles", action="store_true")
+    options = parser.parse_args()
+    gpu, rng = get_gpu(), np.random.default_rng(0)
+    try:
+        import torch
+        torch.backends.cudnn.benchmark = True
+    except ImportError:
+        torch = None
+    print(gpu.device_name, f"batch {BATCH}", "" if torch else "(no PyTorch here)")
+    print(f"{'shape and pass':32} {'µs':>7} {'TFLOP/s':>8} {'cuDNN µs':>9} {'of cuDNN':>9} {'forecast':>9} {'error':>8}")
+    for size, c, n in SHAPES:
+        x, dy = (rng.standard_normal((BATCH, size, size, k), dtype=np.float32).astype(np.float16) for k in (c, n))
+        weight = (rng.standard_normal((n, 3, 3, c), dtype=np.float32) / (3 * c ** 0.5)).astype(np.float16)
+        dx, dw, ddy = (upload(a, gpu) for a in (x, weight, dy))
+        for name in PASSES:
+            title = f"{size}x{size} {c}->{n} {name}"
+            if not all(word in title for word in options.only) or name == "dgrad" and c == 3:
+                continue
+            dweight = zeros(weight.shape, np.float32, gpu)
+            variants = [(f"v{v}" if v else "", v, None) for v in options.versions]
+            if options.tiles and name != "wgrad" and c % 8 == n % 8 == 0:
+                variants = [(f"{128 * sub}x{bn}", 6, (bn, sub)) for bn, sub in conv2d_hopper.VARIANTS]
+            jobs, rows = [], []
+            for label, version, tile in variants:
+                def once(version=version, tile=tile, name=name, dweight=dweight, x=x, dx=dx, dw=dw, ddy=ddy):
+                    if tile:
+                        out = empty((*x.shape[:3], dw.shape[0] if name == "forward" else dw.shape[3]), np.float16, gpu)
+                        return conv2d_hopper.hopper_convolution(dx if name == "forward" else ddy, dw, None, out,
+                                                                gradient=name == "dgrad", only=tile)
+                    if name == "forward":
+                        return C.conv2d_forward(dx, dw, version=version)
+                    if name == "dgrad":
+                        return C._half_input_gradient(ddy, dw, dx, 1, version)
+                    C._add_half_gradients(ddy, dx, dw, dweight, None, 1, version)
+                    return dweight
+
+                try:
+                    error = error_of(download(once()), x, weight, dy, name)
+                    jobs.append((replay(gpu, once), lambda: synchronize(gpu)))
+                    rows.append((label, version, error))
+                except Exception as fault:  # one broken kernel must not hide the others
+                    print(f"{title + ' ' + label:32} {type(fault).__name__}: {str(fault)[:90]}")
+            if torch:
+                jobs.append((torch_pass(torch, x, weight, dy, name), torch.cuda.synchronize))
+            times = measured(jobs)
+            theirs = times.pop() if torch else None
+            flops = 2 * BATCH * size * size * 9 * c * n
+            for us, (label, version, error) in zip(times, rows, strict=True):
+                expected = None if options.tiles else forecast(size, c, n, name, version)
+                print(f"{title + ' ' + label:32} {us:7.1f} {flops / us / 1e6:8.0f} "
+                      + (f"{theirs:9.1f} {100 * theirs / us:8.0f}%" if theirs else f"{'–':>9} {'–':>9}")
+                      + (f" {expected:9.1f}" if expected else f" {'–':>9}") + f" {error:8.1e}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

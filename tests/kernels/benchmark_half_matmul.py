@@ -1,0 +1,172 @@
+"""Time matmul's float16 rungs on a GPU, beside cuBLAS (torch.matmul) where PyTorch is installed.
+
+    python -m tests.kernels.benchmark_half_matmul [--only PATTERN …] [--versions 6,5] [--rounds 9]
+
+Each product is checked first: some rows against float64, and all of it against PyTorch's. Then both are recorded as
+CUDA graphs of several launches over rotating buffers, which are replayed in turns; printed are medians. A weight's
+gradient is added to a float32 array here, while cuBLAS writes a new float16 one. predicted: the launcher's estimate.
+"""
+import argparse
+import fnmatch
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+
+from numdiff.device import download, get_gpu, upload, zeros
+from numdiff.kernels import matmul_forward
+from numdiff.kernels.matmul import hopper, launcher, mma
+
+ROWS = 64 * 256  # tokens of DiT-B/2 at batch 64
+LAYERS = (("qkv", 2304, 768), ("proj", 768, 768), ("fc1", 3072, 768), ("fc2", 768, 3072))  # name, N, K
+# name -> M, N, K, transpose_a, transpose_b, dtype of the result
+CASES = {"8192": (8192, 8192, 8192, False, True, np.float16), "4096": (4096, 4096, 4096, False, True, np.float16)}
+for name, n, k in LAYERS:
+    CASES[f"{name}-forward"] = ROWS, n, k, False, True, np.float16
+    CASES[f"{name}-dgrad"] = ROWS, k, n, False, False, np.float16
+    CASES[f"{name}-wgrad"] = n, k, ROWS, True, False, np.float32
+POOL = 2**23 - 9  # random numbers, repeated: no multiple of a row
+
+
+def kernel_of(case, version, multiprocessors):
+    """(kernel, what identifies it, the launcher's estimate in µs, tile, slices)."""
+    M, N, K, transpose_a, transpose_b, dtype = CASES[case]
+    half = dtype == np.float16
+    tile, slices, ns = launcher.choose_half(version, 1, M, N, K, not half, multiprocessors)
+    key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
+    return (hopper if version == 6 else mma).KERNELS[key], key, ns / 1e3, tile, slices
+
+
+def compile_kernel(version, key):
+    """In a process of its own: launch a kernel once on small matrices, so that it is found in the cache on disk."""
+    gpu = get_gpu()
+    tile, transpose_a, across, half = key
+    a, b = (upload(np.ones((64, 64), np.float16), gpu) for _ in "ab")
+    c = zeros((64, 64), np.float16 if half else np.float32, gpu)
+    arguments = 64, 64, 64, transpose_a, not across, None, None, 1.0, False, tile, 1
+    if version == 6:
+        hopper.launch_hopper(a, b, c, *arguments)
+    else:
+        mma.launch_mma(a, b, c, 1, *arguments)
+    return float(download(c).min()), float(download(c).max())
+
+
+def sets_of(nbytes):
+    """How many sets of buffers are used in turn: more than the L2 cache holds."""
+    return int(np.clip(-(-150e6 // nbytes), 2, 8))
+
+
+def graph(gpu, function, count):
+    """Replays `count` calls of function(i), which have run once already."""
+    arena = gpu.new_arena()
+    with gpu.within(arena):
+        for i in range(count):
+            function(i)
+        gpu.synchronize()
+        return gpu.capture(lambda: [function(i) for i in range(count)])
+
+
+def torch_graph(torch, function, count):
+    for i in range(count):
+        function(i)
+    torch.cuda.synchronize()
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        for i in range(count):
+            function(i)
+    return recorded.replay
+
+
+def milliseconds(replay, synchronize):
+    start = time.perf_counter()
+    replay()
+    synchronize()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def measure(gpu, torch, case, version, rounds, pool):
+    M, N, K, transpose_a, transpose_b, dtype = CASES[case]
+    a = np.resize(pool, (K, M) if transpose_a else (M, K))
+    b = np.resize(pool[1::2], (N, K) if transpose_b else (K, N))
+    kernel, key, predicted, tile, slices = kernel_of(case, version, gpu.multiprocessors)
+    sets = sets_of(a.nbytes + b.nbytes)
+    ours = [(upload(a, gpu), upload(b, gpu), zeros((M, N), dtype, gpu)) for _ in range(sets)]
+    accumulate = dtype == np.float32
+
+    def run(i):
+        x, y, out = ours[i % sets]
+        matmul_forward(x, y, transpose_a, transpose_b, out=out, accumulate=accumulate, version=version)
+
+    if not accumulate:
+        gpu.fill(ours[0][2], 0xFF)
+    run(0)
+    rows = slice(M // 2, M // 2 + 16)
+    left = (a[:, rows].T if transpose_a else a[rows]).astype(np.float64)
+    wide = b.astype(np.float32 if b.size > 2**25 else np.float64)
+    want = left @ (wide.T if transpose_b else wide)
+    error = np.linalg.norm(download(ours[0][2][rows]) - want) / np.linalg.norm(want)
+    count = int(np.clip(3000 / predicted, 2, 40))
+    others, theirs, away = [], [], float("nan")
+    if torch is not None:
+        tensors = [(torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda(),
+                    torch.empty((M, N), dtype=torch.float16, device="cuda")) for _ in range(sets)]
+
+        def run_torch(i):
+            x, y, out = tensors[i % sets]
+            torch.mm(x.T if transpose_a else x, y.T if transpose_b else y, out=out)
+
+        run_torch(0)
+        full = torch.from_numpy(download(ours[0][2])).cuda().float()
+        away = float((full - tensors[0][2].float()).norm() / full.norm())
+        theirs = torch_graph(torch, run_torch, count)
+    mine, timings = graph(gpu, run, count), []
+    for i in range(rounds + 2):
+        ms = milliseconds(mine, gpu.synchronize)
+        other = milliseconds(theirs, torch.cuda.synchronize) if torch is not None else float("nan")
+        if i >= 2:
+            timings.append(ms)
+            others.append(other)
+    us, us_torch = (1e3 * float(np.median(t)) / count for t in (timings, others))
+    tflops = 2e-6 * M * N * K / us
+    registers = max((k.regs_per_thread for k in kernel.overloads.values()), default=0)
+    what = f"{tile[0]}×{tile[1]}" + (f" /{slices}" if slices > 1 else "")
+    shape = f"{M}×{N}×{K}"
+    print(f"{case:14s} {shape:>18} v{version} {what:12s} {us:8.1f} {predicted:9.1f} {tflops:8.0f} {us_torch:8.1f} "
+          f"{100 * us_torch / us:6.0f} % {registers:5d} {error:9.1e} {away:9.1e}"
+          + ("" if error < 2e-3 and not away > 2e-3 else "   WRONG"), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=["*"], help=f"of {', '.join(CASES)}, or patterns such as '*wgrad'")
+    parser.add_argument("--versions", default="6")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    cases = [c for c in CASES if any(fnmatch.fnmatch(c, p) for p in options.only)]
+    versions = [int(v) for v in options.versions.split(",")]
+    start = time.perf_counter()
+    gpu = get_gpu()
+    keys = {(v, kernel_of(c, v, gpu.multiprocessors)[1]) for c in cases for v in versions}
+    with ProcessPoolExecutor(min(len(keys), 12), multiprocessing.get_context("spawn")) as workers:
+        jobs = [(key, workers.submit(compile_kernel, *key)) for key in keys]
+        pool = np.random.default_rng(0).standard_normal(POOL, dtype=np.float32).astype(np.float16)
+        try:
+            import torch
+        except ImportError:
+            torch = None
+        for key, job in jobs:
+            if job.result() != (64.0, 64.0):
+                print(f"kernel {key}: 64 ones give {job.result()}")
+    print(f"{gpu.device_name}, {gpu.multiprocessors} multiprocessors; {len(keys)} kernels compiled in "
+          f"{time.perf_counter() - start:.0f} s; {f'PyTorch {torch.__version__}' if torch else 'no PyTorch'}")
+    print(f"{'product':14s} {'M×N×K':>18} {'tile /slices':>15} {'µs':>8} {'predicted':>9} {'TFLOP/s':>8} {'cuBLAS':>8} "
+          f"{'speed':>8} {'regs':>5} {'error':>9} {'to torch':>9}")
+    for case in cases:
+        for version in versions:
+            measure(gpu, torch, case, version, options.rounds, pool)
+    print(f"{time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""`numdiff kernels check`, which is how every kernel version goes through the emulator."""
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from numdiff.device import get_backend
+from numdiff.emulator import KernelFault
+from numdiff.errors import UsageError
+from numdiff.kernels import check as checking
+from numdiff.kernels import elementwise
+from numdiff_cli.main import main
+
+
+@pytest.mark.slow
+def test_every_kernel_passes_in_two_thread_orders():
+    """…within 1e-5 of float64, with the same bits in both orders, without a fault; and no kernel was left out."""
+    outcomes = list(checking.check(orders=("forward", "shuffled")))
+    assert [f"{o.name}: {o.fault or o.error}" for o in outcomes if not o.passed] == []
+    assert checking.all_kernels() - get_backend("emulator").launched == set()
+
+
+def case(run, **shapes):
+    return checking.Case("made up", checking.normal(**shapes), run)
+
+
+def test_a_wrong_result_is_seen():
+    outcome = checking.check_case(case(lambda a, v: (elementwise.silu_forward(a.x) if v is None or isinstance(
+        a.x, np.ndarray) else a.x,), x=(3, 4)), 1, "emulator")
+    assert not outcome.passed and outcome.error > 0.1 and outcome.fault is None
+
+
+def test_results_that_differ_between_runs_are_seen():
+    calls = []
+
+    def run(a, version):
+        calls.append(1)
+        return (elementwise.add_forward(a.x, a.x) if len(calls) % 2 else a.x,)
+
+    assert not checking.check_case(case(run, x=(3, 4)), 1, "emulator").same
+
+
+def test_a_fault_is_told():
+    def run(a, version):
+        raise KernelFault("some_kernel", [])
+    assert "some_kernel" in checking.check_case(case(run, x=(3,)), 1, "emulator").fault
+
+
+def test_names():
+    assert {c.name for c in checking.cases_named(["softmax"])} == {"softmax", "softmax_backward"}
+    with pytest.raises(UsageError, match="there is no operation 'softmin'"):
+        checking.cases_named(["softmin"])
+
+
+def kernels(*arguments):
+    return CliRunner().invoke(main, ["kernels", "check", *map(str, arguments)])
+
+
+def test_counts_on_request(tmp_path):
+    result = kernels("matmul", "--version", 2, "--counts", "--trace", tmp_path / "trace.json")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("line            source") == 1  # one table for the kernel, of its first problem
+    row = next(line for line in result.output.splitlines() if "total += tile_a[y, k] * tile_b[k, x]" in line)
+    # 20 × 12 · 12 × 24 in 16 × 16 tiles: four blocks of 8 warps, 16 steps, two reads of each; 2 FLOPs a thread and step
+    assert row.startswith("tiled.py:") and row.split()[-2:] == ["1,024", "32,768"]
+    row = next(line for line in result.output.splitlines() if "c[i] = value" in line)
+    assert row.split()[-2:] == ["20", "3.0"]  # requests, transactions per request: 16 columns, or the last 8, in 2 rows
+    assert "transactions per request" in result.output and "bank conflicts" in result.output
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(e.get("cat") == "barrier" for e in events) == 4 * 8 * 2
+
+
+def test_bad_options_of_the_command():
+    assert "written as .svg, .png, .txt or .json" in kernels("add", "--trace", "a.gif").output
+    assert "has a version 9" in kernels("add", "--version", 9).output

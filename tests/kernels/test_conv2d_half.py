@@ -1,0 +1,218 @@
+"""Convolution in float16: every version, pass and addend against float64 over the same float16 operands."""
+import numpy as np
+import pytest
+
+from numdiff.device import download, empty
+from numdiff.kernels import conv2d as C
+from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient, conv2d_implicit
+from tests.conftest import large, relative_error
+
+TOLERANCE = 2e-3
+
+
+def operands(rng, shape):
+    """Float16 x, weight, dy, residual; float32 bias, channel: as float64, with the values that they have then."""
+    b, h, w, c, n, size, stride = shape
+    ho, wo = (h - 1) // stride + 1, (w - 1) // stride + 1
+    drawn = {"x": (b, h, w, c), "weight": (n, size, size, c), "dy": (b, ho, wo, n), "residual": (b, ho, wo, n),
+             "bias": (n,), "channel": (b, n)}
+    made = {name: rng.standard_normal(dims) for name, dims in drawn.items()}
+    made["weight"] /= size * c ** 0.5
+    kinds = {name: np.float32 if name in ("bias", "channel") else np.float16 for name in made}
+    return {name: a.astype(kinds[name]).astype(np.float64) for name, a in made.items()}, kinds
+
+
+def check_forward(engine, rng, shape, version, addends=("bias", "channel", "residual")):
+    a, kinds = operands(rng, shape)
+    want = C.conv2d_forward_reference(a["x"], a["weight"], stride=shape[6], **{k: a[k] for k in addends})
+    given = {k: engine(a[k], kinds[k]) for k in addends}
+
+    def run():
+        return C.conv2d_forward(engine(a["x"], np.float16), engine(a["weight"], np.float16), stride=shape[6],
+                                version=version,
+                                **given)
+
+    y = run()
+    assert y.dtype == np.float16
+    engine.check(y, want, TOLERANCE)
+    return y, run
+
+
+def check_backward(engine, rng, shape, version, need_dx=True):
+    a, kinds = operands(rng, shape)
+    want_weight, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
+    start_weight, start_bias = want_weight.astype(np.float32), want_bias.astype(np.float32)
+    want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight, want_bias, shape[6])
+
+    def run():
+        dweight, dbias = engine(start_weight), engine(start_bias)
+        dx = C.conv2d_backward(engine(a["dy"], np.float16), engine(a["x"], np.float16), engine(a["weight"], np.float16),
+                               dweight, dbias, shape[6], need_dx, version)
+        return dx, dweight, dbias
+
+    got = run()
+    assert got[1].dtype == got[2].dtype == np.float32
+    if need_dx:
+        assert got[0].dtype == np.float16
+        engine.check(got[0], want, TOLERANCE)
+    engine.check(got[1], want_weight, 1e-5)
+    engine.check(got[2], want_bias, 1e-5)
+    return got, run
+
+
+def repeat(engine, first, run):
+    again = run()
+    for one, other in zip(first, again, strict=True) if isinstance(first, tuple) else ((first, again),):
+        if one is not None:
+            engine.check_equal(one, other)
+
+
+# B, H, W, C_in, C_out, kernel, stride
+GENERIC = [(1, 2, 3, 3, 5, 3, 1), (1, 3, 3, 8, 8, 3, 2)]
+NARROW = [(1, 3, 5, 16, 3, 3, 1), (2, 2, 3, 3, 16, 3, 1)]
+MMA = [(1, 3, 4, 8, 16, 3, 1), (1, 5, 3, 16, 8, 3, 2)]
+ON_A_GPU = [(2, 48, 48, 72, 72, 3, 1), (7, 16, 16, 192, 192, 3, 1), (3, 8, 8, 512, 256, 3, 1),
+            (2, 32, 32, 320, 128, 3, 1),
+            (2, 64, 64, 64, 64, 3, 1), (3, 9, 13, 40, 104, 3, 1), (2, 12, 20, 64, 136, 5, 1), (5, 4, 4, 72, 8, 3, 1)]
+
+
+def half_shapes(tiny):
+    return pytest.mark.parametrize("shape", [*tiny, *[pytest.param(s, marks=large) for s in ON_A_GPU]], ids=str)
+
+
+@pytest.mark.parametrize("version, shape",
+                         [(v, s) for v, shapes in ((1, GENERIC), (3, NARROW), (4, MMA)) for s in shapes])
+def test_portable_versions(engine, rng, version, shape):
+    if not engine.has_versions:
+        pytest.skip("the CPU engine has one version")
+    y, run = check_forward(engine, rng, shape, version, ("bias",) if version == 3 else ("bias", "channel", "residual"))
+    repeat(engine, y, run)
+    dx_exists = not (version == 3 and shape[3] == 3)
+    got, run = check_backward(engine, rng, shape, version, need_dx=dx_exists)
+    repeat(engine, got, run)
+
+
+@half_shapes([(1, 3, 5, 8, 16, 3, 1)])
+def test_whatever_is_chosen(engine, rng, shape):
+    """…by the launcher: on the CPU the reference, else the fastest version."""
+    if engine.name == "emulator":
+        pytest.skip("its versions are forced one by one")
+    y, run = check_forward(engine, rng, shape, None)
+    repeat(engine, y, run)
+    got, run = check_backward(engine, rng, shape, None)
+    repeat(engine, got, run)
+
+
+@pytest.mark.parametrize("version, shape", [(6, (1, 3, 9, 8, 16, 3, 1)), (5, (2, 5, 5, 16, 8, 3, 1))])
+def test_hopper_forward(engine, rng, version, shape):
+    if not engine.has_versions:
+        pytest.skip("the CPU engine has one version")
+    check_forward(engine, rng, shape, version)
+
+
+@pytest.mark.parametrize("version, shape", [(6, (2, 7, 5, 16, 8, 3, 1)), (5, (1, 3, 9, 8, 16, 3, 1))])
+def test_hopper_backward(engine, rng, version, shape):
+    if not engine.has_versions:
+        pytest.skip("the CPU engine has one version")
+    got, run = check_backward(engine, rng, shape, version)
+    if engine.name != "emulator" or version == 6:
+        repeat(engine, got, run)
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("tile", conv2d_hopper.VARIANTS, ids=str)
+@pytest.mark.parametrize("whole_halo", [True, False], ids=["v6", "v5"])
+def test_hopper_tiles(engine, rng, tile, whole_halo, gradient):
+    """Each kernel, on more blocks of channels, images and tiles than one."""
+    if not engine.has_versions or engine.name == "ptx" and not whole_halo:
+        pytest.skip("the same kernels as in v6, or none")
+    if engine.name == "emulator" and (tile, whole_halo, gradient) not in EMULATED:
+        pytest.skip("a kernel of each kind is enough here")
+    b, h, w, c, n = (1, 11, 10, 72, 40) if engine.name == "emulator" else (3, 20, 19, 136, 200)
+    a, _ = operands(rng, (b, h, w, c, n, 3, 1))
+    weight = engine(a["weight"], np.float16)
+    if gradient:
+        want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], np.zeros_like(a["weight"]))
+        out = empty((b, h, w, c), np.float16, engine.backend)
+        conv2d_hopper.hopper_convolution(engine(a["dy"], np.float16), weight, None, out, gradient=True,
+                                         whole_halo=whole_halo,
+                                         only=tile)
+    else:
+        want = C.conv2d_forward_reference(a["x"], a["weight"], None, 1, a["channel"], a["residual"])
+        out = empty((b, h, w, n), np.float16, engine.backend)
+        conv2d_hopper.hopper_convolution(engine(a["x"], np.float16), weight, None, out,
+                                         engine(a["channel"], np.float32),
+                                         engine(a["residual"], np.float16), whole_halo=whole_halo, only=tile)
+    engine.check(out, want, TOLERANCE)
+
+
+EMULATED = {((64, 2), True, False), ((96, 1), True, True)}
+
+
+def test_the_plan_fills_shared_memory_and_no_more():
+    for b, h, w, c, n in ((32, 64, 64, 64, 64), (32, 64, 64, 192, 64), (32, 32, 32, 320, 128), (32, 16, 16, 192, 192),
+                          (32, 8, 8, 512, 256), (7, 48, 48, 72, 72), (1, 3, 5, 8, 8)):
+        for size in (1, 3, 5):
+            for whole_halo in (True, False):
+                plan = conv2d_hopper.choose_plan(b, h, w, c, n, size, whole_halo, 132)[1]
+                assert plan.shared <= conv2d_hopper.SHARED and plan.b_stages <= conv2d_hopper.MOST_B
+                assert plan.pixels in (128, 256) and plan.width % 8 == plan.height % 8 == 0
+                plan = conv2d_hopper_gradient.choose_plan(b, h, w, c, n, size, whole_halo, 132)[1]
+                assert (plan.parts - 1) * plan.part_chunks < plan.chunks <= plan.parts * plan.part_chunks
+                assert 2 <= plan.stages <= conv2d_hopper_gradient.MOST_STAGES
+
+
+def test_the_unet_of_the_seeds_runs_on_tensor_cores():
+    """At batch 32 and 64 × 64 pixels every 3 × 3 layer fills at least two thirds of an H100's multiprocessors."""
+    for size, c, n in ((64, 64, 64), (64, 192, 64), (64, 128, 64), (32, 64, 128), (32, 128, 128), (32, 256, 128),
+                       (16, 192, 192), (16, 128, 192), (16, 384, 192), (8, 256, 256), (8, 512, 256)):
+        plan = conv2d_hopper.choose_plan(32, size, size, c, n, 3, True, 132)[1]
+        turns = -(-plan.tiles // 132)
+        assert plan.tiles / (132 * turns) > 0.66
+
+
+def test_numpy_float16_is_the_reference_rounded_once(rng):
+    a, kinds = operands(rng, (2, 4, 5, 8, 6, 3, 1))
+    half = {name: array.astype(kinds[name]) for name, array in a.items()}
+    y = C.conv2d_forward(half["x"], half["weight"], half["bias"], channel=half["channel"], residual=half["residual"])
+    want = C.conv2d_forward_reference(a["x"], a["weight"], a["bias"], 1, a["channel"], a["residual"])
+    assert y.dtype == np.float16 and relative_error(y, want) < 4e-4
+    dweight, dbias = np.zeros(a["weight"].shape, np.float32), np.zeros(6, np.float32)
+    dx = C.conv2d_backward(half["dy"], half["x"], half["weight"], dweight, dbias)
+    want_weight = np.zeros_like(a["weight"])
+    want_dx = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight)
+    assert dx.dtype == np.float16 and relative_error(dx, want_dx) < 4e-4 and relative_error(dweight, want_weight) < 1e-5
+
+
+def test_addends_in_float32(engine, rng):
+    a, _ = operands(rng, (1, 3, 4, 4, 12, 3, 1))
+    for version in (None, 1) if engine.has_versions else (None,):
+        y = C.conv2d_forward(engine(a["x"]), engine(a["weight"]), engine(a["bias"]), version=version,
+                             channel=engine(a["channel"]), residual=engine(a["residual"]))
+        engine.check(y, C.conv2d_forward_reference(a["x"], a["weight"], a["bias"], 1, a["channel"], a["residual"]),
+                     1e-5)
+
+
+def test_half_operands_that_do_not_fit_say_so(engine):
+    if not engine.has_versions:
+        pytest.skip("NumPy takes them")
+    x, weight = engine(np.ones((1, 4, 4, 12)), np.float16), engine(np.ones((20, 3, 3, 12)), np.float16)
+    with pytest.raises(ValueError, match="version 6 does not take"):
+        C.conv2d_forward(x, weight, version=6)
+    with pytest.raises(ValueError, match="no version 2"):
+        C.conv2d_forward(x, weight, version=2)
+    with pytest.raises(ValueError, match="both to float16"):
+        C.conv2d_forward(x, engine(np.ones((20, 3, 3, 12))))
+    with pytest.raises(ValueError, match="channel has shape"):
+        C.conv2d_forward(x, weight, channel=engine(np.ones((1, 12))))
+
+
+def test_overflow_is_infinite(engine):
+    """A sum beyond 65504 must reach the finite check of the loss scale as an infinity."""
+    if engine.has_versions and engine.computes:
+        x, weight = engine(np.full((1, 2, 2, 8), 200.0), np.float16), engine(np.full((8, 3, 3, 8), 200.0), np.float16)
+        assert np.isinf(download(C.conv2d_forward(x, weight, version=1))).all()
+
+
+def test_parts_of_the_implicit_gemm_still_add_up():
+    assert conv2d_implicit.cut(1, 128, 7) == (1, 7)

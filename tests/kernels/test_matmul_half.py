@@ -1,0 +1,265 @@
+"""Matmul of float16: the tensor-core rungs, every case of transposes, epilogue and split, against float64."""
+import numpy as np
+import pytest
+
+from numdiff.kernels import matmul as P
+from numdiff.kernels.linear import linear_backward, linear_forward
+from numdiff.kernels.matmul import hopper, launcher, mma
+from tests.conftest import large, relative_error, shapes, versions
+
+TOLERANCE = 2e-3
+TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
+                                     ids=["nn", "nt", "tn", "tt"])
+NARROWEST = {5: (64, 64), 6: (128, 64)}
+
+
+def halves(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float16)
+
+
+def operands(rng, M, N, K, transposes=(False, True), batch=()):
+    return (halves(rng, *batch, *((K, M) if transposes[0] else (M, K))),
+            halves(rng, *batch, *((N, K) if transposes[1] else (K, N))))
+
+
+def product(a, b, transposes=(False, True)):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return (np.swapaxes(a, -1, -2) if transposes[0] else a) @ (np.swapaxes(b, -1, -2) if transposes[1] else b)
+
+
+def choose(monkeypatch, tile, slices=1):
+    monkeypatch.setattr(launcher, "choose_half", lambda *_: (tile, slices, 0.0))
+
+
+def skip_ptx(engine):
+    """A kernel takes seconds to compile, and test_float16 compiles one of each rung."""
+    if engine.name == "ptx":
+        pytest.skip("compiled elsewhere")
+
+
+def small_tiles(monkeypatch, version):
+    """In the emulator, the narrowest tile of a version."""
+    if version in NARROWEST:
+        choose(monkeypatch, NARROWEST[version])
+
+
+# minimal: less than a chunk's neighbours; odd: not a multiple of any tile
+SHAPES = shapes(minimal=(8, 8, 8), odd=(72, 40, 40), not_aligned=(1000, 344, 520), large=(640, 768, 1024))
+
+
+@SHAPES
+@versions(2, 5, 6)
+@TRANSPOSES
+def test_float16(engine, rng, monkeypatch, shape, version, transposes):
+    M, N, K = shape
+    a, b = operands(rng, M, N, K, transposes)
+    if engine.name in ("emulator", "ptx"):
+        if version is None:
+            pytest.skip("one of those that are forced")
+        if version == 2 and (transposes != (False, True) or shape != (8, 8, 8)):
+            pytest.skip("tested in test_matmul.py")
+        if engine.name == "ptx" and (shape != (8, 8, 8) or transposes != (False, True)):
+            skip_ptx(engine)
+        small_tiles(monkeypatch, version)
+    got = P.matmul_forward(engine(a), engine(b), *transposes, version=version)
+    assert got.dtype == np.float16
+    engine.check(got, product(a, b, transposes), TOLERANCE)
+
+
+@pytest.mark.parametrize("tile", [*mma.TILES, *((hopper.BM, n) for n in hopper.STAGES)], ids=str)
+@pytest.mark.parametrize("half", [True, False], ids=["half", "float"])
+def test_every_tile(engine, rng, monkeypatch, tile, half):
+    """A result of one tile and a bit, so that a block's edges, and its second tile, are seen."""
+    skip_ptx(engine)
+    if engine.name == "cpu":
+        return
+    version = 5 if tile in mma.TILES else 6
+    choose(monkeypatch, tile)
+    transposes = (False, True) if half else (True, False)
+    M, N, K = (tile[0] + 8 if tile[1] == 64 else 40), tile[1] - 24, 72 if version == 5 else 8
+    a, b = operands(rng, M, N, K, transposes)
+    out = np.float16 if half else np.float32
+    got = P.matmul_forward(engine(a), engine(b), *transposes, version=version, out_dtype=out)
+    assert got.dtype == out
+    engine.check(got, product(a, b, transposes), TOLERANCE if half else 1e-6)
+
+
+@pytest.mark.parametrize("version", [None, 2, 5, 6])
+def test_epilogue_float16(engine, rng, monkeypatch, version):
+    """alpha, bias and residual, rounded once; and the same bits again."""
+    skip_ptx(engine)
+    if not engine.has_versions and version is not None:
+        return
+    if engine.name == "emulator" and version is not None:
+        small_tiles(monkeypatch, version)
+    M, N, K = (24, 40, 24) if engine.name == "emulator" else (264, 264, 72)
+    a, b = operands(rng, M, N, K)
+    bias, residual = rng.standard_normal(N), halves(rng, M, N)
+    want = 0.5 * product(a, b) + bias.astype(np.float32) + residual
+    results = [P.matmul_forward(engine(a), engine(b), False, True, bias=engine(bias), alpha=0.5, version=version,
+                                residual=engine(residual)) for _ in range(2)]
+    engine.check(results[0], want, 4e-4)
+    engine.check_equal(*results)
+    out = engine(residual)
+    assert P.matmul_forward(engine(a), engine(b), False, True, bias=engine(bias), alpha=0.5, version=version, out=out,
+                            accumulate=True) is out
+    engine.check_equal(out, results[0])
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("version", [None, 5, 6])
+def test_weight_gradient(engine, rng, monkeypatch, version, slices):
+    """dyᵀ·x, added into float32; the long sum, of any length, in one or three slices."""
+    skip_ptx(engine)
+    if not engine.has_versions and version is not None or version is None and slices > 1:
+        return
+    if version is not None:
+        choose(monkeypatch, NARROWEST[version], slices)
+    M, N, K = (24, 16, 140) if engine.name == "emulator" else (264, 200, 3001)
+    a, b = operands(rng, M, N, K, (True, False))
+    start, bias = rng.standard_normal((M, N)), rng.standard_normal(N)
+    results = []
+    for _ in range(2):
+        results.append(engine(start))
+        P.matmul_forward(engine(a), engine(b), True, False, bias=engine(bias), alpha=0.5, out=results[-1],
+                         accumulate=True, version=version)
+    engine.check(results[0], start + 0.5 * product(a, b, (True, False)) + bias, 2e-6)
+    engine.check_equal(*results)
+    if engine.name == "cuda":
+        P.matmul_forward(engine(a), engine(b), True, False, out=results[0], version=version)
+        engine.check(results[0], product(a, b, (True, False)), 2e-6)
+
+
+@pytest.mark.parametrize("transposes", [(False, True), (False, False)])
+def test_batch(engine, rng, monkeypatch, transposes):
+    """A batch goes to rung 5."""
+    skip_ptx(engine)
+    if engine.name == "emulator":
+        choose(monkeypatch, NARROWEST[5])
+    a, b = operands(rng, 24, 16, 24, transposes, (2, 1))
+    residual = halves(rng, 2, 1, 24, 16)
+    got = P.matmul_forward(engine(a), engine(b), *transposes, residual=engine(residual))
+    engine.check(got, product(a, b, transposes) + residual, TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (20, 12, 9)])
+@pytest.mark.parametrize("out", [np.float16, np.float32])
+def test_extents_that_do_not_come_in_eights(engine, rng, shape, out):
+    """They fall back to rung 2, with every epilogue."""
+    skip_ptx(engine)
+    M, N, K = shape
+    a, b = operands(rng, M, N, K)
+    bias, residual = rng.standard_normal(N), halves(rng, M, N)
+    got = P.matmul_forward(engine(a), engine(b), False, True, bias=engine(bias), residual=engine(residual),
+                           out_dtype=out)
+    assert got.dtype == out
+    engine.check(got, product(a, b) + bias + residual, TOLERANCE)
+    add = engine(residual.astype(out))
+    P.matmul_forward(engine(a), engine(b), False, True, bias=engine(bias), out=add, accumulate=True)
+    engine.check(add, product(a, b) + bias + residual, TOLERANCE)
+
+
+def test_persistent_blocks(engine, rng, monkeypatch):
+    """More tiles than blocks: stages, parities and the two buffers of the epilogue go on from tile to tile."""
+    skip_ptx(engine)
+    if engine.name == "cpu":
+        return
+    choose(monkeypatch, (128, 64))
+    monkeypatch.setattr(type(engine.backend), "multiprocessors", 1, raising=False)
+    if engine.name == "cuda":
+        monkeypatch.setattr(engine.backend, "multiprocessors", 1)
+    M, N, K = 8, 200, 136
+    a, b = operands(rng, M, N, K)
+    got = P.matmul_forward(engine(a), engine(b), False, True, version=6)
+    engine.check(got, product(a, b), TOLERANCE)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (5, 3), (16, 4), (37, 7)])
+def test_every_tile_has_one_place(grid):
+    """The grouped order of tiles visits each once."""
+    places = {hopper.tile_place.py_func(t, *grid) for t in range(grid[0] * grid[1])}
+    assert places == {(m, n) for m in range(grid[0]) for n in range(grid[1])}
+
+
+@pytest.mark.parametrize("rows", [(3, 5), (1, 9)])
+def test_linear(engine, rng, rows):
+    skip_ptx(engine)
+    K, N = 24, 16
+    x, weight, dy = halves(rng, *rows, K), halves(rng, N, K), halves(rng, *rows, N)
+    bias, residual = rng.standard_normal(N), halves(rng, *rows, N)
+    y = linear_forward(engine(x), engine(weight), engine(bias), residual=engine(residual))
+    assert y.dtype == np.float16
+    wide = [v.astype(np.float64) for v in (x, weight, dy)]
+    engine.check(y, wide[0] @ wide[1].T + bias + residual, TOLERANCE)
+    start = rng.standard_normal((N, K)), rng.standard_normal(N)
+    dweight, dbias = engine(start[0]), engine(start[1])
+    dx = linear_backward(engine(dy), engine(x), engine(weight), dweight, dbias)
+    assert dx.dtype == np.float16
+    flat = wide[2].reshape(-1, N), wide[0].reshape(-1, K)
+    engine.check(dx, wide[2] @ wide[1], TOLERANCE)
+    engine.check(dweight, start[0] + flat[0].T @ flat[1], 1e-5)
+    engine.check(dbias, start[1] + flat[0].sum(0), 1e-5)
+
+
+def test_the_cpu_rounds_once(rng):
+    """float16 on the CPU engine is float32 arithmetic, rounded at the end."""
+    a, b = operands(rng, 9, 10, 300)
+    residual = halves(rng, 9, 10)
+    got = P.matmul_forward(a, b, False, True, residual=residual)
+    want = (a.astype(np.float32) @ b.astype(np.float32).T + residual).astype(np.float16)
+    assert np.array_equal(got, want)
+    assert relative_error(P.matmul_forward(a, b, False, True, out_dtype=np.float32), product(a, b)) < 1e-6
+
+
+def test_the_launcher_chooses(engine, rng, monkeypatch):
+    if engine.name != "ptx":
+        return
+    launched = []
+    monkeypatch.setattr(hopper, "launch", lambda kernel, *a, **k: launched.append(6))
+    monkeypatch.setattr(mma, "launch", lambda kernel, *a, **k: launched.append(5))
+    monkeypatch.setattr(launcher, "launch", lambda kernel, *a, **k: launched.append(2))
+    for capability, shape, batch, version in (((9, 0), (64, 64, 64), (), 6), ((9, 0), (64, 64, 64), (3,), 5),
+                                              ((8, 0), (64, 64, 64), (), 5), ((12, 0), (64, 64, 64), (), 5),
+                                              ((7, 5), (64, 64, 64), (), 2), ((9, 0), (64, 60, 64), (), 2),
+                                              ((9, 0), (61, 64, 64), (), 6)):
+        monkeypatch.setattr(type(engine.backend), "capability", capability)
+        a, b = operands(rng, *shape, batch=batch)
+        P.matmul_forward(engine(a), engine(b), False, True)
+        assert launched.pop() == version and not launched
+
+
+def test_splits_fill_a_gpu():
+    """A weight gradient's few tiles are split, a large product is not."""
+    tile, slices, _ = launcher.choose_half(6, 1, 768, 768, 16384, True, 132)
+    tiles = -(-768 // tile[0]) * -(-768 // tile[1])
+    assert slices > 1 and tiles * slices > 0.8 * 132
+    assert launcher.choose_half(6, 1, 8192, 8192, 8192, True, 132)[:2] == ((128, 256), 1)
+    assert launcher.choose_half(6, 1, 768, 768, 16384, False, 132)[1] == 1
+
+
+def test_errors_say_what_to_do(engine, rng):
+    if not engine.has_versions:
+        return
+    a, b = operands(rng, 16, 12, 16)
+    a, b = engine(a), engine(b)
+    for version in (5, 6):
+        with pytest.raises(ValueError, match="use version=2"):
+            P.matmul_forward(a, b, False, True, version=version)
+    with pytest.raises(ValueError, match="use 2, 5 or 6"):
+        P.matmul_forward(a, b, False, True, version=4)
+    with pytest.raises(ValueError, match="use cast_forward"):
+        P.matmul_forward(a, engine(np.ones((12, 16))), False, True)
+    with pytest.raises(ValueError, match="use cast_forward"):
+        P.matmul_forward(a, b, False, True, bias=engine(np.ones(12), np.float16))
+    with pytest.raises(ValueError, match="pass one of them"):
+        P.matmul_forward(a, b, False, True, residual=a, out=a, accumulate=True)
+
+
+@large
+def test_two_runs_are_equal(engine, rng):
+    if not engine.computes or engine.name == "cpu":
+        return
+    a, b = operands(rng, 1024, 1280, 2048)
+    first, second = (P.matmul_forward(engine(a), engine(b), False, True) for _ in range(2))
+    engine.check_equal(first, second)
+    engine.check(first, product(a, b), TOLERANCE)
