@@ -116,6 +116,8 @@ def products_cases():
                    (1, 2, 3, 4), label="".join("nt"[t] for t in transposes))
     yield Case("matmul", normal(a=(3, 5, 7), b=(3, 7, 9)), one(lambda a, v: matmul.matmul_forward(a.a, a.b, version=v)),
                (1, 2, 3), label="batch, odd")
+    yield Case("matmul", normal(a=(20, 40), b=(40, 24)), one(lambda a, v: matmul.matmul_forward(a.a, a.b, version=v)),
+               (2, 3), label="several tiles of K")  # each tile is written over what others may still read
 
     def tiled(tile):
         def run(a, version):
