@@ -4,15 +4,18 @@ import click
 
 @click.command("convert", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="IN")
-@click.argument("target", type=click.Path(dir_okay=False), metavar="OUT")
+@click.argument("target", type=click.Path(), metavar="OUT")
 @click.option("--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
               help="Which weights to take where IN holds both: averaged, or as trained.")
 @click.option("--image-size", type=click.IntRange(1, 4096), metavar="PX", help="Side of the images of the model.")
 @click.option("--num-head-channels", type=click.IntRange(1, 4096), metavar="N", help="Channels of an attention head.")
 @click.option("--num-heads", type=click.IntRange(1, 4096), metavar="N",
-              help="Number of attention heads, instead of --num-head-channels.")
+              help="Number of attention heads, instead of --num-head-channels; of a DiT only where its size is not a "
+                   "published one.")
 @click.option("--num-heads-upsample", type=click.IntRange(1, 4096), metavar="N",
               help="Another number of heads on the way up.  [default: as --num-heads]")
+@click.option("--num-classes", type=click.IntRange(1), metavar="N",
+              help="Classes of a DiT whose class table has no row for no class.  [default: one less than its rows]")
 @click.option("--attention-order", type=click.Choice(["legacy", "new"]),
               help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
                    "[default: legacy]")
@@ -23,19 +26,23 @@ import click
 @click.option("--schedule", type=click.Choice(["linear", "cosine"]),
               help="Noise schedule it was trained with.  [default: linear]")
 @click.option("--prediction", type=click.Choice(["eps", "v", "x_0"]), help="What it predicts.  [default: eps]")
-def convert(source, target, weights, image_size, num_head_channels, num_heads, num_heads_upsample, attention_order,
-            max_period, diffusion_steps, schedule, prediction):
-    """Write the UNet weights in IN as OUT.
+def convert(source, target, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
+            attention_order, max_period, diffusion_steps, schedule, prediction):
+    """Write the weights in IN as OUT.
 
-    IN is a state dict of guided-diffusion's UNet (.pt of torch.save, .npz or .safetensors), unet.cu's .bin, or a
-    numdiff checkpoint or run folder. A .pt is read without PyTorch, and nothing in it is run. OUT ends in .h5 for a
-    numdiff model file (`numdiff sample` takes it), or in .npz or .safetensors for guided-diffusion's names and
-    PyTorch's layout.
+    IN is a state dict of guided-diffusion's UNet or of the public DiT (.pt of torch.save, bare or a training
+    checkpoint; .npz or .safetensors), unet.cu's .bin, or a numdiff checkpoint or run folder. A .pt is read without
+    PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff model file (`numdiff sample` takes it), or in .npz
+    or .safetensors for the public names and PyTorch's layout; without an ending it is a folder in diffusers' layout,
+    for a DiT.
 
     The sizes of the model are seen from the weights. What weights do not show must be said, unless IN is unet.cu's or
-    numdiff's own: the image size and the attention heads.
+    numdiff's own: the image size and the attention heads; for a DiT only the image size, and only where IN has no
+    pos_embed.
 
     \b
+    numdiff convert DiT-XL-2-256x256.pt dit-xl-2.h5
+    numdiff convert runs/00000-dit-tiny my-dit
     numdiff convert 64x64_diffusion.pt imagenet64.h5 --image-size 64 --num-head-channels 64 \\
         --attention-order new --schedule cosine
     numdiff convert model_100000.bin unet-cu.h5
@@ -46,10 +53,18 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
     diffusion = {"steps": diffusion_steps, "schedule": schedule, "prediction": prediction}
     result = convert_model(source, target, weights, diffusion,
                            image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
-                           num_heads_upsample=num_heads_upsample,
+                           num_heads_upsample=num_heads_upsample, num_classes=num_classes,
                            use_new_attention_order=None if attention_order is None else attention_order == "new",
                            max_period=max_period)
     o = result.options
+    if result.kind == "dit":
+        click.echo(f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"
+                   f"{o['in_channels']} images")
+        click.echo(f"blocks      {o['depth']} of {o['hidden_size']} channels, {o['num_heads']} heads, patches of "
+                   f"{o['patch_size']}{', learned variance' if o['learn_sigma'] else ''}")
+        null = " and a null class" if o["num_classes"] is not None and o["class_dropout"] > 0 else ""
+        click.echo(f"classes     {o['num_classes'] or 'none'}{null}")
+        return
     heads = f"{o['num_heads']} heads" if o["num_head_channels"] == -1 else f"{o['num_head_channels']} channels a head"
     order = "new" if o["use_new_attention_order"] else "legacy"
     click.echo(f"{target}: a UNet of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']} images")

@@ -27,7 +27,7 @@ def info():
     """Show what this machine has, and what will run on it."""
     from numdiff.device import why_no_gpu
     from numdiff.device.gpu import cache_directory
-    from numdiff.training.options import PRECISIONS, resolve
+    from numdiff.training.options import MODELS, PRECISIONS, resolve
 
     say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores")
     say("packages", ", ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES))
@@ -39,9 +39,10 @@ def info():
     say("mpi", describe_mpi())
     cache = cache_directory()
     say("cache", f"{cache} ({'has compiled kernels' if os.path.isdir(cache) else 'made when a kernel is compiled'})")
-    options = resolve({})
-    where = "on the GPU" if options.device == "cuda" else "on the CPU, with NumPy"
-    say("will run", f"numdiff train unet: preset {options.preset}, {where}, precision {' or '.join(PRECISIONS)}")
+    models = {model: resolve({"model": model}) for model in MODELS}
+    where = "on the GPU" if models["unet"].device == "cuda" else "on the CPU, with NumPy"
+    presets = ", ".join(f"numdiff train {model}: preset {options.preset}" for model, options in models.items())
+    say("will run", f"{presets}; {where}, precision {' or '.join(PRECISIONS)}")
 
 
 def describe_gpus():

@@ -10,6 +10,7 @@ import click
 COMMANDS = {  # name -> (module with a click command of that name, line for `numdiff --help`)
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
+    "evaluate": (".evaluate", "Measure samples against a reference."),
     "data": (".data", "Import images, and look into datasets."),
     "convert": (".convert", "Convert weights from and to other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),
@@ -42,9 +43,11 @@ class Commands(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def invoke(self, ctx):
-        """Run the subcommand; no error that a user can cause ends in a traceback."""
+        """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks one speaks."""
+        from numdiff.training.launcher import job
         try:
-            return super().invoke(ctx)
+            with job():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Failure("interrupted.", 130) from None
         except MemoryError as error:

@@ -1,31 +1,69 @@
 """`numdiff sample`: images from a trained model."""
 import click
 
+from .settings import GroupedCommand, Setting
 
-@click.command(no_args_is_help=True)
+
+def option(heading, *names, **attributes):
+    return click.option(*names, cls=Setting, heading=heading, **attributes)
+
+
+@click.command(no_args_is_help=True, cls=GroupedCommand)
 @click.argument("run", metavar="RUN")
-@click.option("--count",   metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
-              help="Images to make.")
-@click.option("--steps",   metavar="STEPS", type=click.IntRange(1), default=50, show_default=True,
-              help="Model evaluations for each image; at most the timesteps that the model was trained with.")
-@click.option("--sampler", type=click.Choice(["ddim", "ddpm"]), default="ddim", show_default=True,
-              help="DDIM, which does with few steps, or the ancestral sampler of DDPM.")
-@click.option("--eta",     metavar="ETA", type=click.FloatRange(0, 1),
-              help="Noise that DDIM adds at each step; 0 adds none, 1 is DDPM.  [default: 0]")
-@click.option("--seed",    metavar="N", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True,
-              help="Seed of the first image; image i has seed N + i, whatever the batch.")
-@click.option("--class",   "class_name", metavar="CLASS",
-              help="Class of all images, by name or index, for a model with classes.  [default: one after the other]")
-@click.option("--grid",    metavar="FILE.png", default="samples.png", show_default=True,
-              help="Picture that shows all images.")
-@click.option("--batch",   metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
-              help="Images made at a time: more need more memory, and give the same images.")
-@click.option("--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
-              help="Averaged weights, or those of the last step.")
-@click.option("--device",  type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
-              help="Where to compute; auto: the GPU if there is one.")
-@click.option("--outdir",  metavar="DIR", default="runs", show_default=True,
-              help="Where run numbers are looked up.")
+@option("What", "--count", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
+        help="Images to make.")
+@option("What", "--seed", metavar="N", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True,
+        help="Seed of the first image; image i has seed N + i, whatever the batch.")
+@option("What", "--class", "class_name", metavar="CLASS", multiple=True,
+        help="Class of the images, by name (in any case) or index, for a model with classes; given several times, they "
+             "are taken in turn.  [default: all in turn]")
+@option("What", "--cfg-scale", metavar="SCALE", type=float,
+        help="Classifier-free guidance, for a model with a null class: 0 ignores the class, 1 is plain, more "
+             "exaggerates it.  [default: 1]")
+@option("What", "--cfg-channels", metavar="N", type=click.IntRange(1),
+        help="Guide only the first N channels; 3 as the public DiT does.  [default: all]")
+@option("What", "--slerp", metavar="IMAGES", type=click.IntRange(2),
+        help="Rows of so many images, each from one seed's image to that of the next; needs a sampler without noise.")
+@option("What", "--inpaint", metavar="PICTURE",
+        help="Make the masked part of a picture anew (RePaint), once for each image.")
+@option("What", "--mask", metavar="MASK",
+        help="What is made anew: a picture that is white there, or left, right, top, bottom, centre.")
+@option("How", "--sampler", metavar="NAME",
+        type=click.Choice(["ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m"]),
+        help="ddpm, ddim, euler, euler-ancestral, heun or dpm++2m (README has a table).  [default: ddim]")
+@option("How", "--steps", metavar="STEPS", type=click.IntRange(1), default=50, show_default=True,
+        help="Steps; each asks the model once, of heun twice.")
+@option("How", "--eta", metavar="ETA", type=click.FloatRange(0, 1),
+        help="Noise that ddim and euler-ancestral add at each step, 0 to 1.  [default: 0 and 1]")
+@option("How", "--variance", metavar="KIND", type=click.Choice(["small", "large", "learned"]),
+        help="Variance of ddpm's steps: small, large or learned.  [default: learned if the model has, else small]")
+@option("How", "--spacing", metavar="NAME", type=click.Choice(["timesteps", "karras", "logsnr"]),
+        help="Noise levels: at even timesteps, karras (EDM's), or logsnr, even in log sigma.  [default: timesteps for "
+             "ddpm and ddim, karras for the others]")
+@option("How", "--clip/--no-clip", default=None,
+        help="Keep each estimate of the image within the range of pixels.  [default: clip pixels, not latents]")
+@option("How", "--jump", metavar="STEPS", type=click.IntRange(1), default=5, show_default=True,
+        help="Inpainting goes back so many steps at a time.")
+@option("How", "--resamples", metavar="TIMES", type=click.IntRange(1), default=5, show_default=True,
+        help="How often inpainting runs each stretch of steps.")
+@option("Output", "--grid", metavar="FILE.png",
+        help="Picture of the first 256 images.  [default: samples.png, unless there is an npz or animation]")
+@option("Output", "--npz", metavar="FILE.npz",
+        help="All images as uint8 (N, H, W, 3), for numdiff evaluate and other evaluators.")
+@option("Output", "--animation", metavar="FILE.gif|.png",
+        help="The denoising of the first 64 images, as a GIF or an animated PNG.")
+@option("Output", "--frames", metavar="N", type=click.IntRange(1, 1000), default=40, show_default=True,
+        help="Frames of the animation, besides the last.")
+@option("Output", "--columns", metavar="N", type=click.IntRange(1),
+        help="Columns of the grid and the animation.  [default: about square, or one a class]")
+@option("Run", "--batch", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
+        help="Images made at a time: more need more memory, and give the same images.")
+@option("Run", "--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
+        help="Averaged weights, or those of the last step.")
+@option("Run", "--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
+        help="Where to compute; auto: the GPU if there is one.")
+@option("Run", "--outdir", metavar="DIR", default="runs", show_default=True,
+        help="Where run numbers are looked up.")
 def sample(run, **options):
     """Make images with a trained model.
 
@@ -33,7 +71,11 @@ def sample(run, **options):
     or a model file of `numdiff convert`.
 
     \b
-    numdiff sample runs/00000-unet-tiny --count 64 --grid emoji.png
+    numdiff sample auto --count 64 --grid emoji.png
+    numdiff sample auto --sampler heun --steps 18 --count 10000 --batch 64 --npz samples.npz
+    numdiff sample auto --class flags --cfg-scale 3 --animation flags.gif
+    numdiff sample auto --slerp 8 --count 32
+    numdiff sample auto --inpaint face.png --mask left
     """
     from numdiff.training.sampling import sample_command
 

@@ -1,7 +1,7 @@
 """Command-line options from the table of settings in numdiff/training/options.py: names, units, ranges, defaults."""
 import click
 
-from numdiff.training.options import FIELDS, PRESETS, flag
+from numdiff.training.options import DEFAULT_PRESET, FIELDS, PRESETS, flag, settings_of
 
 WIDEST = 30  # characters of the column of option names, so that the groups line up
 
@@ -40,7 +40,7 @@ class GroupedCommand(click.Command):
         groups = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record:
+            if record and isinstance(parameter, click.Option):
                 groups.setdefault(getattr(parameter, "heading", "Other"), []).append(record)
         widest = max(len(name) for rows in groups.values() for name, _ in rows if len(name) <= WIDEST)
         for heading, rows in groups.items():
@@ -48,27 +48,32 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([(name.ljust(widest), text) for name, text in rows], col_max=WIDEST)
 
 
-def settings(*names):
-    """Decorator: an option for each of the named settings (default: all). What the user left out is None."""
+def settings(*names, model):
+    """Decorator: an option for each of the named settings (default: all of the model's). What the user left out is
+    None."""
     def decorate(command):
-        for name in reversed(names or FIELDS):
-            command = click.option(*_declaration(name), name, cls=Setting, **_attributes(name))(command)
+        for name in reversed(names or settings_of(model)):
+            command = click.option(*_declaration(name), name, cls=Setting, **_attributes(name, model))(command)
         return command
     return decorate
 
 
 def _declaration(name):
     yes = flag(name)
+    if name == "image_size":
+        return ["--size", yes]
     return [f"{yes}/--no-{yes[2:]}" if FIELDS[name].metadata["kind"] is bool else yes]
 
 
-def _attributes(name):
+def _attributes(name, model):
     spec = FIELDS[name].metadata
-    kind, common = spec["kind"], {"heading": spec["group"], "default": None, "help": _help(name, spec)}
+    kind, common = spec["kind"], {"heading": spec["group"], "default": None, "help": _help(name, spec, model)}
+    if name == "preset":
+        return {**common, "type": click.Choice(tuple(PRESETS[model]))}
     if kind is bool:
         return common
     if spec["choices"]:
-        return {**common, "type": click.Choice(spec["choices"])}
+        return {**common, "type": click.Choice(spec["choices"]), "metavar": spec["unit"] or None}
     if isinstance(kind, tuple):
         return {**common, "type": ListOf(kind[0]), "metavar": spec["unit"]}
     if kind is str:
@@ -78,9 +83,11 @@ def _attributes(name):
     return {**common, "type": (click.IntRange if kind is int else click.FloatRange)(**limits), "metavar": spec["unit"]}
 
 
-def _help(name, spec):
+def _help(name, spec, model):
     """The help text with the default, or with what each preset says where they differ."""
-    values = [(preset, settings.get(name, FIELDS[name].default)) for preset, settings in PRESETS.items()]
+    if name == "preset":
+        return f"{spec['help']}  [default: {{cuda}} where there is a GPU, else {{cpu}}]".format(**DEFAULT_PRESET[model])
+    values = [(preset, values.get(name, FIELDS[name].default)) for preset, values in PRESETS[model].items()]
     if any(value != values[0][1] for _, value in values):
         return f"{spec['help']}  [{'; '.join(f'{preset}: {text(value)}' for preset, value in values)}]"
     return spec["help"] + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")

@@ -1,7 +1,8 @@
 """A set of images in an HDF5 file, as training reads it.
 
 THE FILE
-    images   uint8 (N, H, W, C), C = 1 (grey) or 3 (RGB); best in chunks of 64 images
+    images   uint8 (N, H, W, C), pixels of 0 … 255, C = 1 (grey) or 3 (RGB); or a float type (N, H, W, C) of any C,
+             which a model sees as it is, such as latents; best in chunks of 64 images
     labels   any integer type (N,), optional: an index into `classes`
     classes  attribute of the file, optional: the names of the classes, in the order of their labels
 `numdiff data import` writes such files (see importers/); so can any HDF5 library.
@@ -46,7 +47,8 @@ def open_dataset(path=None, image_size=None, classes=None):
 
 
 class Dataset:
-    """Images of one HDF5 file: `shape` (N, H, W, C), `labels` int32 (N,) or None, `classes` a list of names."""
+    """Images of one HDF5 file: `shape` (N, H, W, C), `dtype` uint8 (pixels) or float32 (as they are), `labels` int32
+    (N,) or None, `classes` a list of names."""
 
     def __init__(self, path, image_size=None, classes=None):
         self.path = os.fspath(path)
@@ -60,17 +62,19 @@ class Dataset:
         except NumdiffError:
             self.close()
             raise
-        self._factor = _reduction(self.path, self._source.shape, image_size)
+        self.dtype = np.dtype(np.uint8 if self._source.dtype == np.uint8 else np.float32)
+        self._factor = _reduction(self.path, self._source, image_size)
         self._rows = None if classes is None else self._select(classes)  # rows of the file; None: all
         count = len(self._source) if self._rows is None else len(self._rows)
         height, width = (n // self._factor for n in self._source.shape[1:3])
         self.shape = (count, height, width, self._source.shape[3])
-        chunk_bytes = CHUNK * height * width * self.shape[3]
+        image_bytes = height * width * self.shape[3] * self.dtype.itemsize
+        chunk_bytes = CHUNK * image_bytes
         self.window = max(4, WINDOW_BYTES // chunk_bytes)  # in chunks
-        self.in_memory = count * height * width * self.shape[3] < IN_MEMORY_BYTES
+        self.in_memory = count * image_bytes < IN_MEMORY_BYTES
         self._cache, self._lock = OrderedDict(), threading.Lock()
         if self.in_memory:
-            self._images = np.empty(self.shape, np.uint8)
+            self._images = np.empty(self.shape, self.dtype)
             for start in range(0, count, CHUNK):
                 self._images[start:start + CHUNK] = self._load(start, min(start + CHUNK, count))
 
@@ -96,12 +100,12 @@ class Dataset:
         return self.shape[3]
 
     def read(self, rows, out=None):
-        """Images of the given rows, uint8 (n, H, W, C); `out`, if given, is written and returned."""
+        """Images of the given rows, (n, H, W, C) of `dtype`; `out`, if given, is written and returned."""
         rows = np.asarray(rows, np.int64)
         if rows.size and not (0 <= rows.min() and rows.max() < len(self)):
             raise IndexError(f"row out of range: there are {len(self)} images")
         if out is None:
-            out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+            out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         if self.in_memory:
             return np.take(self._images, rows, axis=0, out=out, mode="clip")  # "raise" would write to a copy of `out`
         for i, row in enumerate(rows):
@@ -127,11 +131,12 @@ class Dataset:
         return np.bincount(self.labels, minlength=len(self.classes))
 
     def statistics(self):
-        """(mean, standard deviation) of each channel, in units of 0 to 255."""
-        total, squares = np.zeros(self.channels, np.int64), np.zeros(self.channels, np.int64)
+        """(mean, standard deviation) of each channel, in units of 0 to 255; of floats, in their own."""
+        wide = np.int64 if self.dtype == np.uint8 else np.float64  # integer sums are exact
+        total, squares = np.zeros(self.channels, wide), np.zeros(self.channels, wide)
         for index in range(-(-len(self) // CHUNK)):
             for image in self.chunk(index):
-                pixels = image.reshape(-1, self.channels).astype(np.int64)  # integer sums are exact
+                pixels = image.reshape(-1, self.channels).astype(wide)
                 total += pixels.sum(0)
                 squares += (pixels * pixels).sum(0)
         count = len(self) * self.shape[1] * self.shape[2]
@@ -148,13 +153,20 @@ class Dataset:
                 images = self._source[start:stop]
             else:
                 rows = self._rows[start:stop]
-                images = np.empty((len(rows), *self._source.shape[1:]), np.uint8)
+                images = np.empty((len(rows), *self._source.shape[1:]), self._source.dtype)
                 for index in np.unique(rows // CHUNK):  # whole chunks, then a choice: faster than HDF5's own selection
                     chosen = rows // CHUNK == index
                     images[chosen] = self._source[index * CHUNK:(index + 1) * CHUNK][rows[chosen] - index * CHUNK]
         except (OSError, RuntimeError) as error:
             raise _damaged(self.path, error) from None
-        return _average(images, self._factor)
+        if self.dtype == np.uint8:
+            return _average(images, self._factor)
+        images = images.astype(np.float32, copy=False)
+        finite = np.isfinite(images).all((1, 2, 3))
+        if not finite.all():
+            raise NumdiffError(f"image {start + int(np.argmin(finite))} of {self.path!r} holds values that are not "
+                               "finite: mend the file.")
+        return images
 
     def _select(self, names):
         """Keep the images of the named classes; returns their rows."""
@@ -204,13 +216,15 @@ def _check_images(path, file):
     images = file["images"] if "images" in file else None
     if not isinstance(images, h5py.Dataset):
         raise NumdiffError(f"{path!r} has no dataset `images`: numdiff reads uint8 (N, H, W, C) by that name.")
-    shape, wanted = images.shape, "numdiff reads uint8 (N, H, W, C)"
-    if images.dtype != np.uint8:
-        raise NumdiffError(f"`images` in {path!r} is {images.dtype}: {wanted}, so convert it to 0 … 255 first.")
-    if len(shape) == 4 and shape[1] in CHANNELS and shape[3] not in CHANNELS:
+    shape, wanted = images.shape, "numdiff reads uint8 (N, H, W, C), or floats as they are"
+    if images.dtype != np.uint8 and images.dtype.kind != "f":
+        raise NumdiffError(f"`images` in {path!r} is {images.dtype}: {wanted}, so convert pixels to 0 … 255 first.")
+    floats = images.dtype != np.uint8
+    if len(shape) == 4 and (shape[1] < shape[2] == shape[3] if floats
+                            else shape[1] in CHANNELS and shape[3] not in CHANNELS):
         raise NumdiffError(f"`images` in {path!r} has shape {shape}, which looks like (N, C, H, W): {wanted}, "
                            "so move the channels to the end.")
-    if len(shape) != 4 or shape[3] not in CHANNELS or 0 in shape[1:]:
+    if len(shape) != 4 or 0 in shape[1:] or (not floats and shape[3] not in CHANNELS):
         raise NumdiffError(f"`images` in {path!r} has shape {shape}: {wanted} with 1 or 3 channels.")
     if shape[0] == 0:
         raise NumdiffError(f"{path!r} holds no images: import it again.")
@@ -238,11 +252,14 @@ def _read_labels(path, file, count):
     return labels.astype(np.int32), names
 
 
-def _reduction(path, shape, image_size):
+def _reduction(path, images, image_size):
     """By what integer the images' sides are divided to reach `image_size`."""
     if image_size is None:
         return 1
-    height, width = shape[1:3]
+    height, width = images.shape[1:3]
+    if images.dtype != np.uint8 and (height, width) != (image_size, image_size):
+        raise UsageError(f"the images of {path!r} are {images.dtype} of {height}×{width} and are taken as they are: "
+                         f"use image size {height}.")
     if height != width:
         raise UsageError(f"the images of {path!r} are {height}×{width} and not square, so they cannot be brought to "
                          f"{image_size}×{image_size}: import them again with --size {image_size}.")

@@ -38,7 +38,7 @@ def epoch_order(length, seed, epoch, window, chunk=CHUNK):
 
 
 class Loader:
-    """Iterator over host batches (images uint8 (b, H, W, C), labels int32 (b,) or None) for step 0, 1, 2, …
+    """Iterator over host batches (images (b, H, W, C) of the dataset's dtype, labels int32 (b,) or None) for each step.
 
     batch: images of a step over all ranks; rank r of `ranks` gets rows [r·b, (r+1)·b) of it, b = batch / ranks.
     start_step: the step of the first batch. prefetch: batches made ahead by a thread; 0 makes them on demand.
@@ -59,7 +59,7 @@ class Loader:
         if pinned:  # those in the queue, the one being filled, the two that the caller may still use
             self._free = queue.Queue()
             for _ in range(prefetch + 3):
-                self._free.put((pinned((self.rows_per_rank, *dataset.shape[1:]), np.uint8),
+                self._free.put((pinned((self.rows_per_rank, *dataset.shape[1:]), getattr(dataset, "dtype", np.uint8)),
                                 None if dataset.labels is None else pinned((self.rows_per_rank,), np.int32)))
         self._handed_out = []
         self._stop = threading.Event()

@@ -13,18 +13,23 @@ from .array import (
     upload,
     zeros,
 )
-from .cpu import over_batch, prepare_cpu
-from .gpu import cuda, get_gpu, why_no_gpu
+from .cpu import cores, over_batch, prepare_cpu, share_cores
+from .gpu import HostTwin, choose_gpu, cuda, get_gpu, gpu_count, why_no_gpu
 from .intrinsics import float32, int32, int64, load4, store4, uint32
 from .ptx import PtxError
+from .system_scope import load_acquire, nanoseconds, store_release
 
-__all__ = ["DeviceArray", "PtxError", "copy_into", "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "get_backend",
-           "get_gpu", "int32", "int64", "is_device", "launch", "load4", "over_batch", "set_poison", "store4",
-           "synchronize", "uint32", "upload", "why_no_gpu", "zeros"]
+__all__ = ["DeviceArray", "HostTwin", "PtxError", "between", "choose_gpu", "copy_into", "cores", "cuda", "download",
+           "empty", "empty_like", "fill_zero", "float32", "get_backend", "get_gpu", "gpu_count", "int32", "int64",
+           "is_device", "launch", "load4", "load_acquire", "nanoseconds", "over_batch", "set_poison", "share_cores",
+           "store4", "store_release", "synchronize", "uint32", "upload", "why_no_gpu", "zeros"]
 
 
-def get_backend(name, index=0):
-    """What `empty(..., like=...)` takes for a device's name: None for "cpu", the GPU for "cuda", by "auto" either."""
+def get_backend(name, index=None):
+    """What `empty(..., like=...)` takes for a device's name: None for "cpu", the GPU for "cuda", by "auto" either.
+
+    index: of the GPU; None: the one that `choose_gpu` set, at first 0.
+    """
     if name == "auto":
         name = "cpu" if why_no_gpu() else "cuda"
     if name == "cpu":
@@ -39,6 +44,14 @@ def get_backend(name, index=0):
         from .ptx import get_ptx_device
         return get_ptx_device()
     raise UsageError(f"unknown device {name!r}: use auto, cpu, cuda or emulator.")
+
+
+def between(backend, action):
+    """Call `action()`, a function of the host, at this place among the launches; in every replay, too."""
+    if hasattr(backend, "between"):
+        backend.between(action)
+    else:
+        action()
 
 
 def synchronize(like):

@@ -18,11 +18,28 @@ MOST_WORKERS = 16
 WORTH_SHARING = 1 << 16  # elements below which handing work to a thread costs more than it saves
 
 
+_share = None  # cores that this process was told to use; None: all it may
+
+
+def cores():
+    """Numbers of the cores this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def share_cores(count):
+    """Use `count` cores from now on: several ranks on one host must not each take all of it. None: all again."""
+    global _share
+    _share = count
+    workers.cache_clear()
+    if _pool.cache_info().currsize:
+        _pool().shutdown()
+        _pool.cache_clear()
+
+
 @functools.cache
 def workers():
     """How many threads share a batch: the cores this process may use, at most 16."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, MOST_WORKERS))
+    return max(1, min(_share or len(cores()), MOST_WORKERS))
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from .arena import Arena
 from .array import DeviceArray
 
 MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
+IPC_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE of cuda.h
 
 
 def cache_directory():
@@ -66,6 +67,15 @@ _CTYPES = {np.dtype(t): c for t, c in ((np.int32, ctypes.c_int32), (np.uint32, c
                                        (np.float32, ctypes.c_float), (np.float64, ctypes.c_double))}
 
 
+class Mapping:
+    """Memory of another process's GPU, seen from this one."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address):
+        self.address = address
+
+
 class Gpu:
     """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`."""
 
@@ -89,6 +99,8 @@ class Gpu:
         self._handle = int(self.stream.handle)
         self.arenas = [Arena(self._take_segment)]  # the first for everything, the others for one captured step each
         self._arena = self.arenas[0]  # the one that answers now
+        self._parts = None  # while capturing: what a replay will call, one after the other
+        self._opened = {}  # handle of another process's allocation -> where it is mapped here
         self._kernels = {}
         self._configs = {}
         config.CACHE_DIR = cache_directory()
@@ -171,21 +183,81 @@ class Gpu:
             self._arena = outer
 
     def capture(self, function):
-        """Record what `function()` launches as one CUDA graph, running nothing; returns a function that replays it.
+        """Record what `function()` launches as a CUDA graph, running nothing; returns a function that replays it.
 
         `function` must launch the same kernels over the same addresses each time, allocate within an arena of its own,
-        and neither read back nor wait. (CUDA programming guide, "CUDA Graphs", stream capture.)
+        and neither read back nor wait. Where it calls `between(action)` the graph is cut in two, and a replay calls
+        `action()` there. (CUDA programming guide, "CUDA Graphs", stream capture.)
         """
-        builder = self.stream.create_graph_builder()
-        builder.begin_building("relaxed")  # relaxed: loading a kernel's code for the first time is allowed meanwhile
-        self._target = builder
+        self._parts = []
+        self._begin_part()
         try:
             function()
         finally:
-            self._target = self.stream
-            builder.end_building()
+            self._end_part()
+            parts, self._parts = self._parts, None
+
+        def replay():
+            for part in parts:
+                part()
+        return parts[0] if len(parts) == 1 else replay
+
+    def between(self, action):
+        """Call `action()`, a function of the host, once all so far is launched; while capturing, in every replay."""
+        if self._parts is None:
+            action()
+        else:
+            self._end_part()
+            self._parts.append(action)
+            self._begin_part()
+
+    def _begin_part(self):
+        self._target = self.stream.create_graph_builder()
+        self._target.begin_building("relaxed")  # relaxed: loading a kernel for the first time is allowed meanwhile
+
+    def _end_part(self):
+        builder, self._target = self._target, self.stream
+        builder.end_building()
         graph = builder.complete()
-        return lambda: graph.launch(self.stream)
+        self._parts.append(lambda: graph.launch(self.stream))
+
+    # memory of other processes' GPUs -------------------------------------------------------------------------------
+
+    @property
+    def stream_handle(self):
+        """The driver's handle of the stream, for other libraries that launch into it."""
+        return self._handle
+
+    @property
+    def uuid(self):
+        """The card's own name, the same in every process."""
+        return str(self.device.uuid)
+
+    def share(self, array):
+        """What another process of this host needs to open `array`, as picklable values.
+
+        A handle stands for a whole allocation of the driver, so the array's place in it goes along. The arena's
+        segments are such allocations, of 64 MiB and more: the driver puts nothing else beside them.
+        """
+        base = int(self.check(self._driver.cuMemGetAddressRange(self.pointer(array))))
+        handle = self.check(self._driver.cuIpcGetMemHandle(base))
+        return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES), self.pointer(array) - base, array.shape, array.dtype
+
+    def open_shared(self, shared):
+        """The `DeviceArray` that another process gave to `share`, mapped into this one."""
+        data, offset, shape, dtype = shared
+        if data not in self._opened:  # one mapping an allocation, however many arrays of it are shared
+            handle = self._driver.CUipcMemHandle()
+            ctypes.memmove(handle.getPtr(), data, IPC_HANDLE_BYTES)
+            lazy = self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+            self._opened[data] = Mapping(int(self.check(self._driver.cuIpcOpenMemHandle(handle, lazy.value))))
+        return DeviceArray(self, shape, dtype, self._opened[data], offset)
+
+    def close_shared(self):
+        """Unmap what `open_shared` has opened; no kernel may use it any more."""
+        self.synchronize()
+        while self._opened:
+            self.check(self._driver.cuIpcCloseMemHandle(self._opened.popitem()[1].address))
 
     def synchronize(self):
         """Wait until everything launched so far has run."""
@@ -237,13 +309,86 @@ class Gpu:
         return function
 
 
+class HostTwin:
+    """A page-locked copy of a flat device array on the host, and copies of its parts that run beside the kernels.
+
+    host: the NumPy array. Copies down start when what was launched before them is done, and `join` lets what is
+    launched later wait for the copies up. Each way has its own stream, as the card has an engine for each.
+    """
+
+    def __init__(self, array):
+        self.array, self.gpu = array, array.backend
+        self.host = self.gpu.pinned(array.shape, array.dtype)
+        driver, check = self.gpu._driver, self.gpu.check
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        self._down, self._up = (check(driver.cuStreamCreate(flags)) for _ in range(2))
+        self._events = {}
+
+    def _record(self, name, stream):
+        """The event of that name, recorded in a stream: it happens when all before it in the stream is done."""
+        driver, check = self.gpu._driver, self.gpu.check
+        if name not in self._events:
+            self._events[name] = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+        check(driver.cuEventRecord(self._events[name], stream))
+        return self._events[name]
+
+    def _copy(self, copy, first, stop, stream):
+        size = self.array.dtype.itemsize
+        device, host = self.gpu.pointer(self.array) + first * size, self.host.ctypes.data + first * size
+        ends = (host, device) if copy is self.gpu._driver.cuMemcpyDtoHAsync else (device, host)
+        self.gpu.check(copy(*ends, (stop - first) * size, stream))
+
+    def fetch(self, first, stop):
+        """Begin to copy elements first … stop-1 to the host."""
+        self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self._down, self._record("computed", self.gpu._handle), 0))
+        self._copy(self.gpu._driver.cuMemcpyDtoHAsync, first, stop, self._down)
+        self._record(first, self._down)
+
+    def fetched(self, first):
+        """Whether the copy that began at element `first` has arrived."""
+        result = self.gpu._driver.cuEventQuery(self._events[first])
+        if int(result[0]) == int(self.gpu._driver.CUresult.CUDA_ERROR_NOT_READY):
+            return False
+        self.gpu.check(result)
+        return True
+
+    def send(self, first, stop):
+        """Begin to copy elements first … stop-1 back to the device."""
+        self._copy(self.gpu._driver.cuMemcpyHtoDAsync, first, stop, self._up)
+
+    def join(self):
+        """What is launched from now on waits for what was sent."""
+        self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self.gpu._handle, self._record("sent", self._up), 0))
+
+
+_chosen = 0  # index of the GPU that `get_gpu()` gives
+
+
+def choose_gpu(index):
+    """Make `get_gpu()` give the GPU with this index: each rank of a job has its own."""
+    global _chosen
+    _chosen = index
+
+
+def get_gpu(index=None):
+    """The GPU with this index (default: the chosen one), set up once; a `NumdiffError` says why where there is none."""
+    return _open_gpu(_chosen if index is None else index)
+
+
 @functools.cache
-def get_gpu(index=0):
-    """The GPU with this index, set up once; a `NumdiffError` says why where there is none."""
+def _open_gpu(index):
     reason = why_no_gpu()
     if reason:
         raise NumdiffError(f"no GPU can be used: {reason}; use --device cpu.")
     return Gpu(index)
+
+
+def gpu_count():
+    """How many GPUs this process sees."""
+    if why_no_gpu():
+        return 0
+    from cuda.bindings import driver
+    return int(driver.cuDeviceGetCount()[1])
 
 
 @functools.cache

@@ -1,9 +1,12 @@
-"""The diffusion process that a model is trained on: what it sees, what it is asked to predict."""
+"""The diffusion process that a model is trained on: what it sees, what it is asked to predict, and the loss."""
+import math
+
 import numpy as np
 
 from ..device import upload
 from ..errors import UsageError
 from ..kernels.q_sample import q_sample_forward, velocity_forward
+from ..nn import functional as F
 from .schedule import alpha_bars
 
 PREDICTIONS = ("eps", "v", "x_0")
@@ -23,8 +26,10 @@ class Diffusion:
             raise UsageError(f"unknown prediction {prediction!r}: use {', '.join(PREDICTIONS)}.")
         self.steps, self.schedule, self.prediction = steps, schedule, prediction
         self.alpha_bar = alpha_bars(schedule, steps)  # float64, on the host
-        self.tables = (upload(np.sqrt(self.alpha_bar).astype(np.float32), backend),
-                       upload(np.sqrt(1 - self.alpha_bar).astype(np.float32), backend))
+        self.tables = tuple(upload(table.astype(np.float32), backend)
+                            for table in (np.sqrt(self.alpha_bar), np.sqrt(1 - self.alpha_bar)))
+        self.bound_tables = tuple(upload(table.astype(np.float32), backend) for table in self._bound_tables())
+        self.bound_weight = steps / 1000 / math.log(2)  # T terms, in bits, times the paper's λ of 0.001
 
     @property
     def options(self):
@@ -39,3 +44,29 @@ class Diffusion:
         if self.prediction == "eps":
             return eps
         return x_0 if self.prediction == "x_0" else velocity_forward(x_0, eps, t, *self.tables)
+
+    def loss(self, prediction, target, x_0, t, learn_sigma=False, scale=1.0):
+        """The training loss as a tensor of one value; `scale` multiplies its gradient.
+
+        The mean squared error; with learn_sigma (the prediction then has twice the target's channels) also the
+        variational bound of the learned variance, the hybrid loss of Nichol and Dhariwal 2021 (arXiv:2102.09672,
+        eq. 16). Where x_0 is not in [-1, 1], as latents are not, the bound's last term still takes it for pixels.
+        """
+        if not learn_sigma:
+            return F.mse(prediction, target, scale)
+        return F.hybrid_loss(prediction, target, x_0, t, self.bound_tables, self.bound_weight, scale)
+
+    def _bound_tables(self):
+        """(k, low, width) of kernels/vlb.py in float64: low = log β̃_t and low + width = log β_t.
+
+        β̃_0 is zero, and its logarithm taken from β̃_1. k turns an error of the prediction into one of the reverse
+        step's mean, √ᾱ_{t-1}·β_t/(1-ᾱ_t)·x_0 + …, through x_0 = (x_t - √(1-ᾱ)·eps)/√ᾱ = √ᾱ·x_t - √(1-ᾱ)·v.
+        """
+        now = self.alpha_bar
+        before = np.concatenate(([1.0], now[:-1]))
+        beta = 1 - now / before
+        posterior = beta * (1 - before) / (1 - now)
+        posterior[0] = posterior[1] if self.steps > 1 else beta[0]
+        low, noise = np.log(posterior), np.sqrt(1 - now)
+        k = np.sqrt(before) * beta / (1 - now) * {"eps": noise / np.sqrt(now), "v": noise, "x_0": -1.0}[self.prediction]
+        return k, low, np.log(beta) - low

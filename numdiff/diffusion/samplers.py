@@ -1,72 +1,167 @@
 """Samplers: from noise to images, one pure function each, all of one signature.
 
-    sampler(predict_x_0, x_t, timesteps, alpha_bar, noise, eta) -> x_0
+    sampler(denoise, x, sigmas, noise, **settings) -> x at the level sigmas[-1]
 
-predict_x_0(x_t, t): the model's estimate of the image, for a Python int t
-x_t: float32 (B, H, W, C), standard normal noise; timesteps: descending ints; alpha_bar: ᾱ of every timestep, float64
-noise(i): fresh standard normal noise like x_t for the i-th step; eta: how much of it DDIM adds
+denoise(x, sigma): the estimate of the image x_0, an array like x, for a float sigma
+x: float32 (B, H, W, C), an image plus noise of standard deviation sigmas[0]: x = x_0 + sigma · eps
+sigmas: descending floats, the noise levels to visit; the last is usually 0, the finished image
+noise(i): standard normal noise like x, another for every i; a deterministic sampler never calls it
 
-Both are linear in (x_t, x_0, noise), so a step is three coefficients, computed here in float64, and one kernel.
+All of them compute in this one scale, where noise is added and the image is not shrunk ("variance exploding"). The
+process that the models are trained on shrinks it, x_t = √ᾱ·x_0 + √(1-ᾱ)·eps, and is the same process in other units:
+
+    x = x_t / √ᾱ_t,      sigma = √((1 - ᾱ_t) / ᾱ_t),      ᾱ_t = 1 / (1 + sigma²)
+
+`Denoiser` (denoiser.py) makes the change for the model; schedule.py chooses the sigmas. In these units several papers
+meet: DDIM without noise takes Euler's steps, and DDPM with the small variance those of Euler-ancestral. Each is written
+here as its paper has it, and a test holds them against each other.
+
+Each step is linear in x, the estimates and the noise: its coefficients are computed here in float64, and a kernel does
+the rest. Everything works on NumPy arrays as on a GPU's.
 """
+import itertools
 import math
 
-import numpy as np
-
-from ..device import upload
 from ..errors import UsageError
-from ..kernels.sampler import ddim_step
+from ..kernels.sampler import blend, combine, learned_step
 
 
-def ddpm(predict_x_0, x_t, timesteps, alpha_bar, noise, eta=1.0):
-    """Ancestral sampling: the posterior q(x_s | x_t, x_0) of Ho et al. 2020 (arXiv:2006.11239, eq. 7), s < t.
+def ddpm(denoise, x, sigmas, noise, variance="small"):
+    """DDPM, ancestral sampling: draws from q(x_s | x_t, x_0). Ho et al. 2020 (arXiv:2006.11239), eq. 6, 7, algorithm 2.
 
-    On a subsequence of the timesteps β is that of the jump: 1 - ᾱ_t / ᾱ_s. `eta` is not used: it is always 1.
+    variance: "small", the posterior's β̃; "large", β; or "learned", between the two on a logarithmic scale, as the
+    model's further channels say (Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 15).
+    On a subsequence of the timesteps β is that of the jump, 1 - ᾱ_t / ᾱ_s (same paper, section 4).
     """
-    for i, (t, s) in enumerate(_pairs(timesteps)):
-        now, then = alpha_bar[t], _alpha_bar_at(alpha_bar, s)
-        alpha = now / then
-        x_0 = predict_x_0(x_t, t)
-        a = math.sqrt(alpha) * (1 - then) / (1 - now)
-        b = math.sqrt(then) * (1 - alpha) / (1 - now)
-        sigma = math.sqrt((1 - then) / (1 - now) * (1 - alpha))
-        x_t = combine(x_t, x_0, noise(i) if sigma > 0 else None, a, b, sigma)
-    return x_t
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x_0, prediction = denoise.with_prediction(x, now) if variance == "learned" else (denoise(x, now), None)
+        if then == 0:  # the posterior's variance is 0, and its mean x_0
+            x = x_0
+            continue
+        a = then**2 / now**2
+        small = then**2 * (1 - a)  # β̃, and below β, both divided by ᾱ_s as x is
+        large = (now**2 - then**2) * (1 + then**2) / (1 + now**2)
+        if variance == "learned":
+            x = learned_step(x, x_0, prediction, noise(i), a, 1 - a, math.log(small), math.log(large))
+        else:
+            x = combine((a, x), (1 - a, x_0), (math.sqrt(large if variance == "large" else small), noise(i)))
+    return x
 
 
-def ddim(predict_x_0, x_t, timesteps, alpha_bar, noise, eta=0.0):
-    """DDIM (Song et al. 2021, arXiv:2010.02502, eq. 12 and 16); eta = 0 is deterministic, eta = 1 is `ddpm`."""
-    for i, (t, s) in enumerate(_pairs(timesteps)):
-        now, then = alpha_bar[t], _alpha_bar_at(alpha_bar, s)
-        x_0 = predict_x_0(x_t, t)
-        sigma = eta * math.sqrt((1 - then) / (1 - now)) * math.sqrt(1 - now / then)
-        direction = math.sqrt(max(1 - then - sigma**2, 0.0))  # length of the step that points back to x_t
-        a = direction / math.sqrt(1 - now)  # eps = (x_t - √ᾱ·x_0) / √(1-ᾱ), written out in x_t and x_0
-        b = math.sqrt(then) - a * math.sqrt(now)
-        x_t = combine(x_t, x_0, noise(i) if sigma > 0 else None, a, b, sigma)
-    return x_t
+def ddim(denoise, x, sigmas, noise=None, eta=0.0):
+    """DDIM: predicted image, direction back to x_t, noise. Song et al. 2021 (arXiv:2010.02502), eq. 12 and 16.
+
+    eta: 0 is deterministic and of first order, 1 is `ddpm` with the small variance.
+    """
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x_0 = denoise(x, now)
+        fresh = eta * then * math.sqrt(1 - then**2 / now**2)  # eq. 16, divided by √ᾱ_s
+        direction = math.sqrt(max(then**2 - fresh**2, 0.0)) / now  # eq. 12's, times eps = (x - x_0) / sigma
+        x = combine((direction, x), (1 - direction, x_0), *([(fresh, noise(i))] if fresh > 0 else []))
+    return x
 
 
-SAMPLERS = {"ddpm": ddpm, "ddim": ddim}
+def euler(denoise, x, sigmas, noise=None):
+    """Euler's method on the probability flow dx/dσ = (x - x_0(x, σ)) / σ: first order.
+
+    Karras et al. 2022 (arXiv:2206.00364), eq. 3, and algorithm 1 without its correction (lines 6 to 8).
+    """
+    for now, then in itertools.pairwise(sigmas):
+        slope = _slope(x, denoise(x, now), now)
+        x = combine((1.0, x), (then - now, slope))
+    return x
 
 
-def combine(x_t, x_0, noise, a, b, sigma):
-    """a·x_t + b·x_0 + sigma·noise, the same for every sample of the batch."""
-    everyone = upload(np.zeros(x_t.shape[0], np.int32), x_t)  # all samples read entry 0 of the three tables
-    tables = [upload(np.array([c], np.float32), x_t) for c in (a, b, sigma)]
-    return ddim_step(x_t, x_0, everyone, *tables, noise)
+def euler_ancestral(denoise, x, sigmas, noise, eta=1.0):
+    """Euler's step to below the next level, then noise up to it: how k-diffusion (Crowson 2022) writes DDPM.
+
+    The noise has the posterior's variance, σ_s²·(σ_t² - σ_s²) / σ_t² (Song et al. 2021, arXiv:2011.13456, eq. 47), and
+    the step goes to where that leaves room for it. eta: share of the noise; 0 is `euler`.
+    """
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        up = eta * math.sqrt(then**2 * (now**2 - then**2) / now**2)
+        down = math.sqrt(max(then**2 - up**2, 0.0))
+        slope = _slope(x, denoise(x, now), now)
+        x = combine((1.0, x), (down - now, slope), *([(up, noise(i))] if up > 0 else []))
+    return x
+
+
+def heun(denoise, x, sigmas, noise=None):
+    """Heun's method on the probability flow: second order, two evaluations a step, one for a step to 0.
+
+    Karras et al. 2022 (arXiv:2206.00364), algorithm 1.
+    """
+    for now, then in itertools.pairwise(sigmas):
+        slope = _slope(x, denoise(x, now), now)
+        ahead = combine((1.0, x), (then - now, slope))
+        if then > 0:  # the mean of the slopes at both ends
+            slope_ahead = _slope(ahead, denoise(ahead, then), then)
+            ahead = combine((1.0, x), ((then - now) / 2, slope), ((then - now) / 2, slope_ahead))
+        x = ahead
+    return x
+
+
+def dpm_solver_pp_2m(denoise, x, sigmas, noise=None):
+    """DPM-Solver++(2M): second order with one evaluation a step, as the last estimate serves again.
+
+    Lu et al. 2022 (arXiv:2211.01095), algorithm 2, in λ = -log σ. The first step, and a step to 0, are of first order.
+    """
+    last = before = None  # the last estimate of x_0, and its λ-distance from this one
+    for now, then in itertools.pairwise(sigmas):
+        x_0 = denoise(x, now)
+        h = math.log(now / then) if then > 0 else math.inf
+        weight = 0.0 if last is None or then == 0 else h / (2 * before)  # 1 / 2r, r = before / h
+        a = then / now  # e^-h
+        target = [((1 + weight) * (1 - a), x_0)] + ([(-weight * (1 - a), last)] if weight else [])
+        x = combine((a, x), *target)
+        last, before = x_0, h
+    return x
+
+
+def repaint(denoise, x, sigmas, noise, known, mask, jump=5, resamples=5):
+    """Inpainting: `ddpm` steps, after each of which the known pixels are put back, with the level's noise.
+
+    Lugmayr et al. 2022 (arXiv:2201.09865), eq. 8 and algorithm 1, with the jumps of its section 4.2: every stretch of
+    `jump` steps is run `resamples` times, noised again in between, so that what is made can agree with what is known.
+    known: image like x; mask: like x, 1 where a pixel is known, 0 where it is made
+    """
+    draw = itertools.count()
+    for now, then in repaint_path(sigmas, jump, resamples):
+        if then > now:  # back up: x_t from x_s
+            x = combine((1.0, x), (math.sqrt(then**2 - now**2), noise(next(draw))))
+            continue
+        a = then**2 / now**2
+        x_0 = denoise(x, now)
+        made, level = x_0, known
+        if then > 0:
+            made = combine((a, x), (1 - a, x_0), (then * math.sqrt(1 - a), noise(next(draw))))
+            level = combine((1.0, known), (then, noise(next(draw))))
+        x = blend(mask, level, made)
+    return x
+
+
+def repaint_path(sigmas, jump, resamples):
+    """The pairs (sigma, next sigma) that `repaint` walks: down a stretch, back up, down again; the step to 0 once."""
+    *levels, last = sigmas
+    for start in range(0, len(levels) - 1, jump):
+        stretch = levels[start:start + jump + 1]
+        for again in range(resamples):
+            if again:
+                yield stretch[-1], stretch[0]
+            yield from itertools.pairwise(stretch)
+    yield levels[-1], last
+
+
+SAMPLERS = {"ddpm": ddpm, "ddim": ddim, "euler": euler, "euler-ancestral": euler_ancestral, "heun": heun,
+            "dpm++2m": dpm_solver_pp_2m}
 
 
 def get_sampler(name):
     if name not in SAMPLERS:
-        raise UsageError(f"unknown sampler {name!r}: use {' or '.join(SAMPLERS)}.")
+        raise UsageError(f"unknown sampler {name!r}: use {', '.join(SAMPLERS)}.")
     return SAMPLERS[name]
 
 
-def _pairs(timesteps):
-    """(t, the timestep after it), None after the last."""
-    timesteps = [int(t) for t in timesteps]
-    return zip(timesteps, [*timesteps[1:], None], strict=True)
-
-
-def _alpha_bar_at(alpha_bar, t):
-    return 1.0 if t is None else alpha_bar[t]
+def _slope(x, x_0, sigma):
+    """dx/dσ, which is also the estimate of eps."""
+    return combine((1 / sigma, x), (-1 / sigma, x_0))

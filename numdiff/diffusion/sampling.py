@@ -1,84 +1,230 @@
 """Making images with a model: one seed an image, so that an image does not depend on the batch it was made in."""
+import itertools
+import math
+
 import numpy as np
 
 from ..device import download, upload
 from ..errors import UsageError
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
-from ..kernels.sampler import predict_x_0 as predict_x_0_kernel
-from ..nn import Tensor
+from ..kernels.sampler import combine
+from .denoiser import Denoiser
 from .process import Diffusion
-from .samplers import get_sampler
-from .schedule import spaced_timesteps
+from .samplers import get_sampler, repaint, repaint_path
+from .schedule import sampling_sigmas
 
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
+SPACING = {"ddpm": "timesteps", "ddim": "timesteps", "repaint": "timesteps"}  # of the others: karras
+WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # samplers that take an eta, and their own
+VARIANCES = ("small", "large", "learned")
+PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
 
 
-def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=True, progress=None):
-    """Images from a trained model.
+def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=None, progress=None,
+           **more):
+    """Images from a trained model, uint8 (count, H, W, C); a model of latents gives float32.
 
-    model: a UNet with `model.diffusion` set (the options of its Diffusion), as `numdiff.load` gives it
-    count: images; image i is made from the seed `seed` + i alone, whatever the batch
-    steps: sampling steps, 1 to the diffusion's own number; sampler: "ddim" or "ddpm"; eta: DDIM's noise, 0 to 1
-    y: class indices (count,) for a model with classes; None draws them round robin
-    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1]
-    progress: called after each model evaluation
-    Returns uint8 (count, H, W, C). Raises `UsageError` for options that do not fit the model.
+    The arguments are those of `Sampling`; progress: called after each model evaluation.
     """
-    function = get_sampler(sampler)
-    diffusion = Diffusion(**model.diffusion, backend=model.backend)
-    timesteps = spaced_timesteps(diffusion.steps, steps)
-    if count < 1 or batch < 1:
-        raise UsageError("count and batch must be at least 1.")
-    eta = (0.0 if sampler == "ddim" else 1.0) if eta is None else eta
-    if sampler != "ddim" and eta != 1:
-        raise UsageError(f"eta belongs to ddim, and {sampler} always adds all its noise: leave eta out, or use ddim.")
-    if not 0 <= seed <= LAST_SEED - (count - 1):
-        raise UsageError(f"the {count} images would need the seeds {seed} to {seed + count - 1}, which must be between "
-                         f"0 and {LAST_SEED}.")
-    if not 0 <= eta <= 1:
-        raise UsageError(f"eta must be between 0 (deterministic) and 1, not {eta}.")
-    labels = class_labels(model, y, count)
-    images = []
-    for start in range(0, count, batch):
-        rows = slice(start, min(start + batch, count))
-        seeds = (seed + np.arange(rows.start, rows.stop)).astype(np.uint32)
-        images.append(_sample_batch(model, diffusion, function, timesteps, eta, seeds,
-                                    None if labels is None else labels[rows], clip, progress))
-    return np.concatenate(images)
+    sampling = Sampling(model, count, steps, sampler, eta, seed, y, batch, clip, **more)
+    images = np.empty((count, *sampling.shape), sampling.dtype)
+    for rows, made in sampling.batches(progress):
+        images[rows] = made
+    return images
 
 
-def class_labels(model, y, count):
+class Sampling:
+    """All that decides a set of samples, checked; `batches` makes them.
+
+    model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as `numdiff.load` gives it
+    count: images; image i is made from the seed `seed` + i alone, whatever the batch
+    steps: of the sampler; heun evaluates the model twice a step, the others once
+    sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0 to 1
+    variance: of ddpm, "small", "large" or "learned" (default: learned if the model has learned it, else small)
+    spacing: of the levels, "timesteps" (default of ddpm and ddim), "karras" (of the others) or "logsnr"
+    y: class indices (count,), or one for all, for a model with classes; None draws them round robin
+    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: where the model makes pixels)
+    cfg_scale: classifier-free guidance, eps_uncond + cfg_scale · (eps_cond - eps_uncond); None or 1: without
+    cfg_channels: guide only the first so many channels (default: all of the image's)
+    known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is to be kept;
+        jump, resamples: as in `repaint`
+    slerp: images a row of which each goes from one seed's noise to the next seed's; image i is in row i // slerp
+    Raises `UsageError` for options that do not fit the model or each other.
+    """
+
+    def __init__(self, model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=None,
+                 variance=None, spacing=None, cfg_scale=None, cfg_channels=None, known=None, mask=None, jump=5,
+                 resamples=5, slerp=None):
+        self.model, self.count, self.steps, self.seed, self.slerp = model, count, steps, seed, slerp
+        self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
+        self.sampler = sampler if known is None else "repaint"
+        self.function = get_sampler(sampler) if known is None else repaint
+        self.shape = (model.image_size, model.image_size, model.in_channels)
+        self.pixels = model.in_channels in PIXEL_CHANNELS
+        self.dtype = np.uint8 if self.pixels else np.float32
+        self.clip = self.pixels if clip is None else clip
+        self.diffusion = Diffusion(**model.diffusion, backend=model.backend)
+        self.spacing = spacing or SPACING.get(self.sampler, "karras")
+        self.sigmas = sampling_sigmas(self.diffusion.alpha_bar, self.spacing, steps)
+        if count < 1 or batch < 1:
+            raise UsageError("count and batch must be at least 1.")
+        self.batch = min(batch, count)
+        self.settings = self._settings(eta, variance)
+        self._check_slerp()
+        self._check_guidance()
+        last = seed + (count - 1 if slerp is None else count // slerp)
+        if not 0 <= seed <= LAST_SEED - (last - seed):
+            raise UsageError(f"the {count} images would need the seeds {seed} to {last}, which must be between 0 and "
+                             f"{LAST_SEED}.")
+        self.seeds = (seed, last)
+        self.labels = class_labels(model, y, count, slerp)
+        self.inpainted = None if known is None else self._check_inpainting(known, mask, jump, resamples)
+
+    @property
+    def evaluations(self):
+        """How often the model is asked for each batch (with guidance, for both answers at once)."""
+        if self.sampler == "repaint":
+            jump, resamples = self.settings["jump"], self.settings["resamples"]
+            return sum(then < now for now, then in repaint_path(self.sigmas, jump, resamples))
+        return 2 * self.steps - 1 if self.sampler == "heun" else self.steps
+
+    @property
+    def options(self):
+        """What decides the images besides the model and their classes, as JSON can say it."""
+        return {"sampler": self.sampler, "steps": self.steps, "spacing": self.spacing, "seed": self.seed,
+                "count": self.count, **self.settings, "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels,
+                "clip": self.clip, "slerp": self.slerp}
+
+    def batches(self, progress=None, watch=None):
+        """Yields (slice, images), batch by batch: uint8 (n, H, W, C), or float32 for a model of latents.
+
+        progress: called after each model evaluation; watch: called as watch(slice, k, x_t) before the k-th.
+        """
+        for start in range(0, self.count, self.batch):
+            rows = slice(start, min(start + self.batch, self.count))
+            yield rows, self._make(rows, progress, watch)
+
+    def _make(self, rows, progress, watch):
+        backend, count = self.model.backend, itertools.count()
+        first, second, share = self._seeds(rows)
+        samples = upload(first, backend)
+        shape = (len(first), *self.shape)
+
+        def noise(i, samples=samples):  # counter 0 is the starting noise
+            return random_normal(shape, 0, PURPOSE_SAMPLER, upload(np.array([i + 1], np.uint32), backend), samples)
+
+        def seen(x_t):
+            if watch:
+                watch(rows, next(count), x_t)
+            if progress:
+                progress()
+
+        labels = None if self.labels is None else upload(self.labels[rows], backend)
+        denoise = Denoiser(self.model, self.diffusion, labels, self.clip, self.cfg_scale, self.cfg_channels, seen)
+        start = noise(-1)
+        if self.slerp:
+            end = noise(-1, upload(second, backend))
+            start = upload(spherical_mean(download(start), download(end), share), backend)
+        settings = dict(self.settings)
+        if self.inpainted:
+            settings.update({name: upload(np.broadcast_to(array, shape), backend)
+                             for name, array in self.inpainted.items()})
+        x = combine((math.sqrt(1 + self.sigmas[0] ** 2), start))  # x_T is standard normal in the model's units
+        x = download(self.function(denoise, x, self.sigmas, noise, **settings))
+        return to_uint8(x) if self.pixels else x
+
+    def _seeds(self, rows):
+        """(seeds, next seeds, share of the latter) of the images; the last two serve slerp alone."""
+        i = np.arange(rows.start, rows.stop)
+        if not self.slerp:
+            return (self.seed + i).astype(np.uint32), None, None
+        row = (self.seed + i // self.slerp).astype(np.uint32)
+        return row, row + np.uint32(1), (i % self.slerp) / (self.slerp - 1)
+
+    def _settings(self, eta, variance):
+        """Keyword arguments of the sampler, which depend on it."""
+        name, learned = self.sampler, bool(self.model.options.get("learn_sigma"))
+        if eta is not None and name not in WITH_ETA:
+            raise UsageError(f"eta belongs to {' and '.join(WITH_ETA)}, and {name} takes none: leave eta out, or use "
+                             "ddim.")
+        if eta is not None and not 0 <= eta <= 1:
+            raise UsageError(f"eta must be between 0 (deterministic) and 1, not {eta}.")
+        if variance is not None and name != "ddpm":
+            raise UsageError(f"variance belongs to ddpm, and {name} takes none: leave it out.")
+        if variance not in (None, *VARIANCES):
+            raise UsageError(f"unknown variance {variance!r}: use {', '.join(VARIANCES)}.")
+        if variance == "learned" and not learned:
+            raise UsageError("the model has not learned a variance: use small or large, or a model trained with "
+                             "learn_sigma.")
+        if name in WITH_ETA:
+            return {"eta": float(WITH_ETA[name] if eta is None else eta)}
+        return {"variance": variance or ("learned" if learned else "small")} if name == "ddpm" else {}
+
+    def _check_slerp(self):
+        if self.slerp is None:
+            return
+        if self.slerp < 2 or self.count % self.slerp:
+            raise UsageError(f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
+                             f"of {self.slerp}: change the count or the row.")
+        if self.sampler in ("ddpm", "repaint") or self.settings.get("eta", 0) > 0:
+            raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
+                             "euler, heun or dpm++2m.")
+
+    def _check_guidance(self):
+        scale, channels = self.cfg_scale, self.cfg_channels
+        if channels is not None and scale in (None, 1):
+            raise UsageError("cfg_channels tells which channels are guided: give a cfg_scale other than 1, too.")
+        if channels is not None and not 1 <= channels <= self.model.in_channels:
+            raise UsageError(f"cfg_channels must be between 1 and the model's {self.model.in_channels}, not "
+                             f"{channels}.")
+        if scale is not None and not math.isfinite(scale):
+            raise UsageError(f"cfg_scale must be a finite number, not {scale}.")
+        if scale not in (None, 1) and getattr(self.model, "null_class", None) is None:
+            why = ("it was trained without classes" if self.model.num_classes is None
+                   else "it was trained without class dropout")
+            raise UsageError(f"guidance needs a model with a null class, and this one has none ({why}): leave "
+                             "cfg_scale out.")
+
+    def _check_inpainting(self, known, mask, jump, resamples):
+        """{"known", "mask"} as float32 (H, W, C)."""
+        if jump < 1 or resamples < 1:
+            raise UsageError("jump and resamples must be at least 1.")
+        if tuple(known.shape) != self.shape or mask is None or tuple(mask.shape) != self.shape[:2]:
+            size = "×".join(map(str, self.shape))
+            raise UsageError(f"inpainting needs a picture of {size} and a mask of its height and width, not "
+                             f"{tuple(known.shape)} and {None if mask is None else tuple(mask.shape)}.")
+        self.settings.update(jump=jump, resamples=resamples)
+        return {"known": known.astype(np.float32),
+                "mask": np.broadcast_to((mask > 0)[..., None], self.shape).astype(np.float32)}
+
+
+def class_labels(model, y, count, slerp=None):
     """int32 (count,) for a model with classes, else None; a `UsageError` for an index it does not have."""
     if model.num_classes is None:
         if y is not None:
             raise UsageError("this model was trained without classes: leave the class out.")
         return None
-    labels = np.resize(np.arange(model.num_classes), count) if y is None else np.atleast_1d(y)
+    labels = np.arange(count) // (slerp or 1) % model.num_classes if y is None else np.atleast_1d(y)
     if not np.issubdtype(labels.dtype, np.integer) or labels.shape not in ((1,), (count,)):
         raise UsageError(f"y must be one class index, or one for each of the {count} images.")
-    labels = np.resize(labels, count).astype(np.int32)
     if labels.min() < 0 or labels.max() >= model.num_classes:
         raise UsageError(f"class {labels.max() if labels.max() >= model.num_classes else labels.min()} does not exist: "
                          f"the model has classes 0 to {model.num_classes - 1}.")
-    return labels
+    return np.resize(labels, count).astype(np.int32)
 
 
-def _sample_batch(model, diffusion, function, timesteps, eta, seeds, labels, clip, progress):
-    backend = model.backend
-    shape = (len(seeds), model.image_size, model.image_size, model.in_channels)
-    samples = upload(seeds, backend)
-    labels = None if labels is None else upload(labels, backend)
+def spherical_mean(a, b, share):
+    """From a (share 0) to b (share 1) along the great circle through both, sample by sample (Shoemake 1985, slerp).
 
-    def noise(i):  # counter 0 is the starting noise
-        counter = upload(np.array([i + 1], np.uint32), backend)
-        return random_normal(shape, 0, PURPOSE_SAMPLER, counter, samples, like=backend)
+    A plain mean of two normal samples is too short for the model; on the circle the length stays that of noise.
+    """
+    u, v = a.reshape(len(a), -1).astype(np.float64), b.reshape(len(b), -1).astype(np.float64)
+    cosine = (u * v).sum(1) / np.sqrt((u * u).sum(1) * (v * v).sum(1))
+    angle = np.arccos(np.clip(cosine, -1, 1))
+    first, second = np.sin((1 - share) * angle) / np.sin(angle), np.sin(share * angle) / np.sin(angle)
+    return (first[:, None] * u + second[:, None] * v).astype(a.dtype).reshape(a.shape)
 
-    def predict_x_0(x_t, t):
-        t = upload(np.full(len(seeds), t, np.int32), backend)
-        output = model(Tensor(x_t), t, labels).data
-        if progress:
-            progress()
-        return predict_x_0_kernel(x_t, output, t, *diffusion.tables, kind=diffusion.prediction, clip=clip)
 
-    x = function(predict_x_0, noise(-1), timesteps, diffusion.alpha_bar, noise, eta)
-    return np.clip(np.rint(download(x) * 127.5 + 127.5), 0, 255).astype(np.uint8)
+def to_uint8(x):
+    """[-1, 1] -> 0 … 255, rounded; what lies outside is cut off."""
+    return np.clip(np.rint(x * 127.5 + 127.5), 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Noise schedules: how much of the image is left after each step of the forward process.
+"""Noise schedules: how much of the image is left after each step of the forward process; and where a sampler stops.
 
     q(x_t | x_0) = N(√ᾱ_t · x_0, (1 - ᾱ_t) · I),   ᾱ_t = Π_{s ≤ t} (1 - β_s)
 
@@ -6,6 +6,9 @@ linear: β from 1e-4 to 0.02 for T = 1000, scaled by 1000 / T for another T (Ho 
 section 4).
 cosine: ᾱ_t = f(t) / f(0), f(t) = cos²((t/T + 0.008) / 1.008 · π/2), β at most 0.999 (Nichol and Dhariwal 2021,
 arXiv:2102.09672, equation 17).
+
+The same process in the units of the samplers is x_0 + σ · eps with σ = √((1 - ᾱ) / ᾱ), for any σ between those of the
+first and the last timestep: the model is then asked at a timestep between two whole ones.
 
 Everything here is float64 on the host; `Diffusion` rounds the tables to float32 once.
 """
@@ -47,3 +50,54 @@ def spaced_timesteps(total, count):
     if not 1 <= count <= total:
         raise UsageError(f"sampling steps must be between 1 and the {total} steps of the diffusion, not {count}.")
     return np.round(np.linspace(total - 1, 0, count) if count > 1 else np.array([total - 1])).astype(np.int32)
+
+
+# The levels of a sampler ----------------------------------------------------------------------------------------------
+
+RHO = 7  # bends Karras's levels: more of them, and shorter steps, where there is little noise (EDM, table 1)
+SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # EDM's range (table 1), as far as the schedule reaches
+
+
+def sigma_table(alpha_bar):
+    """σ of every timestep, float64, ascending."""
+    return np.sqrt((1 - alpha_bar) / alpha_bar)
+
+
+def timestep_at(sigma, table):
+    """The timestep of a σ, a float: interpolated in log σ, and whole, exactly, at a level of the table."""
+    t = float(np.interp(math.log(sigma), np.log(table), np.arange(len(table))))
+    return float(round(t)) if abs(t - round(t)) < 1e-6 else t
+
+
+def timestep_sigmas(table, steps):
+    """Levels at evenly spaced whole timesteps, as DDPM and DDIM use them."""
+    return table[spaced_timesteps(len(table), steps)]
+
+
+def karras_sigmas(table, steps):
+    """Karras et al. 2022 (arXiv:2206.00364), eq. 5: even steps in σ^(1/ρ), ρ = 7."""
+    low, high = _range(table)
+    ramp = np.linspace(0, 1, steps) if steps > 1 else np.zeros(1)
+    return (high ** (1 / RHO) + ramp * (low ** (1 / RHO) - high ** (1 / RHO))) ** RHO
+
+
+def logsnr_sigmas(table, steps):
+    """Even steps in λ = -log σ, for which DPM-Solver is stated: Lu et al. 2022 (arXiv:2206.00927), section 3.4."""
+    low, high = _range(table)
+    return np.geomspace(high, low, steps) if steps > 1 else np.array([high])
+
+
+SPACINGS = {"timesteps": timestep_sigmas, "karras": karras_sigmas, "logsnr": logsnr_sigmas}
+
+
+def sampling_sigmas(alpha_bar, spacing, steps):
+    """The levels of a sampler of `steps` steps: descending, `steps` of them and the final 0, as Python floats."""
+    if spacing not in SPACINGS:
+        raise UsageError(f"unknown spacing {spacing!r}: use {', '.join(SPACINGS)}.")
+    if steps < 1:
+        raise UsageError(f"sampling steps must be at least 1, not {steps}.")
+    return [*map(float, SPACINGS[spacing](sigma_table(alpha_bar), steps)), 0.0]
+
+
+def _range(table):
+    return max(SIGMA_MIN, table[0]), min(SIGMA_MAX, table[-1])

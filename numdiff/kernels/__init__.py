@@ -1,6 +1,10 @@
 """The operations, one file each; start reading at README.md of this folder."""
+from .adaln import adaln_backward, adaln_forward
 from .attention import attention_backward, attention_forward
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
+from .bias_gelu import bias_gelu_backward, bias_gelu_forward
+from .chunk import chunk_backward, chunk_forward
+from .class_dropout import class_dropout_forward
 from .concat import concat_backward, concat_forward
 from .conv2d import conv2d_backward, conv2d_forward
 from .dropout import dropout_backward, dropout_forward
@@ -13,20 +17,28 @@ from .elementwise import (
     silu_forward,
 )
 from .embedding import embedding_backward, embedding_forward, timestep_embedding_forward
+from .flash_attention import flash_attention_backward, flash_attention_forward
+from .gate import gate_backward, gate_forward
 from .groupnorm import groupnorm_backward, groupnorm_forward
 from .layernorm import layernorm_backward, layernorm_forward
 from .linear import linear_backward, linear_forward
 from .matmul import matmul_backward, matmul_forward
 from .mse import mse_backward, mse_forward
+from .patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
 from .resample import avgpool_backward, avgpool_forward, upsample_backward, upsample_forward
 from .scale_shift import scale_shift_backward, scale_shift_forward
 from .softmax import softmax_backward, softmax_forward
+from .vlb import hybrid_loss_backward, hybrid_loss_forward
 
-__all__ = ["add_forward", "attention_backward", "attention_forward", "avgpool_backward", "avgpool_forward",
-           "bias_add_backward", "bias_add_forward", "cast_forward", "channel_add_backward", "channel_add_forward",
-           "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward", "dropout_backward",
-           "dropout_forward", "embedding_backward", "embedding_forward", "gelu_backward", "gelu_forward",
-           "groupnorm_backward", "groupnorm_forward", "layernorm_backward", "layernorm_forward", "linear_backward",
-           "linear_forward", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward", "scale_shift_backward",
-           "scale_shift_forward", "silu_backward", "silu_forward", "softmax_backward", "softmax_forward",
-           "timestep_embedding_forward", "upsample_backward", "upsample_forward"]
+__all__ = ["adaln_backward", "adaln_forward", "add_forward", "attention_backward", "attention_forward",
+           "avgpool_backward", "avgpool_forward", "bias_add_backward", "bias_add_forward", "bias_gelu_backward",
+           "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "chunk_backward",
+           "chunk_forward", "class_dropout_forward", "concat_backward", "concat_forward", "conv2d_backward",
+           "conv2d_forward", "dropout_backward", "dropout_forward", "embedding_backward", "embedding_forward",
+           "flash_attention_backward", "flash_attention_forward", "gate_backward", "gate_forward", "gelu_backward",
+           "gelu_forward", "groupnorm_backward", "groupnorm_forward", "hybrid_loss_backward", "hybrid_loss_forward",
+           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward", "matmul_backward",
+           "matmul_forward", "mse_backward", "mse_forward", "patchify_backward", "patchify_forward",
+           "scale_shift_backward", "scale_shift_forward", "silu_backward", "silu_forward", "softmax_backward",
+           "softmax_forward", "timestep_embedding_forward", "unpatchify_backward", "unpatchify_forward",
+           "upsample_backward", "upsample_forward"]

@@ -21,7 +21,7 @@ SOURCE
     Vaswani et al. 2017, arXiv:1706.03762, eq. 1. The two orders: guided-diffusion's QKVAttentionLegacy and
     QKVAttention.
 READ NEXT
-    numdiff/nn/unet.py, which uses it at 16 × 16 and 8 × 8 pixels.
+    flash_attention/, which keeps one number a row instead of T probabilities.
 """
 import math
 

@@ -1,32 +1,31 @@
-"""One step of a sampler: from a model's answer to x_0, and from there to the image at an earlier timestep.
+"""The elementwise steps of sampling: everything between two evaluations of the model.
 
 MATHEMATICS
-    predict_x_0, by what the model was trained to give, with a = √ᾱ_t and s = √(1 - ᾱ_t):
-        eps   x_0 = (x_t - s · prediction) / a
-        v     x_0 = a · x_t - s · prediction
-        x_0   x_0 = prediction                          and if asked, x_0 is clipped to [-1, 1]
-    ddim_step, from timestep t to an earlier one with ᾱ' (ᾱ' = 1 at the end):
-        x' = √ᾱ' · x_0 + √(1 - ᾱ' - σ²) · eps + σ · noise,      eps = (x_t - a · x_0) / s of the clipped x_0
-        σ = eta · √((1 - ᾱ') / (1 - ᾱ_t)) · √(1 - ᾱ_t / ᾱ')
-      eps put in, it is a sum of three terms whose coefficients depend on t alone:
-        x' = coefficient_x_t[t] · x_t + coefficient_x_0[t] · x_0 + coefficient_noise[t] · noise
-        coefficient_x_t = √(1 - ᾱ' - σ²) / s,   coefficient_x_0 = √ᾱ' - a · coefficient_x_t,   coefficient_noise = σ
-      eta = 0 is deterministic DDIM; eta = 1 over all timesteps is DDPM with the posterior's variance. The caller makes
-      the coefficients, in float64: see numdiff/diffusion/samplers.py.
+    combine         y = a · x + b · u + c · v            one to three terms: nearly every sampler's step is one of these
+    estimate_x_0    x_0 = a · x + b · prediction         clipped to [-1, 1] if asked. What the model was trained to give
+                    only changes a and b: numdiff/diffusion/denoiser.py has the table.
+    guide           y = u + scale · (c - u)              of the conditional answer c and the unconditional answer u, in
+                    the first channels; the other channels are those of c
+    learned_step    y = a · x + b · x_0 + exp((low + f · (high - low)) / 2) · noise,    f = (v + 1) / 2
+                    v are the model's second C channels: they choose, between two bounds, each element's log variance
+    blend           y = known where mask is 1, x where it is 0
 SHAPES
-    x_t, x_0, noise (B, ...) float32; prediction (B, ..., Cp), Cp ≥ C: only the first C channels count;
-    t (B,) int32, an index into tables (T,) float32 on the same engine
+    x, u, v, x_0, noise, known (B, ..., C) float32, mask (B, ..., C) float32 of zeros and ones; prediction
+    (B, ..., Cp), Cp ≥ C: only the first C channels count (Cp = 2C where the variance is learned)
+    a, b, c, scale, low, high: Python floats, the same for the whole batch, made on the host in float64
 VERSIONS
-    v1 one thread an element; v2 one thread four elements of one sample, by 16-byte loads and stores (needs Cp = C).
+    v1 one thread an element; v2 (combine, estimate_x_0) one thread four elements, by 16-byte loads and stores.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM
     elementwise.
 COST
-    bytes: 12 n for predict_x_0; 16 n for ddim_step with noise, 12 n without. Roof: memory bandwidth.
+    bytes: 4 n for each array read or written. Roof: memory bandwidth, but all of them together are lost beside one
+    evaluation of a model.
 SOURCE
-    Song, Meng and Ermon 2020, arXiv:2010.02502, eq. 12 and 16; Ho et al. 2020, arXiv:2006.11239, eq. 7;
-    v: Salimans and Ho 2022, arXiv:2202.00512, appendix D.
+    guide: Ho and Salimans 2022, arXiv:2207.12598, eq. 6, in the form whose scale 1 means no guidance;
+    learned_step: Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 15; blend: Lugmayr et al. 2022, arXiv:2201.09865,
+    eq. 8c.
 READ NEXT
     numdiff/diffusion/samplers.py, where these steps become a sampler.
 """
@@ -35,44 +34,48 @@ import math
 import numpy as np
 
 from ..device import cuda, empty_like, float32, is_device, launch, load4, store4, uint32
-from .q_sample import per_sample
 
 BLOCK = 256  # threads
-KINDS = ("eps", "v", "x_0")
-EPS, VELOCITY = 0, 1  # positions in KINDS, as the kernels see them
 
 
 # References -----------------------------------------------------------------------------------------------------------
 
-def predict_x_0_reference(x_t, prediction, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, kind="eps", clip=True):
-    prediction = prediction[..., :x_t.shape[-1]]
-    a, s = (per_sample(table, t, x_t.ndim) for table in (sqrt_alpha_bar, sqrt_one_minus_alpha_bar))
-    if kind == "eps":
-        y = (x_t - s * prediction) / a
-    elif kind == "v":
-        y = a * x_t - s * prediction
-    else:
-        y = prediction.copy()
+def combine_reference(*terms):
+    y = terms[0][0] * terms[0][1]
+    for scalar, x in terms[1:]:
+        y += scalar * x
+    return y
+
+
+def estimate_x_0_reference(x, prediction, a, b, clip=True):
+    y = b * prediction[..., :x.shape[-1]]
+    if a:
+        y += a * x
     return np.clip(y, -1, 1, out=y) if clip else y
 
 
-def ddim_step_reference(x_t, x_0, t, coefficient_x_t, coefficient_x_0, coefficient_noise, noise=None):
-    y = per_sample(coefficient_x_t, t, x_t.ndim) * x_t
-    y += per_sample(coefficient_x_0, t, x_t.ndim) * x_0
-    if noise is not None:
-        y += per_sample(coefficient_noise, t, x_t.ndim) * noise
+def guide_reference(conditional, unconditional, scale, channels):
+    y = conditional.copy()
+    u = unconditional[..., :channels]
+    y[..., :channels] = u + scale * (y[..., :channels] - u)
     return y
+
+
+def learned_step_reference(x, x_0, prediction, noise, a, b, low, high):
+    channels = x.shape[-1]
+    fraction = (prediction[..., channels:2 * channels] + 1) / 2
+    return a * x + b * x_0 + np.exp((low + fraction * (high - low)) / 2) * noise
+
+
+def blend_reference(mask, known, x):
+    return np.where(mask > 0.5, known, x)
 
 
 # Device function ------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True)
-def x_0_of(x, p, a, s, kind, clip):
-    y = p
-    if kind == EPS:
-        y = (x - s * p) / a
-    elif kind == VELOCITY:
-        y = a * x - s * p
+def x_0_of(x, p, a, b, clip):
+    y = a * x + b * p
     if clip:
         y = min(max(y, float32(-1)), float32(1))
     return y
@@ -81,64 +84,95 @@ def x_0_of(x, p, a, s, kind, clip):
 # v1: one thread an element --------------------------------------------------------------------------------------------
 
 @cuda.jit
-def predict_x_0_kernel_v1(x_t, prediction, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count, channels, channels_p,
-                          kind, clip):
+def combine_kernel_v1(y, terms, a, x, b, u, c, v):
+    i = cuda.grid(1)
+    if i < y.size:
+        value = a * x[i]
+        if terms > 1:
+            value += b * u[i]
+        if terms > 2:
+            value += c * v[i]
+        y[i] = value
+
+
+@cuda.jit
+def estimate_x_0_kernel_v1(y, x, prediction, a, b, channels, channels_p, clip):
     i = cuda.grid(1)
     if i < y.size:
         row = uint32(i) // channels  # pixel, and its channel c
         c = uint32(i) - row * channels
-        step = t[uint32(i) // count]
-        y[i] = x_0_of(x_t[i], prediction[row * channels_p + c], sqrt_alpha_bar[step], sqrt_one_minus_alpha_bar[step],
-                      kind, clip)
+        y[i] = x_0_of(x[i], prediction[row * channels_p + c], a, b, clip)
 
 
 @cuda.jit
-def ddim_step_kernel_v1(x_t, x_0, t, coefficient_x_t, coefficient_x_0, coefficient_noise, noise, y, count, noisy):
+def guide_kernel_v1(y, conditional, unconditional, scale, guided, channels_p):
+    """Channels below `guided` of channels_p are guided."""
     i = cuda.grid(1)
     if i < y.size:
-        step = t[uint32(i) // count]
-        value = coefficient_x_t[step] * x_t[i] + coefficient_x_0[step] * x_0[i]
-        if noisy:
-            value += coefficient_noise[step] * noise[i]
+        value = conditional[i]
+        if uint32(i) % channels_p < guided:
+            u = unconditional[i]
+            value = u + scale * (value - u)
         y[i] = value
 
 
-# v2: four elements of one sample --------------------------------------------------------------------------------------
-
 @cuda.jit
-def predict_x_0_kernel_v2(x_t, prediction, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count, channels, channels_p,
-                          kind, clip):
-    i = cuda.grid(1) * 4
+def learned_step_kernel_v1(y, x, x_0, prediction, noise, a, b, low, high, channels, channels_p):
+    i = cuda.grid(1)
     if i < y.size:
-        step = t[uint32(i) // count]
-        a, s = sqrt_alpha_bar[step], sqrt_one_minus_alpha_bar[step]
-        x0, x1, x2, x3 = load4(x_t, i)
-        p0, p1, p2, p3 = load4(prediction, i)
-        store4(y, i, x_0_of(x0, p0, a, s, kind, clip), x_0_of(x1, p1, a, s, kind, clip),
-               x_0_of(x2, p2, a, s, kind, clip), x_0_of(x3, p3, a, s, kind, clip))
+        row = uint32(i) // channels
+        c = uint32(i) - row * channels
+        fraction = float32(0.5) * (prediction[row * channels_p + channels + c] + float32(1))
+        deviation = math.exp(float32(0.5) * (low + fraction * (high - low)))
+        y[i] = a * x[i] + b * x_0[i] + deviation * noise[i]
 
 
 @cuda.jit
-def ddim_step_kernel_v2(x_t, x_0, t, coefficient_x_t, coefficient_x_0, coefficient_noise, noise, y, count, noisy):
+def blend_kernel_v1(y, mask, known, x):
+    i = cuda.grid(1)
+    if i < y.size:
+        y[i] = known[i] if mask[i] > float32(0.5) else x[i]
+
+
+# v2: four elements a thread -------------------------------------------------------------------------------------------
+
+@cuda.jit
+def combine_kernel_v2(y, terms, a, x, b, u, c, v):
     i = cuda.grid(1) * 4
     if i < y.size:
-        step = t[uint32(i) // count]
-        a, b = coefficient_x_t[step], coefficient_x_0[step]
-        u0, u1, u2, u3 = load4(x_t, i)
-        v0, v1, v2, v3 = load4(x_0, i)
-        y0, y1, y2, y3 = a * u0 + b * v0, a * u1 + b * v1, a * u2 + b * v2, a * u3 + b * v3
-        if noisy:
-            s = coefficient_noise[step]
-            n0, n1, n2, n3 = load4(noise, i)
-            y0, y1, y2, y3 = y0 + s * n0, y1 + s * n1, y2 + s * n2, y3 + s * n3
+        x0, x1, x2, x3 = load4(x, i)
+        y0, y1, y2, y3 = a * x0, a * x1, a * x2, a * x3
+        if terms > 1:
+            u0, u1, u2, u3 = load4(u, i)
+            y0, y1, y2, y3 = y0 + b * u0, y1 + b * u1, y2 + b * u2, y3 + b * u3
+        if terms > 2:
+            v0, v1, v2, v3 = load4(v, i)
+            y0, y1, y2, y3 = y0 + c * v0, y1 + c * v1, y2 + c * v2, y3 + c * v3
         store4(y, i, y0, y1, y2, y3)
+
+
+@cuda.jit
+def estimate_x_0_kernel_v2(y, x, prediction, a, b, channels, channels_p, clip):
+    i = cuda.grid(1) * 4
+    if i < y.size:
+        x0, x1, x2, x3 = load4(x, i)
+        p0, p1, p2, p3 = load4(prediction, i)
+        store4(y, i, x_0_of(x0, p0, a, b, clip), x_0_of(x1, p1, a, b, clip), x_0_of(x2, p2, a, b, clip),
+               x_0_of(x3, p3, a, b, clip))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def _check_t(t, batch):
-    if t.shape != (batch,) or t.dtype != np.int32:
-        raise ValueError(f"t must be one int32 for each of {batch} samples, got {t.dtype}{tuple(t.shape)}")
+def _check_shapes(shape, **others):
+    for name, array in others.items():
+        if tuple(array.shape) != tuple(shape):
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, and must have {tuple(shape)}")
+
+
+def _check_prediction(x, prediction, parts=1):
+    if prediction.shape[:-1] != x.shape[:-1] or prediction.shape[-1] < parts * x.shape[-1]:
+        raise ValueError(f"prediction {tuple(prediction.shape)} must have the shape of x {tuple(x.shape)}, with at "
+                         f"least {parts} × {x.shape[-1]} channels")
 
 
 def _choose(version, fits, why):
@@ -147,47 +181,84 @@ def _choose(version, fits, why):
     return version or (2 if fits else 1)
 
 
-def predict_x_0(x_t, prediction, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, kind="eps", clip=True, version=None):
-    """The x_0 that a model's prediction of `kind` ("eps", "v" or "x_0") stands for, as a new array like x_t."""
-    if kind not in KINDS:
-        raise ValueError(f"a prediction is one of {KINDS}, got {kind!r}")
-    if prediction.shape[:-1] != x_t.shape[:-1] or prediction.shape[-1] < x_t.shape[-1]:
-        raise ValueError(f"prediction {tuple(prediction.shape)} must have the shape of x_t {tuple(x_t.shape)}, "
-                         "or that shape with more channels")
-    _check_t(t, x_t.shape[0])
-    if not is_device(x_t):
-        return predict_x_0_reference(x_t, prediction, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, kind, clip)
-    count = math.prod(x_t.shape[1:])
-    version = _choose(version, count % 4 == 0 and prediction.shape == x_t.shape,
-                      "equal shapes, and samples of a multiple of 4 elements")
-    y = empty_like(x_t)
-    kernel, threads = (predict_x_0_kernel_v1, y.size) if version == 1 else (predict_x_0_kernel_v2, y.size // 4)
-    launch(kernel, -(-threads // BLOCK), BLOCK, x_t.reshape(-1), prediction.reshape(-1), t, sqrt_alpha_bar,
-           sqrt_one_minus_alpha_bar, y.reshape(-1), uint32(count), uint32(x_t.shape[-1]), uint32(prediction.shape[-1]),
-           KINDS.index(kind), int(clip))
+def _launch_elementwise(kernels, version, y, *args):
+    kernel, threads = (kernels[0], y.size) if version == 1 else (kernels[1], y.size // 4)
+    flat = [a.reshape(-1) if is_device(a) else a for a in args]
+    launch(kernel, -(-threads // BLOCK), BLOCK, y.reshape(-1), *flat)
     return y
 
 
-def ddim_step(x_t, x_0, t, coefficient_x_t, coefficient_x_0, coefficient_noise, noise=None, version=None):
-    """The image at the next timestep of a sampler; tables from `ddim_coefficients`; noise None adds none."""
-    if x_t.shape != x_0.shape or (noise is not None and noise.shape != x_t.shape):
-        raise ValueError(f"x_t {tuple(x_t.shape)}, x_0 {tuple(x_0.shape)} and noise must have one shape")
-    _check_t(t, x_t.shape[0])
-    if not is_device(x_t):
-        return ddim_step_reference(x_t, x_0, t, coefficient_x_t, coefficient_x_0, coefficient_noise, noise)
-    count = math.prod(x_t.shape[1:])
-    version = _choose(version, count % 4 == 0, "samples of a multiple of 4 elements")
-    y = empty_like(x_t)
-    kernel, threads = (ddim_step_kernel_v1, y.size) if version == 1 else (ddim_step_kernel_v2, y.size // 4)
-    launch(kernel, -(-threads // BLOCK), BLOCK, x_t.reshape(-1), x_0.reshape(-1), t, coefficient_x_t, coefficient_x_0,
-           coefficient_noise, (x_t if noise is None else noise).reshape(-1), y.reshape(-1), uint32(count),
-           int(noise is not None))
-    return y
+def combine(*terms, version=None):
+    """Σ scalar · array over one to three pairs (scalar, array), as a new array; the arrays have one shape."""
+    if not 1 <= len(terms) <= 3:
+        raise ValueError(f"combine takes one to three pairs of a scalar and an array, got {len(terms)}")
+    x = terms[0][1]
+    _check_shapes(x.shape, **{f"array {i}": array for i, (_, array) in enumerate(terms)})
+    if not is_device(x):
+        return combine_reference(*terms)
+    version = _choose(version, x.size % 4 == 0, "a multiple of 4 elements")
+    padded = [*terms, *[(0.0, x)] * (3 - len(terms))]
+    return _launch_elementwise((combine_kernel_v1, combine_kernel_v2), version, empty_like(x), len(terms),
+                               *(value for scalar, array in padded for value in (float(scalar), array)))
 
 
-def predict_x_0_cost(n):
+def estimate_x_0(x, prediction, a, b, clip=True, version=None):
+    """a · x + b · prediction over x's channels, clipped to [-1, 1] if asked, as a new array like x."""
+    _check_prediction(x, prediction)
+    if not is_device(x):
+        return estimate_x_0_reference(x, prediction, a, b, clip)
+    version = _choose(version, x.size % 4 == 0 and prediction.shape == x.shape,
+                      "equal shapes of a multiple of 4 elements")
+    return _launch_elementwise((estimate_x_0_kernel_v1, estimate_x_0_kernel_v2), version, empty_like(x), x, prediction,
+                               float(a), float(b), uint32(x.shape[-1]), uint32(prediction.shape[-1]), int(clip))
+
+
+def guide(conditional, unconditional, scale, channels):
+    """unconditional + scale · (conditional - unconditional) in the first `channels` channels, else conditional."""
+    _check_shapes(conditional.shape, unconditional=unconditional)
+    if not 1 <= channels <= conditional.shape[-1]:
+        raise ValueError(f"channels must be 1 to {conditional.shape[-1]}, got {channels}")
+    if not is_device(conditional):
+        return guide_reference(conditional, unconditional, scale, channels)
+    return _launch_elementwise((guide_kernel_v1,), 1, empty_like(conditional), conditional, unconditional, float(scale),
+                               uint32(channels), uint32(conditional.shape[-1]))
+
+
+def learned_step(x, x_0, prediction, noise, a, b, low, high):
+    """a · x + b · x_0 + noise of the variance that prediction's second C channels choose, as a new array."""
+    _check_shapes(x.shape, x_0=x_0, noise=noise)
+    _check_prediction(x, prediction, 2)
+    if not is_device(x):
+        return learned_step_reference(x, x_0, prediction, noise, a, b, low, high)
+    return _launch_elementwise((learned_step_kernel_v1,), 1, empty_like(x), x, x_0, prediction, noise, float(a),
+                               float(b), float(low), float(high), uint32(x.shape[-1]), uint32(prediction.shape[-1]))
+
+
+def blend(mask, known, x):
+    """known where mask is 1, x where it is 0, as a new array."""
+    _check_shapes(x.shape, mask=mask, known=known)
+    if not is_device(x):
+        return blend_reference(mask, known, x)
+    return _launch_elementwise((blend_kernel_v1,), 1, empty_like(x), mask, known, x)
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def combine_cost(n, terms=3):
+    return 4 * n * (terms + 1), n * (2 * terms - 1)
+
+
+def estimate_x_0_cost(n):
     return 12 * n, 3 * n
 
 
-def ddim_step_cost(n, noise=True):
-    return (16 if noise else 12) * n, (5 if noise else 3) * n
+def guide_cost(n):
+    return 12 * n, 3 * n
+
+
+def learned_step_cost(n):
+    return 20 * n, 10 * n
+
+
+def blend_cost(n):
+    return 16 * n, 0

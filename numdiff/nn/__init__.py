@@ -1,10 +1,12 @@
-"""Automatic differentiation and models: tensors and the tape, operations, modules, the UNet, the optimiser."""
+"""Automatic differentiation and models: tensors and the tape, operations, modules, UNet and DiT, the optimiser."""
 from . import functional
+from .dit import DiT
 from .layers import Conv2d, Embedding, GroupNorm, LayerNorm, Linear
+from .model import Model
 from .module import FlatParameters, Module, Numbered
 from .optimizer import AdamW
 from .tensor import Parameter, Tape, Tensor
 from .unet import UNet
 
-__all__ = ["AdamW", "Conv2d", "Embedding", "FlatParameters", "GroupNorm", "LayerNorm", "Linear", "Module", "Numbered",
-           "Parameter", "Tape", "Tensor", "UNet", "functional"]
+__all__ = ["AdamW", "Conv2d", "DiT", "Embedding", "FlatParameters", "GroupNorm", "LayerNorm", "Linear", "Model",
+           "Module", "Numbered", "Parameter", "Tape", "Tensor", "UNet", "functional"]

@@ -3,6 +3,8 @@
 Convolutions, linear layers and attention are counted; normalisations, activations and additions are not, as is usual.
 The backward pass takes twice as many.
 """
+import math
+
 from .layers import Conv2d
 
 
@@ -13,12 +15,30 @@ def conv_flops(conv, size):
 
 
 def linear_flops(linear, rows):
-    outputs, inputs = linear.weight.shape
-    return 2 * rows * outputs * inputs
+    return 2 * rows * math.prod(linear.weight.shape)
 
 
-def unet_forward_flops(model):
-    """FLOPs of one image through a UNet."""
+def forward_flops(model):
+    """FLOPs of one image through a model."""
+    return {"unet": _unet_flops, "dit": _dit_flops}[model.kind](model)
+
+
+def dit_forward_flops(options):
+    """FLOPs of one image through a DiT with these options, which need not be built."""
+    D, patch = options["hidden_size"], options["patch_size"]
+    tokens = (options["image_size"] // patch) ** 2
+    pixels = patch * patch * options["in_channels"]
+    inner = int(D * options["mlp_ratio"])
+    block = tokens * (4 * D * D + 2 * D * inner) + 2 * tokens * tokens * D + 6 * D * D
+    outside = tokens * D * pixels * (3 if options["learn_sigma"] else 2) + 256 * D + D * D + 2 * D * D
+    return 2 * (options["depth"] * block + outside)
+
+
+def _dit_flops(model):
+    return dit_forward_flops(model.options)
+
+
+def _unet_flops(model):
     from .unet import AttentionBlock, Downsample, ResBlock, Upsample
 
     def block_flops(block, size):
@@ -50,3 +70,4 @@ def unet_forward_flops(model):
     return total + conv_flops(model.out[2], size)
 
 
+unet_forward_flops = forward_flops  # its name when there was only the UNet

@@ -4,7 +4,8 @@ Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the 
 which device the arrays are on. The mathematics, shapes and sources are in the kernel files of the same names.
 """
 from .. import kernels as K
-from .tensor import Tensor, record
+from ..kernels.flash_attention import HEAD_SIZES, flash_attention_takes
+from .tensor import Tensor, record, record_parts
 
 
 def add(a, b):
@@ -25,13 +26,14 @@ def gelu(x):
 
 
 def linear(x, weight, bias=None):
-    """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N)."""
-    saved, wants_dx = x.data, x.slot is not None
+    """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); more axes of weight are read as K."""
+    saved, wants_dx, rows = x.data, x.slot is not None, weight.shape[0]
 
     def backward(dy):
-        return (K.linear_backward(dy, saved, weight.data, weight.grad, bias and bias.grad, need_dx=wants_dx),)
+        return (K.linear_backward(dy, saved, weight.data.reshape(rows, -1), weight.grad.reshape(rows, -1),
+                                  bias and bias.grad, need_dx=wants_dx),)
 
-    y = K.linear_forward(saved, weight.data, None if bias is None else bias.data)
+    y = K.linear_forward(saved, weight.data.reshape(rows, -1), None if bias is None else bias.data)
     return record("linear", y, (x,), backward, has_parameters=True)
 
 
@@ -74,6 +76,11 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5):
 def attention(qkv, heads, order="legacy"):
     """Self-attention of packed qkv (B, T, 3C) -> (B, T, C); `order`: "legacy" (head, qkv, channel) or "new"."""
     saved = qkv.data
+    if saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_takes(saved, heads):
+        # keeps one number a token and head, where the other way keeps T
+        y, logsumexp = K.flash_attention_forward(saved, heads, order)
+        return record("flash_attention", y, (qkv,),
+                      lambda dy: (K.flash_attention_backward(dy, saved, y, logsumexp, heads, order),))
     y, probabilities = K.attention_forward(saved, heads, order)
     return record("attention", y, (qkv,), lambda dy: (K.attention_backward(dy, saved, probabilities, heads, order),))
 
@@ -109,6 +116,52 @@ def scale_shift(x, e):
     return record("scale_shift", K.scale_shift_forward(saved, scale, shift), (x, e), backward)
 
 
+def adaln(x, shift, scale, eps=1e-6):
+    """LayerNorm of each token of x (B, T, C), times 1 + scale (B, C), plus shift (B, C)."""
+    saved, factor = x.data, scale.data
+    y, mean, rstd = K.adaln_forward(saved, shift.data, factor, eps)
+    return record("adaln", y, (x, shift, scale), lambda dy: K.adaln_backward(dy, saved, factor, mean, rstd))
+
+
+def gate(x, h, gate):
+    """x + gate (B, C) · h for x and h (B, T, C)."""
+    saved, factor = h.data, gate.data
+    return record("gate", K.gate_forward(x.data, saved, factor), (x, h, gate),
+                  lambda dy: (dy, *K.gate_backward(dy, saved, factor)))
+
+
+def bias_gelu(x, bias):
+    """GELU (tanh form) of x + bias, for a linear layer that has left its bias (C,) to this pass."""
+    saved = x.data
+    return record("bias_gelu", K.bias_gelu_forward(saved, bias.data), (x,),
+                  lambda dy: (K.bias_gelu_backward(dy, saved, bias.data, bias.grad),), has_parameters=True)
+
+
+def chunk(x, count):
+    """The `count` equal parts of x (B, count · C), as a list of tensors (B, C)."""
+    return record_parts("chunk", K.chunk_forward(x.data, count), (x,), lambda parts: (K.chunk_backward(parts),))
+
+
+def patchify(x, patch):
+    """x (B, H, W, C) as tokens (B, H/patch · W/patch, patch² · C)."""
+    _, height, width, _ = x.shape
+    return record("patchify", K.patchify_forward(x.data, patch), (x,),
+                  lambda dy: (K.patchify_backward(dy, patch, height, width),))
+
+
+def unpatchify(tokens, patch, height, width):
+    """Tokens (B, T, patch² · C) as images (B, height, width, C)."""
+    return record("unpatchify", K.unpatchify_forward(tokens.data, patch, height, width), (tokens,),
+                  lambda dy: (K.unpatchify_backward(dy, patch),))
+
+
+def add_constant(x, constant):
+    """x (B, ...) + an array of one sample's shape, the same for all samples; no gradient flows to it."""
+    rows = x.data.reshape(x.shape[0], -1)
+    y = K.bias_add_forward(rows, constant.reshape(-1)).reshape(x.shape)
+    return record("add_constant", y, (x,), lambda dy: (dy,))
+
+
 def concat(a, b):
     """Join along the channels."""
     channels = a.shape[-1]
@@ -140,6 +193,14 @@ def embedding(labels, weight):
     return record("embedding", K.embedding_forward(labels, weight.data), (), backward, has_parameters=True)
 
 
+def class_dropout(labels, probability, null_class, randomness):
+    """labels, an int32 array (B,), each replaced by `null_class` with `probability`; `randomness` as in `dropout`."""
+    if probability == 0 or randomness is None:
+        return labels
+    return K.class_dropout_forward(labels, probability, null_class, randomness.seed, randomness.step,
+                                   randomness.samples)
+
+
 def dropout(x, probability, randomness, layer):
     """Zero each element with `probability`, scale the others; `randomness` counts it (see training.trainer)."""
     if probability == 0 or randomness is None:
@@ -159,6 +220,19 @@ def mse(prediction, target, scale=1.0):
         return (K.mse_backward(saved, target, scale),)
 
     return record("mse", K.mse_forward(saved, target), (prediction,), backward)
+
+
+def hybrid_loss(prediction, target, x_0, t, tables, weight, scale=1.0):
+    """Squared error of the first half of the channels, plus weight · the variational bound of the learned variance.
+
+    tables: k, low, width of the diffusion (see kernels/vlb.py); scale as in `mse`.
+    """
+    saved = prediction.data
+
+    def backward(dy):
+        return (K.hybrid_loss_backward(saved, target, x_0, t, *tables, weight, scale),)
+
+    return record("hybrid_loss", K.hybrid_loss_forward(saved, target, x_0, t, *tables, weight), (prediction,), backward)
 
 
 def reshape(x, *shape):

@@ -18,6 +18,17 @@ def uniform(fan_in):
     return lambda generator, shape: generator.uniform(-bound, bound, shape)
 
 
+def xavier(generator, shape):
+    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); axes after the first make up fan_in."""
+    bound = math.sqrt(6 / (shape[0] + math.prod(shape[1:])))
+    return generator.uniform(-bound, bound, shape)
+
+
+def gaussian(deviation):
+    """Normal with mean 0 and this standard deviation."""
+    return lambda generator, shape: deviation * generator.standard_normal(shape)
+
+
 def constant(value):
     return lambda generator, shape: np.full(shape, value)
 
@@ -27,12 +38,17 @@ def normal(generator, shape):
 
 
 class Linear(Module):
-    """y = x·weightᵀ + bias over the last axis; weight (out, in), bias (out,)."""
+    """y = x·weightᵀ + bias over the last axis; weight (out, in), bias (out,).
 
-    def __init__(self, inputs, outputs, zero=False):
-        start = constant(0) if zero else uniform(inputs)
-        self.weight = Parameter((outputs, inputs), start)
-        self.bias = Parameter((outputs,), start)
+    inputs: how many, or the several axes of the weight that make them up, such as a patch's (row, column, channel)
+    initial: what the weight starts from, the bias then from zero; the default is `uniform` for both.
+    """
+
+    def __init__(self, inputs, outputs, zero=False, initial=None):
+        inputs = (inputs,) if isinstance(inputs, int) else tuple(inputs)
+        start = constant(0) if zero else initial or uniform(math.prod(inputs))
+        self.weight = Parameter((outputs, *inputs), start)
+        self.bias = Parameter((outputs,), constant(0) if initial else start)
 
     def forward(self, x):
         return F.linear(x, self.weight, self.bias)
@@ -78,8 +94,8 @@ class LayerNorm(Module):
 class Embedding(Module):
     """A row of weight (count, channels) for each integer label."""
 
-    def __init__(self, count, channels):
-        self.weight = Parameter((count, channels), normal)
+    def __init__(self, count, channels, initial=normal):
+        self.weight = Parameter((count, channels), initial)
 
     def forward(self, labels):
         return F.embedding(labels, self.weight)

@@ -63,16 +63,18 @@ class FlatParameters:
     """All parameters of a model as views of one float32 buffer, and their gradients as views of another.
 
     data, grad: float32 (total,) on the engine; index: [{"name", "shape", "offset"}], offsets in elements, multiples of
-    64. The gaps between parameters hold zeros and stay zero. count: the number of parameters, gaps not counted.
+    64. The gaps between parameters hold zeros and stay zero. trained: how many parameters there are, gaps not counted;
+    count: those and the `fixed` ones that the model holds elsewhere.
     """
 
-    def __init__(self, module, backend=None, seed=0):
+    def __init__(self, module, backend=None, seed=0, fixed=0):
         self.parameters = dict(module.named_parameters())
         self.index, offset = [], 0
         for name, parameter in self.parameters.items():
             self.index.append({"name": name, "shape": list(parameter.shape), "offset": offset})
             offset += -(-math.prod(parameter.shape) // ALIGNMENT) * ALIGNMENT
-        self.count = sum(math.prod(p.shape) for p in self.parameters.values())
+        self.trained = sum(math.prod(p.shape) for p in self.parameters.values())
+        self.count = self.trained + fixed
         self.total = offset
         self.data = upload(self._initial(seed), backend)
         self.grad = zeros(offset, np.float32, backend)
@@ -90,6 +92,8 @@ class FlatParameters:
     def _initial(self, seed):
         """Starting values, each parameter from its own counted stream, so that they do not depend on the device."""
         flat = np.zeros(self.total, np.float32)
+        if seed is None:  # other values are about to be loaded
+            return flat
         for number, (entry, parameter) in enumerate(self._entries()):
             generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, number]))
             self._view(flat, entry)[...] = parameter.initial(generator, parameter.shape)

@@ -32,6 +32,26 @@ class Slot:
         self.gradient = gradient if self.gradient is None else add_forward(self.gradient, gradient)
 
 
+class Slots:
+    """The slots of an operation with several outputs, taken as one: its gradient is the list of theirs."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, slots):
+        self.slots = slots
+
+    @property
+    def gradient(self):
+        """A list with one gradient (None where nothing arrived) for each output; None if nothing arrived at all."""
+        gradients = [slot.gradient for slot in self.slots]
+        return None if all(g is None for g in gradients) else gradients
+
+    @gradient.setter
+    def gradient(self, value):
+        for slot in self.slots:
+            slot.gradient = value
+
+
 class Tensor:
     """An array with an optional gradient.
 
@@ -143,6 +163,20 @@ def record(name, result, inputs, backward, has_parameters=False):
     output = Tensor(result, requires_grad=True)
     tape.records.append(Record(name, output.slot, tuple(x.slot for x in inputs), backward))
     return output
+
+
+def record_parts(name, results, inputs, backward):
+    """`record` for an operation with several results: a list of Tensors; `backward` takes the list of gradients."""
+    tape = _active[-1] if _active else None
+    if tape is None or not any(x.slot for x in inputs):
+        return [Tensor(result) for result in results]
+    name = f"{scope[-1]} {name}" if scope and scope[-1] else name
+    if tape.check_finite:
+        for result in results:
+            check_finite(result, name)
+    outputs = [Tensor(result, requires_grad=True) for result in results]
+    tape.records.append(Record(name, Slots([y.slot for y in outputs]), tuple(x.slot for x in inputs), backward))
+    return outputs
 
 
 scope = []  # full names of the modules being executed, innermost last: they name a record

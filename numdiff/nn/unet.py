@@ -5,14 +5,11 @@ are. Read top-down: the blocks, then `UNet.__init__`, which lays them out, then 
 
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
-import numpy as np
-
-from ..device import get_backend, upload
 from ..errors import UsageError
 from . import functional as F
 from .layers import Conv2d, Embedding, GroupNorm, Linear
-from .module import FlatParameters, Module, Numbered
-from .tensor import Tensor
+from .model import Model, constructor_options
+from .module import Module, Numbered
 
 
 class Upsample(Module):
@@ -96,7 +93,7 @@ class Stage(Numbered):
         return x
 
 
-class UNet(Module):
+class UNet(Model):
     """Predicts noise, velocity or x_0 from x_t and t.
 
     image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels) in [-1, 1]
@@ -111,19 +108,20 @@ class UNet(Module):
     use_new_attention_order: qkv channels in the order (qkv, head, channel) instead of (head, qkv, channel)
     max_period: of the timestep embedding's slowest sinusoid (10000 in guided-diffusion, 1000 in unet.cu)
     groups: of every group normalisation
-    device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights
+    device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
+
+    kind = "unet"
 
     def __init__(self, image_size=64, in_channels=3, model_channels=64, out_channels=None, channel_mult=(1, 2, 3, 4),
                  num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
                  num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
                  num_classes=None, learn_sigma=False, dropout=0.0, use_new_attention_order=False, max_period=10000.0,
                  groups=32, device="auto", seed=0):
-        self.options = {k: list(v) if isinstance(v, tuple) else v for k, v in locals().items()
-                        if k not in ("self", "device", "seed", "__class__")}
+        self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.model_channels = image_size, in_channels, model_channels
-        self.num_classes, self.max_period = num_classes, max_period
+        self.num_classes, self.learn_sigma, self.max_period = num_classes, learn_sigma, max_period
         self.out_channels = out_channels or in_channels * (2 if learn_sigma else 1)
         emb_channels = 4 * model_channels
         if num_heads_upsample == -1:
@@ -179,18 +177,14 @@ class UNet(Module):
 
         self.out = Numbered({0: GroupNorm(channels, groups, silu=True),
                              2: Conv2d(channels, self.out_channels, zero=True)})
-        self.backend = get_backend(device) if isinstance(device, str) else device
-        self.parameters = FlatParameters(self, self.backend, seed)
-        self.diffusion = {}  # options of the Diffusion it was trained with; empty: the defaults
+        self._finish(device, seed)
 
     def forward(self, x, t, y=None, randomness=None):
         """x: Tensor float32 (B, H, W, C); t: array int32 (B,); y: array int32 (B,) if the model has classes.
 
         randomness: counts the dropout of a training step; None: no dropout. Returns a Tensor (B, H, W, out_channels).
         """
-        if (y is None) != (self.num_classes is None):
-            raise UsageError("this model has classes: give y, one class index for each image" if y is None
-                             else "this model has no classes: leave y out, or build it with num_classes")
+        self.require_classes(y)
         emb = F.timestep_embedding(t, self.model_channels, self.max_period)  # (B, model_channels)
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
@@ -203,43 +197,6 @@ class UNet(Module):
         for stage in self.output_blocks.modules.values():
             h = stage(F.concat(h, skips.pop()), emb, randomness)
         return self.out[2](self.out[0](h))
-
-    def predict(self, x_t, t, y=None):
-        """The model's output for NumPy inputs, as NumPy, whatever the device.
-
-        x_t: float32 (B, H, W, C); t: integers (B,), or one for all
-        y: class indices (B,), or one for all, if the model has classes
-        """
-        x_t = np.ascontiguousarray(x_t, np.float32)
-        expected = (self.image_size, self.image_size, self.in_channels)
-        if x_t.ndim != 4 or x_t.shape[1:] != expected:
-            raise UsageError(f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))}).")
-
-        def per_image(values, name):
-            values = np.asarray(values, np.int32)
-            if values.shape not in ((), (1,), (len(x_t),)):
-                raise UsageError(f"{name} has shape {values.shape}; give one value, or one for each of the {len(x_t)} "
-                                 "images.")
-            return upload(np.broadcast_to(values, (len(x_t),)), self.backend)
-
-        if y is not None and self.num_classes is not None and not np.isin(y, np.arange(self.num_classes)).all():
-            raise UsageError(f"y holds a class that does not exist: the model has classes 0 to {self.num_classes - 1}.")
-        y = None if y is None else per_image(y, "y")
-        return self(Tensor(upload(x_t, self.backend)), per_image(t, "t"), y).numpy()
-
-    # values by name -------------------------------------------------------------------------------------------------
-
-    def arrays(self):
-        """{name: NumPy array} of the weights, in numdiff's layout."""
-        return self.parameters.arrays()
-
-    def gradients(self):
-        """{name: NumPy array} of the gradients, in numdiff's layout."""
-        return self.parameters.arrays(self.parameters.grad)
-
-    def load_arrays(self, arrays):
-        """Overwrite all weights from {name: array}; a `NumdiffError` names what does not fit."""
-        self.parameters.load_flat(self.parameters.flatten(arrays))
 
 
 def check_options(options):

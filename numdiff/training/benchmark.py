@@ -28,7 +28,7 @@ def bench_step(options, steps=20, warmup=5):
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
     started = time.perf_counter()
     num_classes = 9 if options.class_cond else None
-    model = build_model(options, num_classes=num_classes)
+    model = build_model(options, options.channels or 3, num_classes)
     images = RandomImages(options.batch, options.image_size, model.in_channels, num_classes)
     trainer = build_trainer(options, model, images)
     step = trainer.step_function

@@ -1,12 +1,18 @@
 """From the options of a run to the objects that it trains with."""
+import numpy as np
+
 from ..data.dataset import open_dataset
 from ..errors import UsageError
-from ..nn import UNet
+from ..nn import DiT, UNet
+from ..nn.dit import dit_parameter_counts
+from ..nn.flops import dit_forward_flops
+from .options import ARCHITECTURE_SETTINGS
 from .trainer import Trainer
 
 UNET_OPTIONS = ("image_size", "model_channels", "channel_mult", "num_res_blocks", "attention_resolutions", "num_heads",
                 "num_head_channels", "use_scale_shift_norm", "resblock_updown", "conv_resample", "dropout",
                 "use_new_attention_order", "max_period")
+DIT_OPTIONS = ("image_size", "mlp_ratio", "class_dropout", "learn_sigma")
 TRAINER_OPTIONS = ("batch", "microbatch", "flip", "learning_rate", "warmup_steps", "beta1", "beta2", "adam_eps",
                    "weight_decay", "clip_norm", "ema_halflife", "seed")
 
@@ -16,17 +22,40 @@ def build_dataset(options):
     dataset = open_dataset(options.data, options.image_size, options.classes)
     dataset.image_size  # noqa: B018 - refuses images that are not square
     if options.class_cond and dataset.labels is None:
+        remedy = "leave --class-cond out" if options.model == "unet" else "give --no-class-cond"
         raise UsageError(f"--class-cond needs labels, and {dataset.path!r} has none: import it again with labels, or "
-                         "leave --class-cond out.")
+                         f"{remedy}.")
     if options.class_cond is False:
         dataset.labels = None
+    if options.channels not in (None, dataset.channels):
+        raise UsageError(f"--channels {options.channels}: the images of {dataset.path!r} have {dataset.channels}; "
+                         "leave it out, or give other --data.")
+    if options.class_cond and options.num_classes is not None and options.num_classes < len(dataset.classes):
+        raise UsageError(f"--classes {options.num_classes}: {dataset.path!r} has {len(dataset.classes)} classes; give "
+                         "that number or more, or the names of those to train on.")
+    if dataset.dtype != np.uint8 and options.flip:
+        raise UsageError(f"--flip mirrors pixels, and the images of {dataset.path!r} are {dataset.dtype}, as latents "
+                         "are, which do not mirror: give --no-flip.")
     return dataset
 
 
+def model_options(options, channels=3, num_classes=None):
+    """The constructor's options of the model that a run's options describe, without device and seed.
+
+    num_classes: of the dataset; the run's own number, where it has one, goes before.
+    """
+    if options.model == "unet":
+        return {**{name: getattr(options, name) for name in UNET_OPTIONS}, "in_channels": channels,
+                "num_classes": num_classes}
+    return {**{name: getattr(options, name) for name in DIT_OPTIONS},
+            **{key: getattr(options, name) for name, key in ARCHITECTURE_SETTINGS.items()}, "in_channels": channels,
+            "num_classes": num_classes if options.num_classes is None else options.num_classes}
+
+
 def build_model(options, channels=3, num_classes=None):
-    """The UNet that the options describe."""
-    chosen = {name: getattr(options, name) for name in UNET_OPTIONS}
-    return UNet(**chosen, in_channels=channels, num_classes=num_classes, device=options.device, seed=options.seed)
+    """The UNet or DiT that the options describe."""
+    kind = {"unet": UNet, "dit": DiT}[options.model]
+    return kind(**model_options(options, channels, num_classes), device=options.device, seed=options.seed)
 
 
 def build_trainer(options, model, dataset):
@@ -35,3 +64,45 @@ def build_trainer(options, model, dataset):
     diffusion = {"steps": options.diffusion_steps, "schedule": options.schedule, "prediction": options.prediction}
     return Trainer(model, dataset, **chosen, diffusion=diffusion, total_steps=options.steps,
                    cosine=options.lr_schedule == "cosine")
+
+
+def describe_dit(options, sizes):
+    """One line about the DiT with these constructor's options (`sizes`), which need not have been built."""
+    count, trained = dit_parameter_counts(sizes)
+    size = "×".join(str(sizes[key]) for key in ("image_size", "image_size", "in_channels"))
+    classes = f", {sizes['num_classes']:,} classes" if sizes["num_classes"] is not None else ""
+    return (f"{options.architecture}, {size}{classes}: {count:,} parameters ({trained:,} trained, {count - trained:,} "
+            f"fixed positions), {sizes['depth']} blocks of {sizes['hidden_size']} channels, {sizes['num_heads']} heads"
+            f", patches of {sizes['patch_size']}")
+
+
+def describe_model(options, model):
+    """One line about the model that a run trains."""
+    if options.model == "dit":
+        return describe_dit(options, model.options)
+    return (f"unet, preset {options.preset}: {model.parameters.count:,} parameters, {options.model_channels} channels "
+            f"× {tuple(options.channel_mult)}")
+
+
+def describe_without_training(options):
+    """The lines of a dry run. A DiT is not built for it (the largest would take gigabytes), and where the options give
+    channels and classes no dataset is opened."""
+    if options.model == "unet":
+        from .run import train
+        lines = []
+        train(options, dry_run=True, echo=lines.append)
+        yield from lines
+        return
+    channels, classes = options.channels, options.num_classes
+    if channels is None or (options.class_cond and classes is None):
+        with build_dataset(options) as dataset:
+            count, height, width, channels = dataset.shape
+            classes = len(dataset.classes) if options.class_cond else None
+            yield f"data      {dataset.path}: {count:,} images of {height}×{width}×{channels}"
+    sizes = model_options(options, channels, classes)
+    yield f"model     {describe_dit(options, sizes)}"
+    yield f"diffusion {options.diffusion_steps} steps, {options.schedule} schedule, predicts {options.prediction}"
+    flops = 3 * options.batch * dit_forward_flops(sizes)
+    yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "
+           f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
+           f"{options.learning_rate:g}")

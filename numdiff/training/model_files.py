@@ -2,9 +2,11 @@
 
 A model file is a checkpoint with the weights alone: the buffer "parameters" and the meta that describes it.
 
-    {"model": "unet", "model_options": {…}, "index": [{"name", "shape", "offset"}, …], "diffusion": {…}, "step": …}
+    {"model": "unet" or "dit", "model_options": {…}, "index": [{"name", "shape", "offset"}, …], "diffusion": {…},
+     "step": …}
 """
 import inspect
+import json
 import math
 import pathlib
 from dataclasses import dataclass
@@ -13,22 +15,29 @@ import numpy as np
 
 from ..diffusion import Diffusion
 from ..errors import NumdiffError, UsageError
-from ..nn import UNet
+from ..nn import DiT, UNet, dit, unet
 from ..nn.convert import (
+    check_dit_state_dict,
     check_state_dict,
+    diffusers_config,
+    diffusers_state_dict,
+    guess_dit_options,
     guess_unet_options,
+    is_dit,
     read_weights,
     to_numdiff_layout,
     to_torch_layout,
+    with_positions,
     write_state_dict,
 )
+from ..nn.convert.diffusers import CONFIG, WEIGHTS
 from ..nn.module import ALIGNMENT
-from ..nn.unet import check_options
 from .checkpoint import HDF5_MAGIC, load_checkpoint, newest_checkpoint, save_checkpoint
-from .files import atomic_file
+from .files import atomic_file, cannot_write
 
 EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
-FREE_OPTIONS = {  # what the shapes of weights do not tell -> what such a value may be
+KINDS = {"unet": UNet, "dit": DiT}
+FREE_OPTIONS = {  # of a UNet: what the shapes of weights do not tell -> what such a value may be
     "image_size": lambda v: type(v) is int and 0 < v <= 1 << 16,
     "num_heads": lambda v: type(v) is int and 0 < v <= 1 << 16,
     "num_heads_upsample": lambda v: type(v) is int and (v == -1 or 0 < v <= 1 << 16),
@@ -36,6 +45,12 @@ FREE_OPTIONS = {  # what the shapes of weights do not tell -> what such a value 
     "use_new_attention_order": lambda v: type(v) is bool,
     "max_period": lambda v: type(v) in (int, float) and 0 < v < math.inf,
     "dropout": lambda v: type(v) in (int, float) and 0 <= v < 1,
+}
+FREE_DIT_OPTIONS = {
+    "image_size": FREE_OPTIONS["image_size"],
+    "num_heads": FREE_OPTIONS["num_heads"],
+    "num_classes": lambda v: type(v) is int and 0 < v <= 1 << 24,
+    "class_dropout": FREE_OPTIONS["dropout"],
 }
 
 
@@ -47,7 +62,7 @@ def load(path, device="auto", weights="ema"):
     """
     options, arrays, meta = read_model_file(path, weights)
     try:
-        model = UNet(**options, device=device)
+        model = KINDS[meta["model"]](**options, device=device, seed=None)
     except TypeError as error:
         raise NumdiffError(f"{path} has model options that this numdiff does not know ({error}); install a newer "
                            "numdiff.") from None
@@ -73,7 +88,7 @@ def read_model_file(path, weights="ema"):
                            "`numdiff convert`.")
     buffers, meta = load_checkpoint(path)
     try:
-        if meta["model"] != "unet":
+        if meta["model"] not in KINDS:
             raise NumdiffError(f"{path} holds a model of the kind {meta['model']!r}, which this numdiff does not know.")
         flat = buffers["ema" if weights == "ema" and "ema" in buffers else "parameters"]
         arrays = {}
@@ -86,9 +101,10 @@ def read_model_file(path, weights="ema"):
                            "another checkpoint.") from error
 
 
-def write_model_file(path, model_options, arrays, diffusion=None, step=0, **more):
+def write_model_file(path, model_options, arrays, diffusion=None, step=0, model="unet", **more):
     """Write a model file atomically.
 
+    model: its kind, "unet" or "dit"
     arrays: {name: array in numdiff's layout}, in module order
     diffusion: options of its `Diffusion` (None: the defaults); more: further entries of the meta
     """
@@ -100,14 +116,15 @@ def write_model_file(path, model_options, arrays, diffusion=None, step=0, **more
     for entry, array in zip(index, arrays.values(), strict=True):
         flat[entry["offset"]:entry["offset"] + array.size] = array.reshape(-1)
     save_checkpoint(path, {"parameters": flat}, {
-        "format": "numdiff-checkpoint", "version": 1, "model": "unet", "model_options": model_options, "index": index,
+        "format": "numdiff-checkpoint", "version": 1, "model": model, "model_options": model_options, "index": index,
         "diffusion": diffusion or Diffusion().options, "step": step, **more})
 
 
 @dataclass
 class Conversion:
-    """What `convert` did: the options of the model, its number of parameters, and the step it comes from."""
+    """What `convert` did: the kind and options of the model, its number of parameters, the step it comes from."""
 
+    kind: str
     options: dict
     parameters: int
     step: int
@@ -117,16 +134,20 @@ def convert(source, target, weights="ema", diffusion=None, **free):
     """Make a numdiff model file of another program's weights, or the reverse.
 
     source: what `load_state_dict` reads, or a numdiff checkpoint or run folder
-    target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and guided-diffusion's names
+    target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and the names of guided-diffusion or
+        the public DiT; a name without a suffix for a DiT in diffusers' folder layout
     weights: "ema" or "raw", of a source that has both
     diffusion: steps, schedule, prediction that it was trained with
-    free: options of the UNet that weights do not tell (the keys of `FREE_OPTIONS`). None leaves one to the source, or
-        to guided-diffusion's default; image_size and one of num_heads, num_head_channels must be known in the end.
+    free: options that weights do not tell (the keys of `FREE_OPTIONS`, or for a DiT `FREE_DIT_OPTIONS`). None leaves
+        one to the source, or to the public code's default. For a UNet image_size and one of num_heads,
+        num_head_channels must be known in the end; for a DiT image_size where the source has no positions, and
+        num_heads where its size is not a published one.
     Returns a `Conversion`.
     """
-    kind = pathlib.Path(target).suffix
-    if kind != ".h5" and kind not in EXPORTS:
-        raise UsageError(f"OUT is {str(target)!r}, and must end in .h5 (numdiff), .npz or .safetensors.")
+    suffix = pathlib.Path(target).suffix
+    if suffix not in ("", ".h5", *EXPORTS):
+        raise UsageError(f"OUT is {str(target)!r}, and must end in .h5 (numdiff), .npz or .safetensors, or have no "
+                         "ending (a folder in diffusers' layout).")
     free = {k: v for k, v in free.items() if v is not None}
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
     if pathlib.Path(source).is_dir() or _is_hdf5(source):
@@ -134,13 +155,16 @@ def convert(source, target, weights="ema", diffusion=None, **free):
             given = ", ".join(flag(k) for k in [*free, *diffusion])
             raise UsageError(f"{source} tells its own options: leave out {given}.")
         options, arrays, meta = read_model_file(source, weights)
-        diffusion, step = meta.get("diffusion"), meta.get("step", 0)
+        kind, diffusion, step = meta["model"], meta.get("diffusion"), meta.get("step", 0)
         kept = {"classes": meta["classes"]} if meta.get("classes") else {}
     else:
         state_dict, told = read_weights(source, weights)
-        options = complete_options(source, state_dict, told, free)
+        kind = "dit" if is_dit(state_dict) else "unet"
+        complete, hold = {"unet": (complete_options, check_state_dict),
+                          "dit": (complete_dit_options, check_dit_state_dict)}[kind]
+        options = complete(source, state_dict, told, free)
         try:
-            state_dict = check_state_dict(state_dict, options)
+            state_dict = hold(state_dict, options)
         except NumdiffError as error:
             raise NumdiffError(f"cannot use {source}: {error}.") from None
         arrays, step, kept = to_numdiff_layout(state_dict), 0, {}
@@ -148,17 +172,39 @@ def convert(source, target, weights="ema", diffusion=None, **free):
     broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     if broken:
         raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
-    if kind == ".h5":
-        write_model_file(target, options, arrays, diffusion, step, source=pathlib.Path(source).name, **kept)
+    if suffix == ".h5":
+        write_model_file(target, options, arrays, diffusion, step, kind, source=pathlib.Path(source).name, **kept)
+    elif suffix == "":
+        write_diffusers_folder(target, kind, options, to_torch_layout(arrays))
     else:
+        state_dict = to_torch_layout(arrays)
         with atomic_file(target, "the weights") as file:
-            write_state_dict(file, to_torch_layout(arrays), EXPORTS[kind], options)
-    return Conversion(options, sum(a.size for a in arrays.values()), step)
+            write_state_dict(file, with_positions(state_dict, options) if kind == "dit" else state_dict,
+                             EXPORTS[suffix], options)
+    count = dit.dit_parameter_counts(options)[0] if kind == "dit" else sum(a.size for a in arrays.values())
+    return Conversion(kind, options, count, step)
+
+
+def write_diffusers_folder(folder, kind, options, state_dict):
+    """Write config.json and the weights; a `UsageError` for a model that diffusers' DiT cannot be."""
+    if kind != "dit":
+        raise UsageError(f"OUT is {str(folder)!r}, a folder in diffusers' layout, which is for a DiT, and this is a "
+                         "UNet: let it end in .safetensors or .npz.")
+    config = json.dumps(diffusers_config(options), indent=2, sort_keys=True) + "\n"
+    folder = pathlib.Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write("the weights into", folder, error) from error
+    with atomic_file(folder / WEIGHTS, "the weights") as file:
+        write_state_dict(file, diffusers_state_dict(state_dict, options["depth"]), "safetensors")
+    with atomic_file(folder / CONFIG, "the configuration") as file:
+        file.write(config.encode())
 
 
 def complete_options(source, state_dict, told, free):
     """All options of the UNet: what shapes say, and for the rest the user (`free`), the file (`told`), the defaults."""
-    told = {k: v for k, v in told.items() if k in FREE_OPTIONS and FREE_OPTIONS[k](v)}
+    told = believed(told, free, FREE_OPTIONS, "UNet")
     if "num_heads" in free and "num_head_channels" in free and free["num_head_channels"] != -1:
         raise UsageError("--num-heads and --num-head-channels exclude each other: give the one that the model was "
                          "trained with.")
@@ -172,19 +218,63 @@ def complete_options(source, state_dict, told, free):
         raise UsageError(f"{source} does not say how many attention heads the model has: give --num-head-channels (64 "
                          "for the models of guided-diffusion, 32 for unet.cu's) or --num-heads (4 for those of "
                          "improved-diffusion).")
-    for key, value in free.items():
-        if not FREE_OPTIONS[key](value):
-            raise UsageError(f"{flag(key)} {value} is out of range.")
     try:
         guessed = guess_unet_options(state_dict, known["image_size"])
     except NumdiffError as error:
         raise NumdiffError(f"cannot use {source}: {error}.") from None
-    defaults = {name: list(p.default) if isinstance(p.default, tuple) else p.default
-                for name, p in inspect.signature(UNet).parameters.items() if name not in ("device", "seed")}
-    defaults["num_head_channels"] = -1
-    options = {**defaults, **guessed, **known}
-    check_options(options)
+    options = {**defaults_of(UNet), "num_head_channels": -1, **guessed, **known}
+    unet.check_options(options)
     return options
+
+
+def complete_dit_options(source, state_dict, told, free):
+    """All options of the DiT, likewise."""
+    told = believed(told, free, FREE_DIT_OPTIONS, "DiT")
+    try:
+        guessed = guess_dit_options(state_dict)
+    except NumdiffError as error:
+        raise NumdiffError(f"cannot use {source}: {error}.") from None
+    rows = guessed.pop("rows")
+    known = {**told, **guessed, **free}  # heads of a published size are known better than a file can tell
+    if "image_size" not in known:
+        raise UsageError(f"{source} does not say for which image size it was trained, as it has no pos_embed: give "
+                         "--image-size, for latents their side, for example --image-size 32.")
+    if "num_heads" not in known:
+        raise UsageError(f"{source} does not say how many attention heads the model has, and its size is no published "
+                         "one: give --num-heads.")
+    if rows is None:
+        if "num_classes" in free:
+            raise UsageError(f"--num-classes {free['num_classes']}: {source} has no classes; leave it out.")
+        known["num_classes"] = None
+    else:
+        dropout = known.get("class_dropout", defaults_of(DiT)["class_dropout"])
+        if free.get("num_classes") == rows:
+            dropout = 0.0
+        classes = rows - (dropout > 0)
+        if free.get("num_classes", classes) != classes or classes < 1:
+            raise UsageError(f"--num-classes {free.get('num_classes', classes)}: the class table of {source} has "
+                             f"{rows} rows, so the model has {rows - 1} classes and a null class, or {rows} and none: "
+                             "give one of these numbers.")
+        known.update(num_classes=classes, class_dropout=dropout)
+    options = {**defaults_of(DiT), **known}
+    dit.check_options(options)
+    return options
+
+
+def believed(told, free, allowed, what):
+    """The options in `told` (words of a file) that may be true; refuses `free` ones that the model does not have."""
+    for key, value in free.items():
+        if key not in allowed:
+            raise UsageError(f"{flag(key)} means nothing for a {what}: leave it out.")
+        if not allowed[key](value):
+            raise UsageError(f"{flag(key)} {value} is out of range.")
+    return {k: v for k, v in told.items() if k in allowed and allowed[k](v)}
+
+
+def defaults_of(model):
+    """{option: default} of a model's constructor, without device and seed."""
+    return {name: list(p.default) if isinstance(p.default, tuple) else p.default
+            for name, p in inspect.signature(model).parameters.items() if name not in ("device", "seed")}
 
 
 def flag(option):

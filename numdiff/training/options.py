@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from ..errors import NumdiffError, UsageError
 from .files import write_json
 
-MODELS = ("unet",)
+MODELS = ("unet", "dit")
+ONLY = {"UNet": "unet", "DiT": "dit"}  # groups of settings that one model alone has
+ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)), "DiT-Tiny")
 PRECISIONS = ("fp32",)  # "fp16" will come with tensor-core kernels
+SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m")
 GROUPS = 32  # of every group normalisation: channels must be a multiple
 SEEDS = 2**32 - 1  # the largest seed
 
 
 # Presets --------------------------------------------------------------------------------------------------------------
 
-PRESETS = {
+UNET_PRESETS = {
     # The smallest UNet that draws emoji: for a laptop without a GPU, about four minutes on two cores. In so short a run
     # predicting the image itself under a cosine schedule gives the clearest pictures, one class of emoji is learnt
     # sooner than nine (`EMOJI` below), and the learning rate is high, falls to zero, and comes with an average that
@@ -42,7 +45,31 @@ PRESETS = {
         "log_every": 50,
     },
 }
-EMOJI = {"classes": ("Smileys & Emotion",)}  # what both presets fill in besides, for the default dataset alone
+DIT_PRESETS = {
+    # A small DiT that draws emoji of three kinds on request: for a laptop without a GPU. It learns slower than a UNet,
+    # so the learning rate is twice as high, and AdamW forgets large gradients of the beginning sooner.
+    "tiny": {
+        "architecture": "DiT-Tiny", "image_size": 32, "class_cond": True, "schedule": "cosine", "prediction": "x_0",
+        "batch": 16, "steps": 800, "learning_rate": 2e-3, "warmup_steps": 20, "lr_schedule": "cosine", "beta2": 0.99,
+        "ema_halflife": 1600.0, "sample_every": 400, "sample_count": 24, "sample_steps": 25, "checkpoint_every": 100,
+        "log_every": 10,
+    },
+    # DiT-S/4 on 64×64 pixels with a learned variance, as the paper has it, but trained shorter: the learning rate is
+    # higher and falls to zero. For one GPU with 8 GB or more.
+    "small64": {
+        "architecture": "DiT-S/4", "image_size": 64, "class_cond": True, "batch": 64,
+        "steps": 10000, "learning_rate": 3e-4, "warmup_steps": 200, "lr_schedule": "cosine", "ema_halflife": 20000.0,
+        "sample_every": 1000, "sample_count": 63, "sample_steps": 50, "checkpoint_every": 1000, "log_every": 50,
+    },
+}
+PRESETS = {"unet": UNET_PRESETS, "dit": DIT_PRESETS}
+DEFAULT_PRESET = {"unet": {"cpu": "tiny", "cuda": "unet64"}, "dit": {"cpu": "tiny", "cuda": "small64"}}
+SMILEYS = {"classes": ("Smileys & Emotion",)}
+EMOJI = {  # what a preset fills in besides, for the default dataset alone
+    "unet": {"tiny": SMILEYS, "unet64": SMILEYS},
+    "dit": {"tiny": {"classes": ("Smileys & Emotion", "Food & Drink", "Flags"), "flip": True},
+            "small64": {"flip": True}},
+}
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -50,6 +77,7 @@ EMOJI = {"classes": ("Smileys & Emotion",)}  # what both presets fill in besides
 def setting(default, group, help, unit="", low=None, high=None, above=None, below=None, choices=None, kind=None):
     """One line of the table below.
 
+    group: the heading under which help shows it; the groups "UNet" and "DiT" belong to that model alone
     low, high: the smallest and largest value; above, below: limits that the value itself must not touch.
     kind: type of the value where the default does not show it (None is the default); (int,) is a list of int.
     """
@@ -64,11 +92,13 @@ class TrainOptions:
 
     # What to train
     model: str = setting("unet", "Run", "Model to train.", choices=MODELS)
-    preset: str = setting(None, "Run", "What fills the settings that you leave out.  [default: tiny where there is "
-                          "no GPU, unet64 where there is]", choices=tuple(PRESETS), kind=str)
+    preset: str = setting(None, "Run", "What fills the settings that you leave out.", unit="NAME", kind=str)
     outdir: str = setting("runs", "Run", "Folder of the numbered run folders.", unit="DIR")
     device: str = setting("auto", "Run", "Where to compute; auto: the GPU if there is one.",
                           choices=("auto", "cpu", "cuda", "emulator"))
+    transport: str = setting("auto", "Run", "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs "
+                             "of one host, else nccl if it is installed, else mpi.",
+                             choices=("auto", "mpi", "peer", "nccl"))
     precision: str = setting("fp32", "Run", "Arithmetic: fp32 is all float32.", unit="fp32")
     seed: int = setting(0, "Run", "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0,
                         high=SEEDS)
@@ -79,25 +109,42 @@ class TrainOptions:
                              unit="NAME,…", kind=(str,))
     image_size: int = setting(64, "Data", "Side of the images; must divide that of the dataset's images.", unit="PX",
                               low=1, high=4096)
+    channels: int = setting(None, "Data", "Channels of the images.  [default: those of the dataset]", unit="N", low=1,
+                            high=4096, kind=int)
     flip: bool = setting(False, "Data", "Mirror each image with probability one half.")
 
-    model_channels: int = setting(64, "Model", "Channels of the first level; a multiple of 32.", unit="N", low=1)
-    channel_mult: tuple = setting((1, 2, 3, 4), "Model", "Channels of each level, in multiples of --model-channels; "
+    architecture: str = setting("DiT-B/4", "DiT", "Depth, width and patch size by name: DiT-S, -B, -L or -XL with /2, "
+                                "/4 or /8, or DiT-Tiny.", unit="NAME", choices=ARCHITECTURES)
+    patch_size: int = setting(None, "DiT", "Side of a token in pixels.  [default: by --model]", unit="PX", low=1,
+                              kind=int)
+    hidden_size: int = setting(None, "DiT", "Channels of a token.  [default: by --model]", unit="N", low=4, kind=int)
+    depth: int = setting(None, "DiT", "Blocks.  [default: by --model]", unit="N", low=1, kind=int)
+    heads: int = setting(None, "DiT", "Attention heads.  [default: by --model]", unit="N", low=1, kind=int)
+    mlp_ratio: float = setting(4.0, "DiT", "How much wider the MLP is than a token.", unit="X", above=0)
+    num_classes: int = setting(None, "DiT", "Classes of the model.  [default: those of the dataset]", unit="N",
+                               low=1, high=1 << 20, kind=int)
+    class_dropout: float = setting(0.1, "DiT", "Share of the images that lose their class, for guidance without a "
+                                   "class; 0: no null class.", unit="P", low=0, below=1)
+    learn_sigma: bool = setting(None, "DiT", "Learn the variance of the reverse steps too.  [default: yes; no for "
+                                "DiT-Tiny]", kind=bool)
+
+    model_channels: int = setting(64, "UNet", "Channels of the first level; a multiple of 32.", unit="N", low=1)
+    channel_mult: tuple = setting((1, 2, 3, 4), "UNet", "Channels of each level, in multiples of --model-channels; "
                                   "each level halves the size.", unit="N,N,…", low=1)
-    num_res_blocks: int = setting(2, "Model", "Residual blocks a level.", unit="N", low=1)
-    attention_resolutions: tuple = setting((16, 8), "Model", "Image sizes at which there is attention; `none` for only "
+    num_res_blocks: int = setting(2, "UNet", "Residual blocks a level.", unit="N", low=1)
+    attention_resolutions: tuple = setting((16, 8), "UNet", "Image sizes at which there is attention; `none` for only "
                                            "the one in the middle.", unit="PX,…", low=1)
-    num_heads: int = setting(1, "Model", "Attention heads, where --num-head-channels is -1.", unit="N", low=1)
-    num_head_channels: int = setting(32, "Model", "Channels of an attention head; -1: --num-heads counts.", unit="N",
+    num_heads: int = setting(1, "UNet", "Attention heads, where --num-head-channels is -1.", unit="N", low=1)
+    num_head_channels: int = setting(32, "UNet", "Channels of an attention head; -1: --num-heads counts.", unit="N",
                                      low=-1)
-    use_scale_shift_norm: bool = setting(False, "Model", "The timestep scales and shifts the norm, instead of being "
+    use_scale_shift_norm: bool = setting(False, "UNet", "The timestep scales and shifts the norm, instead of being "
                                          "added.")
-    resblock_updown: bool = setting(False, "Model", "Residual blocks change the size.")
-    conv_resample: bool = setting(False, "Model", "Convolutions change the size, instead of pooling and repetition.")
+    resblock_updown: bool = setting(False, "UNet", "Residual blocks change the size.")
+    conv_resample: bool = setting(False, "UNet", "Convolutions change the size, instead of pooling and repetition.")
     class_cond: bool = setting(False, "Model", "Tell the model the class of each image.")
-    dropout: float = setting(0.0, "Model", "Share of the activations that are dropped.", unit="P", low=0, below=1)
-    use_new_attention_order: bool = setting(False, "Model", "Order of qkv as in the later of guided-diffusion's two.")
-    max_period: float = setting(10000.0, "Model", "Longest period of the timestep embedding; unet.cu has 1000.",
+    dropout: float = setting(0.0, "UNet", "Share of the activations that are dropped.", unit="P", low=0, below=1)
+    use_new_attention_order: bool = setting(False, "UNet", "Order of qkv as in the later of guided-diffusion's two.")
+    max_period: float = setting(10000.0, "UNet", "Longest period of the timestep embedding; unet.cu has 1000.",
                                 unit="STEPS", above=0)
 
     diffusion_steps: int = setting(1000, "Diffusion", "Timesteps of the forward process.", unit="N", low=1, high=100000)
@@ -127,7 +174,7 @@ class TrainOptions:
     keep: int = setting(3, "Output", "Checkpoints to keep, the newest.", unit="N", low=1)
     sample_every: int = setting(1000, "Output", "Steps between sample grids; 0: only at the end.", unit="STEPS", low=0)
     sample_count: int = setting(64, "Output", "Images of a sample grid; 0: none.", unit="IMAGES", low=0)
-    sampler: str = setting("ddim", "Output", "How samples are made.", choices=("ddpm", "ddim"))
+    sampler: str = setting("ddim", "Output", "How samples are made.", choices=SAMPLERS)
     sample_steps: int = setting(50, "Output", "Model evaluations for each sample.", unit="STEPS", low=1)
     log_every: int = setting(50, "Output", "Steps between two lines of the report.", unit="STEPS", low=1)
 
@@ -163,16 +210,24 @@ class TrainOptions:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(TrainOptions)}
+ARCHITECTURE_SETTINGS = {"patch_size": "patch_size", "hidden_size": "hidden_size", "depth": "depth",
+                         "heads": "num_heads"}  # setting -> option of the DiT
 
 # What a resumed run may change and still be the same run: how long, how often, where. `steps` moves the end of a cosine
 # schedule; `microbatch` changes the rounding of sums and nothing else; the dataset may have moved.
-CHANGED_ON_RESUME = ("outdir", "device", "data", "microbatch", "steps", "checkpoint_every", "keep", "sample_every",
-                     "sample_count", "sampler", "sample_steps", "log_every")
+CHANGED_ON_RESUME = ("outdir", "device", "transport", "data", "microbatch", "steps", "checkpoint_every", "keep",
+                     "sample_every", "sample_count", "sampler", "sample_steps", "log_every")
 
 
 def flag(name):
     """The command line's name of a setting."""
-    return "--" + name.replace("_", "-")
+    return "--model" if name == "architecture" else "--" + name.replace("_", "-")
+
+
+def settings_of(model):
+    """Names of the settings that a model has, in the table's order; without `model` itself."""
+    return [name for name, spec in FIELDS.items()
+            if name != "model" and ONLY.get(spec.metadata["group"], model) == model]
 
 
 # Resolving ------------------------------------------------------------------------------------------------------------
@@ -184,18 +239,39 @@ def resolve(given):
     """
     given = _known(given)
     check(TrainOptions(**given), only=given)  # before the device is looked for, which takes a second
+    model = given.get("model", "unet")
+    for name in given:
+        only = ONLY.get(FIELDS[name].metadata["group"], model)
+        if only != model:
+            raise UsageError(f"{flag(name)} belongs to the model {only}; leave it out, or train that one.")
     device = _device(given.get("device", "auto"))
-    preset = given.get("preset") or ("unet64" if device == "cuda" else "tiny")
-    emoji = {} if given.get("data") else EMOJI
-    options = TrainOptions(**{**PRESETS[preset], **emoji, **given, "preset": preset, "device": device})
+    preset = given.get("preset") or DEFAULT_PRESET[model][device]
+    _check_preset(model, preset)
+    emoji = {} if given.get("data") else dict(EMOJI[model][preset])
+    if "num_classes" in given:  # so many classes are wanted, not those few
+        emoji.pop("classes", None)
+    options = TrainOptions(**{**PRESETS[model][preset], **emoji, **given, "model": model, "preset": preset,
+                              "device": device})
     if "warmup_steps" not in given:  # a run made shorter than its preset keeps a warm-up in proportion
         options.warmup_steps = min(options.warmup_steps, options.steps // 10)
     if "sample_steps" not in given:
         options.sample_steps = min(options.sample_steps, options.diffusion_steps)
-    if "attention_resolutions" not in given:  # those of the preset that a model of another size has
+    if model == "unet" and "attention_resolutions" not in given:  # those of the preset that a model of this size has
         options.attention_resolutions = tuple(r for r in options.attention_resolutions if r in _sizes(options))
+    if model == "dit":
+        _fill_architecture(options)
     check(options)
     return options
+
+
+def _fill_architecture(options):
+    """What the architecture's name says, where it was not set by itself."""
+    from ..nn.dit import MODELS as SIZES  # here, as it loads the kernels
+    for name, key in ARCHITECTURE_SETTINGS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, SIZES[options.architecture][key])
+    if options.learn_sigma is None:  # short runs on laptops have no use for a variance
+        options.learn_sigma = options.architecture != "DiT-Tiny"
 
 
 def resolve_resumed(saved, given):
@@ -221,8 +297,13 @@ def check(options, only=None):
         if only is None or name in only:
             _check_value(name, getattr(options, name), spec.metadata)
     if only is None:
-        _check_sizes(options)
-        _check_channels(options)
+        if options.model == "unet":
+            _check_sizes(options)
+            _check_channels(options)
+        else:
+            _check_tokens(options)
+        if options.preset is not None:
+            _check_preset(options.model, options.preset)
         _check_run(options)
 
 
@@ -314,6 +395,28 @@ def _check_channels(o):
         elif o.num_head_channels < 1 or c % o.num_head_channels:
             raise UsageError(f"--num-head-channels {o.num_head_channels} does not divide the {c} channels at size "
                              f"{size}; use a divisor of {c}, or -1 and --num-heads.")
+
+
+def _check_tokens(o):
+    patch, hidden = o.patch_size, o.hidden_size
+    if None in (patch, hidden, o.heads):  # not resolved yet: the name decides, and its parts fit
+        return
+    if o.image_size % patch:
+        fits = [str(p) for p in (8, 4, 2) if o.image_size % p == 0]
+        raise UsageError(f"--image-size {o.image_size} is not divisible by the {patch} pixels of a patch; use a "
+                         f"multiple of {patch}{', or patches of ' + ' or '.join(fits) if fits else ''}.")
+    if hidden % o.heads or hidden % 4:
+        raise UsageError(f"--hidden-size {hidden} must be a multiple of 4 and of --heads {o.heads}; use "
+                         f"{max(1, round(hidden / math.lcm(4, o.heads))) * math.lcm(4, o.heads)}.")
+    if int(hidden * o.mlp_ratio) < 1:
+        raise UsageError(f"--mlp-ratio {o.mlp_ratio} leaves the MLP no channel; use a larger one.")
+    if o.num_classes is not None and not o.class_cond:
+        raise UsageError("--num-classes needs --class-cond; leave it out, or turn the classes on.")
+
+
+def _check_preset(model, preset):
+    if preset not in PRESETS[model]:
+        raise UsageError(f"--preset {preset} does not exist; use {' or '.join(PRESETS[model])}.")
 
 
 def _check_run(o):

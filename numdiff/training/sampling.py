@@ -1,55 +1,180 @@
-"""What `numdiff sample` does: images from a run, a checkpoint or a converted model, as one picture."""
+"""What `numdiff sample` does: images from a run, a checkpoint or a converted model, as a grid, an npz, an animation."""
 import pathlib
 import time
 
+import h5py
 import numpy as np
 from tqdm import tqdm
 
-from ..diffusion import sample
-from ..errors import UsageError
+from ..device import download
+from ..diffusion import Sampling
+from ..diffusion.sampling import to_uint8
+from ..errors import NumdiffError, UsageError
+from .checkpoint import newest_checkpoint
 from .model_files import load
 from .report import image_grid, save_png
-from .run_folder import find_checkpoint
+from .run_folder import OPTIONS, find_run, list_runs
+from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
+
+SHOWN = 256  # images on a grid, at most: a wider one is a picture that no program opens
+ANIMATED = 64  # images of an animation, at most
 
 
-def sample_command(run, count=16, steps=50, sampler="ddim", eta=None, seed=0, class_name=None, batch=16,
-                   grid="samples.png", device="auto", weights="ema", outdir="runs", columns=None, progress=False,
-                   echo=print):
-    """Write a picture of `count` images; returns them, uint8 (count, H, W, C).
+def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
+                   npz=None, animation=None, frames=40, inpaint=None, mask=None, device="auto", weights="ema",
+                   outdir="runs", columns=None, progress=False, echo=print, **more):
+    """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
 
     run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint or a model file
-    class_name: a class by name or index, or a list of them, for a model with classes; None takes them in turn
-    columns: of the picture; progress: show a bar on a terminal
-    The other arguments are those of `numdiff.sample` and `numdiff.load`.
+    class_name: a class by name or index, or a list of them taken in turn; None takes all classes in turn
+    grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
+    npz: all images as an array, for evaluation; animation: the denoising, at `frames` of its steps, .gif, .png, .apng
+    inpaint, mask: a picture and what of it is made anew, as `read_mask` takes it
+    columns: of the grid and the animation; progress: show a bar on a terminal
+    The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
     """
-    if pathlib.Path(grid).suffix.lower() != ".png":
-        raise UsageError(f"--grid {grid} must end in .png.")
-    checkpoint = find_checkpoint(run, outdir, warn=echo)
+    grid = grid or (None if npz or animation else "samples.png")
+    _check_names(grid, npz, animation)
+    _check_inpainting(inpaint, mask, sampler)
+    checkpoint = find_model(run, outdir, echo)
     model = load(checkpoint, device, weights)
+    if inpaint:
+        shape = (model.image_size, model.image_size, model.in_channels)
+        more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
     labels = class_indices(class_name, model)
-    evaluations = steps * -(-count // batch)
+    if labels is not None:  # several are taken in turn, over the images or over the rows of slerp
+        labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
+    sampling = Sampling(model, count, steps, sampler or "ddim", eta, seed, labels, batch, **more)
+    if not sampling.pixels and (grid or animation):
+        raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give --npz "
+                         "FILE.npz alone, and decode what is in it.")
+    columns = columns or _columns(sampling, labels)
+
+    shown = np.empty((min(count, SHOWN), *sampling.shape), sampling.dtype)
+    moving = Frames(min(count, ANIMATED), sampling.shape, sampling.evaluations, frames) if animation else None
     started = time.perf_counter()
-    with tqdm(total=evaluations, unit="step", desc="sampling", disable=None if progress else True) as bar:
-        images = sample(model, count, steps, sampler, eta, seed, labels, batch, progress=bar.update)
-    save_png(grid, image_grid(images, columns, zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1))
-    echo(f"{grid}: {count} images of {checkpoint} (step {model.meta.get('step', 0)}, {weights} weights), {sampler}, "
-         f"{steps} steps, seeds {seed} to {seed + count - 1}, {time.perf_counter() - started:.1f} s")
-    return images
+    total = sampling.evaluations * -(-count // sampling.batch)
+    with tqdm(total=total, unit="step", desc="sampling", disable=None if progress else True) as bar, \
+            samples_file(npz, (count, *sampling.shape), sampling.dtype) as file:
+        for rows, images in sampling.batches(bar.update, moving and _watch(moving)):
+            shown[rows.start:rows.stop] = images[:max(len(shown) - rows.start, 0)]
+            if file:
+                file.write(images)
+        if file:
+            file.finish(sampling.labels, describe(sampling, model, checkpoint, weights))
+    zoom = max(1, 128 // model.image_size) if model.image_size < 64 else 1
+    if grid:
+        save_png(grid, image_grid(shown, columns, zoom=zoom))
+    if moving:
+        moving.save(animation, shown[:moving.images.shape[1]], columns, zoom)
+    for path, most in ((grid, SHOWN), (animation, ANIMATED)):
+        if path and count > most:
+            echo(f"{path} shows the first {most} of the {count:,} images")
+    written = ", ".join(str(path) for path in (grid, npz, animation) if path)
+    echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
+         f"{weights_used(checkpoint, weights)} weights), {say_how(sampling)}, {time.perf_counter() - started:.1f} s")
+    return shown
+
+
+def describe(sampling, model, checkpoint, weights):
+    """How samples were made, for whoever evaluates them later."""
+    from .. import __version__
+    return {**sampling.options, "weights": weights_used(checkpoint, weights), "model": str(checkpoint),
+            "training_steps": model.meta.get("step", 0), "diffusion": sampling.diffusion.options,
+            "classes": model.meta.get("classes") or [], "numdiff": __version__}
+
+
+def say_how(sampling):
+    """The sampler and its settings in words."""
+    words = [sampling.sampler, f"{sampling.steps} steps"]
+    words += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+              for name, value in sampling.settings.items() if value != 0]
+    if sampling.cfg_scale is not None:
+        where = f" on {sampling.cfg_channels} channels" if sampling.cfg_channels else ""
+        words.append(f"guidance {sampling.cfg_scale:g}{where}")
+    return ", ".join([*words, "seeds {} to {}".format(*sampling.seeds)])
+
+
+def weights_used(checkpoint, weights):
+    """"ema" or "raw", as the file has them; "converted" for a model file, which holds one set of weights."""
+    with h5py.File(checkpoint, "r", locking=False) as file:
+        names = set(file["buffers"])
+    if names == {"parameters"}:
+        return "converted"
+    return weights if "ema" in names else "raw"
+
+
+def find_model(run, outdir="runs", warn=print):
+    """The checkpoint or model file that RUN means; a folder that is no run is told apart from a run without one."""
+    if str(run) == "auto":
+        newest = next(filter(None, (newest_checkpoint(run_dir, warn) for run_dir in list_runs(outdir))), None)
+        if newest is None:
+            raise NumdiffError(f"there is no run with a checkpoint in {outdir}: train a model first, or give the right "
+                               "--outdir.")
+        return newest
+    path = find_run(run, outdir)
+    if path.is_file():
+        return path
+    newest = newest_checkpoint(path, warn)
+    if newest is None and not (path / OPTIONS).exists():
+        runs = list_runs(path)
+        if runs:
+            raise UsageError(f"{run} is a folder that holds runs, and not itself a run: give one of them, such as "
+                             f"{runs[0]}, or `auto --outdir {run}` for the newest.")
+        raise UsageError(f"{run} is not a run folder: give one that `numdiff train` made, a checkpoint or a model "
+                         "file.")
+    if newest is None:
+        raise NumdiffError(f"{run} has no valid checkpoint to sample from: go on training it, or give another run.")
+    return newest
 
 
 def class_indices(y, model):
-    """Indices of classes given by name or index; a `UsageError` names those that there are."""
-    if y is None:
+    """Indices of classes given by name, in any case, or by index; a `UsageError` names those that there are."""
+    if y is None or (isinstance(y, (list, tuple)) and not y):
         return None
+    if model.num_classes is None:
+        raise UsageError("this model was trained without classes: leave the class out.")
     names = model.meta.get("classes") or []
-    indices = []
-    for value in [y] if isinstance(y, (str, int, np.integer)) else y:
-        if isinstance(value, str) and value in names:
-            indices.append(names.index(value))
-        elif str(value).isdigit():
-            indices.append(int(value))
-        else:
-            listed = (f": use {', '.join(map(repr, names))} or an index" if names
-                      else ", and it has no class names: use an index")
-            raise UsageError(f"the model has no class {value!r}{listed}.")
-    return indices
+    return [_class_index(value, names, model.num_classes) for value in
+            ([y] if isinstance(y, (str, int, np.integer)) else y)]
+
+
+def _class_index(value, names, count):
+    folded = [name.casefold() for name in names]
+    if str(value) in names:
+        return names.index(str(value))
+    if str(value).casefold() in folded:
+        return folded.index(str(value).casefold())
+    if str(value).isdecimal() and int(value) < count:
+        return int(value)
+    listed = ", ".join(map(repr, names[:12])) + (" …" if len(names) > 12 else "") + " or " if names else ""
+    raise UsageError(f"the model has no class {str(value)[:60]!r}: use {listed}an index from 0 to {count - 1}.")
+
+
+def _columns(sampling, labels):
+    """A row of slerp, or a column a class where each image has its class in turn; else None, a square."""
+    if sampling.slerp:
+        return sampling.slerp
+    classes = sampling.model.num_classes
+    return classes if classes and classes <= 12 and labels is None else None
+
+
+def _watch(frames):
+    return lambda rows, k, x_t: frames.watch(rows, k, lambda: to_uint8(download(x_t)))
+
+
+def _check_names(grid, npz, animation):
+    for option, path, endings in (("--grid", grid, (".png",)), ("--npz", npz, (".npz",)),
+                                  ("--animation", animation, ANIMATIONS)):
+        if path is not None and pathlib.Path(path).suffix.lower() not in endings:
+            raise UsageError(f"{option} {path} must end in {' or '.join(endings)}.")
+    paths = [pathlib.Path(path).absolute() for path in (grid, npz, animation) if path]
+    if len(set(paths)) < len(paths):
+        raise UsageError("--grid and --animation name one file: give them different names.")
+
+
+def _check_inpainting(inpaint, mask, sampler):
+    if bool(inpaint) != bool(mask):
+        raise UsageError("--inpaint PICTURE and --mask MASK belong together: give both, or neither.")
+    if inpaint and sampler:
+        raise UsageError("--inpaint has a sampler of its own, RePaint: leave --sampler out.")

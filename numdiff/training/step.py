@@ -2,8 +2,9 @@
 
 Everything that changes from step to step lies in device memory at a fixed address: the step number, the batch, the
 learning rate. Noise, timesteps and flips are counted from (seed, step, index of the image in the global batch), so they
-do not depend on how the batch is cut into microbatches.
+do not depend on how the batch is cut into microbatches, or shared by ranks.
 """
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,9 @@ from ..kernels.random import (
     random_normal,
 )
 from ..kernels.telemetry import telemetry_read, telemetry_record
-from ..nn import Tape, Tensor
-from ..nn import functional as F
+from ..nn import Tensor
+from .buckets import Tape
+from .exchange import NoExchange
 
 RING = 1024  # steps whose loss, gradient norm and learning rate are kept on the device until the host reads them
 
@@ -35,25 +37,28 @@ class Randomness:
 
 
 class TrainingStep:
-    """The computation of one optimiser step of a model on a batch of images.
+    """The computation of one optimiser step of a model on a batch of images: on this rank's part of it.
 
-    batch: images a step, over all microbatches; microbatch: images a forward pass (must divide the batch)
+    batch: images a step of this rank, over all microbatches; microbatch: images a forward pass (must divide the batch)
+    rank, ranks: which part of the global batch, ranks · batch images, this is
+    exchange: adds up the gradients of the ranks (exchange.py)
     flip: mirror each image with probability one half
     capture: on a GPU, record the step as a CUDA graph at its second run and replay it from then on: the same kernels
         with the same bits, launched in a microsecond each where Python takes twenty
-    shape: (H, W, C) of the images; seed: of all the step's randomness
+    shape, dtype: (H, W, C) and type of the images; seed: of all the step's randomness
     """
 
     def __init__(self, model, diffusion, optimizer, batch, microbatch=None, flip=False, shape=None, seed=0,
-                 capture=True):
+                 capture=True, rank=0, ranks=1, exchange=None, dtype=np.uint8):
         self.model, self.diffusion, self.optimizer = model, diffusion, optimizer
         self.batch, self.microbatch = batch, microbatch or batch
         self.flip, self.seed = flip, seed
+        self.ranks, self.exchange = ranks, exchange or NoExchange()
         backend = model.backend
         shape = shape or (model.image_size, model.image_size, model.in_channels)
-        self.images = empty((batch, *shape), np.uint8, backend)
+        self.images = empty((batch, *shape), dtype, backend)
         self.labels = zeros(batch, np.int32, backend) if model.num_classes is not None else None
-        self.samples = upload(np.arange(batch, dtype=np.uint32), backend)
+        self.samples = upload(np.arange(rank * batch, (rank + 1) * batch, dtype=np.uint32), backend)
         self.ring = zeros((RING, 3), np.float32, backend)
         self.one = upload(np.ones(1, np.float32), backend)
         self.capture = capture and hasattr(backend, "capture")
@@ -62,7 +67,7 @@ class TrainingStep:
         self._has_run = False
 
     def load(self, images, labels=None):
-        """Bring a batch to the device: images uint8 (batch, H, W, C), labels int32 (batch,) where there are classes."""
+        """Bring a batch to the device: images (batch, H, W, C), labels int32 (batch,) where there are classes."""
         copy_into(self.images, images)
         if self.labels is not None:
             copy_into(self.labels, labels)
@@ -85,20 +90,27 @@ class TrainingStep:
 
     def _run(self):
         optimizer = self.optimizer
-        loss, scale = self._gradients()
+        loss, scale = self._gradients(exchange=self.exchange)
+        self.exchange.finish(loss)
         optimizer.update(loss, before_advance=lambda: telemetry_record(
             self.ring, optimizer.step, loss, optimizer.gradient_norm, optimizer.rate, scale))
 
-    def _gradients(self, check_finite=False):
-        """The loaded batch's gradients, in the parameters; returns the microbatches' summed losses and their weight."""
+    def _gradients(self, check_finite=False, exchange=None):
+        """This rank's part of the loaded batch's gradients, in the parameters, each weighed so that the sum over
+        microbatches and ranks is their mean; returns the microbatches' summed losses and that weight.
+
+        exchange: may send gradients to the other ranks as soon as the last microbatch completes them
+        """
         fill_zero(self.model.parameters.grad)
         count = self.batch // self.microbatch
+        scale = 1 / (count * self.ranks)
         loss = None
         for k in range(count):
             samples = slice(k * self.microbatch, (k + 1) * self.microbatch)
-            part = self._forward_backward(samples, 1 / count, check_finite)
+            with exchange.watch() if exchange and k == count - 1 else nullcontext():
+                part = self._forward_backward(samples, scale, check_finite)
             loss = part if loss is None else add_forward(loss, part)
-        return loss, 1 / count
+        return loss, scale
 
     def _forward_backward(self, rows, scale, check_finite):
         """Loss (1,) of the microbatch `rows`, its gradients times `scale` added to the parameters' gradients."""
@@ -106,7 +118,7 @@ class TrainingStep:
         where = random.step, random.samples
         images = self.images[rows]
         flip = random_integers(self.seed, PURPOSE_FLIP, *where, 2) if self.flip else None
-        x_0 = images_forward(images, flip)
+        x_0 = images_forward(images, flip) if images.dtype == np.uint8 else images  # floats are latents: as they are
         t = random_integers(self.seed, PURPOSE_TIMESTEP, *where, self.diffusion.steps)
         eps = random_normal(x_0.shape, self.seed, PURPOSE_NOISE, *where, like=x_0)
         x_t = self.diffusion.q_sample(x_0, eps, t)
@@ -114,7 +126,7 @@ class TrainingStep:
         labels = None if self.labels is None else self.labels[rows]
         with Tape(check_finite) as tape:
             prediction = self.model(Tensor(x_t), t, labels, randomness=random)
-            loss = F.mse(prediction, target, scale)
+            loss = self.diffusion.loss(prediction, target, x_0, t, self.model.learn_sigma, scale)
         tape.backward(loss, self.one)
         return loss.data
 
@@ -123,7 +135,8 @@ class TrainingStep:
         return telemetry_read(self.ring, first, stop)
 
     def name_first_nonfinite(self):
-        """Repeat the loaded step, which gave a loss or gradient that is not finite, and name the first such tensor."""
+        """Repeat this rank's part of the loaded step, which gave a loss or gradient that is not finite, and name the
+        first such tensor; None if there is none in this part."""
         try:
             self._gradients(check_finite=True)
         except FloatingPointError as error:
@@ -131,7 +144,7 @@ class TrainingStep:
         for name, gradient in self.model.gradients().items():
             if not np.isfinite(gradient).all():
                 return f"gradient of {name} is the first non-finite tensor"
-        return "the global gradient norm is the first non-finite tensor (the squares of the gradients overflow)"
+        return None
 
     def synchronize(self):
         synchronize(self.model.backend)

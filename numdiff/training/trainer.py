@@ -13,7 +13,8 @@ from ..device import download
 from ..diffusion import Diffusion
 from ..errors import NumdiffError, UsageError
 from ..nn import AdamW
-from ..nn.flops import unet_forward_flops
+from ..nn.flops import forward_flops
+from .distributed import current
 from .step import RING, TrainingStep
 
 UNREPORTED = RING // 2  # steps after which a report is made at the latest, so that the ring never overwrites one
@@ -36,18 +37,21 @@ class NonFiniteError(NumdiffError):
 class Trainer:
     """Trains a model on a dataset.
 
-    model: UNet; dataset: a `numdiff.data` Dataset of the model's image size
-    batch: images a step; microbatch: images a forward pass (None: the batch); flip: mirror images at random
+    model: UNet or DiT; dataset: a `numdiff.data` Dataset of the model's image size
+    batch: images a step, over all ranks; microbatch: images a forward pass of a rank (None: all of its part of the
+        batch); flip: mirror images at random
     diffusion: Diffusion options, a dict of steps, schedule, prediction
     ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA)
     the rest: as `numdiff.nn.AdamW`; seed: of data order, noise, timesteps and flips
+    communicator: of the ranks that train together (default: what `distributed.connect` gave, else one alone). All must
+        make the same Trainer and call the same methods; rank 0's weights are everybody's
     """
 
     def __init__(self, model, dataset, batch=32, microbatch=None, flip=True, diffusion=None, learning_rate=1e-4,
                  warmup_steps=100, total_steps=0, cosine=False, beta1=0.9, beta2=0.999, adam_eps=1e-8, weight_decay=0.0,
-                 clip_norm=1.0, ema_halflife=0, seed=0):
-        if microbatch and batch % microbatch:
-            raise UsageError(f"--batch {batch} is not divisible by --microbatch {microbatch}.")
+                 clip_norm=1.0, ema_halflife=0, seed=0, communicator=None):
+        self.communicator = communicator or current()
+        part, microbatch = split_batch(batch, microbatch, self.communicator.size)
         shape = (model.image_size, model.image_size, model.in_channels)
         if tuple(dataset.shape[1:]) != shape:
             raise UsageError("the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with "
@@ -55,13 +59,21 @@ class Trainer:
         if model.num_classes is not None and dataset.labels is None:
             raise UsageError("the model has classes and the dataset has no labels: build the model without "
                              "num_classes, or import the images with labels.")
+        if model.num_classes is not None and not (0 <= np.min(dataset.labels)
+                                                  and np.max(dataset.labels) < model.num_classes):
+            raise UsageError(f"the dataset's labels go from {np.min(dataset.labels)} to {np.max(dataset.labels)}, and "
+                             f"the model has {model.num_classes} classes, from 0: build it with as many as there are.")
         self.model, self.dataset, self.seed = model, dataset, seed
         self.diffusion = Diffusion(**(diffusion or {}), backend=model.backend)
         model.diffusion = self.diffusion.options
+        self._share_weights()
         ema_decay = 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0
         self.optimizer = AdamW(model.parameters, learning_rate, warmup_steps, total_steps, cosine, beta1, beta2,
                                adam_eps, weight_decay, clip_norm, ema_decay)
-        self.step_function = TrainingStep(model, self.diffusion, self.optimizer, batch, microbatch, flip, seed=seed)
+        self.exchange = self.communicator.exchange(model.parameters)
+        self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, flip, seed=seed,
+                                          rank=self.communicator.rank, ranks=self.communicator.size,
+                                          exchange=self.exchange, dtype=getattr(dataset, "dtype", np.uint8))
         self.batch = batch
         self.step = 0  # optimiser steps done
         self._loader = None
@@ -69,14 +81,14 @@ class Trainer:
     @property
     def flops_per_step(self):
         """FLOPs of one step: forward, and twice that for the backward."""
-        return 3 * unet_forward_flops(self.model) * self.batch
+        return 3 * forward_flops(self.model) * self.batch
 
     def run(self, steps, report_every=UNREPORTED, stop=None):
         """Train `steps` more steps; yields a list of `StepReport`s, one for each step, every `report_every` steps.
 
-        Between two reports nothing waits for the device. stop: called before each step; True ends the run there. Raises
-        `NonFiniteError` at the report after a step whose loss or gradient was not finite; no later step has changed the
-        weights then.
+        Between two reports nothing waits for the device. stop: called after each step; True, on any rank, ends the run
+        there. Raises `NonFiniteError` at the report after a step whose loss or gradient was not finite; no later step
+        has changed the weights then.
         """
         last, reported, report_every = self.step + steps, self.step, min(report_every, UNREPORTED)
         self._open_loader()
@@ -84,7 +96,7 @@ class Trainer:
             self.step_function.load(*next(self._loader))
             self.step_function.run()
             self.step += 1
-            if stop is not None and stop():
+            if stop is not None and self.communicator.largest(int(stop())):
                 last = self.step
             if self.step - reported >= report_every or self.step == last:
                 yield self._reports(reported, self.step)
@@ -92,6 +104,7 @@ class Trainer:
 
     def _reports(self, first, stop):
         rows = self.step_function.telemetry(first, stop)
+        self.exchange.check()
         reports = [StepReport(first + i, *map(float, row)) for i, row in enumerate(rows)]
         for report in reports:
             if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
@@ -102,7 +115,9 @@ class Trainer:
         self.load_state({**self.state(), "step": np.array([report.step], np.uint32)})
         self._open_loader()
         self.step_function.load(*next(self._loader))
-        name = self.step_function.name_first_nonfinite()
+        names = self.communicator.gather(self.step_function.name_first_nonfinite())
+        name = next((n for n in names if n), "the global gradient norm is the first non-finite tensor (the squares of "
+                                             "the gradients overflow)")
         raise NonFiniteError(f"step {report.step + 1} gave loss {report.loss:g}, gradient norm "
                              f"{report.gradient_norm:g}: {name}; start a new run with a smaller --learning-rate or a "
                              "--clip-norm (the checkpoints before that step are whole).")
@@ -120,7 +135,9 @@ class Trainer:
     def _open_loader(self):
         if self._loader is None or self._loader.step != self.step:
             self.close()
-            self._loader = Loader(self.dataset, self.batch, self.seed, start_step=self.step, backend=self.model.backend)
+            self._loader = Loader(self.dataset, self.batch, self.seed, start_step=self.step,
+                                  rank=self.communicator.rank, ranks=self.communicator.size,
+                                  backend=self.model.backend)
 
     def close(self):
         """Stop the loader's thread."""
@@ -138,6 +155,18 @@ class Trainer:
         self.optimizer.load_state(state)
         self.step = int(state["step"][0])
 
+    def _share_weights(self):
+        """Everybody begins with rank 0's weights."""
+        if self.communicator.size > 1:
+            weights = download(self.model.parameters.data)
+            self.communicator.broadcast(weights)
+            self.model.parameters.load_flat(weights)
+
+    def check_ranks(self):
+        """Raise a `NumdiffError` where the weights are not the same, bit by bit, on all ranks. Collective."""
+        if self.communicator.size > 1:
+            self.communicator.check_same(download(self.model.parameters.data), f"after step {self.step} the weights")
+
     @contextmanager
     def ema_weights(self):
         """Within the context the model computes with the averaged weights (with the plain ones if there is no EMA)."""
@@ -148,3 +177,16 @@ class Trainer:
             yield self.model
         finally:
             parameters.bind(parameters.data)
+
+
+def split_batch(batch, microbatch, ranks):
+    """(images a step of each rank, images of a forward pass); a `UsageError` where they do not come out even."""
+    if batch % ranks:
+        near = " or ".join(str(b) for b in (batch // ranks * ranks, -(-batch // ranks) * ranks) if b)
+        raise UsageError(f"--batch {batch} cannot be shared evenly by {ranks} ranks; use {near}.")
+    part = batch // ranks
+    microbatch = min(microbatch or part, part)  # what fits in memory does so on every rank
+    if part % microbatch:
+        whose = f"each rank's {part} images of --batch {batch} are" if ranks > 1 else f"--batch {batch} is"
+        raise UsageError(f"{whose} not divisible by --microbatch {microbatch}.")
+    return part, microbatch

@@ -4,14 +4,17 @@ import subprocess
 import sys
 
 import click
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import numdiff
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.nn import DiT
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
-from numdiff.training.options import FIELDS, flag, resolve
+from numdiff.training.model_files import write_model_file
+from numdiff.training.options import flag, resolve, settings_of
 from numdiff.training.run_folder import create_run
 from numdiff_cli.main import COMMANDS, main
 
@@ -20,22 +23,41 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, "train unet", "bench step", "bench step unet", "data import",
-                                     "data info"])
+@pytest.mark.parametrize("command", ["", *COMMANDS, "train unet", "train dit", "bench step", "bench step unet",
+                                     "bench step dit", "data import", "data info"])
 def test_help(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0 and result.output.startswith("Usage: ")
 
 
-def test_every_setting_is_an_option():
-    text = " ".join(run("train", "unet", "--help").output.split())
-    for name in FIELDS.keys() - {"model"}:
+@pytest.mark.parametrize("model, sizes", [("unet", "[tiny: 32; unet64: 64]"), ("dit", "[tiny: 32; small64: 64]")])
+def test_every_setting_is_an_option(model, sizes):
+    text = " ".join(run("train", model, "--help").output.split())
+    for name in settings_of(model):
         assert flag(name) in text
-    assert "--resume" in text and "--dry-run" in text and "[tiny: 32; unet64: 64]" in text
+    assert "--resume" in text and "--dry-run" in text and sizes in text
+    assert ("--mlp-ratio" in text, "--channel-mult" in text) == (model == "dit", model == "unet")
+
+
+@pytest.mark.parametrize("name, count", [("DiT-S/2", 32_963_360), ("DiT-B/2", 130_512_416), ("DiT-L/2", 458_102_816),
+                                         ("DiT-XL/2", 675_129_632)])
+def test_a_dry_run_counts_parameters_and_builds_nothing(tmp_path, monkeypatch, name, count):
+    """The public sizes, of which the largest would take ten gigabytes to train."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("numdiff.nn.module.FlatParameters.__init__", None)  # whoever builds a model falls over it
+    result = run("train", "dit", "--model", name, "--size", 32, "--channels", 4, "--classes", 1000, "--dry-run",
+                 "--device", "cpu")
+    assert result.exit_code == 0 and f" {count:,} parameters" in result.output, result.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_version():
     assert run("--version").output == f"numdiff {numdiff.__version__}\n"
+
+
+def test_every_name_of_the_package_is_there():
+    assert all(getattr(numdiff, name) is not None for name in numdiff.__all__)
+    assert numdiff.evaluation.__name__ == "numdiff.evaluation"
 
 
 def test_help_loads_nothing_heavy():
@@ -107,7 +129,29 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train unet --resume {tmp}/nowhere", 1, "does not exist"),
     ("train unet --resume {tmp}/cut.h5", 1, "damaged"),
     ("train unet --resume {run}", 1, "has no valid checkpoint"),
+    ("train unet --mlp-ratio 2", 2, "--mlp-ratio"),
+    ("train dit --channel-mult 1,2", 2, "--channel-mult"),
+    ("train dit --model DiT-S/3", 2, "'DiT-S/3' is not one of"),
+    ("train dit --model DiT-S/8 --size 20", 2, "--image-size 20 is not divisible by the 8 pixels of a patch; use a "
+                                               "multiple of 8, or patches of 4 or 2."),
+    ("train dit --hidden-size 100", 2, "--hidden-size 100 must be a multiple of 4 and of --heads 6; use 96."),
+    ("train dit --mlp-ratio 0.001", 2, "--mlp-ratio 0.001 leaves the MLP no channel"),
+    ("train dit --class-dropout 1", 2, "--class-dropout"),
+    ("train dit --classes 2", 2, "has 9 classes; give that number or more"),
+    ("train dit --classes 0", 2, "--num-classes 0 must be at least 1"),
+    ("train dit --classes 9 --no-class-cond", 2, "--num-classes needs --class-cond"),
+    ("train dit --classes Smileys", 2, "has no class 'Smileys'"),
+    ("train dit --channels 4", 2, "--channels 4: the images of"),
+    ("train dit --data {tmp}/plain.h5", 2, "has none: import it again with labels, or give --no-class-cond."),
+    ("train dit --data {tmp}/wrong.h5", 1, "label 2 of image 1"),
+    ("train dit --data {tmp}/latents.h5 --flip --size 8", 2, "which do not mirror: give --no-flip."),
+    ("train dit --data {tmp}/latents.h5 --size 16", 2, "use image size 8."),
     ("sample {tmp}/nowhere", 1, "does not exist"),
+    ("sample {tmp}/dit.h5 --class 3", 2, "the model has no class '3': use an index from 0 to 2."),
+    ("sample {tmp}/dit.h5 --class=-1", 2, "the model has no class '-1'"),
+    ("sample {tmp}/plain_dit.h5 --cfg-scale 2", 2, "null class"),
+    ("sample {tmp}/plain_dit.h5 --class 0", 2, "trained without classes"),
+    ("bench step dit --model DiT-M/2", 2, "--model"),
     ("sample {tmp}/file", 1, "file"),
     ("sample {tmp}/cut.h5", 1, "damaged"),
     ("sample {run}", 1, "no valid checkpoint"),
@@ -117,12 +161,31 @@ BAD_INPUT = [  # arguments, exit code, what the message says
 ]
 
 
+def write_datasets(folder):
+    for name, images, labels in (("plain", np.zeros((4, 32, 32, 3), np.uint8), None),
+                                 ("wrong", np.zeros((4, 32, 32, 3), np.uint8), [0, 2, 1, 1]),
+                                 ("latents", np.zeros((4, 8, 8, 4), np.float32), [0, 0, 1, 1])):
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file["images"] = images
+            if labels:
+                file["labels"], file.attrs["classes"] = labels, ["a", "b"]
+
+
+def write_models(folder):
+    size = {"image_size": 8, "in_channels": 3, "hidden_size": 8, "depth": 1, "num_heads": 1, "device": "cpu"}
+    for name, classes in (("dit", 3), ("plain_dit", None)):
+        model = DiT(**size, num_classes=classes)
+        write_model_file(folder / f"{name}.h5", model.options, model.arrays(), model="dit")
+
+
 @pytest.mark.parametrize("arguments, exit_code, message", BAD_INPUT, ids=[a for a, _, _ in BAD_INPUT])
 def test_bad_input(tmp_path, monkeypatch, arguments, exit_code, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("neither a folder nor a dataset")
     save_checkpoint(tmp_path / "cut.h5", {"parameters": np.ones(9, np.float32)}, {"step": 1})
     (tmp_path / "cut.h5").write_bytes((tmp_path / "cut.h5").read_bytes()[:-100])
+    write_datasets(tmp_path)
+    write_models(tmp_path)
     run_dir = create_run(resolve({"device": "cpu", "preset": "tiny"}))
     if arguments.startswith(("train", "bench")):
         arguments += " --device cpu"
@@ -174,6 +237,23 @@ def test_train_resume_sample(tmp_path, monkeypatch):
         assert result.exit_code in (1, 2) and message in result.output.splitlines()[-1]
 
 
-def test_bench():
-    result = run(*"bench step unet --preset tiny --device cpu --batch 2 --steps 1 --warmup 0".split())
+def test_train_and_sample_a_dit(tmp_path, monkeypatch):
+    """Three classes, a column each in the grid; then guided samples of one class."""
+    monkeypatch.chdir(tmp_path)
+    trained = run("train", "dit", "--device", "cpu", "--batch", 2, "--steps", 1, "--sample-count", 3, "--sample-steps",
+                  1, "--depth", 1)
+    run_dir = tmp_path / "runs" / "00000-dit-tiny"
+    assert trained.exit_code == 0 and (run_dir / "samples-00000001.png").exists(), trained.output
+    again = run("train", "dit", "--resume", "--steps", 2, "--sample-count", 0)
+    assert again.exit_code == 0 and (run_dir / checkpoint_name(2)).exists(), again.output
+    assert "was started with 3" not in again.output
+    unet = run("train", "unet", "--resume", "--steps", 3)
+    assert unet.exit_code in (1, 2) and "Error: " in unet.output.splitlines()[-1]
+    images = run("sample", 0, "--count", 2, "--steps", 1, "--class", "flags", "--cfg-scale", 2, "--device", "cpu")
+    assert images.exit_code == 0 and (tmp_path / "samples.png").exists(), images.output
+
+
+@pytest.mark.parametrize("model", ["unet", "dit"])
+def test_bench(model):
+    result = run(*f"bench step {model} --preset tiny --device cpu --batch 2 --steps 1 --warmup 0".split())
     assert result.exit_code == 0 and "median of 1" in result.output, result.output

@@ -94,12 +94,13 @@ def test_labels_without_names_are_numbered(tmp_path, images):
 
 
 @pytest.mark.parametrize("array, message", [
-    (np.zeros((5, 8, 8, 3), np.float32), "is float32.*uint8"),
+    (np.zeros((5, 8, 8, 3), np.int16), "is int16.*uint8"),
+    (np.zeros((5, 4, 8, 8), np.float32), "move the channels to the end"),
     (np.zeros((5, 3, 8, 8), np.uint8), "move the channels to the end"),
     (np.zeros((5, 8, 8), np.uint8), "1 or 3 channels"),
     (np.zeros((5, 8, 8, 4), np.uint8), "1 or 3 channels"),
     (np.zeros((0, 8, 8, 3), np.uint8), "no images"),
-], ids=["float", "channels first", "no channels", "four channels", "empty"])
+], ids=["int16", "channels first, float", "channels first", "no channels", "four channels", "empty"])
 def test_wrong_images(tmp_path, array, message):
     with pytest.raises(NumdiffError, match=message) as caught:
         D.open_dataset(write(tmp_path / "a.h5", array))

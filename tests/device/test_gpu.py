@@ -1,11 +1,13 @@
 """What a GPU's failures look like to a user, with a driver that fails on request; no GPU is needed."""
+import ctypes
 import types
 
+import numpy as np
 import pytest
 
-from numdiff.device import get_backend
+from numdiff.device import DeviceArray, get_backend
 from numdiff.device.arena import Arena
-from numdiff.device.gpu import Gpu
+from numdiff.device.gpu import Gpu, HostTwin, Mapping
 from numdiff.errors import NumdiffError, OutOfMemoryError, UsageError
 
 
@@ -38,3 +40,126 @@ def test_other_driver_errors_carry_the_drivers_word():
 def test_an_unknown_device_is_a_usage_error():
     with pytest.raises(UsageError, match="use auto, cpu, cuda or emulator"):
         get_backend("gpu")
+
+
+# A captured step that is cut in parts --------------------------------------------------------------------------------
+
+class Builder:
+    """Stands for cuda.core's GraphBuilder: a graph is the list of what was launched into it."""
+
+    def __init__(self, run):
+        self.launched, self.run, self.state = [], run, "new"
+
+    def begin_building(self, mode):
+        assert self.state == "new"
+        self.state = "building"
+
+    def end_building(self):
+        assert self.state == "building"
+        self.state = "ended"
+
+    def complete(self):
+        assert self.state == "ended"
+        return types.SimpleNamespace(launch=lambda stream: self.run.extend(self.launched))
+
+
+def capturing_gpu(run):
+    gpu = Gpu.__new__(Gpu)
+    gpu._parts = None
+    gpu.stream = types.SimpleNamespace(create_graph_builder=lambda: Builder(run), launched=run)
+    gpu._target = gpu.stream
+    return gpu
+
+
+def test_a_capture_is_cut_where_the_host_has_a_word():
+    run = []
+    gpu = capturing_gpu(run)
+
+    def step():
+        gpu._target.launched.append("forward")
+        gpu.between(lambda: run.append("host 1"))
+        gpu._target.launched.append("backward")
+        gpu.between(lambda: run.append("host 2"))
+        gpu._target.launched.append("update")
+
+    whole = ["forward", "host 1", "backward", "host 2", "update"]
+    step()
+    assert run == whole  # eager: in place
+    run.clear()
+    replay = gpu.capture(step)
+    assert run == [] and gpu._target is gpu.stream  # capturing runs nothing
+    replay()
+    replay()
+    assert run == 2 * whole
+
+
+def test_a_capture_that_fails_leaves_the_stream_free():
+    gpu = capturing_gpu([])
+    with pytest.raises(ZeroDivisionError):
+        gpu.capture(lambda: 1 / 0)
+    assert gpu._target is gpu.stream and gpu._parts is None
+
+
+# Memory shared with other processes ----------------------------------------------------------------------------------
+
+def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
+    driver = pytest.importorskip("cuda.bindings.driver")
+    opened, closed = [], []
+
+    def handle_of(base):
+        handle = driver.CUipcMemHandle()
+        ctypes.memmove(handle.getPtr(), base.to_bytes(8, "little") + bytes(range(56)), 64)
+        return 0, handle
+
+    def open_handle(handle, flags):
+        data = ctypes.string_at(handle.getPtr(), 64)
+        assert data[8:] == bytes(range(56)) and flags == 1
+        opened.append(int.from_bytes(data[:8], "little"))
+        return 0, opened[-1] + (1 << 40)  # the peer sees it elsewhere
+
+    gpu = Gpu.__new__(Gpu)
+    gpu._opened, gpu.synchronize = {}, lambda: None
+    gpu._driver = types.SimpleNamespace(
+        CUipcMemHandle=driver.CUipcMemHandle, CUipcMem_flags=driver.CUipcMem_flags,
+        cuMemGetAddressRange=lambda pointer: (0, pointer >> 26 << 26, 1 << 26), cuIpcGetMemHandle=handle_of,
+        cuIpcOpenMemHandle=open_handle, cuIpcCloseMemHandle=lambda address: closed.append(address) or (0,))
+    first = DeviceArray(gpu, (100,), np.float32, Mapping(5 << 26), 4096)
+    second = DeviceArray(gpu, (7,), np.int32, Mapping(5 << 26), 8192)
+    there = [gpu.open_shared(gpu.share(array)) for array in (first, second)]
+    assert opened == [5 << 26]
+    assert [gpu.pointer(a) - (1 << 40) for a in there] == [(5 << 26) + 4096, (5 << 26) + 8192]
+    assert [(a.shape, a.dtype) for a in there] == [((100,), np.float32), ((7,), np.int32)]
+    gpu.close_shared()
+    assert closed == [(5 << 26) + (1 << 40)] and not gpu._opened
+
+
+# A gradient's twin on the host ---------------------------------------------------------------------------------------
+
+def test_copies_run_beside_the_kernels_and_are_waited_for():
+    """The order of the driver's calls: a copy down waits for the kernels before it, the kernels after for copies up."""
+    calls, ready = [], {"word": 600}
+
+    def note(name, result=(0,)):
+        return lambda *arguments: calls.append((name, *arguments)) or result
+
+    streams, events = iter(["down", "up"]), iter(["computed", "first", "sent"])
+    driver = types.SimpleNamespace(
+        CUstream_flags=types.SimpleNamespace(CU_STREAM_NON_BLOCKING=types.SimpleNamespace(value=1)),
+        CUevent_flags=types.SimpleNamespace(CU_EVENT_DISABLE_TIMING=types.SimpleNamespace(value=2)),
+        CUresult=types.SimpleNamespace(CUDA_ERROR_NOT_READY=600), cuStreamCreate=lambda flags: (0, next(streams)),
+        cuEventCreate=lambda flags: (0, next(events)), cuEventRecord=note("record"), cuStreamWaitEvent=note("wait"),
+        cuMemcpyDtoHAsync=note("down"), cuMemcpyHtoDAsync=note("up"), cuEventQuery=lambda event: (ready["word"],))
+    gpu = Gpu.__new__(Gpu)
+    gpu._driver, gpu._handle, gpu.pinned = driver, "main", np.zeros
+    twin = HostTwin(DeviceArray(gpu, (100,), np.float32, Mapping(4096), 0))
+    host = twin.host.ctypes.data
+    twin.fetch(10, 30)
+    assert calls == [("record", "computed", "main"), ("wait", "down", "computed", 0),
+                     ("down", host + 40, 4096 + 40, 80, "down"), ("record", "first", "down")]
+    assert not twin.fetched(10)
+    ready["word"] = 0
+    assert twin.fetched(10)
+    calls.clear()
+    twin.send(10, 30)
+    twin.join()
+    assert calls == [("up", 4096 + 40, host + 40, 80, "up"), ("record", "sent", "up"), ("wait", "main", "sent", 0)]

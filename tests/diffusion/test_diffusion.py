@@ -1,11 +1,22 @@
+import math
+
 import numpy as np
 import pytest
 
-from numdiff.diffusion import Diffusion, alpha_bars, sample, spaced_timesteps
-from numdiff.diffusion.samplers import ddim, ddpm
+from numdiff.diffusion import SAMPLERS, Diffusion, Sampling, alpha_bars, sample, spaced_timesteps
+from numdiff.diffusion.denoiser import Denoiser
+from numdiff.diffusion.sampling import spherical_mean
+from numdiff.diffusion.schedule import SPACINGS, sampling_sigmas, sigma_table, timestep_at
 from numdiff.errors import UsageError
+from numdiff.nn import Tensor
+from tests.diffusion.stub import MEANS, STD, GaussianModel
 from tests.nn.test_tape import tiny
 
+STOCHASTIC = [("ddpm", {}), ("ddpm", {"variance": "large"}), ("euler-ancestral", {}), ("ddim", {"eta": 0.5})]
+DETERMINISTIC = [(name, {}) for name in ("ddim", "euler", "heun", "dpm++2m")]
+
+
+# Schedules and levels -------------------------------------------------------------------------------------------------
 
 def test_schedules_against_their_formulas():
     linear = alpha_bars("linear", 1000)
@@ -31,82 +42,241 @@ def test_spaced_timesteps():
         spaced_timesteps(10, 11)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_levels(schedule):
+    bars = alpha_bars(schedule, 1000)
+    for spacing in SPACINGS:
+        for steps in (1, 2, 18, 100):
+            sigmas = sampling_sigmas(bars, spacing, steps)
+            assert len(sigmas) == steps + 1 and sigmas[-1] == 0 and (np.diff(sigmas) < 0).all()
+            assert sigmas[0] <= sigma_table(bars)[-1] * (1 + 1e-12)
+    karras = sampling_sigmas(bars, "karras", 18)
+    assert karras[0] == pytest.approx(80) and karras[17] == pytest.approx(max(0.002, sigma_table(bars)[0]))
+    np.testing.assert_allclose(np.diff(np.power(karras[:18], 1 / 7), 2), 0, atol=1e-12)
+    logsnr = sampling_sigmas(bars, "logsnr", 18)
+    np.testing.assert_allclose(np.diff(np.log(logsnr[:18]), 2), 0, atol=1e-12)
+    for spacing, steps, message in (("cubic", 5, "unknown spacing"), ("karras", 0, "at least 1"),
+                                    ("timesteps", 1001, "between 1 and the 1000")):
+        with pytest.raises(UsageError, match=message):
+            sampling_sigmas(bars, spacing, steps)
+
+
+def test_timestep_of_a_level():
+    table = sigma_table(alpha_bars("linear", 1000))
+    assert [timestep_at(table[t], table) for t in (0, 1, 499, 999)] == [0, 1, 499, 999]
+    between = timestep_at(math.sqrt(table[10] * table[11]), table)
+    assert between == pytest.approx(10.5)
+    assert timestep_at(1e-9, table) == 0 and timestep_at(1e9, table) == 999
+
+
+# The model as an estimate of x_0 --------------------------------------------------------------------------------------
+
 @pytest.mark.parametrize("prediction", ["eps", "v", "x_0"])
-def test_target_and_prediction_are_inverse(engine, rng, prediction):
-    from numdiff.kernels.sampler import predict_x_0
+def test_the_estimate_inverts_the_target(engine, rng, prediction):
+    """A model that answers its training target exactly gives back the image that was noised."""
     diffusion = Diffusion(100, "cosine", prediction, engine.backend)
-    x_0, eps = rng.uniform(-1, 1, (4, 6, 6, 3)), rng.standard_normal((4, 6, 6, 3))
-    t = engine(np.array([0, 20, 50, 80], np.int32))
-    x_t = diffusion.q_sample(engine(x_0), engine(eps), t)
-    target = diffusion.target(engine(x_0), engine(eps), t)
-    engine.check(predict_x_0(x_t, target, t, *diffusion.tables, kind=prediction, clip=False), x_0, 1e-4)
+    shape = (2, 6, 6, 3)
+    image, eps = rng.uniform(-1, 1, shape), rng.standard_normal(shape)
+    for t in (0, 20, 80):
+        sigma = sigma_table(diffusion.alpha_bar)[t]
+        seen = []
+
+        class Model:
+            in_channels = 3
+
+            def __call__(self, x_t, t, y, seen=seen, step=t):
+                seen.append((x_t.data, t))
+                steps = engine(np.full(2, step, np.int32))
+                return Tensor(diffusion.target(engine(image), engine(eps), steps))
+
+        got = Denoiser(Model(), diffusion, clip=False)(engine(image + sigma * eps), float(sigma))
+        engine.check(got, image, 2e-4)
+        x_t, timestep = seen[0]
+        engine.check(x_t, math.sqrt(diffusion.alpha_bar[t]) * (image + sigma * eps), 1e-6)
+        assert timestep.dtype == np.float32
+        engine.check(timestep, np.full(2, t), 0)
 
 
-@pytest.mark.parametrize("sampler", [ddim, ddpm])
-@pytest.mark.parametrize("count", [1, 7, 100])
-def test_a_perfect_model_gives_back_the_image(rng, sampler, count):
-    bars = alpha_bars("linear", 100)
-    image = rng.uniform(-1, 1, (2, 4, 4, 3)).astype(np.float32)
+@pytest.mark.parametrize("channels", [None, 1])
+def test_guidance_is_linear_between_the_two_answers(rng, channels):
+    """eps = u + scale · (c - u), on all channels or the first; scale 1 is no guidance and asks once."""
+    model = GaussianModel("eps")
+    diffusion, labels = Diffusion(), np.array([0, 2], np.int32)
+    x = 3 * rng.standard_normal((2, 4, 4, 3)).astype(np.float32)
 
-    def noise(i):
-        return rng.standard_normal(image.shape).astype(np.float32)
+    def estimate(scale, y=labels, channels=None):
+        return Denoiser(model, diffusion, y, False, scale, channels)(x, 1.5)
 
-    result = sampler(lambda x, t: image, noise(-1), spaced_timesteps(100, count), bars, noise, 1.0)
-    np.testing.assert_allclose(result, image, atol=1e-6)
-
-
-def test_ddim_with_eta_one_is_ddpm(rng):
-    bars, steps = alpha_bars("linear", 100), spaced_timesteps(100, 20)
-    start = rng.standard_normal((2, 4, 4, 3)).astype(np.float32)
-    noises = rng.standard_normal((20, *start.shape)).astype(np.float32)
-
-    def run(sampler):
-        return sampler(lambda x, t: np.tanh(x), start, steps, bars, lambda i: noises[i], 1.0)
-
-    np.testing.assert_allclose(run(ddim), run(ddpm), atol=1e-5)
+    c, u = estimate(None), estimate(None, np.array([3, 3], np.int32))
+    for scale in (0.0, 2.5, -1.0):
+        got, wanted = estimate(scale, channels=channels), u + scale * (c - u)
+        if channels:
+            wanted[..., channels:] = c[..., channels:]
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+    model.calls = 0
+    np.testing.assert_array_equal(estimate(1.0), c)
+    assert model.calls == 1
 
 
-@pytest.mark.parametrize("sampler", [ddim, ddpm])
-def test_samples_of_a_gaussian_have_its_mean_and_variance(rng, sampler):
-    """x_0 ~ N(m, s²): the exact E[x_0 | x_t] is linear, and a fine sampler must reproduce the distribution."""
-    mean, std, bars = 0.3, 0.2, alpha_bars("linear", 1000)
+# Sampling -------------------------------------------------------------------------------------------------------------
 
-    def posterior_mean(x, t):
-        gain = np.sqrt(bars[t]) * std**2 / (bars[t] * std**2 + 1 - bars[t])
-        return (mean + gain * (x - np.sqrt(bars[t]) * mean)).astype(np.float32)
-
-    def noise(i):
-        return rng.standard_normal((20000, 1)).astype(np.float32)
-
-    eta = 1.0 if sampler is ddpm else 0.0
-    x = sampler(posterior_mean, noise(-1), spaced_timesteps(1000, 500), bars, noise, eta)
-    assert abs(x.mean() - mean) < 0.01 and abs(x.std() - std) < 0.01
+@pytest.mark.parametrize("name, options", STOCHASTIC + DETERMINISTIC)
+@pytest.mark.parametrize("prediction", ["eps", "v", "x_0"])
+def test_samples_of_every_sampler_have_the_classes_means(name, options, prediction):
+    """From Philox noise to pixels, with all that lies between, for every prediction."""
+    model = GaussianModel(prediction, size=16, schedule="cosine")
+    images = sample(model, count=12, steps=60, sampler=name, batch=5, **options) / 127.5 - 1
+    for c, mean in enumerate(MEANS):
+        made = images[c::3]
+        assert abs(made.mean() - mean) < 0.03
+        assert made.std() == pytest.approx(STD, rel=0.12 if (name, options) in DETERMINISTIC else 0.3)
 
 
-def test_an_image_depends_on_its_seed_and_not_on_its_batch(rng):
+@pytest.mark.parametrize("variance", ["small", "large", "learned"])
+def test_learned_variance_is_used(variance):
+    """Channels of zeros are the geometric mean of both bounds."""
+    model = GaussianModel("eps", size=16, learn_sigma=True)
+    spread = {v: sample(model, count=8, steps=10, sampler="ddpm", y=1, variance=v).std()
+              for v in ("small", "large", "learned")}
+    assert spread["small"] < spread["learned"] < spread["large"]
+    assert (sample(model, count=8, steps=10, sampler="ddpm", y=1, variance=variance).std()
+            == spread[variance])
+    assert Sampling(model, sampler="ddpm").settings == {"variance": "learned"}
+    assert Sampling(GaussianModel(), sampler="ddpm").settings == {"variance": "small"}
+
+
+def test_guidance_moves_the_mean():
+    model = GaussianModel("eps", size=16)
+    plain, guided, none = (sample(model, count=8, steps=30, y=2, cfg_scale=scale).mean() / 127.5 - 1
+                           for scale in (None, 1.5, 0.0))
+    assert none == pytest.approx(0.1, abs=0.02) and plain == pytest.approx(MEANS[2], abs=0.02) and guided > plain + 0.1
+    one = sample(model, count=8, steps=30, y=2, cfg_scale=1.5, cfg_channels=1) / 127.5 - 1
+    assert one[..., 0].mean() > plain + 0.1 and one[..., 1:].mean() == pytest.approx(plain, abs=0.02)
+
+
+@pytest.mark.parametrize("name, options", STOCHASTIC + DETERMINISTIC)
+def test_an_image_depends_on_its_seed_and_not_on_its_batch(rng, name, options):
     model = tiny()
     model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
-    for options in ({"sampler": "ddpm"}, {"sampler": "ddim", "eta": 0.5}):
-        together = sample(model, count=5, steps=4, seed=10, batch=5, **options)
-        apart = sample(model, count=3, steps=4, seed=12, batch=2, **options)
-        assert together.shape == (5, 8, 8, 3) and together.dtype == np.uint8
-        assert np.abs(together[2:].astype(int) - apart).max() <= 1
-        assert np.abs(together[0].astype(int) - together[1]).max() > 1
+    together = sample(model, count=5, steps=4, sampler=name, seed=10, batch=5, **options)
+    apart = sample(model, count=3, steps=4, sampler=name, seed=12, batch=2, **options)
+    assert together.shape == (5, 8, 8, 3) and together.dtype == np.uint8
+    assert np.abs(together[2:].astype(int) - apart).max() <= 1
+    assert np.abs(together[0].astype(int) - together[1]).max() > 1
+    again = sample(model, count=5, steps=4, sampler=name, seed=10, batch=5, **options)
+    assert np.array_equal(together, again)
 
 
-def test_bad_sampling_options_are_refused():
-    model = tiny()
-    for options, message in (({"sampler": "euler"}, "unknown sampler"), ({"eta": 2.0}, "eta"),
-                             ({"count": 0}, "at least 1"), ({"steps": 0}, "between 1"),
-                             ({"y": [1]}, "without classes")):
-        with pytest.raises(UsageError, match=message):
-            sample(model, **options)
-    with pytest.raises(UsageError, match="eta belongs to ddim"):
-        sample(model, sampler="ddpm", eta=0.5)
-    with pytest.raises(UsageError, match="seeds 4294967295 to 4294967296"):
-        sample(model, count=2, seed=2**32 - 1)
-    for y in ("cats", [0, 1]):
-        with pytest.raises(UsageError, match="one class index, or one for each"):
-            sample(tiny(num_classes=4), count=3, steps=1, y=y)
-    with pytest.raises(UsageError, match="class 4 does not exist"):
-        sample(tiny(num_classes=4), count=1, steps=1, y=[4])
+@pytest.mark.parametrize("name, options", [*STOCHASTIC, *DETERMINISTIC, ("ddpm", {"learn_sigma": True})])
+def test_a_gpu_makes_the_images_of_the_cpu(engine, name, options):
+    if engine.name != "cuda":
+        pytest.skip("needs a GPU")
+    model = tiny(device=engine.backend, learn_sigma=options.get("learn_sigma", False))
+    options = {k: v for k, v in options.items() if k != "learn_sigma"}
+    flat = 0.05 * np.random.default_rng(0).standard_normal(model.parameters.total)
+    model.parameters.load_flat(flat)
+    images = sample(model, count=3, steps=3, sampler=name, batch=2, **options)
+    on_cpu = tiny(learn_sigma=model.options["learn_sigma"])
+    on_cpu.parameters.load_flat(flat)
+    wanted = sample(on_cpu, count=3, steps=3, sampler=name, batch=2, **options)
+    assert np.abs(images.astype(int) - wanted).max() <= 2
+
+
+def test_evaluations_are_as_many_as_said():
+    for name in SAMPLERS:
+        model, seen = GaussianModel(), []
+        sampling = Sampling(model, count=5, steps=7, sampler=name, batch=2)
+        for _ in sampling.batches(progress=lambda seen=seen: seen.append(1)):
+            pass
+        assert model.calls == len(seen) == 3 * sampling.evaluations
+    sampling = Sampling(GaussianModel(), count=1, steps=12, known=np.zeros((4, 4, 3)), mask=np.ones((4, 4)), jump=4,
+                        resamples=3)
+    list(sampling.batches())
+    assert sampling.model.calls == sampling.evaluations == 3 * 11 + 1
+
+
+def test_labels_in_turn_and_one_for_all():
+    assert Sampling(GaussianModel(), count=7).labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert Sampling(GaussianModel(), count=3, y=[2]).labels.tolist() == [2, 2, 2]
+    assert Sampling(GaussianModel(), count=6, slerp=3, sampler="euler").labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert Sampling(GaussianModel(classes=False)).labels is None
+
+
+def test_inpainting_keeps_the_known_pixels():
+    rng = np.random.default_rng(3)
+    picture = rng.integers(0, 256, (16, 16, 3)).astype(np.uint8)
+    mask = np.zeros((16, 16))
+    mask[:, :9] = 1
+    known = picture.astype(np.float32) / np.float32(127.5) - 1
+    images = sample(GaussianModel(size=16), count=3, steps=20, batch=2, y=2, known=known, mask=mask)
+    assert (images[:, :, :9] == picture[:, :9]).all()
+    made = images[:, :, 9:] / 127.5 - 1
+    assert abs(made.mean() - MEANS[2]) < 0.05 and made.std() < 0.3
+    alone = sample(GaussianModel(size=16), count=1, steps=20, seed=2, y=2, known=known, mask=mask)
+    assert np.array_equal(alone[0], images[2])
+
+
+def test_slerp_rows():
+    model = GaussianModel(classes=False)
+    rows = sample(model, count=10, steps=8, sampler="heun", seed=4, slerp=5, batch=3)
+    whole = sample(model, count=3, steps=8, sampler="heun", seed=4)
+    assert np.array_equal(rows[[0, 5]], whole[:2])  # a row begins with its seed's own image
+    assert np.abs(rows[4].astype(int) - whole[1]).max() <= 1 and np.abs(rows[9].astype(int) - whole[2]).max() <= 1
+    steps = np.abs(np.diff(rows[:5].astype(int), axis=0)).mean((1, 2, 3))
+    assert steps.max() < np.abs(rows[0].astype(int) - rows[4]).mean()
+
+
+def test_spherical_mean(rng):
+    a, b = rng.standard_normal((2, 3, 50, 50, 3))
+    share = np.array([0.0, 0.5, 1.0])
+    middle = spherical_mean(a, b, share)
+    np.testing.assert_allclose(middle[0], a[0])
+    np.testing.assert_allclose(middle[2], b[2], atol=1e-12)
+    lengths = np.linalg.norm(middle.reshape(3, -1), axis=1) / math.sqrt(7500)
+    assert np.abs(lengths - 1).max() < 0.05  # a plain mean's would be 0.71
+    np.testing.assert_allclose(middle[1].ravel() @ a[1].ravel() / np.linalg.norm(a[1]),
+                               middle[1].ravel() @ b[1].ravel() / np.linalg.norm(b[1]), rtol=0.05)
+
+
+def test_latents_are_neither_clipped_nor_rounded():
+    images = sample(GaussianModel(channels=4), count=2, steps=5, y=2)
+    assert images.dtype == np.float32 and images.shape == (2, 4, 4, 4)
+    assert not Sampling(GaussianModel(channels=4)).clip and Sampling(GaussianModel(channels=1)).clip
+
+
+BAD = [
+    ({"sampler": "leapfrog"}, "unknown sampler"), ({"eta": 2.0}, "eta must be"), ({"count": 0}, "at least 1"),
+    ({"batch": 0}, "at least 1"), ({"steps": 0}, "must be at least 1, not 0"),
+    ({"steps": 1001}, "between 1 and the 1000"),
+    ({"sampler": "ddpm", "eta": 0.5}, "eta belongs to ddim and euler-ancestral"),
+    ({"sampler": "heun", "variance": "large"}, "variance belongs to ddpm"),
+    ({"sampler": "ddpm", "variance": "huge"}, "unknown variance"),
+    ({"sampler": "ddpm", "variance": "learned"}, "has not learned a variance"),
+    ({"spacing": "cubic"}, "unknown spacing"),
+    ({"count": 2, "seed": 2**32 - 1}, "seeds 4294967295 to 4294967296"), ({"seed": -1}, "seeds -1 to"),
+    ({"y": "cats"}, "one class index, or one for each"), ({"count": 3, "y": [0, 1]}, "one class index, or one"),
+    ({"count": 1, "y": [3]}, "class 3 does not exist"), ({"count": 1, "y": [-1]}, "class -1 does not exist"),
+    ({"count": 1, "y": [2**32]}, "class 4294967296 does not exist"),
+    ({"cfg_scale": float("nan")}, "finite"), ({"cfg_channels": 3}, "give a cfg_scale"),
+    ({"cfg_scale": 2.0, "cfg_channels": 4}, "between 1 and the model's 3"),
+    ({"slerp": 5}, "whole rows"), ({"slerp": 1}, "at least 2"), ({"slerp": 4, "sampler": "ddpm"}, "adds no noise"),
+    ({"slerp": 4, "eta": 0.1}, "adds no noise"), ({"slerp": 4, "sampler": "euler-ancestral"}, "adds no noise"),
+    ({"known": np.zeros((4, 4, 3)), "mask": None}, "a mask"),
+    ({"known": np.zeros((4, 5, 3)), "mask": np.zeros((4, 4))}, "a picture of 4×4×3"),
+    ({"known": np.zeros((4, 4, 3)), "mask": np.zeros((4, 4)), "jump": 0}, "at least 1"),
+]
+
+
+@pytest.mark.parametrize("options, message", BAD, ids=[m for _, m in BAD])
+def test_bad_sampling_options_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        Sampling(GaussianModel(), **options)
+
+
+def test_guidance_needs_a_null_class():
+    for model, why in ((GaussianModel(null=False), "class dropout"), (tiny(), "without classes")):
+        with pytest.raises(UsageError, match=f"guidance needs a model with a null class.*{why}"):
+            Sampling(model, cfg_scale=2.0)
+        Sampling(model, cfg_scale=1.0)
+    with pytest.raises(UsageError, match="without classes"):
+        Sampling(tiny(), y=[1])

@@ -16,7 +16,7 @@ import twin
 
 try:
     from numdiff.training.options import PRESETS
-    TINY = PRESETS["tiny"]
+    TINY = PRESETS["unet"]["tiny"]
 except ImportError:  # PyTorch is often installed without numdiff; these are the same numbers
     TINY = {"image_size": 32, "model_channels": 32, "channel_mult": (1, 2, 4), "num_res_blocks": 1,
             "attention_resolutions": (8,), "num_head_channels": 32, "batch": 16, "learning_rate": 1e-3}

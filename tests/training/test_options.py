@@ -5,7 +5,7 @@ import pytest
 
 import numdiff.device
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.training.options import FIELDS, PRESETS, TrainOptions, check, resolve, resolve_resumed
+from numdiff.training.options import PRESETS, TrainOptions, check, resolve, resolve_resumed, settings_of
 
 
 def resolve_cpu(**given):
@@ -31,15 +31,44 @@ def test_the_seeds_model():
 
 
 def test_presets_name_settings_and_are_valid():
-    for name, values in PRESETS.items():
-        assert not values.keys() - FIELDS.keys()
-        check(TrainOptions(**values, preset=name))
+    for model, presets in PRESETS.items():
+        for name, values in presets.items():
+            assert not values.keys() - set(settings_of(model))
+            check(TrainOptions(**values, model=model, preset=name))
 
 
 def test_the_presets_class_is_the_emoji_sets_alone():
     assert resolve_cpu().classes == ("Smileys & Emotion",)
     assert resolve_cpu(data="mine.h5").classes is None
     assert resolve_cpu(classes=["Flags"]).classes == ("Flags",)
+
+
+def test_a_dit_of_emoji_has_classes_and_other_data_have_their_own():
+    tiny = resolve_cpu(model="dit")
+    assert (tiny.preset, tiny.architecture, tiny.class_cond, tiny.learn_sigma, tiny.flip) == (
+        "tiny", "DiT-Tiny", True, False, True)
+    assert len(tiny.classes) == 3 and tiny.sample_count % 3 == 0  # a whole row of each in the grid
+    assert resolve_cpu(model="dit", num_classes=9).classes is None
+    mine = resolve_cpu(model="dit", data="mine.h5")
+    assert (mine.classes, mine.flip, mine.class_cond) == (None, False, True)  # latents do not mirror
+    large = resolve_cpu(model="dit", preset="small64")
+    assert (large.classes, large.learn_sigma, large.hidden_size, large.patch_size) == (None, True, 384, 4)
+
+
+@pytest.mark.parametrize("given, sentence", [
+    ({"architecture": "DiT-Q/2"}, "--model DiT-Q/2 does not exist; use DiT-S/2 or"),
+    ({"image_size": 33}, "--image-size 33 is not divisible by the 4 pixels of a patch; use a multiple of 4"),
+    ({"image_size": 36, "patch_size": 8}, "--image-size 36 .* 8 pixels of a patch; use .* or patches of 4 or 2"),
+    ({"heads": 5}, "--hidden-size 192 must be a multiple of 4 and of --heads 5; use 200"),
+    ({"num_classes": 9, "class_cond": False}, "--num-classes needs --class-cond"),
+    ({"class_dropout": 1.0}, "--class-dropout 1.0 must be at least 0 and below 1"),
+    ({"mlp_ratio": 1e-3}, "--mlp-ratio 0.001 leaves the MLP no channel"),
+    ({"preset": "unet64"}, "--preset unet64 does not exist; use tiny or small64"),
+    ({"model_channels": 32}, "--model-channels belongs to the model unet; leave it out, or train that one"),
+])
+def test_a_dit_that_cannot_be_is_refused(given, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        resolve_cpu(model="dit", **given)
 
 
 def test_the_user_wins_over_the_preset():

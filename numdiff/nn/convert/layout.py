@@ -1,14 +1,15 @@
 """PyTorch's memory layout of weights and numdiff's, and nothing else.
 
               PyTorch              numdiff
+    patches   (D, C, p, p)         (D, p, p, C)           the DiT's x_embedder.proj, a convolution of stride p
     conv      (C_out, C_in, h, w)  (C_out, h, w, C_in)    channels last: the operand (N, K) of a product as it lies
-    attention (N, K, 1)            (N, K)                 qkv and proj_out are 1×1 convolutions over a sequence there
+    attention (N, K, 1)            (N, K)                 the UNet's qkv and proj_out are 1×1 convolutions there
     linear    (N, K)               (N, K)
     norm      (C,)                 (C,)
 """
 import numpy as np
 
-SEQUENCE_CONVOLUTIONS = ("qkv.weight", "proj_out.weight")  # stored with a last axis of one by guided-diffusion
+SEQUENCE_CONVOLUTIONS = ("qkv.weight", "proj_out.weight")  # with a last axis of one, in the UNet
 
 
 def to_numdiff_layout(state_dict):
@@ -26,12 +27,13 @@ def _to_numdiff(array):
         array = array.transpose(0, 2, 3, 1)
     elif array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    return np.ascontiguousarray(array, np.float32)
+    with np.errstate(over="ignore"):  # of float64: infinities, which whoever converts looks for
+        return np.ascontiguousarray(array, np.float32)
 
 
 def _to_torch(name, array):
     if array.ndim == 4:
         array = array.transpose(0, 3, 1, 2)
-    elif array.ndim == 2 and name.endswith(SEQUENCE_CONVOLUTIONS):
+    elif array.ndim == 2 and name.endswith(SEQUENCE_CONVOLUTIONS) and ".attn." not in name:
         array = array[:, :, None]
     return np.ascontiguousarray(array, np.float32)

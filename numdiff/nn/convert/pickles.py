@@ -135,6 +135,11 @@ def _device(*words):
     return None
 
 
+def _namespace():
+    """The settings of a program, which training checkpoints keep; its attributes are not wanted."""
+    return {}
+
+
 def _latin_bytes(text, encoding):
     """How protocol 2 writes bytes: `_codecs.encode(text, 'latin1')`."""
     if not isinstance(text, str) or encoding != "latin1":
@@ -151,6 +156,7 @@ GLOBALS = {
     "torch Size": _size,
     "torch device": _device,
     "_codecs encode": _latin_bytes,
+    "argparse Namespace": _namespace,
     **{f"torch {name}": None for name in STORAGES},  # only the type in a persistent id; nothing to call
     **{f"torch {name}": None for name in ("float16", "float32", "float64", "bfloat16", "int8", "int16", "int32",
                                           "int64", "uint8", "bool")},  # a dtype among the settings
@@ -246,7 +252,12 @@ def read_pickle(stream, storage_of):
             if function.function is None:
                 raise ValueError(f"{function.text.replace(' ', '.')} is called, and it is only a type")
             stack.append(function.function(*arguments))
-        elif name == "BUILD":  # attributes of an OrderedDict, such as the versions that a state dict carries
+        elif name == "NEWOBJ":
+            arguments, function = _expect(stack.pop(), tuple), _expect(stack.pop(), Name)
+            if function.function is not _namespace:
+                raise ValueError(f"{function.text.replace(' ', '.')} is made in a way that torch.save does not use")
+            stack.append(_namespace(*arguments))
+        elif name == "BUILD":  # attributes: the versions that a state dict carries, the settings of a namespace
             stack.pop()
             _expect(stack[-1], dict)
         elif name == "BINPERSID":

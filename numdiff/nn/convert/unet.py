@@ -9,6 +9,7 @@ Names and shapes here are PyTorch's, as in guided-diffusion's state dicts.
 import re
 
 from ...errors import NumdiffError
+from .check import check_shapes, known_shape
 
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
 UNET_CU_NAMES = {  # the names of unet.cu's train_unet.py, and guided-diffusion's for the same layers
@@ -113,14 +114,7 @@ def guess_unet_options(state_dict, image_size=64):
     conv_resample, num_classes, learn_sigma.
     """
     def shape(name, dimensions):
-        if name not in state_dict:
-            some = ", ".join(list(state_dict)[:3])
-            raise NumdiffError(f"these are not the weights of a guided-diffusion UNet: there is no {name} "
-                               f"(but {some}, …)")
-        if len(state_dict[name].shape) != dimensions or 0 in state_dict[name].shape:
-            raise NumdiffError(f"{name} has the shape {tuple(state_dict[name].shape)}, "
-                               "which no UNet of guided-diffusion has")
-        return state_dict[name].shape
+        return known_shape(state_dict, name, dimensions, "guided-diffusion UNet")
 
     def numbers(section):
         """{block number: names of its parameters without the section and number}."""
@@ -165,16 +159,4 @@ def check_state_dict(state_dict, options):
 
     Returns the state dict in module order. Attention weights may also come without their last axis of one.
     """
-    expected = unet_shapes(options)
-    missing = [name for name in expected if name not in state_dict]
-    unexpected = [name for name in state_dict if name not in expected]
-    if missing or unexpected:
-        found = [f"{what} {len(names)} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-                 for what, names in (("missing", missing), ("unexpected", unexpected)) if names]
-        raise NumdiffError(f"these are not the weights of this UNet: {' and '.join(found)}; check the model options")
-    for name, shape in expected.items():
-        got = tuple(state_dict[name].shape)
-        if got != shape and got + (1,) != shape:
-            raise NumdiffError(f"{name} has the shape {got} in the file and {shape} in the model; "
-                               "check the model options")
-    return {name: state_dict[name] for name in expected}
+    return check_shapes(state_dict, unet_shapes(options), "UNet")

@@ -1,26 +1,7 @@
-"""Every kernel of the project on a small case: right, the same bits in every run, and without a fault.
-
-`CASES` has a small problem for each operation and version. `check_case` runs one on a device and holds the results
-against the float64 reference, which is the same call with NumPy arrays. On the emulator it runs in several thread
-orders, with every check on; on a GPU, twice. `compare_devices` says whether two devices give the same bits.
-
-    numdiff kernels check                          all of them, in the emulator
-    numdiff kernels check softmax --device cuda
-    numdiff kernels check softmax --counts         and what each of their lines costs
-"""
-import importlib
-import pkgutil
-import re
-import time
-from dataclasses import dataclass, field
-
+"""Cases of the operations that every model uses."""
 import numpy as np
 
-from ..device import PtxError, download, get_backend, synchronize, upload
-from ..device.emulator import EmulatorDevice
-from ..emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
-from ..errors import UsageError
-from . import (
+from .. import (
     adamw,
     attention,
     bias,
@@ -49,76 +30,11 @@ from . import (
     step_state,
     telemetry,
 )
-from .matmul import launcher, vectorised
-
-TOLERANCE = 1e-5  # relative error in the 2-norm against float64
-ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
-# in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
-# approximate instruction; a call of a function that was not inlined
-FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
-SEED, PURPOSE = 1234567890123, 3
+from ..matmul import launcher, vectorised
+from .case import PURPOSE, SEED, Case, in_place, normal, one, with_counters, with_timesteps
 
 
-@dataclass
-class Case:
-    """One operation on one small problem.
-
-    name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays, from the inputs `a` on
-        some device (an object with their names); versions: to be forced one by one (None: what the launcher chooses)
-    label: which problem, where there are several
-    """
-
-    name: str
-    inputs: object
-    run: object
-    versions: tuple = (None,)
-    tolerance: float = TOLERANCE
-    label: str = ""
-
-
-class Arrays:
-    def __init__(self, arrays):
-        self.__dict__.update(arrays)
-
-
-def normal(**shapes):
-    """Inputs that are normal float64 arrays of these shapes (they become float32 on a device)."""
-    return lambda rng: {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-
-
-def with_counters(batch, **shapes):
-    """As `normal`, with the step and sample numbers that count randomness."""
-    def make(rng):
-        return {**normal(**shapes)(rng), "step": np.array([5], np.uint32),
-                "samples": rng.permutation(100)[:batch].astype(np.uint32)}
-    return make
-
-
-def with_timesteps(batch, steps=10, **shapes):
-    """As `normal`, with timesteps and the two tables of a noise schedule."""
-    def make(rng):
-        alpha_bar = np.linspace(0.99, 0.05, steps)
-        return {**normal(**shapes)(rng), "t": rng.integers(0, steps, batch).astype(np.int32),
-                "signal": np.sqrt(alpha_bar), "noise": np.sqrt(1 - alpha_bar), "third": np.linspace(0, 0.3, steps)}
-    return make
-
-
-def in_place(function, *names):
-    """run() of an operation that changes its arguments `names`: they are its results."""
-    def run(a, version):
-        function(a, version)
-        return tuple(getattr(a, name) for name in names)
-    return run
-
-
-def one(function):
-    """run() of an operation with one result."""
-    return lambda a, version: (function(a, version),)
-
-
-# The cases ------------------------------------------------------------------------------------------------------------
-
-def _elementwise():
+def elementwise_cases():
     for shape in ((3, 5), (4, 8)):
         four = shape[1] % 4 == 0
         versions, label = ((1, 2) if four else (1,)), str(shape)
@@ -135,7 +51,7 @@ def _elementwise():
                    (1, 2) if shape[1] == 4 else (1,), 1e-3, str(shape))
 
 
-def _reductions():
+def reductions_cases():
     yield Case("column_sum", normal(x=(37, 12)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (1, 2, 3))
     yield Case("column_sum", normal(x=(1100, 8)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (2, 3),
                label="two passes")
@@ -162,7 +78,7 @@ def _reductions():
                one(lambda a, v: mse.mse_backward(a.prediction, a.target, 0.5, version=v)), (1, 2))
 
 
-def _norms():
+def norms_cases():
     C, G = 16, 4
     for silu in (False, True):
         label = "silu" if silu else ""
@@ -190,7 +106,7 @@ def _norms():
         a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2))
 
 
-def _products():
+def products_cases():
     for transposes in ((False, False), (False, True), (True, False)):
         shape_a, shape_b = ((20, 12), (12, 24))
         yield Case("matmul", normal(a=shape_a[::-1] if transposes[0] else shape_a,
@@ -200,6 +116,8 @@ def _products():
                    (1, 2, 3, 4), label="".join("nt"[t] for t in transposes))
     yield Case("matmul", normal(a=(3, 5, 7), b=(3, 7, 9)), one(lambda a, v: matmul.matmul_forward(a.a, a.b, version=v)),
                (1, 2, 3), label="batch, odd")
+    yield Case("matmul", normal(a=(20, 40), b=(40, 24)), one(lambda a, v: matmul.matmul_forward(a.a, a.b, version=v)),
+               (2, 3), label="several tiles of K")  # each tile is written over what others may still read
 
     def tiled(tile):
         def run(a, version):
@@ -238,7 +156,7 @@ def _products():
                    one(lambda a, v, o=order: attention.attention_backward(a.dy, a.qkv, a.p, 2, o)), label=order)
 
 
-def _convolutions():
+def convolutions_cases():
     for label, (size, c, n, kernel, stride), versions in (
             ("3×3", (3, 8, 20, 3, 1), (1, 2, 3)), ("wide", (3, 8, 68, 3, 1), (3,)),
             ("odd", (4, 3, 19, 3, 1), (1, 2, 3)),
@@ -256,7 +174,7 @@ def _convolutions():
                one(lambda a, v: im2col.im2col_backward(a.dcol, (1, 4, 5, 4), 3, 1, version=v)), (1, 2))
 
 
-def _movement():
+def movement_cases():
     for name, shape in (("avgpool_forward", (2, 4, 4, 8)), ("avgpool_backward", (2, 2, 2, 8)),
                         ("upsample_forward", (2, 2, 2, 8)), ("upsample_backward", (2, 4, 4, 8))):
         function = getattr(resample, name)
@@ -282,22 +200,31 @@ def _movement():
                one(lambda a, v: embedding.timestep_embedding_forward(a.t, 9)), tolerance=5e-5)
 
 
-def _diffusion():
+def diffusion_cases():
     x = {"x_0": (2, 3, 4), "eps": (2, 3, 4)}
     yield Case("q_sample", with_timesteps(2, **x),
                one(lambda a, v: q_sample.q_sample_forward(a.x_0, a.eps, a.t, a.signal, a.noise, version=v)), (1, 2))
     yield Case("velocity", with_timesteps(2, **x),
                one(lambda a, v: q_sample.velocity_forward(a.x_0, a.eps, a.t, a.signal, a.noise, version=v)), (1, 2))
-    for kind in ("eps", "v", "x_0"):
-        yield Case("predict_x_0", with_timesteps(2, x_t=(2, 3, 4), prediction=(2, 3, 4)),
-                   one(lambda a, v, k=kind: sampler.predict_x_0(a.x_t, a.prediction, a.t, a.signal, a.noise, k,
-                                                                version=v)), (1, 2), label=kind)
-    yield Case("ddim_step", with_timesteps(2, x_t=(2, 3, 4), x_0=(2, 3, 4), eps=(2, 3, 4)),
-               one(lambda a, v: sampler.ddim_step(a.x_t, a.x_0, a.t, a.signal, a.noise, a.third, a.eps, version=v)),
-               (1, 2))
+    shapes = {"x": (2, 3, 4), "u": (2, 3, 4), "v": (2, 3, 4)}
+    for terms in (1, 2, 3):
+        yield Case("combine", normal(**shapes), one(lambda a, v, n=terms: sampler.combine(
+            *((0.3, a.x), (-1.2, a.u), (0.7, a.v))[:n], version=v)), (1, 2), label=f"{terms} terms")
+    for clip in (False, True):
+        yield Case("estimate_x_0", normal(x=(2, 3, 4), prediction=(2, 3, 4)),
+                   one(lambda a, v, c=clip: sampler.estimate_x_0(a.x, a.prediction, 1.3, -0.8, clip=c, version=v)),
+                   (1, 2), label="clipped" if clip else "")
+    yield Case("guide", normal(c=(2, 3, 4), u=(2, 3, 4)), one(lambda a, v: sampler.guide(a.c, a.u, 2.5, 3)))
+    yield Case("learned_step", normal(x=(2, 3, 4), x_0=(2, 3, 4), prediction=(2, 3, 8), noise=(2, 3, 4)),
+               one(lambda a, v: sampler.learned_step(a.x, a.x_0, a.prediction, a.noise, 0.9, 0.2, -3.0, -1.0)))
+
+    def masked(rng):
+        return {**normal(known=(2, 3, 4), x=(2, 3, 4))(rng), "mask": rng.integers(0, 2, (2, 3, 4)).astype(np.float64)}
+
+    yield Case("blend", masked, one(lambda a, v: sampler.blend(a.mask, a.known, a.x)))
 
 
-def _randomness():
+def randomness_cases():
     shape = (2, 3, 4)
     for name in ("random_uniform", "random_normal"):
         function = getattr(random, name)
@@ -311,7 +238,7 @@ def _randomness():
                one(lambda a, v: dropout.dropout_backward(a.x, 0.3, SEED, 1, a.step, a.samples, version=v)), (1, 2))
 
 
-def _update():
+def update_cases():
     def state(rng):
         made = normal(weight=(24,), gradient=(24,), m=(24,), ema=(24,), rate=(1,), loss=(1,))(rng)
         return {**made, "v": rng.random(24), "step": np.array([3], np.uint32), "norm": np.array([4.0]),
@@ -340,155 +267,5 @@ def _update():
         lambda a, v: telemetry.telemetry_record(a.ring, a.step, a.loss, a.norm, a.rate, 0.5), "ring"))
 
 
-def all_cases():
-    groups = (_elementwise, _reductions, _norms, _products, _convolutions, _movement, _diffusion, _randomness, _update)
-    return [case for group in groups for case in group()]
-
-
-CASES = all_cases()
-
-
-def cases_named(names):
-    """The cases of these operations (all for none); a `UsageError` for a name that is none."""
-    known = sorted({case.name for case in CASES})
-    for name in names:
-        if not any(k == name or k.startswith(name + "_") for k in known):
-            raise UsageError(f"there is no operation {name!r}: use some of {', '.join(known)}.")
-    return [c for c in CASES if not names or any(c.name == n or c.name.startswith(n + "_") for n in names)]
-
-
-# Running them ---------------------------------------------------------------------------------------------------------
-
-@dataclass
-class Outcome:
-    """What a case's version did on a device. error: relative, the largest of its results; fault: text or None."""
-
-    case: Case
-    version: int | None
-    error: float = 0.0
-    same: bool = True
-    fault: str | None = None
-    seconds: float = 0.0
-    results: list = field(default_factory=list)
-
-    @property
-    def passed(self):
-        return self.fault is None and self.same and self.error <= self.case.tolerance
-
-    @property
-    def name(self):
-        label = f" ({self.case.label})" if self.case.label else ""
-        return f"{self.case.name}{label}" + ("" if self.version is None else f" v{self.version}")
-
-
-def _inputs(case):
-    return case.inputs(np.random.default_rng(list(f"{case.name} {case.label}".encode())))
-
-
-def _on_device(arrays, backend):
-    """The inputs on a device: float64 becomes float32."""
-    return Arrays({name: upload(a.astype(np.float32) if a.dtype == np.float64 else a, backend)
-                   for name, a in arrays.items()})
-
-
-def run_once(case, version, backend):
-    """The results of a case as NumPy arrays."""
-    results = case.run(_on_device(_inputs(case), backend), version)
-    synchronize(backend)
-    return [download(r) for r in results]
-
-
-def reference(case):
-    """The results in float64 by NumPy, from inputs rounded to float32 as those of a device are."""
-    arrays = {name: a.astype(np.float32).astype(np.float64) if a.dtype == np.float64 else a.copy()
-              for name, a in _inputs(case).items()}
-    return case.run(Arrays(arrays), None)
-
-
-def relative_error(got, want):
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    if not np.array_equal(np.isfinite(got), np.isfinite(want)):
-        return np.inf
-    finite = np.isfinite(want)
-    scale = np.linalg.norm(want[finite])
-    return float(np.linalg.norm((got - want)[finite]) / (scale or 1.0))
-
-
-def check_case(case, version, device, orders=ORDERS[:2], seed=0):
-    """Run one version of a case on a device ("emulator", "cuda", "ptx", "cpu") and judge it: an `Outcome`."""
-    backend, outcome, start = get_backend(device), Outcome(case, version), time.perf_counter()
-    runs = []
-    try:
-        for order in orders if device == "emulator" else ORDERS[:1 if device == "ptx" else 2]:
-            if device == "emulator":
-                backend.machine.order, backend.machine.seed = order, seed
-            runs.append(run_once(case, None if device == "cpu" else version, backend))
-    except (KernelFault, LaunchRefused, Unsupported, PtxError, ValueError) as error:
-        outcome.fault = str(error)
-    finally:
-        if device == "emulator":
-            backend.machine.order = "forward"
-    if outcome.fault is None and device != "ptx":
-        outcome.results = runs[0]
-        outcome.same = all(a.tobytes() == b.tobytes() for other in runs[1:]
-                           for a, b in zip(runs[0], other, strict=True))
-        outcome.error = max(relative_error(a, b) for a, b in zip(runs[0], reference(case), strict=True))
-    outcome.seconds = time.perf_counter() - start
-    return outcome
-
-
-def check(names=(), device="emulator", orders=ORDERS[:2], seed=0, version=None):
-    """Check the operations of these names (all for none), one `Outcome` after the other; version: only this one."""
-    for case in cases_named(names):
-        for each in case.versions if device != "cpu" else (None,):
-            if version is None or each in (version, None):
-                yield check_case(case, each, device, orders, seed)
-
-
-def counts_of(case, version):
-    """A `Recorder` (numdiff/emulator/counts.py) that has counted one run of a case in the emulator."""
-    recorder = Recorder()
-    run_once(case, version, EmulatorDevice(recorder=recorder, on_fault="collect"))
-    return recorder
-
-
-def trace_of(case, version):
-    """A `Tracer` (numdiff/emulator/trace.py) of one run of a case in the emulator."""
-    tracer = Tracer()
-    run_once(case, version, EmulatorDevice(tracer=tracer, on_fault="collect"))
-    return tracer
-
-
-def compare_devices(case, version, first="emulator", second="cuda"):
-    """(whether two devices give the same bits, their largest difference relative to the result's 2-norm)."""
-    a, b = (run_once(case, version, get_backend(d)) for d in (first, second))
-    same = all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
-    return same, max(relative_error(x, y) for x, y in zip(a, b, strict=True))
-
-
-def fused_kernels(case, version):
-    """Which of a case's kernels have fused multiply-adds or a float32 function of NVIDIA's in their sm_90a code.
-
-    The emulator rounds after each operation and takes functions from the C library; these kernels may differ from it in
-    their last bits, all others must not.
-    """
-    backend = get_backend("ptx")
-    del backend.launched[:]
-    run_once(case, version, backend)
-    return sorted({key[1] for key in backend.launched if key[3][0] == 9 and FUSED.search(backend.texts[key])})
-
-
-def all_kernels():
-    """{(module, name)} of every kernel in numdiff.kernels that a launch can name."""
-    package = importlib.import_module(__package__)
-    found = set()
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        for value in vars(importlib.import_module(info.name)).values():
-            for kernel in value.values() if isinstance(value, dict) else [value]:
-                if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device"):
-                    found.add((kernel.py_func.__module__, kernel.py_func.__name__))
-    return found
-
-
-__all__ = ["CASES", "Case", "Outcome", "all_kernels", "cases_named", "check", "check_case", "compare_devices",
-           "counts_of", "fused_kernels", "trace_of"]
+GROUPS = (elementwise_cases, reductions_cases, norms_cases, products_cases,
+          convolutions_cases, movement_cases, diffusion_cases, randomness_cases, update_cases)

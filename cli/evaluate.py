@@ -1,0 +1,43 @@
+"""`numdiff evaluate`: how good samples are, against a reference."""
+import click
+
+
+@click.command(no_args_is_help=True)
+@click.argument("samples", metavar="SAMPLES")
+@click.argument("reference", metavar="[REFERENCE]", required=False)
+@click.option("--features", metavar="MODULE:FUNCTION",
+              help="What makes features of images: your own function of uint8 (B, H, W, 3).  [default: random-conv, a "
+                   "fixed random network]")
+@click.option("--classes", metavar="NAME,…",
+              help="Keep these classes of a REFERENCE that is a dataset.  [default: all]")
+@click.option("--nearest", metavar="K", type=click.IntRange(1), default=3, show_default=True,
+              help="Neighbours that span the manifolds of precision and recall.")
+@click.option("--subsets", metavar="N", type=click.IntRange(1), default=100, show_default=True,
+              help="Random subsets over which KID is averaged.")
+@click.option("--subset-size", metavar="IMAGES", type=click.IntRange(2), default=1000, show_default=True,
+              help="Images of such a subset; sets that are no larger are compared whole.")
+@click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Seed of the subsets.")
+@click.option("--batch", metavar="IMAGES", type=click.IntRange(1), default=64, show_default=True,
+              help="Images whose features are made at a time.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
+              help="Where random-conv computes; auto: the GPU if there is one.")
+@click.option("--save-stats", metavar="FILE.npz",
+              help="Write the statistics of SAMPLES: mu, sigma (EDM) and mu_s, sigma_s (guided-diffusion).")
+@click.option("--save-features", "save_feature_file", metavar="FILE.npz", help="Write the features of SAMPLES.")
+@click.option("--json", "json_file", metavar="FILE.json", help="Write the figures, and what belongs to them.")
+def evaluate(samples, reference, classes, **options):
+    """Compare SAMPLES with a REFERENCE: Fréchet distance, KID, precision and recall.
+
+    Either is an npz of images (arr_0, as numdiff sample --npz writes it), a folder of pictures, a dataset of numdiff
+    data import, features (npz, npy), or statistics (mu, sigma) of guided-diffusion or EDM. The figures are of the
+    features that --features makes; those of random-conv compare your own runs, and are not FID.
+
+    \b
+    numdiff sample auto --count 1000 --npz samples.npz
+    numdiff evaluate samples.npz data/emoji64.h5 --classes "Smileys & Emotion"
+    numdiff evaluate data/emoji64.h5 --save-stats emoji.npz
+    """
+    from numdiff.evaluation.evaluate import evaluate_command
+
+    classes = [name.strip() for name in classes.split(",")] if classes else None
+    evaluate_command(samples, reference, classes=classes, progress=True, echo=click.echo, **options)

@@ -1,0 +1,198 @@
+"""What `numdiff evaluate` does: figures of samples against a reference, each with what it must be read with."""
+import math
+from dataclasses import replace
+
+from tqdm import tqdm
+
+from ..device import get_backend
+from ..errors import UsageError
+from ..training.files import write_json
+from .features import RandomConv, extract, find_extractor
+from .frechet import frechet_distance
+from .kid import kid_subsets
+from .precision_recall import precision_recall
+from .sources import Features, Images, Statistics, open_source, save_features, save_statistics
+
+UNKNOWN = "?"
+NAMES = {"frechet_distance": "Fréchet distance", "spatial_frechet_distance": "spatial Fréchet", "kid": "KID",
+         "precision": "precision", "recall": "recall"}
+COLUMNS = (("count", 19), ("seed", 6), ("steps", 6), ("sampler", 16), ("EMA", 10))
+
+
+def evaluate_command(samples, reference=None, features=None, classes=None, nearest=3, subsets=100, subset_size=1000,
+                     seed=0, batch=64, device="auto", save_stats=None, save_feature_file=None, json_file=None,
+                     progress=False, echo=print):
+    """Print the figures of `samples` against `reference`; returns {figure: value}.
+
+    samples, reference: files or folders (see sources.py); without a reference there must be something to save
+    features: extractor of images, as `find_extractor` takes it; classes: of a reference that is a dataset
+    nearest: k of precision and recall; subsets, subset_size, seed: KID's; save_…: of `samples`
+    """
+    if reference is None and not (save_stats or save_feature_file):
+        raise UsageError("there is nothing to compare with: give a REFERENCE, or --save-stats or --save-features.")
+    if reference is None and (json_file or classes):
+        raise UsageError("--json and --classes need a REFERENCE: give one, or leave them out.")
+    sources = [open_source(samples)] + ([open_source(reference, classes)] if reference is not None else [])
+    sources = _of_one_size(sources, classes)
+    images = [s for s in sources if isinstance(s, Images)]
+    if images:
+        extractor, name = find_extractor(features, get_backend(device))
+        with tqdm(total=sum(s.count for s in images), unit="image", desc="features",
+                  disable=None if progress else True) as bar:
+            described = [_say_source(s) for s in sources]
+            sources = [_features(s, extractor, name, batch, bar.update) if isinstance(s, Images) else s
+                       for s in sources]
+    else:
+        described = [_say_source(s) for s in sources]
+        if features:
+            raise UsageError("--features makes features of images, and there are none to make: leave it out.")
+    for what, text in zip(("samples", "reference"), described, strict=False):
+        echo(f"{what:<11}{text}")
+    echo(f"{'features':<11}{_say_features(sources)}")
+    _save(sources[0], save_stats, save_feature_file, echo)
+    if reference is None:
+        return {}
+    _check_comparable(*sources)
+    figures = measure(*sources, nearest, subsets, subset_size, seed)
+    for line in table(figures, *sources):
+        echo(line)
+    for line in warnings(*sources):
+        echo(line)
+    values = {name: value for name, value, _ in figures}
+    if json_file:
+        write_json(json_file, {"figures": values, "count": [s.count for s in sources], "extractor": _extractor(sources),
+                               "samples": {"path": sources[0].path, **sources[0].record},
+                               "reference": {"path": sources[1].path, **sources[1].record}}, "the figures")
+    return values
+
+
+def measure(samples, reference, nearest=3, subsets=100, subset_size=1000, seed=0):
+    """[(figure, value, remark)] of two `Features` or `Statistics`: what can be had of them."""
+    ours, theirs = samples.statistics(), reference.statistics()
+    figures = [("frechet_distance", frechet_distance(ours.mu, ours.sigma, theirs.mu, theirs.sigma), "")]
+    if ours.mu_s is not None and theirs.mu_s is not None:
+        spatial = frechet_distance(ours.mu_s, ours.sigma_s, theirs.mu_s, theirs.sigma_s)
+        figures.append(("spatial_frechet_distance", spatial, ""))
+    if isinstance(samples, Statistics) or isinstance(reference, Statistics):
+        return figures
+    mean, deviation = kid_subsets(samples.features, reference.features, subset_size, subsets, seed)
+    remark = "all pairs" if math.isnan(deviation) else f"± {deviation:.2g} over {subsets} subsets of {subset_size:,}"
+    figures.append(("kid", mean, remark))
+    if min(samples.count, reference.count) > nearest:
+        precision, recall = precision_recall(samples.features, reference.features, nearest)
+        figures += [("precision", precision, f"k = {nearest}"), ("recall", recall, f"k = {nearest}")]
+    return figures
+
+
+def table(figures, samples, reference):
+    """A line a figure, with the count, seed, steps, sampler and EMA beside it."""
+    record = samples.record
+    beside = [f"{_count(samples)} / {_count(reference)}", record.get("seed", UNKNOWN), record.get("steps", UNKNOWN),
+              record.get("sampler", UNKNOWN), _ema(record)]
+    cells = "".join(f"{str(value):<{width}}" for value, (_, width) in zip(beside, COLUMNS, strict=True))
+    yield f"{'figure':<18}{'value':>10}   " + "".join(f"{name:<{width}}" for name, width in COLUMNS).rstrip()
+    for name, value, remark in figures:
+        yield f"{NAMES[name]:<18}{value:>10.4g}   {cells}{remark}".rstrip()
+
+
+def warnings(samples, reference):
+    """Sentences on how far the figures can be trusted."""
+    dimensions = len(samples.statistics().mu)
+    few = [s.count for s in (samples, reference) if s.count is not None and s.count <= dimensions]
+    if few:
+        yield (f"note: {min(few):,} images are fewer than the {dimensions} features, so the Fréchet distance is far "
+               "above that of many images: compare figures of equal counts only.")
+    if isinstance(samples, Statistics) or isinstance(reference, Statistics):
+        yield "note: KID, precision and recall need the features of both sides, and there are statistics only."
+
+
+def _of_one_size(sources, classes):
+    """Datasets of larger images are averaged down to the other side's; a `UsageError` where that cannot be."""
+    if len(sources) < 2 or not all(isinstance(s, Images) for s in sources) or sources[0].size == sources[1].size:
+        return sources
+    small, large = sorted(sources, key=lambda s: s.size[0])
+    if not large.dataset or any(n % m for n, m in zip(large.size, small.size, strict=True)):
+        said = " and ".join(f"{s.path} has images of {s.size[0]}×{s.size[1]}" for s in sources)
+        raise UsageError(f"{said}: bring both to one size (numdiff data import --size does).")
+    again = open_source(large.path, classes if large is sources[1] else None, small.size)
+    return [again if s is large else s for s in sources]
+
+
+def _features(source, extractor, name, batch, progress):
+    features, spatial = extract(extractor, source.batches(batch), source.count, progress)
+    return Features(source.path, features, spatial, {**source.record, "count": source.count, "extractor": name})
+
+
+def _extractor(sources):
+    return next((s.record["extractor"] for s in sources if "extractor" in s.record), None)
+
+
+def _check_comparable(samples, reference):
+    names = [s.record.get("extractor") for s in (samples, reference)]
+    if None not in names and names[0] != names[1]:
+        raise UsageError(f"the features are of {names[0]} on one side and of {names[1]} on the other: use one "
+                         "extractor for both.")
+    ours, theirs = (s.mu.size if isinstance(s, Statistics) else s.features.shape[1] for s in (samples, reference))
+    if ours != theirs:
+        raise UsageError(f"{samples.path} has {ours} features an image and {reference.path} has {theirs}: use one "
+                         "extractor for both (--features).")
+    for s in (samples, reference):
+        if s.count is not None and s.count < 2:
+            raise UsageError(f"{s.path} holds one image, and the figures need at least two.")
+    ours, theirs = (None if s is None else s.shape[-1] for s in _spatial(samples, reference))
+    if None not in (ours, theirs) and ours != theirs:
+        raise UsageError(f"{samples.path} has {ours} spatial features an image and {reference.path} has {theirs}: use "
+                         "one extractor for both (--features).")
+
+
+def _spatial(*sources):
+    return [s.mu_s if isinstance(s, Statistics) else s.spatial for s in sources]
+
+
+def _say_source(source):
+    if isinstance(source, Images):
+        text = f"{source.path}: {source.count:,} images of {source.size[0]}×{source.size[1]}"
+    elif isinstance(source, Features):
+        text = f"{source.path}: features of {source.count:,} images"
+    else:
+        text = f"{source.path}: statistics of {_count(source)} images"
+    if isinstance(source, Images) and source.note:
+        text += f", {source.note}"
+    record = source.record
+    if "sampler" in record:
+        guidance = record.get("cfg_scale")
+        text += (f"; {record['sampler']}, {record.get('steps', UNKNOWN)} steps, seed {record.get('seed', UNKNOWN)}, "
+                 + (f"guidance {guidance:g}, " if isinstance(guidance, (int, float)) else "")
+                 + f"{record.get('weights', UNKNOWN)} weights of {record.get('model', UNKNOWN)}, trained for "
+                 f"{record.get('training_steps', UNKNOWN)} steps")
+    return text
+
+
+def _say_features(sources):
+    name = _extractor(sources)
+    size = sources[0].mu.size if isinstance(sources[0], Statistics) else sources[0].features.shape[1]
+    if name == RandomConv.name:
+        return (f"{name}: {size} numbers an image, of a fixed random network; not Inception's, so that a Fréchet "
+                "distance of them is not FID")
+    return f"{name or 'of an extractor that the files do not name'}: {size} numbers an image"
+
+
+def _count(source):
+    return UNKNOWN if source.count is None else f"{source.count:,}"
+
+
+def _ema(record):
+    weights = record.get("weights", UNKNOWN)
+    return {"ema": "yes", "raw": "no"}.get(weights, weights)
+
+
+def _save(source, stats, feature_file, echo):
+    if feature_file:
+        if isinstance(source, Statistics):
+            raise UsageError(f"{source.path} holds statistics, from which no features can be saved: leave "
+                             "--save-features out.")
+        save_features(feature_file, source)
+        echo(f"{'written':<11}{feature_file}: features of {_count(source)} images")
+    if stats:
+        save_statistics(stats, replace(source.statistics(), record=source.record))
+        echo(f"{'written':<11}{stats}: mu, sigma of {_count(source)} images")

@@ -1,0 +1,121 @@
+"""From images to features: numdiff's own extractor, and how another is plugged in.
+
+RandomConv, "random-conv-1". A convolutional network that was never trained: four 3×3 convolutions of stride 2 with
+SiLU, to 32, 64, 128 and 256 channels, whose normal weights are counted by Philox from one seed and scaled so that the
+activations keep their size. Its features are the mean over the pixels of each level's channels, 480 numbers an image;
+its spatial features the first 7 channels of the third level, averaged to 4×4, 112 numbers.
+
+Random features tell distributions of colours, edges and small shapes apart (Naeem et al. 2020, arXiv:2002.09797, used
+them so), need no download, and are the same on every machine up to rounding. They know nothing of objects. **Distances
+in them are not FID**: they compare runs on one dataset with each other, and with nothing published.
+
+A plug-in is a callable, named `module:function`: it gets uint8 images (B, H, W, 3) and returns features (B, D), or a
+pair of features and spatial features (B, S). With an Inception network's pool3 features as public evaluators make them,
+the Fréchet distance is FID.
+"""
+import importlib
+import os
+import sys
+
+import numpy as np
+
+from ..device import download, upload
+from ..errors import UsageError
+from ..kernels.conv2d import conv2d_forward
+from ..kernels.elementwise import silu_forward
+from ..kernels.images import images_forward
+from ..kernels.random import PURPOSE_INIT, random_normal
+from ..kernels.reduce import sample_sum
+
+SEED = 0x6E756D64  # of the weights of random-conv-1; another seed would be another extractor, with another name
+CHANNELS = (3, 32, 64, 128, 256)
+SILU_GAIN = 2.81  # 1 / E[silu(z)²] of a standard normal z: a layer's outputs are as large as its inputs
+SPATIAL_LEVEL, SPATIAL_CHANNELS, SPATIAL_SIZE = 2, 7, 4
+SMALLEST = 16  # pixels: below, the last level has no neighbourhood left
+
+
+class RandomConv:
+    """The extractor of the docstring; backend: where it computes (None: NumPy)."""
+
+    name = "random-conv-1"
+
+    def __init__(self, backend=None):
+        self.backend = backend
+        self.weights = [upload(random_conv_weight(level), backend) for level in range(len(CHANNELS) - 1)]
+
+    def __call__(self, images):
+        """uint8 (B, H, W, 3) -> features float32 (B, 480), spatial features float32 (B, 112)."""
+        if min(images.shape[1:3]) < SMALLEST:
+            raise UsageError(f"{self.name} takes images of at least {SMALLEST}×{SMALLEST} pixels, and these are "
+                             f"{images.shape[1]}×{images.shape[2]}: give an extractor of your own with --features.")
+        x, levels = images_forward(upload(images, self.backend), None), []
+        for level, weight in enumerate(self.weights):
+            x = silu_forward(conv2d_forward(x, weight, None, stride=2))
+            levels.append(download(sample_sum(x)) / (x.shape[1] * x.shape[2]))
+            if level == SPATIAL_LEVEL:
+                spatial = _spatial(download(x))
+        return np.concatenate(levels, axis=1), spatial
+
+
+def random_conv_weight(level):
+    """float32 (C_out, 3, 3, C_in) of a level: counter (element, output channel, level), key (SEED, PURPOSE_INIT)."""
+    C_in, C_out = CHANNELS[level], CHANNELS[level + 1]
+    step = np.array([level], np.uint32)
+    weight = random_normal((C_out, 3, 3, C_in), SEED, PURPOSE_INIT, step, np.arange(C_out, dtype=np.uint32))
+    return weight * np.float32(np.sqrt((1 if level == 0 else SILU_GAIN) / (9 * C_in)))
+
+
+def _spatial(x):
+    """Channels-first as in guided-diffusion's spatial features: (B, 7 · 4 · 4), means over a grid of 4×4 cells."""
+    B, H, W, _ = x.shape
+    rows, columns = (np.linspace(0, n, SPATIAL_SIZE + 1).astype(int) for n in (H, W))
+    cells = np.empty((B, SPATIAL_CHANNELS, SPATIAL_SIZE, SPATIAL_SIZE), np.float32)
+    for i in range(SPATIAL_SIZE):
+        for j in range(SPATIAL_SIZE):
+            cell = x[:, rows[i]:max(rows[i + 1], rows[i] + 1), columns[j]:max(columns[j + 1], columns[j] + 1)]
+            cells[:, :, i, j] = cell[..., :SPATIAL_CHANNELS].mean((1, 2))
+    return cells.reshape(B, -1)
+
+
+def find_extractor(name=None, backend=None):
+    """(callable, its name): None or "random-conv" for `RandomConv`, else what `module:function` names."""
+    if name in (None, "random-conv", RandomConv.name):
+        return RandomConv(backend), RandomConv.name
+    module, colon, function = str(name).partition(":")
+    if not (module and colon and function):
+        raise UsageError(f"--features {name} must be random-conv, or a function of your own as module:function.")
+    if os.getcwd() not in sys.path:  # `numdiff` is started from elsewhere, and the user's module lies here
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+        for part in function.split("."):
+            found = getattr(found, part)
+    except ImportError as error:
+        raise UsageError(f"--features {name}: the module {module} cannot be imported ({error}).") from error
+    except AttributeError:
+        raise UsageError(f"--features {name}: the module {module} has no {function}.") from None
+    if not callable(found):
+        raise UsageError(f"--features {name} is not callable: name a function.")
+    return found, str(name)
+
+
+def extract(extractor, batches, count, progress=None):
+    """(features (N, D), spatial features (N, S) or None), float32, of uint8 batches of `count` images in all."""
+    arrays, row = None, 0
+    for images in batches:
+        answer = extractor(images)
+        answer = answer if isinstance(answer, tuple) else (answer,)
+        answer = [np.asarray(part) for part in answer]
+        if len(answer) > 2 or any(part.ndim != 2 or len(part) != len(images) for part in answer):
+            raise UsageError(f"the extractor returned shapes {[part.shape for part in answer]} for {len(images)} "
+                             "images: it must return features (B, D), or a pair of them and spatial features (B, S).")
+        if not all(np.isfinite(part).all() for part in answer):
+            raise UsageError("the extractor returned features that are not finite.")
+        if arrays is None:
+            arrays = [np.empty((count, part.shape[1]), np.float32) for part in answer]
+        for array, part in zip(arrays, answer, strict=True):
+            array[row:row + len(images)] = part
+        row += len(images)
+        if progress:
+            progress(len(images))
+    return arrays[0], arrays[1] if len(arrays) > 1 else None

@@ -1,0 +1,42 @@
+"""The Fréchet distance between two normal distributions fitted to features.
+
+    d² = |mu_1 - mu_2|² + tr Σ_1 + tr Σ_2 - 2 tr (Σ_1 Σ_2)^½
+
+Dowson and Landau 1982; Heusel et al. 2017 (arXiv:1706.08500) took it to features of an Inception network and called
+that FID. Only with those very features, and 50,000 samples, is it comparable with published FIDs.
+
+The eigenvalue form. (Σ_1 Σ_2)^½ need not be computed: its trace is the sum of the square roots of the eigenvalues of
+Σ_1 Σ_2. These are those of the symmetric Lᵀ Σ_2 L with Σ_1 = L Lᵀ, real and not negative, and found without the
+imaginary parts that a matrix square root of a product has where a covariance is singular.
+
+Two finite sets of one distribution have d² > 0, the more so the fewer they are: figures of equal counts alone compare.
+"""
+import numpy as np
+
+CHUNK = 4096  # rows that are brought to float64 at a time
+
+
+def mean_and_covariance(features):
+    """(mu, sigma) of features (N, D): float64, the covariance with N - 1 in the denominator, as np.cov has it."""
+    count = len(features)
+    mu = sum(np.sum(part, axis=0, dtype=np.float64) for part in _parts(features)) / count
+    sigma = np.zeros((len(mu), len(mu)))
+    for part in _parts(features):
+        centred = part - mu
+        sigma += centred.T @ centred
+    return mu, sigma / max(count - 1, 1)
+
+
+def frechet_distance(mu_1, sigma_1, mu_2, sigma_2):
+    """The distance d² of the module's docstring, from means (D,) and covariances (D, D)."""
+    values, vectors = np.linalg.eigh((sigma_1 + sigma_1.T) / 2)
+    root = vectors * np.sqrt(np.maximum(values, 0))  # L
+    product = root.T @ sigma_2 @ root
+    eigenvalues = np.linalg.eigvalsh((product + product.T) / 2)
+    difference = mu_1 - mu_2
+    trace = np.trace(sigma_1) + np.trace(sigma_2) - 2 * np.sqrt(np.maximum(eigenvalues, 0)).sum()
+    return float(max(difference @ difference + trace, 0.0))  # below 0 by rounding alone
+
+
+def _parts(features):
+    return (np.asarray(features[i:i + CHUNK], np.float64) for i in range(0, len(features), CHUNK))

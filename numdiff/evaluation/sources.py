@@ -1,0 +1,259 @@
+"""What is compared: images, their features or their statistics, from files of numdiff and of other programs.
+
+    images       an npz with arr_0 uint8 (N, H, W, 1 or 3), as `numdiff sample --npz` and guided-diffusion write it;
+                 a folder of pictures, its sub-folders included; a dataset of `numdiff data import` (.h5)
+    features     an npz with features (N, D), and spatial (N, S) if there are any; arr_0 (N, D) of a float type; a .npy
+    statistics   an npz with mu (D,) and sigma (D, D), as EDM writes it, and mu_s, sigma_s besides, as guided-diffusion
+                 writes it, for spatial features; what numdiff writes holds all that it knows, and both read it
+An npz may hold more than one of these; the first in the order statistics, features, images counts, as in guided-
+diffusion. Files of numdiff carry how they were made in a further text, `numdiff`. Pickled arrays are refused.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import zipfile
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from ..data.dataset import open_dataset
+from ..errors import NumdiffError, UsageError
+from ..training.files import atomic_file
+from .frechet import mean_and_covariance
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+@dataclass
+class Images:
+    """Images that are read a batch at a time: uint8, brought to three channels."""
+
+    path: str
+    count: int
+    size: tuple  # height, width
+    read: object  # function(batch) -> iterator of uint8 (b, H, W, C)
+    record: dict = field(default_factory=dict)  # how they were made, if the file says so
+    note: str = ""  # what was done to them on reading
+    dataset: bool = False
+
+    def batches(self, batch):
+        for images in self.read(batch):
+            yield images if images.shape[-1] == 3 else np.repeat(images, 3, axis=-1)
+
+
+@dataclass
+class Features:
+    """Features of images; `statistics` follow from them."""
+
+    path: str
+    features: np.ndarray  # (N, D)
+    spatial: np.ndarray = None  # (N, S)
+    record: dict = field(default_factory=dict)
+
+    @property
+    def count(self):
+        return len(self.features)
+
+    def statistics(self):
+        if self.count < 2:
+            raise UsageError(f"{self.path} holds one image, and statistics need at least two.")
+        spatial = (None, None) if self.spatial is None else mean_and_covariance(self.spatial)
+        return Statistics(self.path, *mean_and_covariance(self.features), *spatial, self.record, self.count)
+
+
+@dataclass
+class Statistics:
+    """Mean and covariance of features, and of spatial features if there are any."""
+
+    path: str
+    mu: np.ndarray
+    sigma: np.ndarray
+    mu_s: np.ndarray = None
+    sigma_s: np.ndarray = None
+    record: dict = field(default_factory=dict)
+    count: int = None  # None: the file does not say
+
+    def statistics(self):
+        return self
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+def open_source(path, classes=None, size=None):
+    """The `Images`, `Features` or `Statistics` in a file or folder.
+
+    classes: names, of a dataset, to keep; size: (height, width) to which a dataset's images are averaged down
+    """
+    path = pathlib.Path(path)
+    if path.suffix == ".h5":
+        return _dataset(path, classes, size)
+    if classes:
+        raise UsageError(f"{path} is no dataset (.h5), and only of one can classes be chosen: leave --classes out.")
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: give an npz, a folder of pictures or a dataset.")
+    if path.suffix == ".npy":
+        with _damage_named(path):
+            return Features(str(path), _check_features(path, np.load(path, allow_pickle=False)))
+    if path.suffix != ".npz":
+        raise UsageError(f"{path} is no npz, npy, dataset (.h5) or folder of pictures: give one of these.")
+    with _damage_named(path), zipfile.ZipFile(path) as file:
+        return _npz(path, file)
+
+
+def _npz(path, file):
+    names = {name.removesuffix(".npy") for name in file.namelist()}
+    record = json.loads(str(_array(file, "numdiff"))) if "numdiff" in names else {}
+    if not isinstance(record, dict):
+        raise NumdiffError(f"the text `numdiff` in {path} is damaged: make the file again.")
+    if {"mu", "sigma"} <= names:
+        return _statistics(path, file, names, record)
+    if "features" in names:
+        spatial = _check_features(path, _array(file, "spatial")) if "spatial" in names else None
+        features = _check_features(path, _array(file, "features"))
+        if spatial is not None and len(spatial) != len(features):
+            raise NumdiffError(f"{path} has {len(features)} features and {len(spatial)} spatial ones: write it again.")
+        return Features(str(path), features, spatial, record)
+    if "arr_0" not in names:
+        raise NumdiffError(f"{path} holds {', '.join(sorted(names)[:5]) or 'nothing'}: numdiff looks for arr_0 "
+                           "(images), features, or mu and sigma.")
+    with file.open("arr_0.npy") as member:
+        shape, dtype, fortran = _header(path, member)
+    if len(shape) == 2 and dtype.kind == "f":
+        return Features(str(path), _check_features(path, _array(file, "arr_0")), None, record)
+    if dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape or fortran:
+        raise NumdiffError(f"arr_0 in {path} is {dtype} {shape}, and images are uint8 (N, H, W, 3), row by row: "
+                           f"{'decode the latents first' if dtype.kind == 'f' else 'write it again'}.")
+    return Images(str(path), shape[0], shape[1:3], lambda batch: _npz_batches(path, shape, batch), record)
+
+
+def _npz_batches(path, shape, batch):
+    """Images of an npz, a batch in memory at a time."""
+    row_bytes = int(np.prod(shape[1:]))
+    with _damage_named(path), zipfile.ZipFile(path) as file, file.open("arr_0.npy") as member:
+        _header(path, member)
+        for start in range(0, shape[0], batch):
+            count = min(batch, shape[0] - start)
+            data = member.read(count * row_bytes)
+            if len(data) < count * row_bytes:
+                raise NumdiffError(f"{path} is truncated: copy it, or sample again.")
+            yield np.frombuffer(data, np.uint8).reshape(count, *shape[1:])
+
+
+def _statistics(path, file, names, record):
+    arrays = {name: np.asarray(_array(file, name), np.float64) for name in ("mu", "sigma", "mu_s", "sigma_s")
+              if name in names}
+    for mu, sigma in (("mu", "sigma"), ("mu_s", "sigma_s")):
+        if (mu in arrays) != (sigma in arrays):
+            raise NumdiffError(f"{path} has one of {mu} and {sigma} without the other: write it again.")
+        if mu in arrays and (arrays[mu].ndim != 1 or arrays[sigma].shape != 2 * arrays[mu].shape):
+            raise NumdiffError(f"{path} has {mu} {arrays[mu].shape} and {sigma} {arrays[sigma].shape}, and a mean (D,) "
+                               "belongs to a covariance (D, D).")
+    if not all(np.isfinite(a).all() for a in arrays.values()):
+        raise NumdiffError(f"{path} holds values that are not finite: write it again.")
+    return Statistics(str(path), **arrays, record=record,
+                      count=record["count"] if isinstance(record.get("count"), int) else None)
+
+
+def _folder(path):
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES and p.is_file()
+                   and not any(part.startswith(".") for part in p.relative_to(path).parts))
+    if not files:
+        raise UsageError(f"the folder {path} holds no pictures: give a folder of PNG or JPEG files.")
+    size = _picture(files[0]).shape[:2]
+
+    def read(batch):
+        for start in range(0, len(files), batch):
+            images = [_picture(file) for file in files[start:start + batch]]
+            for file, image in zip(files[start:], images, strict=False):
+                if image.shape[:2] != size:
+                    raise UsageError(f"{file} is {image.shape[1]}×{image.shape[0]} and {files[0]} is "
+                                     f"{size[1]}×{size[0]}: make all pictures of one size (numdiff data import does).")
+            yield np.stack(images)
+
+    return Images(str(path), len(files), size, read)
+
+
+def _picture(file):
+    try:
+        with Image.open(file) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise NumdiffError(f"{file} cannot be read ({getattr(error, 'strerror', None) or 'damaged'}): replace it or "
+                           "take it out of the folder.") from None
+
+
+def _dataset(path, classes, size):
+    dataset = open_dataset(path, size and size[0], classes or None)
+    count, height, width, _ = dataset.shape
+    if dataset.read([0]).dtype != np.uint8:
+        raise UsageError(f"{path} holds latents and not images: decode them first.")
+    note = f"averaged to {height}×{width}" if size else ""
+    note = ", ".join(filter(None, [f"classes {', '.join(dataset.classes)}" if classes else "", note]))
+
+    def read(batch):
+        for start in range(0, count, batch):
+            yield dataset.read(np.arange(start, min(start + batch, count)))
+
+    return Images(str(path), count, (height, width), read, note=note, dataset=True)
+
+
+def _array(file, name):
+    with file.open(f"{name}.npy") as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+def _header(path, member):
+    version = np.lib.format.read_magic(member)
+    if version not in HEADERS:
+        raise NumdiffError(f"arr_0 in {path} is of npy version {version}, which numdiff does not read.")
+    shape, fortran, dtype = HEADERS[version](member)
+    return shape, dtype, fortran
+
+
+def _check_features(path, features):
+    if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape:
+        raise NumdiffError(f"{path} holds {features.dtype} {features.shape}, and features are floats (N, D).")
+    if not np.isfinite(features).all():
+        raise NumdiffError(f"{path} holds features that are not finite: make them again.")
+    return features
+
+
+@contextlib.contextmanager
+def _damage_named(path):
+    """What NumPy and zipfile raise for damaged files becomes one sentence."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, SyntaxError, NotImplementedError, TypeError,
+            RuntimeError) as error:
+        reason = str(error).splitlines()[0].strip("'\"") if str(error) else type(error).__name__
+        if "pickle" in reason or "object array" in reason.lower():
+            raise NumdiffError(f"{path} holds pickled objects, which numdiff does not run: write plain "
+                               "arrays.") from None
+        raise NumdiffError(f"{path} cannot be read ({reason[:120]}): copy or make it again.") from None
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+def save_statistics(path, statistics):
+    """Write mu, sigma (EDM) and, if there are spatial features, mu_s, sigma_s (guided-diffusion); atomically."""
+    arrays = {name: getattr(statistics, name) for name in ("mu", "sigma", "mu_s", "sigma_s")}
+    _save(path, "the statistics", arrays, {**statistics.record, "count": statistics.count})
+
+
+def save_features(path, features):
+    """Write features and, if there are any, spatial features; atomically."""
+    _save(path, "the features", {"features": features.features, "spatial": features.spatial}, features.record)
+
+
+def _save(path, what, arrays, record):
+    if os.path.splitext(path)[1] != ".npz":
+        raise UsageError(f"{path} must end in .npz.")
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    with atomic_file(path, what) as file:
+        np.savez(file, **arrays, numdiff=np.array(json.dumps(record)))

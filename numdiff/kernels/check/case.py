@@ -1,0 +1,64 @@
+"""What a case is, and how to write one in a few lines."""
+from dataclasses import dataclass
+
+import numpy as np
+
+TOLERANCE = 1e-5  # relative error in the 2-norm against float64
+SEED, PURPOSE = 1234567890123, 3
+
+
+@dataclass
+class Case:
+    """One operation on one small problem.
+
+    name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays, from the inputs `a` on
+        some device (an object with their names); versions: to be forced one by one (None: what the launcher chooses)
+    label: which problem, where there are several
+    """
+
+    name: str
+    inputs: object
+    run: object
+    versions: tuple = (None,)
+    tolerance: float = TOLERANCE
+    label: str = ""
+
+
+class Arrays:
+    def __init__(self, arrays):
+        self.__dict__.update(arrays)
+
+
+def normal(**shapes):
+    """Inputs that are normal float64 arrays of these shapes (they become float32 on a device)."""
+    return lambda rng: {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+
+
+def with_counters(batch, **shapes):
+    """As `normal`, with the step and sample numbers that count randomness."""
+    def make(rng):
+        return {**normal(**shapes)(rng), "step": np.array([5], np.uint32),
+                "samples": rng.permutation(100)[:batch].astype(np.uint32)}
+    return make
+
+
+def with_timesteps(batch, steps=10, **shapes):
+    """As `normal`, with timesteps and the two tables of a noise schedule."""
+    def make(rng):
+        alpha_bar = np.linspace(0.99, 0.05, steps)
+        return {**normal(**shapes)(rng), "t": rng.integers(0, steps, batch).astype(np.int32),
+                "signal": np.sqrt(alpha_bar), "noise": np.sqrt(1 - alpha_bar), "third": np.linspace(0, 0.3, steps)}
+    return make
+
+
+def in_place(function, *names):
+    """run() of an operation that changes its arguments `names`: they are its results."""
+    def run(a, version):
+        function(a, version)
+        return tuple(getattr(a, name) for name in names)
+    return run
+
+
+def one(function):
+    """run() of an operation with one result."""
+    return lambda a, version: (function(a, version),)

@@ -1,0 +1,50 @@
+"""Cases of the reduction over peers.
+
+Every rank's launches run one after the other on one device, so no launch waits for another: in the barrier's cases the
+others' flags are set beforehand.
+"""
+import numpy as np
+
+from .. import peer_reduce
+from .case import Case, in_place, normal
+
+
+def peer_cases():
+    def names(ranks):
+        return [f"x{k}" for k in range(ranks)]
+
+    def buffers(a, ranks):
+        return [getattr(a, name) for name in names(ranks)]
+
+    for ranks, n, versions in ((2, 40, (1, 2)), (3, 37, (1,)), (4, 1028, (1, 2)), (8, 64, (1, 2)), (8, 5, (1,))):
+        shapes, label = dict.fromkeys(names(ranks), (n,)), f"{ranks} ranks, {n}"
+
+        def scatter(a, v, ranks=ranks):
+            for rank in range(ranks):
+                peer_reduce.peer_reduce_scatter(buffers(a, ranks), rank, version=v)
+
+        def everything(a, v, ranks=ranks, scatter=scatter):
+            scatter(a, v)
+            for rank in range(ranks):
+                peer_reduce.peer_all_gather(buffers(a, ranks), rank, version=v)
+
+        yield Case("peer_reduce_scatter", normal(**shapes), in_place(scatter, *names(ranks)), versions, label=label)
+        yield Case("peer_all_gather", normal(**shapes), in_place(everything, *names(ranks)), versions, label=label)
+    yield Case("peer_sum", normal(x0=(1,), x1=(1,), x2=(1,), total=(1,)),
+               in_place(lambda a, v: peer_reduce.peer_sum(buffers(a, 3), a.total), "total"))
+
+    def flags(here):  # of three ranks, seen by rank 1 that comes for the sixth time
+        def make(rng):
+            size = peer_reduce.MAX_RANKS * peer_reduce.STRIDE
+            own = np.zeros(size, np.int32)
+            own[[0, peer_reduce.STRIDE, 2 * peer_reduce.STRIDE]] = here
+            return {"x0": np.zeros(size, np.int32), "x1": own, "x2": np.zeros(size, np.int32),
+                    "counter": np.array([5], np.int32), "status": np.zeros(1, np.int32)}
+        return make
+
+    def wait(a, v):
+        peer_reduce.peer_barrier(buffers(a, 3), a.counter, a.status, 1, 1)
+
+    results = (*names(3), "counter", "status")
+    yield Case("peer_barrier", flags((7, 5, 6)), in_place(wait, *results), label="all are there")
+    yield Case("peer_barrier", flags((6, 5, 3)), in_place(wait, *results), label="rank 2 never comes")

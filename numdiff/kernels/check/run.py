@@ -1,0 +1,169 @@
+"""Running cases on a device, and judging what comes out."""
+import importlib
+import pkgutil
+import re
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...device import PtxError, download, get_backend, synchronize, upload
+from ...device.emulator import EmulatorDevice
+from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
+from ...errors import UsageError
+from .case import Arrays, Case
+from .flash import flash_cases
+from .half import product_cases
+from .operations import GROUPS
+from .peers import peer_cases
+from .transformer import transformer_cases
+
+ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
+# in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
+# approximate instruction; a call of a function that was not inlined
+FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
+CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, product_cases, peer_cases) for case in group()]
+
+
+def cases_named(names):
+    """The cases of these operations (all for none); a `UsageError` for a name that is none."""
+    known = sorted({case.name for case in CASES})
+    for name in names:
+        if not any(k == name or k.startswith(name + "_") for k in known):
+            raise UsageError(f"there is no operation {name!r}: use some of {', '.join(known)}.")
+    return [c for c in CASES if not names or any(c.name == n or c.name.startswith(n + "_") for n in names)]
+
+
+# Running them ---------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Outcome:
+    """What a case's version did on a device. error: relative, the largest of its results; fault: text or None."""
+
+    case: Case
+    version: int | None
+    error: float = 0.0
+    same: bool = True
+    fault: str | None = None
+    seconds: float = 0.0
+    results: list = field(default_factory=list)
+
+    @property
+    def passed(self):
+        return self.fault is None and self.same and self.error <= self.case.tolerance
+
+    @property
+    def name(self):
+        label = f" ({self.case.label})" if self.case.label else ""
+        return f"{self.case.name}{label}" + ("" if self.version is None else f" v{self.version}")
+
+
+def _inputs(case):
+    return case.inputs(np.random.default_rng(list(f"{case.name} {case.label}".encode())))
+
+
+def _on_device(arrays, backend):
+    """The inputs on a device: float64 becomes float32."""
+    return Arrays({name: upload(a.astype(np.float32) if a.dtype == np.float64 else a, backend)
+                   for name, a in arrays.items()})
+
+
+def run_once(case, version, backend):
+    """The results of a case as NumPy arrays."""
+    results = case.run(_on_device(_inputs(case), backend), version)
+    synchronize(backend)
+    return [download(r) for r in results]
+
+
+def reference(case):
+    """The results in float64 by NumPy, from inputs rounded to float32 as those of a device are."""
+    arrays = {name: a.astype(np.float32) if a.dtype == np.float64 else a.copy() for name, a in _inputs(case).items()}
+    for name, a in arrays.items():
+        if a.dtype in (np.float16, np.float32):
+            arrays[name] = a.astype(np.float64)
+    return case.run(Arrays(arrays), None)
+
+
+def relative_error(got, want):
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if not np.array_equal(np.isfinite(got), np.isfinite(want)):
+        return np.inf
+    finite = np.isfinite(want)
+    scale = np.linalg.norm(want[finite])
+    return float(np.linalg.norm((got - want)[finite]) / (scale or 1.0))
+
+
+def check_case(case, version, device, orders=ORDERS[:2], seed=0):
+    """Run one version of a case on a device ("emulator", "cuda", "ptx", "cpu") and judge it: an `Outcome`."""
+    backend, outcome, start = get_backend(device), Outcome(case, version), time.perf_counter()
+    runs = []
+    try:
+        for order in orders if device == "emulator" else ORDERS[:1 if device == "ptx" else 2]:
+            if device == "emulator":
+                backend.machine.order, backend.machine.seed = order, seed
+            runs.append(run_once(case, None if device == "cpu" else version, backend))
+    except (KernelFault, LaunchRefused, Unsupported, PtxError, ValueError) as error:
+        outcome.fault = str(error)
+    finally:
+        if device == "emulator":
+            backend.machine.order = "forward"
+    if outcome.fault is None and device != "ptx":
+        outcome.results = runs[0]
+        outcome.same = all(a.tobytes() == b.tobytes() for other in runs[1:]
+                           for a, b in zip(runs[0], other, strict=True))
+        outcome.error = max(relative_error(a, b) for a, b in zip(runs[0], reference(case), strict=True))
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def check(names=(), device="emulator", orders=ORDERS[:2], seed=0, version=None):
+    """Check the operations of these names (all for none), one `Outcome` after the other; version: only this one."""
+    for case in cases_named(names):
+        for each in case.versions if device != "cpu" else (None,):
+            if version is None or each in (version, None):
+                yield check_case(case, each, device, orders, seed)
+
+
+def counts_of(case, version):
+    """A `Recorder` (numdiff/emulator/counts.py) that has counted one run of a case in the emulator."""
+    recorder = Recorder()
+    run_once(case, version, EmulatorDevice(recorder=recorder, on_fault="collect"))
+    return recorder
+
+
+def trace_of(case, version):
+    """A `Tracer` (numdiff/emulator/trace.py) of one run of a case in the emulator."""
+    tracer = Tracer()
+    run_once(case, version, EmulatorDevice(tracer=tracer, on_fault="collect"))
+    return tracer
+
+
+def compare_devices(case, version, first="emulator", second="cuda"):
+    """(whether two devices give the same bits, their largest difference relative to the result's 2-norm)."""
+    a, b = (run_once(case, version, get_backend(d)) for d in (first, second))
+    same = all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
+    return same, max(relative_error(x, y) for x, y in zip(a, b, strict=True))
+
+
+def fused_kernels(case, version):
+    """Which of a case's kernels have fused multiply-adds or a float32 function of NVIDIA's in their sm_90a code.
+
+    The emulator rounds after each operation and takes functions from the C library; these kernels may differ from it in
+    their last bits, all others must not.
+    """
+    backend = get_backend("ptx")
+    del backend.launched[:]
+    run_once(case, version, backend)
+    return sorted({key[1] for key in backend.launched if key[3][0] == 9 and FUSED.search(backend.texts[key])})
+
+
+def all_kernels():
+    """{(module, name)} of every kernel in numdiff.kernels that a launch can name."""
+    package = importlib.import_module(__package__.rpartition(".")[0])
+    found = set()
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        for value in vars(importlib.import_module(info.name)).values():
+            for kernel in value.values() if isinstance(value, dict) else [value]:
+                if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device"):
+                    found.add((kernel.py_func.__module__, kernel.py_func.__name__))
+    return found

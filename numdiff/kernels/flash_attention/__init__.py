@@ -1,0 +1,34 @@
+"""Attention without the T × T matrix: FlashAttention in float32, forward and backward. Read the files in this order.
+
+    reference.py   what is computed, how the backward does without the probabilities, and what it costs
+    simple.py      v1  one thread a row; tiles of the other side in shared memory; the online softmax
+    patches.py     what a warp does with tiles: 4 × 4 patches in registers, 16-byte loads, no bank conflicts
+    forward.py     v2  64 scores and up to 72 outputs a thread, the softmax once a tile
+    backward.py    v2  dq, dk and dv in one kernel, five products instead of seven, without atomics
+    launcher.py    which of them runs
+
+SHAPES
+    qkv (B, T, 3C) float32, C = heads · HS; y, dy (B, T, C); logsumexp (B, heads, T). T is arbitrary; on a GPU HS is 32,
+    64 or 72, and attention.py takes all others.
+COST
+    forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that have to move are linear
+    in T, where attention.py writes and reads T² probabilities several times. Roof: arithmetic. Of the instructions in
+    the loops of v2, as compiled for sm_90a, 74, 83 and 82 % are multiply-adds forward, 74, 81 and 80 % backward (HS 32,
+    64, 72): so much of a GPU's float32 peak is the most to be had. Reading shared memory takes 72, 56 and 59 % of the
+    multiply-adds' time forward, 98, 80 and 88 % backward, beside them.
+SOURCE
+    Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention", arXiv:2205.14135.
+READ NEXT
+    reference.py
+"""
+from .launcher import HEAD_SIZES, flash_attention_backward, flash_attention_forward, flash_attention_takes
+from .reference import (
+    flash_attention_backward_cost,
+    flash_attention_backward_reference,
+    flash_attention_forward_cost,
+    flash_attention_forward_reference,
+)
+
+__all__ = ["HEAD_SIZES", "flash_attention_backward", "flash_attention_backward_cost",
+           "flash_attention_backward_reference", "flash_attention_forward", "flash_attention_forward_cost",
+           "flash_attention_forward_reference", "flash_attention_takes"]

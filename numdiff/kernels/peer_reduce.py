@@ -1,0 +1,348 @@
+"""The sum of a buffer over the GPUs of one host, each reading the others' memory directly.
+
+MATHEMATICS
+    y = x_0 + x_1 + … + x_(N-1), element by element, in this order, N the number of ranks; every rank ends with the
+    same bits, because each element is added up by one rank alone and then copied.
+        reduce-scatter   rank r adds up slice r of all ranks' buffers, and writes it over its own
+        all-gather       rank r copies slice s from rank s, for every s but its own
+        barrier          before, between and after: nobody reads what is not written, or overwrites what is being read
+    A buffer of n numbers crosses each link 2 (N-1)/N times, the least there can be (Patarasuk and Yuan 2009).
+    The barrier counts: the k-th time, rank r writes k into its place of every rank's flags, then waits until each place
+    of its own flags holds k or more. Nothing is ever reset, so the same launch works in every replay of a CUDA graph.
+SHAPES
+    buffers: one float32 (n,) a rank; scalars: one float32 (1,) a rank; flags: one int32 (MAX_RANKS · STRIDE,) a rank;
+    counter, status int32 (1,) of the rank itself. Those of the other ranks are their memory, mapped by CUDA IPC.
+VERSIONS
+    v1 one element a thread and step, any number of ranks up to 8.
+    v2 16 bytes a load; the loads from all ranks (2, 4 or 8 of them) stand in one block of code, so that they are under
+       way together: a load over NVLink takes longer than one from the GPU's own memory.
+LAUNCH
+    reduce and gather: blocks of 256 threads, at most 8 a multiprocessor, each thread strides through the slice; the
+    gather has a second grid axis, one row of blocks a peer, so that all links are busy. Barrier: 32 threads.
+DETERMINISM
+    fixed order of addition; which thread does it does not matter.
+COST
+    reduce-scatter and all-gather each read (N-1)/N · 4n bytes from the peers. Roof: the ingoing half of NVLink.
+SOURCE
+    Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of Parallel
+    and Distributed Computing 69(2). Flags: PTX ISA, "Memory Consistency Model", and device/system_scope.py.
+READ NEXT
+    numdiff/training/exchange.py, which puts the six launches together.
+"""
+import numpy as np
+
+from ..device import cuda, int32, int64, is_device, launch, load4, load_acquire, nanoseconds, store4, store_release
+
+MAX_RANKS = 8  # GPUs of a host: each is an argument of the kernels
+BLOCK = 256  # threads
+BLOCKS_PER_MULTIPROCESSOR = 8  # of 256: all the threads that a multiprocessor holds, so that many loads are under way
+STRIDE = 32  # int32 between two flags: 128 bytes, a cache line for each, as different GPUs write them
+WARP = 32
+MILLISECOND = 1_000_000  # nanoseconds
+
+
+# References -----------------------------------------------------------------------------------------------------------
+
+def slice_of(n, rank, ranks):
+    """(first, stop): the elements of an n-element buffer that `rank` adds up; first is a multiple of 4."""
+    size = -(-n // (4 * ranks)) * 4
+    return min(rank * size, n), min((rank + 1) * size, n)
+
+
+def peer_reduce_scatter_reference(buffers, rank):
+    first, stop = slice_of(buffers[0].size, rank, len(buffers))
+    total = buffers[0][first:stop].copy()
+    for x in buffers[1:]:
+        total += x[first:stop]
+    buffers[rank][first:stop] = total
+
+
+def peer_all_gather_reference(buffers, rank):
+    for peer, x in enumerate(buffers):
+        first, stop = slice_of(x.size, peer, len(buffers))
+        buffers[rank][first:stop] = x[first:stop]
+
+
+def peer_sum_reference(scalars, total):
+    total[0] = scalars[0][0]
+    for x in scalars[1:]:
+        total[0] += x[0]
+
+
+def peer_barrier_reference(flags, counter, status, rank):
+    """The same words for ranks that come one after the other: nobody can wait, so whoever is missing is in `status`."""
+    counter += 1
+    for k, places in enumerate(flags):
+        places[rank * STRIDE] = counter[0]
+        if status[0] == 0 and flags[rank][k * STRIDE] < counter[0]:
+            status[0] = k + 1
+
+
+# The barrier ----------------------------------------------------------------------------------------------------------
+
+@cuda.jit
+def peer_barrier_kernel_v1(f0, f1, f2, f3, f4, f5, f6, f7, mine, counter, status, rank, ranks, limit_ms):
+    """Thread k tells rank k that this rank is here, and waits until rank k has told the same.
+
+    status[0] becomes k + 1 if rank k is not here after `limit_ms`; no later barrier waits then.
+    """
+    k = int32(cuda.threadIdx.x)
+    arrival = int32(counter[0] + int32(1))
+    failed = status[0] != 0
+    cuda.syncthreads()  # all threads have read the counter before thread 0 moves it on
+    if k < ranks:
+        place = rank * STRIDE
+        cuda.threadfence_system()  # what earlier kernels wrote is out before the flag is
+        if k == 0:
+            store_release(f0, place, arrival)
+        elif k == 1:
+            store_release(f1, place, arrival)
+        elif k == 2:
+            store_release(f2, place, arrival)
+        elif k == 3:
+            store_release(f3, place, arrival)
+        elif k == 4:
+            store_release(f4, place, arrival)
+        elif k == 5:
+            store_release(f5, place, arrival)
+        elif k == 6:
+            store_release(f6, place, arrival)
+        else:
+            store_release(f7, place, arrival)
+        if not failed:
+            deadline = nanoseconds() + int64(limit_ms) * int64(MILLISECOND)
+            # the difference, not the values, is compared: it stays right when the counter passes 2³¹
+            while int32(load_acquire(mine, k * STRIDE) - arrival) < 0:
+                if nanoseconds() > deadline:
+                    status[0] = int32(k + 1)
+                    break
+        cuda.threadfence_system()
+    cuda.syncthreads()
+    if k == 0:
+        counter[0] = arrival
+
+
+# v1: one element a step -----------------------------------------------------------------------------------------------
+
+@cuda.jit
+def peer_reduce_scatter_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, first, stop, ranks):
+    for i in range(first + cuda.grid(1), stop, cuda.gridsize(1)):
+        total = x0[i]
+        if ranks > 1:
+            total += x1[i]
+        if ranks > 2:
+            total += x2[i]
+        if ranks > 3:
+            total += x3[i]
+        if ranks > 4:
+            total += x4[i]
+        if ranks > 5:
+            total += x5[i]
+        if ranks > 6:
+            total += x6[i]
+        if ranks > 7:
+            total += x7[i]
+        y[i] = total
+
+
+@cuda.jit(device=True)
+def copy_slice(x, y, n, size, peer):
+    """Slice `peer` of x to the same place of y, by the blocks of one grid row."""
+    first, stop = peer * size, min((peer + 1) * size, n)
+    for i in range(first + cuda.blockIdx.x * BLOCK + cuda.threadIdx.x, stop, cuda.gridDim.x * BLOCK):
+        y[i] = x[i]
+
+
+@cuda.jit
+def peer_all_gather_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, size, rank, ranks):
+    """Grid row k copies from rank (rank + 1 + k) mod N: the ranks start with different peers."""
+    peer = int32((rank + int32(1) + cuda.blockIdx.y) % ranks)
+    if peer == 0:
+        copy_slice(x0, y, y.size, size, peer)
+    elif peer == 1:
+        copy_slice(x1, y, y.size, size, peer)
+    elif peer == 2:
+        copy_slice(x2, y, y.size, size, peer)
+    elif peer == 3:
+        copy_slice(x3, y, y.size, size, peer)
+    elif peer == 4:
+        copy_slice(x4, y, y.size, size, peer)
+    elif peer == 5:
+        copy_slice(x5, y, y.size, size, peer)
+    elif peer == 6:
+        copy_slice(x6, y, y.size, size, peer)
+    else:
+        copy_slice(x7, y, y.size, size, peer)
+
+
+@cuda.jit
+def peer_sum_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, ranks):
+    """One number a rank: one thread."""
+    total = x0[0]
+    if ranks > 1:
+        total += x1[0]
+    if ranks > 2:
+        total += x2[0]
+    if ranks > 3:
+        total += x3[0]
+    if ranks > 4:
+        total += x4[0]
+    if ranks > 5:
+        total += x5[0]
+    if ranks > 6:
+        total += x6[0]
+    if ranks > 7:
+        total += x7[0]
+    y[0] = total
+
+
+# v2: 16 bytes a load, the loads from all ranks under way together -----------------------------------------------------
+
+@cuda.jit(device=True)
+def add4(a, b):
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
+
+
+@cuda.jit
+def peer_reduce_scatter_kernel_v2_of_2(x0, x1, y, first, stop):
+    for i in range(first + cuda.grid(1) * 4, stop, cuda.gridsize(1) * 4):
+        a, b = load4(x0, i), load4(x1, i)
+        t = add4(a, b)
+        store4(y, i, t[0], t[1], t[2], t[3])
+
+
+@cuda.jit
+def peer_reduce_scatter_kernel_v2_of_4(x0, x1, x2, x3, y, first, stop):
+    for i in range(first + cuda.grid(1) * 4, stop, cuda.gridsize(1) * 4):
+        a, b, c, d = load4(x0, i), load4(x1, i), load4(x2, i), load4(x3, i)
+        t = add4(add4(add4(a, b), c), d)
+        store4(y, i, t[0], t[1], t[2], t[3])
+
+
+@cuda.jit
+def peer_reduce_scatter_kernel_v2_of_8(x0, x1, x2, x3, x4, x5, x6, x7, y, first, stop):
+    for i in range(first + cuda.grid(1) * 4, stop, cuda.gridsize(1) * 4):
+        a, b, c, d = load4(x0, i), load4(x1, i), load4(x2, i), load4(x3, i)
+        e, f, g, h = load4(x4, i), load4(x5, i), load4(x6, i), load4(x7, i)
+        t = add4(add4(add4(add4(add4(add4(add4(a, b), c), d), e), f), g), h)
+        store4(y, i, t[0], t[1], t[2], t[3])
+
+
+@cuda.jit(device=True)
+def copy_slice4(x, y, n, size, peer):
+    """As `copy_slice`, 16 bytes at a time, two loads under way."""
+    stop, step = min((peer + 1) * size, n), cuda.gridDim.x * (4 * BLOCK)
+    for i in range(peer * size + 4 * (cuda.blockIdx.x * BLOCK + cuda.threadIdx.x), stop, 2 * step):
+        j = i + step
+        a = load4(x, i)
+        if j < stop:
+            b = load4(x, j)
+            store4(y, i, a[0], a[1], a[2], a[3])
+            store4(y, j, b[0], b[1], b[2], b[3])
+        else:
+            store4(y, i, a[0], a[1], a[2], a[3])
+
+
+@cuda.jit
+def peer_all_gather_kernel_v2(x0, x1, x2, x3, x4, x5, x6, x7, y, size, rank, ranks):
+    peer = int32((rank + int32(1) + cuda.blockIdx.y) % ranks)
+    if peer == 0:
+        copy_slice4(x0, y, y.size, size, peer)
+    elif peer == 1:
+        copy_slice4(x1, y, y.size, size, peer)
+    elif peer == 2:
+        copy_slice4(x2, y, y.size, size, peer)
+    elif peer == 3:
+        copy_slice4(x3, y, y.size, size, peer)
+    elif peer == 4:
+        copy_slice4(x4, y, y.size, size, peer)
+    elif peer == 5:
+        copy_slice4(x5, y, y.size, size, peer)
+    elif peer == 6:
+        copy_slice4(x6, y, y.size, size, peer)
+    else:
+        copy_slice4(x7, y, y.size, size, peer)
+
+
+REDUCE_V2 = {2: peer_reduce_scatter_kernel_v2_of_2, 4: peer_reduce_scatter_kernel_v2_of_4,
+             8: peer_reduce_scatter_kernel_v2_of_8}
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def peer_reduce_scatter(buffers, rank, version=None):
+    """buffers[rank][slice of rank] = the sum of that slice over all buffers, in rank order; the rest stays."""
+    n = _check(buffers, rank)
+    if not is_device(buffers[rank]):
+        return peer_reduce_scatter_reference(buffers, rank)
+    first, stop = slice_of(n, rank, len(buffers))
+    fits = n % 4 == 0 and len(buffers) in REDUCE_V2
+    version = version or (2 if fits else 1)
+    if version == 2 and not fits:
+        raise ValueError(f"version 2 takes 2, 4 or 8 ranks and a multiple of 4 elements, not {len(buffers)} ranks and "
+                         f"{n} elements; use version=1")
+    if first == stop:
+        return
+    grid = _blocks(buffers[rank], stop - first, version)
+    if version == 2:
+        launch(REDUCE_V2[len(buffers)], grid, BLOCK, *buffers, buffers[rank], first, stop)
+    else:
+        launch(peer_reduce_scatter_kernel_v1, grid, BLOCK, *_eight(buffers), buffers[rank], first, stop, len(buffers))
+
+
+def peer_all_gather(buffers, rank, version=None):
+    """buffers[rank][slice of s] = buffers[s][slice of s] for every rank s."""
+    n = _check(buffers, rank)
+    if not is_device(buffers[rank]):
+        return peer_all_gather_reference(buffers, rank)
+    version = version or (2 if n % 4 == 0 else 1)
+    if version == 2 and n % 4:
+        raise ValueError(f"version 2 moves four elements at a time, and {n} is not a multiple of 4; use version=1")
+    if len(buffers) == 1:
+        return
+    size = slice_of(n, 0, len(buffers))[1]
+    grid = (max(1, _blocks(buffers[rank], size, version) // (len(buffers) - 1)), len(buffers) - 1)
+    kernel = peer_all_gather_kernel_v1 if version == 1 else peer_all_gather_kernel_v2
+    launch(kernel, grid, BLOCK, *_eight(buffers), buffers[rank], size, rank, len(buffers))
+
+
+def peer_sum(scalars, total):
+    """total (1,) = the sum of one number a rank, in rank order."""
+    if not is_device(total):
+        return peer_sum_reference(scalars, total)
+    launch(peer_sum_kernel_v1, 1, 1, *_eight(scalars), total, len(scalars))
+
+
+def peer_barrier(flags, counter, status, rank, limit_ms):
+    """Wait, on the device, for all ranks; status (1,) becomes k + 1 if rank k has not come after `limit_ms`."""
+    if not is_device(counter):
+        return peer_barrier_reference(flags, counter, status, rank)
+    launch(peer_barrier_kernel_v1, 1, WARP, *_eight(flags), flags[rank], counter, status, rank, len(flags), limit_ms)
+
+
+def _check(buffers, rank):
+    n = buffers[0].size
+    if not 1 <= len(buffers) <= MAX_RANKS or not 0 <= rank < len(buffers):
+        raise ValueError(f"the peers' buffers are summed over 1 to {MAX_RANKS} ranks, not {len(buffers)}; use the mpi "
+                         "or the nccl transport")
+    dtypes = (np.float32,) if is_device(buffers[rank]) else (np.float32, np.float64)  # the reference keeps its own
+    if any(x.size != n or x.ndim != 1 or x.dtype not in dtypes for x in buffers):
+        raise ValueError(f"the peers' buffers must be flat, float32 and of one size, not {[x.shape for x in buffers]}")
+    return n
+
+
+def _eight(arrays):
+    """The kernels take eight: absent ranks are stood for by the last, and never read."""
+    return [*arrays, *[arrays[-1]] * (MAX_RANKS - len(arrays))]
+
+
+def _blocks(array, elements, version):
+    per_block = BLOCK * (1 if version == 1 else 4)
+    return max(1, min(-(-elements // per_block), array.backend.multiprocessors * BLOCKS_PER_MULTIPROCESSOR))
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def peer_all_reduce_cost(n, ranks):
+    """(bytes that a rank reads from its peers, FLOPs that it does) for the sum of an n-element buffer."""
+    return 2 * 4 * n * (ranks - 1) // ranks, n * (ranks - 1) // ranks

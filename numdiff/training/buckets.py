@@ -1,0 +1,111 @@
+"""Buckets of the flat gradient, and the moment in the backward pass at which each is complete.
+
+A bucket is a run of whole parameters. It may leave for the other ranks once the last operation that adds to one of its
+gradients has been played back. Which one that is, is seen in the first backward pass: an operation's backward is a
+closure over the parameters that it adds to. The step is static, so the plan made then holds for every later step; if a
+tape ever has another length, that step's buckets all leave at its end.
+
+A gradient that changed after it had left would make the ranks' weights differ, which `Trainer.check_ranks` finds.
+"""
+import math
+
+from ..nn import Tape as PlainTape
+from ..nn.module import Module
+from ..nn.tensor import Parameter
+
+BUCKET = 1 << 20  # float32 of a bucket, 4 MiB: enough for the links' full speed, few enough to leave early
+
+_watchers = []  # those whose backward pass is running, innermost last
+
+
+class Tape(PlainTape):
+    """The tape, telling the watcher of this backward pass, if there is one, after every record."""
+
+    def backward(self, output, gradient=None):
+        if _watchers:
+            _watchers[-1].begin(self.records)
+            for number, record in enumerate(reversed(self.records)):
+                record.backward = _then(record.backward, _watchers[-1].played, number)
+        super().backward(output, gradient)
+
+
+def _then(function, played, number):
+    def both(dy):
+        result = function(dy)
+        played(number)
+        return result
+    return both
+
+
+class Plan:
+    """The buckets of a flat gradient, and after which record each may leave.
+
+    buckets: [(first element, stop)]; `order`: their numbers as they leave; `leaving`: record number -> bucket numbers
+    """
+
+    def __init__(self, parameters, size=BUCKET):
+        self.buckets, self._members = [], []
+        stop, members = parameters.total, []
+        for entry, parameter in reversed(list(zip(parameters.index, parameters.parameters.values(), strict=True))):
+            members.append(parameter)
+            if stop - entry["offset"] >= size or entry["offset"] == 0:
+                self.buckets.append((entry["offset"], stop))
+                self._members.append(members)
+                stop, members = entry["offset"], []
+        self.records = None  # how many the tape had when the plan was made
+        self.order, self.leaving = list(range(len(self.buckets))), {}
+
+    def make(self, touched):
+        """Plan from `touched`: for each record, in the order of playing back, the parameters that it adds to."""
+        self.records, last = len(touched), {}
+        for number, parameters in enumerate(touched):
+            for parameter in parameters:
+                last[id(parameter)] = number
+        never = math.inf  # not seen in any record: its bucket leaves at the end
+        ready = [max(last.get(id(p), never) for p in members) for members in self._members]
+        self.order = sorted(range(len(self.buckets)), key=lambda k: (ready[k], k))
+        self.leaving = {}
+        for k in self.order:
+            if ready[k] < never:
+                self.leaving.setdefault(ready[k], []).append(k)
+
+
+def parameters_of(function, depth=4):
+    """The Parameters that a record's backward can reach: in its closure, in modules, lists and functions there."""
+    found, stack = [], [(function, depth)]
+    while stack:
+        value, depth = stack.pop()
+        if isinstance(value, Parameter):
+            found.append(value)
+        elif isinstance(value, Module):
+            found += [parameter for _, parameter in value.named_parameters()]
+        elif depth and isinstance(value, (list, tuple)):
+            stack += [(v, depth - 1) for v in value]
+        elif depth and isinstance(value, dict):
+            stack += [(v, depth - 1) for v in value.values()]
+        elif depth and callable(value):
+            inside = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _filled(cell)]
+            inside += [getattr(value, name, None) for name in ("__self__", "func", "args", "keywords")]
+            stack += [(v, depth - 1) for v in inside]
+    return found
+
+
+def _filled(cell):
+    try:
+        cell.cell_contents  # noqa: B018 - an empty cell raises
+    except ValueError:
+        return False
+    return True
+
+
+class Watch:
+    """Context: the tapes played back inside tell `begin` and `played`."""
+
+    def __init__(self, watcher):
+        self.watcher = watcher
+
+    def __enter__(self):
+        _watchers.append(self.watcher)
+
+    def __exit__(self, *_):
+        _watchers.pop()

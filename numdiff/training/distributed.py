@@ -1,0 +1,369 @@
+"""Data parallel training: several processes, the ranks, train one model, each on its part of every batch.
+
+    communicator = connect("auto", device)      in every process; alone or as a rank of `mpiexec -n 4 …`
+    with communicator.job():                    a failure inside ends all ranks, with one message
+        …
+
+Nothing else in numdiff asks how many ranks there are: a process that is alone has an `Alone`, with the same methods.
+
+THE RULES
+    A method below is collective: every rank calls it, in the same order. None stands under a condition on the rank.
+    Rank 0 alone prints and writes: `first(function)` runs there, and gives every rank the result or the error.
+    What may fail on a rank alone is run by `build(function)` or `everywhere(function)`: an error of one becomes the
+    error of all.
+    So an error that is expected is known to all ranks, which end in order, and rank 0 says it. Any other failure ends
+    the job by MPI_Abort, and a rank that is killed by the launcher or the watchdog (watchdog.py).
+
+HOW RANKS WAIT
+    MPI waits at full speed, which would take the cores from the ranks that still compute where there are more ranks
+    than cores. So every wait here lets others run (`exchange.wait`).
+"""
+import atexit
+import collections
+import contextlib
+import hashlib
+import os
+import socket
+import sys
+import time
+import traceback
+
+import numpy as np
+
+from ..device import choose_gpu, cores, get_gpu, gpu_count, share_cores
+from ..errors import NumdiffError, UsageError
+from .exchange import NoExchange, import_nccl, make_exchange, wait
+from .launcher import import_mpi, launched
+from .watchdog import Watchdog, end_process
+
+TRANSPORTS = ("auto", "mpi", "peer", "nccl")
+GRACE = 5.0  # seconds for the other ranks to meet the same error, before it counts as one rank's own
+
+_current = None  # the communicator of this process, once it has connected
+
+
+class AgreedError(NumdiffError):
+    """An error that every rank has, with the same message."""
+
+    def __init__(self, message, exit_code):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Alone:
+    """The communicator of a process that is alone."""
+
+    rank, size, hosts, transport = 0, 1, 1, "auto"
+
+    def first(self, function, *arguments):
+        """The result of `function(*arguments)` on rank 0, on every rank; it must be picklable."""
+        return function(*arguments)
+
+    def build(self, function, *arguments):
+        """This rank's result of `function(*arguments)`, which all run; raises on all where it fails on one."""
+        return function(*arguments)
+
+    def everywhere(self, function, *arguments):
+        """The same, but the list of all ranks' results, which must be picklable."""
+        return self.gather(self.build(function, *arguments))
+
+    def gather(self, value):
+        """List of every rank's picklable value."""
+        return [value]
+
+    def largest(self, number):
+        """The largest of the ranks' integers."""
+        return number
+
+    def broadcast(self, array):
+        """Overwrite a NumPy array by that of rank 0."""
+
+    def broadcast_arrays(self, arrays):
+        """{name: NumPy array} of rank 0; the others give None."""
+        return arrays
+
+    def check_same(self, array, what):
+        """Raise where a NumPy array is not the same, bit by bit, on every rank; `what` names it."""
+
+    def check_options(self, options):
+        """Raise a `UsageError` where {name: value} differs between the ranks."""
+
+    def barrier(self):
+        """Wait for all ranks."""
+
+    def exchange(self, parameters):
+        """What adds up the gradients of a model's FlatParameters over the ranks (exchange.py)."""
+        return NoExchange()
+
+    @contextlib.contextmanager
+    def job(self):
+        """Context of the work: what fails inside ends all ranks."""
+        yield self
+
+    def describe(self):
+        """A line for the log; None for one process."""
+
+
+def current():
+    """The communicator that `connect` gave in this process, else an `Alone`."""
+    return _current or Alone()
+
+
+def connect(transport="auto", device="cpu"):
+    """The communicator of this process; the same one if it has connected before. Collective.
+
+    transport: how gradients travel, one of TRANSPORTS; device: "cpu" or "cuda": each rank of a host then gets the GPU
+    of its number. Raises `UsageError` for what cannot work; on ranks above 0 then `SystemExit`, as rank 0 speaks.
+    mpi4py is imported where a launcher started the process, or where a transport other than auto is asked for.
+    """
+    global _current
+    if _current is not None:
+        _current.transport = transport
+        return _current
+    started = launched()
+    if started is None and transport == "auto":
+        return Alone()
+    try:
+        communicator = Communicator(import_mpi(), transport)
+    except UsageError as error:  # no MPI, so no way to agree: it fails alike in all
+        if started and started[0] > 0:
+            time.sleep(1)  # a launcher may end all at the first that leaves: let it be rank 0, which speaks
+            raise SystemExit(error.exit_code) from None
+        raise
+    if communicator.size > 1:
+        _current = communicator
+    with communicator.job():
+        communicator.build(check_transport, transport, device)
+        communicator.take_place(device)
+    return current()
+
+
+@contextlib.contextmanager
+def job():
+    """Context of a command that may run as a rank, before it has connected: ranks above 0 print nothing, and an error
+    that all ranks meet, such as a wrong option, is raised on rank 0 alone. Does nothing for a process that is alone."""
+    started = launched()
+    if started is None:
+        yield
+        return
+    with contextlib.ExitStack() as held:
+        if started[0] > 0:
+            held.enter_context(contextlib.redirect_stdout(held.enter_context(open(os.devnull, "w"))))
+        try:
+            yield
+        except BaseException as error:
+            if _current is not None or is_clean(error):  # its own job() has dealt with it
+                raise
+            try:
+                communicator = Communicator(import_mpi())
+            except UsageError:
+                raise error from None
+            with communicator.job():
+                raise
+
+
+def check_transport(transport, device):
+    if transport not in TRANSPORTS:
+        raise UsageError(f"--transport {transport} does not exist; use {' or '.join(TRANSPORTS)}.")
+    if transport in ("peer", "nccl") and device == "cpu":
+        raise UsageError(f"--transport {transport} joins GPUs, and these ranks run on the CPU; use --transport mpi.")
+    if transport == "nccl":
+        import_nccl()
+
+
+class Communicator(Alone):
+    """The ranks of an MPI job. Attributes: rank, size, hosts (how many machines), local_rank, local_size, transport."""
+
+    def __init__(self, MPI, transport="auto"):
+        world = MPI.COMM_WORLD
+        self.MPI, self.transport = MPI, transport
+        self.comm, self._alarm = world.Dup(), world.Dup()  # two: a rank that fails must not disturb the others' calls
+        self.rank, self.size = world.rank, world.size
+        local = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = local.rank, local.size
+        self._local = local
+        self.hosts = sum(self.gather(local.rank == 0))
+        self._job = 0  # depth of nested job() contexts
+        self._ending = False  # this rank ends, and the others know
+        self._watchdog = None
+        if self.size > 1:
+            address = "127.0.0.1" if self.hosts == 1 else self.gather(socket.gethostname())[0]
+            self._watchdog = Watchdog(self, address)
+            atexit.register(self._watchdog.stop)
+            sys.excepthook = self._excepthook
+
+    def take_place(self, device):
+        """Give this rank its share of its host: its GPU, or its part of the cores. Collective."""
+        masks = self._gather_local(cores())
+        sharers = collections.Counter(core for mask in masks for core in mask)
+        share_cores(max(1, int(sum(1 / sharers[core] for core in cores()) + 1e-6)))
+        if device == "cuda":
+            count = gpu_count()
+            choose_gpu(self.local_rank if count > self.local_rank else 0)
+            cards = self._gather_local(self.build(lambda: get_gpu().uuid))
+            crowded = len(set(cards)) < len(cards)
+            text = (f"{self.local_size} ranks were started on {socket.gethostname()}, which has {len(set(cards))} "
+                    f"GPU{'s' if len(set(cards)) > 1 else ''}: start at most one rank a GPU, or use --device cpu.")
+            raise_first(self.gather((text, UsageError.exit_code) if crowded else None))
+
+    # agreeing ------------------------------------------------------------------------------------------------------
+
+    def gather(self, value):
+        self.barrier()
+        return self.comm.allgather(value)
+
+    def _gather_local(self, value):
+        self._wait(self._local.Ibarrier())
+        return self._local.allgather(value)
+
+    def barrier(self):
+        self._wait(self.comm.Ibarrier())
+
+    def largest(self, number):
+        result = np.array([number], np.int64)
+        self._wait(self.comm.Iallreduce(self.MPI.IN_PLACE, result, self.MPI.MAX))
+        return int(result[0])
+
+    @staticmethod
+    def _wait(request):
+        wait(request.Test)
+
+    def first(self, function, *arguments):
+        outcome = self._attempt(function, arguments) if self.rank == 0 else None
+        self.barrier()
+        value, error = self.comm.bcast(outcome)
+        raise_first([error])
+        return value
+
+    def build(self, function, *arguments):
+        value, error = self._attempt(function, arguments)
+        raise_first(self.gather(error))
+        return value
+
+    def _attempt(self, function, arguments):
+        """(result, None), or (None, (message, exit code)) for an error."""
+        try:
+            return function(*arguments), None
+        except Exception as error:
+            if not isinstance(error, (NumdiffError, OSError, MemoryError)):
+                traceback.print_exc()  # a fault of the program: whoever mends it wants to see where
+            return None, (sentence(error), getattr(error, "exit_code", 1))
+
+    def check_options(self, options):
+        rows = self.gather(options)
+        for rank, row in enumerate(rows):
+            for name in rows[0].keys() | row.keys():
+                if rows[0].get(name) != row.get(name):
+                    raise AgreedError(f"the ranks disagree on {name}: rank 0 has {rows[0].get(name)}, rank {rank} has "
+                                      f"{row.get(name)}; start all with the same options.", UsageError.exit_code)
+
+    def check_same(self, array, what):
+        digests = self.gather(hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8), digest_size=16).digest())
+        other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if other:
+            raise AgreedError(f"{what} of rank {other[0]} differ from those of rank 0: a machine or a transport is "
+                              "faulty; resume from the last checkpoint, with --transport mpi if it repeats.", 1)
+
+    # arrays --------------------------------------------------------------------------------------------------------
+
+    def broadcast(self, array):
+        self.barrier()
+        self.comm.Bcast(array)
+
+    def broadcast_arrays(self, arrays):
+        shapes = self.first(lambda: [(name, a.shape, a.dtype.str) for name, a in arrays.items()])
+        result = arrays if self.rank == 0 else {name: np.empty(shape, dtype) for name, shape, dtype in shapes}
+        for name, _, _ in shapes:
+            self.comm.Bcast(np.ascontiguousarray(result[name]) if self.rank == 0 else result[name])
+        return result
+
+    def exchange(self, parameters):
+        return make_exchange(self, parameters)
+
+    def describe(self):
+        return f"{self.size} on {self.hosts} host{'s' if self.hosts > 1 else ''}"
+
+    # failing -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def job(self):
+        """Context of the work. An error that all ranks have is raised on rank 0, and the others exit without a word;
+        one that a rank has alone ends the job there and then, with its message."""
+        self._job += 1
+        try:
+            yield self
+        except BaseException as error:
+            if self._job > 1 or is_clean(error):
+                raise
+            agreed = isinstance(error, AgreedError) or self._all_fail()
+            if not agreed:
+                self._abort(error)
+            self._leave()
+            if self.rank > 0:
+                raise SystemExit(exit_code(error)) from None
+            raise
+        finally:
+            self._job -= 1
+
+    def _all_fail(self):
+        """Whether every rank comes here within GRACE seconds: then it is the same error, met by all."""
+        request, deadline = self._alarm.Ibarrier(), time.perf_counter() + GRACE
+        while not request.Test():
+            if time.perf_counter() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def _leave(self):
+        self._ending = True
+        if self._watchdog:
+            self._watchdog.stop()
+
+    def _excepthook(self, kind, error, trace):
+        """An error that nobody caught ends all ranks, unless they have agreed on it and end by themselves."""
+        if self._ending:
+            sys.__excepthook__(kind, error, trace)
+        else:
+            self._abort(error)
+
+    def _abort(self, error):
+        """Say what failed on this rank, and end all ranks."""
+        expected = isinstance(error, (OSError, MemoryError, KeyboardInterrupt, SystemExit))
+        if not (expected or hasattr(error, "exit_code")):
+            traceback.print_exception(error)
+        print(f"Error: rank {self.rank} of {self.size} failed: {sentence(error)}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        self._leave()
+        self.MPI.COMM_WORLD.Abort(exit_code(error))
+        end_process()
+
+
+def raise_first(errors):
+    """Raise the first of the errors (message, exit code), which all ranks have; None is no error."""
+    for error in errors:
+        if error:
+            raise AgreedError(*error)
+
+
+def is_clean(error):
+    """Whether an exception is no failure: a process that ends with exit code 0."""
+    return getattr(error, "code" if isinstance(error, SystemExit) else "exit_code", 1) in (0, None)
+
+
+def sentence(error):
+    """An error in one line."""
+    if hasattr(error, "exit_code"):  # numdiff's own, and those of the command line
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        return f"{f'{error.filename}: ' if error.filename else ''}{os.strerror(error.errno)}."
+    if isinstance(error, MemoryError):
+        return f"this machine is out of memory ({error}); use a smaller --microbatch, --batch or model."
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted."
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def exit_code(error):
+    """The exit code of a process that ends with this error; never 0."""
+    code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
+    return 130 if isinstance(error, KeyboardInterrupt) else code if isinstance(code, int) and code else 1

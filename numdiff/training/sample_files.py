@@ -1,0 +1,144 @@
+"""What `numdiff sample` reads and writes besides a grid: samples as npz, the denoising as a GIF or APNG, masks."""
+import contextlib
+import json
+import pathlib
+import zipfile
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from ..errors import NumdiffError, UsageError
+from .files import atomic_file
+from .report import image_grid
+
+ANIMATIONS = (".gif", ".png", ".apng")
+FRAME_SECONDS, LAST_SECONDS = 0.08, 2.0  # how long a frame of an animation is shown, and the finished images
+SIDES = ("left", "right", "top", "bottom", "centre")  # masks that have a name
+
+
+# Samples for evaluation -----------------------------------------------------------------------------------------------
+
+class SamplesFile:
+    """An npz of samples that is written as they are made; the last batch alone is ever in memory.
+
+        arr_0     uint8 (N, H, W, 3), what public evaluators read; float32 (N, H, W, C) of a model of latents
+        arr_1     int64 (N,), the classes, of a model with classes
+        numdiff   text: how they were made, as JSON
+    """
+
+    def __init__(self, file, shape, dtype):
+        """file: raw and binary; shape, dtype: of all samples."""
+        self._file, self._zip = file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        self._grey = dtype == np.uint8 and shape[-1] == 1
+        self._rows = self._zip.open("arr_0.npy", "w", force_zip64=True)
+        np.lib.format.write_array_header_1_0(self._rows, {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False,
+            "shape": (*shape[:-1], 3) if self._grey else tuple(shape)})
+
+    def write(self, images):
+        """The next samples; a grey image is written with three equal channels."""
+        images = np.repeat(images, 3, axis=-1) if self._grey else np.ascontiguousarray(images)
+        self._rows.write(images.data)
+        if hasattr(self._file, "check"):
+            self._file.check()  # a full disk is told now, and not when hours of sampling have passed
+
+    def finish(self, labels, record):
+        """After the last sample: classes (or None), and how the samples were made (a dict)."""
+        self._rows.close()
+        more = {} if labels is None else {"arr_1": labels.astype(np.int64)}
+        for name, array in {**more, "numdiff": np.array(json.dumps(record))}.items():
+            with self._zip.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+        self._zip.close()
+
+
+@contextlib.contextmanager
+def samples_file(path, shape, dtype):
+    """A `SamplesFile` that appears under its name when the block ends well; None for no path."""
+    if path is None:
+        yield None
+        return
+    with atomic_file(path, "the samples") as file:
+        yield SamplesFile(file, shape, dtype)
+
+
+# The denoising as a moving picture ------------------------------------------------------------------------------------
+
+class Frames:
+    """Some of a sampler's x_t, evenly spread over its evaluations, and the finished images as the last.
+
+    count: images; shape: of one; evaluations: of the sampler for each batch; frames: at most, without the last
+    """
+
+    def __init__(self, count, shape, evaluations, frames):
+        chosen = np.unique(np.linspace(0, evaluations - 1, min(frames, evaluations)).astype(int))
+        self._place = {int(k): i for i, k in enumerate(chosen)}
+        self.images = np.zeros((len(chosen) + 1, count, *shape), np.uint8)
+
+    def watch(self, rows, k, read):
+        """Before evaluation k of the images `rows`; read(): x_t as uint8."""
+        if k in self._place and rows.start < self.images.shape[1]:
+            rows = slice(rows.start, min(rows.stop, self.images.shape[1]))
+            self.images[self._place[k], rows] = read()[:rows.stop - rows.start]
+
+    def save(self, path, final, columns=None, zoom=1):
+        """Write a .gif (256 colours) or an animated .png or .apng (all of them), looping, the last frame for longer."""
+        self.images[-1] = final
+        grids = [image_grid(images, columns, zoom=zoom) for images in self.images]
+        pictures = [Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid) for grid in grids]
+        durations = [round(1000 * FRAME_SECONDS)] * (len(pictures) - 1) + [round(1000 * LAST_SECONDS)]
+        gif = pathlib.Path(path).suffix.lower() == ".gif"
+        with atomic_file(path, "the animation") as file:
+            pictures[0].save(file, "GIF" if gif else "PNG", save_all=True, append_images=pictures[1:],
+                             duration=durations, loop=0)
+
+
+# Inpainting -----------------------------------------------------------------------------------------------------------
+
+def read_picture(path, shape):
+    """A picture as float32 of `shape` (H, W, C) in [-1, 1]; a larger or smaller square one is resized."""
+    with _opened(path) as picture:
+        if picture.width != picture.height:
+            raise UsageError(f"{path} is {picture.width}×{picture.height} and not square: cut a square out of it "
+                             "first.")
+        if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:  # what is transparent becomes white
+            picture = picture.convert("RGBA")
+            picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+        picture = picture.convert("L" if shape[2] == 1 else "RGB")
+        if picture.size != (shape[1], shape[0]):
+            picture = picture.resize((shape[1], shape[0]), Image.Resampling.LANCZOS)
+        pixels = np.asarray(picture, np.float32).reshape(shape)
+    return pixels / np.float32(127.5) - 1
+
+
+def read_mask(name, size):
+    """Float32 (size, size), 1 where pixels are kept: from a picture (black keeps, white is made anew) or a side's name.
+
+    A side or "centre" is the half of the picture that is made anew (of the centre: half its width and height).
+    """
+    mask = np.ones((size, size), np.float32)
+    half, quarter = size // 2, size // 4
+    if name in SIDES:
+        made = {"left": np.s_[:, :half], "right": np.s_[:, half:], "top": np.s_[:half], "bottom": np.s_[half:],
+                "centre": np.s_[quarter:quarter + half, quarter:quarter + half]}[name]
+        mask[made] = 0
+        return mask
+    with _opened(name, f" (or give one of {', '.join(SIDES)})") as picture:
+        if picture.width != picture.height:
+            raise UsageError(f"the mask {name} is {picture.width}×{picture.height} and not square: make it like the "
+                             "picture.")
+        picture = picture.convert("L").resize((size, size), Image.Resampling.BOX)
+        return (np.asarray(picture) < 128).astype(np.float32)
+
+
+@contextlib.contextmanager
+def _opened(path, hint=""):
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            yield picture
+    except FileNotFoundError:
+        raise UsageError(f"there is no picture {path}: check the path{hint}.") from None
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a picture, or damaged"
+        raise NumdiffError(f"{path} cannot be read ({reason}): give a PNG or JPEG{hint}.") from None

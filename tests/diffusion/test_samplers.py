@@ -1,0 +1,346 @@
+"""The samplers against a model whose score is known: x_0 ~ N(m, s²), for which everything has a closed form."""
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from numdiff.diffusion import SAMPLERS, alpha_bars, spaced_timesteps
+from numdiff.diffusion.samplers import (
+    ddim,
+    ddpm,
+    dpm_solver_pp_2m,
+    euler,
+    euler_ancestral,
+    heun,
+    repaint,
+    repaint_path,
+)
+from numdiff.diffusion.schedule import sampling_sigmas
+from numdiff.kernels.sampler import combine
+
+MEAN, STD = 0.3, 0.2
+DETERMINISTIC = [ddim, euler, heun, dpm_solver_pp_2m]
+
+
+class Gaussian:
+    """E[x_0 | x] for x = x_0 + σ·eps and x_0 ~ N(MEAN, STD²); `fraction` is its learned variance, for ddpm."""
+
+    def __init__(self, fraction=0.0):
+        self.fraction, self.evaluations = fraction, 0
+
+    def __call__(self, x, sigma):
+        self.evaluations += 1
+        gain = STD**2 / (STD**2 + sigma**2)
+        return MEAN + gain * (x - MEAN)
+
+    def with_prediction(self, x, sigma):
+        x_0 = self(x, sigma)
+        return x_0, np.concatenate([x_0, np.full_like(x_0, 2 * self.fraction - 1)], -1)
+
+
+def flow(x, now, then):
+    """The exact solution of the probability flow of this Gaussian."""
+    return MEAN + (x - MEAN) * math.sqrt((STD**2 + then**2) / (STD**2 + now**2))
+
+
+def normal(rng, shape=(100_000, 1)):
+    return lambda i: rng.standard_normal(shape)
+
+
+def start(rng, sigma, shape=(100_000, 1)):
+    """Exact samples at the level sigma."""
+    return MEAN + math.sqrt(STD**2 + sigma**2) * rng.standard_normal(shape)
+
+
+# Mean and variance ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("spacing", ["timesteps", "karras", "logsnr"])
+def test_fine_steps_give_the_mean_and_variance(rng, name, spacing):
+    sigmas = sampling_sigmas(alpha_bars("cosine", 1000), spacing, 300)
+    x = SAMPLERS[name](Gaussian(), start(rng, sigmas[0]), sigmas, normal(rng))
+    error = 4 / math.sqrt(len(x))  # four standard errors
+    first_order = 0.0 if name in ("heun", "dpm++2m") else 0.04  # what 300 steps of a first order leave
+    assert abs(x.mean() - MEAN) < error * STD + first_order * STD
+    assert abs(x.std() / STD - 1) < error + first_order + 0.01  # and the last step, from the lowest level to 0
+
+
+def theoretical_variance(sigmas, step):
+    """Variance at the end of linear steps x -> a·x + b + noise of variance v, step(now, then) -> (a, v)."""
+    variance = STD**2 + sigmas[0] ** 2
+    for now, then in itertools.pairwise(sigmas):
+        a, added = step(now, then)
+        variance = a**2 * variance + added
+    return variance
+
+
+def gain(sigma):
+    return STD**2 / (STD**2 + sigma**2)
+
+
+def ddpm_step(kind, fraction=0.0):
+    def step(now, then):
+        """In the papers' own units: ᾱ, β of the jump, β̃; the result divided by √ᾱ_s."""
+        bar_t, bar_s = 1 / (1 + now**2), 1 / (1 + then**2)
+        beta = 1 - bar_t / bar_s
+        posterior = (1 - bar_s) / (1 - bar_t) * beta
+        coefficient_x_0 = math.sqrt(bar_s) * beta / (1 - bar_t)
+        coefficient_x_t = math.sqrt(1 - beta) * (1 - bar_s) / (1 - bar_t)
+        a = (coefficient_x_t * math.sqrt(bar_t) + coefficient_x_0 * gain(now)) / math.sqrt(bar_s)
+        if then == 0:
+            return a, 0.0
+        v = {"small": posterior, "large": beta,
+             "learned": math.exp(fraction * math.log(beta) + (1 - fraction) * math.log(posterior))}[kind]
+        return a, v / bar_s
+    return step
+
+
+def ddim_step(eta):
+    def step(now, then):
+        bar_t, bar_s = 1 / (1 + now**2), 1 / (1 + then**2)
+        sigma = eta * math.sqrt((1 - bar_s) / (1 - bar_t)) * math.sqrt(1 - bar_t / bar_s)
+        eps = (1 - gain(now)) / now  # per unit of x
+        a = (math.sqrt(bar_s) * gain(now) + math.sqrt(1 - bar_s - sigma**2) * eps) / math.sqrt(bar_s)
+        return a, sigma**2 / bar_s
+    return step
+
+
+def euler_step(now, then):
+    return 1 + (then - now) * (1 - gain(now)) / now, 0.0
+
+
+def heun_step(now, then):
+    slope = (1 - gain(now)) / now
+    if then == 0:
+        return 1 - now * slope, 0.0
+    ahead = 1 + (then - now) * slope
+    return 1 + (then - now) / 2 * (slope + (1 - gain(then)) / then * ahead), 0.0
+
+
+@pytest.mark.parametrize("sampler, settings, step", [
+    (ddpm, {"variance": "small"}, ddpm_step("small")),
+    (ddpm, {"variance": "large"}, ddpm_step("large")),
+    (ddpm, {"variance": "learned"}, ddpm_step("learned", 0.4)),
+    (ddim, {"eta": 0.0}, ddim_step(0.0)),
+    (ddim, {"eta": 0.6}, ddim_step(0.6)),
+    (euler, {}, euler_step),
+    (euler_ancestral, {}, ddim_step(1.0)),
+    (euler_ancestral, {"eta": 0.5}, ddim_step(0.5)),
+    (heun, {}, heun_step),
+], ids=lambda v: getattr(v, "__name__", str(v)))
+def test_coarse_steps_have_the_variance_of_their_formulas(rng, sampler, settings, step):
+    """With ten steps the result is far from the model's variance, and must be off by just what the paper's step is."""
+    sigmas = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 10)
+    x = sampler(Gaussian(0.4), start(rng, sigmas[0]), sigmas, normal(rng), **settings)
+    assert abs(x.mean() - MEAN) < 4 * x.std() / math.sqrt(len(x))
+    assert x.var() == pytest.approx(theoretical_variance(sigmas, step), rel=4 * math.sqrt(2 / len(x)))
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+HIGH, LOW = 5.0, 0.2  # the levels between which errors are measured: the step to 0 is of first order for all
+ORDERS = pytest.mark.parametrize("sampler, order", [(ddim, 1), (euler, 1), (heun, 2), (dpm_solver_pp_2m, 2)])
+SPACINGS = pytest.mark.parametrize("spacing", ["karras", "logsnr"])
+
+
+def slope_of_error(sampler, spacing, denoise, x, exact, counts=(40, 80, 160, 320)):
+    """-d log(error) / d log(steps)."""
+    errors = []
+    for n in counts:
+        sigmas = (np.linspace(HIGH ** (1 / 7), LOW ** (1 / 7), n + 1) ** 7 if spacing == "karras"
+                  else np.geomspace(HIGH, LOW, n + 1))
+        errors.append(np.abs(sampler(denoise, x, list(map(float, sigmas))) - exact).max())
+    return -np.polyfit(np.log(counts), np.log(errors), 1)[0]
+
+
+@ORDERS
+@SPACINGS
+def test_order_of_convergence(sampler, order, spacing):
+    x = np.array([[7.0], [-3.0]])
+    slope = slope_of_error(sampler, spacing, Gaussian(), x, flow(x, HIGH, LOW))
+    assert abs(slope - order) < 0.1
+
+
+def mixture(x, sigma):
+    """E[x_0 | x] where x_0 is N(-1, s²) or N(1, s²) with equal chances: a score that is not linear in x."""
+    variance = STD**2 + sigma**2
+    weight = np.tanh(x / variance)  # chance of +1 less that of -1
+    return weight + STD**2 / variance * (x - weight)
+
+
+@ORDERS
+@SPACINGS
+def test_order_of_convergence_on_a_mixture(sampler, order, spacing):
+    def slope(x, log_sigma):  # dx / d log σ
+        return x - mixture(x, math.exp(log_sigma))
+
+    x = start_at = np.array([[6.0], [-1.0], [0.4]])
+    u, h = math.log(HIGH), (math.log(LOW) - math.log(HIGH)) / 2000
+    for _ in range(2000):  # the classical Runge-Kutta method, of fourth order
+        k1 = slope(x, u)
+        k2 = slope(x + h / 2 * k1, u + h / 2)
+        k3 = slope(x + h / 2 * k2, u + h / 2)
+        k4 = slope(x + h * k3, u + h)
+        x, u = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4), u + h
+    assert abs(slope_of_error(sampler, spacing, mixture, start_at, x) - order) < 0.2
+
+
+@pytest.mark.parametrize("sampler", DETERMINISTIC)
+def test_the_deterministic_ones_need_no_noise_and_evaluate_as_often_as_said(sampler):
+    sigmas, model = [5.0, 2.0, 1.0, 0.3, 0.0], Gaussian()
+    sampler(model, np.ones((1, 1)), sigmas)
+    assert model.evaluations == (7 if sampler is heun else 4)
+
+
+# Identities between papers --------------------------------------------------------------------------------------------
+
+def stored_noise(rng, count, shape):
+    noises = rng.standard_normal((count, *shape))
+    return lambda i: noises[i]
+
+
+@pytest.mark.parametrize("one, settings, other, other_settings", [
+    (ddim, {"eta": 1.0}, ddpm, {"variance": "small"}),
+    (ddim, {"eta": 0.0}, euler, {}),
+    (euler_ancestral, {"eta": 1.0}, ddpm, {}),
+    (euler_ancestral, {"eta": 0.3}, ddim, {"eta": 0.3}),
+    (ddpm, {"variance": "learned"}, ddpm, {"variance": "large"}),
+], ids=lambda v: getattr(v, "__name__", str(v)))
+def test_samplers_that_are_one_in_these_units(rng, one, settings, other, other_settings):
+    class Curved(Gaussian):
+        def __call__(self, x, sigma):
+            return np.tanh(x) / (1 + sigma)
+
+    shape = (3, 4, 4, 2)
+    sigmas = sampling_sigmas(alpha_bars("linear", 200), "timesteps", 17)
+    noise, x = stored_noise(rng, 17, shape), sigmas[0] * rng.standard_normal(shape)
+    np.testing.assert_allclose(one(Curved(1.0), x, sigmas, noise, **settings),
+                               other(Curved(1.0), x, sigmas, noise, **other_settings), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("variance", ["small", "large", "learned"])
+@pytest.mark.parametrize("steps", [20, 7])
+def test_ddpm_against_its_paper_in_the_papers_units(rng, variance, steps):
+    """Shrunk images, tables of β and ᾱ, the posterior mean from eps: Ho et al., eq. 7; Nichol and Dhariwal, eq. 15."""
+    bars = alpha_bars("linear", 20)
+    timesteps = spaced_timesteps(20, steps)
+    noises, shape = rng.standard_normal((steps, 2, 3, 3, 2)), (2, 3, 3, 2)
+
+    def network(x_t, t):  # eps and v, of a curved function
+        return np.sin(2 * x_t + t), np.cos(3 * x_t - t)
+
+    x_t = x = rng.standard_normal(shape)
+    kept = bars[timesteps[::-1]]  # ᾱ of the timesteps that are visited, ascending in t
+    betas = 1 - kept / np.append(1.0, kept[:-1])
+    for i, t in enumerate(timesteps):
+        k = steps - 1 - i
+        bar, before, beta = kept[k], kept[k - 1] if k else 1.0, betas[k]
+        eps, v = network(x_t, t)
+        x_0 = np.clip(x_t / np.sqrt(bar) - np.sqrt(1 / bar - 1) * eps, -1, 1)
+        mean = np.sqrt(before) * beta / (1 - bar) * x_0 + np.sqrt(1 - beta) * (1 - before) / (1 - bar) * x_t
+        posterior = beta * (1 - before) / (1 - bar)
+        if k:
+            log_variance = {"small": np.log(posterior), "large": np.log(beta),
+                            "learned": (v + 1) / 2 * np.log(beta) + (1 - v) / 2 * np.log(posterior)}[variance]
+            mean = mean + np.exp(log_variance / 2) * noises[i]
+        x_t = mean
+
+    class Denoise:
+        def with_prediction(self, x, sigma):
+            bar = 1 / (1 + sigma**2)
+            eps, v = network(np.sqrt(bar) * x, np.argmin(np.abs(bars - bar)))
+            return np.clip(x - sigma * eps, -1, 1), np.concatenate([eps, v], -1)
+
+        def __call__(self, x, sigma):
+            return self.with_prediction(x, sigma)[0]
+
+    sigmas = sampling_sigmas(bars, "timesteps", steps)
+    got = ddpm(Denoise(), x * math.sqrt(1 + sigmas[0] ** 2), sigmas, lambda i: noises[i], variance)
+    np.testing.assert_allclose(got, x_t, atol=1e-9)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values())
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_a_perfect_model_gives_back_the_image(rng, sampler, count):
+    image = rng.uniform(-1, 1, (2, 4, 4, 3))
+    sigmas = sampling_sigmas(alpha_bars("linear", 100), "timesteps", count)
+    result = sampler(lambda x, sigma: image, sigmas[0] * rng.standard_normal(image.shape), sigmas,
+                     normal(rng, image.shape))
+    np.testing.assert_allclose(result, image, atol=1e-12)
+
+
+def test_inputs_are_not_changed(rng):
+    shape = (2, 3, 3, 1)
+    x = 5 * rng.standard_normal(shape)
+    for sampler in SAMPLERS.values():
+        kept = x.copy()
+        sampler(Gaussian(), x, [5.0, 1.0, 0.2, 0.0], normal(rng, shape))
+        assert np.array_equal(x, kept)
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, "repaint", "learned"])
+def test_every_engine_takes_the_same_steps(engine, rng, name):
+    shape, sigmas = (2, 3, 3, 2), [9.0, 3.0, 1.0, 0.3, 0.0]
+    x, noises = 9 * rng.standard_normal(shape), rng.standard_normal((20, *shape))
+    known, mask = rng.uniform(-1, 1, shape), rng.integers(0, 2, shape).astype(float)
+
+    def run(put):
+        class Denoise:
+            def __call__(self, x, sigma):
+                return combine((STD**2 / (STD**2 + sigma**2), x))
+
+            def with_prediction(self, x, sigma):
+                return self(x, sigma), put(np.concatenate([noises[0], np.tanh(noises[1])], -1))
+
+        if name == "repaint":
+            return repaint(Denoise(), put(x), sigmas, lambda i: put(noises[i]), put(known), put(mask), 2, 2)
+        sampler, settings = (ddpm, {"variance": "learned"}) if name == "learned" else (SAMPLERS[name], {})
+        return sampler(Denoise(), put(x), sigmas, lambda i: put(noises[i]), **settings)
+
+    engine.check(run(engine), run(np.asarray), 1e-5)
+
+
+# RePaint --------------------------------------------------------------------------------------------------------------
+
+def test_repaint_keeps_the_known_pixels_and_makes_the_others(rng):
+    shape = (20_000, 1, 2, 1)
+    known, mask = np.full(shape, 0.77), np.zeros(shape)
+    mask[:, :, 0] = 1
+    sigmas = sampling_sigmas(alpha_bars("cosine", 1000), "timesteps", 100)
+    x = repaint(Gaussian(), start(rng, sigmas[0], shape), sigmas, normal(rng, shape), known, mask, 10, 2)
+    assert (x[:, :, 0] == 0.77).all()
+    assert abs(x[:, :, 1].mean() - MEAN) < 0.01 and abs(x[:, :, 1].std() - STD) < 0.02
+
+
+def test_repaint_without_known_pixels_is_ddpm_in_distribution(rng):
+    shape = (100_000, 1)
+    sigmas = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 10)
+    x = repaint(Gaussian(), start(rng, sigmas[0]), sigmas, normal(rng), np.ones(shape), np.zeros(shape), 10, 1)
+    assert x.var() == pytest.approx(theoretical_variance(sigmas, ddpm_step("small")), rel=0.018)
+
+
+def test_repaint_agrees_with_what_is_known(rng):
+    """Two pixels that are always equal: the made one must follow the known one, and resampling makes it do so."""
+    def denoise(x, sigma):  # (a, b) with a = b ~ N(0, 1): the estimate is that of their mean
+        mean = x.mean(-1, keepdims=True) / (1 + sigma**2 / 2)
+        return np.broadcast_to(mean, x.shape)
+
+    shape = (5000, 2)
+    known, mask = rng.standard_normal((5000, 1)) * np.ones(2), np.array([1.0, 0.0]) * np.ones((5000, 1))
+    sigmas, errors = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 20), []
+    for resamples in (1, 10):
+        x = repaint(denoise, sigmas[0] * rng.standard_normal(shape), sigmas, normal(rng, shape), known, mask, 3,
+                    resamples)
+        errors.append(np.abs(x[:, 0] - x[:, 1]).mean())
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_repaint_path():
+    sigmas = [5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+    assert list(repaint_path(sigmas, 1, 1)) == list(itertools.pairwise(sigmas))
+    assert list(repaint_path(sigmas, 4, 1)) == list(itertools.pairwise(sigmas))
+    twice = list(repaint_path(sigmas, 3, 2))
+    assert [a for a, _ in twice] == [5, 4, 3, 2, 5, 4, 3, 2, 1, 2, 1]
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(twice)) and twice[-1] == (1.0, 0.0)
+    assert list(repaint_path([7.0, 0.0], 3, 4)) == [(7.0, 0.0)]

@@ -1,0 +1,330 @@
+"""`numdiff evaluate`: its sources, its statistics files, what it prints."""
+import json
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from numdiff.data.dataset import default_path
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.evaluation import RandomConv, find_extractor, frechet_distance, kid, mean_and_covariance, precision_recall
+from numdiff.evaluation.features import CHANNELS, extract, random_conv_weight
+from numdiff.evaluation.sources import Features, Images, Statistics, open_source, save_features, save_statistics
+from numdiff_cli.main import main
+from tests.evaluation import extractors
+
+MEANS = "tests.evaluation.extractors:means"
+RECORD = {"sampler": "heun", "steps": 18, "seed": 5, "weights": "ema", "model": "runs/0", "training_steps": 400}
+
+
+def run(*arguments):
+    result = CliRunner().invoke(main, ["evaluate", *map(str, arguments), "--device", "cpu"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def pictures(count, size=16, seed=0, shift=0):
+    rng = np.random.default_rng(seed)
+    colours = rng.integers(0, 200, (count, 1, 1, 3)) + shift
+    return (colours + rng.integers(0, 50, (count, size, size, 3))).clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def samples(tmp_path):
+    path = tmp_path / "samples.npz"
+    np.savez(path, arr_0=pictures(40), numdiff=np.array(json.dumps(RECORD)))
+    return path
+
+
+@pytest.fixture
+def reference(tmp_path):
+    path = tmp_path / "reference.npz"
+    np.savez(path, pictures(30, seed=1, shift=20), np.zeros(30, np.int64))
+    return path
+
+
+# Extractors -----------------------------------------------------------------------------------------------------------
+
+def test_random_conv_against_loops(rng):
+    """The first level by explicit loops, and the sizes of all."""
+    image = rng.integers(0, 256, (1, 16, 16, 3)).astype(np.uint8)
+    features, spatial = RandomConv()(image)
+    assert features.shape == (1, 480) and spatial.shape == (1, 112) and features.dtype == np.float32
+    x = np.pad(image[0] / 127.5 - 1, ((1, 1), (1, 1), (0, 0)))
+    weight, total = random_conv_weight(0).astype(np.float64), np.zeros(32)
+    for i in range(8):
+        for j in range(8):
+            z = (weight * x[2 * i:2 * i + 3, 2 * j:2 * j + 3]).sum((1, 2, 3))
+            total += z / (1 + np.exp(-z))
+    np.testing.assert_allclose(features[0, :32], total / 64, atol=1e-5)
+
+
+def test_random_conv_is_fixed():
+    """Its weights are part of what its name means: these numbers must never change."""
+    np.testing.assert_allclose(random_conv_weight(0)[0, 0, 0], FIXED_WEIGHTS, rtol=1e-5)
+    features, spatial = RandomConv()(np.arange(16 * 16 * 3).reshape(1, 16, 16, 3).astype(np.uint8))
+    np.testing.assert_allclose(features[0, [0, 31, 32, 100, 300, 479]], FIXED_FEATURES, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(spatial[0, [0, 50, 111]], FIXED_SPATIAL, rtol=1e-3, atol=1e-5)
+
+
+FIXED_WEIGHTS = [-0.0397684, -0.113369, -0.1462]
+FIXED_FEATURES = [0.0459285, 0.0169817, -0.0439681, 0.010975, -0.0766423, 0.0343945]
+FIXED_SPATIAL = [-0.137387, 0.187717, 0.0660689]
+
+
+def test_random_conv_weights_are_normal_and_keep_the_size_of_activations(rng):
+    for level in range(4):
+        weight = random_conv_weight(level)
+        assert weight.shape == (CHANNELS[level + 1], 3, 3, CHANNELS[level])
+        scale = np.sqrt((1 if level == 0 else 2.81) / (9 * CHANNELS[level]))
+        assert weight.std() == pytest.approx(scale, rel=0.1) and abs(weight.mean()) < 0.15 * scale
+    features, _ = RandomConv()(rng.integers(0, 256, (4, 64, 64, 3)).astype(np.uint8))
+    parts = np.split(features, np.cumsum(CHANNELS[1:-1]), axis=1)
+    assert all(0.02 < np.sqrt((p**2).mean()) < 2 for p in parts)
+
+
+def test_random_conv_on_a_gpu(engine, rng):
+    if engine.name != "cuda":
+        pytest.skip("needs a GPU")
+    images = rng.integers(0, 256, (2, 18, 16, 3)).astype(np.uint8)
+    features, spatial = RandomConv(engine.backend)(images)
+    wanted, wanted_spatial = RandomConv()(images)
+    assert features.shape == wanted.shape and spatial.shape == wanted_spatial.shape
+    np.testing.assert_allclose(features, wanted, atol=1e-4)
+    np.testing.assert_allclose(spatial, wanted_spatial, atol=1e-4)
+
+
+def test_features_do_not_depend_on_the_batch(rng):
+    images, extractor = rng.integers(0, 256, (5, 16, 16, 3)).astype(np.uint8), RandomConv()
+    together, _ = extractor(images)
+    apart, _ = extract(extractor, (images[i:i + 2] for i in range(0, 5, 2)), 5)
+    np.testing.assert_allclose(together, apart, atol=1e-6)
+    with pytest.raises(UsageError, match="at least 16×16"):
+        extractor(images[:, :8])
+
+
+def test_plug_ins(rng):
+    function, name = find_extractor(MEANS)
+    assert function is extractors.means and name == MEANS
+    assert find_extractor("tests.evaluation.extractors:Holder.means")[0] is extractors.means
+    assert isinstance(find_extractor()[0], RandomConv) and find_extractor("random-conv")[1] == "random-conv-1"
+    images = rng.integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
+    features, spatial = extract(extractors.pair, [images[:2], images[2:]], 3)
+    assert features.shape == (3, 3) and spatial.shape == (3, 4)
+    assert extract(extractors.means, [images], 3)[1] is None
+    for name, message in (("inception", "module:function"), ("no_such:thing", "cannot be imported"), (":x", "module:f"),
+                          ("tests.evaluation.extractors:nothing", "has no nothing"),
+                          ("tests.evaluation.extractors:NUMBER", "not callable")):
+        with pytest.raises(UsageError, match=message):
+            find_extractor(name)
+    for function, message in ((extractors.wrong_shape, "must return features"), (extractors.not_finite, "not finite")):
+        with pytest.raises(UsageError, match=message):
+            extract(function, [images], 3)
+
+
+# Sources --------------------------------------------------------------------------------------------------------------
+
+def read_all(source, batch=7):
+    return np.concatenate(list(source.batches(batch)))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_of_images(tmp_path, save):
+    images = pictures(20)
+    save(tmp_path / "a.npz", images)
+    source = open_source(tmp_path / "a.npz")
+    assert isinstance(source, Images) and (source.count, source.size) == (20, (16, 16))
+    assert np.array_equal(read_all(source), images) and max(len(b) for b in source.batches(7)) == 7
+    save(tmp_path / "grey.npz", images[..., :1])
+    assert np.array_equal(read_all(open_source(tmp_path / "grey.npz")), np.repeat(images[..., :1], 3, -1))
+
+
+def test_folder_of_pictures(tmp_path):
+    images = pictures(5)
+    (tmp_path / "f" / "sub").mkdir(parents=True)
+    for i, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / "f" / ("sub" if i > 2 else "") / f"{i}.png")
+    (tmp_path / "f" / "notes.txt").write_text("not a picture")
+    source = open_source(tmp_path / "f")
+    assert source.count == 5 and np.array_equal(read_all(source, 2), images)
+    Image.fromarray(images[0, :8]).save(tmp_path / "f" / "9.png")
+    with pytest.raises(UsageError, match="9.png is 16×8 and .* is 16×16"):
+        read_all(open_source(tmp_path / "f"))
+
+
+def test_dataset(tmp_path):
+    images = pictures(6)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"], file["labels"] = images, np.array([0, 1, 0, 1, 0, 1])
+        file.attrs["classes"] = ["left", "right"]
+    assert np.array_equal(read_all(open_source(tmp_path / "a.h5")), images)
+    source = open_source(tmp_path / "a.h5", classes=["Right"])
+    assert np.array_equal(read_all(source), images[1::2]) and "right" in source.note
+    small = open_source(tmp_path / "a.h5", size=(8, 8))
+    assert read_all(small).shape == (6, 8, 8, 3) and small.note == "averaged to 8×8"
+
+
+def test_features_and_statistics_round_trip(tmp_path, rng):
+    features = Features("x", rng.standard_normal((50, 6)), rng.standard_normal((50, 4)), {"extractor": "e", **RECORD})
+    save_features(tmp_path / "f.npz", features)
+    again = open_source(tmp_path / "f.npz")
+    assert isinstance(again, Features) and again.record == features.record
+    assert np.array_equal(again.features, features.features) and np.array_equal(again.spatial, features.spatial)
+    save_statistics(tmp_path / "s.npz", features.statistics())
+    statistics = open_source(tmp_path / "s.npz")
+    assert isinstance(statistics, Statistics) and statistics.count == 50
+    for name, wanted in zip(("mu", "sigma", "mu_s", "sigma_s"),
+                            (*mean_and_covariance(features.features), *mean_and_covariance(features.spatial)),
+                            strict=True):
+        assert np.array_equal(getattr(statistics, name), wanted)
+
+
+def test_the_layouts_of_guided_diffusion_and_edm(tmp_path, rng):
+    """Written as their programs write them, and read from ours as their programs read them."""
+    x, s = rng.standard_normal((40, 5)), rng.standard_normal((40, 3))
+    mu, sigma, mu_s, sigma_s = x.mean(0), np.cov(x, rowvar=False), s.mean(0), np.cov(s, rowvar=False)
+    np.savez(tmp_path / "guided.npz", mu=mu, sigma=sigma, mu_s=mu_s, sigma_s=sigma_s, arr_0=pictures(3))
+    np.savez(tmp_path / "edm.npz", mu=mu, sigma=sigma)
+    np.savez(tmp_path / "features.npz", features=x, spatial=s)
+    guided, edm = open_source(tmp_path / "guided.npz"), open_source(tmp_path / "edm.npz")
+    assert isinstance(guided, Statistics) and np.array_equal(guided.sigma_s, sigma_s) and guided.count is None
+    assert isinstance(edm, Statistics) and edm.mu_s is None and np.array_equal(edm.sigma, sigma)
+    assert run(tmp_path / "features.npz", "--save-stats", tmp_path / "ours.npz").exit_code == 0
+    with np.load(tmp_path / "ours.npz", allow_pickle=False) as ours:
+        assert {"mu", "sigma", "mu_s", "sigma_s"} <= set(ours)
+        assert all(ours[k].dtype == np.float64 for k in ("mu", "sigma", "mu_s", "sigma_s"))
+        np.testing.assert_allclose(ours["sigma"], sigma, rtol=1e-10)
+        np.testing.assert_allclose(ours["mu_s"], mu_s, rtol=1e-10)
+    result = run(tmp_path / "guided.npz", tmp_path / "edm.npz")
+    assert result.exit_code == 0 and "statistics only" in result.output and "spatial" not in result.output
+    np.savez(tmp_path / "arr.npz", x.astype(np.float32))
+    np.save(tmp_path / "plain.npy", x)
+    assert open_source(tmp_path / "arr.npz").features.shape == open_source(tmp_path / "plain.npy").features.shape
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+def test_the_figures_and_what_stands_beside_them(samples, reference, tmp_path):
+    result = run(samples, reference, "--features", MEANS, "--json", tmp_path / "f.json")
+    assert result.exit_code == 0, result.output
+    x, y = extractors.means(pictures(40)), extractors.means(pictures(30, seed=1, shift=20))
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    wanted = {"frechet_distance": frechet_distance(*mean_and_covariance(x), *mean_and_covariance(y)), "kid": kid(x, y)}
+    wanted["precision"], wanted["recall"] = precision_recall(x, y)
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert found["figures"] == pytest.approx(wanted) and found["count"] == [40, 30] and found["extractor"] == MEANS
+    assert found["samples"]["sampler"] == "heun"
+    lines = result.output.splitlines()
+    header = next(line for line in lines if line.startswith("figure"))
+    assert header.split() == ["figure", "value", "count", "seed", "steps", "sampler", "EMA"]
+    for figure in ("Fréchet distance", "KID", "precision", "recall"):
+        (line,) = (line for line in lines if line.startswith(figure))
+        assert line[len(figure):].split()[1:8] == ["40", "/", "30", "5", "18", "heun", "yes"]
+    assert "FID" not in result.output and "heun, 18 steps, seed 5, ema weights of runs/0" in result.output
+
+
+def test_random_conv_is_never_called_fid(samples, reference):
+    result = run(samples, reference)
+    assert result.exit_code == 0 and "random-conv-1" in result.output and "is not FID" in result.output
+    assert "spatial Fréchet" in result.output and "fewer than the 480 features" in result.output
+    assert result.output.count("FID") == 1
+
+
+def test_features_and_statistics_in_place_of_images(samples, reference, tmp_path):
+    direct = run(samples, reference, "--features", MEANS).output
+    assert run(reference, "--features", MEANS, "--save-features", tmp_path / "f.npz", "--save-stats",
+               tmp_path / "s.npz").exit_code == 0
+    by_features = run(samples, tmp_path / "f.npz", "--features", MEANS).output
+    by_statistics = run(samples, tmp_path / "s.npz", "--features", MEANS).output
+
+    def figure(output, name):
+        return [line for line in output.splitlines() if line.startswith(name)]
+
+    for name in ("Fréchet distance", "KID", "precision", "recall"):
+        assert figure(direct, name) == figure(by_features, name) != []
+    assert figure(direct, "Fréchet") == figure(by_statistics, "Fréchet") and not figure(by_statistics, "KID")
+
+
+def test_what_is_not_recorded_is_said(reference):
+    line = next(x for x in run(reference, reference, "--features", MEANS).output.splitlines() if x.startswith("KID"))
+    assert line.split()[2:9] == ["30", "/", "30", "?", "?", "?", "?"]
+
+
+def test_a_larger_dataset_is_averaged_down(samples, tmp_path):
+    with h5py.File(tmp_path / "big.h5", "w") as file:
+        file["images"] = pictures(30, size=64)
+    result = run(samples, tmp_path / "big.h5", "--features", MEANS)
+    assert result.exit_code == 0 and "30 images of 16×16, averaged to 16×16" in result.output
+    np.savez(tmp_path / "big.npz", pictures(5, size=64))
+    result = run(samples, tmp_path / "big.npz")
+    assert result.exit_code == 2 and "bring both to one size" in result.output
+
+
+def test_the_parts_of_a_set_are_near_and_another_set_is_far(tmp_path):
+    """The default extractor tells apart what it should: emoji from other emoji, less than from their negatives."""
+    with h5py.File(default_path()) as file:
+        images = file["images"][:400, ::2, ::2]
+    images = images[np.random.default_rng(0).permutation(400)]
+    features = [RandomConv()(part)[0] for part in (images[:200], images[200:], 255 - images[200:])]
+    same, other = (kid(features[0], x) for x in features[1:])
+    assert abs(same) < 0.05 * other
+    same, other = (precision_recall(features[0], x) for x in features[1:])
+    assert min(same) > 0.6 and max(other) < 0.3
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
+    good = np.random.default_rng(0).standard_normal((20, 3))
+    files = {
+        "latents": {"arr_0": np.zeros((3, 8, 8, 4), np.float32)}, "nothing": {"other": np.zeros(3)},
+        "half": {"mu": np.zeros(3)}, "odd": {"mu": np.zeros(3), "sigma": np.zeros((3, 4))},
+        "nan": {"features": np.full((3, 3), np.nan)}, "ints": {"features": np.zeros((3, 3), int)},
+        "wide": {"features": np.zeros((5, 7))}, "one": {"features": good[:1]}, "good": {"features": good},
+        "infinite": {"mu": np.full(3, np.inf), "sigma": np.eye(3)},
+        "objects": {"arr_0": np.array([{}, {}], object)},
+        "mine": {"features": good, "numdiff": np.array('{"extractor": "mine"}')},
+        "list": {"features": good, "numdiff": np.array("[1]")}, "text": {"features": good, "numdiff": np.array("{")},
+        "pair": {"features": good, "spatial": good[:5]}, "empty": {"arr_0": np.zeros((0, 8, 8, 3), np.uint8)},
+    }
+    for name, arrays in files.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    (tmp_path / "text.bin").write_text("nothing")
+    (tmp_path / "broken.npz").write_bytes(samples.read_bytes()[:3000])
+    (tmp_path / "not.npz").write_text("no zip")
+    (tmp_path / "none").mkdir()
+    with zipfile.ZipFile(samples) as source, zipfile.ZipFile(tmp_path / "short.npz", "w") as target:
+        target.writestr("arr_0.npy", source.read("arr_0.npy")[:5000])
+    monkeypatch.chdir(tmp_path)
+    cases = [
+        ("nowhere.npz good.npz", "does not exist"), ("text.bin good.npz", "is no npz, npy"),
+        ("none good.npz", "holds no pictures"), ("broken.npz good.npz", "broken.npz cannot be read"),
+        ("not.npz good.npz", "not.npz cannot be read"), ("short.npz reference.npz", "short.npz is truncated"),
+        ("latents.npz good.npz", "decode the latents"), ("nothing.npz good.npz", "looks for arr_0"),
+        ("empty.npz good.npz", "images are uint8"),
+        ("half.npz good.npz", "looks for arr_0"), ("odd.npz good.npz", "a mean (D,)"),
+        ("nan.npz good.npz", "not finite"),
+        ("infinite.npz good.npz", "not finite"), ("ints.npz good.npz", "features are floats"),
+        ("wide.npz good.npz", "has 7 features an image and good.npz has 3"), ("one.npz good.npz", "at least two"),
+        ("objects.npz good.npz", "objects.npz"), ("list.npz good.npz", "damaged"),
+        ("text.npz good.npz", "cannot be read"),
+        ("pair.npz good.npz", "20 features and 5 spatial"),
+        ("samples.npz mine.npz --features " + MEANS, "of mine on the other"),
+        ("samples.npz good.npz", "has 480 features an image and good.npz has 3"),
+        ("good.npz good.npz --features " + MEANS, "there are none to make"),
+        ("samples.npz", "nothing to compare with"), ("samples.npz reference.npz --classes a", "is no dataset"),
+        ("samples.npz --save-stats a.npy --features " + MEANS, "must end in .npz"),
+        ("odd.h5 good.npz", "odd.h5"), ("samples.npz reference.npz --features nothing", "module:function"),
+        ("good.npz good.npz --json no/f.json", "does not exist"),
+        ("good.npz --json f.json --save-stats a.npz", "need a"),
+    ]
+    for arguments, message in cases:
+        result = run(*arguments.split())
+        assert result.exit_code in (1, 2), arguments
+        last = result.output.splitlines()[-1]
+        assert last.startswith("Error: ") and message in last, (arguments, last)
+    with pytest.raises(NumdiffError, match="at least two"):
+        open_source("one.npz").statistics()

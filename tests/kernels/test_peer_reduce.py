@@ -1,0 +1,132 @@
+"""The peers' kernels with all ranks' buffers on one device: what each rank launches, one rank after the other."""
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.kernels import peer_reduce as P
+from tests.conftest import shapes, versions
+
+SHAPES = shapes(minimal=(1,), odd=(37,), not_aligned=(1030,), fewer_than_ranks=(4,), large=(1 << 18,))
+RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+
+
+def skip_where_version_2_cannot(version, ranks, n):
+    if version == 2 and (ranks not in (2, 4, 8) or n % 4):
+        pytest.skip("version 2 takes 2, 4 or 8 ranks and a multiple of 4")
+
+
+@RANKS
+@SHAPES
+@versions(1, 2)
+def test_sum_over_ranks(engine, rng, shape, ranks, version):
+    skip_where_version_2_cannot(version, ranks, *shape)
+    x = rng.standard_normal((ranks, *shape)).astype(np.float32)
+    buffers = [engine(row) for row in x]
+    for rank in range(ranks):
+        P.peer_reduce_scatter(buffers, rank, version=version)
+    for rank in range(ranks):
+        P.peer_all_gather(buffers, rank, version=version)
+    expected = x[0]
+    for row in x[1:]:
+        expected = expected + row  # in rank order, in float32: the bits are part of the contract
+    for buffer in buffers:
+        engine.check(buffer, x.sum(0, dtype=np.float64), 1e-5)
+        engine.check_equal(buffer, engine(expected))
+
+
+@RANKS
+def test_slices_cover_the_buffer_and_begin_at_multiples_of_four(ranks):
+    for n in (1, 4, 37, 1030, 1 << 18):
+        slices = [P.slice_of(n, rank, ranks) for rank in range(ranks)]
+        assert slices[0][0] == 0 and slices[-1][1] == n
+        assert all(a[1] == b[0] for a, b in zip(slices, slices[1:], strict=False))
+        assert all(first % 4 == 0 or first == n for first, _ in slices)
+
+
+@RANKS
+def test_a_rank_writes_nothing_but_its_own(engine, rng, ranks):
+    x = rng.standard_normal((ranks, 64)).astype(np.float32)
+    buffers = [engine(row) for row in x]
+    P.peer_reduce_scatter(buffers, ranks - 1)
+    if engine.computes:
+        first, stop = P.slice_of(64, ranks - 1, ranks)
+        for rank in range(ranks):
+            changed = np.flatnonzero(download(buffers[rank]) != x[rank])
+            assert rank == ranks - 1 or not len(changed)
+            assert all(first <= i < stop for i in changed)
+
+
+@RANKS
+def test_sum_of_one_number_a_rank(engine, ranks):
+    total = engine.zeros(1)
+    P.peer_sum([engine(np.array([2.0**k])) for k in range(ranks)], total)
+    engine.check(total, np.array([2.0**ranks - 1]))
+
+
+@RANKS
+def test_barrier_tells_everybody_and_passes_when_all_are_there(engine, ranks):
+    flags = [engine.zeros(P.MAX_RANKS * P.STRIDE, np.int32) for _ in range(ranks)]
+    counters = [engine.zeros(1, np.int32) for _ in range(ranks)]
+    status = engine.zeros(1, np.int32)
+    if not engine.computes:
+        P.peer_barrier(flags, counters[0], status, 0, 1000)
+        return
+    from numdiff.device import copy_into
+    me = ranks - 1
+    there = np.zeros(P.MAX_RANKS * P.STRIDE, np.int32)
+    for round in (1, 2):
+        there[:ranks * P.STRIDE:P.STRIDE] = round + np.arange(ranks)  # some are ahead already
+        there[me * P.STRIDE] = round - 1
+        copy_into(flags[me], there)
+        P.peer_barrier(flags, counters[me], status, me, 1000)
+        assert download(counters[me])[0] == round and download(status)[0] == 0
+        for rank in range(ranks):
+            assert download(flags[rank])[me * P.STRIDE] == round
+
+
+def test_barrier_gives_up_on_who_never_comes_and_does_not_wait_again(engine):
+    flags = [engine.zeros(P.MAX_RANKS * P.STRIDE, np.int32) for _ in range(3)]
+    counter, status = engine.zeros(1, np.int32), engine.zeros(1, np.int32)
+    flags_of_0 = np.zeros(P.MAX_RANKS * P.STRIDE, np.int32)
+    flags_of_0[P.STRIDE] = 5  # rank 1 is there, rank 2 is not
+    flags[0] = engine(flags_of_0)
+    P.peer_barrier(flags, counter, status, 0, 20)
+    P.peer_barrier(flags, counter, status, 0, 3_600_000)
+    if engine.computes:
+        assert download(status)[0] == 3 and download(counter)[0] == 2
+
+
+def test_the_counter_may_pass_2_to_the_31(engine):
+    if engine.name == "cpu":
+        pytest.skip("the reference counts in Python's integers")
+    flags = engine(np.full(P.MAX_RANKS * P.STRIDE, -2**31, np.int32))
+    counter, status = engine(np.array([2**31 - 1], np.int32)), engine.zeros(1, np.int32)
+    P.peer_barrier([flags], counter, status, 0, 1000)
+    if engine.computes:
+        assert download(counter)[0] == -2**31 and download(status)[0] == 0
+
+
+def test_flags_are_released_and_acquired_at_system_scope():
+    """What the memory model asks for stands in the compiled code."""
+    from numba import types
+
+    from numdiff.device.ptx import compile_to_ptx
+    array, number = types.Array(types.int32, 1, "C"), types.int32
+    text = compile_to_ptx(P.peer_barrier_kernel_v1, (*[array] * 11, number, number, number), (9, 0, "a"))
+    assert text.count("st.release.sys") == P.MAX_RANKS and "ld.acquire.sys" in text
+    assert text.index("membar.sys") < text.index("st.release.sys")
+
+
+def test_bad_input_says_so(engine):
+    buffers = [engine(np.ones(8)) for _ in range(9)]
+    with pytest.raises(ValueError, match="1 to 8 ranks, not 9"):
+        P.peer_reduce_scatter(buffers, 0)
+    with pytest.raises(ValueError, match="of one size"):
+        P.peer_all_gather([engine(np.ones(8)), engine(np.ones(4))], 0)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="use version=1"):
+            P.peer_reduce_scatter(buffers[:3], 0, version=2)
+
+
+def test_cost():
+    assert P.peer_all_reduce_cost(1000, 4) == (6000, 750)

@@ -1,0 +1,186 @@
+"""The public DiT's weights: what the names and shapes say, and what is refused."""
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.nn.convert import (
+    check_dit_state_dict,
+    diffusers_config,
+    diffusers_state_dict,
+    guess_dit_options,
+    is_dit,
+    load_state_dict,
+    to_numdiff_layout,
+    to_torch_layout,
+    with_positions,
+)
+from numdiff.nn.dit import MODELS, dit_shapes
+from tests.nn.test_convert import Foreign, damaged_copies, pickled, tensor, write_pt
+from tests.reference import stored, stored_dit
+
+BARE, CHECKPOINT = stored.FOLDER / "dit_state.pt", stored.FOLDER / "dit_checkpoint.pt"
+
+
+class Shaped:
+    def __init__(self, shape):
+        self.shape = tuple(shape)
+
+
+def state_of(name, seed=1):
+    info = stored.load(f"dit_{name}")["info"]
+    return stored_dit.state_dict(info["shapes"], seed), info["options"]
+
+
+# Files that PyTorch wrote --------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("path, weights, seed", [(BARE, "ema", 3), (CHECKPOINT, "ema", 4), (CHECKPOINT, "raw", 3)])
+def test_what_torch_save_wrote(path, weights, seed):
+    """A bare state dict, and a training checkpoint with the optimiser's state and an argparse.Namespace."""
+    got = load_state_dict(path, weights)
+    assert next(iter(got)) == "pos_embed" and is_dit(got)
+    for name, array in got.items():
+        if name != "pos_embed":
+            np.testing.assert_array_equal(array, stored.weight(name, array.shape, seed))
+
+
+@pytest.mark.parametrize("name, word", [
+    ("argparse Namespace", None), ("collections OrderedDict", "in a way that torch.save does not use"),
+    ("torch Size", "in a way that torch.save does not use"),
+    ("argparse ArgumentParser", "argparse.ArgumentParser.*was not run"), ("os system", "os.system.*was not run")])
+def test_a_namespace_is_the_only_object(tmp_path, name, word):
+    """The training checkpoint's settings become a dict that nobody reads; nothing else can be made in that way."""
+    made = b"c" + name.replace(" ", "\n").encode() + b"\n)\x81}X\x02\x00\x00\x00lrK\x01sb"  # NEWOBJ, then BUILD
+    weights = pickled({"a": tensor("FloatStorage", "0", 2, (2,))})[2:-1]
+    data = b"\x80\x02}(X\x03\x00\x00\x00ema" + weights + b"X\x04\x00\x00\x00args" + made + b"u."
+    path = write_pt(tmp_path / "w.pt", data, {"0": np.ones(2, "<f4").tobytes()})
+    if word is None:
+        np.testing.assert_array_equal(load_state_dict(path)["a"], [1, 1])
+    else:
+        with pytest.raises(NumdiffError, match=word):
+            load_state_dict(path)
+
+
+def test_hostile_settings_are_refused_and_not_run(tmp_path):
+    """What stands where the public checkpoint has its settings may ask for nothing."""
+    canary = tmp_path / "canary"
+    content = {"ema": {"a": tensor("FloatStorage", "0", 2, (2,))}, "args": Foreign("posix system", f"touch {canary}")}
+    path = write_pt(tmp_path / "w.pt", pickled(content), {"0": bytes(8)})
+    with pytest.raises(NumdiffError, match="posix.system"):
+        load_state_dict(path)
+    assert not canary.exists()
+
+
+def test_random_damage_raises_nothing_but_numdiff_errors(tmp_path, rng):
+    data, refused = CHECKPOINT.read_bytes(), 0
+    with zipfile.ZipFile(CHECKPOINT) as archive:  # most of the file is numbers: damage where the words are
+        info = next(i for i in archive.infolist() if i.filename.endswith("data.pkl"))
+    start, stop = info.header_offset, info.header_offset + info.file_size
+    for copy in damaged_copies(data[start:stop], rng, 150):
+        (tmp_path / "w.pt").write_bytes(data[:start] + copy + data[stop:])
+        try:
+            load_state_dict(tmp_path / "w.pt")
+        except NumdiffError as error:
+            assert "\n" not in str(error) and len(str(error)) < 600
+            refused += 1
+    assert refused > 50
+
+
+# Names, shapes, options ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", list(stored_dit.MODELS))
+def test_options_from_shapes(name):
+    state, options = state_of(name)
+    guessed = guess_dit_options(with_positions(state, options))
+    rows = None if options["num_classes"] is None else options["num_classes"] + (options["class_dropout"] > 0)
+    assert guessed.pop("rows") == rows
+    assert all(guessed[key] == options[key] for key in guessed)
+    assert guessed.keys() >= options.keys() - {"num_heads", "num_classes", "class_dropout"}
+    assert "image_size" not in guess_dit_options(state)
+
+
+def test_published_sizes_tell_their_heads():
+    for name, size in MODELS.items():
+        options = {**stored_dit.MODELS["latents"], **size, "image_size": 32, "num_classes": 1000}
+        guessed = guess_dit_options({k: Shaped(v) for k, v in dit_shapes(options).items()})
+        assert guessed == {**{k: options[k] for k in guessed if k != "rows"}, "rows": 1001}, name
+        assert "num_heads" in guessed
+
+
+def test_positions_are_checked_and_taken_off():
+    state, options = state_of("latents")
+    whole = with_positions(state, options)
+    assert list(whole) == list(dit_shapes(options))
+    assert list(check_dit_state_dict(whole, options)) == list(state) == list(check_dit_state_dict(state, options))
+    half = {**whole, "pos_embed": whole["pos_embed"].astype(np.float16)}
+    check_dit_state_dict(half, options)
+    wrong = {**whole, "pos_embed": whole["pos_embed"][:, ::-1]}
+    with pytest.raises(NumdiffError, match="pos_embed is not the table of sines and cosines"):
+        check_dit_state_dict(wrong, options)
+    with pytest.raises(NumdiffError, match=r"pos_embed has the shape \(1, 16, 48\) in the file and \(1, 64, 48\)"):
+        check_dit_state_dict(whole, {**options, "image_size": 16})
+
+
+def test_what_does_not_fit_is_named():
+    state, options = state_of("latents")
+    name = "blocks.1.mlp.fc2.weight"
+    with pytest.raises(NumdiffError, match=r"fc2.weight has the shape \(48, 190\) in the file and \(48, 192\) in the"):
+        check_dit_state_dict({**state, name: np.ones((48, 190))}, options)
+    less = {k: v for k, v in state.items() if "fc2" not in k}
+    with pytest.raises(NumdiffError, match=r"missing 4 \(blocks.0.mlp.fc2.weight, .* and unexpected 1 \(extra\)"):
+        check_dit_state_dict({**less, "extra": np.ones(1)}, options)
+    for name in state:  # whatever is missing or has another shape, the answer is an error or a guess, never a crash
+        for damage in (None, np.ones(5), np.ones((0, 1)), np.ones((2, 2, 2, 2)), np.ones((7, 7))):
+            damaged = {k: v if k != name else damage for k, v in state.items() if k != name or damage is not None}
+            try:
+                guessed = {**options, **guess_dit_options(damaged)}
+            except NumdiffError:
+                continue
+            if damage is None and name.startswith("y_embedder"):  # then it is a model without classes
+                continue
+            rows = guessed.pop("rows")
+            guessed["num_classes"] = None if rows is None else rows - 1
+            with pytest.raises(NumdiffError):
+                check_dit_state_dict(damaged, guessed)
+
+
+def test_layout():
+    """A patch's weight turns as a convolution's; the DiT's qkv is a matrix in both."""
+    state, _ = state_of("latents")
+    ours = to_numdiff_layout(state)
+    assert ours["x_embedder.proj.weight"].shape == (48, 2, 2, 4)
+    assert ours["x_embedder.proj.weight"][5, 1, 0, 3] == state["x_embedder.proj.weight"][5, 3, 1, 0]
+    back = to_torch_layout(ours)
+    assert all(np.array_equal(back[name], array) and back[name].shape == array.shape for name, array in state.items())
+
+
+# diffusers -----------------------------------------------------------------------------------------------------------
+
+def test_diffusers_names():
+    """Against the names that the library's own model of these options has (tried with diffusers 0.42)."""
+    state, options = state_of("latents")
+    got = diffusers_state_dict(state, options["depth"])
+    want = {"pos_embed.proj", "proj_out_1", "proj_out_2"}
+    for i in range(2):
+        block = f"transformer_blocks.{i}."
+        want |= {block + name for name in (
+            "norm1.emb.timestep_embedder.linear_1", "norm1.emb.timestep_embedder.linear_2", "norm1.linear",
+            "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "ff.net.0.proj", "ff.net.2")}
+    names = {f"{name}.{kind}" for name in want for kind in ("weight", "bias")}
+    names |= {f"transformer_blocks.{i}.norm1.emb.class_embedder.embedding_table.weight" for i in range(2)}
+    assert set(got) == names
+    np.testing.assert_array_equal(got["transformer_blocks.1.attn1.to_k.weight"],
+                                  state["blocks.1.attn.qkv.weight"][48:96])
+    config = diffusers_config(options)
+    assert (config["num_attention_heads"], config["attention_head_dim"], config["num_embeds_ada_norm"]) == (3, 16, 5)
+    assert (config["sample_size"], config["in_channels"], config["out_channels"]) == (8, 4, 8)
+    json.dumps(config)
+
+
+def test_models_that_diffusers_cannot_hold():
+    _, options = state_of("latents")
+    for changed in ({"num_classes": None}, {"class_dropout": 0.0}, {"mlp_ratio": 2.0}):
+        with pytest.raises(UsageError, match=r"write \.safetensors or \.npz instead"):
+            diffusers_config({**options, **changed})

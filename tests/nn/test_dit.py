@@ -1,0 +1,179 @@
+import math
+
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.nn import DiT, Tape, Tensor
+from numdiff.nn import functional as F
+from numdiff.nn.dit import MODELS
+from numdiff.nn.flops import dit_forward_flops, forward_flops
+from numdiff.training.options import ARCHITECTURES
+from numdiff.training.step import Randomness
+from tests.conftest import relative_error
+
+
+def tiny(**options):
+    return DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 2, "num_heads": 2,
+                  "num_classes": 4, "device": "cpu", **options})
+
+
+def fill(model, rng):
+    model.parameters.load_flat(0.2 * rng.standard_normal(model.parameters.total))
+    return model
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"learn_sigma": False}, {"num_classes": None}, {"class_dropout": 0.0}, {"in_channels": 1}, {"in_channels": 5},
+    {"patch_size": 4}, {"patch_size": 8}, {"image_size": 6, "patch_size": 3}, {"mlp_ratio": 2.5}, {"depth": 1},
+    {"hidden_size": 36, "num_heads": 3}])
+def test_every_option_runs_and_keeps_its_shape(rng, options):
+    model = fill(tiny(**options), rng)
+    size, channels = model.image_size, model.in_channels
+    x = rng.standard_normal((2, size, size, channels))
+    y = np.array([0, 3]) if model.num_classes else None
+    out = model.predict(x, 10, y)
+    assert out.shape == (2, size, size, channels * (2 if model.learn_sigma else 1))
+    assert np.isfinite(out).all() and out.std() > 0
+    again = DiT(**model.options, device="cpu")
+    again.load_arrays(model.arrays())
+    np.testing.assert_array_equal(again.predict(x, 10, y), out)
+
+
+def test_it_starts_as_the_public_code_starts():
+    """adaLN and the last layer at zero, so that the output is zero; Xavier's range; deviation 0.02; biases zero."""
+    model = DiT(image_size=8, in_channels=4, patch_size=2, hidden_size=128, depth=2, num_heads=2, device="cpu")
+    for name, value in model.arrays().items():
+        if "adaLN" in name or name.startswith("final_layer.") or name.endswith("bias"):
+            assert not value.any(), name
+        elif name.startswith(("t_embedder", "y_embedder")):
+            assert abs(value.std() / 0.02 - 1) < 0.02 and abs(value.mean()) < 1e-3, name
+        else:
+            fan_out, fan_in = len(value), value.size // len(value)
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            assert 0.98 * bound < np.abs(value).max() <= bound, name
+            assert abs(value.std() / (bound / math.sqrt(3)) - 1) < 0.05, name
+    assert not model.predict(np.ones((1, 8, 8, 4)), 5, 0).any()
+    np.testing.assert_array_equal(model.parameters.data,
+                                  DiT(**model.options, device="cpu").parameters.data)
+
+
+def test_classes_and_the_null_class(rng):
+    model = fill(tiny(), rng)
+    assert model.null_class == 4
+    assert tiny(class_dropout=0.0).null_class is None and tiny(num_classes=None).null_class is None
+    x = rng.standard_normal((5, 8, 8, 3))
+    x[:] = x[0]
+    outputs = model.predict(x, 10, [0, 1, 2, 3, 4])
+    assert all(np.abs(outputs[i] - outputs[j]).max() > 1e-3 for i in range(5) for j in range(i))
+
+
+def test_class_dropout_is_of_training_alone(rng):
+    model = fill(tiny(class_dropout=0.5), rng)
+    x = Tensor(np.repeat(rng.standard_normal((1, 8, 8, 3)).astype(np.float32), 64, axis=0))
+    t, y = np.full(64, 10, np.int32), np.full(64, 2, np.int32)
+    random = Randomness(3, np.array([7], np.uint32), np.arange(64, dtype=np.uint32))
+    plain, dropped = model(x, t, y).numpy(), model(x, t, y, randomness=random).numpy()
+    null = model(x, t, np.full(64, 4, np.int32)).numpy()
+    changed = np.abs(dropped - plain).max((1, 2, 3)) > 1e-5
+    assert 16 < changed.sum() < 48
+    np.testing.assert_allclose(dropped[changed], null[changed], atol=1e-5)
+    np.testing.assert_array_equal(dropped, model(x, t, y, randomness=random).numpy())
+
+
+def test_an_image_does_not_depend_on_its_batch(rng):
+    model = fill(tiny(), rng)
+    x = rng.standard_normal((3, 8, 8, 3)).astype(np.float32)
+    together = model.predict(x, [1, 2, 3], [0, 1, 2])
+    np.testing.assert_allclose(model.predict(x[1:2], [2], [1]), together[1:2], rtol=1e-4, atol=1e-5)
+
+
+def test_the_whole_model_against_central_differences(rng):
+    model = fill(tiny(), rng)
+    x, g = rng.standard_normal((2, 8, 8, 3)).astype(np.float32), rng.standard_normal((2, 8, 8, 6)).astype(np.float32)
+    t, y = np.array([3, 500], np.int32), np.array([2, 4], np.int32)
+    with Tape() as tape:
+        out = model(Tensor(x), t, y)
+    tape.backward(out, g)
+    assert tape.records == []
+    gradient, weights = model.gradients(), model.arrays()
+    direction = {k: rng.standard_normal(v.shape).astype(np.float32) * (np.abs(v).mean() + 1e-3)
+                 for k, v in weights.items()}
+    values = []
+    for sign in (1, -1):
+        model.load_arrays({k: v + sign * 3e-3 * direction[k] for k, v in weights.items()})
+        values.append(float(np.sum(download(model(Tensor(x), t, y).data).astype(np.float64) * g)))
+    expected = sum(float(np.sum(gradient[k].astype(np.float64) * direction[k])) for k in weights)
+    assert abs((values[0] - values[1]) / 6e-3 - expected) <= 2e-2 * abs(expected)
+
+
+def test_a_chunk_that_is_not_used_and_one_that_is_used_twice(engine, rng):
+    x = Tensor(engine(rng.standard_normal((3, 8))), requires_grad=True)
+    g = rng.standard_normal((3, 4))
+    with Tape() as tape:
+        _, second = F.chunk(x, 2)
+        y = F.add(second, second)
+    tape.backward(y, engine(g))
+    engine.check(x.grad, np.concatenate((np.zeros((3, 4)), 2 * g), axis=1), 1e-6)
+
+
+def test_gradients_accumulate_over_two_backwards(rng):
+    model = fill(tiny(), rng)
+    x, g = rng.standard_normal((2, 8, 8, 3)).astype(np.float32), rng.standard_normal((2, 8, 8, 6)).astype(np.float32)
+
+    def backward():
+        with Tape() as tape:
+            y = model(Tensor(x), np.array([3, 500], np.int32), np.array([2, 4], np.int32))
+        tape.backward(y, g)
+
+    backward()
+    once = model.parameters.grad.copy()
+    backward()
+    assert relative_error(model.parameters.grad, 2 * once.astype(np.float64)) < 1e-6 and np.abs(once).max() > 0
+
+
+def test_both_kinds_of_attention_agree(rng, monkeypatch):
+    """Heads of 32 go through flash attention; told that it takes none, the model takes the other way."""
+    model = fill(tiny(hidden_size=64), rng)
+    x = rng.standard_normal((2, 8, 8, 3))
+    one = model.predict(x, 3, 1)
+    monkeypatch.setattr(F, "HEAD_SIZES", ())
+    np.testing.assert_allclose(model.predict(x, 3, 1), one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"patch_size": 3}, "image_size 8 is not divisible by patch_size 3: use a patch_size of 2 or 4 or 8"),
+    ({"num_heads": 5}, "32 does not divide into 5 heads"), ({"hidden_size": 30}, "multiple of 4"),
+    ({"class_dropout": 1.0}, "class_dropout"), ({"num_classes": 0}, "num_classes 0"), ({"depth": 0}, "at least 1"),
+    ({"mlp_ratio": 0.01}, "mlp_ratio")])
+def test_options_that_cannot_be_laid_out_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        tiny(**options)
+
+
+def test_wrong_inputs_are_named():
+    model = tiny()
+    x = np.zeros((2, 8, 8, 3))
+    with pytest.raises(UsageError, match="has classes"):
+        model.predict(x, 0)
+    with pytest.raises(UsageError, match="classes 0 to 3, and 4 for none of them"):
+        model.predict(x, 0, [0, 5])
+    with pytest.raises(UsageError, match="classes 0 to 3[.]"):
+        tiny(class_dropout=0.0).predict(x, 0, [0, 4])
+    with pytest.raises(UsageError, match="has no classes"):
+        tiny(num_classes=None).predict(x, 0, 1)
+    arrays = model.arrays()
+    arrays["pos_embed"] = np.zeros((1, 16, 32))
+    with pytest.raises(NumdiffError, match="unexpected pos_embed"):
+        model.load_arrays(arrays)
+
+
+def test_the_names_are_those_of_the_options_and_flops_are_counted_once():
+    assert set(MODELS) == set(ARCHITECTURES)
+    assert sum(size["patch_size"] == 4 for size in MODELS.values()) >= 4
+    model = tiny()
+    assert forward_flops(model) == dit_forward_flops(model.options)
+    # Peebles and Xie, table 1: 119 Gflops, a multiply-add as one, for DiT-XL/2 at 32×32×4
+    xl = {**model.options, **MODELS["DiT-XL/2"], "image_size": 32, "in_channels": 4, "num_classes": 1000}
+    assert dit_forward_flops(xl) / 2 == pytest.approx(118.6e9, rel=0.01)

@@ -1,0 +1,112 @@
+"""The DiT, its loss and its training against values from an independent PyTorch implementation (tests/reference)."""
+import numpy as np
+import pytest
+
+from numdiff.device import download, fill_zero
+from numdiff.diffusion import Diffusion
+from numdiff.nn import AdamW, DiT, Tape, Tensor
+from numdiff.nn.convert import to_numdiff_layout, to_torch_layout
+from numdiff.nn.dit import MODELS, dit_parameter_counts, dit_shapes, position_table
+from tests.conftest import relative_error
+from tests.nn.test_unet_reference import BACKWARD, FORWARD, TRAJECTORY, check_gradients
+from tests.reference import stored, stored_dit
+
+
+def build(info, engine, seed):
+    model = DiT(**info["options"], device=engine.name, seed=0)
+    model.load_arrays(to_numdiff_layout(stored_dit.state_dict(info["shapes"], seed)))
+    return model
+
+
+@pytest.mark.parametrize("name", list(stored_dit.MODELS))
+def test_forward_and_gradients(engine, name):
+    reference = stored.load(f"dit_{name}")
+    info = reference["info"]
+    model = build(info, engine, seed=1)
+    assert ["pos_embed", *(e["name"] for e in model.parameters.index)] == list(info["shapes"])
+    np.testing.assert_array_equal(download(model.pos_embed) if engine.computes else reference["pos_embed"],
+                                  reference["pos_embed"])
+    x = Tensor(engine(reference["x"]), requires_grad=True)
+    y = engine(reference["y"]) if "y" in reference else None
+    with Tape() as tape:
+        output = model(x, engine(reference["t"]), y)
+    engine.check(output.data, reference["output"], FORWARD)
+    tape.backward(output, engine(reference["g"]))
+    engine.check(x.grad, reference["dx"], BACKWARD)
+    if engine.computes:
+        trained = {k: v for k, v in info["shapes"].items() if k != "pos_embed"}
+        check_gradients(to_torch_layout(model.gradients()), {**reference, "info": {"shapes": trained}})
+
+
+@pytest.mark.parametrize("kind", ["eps", "v", "x_0"])
+def test_hybrid_loss(engine, kind):
+    reference = stored.load("dit_loss")
+    diffusion = Diffusion(reference["info"]["T"], "linear", kind, engine.backend)
+    x_0, eps, t = (engine(reference[name]) for name in ("x_0", "eps", "t"))
+    output = Tensor(engine(reference[f"{kind}_output"]), requires_grad=True)
+    with Tape() as tape:
+        loss = diffusion.loss(output, diffusion.target(x_0, eps, t), x_0, t, learn_sigma=True)
+    tape.backward(loss)
+    engine.check(loss.data, reference[f"{kind}_loss"], 1e-4)
+    engine.check(output.grad, reference[f"{kind}_gradient"], BACKWARD)
+    for channels in (slice(0, 3), slice(3, 6)):  # the bound's gradient is not lost beside the squared error's
+        if engine.computes:
+            got, want = download(output.grad)[..., channels], reference[f"{kind}_gradient"][..., channels]
+            assert relative_error(got, want) <= BACKWARD
+
+
+def test_ten_training_steps(engine):
+    """Hybrid loss, classes (the null class among them), AdamW with decay, clipping, EMA."""
+    reference = stored.load("dit_trajectory")
+    c = reference["info"]
+    model = build(c, engine, c["weight_seed"])
+    diffusion = Diffusion(c["T"], "linear", "eps", model.backend)
+    optimizer = AdamW(model.parameters, c["learning_rate"], beta1=c["beta1"], beta2=c["beta2"], eps=c["eps"],
+                      weight_decay=c["weight_decay"], clip_norm=c["clip_norm"], ema_decay=c["ema_decay"])
+    start = model.arrays()
+    for step in range(c["steps"]):
+        x_0, eps, t, y = (engine(reference[name][step]) for name in ("x_0", "eps", "t", "y"))
+        fill_zero(model.parameters.grad)
+        with Tape() as tape:
+            output = model(Tensor(diffusion.q_sample(x_0, eps, t)), t, y)
+            loss = diffusion.loss(output, eps, x_0, t, learn_sigma=True)
+        tape.backward(loss)
+        optimizer.update(loss.data)
+        if engine.computes:
+            assert abs(float(loss.numpy()[0]) / reference["loss"][step] - 1) <= TRAJECTORY, f"loss of step {step}"
+            norm = float(download(optimizer.gradient_norm)[0])
+            assert abs(norm / reference["gradient_norm"][step] - 1) <= TRAJECTORY, f"gradient norm of step {step}"
+    if engine.computes:
+        end, ema = model.arrays(), model.parameters.arrays(optimizer.ema)
+        for key, values in (("parameter_norms", end), ("ema_norms", ema),
+                            ("moved_norms", {k: end[k] - start[k] for k in end})):
+            got = np.array([np.linalg.norm(values[name].astype(np.float64)) for name in start])
+            assert relative_error(got, reference[key]) <= TRAJECTORY, key
+            assert np.abs(got / reference[key] - 1).max() <= 5 * TRAJECTORY, key
+
+
+@pytest.mark.parametrize("name, count, trained", [
+    ("S/2", 32_963_360, 32_865_056), ("B/2", 130_512_416, 130_315_808), ("L/2", 458_102_816, 457_840_672),
+    ("XL/2", 675_129_632, 674_834_720)])
+def test_parameter_counts(name, count, trained):
+    """The counts that the project promises, which are those of the public code with its fixed positions."""
+    options = {**stored_dit.MODELS["latents"], **MODELS[f"DiT-{name}"], "image_size": 32, "num_classes": 1000}
+    assert dit_parameter_counts(options) == (count, trained)
+    if name == "S/2":
+        model = DiT(**options, device="cpu")
+        assert (model.parameters.count, model.parameters.trained) == (count, trained)
+
+
+@pytest.mark.parametrize("name", list(stored_dit.MODELS))
+def test_shapes_are_those_of_the_twin(name):
+    shapes = stored.load(f"dit_{name}")["info"]["shapes"]
+    assert list(dit_shapes(stored_dit.MODELS[name]).items()) == [(k, tuple(v)) for k, v in shapes.items()]
+
+
+def test_positions():
+    """Columns before rows, sines before cosines."""
+    table = position_table(8, 3)
+    row, column = 2, 1
+    want = [np.sin(column), np.sin(column / 100), np.cos(column), np.cos(column / 100),
+            np.sin(row), np.sin(row / 100), np.cos(row), np.cos(row / 100)]
+    np.testing.assert_allclose(table[row * 3 + column], want, rtol=1e-6)

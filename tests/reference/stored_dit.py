@@ -1,0 +1,32 @@
+"""What `make_dit.py` and the tests that read its values must agree on; NumPy only. The counterpart of stored.py."""
+import numpy as np
+
+try:
+    from . import stored
+except ImportError:  # make_dit.py runs in this folder, as a script
+    import stored
+
+_TINY = {"image_size": 8, "in_channels": 4, "patch_size": 2, "hidden_size": 48, "depth": 2, "num_heads": 3,
+         "mlp_ratio": 4.0, "num_classes": 5, "class_dropout": 0.1, "learn_sigma": True}
+MODELS = {
+    "latents": _TINY,  # as the public DiT is used
+    "pixels": {**_TINY, "in_channels": 3, "image_size": 12, "patch_size": 4, "learn_sigma": False, "num_heads": 2,
+               "class_dropout": 0.0},
+    "plain": {**_TINY, "image_size": 6, "in_channels": 1, "hidden_size": 40, "depth": 1, "num_heads": 5,
+              "mlp_ratio": 2.5, "num_classes": None},
+    "head_72": {**_TINY, "hidden_size": 144, "num_heads": 2, "depth": 1},  # the head size of XL
+}
+TRAJECTORY = {"options": _TINY, "steps": 10, "batch": 4, "T": 1000, "learning_rate": 1e-3, "beta1": 0.9,
+              "beta2": 0.999, "eps": 1e-5, "weight_decay": 0.01, "clip_norm": 1.0, "ema_decay": 0.9, "weight_seed": 7}
+
+
+def state_dict(shapes, seed):
+    """{name: array} in PyTorch's layout for a {name: shape}, without the fixed positions."""
+    return {name: array for name, array in stored.state_dict(shapes, seed).items() if name != "pos_embed"}
+
+
+def timesteps(count, T):
+    """Timesteps of a trajectory's images, a few of them 0, where the loss has another form."""
+    t = ((stored.uniform("dit/t", count, 0) + 0.5) * T).astype(np.int32)
+    t[::7] = 0
+    return t

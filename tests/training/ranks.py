@@ -1,0 +1,188 @@
+"""What the tests run under mpiexec: `python -m tests.training.ranks TASK,… FOLDER`, on every rank."""
+import json
+import os
+import pathlib
+import sys
+import types
+
+import numpy as np
+
+from numdiff.device import choose_gpu, gpu_count
+from numdiff.device.cpu import workers
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.training import distributed
+from numdiff.training.distributed import AgreedError, connect
+from numdiff.training.options import resolve
+from numdiff.training.run import train
+from tests.training.test_trainer import losses, make
+
+OPTIONS = {"device": "cpu", "image_size": 8, "channel_mult": (1, 2), "attention_resolutions": (4,), "batch": 4,
+           "log_every": 5, "sample_every": 0, "sample_count": 6, "sample_steps": 2, "checkpoint_every": 5, "seed": 5,
+           "lr_schedule": "constant", "warmup_steps": 2}
+
+
+def join(device):
+    """The communicator. Unlike in a run, ranks may share a GPU if there are too few: right, if not fast."""
+    communicator = connect("auto", "cpu")
+    if device == "cuda":
+        choose_gpu(communicator.rank % gpu_count())
+    return communicator
+
+
+def steps(folder, device="cpu", transport="auto"):
+    """Twenty steps of a small UNet; every rank leaves its losses and its state."""
+    communicator = join(device)
+    communicator.transport = transport
+    with communicator.job():
+        trainer = make(device=device)
+        values = losses(trainer, 20)
+        trainer.check_ranks()
+        path = folder / f"{communicator.rank}-of-{communicator.size}.npz"
+        np.savez(path, losses=values, workers=workers(), transport=trainer.exchange.name, **trainer.state())
+        trainer.close()
+        trainer.exchange.close()
+
+
+def peer_steps(folder):
+    """The same on GPUs that read each other's memory."""
+    steps(folder, "cuda", "peer")
+
+
+def mpi_steps(folder):
+    """The same on GPUs whose gradients go through the host's memory."""
+    steps(folder, "cuda", "mpi")
+
+
+def methods(folder):
+    """Every method of the communicator; an assertion that fails ends the job."""
+    communicator = connect("auto", "cpu")
+    rank, size = communicator.rank, communicator.size
+    with communicator.job():
+        assert connect("auto", "cpu") is communicator and communicator.hosts == 1
+        assert communicator.gather(rank * 2) == [0, 2, 4, 6][:size]
+        assert communicator.largest(10 - rank) == 10
+        assert communicator.first(lambda: f"from {rank}") == "from 0"
+        assert communicator.everywhere(lambda: -rank) == [0, -1, -2, -3][:size]
+        array = np.full(5, rank, np.float32)
+        communicator.broadcast(array)
+        assert not array.any()
+        arrays = communicator.broadcast_arrays({"a": np.arange(3), "b": np.array(2.5)} if rank == 0 else None)
+        assert arrays["a"].tolist() == [0, 1, 2] and arrays["b"] == 2.5
+        communicator.check_same(array, "the numbers")
+        for wrong, text in (
+                (lambda: communicator.first(fail, "on rank 0", 0, rank), "on rank 0"),
+                (lambda: communicator.everywhere(fail, "on rank 1", 1, rank), "on rank 1"),
+                (lambda: communicator.check_same(np.array([rank == 1]), "the flags"), "the flags of rank 1 differ"),
+                (lambda: communicator.check_options({"--batch": 8 + rank // 2}), "disagree on --batch: rank 0 has 8")):
+            try:
+                wrong()
+            except AgreedError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(f"no error: {text}")
+        communicator.barrier()
+        (folder / f"methods-{rank}").touch()
+
+
+def fail(text, where, rank):
+    if rank == where:
+        raise UsageError(text)
+
+
+def runs(folder):
+    """Ten steps at once; five; and five more, on this many ranks or on as many as another call has."""
+    communicator = connect("auto", "cpu")
+    if not (folder / "part").exists():
+        train(resolve({**OPTIONS, "outdir": str(folder / "whole"), "steps": 10}), echo=print)
+        train(resolve({**OPTIONS, "outdir": str(folder / "part"), "steps": 5}), echo=print)
+    source = folder / "part" / "00000-unet-tiny" / "checkpoint-00000005.h5"
+    target = folder / f"resumed-{communicator.size}"
+    communicator.first(copy_run, source, target)
+    train(resolve({**OPTIONS, "outdir": str(target), "steps": 10}), resume=str(target), echo=print)
+
+
+def copy_run(source, target):
+    target.mkdir()
+    (target / source.name).write_bytes(source.read_bytes())
+    (target / "options.json").write_bytes((source.parent / "options.json").read_bytes())
+
+
+def endless(folder, **given):
+    """A run that only a signal ends; every rank leaves its process number."""
+    communicator = join(given.get("device"))
+    (folder / f"pid-{communicator.rank}").write_text(str(os.getpid()))
+    train(resolve({**OPTIONS, "outdir": str(folder / "runs"), "steps": 100000, "checkpoint_every": 2, "log_every": 1,
+                   **given}))
+
+
+def peer_endless(folder):
+    """The same on GPUs."""
+    endless(folder, device="cuda", transport="peer")
+
+
+def differ(folder):
+    """A number of rank 1 changes, as in a machine with faulty memory."""
+    from numdiff.training.trainer import Trainer
+    check_ranks = Trainer.check_ranks
+
+    def faulty(self):
+        self.model.parameters.data[7] += self.communicator.rank
+        check_ranks(self)
+
+    Trainer.check_ranks = faulty
+    train(resolve({**OPTIONS, "outdir": str(folder), "steps": 20}))
+
+
+def crowded(folder):
+    """Ranks on a host that has one GPU, which this stands for."""
+    distributed.gpu_count, distributed.choose_gpu = lambda: 1, lambda index: None
+    distributed.get_gpu = lambda: types.SimpleNamespace(uuid="GPU-1")
+    connect("auto", "cuda")
+
+
+def absent(folder):
+    """Ranks without mpi4py."""
+    sys.modules["mpi4py"] = None
+    train(resolve({**OPTIONS, "outdir": str(folder / "runs"), "steps": 2}))
+
+
+def fault(folder):
+    """Rank 1 fails in its fourth step, in a way that nobody foresaw."""
+    from numdiff.training.step import TrainingStep
+    whole, calls = TrainingStep._forward_backward, []
+
+    def fails(self, *arguments):
+        calls.append(1)
+        if self.samples[0] and len(calls) == 4:
+            raise ZeroDivisionError("a fault of one rank")
+        return whole(self, *arguments)
+
+    TrainingStep._forward_backward = fails
+    endless(folder)
+
+
+def overflow(folder):
+    """A learning rate that ends all in NaN, on every rank in the same step."""
+    train(resolve({**OPTIONS, "outdir": str(folder), "steps": 20, "learning_rate": 1e30, "warmup_steps": 0,
+                   "clip_norm": 0, "log_every": 1}))
+
+
+def disk(folder):
+    """Rank 0 cannot write a checkpoint."""
+    from numdiff.training import run
+
+    def full(path, *_):
+        raise NumdiffError(f"cannot write the checkpoint {path}: the disk is full.")
+
+    run.save_checkpoint = full
+    train(resolve({**OPTIONS, "outdir": str(folder), "steps": 20}))
+
+
+if __name__ == "__main__":
+    tasks, where = sys.argv[1].split(","), pathlib.Path(sys.argv[2])
+    try:
+        for task in tasks:
+            globals()[task](where)
+    except NumdiffError as known:
+        print(json.dumps({"error": str(known)}), file=sys.stderr)
+        sys.exit(known.exit_code)

@@ -1,0 +1,605 @@
+"""Several ranks: what they compute, what they leave, how they end. The jobs run under mpiexec, on the CPU engine."""
+import importlib.util
+import multiprocessing
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.nn import UNet
+from numdiff.training import buckets, distributed, exchange, launcher
+from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
+from numdiff.training.report import read_stats
+from numdiff.training.trainer import split_batch
+from tests.conftest import relative_error
+from tests.training import ranks
+from tests.training.test_trainer import losses, make
+from tests.training.watched import watched
+
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None or MPIEXEC is None,
+                         reason="needs mpi4py and mpiexec: pip install -e '.[mpi]'")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",  # as a container's tests are
+               "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+OPTIONS = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+MAIN = [sys.executable, "-c", "from numdiff_cli.main import main; main()"]
+
+
+def job(count, *command):
+    return [MPIEXEC, "-n", str(count), *command]
+
+
+def task(count, name, folder):
+    return job(count, sys.executable, "-m", "tests.training.ranks", name, str(folder))
+
+
+def run(command):
+    return subprocess.run(command, timeout=100, **OPTIONS)
+
+
+def check_done(result):
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+# What they compute ----------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What jobs of one, two and four ranks have left: losses and states, runs and resumed runs."""
+    if not (importlib.util.find_spec("mpi4py") and MPIEXEC):
+        pytest.skip("needs mpi4py and mpiexec")
+    folder = tmp_path_factory.mktemp("ranks")
+    check_done(run(task(1, "steps", folder)))
+    text = check_done(run(task(2, "steps,runs", folder)))
+    assert text.count("resumed after step 5 of 10") == 1 and "ranks     2 on 1 host; gradients by mpi" in text
+    check_done(run(task(4, "steps,methods,runs", folder)))
+    return folder
+
+
+def test_ranks_train_as_one(folder):
+    """Twenty steps on 1, 2 and 4 ranks of the same batch: the same losses, and on all ranks the same bits."""
+    alone = make()
+    expected = losses(alone, 20)
+    alone.close()
+    for count in (1, 2, 4):
+        left = [dict(np.load(folder / f"{rank}-of-{count}.npz")) for rank in range(count)]
+        np.testing.assert_allclose(left[0]["losses"], expected, rtol=1e-5, atol=1e-5)
+        for other in left[1:]:
+            assert left[0].keys() == other.keys() > {"parameters", "m", "v", "ema"}
+            for name in left[0].keys() - {"workers"}:
+                np.testing.assert_array_equal(left[0][name], other[name], err_msg=name)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        assert all(row["workers"] <= max(1, cores // count) for row in left)  # the cores are shared, too
+
+
+def test_every_method_of_the_communicator(folder):
+    assert len(list(folder.glob("methods-*"))) == 4
+
+
+def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder):
+    ranks.runs(folder)
+
+    def final(name):
+        return load_checkpoint(newest_checkpoint(folder / name))[0]
+
+    whole = final("whole/00000-unet-tiny")
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, final("resumed-2")[name], err_msg=name)
+        for other in ("resumed-1", "resumed-4"):
+            assert relative_error(final(other)[name], array) < 1e-4, (other, name)
+    pictures = [(folder / name / "samples-00000010.png") for name in ("whole/00000-unet-tiny", "resumed-2")]
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+MODELS = {"unet": ["--channel-mult", "1,2", "--attention-resolutions", "4"],
+          "dit": ["--model", "DiT-Tiny", "--depth", "2", "--hidden-size", "64", "--heads", "2"]}
+
+
+def train(count, model, outdir, steps, *options):
+    """`mpiexec -n COUNT numdiff train MODEL`; returns (losses of all steps so far, final weights)."""
+    outdir.mkdir(exist_ok=True)
+    command = job(count, *MAIN, "train", model, "--device", "cpu", "--size", "8", *MODELS[model], "--batch", "8",
+                  "--steps", str(steps), "--log-every", "7", "--checkpoint-every", "0", "--sample-every", "0",
+                  "--sample-count", "0", "--lr-schedule", "constant", "--warmup-steps", "2",
+                  "--outdir", str(outdir), *options)
+    output = check_done(run(command))
+    assert len(re.findall("^done ", output, re.M)) == 1  # rank 0 alone prints
+    assert output.count(f"ranks     {count} on 1 host; gradients by mpi.") == (count > 1)
+    folder, = outdir.iterdir()  # and writes
+    return read_stats(folder)[1], load_checkpoint(newest_checkpoint(folder))[0]["parameters"]
+
+
+@mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("model", list(MODELS))
+def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, model):
+    """1, 2 and 4 ranks of one batch; and 2, resumed on 4, resumed on 1: the same twenty losses within 1e-5."""
+    expected, weights = train(1, model, tmp_path / "1", 20)
+    results = [train(count, model, tmp_path / str(count), 20) for count in (2, 4)]
+    for count, steps, *resume in ((2, 7), (4, 14, "--resume"), (1, 20, "--resume")):
+        resumed = train(count, model, tmp_path / "resumed", steps, *resume)
+    for values, others in (*results, resumed):
+        assert len(values) == 20
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
+        assert relative_error(others, weights) < 1e-4
+
+
+def no_gpu():
+    from numdiff.device import why_no_gpu
+    return bool(why_no_gpu())
+
+
+@mpi
+@pytest.mark.skipif(no_gpu(), reason="no GPU")
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("transport", ["peer", "mpi"])
+def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
+    """The same of a GPU engine; on a machine with one GPU all ranks share it."""
+    alone = make(device="cuda")
+    expected = losses(alone, 20)
+    alone.close()
+    check_done(run(task(count, f"{transport}_steps", tmp_path)))
+    left = [dict(np.load(tmp_path / f"{rank}-of-{count}.npz")) for rank in range(count)]
+    np.testing.assert_allclose(left[0]["losses"], expected, rtol=1e-5, atol=1e-5)
+    for other in left:
+        assert other["transport"] == transport
+        np.testing.assert_array_equal(left[0]["parameters"], other["parameters"])
+
+
+# How they end ---------------------------------------------------------------------------------------------------------
+
+def start(name, folder, count=2):
+    """A job that trains, once it has saved step 2 and all ranks have left their process numbers."""
+    process = subprocess.Popen(task(count, name, folder), **OPTIONS)
+    deadline = time.time() + 60
+    while not list(folder.glob("runs/*/checkpoint-00000002.h5")):
+        assert process.poll() is None and time.time() < deadline, process.communicate()
+        time.sleep(0.1)
+    return process
+
+
+@mpi
+@pytest.mark.parametrize("name, victim", [("endless", 0), ("endless", 1), pytest.param(
+    "peer_endless", 1, marks=pytest.mark.skipif(no_gpu(), reason="no GPU"))])
+def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
+    process = start(name, tmp_path)
+    killed = time.time()
+    os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert time.time() - killed < 30 and process.returncode != 0
+    assert re.search(r"is gone|[Kk]illed|signal 9", out + err)
+    checkpoint = newest_checkpoint(next((tmp_path / "runs").iterdir()))
+    assert load_checkpoint(checkpoint)[1]["step"] >= 2
+
+
+@mpi
+def test_a_fault_of_one_rank_ends_the_job_with_its_message(tmp_path):
+    started = time.time()
+    result = run(task(2, "fault", tmp_path))
+    assert result.returncode != 0 and time.time() - started < 60
+    assert "rank 1 of 2 failed: ZeroDivisionError: a fault of one rank" in result.stderr
+    assert newest_checkpoint(next((tmp_path / "runs").iterdir())) is not None
+
+
+@mpi
+def test_a_signal_to_one_rank_stops_all_and_saves(tmp_path):
+    process = start("endless", tmp_path)
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode != 0 and "Traceback" not in err
+    step = int(re.search(r"stopped after step (\d+) of 100000; go on with", err).group(1))
+    assert f'"error": "stopped after step {step}' in err and err.count("stopped after") == 1
+    assert load_checkpoint(newest_checkpoint(next((tmp_path / "runs").iterdir())))[1]["step"] == step
+
+
+@mpi
+@pytest.mark.parametrize("name, text", [
+    ("overflow", "is the first non-finite tensor"), ("disk", "the disk is full"),
+    ("differ", "after step 5 the weights of rank 1 differ from those of rank 0"),
+    ("crowded", "which has 1 GPU: start at most one rank a GPU, or use --device cpu"),
+    ("absent", "started as one of 2, and mpi4py is not installed: pip install 'numdiff[mpi]'")])
+def test_an_expected_error_is_said_once(tmp_path, name, text):
+    result = run(task(2, name, tmp_path))
+    assert result.returncode != 0 and result.stderr.count(text) == 1, result.stderr
+    assert "Traceback" not in result.stderr and "Abort" not in result.stderr
+
+
+SMALL = ["train", "unet", "--device", "cpu", "--image-size", "16", "--channel-mult", "1,2", "--attention-resolutions",
+         "8", "--steps", "2", "--outdir"]
+
+
+@mpi
+@pytest.mark.parametrize("first, second, text", [
+    (["--batch", "9"], ["--batch", "9"], "--batch 9 cannot be shared evenly by 2 ranks; use 8 or 10"),
+    (["--batch", "8"], ["--batch", "16"], "the ranks disagree on --batch: rank 0 has 8, rank 1 has 16"),
+    (["--transport", "peer"], ["--transport", "peer"], "--transport peer joins GPUs"),
+], ids=["batch", "options", "transport"])
+def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
+    folder = str(tmp_path / "runs")
+    result = run([MPIEXEC, "-n", "1", *MAIN, *SMALL, folder, *first, ":", "-n", "1", *MAIN, *SMALL, folder, *second])
+    assert result.returncode != 0 and result.stderr.count(text) == 1, result.stderr
+    assert "Traceback" not in result.stderr and not os.path.exists(folder)
+
+
+# Without mpiexec ------------------------------------------------------------------------------------------------------
+
+def test_a_process_that_is_alone_needs_no_mpi(monkeypatch):
+    monkeypatch.setattr(distributed, "import_mpi", None)
+    for name in sum(launcher.VARIABLES, ()):
+        monkeypatch.delenv(name, raising=False)
+    communicator = distributed.connect("auto", "cpu")
+    assert isinstance(communicator, distributed.Alone) and (communicator.rank, communicator.size) == (0, 1)
+    assert communicator.first(str, 3) == "3" and communicator.everywhere(str, 3) == ["3"]
+
+
+@pytest.mark.parametrize("variables, expected", [
+    ({}, None), ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4)),
+    ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)), ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),
+    ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, (5, 8)),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script, not a rank of srun
+    ({"PMI_RANK": "one", "PMI_SIZE": "2"}, None)])
+def test_launchers_are_known_by_their_variables(monkeypatch, variables, expected):
+    for name in sum(launcher.VARIABLES, ()):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launcher.launched() == expected
+
+
+def test_mpi_asked_for_and_not_installed(monkeypatch):
+    for name in sum(launcher.VARIABLES, ()):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(UsageError, match=r"mpi4py is not installed: pip install 'numdiff\[mpi\]'"):
+        distributed.connect("mpi", "cpu")
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(UsageError, match="started as one of 4, and mpi4py is not installed"):
+        distributed.connect("auto", "cpu")
+    monkeypatch.setenv("PMI_RANK", "2")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with pytest.raises(SystemExit) as end:  # rank 0 says it
+        distributed.connect("auto", "cpu")
+    assert end.value.code == 2
+
+
+def test_nccl_asked_for_and_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nccl", None)
+    with pytest.raises(UsageError, match="nccl4py is not installed; pip install"):
+        exchange.import_nccl()
+
+
+def test_the_batch_is_split():
+    assert split_batch(32, None, 4) == (8, 8) and split_batch(32, 16, 4) == (8, 8) and split_batch(32, 2, 4) == (8, 2)
+    with pytest.raises(UsageError, match="cannot be shared evenly by 4 ranks; use 4.$"):
+        split_batch(2, None, 4)
+    with pytest.raises(UsageError, match="each rank's 8 images of --batch 32 are not divisible by --microbatch 3"):
+        split_batch(32, 3, 4)
+    with pytest.raises(UsageError, match="^--batch 32 is not divisible by --microbatch 3"):
+        split_batch(32, 3, 1)
+
+
+def test_a_command_prints_on_rank_0_alone(monkeypatch, capsys):
+    for rank, expected in (("0", "text\n"), ("1", "")):
+        monkeypatch.setenv("PMI_RANK", rank)
+        monkeypatch.setenv("PMI_SIZE", "2")
+        with distributed.job():
+            print("text")
+        assert capsys.readouterr().out == expected
+
+
+# The watchdog ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("victim, code", [(0, 1), (1, 1), (None, 0)])
+def test_the_watchdog_ends_all_when_one_is_killed(victim, code, capfd):
+    context = multiprocessing.get_context("spawn")
+    queues, ready = [context.Queue() for _ in range(3)], context.Queue()
+    processes = [context.Process(target=watched, args=(rank, queues, victim is None, ready)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    assert all(ready.get(timeout=30) for _ in processes)
+    if victim is not None:
+        processes[victim].kill()
+    for rank, process in enumerate(processes):
+        process.join(10)
+        assert process.exitcode == (-signal.SIGKILL if rank == victim else code)
+    said = capfd.readouterr().err
+    assert said.count(f"rank {victim} of 3 is gone") == (victim is not None)
+
+
+# Buckets and exchanges ------------------------------------------------------------------------------------------------
+
+def random_model(kind):
+    """A small model without the zeros that it starts with: every gradient is then something."""
+    if kind == "unet":
+        model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
+                     device="cpu", num_classes=3, use_scale_shift_norm=True, resblock_updown=True)
+    else:
+        from numdiff.nn import DiT
+        model = DiT(image_size=8, in_channels=3, patch_size=2, hidden_size=32, depth=2, num_heads=2, num_classes=3,
+                    device="cpu")
+    rng = np.random.default_rng(0)
+    model.load_arrays({name: 0.1 * rng.standard_normal(a.shape) for name, a in model.arrays().items()})
+    return model
+
+
+class Sent:
+    """Stands for MPI: notes what it is given, and doubles it, as another rank with the same gradients would."""
+
+    IN_PLACE, SUM = "in place", "sum"
+
+    def __init__(self):
+        self.arrays, self.comm, self.MPI, self.size = [], self, self, 2
+
+    def Dup(self):
+        return self
+
+    def Iallreduce(self, in_place, array, operation):
+        self.arrays.append((array, array.copy()))
+        polls = iter([False, False, True])
+
+        def test():
+            done = next(polls)
+            if done:
+                array[...] *= 2
+            return done
+        return types.SimpleNamespace(Test=test)
+
+
+class SlowTwin:
+    """A HostTwin whose copies take their time: what is sent arrives when it is joined."""
+
+    def __init__(self, array):
+        self.array, self.host, self.polls, self.sent = array, np.full_like(array, np.nan), {}, []
+
+    def fetch(self, first, stop):
+        self.polls[first] = 3
+        self.host[first:stop] = self.array[first:stop]
+
+    def fetched(self, first):
+        self.polls[first] -= 1
+        return self.polls[first] <= 0
+
+    def send(self, first, stop):
+        self.sent.append((first, stop))
+
+    def join(self):
+        for first, stop in self.sent:
+            self.array[first:stop] = self.host[first:stop]
+        self.sent = []
+
+
+def gradient_step(model, sent, twin, monkeypatch):
+    """One step of a model whose gradients go through an MpiExchange over `sent`; returns (exchange, gradient, loss)."""
+    from numdiff.diffusion import Diffusion
+    from numdiff.nn import AdamW
+    from numdiff.training.step import TrainingStep
+    monkeypatch.setattr(exchange, "HostArray", twin)
+    monkeypatch.setattr(exchange, "Plan", lambda parameters: buckets.Plan(parameters, 1000))
+    through = exchange.MpiExchange(sent, model.parameters) if sent else exchange.NoExchange()
+    rng = np.random.default_rng(1)
+    step = TrainingStep(model, Diffusion(), AdamW(model.parameters), 4, 2, exchange=through, seed=2)
+    step.load(rng.integers(0, 256, (4, 8, 8, 3), np.uint8), np.array([0, 1, 2, 0], np.int32))
+    loss, scale = step._gradients(exchange=through)
+    through.finish(loss)
+    return through, model.parameters.grad.copy(), loss[0] * scale
+
+
+@pytest.mark.parametrize("twin", [exchange.HostArray, SlowTwin])
+@pytest.mark.parametrize("kind", ["unet", "dit"])
+def test_buckets_leave_early_and_complete(kind, twin, monkeypatch):
+    """What a bucket held when it left is what the whole backward gives, for every layer that there is."""
+    _, expected, loss = gradient_step(random_model(kind), None, twin, monkeypatch)
+    assert np.count_nonzero(expected) > 0.5 * expected.size
+    model, sent = random_model(kind), Sent()
+    through, gradient, doubled = gradient_step(model, sent, twin, monkeypatch)
+    np.testing.assert_array_equal(gradient, 2 * expected)
+    assert doubled == 2 * loss
+    assert len(sent.arrays) == len(through.plan.buckets) + 1 > 5
+    found = sum(len(numbers) for numbers in through.plan.leaving.values())
+    assert found == len(through.plan.buckets)  # each parameter was seen in some operation
+    early = [number for number in through.plan.leaving if number < 0.75 * through.plan.records]
+    assert len(early) > 2  # and the first do not wait for the last
+
+
+def test_parameters_are_found_wherever_a_backward_keeps_them():
+    import functools
+
+    from numdiff.nn import Linear
+    layer, other = Linear(2, 3), Linear(3, 2)
+
+    def uses(weights, dy):
+        return weights, dy
+
+    table = {"pair": [other.weight, (other.bias,)]}
+    assert buckets.parameters_of(functools.partial(uses, layer.weight)) == [layer.weight]
+    assert set(map(id, buckets.parameters_of(lambda dy: (layer, table)))) == set(map(id, (
+        layer.weight, layer.bias, other.weight, other.bias)))
+    assert buckets.parameters_of(lambda dy: dy) == []
+
+
+class Threads:
+    """A communicator of threads, for what runs on GPUs with a memory that all can read."""
+
+    def __init__(self, rank, size, board, barrier):
+        self.rank, self.size, self.hosts, self.transport = rank, size, 1, "auto"
+        self.board, self.wall = board, barrier
+
+    def gather(self, value):
+        self.board[self.rank] = value
+        self.wall.wait()
+        values = list(self.board)
+        self.wall.wait()
+        return values
+
+    def build(self, function, *arguments):
+        value = error = None
+        try:
+            value = function(*arguments)
+        except NumdiffError as met:
+            error = str(met)
+        for text in filter(None, self.gather(error)):
+            raise NumdiffError(text)
+        return value
+
+    def everywhere(self, function, *arguments):
+        return self.gather(self.build(function, *arguments))
+
+    def first(self, function):
+        return self.gather(function() if self.rank == 0 else None)[0]
+
+
+class FakeGpu:
+    """Shares NumPy arrays between threads as a GPU shares its memory between processes."""
+
+    def __init__(self, refuse=False):
+        self.refuse, self.closed = refuse, 0
+
+    def share(self, array):
+        if self.refuse:
+            raise NumdiffError("the CUDA driver reported CUDA_ERROR_NOT_SUPPORTED.")
+        return array
+
+    def open_shared(self, shared):
+        return shared
+
+    def close_shared(self):
+        self.closed += 1
+
+    def synchronize(self):
+        pass
+
+
+class GpuArray(np.ndarray):
+    """A NumPy array that says which GPU it is on."""
+
+    backend = None
+
+
+def on_threads(count, monkeypatch, body, refuse=()):
+    """`body(communicator, gradient)` on `count` threads, each with a fake GPU; returns their results."""
+    barrier, board, results = threading.Barrier(count, timeout=30), [None] * count, [None] * count
+    monkeypatch.setattr(exchange, "zeros", lambda shape, dtype, gpu: np.zeros(shape, dtype))
+    monkeypatch.setattr(exchange, "is_device", lambda array: True)
+    waiting = threading.Barrier(count, timeout=30)
+    monkeypatch.setattr(exchange, "peer_barrier", lambda *arguments: waiting.wait())
+
+    def work(rank):
+        gradient = np.zeros(1000, np.float32).view(GpuArray)
+        gradient.backend = FakeGpu(rank in refuse)
+        results[rank] = body(Threads(rank, count, board, barrier), gradient)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_peers_add_up_the_same_bits(count, monkeypatch):
+    def body(communicator, gradient):
+        peers = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
+        assert peers.name == "peer" and not peers.why and not gradient.any()
+        sums = []
+        for step in range(20):
+            rng = np.random.default_rng([communicator.rank, step])
+            gradient[...] = rng.standard_normal(1000)
+            loss = np.array([communicator.rank + step], np.float32)
+            peers.finish(loss)
+            sums.append((np.array(gradient), loss[0]))
+        return sums
+
+    results = on_threads(count, monkeypatch, body)
+    for step in range(20):
+        whole = sum(np.random.default_rng([rank, step]).standard_normal(1000) for rank in range(count))
+        for sums in results:
+            np.testing.assert_array_equal(sums[step][0], results[0][step][0])
+            np.testing.assert_allclose(sums[step][0], whole, rtol=1e-4, atol=1e-5)
+            assert sums[step][1] == sum(range(count)) + count * step
+
+
+class Nccl:
+    """As much of nccl.core as is used, for threads; no array is reduced before all have come."""
+
+    SUM = "sum"
+
+    class UniqueId(bytes):
+        @staticmethod
+        def from_bytes(data):
+            return Nccl.UniqueId(data)
+
+    def __init__(self, count):
+        self.arrays, self.barrier, self.Communicator = [None] * count, threading.Barrier(count, timeout=30), self
+
+    def get_unique_id(self):
+        return self.UniqueId(b"one")
+
+    def init(self, count, rank, unique):
+        assert unique == b"one" and isinstance(unique, self.UniqueId) and count == len(self.arrays)
+
+        def allreduce(send, receive, operation, stream):
+            assert operation == "sum" and stream == "the stream"
+            self.arrays[rank] = send.copy()
+            self.barrier.wait()
+            receive[...] = sum(self.arrays)
+            self.barrier.wait()
+        return types.SimpleNamespace(allreduce=allreduce, destroy=lambda: None)
+
+
+def test_nccl_is_called_as_it_wants(monkeypatch):
+    nccl = Nccl(3)
+    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+
+    def body(communicator, gradient):
+        communicator.transport = "nccl"
+        through = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
+        gradient[...] = communicator.rank + 1
+        loss = np.array([2.0**communicator.rank], np.float32)
+        through.finish(loss)
+        through.close()
+        return through.name, np.array(gradient), loss[0]
+
+    for name, gradient, loss in on_threads(3, monkeypatch, body):
+        assert name == "nccl" and (gradient == 6).all() and loss == 7
+
+
+def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nccl", None)
+    monkeypatch.setattr(exchange, "MpiExchange", lambda communicator, parameters: exchange.NoExchange())
+
+    def body(communicator, gradient):
+        chosen = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
+        return chosen.why, gradient.backend.closed
+
+    for why, closed in on_threads(3, monkeypatch, body, refuse=(1,)):
+        assert re.match(r"Not peer: .*CUDA_ERROR_NOT_SUPPORTED\. Not nccl: .*not installed", why)
+        assert closed == 1
+
+
+def test_a_wrong_sum_in_the_trial_is_found(monkeypatch):
+    monkeypatch.setattr(exchange, "peer_all_gather", lambda buffers, rank: None)
+
+    def body(communicator, gradient):
+        try:
+            exchange.PeerExchange(communicator, types.SimpleNamespace(grad=gradient))
+        except NumdiffError as error:
+            return str(error)
+
+    assert all("sums over the peers' memory were wrong" in text for text in on_threads(2, monkeypatch, body))

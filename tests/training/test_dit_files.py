@@ -1,0 +1,122 @@
+"""DiT models as files: converted, exported, loaded, and what is said where it cannot be done."""
+import json
+
+import numpy as np
+import pytest
+
+from numdiff.diffusion import sample
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.nn import DiT
+from numdiff.nn.convert import load_state_dict, to_numdiff_layout, with_positions
+from numdiff.nn.convert.diffusers import CONFIG, WEIGHTS
+from numdiff.training.model_files import convert, load, write_model_file
+from tests.conftest import relative_error
+from tests.reference import stored, stored_dit
+from tests.training.test_model_files import write_npz
+
+
+def stored_state(name):
+    reference = stored.load(f"dit_{name}")
+    return reference, stored_dit.state_dict(reference["info"]["shapes"], 1)
+
+
+FREE = {"latents": {"num_heads": 3}, "pixels": {"num_heads": 2, "num_classes": 5}, "plain": {"num_heads": 5},
+        "head_72": {"num_heads": 2}}
+
+
+@pytest.mark.parametrize("positions", [True, False], ids=["with_positions", "without"])
+@pytest.mark.parametrize("name", list(FREE))
+def test_converted_model_gives_the_twins_output(tmp_path, name, positions):
+    """npz → h5 → model → the values that PyTorch gave; h5 → safetensors → h5 keeps weights and options."""
+    reference, state = stored_state(name)
+    options = reference["info"]["options"]
+    whole = with_positions(state, options)
+    free = FREE[name] if positions else {**FREE[name], "image_size": options["image_size"]}
+    source = write_npz(tmp_path / "weights.npz", whole if positions else state)
+    result = convert(source, tmp_path / "model.h5", **free)
+    assert (result.kind, result.parameters) == ("dit", sum(a.size for a in whole.values()))
+    if options["num_classes"] is None:
+        result.options["class_dropout"] = options["class_dropout"]
+    assert result.options == options
+    model = load(tmp_path / "model.h5", "cpu")
+    assert isinstance(model, DiT) and model.diffusion["prediction"] == "eps"
+    output = model.predict(reference["x"], reference["t"], reference.get("y"))
+    assert relative_error(output, reference["output"]) < 1e-4
+    convert(tmp_path / "model.h5", tmp_path / "out.safetensors")
+    again = convert(tmp_path / "out.safetensors", tmp_path / "again.h5")
+    assert again.options == result.options == model.options
+    convert(tmp_path / "again.h5", tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as exported:  # as the public code's load_state_dict(strict=True) wants it
+        assert exported.files == list(whole) and all(np.array_equal(exported[k], whole[k]) for k in whole)
+
+
+@pytest.mark.parametrize("file, weights, seed", [("dit_state.pt", "ema", 3), ("dit_checkpoint.pt", "ema", 4),
+                                                 ("dit_checkpoint.pt", "raw", 3)])
+def test_what_torch_save_wrote(tmp_path, file, weights, seed):
+    result = convert(stored.FOLDER / file, tmp_path / "m.h5", weights, num_heads=3)
+    assert result.options["image_size"] == 8 and result.options["num_classes"] == 5
+    for name, array in load(tmp_path / "m.h5", "cpu").arrays().items():
+        shape = load_state_dict(stored.FOLDER / file)[name].shape
+        np.testing.assert_array_equal(array, to_numdiff_layout({name: stored.weight(name, shape, seed)})[name])
+
+
+def test_a_model_without_training_can_be_sampled_from(tmp_path):
+    _, state = stored_state("pixels")
+    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=12, **FREE["pixels"])
+    images = sample(load(tmp_path / "m.h5", "cpu"), count=3, steps=2, y=[0, 4, 2])
+    assert images.shape == (3, 12, 12, 3) and images.dtype == np.uint8
+
+
+def test_folder_of_diffusers(tmp_path):
+    _, state = stored_state("latents")
+    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "folder", image_size=8, num_heads=3)
+    config = json.loads((tmp_path / "folder" / CONFIG).read_text())
+    assert config["_class_name"] == "DiTTransformer2DModel" and config["num_layers"] == 2
+    weights = load_state_dict(tmp_path / "folder" / WEIGHTS)
+    np.testing.assert_array_equal(weights["transformer_blocks.0.norm1.linear.weight"],
+                                  state["blocks.0.adaLN_modulation.1.weight"])
+    assert weights["pos_embed.proj.weight"].shape == (48, 4, 2, 2)
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(NumdiffError, match="file"):
+        convert(tmp_path / "w.npz", tmp_path / "file", image_size=8, num_heads=3)
+    unet = stored.state_dict(stored.load("model_plain")["info"]["shapes"], 1)
+    with pytest.raises(UsageError, match="this is a UNet"):
+        convert(write_npz(tmp_path / "u.npz", unet), tmp_path / "other", image_size=8, num_head_channels=32)
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_missing_or_wrong_is_asked_for(tmp_path):
+    reference, state = stored_state("latents")
+    options = reference["info"]["options"]
+    source, out = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
+    for free, message in (
+            ({"num_heads": 3}, "has no pos_embed: give --image-size"),
+            ({"image_size": 8}, "give --num-heads"),
+            ({"image_size": 8, "num_heads": 5}, "does not divide into 5 heads"),
+            ({"image_size": 7, "num_heads": 3}, "not divisible by patch_size"),
+            ({"image_size": 8, "num_heads": 3, "num_classes": 9}, "has 6 rows, so the model has 5 classes and a null"),
+            ({"image_size": 8, "num_heads": 3, "max_period": 1000.0}, "--max-period means nothing for a DiT"),
+            ({"image_size": 8, "num_heads": 3, "use_new_attention_order": True}, "--attention-order means nothing")):
+        with pytest.raises(UsageError, match=message):
+            convert(source, out, **free)
+    _, plain = stored_state("plain")
+    with pytest.raises(UsageError, match="has no classes; leave it out"):
+        convert(write_npz(tmp_path / "p.npz", plain), out, image_size=6, num_heads=5, num_classes=3)
+    whole = write_npz(tmp_path / "whole.npz", with_positions(state, options))
+    with pytest.raises(NumdiffError, match=r"pos_embed has the shape \(1, 16, 48\) in the file and \(1, 64, 48\)"):
+        convert(whole, out, image_size=16, num_heads=3)
+    with pytest.raises(NumdiffError, match="not finite, first in final_layer.linear.bias"):
+        convert(write_npz(tmp_path / "n.npz", {**state, "final_layer.linear.bias": np.full(32, np.inf)}), out,
+                image_size=8, num_heads=3)
+    assert not out.exists()
+
+
+def test_numdiff_files_of_another_kind(tmp_path):
+    _, state = stored_state("latents")
+    arrays = to_numdiff_layout(state)
+    write_model_file(tmp_path / "m.h5", {**stored_dit.MODELS["latents"], "depth": 3}, arrays, model="dit")
+    with pytest.raises(NumdiffError, match="these weights are of another model"):
+        load(tmp_path / "m.h5", "cpu")
+    write_model_file(tmp_path / "m.h5", stored_dit.MODELS["latents"], arrays, model="unet")
+    with pytest.raises(NumdiffError, match="options that this numdiff does not know"):
+        load(tmp_path / "m.h5", "cpu")

@@ -1,0 +1,98 @@
+"""Training a DiT: classes, class dropout, learned variance, latents. On the CPU, and on a GPU where there is one."""
+import h5py
+import numpy as np
+import pytest
+
+import numdiff
+from numdiff.errors import UsageError
+from numdiff.nn import DiT
+from numdiff.training import Trainer
+from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
+from numdiff.training.options import resolve
+from numdiff.training.run import train
+from tests.conftest import relative_error
+from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
+
+
+def make(device="cpu", images=None, labels=None, seed=3, model=(), **options):  # noqa: F811
+    """A trainer of a small DiT on 24 images of three classes, unless told otherwise."""
+    labels = np.arange(24, dtype=np.int32) % 3 if labels is None else labels
+    net = DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 64, "depth": 2, "num_heads": 2,
+                 "num_classes": 3, "class_dropout": 0.3, **dict(model)}, device=device, seed=seed)
+    return Trainer(net, FixedImages(images, labels), **{"batch": 8, "learning_rate": 1e-3, "warmup_steps": 2,
+                                                        "seed": seed, "flip": False, **options})
+
+
+def test_ten_steps_are_five_and_five_resumed_bitwise(device):  # noqa: F811
+    whole, first, second = (make(device) for _ in range(3))
+    values = losses(whole, 10)
+    assert losses(first, 5) == values[:5]
+    second.load_state(first.state())
+    assert losses(second, 5) == values[5:]
+    for name, array in whole.state().items():
+        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
+
+
+def test_microbatches_give_the_same_step(device):  # noqa: F811
+    """Noise, timesteps and who loses its class are counted over the whole batch."""
+    one, many = make(device), make(device, microbatch=2)
+    np.testing.assert_allclose(losses(one, 6), losses(many, 6), rtol=1e-5)
+    assert relative_error(one.state()["parameters"], many.state()["parameters"]) < 1e-4
+
+
+def test_gpu_and_cpu_engine_give_the_same_ten_losses():
+    if numdiff.device.why_no_gpu():
+        pytest.skip("no GPU")
+    np.testing.assert_allclose(losses(make("cpu"), 10), losses(make("cuda"), 10), rtol=1e-4)
+
+
+def test_classes_are_learnt_and_so_is_their_absence(device):  # noqa: F811
+    """Black, grey and white images: told the class, the model knows x_0 from pure noise; without one, their mean."""
+    labels = np.arange(24, dtype=np.int32) % 3
+    images = np.broadcast_to(127 * labels[:, None, None, None], (24, 8, 8, 3)).astype(np.uint8)
+    trainer = make(device, images, labels, model={"learn_sigma": False}, learning_rate=3e-3,
+                   diffusion={"prediction": "x_0"})
+    losses(trainer, 200)
+    noise = np.random.default_rng(1).standard_normal((1, 8, 8, 3)).repeat(4, axis=0)
+    black, grey, white, unknown = trainer.model.predict(noise, 999, [0, 1, 2, 3]).mean((1, 2, 3))
+    assert black < grey - 0.4 and grey < white - 0.4 and black < unknown < white
+
+
+def test_the_learned_variance_is_trained_and_the_error_falls(device):  # noqa: F811
+    images = np.random.default_rng(0).integers(0, 256, (24, 1, 1, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+    trainer = make(device, images, learning_rate=3e-3)
+    values = losses(trainer, 120)
+    assert np.mean(values[-20:]) < 0.5 * np.mean(values[:10])
+    last = trainer.model.arrays()["final_layer.linear.weight"].reshape(2, 2, 6, 64)  # patch, patch, channels, width
+    assert np.abs(last[:, :, :3]).max() > 1e-3 and np.abs(last[:, :, 3:]).max() > 1e-3
+
+
+def test_labels_that_the_model_does_not_have_are_refused():
+    with pytest.raises(UsageError, match="labels go from 0 to 5, and the model has 3 classes, from 0"):
+        make(labels=np.arange(24, dtype=np.int32) % 6)
+    with pytest.raises(UsageError, match="labels go from -1 to 22"):
+        make(labels=np.arange(24, dtype=np.int32) - 1)
+    trainer = make()
+    trainer.dataset.labels = None
+    with pytest.raises(UsageError, match="has classes and the dataset has no labels"):
+        Trainer(trainer.model, trainer.dataset)
+
+
+def test_a_run_on_latents(tmp_path, rng):
+    """Float images of four channels are taken as they are; there is no picture of them; more classes may come."""
+    with h5py.File(tmp_path / "latents.h5", "w") as file:
+        file["images"] = 3 * rng.standard_normal((40, 8, 8, 4)).astype(np.float32)
+        file["labels"], file.attrs["classes"] = np.arange(40) % 4, ["a", "b", "c", "d"]
+    options = resolve({"model": "dit", "device": "cpu", "data": str(tmp_path / "latents.h5"), "image_size": 8,
+                       "num_classes": 10, "architecture": "DiT-Tiny", "patch_size": 2, "hidden_size": 32, "depth": 1,
+                       "heads": 1, "learn_sigma": True, "batch": 4, "steps": 3, "outdir": str(tmp_path / "runs")})
+    lines = []
+    folder = train(options, echo=lines.append)
+    assert "DiT-Tiny, 8×8×4, 10 classes" in "\n".join(lines)
+    assert not list(folder.glob("*samples*"))
+    buffers, meta = load_checkpoint(newest_checkpoint(folder))
+    assert meta["classes"] == ["a", "b", "c", "d"] and np.isfinite(buffers["parameters"]).all()
+    model = numdiff.load(folder, "cpu")
+    assert (model.in_channels, model.num_classes, model.null_class, model.out_channels) == (4, 10, 10, 8)
+    images = numdiff.sample(model, count=2, steps=2, y=[0, 9])
+    assert images.dtype == np.float32 and images.shape == (2, 8, 8, 4)

@@ -1,0 +1,254 @@
+"""`numdiff sample`, from the command line to the files that it writes."""
+import errno
+import io
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from numdiff.diffusion import SAMPLERS
+from numdiff.diffusion.sampling import VARIANCES
+from numdiff.diffusion.schedule import SPACINGS
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.nn import UNet
+from numdiff.training.model_files import write_model_file
+from numdiff.training.options import resolve
+from numdiff.training.run_folder import create_run
+from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_picture
+from numdiff.training.sampling import class_indices, find_model, sample_command
+from numdiff_cli.main import main
+from numdiff_cli.sample import sample as sample_options
+
+CLASSES = ["Cats & Dogs", "birds", "7"]
+
+
+def write_model(path, seed=0, **options):
+    model = UNet(**{"image_size": 16, "model_channels": 32, "channel_mult": (1,), "num_res_blocks": 1, "num_classes": 3,
+                    "attention_resolutions": (), "device": "cpu", **options})
+    rng = np.random.default_rng(seed)
+    model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
+    write_model_file(path, model.options, model.arrays(), classes=CLASSES, step=12)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model") / "model.h5")
+
+
+def run(*arguments):
+    result = CliRunner().invoke(main, ["sample", *map(str, arguments), "--device", "cpu"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def last_line(result):
+    return result.output.splitlines()[-1]
+
+
+def pixels(path):
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+# What it writes -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m"])
+def test_every_sampler_draws_a_grid(model_file, tmp_path, sampler):
+    result = run(model_file, "--sampler", sampler, "--count", 3, "--steps", 2, "--grid", tmp_path / "a.png")
+    assert result.exit_code == 0, result.output
+    assert f"converted weights), {sampler}, 2 steps" in last_line(result) and "seeds 0 to 2" in last_line(result)
+    assert pixels(tmp_path / "a.png").shape == (132, 3 * 130 + 2, 3)  # a column a class, each pixel eight wide
+
+
+def test_the_command_offers_what_there_is():
+    choices = {p.name: list(getattr(p.type, "choices", ())) for p in sample_options.params}
+    assert choices["sampler"] == list(SAMPLERS) and choices["spacing"] == list(SPACINGS)
+    assert choices["variance"] == list(VARIANCES)
+
+
+def test_npz_for_evaluators(model_file, tmp_path):
+    result = run(model_file, "--count", 5, "--steps", 2, "--batch", 2, "--seed", 9, "--npz", tmp_path / "a.npz")
+    assert result.exit_code == 0 and [p.name for p in tmp_path.iterdir()] == ["a.npz"], result.output
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as file:
+        images, labels, record = file["arr_0"], file["arr_1"], json.loads(str(file["numdiff"]))
+    assert images.shape == (5, 16, 16, 3) and images.dtype == np.uint8
+    assert labels.tolist() == [0, 1, 2, 0, 1] and labels.dtype == np.int64
+    assert {k: record[k] for k in ("sampler", "steps", "seed", "count", "eta", "weights", "training_steps")} == {
+        "sampler": "ddim", "steps": 2, "seed": 9, "count": 5, "eta": 0.0, "weights": "converted", "training_steps": 12}
+    shown = sample_command(model_file, count=5, steps=2, batch=5, seed=9, device="cpu", grid=tmp_path / "b.png")
+    assert np.abs(shown.astype(int) - images).max() <= 1
+
+
+def test_grey_samples_get_three_channels_and_latents_stay_latents(tmp_path):
+    grey = write_model(tmp_path / "grey.h5", in_channels=1)
+    sample_command(grey, count=2, steps=1, device="cpu", npz=tmp_path / "grey.npz", grid=tmp_path / "grey.png")
+    with np.load(tmp_path / "grey.npz") as file:
+        images = file["arr_0"]
+    assert images.shape == (2, 16, 16, 3) and (images[..., :1] == images).all()
+    assert pixels(tmp_path / "grey.png").ndim == 2
+    latents = write_model(tmp_path / "latents.h5", in_channels=4)
+    with pytest.raises(UsageError, match="latents of 4 channels"):
+        sample_command(latents, count=2, steps=1, device="cpu", grid=tmp_path / "l.png")
+    sample_command(latents, count=2, steps=1, device="cpu", npz=tmp_path / "latents.npz")
+    with np.load(tmp_path / "latents.npz") as file:
+        latents = file["arr_0"]
+    assert latents.shape == (2, 16, 16, 4) and latents.dtype == np.float32
+
+
+def test_samples_are_written_as_they_come_and_a_full_disk_is_told_at_once():
+    class Full(io.BytesIO):
+        limit = 3000
+
+        def check(self):
+            if self.tell() > self.limit:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = Full()
+    samples = SamplesFile(file, (100, 16, 16, 3), np.uint8)
+    samples.write(np.zeros((2, 16, 16, 3), np.uint8))
+    assert 1536 < file.tell() < 2500
+    with pytest.raises(OSError, match="No space"):
+        for _ in range(10):
+            samples.write(np.zeros((2, 16, 16, 3), np.uint8))
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.png", "a.APNG"])
+def test_animation(model_file, tmp_path, name):
+    path = tmp_path / name
+    result = run(model_file, "--count", 3, "--batch", 2, "--steps", 6, "--frames", 4, "--animation", path, "--columns",
+                 3)
+    assert result.exit_code == 0 and list(tmp_path.iterdir()) == [path], result.output
+    final = sample_command(model_file, count=3, batch=2, steps=6, device="cpu", grid=tmp_path / "b.png", columns=3)
+    assert len(final) == 3
+    with Image.open(path) as picture:
+        assert picture.n_frames in (4, 5) and picture.info["loop"] == 0  # equal frames are written as one
+        first = np.asarray(picture.convert("RGB"), int)
+        picture.seek(picture.n_frames - 1)
+        last = np.asarray(picture.convert("RGB"), int)
+    grid = pixels(tmp_path / "b.png").astype(int)
+    assert first.shape == last.shape == grid.shape
+    assert np.abs(last - grid).mean() < (12 if name == "a.gif" else 0.01)  # a GIF has 256 colours
+    noise = first[2:130:8, 2:130:8].reshape(-1, 3)
+    assert noise.std() > 60  # noise, at first
+
+
+def test_frames_are_evenly_spread():
+    frames = Frames(3, (2, 2, 1), 100, 5)
+    for k in range(100):
+        frames.watch(slice(0, 2), k, lambda k=k: np.full((2, 2, 2, 1), k, np.uint8))
+        frames.watch(slice(2, 4), k, lambda k=k: np.full((2, 2, 2, 1), k + 100, np.uint8))  # image 3 is not shown
+    assert frames.images[:-1, :, 0, 0, 0].tolist() == [[k, k, k + 100] for k in (0, 24, 49, 74, 99)]
+
+
+def test_slerp(model_file, tmp_path):
+    result = run(model_file, "--count", 6, "--slerp", 3, "--sampler", "heun", "--steps", 2, "--class", "birds",
+                 "--grid", tmp_path / "a.png")
+    assert result.exit_code == 0 and pixels(tmp_path / "a.png").shape == (262, 392, 3), result.output
+    assert "seeds 0 to 2" in last_line(result)
+
+
+# Inpainting -----------------------------------------------------------------------------------------------------------
+
+def test_inpainting_keeps_the_picture_where_the_mask_is_black(model_file, tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+    mask = np.zeros((16, 16), np.uint8)
+    mask[3:9, 5:11] = 255
+    Image.fromarray(picture).save(tmp_path / "p.png")
+    Image.fromarray(mask).save(tmp_path / "m.png")
+    images = sample_command(model_file, count=3, batch=2, steps=4, inpaint=tmp_path / "p.png", mask=tmp_path / "m.png",
+                            device="cpu", grid=tmp_path / "a.png", class_name="birds")
+    assert (images[:, mask == 0] == picture[mask == 0]).all()
+    assert (images[:, mask == 255] != picture[mask == 255]).mean() > 0.9
+    result = run(model_file, "--inpaint", tmp_path / "p.png", "--mask", "top", "--steps", 2, "--count", 1, "--grid",
+                 tmp_path / "b.png")
+    assert result.exit_code == 0 and "repaint, 2 steps" in last_line(result)
+
+
+def test_pictures_and_masks(tmp_path):
+    ramp = np.repeat(np.arange(0, 256, 4, dtype=np.uint8)[None], 64, 0)
+    Image.fromarray(ramp).save(tmp_path / "grey.png")
+    read = read_picture(tmp_path / "grey.png", (32, 32, 3))  # resized, and given colours
+    assert read.shape == (32, 32, 3) and read.dtype == np.float32 and abs(read[0, 16, 0] - 2 / 127.5) < 0.05
+    clear = np.zeros((16, 16, 4), np.uint8)
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    assert (read_picture(tmp_path / "clear.png", (16, 16, 3)) == 1).all()  # what is transparent is white
+    assert read_picture(tmp_path / "clear.png", (16, 16, 1)).shape == (16, 16, 1)
+    for side, made in (("left", np.s_[:, :8]), ("right", np.s_[:, 8:]), ("top", np.s_[:8]), ("bottom", np.s_[8:]),
+                       ("centre", np.s_[4:12, 4:12])):
+        mask = read_mask(side, 16)
+        assert mask.dtype == np.float32 and not mask[made].any() and mask.sum() == 256 - mask[made].size
+    Image.fromarray(ramp[:, :32]).save(tmp_path / "wide.png")
+    (tmp_path / "text.png").write_text("not a picture")
+    for function, message in ((lambda: read_picture(tmp_path / "wide.png", (16, 16, 3)), "32×64 and not square"),
+                              (lambda: read_mask(str(tmp_path / "wide.png"), 16), "not square"),
+                              (lambda: read_picture(tmp_path / "no.png", (16, 16, 3)), "no picture"),
+                              (lambda: read_mask("middle", 16), "give one of left, right"),
+                              (lambda: read_picture(tmp_path / "text.png", (16, 16, 3)), "not a picture, or damaged")):
+        with pytest.raises(NumdiffError, match=message):
+            function()
+
+
+# What it refuses ------------------------------------------------------------------------------------------------------
+
+def test_classes_by_name_in_any_case_and_by_index(model_file):
+    class Model:
+        num_classes, meta = 3, {"classes": CLASSES}
+
+    model = Model()
+    for name in ("cats & dogs", "CATS & Dogs", "Cats & Dogs", "0"):
+        assert class_indices(name, model) == [0]
+    assert class_indices(("Birds", "2", 1), model) == [1, 2, 1]
+    assert class_indices("7", model) == [2]  # a name comes before an index
+    assert class_indices(None, model) is class_indices((), model) is None
+    for wrong in ("fish", "3", "-1", "99999999999999999999", "²", "", 3):
+        with pytest.raises(UsageError, match="the model has no class .* 'birds', '7' or an index from 0 to 2"):
+            class_indices(wrong, model)
+    model.meta = {}
+    with pytest.raises(UsageError, match="use an index from 0 to 2"):
+        class_indices("birds", model)
+    model.num_classes = None
+    with pytest.raises(UsageError, match="without classes"):
+        class_indices("birds", model)
+
+
+BAD = [  # arguments, exit code, what the message says
+    ("--class fish", 2, "the model has no class 'fish'"), ("--class 3", 2, "an index from 0 to 2"),
+    ("--cfg-scale 2", 2, "guidance needs a model with a null class"), ("--cfg-scale much", 2, "--cfg-scale"),
+    ("--cfg-scale nan", 2, "finite"), ("--cfg-channels 3", 2, "give a cfg_scale"),
+    ("--sampler leapfrog", 2, "--sampler"), ("--steps 0", 2, "--steps"), ("--steps 5000", 2, "5000"),
+    ("--sampler ddpm --eta 0.5", 2, "eta belongs to"), ("--variance large", 2, "variance belongs to ddpm"),
+    ("--slerp 5", 2, "whole rows"), ("--slerp 4 --sampler ddpm", 2, "adds no noise"),
+    ("--seed 4294967290", 2, "must be between 0 and 4294967295"),
+    ("--grid a.jpg", 2, "--grid a.jpg must end in .png"), ("--npz a.h5", 2, "--npz a.h5 must end in .npz"),
+    ("--animation a.mp4", 2, "--animation a.mp4 must end in .gif or .png or .apng"),
+    ("--animation a.png --grid a.png", 2, "one file"), ("--inpaint a.png", 2, "belong together"),
+    ("--mask left", 2, "belong together"), ("--inpaint a.png --mask left", 2, "no picture a.png"),
+    ("--inpaint a.png --mask left --sampler heun", 2, "leave --sampler out"),
+    ("--npz no/where.npz --steps 1", 1, "the folder does not exist"), ("--count 0", 2, "--count"),
+]
+
+
+@pytest.mark.parametrize("arguments, exit_code, message", BAD, ids=[a for a, _, _ in BAD])
+def test_bad_input_is_one_sentence(model_file, tmp_path, monkeypatch, arguments, exit_code, message):
+    monkeypatch.chdir(tmp_path)
+    result = run(model_file, *arguments.split())
+    assert result.exit_code == exit_code, result.output
+    assert last_line(result).startswith("Error: ") and message in last_line(result)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_run_is_told_so(model_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = resolve({"device": "cpu", "preset": "tiny", "outdir": str(tmp_path / "mine")})
+    run_dir = create_run(options)
+    (tmp_path / "empty").mkdir()
+    for where, message in (("mine", "mine is a folder that holds runs, and not itself a run: give one of them"),
+                           ("empty", "empty is not a run folder"), (run_dir, "has no valid checkpoint to sample from"),
+                           ("auto", "there is no run with a checkpoint in runs"), ("nowhere", "does not exist"),
+                           ("3", "no run number 3")):
+        with pytest.raises(NumdiffError, match=message):
+            find_model(where, "runs", print)
+    assert find_model(model_file) == model_file

@@ -1,0 +1,31 @@
+"""Processes that a watchdog joins, without MPI; a module of its own, so that they start quickly."""
+import time
+
+from numdiff.training.watchdog import Watchdog
+
+
+class Queues:
+    """A communicator of processes joined by queues."""
+
+    def __init__(self, rank, queues):
+        self.rank, self.size, self.queues = rank, len(queues), queues
+        self.early = {}  # values of ranks that are one gather ahead
+
+    def gather(self, value):
+        for queue in self.queues:
+            queue.put((self.rank, value))
+        values, self.early = self.early, {}
+        while len(values) < self.size:
+            rank, value = self.queues[self.rank].get(timeout=30)
+            (self.early if rank in values else values)[rank] = value
+        return [values[rank] for rank in range(self.size)]
+
+
+def watched(rank, queues, farewell, ready):
+    """A rank that leaves with a farewell, or waits for its end."""
+    watchdog = Watchdog(Queues(rank, queues), "127.0.0.1")
+    ready.put(watchdog.works)
+    if farewell:
+        watchdog.stop()
+    else:
+        time.sleep(60)
