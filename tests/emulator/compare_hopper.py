@@ -1,6 +1,6 @@
 """Runs the kernels of probes/ on a GPU (sm_90) and in the emulator, and prints for each how far the results differ.
 
-    python -m tests.emulator.compare_hopper
+    python -m tests.emulator.compare_hopper [PART OF A NAME …]
 
 Copies, barriers and products of small integers must agree in every bit. The GEMM and the convolution need not: the
 hardware cuts off bits of sums that the emulator keeps. Exit code 1 if something differs by more than it may. Without a
@@ -100,6 +100,8 @@ def main():
     print(f"no GPU ({reason}): the emulator against itself" if reason else f"{gpu.device_name} against the emulator")
     emulated, bad = EmulatorDevice(float64=False), 0
     for case in cases():
+        if len(sys.argv) > 1 and not any(part in case.name for part in sys.argv[1:]):
+            continue
         difference, same = 0.0, True
         try:
             pairs = list(zip(case.run(gpu), case.run(emulated), strict=True))

@@ -70,7 +70,7 @@ def repeat(engine, first, run):
 # B, H, W, C_in, C_out, kernel, stride
 GENERIC = [(1, 2, 3, 3, 5, 3, 1), (1, 3, 3, 8, 8, 3, 2)]
 NARROW = [(1, 3, 5, 16, 3, 3, 1), (2, 2, 3, 3, 16, 3, 1)]
-MMA = [(1, 3, 4, 8, 16, 3, 1), (1, 5, 3, 16, 8, 3, 2)]
+MMA = [(1, 3, 2, 8, 16, 3, 1), (1, 5, 3, 40, 8, 1, 2)]
 ON_A_GPU = [(2, 48, 48, 72, 72, 3, 1), (7, 16, 16, 192, 192, 3, 1), (3, 8, 8, 512, 256, 3, 1),
             (2, 32, 32, 320, 128, 3, 1),
             (2, 64, 64, 64, 64, 3, 1), (3, 9, 13, 40, 104, 3, 1), (2, 12, 20, 64, 136, 5, 1), (5, 4, 4, 72, 8, 3, 1)]
@@ -87,10 +87,13 @@ def test_portable_versions(engine, rng, version, shape):
     if not engine.has_versions:
         pytest.skip("the CPU engine has one version")
     y, run = check_forward(engine, rng, shape, version, ("bias",) if version == 3 else ("bias", "channel", "residual"))
-    repeat(engine, y, run)
+    again = engine.name != "emulator" or version != 4 or shape[5] == 1  # nine taps take long there
+    if again:
+        repeat(engine, y, run)
     dx_exists = not (version == 3 and shape[3] == 3)
     got, run = check_backward(engine, rng, shape, version, need_dx=dx_exists)
-    repeat(engine, got, run)
+    if again:
+        repeat(engine, got, run)
 
 
 @half_shapes([(1, 3, 5, 8, 16, 3, 1)])
