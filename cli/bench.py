@@ -1,14 +1,15 @@
-"""`numdiff bench`: how fast this machine trains."""
+"""`numdiff bench`: how fast this machine trains, and how fast each kernel is."""
 import click
 
-from .settings import GroupedCommand, Setting, settings
+from .settings import GroupedCommand, ListOf, Setting, settings
 
-SHARED = ("preset", "device", "precision", "batch", "microbatch", "image_size")
+SHARED = ("preset", "device", "precision", "batch", "microbatch", "image_size", "channels")
+DIT = ("architecture", "num_classes")
 
 
 @click.group()
 def bench():
-    """Measure how long a training step takes."""
+    """Measure how long a training step takes, and its kernels."""
 
 
 @bench.group()
@@ -16,44 +17,141 @@ def step():
     """A whole training step of a model: noise, forward, backward, update."""
 
 
+def measurement(*options):
+    """Decorator: options under the heading Measurement; each is (flag, attributes)."""
+    def decorate(function):
+        for option, attributes in reversed(options):
+            function = click.option(option, cls=Setting, heading="Measurement", **attributes)(function)
+        return function
+    return decorate
+
+
 def step_command(model, *more):
     """Decorator: a subcommand of `bench step` with the settings that matter, those in `more` besides."""
     def decorate(function):
-        function = click.option("--warmup", metavar="STEPS", type=click.IntRange(0), default=5, show_default=True,
-                                cls=Setting, heading="Measurement", help="Steps before, which do not count.")(function)
-        function = click.option("--steps", metavar="STEPS", type=click.IntRange(1), default=20, show_default=True,
-                                cls=Setting, heading="Measurement",
-                                help="Steps to measure; their median is reported.")(function)
+        function = measurement(
+            ("--steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 20, "show_default": True,
+                         "help": "Steps to measure; their median is reported."}),
+            ("--warmup", {"metavar": "STEPS", "type": click.IntRange(0), "default": 5, "show_default": True,
+                          "help": "Steps before, which do not count."}),
+            ("--versus", {"type": click.Choice(["torch"]), "help": "Measure PyTorch's step of the same model, too, in "
+                          "turns with numdiff's."}),
+            ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs "
+                         "(compiled, with CUDA graphs).  [default: all]"}),
+            ("--torch-precision", {"metavar": "NAME,…", "type": ListOf(str), "help": "PyTorch's arithmetic: fp32 "
+                                   "(strict), tf32, bf16, fp16.  [default: what compares with --precision]"}))(function)
         return step.command(cls=GroupedCommand)(settings(*SHARED, *more, model=model)(function))
     return decorate
 
 
 @step_command("unet")
-def unet(steps, warmup, **given):
+def unet(steps, warmup, versus, modes, torch_precision, **given):
     """The UNet of a preset, on random images."""
-    measure("unet", steps, warmup, given)
+    measure("unet", steps, warmup, given, versus, modes, torch_precision)
 
 
-@step_command("dit", "architecture", "channels")
-def dit(steps, warmup, **given):
+@step_command("dit", *DIT)
+def dit(steps, warmup, versus, modes, torch_precision, **given):
     """The DiT of a preset or of --model, on random images."""
-    measure("dit", steps, warmup, given)
+    measure("dit", steps, warmup, given, versus, modes, torch_precision)
 
 
-def measure(model, steps, warmup, given):
-    from numdiff.training.benchmark import bench_step
+def echo_model(options):
+    what = f"unet, preset {options.preset}" if options.model == "unet" else options.architecture
+    size = f"{options.image_size}×{options.image_size}" + (f"×{options.channels}" if options.channels else "")
+    click.echo(f"model        {what}, {size}, batch {options.batch}, {options.precision}")
+
+
+def measure(model, steps, warmup, given, versus, modes, torch_precision):
+    from numdiff.benchmark.step import bench_step
     from numdiff.training.options import resolve
 
     options = resolve({"model": model, **given})
-    what = f"unet, preset {options.preset}" if model == "unet" else options.architecture
-    size = f"{options.image_size}×{options.image_size}"
-    click.echo(f"model        {what}, {size}, batch {options.batch}, {options.precision}")
-    result = bench_step(options, steps, warmup)
+    pairs = torch_pairs(options, versus, modes, torch_precision)
+    echo_model(options)
+    result = bench_step(options, steps, warmup, pairs, lambda what: click.echo(f"measuring    {what} …", err=True))
     click.echo(f"device       {result['device']}")
     click.echo(f"parameters   {result['parameters']:,}")
     click.echo(f"arithmetic   {result['flops_per_step'] / 1e12:.4g} TFLOP a step")
     click.echo(f"first step   {result['first_step_s']:.1f} s, with loading or compiling the kernels")
-    click.echo(f"step         {result['ms']:.2f} ms, median of {steps} (from {result['ms_fastest']:.2f} to "
-               f"{result['ms_slowest']:.2f})")
-    click.echo(f"speed        {result['images_per_second']:,.1f} images/s, {result['tflops']:.3g} TFLOP/s")
+    click.echo(f"step         {result['ms']:.2f} ms, median of {steps * max(1, measured(result))} (from "
+               f"{result['ms_fastest']:.2f} to {result['ms_slowest']:.2f})")
+    share = "" if result["mfu"] is None else f", {100 * result['mfu']:.1f} % of the card's peak"
+    click.echo(f"speed        {result['images_per_second']:,.1f} images/s, {result['tflops']:.3g} TFLOP/s{share}")
     click.echo(f"peak memory  {result['peak_mib']:,.0f} MiB ({result['peak_of']})")
+    if pairs:
+        click.echo("\n".join(["", *comparison(result, options.precision)]))
+
+
+def measured(result):
+    return sum("ms" in row for row in result["versus"])
+
+
+def torch_pairs(options, versus, modes, torch_precision):
+    """The (mode, precision) pairs of PyTorch that are asked for; a `UsageError` where one does not exist."""
+    from numdiff.benchmark.step import COMPARED
+    from numdiff.benchmark.torch_step import MODES, PRECISIONS, require_torch
+    from numdiff.errors import UsageError
+    if not versus:
+        if modes or torch_precision:
+            raise UsageError(f"{'--modes' if modes else '--torch-precision'} needs --versus torch; add it, or leave it "
+                             "out.")
+        return []
+    for option, names, known in (("--modes", modes, MODES), ("--torch-precision", torch_precision, PRECISIONS)):
+        for name in names or ():
+            if name not in known:
+                raise UsageError(f"{option} {name} does not exist; use some of {', '.join(known)}.")
+    require_torch()
+    gpu = options.device == "cuda"
+    modes = modes or [mode for mode in MODES if gpu or mode != "graphs"]
+    precisions = torch_precision or (COMPARED[options.precision] if gpu else ("fp32",))
+    return [(mode, precision) for precision in precisions for mode in modes]
+
+
+def comparison(result, precision):
+    """Lines of the table of both steps."""
+    yield f"{'':24s}        ms  TFLOP/s    MFU  peak MiB  against numdiff"
+    for name, row in (("numdiff " + precision, result),
+                      *((f"PyTorch {r['mode']} {r['precision']}", r) for r in result["versus"])):
+        if "fault" in row:
+            yield f"{name:24s} failed: {row['fault']}"
+            continue
+        mfu = f"{100 * row['mfu']:5.1f} %" if row["mfu"] else f"{'–':>7}"
+        ratio = f"{row['ratio']:.2f} times as long" if "ratio" in row else ""
+        yield f"{name:24s} {row['ms']:9.2f} {row['tflops']:8.3g} {mfu} {row['peak_mib']:9,.0f}  {ratio}"
+    yield "PyTorch's step is without noise, clipping and average of weights, which numdiff's has."
+
+
+@bench.command(cls=GroupedCommand)
+@click.argument("operations", metavar="[OPERATION]…", nargs=-1)
+@measurement(
+    ("--of", {"type": click.Choice(["unet", "dit"]), "default": "unet", "show_default": True,
+              "help": "Whose shapes: those of a training step of this model."}),
+    ("--chosen", {"is_flag": True, "help": "Only the version that the launcher chooses, not each."}),
+    ("--shapes", {"metavar": "N", "type": click.IntRange(1), "help": "Shapes of each operation, the largest.  "
+                  "[default: 3; all where operations are named]"}),
+    ("--versus", {"type": click.Choice(["torch"]), "help": "cuBLAS and cuDNN beside it, by PyTorch.  [default: where "
+                  "it is installed]"}))
+@settings(*(name for name in SHARED if name not in ("preset", "microbatch")), *DIT, model="dit")
+def kernels(operations, of, chosen, shapes, versus, **given):
+    """Each version of the operations (default: all) at a model's own shapes.
+
+    A star marks the version that the launcher chooses. Rates are of the bytes and FLOPs that the operation needs at
+    least; the roof is the memory's measured speed or the arithmetic's peak, whichever the operation meets first.
+    """
+    from numdiff.benchmark.kernels import bench_kernels
+    from numdiff.training.options import resolve
+
+    options = resolve({"model": of, **given})
+    echo_model(options)
+    last = None
+    for row in bench_kernels(options, operations, chosen, shapes, versus == "torch"):
+        if row["operation"] != last:
+            last = row["operation"]
+            click.echo(f"\n{last:46} {'calls':>5} {'µs':>9} {'GB/s':>7} {'TFLOP/s':>8} {'of roof':>10} "
+                       f"{'PyTorch µs':>10}")
+        roof = "–" if row["roof"] is None else f"{100 * row['roof']:.0f} % {row['bound'][:3]}"
+        theirs = "–" if row["torch_us"] is None else f"{row['torch_us']:.1f}"
+        speed = f"{row['tflops']:8.2f}" if row["tflops"] else f"{'–':>8}"
+        click.echo(f"  {row['shape']:40} {row['version']:>3} {row['calls']:>5} {row['us']:9.1f} {row['gb_s']:7,.1f} "
+                   f"{speed} {roof:>10} {theirs:>10}")

@@ -14,7 +14,8 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
     "data": (".data", "Import images, and look into datasets."),
     "convert": (".convert", "Convert weights from and to other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),
-    "bench": (".bench", "Measure how long a training step takes."),
+    "bench": (".bench", "Measure a training step and its kernels, beside PyTorch where wanted."),
+    "profile": (".profile", "Show where a training step's time goes, by kernel and by layer."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
 }
 

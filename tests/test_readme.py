@@ -14,9 +14,11 @@ README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 
 
 def commands():
+    """The `numdiff …` of every command line, also under mpiexec."""
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    lines = [line.split("#")[0] for block in blocks for line in block.splitlines()]
-    return [c.strip() for line in lines for c in line.split("&&") if c.strip().startswith("numdiff ")]
+    lines = [line.split("#")[0] for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    commands = [re.sub(r"^mpiexec -n \d+ ", "", c.strip()) for line in lines for c in line.split("&&")]
+    return [c for c in commands if c.startswith("numdiff ")]
 
 
 def examples():
@@ -51,9 +53,12 @@ def test_every_command_and_option_exists(command):
     while isinstance(found, click.Group) and words and not words[0].startswith("-"):
         found = found.get_command(context, words.pop(0))
         assert found is not None, command
-    known = {option for parameter in found.params for option in parameter.opts}
-    assert {w for w in words if w.startswith("--")} <= known
-    assert len(commands()) >= 10
+    known = {option: parameter for parameter in found.params for option in parameter.opts}
+    for option, value in zip(words, [*words[1:], None], strict=False):
+        if option.startswith("--"):
+            choices = getattr(known[option].type, "choices", None)
+            assert choices is None or value in choices, command
+    assert len(commands()) >= 30
 
 
 def test_pictures_and_links_exist():

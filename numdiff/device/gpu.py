@@ -100,6 +100,7 @@ class Gpu:
         self.arenas = [Arena(self._take_segment)]  # the first for everything, the others for one captured step each
         self._arena = self.arenas[0]  # the one that answers now
         self._parts = None  # while capturing: what a replay will call, one after the other
+        self._beside = None  # a stream for uploads meanwhile
         self._opened = {}  # handle of another process's allocation -> where it is mapped here
         self._kernels = {}
         self._configs = {}
@@ -139,6 +140,14 @@ class Gpu:
         return array.memory.address + array.offset
 
     def upload(self, source, target):
+        if self._parts is not None:  # while a step is captured: now, not in every replay
+            if self._beside is None:
+                self._beside = self.check(self._driver.cuStreamCreate(
+                    self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+            self.check(self._driver.cuMemcpyHtoDAsync(self.pointer(target), source.ctypes.data, source.nbytes,
+                                                      self._beside))
+            self.check(self._driver.cuStreamSynchronize(self._beside))
+            return
         self.check(self._driver.cuMemcpyHtoDAsync(self.pointer(target), source.ctypes.data, source.nbytes,
                                                   self._handle))
         self.synchronize()  # the source may be pageable and short-lived
@@ -189,6 +198,7 @@ class Gpu:
         and neither read back nor wait. Where it calls `between(action)` the graph is cut in two, and a replay calls
         `action()` there. (CUDA programming guide, "CUDA Graphs", stream capture.)
         """
+        self.synchronize()  # what `upload` brings meanwhile goes past the stream: nothing may be under way there
         self._parts = []
         self._begin_part()
         try:
@@ -389,6 +399,16 @@ def gpu_count():
         return 0
     from cuda.bindings import driver
     return int(driver.cuDeviceGetCount()[1])
+
+
+def has_tensor_cores(index=None):
+    """Whether a GPU (default: the chosen one) multiplies float16 matrices by the instructions of sm_80 and later."""
+    if why_no_gpu():
+        return False
+    from cuda.bindings import driver
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    device = driver.cuDeviceGet(_chosen if index is None else index)[1]
+    return int(driver.cuDeviceGetAttribute(attribute, device)[1]) >= 8
 
 
 @functools.cache

@@ -107,7 +107,7 @@ def concat_forward(a, b, version=None):
     if not is_device(a):
         return concat_forward_reference(a, b)
     channels_a, channels_b = a.shape[-1], b.shape[-1]
-    y = empty((*a.shape[:-1], channels_a + channels_b), like=a)
+    y = empty((*a.shape[:-1], channels_a + channels_b), a.dtype, like=a)
     _launch_concat(concat_forward_kernel_v1, concat_forward_kernel_v2, version, y, channels_a, channels_b, a, b, y)
     return y
 
@@ -119,7 +119,7 @@ def concat_backward(dy, channels_a, version=None):
         raise ValueError(f"channels_a is {channels_a}: both sides need some of dy's {dy.shape[-1]} channels")
     if not is_device(dy):
         return concat_backward_reference(dy, channels_a)
-    da, db = empty((*dy.shape[:-1], channels_a), like=dy), empty((*dy.shape[:-1], channels_b), like=dy)
+    da, db = (empty((*dy.shape[:-1], c), dy.dtype, like=dy) for c in (channels_a, channels_b))
     _launch_concat(concat_backward_kernel_v1, concat_backward_kernel_v2, version, dy, channels_a, channels_b, dy, da,
                    db)
     return da, db

@@ -351,13 +351,12 @@ def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version):
     if version >= 5:
         hopper_weight_gradient(dy, x, dweight, dbias, whole_halo=version == 6)
         return
-    if dbias is not None:
+    summed = version == 3 and narrow_half_weight_gradient(dy, x, dweight, dbias)
+    if dbias is not None and not summed:
         column_sum(dy, dbias)
     if version == 4:
         mma_weight_gradient(dy, x, dweight, stride)
-    elif version == 3:
-        narrow_half_weight_gradient(dy, x, dweight)
-    else:
+    elif version == 1:
         _add_weight_gradient(dy, x, dweight, stride, 1)
 
 

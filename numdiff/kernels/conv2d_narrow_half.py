@@ -1,217 +1,382 @@
 """Float16 convolution with few channels on one side: the first layer of a UNet (3 → 64) and the last (64 → 3).
 
 MATHEMATICS
-    as in conv2d.py. A tensor core's tile would be nearly empty; memory is the roof, so the aim is to touch the wide
-    side once.
+    as in conv2d.py. Memory is the roof: the wide side crosses once, 16 bytes a load or store. The arithmetic is small
+    but too much for one multiply-add a product, so it goes to the tensor cores, whose tiles are filled by taps:
+    from few channels  y[p, n] = Σ_k col[p, k] · weight[n, k] with k = tap · C + c: 27 of 32 for three channels.
+    to few channels    Σ_c comes first: z[q, (tap, n)] = Σ_c x[q, c] · weight[n, tap, c], 27 of 32 columns for three
+                       channels; then y[p, n] = bias[n] + Σ_tap z[p + tap - pad, (tap, n)].
+    weight gradient    sums[(tap, j), m] = Σ_p narrow[p + tap - pad, j] · wide[p, m]: wide is dy and narrow x, or wide
+                       is x and narrow dy, whose pixel lies on the other side of x's, so the taps are counted down.
+                       Where wide is dy, a row of ones beside the 27 gives dbias.
 SHAPES
-    x, weight, y, dy, dx float16; bias, dweight float32. 3 × 3 kernel, stride 1; one side up to NARROW channels, the
-    other a multiple of 8. Elsewhere version 1 runs.
+    x, weight, y, dy, dx float16; bias, dweight, dbias float32. 3 × 3 kernel, stride 1; one side up to NARROW channels,
+    the other a multiple of 8. Elsewhere version 1 runs.
 VERSIONS
-    this is version 3 of conv2d.py for float16.
-    to few channels    eight threads share a pixel's input channels, eight neighbouring ones each (16 bytes of x, so a
-                       warp reads 512 neighbouring bytes), for four output channels; three shuffles add up what they
-                       found. Four pixels a thread share the weights it has converted.
-    from few channels  eight threads share a pixel's output channels, eight each; the weights lie in shared memory as
-                       float32. Forward from C ≤ 8, and the input gradient of a layer to N ≤ 8: the same with the taps
-                       counted down.
-    weight gradient    the wide side is read once: a lane has two of its channels, and sums 3 × 3 taps × 4 narrow
-                       channels over the pixels of some image rows; the narrow rows lie in shared memory with zeros
-                       around them.
+    this is version 3 of conv2d.py for float16, by mma.sync: sm_80 and later.
+    Where an inner index lies in a fragment is free as long as both operands agree, and so is the order of output
+    columns: they are chosen so that a lane loads or stores eight neighbouring channels of its pixels, 16 bytes, and
+    nothing of the wide side passes through shared memory. The narrow side is gathered number by number: it is small,
+    and stays in the L1 cache.
 LAUNCH
-    128 threads. Grid: (pixels / 64, narrow channels / 4), (pixels / 64, wide channels / 64), (wide / 64, narrow / 4,
-    parts).
+    from few: 128 threads, each warp walks over groups of 16 pixels, for a slab of 64 channels; the weight in registers.
+    to few: 256 threads for TILE_H × TILE_W pixels and three channels; z, with its halo, in 37 KiB of shared memory.
+    weight gradient: 512 threads, one block a multiprocessor; each warp walks over groups of 16 pixels.
 DETERMINISM
-    a fixed order in each thread and in the shuffles; each warp of the gradient writes a part, which are added in order.
+    a fixed order in each warp; the gradient's warps are added in order, and then its blocks.
 COST
-    bytes: both sides once, 2 bytes an element. Roof: memory, with the conversion to float32 close behind.
+    bytes: both sides once, 2 bytes an element (to few: the wide side 1.3 times, from L2). Roof: memory.
 SOURCE
-    the shuffles: CUDA programming guide, "Warp Shuffle Functions".
+    PTX ISA, section 9.7.14.5 (mma), whose fragments are written down in emulator/fragments.py.
 READ NEXT
     conv2d_mma.py.
 """
 import numpy as np
 
 from ..device import cuda, empty, float32, int32, launch, uint32
-from ..device.tensor_core import load_word, load_words4, pack_half2, store_words4, unpack_half2
+from ..device.tensor_core import load_word, load_words4, mma_m16n8k16_into, pack_half2, store_words4
 from .conv2d_hopper import no_numbers
-from .conv2d_implicit import add_parts, within
+from .conv2d_implicit import within
 from .im2col import divide
 
-NARROW = 8  # channels of the narrow side, at most
+MINIMUM_CAPABILITY = (8, 0)
+NARROW = 7  # channels of the narrow side, at most: eight go to other versions
 SIZE, TAPS = 3, 9
-BLOCK = 128  # threads
-PIXELS = 4  # of a thread: they share the weights
-BLOCK_PIXELS = BLOCK // 8 * PIXELS
-SLAB = 64  # output channels whose weights a block keeps
-SLAB_WEIGHTS = NARROW * TAPS * SLAB
-WARPS = BLOCK // 32
-LINE = 256  # pixels of an image row in shared memory at a time
-LINE_PIXELS = LINE + 2
-STRIP = SIZE * LINE_PIXELS * 4  # float32: three rows, with a pixel more on each side, of four channels
-PARTS = 132 * 4  # blocks of the gradient, about
+SLAB = 64  # wide channels of a block: eight for each of eight lanes, or 16 for each of four
+GROUP = 16  # pixels of a warp's step
+OUTSIDE = 31  # the number of a tap that is none: no mask has its bit
+BLOCK = 128  # threads, from few channels
+BLOCKS = 4  # of them on a multiprocessor
+THREE = 3  # narrow channels of a block, to few channels and in the gradient: 27 of 32 rows or columns are used
+COLUMNS = 32
+TILE_H, TILE_W = 8, 32  # output pixels of a block to few channels: one for each thread
+HALO_W = TILE_W + 2
+HALO = (TILE_H + 2) * HALO_W
+Z_ROW = THREE * TAPS  # odd, so that neighbouring pixels' numbers lie in different banks
+Z_SIZE = HALO * Z_ROW
+TO_BLOCK = TILE_H * TILE_W  # threads
+GRADIENT_BLOCK = 512
+GRADIENT_WARPS = GRADIENT_BLOCK // 32
+SUMS = COLUMNS * SLAB  # of a block of the gradient
+ADD_ROWS = 32  # threads that share the parts of a sum
+ADD_SUMS = 32 * ADD_ROWS
 
 
 @cuda.jit(device=True, forceinline=True)
-def eight(array, at):
-    """Eight neighbouring float16 as float32."""
-    a, b, c, d = load_words4(array, at)
-    v0, v1 = unpack_half2(a)
-    v2, v3 = unpack_half2(b)
-    v4, v5 = unpack_half2(c)
-    v6, v7 = unpack_half2(d)
-    return v0, v1, v2, v3, v4, v5, v6, v7
+def seen(i, j, H, W, exists):
+    """Bit 3 · r + s: whether tap (r, s) of the window around pixel (i, j) lies in the image."""
+    rows = 0b000111000 | (0b000000111 if i > 0 else 0) | (0b111000000 if i < H - 1 else 0)
+    columns = 0b010010010 | (0b001001001 if j > 0 else 0) | (0b100100100 if j < W - 1 else 0)
+    return int32(rows & columns if exists else 0)
 
 
 @cuda.jit(device=True, forceinline=True)
-def dot8(total, a, b):
-    total += a[0] * b[0]
-    total += a[1] * b[1]
-    total += a[2] * b[2]
-    total += a[3] * b[3]
-    total += a[4] * b[4]
-    total += a[5] * b[5]
-    total += a[6] * b[6]
-    return total + a[7] * b[7]
+def tap_offset(tap, W, C):
+    """Elements from a pixel's first channel to those of the pixel that a tap sees."""
+    r, s = divide(tap, int32(SIZE))
+    return int32(((r - 1) * W + s - 1) * C)
 
 
-# To few channels ------------------------------------------------------------------------------------------------------
-
-@cuda.jit
-def conv2d_to_narrow_kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias):
-    t = int32(cuda.threadIdx.x)
-    lane = t & 7
-    first = int32(cuda.blockIdx.x * BLOCK_PIXELS + (t >> 3) * PIXELS)
-    n = int32(cuda.blockIdx.y * 4)
-    n1, n2, n3 = min(n + 1, N - 1), min(n + 2, N - 1), min(n + 3, N - 1)
-    sums = cuda.local.array(16, np.float32)
-    for k in range(16):
-        sums[k] = float32(0)
-    for r in range(SIZE):
-        for s in range(SIZE):
-            for c in range(lane * 8, C, 64):
-                at = int32((r * SIZE + s) * C + c)
-                w0 = eight(weight, n * TAPS * C + at)
-                w1 = eight(weight, n1 * TAPS * C + at)
-                w2 = eight(weight, n2 * TAPS * C + at)
-                w3 = eight(weight, n3 * TAPS * C + at)
-                for p in range(PIXELS):
-                    pixel = int32(first + p)
-                    image, rest = divide(pixel, int32(H * W))
-                    i, j = divide(rest, W)
-                    h, w = int32(i + r - 1), int32(j + s - 1)
-                    if pixel < pixels and within(h, w, H, W):
-                        v = eight(x, int32(((image * H + h) * W + w) * C + c))
-                        sums[4 * p] = dot8(sums[4 * p], v, w0)
-                        sums[4 * p + 1] = dot8(sums[4 * p + 1], v, w1)
-                        sums[4 * p + 2] = dot8(sums[4 * p + 2], v, w2)
-                        sums[4 * p + 3] = dot8(sums[4 * p + 3], v, w3)
-    for k in range(16):
-        total = sums[k]
-        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 4)
-        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 2)
-        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1)
-        pixel, channel = int32(first + k // 4), int32(n + k % 4)
-        if lane == k & 7 and pixel < pixels and channel < N:
-            y[pixel * N + channel] = total + bias[channel] if has_bias else total
+@cuda.jit(device=True, forceinline=True)
+def number(array, at, mask, tap):
+    """The number that a tap sees, or 0 outside of the image."""
+    return float32(array[at]) if (mask >> tap) & 1 else float32(0)
 
 
 # From few channels ----------------------------------------------------------------------------------------------------
 
-@cuda.jit
-def conv2d_from_narrow_kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, gradient):
-    """x has C ≤ 8 channels. gradient: the weight is (C, taps, N), and its taps are counted down."""
-    weights = cuda.shared.array(SLAB_WEIGHTS, float32)  # [channel, tap, output]
+def make_from_narrow(STEPS):
+    """The kernel for up to 16 · STEPS products an output."""
+    ROW = 8 * STEPS + 4  # words of a weight's row in shared memory: eight rows' words lie in different banks
+
+    WORDS, FRAGMENTS, INNER = SLAB * ROW, 16 * STEPS, 4 * STEPS
+
+    def kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, gradient):
+        """gradient: the weight is (C, taps, N), and its taps are counted down."""
+        words = cuda.shared.array(WORDS, np.uint32)
+        biases = cuda.shared.array(SLAB, float32)
+        t = int32(cuda.threadIdx.x)
+        warp, lane = t >> 5, t & 31
+        row, q = lane >> 2, lane & 3  # of a fragment
+        first_n = int32(cuda.blockIdx.y * SLAB)
+        # row 8 · j + g has the channel that column g of product j stands for: a lane's two columns in each of four
+        # products are eight neighbouring channels
+        for k in range(t, SLAB * 8 * STEPS, int32(BLOCK)):
+            place, pair = divide(k, int32(8 * STEPS))
+            j, g = place >> 3, place & 7
+            n = int32(first_n + (j >> 2) * 32 + (g >> 1) * 8 + (j & 3) * 2 + (g & 1))
+            low = high = float32(0)
+            tap, c = divide(int32(2 * pair), C)
+            tap_2, c_2 = divide(int32(2 * pair + 1), C)
+            if n < N:
+                if tap < TAPS:
+                    low = float32(weight[(c * TAPS + TAPS - 1 - tap) * N + n if gradient else (n * TAPS + tap) * C + c])
+                if tap_2 < TAPS:
+                    high = float32(weight[(c_2 * TAPS + TAPS - 1 - tap_2) * N + n if gradient else
+                                          (n * TAPS + tap_2) * C + c_2])
+            words[place * ROW + pair] = pack_half2(low, high)
+        if t < SLAB:
+            biases[t] = bias[first_n + t] if has_bias and first_n + t < N else float32(0)
+        cuda.syncthreads()
+
+        weights = cuda.local.array(FRAGMENTS, np.uint32)
+        for j in range(8):
+            for step in range(STEPS):
+                at = int32((8 * j + row) * ROW + 8 * step + q)
+                weights[2 * (j * STEPS + step)] = words[uint32(at)]
+                weights[2 * (j * STEPS + step) + 1] = words[uint32(at + 4)]
+        # the inner indices of this lane: k = 16 · step + 2 · q + 0, 1, 8, 9
+        taps = cuda.local.array(INNER, np.int32)
+        offsets = cuda.local.array(INNER, np.int32)
+        for k in range(4 * STEPS):
+            tap, c = divide(int32(k // 4 * 16 + 2 * q + k % 2 + k % 4 // 2 * 8), C)
+            taps[k] = tap if tap < TAPS else OUTSIDE
+            offsets[k] = tap_offset(tap, W, C) + c
+        sums = cuda.local.array(32, np.float32)
+        groups = int32((pixels + GROUP - 1) // GROUP)
+        for group in range(int32(cuda.blockIdx.x * (BLOCK // 32) + warp), groups,
+                           int32(cuda.gridDim.x * (BLOCK // 32))):
+            pixel, pixel_2 = int32(group * GROUP + row), int32(group * GROUP + row + 8)
+            line, w = divide(pixel, W)
+            mask = seen(divide(line, H)[1], w, H, W, pixel < pixels)
+            line, w = divide(pixel_2, W)
+            mask_2 = seen(divide(line, H)[1], w, H, W, pixel_2 < pixels)
+            at, at_2 = int32(pixel * C), int32(pixel_2 * C)
+            for j in range(8):
+                for k in range(2):
+                    sums[4 * j + k] = sums[4 * j + 2 + k] = biases[uint32(j // 4 * 32 + 8 * q + j % 4 * 2 + k)]
+            for step in range(STEPS):
+                k = 4 * step
+                a = (pack_half2(number(x, at + offsets[k], mask, taps[k]),
+                                number(x, at + offsets[k + 1], mask, taps[k + 1])),
+                     pack_half2(number(x, at_2 + offsets[k], mask_2, taps[k]),
+                                number(x, at_2 + offsets[k + 1], mask_2, taps[k + 1])),
+                     pack_half2(number(x, at + offsets[k + 2], mask, taps[k + 2]),
+                                number(x, at + offsets[k + 3], mask, taps[k + 3])),
+                     pack_half2(number(x, at_2 + offsets[k + 2], mask_2, taps[k + 2]),
+                                number(x, at_2 + offsets[k + 3], mask_2, taps[k + 3])))
+                for j in range(8):
+                    b = 2 * (j * STEPS + step)
+                    mma_m16n8k16_into(sums, 4 * j, a, (weights[b], weights[b + 1]))
+            for half in range(2):
+                n = int32(first_n + half * 32 + q * 8)
+                k = 16 * half
+                if n < N:
+                    if pixel < pixels:
+                        store_words4(y, pixel * N + n, pack_half2(sums[k], sums[k + 1]),
+                                     pack_half2(sums[k + 4], sums[k + 5]), pack_half2(sums[k + 8], sums[k + 9]),
+                                     pack_half2(sums[k + 12], sums[k + 13]))
+                    if pixel_2 < pixels:
+                        store_words4(y, pixel_2 * N + n, pack_half2(sums[k + 2], sums[k + 3]),
+                                     pack_half2(sums[k + 6], sums[k + 7]), pack_half2(sums[k + 10], sums[k + 11]),
+                                     pack_half2(sums[k + 14], sums[k + 15]))
+
+    kernel.__name__ = f"conv2d_from_narrow_kernel_{16 * STEPS}"
+    return cuda.jit(kernel, launch_bounds=(BLOCK, 8 // STEPS))
+
+
+conv2d_from_narrow_kernels = {steps: make_from_narrow(steps) for steps in (2, 4)}
+
+
+# To few channels ------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def sixteen(x, pixel, inside, c, C):
+    """Sixteen neighbouring channels of a pixel as eight words, zeros outside."""
+    zero = uint32(0)
+    a = b = (zero, zero, zero, zero)
+    if inside and c < C:
+        a = load_words4(x, pixel * C + c)
+    if inside and c + 8 < C:
+        b = load_words4(x, pixel * C + c + 8)
+    return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
+
+
+@cuda.jit(launch_bounds=TO_BLOCK)
+def conv2d_to_narrow_kernel(x, weight, bias, y, H, W, C, N, has_bias):
+    z = cuda.shared.array(Z_SIZE, float32)  # [pixel with halo][tap][channel]
+    words = cuda.shared.array(1024, np.uint32)  # the weight, in the order in which lanes take it
     t = int32(cuda.threadIdx.x)
-    first_n = int32(cuda.blockIdx.y * SLAB)
-    for k in range(t, C * TAPS * SLAB, int32(BLOCK)):
-        rest, n = divide(k, int32(SLAB))
-        c, tap = divide(rest, int32(TAPS))
-        n_at = int32(first_n + n)
-        value = float32(0)
-        if n_at < N:
-            if gradient:
-                value = float32(weight[(c * TAPS + TAPS - 1 - tap) * N + n_at])
-            else:
-                value = float32(weight[(n_at * TAPS + tap) * C + c])
-        weights[k] = value
+    warp, lane = t >> 5, t & 31
+    row, q = lane >> 2, lane & 3
+    rest, tile_w = divide(cuda.blockIdx.x, int32((W + TILE_W - 1) // TILE_W))
+    image, tile_h = divide(rest, int32((H + TILE_H - 1) // TILE_H))
+    first_h, first_w, first_n = int32(tile_h * TILE_H), int32(tile_w * TILE_W), int32(cuda.blockIdx.y * THREE)
+    sums = cuda.local.array(16, np.float32)
+    weights = cuda.local.array(32, np.uint32)
+    for first_c in range(int32(0), C, int32(SLAB)):
+        cuda.syncthreads()
+        # word `which` (0 … 7) of quad lane q has its channels 2 · which and 2 · which + 1 of sixteen
+        for k in range(t, int32(1024), int32(TO_BLOCK)):
+            column, which, word = (k >> 2) & 31, k >> 7, uint32(0)
+            tap, channel = divide(column, int32(THREE))
+            n, c = int32(first_n + channel), int32(first_c + (k & 3) * 16 + which * 2)
+            if tap < TAPS and n < N and c < C:
+                word = load_word(weight, (n * TAPS + tap) * C + c)
+            words[k] = word
+        cuda.syncthreads()
+        for which in range(8):
+            for j in range(4):
+                weights[which * 4 + j] = words[which * 128 + (8 * j + row) * 4 + q]
+        for start in range(int32(warp * GROUP), int32(HALO), int32(TO_BLOCK // 32 * GROUP)):
+            m, m_2 = int32(start + row), int32(start + row + 8)
+            h, w = divide(m, int32(HALO_W))
+            h_2, w_2 = divide(m_2, int32(HALO_W))
+            h, w = int32(first_h + h - 1), int32(first_w + w - 1)
+            h_2, w_2 = int32(first_h + h_2 - 1), int32(first_w + w_2 - 1)
+            inside, inside_2 = m < HALO and within(h, w, H, W), m_2 < HALO and within(h_2, w_2, H, W)
+            a = sixteen(x, (image * H + h) * W + w, inside, int32(first_c + q * 16), C)
+            b = sixteen(x, (image * H + h_2) * W + w_2, inside_2, int32(first_c + q * 16), C)
+            for k in range(16):
+                sums[k] = float32(0)
+            for j in range(4):
+                mma_m16n8k16_into(sums, 4 * j, (a[0], b[0], a[1], b[1]), (weights[j], weights[4 + j]))
+                mma_m16n8k16_into(sums, 4 * j, (a[2], b[2], a[3], b[3]), (weights[8 + j], weights[12 + j]))
+                mma_m16n8k16_into(sums, 4 * j, (a[4], b[4], a[5], b[5]), (weights[16 + j], weights[20 + j]))
+                mma_m16n8k16_into(sums, 4 * j, (a[6], b[6], a[7], b[7]), (weights[24 + j], weights[28 + j]))
+            for k in range(16):
+                column = int32(k // 4 * 8 + 2 * q + k % 2)
+                mine = int32(m if k % 4 < 2 else m_2)
+                if column < Z_ROW and mine < HALO:
+                    at = uint32(mine * Z_ROW + column)
+                    z[at] = sums[k] if first_c == 0 else z[at] + sums[k]
     cuda.syncthreads()
-    lane = int32((t & 7) * 8)
-    first = int32(cuda.blockIdx.x * BLOCK_PIXELS + (t >> 3) * PIXELS)
-    sums = cuda.local.array(32, np.float32)
-    for k in range(8):
-        start = float32(0)
-        if has_bias and first_n + lane + k < N:
-            start = bias[first_n + lane + k]
-        sums[k] = sums[8 + k] = sums[16 + k] = sums[24 + k] = start
-    for c in range(C):
-        for r in range(SIZE):
-            for s in range(SIZE):
-                at = int32((c * TAPS + r * SIZE + s) * SLAB + lane)
-                for p in range(PIXELS):
-                    pixel = int32(first + p)
-                    image, rest = divide(pixel, int32(H * W))
-                    i, j = divide(rest, W)
-                    h, w = int32(i + r - 1), int32(j + s - 1)
-                    if pixel < pixels and within(h, w, H, W):
-                        v = float32(x[((image * H + h) * W + w) * C + c])
-                        for k in range(8):
-                            sums[8 * p + k] += v * weights[uint32(at + k)]
-    if first_n + lane < N:
-        for p in range(PIXELS):
-            if first + p < pixels:
-                store_words4(y, (first + p) * N + first_n + lane, pack_half2(sums[8 * p], sums[8 * p + 1]),
-                             pack_half2(sums[8 * p + 2], sums[8 * p + 3]), pack_half2(sums[8 * p + 4], sums[8 * p + 5]),
-                             pack_half2(sums[8 * p + 6], sums[8 * p + 7]))
+    h, w = t // TILE_W, t % TILE_W
+    total_0 = total_1 = total_2 = float32(0)
+    for r in range(SIZE):
+        for s in range(SIZE):
+            at = int32(((h + r) * HALO_W + w + s) * Z_ROW + (r * SIZE + s) * THREE)
+            total_0 += z[uint32(at)]
+            total_1 += z[uint32(at + 1)]
+            total_2 += z[uint32(at + 2)]
+    i, j = int32(first_h + h), int32(first_w + w)
+    if i < H and j < W:
+        at = ((image * H + i) * W + j) * N
+        y[at + first_n] = total_0 + bias[first_n] if has_bias else total_0
+        if first_n + 1 < N:
+            y[at + first_n + 1] = total_1 + bias[first_n + 1] if has_bias else total_1
+        if first_n + 2 < N:
+            y[at + first_n + 2] = total_2 + bias[first_n + 2] if has_bias else total_2
 
 
 # Weight gradient ------------------------------------------------------------------------------------------------------
 
-@cuda.jit
-def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J, lines, part_lines, flipped):
-    """partial[part, …] = Σ_q wide[q, m] · narrow[q + tap - 1, j], for M wide and J narrow channels.
+@cuda.jit(device=True, forceinline=True)
+def low_halves(a, b):
+    return (a & uint32(0xFFFF)) | (b << uint32(16))
 
-    flipped: wide is x and narrow dy, whose pixel lies on the other side of x's, so the taps are counted down; else wide
-    is dy and narrow x. A part is a warp's: the pixels of its image rows, every fourth of them.
+
+@cuda.jit(device=True, forceinline=True)
+def high_halves(a, b):
+    return (a >> uint32(16)) | (b & uint32(0xFFFF0000))
+
+
+@cuda.jit(device=True, forceinline=True)
+def next_pixel(i, j, H, W):
+    j = int32(j + 1)
+    if j == W:
+        i, j = int32(i + 1), int32(0)
+    return int32(0) if i == H else i, j
+
+
+@cuda.jit(launch_bounds=GRADIENT_BLOCK)
+def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J, pixels):
+    """partial[part, group, slab] = sums[(tap, j), m] of the part's pixels, by 32 rows of 64; row 27 sums wide itself.
+
+    A lane's pixels are four neighbours of a group of 16; product k has channel 8 · column + k of the slab.
     """
-    strip = cuda.shared.array(STRIP, float32)
+    block = cuda.shared.array(SUMS, float32)
     t = int32(cuda.threadIdx.x)
     warp, lane = t >> 5, t & 31
-    m, j = int32(cuda.blockIdx.x * SLAB + lane * 2), int32(cuda.blockIdx.y * 4)
-    sums = cuda.local.array(72, np.float32)  # [tap, narrow, wide]
-    for k in range(72):
+    row, q = lane >> 2, lane & 3
+    m, first_j = int32(cuda.blockIdx.x * SLAB + row * 8), int32(cuda.blockIdx.y * THREE)
+    taps = cuda.local.array(4, np.int32)
+    offsets = cuda.local.array(4, np.int32)
+    for k in range(4):
+        tap, j = divide(int32(8 * k + row), int32(THREE))
+        taps[k] = tap if tap < TAPS and first_j + j < J else OUTSIDE
+        offsets[k] = tap_offset(tap, W, J) + first_j + j
+    one = float32(1) if row == 3 else float32(0)  # in row 27 of 32
+    sums = cuda.local.array(64, np.float32)
+    for k in range(64):
         sums[k] = float32(0)
-    first = int32(cuda.blockIdx.z * part_lines)
-    for line in range(first, int32(min(first + part_lines, lines))):
-        image, i = divide(line, H)
-        for start in range(int32(0), W, int32(LINE)):
-            cuda.syncthreads()
-            width = int32(min(W - start, LINE))
-            for k in range(t, 4 * SIZE * (width + 2), int32(BLOCK)):
-                rest, channel = divide(k, int32(4))
-                r, w = divide(rest, int32(width + 2))
-                h, value = int32(i + r - 1), float32(0)
-                w_at = int32(start + w - 1)
-                if j + channel < J and within(h, w_at, H, W):
-                    value = float32(narrow[((image * H + h) * W + w_at) * J + j + channel])
-                strip[(r * LINE_PIXELS + w) * 4 + channel] = value
-            cuda.syncthreads()
-            if m < M:
-                for w in range(warp, width, int32(WARPS)):
-                    a, b = unpack_half2(load_word(wide, (line * W + start + w) * M + m))
-                    for r in range(SIZE):
-                        for k in range(12):  # three taps, four channels each
-                            v = strip[uint32((r * LINE_PIXELS + w) * 4 + k)]
-                            sums[r * 24 + 2 * k] += v * a
-                            sums[r * 24 + 2 * k + 1] += v * b
-    part = (cuda.blockIdx.z * WARPS + warp) * TAPS * M * J
-    if m < M:
-        for k in range(72):
-            channel, at = int32(j + k // 2 % 4), int32(m + k % 2)
-            if channel < J:
-                if flipped:
-                    partial[part + (channel * TAPS + TAPS - 1 - k // 8) * M + at] = sums[k]
-                else:
-                    partial[part + (at * TAPS + k // 8) * J + channel] = sums[k]
+    a = cuda.local.array(8, np.uint32)
+    p = cuda.local.array(16, np.uint32)
+    groups, warps = int32((pixels + GROUP - 1) // GROUP), int32(cuda.gridDim.z * GRADIENT_WARPS)
+    for group in range(int32(cuda.blockIdx.z * GRADIENT_WARPS + warp), groups, warps):
+        pixel = int32(group * GROUP + q * 4)
+        line, w = divide(pixel, W)
+        i_0 = divide(line, H)[1]
+        i_1, w_1 = next_pixel(i_0, w, H, W)
+        i_2, w_2 = next_pixel(i_1, w_1, H, W)
+        i_3, w_3 = next_pixel(i_2, w_2, H, W)
+        masks = (seen(i_0, w, H, W, pixel < pixels), seen(i_1, w_1, H, W, pixel + 1 < pixels),
+                 seen(i_2, w_2, H, W, pixel + 2 < pixels), seen(i_3, w_3, H, W, pixel + 3 < pixels))
+        for k in range(4):
+            zero = uint32(0)
+            p[4 * k] = p[4 * k + 1] = p[4 * k + 2] = p[4 * k + 3] = zero
+            if m < M and pixel + k < pixels:
+                p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3] = load_words4(wide, (pixel + k) * M + m)
+        for k in range(4):
+            at = int32(pixel * J + offsets[k])
+            v_0, v_1 = number(narrow, at, masks[0], taps[k]), number(narrow, at + J, masks[1], taps[k])
+            v_2, v_3 = number(narrow, at + 2 * J, masks[2], taps[k]), number(narrow, at + 3 * J, masks[3], taps[k])
+            if k == 3:
+                v_0, v_1, v_2, v_3 = v_0 + one, v_1 + one, v_2 + one, v_3 + one
+            # of row + 8 · k: pixels 0 and 1, pixels 2 and 3
+            a[k // 2 * 4 + k % 2] = pack_half2(v_0, v_1)
+            a[k // 2 * 4 + k % 2 + 2] = pack_half2(v_2, v_3)
+        low, high = (a[0], a[1], a[2], a[3]), (a[4], a[5], a[6], a[7])
+        for k in range(4):
+            b = (low_halves(p[k], p[4 + k]), low_halves(p[8 + k], p[12 + k]))
+            mma_m16n8k16_into(sums, 8 * k, low, b)
+            mma_m16n8k16_into(sums, 32 + 8 * k, high, b)
+            b = (high_halves(p[k], p[4 + k]), high_halves(p[8 + k], p[12 + k]))
+            mma_m16n8k16_into(sums, 8 * k + 4, low, b)
+            mma_m16n8k16_into(sums, 32 + 8 * k + 4, high, b)
+    mine = int32(row * SLAB + 16 * q)
+    for k in range(t, int32(SUMS), int32(GRADIENT_BLOCK)):
+        block[k] = float32(0)
+    cuda.syncthreads()
+    for turn in range(GRADIENT_WARPS):  # in order
+        if warp == turn:
+            for half in range(2):
+                for j in range(8):
+                    for k in range(4):
+                        block[uint32(mine + (half * 16 + k // 2 * 8) * SLAB + k % 2 * 8 + j)] += sums[
+                            half * 32 + j * 4 + k]
+        cuda.syncthreads()
+    part = ((cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x) * SUMS
+    for k in range(t, int32(SUMS), int32(GRADIENT_BLOCK)):
+        partial[part + k] = block[k]
+
+
+@cuda.jit
+def add_narrow_weight_gradient_kernel(partial, dweight, dbias, parts, slabs, M, J, flipped, has_bias):
+    """dweight += the sum of the parts, dbias += that of their row 27: 32 sums a block, whose rows share the parts."""
+    tile = cuda.shared.array(ADD_SUMS, float32)
+    lane, share, shares = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockDim.y)
+    place = int32(cuda.blockIdx.x * 32 + lane)
+    size = int32(cuda.gridDim.x * 32)
+    total = float32(0)
+    for part in range(share, parts, shares):
+        total += partial[part * size + place]
+    tile[share * 32 + lane] = total
+    cuda.syncthreads()
+    if share == 0:
+        for other in range(int32(1), shares):
+            total += tile[other * 32 + lane]
+        rest, m = divide(place, int32(SLAB))
+        rest, row = divide(rest, int32(COLUMNS))
+        group, slab = divide(rest, slabs)
+        tap, j = divide(row, int32(THREE))
+        m, j = int32(slab * SLAB + m), int32(group * THREE + j)
+        if m < M:
+            if tap < TAPS and j < J:
+                at = (j * TAPS + TAPS - 1 - tap) * M + m if flipped else (m * TAPS + tap) * J + j
+                dweight[at] += total
+            if has_bias and row == Z_ROW and group == 0:
+                dbias[m] += total
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -223,9 +388,8 @@ def _small(size, stride, wide):
 def narrow_takes(x, weight, stride, plain):
     """Whether these kernels take the forward pass: to few channels, or from few; no addends but the bias (`plain`)."""
     n, size, _, c = weight.shape
-    return plain and (n <= NARROW and n % 8 and _small(size, stride, c) or c <= NARROW and c % 8
-                      and _small(size, stride, n)) \
-        and x.dtype == np.float16
+    return (plain and (n <= NARROW and _small(size, stride, c) or c <= NARROW and _small(size, stride, n))
+            and x.dtype == np.float16 and x.backend.capability[:2] >= MINIMUM_CAPABILITY)
 
 
 def narrow_gradient_takes(x, weight, stride):
@@ -234,46 +398,51 @@ def narrow_gradient_takes(x, weight, stride):
 
 
 def narrow_input_gradient_takes(dy, weight, stride):
-    """Whether they take the input gradient: of a layer to few channels, or from few."""
-    return bool(narrow_takes(dy, weight, stride, True)) and weight.shape[0] <= NARROW
+    """Whether they take the input gradient: of a layer to few channels."""
+    return narrow_gradient_takes(dy, weight, stride) and weight.shape[0] <= NARROW
+
+
+def _from_narrow(x, weight, bias, y, gradient):
+    b, h, w, c = x.shape
+    n, pixels = y.shape[3], b * h * w
+    backend = x.backend
+    blocks = min(-(-pixels // (GROUP * BLOCK // 32)), BLOCKS * backend.multiprocessors)
+    launch(conv2d_from_narrow_kernels[2 if TAPS * c <= 32 else 4], (blocks, -(-n // SLAB)), BLOCK, x.reshape(-1),
+           weight.reshape(-1), no_numbers(backend) if bias is None else bias, y.reshape(-1), h, w, c, n, pixels,
+           int(bias is not None), gradient)
+    return y
 
 
 def narrow_half_forward(x, weight, bias, y):
     """y = conv2d(x, weight) + bias."""
     b, h, w, c = x.shape
-    n, pixels = y.shape[3], b * h * w
-    arguments = (x.reshape(-1), weight.reshape(-1), no_numbers(x.backend) if bias is None else bias, y.reshape(-1), h,
-                 w,
-                 c, n)
-    if n <= NARROW and n % 8:
-        launch(conv2d_to_narrow_kernel, (-(-pixels // BLOCK_PIXELS), -(-n // 4)), BLOCK, *arguments, pixels,
-               int(bias is not None))
-    else:
-        launch(conv2d_from_narrow_kernel, (-(-pixels // BLOCK_PIXELS), -(-n // SLAB)), BLOCK, *arguments, pixels,
-               int(bias is not None), 0)
+    n = y.shape[3]
+    if n > NARROW:
+        return _from_narrow(x, weight, bias, y, 0)
+    launch(conv2d_to_narrow_kernel, (-(-w // TILE_W) * -(-h // TILE_H) * b, -(-n // THREE)), TO_BLOCK, x.reshape(-1),
+           weight.reshape(-1), no_numbers(x.backend) if bias is None else bias, y.reshape(-1), h, w, c, n,
+           int(bias is not None))
     return y
 
 
 def narrow_half_input_gradient(dy, weight, dx):
     """dx of a layer to few channels."""
-    b, h, w, n = dy.shape
-    c, pixels = dx.shape[3], b * h * w
-    launch(conv2d_from_narrow_kernel, (-(-pixels // BLOCK_PIXELS), -(-c // SLAB)), BLOCK, dy.reshape(-1),
-           weight.reshape(-1),
-           no_numbers(dy.backend), dx.reshape(-1), h, w, n, c, pixels, 0, 1)
-    return dx
+    return _from_narrow(dy, weight, None, dx, 1)
 
 
-def narrow_half_weight_gradient(dy, x, dweight):
-    """dweight += …"""
+def narrow_half_weight_gradient(dy, x, dweight, dbias=None):
+    """dweight += …; dbias += … of a layer from few channels."""
     b, h, w, n = dy.shape
     c = x.shape[3]
-    to_few = n <= NARROW and n % 8
+    to_few = n <= NARROW
     wide, narrow, m, j = (x, dy, c, n) if to_few else (dy, x, n, c)
-    grid = -(-m // SLAB), -(-j // 4)
-    part_lines = -(-b * h // max(1, min(b * h, PARTS // (grid[0] * grid[1]))))
-    parts = -(-b * h // part_lines)
-    partial = empty((parts * WARPS, dweight.size), np.float32, like=dy)
-    launch(conv2d_narrow_weight_gradient_kernel_half, (*grid, parts), BLOCK, wide.reshape(-1), narrow.reshape(-1),
-           partial.reshape(-1), h, w, m, j, b * h, part_lines, int(bool(to_few)))
-    add_parts(partial, dweight, accumulate=True)
+    slabs, threes, pixels = -(-m // SLAB), -(-j // THREE), b * h * w
+    parts = min(-(-pixels // (GROUP * GRADIENT_WARPS)), max(1, dy.backend.multiprocessors // (slabs * threes)))
+    partial = empty((parts, threes * slabs * SUMS), np.float32, like=dy)
+    launch(conv2d_narrow_weight_gradient_kernel_half, (slabs, threes, parts), GRADIENT_BLOCK, wide.reshape(-1),
+           narrow.reshape(-1), partial.reshape(-1), h, w, m, j, pixels)
+    has_bias = dbias is not None and not to_few
+    launch(add_narrow_weight_gradient_kernel, threes * slabs * SUMS // 32, (32, min(parts, ADD_ROWS)),
+           partial.reshape(-1), dweight.reshape(-1), dbias if has_bias else no_numbers(dy.backend), parts, slabs, m, j,
+           int(to_few), int(has_bias))
+    return has_bias

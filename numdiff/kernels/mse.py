@@ -2,10 +2,11 @@
 
 MATHEMATICS
     loss = 1/n · Σ (prediction - target)²                  over the n elements of the target
-    dprediction = scale · 2/n · (prediction - target)      scale: e.g. 1 / (number of microbatches)
+    dprediction = dloss · scale · 2/n · (prediction - target)
+    scale: known to the host, e.g. 1 / (number of microbatches); dloss: what arrives on the tape, e.g. a loss scale
     A model that also predicts a variance has more channels than the target: they take no part, their gradient is zero.
 SHAPES
-    prediction (B, ..., Cp), target (B, ..., C), Cp ≥ C, float32 → loss (1,), dprediction (B, ..., Cp)
+    prediction (B, ..., Cp), target (B, ..., C), Cp ≥ C, float32 → loss (1,), dprediction (B, ..., Cp); dloss (1,)
 VERSIONS
     v1 one element a step; finds its place in the prediction by a division.
     v2 where Cp = C: both arrays are one row of equal length, read four elements at a time.
@@ -23,7 +24,7 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32
+from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
 from .grad_norm import BLOCK, MAX_BLOCKS, block_sum
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -35,11 +36,11 @@ def mse_forward_reference(prediction, target):
     return np.array([difference.mean()], difference.dtype)  # NumPy sums in pairs: exact enough in float32
 
 
-def mse_backward_reference(prediction, target, scale=1.0):
+def mse_backward_reference(prediction, target, scale=1.0, dloss=1.0):
     dprediction = np.zeros_like(prediction)
     used = dprediction[..., :target.shape[-1]]
     np.subtract(prediction[..., :target.shape[-1]], target, out=used)
-    used *= scale * 2.0 / target.size
+    used *= dloss * scale * 2.0 / target.size
     return dprediction
 
 
@@ -70,14 +71,14 @@ def sum_partials_kernel(partials, scale, loss):
 
 
 @cuda.jit
-def mse_backward_kernel_v1(prediction, target, dprediction, factor, channels, channels_p):
+def mse_backward_kernel_v1(prediction, target, dloss, dprediction, factor, channels, channels_p):
     i = cuda.grid(1)
     if i < dprediction.size:
         row = uint32(i) // channels_p
         c = uint32(i) - row * channels_p
         gradient = float32(0)
         if c < channels:
-            gradient = factor * (prediction[i] - target[row * channels + c])
+            gradient = dloss[0] * factor * (prediction[i] - target[row * channels + c])
         dprediction[i] = gradient
 
 
@@ -99,9 +100,10 @@ def mse_forward_kernel_v2(prediction, target, partials):
 
 
 @cuda.jit
-def mse_backward_kernel_v2(prediction, target, dprediction, factor):
+def mse_backward_kernel_v2(prediction, target, dloss, dprediction, factor):
     i = cuda.grid(1) * 4
     if i < dprediction.size:
+        factor *= dloss[0]
         p0, p1, p2, p3 = load4(prediction, i)
         x0, x1, x2, x3 = load4(target, i)
         store4(dprediction, i, factor * (p0 - x0), factor * (p1 - x1), factor * (p2 - x2), factor * (p3 - x3))
@@ -137,13 +139,18 @@ def mse_forward(prediction, target, version=None):
     return loss
 
 
-def mse_backward(prediction, target, scale=1.0, version=None):
-    """dprediction = scale · 2/n · (prediction - target); zero in channels that the target does not have."""
+def mse_backward(prediction, target, scale=1.0, dloss=None, version=None):
+    """dprediction = dloss · scale · 2/n · (prediction - target); zero in channels that the target does not have.
+
+    dloss: array (1,), the gradient that arrives at the loss (None: one)
+    """
     version = _choose(prediction, target, version)
     if not is_device(prediction):
-        return mse_backward_reference(prediction, target, scale)
+        return mse_backward_reference(prediction, target, scale, 1.0 if dloss is None else float(dloss[0]))
     dprediction = empty_like(prediction)
-    rows = prediction.reshape(-1), target.reshape(-1), dprediction.reshape(-1)
+    if dloss is None:
+        dloss = upload(np.ones(1, np.float32), prediction)
+    rows = prediction.reshape(-1), target.reshape(-1), dloss, dprediction.reshape(-1)
     factor = scale * 2.0 / target.size
     if version == 1:
         launch(mse_backward_kernel_v1, -(-dprediction.size // BLOCK), BLOCK, *rows, factor, uint32(target.shape[-1]),

@@ -115,7 +115,7 @@ def patchify_forward(x, patch, version=None):
     if not is_device(x):
         return patchify_forward_reference(x, patch)
     B, H, W, C = x.shape
-    tokens = empty((B, H // patch * (W // patch), patch * patch * C), like=x)
+    tokens = empty((B, H // patch * (W // patch), patch * patch * C), x.dtype, like=x)
     return _launch((patchify_kernel_v1, patchify_kernel_v2), x, tokens, W, patch * C, patch, version)
 
 
@@ -129,7 +129,7 @@ def unpatchify_forward(tokens, patch, height, width, version=None):
     if not is_device(tokens):
         return unpatchify_forward_reference(tokens, patch, height, width)
     C = tokens.shape[2] // (patch * patch)
-    x = empty((tokens.shape[0], height, width, C), like=tokens)
+    x = empty((tokens.shape[0], height, width, C), tokens.dtype, like=tokens)
     return _launch((unpatchify_kernel_v1, unpatchify_kernel_v2), tokens, x, width, patch * C, patch, version)
 
 

@@ -117,7 +117,7 @@ def _sum_blocks(x, factor, version):
         raise ValueError(f"an image of {h} × {w} pixels cannot be halved: both must be even")
     if not is_device(x):
         return sum_blocks_reference(x, factor)
-    y = empty((b, h // 2, w // 2, c), like=x)
+    y = empty((b, h // 2, w // 2, c), x.dtype, like=x)
     return _launch_blocks(sum_blocks_kernel_v1, sum_blocks_kernel_v2, version, x, y, factor)
 
 
@@ -125,7 +125,7 @@ def _repeat_blocks(x, factor, version):
     b, h, w, c = x.shape
     if not is_device(x):
         return repeat_blocks_reference(x, factor)
-    y = empty((b, 2 * h, 2 * w, c), like=x)
+    y = empty((b, 2 * h, 2 * w, c), x.dtype, like=x)
     return _launch_blocks(repeat_blocks_kernel_v1, repeat_blocks_kernel_v2, version, x, y, factor)
 
 

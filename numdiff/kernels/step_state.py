@@ -12,8 +12,11 @@ MATHEMATICS
     latch           the first step whose loss or gradient norm is not finite is remembered, and from it on
                     gradient_norm is set to NaN. adamw.py and ema.py change nothing at a norm that is not finite:
                     the weights stay at the last good step until the host looks, however many steps later that is.
+                    With loss scaling (loss_scale.py) a step may be skipped; `patience` skips in a row are too many.
+    count           updates = updates + 1 where gradient_norm is finite: Adam's t, which skipped steps leave alone
 SHAPES
-    step (1,) uint32; learning_rate, loss, gradient_norm (1,) float32; first_bad_step (1,) int32, -1 for none
+    step, updates (1,) uint32; learning_rate, loss, gradient_norm (1,) float32; first_bad_step (1,) int32, -1 for none;
+    counts (3,) int32 as in loss_scale.py
 VERSIONS
     v1.
 LAUNCH
@@ -58,6 +61,13 @@ def latch_nonfinite_reference(first_bad_step, loss, gradient_norm, step):
         gradient_norm[0] = np.nan
 
 
+def latch_skips_reference(first_bad_step, counts, gradient_norm, step, patience):
+    if first_bad_step[0] < 0 and counts[2] >= patience:
+        first_bad_step[0] = step[0]
+    if first_bad_step[0] >= 0:
+        gradient_norm[0] = np.nan
+
+
 # Kernels --------------------------------------------------------------------------------------------------------------
 
 @cuda.jit
@@ -88,6 +98,22 @@ def latch_nonfinite_kernel_v1(first_bad_step, loss, gradient_norm, step):
         gradient_norm[0] = NAN
 
 
+@cuda.jit
+def latch_skips_kernel_v1(first_bad_step, counts, gradient_norm, step, patience):
+    first = first_bad_step[0]
+    if first < 0 and counts[2] >= patience:
+        first = int32(step[0])
+        first_bad_step[0] = first
+    if first >= 0:
+        gradient_norm[0] = NAN
+
+
+@cuda.jit
+def count_update_kernel_v1(updates, gradient_norm):
+    if math.isfinite(gradient_norm[0]):
+        updates[0] = uint32(updates[0] + uint32(1))
+
+
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def learning_rate_forward(step, learning_rate, base, warmup_steps, total_steps, cosine):
@@ -115,6 +141,22 @@ def latch_nonfinite(first_bad_step, loss, gradient_norm, step):
         launch(latch_nonfinite_kernel_v1, 1, 1, first_bad_step, loss, gradient_norm, step)
 
 
+def latch_skips(first_bad_step, counts, gradient_norm, step, patience):
+    """Remembers the step at which `patience` in a row were skipped, and from it on stops all updates."""
+    if not is_device(step):
+        latch_skips_reference(first_bad_step, counts, gradient_norm, step, patience)
+    else:
+        launch(latch_skips_kernel_v1, 1, 1, first_bad_step, counts, gradient_norm, step, int(patience))
+
+
+def count_update(updates, gradient_norm):
+    """updates += 1, in place, if the norm is finite."""
+    if is_device(updates):
+        launch(count_update_kernel_v1, 1, 1, updates, gradient_norm)
+    elif math.isfinite(gradient_norm[0]):
+        updates += uint32(1)
+
+
 def learning_rate_forward_cost():
     return 8, 5
 
@@ -125,3 +167,11 @@ def step_advance_cost():
 
 def latch_nonfinite_cost():
     return 16, 0
+
+
+def latch_skips_cost():
+    return 16, 0
+
+
+def count_update_cost():
+    return 12, 0

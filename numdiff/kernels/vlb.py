@@ -37,7 +37,7 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32
+from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
 from .grad_norm import BLOCK, MAX_BLOCKS, block_sum
 from .mse import sum_partials_kernel
 from .q_sample import per_sample
@@ -92,10 +92,10 @@ def hybrid_loss_forward_reference(prediction, target, x_0, t, k, low, width, wei
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, weight, scale=1.0):
+def hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=1.0):
     error, _, slope = vlb_terms_reference(prediction, target, x_0, t, k, low, width)
-    error *= scale * 2.0 / target.size
-    slope *= scale * weight / target.size
+    error *= dloss * scale * 2.0 / target.size
+    slope *= dloss * scale * weight / target.size
     return np.concatenate((error, slope), axis=-1)
 
 
@@ -180,10 +180,11 @@ def hybrid_loss_forward_kernel_v1(prediction, target, x_0, t, k, low, width, par
 
 
 @cuda.jit
-def hybrid_loss_backward_kernel_v1(prediction, target, x_0, t, k, low, width, dprediction, factor_p, factor_v, count,
-                                   channels):
+def hybrid_loss_backward_kernel_v1(prediction, target, x_0, t, k, low, width, dloss, dprediction, factor_p, factor_v,
+                                   count, channels):
     i = cuda.grid(1)
     if i < target.size:
+        factor_p, factor_v = dloss[0] * factor_p, dloss[0] * factor_v
         pixel = uint32(i) // channels
         j = pixel * channels + uint32(i)
         step = t[uint32(i) // count]
@@ -217,10 +218,11 @@ def hybrid_loss_forward_kernel_v2(prediction, target, x_0, t, k, low, width, par
 
 
 @cuda.jit
-def hybrid_loss_backward_kernel_v2(prediction, target, x_0, t, k, low, width, dprediction, factor_p, factor_v, count,
-                                   channels):
+def hybrid_loss_backward_kernel_v2(prediction, target, x_0, t, k, low, width, dloss, dprediction, factor_p, factor_v,
+                                   count, channels):
     i = cuda.grid(1) * 4
     if i < target.size:
+        factor_p, factor_v = dloss[0] * factor_p, dloss[0] * factor_v
         pixel = uint32(i) // channels
         j = pixel * channels + uint32(i)
         step = t[uint32(i) // count]
@@ -266,16 +268,23 @@ def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, versi
     return loss
 
 
-def hybrid_loss_backward(prediction, target, x_0, t, k, low, width, weight, scale=1.0, version=None):
-    """dprediction: the squared error's gradient in the first C channels, the bound's in the others, times `scale`."""
+def hybrid_loss_backward(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None,
+                         version=None):
+    """dprediction: the squared error's gradient in the first C channels, the bound's in the others, times `scale`.
+
+    dloss: array (1,), the gradient that arrives at the loss (None: one)
+    """
     version = _check(prediction, target, x_0, t, (k, low, width), version)
     if not is_device(prediction):
-        return hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, weight, scale)
+        return hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, weight, scale,
+                                              1.0 if dloss is None else float(dloss[0]))
     dprediction = empty_like(prediction)
+    if dloss is None:
+        dloss = upload(np.ones(1, np.float32), prediction)
     kernel, threads = ((hybrid_loss_backward_kernel_v1, target.size) if version == 1
                        else (hybrid_loss_backward_kernel_v2, target.size // 4))
     launch(kernel, -(-threads // BLOCK), BLOCK, prediction.reshape(-1), target.reshape(-1), x_0.reshape(-1), t, k, low,
-           width, dprediction.reshape(-1), scale * 2.0 / target.size, scale * weight / target.size,
+           width, dloss, dprediction.reshape(-1), scale * 2.0 / target.size, scale * weight / target.size,
            uint32(math.prod(target.shape[1:])), uint32(target.shape[-1]))
     return dprediction
 

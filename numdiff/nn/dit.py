@@ -89,7 +89,8 @@ class Block(Module):
         self.adaLN_modulation = Numbered({1: Linear(hidden, 6 * hidden, zero=True)})  # 0 is the SiLU, done once for all
 
     def forward(self, x, c):
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = F.chunk(self.adaLN_modulation[1](c), 6)  # each (B, D)
+        modulation = F.cast(self.adaLN_modulation[1](c), np.float32)  # (B, 6 D)
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = F.chunk(modulation, 6)  # each (B, D)
         x = F.gate(x, self.attn(F.adaln(x, shift, scale, EPS)), gate)
         return F.gate(x, self.mlp(F.adaln(x, shift_mlp, scale_mlp, EPS)), gate_mlp)
 
@@ -100,7 +101,7 @@ class FinalLayer(Module):
         self.adaLN_modulation = Numbered({1: Linear(hidden, 2 * hidden, zero=True)})
 
     def forward(self, x, c):
-        shift, scale = F.chunk(self.adaLN_modulation[1](c), 2)
+        shift, scale = F.chunk(F.cast(self.adaLN_modulation[1](c), np.float32), 2)
         return self.linear(F.adaln(x, shift, scale, EPS))  # (B, T, patch² · out_channels)
 
 
@@ -142,14 +143,15 @@ class DiT(Model):
         randomness: counts the class dropout of a training step; None: none. Returns a Tensor (B, H, W, out_channels).
         """
         self.require_classes(y)
-        tokens = F.add_constant(self.x_embedder(x), self.pos_embed)  # (B, T, D)
+        tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
         c = self.t_embedder(t)  # (B, D)
         if y is not None:
             c = F.add(c, self.y_embedder(y, randomness))
-        c = F.silu(c)  # the first step of every adaLN_modulation
+        c = F.cast(F.silu(c), self.dtype)  # the first step of every adaLN_modulation
         for block in self.blocks.modules.values():
             tokens = block(tokens, c)
-        return F.unpatchify(self.final_layer(tokens, c), self.patch_size, self.image_size, self.image_size)
+        tokens = F.cast(self.final_layer(tokens, c), np.float32)
+        return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
 
 
 def position_table(channels, grid):

@@ -3,6 +3,8 @@
 Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the backward adds into. Nothing here asks
 which device the arrays are on. The mathematics, shapes and sources are in the kernel files of the same names.
 """
+import numpy as np
+
 from .. import kernels as K
 from ..kernels.flash_attention import HEAD_SIZES, flash_attention_takes
 from .tensor import Tensor, record, record_parts
@@ -11,6 +13,14 @@ from .tensor import Tensor, record, record_parts
 def add(a, b):
     """a + b of one shape."""
     return record("add", K.add_forward(a.data, b.data), (a, b), lambda dy: (dy, dy))
+
+
+def cast(x, dtype):
+    """x as float16 or float32; x itself if that is what it is."""
+    before = x.dtype
+    if before == dtype:
+        return x
+    return record("cast", K.cast_forward(x.data, dtype), (x,), lambda dy: (K.cast_forward(dy, before),))
 
 
 def silu(x):
@@ -30,10 +40,10 @@ def linear(x, weight, bias=None):
     saved, wants_dx, rows = x.data, x.slot is not None, weight.shape[0]
 
     def backward(dy):
-        return (K.linear_backward(dy, saved, weight.data.reshape(rows, -1), weight.grad.reshape(rows, -1),
+        return (K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), weight.grad.reshape(rows, -1),
                                   bias and bias.grad, need_dx=wants_dx),)
 
-    y = K.linear_forward(saved, weight.data.reshape(rows, -1), None if bias is None else bias.data)
+    y = K.linear_forward(saved, weight.like(saved).reshape(rows, -1), None if bias is None else bias.data)
     return record("linear", y, (x,), backward, has_parameters=True)
 
 
@@ -42,10 +52,10 @@ def conv2d(x, weight, bias=None, stride=1):
     saved, wants_dx = x.data, x.slot is not None
 
     def backward(dy):
-        return (K.conv2d_backward(dy, saved, weight.data, weight.grad, bias and bias.grad, stride=stride,
+        return (K.conv2d_backward(dy, saved, weight.like(saved), weight.grad, bias and bias.grad, stride=stride,
                                   need_dx=wants_dx),)
 
-    y = K.conv2d_forward(saved, weight.data, None if bias is None else bias.data, stride=stride)
+    y = K.conv2d_forward(saved, weight.like(saved), None if bias is None else bias.data, stride=stride)
     return record("conv2d", y, (x,), backward, has_parameters=True)
 
 
@@ -76,6 +86,8 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5):
 def attention(qkv, heads, order="legacy"):
     """Self-attention of packed qkv (B, T, 3C) -> (B, T, C); `order`: "legacy" (head, qkv, channel) or "new"."""
     saved = qkv.data
+    if saved.dtype == np.float16:  # TODO-FLASH
+        return cast(attention(cast(qkv, np.float32), heads, order), np.float16)
     if saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_takes(saved, heads):
         # keeps one number a token and head, where the other way keeps T
         y, logsumexp = K.flash_attention_forward(saved, heads, order)
@@ -216,8 +228,8 @@ def mse(prediction, target, scale=1.0):
     """
     saved = prediction.data
 
-    def backward(dy):  # dy is the gradient of a scalar at the end of the tape: one
-        return (K.mse_backward(saved, target, scale),)
+    def backward(dy):
+        return (K.mse_backward(saved, target, scale, dy),)
 
     return record("mse", K.mse_forward(saved, target), (prediction,), backward)
 
@@ -230,7 +242,7 @@ def hybrid_loss(prediction, target, x_0, t, tables, weight, scale=1.0):
     saved = prediction.data
 
     def backward(dy):
-        return (K.hybrid_loss_backward(saved, target, x_0, t, *tables, weight, scale),)
+        return (K.hybrid_loss_backward(saved, target, x_0, t, *tables, weight, scale, dy),)
 
     return record("hybrid_loss", K.hybrid_loss_forward(saved, target, x_0, t, *tables, weight), (prediction,), backward)
 

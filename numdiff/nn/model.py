@@ -22,6 +22,14 @@ class Model(Module):
         self.backend = get_backend(device) if isinstance(device, str) else device
         self.parameters = FlatParameters(self, self.backend, seed, fixed)
         self.diffusion = {}
+        self.dtype = np.float32  # of the activations
+
+    def compute_in_half(self):
+        """From now on compute in float16, with a copy of the weights; statistics, embeddings and sums stay float32."""
+        if self.backend is None:
+            raise UsageError("--precision fp16 computes on a GPU; on the CPU use --precision fp32.")
+        self.dtype = np.float16
+        self.parameters.keep_half()
 
     def predict(self, x_t, t, y=None):
         """The model's output for NumPy inputs, as NumPy, whatever the device.

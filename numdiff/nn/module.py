@@ -3,8 +3,9 @@ import math
 
 import numpy as np
 
-from ..device import copy_into, download, upload, zeros
+from ..device import copy_into, download, empty, upload, zeros
 from ..errors import NumdiffError
+from ..kernels.elementwise import cast_into
 from .tensor import Parameter, scope
 
 ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every view takes vector loads (and TMA)
@@ -62,9 +63,10 @@ class Numbered(Module):
 class FlatParameters:
     """All parameters of a model as views of one float32 buffer, and their gradients as views of another.
 
-    data, grad: float32 (total,) on the engine; index: [{"name", "shape", "offset"}], offsets in elements, multiples of
-    64. The gaps between parameters hold zeros and stay zero. trained: how many parameters there are, gaps not counted;
-    count: those and the `fixed` ones that the model holds elsewhere.
+    data, grad: float32 (total,) on the engine; half: float16 copy of what the parameters read, or None
+    index: [{"name", "shape", "offset"}], offsets in elements, multiples of 64. The gaps between parameters hold zeros
+    and stay zero. trained: how many parameters there are, gaps not counted; count: those and the `fixed` ones that the
+    model holds elsewhere.
     """
 
     def __init__(self, module, backend=None, seed=0, fixed=0):
@@ -78,6 +80,7 @@ class FlatParameters:
         self.total = offset
         self.data = upload(self._initial(seed), backend)
         self.grad = zeros(offset, np.float32, backend)
+        self.half = None
         self.bind(self.data)
         for entry, parameter in self._entries():
             parameter.grad = self._view(self.grad, entry)
@@ -103,6 +106,20 @@ class FlatParameters:
         """Let every parameter read its values from `buffer` (the weights themselves, or an EMA of them)."""
         for entry, parameter in self._entries():
             parameter.data = self._view(buffer, entry)
+        self._bound = buffer
+        self.round()
+
+    def keep_half(self):
+        """From now on keep a float16 copy of the weights, with which the model computes."""
+        self.half = empty(self.total, np.float16, like=self.data)
+        for entry, parameter in self._entries():
+            parameter.half = self._view(self.half, entry)
+        self.round()
+
+    def round(self):
+        """Make the float16 copy, if there is one, anew from the values that the parameters read."""
+        if self.half is not None:
+            cast_into(self._bound, self.half)
 
     def arrays(self, buffer=None):
         """{name: NumPy array} of a flat buffer (default: the weights)."""
@@ -131,6 +148,7 @@ class FlatParameters:
     def load_flat(self, flat):
         """Overwrite the weights with a flat NumPy buffer of the same index."""
         copy_into(self.data, np.ascontiguousarray(flat, np.float32))
+        self.round()
 
 
 def same_index(a, b):

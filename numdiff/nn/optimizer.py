@@ -8,7 +8,42 @@ import numpy as np
 from ..device import copy_into, download, upload, zeros
 from ..kernels.adamw import adamw_update
 from ..kernels.grad_norm import global_norm
-from ..kernels.step_state import latch_nonfinite, learning_rate_forward, step_advance
+from ..kernels.loss_scale import loss_scale_update
+from ..kernels.step_state import (
+    count_update,
+    latch_nonfinite,
+    latch_skips,
+    learning_rate_forward,
+    step_advance,
+)
+
+PATIENCE = 50  # steps skipped in a row after which nothing helps any more
+
+
+class LossScale:
+    """By how much the loss is multiplied before the backward pass, so that float16 holds its gradients.
+
+    rule: "doubling" after `interval` clean steps in a row, or "log2", a thousandth of an octave a step; both halve it
+    at an overflow. Attributes scale, unscale float32 (1,), counts int32 (3,): see kernels/loss_scale.py.
+    """
+
+    def __init__(self, like, start=2.0**16, rule="doubling", interval=2000):
+        self.rule, self.interval = rule, interval
+        self.scale, self.unscale = upload(np.array([start], np.float32), like), zeros(1, np.float32, like)
+        self.counts = zeros(3, np.int32, like)
+
+    def update(self, gradient_norm, first_bad_step, step):
+        """From the norm of scaled gradients their own; NaN where this step is to be skipped; the next scale."""
+        loss_scale_update(gradient_norm, self.scale, self.unscale, self.counts, self.rule, self.interval)
+        latch_skips(first_bad_step, self.counts, gradient_norm, step, PATIENCE)
+
+
+class NoLossScale:
+    """Float32 needs none: a scale of one, and the first gradient that is not finite ends the run."""
+
+    def __init__(self, like):
+        self.scale = self.unscale = upload(np.ones(1, np.float32), like)
+        self.counts = zeros(3, np.int32, like)
 
 
 class AdamW:
@@ -16,12 +51,13 @@ class AdamW:
 
     learning_rate: after `warmup_steps` of linear warm-up; constant, or with `cosine` falling to zero at `total_steps`
     clip_norm: largest global gradient norm (0: no clipping); weight_decay: decoupled, on every parameter
-    ema_decay: per step; 0 keeps no average
-    Attributes m, v, ema: flat arrays like the parameters; step uint32 (1,): updates done; gradient_norm, rate (1,).
+    ema_decay: per step; 0 keeps no average; loss_scale: a `LossScale` where the gradients come scaled
+    Attributes m, v, ema: flat arrays like the parameters; step uint32 (1,): steps done; updates uint32 (1,): those that
+    were not skipped; gradient_norm, rate (1,).
     """
 
     def __init__(self, parameters, learning_rate=1e-4, warmup_steps=0, total_steps=0, cosine=False, beta1=0.9,
-                 beta2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=0.0, ema_decay=0.0):
+                 beta2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=0.0, ema_decay=0.0, loss_scale=None):
         self.parameters = parameters
         self.schedule = (learning_rate, warmup_steps, total_steps, cosine)
         self.adam = (beta1, beta2, eps, weight_decay, clip_norm)
@@ -31,34 +67,48 @@ class AdamW:
         self.ema = zeros(parameters.total, np.float32, like) if ema_decay else None
         if ema_decay:
             copy_into(self.ema, parameters.data)
-        self.step = zeros(1, np.uint32, like)
+        self.step, self.updates = zeros(1, np.uint32, like), zeros(1, np.uint32, like)
         self.rate = zeros(1, np.float32, like)
         self.first_bad_step = upload(np.array([-1], np.int32), like)  # -1: none yet
         self.gradient_norm = zeros(1, np.float32, like)
-        self.unscale = upload(np.ones(1, np.float32), like)
+        self.loss_scale = loss_scale or NoLossScale(like)
 
     def update(self, loss, before_advance=None):
-        """One update from the accumulated gradients. Changes nothing once `loss` or the norm was not finite.
+        """One update from the accumulated gradients. Changes nothing once `loss` or the norm was not finite; with a
+        `LossScale` nothing in this step, but for the scale, and nothing more once too many steps were skipped.
 
         before_advance: called before the step number moves on (the trainer records the step's telemetry there).
         """
         weights = self.parameters
         self.gradient_norm = global_norm(weights.grad)
-        latch_nonfinite(self.first_bad_step, loss, self.gradient_norm, self.step)
+        if isinstance(self.loss_scale, LossScale):
+            self.loss_scale.update(self.gradient_norm, self.first_bad_step, self.step)
+        else:
+            latch_nonfinite(self.first_bad_step, loss, self.gradient_norm, self.step)
         learning_rate_forward(self.step, self.rate, *self.schedule)
-        adamw_update(weights.data, weights.grad, self.m, self.v, self.step, self.rate, self.gradient_norm, *self.adam,
-                     unscale=self.unscale, ema=self.ema, ema_decay=self.ema_decay)
+        adamw_update(weights.data, weights.grad, self.m, self.v, self.updates, self.rate, self.gradient_norm,
+                     *self.adam, unscale=self.loss_scale.unscale, ema=self.ema, ema_decay=self.ema_decay,
+                     half=weights.half)
+        count_update(self.updates, self.gradient_norm)
         if before_advance:
             before_advance()
         step_advance(self.step)
 
     def state(self):
         """{name: NumPy array}: what a bitwise resume needs, beside the parameters themselves."""
-        arrays = {"m": self.m, "v": self.v, "step": self.step}
+        return {name: download(array) for name, array in self._arrays().items()}
+
+    def _arrays(self):
+        arrays = {"m": self.m, "v": self.v, "step": self.step, "updates": self.updates}
         if self.ema is not None:
             arrays["ema"] = self.ema
-        return {name: download(array) for name, array in arrays.items()}
+        if isinstance(self.loss_scale, LossScale):
+            arrays.update(loss_scale=self.loss_scale.scale, loss_scale_counts=self.loss_scale.counts)
+        return arrays
 
     def load_state(self, state):
-        for name in ("m", "v", "step") + (("ema",) if self.ema is not None else ()):
-            copy_into(getattr(self, name), np.asarray(state[name]))
+        """Continue from `state()`; what a state of another precision does not have keeps its first value."""
+        state = {"updates": state["step"], **state}  # of before steps could be skipped
+        for name, array in self._arrays().items():
+            if name in state or not name.startswith("loss_scale"):
+                copy_into(array, np.asarray(state[name]))

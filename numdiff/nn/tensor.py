@@ -85,13 +85,20 @@ class Tensor:
 
 
 class Parameter:
-    """A trained array: views of the model's flat weight and gradient buffers, bound when the model is built."""
+    """A trained array: views of the model's flat weight and gradient buffers, bound when the model is built.
 
-    __slots__ = ("shape", "initial", "data", "grad")
+    data, grad: float32; half: the float16 copy of data, or None
+    """
+
+    __slots__ = ("shape", "initial", "data", "grad", "half")
 
     def __init__(self, shape, initial):
         self.shape, self.initial = tuple(shape), initial
-        self.data = self.grad = None
+        self.data = self.grad = self.half = None
+
+    def like(self, x):
+        """The values in the dtype of an activation x: what a product with it takes."""
+        return self.half if x.dtype == np.float16 else self.data
 
 
 class Record:

@@ -5,6 +5,8 @@ are. Read top-down: the blocks, then `UNet.__init__`, which lays them out, then 
 
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
+import numpy as np
+
 from ..errors import UsageError
 from . import functional as F
 from .layers import Conv2d, Embedding, GroupNorm, Linear
@@ -189,14 +191,14 @@ class UNet(Model):
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
             emb = F.add(emb, self.label_emb(y))
-        skips, h = [], x
+        skips, h = [], F.cast(x, self.dtype)
         for stage in self.input_blocks.modules.values():
             h = stage(h, emb, randomness)
             skips.append(h)
         h = self.middle_block(h, emb, randomness)
         for stage in self.output_blocks.modules.values():
             h = stage(F.concat(h, skips.pop()), emb, randomness)
-        return self.out[2](self.out[0](h))
+        return F.cast(self.out[2](self.out[0](h)), np.float32)
 
 
 def check_options(options):

@@ -14,7 +14,8 @@ UNET_OPTIONS = ("image_size", "model_channels", "channel_mult", "num_res_blocks"
                 "use_new_attention_order", "max_period")
 DIT_OPTIONS = ("image_size", "mlp_ratio", "class_dropout", "learn_sigma")
 TRAINER_OPTIONS = ("batch", "microbatch", "flip", "learning_rate", "warmup_steps", "beta1", "beta2", "adam_eps",
-                   "weight_decay", "clip_norm", "ema_halflife", "seed")
+                   "weight_decay", "clip_norm", "ema_halflife", "seed", "precision", "loss_scale", "loss_scale_rule",
+                   "loss_scale_interval")
 
 
 def build_dataset(options):

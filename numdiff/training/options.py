@@ -15,7 +15,8 @@ from .files import write_json
 MODELS = ("unet", "dit")
 ONLY = {"UNet": "unet", "DiT": "dit"}  # groups of settings that one model alone has
 ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)), "DiT-Tiny")
-PRECISIONS = ("fp32",)  # "fp16" will come with tensor-core kernels
+PRECISIONS = ("fp32", "fp16")
+LOSS_SCALE_RULES = ("doubling", "log2")
 SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m")
 GROUPS = 32  # of every group normalisation: channels must be a multiple
 SEEDS = 2**32 - 1  # the largest seed
@@ -99,7 +100,9 @@ class TrainOptions:
     transport: str = setting("auto", "Run", "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs "
                              "of one host, else nccl if it is installed, else mpi.",
                              choices=("auto", "mpi", "peer", "nccl"))
-    precision: str = setting("fp32", "Run", "Arithmetic: fp32 is all float32.", unit="fp32")
+    precision: str = setting("auto", "Run", "Arithmetic: fp32 is all float32; fp16 has activations and products in "
+                             "float16 on tensor cores, and scales the loss; auto: fp16 on a GPU that has them.",
+                             choices=("auto", *PRECISIONS))
     seed: int = setting(0, "Run", "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0,
                         high=SEEDS)
 
@@ -166,6 +169,13 @@ class TrainOptions:
     weight_decay: float = setting(0.0, "Optimiser", "AdamW's decoupled weight decay.", unit="W", low=0)
     clip_norm: float = setting(1.0, "Optimiser", "Clip the gradient to this global norm; 0: do not.", unit="NORM",
                                low=0)
+    loss_scale: float = setting(2.0**16, "Optimiser", "With fp16: the loss scale at first; it finds its own value.",
+                                unit="X", above=0)
+    loss_scale_rule: str = setting("doubling", "Optimiser", "How the loss scale grows: doubling after "
+                                   "--loss-scale-interval clean steps, or log2, 2^0.001 a step; an overflow halves it.",
+                                   choices=LOSS_SCALE_RULES)
+    loss_scale_interval: int = setting(2000, "Optimiser", "Clean steps after which the loss scale is doubled.",
+                                       unit="STEPS", low=1)
     ema_halflife: float = setting(20000.0, "Optimiser", "Images after which the averaged weights have forgotten half; "
                                   "0: no average.", unit="IMAGES", low=0)
 
@@ -245,13 +255,14 @@ def resolve(given):
         if only != model:
             raise UsageError(f"{flag(name)} belongs to the model {only}; leave it out, or train that one.")
     device = _device(given.get("device", "auto"))
-    preset = given.get("preset") or DEFAULT_PRESET[model][device]
+    preset = given.get("preset") or DEFAULT_PRESET[model]["cuda" if device == "cuda" else "cpu"]
     _check_preset(model, preset)
     emoji = {} if given.get("data") else dict(EMOJI[model][preset])
     if "num_classes" in given:  # so many classes are wanted, not those few
         emoji.pop("classes", None)
     options = TrainOptions(**{**PRESETS[model][preset], **emoji, **given, "model": model, "preset": preset,
                               "device": device})
+    options.precision = _precision(options.precision, device)
     if "warmup_steps" not in given:  # a run made shorter than its preset keeps a warm-up in proportion
         options.warmup_steps = min(options.warmup_steps, options.steps // 10)
     if "sample_steps" not in given:
@@ -314,6 +325,16 @@ def _known(given):
             near = difflib.get_close_matches(name, FIELDS, 1)
             raise UsageError(f"there is no setting {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
     return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
+
+
+def _precision(name, device):
+    """"fp32" or "fp16" for one of these, or for auto."""
+    if name == "auto":
+        from ..device import has_tensor_cores
+        return "fp16" if device == "cuda" and has_tensor_cores() else "fp32"
+    if name == "fp16" and device == "cpu":
+        raise UsageError("--precision fp16 needs a GPU; use fp32 on the CPU, or leave it out.")
+    return name
 
 
 def _device(name):
@@ -420,8 +441,6 @@ def _check_preset(model, preset):
 
 
 def _check_run(o):
-    if o.precision not in PRECISIONS:
-        raise UsageError(f"--precision {o.precision} is not available; use {' or '.join(PRECISIONS)}.")
     if o.microbatch and o.batch % o.microbatch:
         fits = max(m for m in range(1, min(o.microbatch, o.batch) + 1) if o.batch % m == 0)
         raise UsageError(f"--batch {o.batch} is not divisible by --microbatch {o.microbatch}; use a --microbatch of "

@@ -59,8 +59,7 @@ class TrainingStep:
         self.images = empty((batch, *shape), dtype, backend)
         self.labels = zeros(batch, np.int32, backend) if model.num_classes is not None else None
         self.samples = upload(np.arange(rank * batch, (rank + 1) * batch, dtype=np.uint32), backend)
-        self.ring = zeros((RING, 3), np.float32, backend)
-        self.one = upload(np.ones(1, np.float32), backend)
+        self.ring = zeros((RING, 5), np.float32, backend)
         self.capture = capture and hasattr(backend, "capture")
         self.arena = backend.new_arena() if self.capture else None
         self._replay = None
@@ -93,7 +92,8 @@ class TrainingStep:
         loss, scale = self._gradients(exchange=self.exchange)
         self.exchange.finish(loss)
         optimizer.update(loss, before_advance=lambda: telemetry_record(
-            self.ring, optimizer.step, loss, optimizer.gradient_norm, optimizer.rate, scale))
+            self.ring, optimizer.step, loss, optimizer.gradient_norm, optimizer.rate, optimizer.loss_scale.scale,
+            optimizer.loss_scale.counts, scale))
 
     def _gradients(self, check_finite=False, exchange=None):
         """This rank's part of the loaded batch's gradients, in the parameters, each weighed so that the sum over
@@ -127,11 +127,12 @@ class TrainingStep:
         with Tape(check_finite) as tape:
             prediction = self.model(Tensor(x_t), t, labels, randomness=random)
             loss = self.diffusion.loss(prediction, target, x_0, t, self.model.learn_sigma, scale)
-        tape.backward(loss, self.one)
+        tape.backward(loss, self.optimizer.loss_scale.scale)
         return loss.data
 
     def telemetry(self, first, stop):
-        """(loss, gradient norm, learning rate) of steps first … stop-1, float32 (stop - first, 3). Waits."""
+        """(loss, gradient norm, learning rate, loss scale, steps skipped so far) of steps first … stop-1, float32
+        (stop - first, 5). Waits."""
         return telemetry_read(self.ring, first, stop)
 
     def name_first_nonfinite(self):

@@ -14,6 +14,7 @@ from ..diffusion import Diffusion
 from ..errors import NumdiffError, UsageError
 from ..nn import AdamW
 from ..nn.flops import forward_flops
+from ..nn.optimizer import PATIENCE, LossScale
 from .distributed import current
 from .step import RING, TrainingStep
 
@@ -22,12 +23,17 @@ UNREPORTED = RING // 2  # steps after which a report is made at the latest, so t
 
 @dataclass
 class StepReport:
-    """What one step gave: its number, mean loss, global gradient norm (before clipping) and learning rate."""
+    """What one step gave: its number, mean loss, global gradient norm (before clipping) and learning rate.
+
+    In float16 also the loss scale after it and how many steps were skipped so far; the norm of a skipped one is NaN.
+    """
 
     step: int
     loss: float
     gradient_norm: float
     learning_rate: float
+    loss_scale: float = 1.0
+    skipped: int = 0
 
 
 class NonFiniteError(NumdiffError):
@@ -43,13 +49,16 @@ class Trainer:
     diffusion: Diffusion options, a dict of steps, schedule, prediction
     ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA)
     the rest: as `numdiff.nn.AdamW`; seed: of data order, noise, timesteps and flips
+    precision: "fp32", or "fp16": activations and products in float16, weights, sums and statistics in float32; a GPU
+        only. loss_scale, loss_scale_rule, loss_scale_interval: what `LossScale` begins with
     communicator: of the ranks that train together (default: what `distributed.connect` gave, else one alone). All must
         make the same Trainer and call the same methods; rank 0's weights are everybody's
     """
 
     def __init__(self, model, dataset, batch=32, microbatch=None, flip=True, diffusion=None, learning_rate=1e-4,
                  warmup_steps=100, total_steps=0, cosine=False, beta1=0.9, beta2=0.999, adam_eps=1e-8, weight_decay=0.0,
-                 clip_norm=1.0, ema_halflife=0, seed=0, communicator=None):
+                 clip_norm=1.0, ema_halflife=0, seed=0, communicator=None, precision="fp32", loss_scale=2.0**16,
+                 loss_scale_rule="doubling", loss_scale_interval=2000):
         self.communicator = communicator or current()
         part, microbatch = split_batch(batch, microbatch, self.communicator.size)
         shape = (model.image_size, model.image_size, model.in_channels)
@@ -68,8 +77,12 @@ class Trainer:
         model.diffusion = self.diffusion.options
         self._share_weights()
         ema_decay = 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0
+        self.precision, scale = precision, None
+        if precision == "fp16":
+            model.compute_in_half()
+            scale = LossScale(model.parameters.data, loss_scale, loss_scale_rule, loss_scale_interval)
         self.optimizer = AdamW(model.parameters, learning_rate, warmup_steps, total_steps, cosine, beta1, beta2,
-                               adam_eps, weight_decay, clip_norm, ema_decay)
+                               adam_eps, weight_decay, clip_norm, ema_decay, scale)
         self.exchange = self.communicator.exchange(model.parameters)
         self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, flip, seed=seed,
                                           rank=self.communicator.rank, ranks=self.communicator.size,
@@ -105,11 +118,21 @@ class Trainer:
     def _reports(self, first, stop):
         rows = self.step_function.telemetry(first, stop)
         self.exchange.check()
-        reports = [StepReport(first + i, *map(float, row)) for i, row in enumerate(rows)]
+        reports = [StepReport(first + i, *map(float, row[:4]), int(row[4])) for i, row in enumerate(rows)]
+        if self.precision == "fp16":
+            self._stop_skipping(reports[-1])
+            return reports
         for report in reports:
             if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
                 self._stop_nonfinite(report)
         return reports
+
+    def _stop_skipping(self, report):
+        if download(self.optimizer.first_bad_step)[0] >= 0:
+            raise NonFiniteError(f"{PATIENCE} steps in a row overflowed in float16, the last at loss scale "
+                                 f"{report.loss_scale:g} (after step {report.step + 1}, {report.skipped} skipped in "
+                                 "all): the training has diverged; start a new run with a smaller --learning-rate, or "
+                                 "with --precision fp32 (the checkpoints are whole).")
 
     def _stop_nonfinite(self, report):
         self.load_state({**self.state(), "step": np.array([report.step], np.uint32)})

@@ -633,7 +633,8 @@ EXACT = [
     # what is finite is not written down: the step is not read
     *case(lambda u, v: step_state.latch_nonfinite(number(u, -1, np.int32), u(1), u(1), number(u, 3, np.uint32)),
           (step_state.latch_nonfinite_cost,), -4, versions=[None]),
-    *case(lambda u, v: telemetry.telemetry_record(u(4, 3), number(u, 3, np.uint32), u(1), u(1), u(1), 0.5),
+    *case(lambda u, v: telemetry.telemetry_record(u(4, 5), number(u, 3, np.uint32), u(1), u(1), u(1), u(1),
+                                                                number(u, 3, np.int32, 3), 0.5),
           (telemetry.telemetry_record_cost,), versions=[None]),
     # a polynomial for the sine: the cost has 5 for a rate on the cosine
     *case(lambda u, v: step_state.learning_rate_forward(number(u, 3, np.uint32), u(1), 1e-3, 2, 10, True),

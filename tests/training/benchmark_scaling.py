@@ -19,7 +19,7 @@ import numpy as np
 from numdiff.device import copy_into, synchronize, zeros
 from numdiff.errors import UsageError
 from numdiff.training import distributed
-from numdiff.training.benchmark import RandomImages
+from numdiff.benchmark.step import RandomImages
 from numdiff.training.build import build_model, build_trainer
 from numdiff.training.options import resolve
 

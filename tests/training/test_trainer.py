@@ -4,7 +4,7 @@ import pytest
 from numdiff.errors import UsageError
 from numdiff.nn import UNet
 from numdiff.training import Trainer
-from numdiff.training.benchmark import RandomImages
+from numdiff.benchmark.step import RandomImages
 from numdiff.training.trainer import NonFiniteError
 from tests.conftest import relative_error
 

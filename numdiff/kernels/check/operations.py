@@ -242,7 +242,7 @@ def update_cases():
     def state(rng):
         made = normal(weight=(24,), gradient=(24,), m=(24,), ema=(24,), rate=(1,), loss=(1,))(rng)
         return {**made, "v": rng.random(24), "step": np.array([3], np.uint32), "norm": np.array([4.0]),
-                "first_bad": np.array([-1], np.int32), "ring": np.zeros((4, 3)), "rate": np.array([1e-3]),
+                "first_bad": np.array([-1], np.int32), "ring": np.zeros((4, 5)), "rate": np.array([1e-3]),
                 "half": np.zeros(24, np.float16), "scale": np.array([1024.0]), "unscale": np.array([0.5]),
                 "counts": np.array([3, 0, 0], np.int32)}
 
@@ -264,7 +264,10 @@ def update_cases():
     yield Case("latch_nonfinite", state, in_place(
         lambda a, v: step_state.latch_nonfinite(a.first_bad, a.loss, a.norm, a.step), "first_bad", "norm"))
     yield Case("telemetry", state, in_place(
-        lambda a, v: telemetry.telemetry_record(a.ring, a.step, a.loss, a.norm, a.rate, 0.5), "ring"))
+        lambda a, v: telemetry.telemetry_record(a.ring, a.step, a.loss, a.norm, a.rate, a.scale, a.counts, 0.5), "ring"))
+    yield Case("latch_skips", state, in_place(
+        lambda a, v: step_state.latch_skips(a.first_bad, a.counts, a.norm, a.step, 0), "first_bad", "norm"))
+    yield Case("count_update", state, in_place(lambda a, v: step_state.count_update(a.step, a.norm), "step"))
 
 
 GROUPS = (elementwise_cases, reductions_cases, norms_cases, products_cases,

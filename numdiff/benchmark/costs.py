@@ -1,0 +1,124 @@
+"""What one call of an operation must move and compute, read from its arguments.
+
+Bytes are counted from the arrays themselves, whatever their dtype: each one that comes in is read once, each result is
+written once, and gradients of parameters, which are added to, are both. No kernel can do with less; one that reads its
+input twice shows a lower rate. FLOPs are what the `*_cost` function beside the operation says.
+"""
+import inspect
+import math
+import re
+import sys
+import types
+
+import numpy as np
+
+from ..device import DeviceArray
+from ..kernels import conv2d
+
+# functions that are one pass of a convolution, on some rung -> which
+CONVOLUTIONS = re.compile(r"(?:hopper|mma|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)$")
+PRODUCTS = re.compile(r"conv2d|linear|matmul|attention|(?:hopper|mma)_(?:forward|input|weight)")  # for tensor cores
+IN_PLACE = ("adamw_update", "ema_update")  # what comes in also goes out, so their cost functions count the bytes
+
+
+def arrays_in(value):
+    """The arrays in an argument or result: itself, or what a list or tuple holds."""
+    if isinstance(value, (np.ndarray, DeviceArray)):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [array for item in value for array in arrays_in(item)]
+    return []
+
+
+def is_operation(name, function):
+    """Whether `function`, found under `name` in a module of numdiff.kernels, is an operation whose cost is known."""
+    return (isinstance(function, types.FunctionType) and not name.startswith("_") and name == function.__name__
+            and not name.endswith(("_cost", "_reference")) and cost_function(function) is not None)
+
+
+def cost_function(function):
+    """The `*_cost` function of an operation, or None."""
+    part = CONVOLUTIONS.match(function.__name__)
+    if part and "conv2d" in function.__module__:
+        return getattr(conv2d, f"conv2d_{part[1]}_cost")
+    module, name = function.__module__, function.__name__
+    names = [name, name.replace("_backward", "_forward"), name.replace("unpatchify", "patchify")]
+    for place in (module, module.rpartition(".")[0], f"{module.rpartition('.')[0]}.reference"):
+        for candidate in dict.fromkeys(names):
+            found = getattr(sys.modules.get(place), f"{candidate}_cost", None)
+            if found:
+                return found
+    return None
+
+
+def cost_of(function, arguments, results):
+    """(bytes, FLOPs) of a call; FLOPs None where the arguments do not tell.
+
+    arguments: {name: value} as bound to the function's parameters, with defaults; results: what it returned
+    """
+    cost, values = cost_function(function), extents(arguments)
+    flops = moved = None
+    if cost is not None:
+        wanted = inspect.signature(cost).parameters
+        if all(p in values or spec.default is not spec.empty for p, spec in wanted.items()):
+            moved, flops = cost(**{p: values[p] for p in wanted if p in values})
+    if function.__name__ in IN_PLACE and moved is not None:
+        return moved, flops
+    return bytes_of(arguments, results), flops
+
+
+def bytes_of(arguments, results):
+    """Of the arrays in the arguments and results, each once; of those that are added to, twice."""
+    given = {id(a): (name, a) for name, value in arguments.items() for a in arrays_in(value)}
+    added = {"out"} if arguments.get("accumulate") else set()
+    added |= {"dweight", "dbias", "dtable"}
+    moved = sum(a.nbytes * (1 + (name in added)) for name, a in given.values())
+    return moved + sum(a.nbytes for a in arrays_in(results) if id(a) not in given)
+
+
+def extents(arguments):
+    """{name of a cost function's parameter: value} from the arguments of an operation."""
+    names = ("qkv", "x", "dx", "dy", "a", "prediction", "labels")
+    x = next((arguments[name] for name in names if arrays_in(arguments.get(name)) == [arguments.get(name)]), None)
+    if x is None:
+        given = arrays_in(list(arguments.values()))
+        if not given:
+            return {}
+        x = given[0]
+    values = {k: v for k, v in arguments.items() if isinstance(v, (bool, int)) and k in (
+        "heads", "silu", "stride", "need_dx")}
+    C = x.shape[-1] if x.shape else 1
+    if "qkv" in arguments:
+        C //= 3
+    size = math.prod(arguments["shape"]) if isinstance(arguments.get("shape"), tuple) else x.size
+    rows, B = x.size // max(x.shape[-1] if x.shape else 1, 1), x.shape[0] if x.shape else 1
+    values |= {"n": size, "M": rows, "rows": rows, "pixels": rows, "B": B, "batch": B, "C": C, "N": C,
+               "P": rows // max(B, 1), "T": rows // max(B, 1), "shape": x.shape,
+               "parameters": arguments.get("weight") is not None,
+               "ema": arguments.get("ema") is not None, "half": arguments.get("half") is not None}
+    if len(x.shape) == 4:
+        values |= {"H": x.shape[1], "W": x.shape[2]}
+    weight = arguments.get("weight")
+    weight = arguments.get("dweight") if weight is None else weight
+    if weight is not None and len(weight.shape) == 4:
+        dy = arguments.get("dy")
+        values |= {"C_in": weight.shape[3], "C_out": weight.shape[0], "kernel": weight.shape[1]}
+        if "stride" not in values and dy is not None and len(x.shape) == len(dy.shape) == 4:
+            values["stride"] = -(-x.shape[1] // dy.shape[1])
+    elif weight is not None and len(weight.shape) == 2:
+        values |= {"N": weight.shape[0], "K": weight.shape[1]}
+    if "transpose_a" in arguments:
+        a, b = arguments["a"].shape, arguments["b"].shape
+        M, K = a[-2:][::-1] if arguments["transpose_a"] else a[-2:]
+        values |= {"M": M, "K": K, "N": b[-2] if arguments["transpose_b"] else b[-1],
+                   "batch": arguments["a"].size // max(M * K, 1)}
+    return values
+
+
+def roof_of(name, dtype, precision):
+    """Which peak bounds an operation's arithmetic: "fp16", "tf32" or "fp32"."""
+    if not PRODUCTS.match(name):
+        return "fp32"
+    if dtype == np.float16:
+        return "fp16"
+    return "tf32" if precision == "tf32" else "fp32"

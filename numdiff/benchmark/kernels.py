@@ -1,0 +1,330 @@
+"""Each version of each operation at a model's own shapes: those that one training step calls it with.
+
+A step is watched once, for the arguments of its operations. Each call is then made again and again on random numbers of
+the same shapes: on a GPU as a replay of a graph of several calls, over copies of the arguments that together exceed a
+second-level cache. Rates are of what the operation needs at least (costs.py), so that versions compare.
+"""
+import inspect
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..device import DeviceArray, synchronize, upload
+from ..errors import NumdiffError, UsageError
+from ..kernels import conv2d
+from ..kernels.check import CASES
+from .costs import arrays_in, cost_of, roof_of
+from .roof import Roof
+from .torch_kernels import MOST_CALLS, REPLAY_S, torch_call
+from .watch import watching_launches, watching_operations
+
+ROUNDS = 9
+SLOW_S = 0.1  # a call that takes longer is timed once
+CACHE = 150e6  # bytes that the copies of the arguments should exceed together
+MOST_COPIES = 8
+POOL = 2**22 - 3  # random numbers, used again and again: no multiple of a row
+POSITIVE = ("v", "rstd", "probabilities")  # arguments that are never below zero
+SHAPES = 3  # of an operation that was not named
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array that an operation was called with. values: kept where they are integers, whose range matters."""
+
+    shape: tuple
+    dtype: object
+    values: object = None
+    place: int = 0  # arguments that were the same array are again
+    positive: bool = False
+
+    def __repr__(self):
+        return f"{'×'.join(map(str, self.shape))}"
+
+    def make(self, numbers, backend):
+        if self.values is not None:
+            return upload(self.values, backend)
+        numbers = np.resize(numbers, self.shape).astype(self.dtype, copy=False)
+        return upload(np.abs(numbers) if self.positive else numbers, backend)
+
+
+@dataclass
+class Recorded:
+    """One kind of call of an operation. count: how often a step makes it."""
+
+    function: object
+    arguments: dict
+    moved: int
+    flops: int | None
+    outermost: bool
+    count: int = 1
+
+    @property
+    def name(self):
+        return self.function.__name__
+
+    @property
+    def dtype(self):
+        """Of the first array of floats."""
+        return next((a.dtype for a in self._arrays() if a.dtype.kind == "f"), np.dtype(np.float32))
+
+    def _arrays(self):
+        return [a for value in self.arguments.values()
+                for a in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(a, Array)]
+
+    def shape(self):
+        """The arguments in a few words."""
+        given = self.arguments
+        words = [str(a) for a in self._arrays()[:2]]
+        words += [f"{name} {given[name]}" for name in ("stride", "heads") if isinstance(given.get(name), int)
+                  and given[name] != 1]
+        words += [name for name in ("silu", "transpose_a", "transpose_b", "accumulate") if given.get(name) is True]
+        return ", ".join(words)
+
+
+def record_calls(step):
+    """[Recorded] of one run of a training step, in the order of their first calls; nested operations, too."""
+    found, depth = {}, [0]
+
+    def around(function, arguments, call):
+        places = {}
+        kept = {name: _keep(value, places, name in POSITIVE) for name, value in arguments.items()}
+        key = (function.__name__, tuple((name, repr(value)) for name, value in kept.items()
+                                        if not isinstance(value, float)), str(_dtypes(arguments)))
+        depth[0] += 1
+        try:
+            result = call()
+        finally:
+            depth[0] -= 1
+        if key in found:
+            found[key].count += 1
+            found[key].outermost |= depth[0] == 0
+        else:
+            found[key] = Recorded(function, kept, *cost_of(function, arguments, result), depth[0] == 0)
+        return result
+
+    with watching_operations(around):
+        step.run_eagerly()
+    if step.backend is None:  # NumPy has no passes to tell apart
+        return list(found.values())
+    return [call for recorded in found.values() for call in _passes(recorded)]
+
+
+def _dtypes(arguments):
+    return [a.dtype for a in arrays_in(list(arguments.values()))]
+
+
+def _keep(value, places, positive=False):
+    """An argument without its memory."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_keep(item, places) for item in value) if type(value) in (list, tuple) else value
+    if not isinstance(value, (np.ndarray, DeviceArray)):
+        return value
+    values = None
+    if value.dtype.kind in "iub" and value.size <= 1 << 20:
+        values = value.backend.download(value) if isinstance(value, DeviceArray) else value.copy()
+    return Array(tuple(value.shape), value.dtype, values, places.setdefault(id(value), len(places)), positive)
+
+
+def _passes(recorded):
+    """A convolution's backward as its two passes, which the step runs one after the other; all else as it is."""
+    if recorded.function is not conv2d.conv2d_backward:
+        return [recorded]
+    given = recorded.arguments
+    x, weight, dy, stride = given["x"], given["weight"], given["dy"], given["stride"]
+    sizes = (*x.shape, weight.shape[0], weight.shape[1], stride)
+    B, H, W, C_in, C_out, kernel, _ = sizes
+    about = (recorded.outermost, recorded.count)
+    size = dy.dtype.itemsize
+    volumes = [np.prod(a.shape) for a in (x, dy, weight)]
+    found = []
+    if kernel == stride == 1:
+        return [recorded]
+    flops = conv2d.conv2d_input_gradient_cost(*sizes)[1]
+    if given["need_dx"]:
+        found.append(Recorded(conv2d_input_gradient, {"dy": dy, "weight": weight, "x": x, "stride": stride},
+                              int(size * sum(volumes)), flops, *about))
+    kept = {name: given[name] for name in ("dy", "x", "dweight", "stride")}
+    found.append(Recorded(conv2d_weight_gradient, kept, int(size * sum(volumes[:2]) + 8 * volumes[2]), flops, *about))
+    return found
+
+
+def conv2d_input_gradient(dy, weight, x, stride, version=None):
+    """dx of a convolution by itself; x only for its shape."""
+    part = conv2d._half_input_gradient if x.dtype == np.float16 else conv2d._input_gradient
+    return part(dy, weight, x, stride, version)
+
+
+def conv2d_weight_gradient(dy, x, dweight, stride, version=None):
+    """dweight of a convolution by itself."""
+    if x.dtype == np.float16:
+        weight = Array(dweight.shape, x.dtype)  # the launcher asks for its shape and dtype alone
+        conv2d._add_half_gradients(dy, x, weight, dweight, None, stride, version)
+    else:
+        conv2d._add_weight_gradient(dy, x, dweight, stride, version)
+
+
+def versions_of(function):
+    """The versions that an operation may have, of which some calls are refused; () if it has no `version`."""
+    if "version" not in inspect.signature(function).parameters:
+        return ()
+    if function.__name__.startswith("conv2d"):
+        return tuple(sorted({v for known in conv2d.VERSIONS.values() for v in known}))
+    short = function.__name__.removesuffix("_forward")
+    if short.startswith("linear"):
+        short = "matmul"
+    names = {function.__name__, short, short.removesuffix("_backward")}
+    return tuple(sorted({v for case in CASES if case.name in names for v in case.versions if v is not None}))
+
+
+class Measured:
+    """Times calls on one backend; all captures share an arena, since they run one by one."""
+
+    def __init__(self, backend):
+        self.backend = backend
+        self.arena = backend.new_arena() if hasattr(backend, "new_arena") else None
+        self.numbers = np.random.default_rng(0).standard_normal(POOL, np.float32)
+
+    def arguments(self, recorded):
+        """Copies of a call's arguments, as many as together exceed a cache."""
+        nbytes = sum(np.prod(a.shape, dtype=np.int64) * a.dtype.itemsize for a in recorded._arrays())
+        copies = int(np.clip(-(-CACHE // max(nbytes, 1)), 2, MOST_COPIES)) if self.arena else 1
+        return [self._make(recorded.arguments) for _ in range(copies)]
+
+    def _make(self, arguments):
+        made = {}
+
+        def array(value):
+            if isinstance(value, Array):
+                if value.place not in made:
+                    made[value.place] = value.make(self.numbers, self.backend)
+                return made[value.place]
+            if type(value) in (list, tuple):
+                return type(value)(array(item) for item in value)
+            return value
+        return {name: array(value) for name, value in arguments.items()}
+
+    def kernels(self, function, arguments, version):
+        """Names of the kernels that a call launches, and what it raises where the version does not take it."""
+        names = []
+
+        def around(name, grid, block, call):
+            names.append((name, str(grid), str(block)))
+            return call()
+
+        with watching_launches(self.backend, around):
+            call_with(function, arguments, version)
+        return tuple(names)
+
+    def job(self, function, sets, version):
+        """(a function that makes `calls` calls, the wait for them, calls)."""
+        backend = self.backend
+
+        def once(i):
+            call_with(function, sets[i % len(sets)], version)
+
+        def wait():
+            synchronize(backend)
+
+        wait()
+        start = time.perf_counter()
+        once(0)
+        wait()
+        taken = time.perf_counter() - start
+        if taken > SLOW_S or self.arena is None:
+            return lambda: once(0), wait, 1
+        calls = int(np.clip(REPLAY_S / max(taken, 1e-6), 4, MOST_CALLS))
+        with backend.within(self.arena):
+            for i in range(len(sets)):  # what is made once for each address, such as tensor maps
+                once(i)
+            wait()
+            replay = backend.capture(lambda: [once(i) and None for i in range(calls)])
+        return replay, wait, calls
+
+
+def call_with(function, arguments, version):
+    if version is not None:
+        arguments = {**arguments, "version": version}
+    return function(**arguments)
+
+
+def microseconds_in_turns(jobs, rounds=ROUNDS):
+    """Median microseconds of a call of each job, (run, wait, calls), which take turns."""
+    times = [[] for _ in jobs]
+    for turn in range(rounds + 1):
+        for (run, wait, calls), taken in zip(jobs, times, strict=True):
+            if taken and taken[0] * calls > 1e6 * SLOW_S:
+                continue
+            start = time.perf_counter()
+            run()
+            wait()
+            if turn:
+                taken.append(1e6 * (time.perf_counter() - start) / calls)
+            elif calls == 1:
+                taken.append(1e6 * (time.perf_counter() - start))
+    return [statistics.median(taken) for taken in times]
+
+
+def wanted_calls(calls, operations, shapes):
+    """The calls to measure: those of the named operations, at any depth, or all that the step itself makes."""
+    names = sorted({call.name for call in calls})
+    for operation in operations:
+        if not any(name == operation or name.startswith(operation + "_") for name in names):
+            raise UsageError(f"no operation {operation!r} in this step: use some of {', '.join(names)}.")
+    groups = {}
+    for call in calls:
+        if any(call.name == o or call.name.startswith(o + "_") for o in operations) or (
+                not operations and call.outermost):
+            groups.setdefault(call.name, []).append(call)
+    limit = shapes or (None if operations else SHAPES)
+    return [call for group in groups.values()
+            for call in sorted(group, key=lambda c: -(c.flops or 0) - c.moved)[:limit]]
+
+
+def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=False):
+    """Yields a dict for each version of each operation at each shape of a training step of the options' model:
+    operation, shape, version ("v3", with a star where the launcher chooses it), calls (a step), us, gb_s, tflops, roof
+    (share), bound ("memory" or "arithmetic"), torch_us (None where PyTorch has no counterpart or is not installed).
+
+    operations: names, all for none; chosen: no other version than the launcher's; shapes: how many of each operation
+    versus: PyTorch must be there
+    """
+    from .step import NumdiffStep
+    from .torch_step import require_torch
+    if versus:
+        require_torch()
+    step = NumdiffStep(options)
+    calls = wanted_calls(record_calls(step), operations, shapes)
+    backend, roof = step.backend, Roof(step.backend)
+    del step  # its memory is wanted
+    measured = Measured(backend)
+    for call in calls:
+        yield from bench_call(call, measured, roof, options, chosen)
+
+
+def bench_call(call, measured, roof, options, chosen):
+    function, backend = call.function, measured.backend
+    sets = measured.arguments(call)
+    versions = versions_of(function) if backend is not None else ()
+    favourite = measured.kernels(function, sets[0], None)
+    jobs, labels = [measured.job(function, sets, None)], ["*"]
+    for version in versions:
+        try:
+            launched = measured.kernels(function, sets[0], version)
+        except (ValueError, NumdiffError):  # not for these operands
+            continue
+        if launched == favourite and labels[0] == "*":
+            labels[0] = f"v{version}*"
+        elif not chosen:
+            jobs.append(measured.job(function, sets, version))
+            labels.append(f"v{version}")
+    theirs = torch_call(call, sets[0], options.precision) if backend is None or measured.arena else None
+    times = microseconds_in_turns(jobs + ([theirs] if theirs else []))
+    theirs_us = times.pop() if theirs else None
+    for us, label in sorted(zip(times, labels, strict=True), key=lambda pair: pair[1]):
+        share, bound = roof.share(us / 1e6, call.moved, call.flops, roof_of(call.name, call.dtype,
+                                                                             options.precision))
+        yield {"operation": call.name, "shape": call.shape(), "version": label, "calls": call.count, "us": us,
+               "gb_s": call.moved / us / 1e3, "tflops": call.flops and call.flops / us / 1e6, "roof": share,
+               "bound": bound, "torch_us": theirs_us}

@@ -1,0 +1,150 @@
+"""How long a training step takes: medians of many, after a warm-up, on whatever device is there.
+
+Where PyTorch's step is measured, too, the two take turns, step by step, in the same minutes on the same card.
+"""
+import resource
+import statistics
+import time
+from contextlib import nullcontext
+
+import numpy as np
+
+from ..device import synchronize
+from ..errors import UsageError
+from ..training.build import build_model, build_trainer
+from .roof import peak_flops
+
+CLASSES = 9  # of a stand-in where the options ask for classes and do not say how many
+COMPARED = {"fp32": ("fp32",), "tf32": ("tf32",), "fp16": ("bf16", "fp16")}  # precision -> PyTorch's that compare
+
+
+class RandomImages:
+    """A stand-in for a dataset: the same random images for every step, so that no disk is measured.
+
+    Images of other than one or three channels are float32, as latents are.
+    """
+
+    def __init__(self, count, size, channels, classes=None):
+        generator = np.random.default_rng(0)
+        self.shape = (count, size, size, channels)
+        self.dtype = np.dtype(np.uint8 if channels in (1, 3) else np.float32)
+        if self.dtype == np.uint8:
+            self.images = generator.integers(0, 256, self.shape, np.uint8)
+        else:
+            self.images = generator.standard_normal(self.shape, np.float32)
+        self.labels = None if classes is None else generator.integers(0, classes, count).astype(np.int32)
+
+
+def random_trainer(options):
+    """A Trainer of the model that the options describe, on random images, and those images."""
+    num_classes = (options.num_classes or CLASSES) if options.class_cond else None
+    model = build_model(options, options.channels or 3, num_classes)
+    images = RandomImages(options.batch, options.image_size, model.in_channels, num_classes)
+    options.flip = options.flip and images.dtype == np.uint8
+    return build_trainer(options, model, images), images
+
+
+class NumdiffStep:
+    """numdiff's training step, loaded with random images. Attributes trainer, first_s: seconds of the first step."""
+
+    def __init__(self, options):
+        started = time.perf_counter()
+        self.options = options
+        self.trainer, images = random_trainer(options)
+        self.step, self.backend = self.trainer.step_function, self.trainer.model.backend
+        self.step.load(images.images, images.labels)
+        self.run()
+        self.wait()
+        self.first_s = time.perf_counter() - started
+
+    def run(self):
+        self.step.run()
+
+    def run_eagerly(self):
+        """One step whose kernels are launched one by one, where `run` may replay a graph: one that can be watched."""
+        captures, self.step.capture = self.step.capture, False
+        try:
+            with self.backend.within(self.step.arena) if captures else nullcontext():
+                self.step.run()
+            self.wait()
+        finally:
+            self.step.capture = captures
+
+    def wait(self):
+        synchronize(self.backend)
+
+    @property
+    def peak_bytes(self):
+        if self.backend is None:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return getattr(self.backend, "peak_bytes", 0)
+
+
+def seconds_in_turns(steps, count, warmup):
+    """[seconds of each of `count` runs] of several steps, which take turns after `warmup` runs each.
+
+    steps: objects with run() and wait(); every run is waited for.
+    """
+    for step in steps:
+        for _ in range(warmup):
+            step.run()
+        step.wait()
+    times = [[] for _ in steps]
+    for _ in range(count):
+        for step, taken in zip(steps, times, strict=True):
+            start = time.perf_counter()
+            step.run()
+            step.wait()
+            taken.append(time.perf_counter() - start)
+    return times
+
+
+def summary(times, flops, images, peak):
+    """{ms, ms_fastest, ms_slowest, tflops, images_per_second, mfu} of the seconds of several steps."""
+    median = statistics.median(times)
+    return {"ms": median * 1e3, "ms_fastest": min(times) * 1e3, "ms_slowest": max(times) * 1e3,
+            "tflops": flops / median / 1e12, "images_per_second": images / median,
+            "mfu": flops / median / peak if peak else None}
+
+
+def bench_step(options, steps=20, warmup=5, versus=(), started=None):
+    """Times of `steps` training steps of the model and batch that `options` (a TrainOptions) describe.
+
+    versus: (mode, precision) pairs of PyTorch's step, of torch_step.MODES and PRECISIONS, each measured in turns with
+        numdiff's; started(text): called before each
+    Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the kernels included),
+    tflops, mfu (share of the card's peak in that precision, or None), images_per_second, peak_mib, peak_of ("device
+    arenas" or "process"), parameters, flops_per_step, device; and versus: a list of dicts with mode, precision, ms,
+    ms_fastest, ms_slowest, tflops, mfu, peak_mib, first_step_s, and ratio: PyTorch's ms / numdiff's in the same turns;
+    a mode that failed has `fault` instead.
+    """
+    if steps < 1 or warmup < 0:
+        raise UsageError("--steps must be at least 1 and --warmup at least 0.")
+    if versus:
+        from .torch_step import TorchStep, require_torch
+        require_torch()
+    ours = NumdiffStep(options)
+    backend, flops = ours.backend, ours.trainer.flops_per_step
+    device, count = getattr(backend, "device_name", "cpu (NumPy)"), ours.trainer.model.parameters.count
+    times, others = [], []
+    for mode, precision in versus:
+        if started:
+            started(f"PyTorch {mode}, {precision}")
+        row = {"mode": mode, "precision": precision}
+        try:
+            theirs = TorchStep(options, mode, precision)
+            pair = seconds_in_turns([ours, theirs], steps, warmup)
+        except Exception as fault:  # one mode that this PyTorch cannot run must not hide the others
+            others.append({**row, "fault": " ".join(f"{type(fault).__name__}: {fault}".split())[:120]})
+            continue
+        times += pair[0]
+        row |= summary(pair[1], flops, options.batch, peak_flops(backend, precision))
+        others.append({**row, "peak_mib": theirs.peak_bytes / 2**20, "first_step_s": theirs.first_s,
+                       "parameters": theirs.parameters,
+                       "ratio": row["ms"] / summary(pair[0], flops, options.batch, None)["ms"]})
+        theirs.close()
+    times = times or seconds_in_turns([ours], steps, warmup)[0]
+    return {"device": device, **summary(times, flops, options.batch, peak_flops(backend, options.precision)),
+            "first_step_s": ours.first_s, "peak_mib": ours.peak_bytes / 2**20,
+            "peak_of": "device arenas" if backend else "process", "parameters": count, "flops_per_step": flops,
+            "versus": others}

@@ -1,0 +1,116 @@
+"""numdiff's DiT in PyTorch: the same architecture, options and parameter names, as one would write it there.
+
+Sources as in numdiff/nn/dit.py. Images are (B, C, H, W); attention is PyTorch's fused one.
+"""
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..nn.dit import EPS, FREQUENCIES, position_table
+from .torch_unet import timestep_embedding
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, patch, channels, hidden):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, hidden, patch, stride=patch)
+
+    def forward(self, x):
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class TimestepEmbedder(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+
+    def forward(self, t):
+        return self.mlp(timestep_embedding(t, FREQUENCIES))
+
+
+class LabelEmbedder(nn.Module):
+    def __init__(self, classes, hidden, dropout):
+        super().__init__()
+        self.embedding_table = nn.Embedding(classes + (dropout > 0), hidden)
+        self.classes, self.dropout = classes, dropout
+
+    def forward(self, y):
+        if self.training and self.dropout > 0:
+            y = torch.where(torch.rand(y.shape, device=y.device) < self.dropout, self.classes, y)
+        return self.embedding_table(y)
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden, heads):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.heads = heads
+
+    def forward(self, x):
+        B, T, D = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, D))
+
+
+class Mlp(nn.Module):
+    def __init__(self, hidden, inner):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
+
+    def forward(self, x):
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+def modulated(norm, x, shift, scale):
+    return norm(x) * (1 + scale[:, None]) + shift[:, None]
+
+
+class Block(nn.Module):
+    def __init__(self, hidden, heads, mlp_ratio):
+        super().__init__()
+        self.norm1, self.norm2 = (nn.LayerNorm(hidden, eps=EPS, elementwise_affine=False) for _ in range(2))
+        self.attn, self.mlp = Attention(hidden, heads), Mlp(hidden, int(hidden * mlp_ratio))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
+
+    def forward(self, x, c):
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.adaLN_modulation(c).chunk(6, dim=1)
+        x = x + gate[:, None] * self.attn(modulated(self.norm1, x, shift, scale))
+        return x + gate_mlp[:, None] * self.mlp(modulated(self.norm2, x, shift_mlp, scale_mlp))
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, hidden, outputs):
+        super().__init__()
+        self.norm_final = nn.LayerNorm(hidden, eps=EPS, elementwise_affine=False)
+        self.linear = nn.Linear(hidden, outputs)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden))
+
+    def forward(self, x, c):
+        return self.linear(modulated(self.norm_final, x, *self.adaLN_modulation(c).chunk(2, dim=1)))
+
+
+class TorchDiT(nn.Module):
+    """Options as `numdiff.nn.DiT`; forward takes x (B, C, H, W), t (B,) and, with classes, y (B,)."""
+
+    def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
+                 mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True):
+        super().__init__()
+        self.patch, self.side = patch_size, image_size // patch_size
+        self.outputs = in_channels * (2 if learn_sigma else 1)
+        self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)
+        self.t_embedder = TimestepEmbedder(hidden_size)
+        if num_classes is not None:
+            self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
+        self.pos_embed = nn.Parameter(torch.from_numpy(position_table(hidden_size, self.side))[None], False)
+        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio) for _ in range(depth))
+        self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.outputs)
+
+    def forward(self, x, t, y=None):
+        x = self.x_embedder(x) + self.pos_embed
+        c = self.t_embedder(t)
+        if y is not None:
+            c = c + self.y_embedder(y)
+        for block in self.blocks:
+            x = block(x, c)
+        x = self.final_layer(x, c).view(-1, self.side, self.side, self.patch, self.patch, self.outputs)
+        return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, self.outputs, self.side * self.patch, self.side * self.patch)

@@ -1,0 +1,110 @@
+"""PyTorch's training step of the same model, to hold numdiff's own against. Only this wants PyTorch.
+
+One step is forward, squared error, backward and AdamW (the fused one on a GPU), on images that lie on the device,
+channels-last where the model has convolutions; attention is PyTorch's fused one. Noise, clipping and the average of the
+weights, which are part of numdiff's step, are left out: PyTorch's time is one that a real run would not beat.
+"""
+import importlib.util
+import time
+
+from ..errors import NumdiffError
+from ..training.build import model_options
+
+MODES = {"eager": None, "compile": "default", "graphs": "reduce-overhead"}  # name -> mode of torch.compile
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+FLOAT16_SCALE = 2.0**16  # of the loss, at first, as numdiff's
+
+
+def require_torch():
+    """Raise a `NumdiffError` where PyTorch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise NumdiffError("--versus torch needs PyTorch, which is not installed here; pip install torch, or leave it "
+                           "out.")
+
+
+def build_twin(options, channels=3, num_classes=None):
+    """The PyTorch module with the architecture and parameter names of the model that a run's options describe."""
+    sizes = model_options(options, channels, num_classes)
+    if options.model == "unet":
+        from .torch_unet import TorchUNet
+        return TorchUNet(**sizes)
+    from .torch_dit import TorchDiT
+    return TorchDiT(**sizes)
+
+
+class TorchStep:
+    """A training step of the twin. mode: of MODES; precision: of PRECISIONS ("fp32" is strict, "fp16" scales the loss).
+
+    Attributes first_s: seconds of building, compiling and the first step; parameters: how many there are.
+    """
+
+    def __init__(self, options, mode="eager", precision="fp32"):
+        import torch
+
+        from .step import CLASSES
+        started = time.perf_counter()
+        self.torch, self.precision = torch, precision
+        self.device = "cuda" if options.device == "cuda" else "cpu"
+        self.cuda = self.device == "cuda"
+        if self.cuda and not torch.cuda.is_available():
+            raise NumdiffError("this PyTorch sees no GPU; install one with CUDA, or use --device cpu.")
+        if not self.cuda and mode == "graphs":
+            raise NumdiffError("CUDA graphs need a GPU; leave the mode graphs out.")
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self._set_tf32(precision == "tf32")
+        if self.cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        classes = (options.num_classes or CLASSES) if options.class_cond else None
+        model = build_twin(options, options.channels or 3, classes).to(self.device)
+        if options.model == "unet":
+            model = model.to(memory_format=torch.channels_last)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.model = model
+        self.forward = model if MODES[mode] is None else torch.compile(model, mode=MODES[mode])
+        weights = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=options.weight_decay,
+                                           fused=self.cuda)
+        self.scaler = torch.amp.GradScaler(self.device, FLOAT16_SCALE, enabled=precision == "fp16")
+        shape = (options.batch, options.channels or 3, options.image_size, options.image_size)
+        self.x = torch.randn(shape, device=self.device).to(memory_format=torch.channels_last)
+        self.target = torch.randn_like(self.x)
+        self.t = torch.randint(0, options.diffusion_steps, shape[:1], device=self.device)
+        self.y = None if classes is None else torch.randint(0, classes, shape[:1], device=self.device)
+        self.run()
+        self.wait()
+        self.first_s = time.perf_counter() - started
+
+    def run(self):
+        torch = self.torch
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        with torch.autocast(self.device, half, enabled=half is not None):
+            prediction = self.forward(self.x, self.t, self.y)
+        error = prediction[:, :self.target.shape[1]].float() - self.target
+        self.scaler.scale((error * error).mean()).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def wait(self):
+        if self.cuda:
+            self.torch.cuda.synchronize()
+
+    @property
+    def peak_bytes(self):
+        """Of this step; 0 on the CPU, where PyTorch does not count."""
+        return self.torch.cuda.max_memory_allocated() - self._before if self.cuda else 0
+
+    def close(self):
+        """Give the memory back."""
+        self.model = self.forward = self.optimizer = self.x = self.target = None
+        self.torch._dynamo.reset()
+        if self.cuda:
+            self.torch.cuda.empty_cache()
+
+    def _set_tf32(self, on):
+        backends = self.torch.backends
+        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = on
+        backends.cudnn.benchmark = True

@@ -1,0 +1,165 @@
+"""numdiff's UNet in PyTorch: the same architecture, options and parameter names, as one would write it there.
+
+Sources as in numdiff/nn/unet.py. Images are (B, C, H, W), stored channels-last; attention is PyTorch's fused one.
+"""
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def timestep_embedding(t, dim, max_period=10000.0):
+    """(B,) -> (B, dim): cosines of t · max_period^(-i / half), then sines; an odd dim ends in a zero."""
+    half = dim // 2
+    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(max_period) / half))
+    angle = t[:, None].float() * frequency
+    return F.pad(torch.cat((angle.cos(), angle.sin()), dim=1), (0, dim % 2))
+
+
+class Downsample(nn.Module):
+    def __init__(self, channels, convolve):
+        super().__init__()
+        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1) if convolve else nn.AvgPool2d(2)
+
+    def forward(self, x):
+        return self.op(x)
+
+
+class Upsample(nn.Module):
+    def __init__(self, channels, convolve):
+        super().__init__()
+        if convolve:
+            self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.convolve = convolve
+
+    def forward(self, x):
+        x = F.interpolate(x, scale_factor=2, mode="nearest")
+        return self.conv(x) if self.convolve else x
+
+
+class ResBlock(nn.Module):
+    def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, resample=None):
+        super().__init__()
+        self.in_layers = nn.Sequential(nn.GroupNorm(groups, channels), nn.SiLU(),
+                                       nn.Conv2d(channels, out_channels, 3, padding=1))
+        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, out_channels * (2 if scale_shift else 1)))
+        self.out_layers = nn.Sequential(nn.GroupNorm(groups, out_channels), nn.SiLU(), nn.Dropout(dropout),
+                                        nn.Conv2d(out_channels, out_channels, 3, padding=1))
+        self.skip_connection = (nn.Identity() if out_channels == channels
+                                else nn.Conv2d(channels, out_channels, 1))
+        self.resample = {None: nn.Identity(), "up": Upsample(channels, False), "down": Downsample(channels, False)}[
+            resample]
+        self.scale_shift = scale_shift
+
+    def forward(self, x, emb):
+        h = self.resample(self.in_layers[:2](x))
+        h = self.in_layers[2](h)
+        e = self.emb_layers(emb)[:, :, None, None]
+        if self.scale_shift:
+            scale, shift = e.chunk(2, dim=1)
+            h = self.out_layers[1:](self.out_layers[0](h) * (1 + scale) + shift)
+        else:
+            h = self.out_layers(h + e)
+        return self.skip_connection(self.resample(x)) + h
+
+
+class AttentionBlock(nn.Module):
+    def __init__(self, channels, heads, order, groups):
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, channels)
+        self.qkv, self.proj_out = nn.Conv1d(channels, 3 * channels, 1), nn.Conv1d(channels, channels, 1)
+        self.heads, self.order = heads, order
+
+    def forward(self, x):
+        B, C, H, W = x.shape
+        # a 1 × 1 convolution over tokens is a linear layer, and as such keeps the channels last
+        tokens = self.norm(x).permute(0, 2, 3, 1).reshape(B, H * W, C)
+        qkv = F.linear(tokens, self.qkv.weight[:, :, 0], self.qkv.bias)
+        if self.order == "legacy":  # head, then q, k, v
+            q, k, v = qkv.view(B, H * W, self.heads, 3, -1).permute(3, 0, 2, 1, 4)
+        else:
+            q, k, v = qkv.view(B, H * W, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, H * W, C)
+        h = F.linear(h, self.proj_out.weight[:, :, 0], self.proj_out.bias)
+        return x + h.view(B, H, W, C).permute(0, 3, 1, 2)
+
+
+class Stage(nn.Sequential):
+    def forward(self, x, emb):
+        for block in self:
+            x = block(x, emb) if isinstance(block, ResBlock) else block(x)
+        return x
+
+
+class TorchUNet(nn.Module):
+    """Options as `numdiff.nn.UNet`; forward takes x (B, C, H, W), t (B,) and, with classes, y (B,)."""
+
+    def __init__(self, image_size=64, in_channels=3, model_channels=64, out_channels=None, channel_mult=(1, 2, 3, 4),
+                 num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
+                 num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
+                 num_classes=None, learn_sigma=False, dropout=0.0, use_new_attention_order=False, max_period=10000.0,
+                 groups=32):
+        super().__init__()
+        self.model_channels, self.max_period = model_channels, max_period
+        outputs = out_channels or in_channels * (2 if learn_sigma else 1)
+        emb_channels, order = 4 * model_channels, "new" if use_new_attention_order else "legacy"
+        if num_heads_upsample == -1:
+            num_heads_upsample = num_heads
+
+        def res(channels, width, resample=None):
+            return ResBlock(channels, emb_channels, width, dropout, use_scale_shift_norm, groups, resample)
+
+        def attention(channels, count):
+            return AttentionBlock(channels, count if num_head_channels == -1 else channels // num_head_channels, order,
+                                  groups)
+
+        self.time_embed = nn.Sequential(nn.Linear(model_channels, emb_channels), nn.SiLU(),
+                                        nn.Linear(emb_channels, emb_channels))
+        if num_classes is not None:
+            self.label_emb = nn.Embedding(num_classes, emb_channels)
+        widths = [int(mult * model_channels) for mult in channel_mult]
+        channels, size = widths[0], image_size
+        self.input_blocks = nn.ModuleList([Stage(nn.Conv2d(in_channels, channels, 3, padding=1))])
+        skips = [channels]
+        for level, width in enumerate(widths):
+            for _ in range(num_res_blocks):
+                blocks = [res(channels, width)]
+                channels = width
+                if size in attention_resolutions:
+                    blocks.append(attention(channels, num_heads))
+                self.input_blocks.append(Stage(*blocks))
+                skips.append(channels)
+            if level < len(widths) - 1:
+                self.input_blocks.append(Stage(res(channels, channels, "down") if resblock_updown
+                                               else Downsample(channels, conv_resample)))
+                skips.append(channels)
+                size //= 2
+        self.middle_block = Stage(res(channels, channels), attention(channels, num_heads), res(channels, channels))
+        self.output_blocks = nn.ModuleList()
+        for level, width in reversed(list(enumerate(widths))):
+            for i in range(num_res_blocks + 1):
+                blocks = [res(channels + skips.pop(), width)]
+                channels = width
+                if size in attention_resolutions:
+                    blocks.append(attention(channels, num_heads_upsample))
+                if level > 0 and i == num_res_blocks:
+                    blocks.append(res(channels, channels, "up") if resblock_updown
+                                  else Upsample(channels, conv_resample))
+                    size *= 2
+                self.output_blocks.append(Stage(*blocks))
+        self.out = nn.Sequential(nn.GroupNorm(groups, channels), nn.SiLU(),
+                                 nn.Conv2d(channels, outputs, 3, padding=1))
+
+    def forward(self, x, t, y=None):
+        emb = self.time_embed(timestep_embedding(t, self.model_channels, self.max_period))
+        if y is not None:
+            emb = emb + self.label_emb(y)
+        skips = []
+        for stage in self.input_blocks:
+            x = stage(x, emb)
+            skips.append(x)
+        x = self.middle_block(x, emb)
+        for stage in self.output_blocks:
+            x = stage(torch.cat((x, skips.pop()), dim=1), emb)
+        return self.out(x)

@@ -1,0 +1,125 @@
+"""Looking on while a step runs: its operations, its launches, and the layer that each belongs to.
+
+Nothing here costs anything while nobody watches: a context puts wrappers where the functions are, and takes them away.
+"""
+import contextlib
+import functools
+import inspect
+import sys
+
+from ..kernels import check  # noqa: F401 - loads every module of numdiff.kernels, so that all operations are found
+from ..nn import tensor
+from .costs import is_operation
+
+BETWEEN = "(between layers)"  # sums of gradients, and all else that belongs to no layer
+MODEL = "(model)"  # what the model's own forward does between its parts
+
+
+def operations():
+    """The functions of numdiff.kernels whose cost is known."""
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("numdiff.kernels.")
+               and not name.startswith("numdiff.kernels.check")]
+    return {f for m in modules for name, f in list(vars(m).items()) if is_operation(name, f)
+            and f.__module__.startswith("numdiff.kernels")}
+
+
+@contextlib.contextmanager
+def watching_operations(around):
+    """Within the context every call of an operation goes through `around(function, arguments, call)`.
+
+    arguments: {name: value} with defaults; call: does the work, and returns the result, which `around` must return
+    """
+    wrappers = {id(f): _wrapper(f, around) for f in operations()}
+    changed = []
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("numdiff.") or name.startswith("numdiff.benchmark"):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if id(value) in wrappers:
+                changed.append((module, attribute, value))
+    try:
+        for module, attribute, value in changed:
+            setattr(module, attribute, wrappers[id(value)])
+        yield
+    finally:
+        for module, attribute, value in changed:
+            setattr(module, attribute, value)
+
+
+def _wrapper(function, around):
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return around(function, bound.arguments, lambda: function(*args, **kwargs))
+    return wrapped
+
+
+@contextlib.contextmanager
+def watching_launches(backend, around):
+    """Within the context every launch, fill and copy of a device goes through `around(name, grid, block, call)`."""
+    if backend is None:
+        yield
+        return
+    launch, fill, copy = backend.launch, backend.fill, backend.copy
+
+    def watched_launch(kernel, grid, block, args, shared=0):
+        return around(kernel.py_func.__name__, grid, block, lambda: launch(kernel, grid, block, args, shared))
+
+    try:
+        backend.launch = watched_launch
+        backend.fill = lambda array, byte: around("memset", 1, 1, lambda: fill(array, byte))
+        backend.copy = lambda source, target: around("memcpy", 1, 1, lambda: copy(source, target))
+        yield
+    finally:
+        del backend.launch, backend.fill, backend.copy  # what the class has comes back
+
+
+class Layers:
+    """Which layer is computing, and in which direction; ask `now()` within `with layers:`.
+
+    The tape knows the layer while it goes forward; each record that it makes is told to say so again going backward.
+    """
+
+    def __init__(self):
+        self.backward = False
+
+    def now(self):
+        """(layer, "forward" or "backward" or "step"): "step" is what is outside of the model."""
+        if not tensor.scope:
+            return BETWEEN, "backward" if self.backward else "step"
+        return tensor.scope[-1] or MODEL, "backward" if self.backward else "forward"
+
+    def __enter__(self):
+        layers, self._record, self._play = self, tensor.Record, tensor.Tape.backward
+
+        class Record(self._record):
+            __slots__ = ()
+
+            def __init__(self, name, output, inputs, backward):
+                layer = tensor.scope[-1] if tensor.scope else None
+
+                def within(*gradients):
+                    if layer is None:
+                        return backward(*gradients)
+                    tensor.scope.append(layer)
+                    try:
+                        return backward(*gradients)
+                    finally:
+                        tensor.scope.pop()
+                super().__init__(name, output, inputs, within)
+
+        def play(tape, *args, **kwargs):
+            layers.backward = True
+            try:
+                return layers._play(tape, *args, **kwargs)
+            finally:
+                layers.backward = False
+
+        tensor.Record, tensor.Tape.backward = Record, play
+        return self
+
+    def __exit__(self, *exception):
+        tensor.Record, tensor.Tape.backward = self._record, self._play

@@ -1,0 +1,280 @@
+"""Flash attention backward, rung 3: all five products in float16 on the tensor cores, in one kernel.
+
+WHAT IS NEW, AND WHY IT PAYS
+    A block has up to 256 keys, a warp 16 or 32 of them, and the queries pass by in tiles of 64. S and dP are computed
+    the other way round, keys down and queries across: then the sums of Pᵀ and dSᵀ, packed, are the left sides of
+    dv += Pᵀ·dy and dk += dSᵀ·q in the warp's own registers, where also dk and dv stay to the end.
+    Only dq sums over keys, which are spread over the warps. So dSᵀ goes to shared memory, and after a barrier each warp
+    sums dS·k over all keys of the block, for 16 queries and its part of the columns.
+    If the block has all keys of the image (T ≤ 256), that is dq, and it is written once, as float16. Else each chunk of
+    keys has a float32 dq of its own, and backward.py's second kernel adds the chunks in order. The other way to do
+    without atomics, a kernel for dq beside one for dk and dv, computes S and dP twice: 7 products instead of 5. A
+    chunk's dq costs 8 bytes for each 5·256·2 FLOPs: less than a third of what two products more would take, and nothing
+    for the lengths that image models have.
+A ROUND, for 16 queries of the tile: 4 + 4 loads of fragments from q and dy feed 4 products (ldmatrix, and .trans for
+    the two that sum over queries); k's and v's fragments stay in registers, or (HS 72) are loaded again.
+LAUNCH
+    grid (chunks, heads, B), a block for 64 keys (4 warps, one fragment of keys each) or 256 (8 warps, two). Dynamic
+    shared memory, KiB, for HS 32 and 64, 72: 41 and 64 (64 keys), 97 and 145 (256 keys).
+DETERMINISM
+    each number is summed by one warp in the order of the loops, and chunks are added in order.
+SOURCE
+    reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section 9.7.14.5.
+READ NEXT
+    split.py: float32 from three products of half its digits.
+"""
+from ...device import cuda, float32, int32, load4, uint32
+from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.tensor_core import (
+    float_of,
+    ldmatrix_x2_trans,
+    ldmatrix_x4_trans,
+    load_words4,
+    mma_m16n8k16_into,
+    store_word,
+)
+from .exponential import power_of_two
+from .forward import LOG2_E
+from .fragments import (
+    CHUNK,
+    WARP,
+    add_products,
+    by_chunk,
+    by_row,
+    clear,
+    copy_out,
+    fetch_rows,
+    four_neighbours,
+    load_left,
+    multiply_rows,
+    multiply_tiles,
+    pack,
+    pitch_of,
+    stash,
+    write_four,
+)
+
+QUERIES = 64  # of a tile
+DS_PITCH = QUERIES * 2 + CHUNK  # bytes of a row of dSᵀ: an odd number of chunks
+NUMBERS = 8  # bytes a query: L and D
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_numbers(tile, logsumexp, D, start, exist, t):
+    """Start the copies of L and D of a tile's queries; zeros for those that do not exist.
+
+    Their q and dy are zeros, too: P is 1 and dS is 0, and neither adds anything to dv, dk and dq.
+    """
+    query = int32(t // 2)
+    size = int32(4) if query < exist else int32(0)
+    if t < 2 * QUERIES:
+        if t % 2:
+            cp_async_4_zfill(tile + t * 4, D, start + query, size)
+        else:
+            cp_async_4_zfill(tile + t * 4, logsumexp, start + query, size)
+
+
+@cuda.jit(device=True, forceinline=True)
+def probability(s, c, L):
+    """2^(c·s − L). It is at most 1, but for rounding, and for keys that do not exist, which have to stay finite."""
+    return power_of_two(min(c * s - L, float32(0)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def probabilities(s, first, c, numbers):
+    """A fragment of scores, two queries across, becomes probabilities; numbers: L and D of the two, as words."""
+    L0, L1 = LOG2_E * float_of(numbers[0]), LOG2_E * float_of(numbers[2])
+    s[first], s[first + 1] = probability(s[first], c, L0), probability(s[first + 1], c, L1)
+    s[first + 2], s[first + 3] = probability(s[first + 2], c, L0), probability(s[first + 3], c, L1)
+
+
+@cuda.jit(device=True, forceinline=True)
+def score_gradients(dp, first, p, numbers):
+    """A fragment of dP becomes dS = P (dP − D)."""
+    D0, D1 = float_of(numbers[1]), float_of(numbers[3])
+    dp[first], dp[first + 1] = p[first] * (dp[first] - D0), p[first + 1] * (dp[first + 1] - D1)
+    dp[first + 2], dp[first + 3] = p[first + 2] * (dp[first + 2] - D0), p[first + 3] * (dp[first + 3] - D1)
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_dq(sums, ds, k, keys, PITCH, pairs, ninth):
+    """sums += dS·k for 16 queries, `pairs` of fragments of 8 columns, and one more if the last of 72 are the warp's.
+
+    ds, k: addresses in shared memory, of the warp's queries and columns, and the lane's place
+    """
+    for key in range(0, keys, 16):
+        a = ldmatrix_x4_trans(uint32(ds + int32(int32(key) * DS_PITCH)))
+        row = k + int32(int32(key) * PITCH)
+        for n in range(pairs):
+            b = ldmatrix_x4_trans(uint32(row + n * 2 * CHUNK))
+            mma_m16n8k16_into(sums, 8 * n, a, (b[0], b[1]))
+            mma_m16n8k16_into(sums, 8 * n + 4, a, (b[2], b[3]))
+        if ninth:
+            mma_m16n8k16_into(sums, 8 * pairs, a, ldmatrix_x2_trans(uint32(row + pairs * 2 * CHUNK)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_dq(dq, at, exist, sums, first, f, fresh, lane):
+    """A fragment of dq, or its share, written or added: four numbers a lane."""
+    v = four_neighbours(sums[first], sums[first + 1], sums[first + 2], sums[first + 3], lane)
+    f_old = float32(0)
+    o = v
+    if exist and not fresh:
+        o = load4(dq, at)
+        f_old = float32(1)
+        write_four(dq, at, (f * v[0] + o[0], f * v[1] + o[1], f * v[2] + o[2], f * v[3] + o[3]), f_old, True)
+    else:
+        write_four(dq, at, v, f, exist)
+
+
+def shared_bytes(HS, M, WARPS):
+    """k and v; two stages of q, dy, L and D; dSᵀ."""
+    keys = 16 * M * WARPS
+    return 2 * keys * pitch_of(HS) + 2 * QUERIES * (2 * pitch_of(HS) + NUMBERS) + keys * DS_PITCH
+
+
+def make_backward(HS, M, WARPS):
+    """The kernel for one head size, `WARPS` warps and M fragments of 16 keys a warp."""
+    PITCH = pitch_of(HS)
+    THREADS = WARP * WARPS
+    ROWS = 16 * M  # keys of a warp
+    KEYS = ROWS * WARPS
+    LEFT = M * (HS // 16 * 4 + HS % 16 // 4)  # words of k, or v, in a lane
+    KEEP_K = M == 1 or HS <= 64  # whether these fragments stay in registers; there are not enough for all
+    KEEP_V = M == 1 or HS == 32
+    TOTALS, SCORES, WORDS = M * HS // 2, M * 8, M * 4  # numbers of dk, or dv, and of 16 queries' S, in a lane
+    V = KEYS * PITCH  # bytes from the start of shared memory
+    STAGES = 2 * V
+    G = QUERIES * PITCH  # within a stage: q comes first
+    ROW_NUMBERS = 2 * G
+    STAGE = ROW_NUMBERS + QUERIES * NUMBERS
+    DS = STAGES + 2 * STAGE
+    PARTS = WARPS // 4  # of dq's columns: four warps have 16 queries each, of the tile's 64
+    PAIRS = HS // 16 // PARTS  # pairs of fragments of dq in a warp
+    NINTH = HS == 72
+    DQ = PAIRS * 8 + (4 if NINTH else 0)
+
+    def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale):
+        shared = cuda.shared.array(0, "uint8", alignment=128)
+        k_tile = shared_address(shared)
+        t = int32(cuda.threadIdx.x)
+        lane, warp = int32(t % WARP), int32(t // WARP)
+        chunk, head, image, heads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
+        start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
+        dy_start, dy_step = (image * T * heads + head) * HS, int32(heads * HS)
+        numbers_start = (image * heads + head) * T
+        dq_start = (chunk * cuda.gridDim.z + image) * T * dq_row + head * dq_head
+        c = float32(scale * LOG2_E)
+
+        row_place, chunk_place = by_row(lane, PITCH), by_chunk(lane, PITCH)
+        k_rows = k_tile + int32(warp * ROWS * PITCH + row_place)
+        ds_words = int32(DS + (warp * ROWS + lane // 4) * DS_PITCH + lane % 4 * 4)  # where this lane's dS go
+        ds_rows = k_tile + int32(DS + by_chunk(lane, DS_PITCH) + warp % 4 * 32)  # dS of 16 queries
+        k_columns = k_tile + int32(row_place + warp // 4 * (PAIRS * 32))  # its part of k's columns
+
+        k = cuda.local.array(LEFT, "uint32")
+        v = cuda.local.array(LEFT, "uint32")
+        words = cuda.local.array(WORDS, "uint32")
+        s = cuda.local.array(SCORES, "float32")
+        ds = cuda.local.array(SCORES, "float32")
+        dk = cuda.local.array(TOTALS, "float32")
+        dv = cuda.local.array(TOTALS, "float32")
+        sums = cuda.local.array(DQ, "float32")
+
+        first_key = int32(chunk * chunk_tiles * KEYS)
+        end = int32(min(T, first_key + chunk_tiles * KEYS))
+        fresh = True  # the chunk's first tile of keys finds nothing to add to
+        while first_key < end:
+            exist = int32(T - first_key)  # keys of the tile, or more
+            at = start + part + first_key * width
+            cuda.syncthreads()  # nobody needs the tiles of the round before
+            fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t, THREADS)
+            fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t, THREADS)
+            fetch_rows(k_tile + STAGES, PITCH, qkv, start, width, T, QUERIES, HS, t, THREADS)
+            fetch_rows(k_tile + (STAGES + G), PITCH, dy, dy_start, dy_step, T, QUERIES, HS, t, THREADS)
+            fetch_numbers(k_tile + (STAGES + ROW_NUMBERS), logsumexp, D, numbers_start, T, t)
+            cp_async_commit()
+            clear(dk, TOTALS)
+            clear(dv, TOTALS)
+            stage = int32(STAGES)
+            first = int32(0)
+            while first < T:
+                cp_async_wait(0)  # this thread's part of the tile is there
+                cuda.syncthreads()  # so is everybody's, and nobody reads the other stage, or dS, any more
+                ahead = int32(first + QUERIES)
+                if ahead < T:
+                    other = k_tile + int32(2 * STAGES + STAGE - stage)
+                    fetch_rows(other, PITCH, qkv, start + ahead * width, width, T - ahead, QUERIES, HS, t, THREADS)
+                    fetch_rows(other + G, PITCH, dy, dy_start + ahead * dy_step, dy_step, T - ahead, QUERIES, HS, t,
+                               THREADS)
+                    fetch_numbers(other + ROW_NUMBERS, logsumexp, D, numbers_start + ahead, T - ahead, t)
+                    cp_async_commit()
+                if warp * ROWS < exist:
+                    if KEEP_K and first == 0:
+                        load_left(k, k_rows, M, PITCH, HS)
+                    if KEEP_V and first == 0:
+                        load_left(v, k_rows + V, M, PITCH, HS)
+                    i = int32(0)
+                    while i < QUERIES:
+                        q_rows = k_tile + int32(stage + i * PITCH)
+                        g_rows = q_rows + G
+                        at_numbers = int32(stage + ROW_NUMBERS + (i + lane % 4 * 2) * NUMBERS)
+                        left = load_words4(shared, at_numbers)  # L, D, L and D of a lane's two queries
+                        right = load_words4(shared, at_numbers + 8 * NUMBERS)  # and of those 8 further on
+
+                        clear(s, SCORES)
+                        if KEEP_K:
+                            multiply_rows(s, 0, 2, k, q_rows + chunk_place, q_rows + row_place, M, HS)
+                        else:
+                            multiply_tiles(s, 2, k_rows, q_rows + chunk_place, q_rows + row_place, M, PITCH, HS)
+                        for m in range(M):
+                            probabilities(s, 8 * m, c, left)
+                            probabilities(s, 8 * m + 4, c, right)
+                            pack(words, m, s, 8 * m)
+                        add_products(dv, words, g_rows + row_place, M, HS)
+
+                        clear(ds, SCORES)
+                        if KEEP_V:
+                            multiply_rows(ds, 0, 2, v, g_rows + chunk_place, g_rows + row_place, M, HS)
+                        else:
+                            multiply_tiles(ds, 2, k_rows + V, g_rows + chunk_place, g_rows + row_place, M, PITCH, HS)
+                        for m in range(M):
+                            score_gradients(ds, 8 * m, s, left)
+                            score_gradients(ds, 8 * m + 4, s, right)
+                            pack(words, m, ds, 8 * m)
+                            to = int32(ds_words + m * 16 * DS_PITCH + i * 2)
+                            store_word(shared, to, words[4 * m])
+                            store_word(shared, to + 8 * DS_PITCH, words[4 * m + 1])
+                            store_word(shared, to + CHUNK, words[4 * m + 2])
+                            store_word(shared, to + 8 * DS_PITCH + CHUNK, words[4 * m + 3])
+                        add_products(dk, words, q_rows + row_place, M, HS)
+                        i = int32(i + 16)
+                cuda.syncthreads()  # dS is complete
+
+                clear(sums, DQ)
+                last = NINTH and warp // 4 == PARTS - 1
+                add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
+                query = int32(first + warp % 4 * 16 + lane // 4 + lane % 2 * 8)
+                at = dq_start + query * dq_row + int32(warp // 4 * (PAIRS * 16) + lane % 4 // 2 * 4)
+                for n in range(2 * PAIRS):
+                    write_dq(dq, at + 8 * n, query < T, sums, 4 * n, scale, fresh, lane)
+                if last:
+                    write_dq(dq, at + 16 * PAIRS, query < T, sums, 8 * PAIRS, scale, fresh, lane)
+                stage = int32(2 * STAGES + STAGE - stage)
+                first = ahead
+
+            cuda.syncthreads()  # k is no longer read: a warp's rows of k and v take its dk and dv on their way
+            patch = int32(warp * ROWS * PITCH)
+            for m in range(M):
+                stash(shared, int32(patch + m * 16 * PITCH), PITCH, dk, m, HS // 8, scale, scale, lane)
+                stash(shared, int32(V + patch + m * 16 * PITCH), PITCH, dv, m, HS // 8, float32(1), float32(1), lane)
+            cuda.syncwarp()
+            key = int32(first_key + warp * ROWS)
+            at = start + part + key * width
+            copy_out(shared, patch, PITCH, dqkv, at, width, int32(T - key), ROWS, HS, lane)
+            copy_out(shared, int32(V + patch), PITCH, dqkv, at + part, width, int32(T - key), ROWS, HS, lane)
+            first_key = int32(first_key + KEYS)
+            fresh = False
+
+    kernel.__name__ = kernel.__qualname__ = f"flash_attention_backward_kernel_v3_{HS}_{KEYS}"
+    return cuda.jit(kernel, launch_bounds=(THREADS, 1 if M == 2 else 2))

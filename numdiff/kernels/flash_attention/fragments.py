@@ -1,0 +1,216 @@
+"""Tiles of float16 for the tensor cores: how they come into shared memory, leave it, and go back to memory.
+
+A TILE
+    has a row of HS numbers for each token, and 16 bytes or more after it, so that a row begins an odd number of chunks
+    (16 bytes) after the one before: the eight rows of an ldmatrix then lie in eight different groups of four banks,
+    whether they are read along the row or, with `.trans`, across. No swizzle is needed, and every fragment lies at a
+    constant distance from one of two addresses that a lane computes once:
+        by_row     row l % 16, chunk l / 16                        A stored (M, K); B stored (K, N), with .trans
+        by_chunk   row l % 8 + 8·(l / 16), chunk l / 8 % 2         B stored (N, K); A stored (K, M), with .trans
+    l is the lane. For HS 72, 64 of it make four products of 16 deep, the rest one of 8 (m16n8k8).
+SUMS AS OPERANDS
+    Where the sums of an m16n8 lie, two neighbours of row l / 4 and two of the row 8 below, is where an operand A of
+    float16 has its numbers. So the scores' sums, rounded and packed, are the left side of the next product as they are.
+SOURCE
+    PTX ISA, section 9.7.14.5; ../../emulator/fragments.py.
+READ NEXT
+    forward_half.py
+"""
+from ...device import cuda, float32, int32, store4
+from ...device.async_copy import cp_async_16_zfill
+from ...device.tensor_core import (
+    ldmatrix_x2,
+    ldmatrix_x2_trans,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    load_words4,
+    mma_m16n8k8_into,
+    mma_m16n8k16_into,
+    pack_half2,
+    store_word,
+    store_words4,
+)
+
+ALL = 0xFFFFFFFF
+WARP = 32
+CHUNK = 16  # bytes that a thread copies at once
+HALVES = 8  # float16 in a chunk
+
+
+def pitch_of(HS):
+    """Bytes from a row of a tile to the next: an odd number of chunks."""
+    return CHUNK * (HS // HALVES | 1)
+
+
+# Into shared memory ---------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_rows(tile, pitch, x, start, step, exist, rows, HS, t, threads):
+    """Start this thread's copies of `rows` rows from x[start], `step` apart; zeros for rows from `exist` on.
+
+    A thread takes the same chunk of every apart-th row; chunk 8 of HS 72 comes after the others.
+    """
+    chunks = int32(HS // 16 * 2)
+    apart = int32(threads // chunks)
+    row, chunk = int32(t // chunks), int32(t % chunks)
+    to = tile + int32(row * pitch + chunk * CHUNK)
+    at = start + int32(row * step + chunk * HALVES)
+    for i in range(rows // apart):
+        cp_async_16_zfill(to + int32(i * apart * pitch), x, at + int32(i * apart * step),
+                          int32(CHUNK) if row + i * apart < exist else int32(0))
+    if HS % 16:
+        for i in range((rows + threads - 1) // threads):
+            row = int32(t + i * threads)
+            if row < rows:
+                cp_async_16_zfill(tile + int32(row * pitch + chunks * CHUNK), x,
+                                  start + int32(row * step + chunks * HALVES),
+                                  int32(CHUNK) if row < exist else int32(0))
+
+
+@cuda.jit(device=True, forceinline=True)
+def by_row(lane, pitch):
+    return int32(lane % 16 * pitch + lane // 16 * CHUNK)
+
+
+@cuda.jit(device=True, forceinline=True)
+def by_chunk(lane, pitch):
+    return int32((lane % 8 + lane // 16 * 8) * pitch + lane // 8 % 2 * CHUNK)
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+# M fragments of 16 rows each on the left. Sums and fragments are local arrays: every index is a constant once the loops
+# are unrolled, so they stay in registers.
+
+@cuda.jit(device=True, forceinline=True)
+def load_left(fragments, tile, M, pitch, HS):
+    """The left side of a product along HS: M fragments of every 16 columns, then two words for the last 8 of 72.
+
+    tile: address of the first row, and the lane's `by_row`
+    """
+    STEPS = HS // 16
+    for m in range(M):
+        for s in range(STEPS):
+            a = ldmatrix_x4(tile + int32(m * 16 * pitch + s * 32))
+            at = (m * STEPS + s) * 4
+            fragments[at], fragments[at + 1], fragments[at + 2], fragments[at + 3] = a[0], a[1], a[2], a[3]
+        if HS % 16:
+            a2 = ldmatrix_x2(tile + int32(m * 16 * pitch + STEPS * 32))
+            fragments[M * STEPS * 4 + 2 * m], fragments[M * STEPS * 4 + 2 * m + 1] = a2[0], a2[1]
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_rows(sums, n, N, fragments, rows_chunk, rows_row, M, HS):
+    """sums[m, n … n + 1] += left · (16 rows of a tile)ᵀ, summed over HS; N fragments of 8 columns in each m's sums.
+
+    rows_chunk, rows_row: address of the first of the rows, and the lane's `by_chunk`, or its `by_row`
+    """
+    STEPS = HS // 16
+    for s in range(STEPS):
+        b = ldmatrix_x4(rows_chunk + int32(s * 32))
+        for m in range(M):
+            at = (m * STEPS + s) * 4
+            a = fragments[at], fragments[at + 1], fragments[at + 2], fragments[at + 3]
+            mma_m16n8k16_into(sums, (m * N + n) * 4, a, (b[0], b[1]))
+            mma_m16n8k16_into(sums, (m * N + n + 1) * 4, a, (b[2], b[3]))
+    if HS % 16:
+        b2 = ldmatrix_x2(rows_row + int32(STEPS * 32))
+        for m in range(M):
+            a2 = fragments[M * STEPS * 4 + 2 * m], fragments[M * STEPS * 4 + 2 * m + 1]
+            mma_m16n8k8_into(sums, (m * N + n) * 4, a2, b2[0])
+            mma_m16n8k8_into(sums, (m * N + n + 1) * 4, a2, b2[1])
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_tiles(sums, N, tile, rows_chunk, rows_row, M, pitch, HS):
+    """`multiply_rows` with a left side that is loaded as it is needed; tile: as `load_left` takes it."""
+    STEPS = HS // 16
+    for s in range(STEPS):
+        b = ldmatrix_x4(rows_chunk + int32(s * 32))
+        for m in range(M):
+            a = ldmatrix_x4(tile + int32(m * 16 * pitch + s * 32))
+            mma_m16n8k16_into(sums, m * N * 4, a, (b[0], b[1]))
+            mma_m16n8k16_into(sums, (m * N + 1) * 4, a, (b[2], b[3]))
+    if HS % 16:
+        b2 = ldmatrix_x2(rows_row + int32(STEPS * 32))
+        for m in range(M):
+            a2 = ldmatrix_x2(tile + int32(m * 16 * pitch + STEPS * 32))
+            mma_m16n8k8_into(sums, m * N * 4, a2, b2[0])
+            mma_m16n8k8_into(sums, (m * N + 1) * 4, a2, b2[1])
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_products(sums, words, rows_row, M, HS):
+    """sums[m] += words[4·m …] · (16 rows of a tile): HS columns, the rows are what is summed over.
+
+    rows_row: address of the first of the rows, and the lane's `by_row`
+    """
+    N = HS // 8
+    for n in range(0, N - 1, 2):
+        b = ldmatrix_x4_trans(rows_row + int32(n * CHUNK))
+        for m in range(M):
+            a = words[4 * m], words[4 * m + 1], words[4 * m + 2], words[4 * m + 3]
+            mma_m16n8k16_into(sums, (m * N + n) * 4, a, (b[0], b[1]))
+            mma_m16n8k16_into(sums, (m * N + n + 1) * 4, a, (b[2], b[3]))
+    if N % 2:
+        b2 = ldmatrix_x2_trans(rows_row + int32((N - 1) * CHUNK))
+        for m in range(M):
+            a = words[4 * m], words[4 * m + 1], words[4 * m + 2], words[4 * m + 3]
+            mma_m16n8k16_into(sums, (m * N + N - 1) * 4, a, b2)
+
+
+@cuda.jit(device=True, forceinline=True)
+def pack(words, m, sums, first):
+    """Two neighbouring fragments of sums, from sums[first], as the left side of the next product."""
+    words[4 * m] = pack_half2(sums[first], sums[first + 1])
+    words[4 * m + 1] = pack_half2(sums[first + 2], sums[first + 3])
+    words[4 * m + 2] = pack_half2(sums[first + 4], sums[first + 5])
+    words[4 * m + 3] = pack_half2(sums[first + 6], sums[first + 7])
+
+
+@cuda.jit(device=True, forceinline=True)
+def clear(sums, count):
+    for i in range(count):
+        sums[i] = float32(0)
+
+
+# Out of registers -----------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def stash(shared, patch, pitch, sums, m, N, f, f_below, lane):
+    """A warp's 16 rows of N fragments, times f (f_below: the eight rows below), as float16 into shared memory."""
+    at = int32(patch + lane // 4 * pitch + lane % 4 * 4)
+    for n in range(N):
+        s = (m * N + n) * 4
+        store_word(shared, at + n * CHUNK, pack_half2(f * sums[s], f * sums[s + 1]))
+        store_word(shared, at + 8 * pitch + n * CHUNK, pack_half2(f_below * sums[s + 2], f_below * sums[s + 3]))
+
+
+@cuda.jit(device=True, forceinline=True)
+def copy_out(shared, patch, pitch, out, at, step, exist, rows, HS, lane):
+    """What the warp stashed: 16 bytes a lane into rows from out[at], `step` apart, as far as they exist."""
+    chunks = int32(HS // HALVES)
+    exist = min(int32(exist), int32(rows))
+    for i in range((rows * chunks + WARP - 1) // WARP):
+        row, chunk = int32(int32(lane + i * WARP) // chunks), int32(int32(lane + i * WARP) % chunks)
+        if row < exist:
+            w = load_words4(shared, int32(patch + row * pitch + chunk * CHUNK))
+            store_words4(out, at + int32(row * step + chunk * HALVES), w[0], w[1], w[2], w[3])
+
+
+@cuda.jit(device=True, forceinline=True)
+def four_neighbours(s0, s1, s2, s3, lane):
+    """A fragment's sums, exchanged by pairs of lanes: even lanes get columns 4·(l % 4 / 2) … of row l / 4, odd ones
+    those of the row 8 below."""
+    even = lane & 1 == 0
+    got0 = cuda.shfl_xor_sync(ALL, s2 if even else s0, 1)
+    got1 = cuda.shfl_xor_sync(ALL, s3 if even else s1, 1)
+    if even:
+        return s0, s1, got0, got1
+    return got0, got1, s2, s3
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_four(out, at, v, f, exists):
+    """out[at …] = f · v, rounded to what `out` holds."""
+    if exists:
+        store4(out, at, f * v[0], f * v[1], f * v[2], f * v[3])
