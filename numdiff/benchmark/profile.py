@@ -262,7 +262,8 @@ def profile_step(options, repeats=3, steps=10):
     steps, repeats = (1, 1) if emulated else (steps, repeats)
     times = seconds_in_turns([step], steps, 0 if emulated else 3)[0]
     clock = None if backend is None else HostClock() if emulated else Clock(backend)
-    run_watched(step, clock)  # once for what happens only once
+    if not emulated:
+        run_watched(step, clock)  # once for what happens only once
     runs = [run_watched(step, clock) for _ in range(repeats)]
     launches, spans = runs[-1]
     for same in zip(*(run[0] for run in runs), strict=True):

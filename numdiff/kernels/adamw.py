@@ -131,7 +131,7 @@ def adamw_update_kernel_v2(weight, gradient, m, v, step, learning_rate, gradient
         store4(v, i, v0, v1, v2, v3)
 
 
-# v3: the average and the float16 copy in the same pass -----------------------------------------------------------------
+# v3: the average and the float16 copy in the same pass ----------------------------------------------------------------
 # The new weight is in a register: the average's and the copy's kernels would each read it back from memory.
 
 @cuda.jit

@@ -54,6 +54,7 @@ from ..device.hopper import (
 from ..device.tensor_core import load_word, unpack_half2
 from ..device.tensor_map import tensor_map
 from .conv2d_hopper import BYTES_A_NS, FLOPS_A_NS, ROW, SHARED, descriptor, no_numbers, row_of
+from .conv2d_hopper_gradient_3x3 import SIZE, hopper_weight_gradient_3x3
 from .im2col import divide
 from .reduce import column_sum
 
@@ -332,10 +333,13 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
     return best
 
 
-def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True):
-    """dweight += …, dbias += …, for arrays that conv2d.py has checked."""
+def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=False):
+    """dweight += …, dbias += …, for arrays that conv2d.py has checked; general: not by the kernels for 3 × 3 taps."""
     b, h, w, n = dy.shape
     c, size = x.shape[3], dweight.shape[1]
+    if size == SIZE and not general:
+        hopper_weight_gradient_3x3(dy, x, dweight, dbias, whole_halo)
+        return
     backend = dy.backend
     plan = choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors)[1]
     pad = size // 2

@@ -63,7 +63,8 @@ class Reporter:
         self._seconds = keep * (self._seconds if keep else 0.0) + (1 - keep) * seconds
         self._reports += 1
         self.step, self._started = step, now
-        record = {"step": step, "loss": sum(losses) / len(losses), "gradient_norm": float(gradient_norm),
+        known = [v for v in losses if math.isfinite(v)] or losses  # in float16 a skipped step's may have overflowed
+        record = {"step": step, "loss": sum(known) / len(known), "gradient_norm": float(gradient_norm),
                   "learning_rate": float(learning_rate), "ms_per_step": seconds * 1e3,
                   "images_per_second": self.batch / seconds, **more, "losses": losses}
         if self.flops_per_step:
@@ -103,6 +104,8 @@ class Reporter:
         values = [f"loss {record['loss']:.4f}", f"norm {record['gradient_norm']:.3f}",
                   f"lr {record['learning_rate']:.2e}", f"{three_digits(record['ms_per_step'])} ms/step",
                   f"{three_digits(record['images_per_second'])} images/s"]
+        if record.get("skipped"):
+            values.append(f"scale 2^{math.log2(record['loss_scale']):.3g}, {record['skipped']} skipped")
         if "mfu" in record:
             values.append(f"MFU {record['mfu']:.1%}")
         elif "tflops" in record:

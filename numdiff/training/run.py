@@ -10,6 +10,7 @@
 Every rank runs all of this; what is written or printed, rank 0 writes and prints (distributed.py).
 """
 import contextlib
+import math
 import pathlib
 import signal
 import warnings
@@ -180,7 +181,8 @@ def stop_signals():
 
 def _train(options, trainer, run_dir):
     backend, communicator = trainer.model.backend, trainer.communicator
-    peak = backend.peak_float32_flops * communicator.size if backend else None
+    peak = peak_flops(backend, options.precision)
+    peak = peak and peak * communicator.size
     with quiet_overflows(), stop_signals() as request, contextlib.ExitStack() as held:
         reporters = []  # rank 0's
         communicator.first(lambda: reporters.append(held.enter_context(Reporter(
@@ -204,8 +206,11 @@ def _train(options, trainer, run_dir):
             return trainer.step == options.steps or (every and trainer.step % every == 0)
 
         def report(reports):
-            last = reports[-1]
-            reporters[0].report(trainer.step, [r.loss for r in reports], last.gradient_norm, last.learning_rate)
+            last = next((r for r in reversed(reports) if math.isfinite(r.gradient_norm)), reports[-1])
+            more = {}
+            if trainer.precision == "fp16":
+                more = {"loss_scale": reports[-1].loss_scale, "skipped": reports[-1].skipped}
+            reporters[0].report(trainer.step, [r.loss for r in reports], last.gradient_norm, last.learning_rate, **more)
 
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
@@ -232,6 +237,13 @@ def _train(options, trainer, run_dir):
                 with pause():
                     images = draw_samples(trainer, options) if draws(options, trainer.model) else None
                     communicator.first(draw, images)
+
+
+def peak_flops(backend, precision):
+    """FLOP/s of a device at most, in a precision; None where it is not known."""
+    if backend is None:
+        return None
+    return getattr(backend, "peak_float16_flops", None) if precision == "fp16" else backend.peak_float32_flops
 
 
 def steps_until_next_event(step, options, ranks=1):

@@ -13,19 +13,27 @@ from numdiff.device import load4, store4, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator.counts import Recorder, count, count_sectors, count_wavefronts
 from numdiff.kernels import (
+    adaln,
     attention,
     bias,
+    bias_gelu,
+    chunk,
+    class_dropout,
     concat,
     conv2d,
     dropout,
     ema,
     embedding,
+    flash_attention,
+    gate,
     grad_norm,
     im2col,
     images,
     layernorm,
     linear,
     mse,
+    patchify,
+    peer_reduce,
     q_sample,
     random,
     reduce,
@@ -34,6 +42,7 @@ from numdiff.kernels import (
     scale_shift,
     step_state,
     telemetry,
+    vlb,
 )
 from numdiff.kernels.adamw import adamw_update, adamw_update_cost
 from numdiff.kernels.elementwise import (
@@ -561,6 +570,12 @@ def steps(u, count):
     return upload(np.arange(count, dtype=np.int32), u.device)
 
 
+def predicted(u):
+    """What the hybrid loss is given."""
+    tables = [u.full(value, 9) for value in (0.5, -3, 1)]
+    return u(B, P, 2 * C), u(B, P, C), u(B, P, C), steps(u, B), *tables, 0.001
+
+
 def samples(u):
     return number(u, 3, np.uint32), upload(np.arange(2, dtype=np.uint32), u.device)
 
@@ -584,15 +599,26 @@ EXACT = [
     # v2: trees of two sums
     *case(lambda u, v: scale_shift.scale_shift_backward(u(B, P, C), u(B, P, C), u(B, C), version=v),
           (scale_shift.scale_shift_backward_cost, B, P, C), more=None, versions=[2]),
-    *case(lambda u, v: mse.mse_backward(u(B, P, C), u(B, P, C), 0.5, version=v), (mse.mse_backward_cost, N)),
+    # each thread multiplies two scalars
+    *case(lambda u, v: mse.mse_backward(u(B, P, C), u(B, P, C), 0.5, version=v), (mse.mse_backward_cost, N), 4, N,
+          versions=[1]),
+    *case(lambda u, v: mse.mse_backward(u(B, P, C), u(B, P, C), 0.5, version=v), (mse.mse_backward_cost, N), 4, N // 4,
+          versions=[2]),
     *case(lambda u, v: q_sample.q_sample_forward(u(B, P, C), u(B, P, C), steps(u, B), u(9), u(9), version=v),
           (q_sample.q_sample_forward_cost, N), TABLES),
     *case(lambda u, v: q_sample.velocity_forward(u(B, P, C), u(B, P, C), steps(u, B), u(9), u(9), version=v),
           (q_sample.velocity_forward_cost, N), TABLES),
-    *case(lambda u, v: sampler.predict_x_0(u(B, P, C), u(B, P, C), steps(u, B), u(9), u(9), "eps", version=v),
-          (sampler.predict_x_0_cost, N), TABLES),
-    *case(lambda u, v: sampler.ddim_step(u(B, P, C), u(B, P, C), steps(u, B), u(9), u(9), u(9), u(B, P, C), version=v),
-          (sampler.ddim_step_cost, N), TABLES + 4 * B),
+    *case(lambda u, v: sampler.combine((1.0, u(B, P, C)), (2.0, u(B, P, C)), (3.0, u(B, P, C)), version=v),
+          (sampler.combine_cost, N)),
+    *case(lambda u, v: sampler.estimate_x_0(u(B, P, C), u(B, P, C), 0.5, 0.3, clip=False, version=v),
+          (sampler.estimate_x_0_cost, N)),
+    *case(lambda u, v: sampler.guide(u(B, P, C), u(B, P, C), 2.0, C), (sampler.guide_cost, N), versions=[None]),
+    # an exponential, which is no FLOP here, and is two of the cost's ten: it is a power of two of a product
+    *case(lambda u, v: sampler.learned_step(u(B, P, C), u(B, P, C), u(B, P, 2 * C), u(B, P, C), 0.5, 0.3, -4.0, -3.0),
+          (sampler.learned_step_cost, N), more=N, versions=[None]),
+    # where nothing is masked, what is known is not read
+    *case(lambda u, v: sampler.blend(u.full(0, B, P, C), u(B, P, C), u(B, P, C)), (sampler.blend_cost, N), -4 * N,
+          versions=[None]),
     *case(lambda u, v: resample.avgpool_forward(u(B, 4, 4, C), version=v), (resample.avgpool_forward_cost, B, 4, 4, C)),
     *case(lambda u, v: resample.avgpool_backward(u(B, 2, 2, C), version=v),
           (resample.avgpool_backward_cost, B, 2, 2, C)),
@@ -652,6 +678,45 @@ EXACT = [
     *case(lambda u, v: reduce.total_sum(u(123), version=v), (reduce.total_sum_cost, 123), 2 * 4, None, versions=[1, 2]),
     *case(lambda u, v: reduce.column_sum(u(B * P, C), version=v), (bias.bias_add_backward_cost, B * P, C), 0, 0,
           versions=[1]),
+    # a DiT's: trees of sums, and tanh as a quotient, come on top
+    *case(lambda u, v: adaln.adaln_forward(u(B, P, C), u(B, C), u(B, C), version=v),
+          (adaln.adaln_forward_cost, B, P, C), more=None),
+    *case(lambda u, v: adaln.adaln_backward(u(B, P, C), u(B, P, C), u(B, C), u(B * P), u(B * P), version=v),
+          (adaln.adaln_backward_cost, B, P, C), more=None),
+    *case(lambda u, v: gate.gate_forward(u(B, P, C), u(B, P, C), u(B, C), version=v),
+          (gate.gate_forward_cost, B, P, C)),
+    *case(lambda u, v: gate.gate_backward(u(B, P, C), u(B, P, C), u(B, C), version=v),
+          (gate.gate_backward_cost, B, P, C), versions=[1]),
+    *case(lambda u, v: gate.gate_backward(u(B, P, C), u(B, P, C), u(B, C), version=v),
+          (gate.gate_backward_cost, B, P, C), more=None, versions=[2]),
+    *case(lambda u, v: bias_gelu.bias_gelu_forward(u(P, C), u(C), version=v),
+          (bias_gelu.bias_gelu_forward_cost, P, C), more=-P * C),
+    *case(lambda u, v: bias_gelu.bias_gelu_backward(u(P, C), u(P, C), u(C), u(C), version=v),
+          (bias_gelu.bias_gelu_backward_cost, P, C), more=None, versions=[1]),
+    # v2 writes its chunk's sums, and reads them
+    *case(lambda u, v: bias_gelu.bias_gelu_backward(u(P, C), u(P, C), u(C), u(C), version=v),
+          (bias_gelu.bias_gelu_backward_cost, P, C), 2 * 4 * C, None, versions=[2]),
+    *case(lambda u, v: chunk.chunk_forward(u(B, 6 * C), 6), (chunk.chunk_forward_cost, B * 6 * C), versions=[None]),
+    *case(lambda u, v: patchify.patchify_forward(u(B, 4, 4, C), 2, version=v),
+          (patchify.patchify_forward_cost, B * 16 * C)),
+    *case(lambda u, v: class_dropout.class_dropout_forward(steps(u, B), 0.3, 5, 7, *samples(u)),
+          (class_dropout.class_dropout_forward_cost, B), 4, versions=[None]),
+    # timesteps and three tables; the blocks' sums are written and read
+    *case(lambda u, v: vlb.hybrid_loss_forward(*predicted(u), version=v), (vlb.hybrid_loss_forward_cost, N),
+          4 * B + 3 * 4 * B + 3 * 4, None),
+    *case(lambda u, v: vlb.hybrid_loss_backward(*predicted(u), version=v), (vlb.hybrid_loss_backward_cost, N),
+          4 * B + 3 * 4 * B + 4, None),
+    *case(lambda u, v: flash_attention.flash_attention_forward(u(1, 64, 3 * 32), 1, version=v),
+          (flash_attention.flash_attention_forward_cost, 1, 64, 32, 1), more=None),
+    # the rows' sums are written and read, and dq is added to where it lies
+    *case(lambda u, v: flash_attention.flash_attention_backward(u(1, 64, 32), u(1, 64, 3 * 32), u(1, 64, 32),
+                                                                u(1, 1, 64), 1, version=v),
+          (flash_attention.flash_attention_backward_cost, 1, 64, 32, 1), 4 * 64 * (2 + 32), None, versions=[2]),
+    *case(lambda u, v: step_state.latch_skips(number(u, -1, np.int32), number(u, 0, np.int32, 3), u(1),
+                                              number(u, 3, np.uint32), 5),
+          (step_state.latch_skips_cost,), -8, versions=[None]),
+    *case(lambda u, v: step_state.count_update(number(u, 3, np.uint32), u(1)), (step_state.count_update_cost,),
+          versions=[None]),
 ]
 
 
@@ -660,7 +725,7 @@ def test_costs(operation, version, cost, side, more):
     t = Counted(lambda u: operation(u, version)).total
     moved, flops = cost[0](*cost[1:])
     assert t.distinct_bytes == moved + side
-    done = t.total_flops + (t.special if cost[0] in (random.random_normal_cost,) else 0)
+    done = t.total_flops + (t.special if cost[0] in (random.random_normal_cost, vlb.hybrid_loss_backward_cost) else 0)
     if more is None:  # the kernel's own trees and polynomials come on top
         assert done >= flops
     else:
@@ -681,6 +746,23 @@ def test_dropout_costs(version):
     assert t.total_flops == kept[0] < flops == N  # what is dropped is not multiplied
     dropped = 4 * (N - kept[0]) if version == 1 else 0  # nor read by v1, which reads one by one
     assert t.distinct_bytes == moved + 4 + 4 * B - dropped
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_peer_costs(version):
+    """Four ranks of one device, one after the other: beside what it reads from its peers, each reads its own slice."""
+    n, ranks = 64, 4
+
+    def reduce_all(u):
+        buffers = [u(n) for _ in range(ranks)]
+        for step in peer_reduce.peer_reduce_scatter, peer_reduce.peer_all_gather:
+            for rank in range(ranks):
+                step(buffers, rank, version=version)
+
+    t = Counted(reduce_all).total
+    read, flops = peer_reduce.peer_all_reduce_cost(n, ranks)
+    assert t.read_bytes["global"] == ranks * read + 4 * n
+    assert t.total_flops == ranks * flops
 
 
 def test_linear_costs():
@@ -753,7 +835,7 @@ def test_every_cost_function_is_held_against_counts():
     """A cost function that nobody counts is one that may be wrong."""
     with open(__file__, encoding="utf-8") as file:
         text = file.read()
-    for folder in numdiff.kernels, numdiff.kernels.matmul:
+    for folder in numdiff.kernels, numdiff.kernels.matmul, flash_attention:
         for info in pkgutil.iter_modules(folder.__path__):
             module = importlib.import_module(f"{folder.__name__}.{info.name}")
             names = {n for n in vars(module) if n.endswith("_cost") and vars(module)[n].__module__ == module.__name__}

@@ -16,10 +16,10 @@ import time
 
 import numpy as np
 
+from numdiff.benchmark.step import RandomImages
 from numdiff.device import copy_into, synchronize, zeros
 from numdiff.errors import UsageError
 from numdiff.training import distributed
-from numdiff.benchmark.step import RandomImages
 from numdiff.training.build import build_model, build_trainer
 from numdiff.training.options import resolve
 
@@ -77,6 +77,7 @@ def main():
     parser.add_argument("--model", default="unet")
     parser.add_argument("--preset")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--precision", default="fp32")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--per-rank", type=int, default=32)
     parser.add_argument("--row", type=int, default=10, help="steps timed together")
@@ -85,7 +86,8 @@ def main():
     started = distributed.launched()
     size = started[1] if started else 1
     options = resolve({"model": given.model, "preset": given.preset, "device": given.device, "class_cond": False,
-                       "batch": given.per_rank * size, "transport": given.transport})
+                       "batch": given.per_rank * size, "transport": given.transport,
+                       "precision": given.precision})
     single = dataclasses.replace(options, batch=given.per_rank)
     communicator = distributed.connect(options.transport, options.device)
     with communicator.job():

@@ -118,7 +118,7 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"channel_mult": [1, 0]}, "--channel-mult 1,0 must be at least 1"),
     ({"channel_mult": [1, 0.5]}, "--channel-mult 1,0.5 must be a whole number"),
     ({"channel_mult": 2}, "--channel-mult 2 must be a list"),
-    ({"precision": "fp16"}, "--precision fp16 is not available; use fp32"),
+    ({"precision": "fp16"}, "--precision fp16 needs a GPU; use fp32 on the CPU"),
     ({"schedule": "sigmoid"}, "--schedule sigmoid does not exist; use linear or cosine"),
     ({"preset": "huge"}, "--preset huge does not exist; use tiny or unet64"),
     ({"prediction": "x0"}, "--prediction x0 does not exist; use eps or v or x_0"),

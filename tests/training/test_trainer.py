@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from numdiff.benchmark.step import RandomImages
 from numdiff.errors import UsageError
 from numdiff.nn import UNet
 from numdiff.training import Trainer
-from numdiff.benchmark.step import RandomImages
 from numdiff.training.trainer import NonFiniteError
 from tests.conftest import relative_error
 

@@ -39,6 +39,7 @@ from .fragments import (
     CHUNK,
     WARP,
     add_products,
+    anew,
     by_chunk,
     by_row,
     clear,
@@ -169,8 +170,6 @@ def make_backward(HS, M, WARPS):
         row_place, chunk_place = by_row(lane, PITCH), by_chunk(lane, PITCH)
         k_rows = k_tile + int32(warp * ROWS * PITCH + row_place)
         ds_words = int32(DS + (warp * ROWS + lane // 4) * DS_PITCH + lane % 4 * 4)  # where this lane's dS go
-        ds_rows = k_tile + int32(DS + by_chunk(lane, DS_PITCH) + warp % 4 * 32)  # dS of 16 queries
-        k_columns = k_tile + int32(row_place + warp // 4 * (PAIRS * 32))  # its part of k's columns
 
         k = cuda.local.array(LEFT, "uint32")
         v = cuda.local.array(LEFT, "uint32")
@@ -188,8 +187,9 @@ def make_backward(HS, M, WARPS):
             exist = int32(T - first_key)  # keys of the tile, or more
             at = start + part + first_key * width
             cuda.syncthreads()  # nobody needs the tiles of the round before
-            fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t, THREADS)
-            fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t, THREADS)
+            t_start = anew(t)
+            fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t_start, THREADS)
+            fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t_start, THREADS)
             fetch_rows(k_tile + STAGES, PITCH, qkv, start, width, T, QUERIES, HS, t, THREADS)
             fetch_rows(k_tile + (STAGES + G), PITCH, dy, dy_start, dy_step, T, QUERIES, HS, t, THREADS)
             fetch_numbers(k_tile + (STAGES + ROW_NUMBERS), logsumexp, D, numbers_start, T, t)
@@ -204,10 +204,11 @@ def make_backward(HS, M, WARPS):
                 ahead = int32(first + QUERIES)
                 if ahead < T:
                     other = k_tile + int32(2 * STAGES + STAGE - stage)
-                    fetch_rows(other, PITCH, qkv, start + ahead * width, width, T - ahead, QUERIES, HS, t, THREADS)
-                    fetch_rows(other + G, PITCH, dy, dy_start + ahead * dy_step, dy_step, T - ahead, QUERIES, HS, t,
-                               THREADS)
-                    fetch_numbers(other + ROW_NUMBERS, logsumexp, D, numbers_start + ahead, T - ahead, t)
+                    t_next = anew(t)
+                    fetch_rows(other, PITCH, qkv, start + ahead * width, width, T - ahead, QUERIES, HS, t_next, THREADS)
+                    fetch_rows(other + G, PITCH, dy, dy_start + ahead * dy_step, dy_step, T - ahead, QUERIES, HS,
+                               t_next, THREADS)
+                    fetch_numbers(other + ROW_NUMBERS, logsumexp, D, numbers_start + ahead, T - ahead, t_next)
                     cp_async_commit()
                 if warp * ROWS < exist:
                     if KEEP_K and first == 0:
@@ -219,14 +220,13 @@ def make_backward(HS, M, WARPS):
                         q_rows = k_tile + int32(stage + i * PITCH)
                         g_rows = q_rows + G
                         at_numbers = int32(stage + ROW_NUMBERS + (i + lane % 4 * 2) * NUMBERS)
-                        left = load_words4(shared, at_numbers)  # L, D, L and D of a lane's two queries
-                        right = load_words4(shared, at_numbers + 8 * NUMBERS)  # and of those 8 further on
-
                         clear(s, SCORES)
                         if KEEP_K:
                             multiply_rows(s, 0, 2, k, q_rows + chunk_place, q_rows + row_place, M, HS)
                         else:
                             multiply_tiles(s, 2, k_rows, q_rows + chunk_place, q_rows + row_place, M, PITCH, HS)
+                        left = load_words4(shared, at_numbers)  # L, D, L and D of a lane's two queries
+                        right = load_words4(shared, at_numbers + 8 * NUMBERS)  # and of those 8 further on
                         for m in range(M):
                             probabilities(s, 8 * m, c, left)
                             probabilities(s, 8 * m + 4, c, right)
@@ -238,6 +238,8 @@ def make_backward(HS, M, WARPS):
                             multiply_rows(ds, 0, 2, v, g_rows + chunk_place, g_rows + row_place, M, HS)
                         else:
                             multiply_tiles(ds, 2, k_rows + V, g_rows + chunk_place, g_rows + row_place, M, PITCH, HS)
+                        left = load_words4(shared, at_numbers)  # again: they would take eight registers meanwhile
+                        right = load_words4(shared, at_numbers + 8 * NUMBERS)
                         for m in range(M):
                             score_gradients(ds, 8 * m, s, left)
                             score_gradients(ds, 8 * m + 4, s, right)
@@ -251,30 +253,36 @@ def make_backward(HS, M, WARPS):
                         i = int32(i + 16)
                 cuda.syncthreads()  # dS is complete
 
+                t_dq = anew(t)
+                lane_dq, group, side = int32(t_dq % WARP), int32(t_dq // WARP % 4), int32(t_dq // (4 * WARP))
+                ds_rows = k_tile + int32(DS + by_chunk(lane_dq, DS_PITCH) + group * 32)  # dS of the warp's 16 queries
+                k_columns = k_tile + int32(by_row(lane_dq, PITCH) + side * (PAIRS * 32))  # its part of k's columns
+                last = NINTH and side == PARTS - 1
                 clear(sums, DQ)
-                last = NINTH and warp // 4 == PARTS - 1
                 add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
-                query = int32(first + warp % 4 * 16 + lane // 4 + lane % 2 * 8)
-                at = dq_start + query * dq_row + int32(warp // 4 * (PAIRS * 16) + lane % 4 // 2 * 4)
+                query = int32(first + group * 16 + lane_dq // 4 + lane_dq % 2 * 8)
+                at = dq_start + query * dq_row + int32(side * (PAIRS * 16) + lane_dq % 4 // 2 * 4)
                 for n in range(2 * PAIRS):
-                    write_dq(dq, at + 8 * n, query < T, sums, 4 * n, scale, fresh, lane)
+                    write_dq(dq, at + 8 * n, query < T, sums, 4 * n, scale, fresh, lane_dq)
                 if last:
-                    write_dq(dq, at + 16 * PAIRS, query < T, sums, 8 * PAIRS, scale, fresh, lane)
+                    write_dq(dq, at + 16 * PAIRS, query < T, sums, 8 * PAIRS, scale, fresh, lane_dq)
                 stage = int32(2 * STAGES + STAGE - stage)
                 first = ahead
 
             cuda.syncthreads()  # k is no longer read: a warp's rows of k and v take its dk and dv on their way
-            patch = int32(warp * ROWS * PITCH)
+            t_end = anew(t)
+            lane_end, warp_end = int32(t_end % WARP), int32(t_end // WARP)
+            patch = int32(warp_end * ROWS * PITCH)
             for m in range(M):
-                stash(shared, int32(patch + m * 16 * PITCH), PITCH, dk, m, HS // 8, scale, scale, lane)
-                stash(shared, int32(V + patch + m * 16 * PITCH), PITCH, dv, m, HS // 8, float32(1), float32(1), lane)
+                stash(shared, int32(patch + m * 16 * PITCH), PITCH, dk, m, HS // 8, scale, scale, lane_end)
+                stash(shared, int32(V + patch + m * 16 * PITCH), PITCH, dv, m, HS // 8, float32(1), float32(1), lane_end)
             cuda.syncwarp()
-            key = int32(first_key + warp * ROWS)
+            key = int32(first_key + warp_end * ROWS)
             at = start + part + key * width
-            copy_out(shared, patch, PITCH, dqkv, at, width, int32(T - key), ROWS, HS, lane)
-            copy_out(shared, int32(V + patch), PITCH, dqkv, at + part, width, int32(T - key), ROWS, HS, lane)
+            copy_out(shared, patch, PITCH, dqkv, at, width, int32(T - key), ROWS, HS, lane_end)
+            copy_out(shared, int32(V + patch), PITCH, dqkv, at + part, width, int32(T - key), ROWS, HS, lane_end)
             first_key = int32(first_key + KEYS)
             fresh = False
 
     kernel.__name__ = kernel.__qualname__ = f"flash_attention_backward_kernel_v3_{HS}_{KEYS}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 1 if M == 2 else 2))
+    return cuda.jit(kernel, launch_bounds=(THREADS, 1 if M == 2 else 3))

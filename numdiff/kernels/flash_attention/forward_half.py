@@ -29,6 +29,7 @@ from .fragments import (
     ALL,
     WARP,
     add_products,
+    anew,
     by_chunk,
     by_row,
     clear,
@@ -157,9 +158,10 @@ def make_forward(HS, M):
             ahead = int32(first + KEYS)
             if ahead < T:
                 other = q_tile + int32(2 * STAGES + STAGE - stage)
-                fetch_rows(other, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, t, THREADS)
-                fetch_rows(other + KEYS * PITCH, PITCH, qkv, v_start + ahead * width, width, T - ahead, KEYS, HS, t,
-                           THREADS)
+                t_next = anew(t)
+                fetch_rows(other, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, t_next, THREADS)
+                fetch_rows(other + KEYS * PITCH, PITCH, qkv, v_start + ahead * width, width, T - ahead, KEYS, HS,
+                           t_next, THREADS)
                 cp_async_commit()
             if first == 0:
                 load_left(q, q_tile + int32(warp * ROWS * PITCH + row_place), M, PITCH, HS)
@@ -182,20 +184,22 @@ def make_forward(HS, M):
 
         # q's rows are no longer needed by the warp, and no other warp reads them: they take the outputs on their way
         cuda.syncwarp()
-        patch = int32(warp * ROWS * PITCH)
-        row = int32(first_query + warp * ROWS)  # of the warp's first query
+        t_end = anew(t)
+        lane_end, warp_end = int32(t_end % WARP), int32(t_end // WARP)
+        patch = int32(warp_end * ROWS * PITCH)
+        row = int32(first_query + warp_end * ROWS)  # of the warp's first query
         rows_start = (image * heads + head) * T
         for m in range(M):
             above, below = sum_of_row(l[2 * m]), sum_of_row(l[2 * m + 1])
-            stash(shared, int32(patch + m * 16 * PITCH), PITCH, o, m, C, float32(1) / above, float32(1) / below, lane)
-            query = int32(row + 16 * m + lane // 4)
-            if lane % 4 == 0 and query < T:
+            stash(shared, int32(patch + m * 16 * PITCH), PITCH, o, m, C, float32(1) / above, float32(1) / below, lane_end)
+            query = int32(row + 16 * m + lane_end // 4)
+            if lane_end % 4 == 0 and query < T:
                 logsumexp[rows_start + query] = scale * largest[2 * m] + LN_2 * math.log2(above)
-            if lane % 4 == 0 and query + 8 < T:
+            if lane_end % 4 == 0 and query + 8 < T:
                 logsumexp[rows_start + query + 8] = scale * largest[2 * m + 1] + LN_2 * math.log2(below)
         cuda.syncwarp()
         at = ((image * T + row) * heads + head) * HS
-        copy_out(shared, patch, PITCH, y, at, int32(heads * HS), int32(T - row), ROWS, HS, lane)
+        copy_out(shared, patch, PITCH, y, at, int32(heads * HS), int32(T - row), ROWS, HS, lane_end)
 
     kernel.__name__ = kernel.__qualname__ = f"flash_attention_forward_kernel_v3_{HS}_{QUERIES}"
     return cuda.jit(kernel, launch_bounds=(THREADS, BLOCKS))

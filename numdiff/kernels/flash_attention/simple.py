@@ -33,7 +33,7 @@ def load_rows(tile, x, start, step, first, T, HS):
     """tile = rows first … first + ROWS − 1 of a matrix whose row t lies at start + t·step; zeros beyond row T."""
     for i in range(cuda.threadIdx.x, ROWS * HS, ROWS):
         t = first + i // HS
-        tile[i] = x[start + t * step + i % HS] if t < T else float32(0)
+        tile[i] = float32(x[start + t * step + i % HS]) if t < T else float32(0)
 
 
 @cuda.jit(device=True)
@@ -59,7 +59,7 @@ def row_sums_kernel_v1(dy, y, D, rows, T, heads, HS):
     if row < rows:
         total = float32(0)
         for d in range(HS):
-            total += dy[row * HS + d] * y[row * HS + d]
+            total += float32(dy[row * HS + d]) * float32(y[row * HS + d])
         token, head = row // heads, row % heads
         D[(token // T * heads + head) * T + token % T] = total
 
@@ -77,7 +77,7 @@ def make_kernels(HS):
         start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
         t = cuda.blockIdx.x * ROWS + cuda.threadIdx.x
         for d in range(HS):
-            q[d] = scale * qkv[start + t * width + d] if t < T else float32(0)
+            q[d] = scale * float32(qkv[start + t * width + d]) if t < T else float32(0)
             o[d] = float32(0)
         m, l = LOWEST, float32(0)
         for first in range(0, T, ROWS):
@@ -112,8 +112,8 @@ def make_kernels(HS):
         t = cuda.blockIdx.x * ROWS + cuda.threadIdx.x
         inside = t < T
         for d in range(HS):
-            q[d] = scale * qkv[start + t * width + d] if inside else float32(0)
-            g[d] = dy[((image * T + t) * heads + head) * HS + d] if inside else float32(0)
+            q[d] = scale * float32(qkv[start + t * width + d]) if inside else float32(0)
+            g[d] = float32(dy[((image * T + t) * heads + head) * HS + d]) if inside else float32(0)
             dq[d] = float32(0)
         row = (image * heads + head) * T + t
         L = logsumexp[row] if inside else float32(0)
@@ -142,8 +142,8 @@ def make_kernels(HS):
         t = cuda.blockIdx.x * ROWS + cuda.threadIdx.x
         inside = t < T
         for d in range(HS):
-            k[d] = scale * qkv[start + t * width + part + d] if inside else float32(0)
-            v[d] = qkv[start + t * width + 2 * part + d] if inside else float32(0)
+            k[d] = scale * float32(qkv[start + t * width + part + d]) if inside else float32(0)
+            v[d] = float32(qkv[start + t * width + 2 * part + d]) if inside else float32(0)
             dk[d] = float32(0)
             dv[d] = float32(0)
         for first in range(0, T, ROWS):

@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+
+import numdiff.device.emulator
+from numdiff import kernels as K
+from numdiff.benchmark.costs import bytes_of, cost_of
+from numdiff.benchmark.kernels import bench_kernels, versions_of
+from numdiff.benchmark.watch import operations
+from numdiff.errors import UsageError
+from numdiff.kernels import conv2d, conv2d_hopper, conv2d_hopper_gradient
+from numdiff.kernels.grad_norm import global_norm
+from numdiff.training.options import resolve
+
+from .fake_gpu import FakeGpu
+from .test_profile import TINY_DIT, small_unet
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+def test_costs_are_those_beside_the_operations():
+    x, weight = zeros(2, 8, 6, 4), zeros(5, 3, 3, 4)
+    y = zeros(2, 4, 3, 5)
+    given = {"x": x, "weight": weight, "bias": None, "stride": 2, "version": None, "channel": None, "residual": None}
+    moved, flops = cost_of(K.conv2d_forward, given, y)
+    assert flops == conv2d.conv2d_forward_cost(2, 8, 6, 4, 5, 3, 2)[1] and moved == 4 * (x.size + weight.size + y.size)
+    given = {"dy": y, "x": x, "weight": weight, "dweight": weight.copy(), "dbias": zeros(5), "stride": 2,
+             "need_dx": True, "version": None}
+    moved, flops = cost_of(K.conv2d_backward, given, x.copy())
+    assert flops == conv2d.conv2d_backward_cost(2, 8, 6, 4, 5, 3, 2)[1]
+    assert moved == 4 * (y.size + 2 * x.size + 3 * weight.size + 10)
+    half = np.float16
+    a, b = zeros(7, 16, dtype=half), zeros(9, 16, dtype=half)
+    given = {"a": a, "b": b, "transpose_a": False, "transpose_b": True, "out": None, "accumulate": False}
+    assert cost_of(K.matmul_forward, given, zeros(7, 9, dtype=half)) == (2 * (7 * 16 + 9 * 16 + 63), 2 * 7 * 9 * 16)
+    given = {"x": zeros(2, 3, 8), "weight": zeros(5, 8), "bias": zeros(5)}
+    assert cost_of(K.linear_forward, given, zeros(2, 3, 5))[1] == 2 * 6 * 5 * 8
+    given = {"qkv": zeros(2, 16, 24), "heads": 2, "order": "new"}
+    assert cost_of(K.flash_attention_forward, given, zeros(2, 16, 8))[1] == 4 * 2 * 16 * 16 * 8
+    assert cost_of(K.silu_forward, {"x": x}, x.copy()) == (8 * x.size, 4 * x.size)
+    assert cost_of(global_norm, {"x": x}, zeros(1)) == (4 * x.size + 4, 2 * x.size)
+
+
+def test_costs_of_a_convolutions_passes():
+    dy, x, dweight = zeros(1, 4, 4, 8), zeros(1, 4, 4, 16), zeros(8, 3, 3, 16)
+    flops = cost_of(conv2d_hopper_gradient.hopper_weight_gradient, {"dy": dy, "x": x, "dweight": dweight}, None)[1]
+    assert flops == conv2d.conv2d_weight_gradient_cost(1, 4, 4, 16, 8, 3)[1]
+    flops = cost_of(conv2d_hopper.hopper_input_gradient, {"dy": dy, "weight": dweight, "dx": x}, x)[1]
+    assert flops == conv2d.conv2d_input_gradient_cost(1, 4, 4, 16, 8, 3)[1]
+
+
+def test_an_array_counts_once():
+    x = zeros(10)
+    assert bytes_of({"a": x, "b": x, "parts": [zeros(3), zeros(3)]}, x) == 4 * 16
+
+
+def test_operations_are_found():
+    names = {function.__name__ for function in operations()}
+    assert {"conv2d_forward", "matmul_forward", "adamw_update", "flash_attention_backward", "column_sum",
+            "hopper_weight_gradient", "random_normal", "upsample_backward", "chunk_backward"} <= names
+    assert not any(name.endswith(("_cost", "_reference")) for name in names)
+
+
+def test_versions():
+    assert versions_of(K.matmul_forward)[:4] == (1, 2, 3, 4) and versions_of(K.linear_backward) == versions_of(
+        K.linear_forward)
+    assert versions_of(K.conv2d_backward) == (1, 2, 3, 4, 5, 6) and versions_of(K.chunk_forward) == ()
+    assert versions_of(K.silu_backward) and versions_of(K.groupnorm_backward) == (1, 2)
+
+
+def test_on_the_cpu():
+    rows = list(bench_kernels(small_unet(), ("conv2d", "groupnorm_forward"), shapes=1))
+    assert [row["operation"] for row in rows] == ["conv2d_forward", "groupnorm_forward", "conv2d_backward"]
+    assert all(row["us"] > 0 and row["roof"] is None and row["version"] == "*" for row in rows)
+    with pytest.raises(UsageError, match="no operation 'conv3d' in this step: use some of .*conv2d_forward"):
+        list(bench_kernels(small_unet(), ("conv3d",)))
+
+
+def test_on_a_gpu(monkeypatch):
+    gpu = FakeGpu()
+    monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
+    options = resolve({**TINY_DIT, "device": "emulator"})
+    rows = list(bench_kernels(options, ("gate", "adaln_forward", "adamw"), shapes=1))
+    found = {(row["operation"], row["version"]) for row in rows}
+    assert {("gate_forward", "v1"), ("gate_forward", "v2*"), ("adaln_forward", "v1")} <= found
+    for operation in {row["operation"] for row in rows}:
+        assert sum("*" in row["version"] for row in rows if row["operation"] == operation) == 1
+    assert all(row["roof"] > 0 and row["bound"] in ("memory", "arithmetic") for row in rows)
+    chosen = list(bench_kernels(options, ("gate",), chosen=True))
+    assert all("*" in row["version"] for row in chosen)

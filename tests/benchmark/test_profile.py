@@ -1,0 +1,129 @@
+import json
+
+import numpy as np
+import pytest
+
+import numdiff.device.emulator
+from numdiff.benchmark.profile import WINDOW, Clock, Profile, profile_step
+from numdiff.benchmark.roof import Roof, peak_flops
+from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operations
+from numdiff.device import zeros
+from numdiff.kernels import add_forward, linear_forward
+from numdiff.training.options import resolve
+
+from .fake_gpu import EVENT_MS, FakeGpu
+
+TINY_DIT = {"model": "dit", "preset": "tiny", "image_size": 4, "batch": 1, "patch_size": 4, "hidden_size": 8,
+            "depth": 1, "heads": 1, "class_cond": False, "mlp_ratio": 1.0}
+
+
+def small_unet(**more):
+    return resolve({"model": "unet", "preset": "tiny", "device": "cpu", "image_size": 16, "batch": 2, **more})
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    return profile_step(small_unet(), repeats=1, steps=2)
+
+
+def check_profile(found):
+    total = found.total_us
+    assert total > 0 and found.step_ms > 0
+    for rows in (found.by_kernel(), found.by_layer()):
+        assert sum(row[1] for row in rows) == len(found.launches)
+        assert np.isclose(sum(row[2] for row in rows), total) and np.isclose(sum(row[3] for row in rows), 1)
+        assert rows == sorted(rows, key=lambda row: -row[2])
+
+
+def test_on_the_cpu(on_cpu):
+    check_profile(on_cpu)
+    assert not on_cpu.captured and on_cpu.roof.bandwidth is None
+    kernels = {row[0]: row for row in on_cpu.by_kernel()}
+    assert {"conv2d_forward", "conv2d_backward", "groupnorm_backward", "adamw_update"} <= set(kernels)
+    layers = {row[0] for row in on_cpu.by_layer()}
+    assert {("input_blocks.1", "forward"), ("input_blocks.1", "backward"), (BETWEEN, "step"),
+            ("time_embed.2", "backward")} <= layers
+    everything = {row[0] for row in on_cpu.by_layer(9)}
+    assert ("output_blocks.0.0.in_layers.2", "backward") in everything
+
+
+def test_flops_are_those_of_the_model(on_cpu):
+    """What the operations count is what nn/flops.py counts, and a few per cent for norms and activations."""
+    products = sum(row[5] for row in on_cpu.by_kernel() if row[0].startswith(("conv2d", "linear", "matmul", "flash")))
+    assert products == pytest.approx(on_cpu.flops_per_step, rel=0.06)
+
+
+def test_chrome_trace(on_cpu, tmp_path):
+    on_cpu.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    runs = [e for e in events if e["ph"] == "X"]
+    for row in range(3):  # of a row no two overlap, and all together last as long as the kernels
+        line = [e for e in runs if e["tid"] == row]
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in zip(line, line[1:], strict=False))
+        assert sum(e["dur"] for e in line) == pytest.approx(on_cpu.total_us)
+
+
+def test_on_a_gpu(monkeypatch):
+    gpu = FakeGpu()
+    monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
+    found = profile_step(resolve({**TINY_DIT, "device": "emulator"}), repeats=1, steps=1)
+    check_profile(found)
+    assert found.captured and gpu.captured == 1
+    assert all(launch.us == pytest.approx(1e3 * EVENT_MS) for launch in found.launches)
+    assert gpu._driver.alive == 0  # events
+    names = {launch.kernel for launch in found.launches}
+    assert "adamw_update_kernel_v3" in names or "adamw_update_kernel_v2" in names
+    assert any(launch.kernel == "memset" for launch in found.launches)
+    assert ("blocks.0", "backward") in {row[0] for row in found.by_layer()}
+    assert any(row[6] for row in found.by_kernel())  # some share of the roof
+    assert "launch" not in vars(gpu) and "fill" not in vars(gpu)
+
+
+def test_clock_holds_the_stream(monkeypatch):
+    gpu = FakeGpu()
+    clock, x, held = Clock(gpu), zeros(8, np.float32, gpu), []
+    monkeypatch.setattr(clock, "_launch", lambda *args: held.append(args[1]))
+    for _ in range(WINDOW + 1):
+        clock.time(lambda: gpu.fill(x, 0))
+    assert len(held) == 2 and len(clock.microseconds()) == WINDOW + 1 and clock.microseconds() == []
+
+
+def test_watching_is_undone():
+    import numdiff.kernels as K
+    from numdiff.nn import functional
+    before, seen = K.linear_forward, []
+
+    def around(function, arguments, call):
+        seen.append((function.__name__, sorted(arguments)))
+        return call()
+
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(ZeroDivisionError), watching_operations(around):
+        assert functional.K.linear_forward is not before
+        functional.K.linear_forward(x, x)
+        raise ZeroDivisionError
+    assert K.linear_forward is before is linear_forward and seen[0][0] == "linear_forward"
+    assert seen[0][1] == ["bias", "residual", "version", "weight", "x"]
+
+
+def test_watching_launches():
+    gpu, seen = FakeGpu(), []
+    x = zeros((4, 4), np.float32, gpu)
+    with watching_launches(gpu, lambda name, grid, block, call: (seen.append(name), call())[1]):
+        y = add_forward(x, x)
+    add_forward(x, x)
+    assert len(seen) == 1 and "add" in seen[0] and y.shape == x.shape
+
+
+def test_peaks():
+    gpu = FakeGpu()
+    assert peak_flops(gpu, "fp16") == 989.4e12 and peak_flops(gpu, "tf32") == 494.7e12
+    assert peak_flops(gpu, "fp32") == 66.9e12 and peak_flops(None, "fp16") is None
+    share, bound = Roof(gpu).share(1.0, 0, 989.4e12 / 2, "fp16")
+    assert share == pytest.approx(0.5) and bound == "arithmetic"
+    assert Roof(None).share(1.0, 10, 10, "fp32") == (None, None)
+
+
+def test_an_empty_profile():
+    found = Profile([], [], "cpu", 1.0, False, Roof(None), "fp32", 0)
+    assert found.by_kernel() == [] and json.loads(found.chrome())["traceEvents"]

@@ -1,0 +1,172 @@
+"""Training in float16: the wiring of loss scaling, and whether a step gives float32's gradients, nearly."""
+import math
+
+import numpy as np
+import pytest
+
+from numdiff.device import copy_into, download, fill_zero, get_backend, upload, why_no_gpu, zeros
+from numdiff.device.emulator import EmulatorDevice
+from numdiff.diffusion import Diffusion
+from numdiff.errors import UsageError
+from numdiff.nn import AdamW, DiT, UNet
+from numdiff.nn.optimizer import PATIENCE, LossScale
+from numdiff.training.step import TrainingStep
+
+DEVICES = ["emulator"] + ([] if why_no_gpu() else ["cuda"])
+
+
+class Weights:
+    """As much of FlatParameters as AdamW needs."""
+
+    def __init__(self, values, backend=None):
+        self.total = len(values)
+        self.data, self.grad = upload(values.astype(np.float32), backend), zeros(len(values), np.float32, backend)
+        self.half = upload(values.astype(np.float16), backend)
+
+
+def update(optimizer, gradient):
+    copy_into(optimizer.parameters.grad, np.float32(gradient) * download(optimizer.loss_scale.scale))
+    optimizer.update(zeros(1, np.float32, optimizer.parameters.data))
+    return float(download(optimizer.gradient_norm)[0])
+
+
+def optimizer_of(backend, **options):
+    weights = Weights(np.linspace(-1, 1, 8), backend)
+    return AdamW(weights, 1e-2, clip_norm=1.0, ema_decay=0.9, loss_scale=LossScale(weights.data, **options))
+
+
+@pytest.fixture(params=["cpu", *DEVICES])
+def backend(request):
+    return get_backend(request.param)
+
+
+def test_a_scaled_update_is_the_plain_update(backend, rng):
+    scaled = optimizer_of(backend, start=4096.0)
+    plain = AdamW(Weights(np.linspace(-1, 1, 8), backend), 1e-2, clip_norm=1.0, ema_decay=0.9)
+    for _ in range(3):
+        gradient = rng.standard_normal(8).astype(np.float32)
+        copy_into(plain.parameters.grad, gradient)
+        plain.update(zeros(1, np.float32, plain.parameters.data))
+        norm = update(scaled, gradient)
+        assert norm == pytest.approx(np.linalg.norm(gradient), rel=1e-6)
+        for name in ("m", "v", "ema"):
+            np.testing.assert_allclose(download(getattr(scaled, name)), download(getattr(plain, name)), rtol=2e-6)
+        np.testing.assert_array_equal(download(scaled.parameters.half),
+                                      download(scaled.parameters.data).astype(np.float16))
+
+
+def test_an_overflow_changes_nothing_but_the_scale(backend):
+    optimizer = optimizer_of(backend, start=1024.0, interval=2)
+    update(optimizer, np.ones(8))
+    arrays = ("m", "v", "ema", "updates")
+    before = [download(getattr(optimizer, name)) for name in arrays]
+    weights = download(optimizer.parameters.data), download(optimizer.parameters.half)
+    assert math.isnan(update(optimizer, np.full(8, np.inf)))
+    for name, old in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(download(getattr(optimizer, name)), old)
+    np.testing.assert_array_equal(download(optimizer.parameters.data), weights[0])
+    np.testing.assert_array_equal(download(optimizer.parameters.half), weights[1])
+    assert download(optimizer.step)[0] == 2 and download(optimizer.updates)[0] == 1
+    assert download(optimizer.loss_scale.scale)[0] == 512
+    np.testing.assert_array_equal(download(optimizer.loss_scale.counts), [0, 1, 1])
+    update(optimizer, np.ones(8))
+    update(optimizer, np.ones(8))
+    assert download(optimizer.loss_scale.scale)[0] == 1024 and download(optimizer.updates)[0] == 3
+
+
+def test_a_scale_far_too_large_recovers(backend):
+    optimizer = optimizer_of(backend, start=2.0**30)
+    steps = 0
+    while download(optimizer.updates)[0] < 1:
+        scale = float(download(optimizer.loss_scale.scale)[0])
+        with np.errstate(over="ignore"):
+            gradient = np.float32(np.float16(0.5 * scale)) / np.float32(scale)  # as it comes out of float16
+        update(optimizer, np.full(8, gradient))
+        steps += 1
+    assert steps == 15 and download(optimizer.loss_scale.scale)[0] == 2.0**16
+    assert np.isfinite(download(optimizer.parameters.data)).all()
+
+
+def test_too_many_skips_in_a_row_stop_for_good(backend):
+    optimizer = optimizer_of(backend)
+    for _ in range(PATIENCE):
+        update(optimizer, np.full(8, np.nan))
+    assert download(optimizer.first_bad_step)[0] == PATIENCE - 1
+    assert math.isnan(update(optimizer, np.ones(8)))
+    assert download(optimizer.updates)[0] == 0
+
+
+def test_state_holds_the_scale(backend):
+    first = optimizer_of(backend, start=64.0)
+    update(first, np.full(8, np.inf))
+    update(first, np.ones(8))
+    second = optimizer_of(backend)
+    second.load_state(first.state())
+    assert download(second.loss_scale.scale)[0] == 32 and download(second.updates)[0] == 1
+    np.testing.assert_array_equal(download(second.loss_scale.counts), download(first.loss_scale.counts))
+    third = AdamW(Weights(np.zeros(8), backend), ema_decay=0.9)  # float32 goes on from it, too
+    third.load_state(first.state())
+    assert download(third.updates)[0] == 1
+
+
+def one_step(model, precision):
+    """(loss, gradients by name) of one step over two images."""
+    if precision == "fp16":
+        model.compute_in_half()
+    scale = LossScale(model.parameters.data, 1024.0) if precision == "fp16" else None
+    optimizer = AdamW(model.parameters, 1e-3, clip_norm=1.0, loss_scale=scale)
+    step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, 2, capture=False)
+    pixels = np.random.default_rng(0).integers(0, 256, step.images.shape, dtype=np.uint8)
+    step.load(pixels, np.array([0, 2], np.int32) if model.num_classes else None)
+    step.run()
+    factor = 1024 if scale else 1
+    return step.telemetry(0, 1)[0, 0], {name: g / factor for name, g in model.gradients().items()}
+
+
+def filled(model):
+    """The model without zero layers, through which no gradient would flow."""
+    rng = np.random.default_rng(1)
+    model.load_arrays({name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
+                       for name, a in model.arrays().items()})
+    return model
+
+
+def compare(build, device):
+    backend = EmulatorDevice(checks=False, float64=False) if device == "emulator" else get_backend(device)
+    loss, gradients = one_step(filled(build(device="cpu")), "fp32")
+    half_loss, half_gradients = one_step(filled(build(device=backend)), "fp16")
+    assert half_loss == pytest.approx(loss, rel=1e-3)
+    error = math.sqrt(sum(np.sum((half_gradients[n] - g) ** 2) for n, g in gradients.items()))
+    assert error <= 5e-3 * math.sqrt(sum(np.sum(g ** 2) for g in gradients.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_dit_in_float16(device):
+    compare(lambda device: DiT(image_size=4, in_channels=4, hidden_size=32, depth=1, num_heads=1, num_classes=3,
+                               device=device), device)
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_a_unet_in_float16(device):
+    compare(lambda device: UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1,
+                                attention_resolutions=(8,), device=device), device)
+
+
+def test_float16_needs_a_gpu():
+    with pytest.raises(UsageError, match="use --precision fp32"):
+        UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu").compute_in_half()
+
+
+def test_the_copy_follows_what_the_parameters_read():
+    model = DiT(image_size=4, hidden_size=32, depth=1, num_heads=1, num_classes=None, device=EmulatorDevice())
+    model.parameters.keep_half()
+    weight = model.blocks[0].attn.qkv.weight
+    other = upload(np.full(model.parameters.total, 0.1, np.float32), model.backend)
+    model.parameters.bind(other)
+    assert (download(weight.half) == np.float16(0.1)).all()
+    model.parameters.bind(model.parameters.data)
+    np.testing.assert_array_equal(download(weight.half), download(weight.data).astype(np.float16))
+    fill_zero(model.parameters.data)
+    model.load_arrays({name: a + 1 for name, a in model.arrays().items()})
+    assert (download(weight.half) == 1).all()
