@@ -155,3 +155,25 @@ def kernels(operations, of, chosen, shapes, versus, **given):
         speed = f"{row['tflops']:8.2f}" if row["tflops"] else f"{'–':>8}"
         click.echo(f"  {row['shape']:40} {row['version']:>3} {row['calls']:>5} {row['us']:9.1f} {row['gb_s']:7,.1f} "
                    f"{speed} {roof:>10} {theirs:>10}")
+
+
+@bench.command(cls=GroupedCommand)
+@measurement(
+    ("--of", {"type": click.Choice(["unet", "dit"]), "default": "unet", "show_default": True,
+              "help": "Whose shapes: those of a training step of this model."}),
+    ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
+               "help": "The table to write.  [default: this card's, in numdiff/kernels/tuning]"}))
+@settings(*(name for name in SHARED if name not in ("preset", "microbatch")), *DIT, model="dit")
+def tune(of, out, **given):
+    """Measure which tiles are best for the float16 kernels on this card, and write its table.
+
+    Launchers choose tiles by an estimate; the table has the shapes for which another choice is faster.
+    """
+    from numdiff.benchmark.tune import tune as measure_tiles
+    from numdiff.training.options import resolve
+
+    options = resolve({"model": of, **given})
+    echo_model(options)
+    path, found = measure_tiles(options, out, click.echo)
+    better = sum(choice is not None for rows in found.values() for choice in rows.values())
+    click.echo(f"{better} of {sum(map(len, found.values()))} shapes have a faster choice; written to {path}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..device import DeviceArray, synchronize, upload
+from ..device import DeviceArray, empty, synchronize, upload
 from ..errors import NumdiffError, UsageError
 from ..kernels import conv2d
 from ..kernels.check import CASES
@@ -83,8 +83,11 @@ class Recorded:
         return ", ".join(words)
 
 
-def record_calls(step):
-    """[Recorded] of one run of a training step, in the order of their first calls; nested operations, too."""
+def record_calls(step, split_passes=True):
+    """[Recorded] of one run of a training step, in the order of their first calls; nested operations, too.
+
+    split_passes: give a convolution's backward as its two passes
+    """
     found, depth = {}, [0]
 
     def around(function, arguments, call):
@@ -106,7 +109,7 @@ def record_calls(step):
 
     with watching_operations(around):
         step.run_eagerly()
-    if step.backend is None:  # NumPy has no passes to tell apart
+    if step.backend is None or not split_passes:  # NumPy has no passes to tell apart
         return list(found.values())
     return [call for recorded in found.values() for call in _passes(recorded)]
 
@@ -159,7 +162,7 @@ def conv2d_input_gradient(dy, weight, x, stride, version=None):
 def conv2d_weight_gradient(dy, x, dweight, stride, version=None):
     """dweight of a convolution by itself."""
     if x.dtype == np.float16:
-        weight = Array(dweight.shape, x.dtype)  # the launcher asks for its shape and dtype alone
+        weight = empty(dweight.shape, x.dtype, like=x)  # the launcher asks for its shape and dtype alone
         conv2d._add_half_gradients(dy, x, weight, dweight, None, stride, version)
     else:
         conv2d._add_weight_gradient(dy, x, dweight, stride, version)

@@ -250,19 +250,19 @@ class Profile:
             raise NumdiffError(f"cannot write the trace {path}: {error.strerror}.") from error
 
 
-def profile_step(options, repeats=3, steps=10):
+def profile_step(options, repeats=3, steps=10, warmup=3):
     """The `Profile` of a training step of the model and batch that `options` (a TrainOptions) describe.
 
-    repeats: eager runs, of which each launch gets its median; steps: runs of the step as it trains, for its time
+    repeats: eager runs, of which each launch gets its median; steps, warmup: runs of the step as it trains
     """
     from .step import NumdiffStep, seconds_in_turns
     step = NumdiffStep(options)
     backend = step.backend
     emulated = backend is not None and not hasattr(backend, "capture")
-    steps, repeats = (1, 1) if emulated else (steps, repeats)
-    times = seconds_in_turns([step], steps, 0 if emulated else 3)[0]
+    steps, repeats, warmup = (1, 1, 0) if emulated else (steps, repeats, warmup)
+    times = seconds_in_turns([step], steps, warmup)[0]
     clock = None if backend is None else HostClock() if emulated else Clock(backend)
-    if not emulated:
+    if warmup:
         run_watched(step, clock)  # once for what happens only once
     runs = [run_watched(step, clock) for _ in range(repeats)]
     launches, spans = runs[-1]

@@ -45,6 +45,7 @@ READ NEXT
     conv2d_hopper_gradient.py, the weight gradient.
 """
 import functools
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -149,6 +150,25 @@ def multiply(BN, transposed, acc, a, b):
 
 
 @cuda.jit(device=True, forceinline=True)
+def multiply_tap(BN, SUB, transposed, acc, acc_2, a_1, a_2, a_stride, b, b_step):
+    """acc += a tap's products for 64 channels, acc_2 likewise where a warpgroup has two sub-blocks.
+
+    a_1, a_2: addresses of the sub-blocks' pixels; b: the weight's descriptor, b_step: from 16 channels to the next
+    """
+    a = descriptor(a_1, uint32(16), a_stride, 1)
+    multiply(BN, transposed, acc, a, b)
+    multiply(BN, transposed, acc, a + u64(2), b + u64(b_step))
+    multiply(BN, transposed, acc, a + u64(4), b + u64(2 * b_step))
+    multiply(BN, transposed, acc, a + u64(6), b + u64(3 * b_step))
+    if SUB == 2:
+        a = descriptor(a_2, uint32(16), a_stride, 1)
+        multiply(BN, transposed, acc_2, a, b)
+        multiply(BN, transposed, acc_2, a + u64(2), b + u64(b_step))
+        multiply(BN, transposed, acc_2, a + u64(4), b + u64(2 * b_step))
+        multiply(BN, transposed, acc_2, a + u64(6), b + u64(3 * b_step))
+
+
+@cuda.jit(device=True, forceinline=True)
 def wait_for(BN, acc):
     """Wait for all products; acc may be read then."""
     if BN == 32:
@@ -238,15 +258,17 @@ def make_kernel(BN, SUB, transposed):
     SWIZZLE = 1 if COLS == 64 else 2
     B_BYTES, OUT_BYTES = BN * ROW, SUB * SLABS * SLAB  # of a stage of the weight; of a consumer's output buffer
     B_LEADING, B_STRIDE = (SLAB, 16 * COLS) if transposed else (16, 8 * ROW)
+    B_TAP = u64(B_BYTES // 16)  # from a tap to the next in a descriptor
     B_SWIZZLE, B_STEP = (SWIZZLE, 2 * COLS) if transposed else (1, 2)  # in descriptors 16 bytes count 1
 
     def kernel(map_x, map_weight, map_y, map_residual, bias, channel, images, height, width, N, channel_blocks, size,
-               whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, resident, has_bias, has_channel,
-               has_residual):
+               whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, together, resident, has_bias,
+               has_channel, has_residual):
         tiles = cuda.shared.array(0, np.uint8, alignment=1024)
         barriers = cuda.shared.array(BARRIERS, np.uint64)
         b_base = smem_u32(tiles)
-        out_base = b_base + uint32(b_stages * B_BYTES)
+        b_bytes = uint32(together * B_BYTES)
+        out_base = b_base + uint32(b_stages) * b_bytes
         a_base = out_base + uint32(2 * OUT_BYTES)
         a_full = smem_u32(barriers)
         a_empty = a_full + uint32(8 * MOST_A)
@@ -296,7 +318,7 @@ def make_kernel(BN, SUB, transposed):
                             stage += int32(1)
                             if stage == a_stages:
                                 stage, parity = int32(0), parity ^ uint32(1)
-            elif t == 96:  # the weight, a tap at a time
+            elif t == 96:  # the weight, `together` taps of a column at a time
                 tma_prefetch(map_weight)
                 stage, parity = int32(0), uint32(1)
                 end = int32(cuda.blockIdx.x + 1) if resident else last
@@ -304,19 +326,22 @@ def make_kernel(BN, SUB, transposed):
                     first = int32(divide(tile, columns)[1] * BN)
                     for block in range(channel_blocks):
                         for column in range(size):
-                            for row in range(size):
-                                tap = int32(row * size + column)
+                            for part in range(1 if together == 3 else size):
                                 full = b_full + uint32(8) * uint32(stage)
                                 mbarrier_wait(b_empty + uint32(8) * uint32(stage), parity)
-                                mbarrier_expect_tx(full, uint32(B_BYTES))
-                                to = b_base + uint32(stage) * uint32(B_BYTES)
-                                if transposed:
-                                    for slab in range(SLABS):
-                                        tma_load_3d(to + uint32(slab * SLAB), map_weight, full,
-                                                    uint32(first + slab * COLS), uint32(size * size - 1 - tap),
-                                                    uint32(block * BK))
-                                else:
-                                    tma_load_3d(to, map_weight, full, uint32(block * BK), uint32(tap), uint32(first))
+                                mbarrier_expect_tx(full, b_bytes)
+                                to = b_base + uint32(stage) * b_bytes
+                                for k in range(together):
+                                    tap = int32((part + k) * size + column)
+                                    if transposed:
+                                        for slab in range(SLABS):
+                                            tma_load_3d(to + uint32(slab * SLAB), map_weight, full,
+                                                        uint32(first + slab * COLS), uint32(size * size - 1 - tap),
+                                                        uint32(block * BK))
+                                    else:
+                                        tma_load_3d(to, map_weight, full, uint32(block * BK), uint32(tap),
+                                                    uint32(first))
+                                    to += uint32(B_BYTES)
                                 stage += int32(1)
                                 if stage == b_stages:
                                     stage, parity = int32(0), parity ^ uint32(1)
@@ -354,13 +379,13 @@ def make_kernel(BN, SUB, transposed):
             acc_2 = cuda.local.array(R, np.float32)
             consumer = int32(warpgroup - 1)
             arrives = (t & 127) == 0
-            out = int32(b_stages * B_BYTES + consumer * OUT_BYTES)
+            out = int32(b_stages * together * B_BYTES + consumer * OUT_BYTES)
             rows = uint32(row_of(consumer * SUB, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
             rows_2 = uint32(row_of(consumer * SUB + 1, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
             image_1 = sub_block_at(consumer * SUB, tile_w, tile_h)[2]  # from the tile's first image
             image_2 = sub_block_at(consumer * SUB + 1, tile_w, tile_h)[2]
             a_stride = uint32(pitch) * uint32(ROW)
-            steps = int32(channel_blocks * size * size)
+            rounds = int32(channel_blocks * size * (1 if together == 3 else size))
             taps_a_load = int32(size * size if whole_halo else size)
             a_stage, a_parity, b_stage, b_parity, out_parity = int32(0), uint32(0), int32(0), uint32(0), uint32(0)
             for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
@@ -368,9 +393,9 @@ def make_kernel(BN, SUB, transposed):
                 mbarrier_wait(b_full + uint32(8) * uint32(b_stage), b_parity)
                 mbarrier_wait(a_full + uint32(8) * uint32(a_stage), a_parity)
                 a_at = a_base + uint32(a_stage) * uint32(a_bytes)
+                b_at = b_base + uint32(b_stage) * b_bytes
                 da = descriptor(a_at + rows, uint32(16), a_stride, 1)
-                db = descriptor(b_base + uint32(b_stage) * uint32(B_BYTES), uint32(B_LEADING), uint32(B_STRIDE),
-                                B_SWIZZLE)
+                db = descriptor(b_at, uint32(B_LEADING), uint32(B_STRIDE), B_SWIZZLE)
                 wgmma_fence()
                 multiply_first(BN, transposed, acc, da, db)
                 multiply(BN, transposed, acc, da + u64(2), db + u64(B_STEP))
@@ -382,13 +407,18 @@ def make_kernel(BN, SUB, transposed):
                     multiply(BN, transposed, acc_2, da + u64(2), db + u64(B_STEP))
                     multiply(BN, transposed, acc_2, da + u64(4), db + u64(2 * B_STEP))
                     multiply(BN, transposed, acc_2, da + u64(6), db + u64(3 * B_STEP))
+                shift = a_stride
+                if together == 3:
+                    a_1, a_2 = a_at + rows + shift, a_at + rows_2 + shift
+                    multiply_tap(BN, SUB, transposed, acc, acc_2, a_1, a_2, a_stride, db + B_TAP, B_STEP)
+                    multiply_tap(BN, SUB, transposed, acc, acc_2, a_1 + a_stride, a_2 + a_stride, a_stride,
+                                 db + B_TAP + B_TAP, B_STEP)
+                    shift += a_stride + a_stride
                 wgmma_commit()
 
                 # all others: acc += …. Taps are counted down each column: a row of taps is `a_stride` bytes on
-                used = int32(1)  # taps that have read the stage
-                row = int32(1)
-                shift = a_stride
-                for _ in range(int32(1), steps):
+                used, row = together, together  # taps that have read the stage, and those of the column
+                for _ in range(int32(1), rounds):
                     before_a, before_b = a_stage, b_stage
                     next_box = used == taps_a_load
                     if row == size:  # the next column of taps
@@ -407,25 +437,22 @@ def make_kernel(BN, SUB, transposed):
                         if not resident:
                             b_parity ^= uint32(1)
                     mbarrier_wait(b_full + uint32(8) * uint32(b_stage), b_parity)
-                    da = descriptor(a_at + rows + shift, uint32(16), a_stride, 1)
-                    db = descriptor(b_base + uint32(b_stage) * uint32(B_BYTES), uint32(B_LEADING), uint32(B_STRIDE),
-                                    B_SWIZZLE)
+                    b_at = b_base + uint32(b_stage) * b_bytes
                     wgmma_fence()
-                    multiply(BN, transposed, acc, da, db)
-                    multiply(BN, transposed, acc, da + u64(2), db + u64(B_STEP))
-                    multiply(BN, transposed, acc, da + u64(4), db + u64(2 * B_STEP))
-                    multiply(BN, transposed, acc, da + u64(6), db + u64(3 * B_STEP))
-                    if SUB == 2:
-                        da = descriptor(a_at + rows_2 + shift, uint32(16), a_stride, 1)
-                        multiply(BN, transposed, acc_2, da, db)
-                        multiply(BN, transposed, acc_2, da + u64(2), db + u64(B_STEP))
-                        multiply(BN, transposed, acc_2, da + u64(4), db + u64(2 * B_STEP))
-                        multiply(BN, transposed, acc_2, da + u64(6), db + u64(3 * B_STEP))
-                    wgmma_commit()
-                    used += int32(1)
-                    row += int32(1)
+                    a_1, a_2 = a_at + rows + shift, a_at + rows_2 + shift
+                    db = descriptor(b_at, uint32(B_LEADING), uint32(B_STRIDE), B_SWIZZLE)
+                    multiply_tap(BN, SUB, transposed, acc, acc_2, a_1, a_2, a_stride, db, B_STEP)
                     shift += a_stride
-                    wgmma_wait_1()  # the tap before has been multiplied: its stages may be filled again
+                    if together == 3:
+                        multiply_tap(BN, SUB, transposed, acc, acc_2, a_1 + a_stride, a_2 + a_stride, a_stride,
+                                     db + B_TAP, B_STEP)
+                        multiply_tap(BN, SUB, transposed, acc, acc_2, a_1 + a_stride + a_stride,
+                                     a_2 + a_stride + a_stride, a_stride, db + B_TAP + B_TAP, B_STEP)
+                        shift += a_stride + a_stride
+                    wgmma_commit()
+                    used += together
+                    row += together
+                    wgmma_wait_1()  # the taps before have been multiplied: their stages may be filled again
                     if arrives:
                         if not resident:
                             mbarrier_arrive(b_empty + uint32(8) * uint32(before_b))
@@ -485,6 +512,7 @@ class Plan(NamedTuple):
     a_stages: int
     a_bytes: int
     b_stages: int
+    together: int
     resident: bool
     tiles: int
 
@@ -494,16 +522,18 @@ class Plan(NamedTuple):
 
     @property
     def shared(self):
-        return self.b_stages * self.bn * ROW + self.pixels * self.bn * 2 + self.a_stages * self.a_bytes
+        return self.b_stages * self.together * self.bn * ROW + self.pixels * self.bn * 2 + self.a_stages * self.a_bytes
 
 
-# what the estimate of `choose_plan` is made of; nanoseconds for one multiprocessor of an H100
-BYTES_A_NS = 42.0  # from L2 to shared memory, all of them at it
-FLOPS_A_NS = 6000.0  # wgmma from shared memory, where the tile is 64 channels wide or more
-START_NS, TILE_NS = 2500.0, 700.0  # launch to first product and last store; a tile's results
+# what the estimate of `choose_plan` is made of, from measurements on an H100; nanoseconds of one multiprocessor
+BYTES_A_NS = 52.0  # from L2 to shared memory, all of them at it
+CYCLES_A_NS = 1.55  # in which wgmma takes BN / 2 cycles, or a sixteenth of a KiB from shared memory one
+START_NS = 4500.0  # launch to first product and last store
+TILE_NS, OUTPUT_NS = 300.0, 0.107  # a tile's results: each tile, each of its numbers
+ROUND_NS = 130.0  # a round of the consumers' loop, but what of it hides behind a quarter of its products
 
 
-def plans(B, H, W, C, N, size, whole_halo, bn, sub):
+def plans(B, H, W, C, N, size, whole_halo, bn, sub, together):
     """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each."""
     pad, found = size // 2, []
     columns, steps = -(-N // bn), size * size * -(-C // BK)
@@ -512,6 +542,7 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub):
             images, rest = divmod(128 * sub, width * height)
             if rest or not images:
                 continue
+            b_bytes = together * bn * ROW
             box = (width + 2 * pad * whole_halo) * (height + 2 * pad) * images
             if max(width, height) + 2 * pad > 256:
                 continue
@@ -519,34 +550,37 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub):
             tiles = columns * -(-W // width) * -(-H // height) * -(-B // images)
             left = SHARED - 128 * sub * bn * 2
             for a_stages in (3, 2, 1):
-                b_stages = min((left - a_stages * a_bytes) // (bn * ROW), MOST_B)
-                if columns == 1 and steps <= b_stages:
-                    found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, steps, True, tiles))
-                    break
-                if b_stages >= 4 or (b_stages >= 2 and a_stages == 1):
-                    found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, b_stages, False, tiles))
+                b_stages, resident = min((left - a_stages * a_bytes) // b_bytes, MOST_B), False
+                if columns == 1 and steps <= b_stages * together:
+                    b_stages, resident = steps // together, True
+                if resident or b_stages >= (4 if together == 1 else 3) or b_stages >= 2 and a_stages == together == 1:
+                    found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, b_stages, together,
+                                      resident, tiles))
                     break
     return found
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None):
-    """The `Plan` with the lowest estimate of time; only: (BN, SUB), to choose from these tiles alone.
+def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, together=None):
+    """(estimate of nanoseconds, `Plan`) with the lowest estimate; only: (BN, SUB), to choose from these tiles alone.
+
+    together: taps of the weight in a stage, 1 or, of a 3 × 3 kernel, 3; None for either
 
     A block multiplies while its copies travel, so a tile takes the longer of the two, and a little; blocks take turns.
     """
     best = None
-    for bn, sub in VARIANTS if only is None else (only,):
-        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub):
+    for (bn, sub), taps_a_stage in itertools.product(VARIANTS if only is None else (only,),
+                                                     (1, 3)[:1 + (size == 3)] if together is None else (together,)):
+        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_a_stage):
             blocks, taps = -(-C // BK), size * size
             loads = 1 if whole_halo else size
-            moved = blocks * (loads * plan.a_bytes + (0 if plan.resident else taps * bn * ROW))
-            wide = min(1.0, 2 * bn / (64 + bn))  # A, 64 rows, crosses shared memory for each wgmma, and so does B
-            multiplied = 2 * plan.pixels * bn * BK * taps * blocks / (FLOPS_A_NS * wide)
+            moving = blocks * (loads * plan.a_bytes + (0 if plan.resident else taps * bn * ROW)) / BYTES_A_NS
+            # A, 64 rows, crosses shared memory for each wgmma, and so does B
+            tap = 8 * sub * max(bn / 2, 16 + bn / 4) / CYCLES_A_NS
+            multiplied = blocks * taps * (tap + max(0.0, ROUND_NS - tap / 4) / plan.together)
             turns = -(-plan.tiles // multiprocessors)
-            moving = moved / BYTES_A_NS
-            both = (1.3 if plan.a_stages == 1 else 1.0) * max(moving, multiplied) + 0.1 * min(moving, multiplied)
-            estimate = START_NS + turns * (TILE_NS * plan.pixels * bn / 16384 + both)
+            both = (1.3 if plan.a_stages == 1 else 1.0) * max(moving, multiplied) + 0.03 * min(moving, multiplied)
+            estimate = START_NS + turns * (TILE_NS + OUTPUT_NS * plan.pixels * bn + both)
             if best is None or estimate < best[0]:
                 best = estimate, plan
     if best is None:
@@ -567,12 +601,13 @@ def no_numbers(backend):
     return upload(np.zeros(4, np.float32), backend)
 
 
-def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient=False, whole_halo=True, only=None):
+def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient=False, whole_halo=True, only=None,
+                       together=None):
     """y = conv2d(x, weight) + …, or with `gradient` the input gradient from x = dy; conv2d.py has checked them."""
     b, h, w, c = x.shape
     n, size = y.shape[3], weight.shape[1]
     backend = x.backend
-    plan = choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only)[1]
+    plan = choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together)[1]
     pad, columns = size // 2, 64 if plan.bn % 64 == 0 else 32
     map_x = tensor_map(x, (BK, plan.width + 2 * pad * plan.whole_halo, plan.height + 2 * pad, plan.images))
     taps = weight.reshape(weight.shape[0], size * size, weight.shape[3])
@@ -587,7 +622,7 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     launch(kernels[plan.bn, plan.pixels // 128], min(plan.tiles, backend.multiprocessors), THREADS, map_x, map_weight,
            map_y, map_residual, nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
            b, h, w, n, -(-c // BK), size, int(plan.whole_halo), plan.width, plan.height, plan.images, plan.a_stages,
-           plan.a_bytes, plan.b_stages, int(plan.resident), int(bias is not None), int(channel is not None),
+           plan.a_bytes, plan.b_stages, plan.together, int(plan.resident), int(bias is not None), int(channel is not None),
            int(residual is not None), shared=plan.shared)
     return y
 

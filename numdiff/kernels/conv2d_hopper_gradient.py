@@ -53,7 +53,7 @@ from ..device.hopper import (
 )
 from ..device.tensor_core import load_word, unpack_half2
 from ..device.tensor_map import tensor_map
-from .conv2d_hopper import BYTES_A_NS, FLOPS_A_NS, ROW, SHARED, descriptor, no_numbers, row_of
+from .conv2d_hopper import ROW, SHARED, descriptor, no_numbers, row_of
 from .conv2d_hopper_gradient_3x3 import SIZE, hopper_weight_gradient_3x3
 from .im2col import divide
 from .reduce import column_sum
@@ -295,6 +295,7 @@ class Plan(NamedTuple):
     parts: int
 
 
+BYTES_A_NS, FLOPS_A_NS = 42.0, 6000.0  # of a multiprocessor: from L2 to shared memory, all of them at it; wgmma
 START_NS, CHUNK_NS = 3000.0, 100.0  # launch to first product and to the second kernel; what a stage costs beside
 PART_BYTES_A_NS = 3500.0  # of partial sums, written and read, through the L2 cache
 

@@ -3,8 +3,8 @@
 MATHEMATICS
     ring[step mod R] = (loss · scale, gradient norm, learning rate, loss scale, steps skipped)
 SHAPES
-    ring float32 (R, 5); step uint32 (1,); loss, gradient_norm, learning_rate, loss_scale float32 (1,); counts int32 (3,)
-    as in loss_scale.py
+    ring float32 (R, 5); step uint32 (1,); loss, gradient_norm, learning_rate, loss_scale float32 (1,); counts int32
+    (3,) as in loss_scale.py
 VERSIONS
     v1 five threads, one number each.
 LAUNCH

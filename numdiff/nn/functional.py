@@ -35,28 +35,43 @@ def gelu(x):
     return record("gelu", K.gelu_forward(saved), (x,), lambda dy: (K.gelu_backward(dy, saved),))
 
 
-def linear(x, weight, bias=None):
-    """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); more axes of weight are read as K."""
+def linear(x, weight, bias=None, residual=None):
+    """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); more axes of weight are read as K.
+
+    residual: a tensor like the result, added to it in the same kernel where that can
+    """
     saved, wants_dx, rows = x.data, x.slot is not None, weight.shape[0]
 
     def backward(dy):
-        return (K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), weight.grad.reshape(rows, -1),
-                                  bias and bias.grad, need_dx=wants_dx),)
+        dx = K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), weight.grad.reshape(rows, -1),
+                               bias and bias.grad, need_dx=wants_dx)
+        return (dx,) if residual is None else (dx, dy)
 
-    y = K.linear_forward(saved, weight.like(saved).reshape(rows, -1), None if bias is None else bias.data)
-    return record("linear", y, (x,), backward, has_parameters=True)
+    y = K.linear_forward(saved, weight.like(saved).reshape(rows, -1), None if bias is None else bias.data,
+                         residual=residual and residual.data)
+    return record("linear", y, (x,) if residual is None else (x, residual), backward, has_parameters=True)
 
 
-def conv2d(x, weight, bias=None, stride=1):
-    """x (B, H, W, C_in), weight (C_out, k, k, C_in), zero padding k // 2 -> (B, H/stride, W/stride, C_out)."""
+def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None):
+    """x (B, H, W, C_in), weight (C_out, k, k, C_in), zero padding k // 2 -> (B, H/stride, W/stride, C_out).
+
+    channel, residual: tensors (B, C_out) and like the result, added to it in the same kernel where that can
+    """
     saved, wants_dx = x.data, x.slot is not None
 
     def backward(dy):
-        return (K.conv2d_backward(dy, saved, weight.like(saved), weight.grad, bias and bias.grad, stride=stride,
-                                  need_dx=wants_dx),)
+        gradients = [K.conv2d_backward(dy, saved, weight.like(saved), weight.grad, bias and bias.grad, stride=stride,
+                                       need_dx=wants_dx)]
+        if channel is not None:
+            gradients.append(K.channel_add_backward(dy))
+        if residual is not None:
+            gradients.append(dy)
+        return gradients
 
-    y = K.conv2d_forward(saved, weight.like(saved), None if bias is None else bias.data, stride=stride)
-    return record("conv2d", y, (x,), backward, has_parameters=True)
+    y = K.conv2d_forward(saved, weight.like(saved), None if bias is None else bias.data, stride=stride,
+                         channel=channel and channel.data, residual=residual and residual.data)
+    inputs = [t for t in (x, channel, residual) if t is not None]
+    return record("conv2d", y, inputs, backward, has_parameters=True)
 
 
 def group_norm(x, weight, bias, groups, eps=1e-5, silu=False):

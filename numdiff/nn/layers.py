@@ -50,8 +50,8 @@ class Linear(Module):
         self.weight = Parameter((outputs, *inputs), start)
         self.bias = Parameter((outputs,), constant(0) if initial else start)
 
-    def forward(self, x):
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, x, residual=None):
+        return F.linear(x, self.weight, self.bias, residual)
 
 
 class Conv2d(Module):
@@ -63,8 +63,8 @@ class Conv2d(Module):
         self.bias = Parameter((outputs,), start)
         self.stride = stride
 
-    def forward(self, x):
-        return F.conv2d(x, self.weight, self.bias, self.stride)
+    def forward(self, x, channel=None, residual=None):
+        return F.conv2d(x, self.weight, self.bias, self.stride, channel, residual)
 
 
 class GroupNorm(Module):

@@ -45,6 +45,7 @@ class ResBlock(Module):
 
     def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, layer, resample=None):
         self.in_layers = Numbered({0: GroupNorm(channels, groups, silu=True), 2: Conv2d(channels, out_channels)})
+        # 0 is the SiLU, done once for all
         self.emb_layers = Numbered({1: Linear(emb_channels, out_channels * (2 if scale_shift else 1))})
         self.out_layers = Numbered({0: GroupNorm(out_channels, groups, silu=not scale_shift),
                                     3: Conv2d(out_channels, out_channels, zero=True)})
@@ -57,17 +58,17 @@ class ResBlock(Module):
         h = self.in_layers[0](x)  # (B, H, W, C)
         if self.resample:
             h, x = self.resample(h), self.resample(x)
-        h = self.in_layers[2](h)  # (B, H', W', C_out)
-        e = self.emb_layers[1](F.silu(emb))  # (B, C_out), or (B, 2 C_out)
+        e = self.emb_layers[1](emb)  # (B, C_out), or (B, 2 C_out)
         if self.scale_shift:
+            h = self.in_layers[2](h)  # (B, H', W', C_out)
             h = F.silu(F.scale_shift(self.out_layers[0](h), e))
         else:
-            h = self.out_layers[0](F.channel_add(h, e))
+            h = self.in_layers[2](h, channel=e)
+            h = self.out_layers[0](h)
         h = F.dropout(h, self.dropout, randomness, self.layer)
-        h = self.out_layers[3](h)
         if hasattr(self, "skip_connection"):
             x = self.skip_connection(x)
-        return F.add(x, h)
+        return self.out_layers[3](h, residual=x)
 
 
 class AttentionBlock(Module):
@@ -82,8 +83,8 @@ class AttentionBlock(Module):
     def forward(self, x):
         B, H, W, C = x.shape
         qkv = self.qkv(F.reshape(self.norm(x), B, H * W, C))  # (B, T, 3C)
-        h = self.proj_out(F.attention(qkv, self.heads, self.order))  # (B, T, C)
-        return F.add(x, F.reshape(h, B, H, W, C))
+        h = F.attention(qkv, self.heads, self.order)  # (B, T, C)
+        return F.reshape(self.proj_out(h, residual=F.reshape(x, B, H * W, C)), B, H, W, C)
 
 
 class Stage(Numbered):
@@ -191,6 +192,7 @@ class UNet(Model):
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
             emb = F.add(emb, self.label_emb(y))
+        emb = F.silu(emb)  # the first step of every emb_layers
         skips, h = [], F.cast(x, self.dtype)
         for stage in self.input_blocks.modules.values():
             h = stage(h, emb, randomness)

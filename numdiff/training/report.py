@@ -104,7 +104,7 @@ class Reporter:
         values = [f"loss {record['loss']:.4f}", f"norm {record['gradient_norm']:.3f}",
                   f"lr {record['learning_rate']:.2e}", f"{three_digits(record['ms_per_step'])} ms/step",
                   f"{three_digits(record['images_per_second'])} images/s"]
-        if record.get("skipped"):
+        if record.get("skipped") and "loss_scale" in record:
             values.append(f"scale 2^{math.log2(record['loss_scale']):.3g}, {record['skipped']} skipped")
         if "mfu" in record:
             values.append(f"MFU {record['mfu']:.1%}")

@@ -29,11 +29,11 @@ class FakeDriver:
 
 
 class FakeGpu(EmulatorDevice):
-    name, device_name = "cuda", "NVIDIA H100 80GB HBM3"
+    device_name = "NVIDIA H100 80GB HBM3"
     peak_float32_flops, peak_bytes, stream_handle = 66.9e12, 1 << 20, 0
 
     def __init__(self):
-        super().__init__(float64=False)
+        super().__init__(float64=False, checks=False)
         self._driver, self.arenas, self.captured = FakeDriver(), [], 0
 
     @staticmethod

@@ -66,7 +66,7 @@ def test_chrome_trace(on_cpu, tmp_path):
 def test_on_a_gpu(monkeypatch):
     gpu = FakeGpu()
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
-    found = profile_step(resolve({**TINY_DIT, "device": "emulator"}), repeats=1, steps=1)
+    found = profile_step(resolve({**TINY_DIT, "device": "emulator"}), repeats=1, steps=1, warmup=0)
     check_profile(found)
     assert found.captured and gpu.captured == 1
     assert all(launch.us == pytest.approx(1e3 * EVENT_MS) for launch in found.launches)

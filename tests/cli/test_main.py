@@ -157,7 +157,7 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("sample {run}", 1, "no valid checkpoint"),
     ("sample {run} --count 0", 2, "--count"),
     ("bench step unet --steps 0", 2, "--steps"),
-    ("bench step unet --precision bf16", 2, "--precision bf16 is not available"),
+    ("bench step unet --precision bf16", 2, "'bf16' is not one of"),
 ]
 
 

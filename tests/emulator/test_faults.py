@@ -13,6 +13,7 @@ from numdiff.device.async_copy import cp_async_16, cp_async_commit, cp_async_wai
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator import ORDERS, EmulatedArray, KernelFault
 from numdiff.kernels import check
+from numdiff.kernels.check.run import run_once
 from numdiff.kernels.matmul import matmul_forward
 from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
 
@@ -515,7 +516,7 @@ def test_a_fault_planted_in_a_kernel_of_the_project_is_found(copies, name):  # n
         case = next(c for c in check.CASES if f"{c.name} {c.label}".startswith(planted.case)
                     and planted.version in c.versions)
         with pytest.raises(KernelFault) as caught:
-            check.run_once(case, planted.version, emulated)
+            run_once(case, planted.version, emulated)
     faults = caught.value.faults
     if planted.kind != "race":
         assert any(f.kind == planted.kind and planted.marks[0] in f_line(f) for f in faults), listed(faults)

@@ -10,7 +10,8 @@ from numdiff.kernels.loss_scale import LARGEST, SMALLEST, loss_scale_update
 
 def follow(engine, norms, start, rule, interval):
     """What every step gave: (gradient norm, unscale, next scale, counts)."""
-    scale, unscale = upload(np.array([start], np.float32), engine.backend), upload(np.zeros(1, np.float32), engine.backend)
+    scale = upload(np.array([start], np.float32), engine.backend)
+    unscale = upload(np.zeros(1, np.float32), engine.backend)
     counts = upload(np.zeros(3, np.int32), engine.backend)
     rows = []
     for value in norms:

@@ -1,7 +1,8 @@
 """Cases of the tensor-core kernels: float16 operands, float32 sums."""
 import numpy as np
 
-from .. import matmul
+from ...device import empty, is_device
+from .. import conv2d, conv2d_hopper, conv2d_hopper_gradient, conv2d_hopper_gradient_3x3, matmul
 from ..matmul import hopper, launcher, mma
 from .case import Case
 
@@ -36,3 +37,69 @@ def product_cases():
         for key in module.KERNELS:
             yield product(key, version, 1)
         yield product((*list(module.KERNELS)[0][:3], False), version, 2, K=136)
+
+
+def convolution_cases():
+    """Every kernel of the float16 convolution; the tiles of version 6 with one tap, as nine take long."""
+    def operands(h, w, c, n, size, stride=1):
+        def make(rng):
+            shapes = {"x": (1, h, w, c), "weight": (n, size, size, c),
+                      "dy": (1, (h - 1) // stride + 1, (w - 1) // stride + 1, n)}
+            return {**halves(**shapes)(rng), "dweight": rng.standard_normal(shapes["weight"]).astype(np.float32),
+                    "dbias": rng.standard_normal(n).astype(np.float32)}
+        return make
+
+    def gradients(a, function):
+        function(a.dy, a.x, a.dweight, a.dbias)
+        return a.dweight, a.dbias
+
+    for tile in conv2d_hopper.VARIANTS:
+        for size, together in ((1, 1), *[(3, 3)] * (tile == (32, 1)), *[(3, 1)] * (tile == (64, 1))):
+            label, inputs = f"float16, tile {tile}, {size} × {size}, {together} at once", operands(2, 3, 8, 8, size)
+
+            def forward(a, v, tile=tile, together=together):
+                if not is_device(a.x):
+                    return (conv2d.conv2d_forward_reference(a.x, a.weight),)
+                return (conv2d_hopper.hopper_convolution(a.x, a.weight, None, empty(a.dy.shape, np.float16, like=a.x),
+                                                         only=tile, together=together),)
+
+            def gradient(a, v, tile=tile, together=together):
+                if not is_device(a.x):
+                    return (conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight),)
+                return (conv2d_hopper.hopper_convolution(a.dy, a.weight, None, empty(a.x.shape, np.float16, like=a.x),
+                                                         gradient=True, only=tile, together=together),)
+
+            yield Case("conv2d", inputs, forward, tolerance=HALF_TOLERANCE, label=label)
+            yield Case("conv2d_input_gradient", inputs, gradient, tolerance=HALF_TOLERANCE, label=label)
+
+    def reference(dy, x, dweight, dbias):
+        conv2d.conv2d_backward_reference(dy, x, np.zeros_like(dweight), dweight, dbias, need_dx=False)
+
+    for width in conv2d_hopper_gradient_3x3.WIDTHS:  # the narrowest in two parts
+        parts = 2 if width == 16 else 1
+
+        def in_tiles(dy, x, dweight, dbias, only=(width, parts)):
+            conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(dy, x, dweight, dbias, only=only)
+
+        yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 17, 8, 8, 3),
+                   lambda a, v, run=in_tiles: gradients(a, run if is_device(a.x) else reference),
+                   label=f"float16, tile of {width}")
+
+    def general(dy, x, dweight, dbias):
+        conv2d_hopper_gradient.hopper_weight_gradient(dy, x, dweight, dbias, general=True)
+
+    yield Case("conv2d_weight_gradient", operands(2, 3, 8, 8, 1),
+               lambda a, v: gradients(a, general if is_device(a.x) else reference), label="float16, any kernel")
+
+    # by mma.sync, and with few channels on one side: from 3, from 5, to 3
+    for version, (h, w, c, n, size, stride) in ((4, (3, 2, 8, 8, 1, 2)), (3, (2, 3, 3, 8, 3, 1)),
+                                                (3, (2, 2, 5, 8, 3, 1)), (3, (3, 2, 8, 3, 3, 1))):
+        label = f"float16, {c} → {n}"
+        yield Case("conv2d", operands(h, w, c, n, size, stride), lambda a, v, stride=stride: (
+            conv2d.conv2d_forward(a.x, a.weight, None, stride, version=v),), (version,), HALF_TOLERANCE, label)
+
+        def backward(a, v, stride=stride, need_dx=version == 4 or n == 3):
+            dx = conv2d.conv2d_backward(a.dy, a.x, a.weight, a.dweight, a.dbias, stride, need_dx, v)
+            return (dx, a.dweight, a.dbias) if need_dx else (a.dweight, a.dbias)
+
+        yield Case("conv2d_backward", operands(h, w, c, n, size, stride), backward, (version,), HALF_TOLERANCE, label)

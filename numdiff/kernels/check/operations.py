@@ -264,7 +264,8 @@ def update_cases():
     yield Case("latch_nonfinite", state, in_place(
         lambda a, v: step_state.latch_nonfinite(a.first_bad, a.loss, a.norm, a.step), "first_bad", "norm"))
     yield Case("telemetry", state, in_place(
-        lambda a, v: telemetry.telemetry_record(a.ring, a.step, a.loss, a.norm, a.rate, a.scale, a.counts, 0.5), "ring"))
+        lambda a, v: telemetry.telemetry_record(a.ring, a.step, a.loss, a.norm, a.rate, a.scale, a.counts, 0.5),
+        "ring"))
     yield Case("latch_skips", state, in_place(
         lambda a, v: step_state.latch_skips(a.first_bad, a.counts, a.norm, a.step, 0), "first_bad", "norm"))
     yield Case("count_update", state, in_place(lambda a, v: step_state.count_update(a.step, a.norm), "step"))

@@ -13,7 +13,7 @@ from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupporte
 from ...errors import UsageError
 from .case import Arrays, Case
 from .flash import flash_cases
-from .half import product_cases
+from .half import convolution_cases, product_cases
 from .operations import GROUPS
 from .peers import peer_cases
 from .transformer import transformer_cases
@@ -22,7 +22,8 @@ ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads 
 # in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
-CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, product_cases, peer_cases) for case in group()]
+CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, product_cases, convolution_cases,
+                               peer_cases) for case in group()]
 
 
 def cases_named(names):

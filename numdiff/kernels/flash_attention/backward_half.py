@@ -154,6 +154,7 @@ def make_backward(HS, M, WARPS):
     PAIRS = HS // 16 // PARTS  # pairs of fragments of dq in a warp
     NINTH = HS == 72
     DQ = PAIRS * 8 + (4 if NINTH else 0)
+    BLOCKS = 1 if M == 2 else 2 if NINTH else 3  # on a multiprocessor: at most 255, 255, or 168 registers a thread
 
     def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale):
         shared = cuda.shared.array(0, "uint8", alignment=128)
@@ -216,7 +217,7 @@ def make_backward(HS, M, WARPS):
                     if KEEP_V and first == 0:
                         load_left(v, k_rows + V, M, PITCH, HS)
                     i = int32(0)
-                    while i < QUERIES:
+                    while i < QUERIES and first + i < T:
                         q_rows = k_tile + int32(stage + i * PITCH)
                         g_rows = q_rows + G
                         at_numbers = int32(stage + ROW_NUMBERS + (i + lane % 4 * 2) * NUMBERS)
@@ -257,15 +258,16 @@ def make_backward(HS, M, WARPS):
                 lane_dq, group, side = int32(t_dq % WARP), int32(t_dq // WARP % 4), int32(t_dq // (4 * WARP))
                 ds_rows = k_tile + int32(DS + by_chunk(lane_dq, DS_PITCH) + group * 32)  # dS of the warp's 16 queries
                 k_columns = k_tile + int32(by_row(lane_dq, PITCH) + side * (PAIRS * 32))  # its part of k's columns
-                last = NINTH and side == PARTS - 1
-                clear(sums, DQ)
-                add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
-                query = int32(first + group * 16 + lane_dq // 4 + lane_dq % 2 * 8)
-                at = dq_start + query * dq_row + int32(side * (PAIRS * 16) + lane_dq % 4 // 2 * 4)
-                for n in range(2 * PAIRS):
-                    write_dq(dq, at + 8 * n, query < T, sums, 4 * n, scale, fresh, lane_dq)
-                if last:
-                    write_dq(dq, at + 16 * PAIRS, query < T, sums, 8 * PAIRS, scale, fresh, lane_dq)
+                if first + group * 16 < T:
+                    last = NINTH and side == PARTS - 1
+                    clear(sums, DQ)
+                    add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
+                    query = int32(first + group * 16 + lane_dq // 4 + lane_dq % 2 * 8)
+                    at = dq_start + query * dq_row + int32(side * (PAIRS * 16) + lane_dq % 4 // 2 * 4)
+                    for n in range(2 * PAIRS):
+                        write_dq(dq, at + 8 * n, query < T, sums, 4 * n, scale, fresh, lane_dq)
+                    if last:
+                        write_dq(dq, at + 16 * PAIRS, query < T, sums, 8 * PAIRS, scale, fresh, lane_dq)
                 stage = int32(2 * STAGES + STAGE - stage)
                 first = ahead
 
@@ -275,7 +277,8 @@ def make_backward(HS, M, WARPS):
             patch = int32(warp_end * ROWS * PITCH)
             for m in range(M):
                 stash(shared, int32(patch + m * 16 * PITCH), PITCH, dk, m, HS // 8, scale, scale, lane_end)
-                stash(shared, int32(V + patch + m * 16 * PITCH), PITCH, dv, m, HS // 8, float32(1), float32(1), lane_end)
+                stash(shared, int32(V + patch + m * 16 * PITCH), PITCH, dv, m, HS // 8, float32(1), float32(1),
+                      lane_end)
             cuda.syncwarp()
             key = int32(first_key + warp_end * ROWS)
             at = start + part + key * width
@@ -285,4 +288,4 @@ def make_backward(HS, M, WARPS):
             fresh = False
 
     kernel.__name__ = kernel.__qualname__ = f"flash_attention_backward_kernel_v3_{HS}_{KEYS}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 1 if M == 2 else 3))
+    return cuda.jit(kernel, launch_bounds=(THREADS, BLOCKS))

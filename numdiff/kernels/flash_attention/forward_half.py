@@ -8,8 +8,8 @@ WHAT IS NEW, AND WHY IT PAYS
     What is left is the softmax. For each score: one multiply-add, one power of two, one addition, half a conversion;
     maxima and sums of a row go through two shuffles, for only four lanes share it.
 LAUNCH
-    grid (ceil(T / queries), heads, B), 4 warps for 64 or 128 queries. Dynamic shared memory, KiB: q, two stages of k and
-    v; 64 queries: 25 (HS 32) or 45; 128: 30 or 54.
+    grid (ceil(T / queries), heads, B), 4 warps for 64 or 128 queries. Dynamic shared memory, KiB: q and two stages of
+    k and v; 64 queries: 25 (HS 32) or 45; 128: 30 or 54.
 ACCURACY
     q, k, v and P are float16, S, m, l and o float32.
 DETERMINISM
@@ -63,7 +63,7 @@ def hide_keys(s, M, exist, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def largest_of_row(s, first, m):
-    """Of m and a row's scores in all four lanes that share the row; its pairs are s[first], s[first + 1]; 4 further …"""
+    """Of m and a row's scores in all four lanes that share the row: s[first], s[first + 1], and so on every 4."""
     for n in range(N):
         m = max(m, max(s[first + 4 * n], s[first + 4 * n + 1]))
     m = max(m, cuda.shfl_xor_sync(ALL, m, 1))
@@ -163,22 +163,23 @@ def make_forward(HS, M):
                 fetch_rows(other + KEYS * PITCH, PITCH, qkv, v_start + ahead * width, width, T - ahead, KEYS, HS,
                            t_next, THREADS)
                 cp_async_commit()
-            if first == 0:
-                load_left(q, q_tile + int32(warp * ROWS * PITCH + row_place), M, PITCH, HS)
+            if first_query + warp * ROWS < T:  # the warp has queries
+                if first == 0:
+                    load_left(q, q_tile + int32(warp * ROWS * PITCH + row_place), M, PITCH, HS)
 
-            k_tile = q_tile + stage
-            clear(s, SCORES)
-            for n in range(0, N, 2):
-                rows = k_tile + n * 8 * PITCH
-                multiply_rows(s, n, N, q, rows + chunk_place, rows + row_place, M, HS)
-            if ahead > T:
-                hide_keys(s, M, T - first, lane)
-            online_softmax(s, o, largest, l, M, C, c)
-            v_tile = k_tile + int32(KEYS * PITCH + row_place)
-            for n in range(0, N, 2):
-                for m in range(M):
-                    pack(p, m, s, (m * N + n) * 4)
-                add_products(o, p, v_tile + n * 8 * PITCH, M, HS)
+                k_tile = q_tile + stage
+                clear(s, SCORES)
+                for n in range(0, N, 2):
+                    rows = k_tile + n * 8 * PITCH
+                    multiply_rows(s, n, N, q, rows + chunk_place, rows + row_place, M, HS)
+                if ahead > T:
+                    hide_keys(s, M, T - first, lane)
+                online_softmax(s, o, largest, l, M, C, c)
+                v_tile = k_tile + int32(KEYS * PITCH + row_place)
+                for n in range(0, N, 2):
+                    for m in range(M):
+                        pack(p, m, s, (m * N + n) * 4)
+                    add_products(o, p, v_tile + n * 8 * PITCH, M, HS)
             stage = int32(2 * STAGES + STAGE - stage)
             first = ahead
 
@@ -191,7 +192,8 @@ def make_forward(HS, M):
         rows_start = (image * heads + head) * T
         for m in range(M):
             above, below = sum_of_row(l[2 * m]), sum_of_row(l[2 * m + 1])
-            stash(shared, int32(patch + m * 16 * PITCH), PITCH, o, m, C, float32(1) / above, float32(1) / below, lane_end)
+            stash(shared, int32(patch + m * 16 * PITCH), PITCH, o, m, C, float32(1) / above, float32(1) / below,
+                  lane_end)
             query = int32(row + 16 * m + lane_end // 4)
             if lane_end % 4 == 0 and query < T:
                 logsumexp[rows_start + query] = scale * largest[2 * m] + LN_2 * math.log2(above)

@@ -1,0 +1,180 @@
+"""Which tiles are best on this card: every candidate, at the shapes of a model's float16 products and convolutions.
+
+Launchers choose by an estimate. Where a measurement finds a choice that is faster by more than a few per cent, it goes
+into the card's table (numdiff/kernels/tuning), which launchers ask first.
+"""
+import contextlib
+import inspect
+import itertools
+import json
+import math
+
+import numpy as np
+
+from ..errors import NumdiffError
+from ..kernels import conv2d_hopper
+from ..kernels.matmul import launcher
+from ..kernels.tuning import card_file, key_of, table_of
+from .kernels import Measured, microseconds_in_turns, record_calls
+
+GAIN = 0.03  # by which a choice must be faster than the estimate's to be written down
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
+
+
+@contextlib.contextmanager
+def replaced(module, name, function):
+    """Within the context module.name is `function`."""
+    before = getattr(module, name)
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+class MatmulTiles:
+    """(tile of M, tile of N, slices of K) of matmul's rung 6."""
+
+    kind = "matmul v6"
+
+    @staticmethod
+    def shape(call):
+        """(M, N, K, whether K may be split) of a recorded call that this is about, or None."""
+        if call.name != "matmul_forward" or call.dtype != np.float16:
+            return None
+        a, b = call.arguments["a"], call.arguments["b"]
+        if len(a.shape) != 2:
+            return None
+        M, K = a.shape[::-1] if call.arguments["transpose_a"] else a.shape
+        N = b.shape[0] if call.arguments["transpose_b"] else b.shape[1]
+        out, out_dtype = call.arguments["out"], call.arguments["out_dtype"]
+        return M, N, K, np.dtype(out_dtype or (a if out is None else out).dtype) == np.float32
+
+    @staticmethod
+    def candidates(M, N, K, split):
+        slices = [n for n in SPLITS if n == 1 or split and K // n >= launcher.HALF_SLICE]
+        return [[*tile, n] for tile in launcher.HALF_TILES[6] for n in slices]
+
+    @staticmethod
+    def estimated(shape, multiprocessors):
+        tile, slices, _ = launcher.choose_half(6, 1, *shape, multiprocessors)
+        return [*tile, slices]
+
+    @staticmethod
+    def forced(choice):
+        return replaced(launcher, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0))
+
+
+class ConvolutionTiles:
+    """(channels of a tile, halves of its pixels, taps of the weight in a stage) of conv2d's rung 6."""
+
+    kind = "conv2d v6"
+    _takes_taps = "together" in inspect.signature(conv2d_hopper.choose_plan).parameters
+
+    @staticmethod
+    def shape(call):
+        """(B, H, W, C, N, kernel) or None; of an input gradient C and N are dy's and dx's channels."""
+        given = call.arguments
+        if call.name == "hopper_forward":
+            return *given["x"].shape, given["y"].shape[3], given["weight"].shape[1]
+        if call.name == "hopper_input_gradient":
+            return *given["dy"].shape, given["dx"].shape[3], given["weight"].shape[1]
+        return None
+
+    @classmethod
+    def candidates(cls, *shape):
+        taps = (1, 3) if cls._takes_taps and shape[5] == 3 else (1,)
+        return [[*tile, n] for tile, n in itertools.product(conv2d_hopper.VARIANTS, taps)]
+
+    @classmethod
+    def estimated(cls, shape, multiprocessors):
+        plan = conv2d_hopper.choose_plan(*shape, True, multiprocessors)[1]
+        return [plan.bn, plan.pixels // 128, getattr(plan, "together", 1)]
+
+    @classmethod
+    def forced(cls, choice):
+        choose = conv2d_hopper.choose_plan
+        more = (choice[2],) if cls._takes_taps else ()
+        return replaced(conv2d_hopper, "choose_plan", lambda *given: choose(*given[:8], tuple(choice[:2]), *more))
+
+
+TABLES = MatmulTiles, ConvolutionTiles
+
+
+def tune(options, path=None, echo=lambda line: None):
+    """Measure, and write the table of this card; returns (path, {kind: {key: choice}} of what was found anew).
+
+    options: of a model in float16, whose shapes are measured; path: of the file (default: the card's own, which keeps
+    what it has of other shapes)
+    """
+    from .step import NumdiffStep
+    if options.device != "cuda":
+        raise NumdiffError("tile sizes are measured on a GPU, and --device is not cuda; run it on the card.")
+    if options.precision != "fp16":
+        raise NumdiffError("the table is of float16 kernels; give --precision fp16.")
+    step = NumdiffStep(options)
+    backend = step.backend
+    if tuple(backend.capability)[:2] != conv2d_hopper.MINIMUM_CAPABILITY:
+        raise NumdiffError(f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
+                           f"has {'.'.join(map(str, backend.capability))}.")
+    found = tune_calls(record_calls(step, split_passes=False), Measured(backend), echo)
+    path = path or card_file(backend.device_name)
+    write_table(path, backend.device_name, found)
+    return path, found
+
+
+def tune_calls(calls, measured, echo):
+    """{kind: {key: choice, None where the estimate's own is best}} of recorded calls, each shape once."""
+    found = {}
+    for table, call in itertools.product(TABLES, calls):
+        shape = table.shape(call)
+        if shape is None or key_of(*shape) in found.get(table.kind, {}):
+            continue
+        choice, us, estimated, before = best_choice(table, call, shape, measured)
+        better = choice != estimated and us < (1 - GAIN) * before
+        found.setdefault(table.kind, {})[key_of(*shape)] = choice if better else None
+        echo(f"{table.kind:10s} {'×'.join(map(str, map(int, shape))):28s} {estimated} {before:8.1f} µs"
+             + (f"   {choice} {us:8.1f} µs" if better else ""))
+    return found
+
+
+def best_choice(table, call, shape, measured):
+    """(best choice, its µs, the estimate's choice, its µs)."""
+    estimated = table.estimated(shape, measured.backend.multiprocessors)
+    sets = measured.arguments(call)
+    choices, jobs = [], []
+    for choice in [estimated, *(c for c in table.candidates(*shape) if c != estimated)]:
+        try:
+            with table.forced(choice):
+                jobs.append(measured.job(call.function, sets, None))
+            choices.append(choice)
+        except ValueError:  # does not fit
+            continue
+    times = microseconds_in_turns(jobs)
+    best = min(range(len(times)), key=times.__getitem__)
+    return choices[best], times[best], choices[0], times[0]
+
+
+def write_table(path, device_name, found):
+    """Bring a card's file up to date: what was found better is put in, what was not is taken out."""
+    choices = {kind: dict(rows) for kind, rows in table_of(device_name).items()}
+    for kind, rows in found.items():
+        kept = choices.setdefault(kind, {})
+        for key, choice in rows.items():
+            kept.pop(key, None)
+            if choice is not None:
+                kept[key] = choice
+    lines = [f"  {json.dumps(kind)}: {{\n" + ",\n".join(
+        f"   {json.dumps(key)}: {json.dumps(choice)}" for key, choice in sorted(rows.items(), key=_numbers)) + "\n  }"
+             for kind, rows in sorted(choices.items()) if rows]
+    text = f'{{\n "card": {json.dumps(device_name)},\n "choices": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise NumdiffError(f"cannot write the table {path}: {error.strerror}; give another --out.") from error
+    table_of.cache_clear()
+
+
+def _numbers(row):
+    return [math.inf if not n.isdigit() else int(n) for n in row[0].split()]

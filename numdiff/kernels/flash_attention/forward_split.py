@@ -1,0 +1,106 @@
+"""Flash attention forward, rung 4: float32 on the tensor cores, three products for one.
+
+WHAT IS NEW, AND WHY IT PAYS
+    forward_half.py with the products of split.py. A warp owns 16 queries; q is read from shared memory again for each
+    tile of keys, for its two halves would fill the registers that the outputs need.
+    A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels while q·kᵀ is
+    computed, the next k while P·v is. So two blocks find room on a multiprocessor.
+LAUNCH
+    grid (ceil(T / queries), heads, B), 8 warps for 128 queries or 4 for 64. Dynamic shared memory, KiB: q, k and v, for
+    HS 32, 64, 72: 36, 68, 76 (8 warps) and 27, 51, 57 (4 warps).
+DETERMINISM
+    one warp sums a query's outputs in the order of the keys.
+SOURCE
+    split.py, forward_half.py.
+READ NEXT
+    backward_split.py
+"""
+import math
+
+from ...device import cuda, float32, int32, int64
+from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
+from .forward import LN_2, LOG2_E, LOWEST
+from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
+from .fragments import WARP, anew, by_chunk, by_row, clear
+from .split import add_products, fetch_rows, lane_place, left_of_sums, multiply_rows, pitch_of, write_rows
+
+ROWS = 16  # queries of a warp
+
+
+def shared_bytes(HS, warps):
+    return (ROWS * warps + 2 * KEYS) * pitch_of(HS)
+
+
+def make_forward(HS, WARPS):
+    """The kernel for one head size and number of warps."""
+    PITCH = pitch_of(HS)
+    QUERIES, THREADS = ROWS * WARPS, WARP * WARPS
+    C = HS // 8
+    SCORES, OUTPUTS = N * 4, C * 4
+    K = QUERIES * PITCH
+    V = K + KEYS * PITCH
+
+    def kernel(qkv, y, logsumexp, T, width, head_step, part, scale):
+        shared = cuda.shared.array(0, "uint8", alignment=128)
+        q_tile = shared_address(shared)
+        t = int32(cuda.threadIdx.x)
+        lane, warp = int32(t % WARP), int32(t // WARP)
+        head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
+        first_query = int32(cuda.blockIdx.x * QUERIES)
+        start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
+        k_start, v_start = start + part, start + 2 * part
+        fetch_rows(q_tile, PITCH, qkv, start + first_query * width, width, T - first_query, QUERIES, HS, t, THREADS)
+        fetch_rows(q_tile + K, PITCH, qkv, k_start, width, T, KEYS, HS, t, THREADS)
+        cp_async_commit()
+
+        s = cuda.local.array(SCORES, "float32")
+        o = cuda.local.array(OUTPUTS, "float32")
+        largest = cuda.local.array(2, "float32")
+        l = cuda.local.array(2, "float32")
+        clear(o, OUTPUTS)
+        for i in range(2):
+            largest[i], l[i] = LOWEST, float32(0)
+        q_rows = q_tile + int32(warp * ROWS * PITCH + by_row(lane, PITCH))
+        k_rows = q_tile + int32(K + by_chunk(lane, PITCH))
+        v_at = int64(V + lane_place(lane, PITCH))
+        c = float32(scale * LOG2_E)
+        first = int32(0)
+        while first < T:
+            cp_async_wait(0)
+            cuda.syncthreads()  # k is there, and nobody reads the v of the tile before any more
+            fetch_rows(q_tile + V, PITCH, qkv, v_start + first * width, width, T - first, KEYS, HS, anew(t), THREADS)
+            cp_async_commit()
+            has_queries = first_query + warp * ROWS < T
+            if has_queries:
+                clear(s, SCORES)
+                multiply_rows(s, N, q_rows, k_rows, PITCH, HS)
+            cp_async_wait(0)
+            cuda.syncthreads()  # v is there, and nobody reads k any more
+            ahead = int32(first + KEYS)
+            if ahead < T:
+                fetch_rows(q_tile + K, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, anew(t),
+                           THREADS)
+                cp_async_commit()
+            if has_queries:
+                if ahead > T:
+                    hide_keys(s, 1, T - first, anew(lane))
+                online_softmax(s, o, largest, l, 1, C, c)
+                for n in range(N):
+                    p_high, p_low = left_of_sums(s, 4 * n)
+                    add_products(o, 0, C, p_high, p_low, shared, v_at + n * 8 * PITCH, PITCH)
+            first = ahead
+
+        t_end = anew(t)
+        lane_end, row = int32(t_end % WARP), int32(first_query + t_end // WARP * ROWS)
+        rows_start = (image * heads + head) * T
+        query = int32(row + lane_end // 4)
+        above, below = sum_of_row(l[0]), sum_of_row(l[1])
+        if lane_end % 4 == 0 and query < T:
+            logsumexp[rows_start + query] = scale * largest[0] + LN_2 * math.log2(above)
+        if lane_end % 4 == 0 and query + 8 < T:
+            logsumexp[rows_start + query + 8] = scale * largest[1] + LN_2 * math.log2(below)
+        write_rows(y, ((image * T + row) * heads + head) * HS, int32(heads * HS), int32(T - row), o, C,
+                   float32(1) / above, float32(1) / below, lane_end)
+
+    kernel.__name__ = kernel.__qualname__ = f"flash_attention_forward_kernel_v4_{HS}_{QUERIES}"
+    return cuda.jit(kernel, launch_bounds=(THREADS, 2 if WARPS == 8 else 3))

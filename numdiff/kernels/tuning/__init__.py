@@ -1,0 +1,34 @@
+"""Tile sizes that were measured to be best on a card, where a launcher's estimate would choose others.
+
+One file a card, `<card>.json`, written by `numdiff bench tune` and checked in: {kind: {"shape": choice}}. A launcher
+asks `tuned` first and estimates where nothing is known, so that a card without a file loses nothing. Results depend on
+tiles in the rounding of split sums alone.
+"""
+import functools
+import json
+import pathlib
+import re
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+
+
+def card_file(device_name):
+    """Where the table of a card lies."""
+    return FOLDER / (re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json")
+
+
+def key_of(*shape):
+    """A shape, numbers and truth values, as JSON can name it."""
+    return " ".join(str(int(n)) for n in shape)
+
+
+@functools.cache
+def table_of(device_name):
+    """{kind: {key: choice}} of a card; empty where there is no table."""
+    path = card_file(device_name)
+    return json.loads(path.read_text(encoding="utf-8"))["choices"] if path.exists() else {}
+
+
+def tuned(backend, kind, *shape):
+    """The choice for this shape on the backend's card, as a list; None where the estimate has to do."""
+    return table_of(getattr(backend, "device_name", "")).get(kind, {}).get(key_of(*shape))

@@ -1,0 +1,88 @@
+import json
+
+import numpy as np
+import pytest
+
+from numdiff.benchmark import tune as tune_module
+from numdiff.benchmark.kernels import Array, Recorded
+from numdiff.benchmark.tune import ConvolutionTiles, MatmulTiles, tune, tune_calls, write_table
+from numdiff.errors import NumdiffError
+from numdiff.kernels import conv2d_hopper, matmul_forward, tuning
+from numdiff.kernels.matmul import launcher
+
+from .test_profile import small_unet
+
+HALF = np.dtype(np.float16)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    tuning.table_of.cache_clear()
+    yield tmp_path
+    tuning.table_of.cache_clear()
+
+
+class Measured:
+    """Takes as many µs as the third of a matmul's choice says, one being slow."""
+
+    backend = type("Backend", (), {"multiprocessors": 132, "device_name": "NVIDIA Test 1"})
+
+    def arguments(self, call):
+        return [{}]
+
+    def job(self, function, sets, version):
+        chosen = launcher.choose_half(6, 1, 768, 768, 16384, True, 132)
+        return chosen[0][1] + 10 * chosen[1]
+
+
+def products(M, N, K):
+    given = {"a": Array((K, M), HALF), "b": Array((K, N), HALF), "transpose_a": True, "transpose_b": False,
+             "out": Array((M, N), np.dtype(np.float32)), "out_dtype": None}
+    return Recorded(matmul_forward, given, 0, 0, True)
+
+
+def test_a_faster_choice_is_found_and_used(folder, monkeypatch):
+    monkeypatch.setattr(tune_module, "microseconds_in_turns", lambda jobs: jobs)
+    lines = []
+    found = tune_calls([products(768, 768, 16384)] * 2, Measured(), lines.append)
+    narrowest = min(tile[1] for tile in launcher.HALF_TILES[6])
+    assert found == {"matmul v6": {"768 768 16384 1": [128, narrowest, 1]}} and len(lines) == 1
+    write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", found)
+    assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == [128, narrowest, 1]
+    assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, False) is None
+    assert tuning.tuned(object(), "matmul v6", 1) is None
+    write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", {"matmul v6": {"768 768 16384 1": None},
+                                                                     "conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}})
+    kept = json.loads((folder / "nvidia-test-1.json").read_text())
+    assert kept == {"card": "NVIDIA Test 1", "choices": {"conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}}}
+
+
+def test_choices_can_be_forced():
+    shape = 32, 16, 16, 192, 192, 3
+    before = conv2d_hopper.choose_plan
+    for choice in ConvolutionTiles.candidates(*shape):
+        with ConvolutionTiles.forced(choice):
+            try:
+                plan = conv2d_hopper.choose_plan(*shape, True, 132, None, None)[1]
+            except ValueError:
+                continue
+            assert [plan.bn, plan.pixels // 128] == choice[:2]
+    assert conv2d_hopper.choose_plan is before
+    estimated = ConvolutionTiles.estimated(shape, 132)
+    assert estimated in ConvolutionTiles.candidates(*shape)
+    with MatmulTiles.forced([128, 64, 3]):
+        assert launcher.choose_half(6, 1, 8, 8, 8, True, 132)[:2] == ((128, 64), 3)
+
+
+def test_only_on_a_gpu():
+    with pytest.raises(NumdiffError, match="--device is not cuda"):
+        tune(small_unet())
+
+
+def test_checked_in_tables():
+    """Every table names tiles that exist."""
+    for path in tuning.FOLDER.glob("*.json"):
+        choices = json.loads(path.read_text())["choices"]
+        assert all(tuple(c[:2]) in launcher.HALF_TILES[6] for c in choices.get("matmul v6", {}).values())
+        assert all(tuple(c[:2]) in conv2d_hopper.VARIANTS for c in choices.get("conv2d v6", {}).values())
