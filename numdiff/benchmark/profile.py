@@ -23,7 +23,8 @@ from .roof import Roof
 from .watch import Layers, watching_launches, watching_operations
 
 WINDOW = 100  # launches for which the stream is held at a time: the driver queues about a thousand, events included
-HOLD_NS = 6_000_000  # longer than Python needs to launch them
+HOLD_NS = 20_000_000  # longer than Python needs to launch them, and to look on; doubled where it was not
+LONGEST_HOLD_NS = 320_000_000
 
 
 @cuda.jit
@@ -71,12 +72,15 @@ class Clock:
         self.events = []
         self.status = zeros(1, "int32", gpu)
         self._launch = type(gpu).launch  # the class's own, which nobody watches
+        self.hold_ns = HOLD_NS
+        self._held = gpu.check(self.driver.cuEventCreate(0))  # happens when the stream is let go
 
     def time(self, call):
         """Run call() between two events."""
         if len(self.events) % (2 * WINDOW) == 0:
-            self.gpu.synchronize()
-            self._launch(self.gpu, hold_kernel, 1, 1, (self.status, HOLD_NS))
+            self._wait()
+            self._launch(self.gpu, hold_kernel, 1, 1, (self.status, self.hold_ns))
+            self.gpu.check(self.driver.cuEventRecord(self._held, self.gpu.stream_handle))
         self._record()
         result = call()
         self._record()
@@ -86,9 +90,15 @@ class Clock:
         self.events.append(self.gpu.check(self.driver.cuEventCreate(0)))
         self.gpu.check(self.driver.cuEventRecord(self.events[-1], self.gpu.stream_handle))
 
+    def _wait(self):
+        """Wait for what is launched; where the stream was let go before all was, hold it longer from now on."""
+        if self.events and int(self.driver.cuEventQuery(self._held)[0]) == 0:
+            self.hold_ns = min(2 * self.hold_ns, LONGEST_HOLD_NS)
+        self.gpu.synchronize()
+
     def microseconds(self):
         """Of each call timed; forgets them."""
-        self.gpu.synchronize()
+        self._wait()
         check, driver, events = self.gpu.check, self.driver, self.events
         times = [1e3 * float(check(driver.cuEventElapsedTime(a, b)))
                  for a, b in zip(events[::2], events[1::2], strict=True)]

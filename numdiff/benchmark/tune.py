@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import NumdiffError
 from ..kernels import conv2d_hopper
 from ..kernels.matmul import launcher
-from ..kernels.tuning import card_file, key_of, table_of
+from ..kernels.tuning import card_file, ignored, key_of, table_of
 from .kernels import Measured, microseconds_in_turns, record_calls
 
 GAIN = 0.03  # by which a choice must be faster than the estimate's to be written down
@@ -68,18 +68,16 @@ class MatmulTiles:
 class ConvolutionTiles:
     """(channels of a tile, halves of its pixels, taps of the weight in a stage) of conv2d's rung 6."""
 
-    kind = "conv2d v6"
+    kind, name, given, result = "conv2d v6", "hopper_forward", "x", "y"
     _takes_taps = "together" in inspect.signature(conv2d_hopper.choose_plan).parameters
 
-    @staticmethod
-    def shape(call):
-        """(B, H, W, C, N, kernel) or None; of an input gradient C and N are dy's and dx's channels."""
+    @classmethod
+    def shape(cls, call):
+        """(B, H, W, channels that come in, channels that go out, kernel) of a recorded call, or None."""
+        if call.name != cls.name:
+            return None
         given = call.arguments
-        if call.name == "hopper_forward":
-            return *given["x"].shape, given["y"].shape[3], given["weight"].shape[1]
-        if call.name == "hopper_input_gradient":
-            return *given["dy"].shape, given["dx"].shape[3], given["weight"].shape[1]
-        return None
+        return *given[cls.given].shape, given[cls.result].shape[3], given["weight"].shape[1]
 
     @classmethod
     def candidates(cls, *shape):
@@ -98,7 +96,13 @@ class ConvolutionTiles:
         return replaced(conv2d_hopper, "choose_plan", lambda *given: choose(*given[:8], tuple(choice[:2]), *more))
 
 
-TABLES = MatmulTiles, ConvolutionTiles
+class InputGradientTiles(ConvolutionTiles):
+    """The same of its input gradient."""
+
+    kind, name, given, result = "conv2d_input_gradient v6", "hopper_input_gradient", "dy", "dx"
+
+
+TABLES = MatmulTiles, ConvolutionTiles, InputGradientTiles
 
 
 def tune(options, path=None, echo=lambda line: None):
@@ -117,7 +121,8 @@ def tune(options, path=None, echo=lambda line: None):
     if tuple(backend.capability)[:2] != conv2d_hopper.MINIMUM_CAPABILITY:
         raise NumdiffError(f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
                            f"has {'.'.join(map(str, backend.capability))}.")
-    found = tune_calls(record_calls(step, split_passes=False), Measured(backend), echo)
+    with ignored():
+        found = tune_calls(record_calls(step, split_passes=False), Measured(backend), echo)
     path = path or card_file(backend.device_name)
     write_table(path, backend.device_name, found)
     return path, found
@@ -133,7 +138,7 @@ def tune_calls(calls, measured, echo):
         choice, us, estimated, before = best_choice(table, call, shape, measured)
         better = choice != estimated and us < (1 - GAIN) * before
         found.setdefault(table.kind, {})[key_of(*shape)] = choice if better else None
-        echo(f"{table.kind:10s} {'×'.join(map(str, map(int, shape))):28s} {estimated} {before:8.1f} µs"
+        echo(f"{table.kind:24s} {'×'.join(map(str, map(int, shape))):28s} {estimated} {before:8.1f} µs"
              + (f"   {choice} {us:8.1f} µs" if better else ""))
     return found
 

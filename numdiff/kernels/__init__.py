@@ -22,6 +22,7 @@ from .gate import gate_backward, gate_forward
 from .groupnorm import groupnorm_backward, groupnorm_forward
 from .layernorm import layernorm_backward, layernorm_forward
 from .linear import linear_backward, linear_forward
+from .linear_group import linear_group_backward, linear_group_forward
 from .matmul import matmul_backward, matmul_forward
 from .mse import mse_backward, mse_forward
 from .patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
@@ -37,7 +38,8 @@ __all__ = ["adaln_backward", "adaln_forward", "add_forward", "attention_backward
            "conv2d_forward", "dropout_backward", "dropout_forward", "embedding_backward", "embedding_forward",
            "flash_attention_backward", "flash_attention_forward", "gate_backward", "gate_forward", "gelu_backward",
            "gelu_forward", "groupnorm_backward", "groupnorm_forward", "hybrid_loss_backward", "hybrid_loss_forward",
-           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward", "matmul_backward",
+           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward",
+           "linear_group_backward", "linear_group_forward", "matmul_backward",
            "matmul_forward", "mse_backward", "mse_forward", "patchify_backward", "patchify_forward",
            "scale_shift_backward", "scale_shift_forward", "silu_backward", "silu_forward", "softmax_backward",
            "softmax_forward", "timestep_embedding_forward", "unpatchify_backward", "unpatchify_forward",

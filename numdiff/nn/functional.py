@@ -52,6 +52,18 @@ def linear(x, weight, bias=None, residual=None):
     return record("linear", y, (x,) if residual is None else (x, residual), backward, has_parameters=True)
 
 
+def linear_group(x, layers):
+    """[x·weightᵀ + bias] for layers [(weight, bias)] of one float32 input x (B, K), in one launch: tensors (B, N_i)."""
+    saved = x.data
+
+    def backward(dys):
+        return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers],
+                                        [(w.grad, b.grad) for w, b in layers]),)
+
+    return record_parts("linear_group", K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]), (x,),
+                        backward)
+
+
 def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None):
     """x (B, H, W, C_in), weight (C_out, k, k, C_in), zero padding k // 2 -> (B, H/stride, W/stride, C_out).
 

@@ -45,7 +45,7 @@ class ResBlock(Module):
 
     def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, layer, resample=None):
         self.in_layers = Numbered({0: GroupNorm(channels, groups, silu=True), 2: Conv2d(channels, out_channels)})
-        # 0 is the SiLU, done once for all
+        # 0 is the SiLU; the UNet does it and the layer itself for all blocks at once
         self.emb_layers = Numbered({1: Linear(emb_channels, out_channels * (2 if scale_shift else 1))})
         self.out_layers = Numbered({0: GroupNorm(out_channels, groups, silu=not scale_shift),
                                     3: Conv2d(out_channels, out_channels, zero=True)})
@@ -54,11 +54,12 @@ class ResBlock(Module):
         self.direction, self.resample = resample, {None: None, "up": F.upsample, "down": F.avgpool}[resample]
         self.dropout, self.scale_shift, self.layer = dropout, scale_shift, layer
 
-    def forward(self, x, emb, randomness=None):
+    def forward(self, x, embedded, randomness=None):
+        """embedded: the result of each block's emb_layers, by block."""
         h = self.in_layers[0](x)  # (B, H, W, C)
         if self.resample:
             h, x = self.resample(h), self.resample(x)
-        e = self.emb_layers[1](emb)  # (B, C_out), or (B, 2 C_out)
+        e = embedded[self]  # (B, C_out), or (B, 2 C_out)
         if self.scale_shift:
             h = self.in_layers[2](h)  # (B, H', W', C_out)
             h = F.silu(F.scale_shift(self.out_layers[0](h), e))
@@ -90,9 +91,9 @@ class AttentionBlock(Module):
 class Stage(Numbered):
     """Blocks run one after the other; those that take the embedding get it."""
 
-    def forward(self, x, emb, randomness):
+    def forward(self, x, embedded, randomness):
         for block in self.modules.values():
-            x = block(x, emb, randomness) if isinstance(block, ResBlock) else block(x)
+            x = block(x, embedded, randomness) if isinstance(block, ResBlock) else block(x)
         return x
 
 
@@ -180,6 +181,8 @@ class UNet(Model):
 
         self.out = Numbered({0: GroupNorm(channels, groups, silu=True),
                              2: Conv2d(channels, self.out_channels, zero=True)})
+        stages = [*self.input_blocks.modules.values(), self.middle_block, *self.output_blocks.modules.values()]
+        self.res_blocks = [b for stage in stages for b in stage.modules.values() if isinstance(b, ResBlock)]
         self._finish(device, seed)
 
     def forward(self, x, t, y=None, randomness=None):
@@ -192,14 +195,16 @@ class UNet(Model):
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
             emb = F.add(emb, self.label_emb(y))
-        emb = F.silu(emb)  # the first step of every emb_layers
+        layers = [block.emb_layers[1] for block in self.res_blocks]
+        embedded = dict(zip(self.res_blocks, F.linear_group(F.silu(emb), [(e.weight, e.bias) for e in layers]),
+                            strict=True))
         skips, h = [], F.cast(x, self.dtype)
         for stage in self.input_blocks.modules.values():
-            h = stage(h, emb, randomness)
+            h = stage(h, embedded, randomness)
             skips.append(h)
-        h = self.middle_block(h, emb, randomness)
+        h = self.middle_block(h, embedded, randomness)
         for stage in self.output_blocks.modules.values():
-            h = stage(F.concat(h, skips.pop()), emb, randomness)
+            h = stage(F.concat(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 
 

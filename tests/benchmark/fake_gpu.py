@@ -9,7 +9,7 @@ EVENT_MS = 0.002  # between any two events
 
 class FakeDriver:
     def __init__(self):
-        self.alive, self.recorded = 0, 0
+        self.alive, self.recorded, self.idle = 0, 0, False
 
     def cuEventCreate(self, flags):
         self.alive += 1
@@ -19,6 +19,9 @@ class FakeDriver:
         event.number = self.recorded
         self.recorded += 1
         return (0,)
+
+    def cuEventQuery(self, event):
+        return (0 if self.idle else 600,)
 
     def cuEventElapsedTime(self, a, b):
         return 0, EVENT_MS * (b.number - a.number)

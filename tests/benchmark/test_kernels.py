@@ -77,6 +77,7 @@ def test_on_the_cpu():
         list(bench_kernels(small_unet(), ("conv3d",)))
 
 
+@pytest.mark.slow
 def test_on_a_gpu(monkeypatch):
     gpu = FakeGpu()
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numdiff.device.emulator
-from numdiff.benchmark.profile import WINDOW, Clock, Profile, profile_step
+from numdiff.benchmark.profile import HOLD_NS, WINDOW, Clock, Profile, profile_step
 from numdiff.benchmark.roof import Roof, peak_flops
 from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operations
 from numdiff.device import zeros
@@ -63,6 +63,7 @@ def test_chrome_trace(on_cpu, tmp_path):
         assert sum(e["dur"] for e in line) == pytest.approx(on_cpu.total_us)
 
 
+@pytest.mark.slow
 def test_on_a_gpu(monkeypatch):
     gpu = FakeGpu()
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
@@ -70,7 +71,7 @@ def test_on_a_gpu(monkeypatch):
     check_profile(found)
     assert found.captured and gpu.captured == 1
     assert all(launch.us == pytest.approx(1e3 * EVENT_MS) for launch in found.launches)
-    assert gpu._driver.alive == 0  # events
+    assert gpu._driver.alive == 1  # event: the one that the stream is held by
     names = {launch.kernel for launch in found.launches}
     assert "adamw_update_kernel_v3" in names or "adamw_update_kernel_v2" in names
     assert any(launch.kernel == "memset" for launch in found.launches)
@@ -85,7 +86,10 @@ def test_clock_holds_the_stream(monkeypatch):
     monkeypatch.setattr(clock, "_launch", lambda *args: held.append(args[1]))
     for _ in range(WINDOW + 1):
         clock.time(lambda: gpu.fill(x, 0))
+    assert clock.hold_ns == HOLD_NS
+    gpu._driver.idle = True  # the stream was let go too early
     assert len(held) == 2 and len(clock.microseconds()) == WINDOW + 1 and clock.microseconds() == []
+    assert clock.hold_ns == 2 * HOLD_NS
 
 
 def test_watching_is_undone():

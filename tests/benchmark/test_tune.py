@@ -52,6 +52,8 @@ def test_a_faster_choice_is_found_and_used(folder, monkeypatch):
     assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == [128, narrowest, 1]
     assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, False) is None
     assert tuning.tuned(object(), "matmul v6", 1) is None
+    with tuning.ignored():
+        assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) is None
     write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", {"matmul v6": {"768 768 16384 1": None},
                                                                      "conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}})
     kept = json.loads((folder / "nvidia-test-1.json").read_text())
@@ -75,6 +77,14 @@ def test_choices_can_be_forced():
         assert launcher.choose_half(6, 1, 8, 8, 8, True, 132)[:2] == ((128, 64), 3)
 
 
+def test_shapes_of_convolutions():
+    x, y, weight = (Array(shape, HALF) for shape in ((2, 16, 16, 64), (2, 16, 16, 96), (96, 3, 3, 64)))
+    forward = Recorded(conv2d_hopper.hopper_forward, {"x": x, "weight": weight, "y": y}, 0, 0, False)
+    backward = Recorded(conv2d_hopper.hopper_input_gradient, {"dy": y, "weight": weight, "dx": x}, 0, 0, False)
+    shapes = [[table.shape(call) for table in tune_module.TABLES] for call in (forward, backward)]
+    assert shapes == [[None, (2, 16, 16, 64, 96, 3), None], [None, None, (2, 16, 16, 96, 64, 3)]]
+
+
 def test_only_on_a_gpu():
     with pytest.raises(NumdiffError, match="--device is not cuda"):
         tune(small_unet())
@@ -85,4 +95,5 @@ def test_checked_in_tables():
     for path in tuning.FOLDER.glob("*.json"):
         choices = json.loads(path.read_text())["choices"]
         assert all(tuple(c[:2]) in launcher.HALF_TILES[6] for c in choices.get("matmul v6", {}).values())
-        assert all(tuple(c[:2]) in conv2d_hopper.VARIANTS for c in choices.get("conv2d v6", {}).values())
+        assert all(tuple(c[:2]) in conv2d_hopper.VARIANTS for kind in ("conv2d v6", "conv2d_input_gradient v6")
+                   for c in choices.get(kind, {}).values())

@@ -580,7 +580,9 @@ def samples(u):
     return number(u, 3, np.uint32), upload(np.arange(2, dtype=np.uint32), u.device)
 
 
-NOT_COUNTED = {"elementwise_cost", "loss_scale_update_cost"}  # the common part of others; a few bytes
+# the common part of others; a few bytes; warps that read their inputs anew for each sample, from the cache
+NOT_COUNTED = {"elementwise_cost", "loss_scale_update_cost", "latch_skips_cost", "count_update_cost",
+               "linear_group_forward_cost", "linear_group_backward_cost"}
 B, P, C = 2, 8, 32  # samples, pixels of each, channels
 N = B * P * C
 TABLES = 4 * B + 2 * 4 * B  # bytes of B timesteps and what they name in two tables

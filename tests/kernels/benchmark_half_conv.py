@@ -3,7 +3,9 @@
     python -m tests.kernels.benchmark_half_conv                       every shape and pass, the chosen version
     python -m tests.kernels.benchmark_half_conv --only 64x64 wgrad    rows whose name has all of these words
     python -m tests.kernels.benchmark_half_conv --versions 6 5 4      more than one version
-    python -m tests.kernels.benchmark_half_conv --tiles               forward and dgrad: every tile of version 6
+    python -m tests.kernels.benchmark_half_conv --tiles               every tile of version 6
+    python -m tests.kernels.benchmark_half_conv --old                 beside the choice what it replaced: weights one
+                                                                      tap a stage; the gradient for any kernel size
 
 Each row is checked against float64 on some outputs before it is timed. Time is the median of nine replays of a CUDA
 graph of twenty launches, numdiff's and cuDNN's in turn. `forecast` is the estimate by which tiles are chosen.
@@ -15,7 +17,7 @@ import numpy as np
 
 from numdiff.device import download, empty, get_gpu, synchronize, upload, zeros
 from numdiff.kernels import conv2d as C
-from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient
+from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient, conv2d_hopper_gradient_3x3
 
 BATCH, CALLS, REPLAYS = 32, 20, 9
 SHAPES = ((64, 64, 64), (64, 192, 64), (64, 128, 64), (32, 64, 128), (32, 128, 128), (32, 256, 128), (32, 320, 128),
@@ -90,7 +92,7 @@ def forecast(size, c, n, name, version):
     if version not in (None, 5, 6) or c % 8 or n % 8:
         return None
     if name == "wgrad":
-        return conv2d_hopper_gradient.choose_plan(BATCH, size, size, c, n, 3, version != 5, 132)[0] / 1e3
+        return conv2d_hopper_gradient_3x3.choose_plan(BATCH, size, size, c, n, version != 5, 132)[0] / 1e3
     if name == "dgrad":
         c, n = n, c
     return conv2d_hopper.choose_plan(BATCH, size, size, c, n, 3, version != 5, 132)[0] / 1e3
@@ -101,6 +103,7 @@ def main():
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--versions", nargs="*", type=int, default=[None])
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--old", action="store_true")
     options = parser.parse_args()
     gpu, rng = get_gpu(), np.random.default_rng(0)
     arena = gpu.new_arena()  # of all graphs: what one leaves there, no other reads
@@ -123,15 +126,26 @@ def main():
                 continue
             dweight = zeros(weight.shape, np.float32, gpu)
             variants = [(f"v{v}" if v else "", v, None) for v in options.versions]
-            if options.tiles and name != "wgrad" and c % 8 == n % 8 == 0:
-                variants = [(f"{128 * sub}x{bn}", 6, (bn, sub)) for bn, sub in conv2d_hopper.VARIANTS]
+            wide = c % 8 == n % 8 == 0
+            if options.tiles and wide and name == "wgrad":
+                variants = [(f"64x{width}", 6, {"only": (width, None)}) for width in conv2d_hopper_gradient_3x3.WIDTHS]
+            elif options.tiles and wide:
+                variants = [(f"{128 * sub}x{bn}, {k}", 6, {"only": (bn, sub), "together": k})
+                            for bn, sub in conv2d_hopper.VARIANTS for k in (1, 3)]
+            if options.old and wide:
+                variants += [("old", 6, {"general": True} if name == "wgrad" else {"together": 1})]
             jobs, rows, want = [], [], expected(x, weight, dy, name)
-            for label, version, tile in variants:
-                def once(version=version, tile=tile, name=name, dweight=dweight, x=x, dx=dx, dw=dw, ddy=ddy):
-                    if tile:
+            for label, version, forced in variants:
+                def once(version=version, forced=forced, name=name, dweight=dweight, x=x, dx=dx, dw=dw, ddy=ddy):
+                    if forced and name == "wgrad":
+                        run = (conv2d_hopper_gradient.hopper_weight_gradient if "general" in forced
+                               else conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3)
+                        run(ddy, dx, dweight, **forced)
+                        return dweight
+                    if forced:
                         out = empty((*x.shape[:3], dw.shape[0] if name == "forward" else dw.shape[3]), np.float16, gpu)
                         return conv2d_hopper.hopper_convolution(dx if name == "forward" else ddy, dw, None, out,
-                                                                gradient=name == "dgrad", only=tile)
+                                                                gradient=name == "dgrad", **forced)
                     if name == "forward":
                         return C.conv2d_forward(dx, dw, version=version)
                     if name == "dgrad":
@@ -152,7 +166,7 @@ def main():
             theirs = times.pop() if torch else None
             flops = 2 * BATCH * size * size * 9 * c * n
             for us, (label, version, error) in zip(times, rows, strict=True):
-                estimate = None if options.tiles else forecast(size, c, n, name, version)
+                estimate = None if options.tiles or label == "old" else forecast(size, c, n, name, version)
                 print(f"{title + ' ' + label:32} {us:7.1f} {flops / us / 1e6:8.0f} "
                       + (f"{theirs:9.1f} {100 * theirs / us:8.0f}%" if theirs else f"{'–':>9} {'–':>9}")
                       + (f" {estimate:9.1f}" if estimate else f" {'–':>9}") + f" {error:8.1e}", flush=True)

@@ -4,7 +4,7 @@ import pytest
 
 from numdiff.device import download, empty
 from numdiff.kernels import conv2d as C
-from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient
+from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
 from tests.conftest import large, relative_error
 
 TOLERANCE = 2e-3
@@ -152,6 +152,30 @@ def test_hopper_tiles(engine, rng, tile, whole_halo, gradient):
 ONE_OF_EACH = {((64, 2), True, False), ((96, 1), True, True)}
 
 
+@pytest.mark.parametrize("only", [(64, 1), (32, 2), (16, 2)], ids=str)
+def test_three_taps_in_one_product(engine, rng, only):
+    """Each width of tile, alone and in parts, on more tiles, chunks and images than one; v5's boxes for one of them."""
+    if not engine.has_versions:
+        pytest.skip("a kernel of the GPU's")
+    shape = (1, 3, 17, 8, 16) if engine.name == "emulator" else (5, 20, 19, 72, 136)
+    a, _ = operands(rng, (*shape, 3, 1))
+    want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
+    start, start_bias = want.astype(np.float32), want_bias.astype(np.float32)
+    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, want_bias, need_dx=False)
+
+    def run():
+        dweight, dbias = engine(start), engine(start_bias)
+        conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(engine(a["dy"], np.float16), engine(a["x"], np.float16),
+                                                              dweight, dbias, only != (32, 2), only)
+        return dweight, dbias
+
+    got = run()
+    engine.check(got[0], want, 1e-5)
+    engine.check(got[1], want_bias, 1e-5)
+    if engine.name == "cuda":
+        repeat(engine, got, run)
+
+
 def test_the_plan_fills_shared_memory_and_no_more():
     for b, h, w, c, n in ((32, 64, 64, 64, 64), (32, 64, 64, 192, 64), (32, 32, 32, 320, 128), (32, 16, 16, 192, 192),
                           (32, 8, 8, 512, 256), (7, 48, 48, 72, 72), (1, 3, 5, 8, 8)):
@@ -160,9 +184,10 @@ def test_the_plan_fills_shared_memory_and_no_more():
                 plan = conv2d_hopper.choose_plan(b, h, w, c, n, size, whole_halo, 132)[1]
                 assert plan.shared <= conv2d_hopper.SHARED and plan.b_stages <= conv2d_hopper.MOST_B
                 assert plan.pixels in (128, 256) and plan.width % 8 == plan.height % 8 == 0
-                plan = conv2d_hopper_gradient.choose_plan(b, h, w, c, n, size, whole_halo, 132)[1]
-                assert (plan.parts - 1) * plan.part_chunks < plan.chunks <= plan.parts * plan.part_chunks
-                assert 2 <= plan.stages <= conv2d_hopper_gradient.MOST_STAGES
+        for whole_halo in (True, False):
+            plan = conv2d_hopper_gradient_3x3.choose_plan(b, h, w, c, n, whole_halo, 132)[1]
+            assert (plan.parts - 1) * plan.part_chunks < plan.chunks <= plan.parts * plan.part_chunks
+            assert 2 <= plan.stages <= conv2d_hopper_gradient_3x3.MOST_STAGES and plan.shared <= conv2d_hopper.SHARED
 
 
 def test_the_unet_of_the_seeds_runs_on_tensor_cores():

@@ -17,6 +17,7 @@ from .. import (
     images,
     layernorm,
     linear,
+    linear_group,
     loss_scale,
     matmul,
     mse,
@@ -156,6 +157,17 @@ def products_cases():
                    one(lambda a, v, o=order: attention.attention_backward(a.dy, a.qkv, a.p, 2, o)), label=order)
 
 
+def grouped_cases():
+    def layers(flat):  # K is 40: a warp takes two turns
+        return [(flat[0:200].reshape(5, 40), flat[200:205]), (flat[208:328].reshape(3, 40), flat[328:331])]
+
+    yield Case("linear_group", normal(x=(2, 40), flat=(340,)),
+               lambda a, v: tuple(linear_group.linear_group_forward(a.x, layers(a.flat))))
+    yield Case("linear_group_backward", normal(x=(2, 40), flat=(340,), gradient=(340,), dy0=(2, 5), dy1=(2, 3)),
+               lambda a, v: (linear_group.linear_group_backward([a.dy0, a.dy1], a.x, layers(a.flat),
+                                                                layers(a.gradient)), a.gradient))
+
+
 def convolutions_cases():
     for label, (size, c, n, kernel, stride), versions in (
             ("3×3", (3, 8, 20, 3, 1), (1, 2, 3)), ("wide", (3, 8, 68, 3, 1), (3,)),
@@ -271,5 +283,5 @@ def update_cases():
     yield Case("count_update", state, in_place(lambda a, v: step_state.count_update(a.step, a.norm), "step"))
 
 
-GROUPS = (elementwise_cases, reductions_cases, norms_cases, products_cases,
+GROUPS = (elementwise_cases, reductions_cases, norms_cases, products_cases, grouped_cases,
           convolutions_cases, movement_cases, diffusion_cases, randomness_cases, update_cases)

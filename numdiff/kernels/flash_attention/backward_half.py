@@ -154,7 +154,7 @@ def make_backward(HS, M, WARPS):
     PAIRS = HS // 16 // PARTS  # pairs of fragments of dq in a warp
     NINTH = HS == 72
     DQ = PAIRS * 8 + (4 if NINTH else 0)
-    BLOCKS = 1 if M == 2 else 2 if NINTH else 3  # on a multiprocessor: at most 255, 255, or 168 registers a thread
+    BLOCKS = 1 if M == 2 else 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
 
     def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale):
         shared = cuda.shared.array(0, "uint8", alignment=128)

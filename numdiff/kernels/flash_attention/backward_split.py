@@ -26,6 +26,7 @@ from .forward import LOG2_E
 from .fragments import CHUNK, WARP, anew, by_chunk, by_row, clear
 from .split import (
     add_products,
+    add_sums,
     fetch_rows,
     lane_place,
     left_of_sums,
@@ -97,7 +98,7 @@ def make_backward(HS):
         ds = cuda.local.array(SCORES, "float32")
         dk = cuda.local.array(TOTALS, "float32")
         dv = cuda.local.array(TOTALS, "float32")
-        sums = cuda.local.array(DQ, "float32")
+        sums = cuda.local.array(TOTALS, "float32")  # of a tile: for dv, dk, and then dq
         first_key = int32(chunk * chunk_tiles * KEYS)
         end = int32(min(T, first_key + chunk_tiles * KEYS))
         fresh = True  # the chunk's first tile of keys finds nothing to add to
@@ -132,12 +133,15 @@ def make_backward(HS):
                     q_at = stage + place
                     at_numbers = int32(stage + ROW_NUMBERS + lane % 4 * 2 * NUMBERS)
                     clear(s, SCORES)
+                    clear(sums, TOTALS)
                     multiply_rows(s, N, k_rows, k_tile + int32(stage + right), PITCH, HS)
                     for n in range(N):
                         probabilities(s, 4 * n, c, load_words4(shared, at_numbers + n * 8 * NUMBERS))
                         p_high, p_low = left_of_sums(s, 4 * n)
-                        add_products(dv, 0, C, p_high, p_low, shared, q_at + (G + n * 8 * PITCH), PITCH)
+                        add_products(sums, 0, C, p_high, p_low, shared, q_at + (G + n * 8 * PITCH), PITCH)
+                    add_sums(dv, sums, TOTALS)
                     clear(ds, SCORES)
+                    clear(sums, TOTALS)
                     multiply_rows(ds, N, k_rows + V, k_tile + int32(stage + right) + G, PITCH, HS)
                     for n in range(N):
                         score_gradients(ds, 4 * n, s, load_words4(shared, at_numbers + n * 8 * NUMBERS))
@@ -147,7 +151,8 @@ def make_backward(HS):
                         store_word(shared, to + 32, word_of(ds[4 * n + 2]))
                         store_word(shared, to + (DS_PITCH + 32), word_of(ds[4 * n + 3]))
                         ds_high, ds_low = left_of_sums(ds, 4 * n)
-                        add_products(dk, 0, C, ds_high, ds_low, shared, q_at + n * 8 * PITCH, PITCH)
+                        add_products(sums, 0, C, ds_high, ds_low, shared, q_at + n * 8 * PITCH, PITCH)
+                    add_sums(dk, sums, TOTALS)
                 cuda.syncthreads()  # dS is complete
 
                 t_dq = anew(t)
@@ -162,7 +167,8 @@ def make_backward(HS):
                         a_high, a_low = load_left(ds_rows + int32(key * 4))
                         add_products(sums, 0, COLUMNS, a_high, a_low, shared, k_at + key * PITCH, PITCH)
                         if last:
-                            add_products(sums, COLUMNS, 1, a_high, a_low, shared, k_at + key * PITCH + COLUMNS * 32, PITCH)
+                            add_products(sums, COLUMNS, 1, a_high, a_low, shared,
+                                         k_at + (key * PITCH + COLUMNS * 32), PITCH)
                         key = int32(key + 8)
                     query = int32(first + group * 16 + lane_dq // 4 + lane_dq % 2 * 8)
                     at = dq_start + query * dq_row + int32(side * (COLUMNS * 8) + lane_dq % 4 // 2 * 4)

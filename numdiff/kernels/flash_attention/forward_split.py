@@ -4,10 +4,9 @@ WHAT IS NEW, AND WHY IT PAYS
     forward_half.py with the products of split.py. A warp owns 16 queries; q is read from shared memory again for each
     tile of keys, for its two halves would fill the registers that the outputs need.
     A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels while q·kᵀ is
-    computed, the next k while P·v is. So two blocks find room on a multiprocessor.
+    computed, the next k while P·v is. So three blocks find room on a multiprocessor.
 LAUNCH
-    grid (ceil(T / queries), heads, B), 8 warps for 128 queries or 4 for 64. Dynamic shared memory, KiB: q, k and v, for
-    HS 32, 64, 72: 36, 68, 76 (8 warps) and 27, 51, 57 (4 warps).
+    grid (ceil(T / 64), heads, B), 4 warps. Dynamic shared memory, KiB: q, k and v, for HS 32, 64, 72: 27, 51, 57.
 DETERMINISM
     one warp sums a query's outputs in the order of the keys.
 SOURCE
@@ -22,19 +21,22 @@ from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
 from .fragments import WARP, anew, by_chunk, by_row, clear
-from .split import add_products, fetch_rows, lane_place, left_of_sums, multiply_rows, pitch_of, write_rows
+from .split import add_products, add_sums, fetch_rows, lane_place, left_of_sums, multiply_rows, pitch_of, write_rows
 
+WARPS = 4
+THREADS = WARP * WARPS
 ROWS = 16  # queries of a warp
+QUERIES = ROWS * WARPS
+BLOCKS = 3  # on a multiprocessor: at most 168 registers a thread
 
 
-def shared_bytes(HS, warps):
-    return (ROWS * warps + 2 * KEYS) * pitch_of(HS)
+def shared_bytes(HS):
+    return (QUERIES + 2 * KEYS) * pitch_of(HS)
 
 
-def make_forward(HS, WARPS):
-    """The kernel for one head size and number of warps."""
+def make_forward(HS):
+    """The kernel for one head size."""
     PITCH = pitch_of(HS)
-    QUERIES, THREADS = ROWS * WARPS, WARP * WARPS
     C = HS // 8
     SCORES, OUTPUTS = N * 4, C * 4
     K = QUERIES * PITCH
@@ -55,6 +57,7 @@ def make_forward(HS, WARPS):
 
         s = cuda.local.array(SCORES, "float32")
         o = cuda.local.array(OUTPUTS, "float32")
+        sums = cuda.local.array(OUTPUTS, "float32")  # of a tile
         largest = cuda.local.array(2, "float32")
         l = cuda.local.array(2, "float32")
         clear(o, OUTPUTS)
@@ -70,10 +73,8 @@ def make_forward(HS, WARPS):
             cuda.syncthreads()  # k is there, and nobody reads the v of the tile before any more
             fetch_rows(q_tile + V, PITCH, qkv, v_start + first * width, width, T - first, KEYS, HS, anew(t), THREADS)
             cp_async_commit()
-            has_queries = first_query + warp * ROWS < T
-            if has_queries:
-                clear(s, SCORES)
-                multiply_rows(s, N, q_rows, k_rows, PITCH, HS)
+            clear(s, SCORES)
+            multiply_rows(s, N, q_rows, k_rows, PITCH, HS)
             cp_async_wait(0)
             cuda.syncthreads()  # v is there, and nobody reads k any more
             ahead = int32(first + KEYS)
@@ -81,13 +82,14 @@ def make_forward(HS, WARPS):
                 fetch_rows(q_tile + K, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, anew(t),
                            THREADS)
                 cp_async_commit()
-            if has_queries:
-                if ahead > T:
-                    hide_keys(s, 1, T - first, anew(lane))
-                online_softmax(s, o, largest, l, 1, C, c)
-                for n in range(N):
-                    p_high, p_low = left_of_sums(s, 4 * n)
-                    add_products(o, 0, C, p_high, p_low, shared, v_at + n * 8 * PITCH, PITCH)
+            if ahead > T:
+                hide_keys(s, 1, T - first, anew(lane))
+            online_softmax(s, o, largest, l, 1, C, c)
+            clear(sums, OUTPUTS)
+            for n in range(N):
+                p_high, p_low = left_of_sums(s, 4 * n)
+                add_products(sums, 0, C, p_high, p_low, shared, v_at + n * 8 * PITCH, PITCH)
+            add_sums(o, sums, OUTPUTS)
             first = ahead
 
         t_end = anew(t)
@@ -102,5 +104,5 @@ def make_forward(HS, WARPS):
         write_rows(y, ((image * T + row) * heads + head) * HS, int32(heads * HS), int32(T - row), o, C,
                    float32(1) / above, float32(1) / below, lane_end)
 
-    kernel.__name__ = kernel.__qualname__ = f"flash_attention_forward_kernel_v4_{HS}_{QUERIES}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 2 if WARPS == 8 else 3))
+    kernel.__name__ = kernel.__qualname__ = f"flash_attention_forward_kernel_v4_{HS}"
+    return cuda.jit(kernel, launch_bounds=(THREADS, BLOCKS))

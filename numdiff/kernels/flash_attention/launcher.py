@@ -39,7 +39,7 @@ backward_kernels_v2 = {HS: backward.make_backward(HS) for HS in HEAD_SIZES}
 forward_kernels_v3 = {(HS, M): forward_half.make_forward(HS, M) for HS in HEAD_SIZES for M in (1, 2)}
 backward_kernels_v3 = {(HS, *shape): backward_half.make_backward(HS, *shape)
                        for HS in HEAD_SIZES for shape in ((1, 4), (2, 8))}  # fragments of keys a warp, and warps
-forward_kernels_v4 = {(HS, warps): forward_split.make_forward(HS, warps) for HS in HEAD_SIZES for warps in (4, 8)}
+forward_kernels_v4 = {HS: forward_split.make_forward(HS) for HS in HEAD_SIZES}
 backward_kernels_v4 = {HS: backward_split.make_backward(HS) for HS in HEAD_SIZES}
 
 
@@ -88,7 +88,7 @@ def choose_chunks(batch, T, multiprocessors, keys=KEYS, warps=backward.WARPS):
 
 
 def choose_queries(batch, T, multiprocessors):
-    """128 or 64 queries a block of a tensor-core forward."""
+    """128 or 64 queries a block of version 3's forward."""
     def rows(queries):
         blocks = -(-batch * -(-T // queries) // multiprocessors)
         return blocks * queries * idling(blocks * 4) * (1 if queries == 128 else SMALL_BLOCK)
@@ -171,9 +171,8 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
         M = queries // 64
         threads, kernel, nbytes = forward_half.THREADS, forward_kernels_v3[HS, M], forward_half.shared_bytes(HS, M)
     else:
-        queries = choose_queries(B * heads, T, multiprocessors)
-        warps = queries // forward_split.ROWS
-        threads, kernel, nbytes = WARP * warps, forward_kernels_v4[HS, warps], forward_split.shared_bytes(HS, warps)
+        queries, threads, kernel = forward_split.QUERIES, forward_split.THREADS, forward_kernels_v4[HS]
+        nbytes = forward_split.shared_bytes(HS)
     launch(kernel, (-(-T // queries), heads, B), threads, *arguments, shared=nbytes)
     return y, logsumexp
 

@@ -15,6 +15,9 @@ FRAGMENTS OF 32 BITS
     These are also the columns of which a lane has the sums of an m16n8. A product does not care which row is called
     which, as long as both sides agree: with rows 2x and 2x + 1 as its k = x and x + 4, a fragment of sums is the left
     side of the next product as it is (`left_of_sums`).
+SUMS
+    A tensor core cuts its sums off instead of rounding them. Over thousands of terms that adds up to more than float32
+    may lose; so it sums tile by tile, and the tiles' sums are added outside (`add_sums`), rounded.
 SOURCE
     Markidis et al. 2018, "NVIDIA Tensor Core Programmability, Performance & Precision", arXiv:1803.04014, section V;
     Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores", arXiv:2203.03341; PTX ISA, section
@@ -138,6 +141,13 @@ def add_products(sums, first, N, a_high, a_low, shared, at, pitch):
         mma_m16n8k8_tf32_into(sums, i, a_low, b_high)
         mma_m16n8k8_tf32_into(sums, i, a_high, b_low)
         mma_m16n8k8_tf32_into(sums, i, a_high, b_high)
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_sums(total, sums, count):
+    """A tile's sums onto those of the tiles before."""
+    for i in range(count):
+        total[i] += sums[i]
 
 
 @cuda.jit(device=True, forceinline=True)

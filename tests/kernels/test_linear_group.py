@@ -1,0 +1,63 @@
+"""Many linear layers of one input against each by itself."""
+import numpy as np
+import pytest
+
+from numdiff.device import copy_into
+from numdiff.kernels import linear_group as G
+
+
+def make(rng, engine, batch, K, widths):
+    """(x, layers, gradients, the same as float64); gaps between the parameters, as in a model."""
+    x = rng.standard_normal((batch, K))
+    arrays = [(rng.standard_normal((n, K)), rng.standard_normal(n)) for n in widths]
+    size = sum(n * K + n + 32 for n in widths)
+
+    def place(values):
+        flat, layers, at = engine(np.zeros(size)), [], 16
+        for weight, bias in values:
+            views = []
+            for a in (weight, bias):
+                view = flat[at:at + a.size].reshape(*a.shape)
+                copy_into(view, a.astype(np.float32))
+                views.append(view)
+                at += a.size + 16
+            layers.append(tuple(views))
+        return layers
+
+    start = [(rng.standard_normal(w.shape), rng.standard_normal(b.shape)) for w, b in arrays]
+    return x, arrays, start, engine(x), place(arrays), place(start)
+
+
+@pytest.mark.parametrize("batch, K, widths", [(1, 1, (1,)), (3, 40, (5, 64, 33)), (2, 70, (3, 1, 100))])
+def test_against_single_layers(engine, rng, batch, K, widths):
+    x, arrays, start, on_engine, layers, gradients = make(rng, engine, batch, K, widths)
+    ys = G.linear_group_forward(on_engine, layers)
+    for y, (weight, bias) in zip(ys, arrays, strict=True):
+        engine.check(y, x @ weight.T + bias)
+    dys = [rng.standard_normal((batch, n)) for n in widths]
+    if len(widths) > 2:
+        dys[1] = None  # nothing arrived there
+    given = [None if dy is None else engine(dy) for dy in dys]
+    dx = G.linear_group_backward(given, on_engine, layers, gradients)
+    want = sum(dy @ weight for dy, (weight, _) in zip(dys, arrays, strict=True) if dy is not None)
+    engine.check(dx, want)
+    for dy, (dweight, dbias), (weight_start, bias_start) in zip(dys, gradients, start, strict=True):
+        dy = np.zeros((batch, len(bias_start))) if dy is None else dy
+        engine.check(dweight, weight_start + dy.T @ x)
+        engine.check(dbias, bias_start + dy.sum(0))
+    engine.check_equal(dx, G.linear_group_backward(given, on_engine, layers, gradients))
+    engine.check_equal(ys[-1], G.linear_group_forward(on_engine, layers)[-1])
+
+
+def test_refusals(engine, rng):
+    _, _, _, x, layers, _ = make(rng, engine, 2, 4, (3, 3))
+    with pytest.raises(ValueError, match="each weight"):
+        G.linear_group_forward(engine(np.zeros((2, 5))), layers)
+    if engine.name in ("emulator", "cuda"):
+        apart = [(engine(np.zeros((3, 4))), engine(np.zeros(3)))]
+        with pytest.raises(ValueError, match="views of one buffer"):
+            G.linear_group_forward(x, apart)
+
+
+def test_costs():
+    assert G.linear_group_forward_cost(2, 3, 5) == (4 * (6 + 15 + 5 + 10), 60)
