@@ -11,6 +11,13 @@ import numdiff.device as device_module
 from numdiff.device import download, get_backend, upload, why_no_gpu
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Neighbouring tests on one worker, as far as it goes: `ptx` then compiles a kernel once, not once a worker."""
+    from xdist.scheduler import WorkStealingScheduling
+    return WorkStealingScheduling(config, log)
+
+
 def engines():
     return ["cpu", "ptx", "emulator"] + ([] if why_no_gpu() else ["cuda"])
 

@@ -27,7 +27,8 @@ HOW A TILE LIES IN SHARED MEMORY
     other, or in several images. Each is stored by itself, clipped by the copy engine where the image ends.
 WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
-    warp 3 asks for the weight           one stage a tap; where all of it fits, once and for all tiles (`resident`)
+    warp 3 asks for the weight           one stage a tap, or a column of three (`together`: fewer waits);
+                                         where all of it fits, once and for all tiles (`resident`)
     warps 1, 2 store what a consumer has written, and bring it the next residual, to where its result will lie
     warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels
 LAUNCH
@@ -622,8 +623,8 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     launch(kernels[plan.bn, plan.pixels // 128], min(plan.tiles, backend.multiprocessors), THREADS, map_x, map_weight,
            map_y, map_residual, nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
            b, h, w, n, -(-c // BK), size, int(plan.whole_halo), plan.width, plan.height, plan.images, plan.a_stages,
-           plan.a_bytes, plan.b_stages, plan.together, int(plan.resident), int(bias is not None), int(channel is not None),
-           int(residual is not None), shared=plan.shared)
+           plan.a_bytes, plan.b_stages, plan.together, int(plan.resident), int(bias is not None),
+           int(channel is not None), int(residual is not None), shared=plan.shared)
     return y
 
 

@@ -17,18 +17,21 @@ VERSIONS
        again.
     v2 blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide. Statistics of
        chunks are joined by a small kernel in between; x is read twice, y written once.
+    v3 a block some groups of a sample, kept in shared memory: one kernel, x read once (groupnorm_one_pass.py). Taken
+       unless its blocks would be too few: `version_2_estimate` against `choose_plan`.
 LAUNCH
     v1 grid (G, B), 256 threads, 1 KiB of shared memory. v2 grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB;
-    between its passes grid (G, B), 64 threads.
+    between its passes grid (G, B), 64 threads. v3: see its file.
 DETERMINISM
     no atomics: sums of threads, chunks, groups and samples are added in an order that the shape alone decides.
 COST
-    forward: 12 n bytes (x twice, y once); backward: 20 n bytes (x and dy twice, dx once). Roof: memory bandwidth.
+    n elements of s bytes. v3: forward 2·s·n bytes (x, y), backward 3·s·n (x, dy, dx); v2 reads x, and dy, twice: 3·s·n
+    and 5·s·n. Roof: memory bandwidth.
     The variance is never E[x²] - E[x]², which loses all digits where the mean is large beside the deviation.
 SOURCE
     Wu and He 2018, arXiv:1803.08494, eq. 1, 2, 7. Joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
 READ NEXT
-    layernorm.py, where a group is one row, and a warp needs no shared memory.
+    groupnorm_one_pass.py; layernorm.py, where a group is one row, and a warp needs no shared memory.
 """
 import math
 
@@ -36,6 +39,7 @@ import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
 from .elementwise import silu, silu_gradient
+from .groupnorm_one_pass import one_pass_backward, one_pass_forward, plan_for, version_2_estimate
 from .reduce import BLOCK, add_column_sums, cut, tree_sum
 
 BLOCK4 = 4 * BLOCK  # shared elements where a thread brings one sum for each of its four channels
@@ -409,26 +413,36 @@ def groupnorm_backward_kernel_v2(dy, x, weight, bias, mean, rstd, averages, dx, 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def _check(x, weight, bias, groups, version):
-    """(B, P, C, channels a group, version)."""
+def _check(x, weight, bias, groups, version, dy=None):
+    """(B, P, C, channels a group, version, version 3's plan); dy: in a backward."""
     B, C = x.shape[0], x.shape[-1]
     if C % groups:
         raise ValueError(f"groupnorm: {C} channels cannot be cut into {groups} groups; choose a divisor of {C}")
     if tuple(weight.shape) != (C,) or tuple(bias.shape) != (C,):
         raise ValueError(f"groupnorm: weight and bias must have shape ({C},), the last axis of x (channels last), "
                          f"not {tuple(weight.shape)} and {tuple(bias.shape)}")
-    if version is None:
-        version = 2 if C % 4 == 0 else 1
-    if version == 2 and C % 4:
-        raise ValueError(f"version 2 takes four channels at a time, and {C} is not a multiple of 4; use version=1")
-    return B, x.size // (B * C), C, C // groups, version
+    P, plan = x.size // (B * C), None
+    if version in (2, 3) and C % 4:
+        raise ValueError(f"version {version} takes four channels at a time, and {C} is not a multiple of 4; use "
+                         "version=1")
+    if is_device(x) and version in (None, 3):
+        plan = plan_for(x, C // groups, dy is not None) if dy is None or dy.dtype == x.dtype else None
+        if version == 3 and plan is None:
+            raise ValueError(f"version 3 finds no tile for groups of {C // groups} channels that a block of this "
+                             "device could keep, or dy is not of x's type; use version=2")
+        if version is None:
+            estimate = version_2_estimate(B, P, C, x.dtype.itemsize, dy is not None)
+            version = 1 if C % 4 else 3 if plan is not None and plan.ns < estimate else 2
+    return B, P, C, C // groups, version, plan
 
 
 def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=None):
     """(y, mean (B, G), rstd (B, G)) of x (B, ..., C); with `silu`, y = SiLU of the normalised x."""
-    B, P, C, width, version = _check(x, weight, bias, groups, version)
+    B, P, C, width, version, plan = _check(x, weight, bias, groups, version)
     if not is_device(x):
         return groupnorm_forward_reference(x, weight, bias, groups, eps, silu)
+    if version == 3:
+        return one_pass_forward(x, weight, bias, groups, eps, silu, plan)
     y, mean, rstd = empty_like(x), empty((B, groups), np.float32, like=x), empty((B, groups), np.float32, like=x)
     x_, y_, mean_, rstd_ = x.reshape(-1), y.reshape(-1), mean.reshape(-1), rstd.reshape(-1)
     if version == 1:
@@ -447,9 +461,11 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=Non
 
 def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, version=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias`."""
-    B, P, C, width, version = _check(x, weight, bias, groups, version)
+    B, P, C, width, version, plan = _check(x, weight, bias, groups, version, dy)
     if not is_device(x):
         return groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu)
+    if version == 3:
+        return one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan)
     dx, sums = empty_like(x), empty((2, B, C), np.float32, like=x)
     common = dy.reshape(-1), x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1)
     if version == 1:
@@ -470,13 +486,13 @@ def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
 
-def groupnorm_forward_cost(B, P, C, silu=False):
-    """(bytes, FLOPs) of version 2: x is read twice and y written once."""
+def groupnorm_forward_cost(B, P, C, silu=False, itemsize=4):
+    """(bytes, FLOPs) of version 3: x is read and y written once."""
     n = B * P * C
-    return 4 * 3 * n, n * (3 + 4 + (4 if silu else 0))
+    return itemsize * 2 * n, n * (4 + 3 + (3 if silu else 0))
 
 
-def groupnorm_backward_cost(B, P, C, silu=False):
-    """(bytes, FLOPs) of version 2: x and dy are read twice and dx written once."""
+def groupnorm_backward_cost(B, P, C, silu=False, itemsize=4):
+    """(bytes, FLOPs) of version 3: x and dy are read and dx written once."""
     n = B * P * C
-    return 4 * 5 * n, n * (5 + 7 + (2 * 10 if silu else 0))
+    return itemsize * 3 * n, n * (5 + 7 + (2 * 10 if silu else 0))

@@ -1,15 +1,19 @@
-"""Flash attention against matmul, softmax, matmul on a GPU: time, TFLOP/s, memory and error, side by side in one run.
+"""Flash attention on a GPU, its versions and matmul, softmax, matmul side by side in one run.
 
     python -m tests.kernels.benchmark_flash_attention
     python -m tests.kernels.benchmark_flash_attention --lengths 256 1024 --head-sizes 64 --repeats 50
 
-Each of the four things timed (either way, forward, and forward with backward) is captured once and replayed, as in a
-training step. They take turns; before each, the second-level cache is overwritten; events of the driver stand around
-the replay. Times are medians, TFLOP/s count the products that each way computes (flash: 2 + 5, the other: 2 + 4),
-MiB are what a way takes beside its inputs qkv and dy. The error is flash attention's largest, of y and of dqkv against
-float64 in the 2-norm, on one image and one head of that length.
+float32: matmul, softmax, matmul; version 2; version 4. float16: version 3, and PyTorch's scaled_dot_product_attention
+where PyTorch is installed (on q, k and v as it wants them: its copies out of qkv are not counted). Everything timed is
+captured once and replayed, as in a training step, forward alone and with backward. The ways take turns; before each,
+the second-level cache is overwritten; events stand around the replay. Times are medians in µs; "pred" is the time that
+was predicted, from the rates below; MiB is what matmuls and version 4 take beside qkv and dy. The errors are those of
+versions 4 and 3, the larger of y's and dqkv's against float64 in the 2-norm, on one image and one head of that length.
 """
 import argparse
+import functools
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
@@ -22,6 +26,15 @@ from numdiff.kernels import (
 )
 from numdiff.kernels.flash_attention import flash_attention_backward_cost, flash_attention_forward_cost
 
+# name, B, T, heads, HS
+SHAPES = [("UNet 16x16", 32, 256, 6, 32), ("UNet 8x8", 32, 64, 8, 32), ("DiT-B/2", 64, 256, 12, 64),
+          ("DiT-XL/2", 32, 256, 16, 72), ("long", 16, 1024, 6, 64), ("long", 16, 1024, 6, 72),
+          ("longer", 4, 4096, 6, 64)]
+# TFLOP/s forward and backward that were predicted for an H100, by version and head size, from instructions counted
+RATES = {(4, 32): (45, 32), (4, 64): (55, 40), (4, 72): (55, 38),
+         (3, 32): (150, 130), (3, 64): (230, 220), (3, 72): (210, 180)}
+LAUNCHES = {False: 1, True: 4}  # of them, at most, forward alone and with backward
+LAUNCH = 1.5  # µs, from one kernel of a graph to the next
 FLUSH = 256 << 20  # bytes, several times a second-level cache
 WARMUP = 3
 
@@ -44,12 +57,6 @@ class Clock:
         return float(gpu.check(self.driver.cuEventElapsedTime(start, end)))
 
 
-def medians(clock, replays, repeats):
-    """Median milliseconds of each of some replays, which take turns."""
-    times = np.array([[clock.milliseconds(replay) for replay in replays] for _ in range(WARMUP + repeats)])
-    return np.median(times[WARMUP:], axis=0)
-
-
 def capture(gpu, arena, function):
     """(what replays function(), the bytes that it takes). All captures may share an arena: they run one by one."""
     with gpu.within(arena):
@@ -60,9 +67,9 @@ def capture(gpu, arena, function):
         return gpu.capture(function), arena.peak_bytes - before
 
 
-def flash(qkv, dy, heads, backward):
-    y, logsumexp = flash_attention_forward(qkv, heads)
-    return flash_attention_backward(dy, qkv, y, logsumexp, heads) if backward else y
+def flash(qkv, dy, heads, backward, version=None):
+    y, logsumexp = flash_attention_forward(qkv, heads, version=version)
+    return flash_attention_backward(dy, qkv, y, logsumexp, heads, version=version) if backward else y
 
 
 def matmuls(qkv, dy, heads, backward):
@@ -70,51 +77,137 @@ def matmuls(qkv, dy, heads, backward):
     return attention_backward(dy, qkv, probabilities, heads) if backward else y
 
 
-def error(gpu, rng, T, HS):
+# name -> the function, and what its arrays hold
+WAYS = {"matmuls": (matmuls, np.float32), "v2": (functools.partial(flash, version=2), np.float32),
+        "v4": (functools.partial(flash, version=4), np.float32),
+        "v3": (functools.partial(flash, version=3), np.float16)}
+
+
+def inputs(gpu, rng, B, T, heads, HS, dtype):
+    C = heads * HS
+    return [upload(rng.standard_normal((B, T, width), dtype=np.float32).astype(dtype), gpu) for width in (3 * C, C)]
+
+
+def compile_way(way, shape):
+    """In a process of its own: run once, so that the kernels are found in the cache on disk."""
+    gpu, (function, dtype) = get_gpu(), WAYS[way]
+    B, T, heads, HS = shape
+    qkv, dy = inputs(gpu, np.random.default_rng(0), B, T, heads, HS, dtype)
+    return bool(np.isfinite(download(function(qkv, dy, heads, True)).astype(np.float32)).all())
+
+
+def torch_replay(B, T, heads, HS, backward):
+    """What replays PyTorch's attention in float16, or None."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    q, k, v = (torch.randn(B, heads, T, HS, device="cuda", dtype=torch.float16, requires_grad=True) for _ in "qkv")
+    dy = torch.randn_like(q)
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def work():
+        if backward:
+            return torch.autograd.grad(attention(q, k, v), (q, k, v), dy)
+        with torch.no_grad():
+            return attention(q, k, v)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.synchronize()
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        kept = work()
+
+    def milliseconds(flush):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush()
+        start.record()
+        recorded.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    milliseconds.kept = kept
+    return milliseconds
+
+
+def error(gpu, rng, T, HS, version, dtype):
     """The larger relative error of y and dqkv, on one image and head."""
-    qkv, dy = (rng.standard_normal((1, T, width), dtype=np.float32) for width in (3 * HS, HS))
+    qkv, dy = (download(a) for a in inputs(gpu, rng, 1, T, 1, HS, dtype))
     worst = 0.0
     for backward in (False, True):
-        got = download(flash(upload(qkv, gpu), upload(dy, gpu), 1, backward))
+        got = download(flash(upload(qkv, gpu), upload(dy, gpu), 1, backward, version)).astype(np.float64)
         want = flash(qkv.astype(np.float64), dy.astype(np.float64), 1, backward)
         worst = max(worst, np.linalg.norm(got - want) / np.linalg.norm(want))
     return worst
 
 
-def measure(gpu, arena, clock, rng, B, T, heads, HS, repeats):
-    """(milliseconds, bytes) of flash and matmuls forward, then of both forward with backward."""
-    C = heads * HS
-    qkv, dy = (upload(rng.standard_normal((B, T, width), dtype=np.float32), gpu) for width in (3 * C, C))
-    replays, nbytes = zip(*(capture(gpu, arena, lambda way=way, backward=backward: way(qkv, dy, heads, backward))
-                            for backward in (False, True) for way in (flash, matmuls)), strict=True)
-    return medians(clock, replays, repeats), nbytes
+def predicted(version, B, T, heads, HS, backward):
+    """µs."""
+    forward, back = RATES[version, HS]
+    time = flash_attention_forward_cost(B, T, heads * HS, heads)[1] / forward
+    if backward:
+        time += flash_attention_backward_cost(B, T, heads * HS, heads)[1] / back
+    return time / 1e6 + LAUNCHES[backward] * LAUNCH
+
+
+def measure(gpu, arena, clock, rng, shape, backward, repeats):
+    """{way: median µs}, {way: bytes} of all ways, which take turns."""
+    heads, given = shape[2], {dtype: inputs(gpu, rng, *shape, dtype) for dtype in (np.float32, np.float16)}
+    replays, nbytes = {}, {}
+    for name, (function, dtype) in WAYS.items():
+        replay, nbytes[name] = capture(gpu, arena, lambda f=function, d=dtype: f(*given[d], heads, backward))
+        replays[name] = functools.partial(clock.milliseconds, replay)
+    in_torch = torch_replay(*shape, backward)
+    if in_torch:
+        def torch_turn():
+            gpu.fill(clock.flush, 0)
+            return in_torch(gpu.synchronize)
+        replays["torch"] = torch_turn
+    times = np.array([[replay() for replay in replays.values()] for _ in range(WARMUP + repeats)])[WARMUP:]
+    return dict(zip(replays, 1e3 * np.median(times, axis=0), strict=True)), nbytes
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-sizes", type=int, nargs="+", default=[32, 64, 72])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 256, 1024, 2048, 4096], metavar="T")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="T", help="instead of the models' shapes")
     parser.add_argument("--tokens", type=int, default=16384, help="of all images together: B is tokens / T")
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
+    rows = SHAPES
+    if options.lengths:
+        rows = [("", max(1, options.tokens // T), T, options.heads, HS)
+                for HS in options.head_sizes for T in options.lengths]
+    with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:
+        jobs = {(way, *row[1:]): pool.submit(compile_way, way, row[1:]) for row in rows for way in WAYS}
+        for job, done in jobs.items():
+            if not done.result():
+                print(f"not finite: {job}")
     gpu, rng = get_gpu(), np.random.default_rng(0)
     arena, clock = gpu.new_arena(), Clock(gpu)
-    print(f"{gpu.device_name}, {options.heads} heads; flash | matmuls | times as fast; TFLOP/s")
-    print("  HS     T    B | forward, ms                  | with backward, ms            | TFLOP/s forward, with b. | "
-          "MiB with backward | error")
-    for HS in options.head_sizes:
-        for T in options.lengths:
-            B, C = max(1, options.tokens // T), options.heads * HS
-            ms, nbytes = measure(gpu, arena, clock, rng, B, T, options.heads, HS, options.repeats)
-            forward = flash_attention_forward_cost(B, T, C, options.heads)[1]
-            flash_flops = forward + flash_attention_backward_cost(B, T, C, options.heads)[1]
-            flops = np.array([forward, forward, flash_flops, 3 * forward])
-            rates = flops / ms / 1e9
-            print(f"{HS:4} {T:5} {B:4} | {ms[0]:8.3f} | {ms[1]:8.3f} | {ms[1] / ms[0]:6.2f} | {ms[2]:8.3f} | "
-                  f"{ms[3]:8.3f} | {ms[3] / ms[2]:6.2f} | {rates[0]:5.1f} {rates[1]:5.1f}  {rates[2]:5.1f} "
-                  f"{rates[3]:5.1f} | {nbytes[2] / 2**20:8.1f} {nbytes[3] / 2**20:8.1f} | {error(gpu, rng, T, HS):.1e}",
-                  flush=True)
+    print(f"{gpu.device_name}; µs; x: times as fast as matmuls; TF: TFLOP/s that flash attention computes")
+    print("                 B    T heads HS          | matmuls      v2      v4  pred     x    TF |      v3  pred    TF"
+          "   torch |   MiB matmuls, v4 | error v4, v3")
+    for name, *shape in rows:
+        B, T, heads, HS = shape
+        for backward in (False, True):
+            us, nbytes = measure(gpu, arena, clock, rng, shape, backward, options.repeats)
+            flops = flash_attention_forward_cost(B, T, heads * HS, heads)[1]
+            if backward:
+                flops += flash_attention_backward_cost(B, T, heads * HS, heads)[1]
+            line = (f"{name:12} {B:5} {T:4} {heads:5} {HS:2} {'with b.' if backward else 'forward'} | "
+                    f"{us['matmuls']:7.1f} {us['v2']:7.1f} {us['v4']:7.1f} {predicted(4, *shape, backward):5.0f} "
+                    f"{us['matmuls'] / us['v4']:5.2f} {flops / us['v4'] / 1e6:5.1f} | {us['v3']:7.1f} "
+                    f"{predicted(3, *shape, backward):5.0f} {flops / us['v3'] / 1e6:5.1f} "
+                    f"{us.get('torch', np.nan):7.1f} | {nbytes['matmuls'] / 2**20:8.1f} {nbytes['v4'] / 2**20:8.1f}")
+            if backward:
+                line += f" | {error(gpu, rng, T, HS, 4, np.float32):.1e} {error(gpu, rng, T, HS, 3, np.float16):.1e}"
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,33 @@
-"""Attention without the T × T matrix: FlashAttention in float32, forward and backward. Read the files in this order.
+"""Attention without the T × T matrix: FlashAttention forward and backward. Read the files in this order.
 
-    reference.py   what is computed, how the backward does without the probabilities, and what it costs
-    simple.py      v1  one thread a row; tiles of the other side in shared memory; the online softmax
-    patches.py     what a warp does with tiles: 4 × 4 patches in registers, 16-byte loads, no bank conflicts
-    forward.py     v2  64 scores and up to 72 outputs a thread, the softmax once a tile
-    backward.py    v2  dq, dk and dv in one kernel, five products instead of seven, without atomics
-    launcher.py    which of them runs
+    reference.py       what is computed, how the backward does without the probabilities, and what it costs
+    simple.py          v1  one thread a row; tiles of the other side in shared memory; the online softmax
+    patches.py             what a warp does with tiles: 4 × 4 patches in registers, 16-byte loads, no bank conflicts
+    forward.py         v2  64 scores and up to 72 outputs a thread, the softmax once a tile
+    backward.py        v2  dq, dk and dv in one kernel, five products instead of seven, without atomics
+    fragments.py           tiles of float16 for the tensor cores
+    exponential.py         2ˣ in one instruction
+    forward_half.py    v3  float16, mma.sync: probabilities never leave the registers
+    backward_half.py   v3  scores the other way round; 256 keys a block, so that most images need no second pass
+    split.py               float32 on the tensor cores: three products of tf32 for one
+    forward_split.py   v4  v3 in float32
+    backward_split.py  v4
+    launcher.py            which of them runs
 
 SHAPES
-    qkv (B, T, 3C) float32, C = heads · HS; y, dy (B, T, C); logsumexp (B, heads, T). T is arbitrary; on a GPU HS is 32,
-    64 or 72, and attention.py takes all others.
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32 or all float16 (v1 and v3); logsumexp (B, heads, T)
+    float32. T is arbitrary; on a GPU HS is 32, 64 or 72, and attention.py takes all others.
 COST
     forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that have to move are linear
     in T, where attention.py writes and reads T² probabilities several times. Roof: arithmetic. Of the instructions in
     the loops of v2, as compiled for sm_90a, 74, 83 and 82 % are multiply-adds forward, 74, 81 and 80 % backward (HS 32,
     64, 72): so much of a GPU's float32 peak is the most to be had. Reading shared memory takes 72, 56 and 59 % of the
     multiply-adds' time forward, 98, 80 and 88 % backward, beside them.
+    v3, HS 64, 16 queries and 64 keys forward: 64 mma, and 16 loads of fragments where 32 queries share them; 1024
+    powers of two, which take as long as 40 mma. v4: 384 mma of half the size and half the rate.
 SOURCE
-    Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention", arXiv:2205.14135.
+    Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention", arXiv:2205.14135; Dao 2023,
+    "FlashAttention-2", arXiv:2307.08691.
 READ NEXT
     reference.py
 """

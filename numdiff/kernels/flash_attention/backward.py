@@ -23,7 +23,7 @@ DETERMINISM
 SOURCE
     reference.py; the order of the loops: Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithm 4.
 READ NEXT
-    launcher.py
+    fragments.py
 """
 import math
 

@@ -12,10 +12,10 @@ WHAT IS NEW, AND WHY IT PAYS
     chunk's dq costs 8 bytes for each 5·256·2 FLOPs: less than a third of what two products more would take, and nothing
     for the lengths that image models have.
 A ROUND, for 16 queries of the tile: 4 + 4 loads of fragments from q and dy feed 4 products (ldmatrix, and .trans for
-    the two that sum over queries); k's and v's fragments stay in registers, or (HS 72) are loaded again.
+    the two that sum over queries); k's and v's fragments stay in registers as far as these suffice (HS 32; k's for 64).
 LAUNCH
     grid (chunks, heads, B), a block for 64 keys (4 warps, one fragment of keys each) or 256 (8 warps, two). Dynamic
-    shared memory, KiB, for HS 32 and 64, 72: 41 and 64 (64 keys), 97 and 145 (256 keys).
+    shared memory, KiB, for HS 32 and 64, 72: 40 and 64 (64 keys), 97 and 145 (256 keys).
 DETERMINISM
     each number is summed by one warp in the order of the loops, and chunks are added in order.
 SOURCE

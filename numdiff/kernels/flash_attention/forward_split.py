@@ -27,7 +27,6 @@ WARPS = 4
 THREADS = WARP * WARPS
 ROWS = 16  # queries of a warp
 QUERIES = ROWS * WARPS
-BLOCKS = 3  # on a multiprocessor: at most 168 registers a thread
 
 
 def shared_bytes(HS):
@@ -39,6 +38,7 @@ def make_forward(HS):
     PITCH = pitch_of(HS)
     C = HS // 8
     SCORES, OUTPUTS = N * 4, C * 4
+    BLOCKS = 4 if HS == 32 else 3  # on a multiprocessor: at most 128 registers a thread, or 168
     K = QUERIES * PITCH
     V = K + KEYS * PITCH
 
