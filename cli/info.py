@@ -27,7 +27,7 @@ def info():
     """Show what this machine has, and what will run on it."""
     from numdiff.device import why_no_gpu
     from numdiff.device.gpu import cache_directory
-    from numdiff.training.options import MODELS, PRECISIONS, resolve
+    from numdiff.training.options import MODELS, resolve
 
     say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores")
     say("packages", ", ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES))
@@ -42,7 +42,7 @@ def info():
     models = {model: resolve({"model": model}) for model in MODELS}
     where = "on the GPU" if models["unet"].device == "cuda" else "on the CPU, with NumPy"
     presets = ", ".join(f"numdiff train {model}: preset {options.preset}" for model, options in models.items())
-    say("will run", f"{presets}; {where}, precision {' or '.join(PRECISIONS)}")
+    say("will run", f"{presets}; {where}, precision {models['unet'].precision}")
 
 
 def describe_gpus():

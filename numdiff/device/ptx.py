@@ -6,6 +6,7 @@ an error.
 """
 import functools
 import re
+import sys
 
 import numpy as np
 
@@ -72,6 +73,8 @@ class PtxDevice:
         signature = tuple(type_of(a) for a in args)
         name = kernel.py_func.__name__
         for capability in CAPABILITIES:
+            if capability[:2] < getattr(sys.modules[kernel.py_func.__module__], "MINIMUM_CAPABILITY", (0, 0)):
+                continue  # instructions that this architecture has not
             key = (kernel.py_func.__module__, name, signature, capability)
             self.launched.append(key)
             if key not in self.texts:

@@ -15,7 +15,8 @@ LAUNCH
     grid (C / tile, B), block (tile / 4, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
     threads (up to 12 or 24 KiB), then the ring. `choose_plan` estimates the time of every tile and takes the best.
 DETERMINISM
-    no atomics: a thread adds its pixels in their order, a warp the threads' sums in an order given by the shape.
+    no atomics: a thread adds its pixels, a warp the threads' sums, in an order that the plan decides, and so the shape,
+    the type and the size of the device.
 ACCURACY
     The mean first, then squares about the mean. Arithmetic is float32 for arrays of float16 too. Beside `math.exp`
     and a rounded division SiLU differs by at most 2⁻²¹ of its value where |z| < 16.
@@ -42,6 +43,7 @@ from ..device.inline_ptx import F32, GLOBAL, I32, I64, SHARED, element_pointer, 
 from ..emulator import twin
 from ..emulator.group_copies import start_copy
 from .flash_attention.exponential import power_of_two
+from .flash_attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
 from .layernorm import warp_sum
 from .reduce import add_column_sums
 
@@ -51,11 +53,9 @@ FEW_THREADS = 256  # where several blocks find room
 STAGES = 4  # chunks of the ring
 PENDING = STAGES - 1  # chunks that may be on their way while the oldest is used
 LOG2_E = float32(math.log2(math.e))
-SHARED_LIMIT, MULTIPROCESSOR_SHARED = 227 << 10, 228 << 10  # bytes of a block, and of all of a multiprocessor's: H100
 RESERVED = 1 << 10  # bytes of shared memory that the system takes for each block
-MULTIPROCESSORS = 132  # where the backend has no number of its own
 REGISTERS = 65536  # of a multiprocessor
-FORWARD_REGISTERS, BACKWARD_REGISTERS = 64, 128  # of a thread, as compiled for sm_80 and sm_90a, rounded up
+FORWARD_REGISTERS, BACKWARD_REGISTERS = 64, 96  # of a thread, as compiled for sm_80 and sm_90a, rounded up
 
 # What the estimates count with, in bytes a nanosecond and nanoseconds
 MEMORY = 3000
@@ -64,7 +64,7 @@ L2_BYTES = 40 << 20  # what is read again must have come within so many bytes
 ONE_MULTIPROCESSOR = 45  # that one of them can take, however idle the others are
 LAUNCH = 3000  # from the end of one kernel to the start of the next, filling and draining included
 BLOCK_LATENCY = 2000  # first bytes, barriers, last bytes: not hidden where all blocks run at the same time
-FORWARD_TURN, BACKWARD_TURN = 100, 200  # all sweeps of a thread over one of its pixels, while other warps run too
+TURN = 50  # of a thread, for one of its pixels: arithmetic that does not run while memory is waited for
 SECTOR = 32  # bytes that memory delivers together
 
 
@@ -132,16 +132,23 @@ def affine_gradient(dy, xhat, weight, bias, activate):
 
 
 @cuda.jit(device=True, forceinline=True)
-def copy_chunk(kept, at, source, i, p, end, rows, turn, step):
-    """Start the copies of this thread's pixels p, p + rows, … before `end`: element i goes to `at`."""
-    while p < end:
-        copy4(kept, at, source, i)
-        p, at, i = int32(p + rows), int32(at + turn), i + step
+def wrapped(q, chunks):
+    return int32(q - chunks) if q >= chunks else int32(q)
 
 
 @cuda.jit(device=True, forceinline=True)
-def wrapped(q, chunks):
-    return int32(q - chunks) if q >= chunks else int32(q)
+def refill(kept, at, source, start, j, q, chunks, chunk, row, rows, P, C):
+    """At turn j, over chunk q: start this thread's copies of the chunk whose turn is STAGES later, if there is one.
+
+    kept, at: its first place in the stage; source, start: its four channels of pixel 0
+    """
+    if j + STAGES < chunks:
+        first = wrapped(q + STAGES, chunks) * chunk
+        p, end = int32(first + row), int32(min(first + chunk, P))
+        i, step, turn = start + p * C, int32(rows * C), int32(rows * 4 * cuda.blockDim.x)
+        while p < end:
+            copy4(kept, at, source, i)
+            p, at, i = int32(p + rows), int32(at + turn), i + step
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -182,7 +189,7 @@ def of_groups(values, first, c, width):
 
 # Forward --------------------------------------------------------------------------------------------------------------
 # `kept` sees the same memory as `sums`, from element `ring` on. A sweep s visits chunk (s · (chunks - STAGES) + j) mod
-# chunks at its turn j, in stage (s · chunks + j) mod STAGES: thus its first STAGES chunks are those that are still there.
+# chunks at its turn j, in stage (s · chunks + j) mod STAGES: its first STAGES chunks are those that are still there.
 
 @cuda.jit(launch_bounds=THREADS)
 def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, pitch, ring, chunk, chunks, eps, activate):
@@ -201,8 +208,7 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, pit
     averages = rows * pitch  # of the groups: what follows the threads' sums
 
     for j in range(STAGES):
-        copy_chunk(kept, int32(own + j * chunk * tile), x, start + (j * chunk + row) * C, int32(j * chunk + row),
-                   int32(min(j * chunk + chunk, P)), rows, turn, step)
+        refill(kept, int32(own + j * chunk * tile), x, start, j - STAGES, j - STAGES, chunks, chunk, row, rows, P, C)
         cp_async_commit()
     m = float32(P * width)
     visit, q = int32(0), int32(0)
@@ -219,10 +225,7 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, pit
             s2 += x2
             s3 += x3
             p, at = int32(p + rows), int32(at + turn)
-        if j + STAGES < chunks:
-            n = wrapped(q + STAGES, chunks)
-            copy_chunk(kept, stage, x, start + (n * chunk + row) * C, int32(n * chunk + row),
-                       int32(min(n * chunk + chunk, P)), rows, turn, step)
+        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
         cp_async_commit()
         visit, q = int32(visit + 1), wrapped(q + 1, chunks)
     store4(sums, row * pitch + in_tile, s0, s1, s2, s3)
@@ -237,15 +240,13 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, pit
         at, p, end = stage, int32(q * chunk + row), int32(min(q * chunk + chunk, P))
         while p < end:
             x0, x1, x2, x3 = load4(kept, at)
-            s0 += (x0 - m0) * (x0 - m0)
-            s1 += (x1 - m1) * (x1 - m1)
-            s2 += (x2 - m2) * (x2 - m2)
-            s3 += (x3 - m3) * (x3 - m3)
+            x0, x1, x2, x3 = x0 - m0, x1 - m1, x2 - m2, x3 - m3
+            s0 += x0 * x0
+            s1 += x1 * x1
+            s2 += x2 * x2
+            s3 += x3 * x3
             p, at = int32(p + rows), int32(at + turn)
-        if j + STAGES < chunks:
-            n = wrapped(q + STAGES, chunks)
-            copy_chunk(kept, stage, x, start + (n * chunk + row) * C, int32(n * chunk + row),
-                       int32(min(n * chunk + chunk, P)), rows, turn, step)
+        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
         cp_async_commit()
         visit, q = int32(visit + 1), wrapped(q + 1, chunks)
     store4(sums, row * pitch + in_tile, s0, s1, s2, s3)
@@ -274,10 +275,7 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, pit
             store4(y, i, affine(x0 - m0, w0, v0, activate), affine(x1 - m1, w1, v1, activate),
                    affine(x2 - m2, w2, v2, activate), affine(x3 - m3, w3, v3, activate))
             p, at, i = int32(p + rows), int32(at + turn), i + step
-        if j + STAGES < chunks:
-            n = wrapped(q + STAGES, chunks)
-            copy_chunk(kept, stage, x, start + (n * chunk + row) * C, int32(n * chunk + row),
-                       int32(min(n * chunk + chunk, P)), rows, turn, step)
+        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
         cp_async_commit()
         visit, q = int32(visit + 1), wrapped(q + 1, chunks)
 
@@ -306,9 +304,9 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, dx, totals, P,
     half = int32(chunk * tile)  # from x to dy in a stage
 
     for j in range(STAGES):
-        i, p, end = start + (j * chunk + row) * C, int32(j * chunk + row), int32(min(j * chunk + chunk, P))
-        copy_chunk(kept, int32(own + 2 * j * half), x, i, p, end, rows, turn, step)
-        copy_chunk(kept, int32(own + (2 * j + 1) * half), dy, i, p, end, rows, turn, step)
+        n, stage = j - STAGES, int32(own + 2 * j * half)
+        refill(kept, stage, x, start, n, n, chunks, chunk, row, rows, P, C)
+        refill(kept, int32(stage + half), dy, start, n, n, chunks, chunk, row, rows, P, C)
         cp_async_commit()
     m0, m1, m2, m3 = of_groups(mean, b * (C // width), c, width)
     r0, r1, r2, r3 = of_groups(rstd, b * (C // width), c, width)
@@ -336,11 +334,8 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, dx, totals, P,
             s2 += d2
             s3 += d3
             p, at = int32(p + rows), int32(at + turn)
-        if j + STAGES < chunks:
-            n = wrapped(q + STAGES, chunks)
-            i, p, end = start + (n * chunk + row) * C, int32(n * chunk + row), int32(min(n * chunk + chunk, P))
-            copy_chunk(kept, stage, x, i, p, end, rows, turn, step)
-            copy_chunk(kept, int32(stage + half), dy, i, p, end, rows, turn, step)
+        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
+        refill(kept, int32(stage + half), dy, start, j, q, chunks, chunk, row, rows, P, C)
         cp_async_commit()
         visit, q = int32(visit + 1), wrapped(q + 1, chunks)
     store4(sums, row * pitch + in_tile, a0, a1, a2, a3)
@@ -383,11 +378,8 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, dx, totals, P,
             store4(dx, i, r0 * (d0 * w0 - h0 - x0 * k0), r1 * (d1 * w1 - h1 - x1 * k1),
                    r2 * (d2 * w2 - h2 - x2 * k2), r3 * (d3 * w3 - h3 - x3 * k3))
             p, at, i = int32(p + rows), int32(at + turn), i + step
-        if j + STAGES < chunks:
-            n = wrapped(q + STAGES, chunks)
-            i, p, end = start + (n * chunk + row) * C, int32(n * chunk + row), int32(min(n * chunk + chunk, P))
-            copy_chunk(kept, stage, x, i, p, end, rows, turn, step)
-            copy_chunk(kept, int32(stage + half), dy, i, p, end, rows, turn, step)
+        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
+        refill(kept, int32(stage + half), dy, start, j, q, chunks, chunk, row, rows, P, C)
         cp_async_commit()
         visit, q = int32(visit + 1), wrapped(q + 1, chunks)
 
@@ -433,7 +425,7 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
     chunks = max(STAGES, -(-P // chunk))
     shared = ring + STAGES * chunk * pixel
     blocks, registers = B * (C // tile), BACKWARD_REGISTERS if backward else FORWARD_REGISTERS
-    resident = min(MULTIPROCESSOR_SHARED // (shared + RESERVED), REGISTERS // (registers * lanes * rows), 32)
+    resident = min((limit + RESERVED) // (shared + RESERVED), REGISTERS // (registers * lanes * rows), 32)
     waves, running = -(-blocks // (max(resident, 1) * multiprocessors)), min(blocks, multiprocessors)
     again = arrays * (sweeps - 1) * (chunks - STAGES) / chunks  # arrays' worth of second readings
     nbytes, sectors = P * tile * itemsize, P * SECTOR * pixel_sectors(tile, itemsize)
@@ -441,7 +433,7 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
     ns = -(-blocks // multiprocessors) * max(
         (arrays + missed + 1) * nbytes * running / MEMORY, (arrays + again + 1) * sectors * running / L2,
         (arrays + again + 1) * sectors / ONE_MULTIPROCESSOR)
-    ns = max(ns, waves * -(-P // rows) * (BACKWARD_TURN if backward else FORWARD_TURN)) + waves * BLOCK_LATENCY
+    ns += waves * (BLOCK_LATENCY + -(-P // rows) * TURN)
     return Plan(LAUNCH + ns, tile, rows, pitch, ring // itemsize, chunk, chunks, shared)
 
 
@@ -467,11 +459,9 @@ def plan_for(x, width, backward):
     """`choose_plan` for an array, None too where version 3 does not exist."""
     if x.shape[-1] % 4 or x.dtype not in (np.float16, np.float32) or tuple(x.backend.capability)[:2] < (8, 0):
         return None
-    device = getattr(x.backend, "device", None)
-    limit = device.properties.max_shared_memory_per_block_optin if device else SHARED_LIMIT
     B, C = x.shape[0], x.shape[-1]
-    return choose_plan(B, x.size // (B * C), C, width, x.dtype.itemsize, backward, limit,
-                       getattr(x.backend, "multiprocessors", MULTIPROCESSORS))
+    return choose_plan(B, x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(x),
+                       multiprocessors_of(x))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------

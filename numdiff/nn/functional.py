@@ -113,9 +113,10 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5):
 def attention(qkv, heads, order="legacy"):
     """Self-attention of packed qkv (B, T, 3C) -> (B, T, C); `order`: "legacy" (head, qkv, channel) or "new"."""
     saved = qkv.data
-    if saved.dtype == np.float16:  # TODO-FLASH
+    flash = saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_takes(saved, heads)
+    if saved.dtype == np.float16 and not flash:
         return cast(attention(cast(qkv, np.float32), heads, order), np.float16)
-    if saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_takes(saved, heads):
+    if flash:
         # keeps one number a token and head, where the other way keeps T
         y, logsumexp = K.flash_attention_forward(saved, heads, order)
         return record("flash_attention", y, (qkv,),

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import groupnorm as GN
+from numdiff.kernels import groupnorm_one_pass as one_pass
 from numdiff.kernels import reduce as R
 from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
 
@@ -21,8 +22,8 @@ def make(rng, shape, offset=0.0):
 
 
 def usable(version, C):
-    if version == 2 and C % 4:
-        pytest.skip("version 2 needs a multiple of 4")
+    if version in (2, 3) and C % 4:
+        pytest.skip("versions 2 and 3 need a multiple of 4")
 
 
 def backward_reference(dy, x, weight, bias, groups, silu):
@@ -34,7 +35,7 @@ def backward_reference(dy, x, weight, bias, groups, silu):
 
 
 @SHAPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @SILU
 def test_forward(engine, rng, shape, version, silu):
     usable(version, shape[-2])
@@ -48,7 +49,7 @@ def test_forward(engine, rng, shape, version, silu):
 
 
 @SHAPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @SILU
 def test_backward(engine, rng, shape, version, silu):
     usable(version, shape[-2])
@@ -68,7 +69,7 @@ def test_backward(engine, rng, shape, version, silu):
 
 
 @large
-@versions(1, 2)
+@versions(1, 2, 3)
 def test_large_mean_keeps_its_digits(engine, rng, version):
     """Mean 1000, deviation 2, and the first pixel far away: E[x²] - E[x]² would have no digit left in float32."""
     x, weight, bias, _, groups = make(rng, (2, 40, 40, 64, 32), offset=1000.0)
@@ -86,14 +87,84 @@ def test_several_chunks(engine, rng, monkeypatch):
     x, weight, bias, dy, groups = make(rng, (1, 70, 128, 2))
     want = GN.groupnorm_forward(x, weight, bias, groups, silu=True)
     assert R.cut(1, 70, 128, 4)[3] == 2
-    got = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=True)
+    got = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=True, version=2)
     for a, b in zip(got, want, strict=True):
         engine.check(a, b, 1e-5)
     dweight, dbias = engine.zeros(128), engine.zeros(128)
     dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), got[1], got[2], dweight, dbias,
-                               groups, silu=True)
+                               groups, silu=True, version=2)
     for a, b in zip((dx, dweight, dbias), backward_reference(dy, x, weight, bias, groups, True), strict=True):
         engine.check(a, b, 1e-5)
+
+
+# Version 3 ------------------------------------------------------------------------------------------------------------
+
+def one_pass_results(engine, arrays, groups, silu, tile, threads, room):
+    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, and `room` bytes for the backward's chunks."""
+    x, weight, bias, dy = (engine(a) for a in arrays)
+    B, C = x.shape[0], x.shape[-1]
+
+    def plan(backward):
+        sizes = (B, x.size // (B * C), C, C // groups, x.dtype.itemsize, backward, tile, threads)
+        found = one_pass.make_plan(*sizes, 1 << 20, 132)
+        limited = one_pass.make_plan(*sizes, found.ring * x.dtype.itemsize + room // (1 if backward else 2), 132)
+        assert limited is not None
+        return limited
+
+    y, mean, rstd = one_pass.one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan(False))
+    dweight, dbias = engine.zeros(C), engine.zeros(C)
+    dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True))
+    return (y, mean, rstd, dx, dweight, dbias), (plan(False), plan(True))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("shape, tile, room, again", [
+    pytest.param((2, 3, 3, 8, 4), 4, 1 << 16, False, id="tiles"),
+    pytest.param((1, 5, 7, 12, 2), 12, 1 << 16, False, id="odd_lanes"),
+    pytest.param((1, 97, 8, 2), 8, 4 * 16 * 8 * 2 * 4, None, id="four_chunks_or_more"),
+    pytest.param((1, 150, 8, 1), 8, 4 * 16 * 8 * 2 * 4, True, id="reads_again")])
+def test_one_pass(engine, rng, dtype, shape, tile, room, again):
+    if not engine.has_versions:
+        pytest.skip("the CPU engine has one version")
+    x, weight, bias, dy, groups = make(rng, shape)
+    x, dy = x.astype(dtype), dy.astype(dtype)
+    room, threads = room * np.dtype(dtype).itemsize // 4, 96 if tile == 12 else 32  # whole warps
+    runs = [one_pass_results(engine, (x, weight, bias, dy), groups, True, tile, threads, room) for _ in range(RUNS)]
+    if again is not None:
+        assert all((plan.chunks > one_pass.STAGES) == again for plan in runs[0][1])
+    x, dy = x.astype(np.float64), dy.astype(np.float64)
+    want = (*GN.groupnorm_forward(x, weight, bias, groups, silu=True),
+            *backward_reference(dy, x, weight, bias, groups, True))
+    for k, (got, second, expected) in enumerate(zip(runs[0][0], runs[1][0], want, strict=True)):
+        engine.check(got, expected, 1e-3 if dtype == np.float16 and k in (0, 3) else 1e-5)
+        engine.check_equal(got, second)
+
+
+def test_plans():
+    """Every UNet shape has one; none needs more than a block may have; whole warps, whole groups, every pixel."""
+    for size, channels in ((64, (64, 128, 192)), (32, (64, 128, 192, 256, 320)), (16, (128, 192, 320, 384, 448)),
+                           (8, (192, 256, 448, 512))):
+        for C in channels:
+            for itemsize in (2, 4):
+                for backward in (False, True):
+                    P, width = size * size, C // 32
+                    plan = one_pass.choose_plan(32, P, C, width, itemsize, backward)
+                    assert plan.ns < one_pass.version_2_estimate(32, P, C, itemsize, backward)
+                    assert C % plan.tile == plan.tile % width == plan.tile % 4 == 0 and plan.shared <= 227 << 10
+                    assert plan.tile // 4 * plan.rows % 32 == 0 and plan.tile // 4 * plan.rows <= one_pass.THREADS
+                    assert plan.chunk % plan.rows == 0 and plan.chunk * plan.chunks >= P
+                    assert plan.chunks >= one_pass.STAGES and plan.ring * itemsize % 16 == 0
+    assert one_pass.choose_plan(1, 9, 31 * 4, 31 * 4, 4, False) is None  # 31 threads a row: whole warps need 992
+
+
+def test_sectors_of_a_pixel():
+    assert one_pass.pixel_sectors(16, 2) == 1 and one_pass.pixel_sectors(8, 2) == 1
+    assert one_pass.pixel_sectors(24, 2) == 2 and one_pass.pixel_sectors(12, 2) == 1.5
+
+
+def test_few_blocks_take_version_2():
+    assert (one_pass.choose_plan(1, 256 * 256, 64, 2, 2, False).ns
+            > one_pass.version_2_estimate(1, 256 * 256, 64, 2, False))
 
 
 @SILU
@@ -140,3 +211,7 @@ def test_wrong_arguments_say_so(engine):
         GN.groupnorm_forward(x, engine(np.ones(3, np.float32)), w, 3)
     with pytest.raises(ValueError, match="multiple of 4"):
         GN.groupnorm_forward(x, w, w, 3, version=2)
+    if engine.has_versions:
+        x, w = engine(np.ones((1, 2, 124), np.float32)), engine(np.ones(124, np.float32))
+        with pytest.raises(ValueError, match="no tile for groups of 124 channels"):
+            GN.groupnorm_forward(x, w, w, 1, version=3)

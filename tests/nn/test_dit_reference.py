@@ -7,7 +7,7 @@ from numdiff.diffusion import Diffusion
 from numdiff.nn import AdamW, DiT, Tape, Tensor
 from numdiff.nn.convert import to_numdiff_layout, to_torch_layout
 from numdiff.nn.dit import MODELS, dit_parameter_counts, dit_shapes, position_table
-from tests.conftest import relative_error
+from tests.conftest import large, relative_error
 from tests.nn.test_unet_reference import BACKWARD, FORWARD, TRAJECTORY, check_gradients
 from tests.reference import stored, stored_dit
 
@@ -18,6 +18,7 @@ def build(info, engine, seed):
     return model
 
 
+@large
 @pytest.mark.parametrize("name", list(stored_dit.MODELS))
 def test_forward_and_gradients(engine, name):
     reference = stored.load(f"dit_{name}")
@@ -55,6 +56,7 @@ def test_hybrid_loss(engine, kind):
             assert relative_error(got, want) <= BACKWARD
 
 
+@large
 def test_ten_training_steps(engine):
     """Hybrid loss, classes (the null class among them), AdamW with decay, clipping, EMA."""
     reference = stored.load("dit_trajectory")

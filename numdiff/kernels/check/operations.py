@@ -13,6 +13,7 @@ from .. import (
     embedding,
     grad_norm,
     groupnorm,
+    groupnorm_one_pass,
     im2col,
     images,
     layernorm,
@@ -33,6 +34,7 @@ from .. import (
 )
 from ..matmul import launcher, vectorised
 from .case import PURPOSE, SEED, Case, in_place, normal, one, with_counters, with_timesteps
+from .half import HALF_TOLERANCE
 
 
 def elementwise_cases():
@@ -85,7 +87,7 @@ def norms_cases():
         label = "silu" if silu else ""
         yield Case("groupnorm", normal(x=(1, 3, 3, C), weight=(C,), bias=(C,)),
                    lambda a, v, s=silu: groupnorm.groupnorm_forward(a.x, a.weight, a.bias, G, silu=s, version=v),
-                   (1, 2), label=label)
+                   (1, 2, 3), label=label)
 
         def inputs(rng, silu=silu):
             made = normal(dy=(1, 3, 3, C), x=(1, 3, 3, C), weight=(C,), bias=(C,), dweight=(C,), dbias=(C,))(rng)
@@ -94,7 +96,33 @@ def norms_cases():
 
         yield Case("groupnorm_backward", inputs, lambda a, v, s=silu: (groupnorm.groupnorm_backward(
             a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, G, silu=s, version=v), a.dweight, a.dbias),
-            (1, 2), label=label)
+            (1, 2, 3), label=label)
+
+    def again(a, plan):
+        """Version 3 with a ring that has to read again what does not fit."""
+        sizes = (1, a.x.shape[1], 8, 4, a.x.dtype.itemsize)
+        return groupnorm_one_pass.make_plan(*sizes, plan, 8, 32, 3900 if plan else 2000, 132)
+
+    def inputs(rng):
+        made = {name: a.astype(np.float16) if name in ("dy", "x") else a.astype(np.float32) for name, a in normal(
+            dy=(1, 70, 8), x=(1, 70, 8), weight=(8,), bias=(8,), dweight=(8,), dbias=(8,))(rng).items()}
+        _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"].astype(np.float32), made["weight"],
+                                                                    made["bias"], 2)
+        return made
+
+    def forward(a, v):
+        if v is None:
+            return groupnorm.groupnorm_forward(a.x, a.weight, a.bias, 2, silu=True)
+        return groupnorm_one_pass.one_pass_forward(a.x, a.weight, a.bias, 2, 1e-5, True, again(a, False))
+
+    def backward(a, v):
+        arguments = a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, 2, True
+        dx = groupnorm.groupnorm_backward(*arguments) if v is None else groupnorm_one_pass.one_pass_backward(
+            *arguments, again(a, True))
+        return dx, a.dweight, a.dbias
+
+    yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
+    yield Case("groupnorm_backward", inputs, backward, (3,), HALF_TOLERANCE, label="float16, reads again")
     yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
                lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
 

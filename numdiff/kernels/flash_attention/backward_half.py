@@ -160,17 +160,11 @@ def make_backward(HS, M, WARPS):
         shared = cuda.shared.array(0, "uint8", alignment=128)
         k_tile = shared_address(shared)
         t = int32(cuda.threadIdx.x)
-        lane, warp = int32(t % WARP), int32(t // WARP)
         chunk, head, image, heads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
         start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
         dy_start, dy_step = (image * T * heads + head) * HS, int32(heads * HS)
         numbers_start = (image * heads + head) * T
-        dq_start = (chunk * cuda.gridDim.z + image) * T * dq_row + head * dq_head
         c = float32(scale * LOG2_E)
-
-        row_place, chunk_place = by_row(lane, PITCH), by_chunk(lane, PITCH)
-        k_rows = k_tile + int32(warp * ROWS * PITCH + row_place)
-        ds_words = int32(DS + (warp * ROWS + lane // 4) * DS_PITCH + lane % 4 * 4)  # where this lane's dS go
 
         k = cuda.local.array(LEFT, "uint32")
         v = cuda.local.array(LEFT, "uint32")
@@ -191,14 +185,15 @@ def make_backward(HS, M, WARPS):
             t_start = anew(t)
             fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t_start, THREADS)
             fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t_start, THREADS)
-            fetch_rows(k_tile + STAGES, PITCH, qkv, start, width, T, QUERIES, HS, t, THREADS)
-            fetch_rows(k_tile + (STAGES + G), PITCH, dy, dy_start, dy_step, T, QUERIES, HS, t, THREADS)
-            fetch_numbers(k_tile + (STAGES + ROW_NUMBERS), logsumexp, D, numbers_start, T, t)
+            first = anew(int32(0))  # query of the tile
+            fetch_rows(k_tile + STAGES, PITCH, qkv, start + first * width, width, T, QUERIES, HS, t_start, THREADS)
+            fetch_rows(k_tile + (STAGES + G), PITCH, dy, dy_start + first * dy_step, dy_step, T, QUERIES, HS, t_start,
+                       THREADS)
+            fetch_numbers(k_tile + (STAGES + ROW_NUMBERS), logsumexp, D, numbers_start, T, t_start)
             cp_async_commit()
             clear(dk, TOTALS)
             clear(dv, TOTALS)
             stage = int32(STAGES)
-            first = int32(0)
             while first < T:
                 cp_async_wait(0)  # this thread's part of the tile is there
                 cuda.syncthreads()  # so is everybody's, and nobody reads the other stage, or dS, any more
@@ -211,6 +206,11 @@ def make_backward(HS, M, WARPS):
                                t_next, THREADS)
                     fetch_numbers(other + ROW_NUMBERS, logsumexp, D, numbers_start + ahead, T - ahead, t_next)
                     cp_async_commit()
+                t_now = anew(t)
+                lane, warp = int32(t_now % WARP), int32(t_now // WARP)
+                row_place, chunk_place = by_row(lane, PITCH), by_chunk(lane, PITCH)
+                k_rows = k_tile + int32(warp * ROWS * PITCH + row_place)
+                ds_words = int32(DS + (warp * ROWS + lane // 4) * DS_PITCH + lane % 4 * 4)  # where this lane's dS go
                 if warp * ROWS < exist:
                     if KEEP_K and first == 0:
                         load_left(k, k_rows, M, PITCH, HS)
@@ -263,7 +263,8 @@ def make_backward(HS, M, WARPS):
                     clear(sums, DQ)
                     add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
                     query = int32(first + group * 16 + lane_dq // 4 + lane_dq % 2 * 8)
-                    at = dq_start + query * dq_row + int32(side * (PAIRS * 16) + lane_dq % 4 // 2 * 4)
+                    at = (anew(chunk) * cuda.gridDim.z + image) * T * dq_row + head * dq_head  # of the head's dq
+                    at += query * dq_row + int32(side * (PAIRS * 16) + lane_dq % 4 // 2 * 4)
                     for n in range(2 * PAIRS):
                         write_dq(dq, at + 8 * n, query < T, sums, 4 * n, scale, fresh, lane_dq)
                     if last:

@@ -1,0 +1,97 @@
+"""Time GroupNorm with SiLU, one kernel (version 3) against three (version 2), on the UNet's shapes in float16.
+
+    python -m tests.kernels.benchmark_groupnorm                      every shape, forward and backward
+    python -m tests.kernels.benchmark_groupnorm --only 64x64 back    rows whose name has all of these words
+    python -m tests.kernels.benchmark_groupnorm --tiles              also version 3 with every tile that fits
+
+Time is the median of nine replays of a CUDA graph of twenty calls. `roof` is reading and writing once at 3 TB/s,
+`forecast` the estimate by which tiles are chosen. Shapes whose arrays fit into the L2 cache may beat the roof.
+"""
+import argparse
+import math
+
+import numpy as np
+
+from numdiff.device import download, get_gpu, synchronize, upload, zeros
+from numdiff.kernels import groupnorm as GN
+from numdiff.kernels import groupnorm_one_pass as one_pass
+from tests.kernels.benchmark_half_conv import BATCH, measured, replay
+
+SHAPES = ((64, 64), (64, 128), (64, 192), (32, 64), (32, 128), (32, 192), (32, 256), (32, 320), (16, 128), (16, 192),
+          (16, 320), (16, 384), (16, 448), (8, 192), (8, 256), (8, 448), (8, 512))  # size, channels
+GROUPS = 32
+
+
+def all_plans(x, backward):
+    """The best plan of every tile that fits."""
+    B, P, C, width = len(x), x.size // (len(x) * x.shape[-1]), x.shape[-1], x.shape[-1] // GROUPS
+    unit = math.lcm(width, 4)
+    for tile in (n for n in range(unit, C + 1, unit) if C % n == 0):
+        for threads in (one_pass.FEW_THREADS, one_pass.THREADS):
+            plan = one_pass.make_plan(B, P, C, width, x.dtype.itemsize, backward, tile, threads, one_pass.SHARED_LIMIT,
+                                      one_pass.MULTIPROCESSORS)
+            if plan is not None:
+                yield plan
+
+
+def relative_error(got, want):
+    got = download(got).astype(np.float64)
+    return float(np.linalg.norm(got[:len(want)] - want) / np.linalg.norm(want))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--tiles", action="store_true")
+    options = parser.parse_args()
+    gpu, rng = get_gpu(), np.random.default_rng(0)
+    arena = gpu.new_arena()
+    print(gpu.device_name, f"batch {BATCH}, float16, SiLU")
+    print(f"{'shape and pass':22} {'version':>26} {'µs':>7} {'TB/s':>6} {'roof':>6} {'forecast':>9} {'error':>8}")
+    for size, C in SHAPES:
+        x = dy = None
+        for backward in (False, True):
+            title = f"{size}x{size} {C} {'backward' if backward else 'forward'}"
+            if not all(word in title for word in options.only):
+                continue
+            if x is None:
+                x, dy = (rng.standard_normal((BATCH, size, size, C), dtype=np.float32).astype(np.float16)
+                         for _ in range(2))
+                weight, bias = 1 + 0.1 * rng.standard_normal((2, C)).astype(np.float32)
+                first = [a[:1].astype(np.float64) for a in (dy, x)] + [weight.astype(np.float64), bias.astype(float)]
+                y, *statistics = GN.groupnorm_forward_reference(*first[1:], GROUPS, silu=True)
+                unused = np.zeros((2, C))
+                dx = GN.groupnorm_backward_reference(*first, *statistics, *unused, GROUPS, True)
+                dx_, dy_, weight_, bias_ = (upload(a, gpu) for a in (x, dy, weight, bias))
+                _, mean, rstd = GN.groupnorm_forward(dx_, weight_, bias_, GROUPS, silu=True, version=2)
+                gradients = [zeros((C,), np.float32, gpu) for _ in range(2)]
+
+            def call(version, plan=None, backward=backward, x=dx_, dy=dy_, weight=weight_, bias=bias_, mean=mean,
+                     rstd=rstd, gradients=gradients):
+                common = (dy, x, weight, bias, mean, rstd, *gradients, GROUPS, True)
+                if backward:
+                    return (one_pass.one_pass_backward(*common, plan) if plan else
+                            GN.groupnorm_backward(*common, version=version))
+                return (one_pass.one_pass_forward(x, weight, bias, GROUPS, 1e-5, True, plan) if plan else
+                        GN.groupnorm_forward(x, weight, bias, GROUPS, silu=True, version=version))[0]
+
+            chosen = one_pass.plan_for(dx_, C // GROUPS, backward)
+            estimate = one_pass.version_2_estimate(BATCH, size * size, C, 2, backward)
+            jobs = [("2", estimate, lambda: call(2)), (None, chosen, lambda: call(3))]
+            if options.tiles:
+                jobs += [(None, plan, lambda plan=plan: call(3, plan)) for plan in all_plans(dx_, backward)]
+            nbytes = (3 if backward else 2) * x.size * 2
+            errors = [relative_error(function(), dx if backward else y) for *_, function in jobs]
+            times = measured([(replay(gpu, arena, function), lambda: synchronize(gpu)) for *_, function in jobs])
+            for (name, plan, _), us, error in zip(jobs, times, errors, strict=True):
+                if name is None:
+                    threads = plan.tile // 4 * plan.rows
+                    name, ns = f"3: {plan.tile} x {threads}, {plan.chunks}, {plan.shared >> 10} KiB", plan.ns
+                else:
+                    ns = plan
+                print(f"{title:22} {name:>26} {us:7.1f} {nbytes / us / 1e6:6.2f} {nbytes / 3e6:6.1f} {ns / 1e3:9.1f} "
+                      f"{error:8.1e}")
+
+
+if __name__ == "__main__":
+    main()
