@@ -406,16 +406,6 @@ def gpu_count():
     return int(driver.cuDeviceGetCount()[1])
 
 
-def has_tensor_cores(index=None):
-    """Whether a GPU (default: the chosen one) multiplies float16 matrices by the instructions of sm_80 and later."""
-    if why_no_gpu():
-        return False
-    from cuda.bindings import driver
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-    device = driver.cuDeviceGet(_chosen if index is None else index)[1]
-    return int(driver.cuDeviceGetAttribute(attribute, device)[1]) >= 8
-
-
 @functools.cache
 def why_no_gpu():
     """None where a GPU can be used, else the reason in a few words."""

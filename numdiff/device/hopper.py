@@ -13,7 +13,8 @@ of the pipeline has two mbarriers, `full` and `empty`:
 
 ADDRESSES in shared memory are 32-bit numbers, `smem_u32(array)` plus bytes. Tensor maps are the arrays of 128 bytes
 that `tensor_map` makes on the host (tensor_map.py). Matrix descriptors are 64-bit numbers (emulator/wgmma.py says how
-they are made up). Coordinates and sizes of boxes run innermost dimension first.
+they are made up). Coordinates and sizes of boxes run innermost dimension first. Take coordinates from block indices,
+loop counters or arguments: with some that the issuing thread had read from memory an H100 met an illegal instruction.
 
     mbarriers       mbarrier_init, _inval, _arrive, _arrive_count, _expect_tx (which arrives too), _expect_tx_only,
                     _wait, _try_wait, _test_wait; fence_barrier_init                 PTX ISA, section 9.7.13.15

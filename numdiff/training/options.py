@@ -100,9 +100,8 @@ class TrainOptions:
     transport: str = setting("auto", "Run", "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs "
                              "of one host, else nccl if it is installed, else mpi.",
                              choices=("auto", "mpi", "peer", "nccl"))
-    precision: str = setting("auto", "Run", "Arithmetic: fp32 is all float32; fp16 has activations and products in "
-                             "float16 on tensor cores, and scales the loss; auto: fp16 on a GPU that has them.",
-                             choices=("auto", *PRECISIONS))
+    precision: str = setting("fp32", "Run", "Arithmetic: fp32 is all float32; fp16, on a GPU, has activations and "
+                             "products in float16 on tensor cores, and scales the loss.", choices=PRECISIONS)
     seed: int = setting(0, "Run", "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0,
                         high=SEEDS)
 
@@ -328,10 +327,7 @@ def _known(given):
 
 
 def _precision(name, device):
-    """"fp32" or "fp16" for one of these, or for auto."""
-    if name == "auto":
-        from ..device import has_tensor_cores
-        return "fp16" if device == "cuda" and has_tensor_cores() else "fp32"
+    """The name, if the device has that precision."""
     if name == "fp16" and device == "cpu":
         raise UsageError("--precision fp16 needs a GPU; use fp32 on the CPU, or leave it out.")
     return name
