@@ -66,7 +66,7 @@ class Builder:
 def capturing_gpu(run):
     gpu = Gpu.__new__(Gpu)
     gpu._parts = None
-    gpu.stream = types.SimpleNamespace(create_graph_builder=lambda: Builder(run), launched=run)
+    gpu.stream = types.SimpleNamespace(create_graph_builder=lambda: Builder(run), launched=run, sync=lambda: None)
     gpu._target = gpu.stream
     return gpu
 

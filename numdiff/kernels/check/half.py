@@ -81,7 +81,7 @@ def convolution_cases():
         def in_tiles(dy, x, dweight, dbias, only=(width, parts)):
             conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(dy, x, dweight, dbias, only=only)
 
-        yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 17, 8, 8, 3),
+        yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 33, 8, 8, 3),
                    lambda a, v, run=in_tiles: gradients(a, run if is_device(a.x) else reference),
                    label=f"float16, tile of {width}")
 
