@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..device import DeviceArray, empty, synchronize, upload
+from ..device.roof import Roof
 from ..errors import NumdiffError, UsageError
 from ..kernels import conv2d
 from ..kernels.check import CASES
 from .costs import arrays_in, cost_of, roof_of
-from .roof import Roof
 from .torch_kernels import MOST_CALLS, REPLAY_S, torch_call
 from .watch import watching_launches, watching_operations
 

@@ -17,9 +17,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ..device import cuda, int64, nanoseconds, zeros
+from ..device.roof import Roof
 from ..errors import NumdiffError
 from .costs import arrays_in, cost_of, roof_of
-from .roof import Roof
 from .watch import Layers, watching_launches, watching_operations
 
 WINDOW = 100  # launches for which the stream is held at a time: the driver queues about a thousand, events included

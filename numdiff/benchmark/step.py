@@ -10,9 +10,9 @@ from contextlib import nullcontext
 import numpy as np
 
 from ..device import synchronize
+from ..device.roof import peak_flops
 from ..errors import UsageError
 from ..training.build import build_model, build_trainer
-from .roof import peak_flops
 
 CLASSES = 9  # of a stand-in where the options ask for classes and do not say how many
 COMPARED = {"fp32": ("fp32",), "tf32": ("tf32",), "fp16": ("bf16", "fp16")}  # precision -> PyTorch's that compare

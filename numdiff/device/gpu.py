@@ -21,8 +21,6 @@ from ..errors import NumdiffError, OutOfMemoryError
 from .arena import Arena
 from .array import DeviceArray
 
-# float16 products with float32 sums that a multiprocessor's tensor cores make in a clock, from NVIDIA's whitepapers
-TENSOR_PRODUCTS = {(7, 5): 256, (8, 0): 1024, (8, 6): 256, (8, 9): 512, (9, 0): 2048}
 MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
 IPC_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE of cuda.h
 
@@ -110,10 +108,7 @@ class Gpu:
         self.multiprocessors = self.device.properties.multiprocessor_count
         self.compiled = 0
         lanes = 64 if self.capability in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor
-        clocks = self.multiprocessors * self.device.properties.clock_rate * 1e3
-        self.peak_float32_flops = 2 * lanes * clocks
-        products = TENSOR_PRODUCTS.get(self.capability)
-        self.peak_float16_flops = products and 2 * products * clocks
+        self.peak_float32_flops = 2 * lanes * self.multiprocessors * self.device.properties.clock_rate * 1e3
 
     def check(self, result):
         """Unwrap a driver call, or raise with the driver's own word."""

@@ -18,6 +18,7 @@ import warnings
 import numpy as np
 
 from .. import __version__
+from ..device.roof import peak_flops
 from ..diffusion import sample
 from ..errors import NumdiffError
 from ..nn.module import same_index
@@ -237,13 +238,6 @@ def _train(options, trainer, run_dir):
                 with pause():
                     images = draw_samples(trainer, options) if draws(options, trainer.model) else None
                     communicator.first(draw, images)
-
-
-def peak_flops(backend, precision):
-    """FLOP/s of a device at most, in a precision; None where it is not known."""
-    if backend is None:
-        return None
-    return getattr(backend, "peak_float16_flops", None) if precision == "fp16" else backend.peak_float32_flops
 
 
 def steps_until_next_event(step, options, ranks=1):

@@ -5,9 +5,9 @@ import pytest
 
 import numdiff.device.emulator
 from numdiff.benchmark.profile import HOLD_NS, WINDOW, Clock, Profile, profile_step
-from numdiff.benchmark.roof import Roof, peak_flops
 from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operations
 from numdiff.device import zeros
+from numdiff.device.roof import Roof, peak_flops
 from numdiff.kernels import add_forward, linear_forward
 from numdiff.training.options import resolve
 

@@ -5,7 +5,7 @@ of its multiprocessors' tensor cores at the highest clock that the driver report
 """
 import time
 
-from ..device import empty, synchronize
+from . import empty, synchronize
 
 # TFLOP/s by the makers' data sheets: name begins with -> (float16, TF32)
 PUBLISHED = {"NVIDIA H100 80GB HBM3": (989.4, 494.7), "NVIDIA H100 PCIe": (756.0, 378.0), "NVIDIA H200": (989.4, 494.7),
