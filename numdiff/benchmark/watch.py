@@ -98,7 +98,7 @@ class Layers:
         class Record(self._record):
             __slots__ = ()
 
-            def __init__(self, name, output, inputs, backward):
+            def __init__(self, name, output, inputs, backward, adds=False):
                 layer = tensor.scope[-1] if tensor.scope else None
 
                 def within(*gradients):
@@ -109,7 +109,7 @@ class Layers:
                         return backward(*gradients)
                     finally:
                         tensor.scope.pop()
-                super().__init__(name, output, inputs, within)
+                super().__init__(name, output, inputs, within, adds)
 
         def play(tape, *args, **kwargs):
             layers.backward = True

@@ -13,8 +13,8 @@ of the pipeline has two mbarriers, `full` and `empty`:
 
 ADDRESSES in shared memory are 32-bit numbers, `smem_u32(array)` plus bytes. Tensor maps are the arrays of 128 bytes
 that `tensor_map` makes on the host (tensor_map.py). Matrix descriptors are 64-bit numbers (emulator/wgmma.py says how
-they are made up). Coordinates and sizes of boxes run innermost dimension first. Take coordinates from block indices,
-loop counters or arguments: with some that the issuing thread had read from memory an H100 met an illegal instruction.
+they are made up). Coordinates and sizes of boxes run innermost dimension first; the innermost
+coordinate must be a multiple of 16 bytes, or a GPU ends with an illegal instruction.
 
     mbarriers       mbarrier_init, _inval, _arrive, _arrive_count, _expect_tx (which arrives too), _expect_tx_only,
                     _wait, _try_wait, _test_wait; fence_barrier_init                 PTX ISA, section 9.7.13.15
@@ -264,7 +264,8 @@ def _stores(rank, descriptor):
 def tma_load_1d(typingctx, smem, descriptor, barrier, x):
     """Start a copy of the box at element x of a tensor to the tile at a shared address; `barrier` counts its bytes.
 
-    Coordinates may be negative or beyond the end: what lies outside of the tensor comes as zeros, and counts.
+    Coordinates may be negative or beyond the end: what lies outside of the tensor comes as zeros, and counts. x must be
+    a multiple of 16 bytes.
     """
     return _loads(1, descriptor)
 

@@ -5,7 +5,8 @@ how the box is laid out in shared memory. All its sizes run innermost first, as 
 (CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, sections 5.5, "Tensors", and 9.7.9.27, "cp.async.bulk.tensor".)
 
 THE TILE. The box's elements lie one after another, innermost dimension first. What of a box lies outside of the tensor
-is zeros; outside elements are not written by a store. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
+is zeros; outside elements are not written by a store. In the innermost dimension a box begins at a multiple of 16 bytes,
+in the others anywhere: an H100 ends with an illegal instruction at any other place, which the PTX ISA does not say. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
 inside each such range of bytes, by address bits of shared memory (`swizzled`):
 
     128 bytes: bits 4-6 of the address are xored with bits 7-9        the pattern repeats every 1024 bytes
@@ -257,7 +258,13 @@ def _begin(machine, descriptor, coordinates, what):
         machine.report("descriptor", f"a {what} with {len(coordinates)} coordinates of a tensor map of {tensor.rank} "
                                      "dimensions", machine.site_here())
         return None
-    return tensor, tuple((int(c) + (1 << 31) & 0xFFFFFFFF) - (1 << 31) for c in coordinates)
+    at = tuple((int(c) + (1 << 31) & 0xFFFFFFFF) - (1 << 31) for c in coordinates)
+    if at[0] * tensor.itemsize % CHUNK:
+        machine.report("alignment", f"the {what} begins at element {at[0]} of the innermost dimension, byte "
+                                    f"{at[0] * tensor.itemsize} of a row, which is not a multiple of {CHUNK}: a GPU ends "
+                                    "with an illegal instruction", machine.site_here())
+        return None
+    return tensor, at
 
 
 def load(machine, address, descriptor, barrier, coordinates):

@@ -10,7 +10,9 @@ there is no reference cycle, and an activation lives exactly until the forward p
 that needs it has been played back.
 
 Accumulation. Parameter gradients are added into the model's flat gradient buffer by the operations themselves (+=).
-Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones.
+Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones. An operation
+whose backward kernel can add on its way takes what has arrived for its first input already (`adds=True`): then no pass
+over memory is spent on the sum.
 """
 import numpy as np
 
@@ -102,12 +104,25 @@ class Parameter:
 
 
 class Record:
-    """One executed operation: what to call with the output's gradient, and where its results go."""
+    """One executed operation: what to call with the output's gradient, and where its results go.
 
-    __slots__ = ("name", "output", "inputs", "backward")
+    adds: `backward` takes a second argument, the gradient that has arrived for the first input so far or None, and the
+    first gradient that it returns is the sum
+    """
 
-    def __init__(self, name, output, inputs, backward):
-        self.name, self.output, self.inputs, self.backward = name, output, inputs, backward
+    __slots__ = ("name", "output", "inputs", "backward", "adds")
+
+    def __init__(self, name, output, inputs, backward, adds=False):
+        self.name, self.output, self.inputs, self.backward, self.adds = name, output, inputs, backward, adds
+
+    def play(self, arrived):
+        """The gradients of the inputs, from the output's; for the first of them, what it had received is in it."""
+        if not self.adds:
+            return self.backward(arrived)
+        slot, before = self.inputs[0], None
+        if slot is not None:
+            before, slot.gradient = slot.gradient, None
+        return self.backward(arrived, before)
 
 
 class Tape:
@@ -145,7 +160,7 @@ class Tape:
             arrived, record.output.gradient = record.output.gradient, None
             if arrived is None:  # nothing that was differentiated depends on it
                 continue
-            gradients = record.backward(arrived)
+            gradients = record.play(arrived)
             if len(gradients) != len(record.inputs):
                 raise ValueError(f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs")
             for slot, value in zip(record.inputs, gradients, strict=True):
@@ -155,11 +170,12 @@ class Tape:
                     slot.receive(value)
 
 
-def record(name, result, inputs, backward, has_parameters=False):
+def record(name, result, inputs, backward, has_parameters=False, adds=False):
     """Wrap an operation's `result` array as a Tensor, and put the operation on the active tape.
 
     inputs: Tensors; backward: gradient of the result -> a tuple with one gradient (or None) for each input.
     has_parameters: the operation also adds to parameter gradients, so it is recorded whatever its inputs.
+    adds: `backward` also takes what has arrived for the first input so far (or None), and adds it (see `Record`).
     """
     tape = _active[-1] if _active else None
     if tape is None or not (has_parameters or any(x.slot for x in inputs)):
@@ -168,7 +184,7 @@ def record(name, result, inputs, backward, has_parameters=False):
     if tape.check_finite:
         check_finite(result, name)
     output = Tensor(result, requires_grad=True)
-    tape.records.append(Record(name, output.slot, tuple(x.slot for x in inputs), backward))
+    tape.records.append(Record(name, output.slot, tuple(x.slot for x in inputs), backward, adds))
     return output
 
 

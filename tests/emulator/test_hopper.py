@@ -526,6 +526,14 @@ UNIT_FAULTS = {
     "accumulators never written": (
         run_groups, [("    wgmma_8(first, da, db, i32(0))", "    wgmma_8(first, da, db, i32(1))")], "uninitialised",
         "wgmma_8(first, da, db, i32(1))", "the wgmma adds to array, parts of which this thread has never written"),
+    "load from the middle of 16 bytes": (
+        run_copy, [("                tma_load_2d(base, map_in, full, at[0], at[1])", "                "
+                                                                                     "tma_load_2d(base, map_in, full, 4, 0)")],
+        "alignment", "tma_load_2d(base, map_in", "the TMA load begins at element 4 of the innermost dimension, byte 8 of"),
+    "store to the middle of 16 bytes": (
+        run_copy, [("                tma_store_2d(base, map_out, at[5], at[6])", "                "
+                                                                                 "tma_store_2d(base, map_out, -1, 0)")],
+        "alignment", "tma_store_2d(base, map_out", "the TMA store begins at element -1 of the innermost dimension, byte -2"),
     "store of what nobody wrote": (
         run_copy, [("                tma_load_2d(base, map_in, full, at[0], at[1])", "                "
                                                                                      "mbarrier_arrive(full)"),

@@ -126,7 +126,8 @@ def test_average_copy_and_unscaling_in_one_pass(engine, rng, count):
 
 
 @pytest.mark.parametrize("size", [64, 260])
-def test_three_versions_give_the_same_bits(engine, rng, size):
+def test_three_versions_agree(engine, rng, size):
+    """In every bit, but on a GPU, where ptxas fuses each version's products and sums in its own way."""
     if not engine.has_versions:
         pytest.skip("the CPU engine has one version")
     start, results = [rng.standard_normal(size) ** 2 for _ in range(5)], []
@@ -136,4 +137,7 @@ def test_three_versions_give_the_same_bits(engine, rng, size):
         results.append((w, m, v, ema))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
-            engine.check_equal(a, b)
+            if engine.name == "cuda":
+                engine.check(a, download(b), 1e-6)
+            else:
+                engine.check_equal(a, b)

@@ -53,14 +53,14 @@ def test_flash_attention(engine, rng, shape, version):
     qkv, dy, heads = make(rng, shape)
     want, want_logsumexp = F.flash_attention_forward(qkv, heads, order)
     runs = [F.flash_attention_forward(engine(qkv), heads, order, version=version) for _ in range(2)]
-    engine.check(runs[0][0], want, 3e-6)
-    engine.check(runs[0][1], want_logsumexp, 3e-6)
+    engine.check(runs[0][0], want, 1e-5)
+    engine.check(runs[0][1], want_logsumexp, 1e-5)
     engine.check_equal(runs[0][0], runs[1][0])
     engine.check_equal(runs[0][1], runs[1][1])
     given = [engine(a) for a in (dy, qkv, want, want_logsumexp)]
     runs = [F.flash_attention_backward(*given, heads, order, version=version) for _ in range(2)]
     if shape[1] > 1:  # one key alone has no gradient but rounding errors, in q and k
-        engine.check(runs[0], F.flash_attention_backward(dy, qkv, want, want_logsumexp, heads, order), 3e-6)
+        engine.check(runs[0], F.flash_attention_backward(dy, qkv, want, want_logsumexp, heads, order), 1e-5)
     engine.check_equal(runs[0], runs[1])
 
 

@@ -111,7 +111,10 @@ def test_epilogue_float16(engine, rng, monkeypatch, version):
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("version", [None, 5, 6])
 def test_weight_gradient(engine, rng, monkeypatch, version, slices):
-    """dyᵀ·x, added into float32; the long sum, of any length, in one or three slices."""
+    """dyᵀ·x, added into float32; the long sum, of any length, in one or three slices.
+
+    Tensor cores cut off low bits of a long sum instead of rounding: 3.6e-6 for 3,001 products on an H100.
+    """
     skip_ptx(engine)
     if not engine.has_versions and version is not None or version is None and slices > 1:
         return
@@ -125,11 +128,11 @@ def test_weight_gradient(engine, rng, monkeypatch, version, slices):
         results.append(engine(start))
         P.matmul_forward(engine(a), engine(b), True, False, bias=engine(bias), alpha=0.5, out=results[-1],
                          accumulate=True, version=version)
-    engine.check(results[0], start + 0.5 * product(a, b, (True, False)) + bias, 2e-6)
+    engine.check(results[0], start + 0.5 * product(a, b, (True, False)) + bias, 1e-5)
     engine.check_equal(*results)
     if engine.name == "cuda":
         P.matmul_forward(engine(a), engine(b), True, False, out=results[0], version=version)
-        engine.check(results[0], product(a, b, (True, False)), 2e-6)
+        engine.check(results[0], product(a, b, (True, False)), 1e-5)
 
 
 @pytest.mark.parametrize("transposes", [(False, True), (False, False)])

@@ -39,18 +39,18 @@ def place(offset, swizzle):
     return 128 * line + 16 * (chunk // part * part + (chunk % part ^ line % part)) + byte
 
 
-COPIES = {  # name: (dtype, shape, box innermost first, swizzle, from, to)
-    "1d": (np.float32, (100,), (32,), 0, (5,), (60,)),
-    "1d begins before": (np.float16, (64,), (16,), 0, (-3,), (-8,)),
-    "1d ends behind": (np.uint8, (96,), (48,), 0, (72,), (90,)),
-    "2d none": (np.float16, (20, 24), (8, 6), 0, (3, 2), (1, 15)),
+COPIES = {  # name: (dtype, shape, box innermost first, swizzle, from, to); innermost at multiples of 16 bytes
+    "1d": (np.float32, (100,), (32,), 0, (4,), (60,)),
+    "1d begins before": (np.float16, (64,), (16,), 0, (-8,), (-8,)),
+    "1d ends behind": (np.uint8, (96,), (48,), 0, (64,), (80,)),
+    "2d none": (np.float16, (20, 24), (8, 6), 0, (8, 2), (16, 15)),
     "2d 32": (np.float16, (40, 32), (16, 20), 32, (8, 9), (16, 0)),
-    "2d 64": (np.float32, (24, 32), (16, 10), 64, (7, -4), (20, 19)),
-    "2d 128": (np.float16, (40, 72), (64, 16), 128, (5, 30), (8, 1)),
-    "2d narrow row in 128": (np.float16, (40, 72), (32, 16), 128, (5, 3), (8, 1)),
-    "2d float64": (np.float64, (9, 8), (2, 5), 32, (-1, 6), (7, 0)),
+    "2d 64": (np.float32, (24, 32), (16, 10), 64, (8, -4), (20, 19)),
+    "2d 128": (np.float16, (40, 72), (64, 16), 128, (16, 30), (8, 1)),
+    "2d narrow row in 128": (np.float16, (40, 72), (32, 16), 128, (48, 3), (8, 1)),
+    "2d float64": (np.float64, (9, 8), (2, 5), 32, (-2, 6), (6, 0)),
     "2d wholly outside": (np.int32, (8, 8), (4, 4), 0, (8, 0), (0, -4)),
-    "3d": (np.float16, (5, 6, 16), (8, 3, 2), 0, (12, -1, 4), (0, 5, -1)),
+    "3d": (np.float16, (5, 6, 16), (8, 3, 2), 0, (8, -1, 4), (0, 5, -1)),
     "4d image with halo": (np.float16, (2, 6, 6, 64), (64, 6, 3, 1), 128, (0, -1, -1, 1), (0, 1, 4, 0)),
     "5d": (np.uint16, (2, 3, 3, 4, 16), (8, 2, 3, 2, 2), 0, (8, 3, -1, 1, 1), (0, -1, 1, 2, -1)),
     "5d 64": (np.float16, (2, 2, 3, 3, 32), (32, 3, 2, 2, 1), 64, (0, -1, 2, 1, 1), (0, 0, 0, -1, 0)),
