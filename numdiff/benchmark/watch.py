@@ -112,11 +112,11 @@ class Layers:
                 super().__init__(name, output, inputs, within, adds)
 
         def play(tape, *args, **kwargs):
-            layers.backward = True
+            before, layers.backward = layers.backward, True  # a recomputed block plays a tape within a tape
             try:
                 return layers._play(tape, *args, **kwargs)
             finally:
-                layers.backward = False
+                layers.backward = before
 
         tensor.Record, tensor.Tape.backward = Record, play
         return self

@@ -13,8 +13,8 @@ of the pipeline has two mbarriers, `full` and `empty`:
 
 ADDRESSES in shared memory are 32-bit numbers, `smem_u32(array)` plus bytes. Tensor maps are the arrays of 128 bytes
 that `tensor_map` makes on the host (tensor_map.py). Matrix descriptors are 64-bit numbers (emulator/wgmma.py says how
-they are made up). Coordinates and sizes of boxes run innermost dimension first; the innermost
-coordinate must be a multiple of 16 bytes, or a GPU ends with an illegal instruction.
+they are made up). Coordinates and sizes of boxes run innermost dimension first. The innermost coordinate must be a
+multiple of 16 bytes, and no coordinate of a store negative, or a GPU ends with an illegal instruction.
 
     mbarriers       mbarrier_init, _inval, _arrive, _arrive_count, _expect_tx (which arrives too), _expect_tx_only,
                     _wait, _try_wait, _test_wait; fence_barrier_init                 PTX ISA, section 9.7.13.15
@@ -324,8 +324,8 @@ def tma_store_1d(typingctx, smem, descriptor, x):
     """Start a copy of the tile at a shared address to the box at element x of a tensor; part of this thread's open
     group.
 
-    Whoever stored into the tile must have given `fence_proxy_async()` since; what lies outside of the tensor is not
-    written.
+    x must be a multiple of 16 bytes, and not negative. Whoever stored into the tile must have given
+    `fence_proxy_async()` since; what lies outside of the tensor is not written.
     """
     return _stores(1, descriptor)
 

@@ -4,9 +4,14 @@ A tensor map says where a tensor of one to five dimensions lies in global memory
 how the box is laid out in shared memory. All its sizes run innermost first, as the coordinates of an instruction do.
 (CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, sections 5.5, "Tensors", and 9.7.9.27, "cp.async.bulk.tensor".)
 
-THE TILE. The box's elements lie one after another, innermost dimension first. What of a box lies outside of the tensor
-is zeros; outside elements are not written by a store. In the innermost dimension a box begins at a multiple of 16 bytes,
-in the others anywhere: an H100 ends with an illegal instruction at any other place, which the PTX ISA does not say. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
+THE TILE. The box's elements lie one after another, innermost dimension first; with a swizzle, rows that are shorter than
+its bytes begin as many bytes apart, and what lies between them is left alone. What of a box lies outside of the tensor
+is zeros; outside elements are not written by a store.
+
+WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a load also before the tensor's first element,
+a store not. Else a GPU ends with an illegal instruction. (Not in the PTX ISA; so it was on an H100, each case by itself:
+python -m tests.emulator.compare_hopper.)
+ A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
 inside each such range of bytes, by address bits of shared memory (`swizzled`):
 
     128 bytes: bits 4-6 of the address are xored with bits 7-9        the pattern repeats every 1024 bytes
@@ -35,6 +40,7 @@ from .faults import LaunchRefused, Unsupported
 from .mbarrier import find
 from .memory import GLOBAL, CheckedArray, IntegerArray, Memory
 
+LOAD, STORE = "TMA load", "TMA store"
 CHUNK = 16  # bytes that a swizzle moves together
 ALIGNMENT = 128  # bytes, of a tile in shared memory
 SWIZZLES = {0: 0, 32: 1, 64: 3, 128: 7}  # bytes -> mask of the bits that are xored
@@ -51,10 +57,11 @@ def swizzled(address, swizzle):
 
 
 @functools.lru_cache(256)
-def tile_chunks(address, size, swizzle):
+def tile_chunks(address, rows, row_bytes, swizzle):
     """For each 16-byte chunk of a tile at a shared address (modulo 1024), the number of the chunk where it lies."""
-    chunks = address + CHUNK * np.arange(size // CHUNK)
-    return (swizzled(chunks, swizzle) - address) // CHUNK
+    starts = address + max(row_bytes, swizzle) * np.arange(rows)[:, None]
+    chunks = starts + CHUNK * np.arange(row_bytes // CHUNK)
+    return ((swizzled(chunks, swizzle) - address) // CHUNK).reshape(-1)
 
 
 class TensorMap:
@@ -71,6 +78,8 @@ class TensorMap:
         self._check()
         self.rank, self.row_bytes = len(self.dims), self.box[0] * itemsize
         self.bytes = itemsize * int(np.prod(self.box))
+        self.rows = self.bytes // self.row_bytes
+        self.span = self.rows * max(self.row_bytes, swizzle)  # bytes of shared memory from the tile's first to its last
         self.number = next(_NUMBERS)
         MAPS[self.number] = self
         _RECENT.append(self)
@@ -110,6 +119,10 @@ class TensorMap:
         words = np.zeros(16, np.uint64)
         words[0], words[1] = _MAGIC, self.number
         return words.view(np.uint8)
+
+    def chunks(self, address):
+        """The number of the 16-byte chunk in which each chunk of a tile at this shared address lies."""
+        return tile_chunks(address % 1024, self.rows, self.row_bytes, self.swizzle)
 
     # boxes ------------------------------------------------------------------------------------------------------------
 
@@ -214,16 +227,20 @@ class Load:
         tile = np.zeros(tensor.box[::-1], f"V{tensor.itemsize}")
         if all(high > low for low, high in inside):
             tile[tuple(slice(low, high) for low, high in reversed(inside))] = tensor.elements(self.at, inside)
-        stop = self.offset + tensor.bytes
-        chunks = tile_chunks((memory.address + self.offset) % 1024, tensor.bytes, tensor.swizzle)
+        stop = self.offset + tensor.span
+        chunks = tensor.chunks(memory.address + self.offset)
         memory.bytes[self.offset:stop].reshape(-1, CHUNK)[chunks] = tile.reshape(-1).view(np.uint8).reshape(-1, CHUNK)
         machine.stores += 1
         self.block.state["loads"].remove(self)
         if machine.checked:
-            memory.mark_written(self.offset, stop)
+            if tensor.span == tensor.bytes:
+                memory.mark_written(self.offset, stop)
+            else:
+                for start in (self.offset + CHUNK * chunks).tolist():
+                    memory.mark_written(start, start + CHUNK)
             for start in [s for s, tile in memory.layouts.items() if s < stop and self.offset < s + tile[0]]:
                 del memory.layouts[start]
-            memory.layouts[self.offset] = tensor.bytes, tensor.swizzle, tensor.row_bytes
+            memory.layouts[self.offset] = tensor.span, tensor.swizzle, tensor.row_bytes
             self.pending.done = self.barrier.current
             if self.source is not None:
                 self.source.end()
@@ -236,8 +253,8 @@ def _tile(machine, address, tensor, what):
     """(memory, offset) of the tile at a shared address; None after a fault."""
     address = int(address) & 0xFFFFFFFF
     found = machine.shared_memory(address)
-    if found is None or found[1] + tensor.bytes > found[0].size:
-        machine.report("bounds", f"the {what} of {tensor.bytes} bytes at the shared address {address:#x} does not lie "
+    if found is None or found[1] + tensor.span > found[0].size:
+        machine.report("bounds", f"the {what} of {tensor.span} bytes at the shared address {address:#x} does not lie "
                                  "in the block's shared memory", machine.site_here())
         return None
     if address % ALIGNMENT:
@@ -264,14 +281,18 @@ def _begin(machine, descriptor, coordinates, what):
                                     f"{at[0] * tensor.itemsize} of a row, which is not a multiple of {CHUNK}: a GPU ends "
                                     "with an illegal instruction", machine.site_here())
         return None
+    if what == STORE and min(at) < 0:
+        machine.report("bounds", f"the {what} begins before the tensor, at {list(at)}: a GPU ends with an illegal "
+                                 "instruction; only a load may", machine.site_here())
+        return None
     return tensor, at
 
 
 def load(machine, address, descriptor, barrier, coordinates):
     """`cp.async.bulk.tensor` from global to shared memory, complete on an mbarrier."""
-    begun = _begin(machine, descriptor, coordinates, "TMA load")
+    begun = _begin(machine, descriptor, coordinates, LOAD)
     barrier = begun and find(machine, barrier, "completes on")
-    place = barrier and _tile(machine, address, begun[0], "TMA load")
+    place = barrier and _tile(machine, address, begun[0], LOAD)
     if not place:
         return
     copy = Load()
@@ -301,14 +322,14 @@ def _named(copy, descriptor):
 def _claim_load(machine, copy):
     """The checks of a load that starts, and what it uses until it arrives."""
     thread, site, tensor, barrier = copy.thread, copy.site, copy.tensor, copy.barrier
-    engine, start, stop = machine.asynchronous, copy.offset, copy.offset + tensor.bytes
+    engine, start, stop = machine.asynchronous, copy.offset, copy.offset + tensor.span
     if engine.checked and not engine.visible(barrier.made, thread):
         machine.report("proxy", f"the TMA load completes on {barrier}, after whose initialisation there is no "
                                 "fence_barrier_init()", site,
                        others=[("initialised at", machine.place(barrier.site, barrier.made[0]))])
-    engine.claim(copy.memory, start, stop, True, "TMA load", site)
+    engine.claim(copy.memory, start, stop, True, LOAD, site)
     wait = f"wait for phase {barrier.number} of {barrier.name}"
-    copy.pending = Pending("TMA load", copy.memory, start, stop, True, thread, site, wait)
+    copy.pending = Pending(LOAD, copy.memory, start, stop, True, thread, site, wait)
     inside = tensor.inside(copy.at)
     if all(high > low for low, high in inside):
         memory, first, last, pieces = _known_pieces(machine, tensor, copy.at, inside)
@@ -320,8 +341,8 @@ def _claim_load(machine, copy):
                                                     "neighbours, some of which nobody has written", site)
                     break
             del valid
-        engine.claim(memory, first, last, False, "TMA load", site, pieces)
-        copy.source = Pending("TMA load", memory, first, last, False, thread, site, wait, pieces)
+        engine.claim(memory, first, last, False, LOAD, site, pieces)
+        copy.source = Pending(LOAD, memory, first, last, False, thread, site, wait, pieces)
         if machine.recorder is not None:
             machine.recorder.bulk(memory, [(s, pieces.length) for s in pieces.starts], site, False)
     copy.seen, copy.clock = thread.seen, thread.clock
@@ -346,8 +367,8 @@ class Store:
         if self.tile is not None:
             return
         tensor, memory = self.tensor, self.memory
-        chunks = tile_chunks((memory.address + self.offset) % 1024, tensor.bytes, tensor.swizzle)
-        data = memory.bytes[self.offset:self.offset + tensor.bytes].reshape(-1, CHUNK)[chunks]
+        chunks = tensor.chunks(memory.address + self.offset)
+        data = memory.bytes[self.offset:self.offset + tensor.span].reshape(-1, CHUNK)[chunks]
         self.tile = data.reshape(-1).view(f"V{tensor.itemsize}").reshape(tensor.box[::-1])
         if self.reads is not None:
             self.reads.done = Completion()
@@ -419,8 +440,8 @@ class ThreadStores:
 
 def store(machine, address, descriptor, coordinates):
     """`cp.async.bulk.tensor` from shared to global memory, complete in a group of its thread."""
-    begun = _begin(machine, descriptor, coordinates, "TMA store")
-    place = begun and _tile(machine, address, begun[0], "TMA store")
+    begun = _begin(machine, descriptor, coordinates, STORE)
+    place = begun and _tile(machine, address, begun[0], STORE)
     if not place:
         return
     copy, thread = Store(), machine.thread
@@ -438,20 +459,22 @@ def store(machine, address, descriptor, coordinates):
 def _claim_store(machine, copy):
     """The checks of a store that starts, and what it uses until it is complete."""
     thread, site, tensor, shared = copy.thread, copy.site, copy.tensor, copy.memory
-    engine, start, stop = machine.asynchronous, copy.offset, copy.offset + tensor.bytes
+    engine, start, stop = machine.asynchronous, copy.offset, copy.offset + tensor.span
     if machine.access.initialised and shared.valid is not None:
-        unwritten = bytes(shared.valid[start:stop]).find(0)
-        if unwritten >= 0:
-            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, start + unwritten)}, "
-                                            "which nobody has written", site)
-    engine.claim(shared, start, stop, False, "TMA store", site)
-    copy.reads = Pending("TMA store", shared, start, stop, False, thread, site, "wait for it with "
+        chunks = tensor.chunks(shared.address + start)
+        valid = np.frombuffer(bytes(shared.valid[start:stop]), np.uint8).reshape(-1, CHUNK)
+        for chunk in np.sort(chunks[~valid[chunks].all(axis=1)])[:1].tolist():
+            first = start + CHUNK * chunk + int(np.argmin(valid[chunk]))
+            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, first)}, which nobody has "
+                                            "written", site)
+    engine.claim(shared, start, stop, False, STORE, site)
+    copy.reads = Pending(STORE, shared, start, stop, False, thread, site, "wait for it with "
                                                                                 "tma_store_wait_read_0()")
     inside = tensor.inside(copy.at)
     if all(high > low for low, high in inside):
         memory, first, last, pieces = _known_pieces(machine, tensor, copy.at, inside)
-        engine.claim(memory, first, last, True, "TMA store", site, pieces)
-        copy.writes = Pending("TMA store", memory, first, last, True, thread, site, "wait for it with "
+        engine.claim(memory, first, last, True, STORE, site, pieces)
+        copy.writes = Pending(STORE, memory, first, last, True, thread, site, "wait for it with "
                                                                                     "tma_store_wait_0()",
                               pieces)
         if machine.recorder is not None:

@@ -222,7 +222,7 @@ def chunks_found(copy):
         box[tuple(slice(low, high) for low, high in reversed(inside))] = tensor.elements(copy.at, inside)
     wanted = box.reshape(-1).view(np.uint8).reshape(-1, tensor.row_bytes // CHUNK, CHUNK)
     lies = {}
-    for offset in range(0, tensor.bytes, CHUNK):
+    for offset in range(0, tensor.span, CHUNK):
         data = memory.bytes[copy.offset + offset:copy.offset + offset + CHUNK].tobytes()
         if any(data):
             if data in lies:
@@ -252,7 +252,7 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
         places = chunks_found(copy)[:rows]
         source = f"load of {tensor.name} at {list(copy.at)}, read from shared memory"
     else:
-        offsets = np.arange(rows)[:, None] * row_bytes + np.arange(row_bytes // CHUNK)[None, :] * CHUNK
+        offsets = np.arange(rows)[:, None] * max(row_bytes, swizzle) + np.arange(row_bytes // CHUNK)[None, :] * CHUNK
         places, source = swizzled(address + offsets, swizzle) - address, "where a copy would put it"
     rows, columns = places.shape
     chunk = min(chunk, columns - 1)

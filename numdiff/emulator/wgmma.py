@@ -362,7 +362,7 @@ def _check_layout(machine, operand, name, site):
             machine.report("descriptor", f"the descriptor of matrix {name} says {_say(d.swizzle)}, but the copy engine "
                                          "wrote "
                                          f"the tile at {machine.access.say(memory, start)} with {_say(swizzle)}", site)
-        elif row != (d.swizzle or CHUNK):
+        elif not swizzle and row != CHUNK:
             machine.report("descriptor", f"the descriptor of matrix {name}, with {_say(d.swizzle)}, reads rows of "
                                          f"{d.swizzle or CHUNK} bytes, but the copy engine wrote rows of {row} bytes "
                                          f"to the tile at {machine.access.say(memory, start)}", site)

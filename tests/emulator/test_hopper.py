@@ -35,7 +35,7 @@ def launch(kernel, block, *arguments, grid=1, shared=0, **options):
 def test_boxes_are_copied_as_the_isa_says(name, checks):
     x, y, box, swizzle, at, raw, want = inputs.copy_case(name)
     got = np.zeros(len(raw) // 4, np.uint32)
-    launch(units.make_copy(x.ndim, len(raw)), 32, tensor_map(x, box, swizzle), tensor_map(y, box, swizzle), at, got,
+    launch(units.make_copy(x.ndim, x.itemsize * int(np.prod(box))), 32, tensor_map(x, box, swizzle), tensor_map(y, box, swizzle), at, got,
            shared=len(raw), checks=checks)
     assert np.array_equal(got.view(np.uint8), raw)
     assert np.array_equal(y, want)
@@ -532,12 +532,17 @@ UNIT_FAULTS = {
         "alignment", "tma_load_2d(base, map_in", "the TMA load begins at element 4 of the innermost dimension, byte 8 of"),
     "store to the middle of 16 bytes": (
         run_copy, [("                tma_store_2d(base, map_out, at[5], at[6])", "                "
-                                                                                 "tma_store_2d(base, map_out, -1, 0)")],
-        "alignment", "tma_store_2d(base, map_out", "the TMA store begins at element -1 of the innermost dimension, byte -2"),
+                                                                                 "tma_store_2d(base, map_out, 1, 0)")],
+        "alignment", "tma_store_2d(base, map_out", "the TMA store begins at element 1 of the innermost dimension, byte 2"),
+    "store that begins before the tensor": (
+        run_copy, [("                tma_store_2d(base, map_out, at[5], at[6])", "                "
+                                                                                 "tma_store_2d(base, map_out, 0, -1)")],
+        "bounds", "tma_store_2d(base, map_out", r"the TMA store begins before the tensor, at \[0, -1\]"),
     "store of what nobody wrote": (
         run_copy, [("                tma_load_2d(base, map_in, full, at[0], at[1])", "                "
                                                                                      "mbarrier_arrive(full)"),
                    ("            mbarrier_expect_tx(full, u32(nbytes))\n", ""),
+                   ("            tile[i] = u32(0)  #", "            pass  #"),
                    ("            raw[i] = tile[i]", "            raw[i] = u32(0)")], "uninitialised",
         "tma_store_2d(base, map_out", r"the TMA store reads tile\[0\], which nobody has written"),
 }

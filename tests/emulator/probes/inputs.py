@@ -27,38 +27,44 @@ def with_box(y, at, tile):
     return y
 
 
-def place(offset, swizzle):
+def place(offset, swizzle, row=None):
     """Where the byte at `offset` of a tile lies, if the tile begins at a multiple of 1024 bytes.
+
+    row: bytes of a row where they are fewer than the swizzle's: rows then begin as many bytes apart as it has
 
     The patterns as figures show them: memory in lines of 128 bytes, eight chunks of 16 bytes each; with 128 bytes chunk
     c of line l is at c ^ (l % 8); with 64 bytes the two halves of a line, four chunks each, are mixed by l % 4; with 32
     bytes the four quarters by l % 2.
     """
+    if row is not None:
+        offset = offset // row * max(row, swizzle) + offset % row
     line, chunk, byte = offset // 128, offset // 16 % 8, offset % 16
     part = max(swizzle // 16, 1)
     return 128 * line + 16 * (chunk // part * part + (chunk % part ^ line % part)) + byte
 
 
-COPIES = {  # name: (dtype, shape, box innermost first, swizzle, from, to); innermost at multiples of 16 bytes
+COPIES = {  # name: (dtype, shape, box innermost first, swizzle, from, to); only loads may begin before the tensor
     "1d": (np.float32, (100,), (32,), 0, (4,), (60,)),
-    "1d begins before": (np.float16, (64,), (16,), 0, (-8,), (-8,)),
+    "1d begins before": (np.float16, (64,), (16,), 0, (-8,), (8,)),
     "1d ends behind": (np.uint8, (96,), (48,), 0, (64,), (80,)),
     "2d none": (np.float16, (20, 24), (8, 6), 0, (8, 2), (16, 15)),
     "2d 32": (np.float16, (40, 32), (16, 20), 32, (8, 9), (16, 0)),
     "2d 64": (np.float32, (24, 32), (16, 10), 64, (8, -4), (20, 19)),
     "2d 128": (np.float16, (40, 72), (64, 16), 128, (16, 30), (8, 1)),
-    "2d narrow row in 128": (np.float16, (40, 72), (32, 16), 128, (48, 3), (8, 1)),
+    "2d row of 64 in 128": (np.float16, (40, 72), (32, 16), 128, (48, 3), (8, 1)),
+    "2d row of 16 in 128": (np.float16, (40, 72), (8, 16), 128, (32, 3), (0, 1)),
+    "2d row of 32 in 64": (np.float16, (40, 72), (16, 16), 64, (32, 3), (0, 1)),
     "2d float64": (np.float64, (9, 8), (2, 5), 32, (-2, 6), (6, 0)),
-    "2d wholly outside": (np.int32, (8, 8), (4, 4), 0, (8, 0), (0, -4)),
-    "3d": (np.float16, (5, 6, 16), (8, 3, 2), 0, (8, -1, 4), (0, 5, -1)),
+    "2d wholly outside": (np.int32, (8, 8), (4, 4), 0, (8, 0), (0, 8)),
+    "3d": (np.float16, (5, 6, 16), (8, 3, 2), 0, (8, -1, 4), (0, 5, 4)),
     "4d image with halo": (np.float16, (2, 6, 6, 64), (64, 6, 3, 1), 128, (0, -1, -1, 1), (0, 1, 4, 0)),
-    "5d": (np.uint16, (2, 3, 3, 4, 16), (8, 2, 3, 2, 2), 0, (8, 3, -1, 1, 1), (0, -1, 1, 2, -1)),
-    "5d 64": (np.float16, (2, 2, 3, 3, 32), (32, 3, 2, 2, 1), 64, (0, -1, 2, 1, 1), (0, 0, 0, -1, 0)),
+    "5d": (np.uint16, (2, 3, 3, 4, 16), (8, 2, 3, 2, 2), 0, (8, 3, -1, 1, 1), (0, 3, 1, 2, 1)),
+    "5d 64": (np.float16, (2, 2, 3, 3, 32), (32, 3, 2, 2, 1), 64, (0, -1, 2, 1, 1), (0, 0, 0, 1, 0)),
 }
 
 
 def copy_case(name):
-    """(x, y, box, swizzle, at (int32[10]), the bytes of the tile, what y must be)."""
+    """(x, y, box, swizzle, at (int32[10]), the bytes of the tile with zeros in its gaps, what y must be)."""
     dtype, shape, box, swizzle, source, target = COPIES[name]
     x = (1 + np.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype)
     y = np.full(shape, 7, dtype)
@@ -66,9 +72,10 @@ def copy_case(name):
     at[:len(shape)], at[5:5 + len(shape)] = source, target
     tile = box_of(x, source, box)
     data = tile.reshape(-1).view(np.uint8)
-    raw = np.zeros_like(data)
+    row = box[0] * x.itemsize
+    raw = np.zeros(len(data) // row * max(row, swizzle), np.uint8)
     for offset in range(0, len(data), 16):
-        to = place(offset, swizzle)
+        to = place(offset, swizzle, row)
         raw[to:to + 16] = data[offset:offset + 16]
     return x, y, box, swizzle, at, raw, with_box(y, target, tile)
 

@@ -54,7 +54,7 @@ u32, u64, i32 = np.uint32, np.uint64, np.int32
 def make_copy(rank, nbytes):
     """A box of one tensor into shared memory, its bytes to `raw` as they lie there, and the tile into another tensor.
 
-    at: int32[10], where the box is taken from, and from at[5] on where it is put
+    nbytes: of the box; at: int32[10], where the box is taken from, and from at[5] on where it is put
     """
     @cuda.jit
     def copy(map_in, map_out, at, raw):
@@ -66,6 +66,9 @@ def make_copy(rank, nbytes):
             tma_prefetch(map_in)
             mbarrier_init(full, u32(1))
             fence_barrier_init()
+        for i in range(t, raw.size, 32):
+            tile[i] = u32(0)  # in the gaps between short rows it stays so
+        fence_proxy_async()
         cuda.syncthreads()
         if t == 0:
             mbarrier_expect_tx(full, u32(nbytes))
@@ -80,7 +83,7 @@ def make_copy(rank, nbytes):
             else:
                 tma_load_5d(base, map_in, full, at[0], at[1], at[2], at[3], at[4])
         mbarrier_wait(full, u32(0))
-        for i in range(t, nbytes // 4, 32):
+        for i in range(t, raw.size, 32):
             raw[i] = tile[i]
         if t == 0:
             if rank == 1:
