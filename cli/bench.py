@@ -3,7 +3,8 @@ import click
 
 from .settings import GroupedCommand, ListOf, Setting, settings
 
-SHARED = ("preset", "device", "precision", "batch", "microbatch", "image_size", "channels")
+SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "microbatch", "image_size", "channels")
+KERNELS = ("device", "precision", "batch", "image_size", "channels")
 DIT = ("architecture", "num_classes")
 
 
@@ -37,9 +38,11 @@ def step_command(model, *more):
             ("--versus", {"type": click.Choice(["torch"]), "help": "Measure PyTorch's step of the same model, too, in "
                           "turns with numdiff's."}),
             ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs "
-                         "(compiled, with CUDA graphs).  [default: all]"}),
+                         "(compiled, with CUDA graphs), or all; to compile takes a minute or so.  [default: "
+                         "eager,graphs; on the CPU eager,compile]"}),
             ("--torch-precision", {"metavar": "NAME,…", "type": ListOf(str), "help": "PyTorch's arithmetic: fp32 "
-                                   "(strict), tf32, bf16, fp16.  [default: what compares with --precision]"}))(function)
+                                   "(strict), tf32, bf16, fp16, or all.  [default: what compares with --precision; "
+                                   "bf16 for fp16]"}))(function)
         return step.command(cls=GroupedCommand)(settings(*SHARED, *more, model=model)(function))
     return decorate
 
@@ -79,6 +82,9 @@ def measure(model, steps, warmup, given, versus, modes, torch_precision):
     share = "" if result["mfu"] is None else f", {100 * result['mfu']:.1f} % of the card's peak"
     click.echo(f"speed        {result['images_per_second']:,.1f} images/s, {result['tflops']:.3g} TFLOP/s{share}")
     click.echo(f"peak memory  {result['peak_mib']:,.0f} MiB ({result['peak_of']})")
+    if result["memory"]:
+        from numdiff.benchmark.memory import in_short
+        click.echo(f"held         {in_short(result['memory'])}")
     if pairs:
         click.echo("\n".join(["", *comparison(result, options.precision)]))
 
@@ -89,7 +95,7 @@ def measured(result):
 
 def torch_pairs(options, versus, modes, torch_precision):
     """The (mode, precision) pairs of PyTorch that are asked for; a `UsageError` where one does not exist."""
-    from numdiff.benchmark.step import COMPARED
+    from numdiff.benchmark.step import BEST_MODES, COMPARED
     from numdiff.benchmark.torch_step import MODES, PRECISIONS, require_torch
     from numdiff.errors import UsageError
     if not versus:
@@ -99,12 +105,16 @@ def torch_pairs(options, versus, modes, torch_precision):
         return []
     for option, names, known in (("--modes", modes, MODES), ("--torch-precision", torch_precision, PRECISIONS)):
         for name in names or ():
-            if name not in known:
-                raise UsageError(f"{option} {name} does not exist; use some of {', '.join(known)}.")
+            if name not in known and names != ("all",):
+                raise UsageError(f"{option} {name} does not exist; use some of {', '.join(known)}, or all.")
     require_torch()
-    gpu = options.device == "cuda"
-    modes = modes or [mode for mode in MODES if gpu or mode != "graphs"]
-    precisions = torch_precision or (COMPARED[options.precision] if gpu else ("fp32",))
+    device = "cuda" if options.device == "cuda" else "cpu"
+    if modes == ("all",):
+        modes = [mode for mode in MODES if device == "cuda" or mode != "graphs"]
+    if torch_precision == ("all",):
+        torch_precision = PRECISIONS
+    modes = modes or BEST_MODES[device]
+    precisions = torch_precision or (COMPARED[options.precision] if device == "cuda" else ("fp32",))
     return [(mode, precision) for precision in precisions for mode in modes]
 
 
@@ -118,7 +128,8 @@ def comparison(result, precision):
             continue
         mfu = f"{100 * row['mfu']:5.1f} %" if row["mfu"] else f"{'–':>7}"
         ratio = f"{row['ratio']:.2f} times as long" if "ratio" in row else ""
-        yield f"{name:24s} {row['ms']:9.2f} {row['tflops']:8.3g} {mfu} {row['peak_mib']:9,.0f}  {ratio}"
+        peak = f"{row['peak_mib']:9,.0f}" if row["peak_mib"] else f"{'–':>9}"
+        yield f"{name:24s} {row['ms']:9.2f} {row['tflops']:8.3g} {mfu} {peak}  {ratio}"
     yield "PyTorch's step is without noise, clipping and average of weights, which numdiff's has."
 
 
@@ -132,7 +143,7 @@ def comparison(result, precision):
                   "[default: 3; all where operations are named]"}),
     ("--versus", {"type": click.Choice(["torch"]), "help": "cuBLAS and cuDNN beside it, by PyTorch.  [default: where "
                   "it is installed]"}))
-@settings(*(name for name in SHARED if name not in ("preset", "microbatch")), *DIT, model="dit")
+@settings(*KERNELS, *DIT, model="dit")
 def kernels(operations, of, chosen, shapes, versus, **given):
     """Each version of the operations (default: all) at a model's own shapes.
 
@@ -161,10 +172,12 @@ def kernels(operations, of, chosen, shapes, versus, **given):
 @measurement(
     ("--of", {"type": click.Choice(["unet", "dit"]), "default": "unet", "show_default": True,
               "help": "Whose shapes: those of a training step of this model."}),
+    ("--shapes", {"metavar": "N", "type": click.IntRange(1),
+                  "help": "Shapes of each kind, those with most arithmetic.  [default: all]"}),
     ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
                "help": "The table to write.  [default: this card's, in numdiff/kernels/tuning]"}))
-@settings(*(name for name in SHARED if name not in ("preset", "microbatch")), *DIT, model="dit")
-def tune(of, out, **given):
+@settings(*KERNELS, *DIT, model="dit")
+def tune(of, shapes, out, **given):
     """Measure which tiles are best for the float16 kernels on this card, and write its table.
 
     Launchers choose tiles by an estimate; the table has the shapes for which another choice is faster.
@@ -174,6 +187,6 @@ def tune(of, out, **given):
 
     options = resolve({"model": of, **given})
     echo_model(options)
-    path, found = measure_tiles(options, out, click.echo)
+    path, found = measure_tiles(options, out, click.echo, shapes)
     better = sum(choice is not None for rows in found.values() for choice in rows.values())
     click.echo(f"{better} of {sum(map(len, found.values()))} shapes have a faster choice; written to {path}")

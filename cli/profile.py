@@ -1,19 +1,24 @@
-"""`numdiff profile`: where the time of a training step goes."""
+"""`numdiff profile`: where the time and the memory of a training step go."""
 import click
 
 from .settings import GroupedCommand, Setting, settings
 
-SHARED = ("preset", "device", "precision", "batch", "microbatch", "image_size", "channels")
+SHARED = ("preset", "device", "precision", "recompute", "batch", "microbatch", "image_size", "channels")
 
 
 @click.group()
 def profile():
-    """Show where the time of a training step goes, by kernel and by layer."""
+    """Show where the time of a training step goes, by kernel and by layer, and what holds its memory."""
 
 
 def profile_command(model, *more):
     """Decorator: a subcommand of `profile` with the settings that matter, those in `more` besides."""
     def decorate(function):
+        function = click.option(
+            "--clock", cls=Setting, heading="Measurement", type=click.Choice(["auto", "graph", "events"]),
+            default="auto", show_default=True,
+            help="How kernels are timed on a GPU: inside the replayed graph (by CUPTI, through PyTorch's profiler), or "
+                 "one by one between events; auto: the first where PyTorch is installed.")(function)
         for option, attributes in reversed((
                 ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
                            "help": "Write a timeline for chrome://tracing or ui.perfetto.dev."}),
@@ -27,18 +32,18 @@ def profile_command(model, *more):
 
 
 @profile_command("unet")
-def unet(out, rows, depth, **given):
+def unet(out, rows, depth, clock, **given):
     """The training step of a UNet."""
-    show("unet", out, rows, depth, given)
+    show("unet", out, rows, depth, clock, given)
 
 
 @profile_command("dit", "architecture", "num_classes")
-def dit(out, rows, depth, **given):
+def dit(out, rows, depth, clock, **given):
     """The training step of a DiT."""
-    show("dit", out, rows, depth, given)
+    show("dit", out, rows, depth, clock, given)
 
 
-def show(model, out, rows, depth, given):
+def show(model, out, rows, depth, clock, given):
     from numdiff.benchmark.profile import profile_step
     from numdiff.training.options import resolve
 
@@ -46,18 +51,23 @@ def show(model, out, rows, depth, given):
 
     options = resolve({"model": model, **given})
     echo_model(options)
-    found = profile_step(options)
+    found = profile_step(options, clock=clock)
     total = found.total_us
     click.echo(f"device       {found.device}")
     click.echo(f"step         {found.step_ms:.3f} ms" + (", captured as a graph" if found.captured else ""))
     kernels = "kernels" if found.launches[0].grid else "operations"
-    click.echo(f"{kernels:12s} {len(found.launches):,}, together {total / 1e3:.3f} ms: each by itself"
-               + (", so that their sum exceeds the captured step" if found.captured else ""))
+    click.echo(f"{kernels:12s} {len(found.launches):,}, together {total / 1e3:.3f} ms, "
+               f"{0.1 * total / found.step_ms:.1f} % of the step; timed {found.clock}")
+    if found.replay_us:
+        click.echo(f"replay       {found.replay_us / 1e3:.3f} ms from the first kernel's start to the last one's end, "
+                   f"of which {(found.replay_us - total) / 1e3:.3f} ms lie between kernels")
     if found.roof.bandwidth:
         click.echo(f"memory       {found.roof.bandwidth / 1e9:,.0f} GB/s, measured by a copy")
-    click.echo("\n".join(["", *table(found.by_kernel(), kernels[:-1], rows)]))
+    click.echo("\n".join(["", *table(found.by_kernel(), kernels[:-1], rows), *footer(found)]))
     layers = [(f"{layer} {direction}", *rest) for (layer, direction), *rest in found.by_layer(depth)]
     click.echo("\n".join(["", *table(layers, "layer", rows)]))
+    if found.memory:
+        click.echo("\n".join(["", *memory_table(*found.memory, rows)]))
     if out:
         found.save(out)
         click.echo(f"\ntimeline     {out}")
@@ -77,3 +87,21 @@ def table(found, title, rows):
         more = f"{len(rest)} more"
         yield (f"{more:{width}}  {sum(r[1] for r in rest):5d} {sum(r[2] for r in rest):9,.1f} "
                f"{100 * sum(r[3] for r in rest):4.1f} %")
+
+
+def footer(found):
+    """Lines that hold the sum over all kernels against the step."""
+    total, step = found.total_us, 1e3 * found.step_ms
+    yield f"{'together':10} {len(found.launches):,} in {total:,.1f} µs; the step, measured by itself: {step:,.1f} µs"
+
+
+def memory_table(peak, held, rows):
+    """Lines about what holds the memory when most is held."""
+    width = max(len(name) for name, _ in held[:rows])
+    yield f"{'memory held when most is':{width}}       MiB  share"
+    for name, nbytes in held[:rows]:
+        yield f"{name:{width}}  {nbytes / 2**20:9,.1f} {100 * nbytes / peak:4.1f} %"
+    if held[rows:]:
+        rest = sum(nbytes for _, nbytes in held[rows:])
+        yield f"{f'{len(held) - rows} more':{width}}  {rest / 2**20:9,.1f} {100 * rest / peak:4.1f} %"
+    yield f"{'together':{width}}  {peak / 2**20:9,.1f}"

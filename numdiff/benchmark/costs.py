@@ -16,9 +16,9 @@ from ..device import DeviceArray
 from ..kernels import conv2d
 
 # functions that are one pass of a convolution, on some rung -> which
-CONVOLUTIONS = re.compile(r"(?:hopper|mma|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"
+CONVOLUTIONS = re.compile(r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"
                           r"(?:_3x3)?$")
-PRODUCTS = re.compile(r"conv2d|linear|matmul|attention|(?:hopper|mma)_(?:forward|input|weight)")  # for tensor cores
+PRODUCTS = re.compile(r"conv2d|linear|matmul|attention|(?:hopper|mma|tf32)_(?:forward|input|weight)")  # tensor cores
 IN_PLACE = ("adamw_update", "ema_update")  # what comes in also goes out, so their cost functions count the bytes
 
 

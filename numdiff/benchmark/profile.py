@@ -1,11 +1,9 @@
-"""Where a training step's time goes: by kernel, and by layer.
+"""Where a training step's time goes: by kernel, and by layer; and what holds its memory.
 
-The step runs eagerly with two events of the driver around each launch, and the times are those between them. The
-captured step is faster than their sum: in a graph one kernel starts while the last one ends. It is measured too, and
-stands beside the sum.
-
-Python takes longer to launch a kernel than most kernels take to run, and an event of an idle stream would count that,
-too. So the stream is held up first, by a kernel that only waits, until Python has launched the next kernels (`Clock`).
+A step runs eagerly while its operations and launches are watched. How long each launch takes comes, if that can be had,
+from inside the replayed graph, else from events around each launch (clocks.py): then a kernel is timed by itself, where
+in a graph it starts while the last one ends, and the sum over all kernels may exceed the captured step. The step as it
+trains is measured, too, and stands beside the sum.
 
 Bytes and FLOPs of an operation (costs.py) are counted for the longest of its kernels. An operation that calls others
 counts what they do not. Without a GPU the same tables show the operations: on the CPU a kernel is one call of NumPy's.
@@ -16,24 +14,12 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..device import cuda, int64, nanoseconds, zeros
 from ..device.roof import Roof
 from ..errors import NumdiffError
+from .clocks import Clock, HostClock, NoClock, profiler_is_there, replayed
 from .costs import arrays_in, cost_of, roof_of
+from .memory import memory_of
 from .watch import Layers, watching_launches, watching_operations
-
-WINDOW = 100  # launches for which the stream is held at a time: the driver queues about a thousand, events included
-HOLD_NS = 20_000_000  # longer than Python needs to launch them, and to look on; doubled where it was not
-LONGEST_HOLD_NS = 320_000_000
-
-
-@cuda.jit
-def hold_kernel(status, wait):
-    """Wait so many nanoseconds."""
-    end = nanoseconds() + int64(wait)
-    while nanoseconds() < end:
-        pass
-    status[0] = wait
 
 
 @dataclass
@@ -62,67 +48,6 @@ class Span:
     flops: int | None = None
     nested_moved: int = 0
     nested_flops: int = 0
-
-
-class Clock:
-    """Times launches of a GPU by events, the stream held up while they are made."""
-
-    def __init__(self, gpu):
-        self.gpu, self.driver = gpu, gpu._driver
-        self.events = []
-        self.status = zeros(1, "int32", gpu)
-        self._launch = type(gpu).launch  # the class's own, which nobody watches
-        self.hold_ns = HOLD_NS
-        self._held = gpu.check(self.driver.cuEventCreate(0))  # happens when the stream is let go
-
-    def time(self, call):
-        """Run call() between two events."""
-        if len(self.events) % (2 * WINDOW) == 0:
-            self._wait()
-            self._launch(self.gpu, hold_kernel, 1, 1, (self.status, self.hold_ns))
-            self.gpu.check(self.driver.cuEventRecord(self._held, self.gpu.stream_handle))
-        self._record()
-        result = call()
-        self._record()
-        return result
-
-    def _record(self):
-        self.events.append(self.gpu.check(self.driver.cuEventCreate(0)))
-        self.gpu.check(self.driver.cuEventRecord(self.events[-1], self.gpu.stream_handle))
-
-    def _wait(self):
-        """Wait for what is launched; where the stream was let go before all was, hold it longer from now on."""
-        if self.events and int(self.driver.cuEventQuery(self._held)[0]) == 0:
-            self.hold_ns = min(2 * self.hold_ns, LONGEST_HOLD_NS)
-        self.gpu.synchronize()
-
-    def microseconds(self):
-        """Of each call timed; forgets them."""
-        self._wait()
-        check, driver, events = self.gpu.check, self.driver, self.events
-        times = [1e3 * float(check(driver.cuEventElapsedTime(a, b)))
-                 for a, b in zip(events[::2], events[1::2], strict=True)]
-        for event in events:
-            check(driver.cuEventDestroy(event))
-        self.events = []
-        return times
-
-
-class HostClock:
-    """Times calls by the host's clock: for a device that runs each launch at once."""
-
-    def __init__(self):
-        self.times = []
-
-    def time(self, call):
-        start = time.perf_counter()
-        result = call()
-        self.times.append(1e6 * (time.perf_counter() - start))
-        return result
-
-    def microseconds(self):
-        times, self.times = self.times, []
-        return times
 
 
 def run_watched(step, clock):
@@ -172,13 +97,17 @@ class Profile:
     """What `profile_step` found.
 
     launches: [Launch] in order; device; step_ms: of the step as it trains, captured on a GPU; captured: whether it is;
-    roof: of the card; flops_per_step: of the model's products, as the MFU counts
+    clock: how the launches were timed, in words; replay_us: from the first kernel's start to the last one's end inside
+    the graph, or None; roof: of the card; flops_per_step: of the model's products, as the MFU counts; memory: as
+    `memory_of`
     """
 
-    def __init__(self, launches, spans, device, step_ms, captured, roof, precision, flops_per_step):
+    def __init__(self, launches, spans, device, step_ms, captured, roof, precision, flops_per_step, clock="",
+                 replay_us=None, memory=None):
         self.launches, self.spans = launches, spans
         self.device, self.step_ms, self.captured = device, step_ms, captured
         self.roof, self.precision, self.flops_per_step = roof, precision, flops_per_step
+        self.clock, self.replay_us, self.memory = clock, replay_us, memory
         self._share_costs()
 
     def _share_costs(self):
@@ -260,24 +189,47 @@ class Profile:
             raise NumdiffError(f"cannot write the trace {path}: {error.strerror}.") from error
 
 
-def profile_step(options, repeats=3, steps=10, warmup=3):
+def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto"):
     """The `Profile` of a training step of the model and batch that `options` (a TrainOptions) describe.
 
-    repeats: eager runs, of which each launch gets its median; steps, warmup: runs of the step as it trains
+    repeats: runs, of which each launch gets its median; steps, warmup: runs of the step as it trains; clock: on a GPU,
+    "graph" or "events" (see clocks.py); "auto": the first where PyTorch is installed
     """
     from .step import NumdiffStep, seconds_in_turns
+    gpu = options.device == "cuda"
+    if clock == "graph" and not (gpu and profiler_is_there()):
+        raise NumdiffError("times from inside a graph need a GPU, and PyTorch for its profiler; use --clock events.")
+    inside = gpu and not options.eager and (clock == "graph" or clock == "auto" and profiler_is_there())
     step = NumdiffStep(options)
     backend = step.backend
     emulated = backend is not None and not hasattr(backend, "capture")
     steps, repeats, warmup = (1, 1, 0) if emulated else (steps, repeats, warmup)
     times = seconds_in_turns([step], steps, warmup)[0]
-    clock = None if backend is None else HostClock() if emulated else Clock(backend)
-    if warmup:
-        run_watched(step, clock)  # once for what happens only once
-    runs = [run_watched(step, clock) for _ in range(repeats)]
-    launches, spans = runs[-1]
-    for same in zip(*(run[0] for run in runs), strict=True):
-        same[-1].us = statistics.median(launch.us for launch in same)
+    memory = memory_of(step)
+    fault = replay_us = None
+    if inside:
+        launches, spans = run_watched(step, NoClock())
+        found, fault = replayed(step, [launch.kernel for launch in launches], repeats)
+        if found:
+            how = "inside the replayed graph, by CUPTI"
+            for launch, us in zip(launches, found[0], strict=True):
+                launch.us = us
+            replay_us = found[1]
+    if replay_us is None:
+        timer = None if backend is None else HostClock() if emulated else Clock(backend)
+        if warmup:
+            run_watched(step, timer)  # once for what happens only once, and for the clock to find its pace
+            if isinstance(timer, Clock):
+                timer.released = 0
+        runs = [run_watched(step, timer) for _ in range(repeats)]
+        launches, spans = runs[-1]
+        for same in zip(*(run[0] for run in runs), strict=True):
+            same[-1].us = statistics.median(launch.us for launch in same)
+        how = "by the host's clock"
+        if isinstance(timer, Clock):
+            how = f"each by itself, between events, whose {timer.overhead_us:.1f} µs are taken off"
+            how += f"; {timer.released} times the host was late, so that some are too long" if timer.released else ""
+            how += f" (not inside the graph: {fault})" if fault else ""
     return Profile(launches, spans, getattr(backend, "device_name", "cpu (NumPy)"),
                    1e3 * statistics.median(times), step.step.capture, Roof(backend), options.precision,
-                   step.trainer.flops_per_step)
+                   step.trainer.flops_per_step, how, replay_us, memory)

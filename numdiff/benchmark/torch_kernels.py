@@ -7,8 +7,9 @@ import numpy as np
 
 from ..device import download
 
-REPLAY_S = 2e-3  # of a graph of calls: long beside the host's clock and its waiting
-MOST_CALLS = 40
+REPLAY_S = 2e-3  # of what is timed: long beside the host's clock and its waiting
+MOST_CALLS = 40  # of a graph
+MOST_TURNS = 50  # replays of it that are timed together
 
 
 def torch_call(call, arguments, precision):
@@ -45,12 +46,13 @@ def _captured(torch, stream, once):
         start = time.perf_counter()
         once()
         torch.cuda.synchronize()
-    calls = int(np.clip(REPLAY_S / (time.perf_counter() - start), 4, MOST_CALLS))
+    calls = int(np.clip(4 * REPLAY_S / (time.perf_counter() - start), 4, MOST_CALLS))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(calls):
             once()
-    return graph.replay, torch.cuda.synchronize, calls
+    from .kernels import repeated
+    return repeated(graph.replay, torch.cuda.synchronize, calls)
 
 
 def _image(torch, tensor, array):

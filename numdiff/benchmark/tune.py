@@ -18,6 +18,8 @@ from ..kernels.tuning import card_file, ignored, key_of, table_of
 from .kernels import Measured, microseconds_in_turns, record_calls
 
 GAIN = 0.03  # by which a choice must be faster than the estimate's to be written down
+CLOSE = 1.25  # times the best of a first round: what is slower is not measured again
+ROUNDS = 5
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
 
 
@@ -105,11 +107,11 @@ class InputGradientTiles(ConvolutionTiles):
 TABLES = MatmulTiles, ConvolutionTiles, InputGradientTiles
 
 
-def tune(options, path=None, echo=lambda line: None):
+def tune(options, path=None, echo=lambda line: None, shapes=None):
     """Measure, and write the table of this card; returns (path, {kind: {key: choice}} of what was found anew).
 
     options: of a model in float16, whose shapes are measured; path: of the file (default: the card's own, which keeps
-    what it has of other shapes)
+    what it has of other shapes); shapes: how many of each kind, those with most arithmetic (default: all)
     """
     from .step import NumdiffStep
     if options.device != "cuda":
@@ -122,18 +124,18 @@ def tune(options, path=None, echo=lambda line: None):
         raise NumdiffError(f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
                            f"has {'.'.join(map(str, backend.capability))}.")
     with ignored():
-        found = tune_calls(record_calls(step, split_passes=False), Measured(backend), echo)
+        found = tune_calls(record_calls(step, split_passes=False), Measured(backend), echo, shapes)
     path = path or card_file(backend.device_name)
     write_table(path, backend.device_name, found)
     return path, found
 
 
-def tune_calls(calls, measured, echo):
+def tune_calls(calls, measured, echo, shapes=None):
     """{kind: {key: choice, None where the estimate's own is best}} of recorded calls, each shape once."""
     found = {}
-    for table, call in itertools.product(TABLES, calls):
+    for table, call in itertools.product(TABLES, sorted(calls, key=lambda call: -(call.flops or 0))):
         shape = table.shape(call)
-        if shape is None or key_of(*shape) in found.get(table.kind, {}):
+        if shape is None or key_of(*shape) in found.get(table.kind, {}) or len(found.get(table.kind, {})) == shapes:
             continue
         choice, us, estimated, before = best_choice(table, call, shape, measured)
         better = choice != estimated and us < (1 - GAIN) * before
@@ -155,8 +157,10 @@ def best_choice(table, call, shape, measured):
             choices.append(choice)
         except ValueError:  # does not fit
             continue
-    times = microseconds_in_turns(jobs)
-    best = min(range(len(times)), key=times.__getitem__)
+    rough = microseconds_in_turns(jobs, 1)
+    close = [k for k, us in enumerate(rough) if k == 0 or us < CLOSE * min(rough)]
+    times = dict(zip(close, microseconds_in_turns([jobs[k] for k in close], ROUNDS), strict=True))
+    best = min(close, key=times.__getitem__)
     return choices[best], times[best], choices[0], times[0]
 
 

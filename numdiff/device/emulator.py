@@ -16,6 +16,7 @@ class EmulatorDevice:
     """A device of numdiff that runs launches in an `Emulator`; its options are those of `numdiff.emulator.device`."""
 
     name = "emulator"
+    tf32 = False  # as in `Gpu`
     device_name = "emulated GPU (on the CPU, thread by thread)"
     multiprocessors = 2  # small, so that a tiny shape already has more blocks than that
     peak_float32_flops = None  # there is no share of a peak to report

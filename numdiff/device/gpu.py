@@ -77,9 +77,15 @@ class Mapping:
 
 
 class Gpu:
-    """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`."""
+    """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`.
+
+    tf32: a switch, off at first. Where it is on, matrix products and convolutions of float32 arrays run on tensor cores
+        (sm_80 and later, extents in fours) with operands rounded to tf32, 10 bits of fraction; sums and all else stay
+        float32. Each launch asks it, so a captured graph keeps what it was captured with.
+    """
 
     name = "cuda"
+    tf32 = False
 
     def __init__(self, index=0):
         from cuda.bindings import driver

@@ -43,6 +43,7 @@ def compile_to_ptx(kernel, signature, capability):
 
 class PtxDevice:
     name = "ptx"
+    tf32 = False  # as in `Gpu`
     capability = (9, 0)
     multiprocessors = 132
 
@@ -79,6 +80,9 @@ class PtxDevice:
             self.launched.append(key)
             if key not in self.texts:
                 self.texts[key] = compile_to_ptx(kernel, signature, capability)
+                if re.search(r"\.extern .*__half", self.texts[key]):
+                    raise PtxError(f"{name} computes with float16 numbers, by functions that Numba links and then cannot "
+                                   "keep in its cache; make them float32 first")
                 if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in args):
                     found = re.search(r"^.*\.f64.*$", self.texts[key], re.MULTILINE)
                     if found:

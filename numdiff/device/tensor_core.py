@@ -21,6 +21,7 @@ WORDS AND FRAGMENTS
     mma_m16n8k8_tf32(a, b, c)   tf32: 4, 2 and 4 registers → 4          mma_m16n8k8_tf32_into(sums, first, a, b)
     pack_half2(low, high), unpack_half2(word), round_tf32(x), word_of(x), float_of(word)
     load_word(array, index), store_word(array, index, word)     4 bytes of an array of any type
+    load_words2(array, index)                                   8 bytes: 2 float32 as two words
     load_words4(array, index), store_words4(array, index, …)    16 bytes: 8 float16 as four words
 
 ADDRESSES
@@ -189,16 +190,33 @@ def _load_word(machine, array, index):
     return UInt32(int.from_bytes(_read(machine, array, index, 4), "little"))
 
 
+def _load_words(array, count):
+    """Signature and code of a load of `count` words at once."""
+    require_contiguous(f"load_words{count}", array)
+
+    def codegen(context, builder, sig, args):
+        vector = builder.load(_word_pointer(context, builder, sig, args, count), align=4 * count)
+        words = [builder.extract_element(vector, I32(i)) for i in range(count)]
+        return context.make_tuple(builder, sig.return_type, words)
+
+    return _words(count)(array, types.int64), codegen
+
+
+@intrinsic
+def load_words2(typingctx, array, index):
+    """The 8 bytes at `array[index]` of a contiguous array as two words; a multiple of 8 bytes."""
+    return _load_words(array, 2)
+
+
+@twin(load_words2)
+def _load_words2(machine, array, index):
+    return tuple(UInt32(w) for w in struct.unpack("<2I", _read(machine, array, index, 8)))
+
+
 @intrinsic
 def load_words4(typingctx, array, index):
     """The 16 bytes at `array[index]` of a contiguous array as four words; a multiple of 16 bytes."""
-    require_contiguous("load_words4", array)
-
-    def codegen(context, builder, sig, args):
-        vector = builder.load(_word_pointer(context, builder, sig, args, 4), align=16)
-        return context.make_tuple(builder, sig.return_type, [builder.extract_element(vector, I32(i)) for i in range(4)])
-
-    return _words(4)(array, types.int64), codegen
+    return _load_words(array, 4)
 
 
 @twin(load_words4)

@@ -6,6 +6,7 @@ MATHEMATICS
     Call the K = kernel²·C_in numbers that one output pixel sees a row of col (im2col.py), and let a pixel be a row:
               y = col · weightᵀ + bias
     backward  dcol = dy · weight, so dx = col2im(dcol);  dweight += dyᵀ · col;  dbias += Σ_pixels dy
+              of a vector added to each image's pixels dchannel[b,n] = Σ_ij dy[b,i,j,n]; then dbias += Σ_b of it
     With stride 1, dx is itself a convolution. x[h,w] reached y[h + pad - r, w + pad - s] through tap (r,s); count the
     taps from the other end, r' = kernel - 1 - r, and that is y[h + r' - pad, w + s' - pad]:
               dx = conv2d(dy, flipped),  flipped[c,r',s',n] = weight[n, kernel-1-r', kernel-1-s', c]
@@ -19,6 +20,8 @@ VERSIONS
     v3 implicit GEMM (conv2d_implicit.py): the matmul's tiles are filled straight from x; col never exists. For up to
        8 output channels conv2d_narrow.py, since a 64-wide tile would be nearly empty. On an H100, batch 32: 64 to 64
        channels at 64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
+    v4 where the device's switch `tf32` is on: implicit GEMM on tensor cores by mma.sync, operands rounded to tf32
+       (conv2d_tf32.py), sm_80 and later.
     In float16 (sums in float32, the result rounded once; dweight and dbias float32):
     v1 and v3 as above, converting what they load; v3 where one side has up to 8 channels (conv2d_narrow_half.py).
     v4 implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (conv2d_mma.py).
@@ -44,7 +47,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ..device import cuda, empty, float32, is_device, launch, over_batch
 from . import conv2d_hopper
-from .bias import channel_add_forward
+from .bias import channel_add_backward, channel_add_forward
 from .conv2d_hopper import hopper_forward, hopper_input_gradient, no_numbers
 from .conv2d_hopper_gradient import hopper_weight_gradient
 from .conv2d_implicit import flipped_weight, implicit_forward, implicit_weight_gradient
@@ -58,6 +61,7 @@ from .conv2d_narrow_half import (
     narrow_input_gradient_takes,
     narrow_takes,
 )
+from .conv2d_tf32 import tf32_chosen, tf32_forward, tf32_input_gradient, tf32_weight_gradient
 from .elementwise import add_forward
 from .im2col import divide, im2col_backward, im2col_forward, output_size, reading_pixel
 from .linear import linear_backward, linear_forward
@@ -219,7 +223,7 @@ def conv2d_weight_gradient_kernel_v1(dy, x, dweight, B, H, W, C, Ho, Wo, N, kern
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 PREFERRED = 3, 6, 5, 4, 1  # of the float16 versions, the fastest first
-VERSIONS = {np.dtype(np.float32): (1, 2, 3), np.dtype(np.float16): (1, 3, 4, 5, 6)}
+VERSIONS = {np.dtype(np.float32): (1, 2, 3, 4), np.dtype(np.float16): (1, 3, 4, 5, 6)}
 
 
 def _check(x, weight, stride, version):
@@ -297,6 +301,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
             return mma_forward(x, weight, bias, y, stride, channel, residual)
         if version == 3:
             return narrow_half_forward(x, weight, bias, y)
+    elif tf32_chosen(x, weight, version):
+        return tf32_forward(x, weight, bias, y, stride, channel, residual)
     elif not plain and version != 1:
         y = conv2d_forward(x, weight, bias, stride, version)
         y = y if channel is None else channel_add_forward(y, channel)
@@ -317,8 +323,11 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
     return y
 
 
-def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, version=None):
-    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias."""
+def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, version=None, need_channel=False):
+    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias.
+
+    need_channel: returns (dx, the gradient (B, C_out) of `channel`)
+    """
     _check(x, weight, stride, version)
     n, kernel, _, c = weight.shape
     b, h, w, _ = x.shape
@@ -327,31 +336,46 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
         raise ValueError(f"dweight {tuple(dweight.shape)} must have weight's shape {tuple(weight.shape)}, and dy "
                          f"{tuple(dy.shape)} the output's, {(b, ho, wo, n)}")
     if kernel == stride == 1 and version is None:
+        dchannel, dbias = _sums(dy, dbias, need_channel)
         dx = linear_backward(dy, x, weight.reshape(n, c), dweight.reshape(n, c), dbias, need_dx)
-        return dx
-    if not is_device(x):
-        return conv2d_backward_reference(dy, x, weight, dweight, dbias, stride, need_dx)
-    _check_size(x, weight, dy)
-    if x.dtype == np.float16:
-        if dy.dtype != np.float16 or dweight.dtype != np.float32:
-            raise ValueError(f"dy and dweight are {dy.dtype} and {dweight.dtype}: with x in float16 they must be "
-                             "float16 and float32")
-        _add_half_gradients(dy, x, weight, dweight, dbias, stride, version)
-        return _half_input_gradient(dy, weight, x, stride, version) if need_dx else None
+    elif not is_device(x):
+        dchannel, dbias = _sums(dy, dbias, need_channel)
+        dx = conv2d_backward_reference(dy, x, weight, dweight, dbias, stride, need_dx)
+    else:
+        _check_size(x, weight, dy)
+        if x.dtype == np.float16:
+            if dy.dtype != np.float16 or dweight.dtype != np.float32:
+                raise ValueError(f"dy and dweight are {dy.dtype} and {dweight.dtype}: with x in float16 they must be "
+                                 "float16 and float32")
+            dchannel = _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel)
+            dx = _half_input_gradient(dy, weight, x, stride, version) if need_dx else None
+        else:
+            dchannel, dbias = _sums(dy, dbias, need_channel)
+            if dbias is not None:
+                column_sum(dy, dbias)
+            _add_weight_gradient(dy, x, dweight, stride, version)
+            dx = _input_gradient(dy, weight, x, stride, version) if need_dx else None
+    return (dx, dchannel) if need_channel else dx
+
+
+def _sums(dy, dbias, need_channel):
+    """(the gradient of `channel` or None, dbias where it is still to be added to): one pass over dy is enough."""
+    if not need_channel:
+        return None, dbias
+    dchannel = channel_add_backward(dy if is_device(dy) or dy.dtype != np.float16 else dy.astype(np.float32))
     if dbias is not None:
-        column_sum(dy, dbias)
-    _add_weight_gradient(dy, x, dweight, stride, version)
-    return _input_gradient(dy, weight, x, stride, version) if need_dx else None
+        column_sum(dchannel, dbias)
+    return dchannel, None
 
 
-def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version):
-    """dweight and dbias from float16 arrays."""
+def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel=False):
+    """dweight and dbias from float16 arrays; returns the gradient of `channel`, or None."""
     hopper = conv2d_hopper.can_run(x, weight, stride)
     version = _half_version(x, weight, stride, version, {
         3: narrow_gradient_takes(x, weight, stride), 4: mma_takes(x, weight), 5: hopper, 6: hopper})
     if version >= 5:
-        hopper_weight_gradient(dy, x, dweight, dbias, whole_halo=version == 6)
-        return
+        return hopper_weight_gradient(dy, x, dweight, dbias, whole_halo=version == 6, need_channel=need_channel)
+    dchannel, dbias = _sums(dy, dbias, need_channel)
     summed = version == 3 and narrow_half_weight_gradient(dy, x, dweight, dbias)
     if dbias is not None and not summed:
         column_sum(dy, dbias)
@@ -359,6 +383,7 @@ def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version):
         mma_weight_gradient(dy, x, dweight, stride)
     elif version == 1:
         _add_weight_gradient(dy, x, dweight, stride, 1)
+    return dchannel
 
 
 def _half_input_gradient(dy, weight, x, stride, version):
@@ -378,7 +403,9 @@ def _half_input_gradient(dy, weight, x, stride, version):
 def _add_weight_gradient(dy, x, dweight, stride, version):
     n, kernel, _, c = dweight.shape
     b, h, w, _ = x.shape
-    if version == 1:
+    if tf32_chosen(x, dweight, version):
+        tf32_weight_gradient(dy, x, dweight, stride)
+    elif version == 1:
         launch(conv2d_weight_gradient_kernel_v1, -(-dweight.size // BLOCK), BLOCK, dy.reshape(-1), x.reshape(-1),
                dweight.reshape(-1), b, h, w, c, dy.shape[1], dy.shape[2], n, kernel, stride)
     elif version == 2:
@@ -393,6 +420,8 @@ def _add_weight_gradient(dy, x, dweight, stride, version):
 def _input_gradient(dy, weight, x, stride, version):
     n, kernel, _, c = weight.shape
     b, h, w, _ = x.shape
+    if stride == 1 and tf32_chosen(x, weight, version):
+        return tf32_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x))
     if version == 1:
         dx = empty(x.shape, x.dtype, like=x)
         launch(conv2d_input_gradient_kernel_v1, -(-dx.size // BLOCK), BLOCK, dy.reshape(-1), weight.reshape(-1),

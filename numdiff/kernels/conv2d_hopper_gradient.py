@@ -56,7 +56,7 @@ from ..device.tensor_map import tensor_map
 from .conv2d_hopper import ROW, SHARED, descriptor, no_numbers, row_of
 from .conv2d_hopper_gradient_3x3 import SIZE, hopper_weight_gradient_3x3
 from .im2col import divide
-from .reduce import column_sum
+from .reduce import column_sum, sample_sum
 
 MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 THREADS = 512
@@ -334,13 +334,23 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
     return best
 
 
-def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=False):
-    """dweight += …, dbias += …, for arrays that conv2d.py has checked; general: not by the kernels for 3 × 3 taps."""
+def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=False, need_channel=False):
+    """dweight += …, dbias += …, for arrays that conv2d.py has checked; general: not by the kernels for 3 × 3 taps.
+
+    need_channel: returns the sums of dy over each image's pixels, (B, N)
+    """
     b, h, w, n = dy.shape
     c, size = x.shape[3], dweight.shape[1]
     if size == SIZE and not general:
-        hopper_weight_gradient_3x3(dy, x, dweight, dbias, whole_halo)
-        return
+        dchannel = empty((b, n), np.float32, like=dy) if need_channel else None
+        hopper_weight_gradient_3x3(dy, x, dweight, dbias, whole_halo, dchannel=dchannel)
+        return dchannel
+    dchannel = None
+    if need_channel:
+        dchannel = sample_sum(dy)
+        if dbias is not None:
+            column_sum(dchannel, dbias)
+            dbias = None
     backend = dy.backend
     plan = choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors)[1]
     pad = size // 2
@@ -359,3 +369,4 @@ def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=
            plan.parts, tiles * SUMS, c, n, size * size)
     if dbias is not None:
         column_sum(bias_partial, dbias)
+    return dchannel

@@ -17,13 +17,17 @@ VERSIONS
     Where an inner index lies in a fragment is free as long as both operands agree, and so is the order of output
     columns: they are chosen so that a lane loads or stores eight neighbouring channels of its pixels, 16 bytes, and
     nothing of the wide side passes through shared memory. The narrow side is gathered number by number: it is small,
-    and stays in the L1 cache.
+    and stays in the L1 cache, or for the gradient in shared memory.
 LAUNCH
     from few: 128 threads, each warp walks over groups of 16 pixels, for a slab of 64 channels; the weight in registers.
     to few: 256 threads for TILE_H × TILE_W pixels and three channels; z, with its halo, in 37 KiB of shared memory.
-    weight gradient: 512 threads, one block a multiprocessor; each warp walks over groups of 16 pixels.
+    weight gradient: 512 threads, one block a multiprocessor, for chunks of up to 1,024 pixels. What the chunk sees of
+    the narrow side, with the image rows before and behind it, is one run of memory: it comes into shared memory first,
+    where 27 numbers a pixel are gathered without a wait. Meanwhile each warp's first 16 pixels of the wide side are on
+    their way, and so are the next 16 while these are multiplied. In the end the warps lay their sums side by side in 64
+    KiB of shared memory, the second eight first, and all threads add them up.
 DETERMINISM
-    a fixed order in each warp; the gradient's warps are added in order, and then its blocks.
+    a fixed order in each warp; the gradient's warps are added in a fixed order, and then its blocks.
 COST
     bytes: both sides once, 2 bytes an element (to few: the wide side 1.3 times, from L2). Roof: memory.
 SOURCE
@@ -33,7 +37,7 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, launch, uint32
+from ..device import cuda, empty, float32, int32, launch, load4, store4, uint32
 from ..device.tensor_core import load_word, load_words4, mma_m16n8k16_into, pack_half2, store_words4
 from .conv2d_hopper import no_numbers
 from .conv2d_implicit import within
@@ -57,7 +61,11 @@ Z_SIZE = HALO * Z_ROW
 TO_BLOCK = TILE_H * TILE_W  # threads
 GRADIENT_BLOCK = 512
 GRADIENT_WARPS = GRADIENT_BLOCK // 32
-SUMS = COLUMNS * SLAB  # of a block of the gradient
+SUMS = COLUMNS * SLAB  # of a warp, and of a block, of the gradient
+SLOTS = GRADIENT_WARPS // 2
+MOST_TURNS = 4  # groups of a warp in a chunk
+AT_ONCE = 8  # loads of a thread on their way
+MOST_SHARED = 96 << 10  # bytes: what every GPU with these instructions gives a block
 ADD_ROWS = 32  # threads that share the parts of a sum
 ADD_SUMS = 32 * ADD_ROWS
 
@@ -279,76 +287,125 @@ def next_pixel(i, j, H, W):
     return int32(0) if i == H else i, j
 
 
-@cuda.jit(launch_bounds=GRADIENT_BLOCK)
-def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J, pixels):
-    """partial[part, group, slab] = sums[(tap, j), m] of the part's pixels, by 32 rows of 64; row 27 sums wide itself.
+@cuda.jit(device=True, forceinline=True)
+def fetch(wide, p, pixel, pixels, m, M, exists):
+    """Eight channels, from channel m, of four pixels."""
+    left = int32(pixels - pixel if exists and m < M else 0)
+    at = int32(pixel * M + m)
+    for k in range(4):
+        a = b = c = d = uint32(0)
+        if k < left:
+            a, b, c, d = load_words4(wide, uint32(at + k * M))
+        p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3] = a, b, c, d
 
-    A lane's pixels are four neighbours of a group of 16; product k has channel 8 · column + k of the slab.
+
+@cuda.jit(device=True, forceinline=True)
+def seen_number(tile, at, mask, tap):
+    """The number that a tap sees, or 0 outside of the image."""
+    return tile[uint32(at)] if (mask >> tap) & 1 else float32(0)
+
+
+@cuda.jit(launch_bounds=GRADIENT_BLOCK)
+def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J, pixels, turns):
+    """partial[part, group, slab] = sums[(tap, j), m] of the part's pixels, as its threads hold them; row 27 sums wide.
+
+    turns: groups of 16 pixels of each warp in a chunk. A lane's pixels are four neighbours of a group; product k has
+    channel 8 · column + k of the slab.
     """
-    block = cuda.shared.array(SUMS, float32)
+    tile = cuda.shared.array(0, float32)
     t = int32(cuda.threadIdx.x)
     warp, lane = t >> 5, t & 31
     row, q = lane >> 2, lane & 3
     m, first_j = int32(cuda.blockIdx.x * SLAB + row * 8), int32(cuda.blockIdx.y * THREE)
-    taps = cuda.local.array(4, np.int32)
-    offsets = cuda.local.array(4, np.int32)
+    # taps, and 32 times the offsets in the tile from the number of the first pixel's first tap: registers are scarce
+    places = cuda.local.array(4, np.int32)
     for k in range(4):
         tap, j = divide(int32(8 * k + row), int32(THREE))
-        taps[k] = tap if tap < TAPS and first_j + j < J else OUTSIDE
-        offsets[k] = tap_offset(tap, W, J) + first_j + j
-    one = float32(1) if row == 3 else float32(0)  # in row 27 of 32
+        exists = tap < TAPS and first_j + j < J
+        r, s = divide(tap, int32(SIZE))
+        places[k] = int32(((r * W + s) * J + first_j + j) << 5 | tap) if exists else int32(OUTSIDE)
     sums = cuda.local.array(64, np.float32)
     for k in range(64):
         sums[k] = float32(0)
     a = cuda.local.array(8, np.uint32)
     p = cuda.local.array(16, np.uint32)
-    groups, warps = int32((pixels + GROUP - 1) // GROUP), int32(cuda.gridDim.z * GRADIENT_WARPS)
-    for group in range(int32(cuda.blockIdx.z * GRADIENT_WARPS + warp), groups, warps):
-        pixel = int32(group * GROUP + q * 4)
-        line, w = divide(pixel, W)
-        i_0 = divide(line, H)[1]
-        i_1, w_1 = next_pixel(i_0, w, H, W)
-        i_2, w_2 = next_pixel(i_1, w_1, H, W)
-        i_3, w_3 = next_pixel(i_2, w_2, H, W)
-        masks = (seen(i_0, w, H, W, pixel < pixels), seen(i_1, w_1, H, W, pixel + 1 < pixels),
-                 seen(i_2, w_2, H, W, pixel + 2 < pixels), seen(i_3, w_3, H, W, pixel + 3 < pixels))
-        for k in range(4):
-            zero = uint32(0)
-            p[4 * k] = p[4 * k + 1] = p[4 * k + 2] = p[4 * k + 3] = zero
-            if m < M and pixel + k < pixels:
-                p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3] = load_words4(wide, (pixel + k) * M + m)
-        for k in range(4):
-            at = int32(pixel * J + offsets[k])
-            v_0, v_1 = number(narrow, at, masks[0], taps[k]), number(narrow, at + J, masks[1], taps[k])
-            v_2, v_3 = number(narrow, at + 2 * J, masks[2], taps[k]), number(narrow, at + 3 * J, masks[3], taps[k])
-            if k == 3:
-                v_0, v_1, v_2, v_3 = v_0 + one, v_1 + one, v_2 + one, v_3 + one
-            # of row + 8 · k: pixels 0 and 1, pixels 2 and 3
-            a[k // 2 * 4 + k % 2] = pack_half2(v_0, v_1)
-            a[k // 2 * 4 + k % 2 + 2] = pack_half2(v_2, v_3)
-        low, high = (a[0], a[1], a[2], a[3]), (a[4], a[5], a[6], a[7])
-        for k in range(4):
-            b = (low_halves(p[k], p[4 + k]), low_halves(p[8 + k], p[12 + k]))
-            mma_m16n8k16_into(sums, 8 * k, low, b)
-            mma_m16n8k16_into(sums, 32 + 8 * k, high, b)
-            b = (high_halves(p[k], p[4 + k]), high_halves(p[8 + k], p[12 + k]))
-            mma_m16n8k16_into(sums, 8 * k + 4, low, b)
-            mma_m16n8k16_into(sums, 32 + 8 * k + 4, high, b)
-    mine = int32(row * SLAB + 16 * q)
-    for k in range(t, int32(SUMS), int32(GRADIENT_BLOCK)):
-        block[k] = float32(0)
-    cuda.syncthreads()
-    for turn in range(GRADIENT_WARPS):  # in order
-        if warp == turn:
-            for half in range(2):
-                for j in range(8):
-                    for k in range(4):
-                        block[uint32(mine + (half * 16 + k // 2 * 8) * SLAB + k % 2 * 8 + j)] += sums[
-                            half * 32 + j * 4 + k]
+    ahead = cuda.local.array(16, np.uint32)
+    values = cuda.local.array(AT_ONCE, np.float32)
+    chunk_pixels = int32(turns * (GRADIENT_WARPS * GROUP))
+    chunks = divide(pixels + chunk_pixels - 1, chunk_pixels)[0]
+    count, size = int32((chunk_pixels + 2 * W + 2) * J), int32(pixels * J)
+    for chunk in range(int32(cuda.blockIdx.z), chunks, int32(cuda.gridDim.z)):
+        first = int32(chunk * chunk_pixels)
+        mine = int32(warp * turns * GROUP + q * 4)  # of the chunk's pixels
+        fetch(wide, ahead, int32(first + mine), pixels, m, M, True)
+        cuda.syncthreads()  # the tile has been read
+        start = int32((first - W - 1) * J)
+        for begin in range(t, count, int32(AT_ONCE * GRADIENT_BLOCK)):
+            for k in range(AT_ONCE):
+                at = int32(begin + k * GRADIENT_BLOCK)
+                element = int32(start + at)
+                values[k] = float32(0)
+                if at < count and element >= 0 and element < size:
+                    values[k] = float32(narrow[element])
+            for k in range(AT_ONCE):
+                at = int32(begin + k * GRADIENT_BLOCK)
+                if at < count:
+                    tile[at] = values[k]
         cuda.syncthreads()
+        for left in range(turns, 0, -1):
+            pixel = int32(first + mine)
+            line, w = divide(pixel, W)
+            i_0 = divide(line, H)[1]
+            i_1, w_1 = next_pixel(i_0, w, H, W)
+            i_2, w_2 = next_pixel(i_1, w_1, H, W)
+            i_3, w_3 = next_pixel(i_2, w_2, H, W)
+            mask_0, mask_1 = seen(i_0, w, H, W, pixel < pixels), seen(i_1, w_1, H, W, pixel + 1 < pixels)
+            mask_2, mask_3 = seen(i_2, w_2, H, W, pixel + 2 < pixels), seen(i_3, w_3, H, W, pixel + 3 < pixels)
+            for k in range(4):
+                at, tap = int32(mine * J + (places[k] >> 5)), places[k] & 31
+                v_0, v_1 = seen_number(tile, at, mask_0, tap), seen_number(tile, at + J, mask_1, tap)
+                v_2, v_3 = seen_number(tile, at + 2 * J, mask_2, tap), seen_number(tile, at + 3 * J, mask_3, tap)
+                if k == 3 and row == 3:  # row 27 of 32
+                    v_0 = v_1 = v_2 = v_3 = float32(1)
+                # of row + 8 · k: pixels 0 and 1, pixels 2 and 3
+                a[k // 2 * 4 + k % 2] = pack_half2(v_0, v_1)
+                a[k // 2 * 4 + k % 2 + 2] = pack_half2(v_2, v_3)
+            for k in range(16):
+                p[k] = ahead[k]
+            fetch(wide, ahead, int32(pixel + GROUP), pixels, m, M, left > 1)
+            low, high = (a[0], a[1], a[2], a[3]), (a[4], a[5], a[6], a[7])
+            for k in range(4):
+                b = (low_halves(p[k], p[4 + k]), low_halves(p[8 + k], p[12 + k]))
+                mma_m16n8k16_into(sums, 8 * k, low, b)
+                mma_m16n8k16_into(sums, 32 + 8 * k, high, b)
+                b = (high_halves(p[k], p[4 + k]), high_halves(p[8 + k], p[12 + k]))
+                mma_m16n8k16_into(sums, 8 * k + 4, low, b)
+                mma_m16n8k16_into(sums, 32 + 8 * k + 4, high, b)
+            mine = int32(mine + GROUP)
+    # the warps' sums: those of the second half of the warps go to those of the first
+    cuda.syncthreads()
+    slot = int32((warp & (SLOTS - 1)) * SUMS + lane * 4)
+    if warp >= SLOTS:
+        for k in range(16):
+            store4(tile, slot + 128 * k, sums[4 * k], sums[4 * k + 1], sums[4 * k + 2], sums[4 * k + 3])
+    cuda.syncthreads()
+    if warp < SLOTS:
+        for k in range(16):
+            s0, s1, s2, s3 = load4(tile, slot + 128 * k)
+            store4(tile, slot + 128 * k, sums[4 * k] + s0, sums[4 * k + 1] + s1, sums[4 * k + 2] + s2,
+                   sums[4 * k + 3] + s3)
+    cuda.syncthreads()
+    t0 = t1 = t2 = t3 = float32(0)
+    for k in range(SLOTS):  # in order
+        s0, s1, s2, s3 = load4(tile, k * SUMS + 4 * t)
+        t0, t1, t2, t3 = t0 + s0, t1 + s1, t2 + s2, t3 + s3
     part = ((cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x) * SUMS
-    for k in range(t, int32(SUMS), int32(GRADIENT_BLOCK)):
-        partial[part + k] = block[k]
+    store4(partial, part + 4 * t, t0, t1, t2, t3)
+
+
+@cuda.jit(device=True, forceinline=True)
+def one_or_zero(array, at, exists):
+    return array[at] if exists else float32(0)
 
 
 @cuda.jit
@@ -358,25 +415,34 @@ def add_narrow_weight_gradient_kernel(partial, dweight, dbias, parts, slabs, M, 
     lane, share, shares = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockDim.y)
     place = int32(cuda.blockIdx.x * 32 + lane)
     size = int32(cuda.gridDim.x * 32)
+    # which sum that is: vector `product` of four sums of thread `holder` of a warp
+    rest, element = divide(place, int32(SUMS))
+    group, slab = divide(rest, slabs)
+    product, holder, which = element >> 7, (element >> 2) & 31, element & 3
+    row = int32((product >> 3) * 16 + (which >> 1) * 8 + (holder >> 2))
+    tap, j = divide(row, int32(THREE))
+    m = int32(slab * SLAB + (holder & 3) * 16 + (which & 1) * 8 + (product & 7))
+    j = int32(group * THREE + j)
+    at = int32((j * TAPS + TAPS - 1 - tap) * M + m if flipped else (m * TAPS + tap) * J + j)
+    of_weight = share == 0 and m < M and tap < TAPS and j < J
+    of_bias = share == 0 and m < M and has_bias != 0 and row == Z_ROW and group == 0
+    before = one_or_zero(dweight, at, of_weight)  # on its way as well
     total = float32(0)
-    for part in range(share, parts, shares):
-        total += partial[part * size + place]
+    for part in range(share, parts, int32(4 * shares)):  # four loads on their way at a time
+        a = partial[part * size + place]
+        b = one_or_zero(partial, (part + shares) * size + place, part + shares < parts)
+        c = one_or_zero(partial, (part + 2 * shares) * size + place, part + 2 * shares < parts)
+        d = one_or_zero(partial, (part + 3 * shares) * size + place, part + 3 * shares < parts)
+        total += a + b + c + d
     tile[share * 32 + lane] = total
     cuda.syncthreads()
     if share == 0:
         for other in range(int32(1), shares):
             total += tile[other * 32 + lane]
-        rest, m = divide(place, int32(SLAB))
-        rest, row = divide(rest, int32(COLUMNS))
-        group, slab = divide(rest, slabs)
-        tap, j = divide(row, int32(THREE))
-        m, j = int32(slab * SLAB + m), int32(group * THREE + j)
-        if m < M:
-            if tap < TAPS and j < J:
-                at = (j * TAPS + TAPS - 1 - tap) * M + m if flipped else (m * TAPS + tap) * J + j
-                dweight[at] += total
-            if has_bias and row == Z_ROW and group == 0:
-                dbias[m] += total
+        if of_weight:
+            dweight[at] = before + total
+        if of_bias:
+            dbias[m] += total
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -393,13 +459,14 @@ def narrow_takes(x, weight, stride, plain):
 
 
 def narrow_gradient_takes(x, weight, stride):
-    """Whether they take the weight gradient."""
-    return bool(narrow_takes(x, weight, stride, True))
+    """Whether they take the weight gradient: also the tile must fit."""
+    few = min(weight.shape[0], weight.shape[3])
+    return bool(narrow_takes(x, weight, stride, True)) and gradient_tile(1, x.shape[2], few) <= MOST_SHARED
 
 
 def narrow_input_gradient_takes(dy, weight, stride):
     """Whether they take the input gradient: of a layer to few channels."""
-    return narrow_gradient_takes(dy, weight, stride) and weight.shape[0] <= NARROW
+    return bool(narrow_takes(dy, weight, stride, True)) and weight.shape[0] <= NARROW
 
 
 def _from_narrow(x, weight, bias, y, gradient):
@@ -430,6 +497,11 @@ def narrow_half_input_gradient(dy, weight, dx):
     return _from_narrow(dy, weight, None, dx, 1)
 
 
+def gradient_tile(turns, width, channels):
+    """Bytes of what a chunk sees of the narrow side."""
+    return 4 * (turns * GRADIENT_WARPS * GROUP + 2 * width + 2) * channels
+
+
 def narrow_half_weight_gradient(dy, x, dweight, dbias=None):
     """dweight += …; dbias += … of a layer from few channels."""
     b, h, w, n = dy.shape
@@ -437,10 +509,15 @@ def narrow_half_weight_gradient(dy, x, dweight, dbias=None):
     to_few = n <= NARROW
     wide, narrow, m, j = (x, dy, c, n) if to_few else (dy, x, n, c)
     slabs, threes, pixels = -(-m // SLAB), -(-j // THREE), b * h * w
-    parts = min(-(-pixels // (GROUP * GRADIENT_WARPS)), max(1, dy.backend.multiprocessors // (slabs * threes)))
+    most = max(1, dy.backend.multiprocessors // (slabs * threes))
+    turns = min(MOST_TURNS, -(-pixels // (GRADIENT_WARPS * GROUP * most)))
+    while turns > 1 and gradient_tile(turns, w, j) > MOST_SHARED:
+        turns -= 1
+    parts = min(-(-pixels // (GROUP * GRADIENT_WARPS * turns)), most)
     partial = empty((parts, threes * slabs * SUMS), np.float32, like=dy)
     launch(conv2d_narrow_weight_gradient_kernel_half, (slabs, threes, parts), GRADIENT_BLOCK, wide.reshape(-1),
-           narrow.reshape(-1), partial.reshape(-1), h, w, m, j, pixels)
+           narrow.reshape(-1), partial.reshape(-1), h, w, m, j, pixels, turns,
+           shared=max(gradient_tile(turns, w, j), 4 * SLOTS * SUMS))
     has_bias = dbias is not None and not to_few
     launch(add_narrow_weight_gradient_kernel, threes * slabs * SUMS // 32, (32, min(parts, ADD_ROWS)),
            partial.reshape(-1), dweight.reshape(-1), dbias if has_bias else no_numbers(dy.backend), parts, slabs, m, j,

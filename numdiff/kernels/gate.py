@@ -21,7 +21,7 @@ SOURCE
     Peebles and Xie 2023, arXiv:2212.09748, section 3.2 (adaLN-Zero: α); Goyal et al. 2017, arXiv:1706.02677, section
     5.1, for starting residual branches at zero.
 READ NEXT
-    bias_gelu.py, which stands inside the branch.
+    bias_gelu.py, which stands inside the branch; gate_adaln.py, this and the norm that follows in one pass.
 """
 import numpy as np
 
@@ -63,7 +63,7 @@ def gate_backward_reference(dy, h, gate):
 def gate_forward_kernel_v1(x, h, gate, y, sample, C):
     i = cuda.grid(1)
     if i < y.size:
-        y[i] = x[i] + gate[i // sample * C + i % C] * h[i]  # image b, channel c
+        y[i] = float32(x[i]) + float32(gate[i // sample * C + i % C]) * float32(h[i])  # image b, channel c
 
 
 @cuda.jit
@@ -74,8 +74,9 @@ def gate_backward_kernel_v1(dy, h, gate, dh, dgate, T, C):
         total = float32(0)
         for t in range(T):
             i = (b * T + t) * C + c
-            dh[i] = dy[i] * gate[k]
-            total += dy[i] * h[i]
+            g = float32(dy[i])
+            dh[i] = g * float32(gate[k])
+            total += g * float32(h[i])
         dgate[k] = total
 
 

@@ -7,23 +7,25 @@ MATHEMATICS
     Backward. First g = dy, or dy · SiLU'(z) with z computed anew from x (cheaper than a stored z is to read). Then
         dbias[c] += Σ_{b,p} g          dweight[c] += Σ_{b,p} g · xhat
     and, because each x moves its group's mean and variance too (two averages over the group, h = g · weight),
-        dx = rstd · (h - average(h) - xhat · average(h · xhat))
+        dx = rstd · (h - average(h) - xhat · average(h · xhat)) + what has arrived for x on other ways (`residual`)
     Both averages are weighted sums of the channel sums that dbias and dweight need, so one pass gives all four.
 SHAPES
-    x, y, dx, dy (B, ..., C) float32, channels last, P pixels; weight, bias (C,); mean, rstd (B, G)
+    x, y, dx, dy, residual (B, ..., C) float32 or float16, channels last, P pixels; weight, bias (C,); mean, rstd (B, G)
 VERSIONS
     v1 a block a group: two passes for mean and variance, a third to normalise. But a group of C/G = 2 to 16 channels is
        only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest another block fetches
        again.
     v2 blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide. Statistics of
        chunks are joined by a small kernel in between; x is read twice, y written once.
-    v3 a block some groups of a sample, kept in shared memory: one kernel, x read once (groupnorm_one_pass.py). Taken
-       unless its blocks would be too few: `version_2_estimate` against `choose_plan`.
+    v3 a block some groups of a sample, kept in shared memory: one kernel a pass, x read once, the last block adds the
+       parameters' gradients (groupnorm_one_pass.py). C a multiple of 8. Taken where `choose_plan` forecasts less than
+       `version_2_estimate`: not where its blocks would be too few, or each much larger than shared memory.
 LAUNCH
     v1 grid (G, B), 256 threads, 1 KiB of shared memory. v2 grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB;
     between its passes grid (G, B), 64 threads. v3: see its file.
 DETERMINISM
-    no atomics: sums of threads, chunks, groups and samples are added in an order that the shape alone decides.
+    no atomics on numbers: sums of threads, chunks, groups and samples are added in an order that the shape and the
+    size of the device decide.
 COST
     n elements of s bytes. v3: forward 2·s·n bytes (x, y), backward 3·s·n (x, dy, dx); v2 reads x, and dy, twice: 3·s·n
     and 5·s·n. Roof: memory bandwidth.
@@ -96,8 +98,9 @@ def groupnorm_forward_reference(x, weight, bias, groups, eps=1e-5, silu=False):
     return y.reshape(x.shape), mean, rstd
 
 
-def groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False):
+def groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None):
     pixels, dpixels = (a.reshape(len(x), -1, x.shape[-1]) for a in (x, dy))
+    before = None if residual is None else residual.reshape(pixels.shape)
     P, dx, (sum_g, sum_gx) = pixels.shape[1], np.empty_like(pixels), np.empty((2, len(x), x.shape[-1]), x.dtype)
     center, scale = (np.repeat(s, x.shape[-1] // groups, axis=1)[:, None] for s in (mean, rstd))
 
@@ -118,6 +121,8 @@ def groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias
         xhat *= _average(sum_gx[b] * weight, groups, P)[:, None]
         h -= xhat
         h *= scale[b]
+        if before is not None:
+            h += before[b]
     _for_parts(part, x)
     dweight += sum_gx.sum(0)
     dbias += sum_g.sum(0)
@@ -170,7 +175,7 @@ def groupnorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, P, C, width, eps
 
 
 @cuda.jit
-def groupnorm_backward_kernel_v1(dy, x, weight, bias, mean, rstd, dx, sums, P, C, width, activate):
+def groupnorm_backward_kernel_v1(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, C, width, activate, adds):
     """dx, and the channel sums (2, B, C) of g · xhat and g."""
     tile = cuda.shared.array(BLOCK2, float32)
     t = cuda.threadIdx.x
@@ -200,7 +205,8 @@ def groupnorm_backward_kernel_v1(dy, x, weight, bias, mean, rstd, dx, sums, P, C
         i = (b * P + e // width) * C + c
         xhat = (float32(x[i]) - average) * scale
         h = affine_gradient(float32(dy[i]), xhat, weight[c], bias[c], activate) * weight[c]
-        dx[i] = scale * (h - average_h - xhat * average_hx)
+        value = scale * (h - average_h - xhat * average_hx)
+        dx[i] = value + float32(residual[i]) if adds else value
 
 
 # v2: a block a chunk of pixels with all their channels ----------------------------------------------------------------
@@ -387,7 +393,8 @@ def groupnorm_gradient_join_kernel_v2(partial, weight, sums, averages, P, C, wid
 
 
 @cuda.jit
-def groupnorm_backward_kernel_v2(dy, x, weight, bias, mean, rstd, averages, dx, P, C, width, lanes, chunk, activate):
+def groupnorm_backward_kernel_v2(dy, x, weight, bias, mean, rstd, averages, residual, dx, P, C, width, lanes, chunk,
+                                 activate, adds):
     t = cuda.threadIdx.x
     rows = BLOCK // lanes
     row, b = t // lanes, cuda.blockIdx.z
@@ -407,8 +414,12 @@ def groupnorm_backward_kernel_v2(dy, x, weight, bias, mean, rstd, averages, dx, 
             x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
             d0, d1 = affine_gradient(d0, x0, w0, v0, activate), affine_gradient(d1, x1, w1, v1, activate)
             d2, d3 = affine_gradient(d2, x2, w2, v2, activate), affine_gradient(d3, x3, w3, v3, activate)
-            store4(dx, i, r0 * (d0 * w0 - h0 - x0 * k0), r1 * (d1 * w1 - h1 - x1 * k1),
-                   r2 * (d2 * w2 - h2 - x2 * k2), r3 * (d3 * w3 - h3 - x3 * k3))
+            d0, d1 = r0 * (d0 * w0 - h0 - x0 * k0), r1 * (d1 * w1 - h1 - x1 * k1)
+            d2, d3 = r2 * (d2 * w2 - h2 - x2 * k2), r3 * (d3 * w3 - h3 - x3 * k3)
+            if adds:
+                x0, x1, x2, x3 = load4(residual, i)
+                d0, d1, d2, d3 = d0 + x0, d1 + x1, d2 + x2, d3 + x3
+            store4(dx, i, d0, d1, d2, d3)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -459,18 +470,26 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=Non
     return y, mean, rstd
 
 
-def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, version=None):
-    """dx; the gradients of weight and bias are added into `dweight` and `dbias`."""
+def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None,
+                       version=None):
+    """dx; the gradients of weight and bias are added into `dweight` and `dbias`.
+
+    residual: what has arrived for x on other ways, an array like dx, which is added to it; None: nothing has
+    """
     B, P, C, width, version, plan = _check(x, weight, bias, groups, version, dy)
+    if residual is not None and (tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype):
+        raise ValueError(f"groupnorm: the residual, {residual.dtype}{tuple(residual.shape)}, must be an array like x, "
+                         f"{x.dtype}{tuple(x.shape)}")
     if not is_device(x):
-        return groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu)
+        return groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, residual)
     if version == 3:
-        return one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan)
+        return one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual)
     dx, sums = empty_like(x), empty((2, B, C), np.float32, like=x)
     common = dy.reshape(-1), x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1)
+    adds, residual = int(residual is not None), (x if residual is None else residual).reshape(-1)  # not read without
     if version == 1:
-        launch(groupnorm_backward_kernel_v1, (groups, B), BLOCK, *common, dx.reshape(-1), sums.reshape(-1), P, C, width,
-               int(silu))
+        launch(groupnorm_backward_kernel_v1, (groups, B), BLOCK, *common, residual, dx.reshape(-1), sums.reshape(-1), P,
+               C, width, int(silu), adds)
     else:
         lanes, tiles, chunk, chunks = cut(B, P, C, 4)
         partial, averages = (empty(2 * B * n, np.float32, like=x) for n in (chunks * C, groups))
@@ -478,8 +497,8 @@ def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, 
                chunk, int(silu))
         launch(groupnorm_gradient_join_kernel_v2, (groups, B), SMALL_BLOCK, partial, weight, sums.reshape(-1), averages,
                P, C, width, chunks)
-        launch(groupnorm_backward_kernel_v2, (chunks, tiles, B), BLOCK, *common, averages, dx.reshape(-1), P, C, width,
-               lanes, chunk, int(silu))
+        launch(groupnorm_backward_kernel_v2, (chunks, tiles, B), BLOCK, *common, averages, residual, dx.reshape(-1), P,
+               C, width, lanes, chunk, int(silu), adds)
     add_column_sums(sums, dweight, dbias)
     return dx
 
@@ -492,7 +511,7 @@ def groupnorm_forward_cost(B, P, C, silu=False, itemsize=4):
     return itemsize * 2 * n, n * (4 + 3 + (3 if silu else 0))
 
 
-def groupnorm_backward_cost(B, P, C, silu=False, itemsize=4):
-    """(bytes, FLOPs) of version 3: x and dy are read and dx written once."""
+def groupnorm_backward_cost(B, P, C, silu=False, itemsize=4, residual=False):
+    """(bytes, FLOPs) of version 3: x, dy and, if there is one, the residual are read and dx written once."""
     n = B * P * C
-    return itemsize * 3 * n, n * (5 + 7 + (2 * 10 if silu else 0))
+    return itemsize * (3 + residual) * n, n * (5 + 7 + (10 if silu else 0) + residual)

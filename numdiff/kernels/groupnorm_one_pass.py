@@ -2,31 +2,43 @@
 
 WHAT IS NEW, AND WHY IT PAYS
     A block owns whole groups of one sample with all their pixels, so nothing is left for other kernels to join: forward
-    is 1 launch where version 2 has 3, backward 2 for 4, and each that waits for the one before costs about 3 µs. What
+    is 1 launch where version 2 has 3, backward 1 for 5, and each that waits for the one before costs about 4 µs. What
     is read stays in shared memory for the later sweeps over it. Copies by cp.async need no registers on the way, so
     all of the block's reading is under way at once, and sums begin while the rest still travels.
-    SiLU is four instructions besides a product: 2ˣ and 1/x as the hardware has them.
+    SiLU is four instructions besides a product: 2ˣ and 1/x as the hardware has them. Only 16 of either start in a
+    cycle, an eighth of what products do, so the backward computes SiLU' once: g = dy · SiLU' takes dy's place.
+    What a thread needs beside pixels (weights, statistics, which group) it asks for while these are on their way.
+PARAMETER GRADIENTS
+    A block leaves the sums of its channels in memory and counts itself. The last of the B blocks that share channels
+    adds them up over the samples, in the order of the samples whoever is last: no second launch, and the same bits in
+    every run. `threadfence` on both sides of the count is what lets it see the others' sums. `cuda.atomic.inc` wraps:
+    the counter is 0 again for the next launch.
 TILE
-    `tile` neighbouring channels (whole groups, a multiple of 4) with all pixels, as a ring of STAGES chunks of pixels.
-    If four chunks are all, each is read once. If not, a sweep starts with the chunks that the one before left behind
-    and reads the others again, from the L2 cache most likely, while it works on these.
-    A thread keeps four channels; it reads what it copied itself, so that only sums need barriers.
+    `tile` neighbouring channels (whole groups, a multiple of 8) with all pixels. Pixels that find no room in shared
+    memory are read again in each sweep, from the L2 cache most likely; in the backward's last sweep they come to the
+    places of those that are done.
+    A thread keeps eight channels: 16 bytes of float16, 32 of float32. It reads what it copied itself, so that only sums
+    need barriers.
 LAUNCH
-    grid (C / tile, B), block (tile / 4, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
-    threads (up to 12 or 24 KiB), then the ring. `choose_plan` estimates the time of every tile and takes the best.
+    grid (C / tile, B), block (tile / 8, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
+    threads (32 bytes each, backward 64), then pixels. `choose_plan` forecasts the time of every tile, takes the best.
 DETERMINISM
-    no atomics: a thread adds its pixels, a warp the threads' sums, in an order that the plan decides, and so the shape,
-    the type and the size of the device.
+    no atomics on numbers: a thread adds its pixels, a few threads add the threads' sums, the last block the samples',
+    in an order that the plan decides, and so the shape, the type and the size of the device.
 ACCURACY
-    The mean first, then squares about the mean. Arithmetic is float32 for arrays of float16 too. Beside `math.exp`
-    and a rounded division SiLU differs by at most 2⁻²¹ of its value where |z| < 16.
+    The mean first, then squares about the mean. Arithmetic is float32 for arrays of float16 too; only the g that is
+    kept is rounded, once, to dy's type. Beside `math.exp` and a rounded division SiLU differs by at most 2⁻²¹ of its
+    value where |z| < 16.
 COST
-    forward: x read and y written once; backward: x and dy read and dx written once. Roof: memory bandwidth.
+    forward: x read and y written once; backward: x and dy (and the residual) read and dx written once. Roof: memory
+    bandwidth.
 SOURCE
-    groupnorm.py for the mathematics; PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async).
+    groupnorm.py for the mathematics; PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async);
+    CUDA programming guide, "Memory Fence Functions", whose example is the last block that adds.
 READ NEXT
     layernorm.py
 """
+import contextlib
 import functools
 import math
 import sys
@@ -37,62 +49,179 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from ..device import cuda, empty, empty_like, float32, int32, launch, load4, store4
-from ..device.async_copy import cp_async_commit, cp_async_wait
+from ..device import cuda, empty, empty_like, float32, int32, int64, launch, load4, uint32, upload
+from ..device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
 from ..device.inline_ptx import F32, GLOBAL, I32, I64, SHARED, element_pointer, emit, require_contiguous, statement
 from ..emulator import twin
 from ..emulator.group_copies import start_copy
 from .flash_attention.exponential import power_of_two
 from .flash_attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
-from .layernorm import warp_sum
-from .reduce import add_column_sums
+from .im2col import divide
 
-WARP = 32
+WARP, WARP_BITS = 32, 5  # threads; t >> 5 is t // 32 without a division
+VECTOR = 8  # channels of a thread
+WORDS = 8  # that eight float32 take; float16 use the first four
 THREADS = 512  # at most: 16 warps hide a multiprocessor's latencies where its shared memory is filled by one block
-FEW_THREADS = 256  # where several blocks find room
-STAGES = 4  # chunks of the ring
-PENDING = STAGES - 1  # chunks that may be on their way while the oldest is used
+FEW_THREADS = 256, 128  # where several blocks find room
+PARTS = 4  # groups of copies: sums begin when the first has come
 LOG2_E = float32(math.log2(math.e))
 RESERVED = 1 << 10  # bytes of shared memory that the system takes for each block
 REGISTERS = 65536  # of a multiprocessor
-FORWARD_REGISTERS, BACKWARD_REGISTERS = 64, 96  # of a thread, as compiled for sm_80 and sm_90a, rounded up
-
-# What the estimates count with, in bytes a nanosecond and nanoseconds
-MEMORY = 3000
-L2 = 5500
-L2_BYTES = 40 << 20  # what is read again must have come within so many bytes
-ONE_MULTIPROCESSOR = 45  # that one of them can take, however idle the others are
-LAUNCH = 3000  # from the end of one kernel to the start of the next, filling and draining included
-BLOCK_LATENCY = 2000  # first bytes, barriers, last bytes: not hidden where all blocks run at the same time
-TURN = 50  # of a thread, for one of its pixels: arithmetic that does not run while memory is waited for
-SECTOR = 32  # bytes that memory delivers together
+FORWARD_REGISTERS, BACKWARD_REGISTERS = 88, 120  # of a thread, as compiled for sm_80 and sm_90a, rounded up
+COUNTERS = 4096  # more than there are tiles
 
 
 # Intrinsics -----------------------------------------------------------------------------------------------------------
 
+HALF, PAIR, QUAD = ir.HalfType(), ir.VectorType(ir.HalfType(), 2), ir.VectorType(I32, 4)
+
+
+def _words_address(context, builder, array_type, array, index):
+    """Pointer to four words, from an element of an array."""
+    pointer = element_pointer(context, builder, array_type, array, index)
+    return builder.bitcast(pointer, QUAD.as_pointer(getattr(pointer.type, "addrspace", 0)))
+
+
+def _load_words(context, builder, array_type, array, index):
+    """The four or eight words of eight elements."""
+    address, words = _words_address(context, builder, array_type, array, index), []
+    for k in range(array_type.dtype.bitwidth // 16):
+        quad = builder.load(builder.gep(address, [I32(k)]), align=16)
+        words += [builder.extract_element(quad, I32(i)) for i in range(4)]
+    return words
+
+
+def _numbers(builder, words):
+    """Eight float32 from the words of eight float16 or float32."""
+    if len(words) == VECTOR:
+        return [builder.bitcast(word, F32) for word in words]
+    pairs = [builder.bitcast(word, PAIR) for word in words]
+    return [builder.fpext(builder.extract_element(pair, I32(i)), F32) for pair in pairs for i in range(2)]
+
+
+def _put(context, builder, array_type, array, values):
+    for k, value in enumerate(values):
+        builder.store(value, element_pointer(context, builder, array_type, array, I32(k)))
+
+
 @intrinsic
-def copy4(typingctx, target, to, source, index):
-    """Start a copy of four elements, source[index …] to the shared array's target[to …]; both multiples of 4."""
-    require_contiguous("copy4", source)
-    nbytes = 4 * source.dtype.bitwidth // 8
-    kind = "cg" if nbytes == 16 else "ca"
+def load8(typingctx, array, index, into):
+    """into[0 … 7] = array[index … index + 7] as float32; `index` a multiple of 8, `into` a local array."""
+    require_contiguous("load8", array)
+
+    def codegen(context, builder, sig, args):
+        words = _load_words(context, builder, sig.args[0], args[0], args[1])
+        _put(context, builder, sig.args[2], args[2], _numbers(builder, words))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, into), codegen
+
+
+@twin(load8)
+def _load8(machine, array, index, into):
+    half = 16 // array.itemsize
+    for first in range(0, VECTOR, half):
+        for k, value in enumerate(machine.access.load_vector(array, index + first, half)):
+            into[first + k] = np.float32(value)
+
+
+@intrinsic
+def store8(typingctx, array, index, values):
+    """array[index … index + 7] = values[0 … 7], float32, rounded to the type of `array`."""
+    require_contiguous("store8", array)
+
+    def codegen(context, builder, sig, args):
+        numbers = [builder.load(element_pointer(context, builder, sig.args[2], args[2], I32(k))) for k in range(VECTOR)]
+        if array.dtype.bitwidth == 16:
+            words = [emit(builder, "cvt.rn.f16x2.f32 $0, $2, $1;", [I32], numbers[k:k + 2])[0]
+                     for k in range(0, VECTOR, 2)]
+        else:
+            words = [builder.bitcast(number, I32) for number in numbers]
+        address = _words_address(context, builder, sig.args[0], args[0], args[1])
+        for k in range(0, len(words), 4):
+            quad = ir.Constant(QUAD, ir.Undefined)
+            for i in range(4):
+                quad = builder.insert_element(quad, words[k + i], I32(i))
+            builder.store(quad, builder.gep(address, [I32(k // 4)]), align=16)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, values), codegen
+
+
+@twin(store8)
+def _store8(machine, array, index, values):
+    half = 16 // array.itemsize
+    for first in range(0, VECTOR, half):
+        machine.access.store_vector(array, index + first, [values[first + k] for k in range(half)])
+
+
+@intrinsic
+def fetch8(typingctx, array, index, words):
+    """As `load8`, but as they are, into a local array of eight uint32: whoever does not look at them yet goes on."""
+    require_contiguous("fetch8", array)
+
+    def codegen(context, builder, sig, args):
+        _put(context, builder, sig.args[2], args[2], _load_words(context, builder, sig.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, words), codegen
+
+
+@twin(fetch8)
+def _fetch8(machine, array, index, words):
+    half = 16 // array.itemsize
+    for first in range(0, VECTOR, half):
+        values = np.array(machine.access.load_vector(array, index + first, half), array.dtype)
+        for k, word in enumerate(values.view(np.uint32)):
+            words[4 * first // half + k] = word
+
+
+@intrinsic
+def add8(typingctx, array, words, values):
+    """values[0 … 7] += what `fetch8` brought from `array`."""
+
+    def codegen(context, builder, sig, args):
+        count = array.dtype.bitwidth // 4
+        numbers = _numbers(builder, [builder.load(element_pointer(context, builder, sig.args[1], args[1], I32(k)))
+                                     for k in range(count)])
+        places = [element_pointer(context, builder, sig.args[2], args[2], I32(k)) for k in range(VECTOR)]
+        for place, number in zip(places, numbers, strict=True):
+            builder.store(builder.fadd(builder.load(place), number), place)
+        return context.get_dummy_value()
+
+    return types.void(array, words, values), codegen
+
+
+@twin(add8)
+def _add8(machine, array, words, values):
+    numbers = np.array([int(words[k]) for k in range(2 * array.itemsize)], np.uint32).view(array.dtype)
+    for k in range(VECTOR):
+        values[k] = np.float32(values[k]) + np.float32(numbers[k])
+
+
+@intrinsic
+def copy8(typingctx, target, to, source, index):
+    """Start copies of eight elements, source[index …] to the shared array's target[to …]; both multiples of 8."""
+    require_contiguous("copy8", source)
 
     def codegen(context, builder, sig, args):
         addresses = [builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, space)) for space, pointer in (
             (SHARED, element_pointer(context, builder, sig.args[0], args[0], args[1])),
             (GLOBAL, element_pointer(context, builder, sig.args[2], args[2], args[3])))]
         operands = [builder.ptrtoint(a, kind) for a, kind in zip(addresses, (I32, I64), strict=True)]
-        emit(builder, f"cp.async.{kind}.shared.global [$0], [$1], {nbytes};", (), operands, ordered=True)
+        for offset in range(0, VECTOR * source.dtype.bitwidth // 8, 16):
+            emit(builder, f"cp.async.cg.shared.global [$0+{offset}], [$1+{offset}], 16;", (), operands, ordered=True)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, source, types.int64), codegen
 
 
-@twin(copy4)
-def _copy4(machine, target, to, source, index):
-    size = source.dtype.itemsize
-    start_copy(machine, machine.shared_address(target) + int(to) * size, source, index, 4 * size, 4 * size,
-               sys._getframe(2))
+@twin(copy8)
+def _copy8(machine, target, to, source, index):
+    size, half = source.dtype.itemsize, 16 // source.dtype.itemsize
+    for first in range(0, VECTOR, half):
+        start_copy(machine, machine.shared_address(target) + (int(to) + first) * size, source, index + first, 16, 16,
+                   sys._getframe(2))
 
 
 @intrinsic
@@ -116,287 +245,399 @@ def sigmoid(z):
 
 
 @cuda.jit(device=True, forceinline=True)
-def affine(xhat, weight, bias, activate):
-    z = xhat * weight + bias
-    return z * sigmoid(z) if activate else z
+def clear(values):
+    for k in range(VECTOR):
+        values[k] = float32(0)
 
 
 @cuda.jit(device=True, forceinline=True)
-def affine_gradient(dy, xhat, weight, bias, activate):
-    """Gradient of z = xhat · weight + bias."""
-    if activate:
-        z = xhat * weight + bias
-        s = sigmoid(z)
-        return dy * s * (float32(1) + z * (float32(1) - s))
-    return dy
+def find_groups(first, width, groups):
+    """groups[k]: the group of channel first + k."""
+    group, before = divide(first, width)
+    left = int32(width - before)  # channels of this group from here on
+    for k in range(VECTOR):
+        groups[k] = group
+        left -= int32(1)
+        if left == 0:
+            group, left = int32(group + 1), int32(width)
 
 
 @cuda.jit(device=True, forceinline=True)
-def wrapped(q, chunks):
-    return int32(q - chunks) if q >= chunks else int32(q)
+def pick(values, first, groups, into):
+    for k in range(VECTOR):
+        into[k] = values[first + groups[k]]
 
 
 @cuda.jit(device=True, forceinline=True)
-def refill(kept, at, source, start, j, q, chunks, chunk, row, rows, P, C):
-    """At turn j, over chunk q: start this thread's copies of the chunk whose turn is STAGES later, if there is one.
-
-    kept, at: its first place in the stage; source, start: its four channels of pixel 0
-    """
-    if j + STAGES < chunks:
-        first = wrapped(q + STAGES, chunks) * chunk
-        p, end = int32(first + row), int32(min(first + chunk, P))
-        i, step, turn = start + p * C, int32(rows * C), int32(rows * 4 * cuda.blockDim.x)
-        while p < end:
-            copy4(kept, at, source, i)
-            p, at, i = int32(p + rows), int32(at + turn), i + step
+def place_of(row, rows, lane, lanes):
+    """Where a thread puts its sums among the `rows` of a channel: threads of a warp then use different banks."""
+    apart = divide(int32(WARP), lanes)[0]
+    return divide(int32(row + lane * max(int32(1), apart)), rows)[1]
 
 
 @cuda.jit(device=True, forceinline=True)
-def rows_sum(sums, first, pitch, rows, lane):
-    """The sum of a column of the threads' sums, in all lanes of the warp."""
-    total = float32(0)
-    while lane < rows:
-        total += sums[first + lane * pitch]
-        lane += WARP
-    return warp_sum(total)
+def put(sums, first, rows, place, values):
+    """A thread's sums of its channels; a channel has `rows` places, one for each thread that shares it."""
+    for k in range(VECTOR):
+        sums[first + k * rows + place] = values[k]
 
 
 @cuda.jit(device=True, forceinline=True)
-def group_averages(sums, pitch, rows, averages, groups, width, m, warp, warps, lane):
-    """averages[group] from the threads' sums of each of its channels; all threads call it, and may read the result."""
+def lanes_sum(total, lanes):
+    """The sum over `lanes` neighbouring lanes, a power of two, in all of them."""
+    step = int32(lanes >> 1)
+    while step > 0:
+        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, step)
+        step >>= int32(1)
+    return total
+
+
+@cuda.jit(device=True, forceinline=True)
+def group_averages(sums, rows, averages, groups, width, m, warp, warps, lane, eps, roots):
+    """averages[group] from the threads' sums; with `roots` 1 / √(average + eps). All threads call it."""
     cuda.syncthreads()  # all have brought their sums
-    group = warp
+    group, count = int32(warp), int32(width * rows)
     while group < groups:
         total = float32(0)
-        r = lane
-        while r < rows:
-            for c in range(width):
-                total += sums[r * pitch + group * width + c]
-            r += WARP
-        total = warp_sum(total)
+        e, first = int32(4 * lane), int32(group * count)
+        while e < count:
+            s0, s1, s2, s3 = load4(sums, first + e)
+            total += (s0 + s1) + (s2 + s3)
+            e += int32(4 * WARP)
+        total = lanes_sum(total, WARP) / m
         if lane == 0:
-            sums[averages + group] = total / m
+            sums[averages + group] = float32(1) / math.sqrt(total + eps) if roots else total
         group += warps
     cuda.syncthreads()
 
 
 @cuda.jit(device=True, forceinline=True)
-def of_groups(values, first, c, width):
-    """The values of the groups that channels c to c + 3 belong to."""
-    return (values[first + c // width], values[first + (c + 1) // width], values[first + (c + 2) // width],
-            values[first + (c + 3) // width])
+def gradient8(x, d, means, scales, bias, activate):
+    """x -= mean; d becomes the gradient of z = x · scale + bias."""
+    for k in range(VECTOR):
+        x[k] -= means[k]
+    if activate:
+        for k in range(VECTOR):
+            z = x[k] * scales[k] + bias[k]
+            s = sigmoid(z)
+            d[k] *= s * (float32(1) + z * (float32(1) - s))
 
 
 # Forward --------------------------------------------------------------------------------------------------------------
-# `kept` sees the same memory as `sums`, from element `ring` on. A sweep s visits chunk (s · (chunks - STAGES) + j) mod
-# chunks at its turn j, in stage (s · chunks + j) mod STAGES: its first STAGES chunks are those that are still there.
+# `kept` sees the same memory as `sums`, from element `ring` on: a turn of all threads after the other, `held` pixels.
 
 @cuda.jit(launch_bounds=THREADS)
-def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, pitch, ring, chunk, chunks, eps, activate):
+def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, groups, ring, held, share, eps, activate):
+    """groups: of this block; ring, held, share: see `Plan`."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.dtype.type, alignment=128)
+    value = cuda.local.array(VECTOR, float32)
+    total = cuda.local.array(VECTOR, float32)
+    means = cuda.local.array(VECTOR, float32)
+    scales = cuda.local.array(VECTOR, float32)
+    shifts = cuda.local.array(VECTOR, float32)
+    group = cuda.local.array(VECTOR, int32)
     lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
-    row, tile = int32(cuda.threadIdx.y), int32(4 * cuda.blockDim.x)
+    row, tile, threads = int32(cuda.threadIdx.y), int32(VECTOR * lanes), int32(lanes * rows)
     t = int32(row * lanes + cuda.threadIdx.x)
-    lane, warp, warps = int32(t % WARP), int32(t // WARP), int32(lanes * rows // WARP)
-    in_tile = int32(4 * cuda.threadIdx.x)
-    c = int32(cuda.blockIdx.x * tile + in_tile)
-    b, groups = cuda.blockIdx.y, int32(tile // width)
-    start = b * P * C + c  # of pixel 0
-    own = int32(ring + row * tile + in_tile)  # this thread's place in a stage
-    turn, step = int32(rows * tile), int32(rows * C)  # from a thread's pixel to its next: in a stage, in the array
-    averages = rows * pitch  # of the groups: what follows the threads' sums
+    lane, warp, warps = int32(t & (WARP - 1)), int32(t >> WARP_BITS), int32(threads >> WARP_BITS)
+    in_tile = int32(VECTOR * cuda.threadIdx.x)
+    c, b = int32(cuda.blockIdx.x * tile + in_tile), int32(cuda.blockIdx.y)
+    first = int64(b) * P * C + row * C + c  # of this thread
+    own = int32(ring + VECTOR * t)
+    turn, step = int32(VECTOR * threads), int32(rows * C)  # from a thread's pixel to its next: in `kept`, in x
+    averages = int32(VECTOR * threads)  # of the groups: what follows the threads' sums
 
-    for j in range(STAGES):
-        refill(kept, int32(own + j * chunk * tile), x, start, j - STAGES, j - STAGES, chunks, chunk, row, rows, P, C)
-        cp_async_commit()
-    m = float32(P * width)
-    visit, q = int32(0), int32(0)
-
-    s0 = s1 = s2 = s3 = float32(0)
-    for j in range(chunks):
-        cp_async_wait(PENDING)
-        stage = int32(own + (visit & PENDING) * chunk * tile)
-        at, p, end = stage, int32(q * chunk + row), int32(min(q * chunk + chunk, P))
+    p, at, i = row, own, first
+    for part in range(PARTS):
+        end = int32(min((part + 1) * share, held))
         while p < end:
-            x0, x1, x2, x3 = load4(kept, at)
-            s0 += x0
-            s1 += x1
-            s2 += x2
-            s3 += x3
-            p, at = int32(p + rows), int32(at + turn)
-        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
-        cp_async_commit()
-        visit, q = int32(visit + 1), wrapped(q + 1, chunks)
-    store4(sums, row * pitch + in_tile, s0, s1, s2, s3)
-    group_averages(sums, pitch, rows, averages, groups, width, m, warp, warps, lane)
-    m0, m1, m2, m3 = of_groups(sums, averages, in_tile, width)
-
-    s0 = s1 = s2 = s3 = float32(0)
-    q = int32(chunks - STAGES)
-    for j in range(chunks):
-        cp_async_wait(PENDING)
-        stage = int32(own + (visit & PENDING) * chunk * tile)
-        at, p, end = stage, int32(q * chunk + row), int32(min(q * chunk + chunk, P))
-        while p < end:
-            x0, x1, x2, x3 = load4(kept, at)
-            x0, x1, x2, x3 = x0 - m0, x1 - m1, x2 - m2, x3 - m3
-            s0 += x0 * x0
-            s1 += x1 * x1
-            s2 += x2 * x2
-            s3 += x3 * x3
-            p, at = int32(p + rows), int32(at + turn)
-        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
-        cp_async_commit()
-        visit, q = int32(visit + 1), wrapped(q + 1, chunks)
-    store4(sums, row * pitch + in_tile, s0, s1, s2, s3)
-    group_averages(sums, pitch, rows, averages + groups, groups, width, m, warp, warps, lane)
-    r0, r1, r2, r3 = of_groups(sums, averages + groups, in_tile, width)
-    r0, r1 = float32(1) / math.sqrt(r0 + eps), float32(1) / math.sqrt(r1 + eps)
-    r2, r3 = float32(1) / math.sqrt(r2 + eps), float32(1) / math.sqrt(r3 + eps)
-    group = t
-    while group < groups:
-        i = b * (C // width) + cuda.blockIdx.x * groups + group
-        mean[i] = sums[averages + group]
-        rstd[i] = float32(1) / math.sqrt(sums[averages + groups + group] + eps)
-        group += lanes * rows
-
-    w0, w1, w2, w3 = load4(weight, c)
-    v0, v1, v2, v3 = load4(bias, c)
-    w0, w1, w2, w3 = w0 * r0, w1 * r1, w2 * r2, w3 * r3
-    q = wrapped(2 * (chunks - STAGES), chunks)
-    for j in range(chunks):
-        cp_async_wait(PENDING)
-        stage = int32(own + (visit & PENDING) * chunk * tile)
-        at, p, end = stage, int32(q * chunk + row), int32(min(q * chunk + chunk, P))
-        i = start + p * C
-        while p < end:
-            x0, x1, x2, x3 = load4(kept, at)
-            store4(y, i, affine(x0 - m0, w0, v0, activate), affine(x1 - m1, w1, v1, activate),
-                   affine(x2 - m2, w2, v2, activate), affine(x3 - m3, w3, v3, activate))
+            copy8(kept, at, x, i)
             p, at, i = int32(p + rows), int32(at + turn), i + step
-        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
         cp_async_commit()
-        visit, q = int32(visit + 1), wrapped(q + 1, chunks)
+    load8(weight, c, scales)
+    load8(bias, c, shifts)
+    find_groups(in_tile, width, group)
+    place, m = place_of(row, rows, int32(cuda.threadIdx.x), lanes), float32(P * width)
+    rest, rest_at = p, i
+
+    clear(total)
+    while p < P:
+        load8(x, i, value)
+        for k in range(VECTOR):
+            total[k] += value[k]
+        p, i = int32(p + rows), i + step
+    p, at = row, own
+    for part in range(PARTS):
+        cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
+        cp_async_wait(PARTS)
+        end = int32(min((part + 1) * share, held))
+        while p < end:
+            load8(kept, at, value)
+            for k in range(VECTOR):
+                total[k] += value[k]
+            p, at = int32(p + rows), int32(at + turn)
+    put(sums, in_tile * rows, rows, place, total)
+    group_averages(sums, rows, averages, groups, width, m, warp, warps, lane, eps, False)
+    pick(sums, averages, group, means)
+
+    clear(total)
+    p, at = row, own
+    while p < held:
+        load8(kept, at, value)
+        for k in range(VECTOR):
+            d = value[k] - means[k]
+            total[k] += d * d
+        p, at = int32(p + rows), int32(at + turn)
+    p, i = rest, rest_at
+    while p < P:
+        load8(x, i, value)
+        for k in range(VECTOR):
+            d = value[k] - means[k]
+            total[k] += d * d
+        p, i = int32(p + rows), i + step
+    put(sums, in_tile * rows, rows, place, total)
+    group_averages(sums, rows, averages + groups, groups, width, m, warp, warps, lane, eps, True)
+    for k in range(VECTOR):
+        scales[k] *= sums[averages + groups + group[k]]
+
+    p, at, i = row, own, first
+    while p < P:
+        if p < held:
+            load8(kept, at, value)
+        else:
+            load8(x, i, value)
+        for k in range(VECTOR):
+            value[k] = (value[k] - means[k]) * scales[k] + shifts[k]
+        if activate:
+            for k in range(VECTOR):
+                value[k] *= sigmoid(value[k])
+        store8(y, i, value)
+        p, at, i = int32(p + rows), int32(at + turn), i + step
+    n = t
+    while n < groups:
+        to = (b * cuda.gridDim.x + cuda.blockIdx.x) * groups + n
+        mean[to], rstd[to] = sums[averages + n], sums[averages + groups + n]
+        n += threads
 
 
 # Backward -------------------------------------------------------------------------------------------------------------
-# A stage holds a chunk of x, then one of dy. g is computed twice, which is cheaper than keeping it in float32.
+# In `kept` a turn of x is followed by the same turn of dy, which makes way for g.
+
+@cuda.jit(device=True, forceinline=True)
+def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
+    """The gradients of `tile` channels: dweight and dbias += the sums over the samples of `totals` (2, B, C)."""
+    cuda.threadfence()  # nothing that is read from here on is older than the count
+    columns = int32(2 * tile)
+    parts = max(int32(1), divide(threads, columns)[0])  # threads that share a column
+    n = t
+    while n < parts * columns:
+        b, column = divide(n, columns)
+        channel = int32(first + (column if column < tile else column - tile))
+        at, turn = int32((b if column < tile else b + B) * C + channel), int32(parts * C)
+        total = float32(0)
+        if b == 0:
+            total = dweight[channel] if column < tile else dbias[channel]
+        while b + 3 * parts < B:  # four at once: each takes its time
+            s0, s1, s2, s3 = totals[at], totals[at + turn], totals[at + 2 * turn], totals[at + 3 * turn]
+            total += (s0 + s1) + (s2 + s3)
+            b, at = int32(b + 4 * parts), int32(at + 4 * turn)
+        while b < B:
+            total += totals[at]
+            b, at = int32(b + parts), int32(at + turn)
+        sums[n] = total
+        n += threads
+    cuda.syncthreads()
+    n = t
+    while n < columns:
+        total = float32(0)
+        for part in range(parts):
+            total += sums[part * columns + n]
+        if n < tile:
+            dweight[first + n] = total
+        else:
+            dbias[first + n - tile] = total
+        n += threads
+
 
 @cuda.jit(launch_bounds=THREADS)
-def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, dx, totals, P, C, width, pitch, ring, chunk, chunks,
-                                 activate):
-    """dx, and the channel sums (2, B, C) of g · xhat and g."""
+def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, residual, dx, totals, dweight, dbias, counters, P, C,
+                                 width, groups, ring, held, share, team_bits, activate, adds):
+    """dx, and dweight and dbias added to; totals: for the sums of g · xhat and g of each sample, (2, B, C)."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.dtype.type, alignment=128)
+    value = cuda.local.array(VECTOR, float32)
+    d = cuda.local.array(VECTOR, float32)
+    total_gx = cuda.local.array(VECTOR, float32)
+    total_g = cuda.local.array(VECTOR, float32)
+    means = cuda.local.array(VECTOR, float32)
+    scales = cuda.local.array(VECTOR, float32)
+    shifts = cuda.local.array(VECTOR, float32)
+    group = cuda.local.array(VECTOR, int32)
+    before = cuda.local.array(WORDS, uint32)
     lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
-    row, tile = int32(cuda.threadIdx.y), int32(4 * cuda.blockDim.x)
+    row, tile, threads = int32(cuda.threadIdx.y), int32(VECTOR * lanes), int32(lanes * rows)
     t = int32(row * lanes + cuda.threadIdx.x)
-    lane, warp, warps = int32(t % WARP), int32(t // WARP), int32(lanes * rows // WARP)
-    in_tile = int32(4 * cuda.threadIdx.x)
-    c = int32(cuda.blockIdx.x * tile + in_tile)
-    b, groups = cuda.blockIdx.y, int32(tile // width)
-    start = b * P * C + c  # of pixel 0
-    own = int32(ring + row * tile + in_tile)  # this thread's place in a stage
-    turn, step = int32(rows * tile), int32(rows * C)  # from a thread's pixel to its next: in a stage, in the array
-    channels = 2 * rows * pitch  # the sums of channels, 2 · tile: what follows the threads'; then averages of groups
-    averages = channels + 2 * tile
-    half = int32(chunk * tile)  # from x to dy in a stage
+    in_tile = int32(VECTOR * cuda.threadIdx.x)
+    first_channel = int32(cuda.blockIdx.x * tile)
+    c, b, B = int32(first_channel + in_tile), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+    first = int64(b) * P * C + row * C + c  # of this thread
+    own = int32(ring + VECTOR * t)
+    half = int32(VECTOR * threads)  # from x to dy
+    turn, step = int32(2 * half), int32(rows * C)  # from a thread's pixel to its next: in `kept`, in the arrays
+    per_element = float32(1) / float32(P * width)
+    channels = int32(2 * half)  # the sums of channels, 2 · tile: what follows the threads' sums
+    averages = int32(channels + 2 * tile)  # of the groups, 2 · groups
+    last = int32(averages + 2 * groups)  # 1 if this block is the last of its tile
 
-    for j in range(STAGES):
-        n, stage = j - STAGES, int32(own + 2 * j * half)
-        refill(kept, stage, x, start, n, n, chunks, chunk, row, rows, P, C)
-        refill(kept, int32(stage + half), dy, start, n, n, chunks, chunk, row, rows, P, C)
-        cp_async_commit()
-    m0, m1, m2, m3 = of_groups(mean, b * (C // width), c, width)
-    r0, r1, r2, r3 = of_groups(rstd, b * (C // width), c, width)
-    w0, w1, w2, w3 = load4(weight, c)
-    v0, v1, v2, v3 = load4(bias, c)
-    visit, q = int32(0), int32(0)
-
-    a0 = a1 = a2 = a3 = s0 = s1 = s2 = s3 = float32(0)
-    for j in range(chunks):
-        cp_async_wait(PENDING)
-        stage = int32(own + (visit & PENDING) * 2 * half)
-        at, p, end = stage, int32(q * chunk + row), int32(min(q * chunk + chunk, P))
+    p, at, i = row, own, first
+    for part in range(PARTS):
+        end = int32(min((part + 1) * share, held))
         while p < end:
-            x0, x1, x2, x3 = load4(kept, at)
-            d0, d1, d2, d3 = load4(kept, at + half)
-            x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
-            d0, d1 = affine_gradient(d0, x0, w0, v0, activate), affine_gradient(d1, x1, w1, v1, activate)
-            d2, d3 = affine_gradient(d2, x2, w2, v2, activate), affine_gradient(d3, x3, w3, v3, activate)
-            a0 += d0 * x0
-            a1 += d1 * x1
-            a2 += d2 * x2
-            a3 += d3 * x3
-            s0 += d0
-            s1 += d1
-            s2 += d2
-            s3 += d3
-            p, at = int32(p + rows), int32(at + turn)
-        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
-        refill(kept, int32(stage + half), dy, start, j, q, chunks, chunk, row, rows, P, C)
+            copy8(kept, at, x, i)
+            copy8(kept, at + half, dy, i)
+            p, at, i = int32(p + rows), int32(at + turn), i + step
         cp_async_commit()
-        visit, q = int32(visit + 1), wrapped(q + 1, chunks)
-    store4(sums, row * pitch + in_tile, a0, a1, a2, a3)
-    store4(sums, (rows + row) * pitch + in_tile, s0, s1, s2, s3)
+    load8(weight, c, scales)
+    load8(bias, c, shifts)
+    find_groups(in_tile, width, group)
+    statistics = int32((b * cuda.gridDim.x + cuda.blockIdx.x) * groups)
+    pick(mean, statistics, group, means)
+    for k in range(VECTOR):
+        scales[k] *= rstd[statistics + group[k]]
+    if adds and row < P:
+        fetch8(residual, first, before)
+    place = place_of(row, rows, int32(cuda.threadIdx.x), lanes)
+    rest, rest_at = p, i
+    end_of_kept = at  # for a thread that has pixels there
+
+    clear(total_gx)
+    clear(total_g)
+    while p < P:  # what has no room, while the rest is on its way
+        load8(x, i, value)
+        load8(dy, i, d)
+        gradient8(value, d, means, scales, shifts, activate)
+        for k in range(VECTOR):
+            total_gx[k] += d[k] * value[k]
+            total_g[k] += d[k]
+        p, i = int32(p + rows), i + step
+    p, at = row, own
+    for part in range(PARTS):
+        cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
+        cp_async_wait(PARTS)
+        end = int32(min((part + 1) * share, held))
+        while p < end:
+            load8(kept, at, value)
+            load8(kept, at + half, d)
+            gradient8(value, d, means, scales, shifts, activate)
+            if activate:
+                store8(kept, at + half, d)
+            for k in range(VECTOR):
+                total_gx[k] += d[k] * value[k]
+                total_g[k] += d[k]
+            p, at = int32(p + rows), int32(at + turn)
+    put(sums, in_tile * rows, rows, place, total_gx)
+    put(sums, half + in_tile * rows, rows, place, total_g)
     cuda.syncthreads()
-    n = warp
-    while n < tile:
-        sum_gx = rows_sum(sums, n, pitch, rows, lane)
-        sum_g = rows_sum(sums, rows * pitch + n, pitch, rows, lane)
-        if lane == 0:
-            i = b * C + cuda.blockIdx.x * tile + n
-            totals[i], totals[cuda.gridDim.y * C + i] = sum_gx, sum_g
-            w = weight[cuda.blockIdx.x * tile + n]
-            sums[channels + n], sums[channels + tile + n] = sum_gx * w, sum_g * w
-        n += warps
+
+    team = int32(1 << team_bits)  # threads that add the sums of a channel, four at a time
+    n, of_team, turns = int32(t >> team_bits), int32(t & (team - 1)), int32(rows >> (team_bits + 2))
+    start = divide(int32(4 * (t & (WARP - 1))), rows)[1]  # the channels of a warp start apart: all banks
+    while n < 2 * tile:
+        channel = int32(n if n < tile else n - tile)
+        w, r = weight[first_channel + channel], rstd[statistics + divide(channel, width)[0]]
+        total, e = float32(0), start
+        for _ in range(turns):
+            s0, s1, s2, s3 = load4(sums, n * rows + e)
+            total += (s0 + s1) + (s2 + s3)
+            e = int32(e + 4 * team)
+            if e >= rows:
+                e = int32(e - rows)
+        total = lanes_sum(total, team) * (r if n < tile else float32(1))  # xhat is r times what x is beside its mean
+        if of_team == 0:
+            totals[(b if n < tile else B + b) * C + first_channel + channel] = total
+            sums[channels + n] = total * w
+        n += int32(threads >> team_bits)
     cuda.syncthreads()
     n = t
     while n < 2 * groups:  # those of h · xhat, then those of h: their channels follow each other, too
-        total = float32(0)
+        r, total = rstd[statistics + (n if n < groups else n - groups)], float32(0)
         for k in range(width):
             total += sums[channels + n * width + k]
-        sums[averages + n] = total / float32(P * width)
-        n += lanes * rows
+        total *= r * per_element
+        sums[averages + n] = total * r if n < groups else total
+        n += threads
     cuda.syncthreads()
-    k0, k1, k2, k3 = of_groups(sums, averages, in_tile, width)
-    h0, h1, h2, h3 = of_groups(sums, averages + groups, in_tile, width)
+    if t == threads - 1:  # while the others go on
+        cuda.threadfence()  # what the block has written is seen by whoever finds it counted
+        before_me = cuda.atomic.inc(counters, cuda.blockIdx.x, uint32(B - 1))
+        sums[last] = float32(1) if int32(before_me) == B - 1 else float32(0)
+    find_groups(in_tile, width, group)  # again: kept, it would take eight registers
+    pick(sums, averages, group, total_gx)
+    pick(sums, averages + groups, group, total_g)
 
-    q = int32(chunks - STAGES)
-    for j in range(chunks):
-        cp_async_wait(PENDING)
-        stage = int32(own + (visit & PENDING) * 2 * half)
-        at, p, end = stage, int32(q * chunk + row), int32(min(q * chunk + chunk, P))
-        i = start + p * C
-        while p < end:
-            x0, x1, x2, x3 = load4(kept, at)
-            d0, d1, d2, d3 = load4(kept, at + half)
-            x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
-            d0, d1 = affine_gradient(d0, x0, w0, v0, activate), affine_gradient(d1, x1, w1, v1, activate)
-            d2, d3 = affine_gradient(d2, x2, w2, v2, activate), affine_gradient(d3, x3, w3, v3, activate)
-            store4(dx, i, r0 * (d0 * w0 - h0 - x0 * k0), r1 * (d1 * w1 - h1 - x1 * k1),
-                   r2 * (d2 * w2 - h2 - x2 * k2), r3 * (d3 * w3 - h3 - x3 * k3))
-            p, at, i = int32(p + rows), int32(at + turn), i + step
-        refill(kept, stage, x, start, j, q, chunks, chunk, row, rows, P, C)
-        refill(kept, int32(stage + half), dy, start, j, q, chunks, chunk, row, rows, P, C)
-        cp_async_commit()
-        visit, q = int32(visit + 1), wrapped(q + 1, chunks)
+    p, at, i = row, own, first
+    while p < P:
+        if p >= held:
+            cp_async_wait_all()
+        load8(kept, at, value)
+        load8(kept, at + half, d)
+        if rest < P:  # what had no room comes where this was
+            copy8(kept, at, x, rest_at)
+            copy8(kept, at + half, dy, rest_at)
+            rest, rest_at = int32(rest + rows), rest_at + step
+        if p < held:
+            for k in range(VECTOR):
+                value[k] -= means[k]
+        else:
+            gradient8(value, d, means, scales, shifts, activate)
+        for k in range(VECTOR):
+            d[k] = d[k] * scales[k] - total_g[k] - value[k] * total_gx[k]  # rstd is in all three
+        if adds:
+            add8(residual, before, d)
+            if p + rows < P:
+                fetch8(residual, i + step, before)
+        store8(dx, i, d)
+        p, at, i = int32(p + rows), int32(at + turn), i + step
+        if at >= end_of_kept:
+            at = own
+    cuda.syncthreads()
+    if sums[last] == float32(1):
+        add_samples(totals, sums, dweight, dbias, first_channel, tile, C, B, t, threads)
 
 
 # Which tile -----------------------------------------------------------------------------------------------------------
+# A forecast in nanoseconds. Version 2's follows what an H100 needs for the UNet's shapes. Version 3's: a block reads,
+# then writes, and what of its arithmetic neither of these hides comes on top, half of it where no other block fills in.
+
+MEMORY = 2600  # arrays that the L2 cache does not hold
+L2 = 4500
+L2_BYTES = 40 << 20
+ONE_MULTIPROCESSOR = 34  # what one of them can take, however idle the others are
+SECTOR = 32  # bytes that memory delivers together
+LAUNCH = 2500  # from the end of one kernel to the start of the next, filling and draining included
+FORWARD_LATENCY, BACKWARD_LATENCY = 2500, 3500  # of a block: first bytes, barriers, last bytes; being counted
+FORWARD_ELEMENT, BACKWARD_ELEMENT = 0.1, 0.14  # of a multiprocessor's arithmetic: 2ˣ and 1/x, then the rest
+FORWARD_TURN, BACKWARD_TURN = 200, 220  # of a thread with eight channels of a pixel, were it alone
+DISTANT_TURN = 900  # if it asks for them only when their turn has come
+VERSION_2_LAUNCH, VERSION_2_MEMORY = 4400, 2000
+
 
 @dataclass(frozen=True)
 class Plan:
-    """How the blocks of version 3 are cut. ns: the estimate; ring: element at which it starts; shared: bytes."""
+    """How the blocks of version 3 are cut.
+
+    ns: the forecast; ring: element at which the pixels start; held: pixels that shared memory keeps; share: pixels of a
+    part of them; team_bits: log2 of how many threads add a channel's sums; shared: bytes
+    """
 
     ns: float
     tile: int
     rows: int
-    pitch: int
     ring: int
-    chunk: int
-    chunks: int
+    held: int
+    share: int
+    team_bits: int
     shared: int
 
 
@@ -410,54 +651,66 @@ def pixel_sectors(tile, itemsize):
 def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multiprocessors):
     """The `Plan` of one tile, or None if it does not fit."""
     arrays, sweeps = (2, 2) if backward else (1, 3)
-    lanes = tile // 4
-    step = WARP // math.gcd(lanes, WARP)  # rows of threads that make whole warps
-    if lanes * step > threads:
+    lanes = tile // VECTOR
+    whole = max(4, WARP // math.gcd(lanes, WARP))  # rows of threads that make whole warps, and words of four
+    if lanes * whole > threads:
         return None
-    rows = min(threads // (lanes * step), -(-P // step)) * step
-    pitch = tile if lanes % 2 else tile + 4  # 4 times an odd number: rows begin in eight different banks
-    floats = arrays * rows * pitch + 2 * tile // width + (2 * tile if backward else 0)
+    rows = min(threads // (lanes * whole), -(-P // whole)) * whole
+    threads, groups = lanes * rows, tile // width
+    floats = arrays * VECTOR * threads + 2 * groups + (2 * tile + 1 if backward else 0)
     ring = -(-4 * floats // 16) * 16  # bytes
-    pixel = arrays * tile * itemsize
-    chunk = min(-(-P // (STAGES * rows)), (limit - ring) // (STAGES * pixel * rows)) * rows
-    if chunk <= 0:
+    turn = arrays * VECTOR * itemsize * threads
+    turns = -(-P // rows)
+    kept = min(turns, (limit - ring) // turn)
+    if kept <= 0:
         return None
-    chunks = max(STAGES, -(-P // chunk))
-    shared = ring + STAGES * chunk * pixel
-    blocks, registers = B * (C // tile), BACKWARD_REGISTERS if backward else FORWARD_REGISTERS
-    resident = min((limit + RESERVED) // (shared + RESERVED), REGISTERS // (registers * lanes * rows), 32)
-    waves, running = -(-blocks // (max(resident, 1) * multiprocessors)), min(blocks, multiprocessors)
-    again = arrays * (sweeps - 1) * (chunks - STAGES) / chunks  # arrays' worth of second readings
+    team_bits = 0
+    while 2 << team_bits <= min(WARP, threads // (2 * tile)) and rows % (8 << team_bits) == 0:
+        team_bits += 1
+    shared, blocks = ring + kept * turn, B * (C // tile)
+    ns = forecast(blocks, P, tile, itemsize, arrays, arrays * (sweeps - 1) * (1 - kept / turns), turns, turns - kept,
+                  shared, threads, limit, multiprocessors, backward)
+    return Plan(ns, tile, rows, ring // itemsize, min(P, kept * rows), -(-kept // PARTS) * rows, team_bits,
+                shared)
+
+
+def forecast(blocks, P, tile, itemsize, arrays, again, turns, distant, shared, threads, limit, multiprocessors,
+             backward):
+    """Nanoseconds; again: arrays' worth of second readings; distant: turns of a thread that are not in `kept`."""
+    registers, latency, element, chain = (
+        (BACKWARD_REGISTERS, BACKWARD_LATENCY, BACKWARD_ELEMENT, BACKWARD_TURN) if backward else
+        (FORWARD_REGISTERS, FORWARD_LATENCY, FORWARD_ELEMENT, FORWARD_TURN))
+    resident = max(1, min((limit + RESERVED) // (shared + RESERVED), REGISTERS // (registers * threads), 32))
+    waves, each = -(-blocks // (resident * multiprocessors)), -(-blocks // multiprocessors)
     nbytes, sectors = P * tile * itemsize, P * SECTOR * pixel_sectors(tile, itemsize)
-    missed = again if running * arrays * nbytes > L2_BYTES else 0
-    ns = -(-blocks // multiprocessors) * max(
-        (arrays + missed + 1) * nbytes * running / MEMORY, (arrays + again + 1) * sectors * running / L2,
-        (arrays + again + 1) * sectors / ONE_MULTIPROCESSOR)
-    ns += waves * (BLOCK_LATENCY + -(-P // rows) * TURN)
-    return Plan(LAUNCH + ns, tile, rows, pitch, ring // itemsize, chunk, chunks, shared)
+    total = blocks * (arrays + 1) * nbytes
+    memory = max((total + blocks * again * nbytes) / (MEMORY if total > L2_BYTES else L2),
+                 each * (arrays + again + 1) * sectors / ONE_MULTIPROCESSOR)
+    alone = turns * chain + distant * (1 if backward else 3) * DISTANT_TURN
+    arithmetic = max(each * P * tile * element, waves * alone)
+    exposed = min(memory, arithmetic) / (2 * min(resident, waves))
+    return LAUNCH + max(memory, arithmetic) + exposed + waves * latency
 
 
 @functools.cache
 def choose_plan(B, P, C, width, itemsize, backward, limit=SHARED_LIMIT, multiprocessors=MULTIPROCESSORS):
-    """The `Plan` with the shortest estimate (of equals the one with more blocks), or None if no tile fits."""
-    unit = math.lcm(width, 4)
-    tiles = [n for n in range(unit, min(C, 4 * THREADS) + 1, unit) if C % n == 0]
-    plans = []
-    for tile in tiles:
-        for threads in (FEW_THREADS, THREADS):
-            plans.append(make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multiprocessors))
+    """The `Plan` with the shortest forecast (of equals the one with more blocks), or None if no tile fits."""
+    unit = math.lcm(width, VECTOR)
+    tiles = [n for n in range(unit, min(C, VECTOR * THREADS) + 1, unit) if C % n == 0]
+    plans = [make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multiprocessors)
+             for tile in tiles for threads in (*FEW_THREADS, THREADS)]
     return min((p for p in plans if p is not None), key=lambda p: p.ns, default=None)
 
 
 def version_2_estimate(B, P, C, itemsize, backward):
-    """Nanoseconds of version 2: three launches, the second reading from L2 where all of it fits."""
-    arrays, n = 2 if backward else 1, B * P * C * itemsize
-    return 3 * LAUNCH + (arrays + 1 + arrays * (1 if arrays * n > L2_BYTES else 0.5)) * n / MEMORY
+    """Nanoseconds of version 2: its launches wait for each other, and x (and dy) is read twice."""
+    launches, passes = (4, 5) if backward else (3, 3)
+    return launches * VERSION_2_LAUNCH + passes * B * P * C * itemsize / VERSION_2_MEMORY
 
 
 def plan_for(x, width, backward):
     """`choose_plan` for an array, None too where version 3 does not exist."""
-    if x.shape[-1] % 4 or x.dtype not in (np.float16, np.float32) or tuple(x.backend.capability)[:2] < (8, 0):
+    if x.shape[-1] % VECTOR or x.dtype not in (np.float16, np.float32) or tuple(x.backend.capability)[:2] < (8, 0):
         return None
     B, C = x.shape[0], x.shape[-1]
     return choose_plan(B, x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(x),
@@ -466,21 +719,28 @@ def plan_for(x, width, backward):
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
+@functools.cache
+def counters(backend):
+    """For each tile of channels, how many of its blocks are done; every launch leaves zeros."""
+    with backend.within(backend.arenas[0]) if hasattr(backend, "arenas") else contextlib.nullcontext():
+        return upload(np.zeros(COUNTERS, np.uint32), backend)
+
+
 def one_pass_forward(x, weight, bias, groups, eps, silu, plan):
     B, C = x.shape[0], x.shape[-1]
     y, mean, rstd = empty_like(x), empty((B, groups), np.float32, like=x), empty((B, groups), np.float32, like=x)
-    launch(groupnorm_forward_kernel_v3, (C // plan.tile, B), (plan.tile // 4, plan.rows), x.reshape(-1), weight, bias,
-           y.reshape(-1), mean.reshape(-1), rstd.reshape(-1), x.size // (B * C), C, C // groups, plan.pitch, plan.ring,
-           plan.chunk, plan.chunks, float(eps), int(silu), shared=plan.shared)
+    launch(groupnorm_forward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), x.reshape(-1), weight,
+           bias, y.reshape(-1), mean.reshape(-1), rstd.reshape(-1), x.size // (B * C), C, C // groups,
+           plan.tile * groups // C, plan.ring, plan.held, plan.share, float(eps), int(silu), shared=plan.shared)
     return y, mean, rstd
 
 
-def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan):
+def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual=None):
     B, C = x.shape[0], x.shape[-1]
     dx, totals = empty_like(x), empty((2, B, C), np.float32, like=x)
-    launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // 4, plan.rows), dy.reshape(-1),
-           x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1), dx.reshape(-1), totals.reshape(-1),
-           x.size // (B * C), C, C // groups, plan.pitch, plan.ring, plan.chunk, plan.chunks, int(silu),
-           shared=plan.shared)
-    add_column_sums(totals, dweight, dbias)
+    launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), dy.reshape(-1),
+           x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1),
+           (x if residual is None else residual).reshape(-1), dx.reshape(-1), totals.reshape(-1), dweight, dbias,
+           counters(x.backend), x.size // (B * C), C, C // groups, plan.tile * groups // C, plan.ring, plan.held,
+           plan.share, plan.team_bits, int(silu), int(residual is not None), shared=plan.shared)
     return dx

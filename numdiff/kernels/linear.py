@@ -5,12 +5,15 @@ MATHEMATICS
     dx = dy·w                dx_rk = Σ_n dy_rn w_nk
     dweight += dyᵀ·x         dw_nk = Σ_r dy_rn x_rk
     dbias += Σ_r dy_rn       every row got the same bias
+    A layer whose result goes through a GELU gives both, u = x·wᵀ + bias and y = GELU(u); the layer after it, whose
+    input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx.
 SHAPES
     x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
     all float32; or x, y, weight, dx, dy float16 and bias, dweight, dbias float32, every sum in float32
 VERSIONS
     those of matmul/: this file only says which operand is which. The bias is added where the matmul writes its
-    result, so it costs no pass of its own.
+    result, so it costs no pass of its own; dbias, the sums of dyᵀ's rows, is made by the product dyᵀ·x where its kernel
+    can (matmul/hopper.py), else by reduce.py.
 LAUNCH
     as in matmul/. The weight's gradient sums over all rows, often 100,000 for a result of 64 × 64: matmul/split_k.py
     is how that still fills the GPU.
@@ -26,7 +29,8 @@ READ NEXT
 import numpy as np
 
 from ..device import is_device, over_batch
-from .matmul import matmul_forward, matmul_forward_cost
+from .elementwise import gelu_backward, gelu_forward
+from .matmul import gelu_fuses, matmul_forward, matmul_forward_cost, matmul_gelu_backward, matmul_gelu_forward
 from .reduce import column_sum
 
 
@@ -50,16 +54,18 @@ def linear_forward_reference(x, weight, bias=None, residual=None):
     return y.reshape(*x.shape[:-1], len(weight))
 
 
-def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True):
+def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, residual=None):
     working = np.float32 if x.dtype == np.float16 else x.dtype
     rows, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     weight = weight.astype(working, copy=False)
     dx = np.empty_like(x) if need_dx else None
+    added = None if residual is None else residual.reshape(inputs.shape)
 
     def part(i):
         dy_i = rows[i].astype(working, copy=False)
         if need_dx:
-            dx.reshape(inputs.shape)[i] = dy_i @ weight
+            product = dy_i @ weight
+            dx.reshape(inputs.shape)[i] = product if added is None else product + added[i]
         return dy_i.T @ inputs[i].astype(working, copy=False)
 
     for sum_of_part in over_batch(part, len(rows), dy.size + x.size):
@@ -82,18 +88,45 @@ def linear_forward(x, weight, bias=None, version=None, residual=None):
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=None):
-    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias."""
+def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=None, residual=None, gelu_of=None):
+    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias.
+
+    residual: like x, or None: added to dx in the kernel that makes it
+    gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can
+    """
     if dweight.shape != weight.shape or dy.shape[-1] != weight.shape[0]:
         raise ValueError(f"dweight {dweight.shape} must have weight's shape {weight.shape}, and dy {dy.shape} its "
                          "first axis last")
+    if residual is not None and gelu_of is not None:
+        raise ValueError("residual and gelu_of do not go together: add to what comes back")
     if not is_device(x):
-        return linear_backward_reference(dy, x, weight, dweight, dbias, need_dx)
+        dx = linear_backward_reference(dy, x, weight, dweight, dbias, need_dx, residual)
+        return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
     rows = dy.reshape(-1, dy.shape[-1])
-    matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=True, version=version)
-    if dbias is not None:
-        column_sum(rows, dbias)
-    return matmul_forward(rows, weight, version=version).reshape(x.shape) if need_dx else None
+    matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=True, version=version,
+                   row_sums=dbias)
+    if not need_dx:
+        return None
+    if gelu_of is not None:
+        return matmul_gelu_backward(rows, weight, gelu_of.reshape(-1, x.shape[-1])).reshape(x.shape)
+    if residual is not None:
+        residual = residual.reshape(-1, x.shape[-1])
+    return matmul_forward(rows, weight, version=version, residual=residual).reshape(x.shape)
+
+
+def linear_gelu_forward(x, weight, bias):
+    """(u, GELU(u)) as new arrays, u = x·weightᵀ + bias; tanh form, in one kernel where `linear_gelu_fuses`."""
+    if not is_device(x):
+        u = linear_forward_reference(x, weight, bias)
+        return u, gelu_forward(u).astype(u.dtype, copy=False)
+    u, y = matmul_gelu_forward(x.reshape(-1, x.shape[-1]), weight, bias)
+    shape = (*x.shape[:-1], weight.shape[0])
+    return u.reshape(shape), y.reshape(shape)
+
+
+def linear_gelu_fuses(x, weight):
+    """True where GELU is part of the kernels of a layer on x, forward, and of the next one, backward."""
+    return gelu_fuses(x, *weight.shape)
 
 
 def linear_forward_cost(rows, N, K):

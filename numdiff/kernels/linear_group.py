@@ -10,10 +10,15 @@ SHAPES
     x (B, K), weight_i (N_i, K), bias_i (N_i,), y_i (B, N_i), float32; all weights and biases views of one buffer
 VERSIONS
     v1 forward: a warp an output, for all samples; weight gradient: a thread an element; input gradient: N cut into
-       chunks, whose sums a second pass adds.
+       chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp has few on their way.
+    v2 tiles in shared memory, brought by 16-byte loads that all start before the first is needed; 4 × 4 sums a thread;
+       both gradients in one launch, as both need the same tile of dy. K and where weights begin: multiples of four.
 LAUNCH
-    256 threads a block; no shared memory. Forward: a block eight outputs. Backward: the gradients are copied side by
-    side, then three launches.
+    256 threads a block. v1: no shared memory; forward: a block eight outputs.
+    v2: forward: a block 16 outputs for 32 samples, its warps share K, 50 KiB of shared memory. Backward: a block 32
+    outputs by 128 of K, for all samples, 42 KiB: 232 blocks for the UNet below, in both.
+    Before the backward the gradients are copied side by side, eight layers a launch; after it the chunks' sums of dx
+    are added in one more.
 DETERMINISM
     each sum has a fixed order, which the shape alone decides.
 COST
@@ -26,15 +31,28 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import DeviceArray, copy_into, cuda, empty, fill_zero, float32, is_device, launch, upload
+from ..device import DeviceArray, cuda, empty, float32, int32, is_device, launch, load4, store4, upload
 from .linear import linear_backward_reference, linear_forward_reference
 from .reduce import column_sum
 
 BLOCK = 256  # threads
 WARP = 32
 FULL = 0xFFFFFFFF
-CHUNK = 64  # outputs that one block of the input gradient's first pass adds up
+CHUNK = 64  # outputs that one block of the input gradient's first pass adds up (v1)
 WEIGHT, BIAS, PLACE, STRIDE, COLUMNS = 0, 1, 2, 3, 4  # columns of the table, and how many there are
+SAMPLES = 32  # of a tile (v2)
+OUTPUTS, DEPTH = 16, 256  # of the forward's tile of weights
+PITCH = DEPTH + 4  # floats from row to row: the rows that a warp reads at once begin four banks apart
+SUM_PITCH = OUTPUTS + 4
+BROUGHT = SAMPLES + OUTPUTS  # numbers that a thread brings: a vector of every fourth row
+OUTPUT_ROWS = OUTPUTS * COLUMNS
+FORWARD_SHARED = 4 * (SAMPLES + OUTPUTS) * PITCH  # bytes
+LINES, WIDTH = 32, 128  # of the backward's tile of weights
+TILE = LINES * WIDTH
+DY_PITCH = LINES + 4
+DY_TILE = LINES * DY_PITCH
+LINE_ROWS = LINES * COLUMNS
+GATHERED = 8  # arrays that one launch copies
 
 _tables = {}  # where the layers lie -> the table on the device
 
@@ -102,6 +120,190 @@ def linear_group_input_gradient_kernel_v1(dy, parameters, table, partial, batch,
         partial[(chunk * batch + b) * K + k] = total
 
 
+# v2 -------------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def four(array, at, exists):
+    """Four neighbours, or zeros."""
+    a0 = a1 = a2 = a3 = float32(0)
+    if exists:
+        a0, a1, a2, a3 = load4(array, at)
+    return a0, a1, a2, a3
+
+
+@cuda.jit(device=True, forceinline=True)
+def table_rows(table, rows, first_n, count, N, t):
+    """The rows of `count` outputs; weights that do not exist lie at -1."""
+    if t < count * COLUMNS:
+        rows[t] = table[first_n * COLUMNS + t] if first_n + t // COLUMNS < N else int32(-1)
+
+
+@cuda.jit(launch_bounds=BLOCK)
+def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
+    tile = cuda.shared.array(0, float32)  # SAMPLES rows of x, then OUTPUTS of weights; in the end sums of the warps
+    rows = cuda.shared.array(OUTPUT_ROWS, int32)
+    t = int32(cuda.threadIdx.x)
+    warp, lane = t >> 5, t & 31
+    first_n, first_b = int32(cuda.blockIdx.x * OUTPUTS), int32(cuda.blockIdx.y * SAMPLES)
+    table_rows(table, rows, first_n, OUTPUTS, N, t)
+    values = cuda.local.array(BROUGHT, np.float32)
+    sums = cuda.local.array(16, np.float32)  # outputs lane % 4 + 4 · i of samples lane // 4 + 8 · j
+    for k in range(16):
+        sums[k] = float32(0)
+    row, column = t >> 6, int32((t & 63) * 4)  # a thread brings every fourth row's vector
+    for first_k in range(int32(0), K, int32(DEPTH)):
+        cuda.syncthreads()  # the table's rows are there, and the tile has been read
+        k = int32(first_k + column)
+        for i in range((SAMPLES + OUTPUTS) // 4):
+            line = int32(row + 4 * i)
+            if i < SAMPLES // 4:
+                v = four(x, (first_b + line) * K + k, first_b + line < batch and k < K)
+            else:
+                begin = rows[(line - SAMPLES) * COLUMNS + WEIGHT]
+                v = four(parameters, begin + k, begin >= 0 and k < K)
+            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
+        for i in range((SAMPLES + OUTPUTS) // 4):
+            store4(tile, (row + 4 * i) * PITCH + column, values[4 * i], values[4 * i + 1], values[4 * i + 2],
+                   values[4 * i + 3])
+        cuda.syncthreads()
+        for vector in range(DEPTH // 32):  # of the warp's eighth of the tile
+            at = int32(warp * (DEPTH // 8) + 4 * vector)
+            x_at, w_at = int32((lane >> 2) * PITCH + at), int32((SAMPLES + (lane & 3)) * PITCH + at)
+            for i in range(4):
+                w0, w1, w2, w3 = load4(tile, w_at + 4 * i * PITCH)
+                for j in range(4):
+                    x0, x1, x2, x3 = load4(tile, x_at + 8 * j * PITCH)
+                    sums[4 * i + j] += w0 * x0
+                    sums[4 * i + j] += w1 * x1
+                    sums[4 * i + j] += w2 * x2
+                    sums[4 * i + j] += w3 * x3
+    cuda.syncthreads()
+    for i in range(4):
+        for j in range(4):
+            tile[(warp * SAMPLES + (lane >> 2) + 8 * j) * SUM_PITCH + (lane & 3) + 4 * i] = sums[4 * i + j]
+    cuda.syncthreads()
+    for out in range(t, SAMPLES * OUTPUTS, BLOCK):
+        b, n = out // OUTPUTS, out % OUTPUTS
+        if first_b + b < batch and first_n + n < N:
+            total = parameters[rows[n * COLUMNS + BIAS]]
+            for part in range(BLOCK // WARP):
+                total += tile[(part * SAMPLES + b) * SUM_PITCH + n]
+            y[rows[n * COLUMNS + PLACE] + (first_b + b) * rows[n * COLUMNS + STRIDE]] = total
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_outer(sums, left, left_at, left_pitch, right, right_at, right_pitch):
+    """sums[4 · i + k] += Σ over a tile's rows of left[row][i] · right[row][k], for four by four of them."""
+    for row in range(LINES):
+        a0, a1, a2, a3 = load4(left, left_at + row * left_pitch)
+        b = load4(right, right_at + row * right_pitch)
+        for k in range(4):
+            sums[k] += a0 * b[k]
+            sums[4 + k] += a1 * b[k]
+            sums[8 + k] += a2 * b[k]
+            sums[12 + k] += a3 * b[k]
+
+
+@cuda.jit(launch_bounds=(BLOCK, 2))
+def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradient_table, partial, batch, K, N):
+    """The gradients of a tile of weights += …, and partial[chunk of outputs, b, k] = its share of dx."""
+    weights = cuda.shared.array(TILE, float32)
+    inputs = cuda.shared.array(TILE, float32)
+    by_sample = cuda.shared.array(DY_TILE, float32)  # dy [sample][output]
+    by_output = cuda.shared.array(DY_TILE, float32)  # dy [output][sample]
+    rows = cuda.shared.array(LINE_ROWS, int32)
+    targets = cuda.shared.array(LINE_ROWS, int32)
+    t = int32(cuda.threadIdx.x)
+    warp, lane = t >> 5, t & 31
+    first_n, first_k = int32(cuda.blockIdx.x * LINES), int32(cuda.blockIdx.y * WIDTH)
+    table_rows(table, rows, first_n, LINES, N, t)
+    table_rows(gradient_table, targets, first_n, LINES, N, t)
+    cuda.syncthreads()
+    line, column = int32(((warp & 3) * 2 + (lane >> 4)) * 4), int32(((warp >> 2) * 16 + (lane & 15)) * 4)
+    k, mine = int32(first_k + column), int32(4 * lane)  # of a thread's sums; of the vectors that it brings
+    before = cuda.local.array(16, np.float32)  # of the gradients
+    values = cuda.local.array(16, np.float32)
+    for i in range(4):
+        begin, old = rows[(warp + 8 * i) * COLUMNS + WEIGHT], targets[(line + i) * COLUMNS + WEIGHT]
+        v = four(parameters, begin + first_k + mine, begin >= 0 and first_k + mine < K)
+        values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
+        v = four(gradients, old + k, old >= 0 and k < K)
+        before[4 * i], before[4 * i + 1], before[4 * i + 2], before[4 * i + 3] = v
+    for i in range(4):
+        store4(weights, (warp + 8 * i) * WIDTH + mine, values[4 * i], values[4 * i + 1], values[4 * i + 2],
+               values[4 * i + 3])
+    sums = cuda.local.array(16, np.float32)
+    part = cuda.local.array(16, np.float32)
+    arrived = cuda.local.array(4, np.float32)
+    for i in range(16):
+        sums[i] = float32(0)
+    bias_sum = float32(0)
+    for first_b in range(int32(0), batch, int32(SAMPLES)):
+        for i in range(4):
+            b = int32(first_b + warp + 8 * i)
+            v = four(x, b * K + first_k + mine, b < batch and first_k + mine < K)
+            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
+            arrived[i] = float32(0)
+            if b < batch and first_n + lane < N:
+                arrived[i] = dy[rows[lane * COLUMNS + PLACE] + b * rows[lane * COLUMNS + STRIDE]]
+        cuda.syncthreads()  # the tiles have been read
+        for i in range(4):
+            store4(inputs, (warp + 8 * i) * WIDTH + mine, values[4 * i], values[4 * i + 1], values[4 * i + 2],
+                   values[4 * i + 3])
+            by_sample[(warp + 8 * i) * DY_PITCH + lane] = arrived[i]
+            by_output[lane * DY_PITCH + warp + 8 * i] = arrived[i]
+        cuda.syncthreads()
+        add_outer(sums, by_sample, line, DY_PITCH, inputs, column, WIDTH)
+        for i in range(16):
+            part[i] = float32(0)
+        add_outer(part, by_output, line, DY_PITCH, weights, column, WIDTH)
+        for i in range(4):
+            b = int32(first_b + line + i)
+            if b < batch and k < K:
+                store4(partial, (cuda.blockIdx.x * batch + b) * K + k, part[4 * i], part[4 * i + 1], part[4 * i + 2],
+                       part[4 * i + 3])
+        if t < LINES:
+            for b in range(SAMPLES):
+                bias_sum += by_sample[b * DY_PITCH + t]
+    for i in range(4):
+        old = targets[(line + i) * COLUMNS + WEIGHT]
+        if old >= 0 and k < K:
+            store4(gradients, old + k, before[4 * i] + sums[4 * i], before[4 * i + 1] + sums[4 * i + 1],
+                   before[4 * i + 2] + sums[4 * i + 2], before[4 * i + 3] + sums[4 * i + 3])
+    if t < LINES and first_n + t < N and first_k == 0:
+        gradients[targets[t * COLUMNS + BIAS]] += bias_sum
+
+
+@cuda.jit
+def gather_kernel(a0, a1, a2, a3, a4, a5, a6, a7, c0, c1, c2, c3, c4, c5, c6, c7, target, first):
+    """Eight arrays, one after the other, into `target` from element `first` on; a count below 0: so many zeros."""
+    which = cuda.blockIdx.y
+    count = (c0 if which == 0 else c1 if which == 1 else c2 if which == 2 else c3 if which == 3 else
+             c4 if which == 4 else c5 if which == 5 else c6 if which == 6 else c7)
+    start = first
+    if which > 0:
+        start += abs(c0)
+    if which > 1:
+        start += abs(c1)
+    if which > 2:
+        start += abs(c2)
+    if which > 3:
+        start += abs(c3)
+    if which > 4:
+        start += abs(c4)
+    if which > 5:
+        start += abs(c5)
+    if which > 6:
+        start += abs(c6)
+    i = cuda.grid(1)
+    if i < abs(count):
+        value = float32(0)
+        if count > 0:
+            value = (a0[i] if which == 0 else a1[i] if which == 1 else a2[i] if which == 2 else a3[i] if which == 3 else
+                     a4[i] if which == 4 else a5[i] if which == 5 else a6[i] if which == 6 else a7[i])
+        target[start + i] = value
+
+
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def whole(arrays):
@@ -131,13 +333,34 @@ def _place(layers, batch):
     return buffer, _tables[key]
 
 
+def _version(version, x, *groups):
+    """2 where vectors of four stay together in x and all weights, else 1; or the forced one."""
+    aligned = x.shape[1] % 4 == 0 and all(a.offset % 16 == 0 for a in (x, *(w for group in groups for w, _ in group)))
+    if version == 2 and not aligned:
+        raise ValueError(f"version 2 reads four numbers at a time: K ({x.shape[1]}) and where x and the weights begin "
+                         "must be multiples of 4; use version=1")
+    return version or (2 if aligned else 1)
+
+
+def _gather(parts, sizes, target):
+    """target = the flat arrays `parts` side by side, zeros for None."""
+    done = 0
+    for i in range(0, len(parts), GATHERED):
+        some, counts = parts[i:i + GATHERED], sizes[i:i + GATHERED]
+        missing = GATHERED - len(some)
+        given = [target if part is None else part.reshape(-1) for part in some] + [target] * missing
+        signed = [-n if part is None else n for part, n in zip(some, counts, strict=True)] + [0] * missing
+        launch(gather_kernel, (-(-max(counts) // BLOCK), len(some)), BLOCK, *given, *signed, target, done)
+        done += sum(counts)
+
+
 def _check(x, layers):
     if x.ndim != 2 or any(w.ndim != 2 or w.shape[1] != x.shape[1] or tuple(b.shape) != w.shape[:1] for w, b in layers):
         raise ValueError(f"x {tuple(x.shape)} must be (B, K), each weight (N, K) and each bias (N,), not "
                          f"{[(tuple(w.shape), tuple(b.shape)) for w, b in layers]}")
 
 
-def linear_group_forward(x, layers):
+def linear_group_forward(x, layers, version=None):
     """[x·weightᵀ + bias] for layers [(weight, bias)], as new arrays (B, N_i); on a device, neighbours in memory."""
     _check(x, layers)
     if not is_device(x):
@@ -146,7 +369,12 @@ def linear_group_forward(x, layers):
     N = sum(widths)
     buffer, table = _place(layers, B)
     y = empty((B * N,), np.float32, like=x)
-    launch(linear_group_forward_kernel_v1, -(-N // (BLOCK // WARP)), BLOCK, x.reshape(-1), buffer, table, y, B, K, N)
+    if _version(version, x, layers) == 2:
+        launch(linear_group_forward_kernel_v2, (-(-N // OUTPUTS), -(-B // SAMPLES)), BLOCK, x.reshape(-1), buffer,
+               table.reshape(-1), y, B, K, N, shared=FORWARD_SHARED)
+    else:
+        launch(linear_group_forward_kernel_v1, -(-N // (BLOCK // WARP)), BLOCK, x.reshape(-1), buffer, table, y, B, K,
+               N)
     return split(y, B, widths)
 
 
@@ -156,7 +384,7 @@ def split(flat, batch, widths):
     return [flat[end - batch * width:end].reshape(batch, width) for end, width in zip(ends, widths, strict=True)]
 
 
-def linear_group_backward(dys, x, layers, gradients):
+def linear_group_backward(dys, x, layers, gradients, version=None):
     """dx as a new array; the parameters' gradients are added into `gradients` [(dweight, dbias)].
 
     dys: a list with dy_i (B, N_i), or None where nothing arrived
@@ -167,13 +395,15 @@ def linear_group_backward(dys, x, layers, gradients):
     (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
     N = sum(widths)
     dy = empty((B * N,), np.float32, like=x)
-    for place, part in zip(split(dy, B, widths), dys, strict=True):
-        if part is None:
-            fill_zero(place)
-        else:
-            copy_into(place, part)
+    _gather(dys, [B * width for width in widths], dy)
     buffer, table = _place(layers, B)
     target, gradient_table = _place(gradients, B)
+    if _version(version, x, layers, gradients) == 2:
+        chunks = -(-N // LINES)
+        partial = empty((chunks, B * K), np.float32, like=x)
+        launch(linear_group_backward_kernel_v2, (chunks, -(-K // WIDTH)), BLOCK, dy, x.reshape(-1), buffer,
+               table.reshape(-1), target, gradient_table.reshape(-1), partial.reshape(-1), B, K, N)
+        return column_sum(partial).reshape(B, K)
     launch(linear_group_weight_gradient_kernel_v1, -(-N * K // BLOCK), BLOCK, dy, x.reshape(-1), target,
            gradient_table, B, K, N)
     chunks = -(-N // CHUNK)

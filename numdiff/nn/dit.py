@@ -77,7 +77,7 @@ class Mlp(Module):
         self.fc2 = Linear(inner, hidden, initial=xavier)
 
     def forward(self, x):
-        return self.fc2(F.bias_gelu(F.linear(x, self.fc1.weight), self.fc1.bias))
+        return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
 
 
 class Block(Module):
@@ -88,11 +88,18 @@ class Block(Module):
         self.mlp = Mlp(hidden, int(hidden * mlp_ratio))
         self.adaLN_modulation = Numbered({1: Linear(hidden, 6 * hidden, zero=True)})  # 0 is the SiLU, done once for all
 
-    def forward(self, x, c):
-        modulation = F.cast(self.adaLN_modulation[1](c), np.float32)  # (B, 6 D)
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = F.chunk(modulation, 6)  # each (B, D)
-        x = F.gate(x, self.attn(F.adaln(x, shift, scale, EPS)), gate)
-        return F.gate(x, self.mlp(F.adaln(x, shift_mlp, scale_mlp, EPS)), gate_mlp)
+    def modulation(self, c):
+        """Shift, scale and gate of attention, then of the MLP, each (B, D)."""
+        return F.columns(self.adaLN_modulation[1](c), 6)
+
+    def forward(self, x, y, modulation, following):
+        """Tokens x with their norm y, and the same after this block; following: shift and scale of that last norm.
+
+        A gate and the norm that reads what it gives are one operation, so a block's first norm is done before it.
+        """
+        _, _, gate, shift, scale, gate_mlp = modulation
+        x, y = F.gate_adaln(x, self.attn(y), gate, shift, scale, EPS)
+        return F.gate_adaln(x, self.mlp(y), gate_mlp, *following, EPS)
 
 
 class FinalLayer(Module):
@@ -100,9 +107,11 @@ class FinalLayer(Module):
         self.linear = Linear(hidden, outputs, zero=True)
         self.adaLN_modulation = Numbered({1: Linear(hidden, 2 * hidden, zero=True)})
 
-    def forward(self, x, c):
-        shift, scale = F.chunk(F.cast(self.adaLN_modulation[1](c), np.float32), 2)
-        return self.linear(F.adaln(x, shift, scale, EPS))  # (B, T, patch² · out_channels)
+    def modulation(self, c):
+        return F.columns(self.adaLN_modulation[1](c), 2)  # shift, scale
+
+    def forward(self, y):
+        return self.linear(y)  # (B, T, patch² · out_channels)
 
 
 class DiT(Model):
@@ -117,6 +126,7 @@ class DiT(Model):
     """
 
     kind = "dit"
+    block_kinds = (Block,)
 
     def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
                  mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, device="auto", seed=0):
@@ -148,9 +158,12 @@ class DiT(Model):
         if y is not None:
             c = F.add(c, self.y_embedder(y, randomness))
         c = F.cast(F.silu(c), self.dtype)  # the first step of every adaLN_modulation
-        for block in self.blocks.modules.values():
-            tokens = block(tokens, c)
-        tokens = F.cast(self.final_layer(tokens, c), np.float32)
+        blocks = self.blocks.modules.values()
+        modulations = [layer.modulation(c) for layer in (*blocks, self.final_layer)]
+        y = F.adaln(tokens, *modulations[0][:2], EPS)
+        for block, own, following in zip(blocks, modulations, modulations[1:], strict=False):
+            tokens, y = block(tokens, y, own, following[:2])
+        tokens = F.cast(self.final_layer(y), np.float32)
         return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
 
 

@@ -6,6 +6,7 @@ which device the arrays are on. The mathematics, shapes and sources are in the k
 import numpy as np
 
 from .. import kernels as K
+from ..device import is_device
 from ..kernels.flash_attention import HEAD_SIZES, flash_attention_takes
 from .tensor import Tensor, record, record_parts
 
@@ -42,14 +43,14 @@ def linear(x, weight, bias=None, residual=None):
     """
     saved, wants_dx, rows = x.data, x.slot is not None, weight.shape[0]
 
-    def backward(dy):
+    def backward(dy, before):
         dx = K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), weight.grad.reshape(rows, -1),
-                               bias and bias.grad, need_dx=wants_dx)
+                               bias and bias.grad, need_dx=wants_dx, residual=before)
         return (dx,) if residual is None else (dx, dy)
 
     y = K.linear_forward(saved, weight.like(saved).reshape(rows, -1), None if bias is None else bias.data,
                          residual=residual and residual.data)
-    return record("linear", y, (x,) if residual is None else (x, residual), backward, has_parameters=True)
+    return record("linear", y, (x,) if residual is None else (x, residual), backward, has_parameters=True, adds=True)
 
 
 def linear_group(x, layers):
@@ -72,10 +73,11 @@ def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None):
     saved, wants_dx = x.data, x.slot is not None
 
     def backward(dy):
-        gradients = [K.conv2d_backward(dy, saved, weight.like(saved), weight.grad, bias and bias.grad, stride=stride,
-                                       need_dx=wants_dx)]
-        if channel is not None:
-            gradients.append(K.channel_add_backward(dy))
+        given = dy, saved, weight.like(saved), weight.grad, bias and bias.grad, stride, wants_dx
+        if channel is None:
+            gradients = [K.conv2d_backward(*given)]
+        else:
+            gradients = [*K.conv2d_backward(*given, need_channel=True)]
         if residual is not None:
             gradients.append(dy)
         return gradients
@@ -91,11 +93,11 @@ def group_norm(x, weight, bias, groups, eps=1e-5, silu=False):
     saved = x.data
     y, mean, rstd = K.groupnorm_forward(saved, weight.data, bias.data, groups, eps, silu=silu)
 
-    def backward(dy):
+    def backward(dy, before):
         return (K.groupnorm_backward(dy, saved, weight.data, bias.data, mean, rstd, weight.grad, bias.grad, groups,
-                                     silu=silu),)
+                                     silu=silu, residual=before),)
 
-    return record("group_norm", y, (x,), backward, has_parameters=True)
+    return record("group_norm", y, (x,), backward, has_parameters=True, adds=True)
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
@@ -158,9 +160,22 @@ def scale_shift(x, e):
 
 def adaln(x, shift, scale, eps=1e-6):
     """LayerNorm of each token of x (B, T, C), times 1 + scale (B, C), plus shift (B, C)."""
-    saved, factor = x.data, scale.data
-    y, mean, rstd = K.adaln_forward(saved, shift.data, factor, eps)
-    return record("adaln", y, (x, shift, scale), lambda dy: K.adaln_backward(dy, saved, factor, mean, rstd))
+    saved, vectors = x.data, (shift.data, scale.data)
+    _, y, mean, rstd = K.gate_adaln_forward(saved, None, None, *vectors, eps)
+
+    def backward(dy, before):
+        dx, _, _, *others = K.gate_adaln_backward(before, dy, saved, None, None, *vectors, mean, rstd)
+        return dx, *others
+
+    return record("adaln", y, (x, shift, scale), backward, adds=True)
+
+
+def gate_adaln(x, h, gate, shift, scale, eps=1e-6):
+    """`gate`, then `adaln` of what that gives: both results, from one kernel where that can."""
+    branch, vectors = h.data, (gate.data, shift.data, scale.data)
+    z, y, mean, rstd = K.gate_adaln_forward(x.data, branch, *vectors, eps)
+    return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale),
+                        lambda gradients: K.gate_adaln_backward(*gradients, z, branch, *vectors, mean, rstd))
 
 
 def gate(x, h, gate):
@@ -177,9 +192,40 @@ def bias_gelu(x, bias):
                   lambda dy: (K.bias_gelu_backward(dy, saved, bias.data, bias.grad),), has_parameters=True)
 
 
+def mlp(x, weight, bias, weight_2, bias_2):
+    """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M)."""
+    saved, wants_dx = x.data, x.slot is not None
+    if not K.linear_gelu_fuses(saved, weight) or not K.linear_gelu_fuses(saved, weight_2):
+        return linear(bias_gelu(linear(x, weight), bias), weight_2, bias_2)
+    u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data)
+
+    def backward(dy, before):
+        du = K.linear_backward(dy, h, weight_2.like(h), weight_2.grad, bias_2.grad, gelu_of=u)
+        return (K.linear_backward(du, saved, weight.like(saved), weight.grad, bias.grad, need_dx=wants_dx,
+                                  residual=before),)
+
+    return record("mlp", K.linear_forward(h, weight_2.like(h), bias_2.data), (x,), backward, has_parameters=True,
+                  adds=True)
+
+
 def chunk(x, count):
     """The `count` equal parts of x (B, count · C), as a list of tensors (B, C)."""
     return record_parts("chunk", K.chunk_forward(x.data, count), (x,), lambda parts: (K.chunk_backward(parts),))
+
+
+def columns(x, count):
+    """As `chunk`, with no copies: parts of x for `adaln` and `gate_adaln`, each to be used once.
+
+    Where their fast kernels do not run: float32 copies.
+    """
+    if is_device(x.data):
+        if not K.gate_adaln_takes(x.data, x.shape[1] // count):
+            return chunk(cast(x, np.float32), count)
+    elif x.dtype == np.float16:
+        x = cast(x, np.float32)
+    dtype = x.dtype
+    return record_parts("columns", K.columns_forward(x.data, count), (x,),
+                        lambda parts: (K.columns_backward(parts, dtype),))
 
 
 def patchify(x, patch):

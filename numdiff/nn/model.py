@@ -4,6 +4,7 @@ import numpy as np
 from ..device import get_backend, upload
 from ..errors import UsageError
 from .module import FlatParameters, Module
+from .recompute import recompute
 from .tensor import Tensor
 
 
@@ -17,6 +18,7 @@ class Model(Module):
 
     kind = ""
     null_class = None
+    block_kinds = ()  # classes of the modules that `recompute_blocks` is about
 
     def _finish(self, device, seed, fixed=0):
         self.backend = get_backend(device) if isinstance(device, str) else device
@@ -30,6 +32,16 @@ class Model(Module):
             raise UsageError("--precision fp16 computes on a GPU; on the CPU use --precision fp32.")
         self.dtype = np.float16
         self.parameters.keep_half()
+
+    def recompute_blocks(self):
+        """From now on keep only the inputs of the blocks for the backward pass, which computes their insides again."""
+        stack = [self]
+        while stack:
+            module = stack.pop()
+            if isinstance(module, self.block_kinds):
+                recompute(module)
+            else:
+                stack += [child for _, child in module.children() if isinstance(child, Module)]
 
     def predict(self, x_t, t, y=None):
         """The model's output for NumPy inputs, as NumPy, whatever the device.

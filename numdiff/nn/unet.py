@@ -116,6 +116,7 @@ class UNet(Model):
     """
 
     kind = "unet"
+    block_kinds = (ResBlock, AttentionBlock)
 
     def __init__(self, image_size=64, in_channels=3, model_channels=64, out_channels=None, channel_mult=(1, 2, 3, 4),
                  num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,

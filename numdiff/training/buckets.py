@@ -30,8 +30,8 @@ class Tape(PlainTape):
 
 
 def _then(function, played, number):
-    def both(dy):
-        result = function(dy)
+    def both(*gradients):
+        result = function(*gradients)
         played(number)
         return result
     return both

@@ -7,6 +7,7 @@ from ..nn import DiT, UNet
 from ..nn.dit import dit_parameter_counts
 from ..nn.flops import dit_forward_flops
 from .options import ARCHITECTURE_SETTINGS
+from .precision import MEANING
 from .trainer import Trainer
 
 UNET_OPTIONS = ("image_size", "model_channels", "channel_mult", "num_res_blocks", "attention_resolutions", "num_heads",
@@ -15,7 +16,7 @@ UNET_OPTIONS = ("image_size", "model_channels", "channel_mult", "num_res_blocks"
 DIT_OPTIONS = ("image_size", "mlp_ratio", "class_dropout", "learn_sigma")
 TRAINER_OPTIONS = ("batch", "microbatch", "flip", "learning_rate", "warmup_steps", "beta1", "beta2", "adam_eps",
                    "weight_decay", "clip_norm", "ema_halflife", "seed", "precision", "loss_scale", "loss_scale_rule",
-                   "loss_scale_interval")
+                   "loss_scale_interval", "eager", "recompute")
 
 
 def build_dataset(options):
@@ -85,6 +86,16 @@ def describe_model(options, model):
             f"× {tuple(options.channel_mult)}")
 
 
+def describe_precision(options):
+    """One line about a run's arithmetic."""
+    text = f"{options.precision}: {MEANING[options.precision]}"
+    if options.precision == "fp16":
+        grows = (f"doubled after {options.loss_scale_interval:,} clean steps" if options.loss_scale_rule == "doubling"
+                 else "grown by 2^0.001 a step")
+        text += f"; loss scale {options.loss_scale:,.0f} at first, {grows}"
+    return text + ("; blocks recomputed" if options.recompute else "")
+
+
 def describe_without_training(options):
     """The lines of a dry run. A DiT is not built for it (the largest would take gigabytes), and where the options give
     channels and classes no dataset is opened."""
@@ -107,3 +118,4 @@ def describe_without_training(options):
     yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "
            f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")
+    yield f"precision {describe_precision(options)}"

@@ -3,7 +3,8 @@
     with exchange.watch():      around the backward pass of the step's last microbatch: what is complete may leave
         …
     exchange.finish(loss)       afterwards the flat gradient and `loss` (1,) hold the sums over all ranks
-    exchange.check()            at a report: raises if the device saw a fault
+    exchange.check()            at a report: raises if the device saw a fault; takes `exchange.status`, where there is
+                                one, from whoever has read it back already
     exchange.close()            at the end
 
     transport  where the sum is made                    how it sits in a captured step
@@ -53,7 +54,7 @@ class NoExchange:
     def finish(self, loss):
         pass
 
-    def check(self):
+    def check(self, status=None):
         pass
 
     def close(self):
@@ -235,8 +236,8 @@ class PeerExchange(NoExchange):
     def _barrier(self):
         peer_barrier(self.all_flags, self.counter, self.status, self.rank, self.limit)
 
-    def check(self):
-        late = int(download(self.status)[0])
+    def check(self, status=None):
+        late = int((download(self.status) if status is None else status)[0])
         if late:
             raise NumdiffError(f"the GPU of rank {self.rank} waited {self.limit // 1000} s for that of rank {late - 1} "
                                "in vain; if it repeats, use --transport mpi.")

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from ..errors import NumdiffError, UsageError
 from .files import write_json
+from .precision import ON_TENSOR_CORES, automatic, gpu_capability
 
 MODELS = ("unet", "dit")
 ONLY = {"UNet": "unet", "DiT": "dit"}  # groups of settings that one model alone has
 ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)), "DiT-Tiny")
-PRECISIONS = ("fp32", "fp16")
+PRECISIONS = ("auto", "fp32", "tf32", "fp16")
 LOSS_SCALE_RULES = ("doubling", "log2")
 SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m")
 GROUPS = 32  # of every group normalisation: channels must be a multiple
@@ -100,8 +101,14 @@ class TrainOptions:
     transport: str = setting("auto", "Run", "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs "
                              "of one host, else nccl if it is installed, else mpi.",
                              choices=("auto", "mpi", "peer", "nccl"))
-    precision: str = setting("fp32", "Run", "Arithmetic: fp32 is all float32; fp16, on a GPU, has activations and "
-                             "products in float16 on tensor cores, and scales the loss.", choices=PRECISIONS)
+    precision: str = setting("auto", "Run", "Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of "
+                             "products to 11 digits, for tensor cores; fp16, on a GPU, has activations and "
+                             "products in float16 on tensor cores, and scales the loss; auto: fp16 on a GPU of compute "
+                             "capability 8.0 or later, else fp32.", choices=PRECISIONS)
+    eager: bool = setting(False, "Run", "Launch each kernel from Python, instead of replaying a graph of them: slower, "
+                          "with the same bits.")
+    recompute: bool = setting(False, "Run", "Keep only the inputs of the model's blocks for the backward pass, which "
+                              "computes their insides again: less memory, more time, the same bits.")
     seed: int = setting(0, "Run", "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0,
                         high=SEEDS)
 
@@ -198,6 +205,7 @@ class TrainOptions:
         if unknown:
             raise NumdiffError("the run has settings that this numdiff does not know "
                                f"({', '.join(sorted(unknown))}); use the version that wrote it.")
+        values = {"precision": "fp32", **values}  # what a run had before there was a choice
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
     def save(self, path):
@@ -223,9 +231,10 @@ ARCHITECTURE_SETTINGS = {"patch_size": "patch_size", "hidden_size": "hidden_size
                          "heads": "num_heads"}  # setting -> option of the DiT
 
 # What a resumed run may change and still be the same run: how long, how often, where. `steps` moves the end of a cosine
-# schedule; `microbatch` changes the rounding of sums and nothing else; the dataset may have moved.
-CHANGED_ON_RESUME = ("outdir", "device", "transport", "data", "microbatch", "steps", "checkpoint_every", "keep",
-                     "sample_every", "sample_count", "sampler", "sample_steps", "log_every")
+# schedule; `microbatch` and `precision` change how numbers are rounded; the dataset may have moved.
+CHANGED_ON_RESUME = ("outdir", "device", "transport", "precision", "eager", "recompute", "data", "microbatch", "steps",
+                     "checkpoint_every", "keep", "sample_every", "sample_count", "sampler", "sample_steps",
+                     "log_every")
 
 
 def flag(name):
@@ -287,6 +296,8 @@ def _fill_architecture(options):
 def resolve_resumed(saved, given):
     """The options of a run that goes on: those it was started with and what `given` changes, if it may be changed."""
     given = _known(given)
+    if given.get("precision") == "auto":  # the run has chosen
+        del given["precision"]
     for name, value in given.items():
         old = getattr(saved, name)
         if value != old and name not in CHANGED_ON_RESUME:
@@ -294,6 +305,7 @@ def resolve_resumed(saved, given):
                              "leave it out, or start a new run.")
     device = _device(given.get("device", saved.device))
     options = dataclasses.replace(saved, **{**given, "device": device})
+    options.precision = _precision(options.precision, device)
     check(options)
     return options
 
@@ -327,9 +339,13 @@ def _known(given):
 
 
 def _precision(name, device):
-    """The name, if the device has that precision."""
+    """The name, if the device has that precision; for "auto" the one that suits it."""
+    if name == "auto":
+        return automatic(gpu_capability() if device == "cuda" else None)
     if name == "fp16" and device == "cpu":
-        raise UsageError("--precision fp16 needs a GPU; use fp32 on the CPU, or leave it out.")
+        raise UsageError("--precision fp16 needs a GPU; use --precision fp32 on the CPU.")
+    if name == "tf32" and (device == "cpu" or device == "cuda" and automatic(gpu_capability()) != ON_TENSOR_CORES):
+        raise UsageError("--precision tf32 needs a GPU of compute capability 8.0 or later; use --precision fp32.")
     return name
 
 

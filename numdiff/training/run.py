@@ -22,7 +22,7 @@ from ..device.roof import peak_flops
 from ..diffusion import sample
 from ..errors import NumdiffError
 from ..nn.module import same_index
-from .build import build_dataset, build_model, build_trainer, describe_model
+from .build import build_dataset, build_model, build_trainer, describe_model, describe_precision
 from .checkpoint import (
     checkpoint_name,
     list_checkpoints,
@@ -131,6 +131,7 @@ def describe(options, dataset, trainer):
     yield (f"step      batch {shared} in {part.batch // part.microbatch} part(s), "
            f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")
+    yield f"precision {describe_precision(options)}"
     yield f"device    {backend.device_name if backend else 'CPU (NumPy)'}"
     if ranks > 1:
         why = f" {trainer.exchange.why}" if trainer.exchange.why else ""
@@ -211,7 +212,8 @@ def _train(options, trainer, run_dir):
             more = {}
             if trainer.precision == "fp16":
                 more = {"loss_scale": reports[-1].loss_scale, "skipped": reports[-1].skipped}
-            reporters[0].report(trainer.step, [r.loss for r in reports], last.gradient_norm, last.learning_rate, **more)
+            reporters[0].report(reports[-1].step + 1, [r.loss for r in reports], last.gradient_norm,
+                                last.learning_rate, **more)
 
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
@@ -220,10 +222,14 @@ def _train(options, trainer, run_dir):
         while trainer.step < options.steps:
             reports = []
             steps = steps_until_next_event(trainer.step, options, communicator.size)
-            for part in trainer.run(steps, stop=lambda: request.number is not None):
+            for part in trainer.run(steps, options.log_every, lambda: request.number is not None):
                 reports += part
+                if (reports[-1].step + 1) % options.log_every == 0:
+                    communicator.first(report, reports)
+                    reports = []
+            if reports:
+                communicator.first(report, reports)
             stopped = communicator.largest(request.number or 0)
-            communicator.first(report, reports)
             if due(options.checkpoint_every) or stopped:
                 with pause():
                     trainer.check_ranks()
@@ -241,9 +247,9 @@ def _train(options, trainer, run_dir):
 
 
 def steps_until_next_event(step, options, ranks=1):
-    """Steps until something is to be reported, saved, drawn or compared."""
-    intervals = (options.log_every, options.checkpoint_every, options.sample_every, COMPARE_EVERY if ranks > 1 else 0)
-    return min(options.steps - step, *(every - step % every for every in intervals if every))
+    """Steps until something is to be saved, drawn or compared."""
+    intervals = (options.checkpoint_every, options.sample_every, COMPARE_EVERY if ranks > 1 else 0)
+    return min([options.steps - step, *(every - step % every for every in intervals if every)])
 
 
 def draws(options, model):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..device import copy_into, empty, fill_zero, synchronize, upload, zeros
+from ..device import empty, fill_zero, synchronize, upload, zeros
+from ..device.traffic import make_feed, make_readback
 from ..kernels.elementwise import add_forward
 from ..kernels.images import images_forward
 from ..kernels.random import (
@@ -60,16 +61,21 @@ class TrainingStep:
         self.labels = zeros(batch, np.int32, backend) if model.num_classes is not None else None
         self.samples = upload(np.arange(rank * batch, (rank + 1) * batch, dtype=np.uint32), backend)
         self.ring = zeros((RING, 5), np.float32, backend)
+        self._feed = make_feed([self.images] if self.labels is None else [self.images, self.labels])
+        status = getattr(self.exchange, "status", None)
+        self._figures = make_readback([self.ring, optimizer.first_bad_step, *([] if status is None else [status])])
         self.capture = capture and hasattr(backend, "capture")
         self.arena = backend.new_arena() if self.capture else None
         self._replay = None
         self._has_run = False
 
     def load(self, images, labels=None):
-        """Bring a batch to the device: images (batch, H, W, C), labels int32 (batch,) where there are classes."""
-        copy_into(self.images, images)
-        if self.labels is not None:
-            copy_into(self.labels, labels)
+        """Bring a batch to the device: images (batch, H, W, C), labels int32 (batch,) where there are classes.
+
+        A GPU gets it while it computes the step before. The arrays must stay as they are until the next `load` has
+        returned.
+        """
+        self._feed.put([images] if self.labels is None else [images, labels])
 
     def run(self):
         """One step over the loaded batch: forward, backward, update. Launches only."""
@@ -129,6 +135,21 @@ class TrainingStep:
             loss = self.diffusion.loss(prediction, target, x_0, t, self.model.learn_sigma, scale)
         tape.backward(loss, self.optimizer.loss_scale.scale)
         return loss.data
+
+    @property
+    def lag(self):
+        """How many steps after `ask` the `answer` is there without waiting."""
+        return self._figures.lag
+
+    def ask(self):
+        """Begin to read back the figures of all steps so far."""
+        self._figures.begin()
+
+    def answer(self, first, stop):
+        """As `ask` found them: the `telemetry` of steps first … stop-1; the optimiser's first bad step, or -1; the
+        exchange's status, or None."""
+        ring, first_bad_step, *status = self._figures.values()
+        return telemetry_read(ring, first, stop), int(first_bad_step[0]), status[0] if status else None
 
     def telemetry(self, first, stop):
         """(loss, gradient norm, learning rate, loss scale, steps skipped so far) of steps first … stop-1, float32

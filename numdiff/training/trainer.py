@@ -16,6 +16,7 @@ from ..nn import AdamW
 from ..nn.flops import forward_flops
 from ..nn.optimizer import PATIENCE, LossScale
 from .distributed import current
+from .precision import precision_on
 from .step import RING, TrainingStep
 
 UNREPORTED = RING // 2  # steps after which a report is made at the latest, so that the ring never overwrites one
@@ -49,16 +50,20 @@ class Trainer:
     diffusion: Diffusion options, a dict of steps, schedule, prediction
     ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA)
     the rest: as `numdiff.nn.AdamW`; seed: of data order, noise, timesteps and flips
-    precision: "fp32", or "fp16": activations and products in float16, weights, sums and statistics in float32; a GPU
-        only. loss_scale, loss_scale_rule, loss_scale_interval: what `LossScale` begins with
+    precision: "fp32"; "tf32": as fp32, but operands of products rounded to 11 digits (it sets the switch `tf32` of the
+        model's device, which all models there share, and on the CPU changes nothing); or "fp16": activations and
+        products in float16, weights, sums and statistics in float32; a GPU only; "auto": see precision.py
+    loss_scale, loss_scale_rule, loss_scale_interval: what `LossScale` begins with
+    eager: launch every kernel from Python at each step, where else a GPU replays a graph of them
+    recompute: keep only the inputs of the model's blocks for the backward pass; neither changes a bit
     communicator: of the ranks that train together (default: what `distributed.connect` gave, else one alone). All must
         make the same Trainer and call the same methods; rank 0's weights are everybody's
     """
 
     def __init__(self, model, dataset, batch=32, microbatch=None, flip=True, diffusion=None, learning_rate=1e-4,
                  warmup_steps=100, total_steps=0, cosine=False, beta1=0.9, beta2=0.999, adam_eps=1e-8, weight_decay=0.0,
-                 clip_norm=1.0, ema_halflife=0, seed=0, communicator=None, precision="fp32", loss_scale=2.0**16,
-                 loss_scale_rule="doubling", loss_scale_interval=2000):
+                 clip_norm=1.0, ema_halflife=0, seed=0, communicator=None, precision="auto", loss_scale=2.0**16,
+                 loss_scale_rule="doubling", loss_scale_interval=2000, eager=False, recompute=False):
         self.communicator = communicator or current()
         part, microbatch = split_batch(batch, microbatch, self.communicator.size)
         shape = (model.image_size, model.image_size, model.in_channels)
@@ -77,15 +82,19 @@ class Trainer:
         model.diffusion = self.diffusion.options
         self._share_weights()
         ema_decay = 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0
-        self.precision, scale = precision, None
-        if precision == "fp16":
+        self.precision, scale = precision_on(precision, model.backend), None
+        if recompute:
+            model.recompute_blocks()
+        if model.backend is not None:
+            model.backend.tf32 = self.precision == "tf32"
+        if self.precision == "fp16":
             model.compute_in_half()
             scale = LossScale(model.parameters.data, loss_scale, loss_scale_rule, loss_scale_interval)
         self.optimizer = AdamW(model.parameters, learning_rate, warmup_steps, total_steps, cosine, beta1, beta2,
                                adam_eps, weight_decay, clip_norm, ema_decay, scale)
         self.exchange = self.communicator.exchange(model.parameters)
         self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, flip, seed=seed,
-                                          rank=self.communicator.rank, ranks=self.communicator.size,
+                                          capture=not eager, rank=self.communicator.rank, ranks=self.communicator.size,
                                           exchange=self.exchange, dtype=getattr(dataset, "dtype", np.uint8))
         self.batch = batch
         self.step = 0  # optimiser steps done
@@ -97,30 +106,40 @@ class Trainer:
         return 3 * forward_flops(self.model) * self.batch
 
     def run(self, steps, report_every=UNREPORTED, stop=None):
-        """Train `steps` more steps; yields a list of `StepReport`s, one for each step, every `report_every` steps.
+        """Train `steps` more steps; yields a list of `StepReport`s, one for each step, up to every multiple of
+        `report_every` and up to the last.
 
-        Between two reports nothing waits for the device. stop: called after each step; True, on any rank, ends the run
-        there. Raises `NonFiniteError` at the report after a step whose loss or gradient was not finite; no later step
-        has changed the weights then.
+        On a GPU a list comes a few steps late, as nothing waits for the device but the end. stop: called after each
+        step; True, on any rank, ends the run there. Raises `NonFiniteError` at the report of a step whose loss or
+        gradient was not finite; no later step has changed the weights then.
         """
-        last, reported, report_every = self.step + steps, self.step, min(report_every, UNREPORTED)
+        step, last = self.step_function, self.step + steps
+        reported = asked = self.step
         self._open_loader()
-        while reported < last:
-            self.step_function.load(*next(self._loader))
-            self.step_function.run()
+        while self.step < last:
+            step.load(*next(self._loader))
+            step.run()
             self.step += 1
             if stop is not None and self.communicator.largest(int(stop())):
                 last = self.step
-            if self.step - reported >= report_every or self.step == last:
-                yield self._reports(reported, self.step)
-                reported = self.step
+            due = self.step == last or self.step % report_every == 0 or self.step - asked >= UNREPORTED
+            if asked > reported and (due or self.step - asked >= step.lag):
+                yield self._reports(reported, asked)
+                reported = asked
+            if due:
+                step.ask()
+                asked = self.step
+                if step.lag == 0 or self.step == last:
+                    yield self._reports(reported, asked)
+                    reported = asked
 
     def _reports(self, first, stop):
-        rows = self.step_function.telemetry(first, stop)
-        self.exchange.check()
+        rows, first_bad_step, status = self.step_function.answer(first, stop)
+        self.exchange.check(status)
         reports = [StepReport(first + i, *map(float, row[:4]), int(row[4])) for i, row in enumerate(rows)]
         if self.precision == "fp16":
-            self._stop_skipping(reports[-1])
+            if first_bad_step >= 0:
+                self._stop_skipping(reports[-1])
             return reports
         for report in reports:
             if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
@@ -128,11 +147,10 @@ class Trainer:
         return reports
 
     def _stop_skipping(self, report):
-        if download(self.optimizer.first_bad_step)[0] >= 0:
-            raise NonFiniteError(f"{PATIENCE} steps in a row overflowed in float16, the last at loss scale "
-                                 f"{report.loss_scale:g} (after step {report.step + 1}, {report.skipped} skipped in "
-                                 "all): the training has diverged; start a new run with a smaller --learning-rate, or "
-                                 "with --precision fp32 (the checkpoints are whole).")
+        raise NonFiniteError(f"{PATIENCE} steps in a row overflowed in float16, the last at loss scale "
+                             f"{report.loss_scale:g} (after step {report.step + 1}, {report.skipped} skipped in "
+                             "all): the training has diverged; go on from a checkpoint, which are whole, with --resume "
+                             "and --precision fp32, or start a new run with a smaller --learning-rate.")
 
     def _stop_nonfinite(self, report):
         self.load_state({**self.state(), "step": np.array([report.step], np.uint32)})

@@ -2,7 +2,12 @@
 import contextlib
 from types import SimpleNamespace
 
-from numdiff.device.emulator import EmulatorDevice
+import numpy as np
+
+from numdiff.device.arena import Arena
+from numdiff.device.array import POISON
+from numdiff.device.emulator import ALIGNMENT, EmulatorDevice
+from numdiff.emulator.memory import GLOBAL, Memory
 
 EVENT_MS = 0.002  # between any two events
 
@@ -31,13 +36,39 @@ class FakeDriver:
         return (0,)
 
 
+class Held(Memory):
+    """Memory that an arena counts for as long as it lives."""
+
+    __slots__ = ("block",)
+
+
 class FakeGpu(EmulatorDevice):
     device_name = "NVIDIA H100 80GB HBM3"
-    peak_float32_flops, peak_bytes, stream_handle = 66.9e12, 1 << 20, 0
+    peak_float32_flops, stream_handle = 66.9e12, 0
 
     def __init__(self):
+        self._taken = 0
+        self.arenas = [Arena(self._take_segment, 1 << 16)]
+        self._arena = self.arenas[0]
         super().__init__(float64=False, checks=False)
-        self._driver, self.arenas, self.captured = FakeDriver(), [], 0
+        self._driver, self.captured = FakeDriver(), 0
+
+    def _take_segment(self, nbytes):
+        self._taken += nbytes
+        return self._taken - nbytes
+
+    def allocate(self, nbytes):
+        memory = Held(GLOBAL, nbytes)
+        aligned = np.full(len(memory.bytes) + ALIGNMENT, POISON, np.uint8)
+        start = -aligned.ctypes.data % ALIGNMENT
+        memory.bytes = aligned[start:start + len(memory.bytes)]
+        memory.address = memory.bytes.ctypes.data
+        memory.block = self._arena.allocate(nbytes)
+        return memory
+
+    @property
+    def peak_bytes(self):
+        return sum(arena.peak_bytes for arena in self.arenas)
 
     @staticmethod
     def check(result):
@@ -49,13 +80,17 @@ class FakeGpu(EmulatorDevice):
         return 1 << 13, 1 << 14
 
     def new_arena(self):
-        self.arenas.append(object())
+        self.arenas.append(Arena(self._take_segment, 1 << 16))
         return self.arenas[-1]
 
     @contextlib.contextmanager
     def within(self, arena):
         assert arena in self.arenas
-        yield
+        outer, self._arena = self._arena, arena
+        try:
+            yield
+        finally:
+            self._arena = outer
 
     def capture(self, function):
         self.captured += 1

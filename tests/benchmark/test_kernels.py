@@ -82,11 +82,11 @@ def test_on_a_gpu(monkeypatch):
     gpu = FakeGpu()
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
     options = resolve({**TINY_DIT, "device": "emulator"})
-    rows = list(bench_kernels(options, ("gate", "adaln_forward", "adamw"), shapes=1))
+    rows = list(bench_kernels(options, ("gate_adaln", "adamw"), shapes=1))
     found = {(row["operation"], row["version"]) for row in rows}
-    assert {("gate_forward", "v1"), ("gate_forward", "v2*"), ("adaln_forward", "v1")} <= found
+    assert {("gate_adaln_forward", "v1"), ("gate_adaln_forward", "v2*"), ("gate_adaln_backward", "v1")} <= found
     for operation in {row["operation"] for row in rows}:
         assert sum("*" in row["version"] for row in rows if row["operation"] == operation) == 1
     assert all(row["roof"] > 0 and row["bound"] in ("memory", "arithmetic") for row in rows)
-    chosen = list(bench_kernels(options, ("gate",), chosen=True))
+    chosen = list(bench_kernels(options, ("gate_adaln",), chosen=True))
     assert all("*" in row["version"] for row in chosen)

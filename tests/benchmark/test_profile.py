@@ -1,12 +1,18 @@
+import contextlib
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import numdiff.device.emulator
-from numdiff.benchmark.profile import HOLD_NS, WINDOW, Clock, Profile, profile_step
+from numdiff.benchmark.clocks import HOLD_NS, WINDOW, Clock, match, replayed
+from numdiff.benchmark.memory import Holdings, in_short
+from numdiff.benchmark.profile import Profile, profile_step
 from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operations
 from numdiff.device import zeros
+from numdiff.device.arena import Arena
 from numdiff.device.roof import Roof, peak_flops
 from numdiff.kernels import add_forward, linear_forward
 from numdiff.training.options import resolve
@@ -69,7 +75,7 @@ def test_on_a_gpu(monkeypatch):
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
     found = profile_step(resolve({**TINY_DIT, "device": "emulator"}), repeats=1, steps=1, warmup=0)
     check_profile(found)
-    assert found.captured and gpu.captured == 1
+    assert found.captured and gpu.captured == 2  # the step; kernels that do nothing
     assert all(launch.us == pytest.approx(1e3 * EVENT_MS) for launch in found.launches)
     assert gpu._driver.alive == 1  # event: the one that the stream is held by
     names = {launch.kernel for launch in found.launches}
@@ -78,11 +84,17 @@ def test_on_a_gpu(monkeypatch):
     assert ("blocks.0", "backward") in {row[0] for row in found.by_layer()}
     assert any(row[6] for row in found.by_kernel())  # some share of the roof
     assert "launch" not in vars(gpu) and "fill" not in vars(gpu)
+    peak, held = found.memory
+    assert sum(nbytes for _, nbytes in held) == peak > 0 and not any("allocate" in vars(a) for a in gpu.arenas)
+    rows = dict(held)
+    assert rows["weights"] == rows["AdamW's m"] == rows["gradients of the weights"]
+    assert any(name.startswith("blocks.0 ") for name in rows) and "kept between steps" in in_short(found.memory)
 
 
 def test_clock_holds_the_stream(monkeypatch):
     gpu = FakeGpu()
     clock, x, held = Clock(gpu), zeros(8, np.float32, gpu), []
+    assert clock.overhead_us == 0  # on the emulator no kernel is quicker than the stand-in's events
     monkeypatch.setattr(clock, "_launch", lambda *args: held.append(args[1]))
     for _ in range(WINDOW + 1):
         clock.time(lambda: gpu.fill(x, 0))
@@ -131,3 +143,65 @@ def test_peaks():
 def test_an_empty_profile():
     found = Profile([], [], "cpu", 1.0, False, Roof(None), "fp32", 0)
     assert found.by_kernel() == [] and json.loads(found.chrome())["traceEvents"]
+
+
+def test_what_events_add_is_taken_off():
+    gpu = FakeGpu()
+    clock, x = Clock(gpu), zeros(8, np.float32, gpu)
+    clock.overhead_us = 0.75 * 1e3 * EVENT_MS
+    clock.time(lambda: gpu.fill(x, 0))
+    assert clock.microseconds() == [pytest.approx(0.25 * 1e3 * EVENT_MS)]
+
+
+def test_times_from_inside_a_graph():
+    """Of each launch the median over the replays; nothing where the profiler saw something else."""
+    launches = ["memset", "add_kernel", "memcpy"]
+    seen = [(name, 100 * k + 10 * i, 100 * k + 10 * i + i + k) for k in range(3)
+            for i, name in enumerate(("Memset (Device)", "_ZN7numdiff10add_kernelB2v1", "Memcpy DtoD"))]
+    assert match(seen[::-1], launches, 3) == ([1, 2, 3], 23)
+    assert match(seen[:-1], launches, 3) is None and match([], [], 3) is None
+    assert match(seen, ["add_kernel", "memset", "memcpy"], 3) is None
+
+
+def test_who_holds_memory():
+    arena, other = Arena(lambda nbytes: 0, 1 << 20), Arena(lambda nbytes: 1 << 30, 1 << 20)
+    before, who = arena.allocate(1000), ["a"]
+    with Holdings([arena, other], lambda: who[0]) as holdings:
+        first = arena.allocate(256)
+        who[0] = "b"
+        second, third = other.allocate(512), arena.allocate(256)
+        del second
+        who[0] = "c"
+        fourth = arena.allocate(256)
+        del before, first
+        fifth = other.allocate(512)
+    assert holdings.peak == 1024 + 256 + 512 + 256
+    assert holdings.held == {None: 1024, "a": 256, "b": 768}
+    assert arena.used_bytes == 512 and other.used_bytes == 512 and "allocate" not in vars(arena)
+    del third, fourth, fifth
+    assert arena.used_bytes == other.used_bytes == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_profiler_is_asked(monkeypatch, fails):
+    """A stand-in for PyTorch's profiler, which saw three replays, last first, and something of the host."""
+    kinds = SimpleNamespace(CUDA="cuda", CPU="cpu")
+    events = [SimpleNamespace(name="add_kernel", device_type="cuda", time_range=SimpleNamespace(start=k, end=k + 0.5))
+              for k in (30.0, 20.0, 10.0)] + [SimpleNamespace(name="cuGraphLaunch", device_type="cpu")]
+
+    @contextlib.contextmanager
+    def profile(activities):
+        yield SimpleNamespace(events=lambda: events)
+        if fails:
+            raise RuntimeError("no permission")
+
+    torch = SimpleNamespace(autograd=SimpleNamespace(DeviceType=kinds))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.profiler", SimpleNamespace(profile=profile, ProfilerActivity=kinds))
+    runs = []
+    step = SimpleNamespace(run=lambda: runs.append(1), wait=lambda: None)
+    if fails:
+        assert replayed(step, ["add_kernel"], 3) == (None, "RuntimeError: no permission")
+        return
+    assert replayed(step, ["add_kernel"], 3) == (([0.5], 0.5), None) and len(runs) == 3
+    assert replayed(step, ["add_kernel"] * 2, 3) == (None, "of 3 × 2 launches the profiler saw 3")

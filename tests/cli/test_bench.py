@@ -1,9 +1,12 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from numdiff_cli.bench import torch_pairs
 from numdiff_cli.main import main
+from numdiff_cli.profile import memory_table
 
 SMALL = "--preset tiny --device cpu --batch 1 --size 16".split()
 
@@ -44,3 +47,31 @@ def test_bad_input(tmp_path, arguments, exit_code, message):
     assert result.exit_code == exit_code and "Traceback" not in result.output, result.output
     last = result.output.splitlines()[-1]
     assert last.startswith("Error: ") and message in last
+
+
+@pytest.mark.parametrize("precision, modes, torch_precision, pairs", [
+    ("fp16", None, None, [("eager", "bf16"), ("graphs", "bf16")]),
+    ("fp32", None, None, [("eager", "fp32"), ("graphs", "fp32")]),
+    ("fp16", ("all",), ("fp16",), [(m, "fp16") for m in ("eager", "compile", "graphs")]),
+    ("fp32", ("graphs",), ("all",), [("graphs", p) for p in ("fp32", "tf32", "bf16", "fp16")])])
+def test_what_is_compared(monkeypatch, precision, modes, torch_precision, pairs):
+    monkeypatch.setattr("numdiff.benchmark.torch_step.require_torch", lambda: None)
+    options = SimpleNamespace(device="cuda", precision=precision)
+    assert torch_pairs(options, "torch", modes, torch_precision) == pairs
+
+
+def test_profile_needs_a_gpu_for_times_from_a_graph():
+    result = run("profile", "unet", *SMALL, "--clock", "graph")
+    assert result.exit_code == 1 and "use --clock events" in result.output.splitlines()[-1]
+
+
+def test_memory_table():
+    lines = list(memory_table(4 << 20, [("weights", 2 << 20), ("middle_block.1 forward: conv2d_forward", 1 << 20),
+                                        ("batch", 1 << 19), ("next batch", 1 << 19)], 2))
+    assert [line.split()[-2:] for line in lines[1:4]] == [["50.0", "%"], ["25.0", "%"], ["25.0", "%"]]
+    assert lines[3].startswith("2 more") and lines[4].split() == ["together", "4.0"]
+
+
+def test_bench_step_recomputed():
+    result = run("bench", "step", "unet", *SMALL, "--recompute", "--steps", 1, "--warmup", 0)
+    assert result.exit_code == 0 and "peak memory" in result.output and "fp32" in result.output, result.output

@@ -111,7 +111,7 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train unet --schedule sigmoid", 2, "--schedule"),
     ("train unet --channel-mult 1,b", 2, "--channel-mult"),
     ("train unet --preset huge", 2, "--preset"),
-    ("train unet --precision fp16", 2, "--precision fp16 needs a GPU; use fp32 on the CPU"),
+    ("train unet --precision fp16", 2, "--precision fp16 needs a GPU; use --precision fp32 on the CPU"),
     ("train unet --image-size 30", 2, "--image-size 30 cannot be halved 2 times"),
     ("train unet --batch 10 --microbatch 4", 2, "--batch 10 is not divisible by --microbatch 4; use"),
     ("train unet --model-channels 40", 2, "--model-channels 40 must be a multiple of 32"),

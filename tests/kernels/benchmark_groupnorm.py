@@ -3,7 +3,9 @@
     python -m tests.kernels.benchmark_groupnorm                      every shape, forward and backward
     python -m tests.kernels.benchmark_groupnorm --only 64x64 back    rows whose name has all of these words
     python -m tests.kernels.benchmark_groupnorm --tiles              also version 3 with every tile that fits
+    python -m tests.kernels.benchmark_groupnorm --residual           the backward adds what has arrived already
 
+A version 3 is named by its tile, its threads, the share of the pixels that it keeps, and its shared memory.
 Time is the median of nine replays of a CUDA graph of twenty calls. `roof` is reading and writing once at 3 TB/s,
 `forecast` the estimate by which tiles are chosen. Shapes whose arrays fit into the L2 cache may beat the roof.
 """
@@ -25,9 +27,9 @@ GROUPS = 32
 def all_plans(x, backward):
     """The best plan of every tile that fits."""
     B, P, C, width = len(x), x.size // (len(x) * x.shape[-1]), x.shape[-1], x.shape[-1] // GROUPS
-    unit = math.lcm(width, 4)
+    unit = math.lcm(width, one_pass.VECTOR)
     for tile in (n for n in range(unit, C + 1, unit) if C % n == 0):
-        for threads in (one_pass.FEW_THREADS, one_pass.THREADS):
+        for threads in (*one_pass.FEW_THREADS, one_pass.THREADS):
             plan = one_pass.make_plan(B, P, C, width, x.dtype.itemsize, backward, tile, threads, one_pass.SHARED_LIMIT,
                                       one_pass.MULTIPROCESSORS)
             if plan is not None:
@@ -43,6 +45,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--residual", action="store_true")
     options = parser.parse_args()
     gpu, rng = get_gpu(), np.random.default_rng(0)
     arena = gpu.new_arena()
@@ -61,7 +64,8 @@ def main():
                 first = [a[:1].astype(np.float64) for a in (dy, x)] + [weight.astype(np.float64), bias.astype(float)]
                 y, *statistics = GN.groupnorm_forward_reference(*first[1:], GROUPS, silu=True)
                 unused = np.zeros((2, C))
-                dx = GN.groupnorm_backward_reference(*first, *statistics, *unused, GROUPS, True)
+                dx = GN.groupnorm_backward_reference(*first, *statistics, *unused, GROUPS, True,
+                                                     first[0] if options.residual else None)
                 dx_, dy_, weight_, bias_ = (upload(a, gpu) for a in (x, dy, weight, bias))
                 _, mean, rstd = GN.groupnorm_forward(dx_, weight_, bias_, GROUPS, silu=True, version=2)
                 gradients = [zeros((C,), np.float32, gpu) for _ in range(2)]
@@ -69,9 +73,10 @@ def main():
             def call(version, plan=None, backward=backward, x=dx_, dy=dy_, weight=weight_, bias=bias_, mean=mean,
                      rstd=rstd, gradients=gradients):
                 common = (dy, x, weight, bias, mean, rstd, *gradients, GROUPS, True)
+                residual = dy if options.residual else None
                 if backward:
-                    return (one_pass.one_pass_backward(*common, plan) if plan else
-                            GN.groupnorm_backward(*common, version=version))
+                    return (one_pass.one_pass_backward(*common, plan, residual) if plan else
+                            GN.groupnorm_backward(*common, residual=residual, version=version))
                 return (one_pass.one_pass_forward(x, weight, bias, GROUPS, 1e-5, True, plan) if plan else
                         GN.groupnorm_forward(x, weight, bias, GROUPS, silu=True, version=version))[0]
 
@@ -80,13 +85,13 @@ def main():
             jobs = [("2", estimate, lambda: call(2)), (None, chosen, lambda: call(3))]
             if options.tiles:
                 jobs += [(None, plan, lambda plan=plan: call(3, plan)) for plan in all_plans(dx_, backward)]
-            nbytes = (3 if backward else 2) * x.size * 2
+            nbytes = (3 + options.residual if backward else 2) * x.size * 2
             errors = [relative_error(function(), dx if backward else y) for *_, function in jobs]
             times = measured([(replay(gpu, arena, function), lambda: synchronize(gpu)) for *_, function in jobs])
             for (name, plan, _), us, error in zip(jobs, times, errors, strict=True):
                 if name is None:
-                    threads = plan.tile // 4 * plan.rows
-                    name, ns = f"3: {plan.tile} x {threads}, {plan.chunks}, {plan.shared >> 10} KiB", plan.ns
+                    threads, kept = plan.tile // one_pass.VECTOR * plan.rows, 100 * plan.held // size**2
+                    name, ns = f"3: {plan.tile} x {threads}, {kept} %, {plan.shared >> 10} KiB", plan.ns
                 else:
                     ns = plan
                 print(f"{title:22} {name:>26} {us:7.1f} {nbytes / us / 1e6:6.2f} {nbytes / 3e6:6.1f} {ns / 1e3:9.1f} "

@@ -3,7 +3,8 @@
     python -m tests.kernels.benchmark_half_conv                       every shape and pass, the chosen version
     python -m tests.kernels.benchmark_half_conv --only 64x64 wgrad    rows whose name has all of these words
     python -m tests.kernels.benchmark_half_conv --versions 6 5 4      more than one version
-    python -m tests.kernels.benchmark_half_conv --tiles               every tile of version 6
+    python -m tests.kernels.benchmark_half_conv --tiles               every tile of version 6; a gradient's parts, added
+                                                                      by a second kernel or joined by the last block
     python -m tests.kernels.benchmark_half_conv --old                 beside the choice what it replaced: weights one
                                                                       tap a stage; the gradient for any kernel size
 
@@ -128,7 +129,8 @@ def main():
             variants = [(f"v{v}" if v else "", v, None) for v in options.versions]
             wide = c % 8 == n % 8 == 0
             if options.tiles and wide and name == "wgrad":
-                variants = [(f"64x{width}", 6, {"only": (width, None)}) for width in conv2d_hopper_gradient_3x3.WIDTHS]
+                variants = [(f"64x{width}{', joined' * joined}", 6, {"only": (width, None, joined)})
+                            for width in conv2d_hopper_gradient_3x3.WIDTHS for joined in (False, True)]
             elif options.tiles and wide:
                 variants = [(f"{128 * sub}x{bn}, {k}", 6, {"only": (bn, sub), "together": k})
                             for bn, sub in conv2d_hopper.VARIANTS for k in (1, 3)]

@@ -1,10 +1,12 @@
 """Time matmul's float16 rungs on a GPU, beside cuBLAS (torch.matmul) where PyTorch is installed.
 
-    python -m tests.kernels.benchmark_half_matmul [--only PATTERN …] [--versions 6,5] [--rounds 9]
+    python -m tests.kernels.benchmark_half_matmul [--only PATTERN …] [--versions 6,5] [--rounds 9] [--no-row-sums]
 
 Each product is checked first: some rows against float64, and all of it against PyTorch's. Then both are recorded as
 CUDA graphs of several launches over rotating buffers, which are replayed in turns; printed are medians. A weight's
-gradient is added to a float32 array here, while cuBLAS writes a new float16 one. predicted: the launcher's estimate.
+gradient is added to a float32 array here, with the bias's gradient unless --no-row-sums, while cuBLAS writes a new
+float16 one; fc1-gelu and fc2-gelu-gradient have a GELU or its derivative at their end, and cuBLAS has none. predicted:
+the launcher's estimate.
 """
 import argparse
 import fnmatch
@@ -16,7 +18,8 @@ import numpy as np
 
 from numdiff.device import download, get_gpu, upload, zeros
 from numdiff.kernels import matmul_forward
-from numdiff.kernels.matmul import hopper, launcher, mma
+from numdiff.kernels.elementwise import gelu_backward, gelu_forward
+from numdiff.kernels.matmul import hopper, launcher, matmul_gelu_backward, matmul_gelu_forward, mma
 
 ROWS = 64 * 256  # tokens of DiT-B/2 at batch 64
 LAYERS = (("qkv", 2304, 768), ("proj", 768, 768), ("fc1", 3072, 768), ("fc2", 768, 3072))  # name, N, K
@@ -26,6 +29,7 @@ for name, n, k in LAYERS:
     CASES[f"{name}-forward"] = ROWS, n, k, False, True, np.float16
     CASES[f"{name}-dgrad"] = ROWS, k, n, False, False, np.float16
     CASES[f"{name}-wgrad"] = n, k, ROWS, True, False, np.float32
+CASES["fc1-gelu"], CASES["fc2-gelu-gradient"] = CASES["fc1-forward"], CASES["fc2-dgrad"]
 POOL = 2**23 - 9  # random numbers, repeated: no multiple of a row
 
 
@@ -35,14 +39,25 @@ def kernel_of(case, version, multiprocessors):
     half = dtype == np.float16
     tile, slices, ns = launcher.choose_half(version, 1, M, N, K, not half, multiprocessors)
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
-    return (hopper if version == 6 else mma).KERNELS[key], key, ns / 1e3, tile, slices
+    kernel = (hopper if version == 6 else mma).KERNELS[key]
+    if "gelu" in case and version == 6:
+        key = tile[1], "gelu_gradient" if transpose_b is False else "gelu"
+        kernel = hopper.GELU_KERNELS[key]
+    return kernel, key, ns / 1e3, tile, slices
 
 
 def compile_kernel(version, key):
     """In a process of its own: launch a kernel once on small matrices, so that it is found in the cache on disk."""
     gpu = get_gpu()
+    a, b, u = (upload(np.ones((64, 64), np.float16), gpu) for _ in "abu")
+    if len(key) == 2:
+        c, y = (zeros((64, 64), np.float16, gpu) for _ in "cy")
+        gradient = key[1] == "gelu_gradient"
+        hopper.launch_hopper(a, b, c, 64, 64, 64, False, not gradient, None if gradient else zeros(64, np.float32, gpu),
+                             None, 1.0, False, key[0], 1, **({"gelu_of": u} if gradient else {"gelu": y}))
+        result = download(c).astype(np.float32) / (gelu_backward(np.float32(1), np.float32(1)) if gradient else 1)
+        return tuple(float(np.round(f(result))) for f in (np.min, np.max))
     tile, transpose_a, across, half = key
-    a, b = (upload(np.ones((64, 64), np.float16), gpu) for _ in "ab")
     c = zeros((64, 64), np.float16 if half else np.float32, gpu)
     arguments = 64, 64, 64, transpose_a, not across, None, None, 1.0, False, tile, 1
     if version == 6:
@@ -85,18 +100,27 @@ def milliseconds(replay, synchronize):
     return 1e3 * (time.perf_counter() - start)
 
 
-def measure(gpu, torch, case, version, rounds, pool):
+def measure(gpu, torch, case, version, rounds, pool, row_sums):
     M, N, K, transpose_a, transpose_b, dtype = CASES[case]
     a = np.resize(pool, (K, M) if transpose_a else (M, K))
     b = np.resize(pool[1::2], (N, K) if transpose_b else (K, N))
     kernel, key, predicted, tile, slices = kernel_of(case, version, gpu.multiprocessors)
     sets = sets_of(a.nbytes + b.nbytes)
-    ours = [(upload(a, gpu), upload(b, gpu), zeros((M, N), dtype, gpu)) for _ in range(sets)]
+    ours = [[upload(a, gpu), upload(b, gpu), zeros((M, N), dtype, gpu)] for _ in range(sets)]
     accumulate = dtype == np.float32
+    sums = zeros(M, np.float32, gpu) if accumulate and row_sums else None
+    bias, u = zeros(N, np.float32, gpu), np.resize(pool[2::3], (M, N))
+    inputs = [upload(u, gpu) for _ in range(sets)] if case == "fc2-gelu-gradient" else None
 
     def run(i):
         x, y, out = ours[i % sets]
-        matmul_forward(x, y, transpose_a, transpose_b, out=out, accumulate=accumulate, version=version)
+        if case == "fc1-gelu":
+            ours[i % sets][2] = matmul_gelu_forward(x, y, bias)[1]
+        elif case == "fc2-gelu-gradient":
+            ours[i % sets][2] = matmul_gelu_backward(x, y, inputs[i % sets])
+        else:
+            matmul_forward(x, y, transpose_a, transpose_b, out=out, accumulate=accumulate, version=version,
+                           row_sums=sums)
 
     if not accumulate:
         gpu.fill(ours[0][2], 0xFF)
@@ -105,9 +129,14 @@ def measure(gpu, torch, case, version, rounds, pool):
     left = (a[:, rows].T if transpose_a else a[rows]).astype(np.float64)
     wide = b.astype(np.float32 if b.size > 2**25 else np.float64)
     want = left @ (wide.T if transpose_b else wide)
+    if "gelu" in case:
+        want = gelu_forward(want) if case == "fc1-gelu" else gelu_backward(want, u[rows].astype(np.float64))
     error = np.linalg.norm(download(ours[0][2][rows]) - want) / np.linalg.norm(want)
     count = int(np.clip(3000 / predicted, 2, 40))
     others, theirs, away = [], [], float("nan")
+    if sums is not None:
+        exact = a.sum(0, dtype=np.float64)
+        error = max(error, float(np.linalg.norm(download(sums) - exact) / np.linalg.norm(exact)))
     if torch is not None:
         tensors = [(torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda(),
                     torch.empty((M, N), dtype=torch.float16, device="cuda")) for _ in range(sets)]
@@ -117,8 +146,9 @@ def measure(gpu, torch, case, version, rounds, pool):
             torch.mm(x.T if transpose_a else x, y.T if transpose_b else y, out=out)
 
         run_torch(0)
-        full = torch.from_numpy(download(ours[0][2])).cuda().float()
-        away = float((full - tensors[0][2].float()).norm() / full.norm())
+        if "gelu" not in case:
+            full = torch.from_numpy(download(ours[0][2])).cuda().float()
+            away = float((full - tensors[0][2].float()).norm() / full.norm())
         theirs = torch_graph(torch, run_torch, count)
     mine, timings = graph(gpu, run, count), []
     for i in range(rounds + 2):
@@ -142,6 +172,7 @@ def main():
     parser.add_argument("--only", nargs="*", default=["*"], help=f"of {', '.join(CASES)}, or patterns such as '*wgrad'")
     parser.add_argument("--versions", default="6")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--no-row-sums", action="store_true", help="weight gradients without the bias's")
     options = parser.parse_args()
     cases = [c for c in CASES if any(fnmatch.fnmatch(c, p) for p in options.only)]
     versions = [int(v) for v in options.versions.split(",")]
@@ -164,7 +195,7 @@ def main():
           f"{'speed':>8} {'regs':>5} {'error':>9} {'to torch':>9}")
     for case in cases:
         for version in versions:
-            measure(gpu, torch, case, version, options.rounds, pool)
+            measure(gpu, torch, case, version, options.rounds, pool, not options.no_row_sums)
     print(f"{time.perf_counter() - start:.0f} s")
 
 

@@ -8,19 +8,21 @@ SHAPES = shapes(minimal=(1, 4, 4), odd=(15, 3, 5), not_aligned=(64, 8, 6), uneve
                 large=(4096, 192, 128))  # pixels, channels of a and of b
 
 
-def usable(version, *channels):
-    if version == 2 and any(c % 4 for c in channels):
-        pytest.skip("version 2 needs multiples of 4")
+def usable(version, dtype, *channels):
+    width = {2: 4, 3: 16 // np.dtype(dtype).itemsize}.get(version, 1)
+    if any(c % width for c in channels):
+        pytest.skip(f"version {version} needs multiples of {width}")
 
 
 @SHAPES
-@versions(1, 2)
-def test_forward_and_backward(engine, rng, shape, version):
+@versions(1, 2, 3)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_forward_and_backward(engine, rng, shape, version, dtype):
     pixels, channels_a, channels_b = shape
-    usable(version, channels_a, channels_b)
-    a = rng.standard_normal((pixels, 1, channels_a)).astype(np.float32)
-    b = rng.standard_normal((pixels, 1, channels_b)).astype(np.float32)
-    y = C.concat_forward(engine(a), engine(b), version=version)
+    usable(version, dtype, channels_a, channels_b)
+    a = rng.standard_normal((pixels, 1, channels_a)).astype(dtype)
+    b = rng.standard_normal((pixels, 1, channels_b)).astype(dtype)
+    y = C.concat_forward(engine(a, dtype), engine(b, dtype), version=version)
     engine.check(y, np.dstack((a, b)), 0)
     da, db = C.concat_backward(y, channels_a, version=version)
     engine.check(da, a, 0)

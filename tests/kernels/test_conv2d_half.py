@@ -4,7 +4,7 @@ import pytest
 
 from numdiff.device import download, empty
 from numdiff.kernels import conv2d as C
-from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
+from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient_3x3, conv2d_narrow_half
 from tests.conftest import large, relative_error
 
 TOLERANCE = 2e-3
@@ -96,6 +96,36 @@ def test_portable_versions(engine, rng, version, shape):
         repeat(engine, got, run)
 
 
+@pytest.mark.parametrize("blocks, turns, shape", [
+    (1, 4, (1, 19, 15, 3, 8, 3, 1)), (1, 1, (2, 13, 11, 8, 3, 3, 1)), (None, 4, (1, 1, 2, 4, 8, 3, 1)),
+    *[pytest.param(None, 4, s, marks=large) for s in (
+        (32, 64, 64, 3, 64, 3, 1), (32, 64, 64, 64, 3, 3, 1), (5, 61, 67, 5, 72, 3, 1), (3, 30, 300, 136, 7, 3, 1))]],
+    ids=str)
+def test_narrow_weight_gradient(engine, rng, monkeypatch, blocks, turns, shape):
+    """Several groups of a warp in a chunk, several chunks of a block, several blocks."""
+    if not engine.has_versions:
+        pytest.skip("a kernel of the GPU's")
+    if blocks is not None:
+        monkeypatch.setattr(engine.backend, "multiprocessors", blocks)
+    monkeypatch.setattr(conv2d_narrow_half, "MOST_TURNS", turns)
+    a, _ = operands(rng, shape)
+    want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
+    start, start_bias = want.astype(np.float32), want_bias.astype(np.float32)
+    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, want_bias, need_dx=False)
+
+    def run():
+        dweight, dbias = engine(start), engine(start_bias)
+        C.conv2d_backward(*(engine(a[name], np.float16) for name in ("dy", "x", "weight")), dweight, dbias,
+                          need_dx=False, version=3)
+        return dweight, dbias
+
+    got = run()
+    engine.check(got[0], want, 2e-5)
+    engine.check(got[1], want_bias, 2e-5)
+    if engine.name == "cuda":
+        repeat(engine, got, run)
+
+
 @half_shapes([(1, 3, 5, 8, 16, 3, 1)])
 def test_whatever_is_chosen(engine, rng, shape):
     """…by the launcher: on the CPU the reference, else the fastest version."""
@@ -152,11 +182,45 @@ def test_hopper_tiles(engine, rng, tile, whole_halo, gradient):
 ONE_OF_EACH = {((64, 2), True, False), ((96, 1), True, True)}
 
 
-@pytest.mark.parametrize("only", [(64, 1), (32, 2), (16, 2)], ids=str)
+@pytest.mark.parametrize("version, shape, dtype", [
+    (None, (2, 3, 9, 8, 16, 3, 1), np.float16), (1, (2, 3, 2, 3, 8, 3, 2), np.float16),
+    (3, (2, 2, 3, 3, 8, 3, 1), np.float16), (4, (2, 2, 3, 8, 8, 1, 1), np.float16),
+    (6, (2, 2, 1, 8, 8, 1, 1), np.float16),
+    (None, (3, 2, 3, 8, 4, 1, 1), np.float32), (None, (2, 3, 2, 8, 12, 3, 1), np.float32),
+    *[pytest.param(None, s, np.float16, marks=large) for s in ON_A_GPU]], ids=str)
+def test_channel_gradient(engine, rng, version, shape, dtype):
+    """The sums of dy over each image's pixels, and dbias with them."""
+    if not engine.has_versions and version is not None:
+        pytest.skip("the CPU engine has one version")
+    a, _ = operands(rng, shape)
+    want_weight, want_bias = np.zeros_like(a["weight"]), rng.standard_normal(a["bias"].shape)
+    start = want_bias.astype(np.float32)
+    want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight, want_bias, shape[6])
+
+    def run():
+        dweight, dbias = engine(np.zeros(a["weight"].shape)), engine(start)
+        dx, dchannel = C.conv2d_backward(*(engine(a[name], dtype) for name in ("dy", "x", "weight")), dweight, dbias,
+                                         shape[6], version != 3, version, need_channel=True)
+        return dx, dweight, dbias, dchannel
+
+    got = run()
+    assert got[3].dtype == np.float32
+    if version != 3:
+        engine.check(got[0], want, TOLERANCE)
+    for one, other in zip(got[1:], (want_weight, want_bias, a["dy"].sum((1, 2))), strict=True):
+        engine.check(one, other, 1e-5)
+    if engine.name == "cuda":
+        repeat(engine, got, run)
+
+
+@pytest.mark.parametrize("only", [(64, 1, None), (32, 2, False), (16, 2, True), (16, 3, True), (64, 2, True),
+                                  (32, 4, True), (16, 3, False)], ids=str)
 def test_three_taps_in_one_product(engine, rng, only):
     """Each width of tile, alone and in parts, on more tiles, chunks and images than one; v5's boxes for one of them."""
     if not engine.has_versions:
         pytest.skip("a kernel of the GPU's")
+    if engine.name == "emulator" and (only[1] > 2 or only[:2] == (64, 2)):
+        pytest.skip("too long there")
     shape = (1, 3, 17, 8, 16) if engine.name == "emulator" else (5, 20, 19, 72, 136)
     a, _ = operands(rng, (*shape, 3, 1))
     want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
@@ -165,13 +229,19 @@ def test_three_taps_in_one_product(engine, rng, only):
 
     def run():
         dweight, dbias = engine(start), engine(start_bias)
+        dchannel = empty((shape[0], shape[4]), np.float32, engine.backend) if only[0] == 64 else None
         conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(engine(a["dy"], np.float16), engine(a["x"], np.float16),
-                                                              dweight, dbias, only != (32, 2), only)
-        return dweight, dbias
+                                                              dweight, dbias, only[:2] != (32, 2), only, dchannel)
+        return dweight, dbias, dchannel
 
     got = run()
     engine.check(got[0], want, 1e-5)
     engine.check(got[1], want_bias, 1e-5)
+    if got[2] is not None:
+        engine.check(got[2], a["dy"].sum((1, 2)), 1e-5)
+    if engine.computes:
+        counted = download(conv2d_hopper_gradient_3x3.counters(engine.backend))
+        assert not counted.any()  # ready for the next launch
     if engine.name == "cuda":
         repeat(engine, got, run)
 

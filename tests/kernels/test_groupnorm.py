@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from numdiff.device import download
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels import groupnorm_one_pass as one_pass
 from numdiff.kernels import reduce as R
@@ -22,8 +23,8 @@ def make(rng, shape, offset=0.0):
 
 
 def usable(version, C):
-    if version in (2, 3) and C % 4:
-        pytest.skip("versions 2 and 3 need a multiple of 4")
+    if C % {2: 4, 3: 8}.get(version, 1):
+        pytest.skip("version 2 needs a multiple of 4, version 3 of 8")
 
 
 def backward_reference(dy, x, weight, bias, groups, silu):
@@ -55,15 +56,17 @@ def test_backward(engine, rng, shape, version, silu):
     usable(version, shape[-2])
     x, weight, bias, dy, groups = make(rng, shape)
     _, mean, rstd = GN.groupnorm_forward(x, weight, bias, groups, silu=silu)
+    residual = rng.standard_normal(x.shape) if silu else None
     want = backward_reference(dy, x, weight, bias, groups, silu)
     runs = []
     for _ in range(RUNS):
         dweight, dbias = engine(weight), engine(bias)  # not zero: gradients are added
         dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), engine(mean), engine(rstd),
-                                   dweight, dbias, groups, silu=silu, version=version)
+                                   dweight, dbias, groups, silu=silu, residual=residual if residual is None else
+                                   engine(residual), version=version)
         runs.append((dx, dweight, dbias))
-    for got, again, expected in zip(runs[0], runs[-1], (want[0], weight + want[1], bias + want[2]),
-                                    strict=True):
+    dx = want[0] if residual is None else want[0] + residual
+    for got, again, expected in zip(runs[0], runs[-1], (dx, weight + want[1], bias + want[2]), strict=True):
         engine.check(got, expected, 1e-5)
         engine.check_equal(got, again)
 
@@ -99,62 +102,79 @@ def test_several_chunks(engine, rng, monkeypatch):
 
 # Version 3 ------------------------------------------------------------------------------------------------------------
 
-def one_pass_results(engine, arrays, groups, silu, tile, threads, room):
-    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, and `room` bytes for the backward's chunks."""
-    x, weight, bias, dy = (engine(a) for a in arrays)
+def one_pass_results(engine, arrays, groups, silu, tile, threads, turns):
+    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, keeping so many turns; and the two plans."""
+    x, weight, bias, dy, residual = (engine(a) for a in arrays)
     B, C = x.shape[0], x.shape[-1]
 
     def plan(backward):
         sizes = (B, x.size // (B * C), C, C // groups, x.dtype.itemsize, backward, tile, threads)
         found = one_pass.make_plan(*sizes, 1 << 20, 132)
-        limited = one_pass.make_plan(*sizes, found.ring * x.dtype.itemsize + room // (1 if backward else 2), 132)
-        assert limited is not None
-        return limited
+        turn = (2 if backward else 1) * tile * found.rows * x.dtype.itemsize
+        return one_pass.make_plan(*sizes, found.ring * x.dtype.itemsize + turns * turn, 132)
 
     y, mean, rstd = one_pass.one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan(False))
     dweight, dbias = engine.zeros(C), engine.zeros(C)
-    dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True))
+    dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True), residual)
+    assert not download(one_pass.counters(x.backend)).any()  # as the next launch needs them
     return (y, mean, rstd, dx, dweight, dbias), (plan(False), plan(True))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("shape, tile, room, again", [
-    pytest.param((2, 3, 3, 8, 4), 4, 1 << 16, False, id="tiles"),
-    pytest.param((1, 5, 7, 12, 2), 12, 1 << 16, False, id="odd_lanes"),
-    pytest.param((1, 97, 8, 2), 8, 4 * 16 * 8 * 2 * 4, None, id="four_chunks_or_more"),
-    pytest.param((1, 150, 8, 1), 8, 4 * 16 * 8 * 2 * 4, True, id="reads_again")])
-def test_one_pass(engine, rng, dtype, shape, tile, room, again):
+@pytest.mark.parametrize("shape, tile, threads, turns, again", [
+    pytest.param((3, 3, 3, 16, 4), 8, 32, 9, False, id="tiles"),
+    pytest.param((2, 5, 7, 24, 8), 24, 96, 9, False, id="odd_lanes"),
+    pytest.param((1, 9, 64, 16), 64, 32, 9, False, id="few_rows"),
+    pytest.param((1, 97, 16, 1), 16, 128, 9, False, id="threads_share_a_channel"),
+    pytest.param((1, 150, 8, 2), 8, 32, 9, False, id="more_turns_than_parts"),
+    pytest.param((1, 150, 8, 1), 8, 32, 3, True, id="reads_again")])
+def test_one_pass(engine, rng, dtype, shape, tile, threads, turns, again):
     if not engine.has_versions:
         pytest.skip("the CPU engine has one version")
     x, weight, bias, dy, groups = make(rng, shape)
-    x, dy = x.astype(dtype), dy.astype(dtype)
-    room, threads = room * np.dtype(dtype).itemsize // 4, 96 if tile == 12 else 32  # whole warps
-    runs = [one_pass_results(engine, (x, weight, bias, dy), groups, True, tile, threads, room) for _ in range(RUNS)]
-    if again is not None:
-        assert all((plan.chunks > one_pass.STAGES) == again for plan in runs[0][1])
+    x, dy, residual = x.astype(dtype), dy.astype(dtype), rng.standard_normal(x.shape).astype(dtype)
+    runs = [one_pass_results(engine, (x, weight, bias, dy, residual), groups, True, tile, threads, turns)
+            for _ in range(RUNS)]
+    P = x.size // (len(x) * x.shape[-1])
+    assert all((plan.held < P) == again for plan in runs[0][1])
     x, dy = x.astype(np.float64), dy.astype(np.float64)
-    want = (*GN.groupnorm_forward(x, weight, bias, groups, silu=True),
-            *backward_reference(dy, x, weight, bias, groups, True))
+    want = [*GN.groupnorm_forward(x, weight, bias, groups, silu=True),
+            *backward_reference(dy, x, weight, bias, groups, True)]
+    want[3] = want[3] + residual
     for k, (got, second, expected) in enumerate(zip(runs[0][0], runs[1][0], want, strict=True)):
         engine.check(got, expected, 1e-3 if dtype == np.float16 and k in (0, 3) else 1e-5)
         engine.check_equal(got, second)
 
 
+UNET = [(size, C) for size, channels in ((64, (64, 128, 192)), (32, (64, 128, 192, 256, 320)),
+                                         (16, (128, 192, 320, 384, 448)), (8, (192, 256, 448, 512))) for C in channels]
+
+
 def test_plans():
     """Every UNet shape has one; none needs more than a block may have; whole warps, whole groups, every pixel."""
-    for size, channels in ((64, (64, 128, 192)), (32, (64, 128, 192, 256, 320)), (16, (128, 192, 320, 384, 448)),
-                           (8, (192, 256, 448, 512))):
-        for C in channels:
-            for itemsize in (2, 4):
-                for backward in (False, True):
-                    P, width = size * size, C // 32
-                    plan = one_pass.choose_plan(32, P, C, width, itemsize, backward)
-                    assert plan.ns < one_pass.version_2_estimate(32, P, C, itemsize, backward)
-                    assert C % plan.tile == plan.tile % width == plan.tile % 4 == 0 and plan.shared <= 227 << 10
-                    assert plan.tile // 4 * plan.rows % 32 == 0 and plan.tile // 4 * plan.rows <= one_pass.THREADS
-                    assert plan.chunk % plan.rows == 0 and plan.chunk * plan.chunks >= P
-                    assert plan.chunks >= one_pass.STAGES and plan.ring * itemsize % 16 == 0
-    assert one_pass.choose_plan(1, 9, 31 * 4, 31 * 4, 4, False) is None  # 31 threads a row: whole warps need 992
+    for size, C in UNET:
+        for itemsize in (2, 4):
+            for backward in (False, True):
+                P, width = size * size, C // 32
+                plan = one_pass.choose_plan(32, P, C, width, itemsize, backward)
+                threads = plan.tile // 8 * plan.rows
+                assert C % plan.tile == plan.tile % width == plan.tile % 8 == 0 and plan.shared <= 227 << 10
+                assert threads % 32 == 0 and threads <= one_pass.THREADS and plan.rows % 4 == 0
+                assert plan.held == P or plan.held % plan.rows == 0
+                assert plan.share % plan.rows == 0 and one_pass.PARTS * plan.share >= plan.held
+                assert plan.rows % (4 << plan.team_bits) == 0 and C // plan.tile <= one_pass.COUNTERS
+                assert plan.team_bits == 0 or 2 * plan.tile << plan.team_bits <= threads
+                assert plan.ring * itemsize % 16 == 0
+    assert one_pass.choose_plan(1, 9, 31 * 8, 31 * 8, 4, False) is None  # 31 threads a row: whole warps need 992
+
+
+def test_version_2_follows_its_measurements():
+    """µs on an H100, batch 32, float16 with SiLU: what version 3's forecast is held against."""
+    for size, C, forward, backward in ((64, 64, 31.4, 57.7), (64, 192, 89.8, 143.9), (32, 128, 22.3, 37.3),
+                                       (32, 320, 41.9, 75.8), (16, 448, 23.4, 36.2), (8, 256, 13.3, 18.7)):
+        for measured, back in ((forward, False), (backward, True)):
+            estimate = one_pass.version_2_estimate(32, size * size, C, 2, back) / 1e3
+            assert abs(estimate / measured - 1) < 0.25, (size, C, back, estimate, measured)
 
 
 def test_sectors_of_a_pixel():

@@ -1,6 +1,10 @@
 import numpy as np
 
 from numdiff.kernels import linear as L
+from numdiff.kernels.elementwise import gelu_backward, gelu_forward
+from numdiff.kernels.matmul import launcher
+from numdiff.nn import functional as F
+from numdiff.nn.tensor import Parameter, Tape, Tensor
 from tests.conftest import numerical_gradient, relative_error, shapes
 
 # (leading axes of x), N, K
@@ -45,6 +49,51 @@ def test_linear(engine, rng, shape):
     for first, second, want in zip(*runs, (want_x, want_w, want_b), strict=True):
         engine.check(first, want, 3e-6)  # the parameters' gradients are added to what was there
         engine.check_equal(first, second)
+
+
+def test_dx_is_added_to_what_came_before(engine, rng):
+    x, w, _, dy = make(rng, ((2, 3), 4, 8))
+    before = rng.standard_normal(x.shape)
+    for dtype, tolerance in ((np.float32, 2e-6), (np.float16, 2e-3)):
+        if engine.name == "ptx" and dtype == np.float16:
+            continue  # compiled in test_matmul_half.py
+        arrays = [engine(v, dtype) for v in (dy, x, w, before)]
+        dx = L.linear_backward(*arrays[:3], engine.zeros(w.shape), None, residual=arrays[3])
+        assert dx.dtype == dtype
+        engine.check(dx, dy @ w + before, tolerance)
+
+
+def test_mlp(engine, rng, monkeypatch):
+    """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products."""
+    if engine.name == "ptx":
+        return  # compiled in test_matmul_half.py
+    if engine.name == "emulator":
+        monkeypatch.setattr(launcher, "choose_half", lambda *_: ((128, 64), 1, 0.0))
+    x, dy, before = (rng.standard_normal((2, 5, n)).astype(np.float16) for n in (16, 8, 16))
+    arrays = [rng.standard_normal(shape) / 4 for shape in ((24, 16), (24,), (8, 24), (8,))]
+    parameters = []
+    for array in arrays:
+        p = Parameter(array.shape, None)
+        p.data, p.grad, p.half = engine(array), engine.zeros(array.shape), engine(array, np.float16)
+        parameters.append(p)
+    leaf = Tensor(engine(x), requires_grad=True)
+    with Tape() as tape:
+        y = F.mlp(leaf, *parameters)
+    leaf.slot.gradient = engine(before)  # what another consumer has left there
+    names = [record.name for record in tape.records]
+    assert names == (["mlp"] if engine.name != "cpu" and engine.backend.capability[0] == 9 else
+                     ["linear", "bias_gelu", "linear"])
+    tape.backward(y, engine(dy))
+
+    w, b, w2, b2 = (a.astype(np.float16).astype(np.float64) if a.ndim > 1 else a for a in arrays)
+    rows, dy = x.reshape(-1, 16).astype(np.float64), dy.reshape(-1, 8).astype(np.float64)
+    u = rows @ w.T + b
+    h = gelu_forward(u)
+    du = gelu_backward(dy @ w2, u)
+    engine.check(y.data, (h @ w2.T + b2).reshape(2, 5, 8), 2e-3)
+    engine.check(leaf.grad, (du @ w).reshape(x.shape) + before, 2e-3)
+    for p, want in zip(parameters, (du.T @ rows, du.sum(0), dy.T @ h, dy.sum(0)), strict=True):
+        engine.check(p.grad, want, 2e-3)
 
 
 def test_dx_and_bias_are_optional(engine, rng):

@@ -4,6 +4,7 @@ import pytest
 
 from numdiff.device import copy_into
 from numdiff.kernels import linear_group as G
+from tests.conftest import large
 
 
 def make(rng, engine, batch, K, widths):
@@ -28,31 +29,40 @@ def make(rng, engine, batch, K, widths):
     return x, arrays, start, engine(x), place(arrays), place(start)
 
 
-@pytest.mark.parametrize("batch, K, widths", [(1, 1, (1,)), (3, 40, (5, 64, 33)), (2, 70, (3, 1, 100))])
-def test_against_single_layers(engine, rng, batch, K, widths):
+@pytest.mark.parametrize("batch, K, widths, version", [
+    (1, 1, (1,), None), (3, 40, (5, 64, 33), 1), (2, 70, (3, 1, 100), None), (3, 40, (4, 36, 8), 2),
+    (1, 8, (4,) * 9, None),
+    *[pytest.param(*s, marks=large) for s in ((33, 260, (4, 16), 2), (32, 256, (64, 128, 192, 256) * 5, None),
+                                              (48, 768, (100, 340, 4), 2))]])
+def test_against_single_layers(engine, rng, batch, K, widths, version):
+    version = version if engine.has_versions else None
     x, arrays, start, on_engine, layers, gradients = make(rng, engine, batch, K, widths)
-    ys = G.linear_group_forward(on_engine, layers)
+    ys = G.linear_group_forward(on_engine, layers, version)
     for y, (weight, bias) in zip(ys, arrays, strict=True):
         engine.check(y, x @ weight.T + bias)
     dys = [rng.standard_normal((batch, n)) for n in widths]
     if len(widths) > 2:
         dys[1] = None  # nothing arrived there
     given = [None if dy is None else engine(dy) for dy in dys]
-    dx = G.linear_group_backward(given, on_engine, layers, gradients)
+    dx = G.linear_group_backward(given, on_engine, layers, gradients, version)
     want = sum(dy @ weight for dy, (weight, _) in zip(dys, arrays, strict=True) if dy is not None)
     engine.check(dx, want)
     for dy, (dweight, dbias), (weight_start, bias_start) in zip(dys, gradients, start, strict=True):
         dy = np.zeros((batch, len(bias_start))) if dy is None else dy
         engine.check(dweight, weight_start + dy.T @ x)
         engine.check(dbias, bias_start + dy.sum(0))
-    engine.check_equal(dx, G.linear_group_backward(given, on_engine, layers, gradients))
-    engine.check_equal(ys[-1], G.linear_group_forward(on_engine, layers)[-1])
+    engine.check_equal(dx, G.linear_group_backward(given, on_engine, layers, gradients, version))
+    engine.check_equal(ys[-1], G.linear_group_forward(on_engine, layers, version)[-1])
 
 
 def test_refusals(engine, rng):
     _, _, _, x, layers, _ = make(rng, engine, 2, 4, (3, 3))
     with pytest.raises(ValueError, match="each weight"):
         G.linear_group_forward(engine(np.zeros((2, 5))), layers)
+    if engine.has_versions:
+        odd = engine(np.zeros(16))
+        with pytest.raises(ValueError, match="version 2 reads four"):
+            G.linear_group_forward(engine(np.zeros((2, 5))), [(odd[:10].reshape(2, 5), odd[12:14])], version=2)
     if engine.name in ("emulator", "cuda"):
         apart = [(engine(np.zeros((3, 4))), engine(np.zeros(3)))]
         with pytest.raises(ValueError, match="views of one buffer"):

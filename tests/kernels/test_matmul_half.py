@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import matmul as P
-from numdiff.kernels.linear import linear_backward, linear_forward
+from numdiff.kernels.elementwise import gelu_backward, gelu_forward
+from numdiff.kernels.linear import linear_backward, linear_forward, linear_gelu_forward
 from numdiff.kernels.matmul import hopper, launcher, mma
 from tests.conftest import large, relative_error, shapes, versions
 
@@ -108,10 +109,10 @@ def test_epilogue_float16(engine, rng, monkeypatch, version):
     engine.check_equal(out, results[0])
 
 
-@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("slices", [1, 3, 9])
 @pytest.mark.parametrize("version", [None, 5, 6])
 def test_weight_gradient(engine, rng, monkeypatch, version, slices):
-    """dyᵀ·x, added into float32; the long sum, of any length, in one or three slices.
+    """dyᵀ·x, added into float32; the long sum, of any length, in slices.
 
     Tensor cores cut off low bits of a long sum instead of rounding: 3.6e-6 for 3,001 products on an H100.
     """
@@ -120,7 +121,7 @@ def test_weight_gradient(engine, rng, monkeypatch, version, slices):
         return
     if version is not None:
         choose(monkeypatch, NARROWEST[version], slices)
-    M, N, K = (24, 16, 140) if engine.name == "emulator" else (264, 200, 3001)
+    M, N, K = (24, 16, 140 if slices < 9 else 520) if engine.name == "emulator" else (264, 200, 3001)
     a, b = operands(rng, M, N, K, (True, False))
     start, bias = rng.standard_normal((M, N)), rng.standard_normal(N)
     results = []
@@ -133,6 +134,33 @@ def test_weight_gradient(engine, rng, monkeypatch, version, slices):
     if engine.name == "cuda":
         P.matmul_forward(engine(a), engine(b), True, False, out=results[0], version=version)
         engine.check(results[0], product(a, b, (True, False)), 1e-5)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("version", [None, 2, 5, 6])
+def test_row_sums(engine, rng, monkeypatch, version, slices):
+    """The bias's gradient beside the weight's: both are added to what was there."""
+    skip_ptx(engine)
+    if not engine.has_versions and version is not None or version in (None, 2) and slices > 1:
+        return
+    few_blocks = engine.name == "emulator" and version == 6
+    if version in NARROWEST:
+        choose(monkeypatch, NARROWEST[version], slices)
+    M, N, K = (24, 16, 136) if engine.name == "emulator" else (264, 200, 3001)
+    if few_blocks:  # a second tile of columns, which sums nothing; two long slices and two short ones on three blocks
+        monkeypatch.setattr(engine.backend, "multiprocessors", 1 if slices == 1 else 3, raising=False)
+        M, N, K = (144 if slices == 1 else 24), 72, 136
+    a, b = operands(rng, M, N, K, (True, False))
+    start, sums = rng.standard_normal((M, N)), rng.standard_normal(M)
+    runs = []
+    for _ in range(2):
+        runs.append((engine(start), engine(sums)))
+        P.matmul_forward(engine(a), engine(b), True, False, out=runs[-1][0], accumulate=True, version=version,
+                         row_sums=runs[-1][1])
+    engine.check(runs[0][0], start + product(a, b, (True, False)), 1e-5)
+    engine.check(runs[0][1], sums + a.astype(np.float64).sum(0), 2e-6)
+    engine.check_equal(runs[0][0], runs[1][0])
+    engine.check_equal(runs[0][1], runs[1][1])
 
 
 @pytest.mark.parametrize("transposes", [(False, True), (False, False)])
@@ -162,6 +190,38 @@ def test_extents_that_do_not_come_in_eights(engine, rng, shape, out):
     add = engine(residual.astype(out))
     P.matmul_forward(engine(a), engine(b), False, True, bias=engine(bias), out=add, accumulate=True)
     engine.check(add, product(a, b) + bias + residual, TOLERANCE)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("width", [None, *hopper.STAGES])
+def test_gelu(engine, rng, monkeypatch, width, blocks):
+    """u and GELU(u) from one product; another one times GELU'(u). With few blocks each has several tiles."""
+    skip_ptx(engine)
+    if width is not None and engine.name == "cpu" or width is None and engine.name == "emulator":
+        return
+    if width is not None:
+        choose(monkeypatch, (hopper.BM, width))
+        monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
+    M, N, K = 712, 1096, 328
+    if engine.name == "emulator":
+        M, N, K = (72, 136, 72 if blocks == 3 else 8) if width == 64 else (72, width - 24, 8)
+        if blocks == 3 and width != 64:
+            return  # a single tile
+    x, weight, bias = halves(rng, M, K), halves(rng, N, K), rng.standard_normal(N)
+    weight = (weight / np.sqrt(K) * 2).astype(np.float16)
+    runs = [linear_gelu_forward(engine(x), engine(weight), engine(bias)) for _ in range(2)]
+    want = product(x, weight) + bias.astype(np.float32)
+    engine.check(runs[0][0], want, TOLERANCE)
+    engine.check(runs[0][1], gelu_forward(want), TOLERANCE)
+    assert runs[0][0].dtype == runs[0][1].dtype == np.float16
+    u, dy = (2 * rng.standard_normal((M, N))).astype(np.float16), halves(rng, M, K)
+    weight_2, h = halves(rng, K, N), gelu_forward(u.astype(np.float32)).astype(np.float16)
+    gradients = [linear_backward(engine(dy), engine(h), engine(weight_2), engine.zeros((K, N)), engine.zeros(K),
+                                 gelu_of=engine(u)) for _ in range(2)]
+    want = gelu_backward(product(dy, weight_2, (False, False)), u.astype(np.float64))
+    engine.check(gradients[0], want, TOLERANCE)
+    for first, second in (*zip(*runs, strict=True), gradients):
+        engine.check_equal(first, second)
 
 
 def test_persistent_blocks(engine, rng, monkeypatch):
@@ -233,6 +293,29 @@ def test_the_launcher_chooses(engine, rng, monkeypatch):
         assert launched.pop() == version and not launched
 
 
+@pytest.mark.parametrize("tiles, slices, k_tiles, blocks", [
+    (96, 2, 256, 132), (54, 3, 256, 132), (24, 6, 256, 132), (2, 2, 3, 3), (1, 3, 5, 8), (131, 2, 2, 132),
+    (96, 4, 256, 132), (7, 1, 9, 132), (5, 7, 3, 33)])
+def test_a_schedule_covers_every_sum(tiles, slices, k_tiles, blocks):
+    """What the blocks do, as the kernel walks through it: each step of each tile once, in about equal shares."""
+    steps, slices, alone = hopper.schedule(tiles, slices, k_tiles, blocks)
+    units = slices * tiles
+    grid, seen, work = min(units, blocks), set(), []
+    for block in range(grid):
+        unit, done = block, 0
+        while unit < units:
+            part, tile = divmod(unit, tiles)
+            ks = range(part * steps, min((part + 1) * steps, k_tiles))
+            assert ks and seen.isdisjoint((tile, k) for k in ks)
+            seen.update((tile, k) for k in ks)
+            done += len(ks)
+            unit += units if unit < alone else grid - alone
+        work.append(done)
+    assert len(seen) == tiles * k_tiles
+    if alone:
+        assert max(work) == steps and steps < -(-k_tiles // (slices - 1))
+
+
 def test_splits_fill_a_gpu():
     """A weight gradient's few tiles are split, a large product is not."""
     tile, slices, _ = launcher.choose_half(6, 1, 768, 768, 16384, True, 132)
@@ -256,6 +339,8 @@ def test_errors_say_what_to_do(engine, rng):
         P.matmul_forward(a, engine(np.ones((12, 16))), False, True)
     with pytest.raises(ValueError, match="use cast_forward"):
         P.matmul_forward(a, b, False, True, bias=engine(np.ones(12), np.float16))
+    with pytest.raises(ValueError, match="transpose_a=True"):
+        P.matmul_forward(a, b, False, True, version=2, row_sums=engine.zeros(16))
     with pytest.raises(ValueError, match="pass one of them"):
         P.matmul_forward(a, b, False, True, residual=a, out=a, accumulate=True)
 

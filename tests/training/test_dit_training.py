@@ -20,7 +20,8 @@ def make(device="cpu", images=None, labels=None, seed=3, model=(), **options):  
     net = DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 64, "depth": 2, "num_heads": 2,
                  "num_classes": 3, "class_dropout": 0.3, **dict(model)}, device=device, seed=seed)
     return Trainer(net, FixedImages(images, labels), **{"batch": 8, "learning_rate": 1e-3, "warmup_steps": 2,
-                                                        "seed": seed, "flip": False, **options})
+                                                        "seed": seed, "flip": False, "precision": "fp32",
+                                                        **options})
 
 
 def test_ten_steps_are_five_and_five_resumed_bitwise(device):  # noqa: F811

@@ -1,15 +1,23 @@
 """Settings: what a preset fills, what is refused and with which sentence."""
 import json
+from types import SimpleNamespace
 
 import pytest
 
 import numdiff.device
+import numdiff.training.options as options_module
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.options import PRESETS, TrainOptions, check, resolve, resolve_resumed, settings_of
+from numdiff.training.precision import precision_on
 
 
 def resolve_cpu(**given):
     return resolve({"device": "cpu", **given})
+
+
+def pretend_gpu(monkeypatch, capability):
+    monkeypatch.setattr(numdiff.device, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(options_module, "gpu_capability", lambda: capability)
 
 
 def test_default_preset_follows_the_device(monkeypatch):
@@ -18,7 +26,7 @@ def test_default_preset_follows_the_device(monkeypatch):
     assert resolve({"preset": "unet64"}).model_channels == 64
     with pytest.raises(UsageError, match="--device cuda: no GPU can be used .there is none.; use --device cpu"):
         resolve({"device": "cuda"})
-    monkeypatch.setattr(numdiff.device, "why_no_gpu", lambda: None)
+    pretend_gpu(monkeypatch, (9, 0))
     assert (resolve({}).preset, resolve({}).device) == ("unet64", "cuda")
     assert (resolve_cpu().preset, resolve_cpu().device) == ("tiny", "cpu")
 
@@ -118,7 +126,8 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"channel_mult": [1, 0]}, "--channel-mult 1,0 must be at least 1"),
     ({"channel_mult": [1, 0.5]}, "--channel-mult 1,0.5 must be a whole number"),
     ({"channel_mult": 2}, "--channel-mult 2 must be a list"),
-    ({"precision": "fp16"}, "--precision fp16 needs a GPU; use fp32 on the CPU"),
+    ({"precision": "fp16"}, "--precision fp16 needs a GPU; use --precision fp32 on the CPU"),
+    ({"precision": "tf32"}, "--precision tf32 needs a GPU of compute capability 8.0 or later; use --precision fp32"),
     ({"schedule": "sigmoid"}, "--schedule sigmoid does not exist; use linear or cosine"),
     ({"preset": "huge"}, "--preset huge does not exist; use tiny or unet64"),
     ({"prediction": "x0"}, "--prediction x0 does not exist; use eps or v or x_0"),
@@ -162,3 +171,33 @@ def test_resume_changes_what_it_may():
             resolve_resumed(saved, given)
     with pytest.raises(UsageError, match="--log-every 0"):
         resolve_resumed(saved, {"log_every": 0})
+
+
+@pytest.mark.parametrize("capability, expected", [((7, 5), "fp32"), ((8, 0), "fp16"), ((8, 9), "fp16"),
+                                                  ((9, 0), "fp16"), ((12, 0), "fp16")])
+def test_automatic_precision_follows_the_card(monkeypatch, capability, expected):
+    pretend_gpu(monkeypatch, capability)
+    assert resolve({}).precision == resolve({"precision": "auto"}).precision == expected
+    assert resolve({"precision": "fp32"}).precision == "fp32"
+    if expected == "fp16":
+        assert resolve({"precision": "tf32"}).precision == "tf32"
+    else:
+        with pytest.raises(UsageError, match="--precision tf32 needs a GPU of compute capability 8.0 or later"):
+            resolve({"precision": "tf32"})
+    assert resolve({"device": "cpu"}).precision == resolve({"device": "emulator"}).precision == "fp32"
+    assert precision_on("auto", SimpleNamespace(name="cuda", capability=capability)) == expected
+    assert precision_on("auto", SimpleNamespace(name="emulator", capability=capability)) == "fp32"
+    assert precision_on("auto", None) == "fp32" and precision_on("fp16", None) == "fp16"
+
+
+def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
+    pretend_gpu(monkeypatch, (9, 0))
+    half, single = resolve({}), resolve({"precision": "fp32"})
+    assert half.to_json()["precision"] == "fp16"
+    for given in ({}, {"precision": "auto"}):
+        assert resolve_resumed(half, given).precision == "fp16" and resolve_resumed(single, given).precision == "fp32"
+    assert resolve_resumed(half, {"precision": "fp32"}).precision == "fp32"
+    with pytest.raises(UsageError, match="--precision fp16 needs a GPU; use --precision fp32 on the CPU"):
+        resolve_resumed(half, {"device": "cpu"})
+    old = {name: value for name, value in half.to_json().items() if name not in ("precision", "eager", "recompute")}
+    assert TrainOptions.from_json(old).precision == "fp32"  # of a version that had no choice

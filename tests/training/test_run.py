@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import numdiff
+from numdiff.device.traffic import Readback
 from numdiff.errors import NumdiffError
 from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
 from numdiff.training.options import resolve
@@ -44,6 +45,22 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert images.shape == (4, 16, 16, 3)
     raw = numdiff.load(folder, "cpu", "raw")
     assert not np.array_equal(model.arrays()["out.2.weight"], raw.arrays()["out.2.weight"])
+
+
+def test_late_reports_change_no_record(tmp_path, monkeypatch):
+    """As on a GPU, where the host looks at a step's figures some steps later."""
+    at_once, _ = run(tmp_path / "a", 13, log_every=4, checkpoint_every=9)
+    monkeypatch.setattr(Readback, "lag", 4)
+    late, _ = run(tmp_path / "b", 13, log_every=4, checkpoint_every=9)
+    for folder in (at_once, late):
+        assert [(r["step"], len(r["losses"])) for r in records(folder)] == [(4, 4), (8, 4), (9, 1), (12, 3), (13, 1)]
+    assert [r["losses"] for r in records(at_once)] == [r["losses"] for r in records(late)]
+
+
+def test_a_run_says_and_keeps_its_precision(tmp_path):
+    folder, lines = run(tmp_path, 2, recompute=True)
+    assert "precision fp32: float32 throughout; blocks recomputed" in lines
+    assert json.loads((folder / "options.json").read_text())["precision"] == "fp32"
 
 
 def test_resume_gives_the_same_bits(tmp_path):

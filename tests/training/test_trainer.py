@@ -1,10 +1,15 @@
+import math
+
 import numpy as np
 import pytest
 
 from numdiff.benchmark.step import RandomImages
+from numdiff.device.traffic import Readback
 from numdiff.errors import UsageError
+from numdiff.kernels import loss_scale
 from numdiff.nn import UNet
 from numdiff.training import Trainer
+from numdiff.training.step import TrainingStep
 from numdiff.training.trainer import NonFiniteError
 from tests.conftest import relative_error
 
@@ -14,7 +19,7 @@ def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, **opt
                  device=device, seed=seed, num_classes=num_classes)
     dataset = FixedImages(images, labels)
     return Trainer(model, dataset, **{"batch": 8, "learning_rate": 1e-3, "warmup_steps": 2, "ema_halflife": 40,
-                                      "seed": seed, **options})
+                                      "seed": seed, "precision": "fp32", **options})
 
 
 class FixedImages(RandomImages):
@@ -93,6 +98,23 @@ def test_gpu_and_cpu_engine_give_the_same_ten_losses():
     on_gpu.close()
 
 
+def test_tf32_is_a_switch_of_the_device():
+    """The trainer that was made last decides."""
+    for precision in ("tf32", "fp32"):
+        trainer = make(device="ptx", precision=precision)
+        assert trainer.model.backend.tf32 == (precision == "tf32")
+
+
+def test_tf32_learns_as_float32_does():
+    from numdiff.device import why_no_gpu
+    if why_no_gpu():
+        pytest.skip("no GPU")
+    exact, rounded = losses(make(device="cuda"), 10), losses(make(device="cuda", precision="tf32"), 10)
+    again = losses(make(device="cuda", precision="tf32"), 10)
+    assert rounded == again != exact and relative_error(rounded, exact) < 5e-3
+    make(device="cuda")  # switches it off again
+
+
 def test_microbatches_give_the_same_step(device):
     whole, parts = make(device=device), make(device=device, microbatch=2)
     np.testing.assert_allclose(losses(whole, 3), losses(parts, 3), rtol=2e-5)
@@ -148,6 +170,116 @@ def test_a_non_finite_loss_stops_with_its_name_and_leaves_the_weights(device):
         list(trainer.run(20, report_every=10))
     np.testing.assert_array_equal(trainer.state()["parameters"], poisoned)
     assert np.isfinite(before).all()
+    trainer.close()
+
+
+def test_reports_come_late_and_whole(monkeypatch):
+    """As on a GPU, where a list of reports is asked for and looked at some steps later."""
+    monkeypatch.setattr(Readback, "lag", 4)
+    trainer = make()
+    seen = [(trainer.step, [r.step for r in reports]) for reports in trainer.run(13, report_every=5)]
+    assert seen == [(9, [0, 1, 2, 3, 4]), (13, [5, 6, 7, 8, 9]), (13, [10, 11, 12])]
+    seen = [(trainer.step, [r.step for r in reports]) for reports in trainer.run(9, report_every=3)]
+    assert seen == [(18, [13, 14]), (21, [15, 16, 17]), (22, [18, 19, 20]), (22, [21])]
+    weights = trainer.model.arrays()
+    weights["out.2.bias"][:] = np.nan
+    trainer.model.load_arrays(weights)
+    with pytest.raises(NonFiniteError, match=r"step 23 gave loss nan.*out\.2 conv2d is the first non-finite"):
+        list(trainer.run(20, report_every=2))
+    trainer.close()
+
+
+def test_a_run_that_is_asked_to_stop_reports_all_it_did():
+    trainer = make()
+    assert [len(reports) for reports in trainer.run(20, 4, stop=lambda: trainer.step == 6)] == [4, 2]
+    assert trainer.step == 6
+    trainer.close()
+
+
+@pytest.mark.parametrize("options", [{"recompute": True}, {"eager": True}, {"recompute": True, "eager": True}])
+def test_how_a_step_is_run_changes_no_bit(device, options):
+    plain, other = make(device=device, microbatch=4), make(device=device, microbatch=4, **options)
+    assert other.step_function.capture == (device == "cuda" and "eager" not in options)
+    assert losses(plain, 5) == losses(other, 5)
+    for name, value in plain.state().items():
+        np.testing.assert_array_equal(value, other.state()[name], err_msg=name)
+    plain.close()
+    other.close()
+
+
+def test_half_precision_gives_the_same_bits_however_it_is_run():
+    from numdiff.device import why_no_gpu
+    if why_no_gpu():
+        pytest.skip("no GPU")
+    plain = make(device="cuda", precision="fp16")
+    expected = losses(plain, 6)
+    for options in ({}, {"eager": True}, {"recompute": True}):
+        other = make(device="cuda", precision="fp16", **options)
+        assert losses(other, 6) == expected, options
+        np.testing.assert_array_equal(plain.state()["parameters"], other.state()["parameters"])
+        other.close()
+    plain.close()
+
+
+# Loss scaling, over gradients that overflow as float16's do ----------------------------------------------------------
+
+@pytest.fixture
+def rounded(monkeypatch):
+    """Trainers for float16 compute in float32 on the CPU, and their gradients are then rounded to float16."""
+    def gradients(step, *args, **kwargs):
+        result = plain(step, *args, **kwargs)
+        flat = step.model.parameters.grad
+        with np.errstate(over="ignore"):
+            flat[:] = flat.astype(np.float16)
+        return result
+
+    plain = TrainingStep._gradients
+    monkeypatch.setattr(TrainingStep, "_gradients", gradients)
+    monkeypatch.setattr(UNet, "compute_in_half", lambda model: None)
+    return lambda **options: make(precision="fp16", **options)
+
+
+def reports_of(trainer, steps):
+    return [r for reports in trainer.run(steps, report_every=4) for r in reports]
+
+
+def test_a_scale_of_two_to_the_thirty_recovers(rounded):
+    trainer = rounded(loss_scale=2.0**30)
+    reports = reports_of(trainer, 30)
+    skipped = reports[-1].skipped
+    assert 5 < skipped < 25 and [math.isnan(r.gradient_norm) for r in reports] == [k < skipped for k in range(30)]
+    assert reports[-1].loss_scale == 2.0**(30 - skipped)
+    assert trainer.state()["updates"][0] == 30 - skipped and np.isfinite(trainer.state()["parameters"]).all()
+    trainer.close()
+
+
+@pytest.mark.parametrize("rule", [{"loss_scale_interval": 3}, {"loss_scale_rule": "log2"}])
+def test_the_scale_grows_by_its_rule_and_goes_on_from_a_checkpoint(rounded, rule):
+    whole = rounded(loss_scale=64.0, **rule)
+    reports = reports_of(whole, 8)
+    grown = [64.0 * 2 ** (k // 3) if "loss_scale_interval" in rule else 64 * 2 ** (0.001 * k) for k in range(1, 9)]
+    assert [r.loss_scale for r in reports] == pytest.approx(grown, rel=1e-5)
+    first = rounded(loss_scale=64.0, **rule)
+    reports_of(first, 5)
+    second = rounded(**rule)
+    second.load_state(first.state())
+    assert [(r.loss, r.loss_scale) for r in reports_of(second, 3)] == [(r.loss, r.loss_scale) for r in reports[5:]]
+    for name, value in whole.state().items():
+        np.testing.assert_array_equal(value, second.state()[name], err_msg=name)
+    for trainer in (whole, first, second):
+        trainer.close()
+
+
+@pytest.mark.parametrize("lag", [0, 4])
+def test_fifty_skips_in_a_row_stop_with_one_sentence(rounded, monkeypatch, lag):
+    monkeypatch.setattr(Readback, "lag", lag)
+    trainer = rounded(loss_scale=2.0**40)
+    before = trainer.state()["parameters"]
+    monkeypatch.setattr(loss_scale, "SMALLEST", 2.0**35)  # so that every step overflows
+    with pytest.raises(NonFiniteError, match="50 steps in a row overflowed in float16.*go on from a check") as caught:
+        reports_of(trainer, 80)
+    assert "\n" not in str(caught.value) and trainer.step < 60 + lag
+    np.testing.assert_array_equal(trainer.state()["parameters"], before)
     trainer.close()
 
 

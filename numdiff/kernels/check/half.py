@@ -2,7 +2,7 @@
 import numpy as np
 
 from ...device import empty, is_device
-from .. import conv2d, conv2d_hopper, conv2d_hopper_gradient, conv2d_hopper_gradient_3x3, matmul
+from .. import bias, conv2d, conv2d_hopper, conv2d_hopper_gradient, conv2d_hopper_gradient_3x3, matmul
 from ..matmul import hopper, launcher, mma
 from .case import Case
 
@@ -14,6 +14,16 @@ def halves(**shapes):
     return lambda rng: {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
 
 
+def with_tile(tile, version, parts, function):
+    """function() with this tile of version 5 or 6, and the sum over K in so many parts."""
+    choose = launcher.choose_half
+    launcher.choose_half = lambda *_: (tile if version == 5 else (hopper.BM, tile), parts, 0.0)
+    try:
+        return function()
+    finally:
+        launcher.choose_half = choose
+
+
 def product_cases():
     """Every matmul kernel on one small tile, and a sum over K that two blocks share."""
     def product(key, version, parts, M=8, N=8, K=8):
@@ -21,22 +31,44 @@ def product_cases():
         shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K)}
 
         def run(a, v):
-            choose = launcher.choose_half
-            launcher.choose_half = lambda *_: (tile if version == 5 else (hopper.BM, tile), parts, 0.0)
-            try:
-                return (matmul.matmul_forward(a.a, a.b, transpose_a, not across, version=v,
-                                              out_dtype=np.float16 if half else np.float32),)
-            finally:
-                launcher.choose_half = choose
+            return (with_tile(tile, version, parts, lambda: matmul.matmul_forward(
+                a.a, a.b, transpose_a, not across, version=v, out_dtype=np.float16 if half else np.float32)),)
 
         layout = f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}"
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
                     f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}")
 
+    def row_sums(tile, version, parts):
+        def run(a, v):
+            dweight = with_tile(tile, version, parts, lambda: matmul.matmul_forward(
+                a.dy, a.x, True, False, out_dtype=np.float32, version=v, row_sums=a.dbias))
+            return dweight, a.dbias
+
+        def inputs(rng):
+            K = 136 if parts < 9 else 64 * parts
+            return {**halves(dy=(K, 8), x=(K, 8))(rng), "dbias": rng.standard_normal(8).astype(np.float32)}
+
+        return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
+
+    def gelu(tile, ending):
+        def run(a, v):
+            if ending == "gelu":
+                return with_tile(tile, 6, 1, lambda: matmul.matmul_gelu_forward(a.a, a.b, a.bias))
+            return (with_tile(tile, 6, 1, lambda: matmul.matmul_gelu_backward(a.a, a.b, a.u)),)
+
+        def inputs(rng):
+            return {**halves(a=(8, 8), b=(8, 8), u=(8, 8))(rng), "bias": rng.standard_normal(8).astype(np.float32)}
+
+        return Case(f"matmul_{ending}", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
+
+    for key in hopper.GELU_KERNELS:
+        yield gelu(*key)
     for module, version in ((mma, 5), (hopper, 6)):
         for key in module.KERNELS:
             yield product(key, version, 1)
         yield product((*list(module.KERNELS)[0][:3], False), version, 2, K=136)
+        for parts in (1, 2, 9):
+            yield row_sums(list(module.KERNELS)[-1][0], version, parts)
 
 
 def convolution_cases():
@@ -75,15 +107,17 @@ def convolution_cases():
     def reference(dy, x, dweight, dbias):
         conv2d.conv2d_backward_reference(dy, x, np.zeros_like(dweight), dweight, dbias, need_dx=False)
 
-    for width in conv2d_hopper_gradient_3x3.WIDTHS:  # the narrowest in two parts
-        parts = 2 if width == 16 else 1
+    for width, parts, joined in ((64, 1, None), (32, 1, None), (16, 2, False), (16, 2, True)):
+        def in_tiles(a, v, only=(width, parts, joined)):
+            if not is_device(a.x):
+                return *gradients(a, reference), bias.channel_add_backward(a.dy)
+            dchannel = empty((len(a.dy), a.dy.shape[3]), np.float32, like=a.dy)
+            conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(a.dy, a.x, a.dweight, a.dbias, only=only,
+                                                                  dchannel=dchannel)
+            return a.dweight, a.dbias, dchannel
 
-        def in_tiles(dy, x, dweight, dbias, only=(width, parts)):
-            conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(dy, x, dweight, dbias, only=only)
-
-        yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 33, 8, 8, 3),
-                   lambda a, v, run=in_tiles: gradients(a, run if is_device(a.x) else reference),
-                   label=f"float16, tile of {width}")
+        yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 33, 8, 8, 3), in_tiles,
+                   label=f"float16, tile of {width}, {parts} {'joined' if joined else 'parts'}")
 
     def general(dy, x, dweight, dbias):
         conv2d_hopper_gradient.hopper_weight_gradient(dy, x, dweight, dbias, general=True)

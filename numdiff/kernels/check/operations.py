@@ -90,22 +90,24 @@ def norms_cases():
                    (1, 2, 3), label=label)
 
         def inputs(rng, silu=silu):
-            made = normal(dy=(1, 3, 3, C), x=(1, 3, 3, C), weight=(C,), bias=(C,), dweight=(C,), dbias=(C,))(rng)
+            made = normal(dy=(2, 3, 3, C), x=(2, 3, 3, C), residual=(2, 3, 3, C), weight=(C,), bias=(C,), dweight=(C,),
+                          dbias=(C,))(rng)
             _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"], made["weight"], made["bias"], G)
             return made
 
         yield Case("groupnorm_backward", inputs, lambda a, v, s=silu: (groupnorm.groupnorm_backward(
-            a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, G, silu=s, version=v), a.dweight, a.dbias),
-            (1, 2, 3), label=label)
+            a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, G, silu=s,
+            residual=a.residual if s else None, version=v), a.dweight, a.dbias), (1, 2, 3), label=label)
 
     def again(a, plan):
-        """Version 3 with a ring that has to read again what does not fit."""
+        """Version 3 with little shared memory: it has to read again what does not fit."""
         sizes = (1, a.x.shape[1], 8, 4, a.x.dtype.itemsize)
         return groupnorm_one_pass.make_plan(*sizes, plan, 8, 32, 3900 if plan else 2000, 132)
 
     def inputs(rng):
-        made = {name: a.astype(np.float16) if name in ("dy", "x") else a.astype(np.float32) for name, a in normal(
-            dy=(1, 70, 8), x=(1, 70, 8), weight=(8,), bias=(8,), dweight=(8,), dbias=(8,))(rng).items()}
+        made = normal(dy=(1, 70, 8), x=(1, 70, 8), residual=(1, 70, 8), weight=(8,), bias=(8,), dweight=(8,),
+                      dbias=(8,))(rng)
+        made = {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
         _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"].astype(np.float32), made["weight"],
                                                                     made["bias"], 2)
         return made
@@ -117,8 +119,10 @@ def norms_cases():
 
     def backward(a, v):
         arguments = a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, 2, True
-        dx = groupnorm.groupnorm_backward(*arguments) if v is None else groupnorm_one_pass.one_pass_backward(
-            *arguments, again(a, True))
+        if v is None:
+            dx = groupnorm.groupnorm_backward(*arguments, residual=a.residual)
+        else:
+            dx = groupnorm_one_pass.one_pass_backward(*arguments, again(a, True), a.residual)
         return dx, a.dweight, a.dbias
 
     yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
@@ -190,10 +194,10 @@ def grouped_cases():
         return [(flat[0:200].reshape(5, 40), flat[200:205]), (flat[208:328].reshape(3, 40), flat[328:331])]
 
     yield Case("linear_group", normal(x=(2, 40), flat=(340,)),
-               lambda a, v: tuple(linear_group.linear_group_forward(a.x, layers(a.flat))))
+               lambda a, v: tuple(linear_group.linear_group_forward(a.x, layers(a.flat), version=v)), (1, 2))
     yield Case("linear_group_backward", normal(x=(2, 40), flat=(340,), gradient=(340,), dy0=(2, 5), dy1=(2, 3)),
                lambda a, v: (linear_group.linear_group_backward([a.dy0, a.dy1], a.x, layers(a.flat),
-                                                                layers(a.gradient)), a.gradient))
+                                                                layers(a.gradient), version=v), a.gradient), (1, 2))
 
 
 def convolutions_cases():
@@ -221,8 +225,9 @@ def movement_cases():
         yield Case(name.removesuffix("_forward"), normal(x=shape), one(lambda a, v, f=function: f(a.x, version=v)),
                    (1, 2))
     yield Case("concat", normal(a=(6, 8), b=(6, 4)), one(lambda a, v: concat.concat_forward(a.a, a.b, version=v)),
-               (1, 2))
-    yield Case("concat_backward", normal(dy=(6, 12)), lambda a, v: concat.concat_backward(a.dy, 8, version=v), (1, 2))
+               (1, 2, 3))
+    yield Case("concat_backward", normal(dy=(6, 12)), lambda a, v: concat.concat_backward(a.dy, 8, version=v),
+               (1, 2, 3))
 
     def pictures(rng):
         return {"images": rng.integers(0, 256, (2, 3, 4, 3)).astype(np.uint8), "flip": np.array([0, 1], np.int32)}

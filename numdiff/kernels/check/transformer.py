@@ -1,11 +1,77 @@
 """Cases of the transformer's operations."""
 import numpy as np
 
-from .. import adaln, bias_gelu, chunk, class_dropout, gate, patchify, vlb
+from .. import adaln, bias_gelu, chunk, class_dropout, columns, gate, gate_adaln, patchify, vlb
 from .case import SEED, Case, normal, one, with_counters
+from .half import HALF_TOLERANCE, halves
+
+
+def seam_cases():
+    """gate_adaln: every kernel, with and without a gate; then tokens of two warps in two blocks, and columns."""
+    def in_two(run):
+        """run() with two warps a block and two blocks an image."""
+        def forced(a, version):
+            choose = gate_adaln.choose_plan
+
+            def few(B, T, C, itemsize, is_gated, *others):
+                _, _, _, before, nbytes = choose(B, T, C, itemsize, is_gated, *others)
+                return 2, 2, -(-T // 2), before, nbytes
+
+            gate_adaln.choose_plan = few
+            try:
+                return run(a, version)
+            finally:
+                gate_adaln.choose_plan = choose
+        return forced
+
+    def parts(a, together):
+        """(gate, shift, scale), of an array of their own each or of one."""
+        return columns.columns_forward(a.modulation, 3) if together else (a.gate, a.shift, a.scale)
+
+    def forward(a, v, gated, together):
+        gate, shift, scale = parts(a, together)
+        return gate_adaln.gate_adaln_forward(a.x, a.h if gated else None, gate if gated else None, shift, scale,
+                                             version=v)[0 if gated else 1:]
+
+    def backward(a, v, gated, together):
+        gate, shift, scale = parts(a, together)
+        dz = a.dz if gated else None
+        dx, dh, *gradients = gate_adaln.gate_adaln_backward(
+            dz, a.dy, a.x, a.h if gated else None, gate if gated else None, shift, scale, a.mean, a.rstd, version=v)
+        if together:
+            gradients = [columns.columns_backward(gradients, a.modulation.dtype)]
+        return tuple(g for g in (dx, dh, *gradients) if g is not None)
+
+    for shape, versions, half, split in (((2, 3, 40), (1, 2), False, False), ((2, 11, 16), (2,), True, True),
+                                         *(((1, 1, C), (2,), False, False) for C in (264, 520, 776, 1032))):
+        B, _, C = shape
+        vectors = {"modulation": (B, 3 * C)} if split else {"gate": (B, C), "shift": (B, C), "scale": (B, C)}
+
+        def inputs(rng, half=half, shape=shape, vectors=vectors):
+            made = (halves if half else normal)(x=shape, h=shape, dz=shape, dy=shape, **vectors)(rng)
+            x = made["x"].astype(np.float64)
+            made["mean"], made["rstd"] = x.mean(2).reshape(-1), 1 / np.sqrt(x.var(2) + 1e-6).reshape(-1)
+            return made
+
+        for gated in (True, False):
+            if split and not gated:
+                continue
+            label = f"{'' if gated else 'no gate, '}{C} channels{', float16' if half else ''}"
+            arguments = {"versions": versions, "tolerance": HALF_TOLERANCE if half else 1e-5, "label": label}
+
+            def run(a, v, gated=gated, together=split):
+                return forward(a, v, gated, together)
+
+            def run_back(a, v, gated=gated, together=split):
+                return backward(a, v, gated, together)
+
+            yield Case("gate_adaln", inputs, run, **arguments)
+            yield Case("gate_adaln_backward", inputs, in_two(run_back) if split else run_back, **arguments)
 
 
 def transformer_cases():
+    yield from seam_cases()
+
     def in_two(module, run):
         """run() with the sums over tokens in two chunks and a second pass, which else takes a thousand tokens."""
         def forced(a, version):

@@ -11,6 +11,9 @@ WHAT IS NEW, AND WHY IT PAYS
     without atomics, a kernel for dq beside one for dk and dv, computes S and dP twice: 7 products instead of 5. A
     chunk's dq costs 8 bytes for each 5·256·2 FLOPs: less than a third of what two products more would take, and nothing
     for the lengths that image models have.
+    The sums D of dy · y, which a kernel of their own had read both arrays for, are computed by the block that needs
+    them, where one has all keys of its head: while the first tiles travel, and of dy there is then no second reading
+    from memory, but from the L2 cache.
 A ROUND, for 16 queries of the tile: 4 + 4 loads of fragments from q and dy feed 4 products (ldmatrix, and .trans for
     the two that sum over queries); k's and v's fragments stay in registers as far as these suffice (HS 32; k's for 64).
 LAUNCH
@@ -25,6 +28,7 @@ READ NEXT
 """
 from ...device import cuda, float32, int32, load4, uint32
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.eight import load8
 from ...device.tensor_core import (
     float_of,
     ldmatrix_x2_trans,
@@ -58,6 +62,7 @@ from .fragments import (
 QUERIES = 64  # of a tile
 DS_PITCH = QUERIES * 2 + CHUNK  # bytes of a row of dSᵀ: an odd number of chunks
 NUMBERS = 8  # bytes a query: L and D
+ALL = 0xFFFFFFFF  # lanes of a warp
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -73,6 +78,53 @@ def fetch_numbers(tile, logsumexp, D, start, exist, t):
             cp_async_4_zfill(tile + t * 4, D, start + query, size)
         else:
             cp_async_4_zfill(tile + t * 4, logsumexp, start + query, size)
+
+
+@cuda.jit(device=True, forceinline=True)
+def row_product(dy, y, row, c, HS):
+    """What one lane brings to dy · y of a row: the product of eight columns, and of the last eight of 72."""
+    g, v = load8(dy, row + c), load8(y, row + c)
+    total = ((g[0] * v[0] + g[1] * v[1]) + (g[2] * v[2] + g[3] * v[3])) + (
+        (g[4] * v[4] + g[5] * v[5]) + (g[6] * v[6] + g[7] * v[7]))
+    if HS == 72 and c == 0:
+        g, v = load8(dy, row + 64), load8(y, row + 64)
+        total += ((g[0] * v[0] + g[1] * v[1]) + (g[2] * v[2] + g[3] * v[3])) + (
+            (g[4] * v[4] + g[5] * v[5]) + (g[6] * v[6] + g[7] * v[7]))
+    return total
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_row_sum(D, to, total, exists, lane, LANES):
+    """D[to] = the sum over the `LANES` lanes that share a row; all lanes of a warp call it."""
+    if LANES == 8:
+        total += cuda.shfl_xor_sync(ALL, total, 4)
+    total += cuda.shfl_xor_sync(ALL, total, 2)
+    total += cuda.shfl_xor_sync(ALL, total, 1)
+    if lane == 0 and exists:
+        D[to] = total
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_row_sums(D, dy, y, start, step, to, T, HS, LANES, t, THREADS):
+    """D of all queries of a head, LANES lanes a row; start, step, to: of the rows of dy and y, and in D.
+
+    Four rows at a time, so that eight loads are under way; rows that do not exist are the last one once more.
+    """
+    lane, row = int32(t % LANES), int32(t // LANES)
+    c, turn, last = int32(lane * 8), int32(THREADS // LANES), int32(T - 1)
+    first = int32(0)  # of the block: all threads take the same number of turns
+    while first < T:
+        r0, r1 = int32(first + row), int32(first + row + turn)
+        r2, r3 = int32(r1 + turn), int32(r1 + 2 * turn)
+        s0 = row_product(dy, y, start + min(r0, last) * step, c, HS)
+        s1 = row_product(dy, y, start + min(r1, last) * step, c, HS)
+        s2 = row_product(dy, y, start + min(r2, last) * step, c, HS)
+        s3 = row_product(dy, y, start + min(r3, last) * step, c, HS)
+        write_row_sum(D, to + r0, s0, r0 < T, lane, LANES)
+        write_row_sum(D, to + r1, s1, r1 < T, lane, LANES)
+        write_row_sum(D, to + r2, s2, r2 < T, lane, LANES)
+        write_row_sum(D, to + r3, s3, r3 < T, lane, LANES)
+        first = int32(first + 4 * turn)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -154,9 +206,11 @@ def make_backward(HS, M, WARPS):
     PAIRS = HS // 16 // PARTS  # pairs of fragments of dq in a warp
     NINTH = HS == 72
     DQ = PAIRS * 8 + (4 if NINTH else 0)
+    LANES = 4 if HS == 32 else 8  # that share a row of dy and y for its sum, 16 bytes each
     BLOCKS = 1 if M == 2 else 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
 
-    def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale):
+    def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale,
+               y, own_sums):
         shared = cuda.shared.array(0, "uint8", alignment=128)
         k_tile = shared_address(shared)
         t = int32(cuda.threadIdx.x)
@@ -189,6 +243,9 @@ def make_backward(HS, M, WARPS):
             fetch_rows(k_tile + STAGES, PITCH, qkv, start + first * width, width, T, QUERIES, HS, t_start, THREADS)
             fetch_rows(k_tile + (STAGES + G), PITCH, dy, dy_start + first * dy_step, dy_step, T, QUERIES, HS, t_start,
                        THREADS)
+            if own_sums and fresh:
+                write_row_sums(D, dy, y, dy_start, dy_step, numbers_start, T, HS, LANES, t_start, THREADS)
+                cuda.syncthreads()  # D is there for all threads of the block
             fetch_numbers(k_tile + (STAGES + ROW_NUMBERS), logsumexp, D, numbers_start, T, t_start)
             cp_async_commit()
             clear(dk, TOTALS)

@@ -199,8 +199,6 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         for name in ("dq", "dkv"):
             launch(simple_kernels[HS, name], grid, simple.ROWS, *arrays, T, width, head_step, part, scale)
         return dqkv
-    launch(backward.row_sums_kernel_v2, -(-rows // backward.SUM_ROWS), backward.THREADS, flat_dy, flat_y, flat_D, rows,
-           T, heads, HS)
     if version == 2:
         keys, warps, kernel, nbytes = KEYS, backward.WARPS, backward_kernels_v2[HS], 4 * backward.shared_floats(HS)
     elif version == 3:
@@ -211,12 +209,16 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         keys, warps, kernel = backward_split.KEYS, backward_split.WARPS, backward_kernels_v4[HS]
         nbytes = backward_split.shared_bytes(HS)
     chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), keys, warps)
+    own_sums = version == 3 and chunks == 1  # one block has all keys of a head, and makes its D on the way
+    if not own_sums:
+        launch(backward.row_sums_kernel_v2, -(-rows // backward.SUM_ROWS), backward.THREADS, flat_dy, flat_y, flat_D,
+               rows, T, heads, HS)
     apart = chunks > 1 or version == 3 and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
     dq, dq_row, dq_head = flat_dqkv, width, head_step
     if apart:
         dq, dq_row, dq_head = empty((chunks * rows * HS,), np.float32, like=qkv), heads * HS, HS
     launch(kernel, (chunks, heads, B), WARP * warps, *arrays, dq, T, width, head_step, part, dq_row, dq_head,
-           chunk_tiles, scale, shared=nbytes)
+           chunk_tiles, scale, *((flat_y, int(own_sums)) if version == 3 else ()), shared=nbytes)
     if apart:
         launch(backward.add_chunks_kernel, -(-rows * HS // (4 * backward.THREADS)), backward.THREADS, dq, flat_dqkv,
                rows * HS, chunks, width, head_step, heads, HS)

@@ -22,11 +22,20 @@ FOUR TRANSPOSES, NO COPY
         y  = x·Wᵀ   both along k             dx = dy·W    B along n              dW = dyᵀ·x   A along m, B along n
 SPLIT K
     A weight's gradient has few tiles and a long sum. `slices` parts of K are units of work of their own, which write
-    float32 partial results; `add_partials_kernel` adds them in the order of k.
+    float32 partial results; `add_partials_kernel` adds them in the order of k. 96 tiles for 132 multiprocessors: 96
+    blocks sum three quarters of a tile each, the others the last quarter of two or three tiles: two slices where equal
+    ones would be four, so half the partial results (`schedule`).
+ROW SUMS
+    A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. Where they are
+    asked for, warps 1 and 2 of the producer's warpgroup, idle else, add up A for the first column of tiles: a warp has
+    a box of 64 rows of A, a lane eight of them and every fourth k, 16 bytes at a time. They hand a stage back as the
+    consumers do. The tensor cores have no part in it, and no pass over dy is left.
 EPILOGUE
     float16: alpha · sum + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a warp's
     words fall into 32 different banks), from where the copy engine writes it while the next tile is multiplied. Each
-    consumer has two such tiles. float32: pairs of lanes exchange halves, so that each writes 16 bytes of one row.
+    consumer has two such tiles. Of the two products beside a GELU one writes GELU(result) as well, the other multiplies
+    by GELU' of another matrix (hopper_endings.py). float32: pairs of lanes exchange halves, so that each writes 16
+    bytes of one row.
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory. The
     kernel is compiled for 168 registers a thread; the producer gives back all but 40, the consumers take 232.
@@ -38,7 +47,7 @@ SOURCE
     PTX ISA, sections 9.7.15 (wgmma) and 9.7.9.27 (cp.async.bulk.tensor); Osama et al. 2023, "Stream-K",
     arXiv:2301.03598, section 3, on filling a GPU by splitting sums.
 READ NEXT
-    conv2d.py: the same pipeline, with a convolution's coordinates.
+    hopper_endings.py, then conv2d.py: the same pipeline, with a convolution's coordinates.
 """
 import types
 
@@ -46,9 +55,7 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.hopper import (
-    bar_sync,
     fence_barrier_init,
-    fence_proxy_async,
     make_wgmma,
     make_wgmma_wait,
     mbarrier_arrive,
@@ -60,103 +67,34 @@ from ...device.hopper import (
     smem_u32,
     tma_load_2d,
     tma_prefetch,
-    tma_store_2d,
-    tma_store_commit,
     tma_store_wait_0,
-    tma_store_wait_read_1,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait_1,
 )
-from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ...device.tensor_map import tensor_map
-from .mma import add_partials, unused, write_sums
+from .hopper_endings import (
+    BK,
+    BM,
+    BOX,
+    BOX_BYTES,
+    add_rows,
+    descriptor,
+    exchange,
+    finish_float,
+    finish_gelu,
+    finish_gelu_gradient,
+    finish_half,
+    tile_place,
+    write_rows,
+)
+from .mma import add_partials, unused
 
 MINIMUM_CAPABILITY = (9, 0)  # these kernels exist for no other architecture
 THREADS = 384  # a producer and two consumer warpgroups
-BM, BK = 128, 64  # rows of a block's tile; a step along K: 128 bytes of float16, the widest swizzle
 STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
-BOX = 64  # side of a box of an operand that is contiguous along m or n, and of a tile of the epilogue
-BOX_BYTES = BOX * BOX * 2
 STAGING = 4 * BOX_BYTES  # two tiles for each consumer
-GROUP = 16  # rows of tiles that share a sweep over the columns, so that both operands of a round stay in the L2 cache
-
-
-# Descriptors and places -----------------------------------------------------------------------------------------------
-
-# a swizzle of 128 bytes, 1024 bytes from one group of eight rows to the next, BOX_BYTES from one box to the next
-DESCRIPTOR = np.uint64(1 << 62 | 1024 // 16 << 32 | BOX_BYTES // 16 << 16)
-LOW_ADDRESS, ADDRESS_UNIT = uint32(0x3FFFF), uint32(4)
-
-
-@cuda.jit(device=True, forceinline=True)
-def descriptor(address):
-    """wgmma's name for the matrix that starts at a shared address."""
-    return DESCRIPTOR | np.uint64((address & LOW_ADDRESS) >> ADDRESS_UNIT)
-
-
-@cuda.jit(device=True, forceinline=True)
-def tile_place(tile, tiles_m, tiles_n):
-    """(row, column) of a tile, in tiles: GROUP rows sweep over the columns together."""
-    group = uint32(tile) // uint32(GROUP * tiles_n)
-    first = int32(group * GROUP)
-    rows = int32(min(int32(GROUP), int32(tiles_m - first)))
-    inside = uint32(tile - first * tiles_n)
-    return int32(first + int32(inside % uint32(rows))), int32(inside // uint32(rows))
-
-
-# Epilogues ------------------------------------------------------------------------------------------------------------
-
-@cuda.jit(device=True, forceinline=True)
-def finish_half(block, buffer, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha, has_bias,
-                has_residual):
-    """64 × 64 outputs of a warpgroup, 32 accumulators a thread, by way of a tile in shared memory; the next buffer.
-
-    place: the warpgroup's first row and column, the thread's first row within those 64, its lane
-    Chunk j of row r of that tile lies at j ^ (r % 8), as the copy engine expects it.
-    """
-    first_row, first_column, thread_row, lane = place
-    column = int32(first_column + 64 * block)
-    if column < N and first_row < M:  # the same for the whole warpgroup
-        warpgroup = cuda.threadIdx.x // 128
-        elected = cuda.threadIdx.x % 128 == 0
-        if elected:
-            tma_store_wait_read_1()  # the tile that this buffer held two blocks ago has been read
-        bar_sync(uint32(warpgroup), uint32(128))
-        tile = int32(staging + buffer * BOX_BYTES)
-        at = int32(tile + thread_row * 128 + lane % 4 * 4)
-        row = int32(first_row + thread_row)
-        for j in range(8):
-            n = int32(column + 8 * j + lane % 4 * 2)
-            b0 = b1 = float32(0)
-            if has_bias and n < N:
-                b0, b1 = bias[uint32(n)], bias[uint32(n + 1)]
-            for half in range(2):
-                i = 32 * block + 4 * j + 2 * half
-                v0, v1 = alpha * acc[i] + b0, alpha * acc[i + 1] + b1
-                if has_residual and row + 8 * half < M and n < N:
-                    r0, r1 = unpack_half2(load_word(residual, (row + 8 * half) * N + n))
-                    v0, v1 = v0 + r0, v1 + r1
-                store_word(tiles, at + 1024 * half + ((j ^ (lane >> 2)) << 4), pack_half2(v0, v1))
-        fence_proxy_async()
-        bar_sync(uint32(warpgroup), uint32(128))
-        if elected:
-            tma_store_2d(base + uint32(tile), map_c, uint32(column), uint32(first_row))
-            tma_store_commit()
-        buffer = int32(buffer ^ 1)
-    return buffer
-
-
-@cuda.jit(device=True, forceinline=True)
-def finish_float(block, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate):
-    """64 × 64 outputs of a warpgroup as float32, 16 bytes a lane; c from `start` on."""
-    first_row, first_column, thread_row, lane = place
-    column = int32(first_column + 64 * block)
-    if column < N and first_row < M:
-        for j in range(8):
-            i = 32 * block + 4 * j
-            write_sums(c, start, acc[i], acc[i + 1], acc[i + 2], acc[i + 3], int32(first_row + thread_row),
-                       int32(column + 8 * j), lane, M, N, bias, alpha, has_bias, accumulate)
+WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a slice's are written, those of all of K added
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
@@ -164,30 +102,40 @@ def finish_float(block, c, start, acc, place, M, N, bias, alpha, has_bias, accum
 
 BN, BLOCKS, ACCUMULATORS = 256, 4, 128  # columns of a block's tile, the same in 64s, accumulators of a thread
 HALF, A_ALONG_M, B_ALONG_N = True, False, False  # the kind of result; how the operands lie
+GELU, GELU_GRADIENT = False, False  # GELU of the result as a second one; the result times GELU' of another matrix
 STAGE_COUNT, BARRIERS, A_BYTES, STAGE_BYTES = 4, 8, 16384, 49152  # of the pipeline; of A in a stage, of A and B
 A_STEP = B_STEP = np.uint64(2)  # from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
 wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN, pin=False)
 
 
-def gemm(map_a, map_b, map_c, c, bias, residual, M, N, k_tiles, slice_tiles, tiles_m, tiles_n, units, alpha, has_bias,
-         has_residual, accumulate):
+def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles, slice_tiles, tiles_m, tiles_n, units,
+         alone, alpha, has_bias, has_residual, accumulate, has_row_sums):
+    """map_c: of a float16 result; map_d: of GELU's, or of the matrix whose GELU' is a factor; c: a float32 result."""
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
     base, full_0 = smem_u32(tiles), smem_u32(barriers)
     empty_0 = full_0 + uint32(8 * STAGE_COUNT)
+    loaded_0, ready_0 = full_0 + uint32(16 * STAGE_COUNT), full_0 + uint32(16 * STAGE_COUNT + 32)
     t = int32(cuda.threadIdx.x)
     warpgroup = int32(t // 128)
     if t == 0:
         for s in range(STAGE_COUNT):
             mbarrier_init(full_0 + uint32(8 * s), uint32(1))
-            mbarrier_init(empty_0 + uint32(8 * s), uint32(2))
+            mbarrier_init(empty_0 + uint32(8 * s), uint32(4) if A_ALONG_M and not HALF and has_row_sums else uint32(2))
+        if GELU_GRADIENT:
+            for s in range(4):
+                mbarrier_init(loaded_0 + uint32(8 * s), uint32(1))
+                mbarrier_init(ready_0 + uint32(8 * s), uint32(4))  # a lane of each warp
         fence_barrier_init()
         tma_prefetch(map_a)
         tma_prefetch(map_b)
         if HALF:
             tma_prefetch(map_c)
+        if GELU or GELU_GRADIENT:
+            tma_prefetch(map_d)
     cuda.syncthreads()
     stage, unit = int32(0), int32(cuda.blockIdx.x)
+    stride = int32(units if unit < alone else int32(cuda.gridDim.x - alone))
     per_slice = int32(tiles_m * tiles_n)
     if warpgroup == 0:
         setmaxnreg_dec_40()
@@ -218,7 +166,40 @@ def gemm(map_a, map_b, map_c, c, bias, residual, M, N, k_tiles, slice_tiles, til
                     stage = int32(stage + 1)
                     if stage == STAGE_COUNT:
                         stage, parity = int32(0), int32(parity ^ 1)
-                unit = int32(unit + cuda.gridDim.x)
+                unit = int32(unit + stride)
+        elif GELU_GRADIENT:
+            staging = int32(STAGE_COUNT * STAGE_BYTES)
+            if t == 32:
+                exchange(0, BLOCKS, unit, units, stride, tiles_m, tiles_n, base, staging, loaded_0, ready_0, map_d,
+                         map_c, M, N)
+            elif t == 64:
+                exchange(1, BLOCKS, unit, units, stride, tiles_m, tiles_n, base, int32(staging + 2 * BOX_BYTES),
+                         loaded_0 + uint32(16), ready_0 + uint32(16), map_d, map_c, M, N)
+        elif A_ALONG_M and not HALF:
+            if has_row_sums and t >= 32 and t < 96:
+                box, lane, parity = int32(t // 32 - 1), int32(t % 32), int32(0)
+                zero = float32(0)
+                while unit < units:
+                    part = int32(uint32(unit) // uint32(per_slice))
+                    tile_m, tile_n = tile_place(int32(unit - part * per_slice), tiles_m, tiles_n)
+                    steps = int32(min(int32(slice_tiles), int32(k_tiles - part * slice_tiles)))
+                    sums = zero, zero, zero, zero, zero, zero, zero, zero
+                    step = int32(0)
+                    while step < steps:
+                        mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
+                        if tile_n == 0:
+                            sums = add_rows(tiles, int32(stage * STAGE_BYTES + box * BOX_BYTES), lane, sums)
+                        cuda.syncwarp()
+                        if lane == 0:
+                            mbarrier_arrive(empty_0 + uint32(8) * uint32(stage))
+                        stage = int32(stage + 1)
+                        if stage == STAGE_COUNT:
+                            stage, parity = int32(0), int32(parity ^ 1)
+                        step = int32(step + 1)
+                    if tile_n == 0:
+                        write_rows(row_sums, part * M, int32(tile_m * BM + box * BOX), M, lane, sums,
+                                   has_row_sums == ADD_ROW_SUMS)
+                    unit = int32(unit + stride)
     else:
         setmaxnreg_inc_232()
         acc = cuda.local.array(ACCUMULATORS, "float32")
@@ -227,7 +208,8 @@ def gemm(map_a, map_b, map_c, c, bias, residual, M, N, k_tiles, slice_tiles, til
         thread_row = int32(t % 128 // 32 * 16 + lane // 4)  # of its first output, within the warpgroup's 64
         a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
         staging = int32(STAGE_COUNT * STAGE_BYTES + consumer * 2 * BOX_BYTES)
-        buffer, parity = int32(0), int32(0)
+        turn, parity = int32(0), int32(0)
+        loaded, ready = loaded_0 + uint32(consumer) * uint32(16), ready_0 + uint32(consumer) * uint32(16)
         while unit < units:
             part = int32(uint32(unit) // uint32(per_slice))
             tile_m, tile_n = tile_place(int32(unit - part * per_slice), tiles_m, tiles_n)
@@ -273,18 +255,34 @@ def gemm(map_a, map_b, map_c, c, bias, residual, M, N, k_tiles, slice_tiles, til
             first_row, first_column = int32(tile_m * BM + consumer * 64), int32(tile_n * BN)
             # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
             place = (first_row, first_column, thread_row, lane)
-            if HALF:
-                buffer = finish_half(0, buffer, staging, tiles, base, map_c, acc, place, M, N, bias, residual,
-                                     alpha, has_bias, has_residual)
+            if GELU_GRADIENT:
+                turn = finish_gelu_gradient(0, turn, staging, tiles, loaded, ready, acc, place, M, N)
                 if BLOCKS > 1:
-                    buffer = finish_half(1, buffer, staging, tiles, base, map_c, acc, place, M, N, bias, residual,
-                                         alpha, has_bias, has_residual)
+                    turn = finish_gelu_gradient(1, turn, staging, tiles, loaded, ready, acc, place, M, N)
                 if BLOCKS > 2:
-                    buffer = finish_half(2, buffer, staging, tiles, base, map_c, acc, place, M, N, bias, residual,
-                                         alpha, has_bias, has_residual)
+                    turn = finish_gelu_gradient(2, turn, staging, tiles, loaded, ready, acc, place, M, N)
                 if BLOCKS > 3:
-                    buffer = finish_half(3, buffer, staging, tiles, base, map_c, acc, place, M, N, bias, residual,
-                                         alpha, has_bias, has_residual)
+                    turn = finish_gelu_gradient(3, turn, staging, tiles, loaded, ready, acc, place, M, N)
+            elif GELU:
+                finish_gelu(0, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
+                if BLOCKS > 1:
+                    finish_gelu(1, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
+                if BLOCKS > 2:
+                    finish_gelu(2, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
+                if BLOCKS > 3:
+                    finish_gelu(3, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
+            elif HALF:
+                turn = finish_half(0, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha,
+                                   has_bias, has_residual)
+                if BLOCKS > 1:
+                    turn = finish_half(1, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha,
+                                       has_bias, has_residual)
+                if BLOCKS > 2:
+                    turn = finish_half(2, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha,
+                                       has_bias, has_residual)
+                if BLOCKS > 3:
+                    turn = finish_half(3, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha,
+                                       has_bias, has_residual)
             else:
                 start = part * (M * N)
                 finish_float(0, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
@@ -294,22 +292,26 @@ def gemm(map_a, map_b, map_c, c, bias, residual, M, N, k_tiles, slice_tiles, til
                     finish_float(2, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
                 if BLOCKS > 3:
                     finish_float(3, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
-            unit = int32(unit + cuda.gridDim.x)
-        if HALF and elected:
+            unit = int32(unit + stride)
+        if HALF and not GELU_GRADIENT and elected:
             tma_store_wait_0()
 
 
-def kernel_for(BN, a_along_m, b_along_n, half):
+def kernel_for(BN, a_along_m, b_along_n, half, gelu=""):
     """The kernel for one width of tile, one case of transposes and one kind of result.
+
+    gelu: "", "gelu" or "gelu_gradient": what happens at its end
 
     Its constants are globals of a copy of `gemm`, not a closure: Numba's cache on disk hashes what a closure holds, and
     an intrinsic is never the same twice.
     """
-    name = f"gemm_hopper_{BN}_{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}_{'half' if half else 'float'}"
+    case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}"
+    name = f"gemm_hopper_{BN}_{case}_{gelu or ('half' if half else 'float')}"
     stages, a_bytes = STAGES[BN], BM * BK * 2
     constants = {
         "BN": BN, "BLOCKS": BN // 64, "ACCUMULATORS": BN // 2, "HALF": half, "A_ALONG_M": a_along_m,
-        "B_ALONG_N": b_along_n, "STAGE_COUNT": stages, "BARRIERS": 2 * stages, "A_BYTES": a_bytes,
+        "B_ALONG_N": b_along_n, "GELU": gelu == "gelu", "GELU_GRADIENT": gelu == "gelu_gradient",
+        "STAGE_COUNT": stages, "BARRIERS": 2 * stages + (8 if gelu == "gelu_gradient" else 0), "A_BYTES": a_bytes,
         "STAGE_BYTES": a_bytes + BN * BK * 2,
         "A_STEP": np.uint64(128 if a_along_m else 2), "B_STEP": np.uint64(128 if b_along_n else 2),
         "wgmma": make_wgmma(BN, a_along_m, b_along_n), "wgmma_wait": make_wgmma_wait(BN, pin=False)}
@@ -320,6 +322,8 @@ def kernel_for(BN, a_along_m, b_along_n, half):
 
 KERNELS = {(BN, a, b, half): kernel_for(BN, a, b, half)
            for BN in STAGES for a in (False, True) for b in (False, True) for half in (False, True)}
+GELU_KERNELS = {(BN, gelu): kernel_for(BN, False, gelu == "gelu_gradient", True, gelu)
+                for BN in STAGES for gelu in ("gelu", "gelu_gradient")}
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------
@@ -328,29 +332,57 @@ def shared_bytes(width):
     return STAGES[width] * (BM + width) * BK * 2 + STAGING
 
 
+def schedule(tiles, slices, k_tiles, blocks):
+    """How `blocks` blocks share the sums of `tiles` tiles: (steps of a slice, slices, units with a block of their own).
+
+    Where all slices but the last find a block each, they are made longer and the last shorter: each of the remaining
+    blocks takes several of those, in the time of one of the others.
+    """
+    alone, steps = (slices - 1) * tiles, -(-k_tiles // slices)
+    if 0 < alone < blocks < slices * tiles:
+        each = -(-tiles // (blocks - alone))  # short slices for a remaining block
+        steps = -(-each * k_tiles // (1 + each * (slices - 1)))
+        if steps * (slices - 1) < k_tiles:
+            return steps, slices, alone
+    return steps, -(-k_tiles // steps), 0
+
+
 def map_of(x, along_k, rows):
     """The tensor map of an operand: boxes of `rows` rows of 64 k, or of 64 k with a row of 64 for each."""
     return tensor_map(x, (BK, rows) if along_k else (BOX, BK))
 
 
-def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices):
-    """c = alpha · A·B + bias + residual for matrices of float16; c float16, or float32 and then without residual."""
+def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
+                  row_sums=None, gelu=None, gelu_of=None):
+    """c = alpha · A·B + bias + residual for matrices of float16; c float16, or float32 and then without residual.
+
+    row_sums: (M,), to which the sums of A's rows are added; for a float32 c and an A along m (transpose_a)
+    gelu: like a float16 c, for A·Bᵀ: is given GELU(c). gelu_of: like it, for A·B without bias and residual: a factor
+        GELU'(gelu_of)
+    """
     half = c.dtype == np.float16
     map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, width)
     map_c = tensor_map(c, (BOX, BOX)) if half else map_a
+    other = gelu if gelu is not None else gelu_of
+    map_d = map_a if other is None else tensor_map(other.reshape(M, N), (BOX, BOX))
     k_tiles, tiles_m, tiles_n = -(-K // BK), -(-M // BM), -(-N // width)
-    slice_tiles = -(-k_tiles // slices)
-    slices = -(-k_tiles // slice_tiles)
+    slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, a.backend.multiprocessors)
     units = slices * tiles_m * tiles_n
     nothing = unused(a)
     biases, residuals = nothing if bias is None else bias, a if residual is None else residual.reshape(M, N)
     end = float(alpha), int(bias is not None)
     target = nothing if half else c.reshape(-1)
+    sums, summing = nothing if row_sums is None else row_sums, 0 if row_sums is None else ADD_ROW_SUMS
     if slices > 1:
-        target = empty((slices * M * N,), np.float32, like=a)
-    launch(KERNELS[width, transpose_a, not transpose_b, half], min(units, a.backend.multiprocessors), THREADS,
-           map_a, map_b, map_c, target, biases, residuals, M, N, k_tiles, slice_tiles, tiles_m, tiles_n, units,
-           *(end if slices == 1 else (1.0, 0)), int(residual is not None), int(accumulate and slices == 1),
+        target = empty((slices * (M * N + (0 if row_sums is None else M)),), np.float32, like=a)
+        if row_sums is not None:
+            sums, summing = target[slices * M * N:], WRITE_ROW_SUMS
+    kernel = KERNELS[width, transpose_a, not transpose_b, half]
+    if other is not None:
+        kernel = GELU_KERNELS[width, "gelu_gradient" if gelu is None else "gelu"]
+    launch(kernel, min(units, a.backend.multiprocessors), THREADS, map_a, map_b, map_c, map_d, target, biases,
+           residuals, sums, M, N, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone,
+           *(end if slices == 1 else (1.0, 0)), int(residual is not None), int(accumulate and slices == 1), summing,
            shared=shared_bytes(width))
     if slices > 1:
-        add_partials(target, c, slices, biases, *end, accumulate)
+        add_partials(target, c, slices, biases, *end, accumulate, row_sums)

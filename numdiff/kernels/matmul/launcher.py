@@ -1,7 +1,8 @@
 """Which rung of the ladder runs, over which tiles: the functions that everything above calls.
 
 CHOICE
-    rung 4 where all three matrices can be moved 16 bytes at a time, else rung 3. Its tile, and the number of slices of
+    rung 4 where all three matrices can be moved 16 bytes at a time, else rung 3; in place of rung 4 that of tf32.py
+    where the device's switch `tf32` is on. Its tile, and the number of slices of
     K, are those of the lowest estimate, in the time of one multiply-add of a multiprocessor:
         rounds · tile · work · (1 + 1 / warps) · slice length,     rounds = ceil(blocks / multiprocessors)
     where `work` is what a tile's instructions cost beside its multiply-adds, and a scheduler that has w warps to choose
@@ -19,8 +20,9 @@ import math
 import numpy as np
 
 from ...device import copy_into, empty, is_device, launch
-from ..elementwise import cast_forward
-from . import hopper, mma, naive, register_tiles, split_k, tiled, vectorised
+from ..elementwise import cast_forward, gelu_backward, gelu_forward
+from ..reduce import column_sum
+from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .operands import Matrices
 from .reference import matmul_forward_reference
 
@@ -97,11 +99,21 @@ def choose_half(version, batch, M, N, K, can_split, multiprocessors):
         splits = {1}
         if can_split:
             splits |= {max(1, min(turns * multiprocessors // tiles_of_c, K // HALF_SLICE)) for turns in range(1, 9)}
+            splits.add(max(1, min(multiprocessors // tiles_of_c + 1, K // HALF_SLICE)))
         for slices in sorted(splits):
-            steps = -(-K // (64 * slices))
-            slices = -(-K // (64 * steps))
-            rounds = -(-tiles_of_c * slices // multiprocessors)
+            k_tiles, rounds = -(-K // 64), 1
+            if version == 6:
+                steps, slices, alone = hopper.schedule(tiles_of_c, slices, k_tiles, multiprocessors)
+            else:
+                steps, alone = -(-k_tiles // slices), 0
+                slices = -(-k_tiles // steps)
+            if not alone:
+                rounds = -(-tiles_of_c * slices // multiprocessors)
             estimate = HALF_START + rounds * (steps * step + epilogue)
+            if alone:  # a block with several short slices has as many epilogues
+                each = -(-tiles_of_c // (multiprocessors - alone))
+                short = k_tiles - (slices - 1) * steps
+                estimate = max(estimate, HALF_START + each * (short * step + epilogue))
             if slices > 1:
                 estimate += HALF_SECOND_PASS + NS_PER_BYTE * 8 * slices * M * N
             if best is None or estimate < best[2]:
@@ -114,7 +126,7 @@ def by_eight(arrays, extents):
     return all(n % 8 == 0 for n in extents) and all(x is None or x.offset % 16 == 0 for x in arrays)
 
 
-def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version):
+def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version, row_sums):
     """matmul_forward for float16 operands on a device; c float16 or float32."""
     if c.dtype == np.float16 and accumulate:
         residual, accumulate = c, False  # each output is read by the thread that writes it, before it does
@@ -133,6 +145,9 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
                          "use version=2")
     if version == 6 and batch > 1:
         raise ValueError(f"version 6 takes one pair of matrices, not a batch of {batch}; use version=5")
+    if row_sums is not None and (version != 6 or c.dtype != np.float32 or row_sums.offset % 16):
+        column_sum(a, row_sums)
+        row_sums = None
     if version > 2:
         can_split = c.dtype == np.float32 and batch == 1
         multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
@@ -140,7 +155,7 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
         if version == 6:
             a, b, c = a.reshape(a.shape[-2:]), b.reshape(b.shape[-2:]), c.reshape(M, N)
             hopper.launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate,
-                                 tile[1], slices)
+                                 tile[1], slices, row_sums)
         else:
             mma.launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile,
                            slices)
@@ -151,10 +166,55 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
     _launch(2, SQUARE[2], left, right, target, M, N, K, K, 1, batch, bias, alpha, accumulate or residual is not None)
 
 
+def gelu_fuses(x, *extents):
+    """True where rung 6 takes products of x, so that GELU and its derivative cost no pass of their own.
+
+    extents: of the matrices along the axes that are contiguous in one of them
+    """
+    return (is_device(x) and x.dtype == np.float16 and tuple(x.backend.capability)[:2] == hopper.MINIMUM_CAPABILITY
+            and by_eight((x,), extents))
+
+
+def _launch_gelu(a, b, c, transpose_b, **options):
+    (M, K), N = a.shape, c.shape[1]
+    tile, _, _ = choose_half(6, 1, M, N, K, False, getattr(a.backend, "multiprocessors", MULTIPROCESSORS))
+    hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, options.pop("bias", None), None, 1.0, False, tile[1], 1,
+                         **options)
+
+
+def matmul_gelu_forward(a, b, bias):
+    """(u, GELU(u)) as new arrays, u = a (M, K) · b (N, K)ᵀ + bias (N,); in one kernel where `gelu_fuses`."""
+    (M, K), N = a.shape, b.shape[0]
+    if tuple(b.shape) != (N, K) or tuple(bias.shape) != (N,):
+        raise ValueError(f"a {a.shape} needs b (N, {K}) and bias (N,), not {b.shape} and {bias.shape}")
+    if not gelu_fuses(a, K, N) or b.dtype != np.float16 or bias.dtype != np.float32 or not by_eight((b,), ()):
+        u = matmul_forward(a, b, transpose_b=True, bias=bias)
+        return u, gelu_forward(u)
+    u, y = empty((M, N), np.float16, like=a), empty((M, N), np.float16, like=a)
+    _launch_gelu(a, b, u, True, bias=bias, gelu=y)
+    return u, y
+
+
+def matmul_gelu_backward(a, b, u):
+    """(a (M, K) · b (K, N)) ∘ GELU'(u (M, N)) as a new array; in one kernel where `gelu_fuses`."""
+    (M, K), N = a.shape, b.shape[1]
+    if tuple(b.shape) != (K, N) or tuple(u.shape) != (M, N):
+        raise ValueError(f"a {a.shape} needs b ({K}, N) and u ({M}, N), not {b.shape} and {u.shape}")
+    if not gelu_fuses(a, K, N) or b.dtype != np.float16 or u.dtype != np.float16 or not by_eight((b, u), ()):
+        return gelu_backward(matmul_forward(a, b), u)
+    c = empty((M, N), np.float16, like=a)
+    _launch_gelu(a, b, c, False, gelu_of=u)
+    return c
+
+
 # float32 --------------------------------------------------------------------------------------------------------------
 
-def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None):
-    """c = alpha · a·b + bias for outer · inner matrices wherever they lie; a, b, c: `Matrices`, c with column == 1."""
+def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None,
+                   residual=None):
+    """c = alpha · a·b + bias for outer · inner matrices wherever they lie; a, b, c: `Matrices`, c with column == 1.
+
+    residual: like all of c's array, added to it
+    """
     if max(outer, inner) > LARGEST_BATCH:
         raise ValueError(f"a batch of {outer} × {inner} matrices is more than one launch can count ({LARGEST_BATCH} on "
                          "each axis); split it")
@@ -163,6 +223,11 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
                          "smaller batch")
     wide = (operand_by_four(a, a.column, a.row, K, M) and operand_by_four(b, b.row, b.column, K, N)
             and by_four(c, 1, c.row, N))
+    if tf32.chosen(version, c.array.backend, wide):
+        return tf32.launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual)
+    if residual is not None:
+        copy_into(c.array, residual)
+        accumulate = True
     if version is None:
         version = 4 if wide else 3
     elif version == 4 and not wide:
@@ -196,7 +261,7 @@ def _launch(version, tile, a, b, c, M, N, K, K_last, outer, inner, bias, alpha, 
     elif version == 4:
         kernel, block = vectorised.matmul_forward_kernels_v4[tile], vectorised.threads_of(*tile)
     else:
-        raise ValueError(f"there is no version {version} of matmul in float32: use 1, 2, 3 or 4")
+        raise ValueError(f"there is no version {version} of matmul in float32: use 1, 2, 3, 4 or 5")
     launch(kernel, (-(-M // tile[0]) * -(-N // tile[1]), inner, outer), block, flat_a, flat_b, flat_c,
            flat_a if bias is None else bias, M, N, K, K_last, a.row, a.column, b.row, b.column, c.row, a.outer, a.inner,
            b.outer, b.inner, c.outer, c.inner, float(alpha), int(bias is not None), int(accumulate))
@@ -224,12 +289,14 @@ def _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residua
 
 
 def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None, accumulate=False,
-                   version=None, residual=None, out_dtype=None):
+                   version=None, residual=None, out_dtype=None, row_sums=None):
     """alpha · A·B + bias + residual, as a new array or in `out` (added to what `out` holds if `accumulate`).
 
     a (..., M, K), or (..., K, M) with transpose_a; b (..., K, N), or (..., N, K) with transpose_b; bias (N,) float32;
     residual (..., M, N). Operands float32 or float16; of float16 all sums are float32, and the result is float16, or
     what `out_dtype` or `out` says.
+    row_sums: float32 (M,), with transpose_a and without leading axes: the sums of A's rows over k are added to it, in
+        the same kernel where that can. Of a weight's gradient dyᵀ·x they are the bias's gradient.
     """
     if a.ndim < 2 or b.ndim < 2 or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"a {a.shape} and b {b.shape} must be matrices with the same leading axes")
@@ -248,10 +315,15 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
             raise ValueError(f"{name} has shape {x.shape}, the product has {wanted}")
     if bias is not None and tuple(bias.shape) != (N,):
         raise ValueError(f"bias has shape {bias.shape}, the product needs ({N},)")
+    if row_sums is not None and (not transpose_a or a.ndim > 2 or tuple(row_sums.shape) != (M,)):
+        raise ValueError(f"row_sums {row_sums.shape} must have shape ({M},), with transpose_a=True and without leading "
+                         f"axes (a {a.shape}); use column_sum or row sums of your own")
     dtype = np.dtype(out_dtype or (a.dtype if out is None else out.dtype))
     if out is not None and out.dtype != dtype:
         raise ValueError(f"out is {out.dtype} and out_dtype {dtype}: pass one of them")
     if not is_device(a):
+        if row_sums is not None:
+            column_sum(a.astype(row_sums.dtype, copy=False), row_sums)
         return _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residual, dtype)
     half, float32 = np.dtype(np.float16), np.dtype(np.float32)
     if a.dtype != b.dtype or (a.dtype, dtype) not in ((float32, float32), (half, half), (half, float32)):
@@ -264,12 +336,13 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
     c = empty(shape, dtype, like=a) if out is None else out
     batch = math.prod(shape[:-2])
     if a.dtype == half:
-        _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version)
+        _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version,
+              row_sums)
         return c
-    if residual is not None:
-        copy_into(c, residual)
+    if row_sums is not None:
+        column_sum(a, row_sums)
     matmul_strided(left, right, _whole(c, False)[1], M, N, K, inner=batch, bias=bias, alpha=alpha,
-                   accumulate=accumulate or residual is not None, version=version)
+                   accumulate=accumulate, version=version, residual=residual)
     return c
 
 

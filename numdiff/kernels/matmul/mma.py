@@ -31,7 +31,7 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, uint32
+from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.tensor_core import (
     ldmatrix_x4,
@@ -55,6 +55,8 @@ COLUMNS = 32  # of C for each warp
 PITCH = COLUMNS * 2 + 16  # bytes of a row of a warp's patch: eight rows start in eight different groups of banks
 ALL_LANES = 0xFFFFFFFF
 PARTIALS_BLOCK = 256
+PLANES = 4 * PARTIALS_BLOCK  # shared elements: four planes
+MANY_PARTIALS = 8  # slices from which the warps of a block share them: one thread's loads would come one by one
 
 
 # Tiles in shared memory -----------------------------------------------------------------------------------------------
@@ -282,19 +284,66 @@ def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual
 
 # The second pass of a split sum ---------------------------------------------------------------------------------------
 
+# In both kernels M is the length of `row_sums`, whose partial sums (slices, M) come after the others; 0 without them.
+
+@cuda.jit(device=True, forceinline=True)
+def slices_of(i, slices, MN, M):
+    """Where the first slice of output i lies among the partial sums, and how far it is from one to the next."""
+    return (i, MN) if i < MN else (slices * MN + i - MN, M)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, accumulate):
+    if i < MN:
+        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, alpha, has_bias, accumulate)
+    else:
+        b0, b1, b2, b3 = load4(row_sums, i - MN)
+        store4(row_sums, i - MN, b0 + v0, b1 + v1, b2 + v2, b3 + v3)
+
+
 @cuda.jit
-def add_partials_kernel(partial, c, bias, slices, MN, N, alpha, has_bias, accumulate):
+def add_partials_kernel(partial, c, bias, row_sums, slices, MN, M, N, alpha, has_bias, accumulate):
     """Four neighbouring outputs a thread: their slices, in order, then what `write_output` does."""
     i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
-    if i < MN:
-        v0, v1, v2, v3 = load4(partial, i)
+    if i < MN + M:
+        first, between = slices_of(i, slices, MN, M)
+        v0, v1, v2, v3 = load4(partial, first)
         for s in range(1, slices):
-            p0, p1, p2, p3 = load4(partial, s * MN + i)
+            p0, p1, p2, p3 = load4(partial, first + s * between)
             v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
-        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, alpha, has_bias, accumulate)
+        write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, accumulate)
 
 
-def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate):
-    """c = or += alpha · the sum of `slices` partial results + bias, in float32."""
-    launch(add_partials_kernel, -(-c.size // (4 * PARTIALS_BLOCK)), PARTIALS_BLOCK, partial, c.reshape(-1), bias,
-           slices, c.size, c.shape[-1], alpha, has_bias, int(accumulate))
+@cuda.jit
+def add_many_partials_kernel(partial, c, bias, row_sums, slices, MN, M, N, alpha, has_bias, accumulate):
+    """The same for small results of many slices: the eight warps of a block share them, for the same 128 outputs.
+
+    Warp w adds slices w, w + 8, …; then the first adds up the warps' sums, in their order.
+    """
+    sums = cuda.shared.array(PLANES, float32)  # in four planes: a warp touches neighbouring words
+    t = cuda.threadIdx.x
+    i = (cuda.blockIdx.x * 32 + t % 32) * 4
+    v0 = v1 = v2 = v3 = float32(0)
+    if i < MN + M:
+        first, between = slices_of(i, slices, MN, M)
+        for s in range(t // 32, slices, PARTIALS_BLOCK // 32):
+            p0, p1, p2, p3 = load4(partial, first + s * between)
+            v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
+    sums[t], sums[PARTIALS_BLOCK + t] = v0, v1
+    sums[2 * PARTIALS_BLOCK + t], sums[3 * PARTIALS_BLOCK + t] = v2, v3
+    cuda.syncthreads()
+    if t < 32 and i < MN + M:
+        for w in range(32 + t, PARTIALS_BLOCK, 32):
+            v0, v1 = v0 + sums[w], v1 + sums[PARTIALS_BLOCK + w]
+            v2, v3 = v2 + sums[2 * PARTIALS_BLOCK + w], v3 + sums[3 * PARTIALS_BLOCK + w]
+        write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, accumulate)
+
+
+def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums=None):
+    """c = or += alpha · the sum of `slices` partial results + bias, in float32; `row_sums` += those of the row sums."""
+    M = 0 if row_sums is None else row_sums.size
+    kernel, outputs = add_partials_kernel, 4 * PARTIALS_BLOCK
+    if slices >= MANY_PARTIALS:
+        kernel, outputs = add_many_partials_kernel, 4 * 32
+    launch(kernel, -(-(c.size + M) // outputs), PARTIALS_BLOCK, partial, c.reshape(-1), bias,
+           bias if row_sums is None else row_sums, slices, c.size, M, c.shape[-1], alpha, has_bias, int(accumulate))

@@ -1,0 +1,392 @@
+"""Matmul of float32 on the tensor cores of every GPU from sm_80 on, by way of tf32.
+
+WHAT IS NEW, AND WHY IT PAYS
+    tf32 is float32 with 10 of its 23 bits of fraction. mma.m16n8k8 multiplies 16 × 8 by 8 × 8 of it, 1024 multiply-adds
+        an instruction of a warp where rung 4 has 32, and sums in float32. PyTorch computes convolutions so unless told
+        otherwise.
+    Memory holds float32, and so do the tiles; each number is rounded to the nearest tf32 when a warp has it in a
+        register. Cut off instead, which is what a tensor core does with bits it has no use for, all numbers would err
+        towards zero, and by twice as much.
+    A warp owns 64 × 64 outputs, 128 sums a thread: for each k it loads 64 + 64 numbers and multiplies them 4096 times.
+        With 64 × 32, as in float16, the loads from shared memory would take as long as the products.
+TILES IN SHARED MEMORY, and how fragments of 32 bits come out of them
+    A step brings 16 of k. Lane l = 4·g + x holds, of an operand's sixteen rows (of A, or columns of B), the two
+    neighbours 2g and 2g + 1, at k = x and x + 4. A product does not care which row is called which; the result's rows
+    and columns just change places in the same way, see EPILOGUE.
+        along k          rows of 16 k, 64 bytes. ldmatrix serves numbers of 32 bits as it serves pairs of 16. Of sixteen
+                         rows the even ones lie first, then the odd ones; chunk c (16 bytes) of place p lies at
+                         c ^ (p / 2 % 4). The eight addresses of a matrix then meet all banks.
+        along m or n     a row for each k. ldmatrix turns only numbers of 16 bits round, so lanes load pairs of
+                         neighbours, 8 bytes each; chunk c of row k lies at c ^ (k % 4 · 2), and half a warp's sixteen
+                         pairs meet all banks.
+EPILOGUE
+    Of fragments 2J and 2J + 1 of sums, a lane has columns 4x … 4x + 3 of 16·J …, in rows 2g and 2g + 1: each four are
+    written as 16 bytes. alpha · sum + bias + `added` (the residual, or what C held).
+LAUNCH
+    grid (tiles of C, slices of K or inner batch, outer batch), 128 threads, 24 to 48 KiB of shared memory in three
+    stages. Two blocks of 128 × 128 share a multiprocessor. A sum over K in slices: partial sums, and `add_partials`.
+NEEDS
+    as rung 4: extents and distances along the operands' rows that are multiples of 4.
+ACCURACY
+    an operand errs by up to 2⁻¹¹; of normal random matrices the result errs by 3e-4 in the 2-norm, whatever K is. The
+    tests hold it below 5e-4.
+DETERMINISM
+    one warp sums each output in the order of k; slices are added in their order.
+COST
+    as reference.py. A step brings 16 KiB for 2 · 128 · 128 · 16 FLOPs: 32 FLOPs a byte of the L2 cache, and for 64
+    mma a warp has some 270 to 300 instructions. Roofs: the L2 cache and the rate of mma.sync, close together.
+SOURCE
+    PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix); the rounding: Dekker 1971, "A Floating-Point
+    Technique for Extending the Available Precision", Numerische Mathematik 18, section 5, with two fused multiply-adds.
+READ NEXT
+    ../conv2d_tf32.py, which gathers a convolution's tiles and multiplies them with the functions here.
+"""
+import functools
+
+import numpy as np
+
+from ...device import copy_into, cuda, empty, float32, int32, launch, load4, store4, uint32
+from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
+from .mma import add_partials
+
+MINIMUM_CAPABILITY = (8, 0)
+VERSION = 5  # of matmul in float32: the number that mma.sync has in float16
+BK = 16  # of K in a tile: two mma deep; a row along k is 64 bytes, four chunks of 16
+ROW = BK * 4
+STAGES = 3
+PENDING = STAGES - 2  # groups that may be on their way while a tile is multiplied
+TILES = {(128, 128): (64, 64), (128, 64): (64, 32), (64, 64): (32, 32)}  # tile of C -> its warps' tiles: four warps
+THREADS = 128
+
+# ns of an H100's multiprocessor for 64 of K, and for the epilogue, from the bytes and instructions above
+TIMES = {(128, 128): (1300.0, 1200.0), (128, 64): (850.0, 600.0), (64, 64): (550.0, 300.0)}
+START, SECOND_PASS = 3000.0, 3000.0  # ns of a launch
+NS_PER_BYTE = 1 / 2500  # of partial sums
+SHORTEST_SLICE = 256  # of K
+
+
+# Whether it is asked for ----------------------------------------------------------------------------------------------
+
+def switched_on(backend):
+    """Whether this device computes products of float32 in tf32: its switch is on, and it has the instructions."""
+    return bool(getattr(backend, "tf32", False)) and tuple(backend.capability)[:2] >= MINIMUM_CAPABILITY
+
+
+def chosen(version, backend, wide):
+    """Whether a product goes to this rung: forced by its version, or by the device's switch where it can be."""
+    if version == VERSION and not wide:
+        raise ValueError(f"version {VERSION} in float32 moves 16 bytes at a time: extents and distances along the "
+                         "operands' rows must be multiples of 4; use version=3, or None for the fastest that does it")
+    return version == VERSION or version is None and wide and switched_on(backend)
+
+
+# Tiles in shared memory -----------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def row_at(place):
+    """Which row of a tile along k lies at a place: of every sixteen the even ones first."""
+    return int32((place & ~15) | (place & 7) << 1 | (place >> 3 & 1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def place_along_k(place, chunk):
+    """Byte of a chunk of the row at a place."""
+    return int32(place * ROW + ((chunk ^ (place >> 1 & 3)) << 4))
+
+
+@cuda.jit(device=True, forceinline=True)
+def place_across(k, chunk, row_bytes):
+    """Byte of a chunk in a tile with a row for each k."""
+    return int32(k * row_bytes + ((chunk ^ (k & 3) << 1) << 4))
+
+
+@cuda.jit(device=True, forceinline=True)
+def my_copies(t, start, first, extent, distance, rows, across):
+    """Where this thread copies an operand's tile: (element of the first copy, its byte in the tile, what is left of the
+    extent from there on, its k).
+
+    start: element where the matrix begins; first: row of the tile's first, of `extent`; distance: from row to row in
+    memory, or across, from k to k
+    """
+    if across:
+        k, chunk = int32(t // (rows // 4)), int32(t % (rows // 4))
+        row = int32(first + 4 * chunk)
+        return start + int32(k * distance + row), place_across(k, chunk, rows * 4), int32(extent - row), k
+    place, chunk = int32(t // 4), int32(t % 4)
+    row, k = int32(first + row_at(place)), int32(4 * chunk)
+    return start + int32(row * distance + k), place_along_k(place, chunk), int32(extent - row), k
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_tile(to, x, at, distance, left, k_left, rows, across):
+    """Start this thread's copies of a tile, from x[at]; zeros beyond the ends.
+
+    to: address of the first; left, k_left: of the extent and of K, from the first one's place on
+    """
+    apart = THREADS * 4 // rows if across else THREADS // 4  # rows from copy to copy: their swizzle is the same
+    row_bytes = rows * 4 if across else ROW
+    for i in range(rows * BK // 4 // THREADS):
+        inside = left > 0 and i * apart < k_left if across else k_left > 0 and i * apart < left
+        cp_async_16_zfill(to + int32(i * apart * row_bytes), x, at + int32(i * apart * distance),
+                          int32(16) if inside else int32(0))
+
+
+# Fragments ------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def nearest(word):
+    """A float32, as a word, rounded to the nearest tf32 (ties to even; the last 4096th below a power of two to one of
+    the two nearest; an infinity becomes a NaN).
+
+    8193·x, rounded, has lost the last 13 bits of x, and less 8192·x it is x without them. Two multiply-adds, of which a
+    multiprocessor does 128 a clock; cvt.rna.tf32 is compiled to a comparison and an addition under a predicate, half as
+    fast, and where fragments come from pairs it drags two moves along.
+    """
+    x = float_of(word)
+    return word_of(cuda.fma(x, float32(-8192), cuda.fma(x, float32(8192), x)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def rounded(w0, w1, w2, w3):
+    return nearest(w0), nearest(w1), nearest(w2), nearest(w3)
+
+
+@cuda.jit(device=True, forceinline=True)
+def pair_at(tile, row, step, rows, lane):
+    """Byte of a lane's pair of neighbours in a tile across: rows row + 2g and the next, k = 8 · step + x."""
+    return int32(tile + place_across(8 * step + lane % 4, (row >> 2) + (lane >> 3), rows * 4) + (lane >> 2 & 1) * 8)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_left(shared, base, tile, row, step, across, rows, lane):
+    """The fragment of A at `row` of a tile (its byte in `shared`, whose address is base) and k 8 · step …"""
+    if across:
+        at = pair_at(tile, row, step, rows, lane)
+        low, high = load_words2(shared, at), load_words2(shared, at + 16 * rows)  # x and x + 4: the same swizzle
+        return rounded(low[0], low[1], high[0], high[1])
+    w = ldmatrix_x4(base + tile + place_along_k(row + lane % 16, 2 * step + lane // 16))
+    return rounded(w[0], w[1], w[2], w[3])
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_right(shared, base, tile, column, step, across, columns, lane):
+    """Two fragments of B in four words: the even ones of the 16 columns at `column`, and the odd ones."""
+    if across:
+        at = pair_at(tile, column, step, columns, lane)
+        low, high = load_words2(shared, at), load_words2(shared, at + 16 * columns)
+        return rounded(low[0], high[0], low[1], high[1])
+    w = ldmatrix_x4(base + tile + place_along_k(column + lane % 8 + lane // 16 * 8, 2 * step + lane // 8 % 2))
+    return rounded(w[0], w[1], w[2], w[3])
+
+
+@cuda.jit(device=True, forceinline=True)
+def clear(sums, count):
+    """Zeros; four a turn, so that the compiler writes the loop out and the array becomes registers."""
+    for i in range(0, count, 4):
+        sums[i] = float32(0)
+        sums[i + 1] = float32(0)
+        sums[i + 2] = float32(0)
+        sums[i + 3] = float32(0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_pair(sums, first, a, b):
+    mma_m16n8k8_tf32_into(sums, first, a, (b[0], b[1]))
+    mma_m16n8k8_tf32_into(sums, first + 4, a, (b[2], b[3]))
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_step(sums, shared, base, a_tile, b_tile, row, column, step, a_across, b_across, a_rows, b_rows, fragments,
+                  pairs, lane):
+    """Eight of k of `multiply_tiles`."""
+    b0 = load_right(shared, base, b_tile, column, step, b_across, b_rows, lane)
+    b1 = load_right(shared, base, b_tile, column + 16, step, b_across, b_rows, lane)
+    b2, b3 = b0, b1
+    if pairs > 2:
+        b2 = load_right(shared, base, b_tile, column + 32, step, b_across, b_rows, lane)
+        b3 = load_right(shared, base, b_tile, column + 48, step, b_across, b_rows, lane)
+    for i in range(fragments):
+        a = load_left(shared, base, a_tile, row + 16 * i, step, a_across, a_rows, lane)
+        first = 8 * pairs * i
+        multiply_pair(sums, first, a, b0)
+        multiply_pair(sums, first + 8, a, b1)
+        if pairs > 2:
+            multiply_pair(sums, first + 16, a, b2)
+            multiply_pair(sums, first + 24, a, b3)
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_tiles(sums, shared, base, a_tile, b_tile, row, column, a_across, b_across, a_rows, b_rows, fragments,
+                   pairs, lane):
+    """sums += the warp's part, from `row` and `column` on, of one tile of A times one of B: BK of k.
+
+    fragments of 16 rows, pairs of fragments of 16 columns (2 or 4): sums[8 · (pairs · i + j) …] are those of i and j
+    """
+    multiply_step(sums, shared, base, a_tile, b_tile, row, column, 0, a_across, b_across, a_rows, b_rows, fragments,
+                  pairs, lane)
+    multiply_step(sums, shared, base, a_tile, b_tile, row, column, 1, a_across, b_across, a_rows, b_rows, fragments,
+                  pairs, lane)
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish_four(c, i, v0, v1, v2, v3, n, exists, bias, added, alpha, has_bias, has_added):
+    """Four neighbours of a row of C, finished and written; added: read at the same places."""
+    if exists:
+        v0, v1, v2, v3 = alpha * v0, alpha * v1, alpha * v2, alpha * v3
+        if has_bias:
+            v0 += bias[uint32(n)]
+            v1 += bias[uint32(n + 1)]
+            v2 += bias[uint32(n + 2)]
+            v3 += bias[uint32(n + 3)]
+        if has_added:
+            r0, r1, r2, r3 = load4(added, i)
+            v0, v1, v2, v3 = v0 + r0, v1 + r1, v2 + r2, v3 + r3
+        store4(c, i, v0, v1, v2, v3)
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish_rows(c, start, c_row, sums, i, pairs, row, column, M, N, bias, added, alpha, has_bias, has_added):
+    """Fragments 16 · i … of a lane, from its `row` and `column` on: two rows, four neighbours of each pair."""
+    m = int32(row + 16 * i)
+    for j in range(pairs):
+        s, n = 8 * (pairs * i + j), int32(column + 16 * j)
+        at = start + m * c_row + n
+        finish_four(c, at, sums[s], sums[s + 4], sums[s + 1], sums[s + 5], n, m < M and n < N, bias, added, alpha,
+                    has_bias, has_added)
+        finish_four(c, at + c_row, sums[s + 2], sums[s + 6], sums[s + 3], sums[s + 7], n, m + 1 < M and n < N, bias,
+                    added, alpha, has_bias, has_added)
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+def make_kernel(tile_m, tile_n, a_across, b_across):
+    """The kernel for one tile and one case of transposes (across: contiguous along m or n)."""
+    ROWS, COLUMNS = TILES[tile_m, tile_n]
+    WARPS_N = tile_n // COLUMNS
+    FRAGMENTS, PAIRS = ROWS // 16, COLUMNS // 16
+    SUMS = ROWS * COLUMNS // 32
+    A_BYTES, B_BYTES = tile_m * ROW, tile_n * ROW
+    B_FIRST = STAGES * A_BYTES  # all stages of A, then those of B
+
+    def kernel(a, b, c, bias, added, M, N, K, K_last, a_distance, b_distance, c_row, a_outer, a_inner, b_outer, b_inner,
+               c_outer, c_inner, alpha, has_bias, has_added):
+        tiles = cuda.shared.array(0, "uint8", alignment=128)
+        base = shared_address(tiles)
+        t = int32(cuda.threadIdx.x)
+        lane, warp = int32(t % 32), int32(t // 32)
+        tiles_n = (N + tile_n - 1) // tile_n
+        first_row, first_column = int32(cuda.blockIdx.x // tiles_n * tile_m), int32(cuda.blockIdx.x % tiles_n * tile_n)
+        warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
+        inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
+        a_start, b_start = outer * a_outer + inner * a_inner, outer * b_outer + inner * b_inner
+        k_end = int32(K_last if inner == cuda.gridDim.y - 1 else K)
+
+        sums = cuda.local.array(SUMS, "float32")
+        clear(sums, SUMS)
+
+        a_at, a_to, a_left, a_k = my_copies(t, a_start, first_row, M, a_distance, tile_m, a_across)
+        b_at, b_to, b_left, b_k = my_copies(t, b_start, first_column, N, b_distance, tile_n, b_across)
+        a_to, b_to = a_to + base, b_to + base + B_FIRST
+        a_step, b_step = int32(BK * a_distance if a_across else BK), int32(BK * b_distance if b_across else BK)
+        a_left_k, b_left_k = int32(k_end - a_k), int32(k_end - b_k)
+        for s in range(STAGES - 1):
+            fetch_tile(a_to + s * A_BYTES, a, a_at, a_distance, a_left, int32(a_left_k - s * BK), tile_m, a_across)
+            fetch_tile(b_to + s * B_BYTES, b, b_at, b_distance, b_left, int32(b_left_k - s * BK), tile_n, b_across)
+            cp_async_commit()
+            a_at, b_at = a_at + a_step, b_at + b_step
+        stage, k = int32(0), int32(0)
+        while k < k_end:
+            cp_async_wait(PENDING)  # this thread's part of the tile at k is there
+            cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
+            ahead = int32(stage + STAGES - 1 if stage == 0 else stage - 1)
+            passed = int32(k + (STAGES - 1) * BK)
+            fetch_tile(a_to + ahead * A_BYTES, a, a_at, a_distance, a_left, int32(a_left_k - passed), tile_m, a_across)
+            fetch_tile(b_to + ahead * B_BYTES, b, b_at, b_distance, b_left, int32(b_left_k - passed), tile_n, b_across)
+            cp_async_commit()
+            a_at, b_at = a_at + a_step, b_at + b_step
+            multiply_tiles(sums, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES), warp_row,
+                           warp_column, a_across, b_across, tile_m, tile_n, FRAGMENTS, PAIRS, lane)
+            stage = int32(stage + 1)
+            if stage == STAGES:
+                stage = int32(0)
+            k = int32(k + BK)
+
+        c_start = outer * c_outer + inner * c_inner
+        row, column = int32(first_row + warp_row + lane // 4 * 2), int32(first_column + warp_column + lane % 4 * 4)
+        # not in a loop: sums stay in registers only under constant indices
+        finish_rows(c, c_start, c_row, sums, 0, PAIRS, row, column, M, N, bias, added, alpha, has_bias, has_added)
+        finish_rows(c, c_start, c_row, sums, 1, PAIRS, row, column, M, N, bias, added, alpha, has_bias, has_added)
+        if FRAGMENTS > 2:
+            finish_rows(c, c_start, c_row, sums, 2, PAIRS, row, column, M, N, bias, added, alpha, has_bias, has_added)
+            finish_rows(c, c_start, c_row, sums, 3, PAIRS, row, column, M, N, bias, added, alpha, has_bias, has_added)
+
+    case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
+    kernel.__name__ = kernel.__qualname__ = f"gemm_tf32_{tile_m}x{tile_n}_{case}"
+    return cuda.jit(kernel, launch_bounds=(THREADS, 2))
+
+
+KERNELS = {(tile, a, b): make_kernel(*tile, a, b) for tile in TILES for a in (False, True) for b in (False, True)}
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def shared_bytes(tile):
+    return STAGES * (tile[0] + tile[1]) * ROW
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(batch, M, N, K, can_split, multiprocessors):
+    """(tile, slices of K) with the lowest estimate, in ns."""
+    best = None
+    for tile, (step, epilogue) in TIMES.items():
+        tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
+        splits = {1}
+        if can_split:
+            splits |= {max(1, min(turns * multiprocessors // tiles_of_c, K // SHORTEST_SLICE)) for turns in range(1, 9)}
+        for slices in sorted(splits):
+            length = slice_of(K, slices)
+            slices = -(-K // length)
+            rounds = -(-tiles_of_c * slices // multiprocessors)
+            estimate = START + rounds * (length / 64 * step + epilogue)
+            if slices > 1:
+                estimate += SECOND_PASS + NS_PER_BYTE * 8 * slices * M * N
+            if best is None or estimate < best[0]:
+                best = estimate, tile, slices
+    return best[1:]
+
+
+def slice_of(K, slices):
+    """Elements of K in each of `slices` slices but the last: whole steps."""
+    return -(-K // (slices * BK)) * BK
+
+
+def launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual):
+    """As `launcher.matmul_strided`: c = or += alpha · a·b + bias, or + residual, which lies as c does."""
+    array = c.array
+    if residual is not None and residual.offset % 16:
+        copy_into(array, residual)
+        residual, accumulate = None, True
+    flat_c = array.reshape(-1)[c.start:]
+    whole = outer == inner == 1 and c.row == N and flat_c.size == M * N
+    tile, slices = choose(outer * inner, M, N, K, whole, getattr(array.backend, "multiprocessors", 132))
+    flat_a, flat_b = (m.array.reshape(-1)[m.start:] for m in (a, b))
+    biases = flat_a if bias is None else bias
+    a_across, b_across = a.column != 1, b.row != 1
+    a_distance, b_distance = a.column if a_across else a.row, b.row if b_across else b.column
+    kernel, tiles = KERNELS[tile, a_across, b_across], -(-M // tile[0]) * -(-N // tile[1])
+    if slices == 1:
+        added = flat_c if residual is None else residual.reshape(-1)
+        launch(kernel, (tiles, inner, outer), THREADS, flat_a, flat_b, flat_c, biases, added, M, N, K, K, a_distance,
+               b_distance, c.row, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner, float(alpha),
+               int(bias is not None), int(accumulate or residual is not None), shared=shared_bytes(tile))
+        return
+    length = slice_of(K, slices)
+    partial = empty((slices * M * N,), np.float32, like=array)
+    launch(kernel, (tiles, slices, 1), THREADS, flat_a, flat_b, partial, biases, partial, M, N, length,
+           K - (slices - 1) * length, a_distance, b_distance, N, 0, length * a.column, 0, length * b.row, 0, M * N, 1.0,
+           0, 0, shared=shared_bytes(tile))
+    if residual is not None:
+        copy_into(array, residual)
+    add_partials(partial, flat_c.reshape(M, N), slices, biases, float(alpha), int(bias is not None),
+                 accumulate or residual is not None)

@@ -1,0 +1,29 @@
+"""Which arithmetic a run has where nobody chose one (`--precision auto`): this file decides, and no other."""
+
+ON_TENSOR_CORES = "fp16"  # where the float16 kernels have tensor cores to run on
+ELSEWHERE = "fp32"  # on the CPU, on the emulator and on older cards
+TENSOR_CORES_FROM = (8, 0)  # compute capability: Ampere, the oldest for which the float16 kernels use them
+
+MEANING = {"fp32": "float32 throughout",
+           "tf32": "products by TF32 on tensor cores, all else in float32",
+           "fp16": "activations and products in float16; weights, sums and statistics in float32"}
+
+
+def automatic(capability):
+    """The precision on a GPU of this compute capability; None: on no GPU."""
+    return ON_TENSOR_CORES if capability is not None and tuple(capability)[:2] >= TENSOR_CORES_FROM else ELSEWHERE
+
+
+def precision_on(name, backend):
+    """The precision with this name, "auto" or another, for a model on this backend."""
+    if name != "auto":
+        return name
+    return automatic(backend.capability if getattr(backend, "name", None) == "cuda" else None)
+
+
+def gpu_capability(index=0):
+    """(major, minor) of a GPU, asked of the driver without setting the card up: a rank of a job may use another one."""
+    from cuda.bindings import driver
+    device, known = driver.cuDeviceGet(index)[1], driver.CUdevice_attribute
+    both = known.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, known.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+    return tuple(int(driver.cuDeviceGetAttribute(attribute, device)[1]) for attribute in both)

@@ -1,0 +1,373 @@
+"""Float32 on tensor cores by way of tf32: products and convolutions against float64, and the switch that chooses them.
+
+Of normal random operands a result errs by about 3e-4 in the 2-norm, which is what rounding both of them to 11 digits
+does (0.29 · 2⁻¹⁰ each, as the root of a mean square); a wrong index errs by 1.
+"""
+import pathlib
+import subprocess
+import sysconfig
+
+import numpy as np
+import pytest
+
+from numdiff.device import cuda, download, empty, launch, upload
+from numdiff.device.ptx import compile_to_ptx
+from numdiff.device.tensor_core import float_of, word_of
+from numdiff.kernels import attention_backward, attention_forward, conv2d_tf32
+from numdiff.kernels import conv2d as C
+from numdiff.kernels import matmul as P
+from numdiff.kernels.linear import linear_backward, linear_forward
+from numdiff.kernels.matmul import launcher, tf32
+from tests.conftest import large, relative_error, shapes
+
+TOLERANCE = 5e-4
+FEW = 2e-3  # for a handful of numbers, one of which may be a small difference of large products
+TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
+                                     ids=["nn", "nt", "tn", "tt"])
+
+
+@pytest.fixture(autouse=True)
+def _device_only(request):
+    if "engine" in request.fixturenames and not request.getfixturevalue("engine").has_versions:
+        pytest.skip("the CPU engine has no tensor cores")
+
+
+def skip_ptx(engine):
+    """A kernel takes seconds to compile, and those that need most registers are compiled below."""
+    if engine.name == "ptx":
+        pytest.skip("compiled elsewhere")
+
+
+def choose(monkeypatch, tile=(64, 64), slices=1):
+    monkeypatch.setattr(tf32, "choose", lambda *_: (tile, slices))
+
+
+def choose_small(engine, monkeypatch):
+    if engine.name == "emulator":
+        choose(monkeypatch)
+        monkeypatch.setattr(conv2d_tf32, "choose", lambda r, c, steps, s, m, gradient: (
+            (64, 128) if gradient else (64, 64), 1, steps))
+
+
+def operands(rng, M, N, K, transposes, batch=()):
+    return (rng.standard_normal((*batch, *((K, M) if transposes[0] else (M, K)))),
+            rng.standard_normal((*batch, *((N, K) if transposes[1] else (K, N)))))
+
+
+def product(a, b, transposes):
+    return (np.swapaxes(a, -1, -2) if transposes[0] else a) @ (np.swapaxes(b, -1, -2) if transposes[1] else b)
+
+
+# Rounding -------------------------------------------------------------------------------------------------------------
+
+@cuda.jit
+def round_kernel(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = float_of(tf32.nearest(word_of(x[i])))
+
+
+def test_rounding(engine, rng):
+    """To the nearest with 11 digits, just below a power of two to one of the two nearest; NaN if it is not finite."""
+    drawn = rng.standard_normal(500) * 2.0 ** rng.integers(-100, 100, 500)
+    below = 2 - np.arange(1, 20) * 2.0**-16
+    x = np.concatenate([drawn, below, -below, [0.0, -0.0, 1.0, -1.5]]).astype(np.float32)
+    special = np.array([1 + 2**-11, 1 + 3 * 2**-11, np.inf, -np.inf, np.nan], np.float32)
+    y, z = empty(x.shape, np.float32, engine.backend), empty(special.shape, np.float32, engine.backend)
+    launch(round_kernel, -(-x.size // 64), 64, upload(x, engine.backend), y)
+    launch(round_kernel, 1, 64, upload(special, engine.backend), z)
+    if engine.computes:
+        y, z = download(y), download(z)
+        fraction, exponent = np.frexp(np.abs(x))
+        allowed = np.where(fraction < 0.9998, 0.5, 1.0) * 2.0 ** (exponent - 11)  # of the last of 11 digits
+        assert (np.abs(y.astype(np.float64) - x) <= allowed).all()
+        assert not (y.view(np.uint32) & 0x1FFF).any()
+        assert np.array_equal(z[:2], [1, 1 + 2**-9])  # ties go to the even ones
+        assert not np.isfinite(z[2:]).any()
+
+
+def test_results_are_not_biased(engine, rng, monkeypatch):
+    """Of numbers of one sign all errors of a cut would add up: 5e-4. Rounded they cancel."""
+    skip_ptx(engine)
+    choose_small(engine, monkeypatch)
+    a, b = rng.uniform(1, 2, (16, 512)), rng.uniform(1, 2, (16, 512))
+    engine.check(P.matmul_forward(engine(a), engine(b), False, True, version=5), a @ b.T, 4e-5)
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+# minimal: one chunk; odd: no multiple of a tile or a step
+@shapes(minimal=(4, 4, 4), odd=(36, 20, 44), not_aligned=(1000, 348, 524), large=(640, 768, 1024))
+@TRANSPOSES
+def test_products(engine, rng, monkeypatch, shape, transposes):
+    if engine.name == "ptx" and (shape != (4, 4, 4) or transposes != (False, True)):
+        skip_ptx(engine)
+    choose_small(engine, monkeypatch)
+    M, N, K = shape
+    a, b = operands(rng, M, N, K, transposes)
+    got = P.matmul_forward(engine(a), engine(b), *transposes, version=5)
+    engine.check(got, product(a, b, transposes), FEW if M == 4 else TOLERANCE)
+
+
+@pytest.mark.parametrize("tile", tf32.TILES, ids=str)
+@TRANSPOSES
+def test_every_tile(engine, rng, monkeypatch, tile, transposes):
+    """A result of one tile and a bit, so that a block's edges and its second tile are seen."""
+    skip_ptx(engine)
+    if engine.name == "emulator" and tile != (64, 64) and transposes in ((False, False), (True, True)):
+        pytest.skip("two cases of the larger ones have all the code")
+    choose(monkeypatch, tile)
+    M, N, K = (tile[0] + 8, tile[1] - 20, 20) if transposes[0] else (tile[0] - 12, tile[1] + 4, 20)
+    a, b = operands(rng, M, N, K, transposes)
+    engine.check(P.matmul_forward(engine(a), engine(b), *transposes, version=5), product(a, b, transposes), TOLERANCE)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_epilogue(engine, rng, monkeypatch, slices):
+    """alpha, bias, residual or what `out` held; and the same bits again."""
+    skip_ptx(engine)
+    M, N, K = (20, 24, 72) if engine.name == "emulator" else (260, 264, 2000)
+    choose(monkeypatch, (64, 64), slices)
+    a, b = operands(rng, M, N, K, (True, False))
+    bias, residual = rng.standard_normal(N), rng.standard_normal((M, N))
+    want = 0.5 * product(a, b, (True, False)) + bias + residual
+    results = [P.matmul_forward(engine(a), engine(b), True, False, bias=engine(bias), alpha=0.5, version=5,
+                                residual=engine(residual)) for _ in range(2)]
+    engine.check(results[0], want, TOLERANCE)
+    engine.check_equal(*results)
+    out = engine(residual)
+    assert P.matmul_forward(engine(a), engine(b), True, False, bias=engine(bias), alpha=0.5, version=5, out=out,
+                            accumulate=True) is out
+    engine.check_equal(out, results[0])
+
+
+def test_batches_and_strides(engine, rng, monkeypatch):
+    """Attention multiplies slices of a packed array where they lie, an inner batch within an outer one."""
+    skip_ptx(engine)
+    choose_small(engine, monkeypatch)
+    monkeypatch.setattr(engine.backend, "tf32", True)
+    B, T, heads, HS = (2, 8, 2, 8) if engine.name == "emulator" else (3, 68, 5, 36)
+    qkv, dy = rng.standard_normal((B, T, 3 * heads * HS)), rng.standard_normal((B, T, heads * HS))
+    want_y, want_p = attention_forward(qkv, heads, "legacy")
+    y, p = attention_forward(engine(qkv), heads, "legacy")
+    engine.check(p, want_p, 2 * TOLERANCE)
+    engine.check(y, want_y, 2 * TOLERANCE)
+    dqkv = attention_backward(engine(dy), engine(qkv), engine(want_p), heads, "legacy")
+    engine.check(dqkv, attention_backward(dy, qkv, want_p, heads, "legacy"), 2 * TOLERANCE)
+    if engine.name == "emulator":
+        assert any("gemm_tf32" in name for _, name in engine.backend.launched)
+
+
+@pytest.mark.parametrize("rows", [(3, 5), pytest.param((40, 1000), marks=large)])
+def test_linear(engine, rng, monkeypatch, rows):
+    """Forward and backward of a layer, chosen by the switch; the bias's gradient keeps all its digits."""
+    skip_ptx(engine)
+    choose_small(engine, monkeypatch)
+    monkeypatch.setattr(engine.backend, "tf32", True)
+    K, N = 24, 12
+    x, weight, dy = (rng.standard_normal(s) for s in ((*rows, K), (N, K), (*rows, N)))
+    bias, start, start_bias = rng.standard_normal(N), rng.standard_normal((N, K)), rng.standard_normal(N)
+    engine.check(linear_forward(engine(x), engine(weight), engine(bias)), x @ weight.T + bias, TOLERANCE)
+    dweight, dbias = engine(start), engine(start_bias)
+    dx = linear_backward(engine(dy), engine(x), engine(weight), dweight, dbias)
+    engine.check(dx, dy @ weight, TOLERANCE)
+    engine.check(dweight, start + dy.reshape(-1, N).T @ x.reshape(-1, K), TOLERANCE)
+    engine.check(dbias, start_bias + dy.reshape(-1, N).sum(0), 2e-6)
+
+
+# Convolutions ---------------------------------------------------------------------------------------------------------
+
+def convolution(rng, shape):
+    b, h, w, c, n, size, stride = shape
+    ho, wo = (h - 1) // stride + 1, (w - 1) // stride + 1
+    drawn = {"x": (b, h, w, c), "weight": (n, size, size, c), "dy": (b, ho, wo, n), "residual": (b, ho, wo, n),
+             "bias": (n,), "channel": (b, n)}
+    return {name: rng.standard_normal(dims) / (size * c ** 0.5 if name == "weight" else 1)
+            for name, dims in drawn.items()}
+
+
+def check_convolution(engine, rng, shape, version=4):
+    """Forward with all that it adds, and backward; a second time, where that is quick, with the same bits."""
+    a, stride = convolution(rng, shape), shape[6]
+    want = C.conv2d_forward_reference(a["x"], a["weight"], a["bias"], stride, a["channel"], a["residual"])
+    want_weight, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
+    starts = want_weight.copy(), want_bias.copy()
+    want_dx = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight, want_bias, stride)
+    runs = []
+    for _ in range(1 if engine.name == "emulator" and shape[0] > 1 else 2):
+        y = C.conv2d_forward(engine(a["x"]), engine(a["weight"]), engine(a["bias"]), stride, version,
+                             engine(a["channel"]), engine(a["residual"]))
+        dweight, dbias = engine(starts[0]), engine(starts[1])
+        dx = C.conv2d_backward(engine(a["dy"]), engine(a["x"]), engine(a["weight"]), dweight, dbias, stride,
+                               version=version)
+        runs.append((y, dx, dweight, dbias))
+    for got, wanted in zip(runs[0][:3], (want, want_dx, want_weight), strict=True):
+        engine.check(got, wanted, TOLERANCE if wanted.size > 200 else FEW)
+    engine.check(runs[0][3], want_bias, 2e-6)
+    for one, other in zip(runs[0], runs[-1], strict=True):
+        engine.check_equal(one, other)
+
+
+# batch, height, width, channels in and out, kernel, stride. odd: a step's 16 pixels pass from image to image
+@shapes(minimal=(1, 1, 1, 4, 4, 3, 1), odd=(3, 3, 2, 20, 12, 3, 1), strided=(3, 9, 10, 36, 20, 3, 2),
+        pixels=(3, 7, 9, 68, 132, 1, 1), pixels_strided=(2, 9, 8, 24, 40, 1, 2), wide=(2, 12, 10, 16, 12, 5, 1),
+        large=(4, 32, 32, 64, 128, 3, 1), many_channels=(2, 8, 8, 512, 256, 3, 1))
+def test_convolutions(engine, rng, monkeypatch, shape):
+    skip_ptx(engine)
+    choose_small(engine, monkeypatch)
+    check_convolution(engine, rng, shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 4, 4, 8, 3, 2), (2, 3, 3, 8, 4, 1, 2)])
+def test_strides(engine, rng, monkeypatch, shape):
+    skip_ptx(engine)
+    choose_small(engine, monkeypatch)
+    check_convolution(engine, rng, shape)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("tile", conv2d_tf32.TILES, ids=str)
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+def test_convolution_tiles(engine, rng, monkeypatch, tile, gradient, parts):
+    """Two tiles of pixels and two of channels, in one part and in three."""
+    skip_ptx(engine)
+    if engine.name == "emulator" and (tile == (64, 64)) != (parts == 3):
+        pytest.skip("too long there")
+    size, inner = (3, 4) if parts == 3 else (1, 20)
+    b, h, w, outer = 1, tile[0] // 8, 9, tile[1] + 4
+    a = convolution(rng, (b, h, w, *((outer, inner) if gradient else (inner, outer)), size, 1))
+    steps = size * size * -(-inner // tf32.BK)
+    monkeypatch.setattr(conv2d_tf32, "choose", lambda *_: (tile, parts, -(-steps // parts)))
+    weight = engine(a["weight"])
+    if gradient:
+        want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], np.zeros_like(a["weight"]))
+        got = conv2d_tf32.tf32_input_gradient(engine(a["dy"]), weight, empty(a["x"].shape, np.float32, engine.backend))
+    else:
+        want = C.conv2d_forward_reference(a["x"], a["weight"], a["bias"], 1, a["channel"], a["residual"])
+        got = conv2d_tf32.tf32_forward(engine(a["x"]), weight, engine(a["bias"]),
+                                       empty(a["residual"].shape, np.float32, engine.backend), 1, engine(a["channel"]),
+                                       engine(a["residual"]))
+    engine.check(got, want, TOLERANCE)
+
+
+@pytest.mark.parametrize("tile", conv2d_tf32.GRADIENT_TILES, ids=str)
+def test_gradient_tiles(engine, rng, monkeypatch, tile):
+    """Two tiles of channels and two of columns, in three parts of the pixels."""
+    skip_ptx(engine)
+    size, parts = (1, 2) if engine.name == "emulator" else (3, 3)
+    c, n = tile[1] + 4 if size == 1 else 36, tile[0] + 4
+    b, h, w = 2, 3, 5
+    a = convolution(rng, (b, h, w, c, n, size, 1))
+    steps = -(-b * h * w // tf32.BK)
+    monkeypatch.setattr(conv2d_tf32, "choose", lambda *_: (tile, -(-steps // -(-steps // parts)), -(-steps // parts)))
+    want = rng.standard_normal(a["weight"].shape)
+    dweight = engine(want)
+    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, need_dx=False)
+    conv2d_tf32.tf32_weight_gradient(engine(a["dy"]), engine(a["x"]), dweight, 1)
+    engine.check(dweight, want, TOLERANCE)
+
+
+# The switch -----------------------------------------------------------------------------------------------------------
+
+def test_the_switch(engine, rng, monkeypatch):
+    """Off, nothing is rounded; on, what comes in fours is, and all else is not."""
+    assert engine.backend.tf32 is False
+    choose_small(engine, monkeypatch)
+    if engine.name == "ptx":  # which kernels would run
+        for module in (tf32, launcher, conv2d_tf32, C):
+            monkeypatch.setattr(module, "launch", lambda kernel, *a, **k: ran.append(kernel.py_func.__name__))
+    ran = []
+    a, b = operands(rng, 36, 20, 44, (False, True))
+    x, weight = rng.standard_normal((1, 4, 4, 12)), rng.standard_normal((12, 3, 3, 12))
+    odd_a, odd_b = operands(rng, 9, 5, 7, (False, True))
+    want = a @ b.T, C.conv2d_forward_reference(x, weight), odd_a @ odd_b.T
+
+    def errors():
+        got = (P.matmul_forward(engine(a), engine(b), False, True), C.conv2d_forward(engine(x), engine(weight)),
+               P.matmul_forward(engine(odd_a), engine(odd_b), False, True))
+        return [relative_error(download(g), w) for g, w in zip(got, want, strict=True)] if engine.computes else None
+
+    off = errors()
+    assert not any("tf32" in name for name in ran)
+    monkeypatch.setattr(engine.backend, "tf32", True)
+    ran.clear()
+    on = errors()
+    if engine.computes:
+        assert max(off) < 2e-6
+        assert all(5e-5 < error < TOLERANCE for error in on[:2]) and on[2] < 2e-6
+    else:
+        assert [("tf32" in name) for name in ran] == [True, True, False]
+        monkeypatch.setattr(type(engine.backend), "capability", (7, 5))
+        ran.clear()
+        errors()
+        assert not any("tf32" in name for name in ran)
+
+
+def test_channels_that_do_not_come_in_fours(engine, rng, monkeypatch):
+    """A UNet's first and last layer stay on the float32 rungs."""
+    skip_ptx(engine)
+    choose_small(engine, monkeypatch)
+    monkeypatch.setattr(engine.backend, "tf32", True)
+    for c, n in ((3, 12), (12, 3)):
+        a = convolution(rng, (1, 3, 4, c, n, 3, 1))
+        engine.check(C.conv2d_forward(engine(a["x"]), engine(a["weight"]), engine(a["bias"])),
+                     C.conv2d_forward_reference(a["x"], a["weight"], a["bias"]), 1e-5)
+        want_weight, want_bias = np.zeros_like(a["weight"]), np.zeros_like(a["bias"])
+        want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight, want_bias)
+        dweight, dbias = engine(np.zeros_like(a["weight"])), engine(np.zeros_like(a["bias"]))
+        dx = C.conv2d_backward(engine(a["dy"]), engine(a["x"]), engine(a["weight"]), dweight, dbias)
+        engine.check(dx, want, 1e-5)
+        engine.check(dweight, want_weight, 1e-5)
+
+
+def test_errors_say_what_to_do(engine):
+    a, b = engine(np.ones((9, 7))), engine(np.ones((5, 7)))
+    with pytest.raises(ValueError, match="multiples of 4; use version=3"):
+        P.matmul_forward(a, b, False, True, version=5)
+    with pytest.raises(ValueError, match="channels must come in fours; use version=3"):
+        C.conv2d_forward(engine(np.ones((1, 4, 4, 3))), engine(np.ones((12, 3, 3, 3))), version=4)
+
+
+# Choice and compilation -----------------------------------------------------------------------------------------------
+
+def test_choices_fill_a_gpu():
+    """Few tiles are cut, many are not, and parts cover all steps."""
+    assert tf32.choose(1, 8192, 8192, 8192, True, 132) == ((128, 128), 1)
+    tile, slices = tf32.choose(1, 64, 64, 131072, True, 132)
+    assert slices >= 64
+    assert tf32.choose(1, 64, 64, 131072, False, 132)[1] == 1
+    for pixels, c, n in ((131072, 64, 64), (32768, 128, 128), (8192, 192, 192), (2048, 512, 256)):
+        tile, parts, part_steps = conv2d_tf32.choose(pixels, n, 9 * -(-c // 16), pixels * n, 132, False)
+        assert (parts - 1) * part_steps < 9 * -(-c // 16) <= parts * part_steps
+        assert -(-pixels // tile[0]) * -(-n // tile[1]) * parts >= 120
+        tile, parts, part_steps = conv2d_tf32.choose(n, 9 * c, pixels // 16, 9 * c * n, 132, True)
+        assert (parts - 1) * part_steps < pixels // 16 <= parts * part_steps
+        assert -(-n // tile[0]) * -(-9 * c // tile[1]) * parts >= 120
+
+
+MATMUL, FORWARD, WEIGHT_GRADIENT = (5, 13, 1, 2), (6, 13, 0, 0), (3, 10, 0, 0)  # arrays, integers, floats, integers
+COMPILED = {  # of each kind those that need most registers
+    "nt": (tf32.KERNELS[(128, 128), False, False], MATMUL), "tn": (tf32.KERNELS[(128, 128), True, True], MATMUL),
+    "forward": (conv2d_tf32.FORWARD[(256, 64), False], FORWARD),
+    "input_gradient": (conv2d_tf32.FORWARD[(128, 128), True], FORWARD),
+    "weight_gradient": (conv2d_tf32.WEIGHT_GRADIENT[64, 256], WEIGHT_GRADIENT)}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernels_compile_without_spills(tmp_path, name, arch):
+    from numba import types
+    kernel, (arrays, integers, floats, flags) = COMPILED[name]
+    signature = (*[types.Array(types.float32, 1, "C")] * arrays, *[types.int32] * integers, *[types.float32] * floats,
+                 *[types.int32] * flags)
+    text = compile_to_ptx(kernel, signature, (8, 0) if arch == "sm_80" else (9, 0, "a"))
+    assert ".f64" not in text and "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in text
+    ptxas = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "ptxas"
+    if not ptxas.exists():
+        pytest.skip("ptxas is not installed")
+    (tmp_path / "kernel.ptx").write_text(text)
+    done = subprocess.run([ptxas, "-v", "-arch", arch, tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in done.stderr, done.stderr
+    assert "C75" not in done.stderr
