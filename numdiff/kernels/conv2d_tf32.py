@@ -11,8 +11,8 @@ SHAPES
     as in conv2d.py; all float32, C and N multiples of 4
 VERSIONS
     version 4 of conv2d.py in float32, which runs where the device's switch `tf32` is on. Against version 3: products by
-    mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in shared memory, fragments
-    and the rounding are those of matmul/tf32.py: read that first.
+    mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in shared memory,
+    fragments and the rounding are those of matmul/tf32.py: read that first.
 LAUNCH
     128 threads. Forward: 128 × 128 or 256 × 64 pixels × channels, or 64 × 64 where those are few; a warp has 64 × 64 or
     32 × 32. Grid (pixel tiles, channel tiles, parts): where the tiles do not fill a GPU, the taps and channels are cut

@@ -27,9 +27,9 @@ SPLIT K
     ones would be four, so half the partial results (`schedule`).
 ROW SUMS
     A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. Where they are
-    asked for, warps 1 and 2 of the producer's warpgroup, idle else, add up A for the first column of tiles: a warp has
-    a box of 64 rows of A, a lane eight of them and every fourth k, 16 bytes at a time. They hand a stage back as the
-    consumers do. The tensor cores have no part in it, and no pass over dy is left.
+    asked for, warps 1 and 2 of the producer's warpgroup, idle else, multiply A by ones for the first column of tiles,
+    64 rows each, with rung 5's ldmatrix and mma, which need few registers. They hand a stage back as the consumers do.
+    No pass over dy is left.
 EPILOGUE
     float16: alpha · sum + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a warp's
     words fall into 32 different banks), from where the copy engine writes it while the next tile is multiplied. Each
@@ -38,7 +38,8 @@ EPILOGUE
     bytes of one row.
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory. The
-    kernel is compiled for 168 registers a thread; the producer gives back all but 40, the consumers take 232.
+    kernel is compiled for 168 registers a thread; the producer gives back all but 40, the consumers take 232 (with row
+    sums 56 and 224).
 NEEDS
     sm_90a; all contiguous extents multiples of 8, as the copy engine counts rows in 16 bytes; any M, N, K else.
 DETERMINISM
@@ -56,14 +57,13 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.hopper import (
     fence_barrier_init,
+    make_setmaxnreg,
     make_wgmma,
     make_wgmma_wait,
     mbarrier_arrive,
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
-    setmaxnreg_dec_40,
-    setmaxnreg_inc_232,
     smem_u32,
     tma_load_2d,
     tma_prefetch,
@@ -106,6 +106,8 @@ GELU, GELU_GRADIENT = False, False  # GELU of the result as a second one; the re
 STAGE_COUNT, BARRIERS, A_BYTES, STAGE_BYTES = 4, 8, 16384, 49152  # of the pipeline; of A in a stage, of A and B
 A_STEP = B_STEP = np.uint64(2)  # from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
 wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN, pin=False)
+REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
+give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
 
 
 def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles, slice_tiles, tiles_m, tiles_n, units,
@@ -138,7 +140,7 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
     stride = int32(units if unit < alone else int32(cuda.gridDim.x - alone))
     per_slice = int32(tiles_m * tiles_n)
     if warpgroup == 0:
-        setmaxnreg_dec_40()
+        give_registers()
         if t == 0:
             parity = int32(1)  # a fresh `empty` lets the first round through
             while unit < units:
@@ -188,7 +190,8 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
                     while step < steps:
                         mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
                         if tile_n == 0:
-                            sums = add_rows(tiles, int32(stage * STAGE_BYTES + box * BOX_BYTES), lane, sums)
+                            sums = add_rows(base + uint32(stage) * uint32(STAGE_BYTES) + uint32(box) * uint32(BOX_BYTES),
+                                            lane, sums)
                         cuda.syncwarp()
                         if lane == 0:
                             mbarrier_arrive(empty_0 + uint32(8) * uint32(stage))
@@ -201,7 +204,7 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
                                    has_row_sums == ADD_ROW_SUMS)
                     unit = int32(unit + stride)
     else:
-        setmaxnreg_inc_232()
+        take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = int32(warpgroup - 1)
         elected, lane = t % 128 == 0, int32(t % 32)
@@ -308,13 +311,15 @@ def kernel_for(BN, a_along_m, b_along_n, half, gelu=""):
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}"
     name = f"gemm_hopper_{BN}_{case}_{gelu or ('half' if half else 'float')}"
     stages, a_bytes = STAGES[BN], BM * BK * 2
+    fewer, more = REGISTERS[a_along_m and not half]
     constants = {
         "BN": BN, "BLOCKS": BN // 64, "ACCUMULATORS": BN // 2, "HALF": half, "A_ALONG_M": a_along_m,
         "B_ALONG_N": b_along_n, "GELU": gelu == "gelu", "GELU_GRADIENT": gelu == "gelu_gradient",
         "STAGE_COUNT": stages, "BARRIERS": 2 * stages + (8 if gelu == "gelu_gradient" else 0), "A_BYTES": a_bytes,
         "STAGE_BYTES": a_bytes + BN * BK * 2,
         "A_STEP": np.uint64(128 if a_along_m else 2), "B_STEP": np.uint64(128 if b_along_n else 2),
-        "wgmma": make_wgmma(BN, a_along_m, b_along_n), "wgmma_wait": make_wgmma_wait(BN, pin=False)}
+        "wgmma": make_wgmma(BN, a_along_m, b_along_n), "wgmma_wait": make_wgmma_wait(BN, pin=False),
+        "give_registers": make_setmaxnreg(fewer, False), "take_registers": make_setmaxnreg(more, True)}
     function = types.FunctionType(gemm.__code__, {**globals(), **constants}, name)
     function.__qualname__ = name
     return cuda.jit(function, launch_bounds=(THREADS, 1))  # setmaxnreg needs both numbers
