@@ -81,8 +81,8 @@ class PtxDevice:
             if key not in self.texts:
                 self.texts[key] = compile_to_ptx(kernel, signature, capability)
                 if re.search(r"\.extern .*__half", self.texts[key]):
-                    raise PtxError(f"{name} computes with float16 numbers, by functions that Numba links and then cannot "
-                                   "keep in its cache; make them float32 first")
+                    raise PtxError(f"{name} computes with float16 numbers, by functions that Numba links and then "
+                                   "cannot keep in its cache; make them float32 first")
                 if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in args):
                     found = re.search(r"^.*\.f64.*$", self.texts[key], re.MULTILINE)
                     if found:

@@ -4,14 +4,8 @@ A tensor map says where a tensor of one to five dimensions lies in global memory
 how the box is laid out in shared memory. All its sizes run innermost first, as the coordinates of an instruction do.
 (CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, sections 5.5, "Tensors", and 9.7.9.27, "cp.async.bulk.tensor".)
 
-THE TILE. The box's elements lie one after another, innermost dimension first; with a swizzle, rows that are shorter than
-its bytes begin as many bytes apart, and what lies between them is left alone. What of a box lies outside of the tensor
-is zeros; outside elements are not written by a store.
-
-WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a load also before the tensor's first element,
-a store not. Else a GPU ends with an illegal instruction. (Not in the PTX ISA; so it was on an H100, each case by itself:
-python -m tests.emulator.compare_hopper.)
- A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
+THE TILE. The box's elements lie one after another, innermost dimension first. What of a box lies outside of the tensor
+is zeros; outside elements are not written by a store. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
 inside each such range of bytes, by address bits of shared memory (`swizzled`):
 
     128 bytes: bits 4-6 of the address are xored with bits 7-9        the pattern repeats every 1024 bytes
@@ -19,6 +13,11 @@ inside each such range of bytes, by address bits of shared memory (`swizzled`):
      32 bytes: bit 4 with bit 7                                                              256 bytes
 
 so that a column of chunks, the same chunk of eight neighbouring rows, lies in eight different groups of four banks.
+Rows that are shorter than the swizzle begin as many bytes apart as it has; what lies between them is left alone.
+
+WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a load also before the tensor's first
+element, a store not. Else a GPU ends with an illegal instruction. (This and the distance of short rows are not in the
+PTX ISA: so it was on an H100, and `python -m tests.emulator.compare_hopper` tries it again.)
 
 WHEN. A load arrives when no thread can go on without it; then its bytes are announced to its mbarrier. A store reads
 its tile and writes its box when its thread waits for its group, or when its block ends. Until then these bytes are in
@@ -278,8 +277,8 @@ def _begin(machine, descriptor, coordinates, what):
     at = tuple((int(c) + (1 << 31) & 0xFFFFFFFF) - (1 << 31) for c in coordinates)
     if at[0] * tensor.itemsize % CHUNK:
         machine.report("alignment", f"the {what} begins at element {at[0]} of the innermost dimension, byte "
-                                    f"{at[0] * tensor.itemsize} of a row, which is not a multiple of {CHUNK}: a GPU ends "
-                                    "with an illegal instruction", machine.site_here())
+                                    f"{at[0] * tensor.itemsize} of a row, which is not a multiple of {CHUNK}: a GPU "
+                                    "ends with an illegal instruction", machine.site_here())
         return None
     if what == STORE and min(at) < 0:
         machine.report("bounds", f"the {what} begins before the tensor, at {list(at)}: a GPU ends with an illegal "
@@ -465,8 +464,8 @@ def _claim_store(machine, copy):
         valid = np.frombuffer(bytes(shared.valid[start:stop]), np.uint8).reshape(-1, CHUNK)
         for chunk in np.sort(chunks[~valid[chunks].all(axis=1)])[:1].tolist():
             first = start + CHUNK * chunk + int(np.argmin(valid[chunk]))
-            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, first)}, which nobody has "
-                                            "written", site)
+            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, first)}, which nobody "
+                                            "has written", site)
     engine.claim(shared, start, stop, False, STORE, site)
     copy.reads = Pending(STORE, shared, start, stop, False, thread, site, "wait for it with "
                                                                                 "tma_store_wait_read_0()")

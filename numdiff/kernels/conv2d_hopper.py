@@ -77,6 +77,7 @@ from ..device.hopper import (
 from ..device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ..device.tensor_map import tensor_map
 from .im2col import divide
+from .tuning import tuned
 
 u64 = np.uint64
 
@@ -608,6 +609,11 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     b, h, w, c = x.shape
     n, size = y.shape[3], weight.shape[1]
     backend = x.backend
+    if only is None and together is None:
+        kind = "conv2d_input_gradient v6" if gradient else "conv2d v6"
+        measured = tuned(backend, kind, b, h, w, c, n, size)
+        if measured is not None:
+            only, together = tuple(measured[:2]), measured[2]
     plan = choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together)[1]
     pad, columns = size // 2, 64 if plan.bn % 64 == 0 else 32
     map_x = tensor_map(x, (BK, plan.width + 2 * pad * plan.whole_halo, plan.height + 2 * pad, plan.images))

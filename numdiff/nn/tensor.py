@@ -10,9 +10,9 @@ there is no reference cycle, and an activation lives exactly until the forward p
 that needs it has been played back.
 
 Accumulation. Parameter gradients are added into the model's flat gradient buffer by the operations themselves (+=).
-Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones. An operation
-whose backward kernel can add on its way takes what has arrived for its first input already (`adds=True`): then no pass
-over memory is spent on the sum.
+Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones. An
+operation whose backward kernel can add on its way takes what has arrived for its first input already (`adds=True`):
+then no pass over memory is spent on the sum.
 """
 import numpy as np
 

@@ -6,9 +6,11 @@ import pytest
 from numdiff.benchmark import tune as tune_module
 from numdiff.benchmark.kernels import Array, Recorded
 from numdiff.benchmark.tune import ConvolutionTiles, MatmulTiles, tune, tune_calls, write_table
+from numdiff.device import upload
+from numdiff.device.emulator import EmulatorDevice
 from numdiff.errors import NumdiffError
-from numdiff.kernels import conv2d_hopper, matmul_forward, tuning
-from numdiff.kernels.matmul import launcher
+from numdiff.kernels import conv2d_forward, conv2d_hopper, matmul_forward, tuning
+from numdiff.kernels.matmul import hopper, launcher, mma
 
 from .test_profile import small_unet
 
@@ -97,3 +99,20 @@ def test_checked_in_tables():
         assert all(tuple(c[:2]) in launcher.HALF_TILES[6] for c in choices.get("matmul v6", {}).values())
         assert all(tuple(c[:2]) in conv2d_hopper.VARIANTS for kind in ("conv2d v6", "conv2d_input_gradient v6")
                    for c in choices.get(kind, {}).values())
+
+
+def test_launchers_ask_the_table_first(folder, monkeypatch):
+    gpu = EmulatorDevice(checks=False)
+    gpu.device_name = "NVIDIA Test 2"
+    write_table(tuning.card_file(gpu.device_name), gpu.device_name, {
+        "matmul v6": {"24 16 200 1": [128, 192, 2]}, "conv2d v6": {"1 8 8 8 16 3": [64, 1, 1]}})
+    launched = []
+    monkeypatch.setattr(hopper, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
+    monkeypatch.setattr(mma, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
+    monkeypatch.setattr(conv2d_hopper, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
+    a, b = (upload(np.zeros(shape, np.float16), gpu) for shape in ((200, 24), (200, 16)))
+    matmul_forward(a, b, True, False, out=upload(np.zeros((24, 16), np.float32), gpu), accumulate=True)
+    assert launched == ["gemm_hopper_192_tn_float", "add_partials_kernel"]
+    x, weight = (upload(np.zeros(shape, np.float16), gpu) for shape in ((1, 8, 8, 8), (16, 3, 3, 8)))
+    conv2d_forward(x, weight)
+    assert launched[2:] == ["conv2d_forward_kernel_v6_128x64"]

@@ -42,9 +42,9 @@ def cases():
     rng = np.random.default_rng(0)
     for name in inputs.COPIES:
         x, y, box, swizzle, at, raw, _ = inputs.copy_case(name)
-        yield Case(f"copy {name}", units.make_copy(x.ndim, x.itemsize * int(np.prod(box))), [x, y, at, np.zeros(len(raw) // 4, np.uint32)],
-                   [(0, box, swizzle), (1, box, swizzle)], ["m0", "m1", "a2", "a3"], [(1, x.dtype), (3, np.uint32)],
-                   shared=len(raw))
+        yield Case(f"copy {name}", units.make_copy(x.ndim, x.itemsize * int(np.prod(box))),
+                   [x, y, at, np.zeros(len(raw) // 4, np.uint32)], [(0, box, swizzle), (1, box, swizzle)],
+                   ["m0", "m1", "a2", "a3"], [(1, x.dtype), (3, np.uint32)], shared=len(raw))
     ones = np.arange(1, 17, dtype=np.uint32)
     yield Case("phases of an mbarrier", units.phases, [ones, np.full(12, -1, np.int32)], [(0, (16,), 0)], ["m0", "a1"],
                [(1, np.int32)], block=1)

@@ -35,8 +35,8 @@ def launch(kernel, block, *arguments, grid=1, shared=0, **options):
 def test_boxes_are_copied_as_the_isa_says(name, checks):
     x, y, box, swizzle, at, raw, want = inputs.copy_case(name)
     got = np.zeros(len(raw) // 4, np.uint32)
-    launch(units.make_copy(x.ndim, x.itemsize * int(np.prod(box))), 32, tensor_map(x, box, swizzle), tensor_map(y, box, swizzle), at, got,
-           shared=len(raw), checks=checks)
+    launch(units.make_copy(x.ndim, x.itemsize * int(np.prod(box))), 32, tensor_map(x, box, swizzle),
+           tensor_map(y, box, swizzle), at, got, shared=len(raw), checks=checks)
     assert np.array_equal(got.view(np.uint8), raw)
     assert np.array_equal(y, want)
 
@@ -527,17 +527,14 @@ UNIT_FAULTS = {
         run_groups, [("    wgmma_8(first, da, db, i32(0))", "    wgmma_8(first, da, db, i32(1))")], "uninitialised",
         "wgmma_8(first, da, db, i32(1))", "the wgmma adds to array, parts of which this thread has never written"),
     "load from the middle of 16 bytes": (
-        run_copy, [("                tma_load_2d(base, map_in, full, at[0], at[1])", "                "
-                                                                                     "tma_load_2d(base, map_in, full, 4, 0)")],
-        "alignment", "tma_load_2d(base, map_in", "the TMA load begins at element 4 of the innermost dimension, byte 8 of"),
+        run_copy, [("map_in, full, at[0], at[1])", "map_in, full, 4, 0)")], "alignment", "tma_load_2d(base, map_in",
+        "the TMA load begins at element 4 of the innermost dimension, byte 8 of a row"),
     "store to the middle of 16 bytes": (
-        run_copy, [("                tma_store_2d(base, map_out, at[5], at[6])", "                "
-                                                                                 "tma_store_2d(base, map_out, 1, 0)")],
-        "alignment", "tma_store_2d(base, map_out", "the TMA store begins at element 1 of the innermost dimension, byte 2"),
+        run_copy, [("map_out, at[5], at[6])", "map_out, 1, 0)")], "alignment", "tma_store_2d(base, map_out",
+        "the TMA store begins at element 1 of the innermost dimension, byte 2 of a row"),
     "store that begins before the tensor": (
-        run_copy, [("                tma_store_2d(base, map_out, at[5], at[6])", "                "
-                                                                                 "tma_store_2d(base, map_out, 0, -1)")],
-        "bounds", "tma_store_2d(base, map_out", r"the TMA store begins before the tensor, at \[0, -1\]"),
+        run_copy, [("map_out, at[5], at[6])", "map_out, 0, -1)")], "bounds", "tma_store_2d(base, map_out",
+        r"the TMA store begins before the tensor, at \[0, -1\]"),
     "store of what nobody wrote": (
         run_copy, [("                tma_load_2d(base, map_in, full, at[0], at[1])", "                "
                                                                                      "mbarrier_arrive(full)"),

@@ -27,9 +27,10 @@ SPLIT K
     ones would be four, so half the partial results (`schedule`).
 ROW SUMS
     A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. Where they are
-    asked for, warps 1 and 2 of the producer's warpgroup, idle else, multiply A by ones for the first column of tiles,
-    64 rows each, with rung 5's ldmatrix and mma, which need few registers. They hand a stage back as the consumers do.
-    No pass over dy is left.
+    asked for, warps 1 and 2 of the producer's warpgroup, idle else, multiply A by ones, 64 rows each, with rung 5's
+    ldmatrix and mma, which need few registers. A step so treated takes half as long again, as both want the tensor
+    cores; so the tiles of a row share it: of four, each does every fourth step, and the pipeline hides it. They hand a
+    stage back as the consumers do. No pass over dy is left.
 EPILOGUE
     float16: alpha · sum + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a warp's
     words fall into 32 different banks), from where the copy engine writes it while the next tile is multiplied. Each
@@ -73,6 +74,7 @@ from ...device.hopper import (
     wgmma_wait_1,
 )
 from ...device.tensor_map import tensor_map
+from ..reduce import column_sum
 from .hopper_endings import (
     BK,
     BM,
@@ -94,7 +96,7 @@ MINIMUM_CAPABILITY = (9, 0)  # these kernels exist for no other architecture
 THREADS = 384  # a producer and two consumer warpgroups
 STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
 STAGING = 4 * BOX_BYTES  # two tiles for each consumer
-WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a slice's are written, those of all of K added
+WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
@@ -186,12 +188,14 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
                     tile_m, tile_n = tile_place(int32(unit - part * per_slice), tiles_m, tiles_n)
                     steps = int32(min(int32(slice_tiles), int32(k_tiles - part * slice_tiles)))
                     sums = zero, zero, zero, zero, zero, zero, zero, zero
-                    step = int32(0)
+                    step, due = int32(0), int32(tile_n)
                     while step < steps:
                         mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                        if tile_n == 0:
-                            sums = add_rows(base + uint32(stage) * uint32(STAGE_BYTES) + uint32(box) * uint32(BOX_BYTES),
-                                            lane, sums)
+                        if due == 0:
+                            a = base + uint32(stage) * uint32(STAGE_BYTES)
+                            sums = add_rows(a + uint32(box) * uint32(BOX_BYTES), lane, sums)
+                            due = tiles_n
+                        due = int32(due - 1)
                         cuda.syncwarp()
                         if lane == 0:
                             mbarrier_arrive(empty_0 + uint32(8) * uint32(stage))
@@ -199,9 +203,8 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
                         if stage == STAGE_COUNT:
                             stage, parity = int32(0), int32(parity ^ 1)
                         step = int32(step + 1)
-                    if tile_n == 0:
-                        write_rows(row_sums, part * M, int32(tile_m * BM + box * BOX), M, lane, sums,
-                                   has_row_sums == ADD_ROW_SUMS)
+                    write_rows(row_sums, (part * tiles_n + tile_n) * M, int32(tile_m * BM + box * BOX), M, lane, sums,
+                               has_row_sums == ADD_ROW_SUMS)
                     unit = int32(unit + stride)
     else:
         take_registers()
@@ -379,9 +382,10 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     target = nothing if half else c.reshape(-1)
     sums, summing = nothing if row_sums is None else row_sums, 0 if row_sums is None else ADD_ROW_SUMS
     if slices > 1:
-        target = empty((slices * (M * N + (0 if row_sums is None else M)),), np.float32, like=a)
-        if row_sums is not None:
-            sums, summing = target[slices * M * N:], WRITE_ROW_SUMS
+        target = empty((slices * (M * N + (0 if row_sums is None else tiles_n * M)),), np.float32, like=a)
+    if row_sums is not None and slices * tiles_n > 1:
+        sums = target[slices * M * N:] if slices > 1 else empty((tiles_n * M,), np.float32, like=a)
+        summing = WRITE_ROW_SUMS
     kernel = KERNELS[width, transpose_a, not transpose_b, half]
     if other is not None:
         kernel = GELU_KERNELS[width, "gelu_gradient" if gelu is None else "gelu"]
@@ -390,4 +394,6 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
            *(end if slices == 1 else (1.0, 0)), int(residual is not None), int(accumulate and slices == 1), summing,
            shared=shared_bytes(width))
     if slices > 1:
-        add_partials(target, c, slices, biases, *end, accumulate, row_sums)
+        add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
+    elif summing == WRITE_ROW_SUMS:
+        column_sum(sums.reshape(tiles_n, M), row_sums)

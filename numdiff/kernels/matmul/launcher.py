@@ -22,6 +22,7 @@ import numpy as np
 from ...device import copy_into, empty, is_device, launch
 from ..elementwise import cast_forward, gelu_backward, gelu_forward
 from ..reduce import column_sum
+from ..tuning import tuned
 from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .operands import Matrices
 from .reference import matmul_forward_reference
@@ -151,7 +152,11 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
     if version > 2:
         can_split = c.dtype == np.float32 and batch == 1
         multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
-        tile, slices, _ = choose_half(version, batch, M, N, K, can_split, multiprocessors)
+        measured = tuned(a.backend, "matmul v6", M, N, K, can_split) if version == 6 else None
+        if measured is None:
+            tile, slices, _ = choose_half(version, batch, M, N, K, can_split, multiprocessors)
+        else:
+            tile, slices = measured[:2], measured[2]
         if version == 6:
             a, b, c = a.reshape(a.shape[-2:]), b.reshape(b.shape[-2:]), c.reshape(M, N)
             hopper.launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate,

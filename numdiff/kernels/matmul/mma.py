@@ -284,12 +284,13 @@ def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual
 
 # The second pass of a split sum ---------------------------------------------------------------------------------------
 
-# In both kernels M is the length of `row_sums`, whose partial sums (slices, M) come after the others; 0 without them.
+# In both kernels M is the length of `row_sums`, whose partial sums (row_parts, M) come after the others; 0 without.
 
 @cuda.jit(device=True, forceinline=True)
-def slices_of(i, slices, MN, M):
-    """Where the first slice of output i lies among the partial sums, and how far it is from one to the next."""
-    return (i, MN) if i < MN else (slices * MN + i - MN, M)
+def slices_of(i, slices, row_parts, MN, M):
+    """Where the first slice of output i lies among the partial sums, how far it is to the next, and how many there
+    are."""
+    return (i, MN, slices) if i < MN else (slices * MN + i - MN, M, row_parts)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -302,20 +303,20 @@ def write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, ac
 
 
 @cuda.jit
-def add_partials_kernel(partial, c, bias, row_sums, slices, MN, M, N, alpha, has_bias, accumulate):
+def add_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N, alpha, has_bias, accumulate):
     """Four neighbouring outputs a thread: their slices, in order, then what `write_output` does."""
     i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
     if i < MN + M:
-        first, between = slices_of(i, slices, MN, M)
+        first, between, count = slices_of(i, slices, row_parts, MN, M)
         v0, v1, v2, v3 = load4(partial, first)
-        for s in range(1, slices):
+        for s in range(1, count):
             p0, p1, p2, p3 = load4(partial, first + s * between)
             v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
         write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, accumulate)
 
 
 @cuda.jit
-def add_many_partials_kernel(partial, c, bias, row_sums, slices, MN, M, N, alpha, has_bias, accumulate):
+def add_many_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N, alpha, has_bias, accumulate):
     """The same for small results of many slices: the eight warps of a block share them, for the same 128 outputs.
 
     Warp w adds slices w, w + 8, …; then the first adds up the warps' sums, in their order.
@@ -325,8 +326,8 @@ def add_many_partials_kernel(partial, c, bias, row_sums, slices, MN, M, N, alpha
     i = (cuda.blockIdx.x * 32 + t % 32) * 4
     v0 = v1 = v2 = v3 = float32(0)
     if i < MN + M:
-        first, between = slices_of(i, slices, MN, M)
-        for s in range(t // 32, slices, PARTIALS_BLOCK // 32):
+        first, between, count = slices_of(i, slices, row_parts, MN, M)
+        for s in range(t // 32, count, PARTIALS_BLOCK // 32):
             p0, p1, p2, p3 = load4(partial, first + s * between)
             v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
     sums[t], sums[PARTIALS_BLOCK + t] = v0, v1
@@ -339,11 +340,12 @@ def add_many_partials_kernel(partial, c, bias, row_sums, slices, MN, M, N, alpha
         write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, accumulate)
 
 
-def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums=None):
-    """c = or += alpha · the sum of `slices` partial results + bias, in float32; `row_sums` += those of the row sums."""
+def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums=None, row_parts=0):
+    """c = or += alpha · the sum of `slices` partial results + bias, in float32; row_sums += that of its `row_parts`."""
     M = 0 if row_sums is None else row_sums.size
     kernel, outputs = add_partials_kernel, 4 * PARTIALS_BLOCK
     if slices >= MANY_PARTIALS:
         kernel, outputs = add_many_partials_kernel, 4 * 32
     launch(kernel, -(-(c.size + M) // outputs), PARTIALS_BLOCK, partial, c.reshape(-1), bias,
-           bias if row_sums is None else row_sums, slices, c.size, M, c.shape[-1], alpha, has_bias, int(accumulate))
+           bias if row_sums is None else row_sums, slices, row_parts, c.size, M, c.shape[-1], alpha, has_bias,
+           int(accumulate))
