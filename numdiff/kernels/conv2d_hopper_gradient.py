@@ -11,7 +11,7 @@ VERSIONS
     taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
 WHO DOES WHAT  (512 threads: four warpgroups)
     warp 0 asks for boxes of dy and x           one stage for each group of 128 or 256 pixels
-    warps 1, 2, 3 sum dy's columns for dbias    while the boxes lie there anyway
+    warps 1, 2 sum 32 of dy's columns each      while the boxes lie there anyway, for dbias
     warpgroups 1, 2, 3 multiply three taps each: three times 64 × 64 sums, 96 registers of a thread
     Both matrices lie with their inner dimension, the pixels, across (eight pixels of an image row are eight rows of 128
     bytes), which a wgmma of float16 takes as it lies: nothing is transposed.
@@ -51,10 +51,9 @@ from ..device.hopper import (
     wgmma_fence,
     wgmma_wait_1,
 )
-from ..device.tensor_core import load_word, unpack_half2
 from ..device.tensor_map import tensor_map
 from .conv2d_hopper import ROW, SHARED, descriptor, no_numbers, row_of
-from .conv2d_hopper_gradient_3x3 import SIZE, hopper_weight_gradient_3x3
+from .conv2d_hopper_gradient_3x3 import SIZE, add_columns, column_of, hopper_weight_gradient_3x3
 from .im2col import divide
 from .reduce import column_sum, sample_sum
 
@@ -71,7 +70,7 @@ BLOCK_SUMS = 4 * ADDED * SHARES
 
 multiply_64 = make_wgmma(64, True, True)
 wait_64 = make_wgmma_wait(64)
-producer_registers, consumer_registers = make_setmaxnreg(56, False), make_setmaxnreg(152, True)
+producer_registers, consumer_registers = make_setmaxnreg(104, False), make_setmaxnreg(136, True)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -118,7 +117,7 @@ def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, image
     if t == 0:
         for stage in range(MOST_STAGES):
             mbarrier_init(full0 + uint32(8 * stage), uint32(1))
-            mbarrier_init(empty0 + uint32(8 * stage), uint32(6 if sums_bias else 3))
+            mbarrier_init(empty0 + uint32(8 * stage), uint32(5 if sums_bias else 3))
         fence_barrier_init()
     cuda.syncthreads()
 
@@ -143,31 +142,22 @@ def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, image
                 stage += int32(1)
                 if stage == stages:
                     stage, parity = int32(0), parity ^ uint32(1)
-        elif t >= 32 and sums_bias:
-            # a lane has two channels; each of the three warps every third group of eight pixels
+        elif t >= 32 and t < 96 and sums_bias:
             lane, warp = t & 31, int32((t >> 5) - 1)
-            low = high = float32(0)
+            total = float32(0)
             stage, parity = int32(0), uint32(0)
             for _ in range(first_chunk, last_chunk):
                 mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
-                at = int32(uint32(stage) * stage_bytes) + (lane & 3) * 4
-                for eight in range(warp, pixels >> 3, int32(3)):
-                    for pixel in range(8):
-                        a, b = unpack_half2(load_word(tiles, int32(at + eight * 1024 + pixel * 128
-                                                                  + ((lane >> 2) ^ pixel) * 16)))
-                        low += a
-                        high += b
+                total += add_columns(base + uint32(stage) * stage_bytes, int32(pixels >> 6), warp, lane)
                 cuda.syncwarp()
                 if lane == 0:
                     mbarrier_arrive(empty0 + uint32(8) * uint32(stage))
                 stage += int32(1)
                 if stage == stages:
                     stage, parity = int32(0), parity ^ uint32(1)
-            n = int32(line * TILE + lane * 2)
+            n = int32(line * TILE + column_of(warp, lane))
             if n < N:
-                at = (cuda.blockIdx.y * 3 + warp) * N + n
-                bias_partial[at] = low
-                bias_partial[at + 1] = high
+                bias_partial[cuda.blockIdx.y * N + n] = total
     else:
         consumer_registers()
         acc_0 = cuda.local.array(32, np.float32)
@@ -358,7 +348,7 @@ def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=
     map_x = tensor_map(x, (TILE, plan.width + 2 * pad * bool(whole_halo), plan.height + 2 * pad, plan.images))
     tiles = -(-c // TILE) * -(-n // TILE) * -(-size * size // TAPS)
     partial = empty((plan.parts, tiles * SUMS), np.float32, like=dy)
-    bias_partial = no_numbers(backend) if dbias is None else empty((3 * plan.parts, n), np.float32, like=dy)
+    bias_partial = no_numbers(backend) if dbias is None else empty((plan.parts, n), np.float32, like=dy)
     launch(conv2d_weight_gradient_kernel_v6, (tiles, plan.parts), THREADS, map_dy, map_x, partial.reshape(-1),
            bias_partial.reshape(-1), b, h, w, c, n, size, int(whole_halo), plan.width, plan.height, plan.images,
            plan.stages,

@@ -13,18 +13,18 @@ WHAT IS NEW, AND WHY IT PAYS
     for three taps, so narrow tiles are fast, too: CW is 64, 32 or 16.
     Narrow tiles are what a small image needs. Its pixels must be shared among many blocks, each of which writes float32
     sums of its own that a second kernel adds: 128 blocks with 9 · 64 · 64 sums write 19 MB, with 9 · 64 · 16 only 5.
-    Where the tiles alone fill the GPU a block takes all pixels, and adds to dweight itself. Where up to JOINED blocks
-    share them, each counts itself done, and the one that finds all others done adds up what they have left in the L2
-    cache: no second kernel. A thread's loads for this all start before the first of them is needed.
+    Part 0 starts from what dweight holds, which it loads while the first pixels are on their way. So where a block
+    takes all pixels its sums are the result, and the second kernel reads nothing but the parts.
 WHO DOES WHAT  (512 threads: four warpgroups)
     warp 0 asks for boxes of dy and x           one stage for each chunk of 64, 128 or 256 pixels
-    warps 1, 2, 3 sum dy's columns for dbias    while the boxes lie there anyway, image by image for dchannel
+    warps 1, 2 sum 32 of dy's columns each      while the boxes lie there anyway, for dbias, and image by image for
+                                                dchannel: products with ones
     warpgroups 1, 2, 3 multiply a column of three taps each, by the whole chunk before they wait
 LAUNCH
-    grid (tiles of 64 × CW channels, parts): the pixels are shared among `parts` blocks.
+    grid (tiles of CW channels of x, of 64 of dy, parts): the pixels are shared among `parts` blocks.
 DETERMINISM
-    a part writes its own sums, in dweight's layout; whoever adds the parts to dweight, the last block or a second
-    kernel, adds them in a fixed order. How many parts there are depends on the shape and the GPU's size.
+    a part writes its own sums, in dweight's layout; a second kernel adds them in a fixed order. How many parts there
+    are depends on the shape and the GPU's size.
 COST
     FLOPs as in conv2d.py; the parts cost 2 · 4 · parts · N · 9 · C bytes, mostly in the L2 cache.
 SOURCE
@@ -37,9 +37,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, launch, load4, store4, uint32, upload
+from ..device import cuda, empty, float32, int32, launch, load4, store4, uint32
 from ..device.hopper import (
-    bar_sync,
     fence_barrier_init,
     make_setmaxnreg,
     make_wgmma,
@@ -55,41 +54,27 @@ from ..device.hopper import (
     wgmma_fence,
     wgmma_wait_1,
 )
-from ..device.tensor_core import load_word, unpack_half2
+from ..device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16
 from ..device.tensor_map import tensor_map
 from .conv2d_hopper import BYTES_A_NS, ROW, SHARED, descriptor, no_numbers
 from .im2col import divide
+from .matmul.hopper_endings import ONES
 
 MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 THREADS = 512
 TILE = 64  # channels of dy
 WIDTHS = 64, 32, 16  # of x
 SIZE, TAPS = 3, 9
-MOST_STAGES = 6
+MOST_STAGES = 16
 BARRIERS = 2 * MOST_STAGES
-BIAS_SUMS = 3 * TILE
-JOINED = 4  # parts that the last block adds by itself, at most: it reads their sums alone
-GROUP_SUMS = 4 * 6  # vectors of a thread whose loads are on their way at a time; three where registers are scarce
-COUNTERS = 1024  # one for each tile; where there are more, a second kernel adds the parts
-ALL_BUT_ONE = THREADS - 32  # threads: warp 0 has only the copies to start
+CHANNELS_A_WARP = 32  # of dy, whose sums a warp makes
 ADD_THREADS = 256  # of the second kernel
 ADD_FLOATS = 4 * ADD_THREADS
 ADD_WANTED = 132 * 2048  # threads that fill a GPU
 
 wgmma_192, wgmma_96, wgmma_48 = (make_wgmma(3 * width, True, True) for width in WIDTHS)
 wait_192, wait_96, wait_48 = (make_wgmma_wait(3 * width) for width in WIDTHS)
-producer_registers, consumer_registers = make_setmaxnreg(56, False), make_setmaxnreg(152, True)
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply_first(CW, acc, a, b):
-    """acc = A · B for 16 pixels. The 0 must be a literal: see hopper.py."""
-    if CW == 64:
-        wgmma_192(acc, a, b, int32(0))
-    elif CW == 32:
-        wgmma_96(acc, a, b, int32(0))
-    else:
-        wgmma_48(acc, a, b, int32(0))
+producer_registers, consumer_registers = make_setmaxnreg(104, False), make_setmaxnreg(136, True)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -118,7 +103,7 @@ def wait_for(CW, acc):
 def exchange(CW, begin, acc, odd):
     """A thread has two sums of row n and two of row n + 8: in pairs of lanes, four neighbours of one row instead.
 
-    For a tap's vectors, from number `begin` on.
+    For a tap's vectors, from number `begin` on. Done twice, all is as it was.
     """
     for j in range(begin, begin + CW // 8):
         k = 4 * j
@@ -130,14 +115,19 @@ def exchange(CW, begin, acc, odd):
 
 
 @cuda.jit(device=True, forceinline=True)
-def offset_of(CW, vector, tap_row):
-    """Elements from a thread's first vector of four sums to another."""
-    return int32(vector // (CW // 8) * tap_row + vector % (CW // 8) * 8)
+def read_tap(CW, tap, dweight, at, acc, left):
+    """What a thread's sums of one of its taps start from; left: channels from the tile's first, none beyond a row."""
+    k = tap * CW // 2
+    for j in range(CW // 8):
+        a0 = a1 = a2 = a3 = float32(0)
+        if 8 * j < left:
+            a0, a1, a2, a3 = load4(dweight, at + 8 * j)
+        acc[k + 4 * j], acc[k + 4 * j + 1], acc[k + 4 * j + 2], acc[k + 4 * j + 3] = a0, a1, a2, a3
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_tap(CW, tap, out, at, acc, left):
-    """A thread's sums of one of its taps; left: channels from the tile's first, none in a row beyond the last."""
+    """A thread's sums of one of its taps."""
     k = tap * CW // 2
     for j in range(CW // 8):
         if 8 * j < left:
@@ -145,65 +135,50 @@ def write_tap(CW, tap, out, at, acc, left):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_sums(CW, begin, count, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left):
-    """dweight += the parts' sums in their order, `count` vectors of a thread; its own, of part `part`, are in acc."""
-    for v in range(count):
-        vector = begin + v
-        a0 = a1 = a2 = a3 = float32(0)
-        if vector % (CW // 8) * 8 < left:
-            a0, a1, a2, a3 = load4(dweight, to + offset_of(CW, vector, tap_row))
-        total[4 * v], total[4 * v + 1], total[4 * v + 2], total[4 * v + 3] = a0, a1, a2, a3
-    for other in range(parts):
-        if other == part:
-            for k in range(4 * count):
-                total[k] += acc[4 * begin + k]
-        else:
-            at = np.int64(other) * part_size + to
-            for v in range(count):
-                vector = begin + v
-                a0 = a1 = a2 = a3 = float32(0)
-                if vector % (CW // 8) * 8 < left:
-                    a0, a1, a2, a3 = load4(partial, at + offset_of(CW, vector, tap_row))
-                total[4 * v] += a0
-                total[4 * v + 1] += a1
-                total[4 * v + 2] += a2
-                total[4 * v + 3] += a3
-    for v in range(count):
-        vector, k = begin + v, 4 * v
-        if vector % (CW // 8) * 8 < left:
-            store4(dweight, to + offset_of(CW, vector, tap_row), total[k], total[k + 1], total[k + 2], total[k + 3])
+def add_columns(box, sixty_fours, warp, lane):
+    """The sum of a channel of dy over 64 pixels or more, whose box starts at a shared address.
+
+    Of the warp's 32 channels a lane gets the sum of `column_of`, as its quad's four lanes have the same four.
+    """
+    k, half = uint32(lane & 7), uint32(lane >> 3 & 1)
+    address = box + k * uint32(128) + uint32(lane >> 4) * uint32(1024)
+    low = address + ((uint32(4 * warp) + half ^ k) << uint32(4))
+    high = address + ((uint32(4 * warp + 2) + half ^ k) << uint32(4))
+    l_sums = h_sums = (float32(0), float32(0), float32(0), float32(0))
+    for _ in range(sixty_fours):  # all loads first: the tensor cores keep shared memory busy, and each takes its time
+        l0, h0 = ldmatrix_x4_trans(low), ldmatrix_x4_trans(high)
+        l1, h1 = ldmatrix_x4_trans(low + uint32(2048)), ldmatrix_x4_trans(high + uint32(2048))
+        l2, h2 = ldmatrix_x4_trans(low + uint32(4096)), ldmatrix_x4_trans(high + uint32(4096))
+        l3, h3 = ldmatrix_x4_trans(low + uint32(6144)), ldmatrix_x4_trans(high + uint32(6144))
+        l_sums, h_sums = mma_m16n8k16(l0, (ONES, ONES), l_sums), mma_m16n8k16(h0, (ONES, ONES), h_sums)
+        l_sums, h_sums = mma_m16n8k16(l1, (ONES, ONES), l_sums), mma_m16n8k16(h1, (ONES, ONES), h_sums)
+        l_sums, h_sums = mma_m16n8k16(l2, (ONES, ONES), l_sums), mma_m16n8k16(h2, (ONES, ONES), h_sums)
+        l_sums, h_sums = mma_m16n8k16(l3, (ONES, ONES), l_sums), mma_m16n8k16(h3, (ONES, ONES), h_sums)
+        low += uint32(64 * ROW)
+        high += uint32(64 * ROW)
+    first, second = (h_sums[0], h_sums[2]) if lane & 2 else (l_sums[0], l_sums[2])
+    return second if lane & 1 else first
 
 
 @cuda.jit(device=True, forceinline=True)
-def last_of(counter, tile, parts, ticket, t):
-    """Whether this block is the last of a tile's that comes here; the counter is 0 again then. For ALL_BUT_ONE."""
-    bar_sync(uint32(2), uint32(ALL_BUT_ONE))
-    if t == 32:
-        cuda.threadfence()  # what the block has written is seen by whoever finds it counted
-        before = cuda.atomic.add(counter, tile, int32(1))
-        if before == parts - 1:
-            counter[tile] = int32(0)
-        cuda.threadfence()
-        ticket[0] = before
-    bar_sync(uint32(2), uint32(ALL_BUT_ONE))
-    return ticket[0] == parts - 1
+def column_of(warp, lane):
+    return int32(CHANNELS_A_WARP * warp + (lane & 3) * 8 + (lane >> 2))
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_chunk(CW, begin, acc, dy_at, x_at, tile_w, tile_h, pitch, box_h, sub_blocks):
-    """acc += the products of a chunk's sub-blocks of 8 × 8 pixels, from number `begin` (0 or 1) on."""
+def multiply_chunk(CW, acc, dy_at, x_at, tile_w, tile_h, pitch, box_h, sub_blocks):
+    """acc += the products of a chunk's sub-blocks of 8 × 8 pixels."""
     X_ROW, SWIZZLE = 2 * CW, 1 if CW == 64 else 2 if CW == 32 else 3
     dy_stride, x_stride = uint32(tile_w * ROW), uint32(pitch * X_ROW)  # from eight pixels to those below
     dy_step, x_step = np.uint64(dy_stride >> uint32(3)), np.uint64(x_stride >> uint32(3))  # 16 pixels, in descriptors
     i, j = int32(0), int32(0)  # columns and rows from the tile's first pixel to the sub-block's
-    for sub in range(sub_blocks):
-        if sub >= begin:
-            da = descriptor(dy_at, uint32(16), dy_stride, 1)
-            db = descriptor(x_at, x_stride, x_stride, SWIZZLE)
-            multiply(CW, acc, da, db)
-            multiply(CW, acc, da + dy_step, db + x_step)
-            multiply(CW, acc, da + dy_step + dy_step, db + x_step + x_step)
-            multiply(CW, acc, da + dy_step + dy_step + dy_step, db + x_step + x_step + x_step)
+    for _ in range(sub_blocks):
+        da = descriptor(dy_at, uint32(16), dy_stride, 1)
+        db = descriptor(x_at, x_stride, x_stride, SWIZZLE)
+        multiply(CW, acc, da, db)
+        multiply(CW, acc, da + dy_step, db + x_step)
+        multiply(CW, acc, da + dy_step + dy_step, db + x_step + x_step)
+        multiply(CW, acc, da + dy_step + dy_step + dy_step, db + x_step + x_step + x_step)
         i += int32(8)
         dy_at += uint32(8 * ROW)
         x_at += uint32(8 * X_ROW)
@@ -219,20 +194,16 @@ def multiply_chunk(CW, begin, acc, dy_at, x_at, tile_w, tile_h, pitch, box_h, su
 def make_kernel(CW):
     """The kernel for tiles of CW channels of x."""
     ACCUMULATORS = 3 * CW // 2
-    X_ROW = 2 * CW  # bytes of a pixel in x's box, and of its swizzle
-    SWIZZLE = {64: 1, 32: 2, 16: 3}[CW]  # in a descriptor
+    X_ROW = 2 * CW  # bytes of a pixel in x's box
 
-    def kernel(map_dy, map_x, dweight, dbias, channel_out, partial, bias_partial, counter, images, height, width, C, N,
-               whole_halo, tile_w, tile_h, tile_images, stages, x_bytes, chunks, part_chunks, has_bias, has_channel,
-               adds):
-        """partial (parts, N, taps, C), bias_partial (parts, N): the parts' sums; `adds`: the last block adds them.
+    def kernel(map_dy, map_x, dweight, dbias, out, bias_out, channel_out, images, across, down, C, N, whole_halo,
+               tile_w, tile_h, tile_images, stages, x_bytes, chunks, part_chunks, has_bias, has_channel):
+        """out (parts, N, taps, C), bias_out (parts, N): the parts' sums, or dweight and dbias themselves.
 
-        channel_out (places of a chunk in an image, B, N)
+        channel_out (places of a chunk in an image, B, N); across, down: tiles of pixels in an image
         """
         tiles = cuda.shared.array(0, np.uint8, alignment=1024)
         barriers = cuda.shared.array(BARRIERS, np.uint64)
-        bias_sums = cuda.shared.array(BIAS_SUMS, float32)
-        ticket = cuda.shared.array(1, np.int32)
         base, full0 = smem_u32(tiles), smem_u32(barriers)
         empty0 = full0 + uint32(8 * MOST_STAGES)
         t = int32(cuda.threadIdx.x)
@@ -245,29 +216,27 @@ def make_kernel(CW):
         pixels = int32(tile_w * tile_h * tile_images)
         dy_bytes = uint32(pixels * ROW)
         stage_bytes = dy_bytes + uint32(x_bytes)
-        across, down = divide(width + tile_w - 1, tile_w)[0], divide(height + tile_h - 1, tile_h)[0]
-        line, column = divide(cuda.blockIdx.x, divide(C + CW - 1, int32(CW))[0])
+        column, line, part = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
         sums_dy = (has_bias != 0 or has_channel != 0) and column == 0
-        part, parts = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-        first_chunk = int32(cuda.blockIdx.y * part_chunks)
+        first_chunk = int32(part * part_chunks)
         last_chunk = int32(min(first_chunk + part_chunks, chunks))
         if t == 0:
-            for stage in range(MOST_STAGES):
+            tma_prefetch(map_dy)
+            tma_prefetch(map_x)
+            for stage in range(stages):
                 mbarrier_init(full0 + uint32(8 * stage), uint32(1))
-                mbarrier_init(empty0 + uint32(8 * stage), uint32(6 if sums_dy else 3))
+                mbarrier_init(empty0 + uint32(8 * stage), uint32(5 if sums_dy else 3))
             fence_barrier_init()
         cuda.syncthreads()
 
         if warpgroup == 0:
             producer_registers()
             if t == 0:
-                tma_prefetch(map_dy)
-                tma_prefetch(map_x)
                 stage, parity = int32(0), uint32(1)
-                for chunk in range(first_chunk, last_chunk):
-                    rest, i = divide(chunk, across)
-                    images_before, j = divide(rest, down)
-                    w, h, image = int32(i * tile_w), int32(j * tile_h), uint32(images_before * tile_images)
+                rest, i = divide(first_chunk, across)
+                before, j = divide(rest, down)
+                for _ in range(first_chunk, last_chunk):
+                    w, h, image = int32(i * tile_w), int32(j * tile_h), uint32(before * tile_images)
                     full = full0 + uint32(8) * uint32(stage)
                     mbarrier_wait(empty0 + uint32(8) * uint32(stage), parity)
                     mbarrier_expect_tx(full, dy_bytes + uint32(copies * copy_rows * X_ROW))
@@ -276,87 +245,75 @@ def make_kernel(CW):
                     for copy in range(copies):
                         tma_load_4d(to + dy_bytes + uint32(copy * copy_rows * X_ROW), map_x, full, uint32(column * CW),
                                     uint32(w - 1 + copy), uint32(h - 1), image)
+                    i += int32(1)
+                    if i == across:
+                        i, j = int32(0), int32(j + 1)
+                        if j == down:
+                            j, before = int32(0), int32(before + 1)
                     stage += int32(1)
                     if stage == stages:
                         stage, parity = int32(0), parity ^ uint32(1)
-            elif t >= 32:
-                # a lane has two channels; each of the three warps every third group of eight pixels of an image
+            elif t >= 32 and t < 96 and sums_dy:
                 lane, warp = t & 31, int32((t >> 5) - 1)
-                k = int32(t - 32)
-                n = int32(line * TILE + k)
-                exists = k < TILE and n < N
-                if sums_dy:
-                    low = high = float32(0)
-                    stage, parity = int32(0), uint32(0)
-                    eights = int32(tile_w * tile_h >> 3)
-                    for chunk in range(first_chunk, last_chunk):
-                        mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
-                        at = int32(uint32(stage) * stage_bytes) + (lane & 3) * 4
-                        before, place = divide(chunk, int32(across * down))
-                        for i in range(tile_images):
-                            image = int32(before * tile_images + i)
-                            image_low = image_high = float32(0)
-                            for eight in range(warp, eights, int32(3)):
-                                for pixel in range(8):
-                                    a, b = unpack_half2(load_word(tiles, int32(
-                                        at + (i * eights + eight) * 1024 + pixel * 128 + ((lane >> 2) ^ pixel) * 16)))
-                                    image_low += a
-                                    image_high += b
-                            low += image_low
-                            high += image_high
-                            if has_channel:
-                                bias_sums[warp * TILE + 2 * lane] = image_low
-                                bias_sums[warp * TILE + 2 * lane + 1] = image_high
-                                bar_sync(uint32(1), uint32(96))
-                                if exists and image < images:
-                                    channel_out[(place * images + image) * N + n] = (
-                                        bias_sums[k] + bias_sums[TILE + k] + bias_sums[2 * TILE + k])
-                                bar_sync(uint32(1), uint32(96))
-                        cuda.syncwarp()
-                        if lane == 0:
-                            mbarrier_arrive(empty0 + uint32(8) * uint32(stage))
-                        stage += int32(1)
-                        if stage == stages:
-                            stage, parity = int32(0), parity ^ uint32(1)
-                    bias_sums[warp * TILE + 2 * lane] = low
-                    bias_sums[warp * TILE + 2 * lane + 1] = high
-                    bar_sync(uint32(1), uint32(96))
-                sums = has_bias != 0 and column == 0 and exists
-                mine = float32(0)
-                if sums:
-                    mine = bias_sums[k] + bias_sums[TILE + k] + bias_sums[2 * TILE + k]
-                    if parts > 1:
-                        bias_partial[part * N + n] = mine
-                last = adds != 0
-                if adds != 0 and parts > 1:
-                    last = last_of(counter, cuda.blockIdx.x, parts, ticket, t)
-                if sums and last:
-                    total = float32(0)
-                    for other in range(parts):
-                        total += mine if other == part else bias_partial[other * N + n]
-                    dbias[n] += total
+                n = int32(line * TILE + column_of(warp, lane))
+                sixty_fours = int32(tile_w * tile_h >> 6)
+                total = float32(0)
+                if has_bias and part == 0 and n < N:
+                    total = dbias[n]
+                stage, parity = int32(0), uint32(0)
+                places = int32(across * down)
+                before, place = divide(first_chunk, places)
+                for _ in range(first_chunk, last_chunk):
+                    mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
+                    box = base + uint32(stage) * stage_bytes
+                    for i in range(tile_images):
+                        mine = add_columns(box, sixty_fours, warp, lane)
+                        box += uint32(sixty_fours * (64 * ROW))
+                        total += mine
+                        image = int32(before * tile_images + i)
+                        if has_channel and n < N and image < images:
+                            channel_out[(place * images + image) * N + n] = mine
+                    place += int32(1)
+                    if place == places:
+                        place, before = int32(0), int32(before + 1)
+                    cuda.syncwarp()
+                    if lane == 0:
+                        mbarrier_arrive(empty0 + uint32(8) * uint32(stage))
+                    stage += int32(1)
+                    if stage == stages:
+                        stage, parity = int32(0), parity ^ uint32(1)
+                if has_bias and n < N:
+                    bias_out[part * N + n] = total
         else:
             consumer_registers()
             acc = cuda.local.array(ACCUMULATORS, np.float32)
             arrives = (t & 127) == 0
             tap_column = int32(warpgroup - 1)
             shift = dy_bytes + uint32(tap_column * (1 if whole_halo else copy_rows) * X_ROW)
-            dy_stride, x_stride = uint32(tile_w * ROW), uint32(pitch * X_ROW)  # from eight pixels to those below
-            dy_step, x_step = np.uint64(dy_stride >> uint32(3)), np.uint64(x_stride >> uint32(3))
             sub_blocks = pixels >> 6
             stage, parity = int32(0), uint32(0)
 
-            # the first chunk: acc = …
+            # a thread reads and writes four neighbouring channels at a time, of row n or of row n + 8
+            thread = t & 127
+            odd = thread & 1
+            n = int32(line * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + odd * 8)
+            first_c = int32(column * CW)
+            to = int32(n * (TAPS * C) + tap_column * C + first_c + (thread & 2) * 2)
+            left = int32(C - first_c if n < N else 0)
+            tap_row = int32(SIZE * C)
+            start = int32(left if part == 0 else 0)
+            read_tap(CW, 0, dweight, to, acc, start)
+            read_tap(CW, 1, dweight, to + tap_row, acc, start)
+            read_tap(CW, 2, dweight, to + 2 * tap_row, acc, start)
+            exchange(CW, 0, acc, odd)
+            exchange(CW, CW // 8, acc, odd)
+            exchange(CW, CW // 4, acc, odd)
+            wait_for(CW, acc)  # no product is on its way yet: for the compilers, the sums are complete from here on
+
+            # the first chunk, whose stage goes back with the second's
             mbarrier_wait(full0, uint32(0))
-            da = descriptor(base, uint32(16), dy_stride, 1)
-            db = descriptor(base + shift, x_stride, x_stride, SWIZZLE)
             wgmma_fence()
-            multiply_first(CW, acc, da, db)
-            for _ in range(3):
-                da += dy_step
-                db += x_step
-                multiply(CW, acc, da, db)
-            multiply_chunk(CW, int32(1), acc, base, base + shift, tile_w, tile_h, pitch, box_h, sub_blocks)
+            multiply_chunk(CW, acc, base, base + shift, tile_w, tile_h, pitch, box_h, sub_blocks)
             wgmma_commit()
 
             # all others: acc += …
@@ -368,7 +325,7 @@ def make_kernel(CW):
                 at = base + uint32(stage) * stage_bytes
                 mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
                 wgmma_fence()
-                multiply_chunk(CW, int32(0), acc, at, at + shift, tile_w, tile_h, pitch, box_h, sub_blocks)
+                multiply_chunk(CW, acc, at, at + shift, tile_w, tile_h, pitch, box_h, sub_blocks)
                 wgmma_commit()
                 wgmma_wait_1()
                 if arrives:  # the stage before has been multiplied
@@ -376,40 +333,13 @@ def make_kernel(CW):
             wait_for(CW, acc)
             if arrives:
                 mbarrier_arrive(empty0 + uint32(8) * uint32(stage))
-            # a thread writes four neighbouring channels at a time, of row n or of row n + 8
-            thread = t & 127
-            odd = thread & 1
-            n = int32(line * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + odd * 8)
-            first_c = int32(column * CW)
-            to = int32(n * (TAPS * C) + tap_column * C + first_c + (thread & 2) * 2)
-            left = int32(C - first_c if n < N else 0)
-            tap_row, part_size = int32(SIZE * C), int32(N * TAPS * C)
             exchange(CW, 0, acc, odd)
             exchange(CW, CW // 8, acc, odd)
             exchange(CW, CW // 4, acc, odd)
-            if parts > 1:
-                mine = np.int64(part) * part_size + to
-                write_tap(CW, 0, partial, mine, acc, left)
-                write_tap(CW, 1, partial, mine + tap_row, acc, left)
-                write_tap(CW, 2, partial, mine + 2 * tap_row, acc, left)
-            last = adds != 0
-            if adds != 0 and parts > 1:
-                last = last_of(counter, cuda.blockIdx.x, parts, ticket, t)
-            if last:
-                total = cuda.local.array(GROUP_SUMS, np.float32)
-                if CW == 64:
-                    add_sums(CW, 0, 3, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                    add_sums(CW, 3, 3, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                    add_sums(CW, 6, 3, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                    add_sums(CW, 9, 3, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                    add_sums(CW, 12, 3, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                    add_sums(CW, 15, 3, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                    add_sums(CW, 18, 3, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                    add_sums(CW, 21, 3, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                else:
-                    add_sums(CW, 0, 6, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
-                    if CW == 32:
-                        add_sums(CW, 6, 6, dweight, to, acc, total, partial, part_size, part, parts, tap_row, left)
+            mine = np.int64(part) * int32(N * TAPS * C) + to
+            write_tap(CW, 0, out, mine, acc, left)
+            write_tap(CW, 1, out, mine + tap_row, acc, left)
+            write_tap(CW, 2, out, mine + 2 * tap_row, acc, left)
 
     kernel.__name__ = f"conv2d_weight_gradient_3x3_kernel_v6_{CW}"
     return cuda.jit(kernel, launch_bounds=(THREADS, 1))
@@ -428,16 +358,15 @@ def four(array, at, exists):
 
 
 @cuda.jit
-def add_gradient_parts_kernel(partial, dweight, vectors, bias_partial, dbias, bias_vectors, parts, channel_partial,
-                              dchannel, channel_vectors, places):
-    """dweight += the parts' sums, four by four, dbias likewise; dchannel = the sum over the places. One, then another.
+def add_gradient_parts_kernel(partial, dweight, vectors, blocks, bias_partial, dbias, bias_vectors, bias_blocks, parts,
+                              channel_partial, dchannel, channel_vectors, places):
+    """dweight = the sum of the parts, four by four, dbias likewise; dchannel = that of the places. One, then another.
 
     A block's rows share the parts.
     """
     tile = cuda.shared.array(ADD_FLOATS, float32)
     lane, share = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
     lanes, shares = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
-    blocks, bias_blocks = divide(vectors + lanes - 1, lanes)[0], divide(bias_vectors + lanes - 1, lanes)[0]
     block, which = int32(cuda.blockIdx.x), int32(0)
     if block >= blocks + bias_blocks:
         block, which = int32(block - blocks - bias_blocks), int32(2)
@@ -448,8 +377,6 @@ def add_gradient_parts_kernel(partial, dweight, vectors, bias_partial, dbias, bi
     source = partial if which == 0 else bias_partial if which == 1 else channel_partial
     terms = int32(places if which == 2 else parts)
     target = dweight if which == 0 else dbias if which == 1 else dchannel
-    first = share == 0 and vector < count
-    o0, o1, o2, o3 = four(target, np.int64(vector) * 4, first and which != 2)  # on its way as well, perhaps from afar
     s0 = s1 = s2 = s3 = float32(0)
     if vector < count:
         part = share
@@ -466,20 +393,17 @@ def add_gradient_parts_kernel(partial, dweight, vectors, bias_partial, dbias, bi
     mine = int32((share * lanes + lane) * 4)
     tile[mine], tile[mine + 1], tile[mine + 2], tile[mine + 3] = s0, s1, s2, s3
     cuda.syncthreads()
-    if first:
+    if share == 0 and vector < count:
         for other in range(int32(1), shares):
             mine = int32((other * lanes + lane) * 4)
             s0, s1, s2, s3 = s0 + tile[mine], s1 + tile[mine + 1], s2 + tile[mine + 2], s3 + tile[mine + 3]
-        store4(target, vector * 4, o0 + s0, o1 + s1, o2 + s2, o3 + s3)
+        store4(target, vector * 4, s0, s1, s2, s3)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 class Plan(NamedTuple):
-    """How the work is cut: tiles of `channels` channels of x, chunks of width × height pixels of `images` images.
-
-    joined: the last block of each tile adds the parts, or there is one part alone
-    """
+    """How the work is cut: tiles of `channels` channels of x, chunks of width × height pixels of `images` images."""
 
     channels: int
     width: int
@@ -490,24 +414,22 @@ class Plan(NamedTuple):
     chunks: int
     part_chunks: int
     parts: int
-    joined: bool
 
     @property
     def shared(self):
         return self.stages * (self.width * self.height * self.images * ROW + self.x_bytes)
 
 
-START_NS, CHUNK_NS, PASS_NS = 4500.0, 100.0, 2000.0  # launch to first product, and last sums; a stage; the second pass
+# what fits an H100's times: launch to first product beside the first chunk's way, and the end; a stage; the second pass
+START_NS, CHUNK_NS, PASS_NS = 2000.0, 60.0, 2000.0
 WRITTEN_A_NS, READ_A_NS = 3000.0, 4000.0  # bytes of the parts, through the L2 cache
-JOIN_NS, JOINED_A_NS = 1200.0, 55.0  # to find out which block is the last; bytes that it reads, its loads 36 KiB a turn
-PRODUCTS_A_NS = 6000.0  # FLOPs of a multiprocessor, where shared memory keeps up
-SLOWEST_ROW = 64  # bytes as which the copy engine's shorter rows count
+PRODUCTS_A_NS = 6500.0  # FLOPs of a multiprocessor, where shared memory keeps up
 
 
 @functools.lru_cache(maxsize=4096)
 def choose_plan(B, H, W, C, N, whole_halo, multiprocessors, only=None):
-    """(estimate of nanoseconds, `Plan`) with the lowest estimate; only: (CW, parts, joined), None for any."""
-    best, (only_width, only_parts, only_joined) = None, only or (None, None, None)
+    """(estimate of nanoseconds, `Plan`) with the lowest estimate; only: (CW, parts, pixels), None for any."""
+    best, (only_width, only_parts, only_pixels) = None, only or (None, None, None)
     for channels in WIDTHS if only_width is None else (only_width,):
         tiles = -(-C // channels) * -(-N // TILE)
         # 128 bytes a cycle: a matrix of dy and three of x for each product, and what arrives
@@ -515,7 +437,7 @@ def choose_plan(B, H, W, C, N, whole_halo, multiprocessors, only=None):
         slow = max(1.0, reading / (1.5 * channels))
         for width in (8, 16, 32):
             for height in (8, 16, 32):
-                for pixels in (64, 128, 256):
+                for pixels in (64, 128, 256) if only_pixels is None else (only_pixels,):
                     images, rest = divmod(pixels, width * height)
                     if rest or not images:
                         continue
@@ -525,37 +447,23 @@ def choose_plan(B, H, W, C, N, whole_halo, multiprocessors, only=None):
                     if stages < 2:
                         continue
                     chunks = -(-W // width) * -(-H // height) * -(-B // images)
-                    moved = (pixels * ROW + rows * max(2 * channels, SLOWEST_ROW)) / BYTES_A_NS
+                    moved = (pixels * ROW + rows * 2 * channels) / BYTES_A_NS
                     multiplied = 2 * pixels * TILE * channels * TAPS / PRODUCTS_A_NS * slow
-                    chunk = (1.2 if stages == 2 else 1.0) * max(moved, multiplied) + 0.1 * min(moved, multiplied)
+                    chunk = (1.2 if stages == 2 else 1.0) * max(moved, multiplied)
                     wanted = {turns * multiprocessors // tiles for turns in (1, 2, 3)} | {1, 2, 3, 4, 6, 8, 12, 16}
                     for parts in sorted(wanted) if only_parts is None else (only_parts,):
                         part_chunks = -(-chunks // max(1, min(chunks, parts)))
                         parts = -(-chunks // part_chunks)
                         rounds = -(-parts * tiles // multiprocessors)
-                        estimate = START_NS + rounds * part_chunks * (CHUNK_NS + chunk) + (rounds - 1) * 1500
+                        estimate = START_NS + moved + rounds * part_chunks * (CHUNK_NS + chunk) + (rounds - 1) * 1500
                         written = 4 * parts * tiles * TAPS * TILE * channels
-                        joined = parts == 1
-                        if joined:
-                            estimate += 2 * written / WRITTEN_A_NS
-                        else:
-                            estimate += written / WRITTEN_A_NS
-                            second = PASS_NS + (written + 8 * N * TAPS * C) / READ_A_NS
-                            own = 4 * parts * TAPS * TILE * channels  # bytes that the last block reads
-                            last = JOIN_NS + own / JOINED_A_NS
-                            joined = parts <= JOINED and last < second if only_joined is None else only_joined
-                            joined = joined and tiles <= COUNTERS
-                            estimate += last if joined else second
+                        estimate += written / WRITTEN_A_NS
+                        if parts > 1:
+                            estimate += PASS_NS + (written + 4 * N * TAPS * C) / READ_A_NS
                         if best is None or estimate < best[0]:
                             best = estimate, Plan(channels, width, height, images, stages, x_bytes, chunks, part_chunks,
-                                                  parts, joined)
+                                                  parts)
     return best
-
-
-@functools.cache
-def counters(backend):
-    """For each tile, how many of its blocks are done; every launch leaves zeros."""
-    return upload(np.zeros(COUNTERS, np.int32), backend)
 
 
 def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only=None, dchannel=None):
@@ -564,24 +472,24 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
     c = x.shape[3]
     backend = dy.backend
     plan = choose_plan(b, h, w, c, n, bool(whole_halo), backend.multiprocessors, only)[1]
-    nothing, adds, tiles = no_numbers(backend), plan.joined, -(-c // plan.channels) * -(-n // TILE)
-    places = -(-w // plan.width) * -(-h // plan.height)
+    nothing, alone = no_numbers(backend), plan.parts == 1
+    across, down = -(-w // plan.width), -(-h // plan.height)
+    places = across * down
     map_dy = tensor_map(dy, (TILE, plan.width, plan.height, plan.images))
     map_x = tensor_map(x, (plan.channels, plan.width + 2 * bool(whole_halo), plan.height + 2, plan.images),
                        swizzle=2 * plan.channels)
-    partial = bias_partial = channel_out = nothing
-    if plan.parts > 1:
-        partial = empty((plan.parts * dweight.size,), np.float32, like=dy)
-        bias_partial = nothing if dbias is None else empty((plan.parts * n,), np.float32, like=dy)
-    if dchannel is not None:  # where a chunk has all of an image, its sums are the result
-        channel_out = dchannel.reshape(-1) if places == 1 else empty((places * b * n,), np.float32, like=dy)
-    bias_target = nothing if dbias is None else dbias
-    launch(conv2d_weight_gradient_3x3_kernels_v6[plan.channels], (tiles, plan.parts), THREADS, map_dy, map_x,
-           dweight.reshape(-1), bias_target, channel_out, partial, bias_partial, counters(backend), b, h, w, c, n,
+    weight_target, bias_target = dweight.reshape(-1), nothing if dbias is None else dbias
+    channel_target = nothing if dchannel is None else dchannel.reshape(-1)
+    out = weight_target if alone else empty((plan.parts * dweight.size,), np.float32, like=dy)
+    bias_out = bias_target if alone or dbias is None else empty((plan.parts * n,), np.float32, like=dy)
+    # where a chunk has all of an image, its sums are the result
+    channel_out = channel_target if dchannel is None or places == 1 else empty((places * b * n,), np.float32, like=dy)
+    launch(conv2d_weight_gradient_3x3_kernels_v6[plan.channels], (-(-c // plan.channels), -(-n // TILE), plan.parts),
+           THREADS, map_dy, map_x, weight_target, bias_target, out, bias_out, channel_out, b, across, down, c, n,
            int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes, plan.chunks,
-           plan.part_chunks, int(dbias is not None), int(dchannel is not None), int(adds), shared=plan.shared)
-    vectors = 0 if adds else dweight.size // 4
-    bias_vectors = 0 if adds or dbias is None else n // 4
+           plan.part_chunks, int(dbias is not None), int(dchannel is not None), shared=plan.shared)
+    vectors = 0 if alone else dweight.size // 4
+    bias_vectors = 0 if alone or dbias is None else n // 4
     channel_vectors = 0 if dchannel is None or places == 1 else b * n // 4
     if not vectors + channel_vectors:
         return
@@ -589,6 +497,7 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
     while shares < 32 and 2 * shares <= max(plan.parts, places) and 2 * shares * vectors <= ADD_WANTED:
         shares *= 2
     lanes = ADD_THREADS // shares
-    launch(add_gradient_parts_kernel, sum(-(-v // lanes) for v in (vectors, bias_vectors, channel_vectors)),
-           (lanes, shares), partial, dweight.reshape(-1), vectors, bias_partial, bias_target, bias_vectors, plan.parts,
-           channel_out, nothing if dchannel is None else dchannel.reshape(-1), channel_vectors, places)
+    blocks, bias_blocks, channel_blocks = (-(-v // lanes) for v in (vectors, bias_vectors, channel_vectors))
+    launch(add_gradient_parts_kernel, blocks + bias_blocks + channel_blocks, (lanes, shares), out, weight_target,
+           vectors, blocks, bias_out, bias_target, bias_vectors, bias_blocks, plan.parts, channel_out, channel_target,
+           channel_vectors, places)

@@ -3,8 +3,9 @@
     python -m tests.kernels.benchmark_half_conv                       every shape and pass, the chosen version
     python -m tests.kernels.benchmark_half_conv --only 64x64 wgrad    rows whose name has all of these words
     python -m tests.kernels.benchmark_half_conv --versions 6 5 4      more than one version
-    python -m tests.kernels.benchmark_half_conv --tiles               every tile of version 6; a gradient's parts, added
-                                                                      by a second kernel or joined by the last block
+    python -m tests.kernels.benchmark_half_conv --tiles               every tile of version 6; of a weight gradient also
+                                                                      every number of pixels a stage
+    python -m tests.kernels.benchmark_half_conv --sums                weight gradients with those of bias and timestep
     python -m tests.kernels.benchmark_half_conv --old                 beside the choice what it replaced: weights one
                                                                       tap a stage; the gradient for any kernel size
 
@@ -105,6 +106,7 @@ def main():
     parser.add_argument("--versions", nargs="*", type=int, default=[None])
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--old", action="store_true")
+    parser.add_argument("--sums", action="store_true")
     options = parser.parse_args()
     gpu, rng = get_gpu(), np.random.default_rng(0)
     arena = gpu.new_arena()  # of all graphs: what one leaves there, no other reads
@@ -129,11 +131,14 @@ def main():
             variants = [(f"v{v}" if v else "", v, None) for v in options.versions]
             wide = c % 8 == n % 8 == 0
             if options.tiles and wide and name == "wgrad":
-                variants = [(f"64x{width}{', joined' * joined}", 6, {"only": (width, None, joined)})
-                            for width in conv2d_hopper_gradient_3x3.WIDTHS for joined in (False, True)]
+                variants = [(f"64x{width}, {pixels} pixels", 6, {"only": (width, None, pixels)})
+                            for width in conv2d_hopper_gradient_3x3.WIDTHS for pixels in (64, 128, 256)]
             elif options.tiles and wide:
                 variants = [(f"{128 * sub}x{bn}, {k}", 6, {"only": (bn, sub), "together": k})
                             for bn, sub in conv2d_hopper.VARIANTS for k in (1, 3)]
+            if options.sums and wide and name == "wgrad":  # with the gradients of the bias and of a timestep's vector
+                variants += [("sums", 6, {"dbias": zeros((n,), np.float32, gpu),
+                                          "dchannel": zeros((BATCH, n), np.float32, gpu)})]
             if options.old and wide:
                 variants += [("old", 6, {"general": True} if name == "wgrad" else {"together": 1})]
             jobs, rows, want = [], [], expected(x, weight, dy, name)
@@ -168,7 +173,7 @@ def main():
             theirs = times.pop() if torch else None
             flops = 2 * BATCH * size * size * 9 * c * n
             for us, (label, version, error) in zip(times, rows, strict=True):
-                estimate = None if options.tiles or label == "old" else forecast(size, c, n, name, version)
+                estimate = None if options.tiles or label in ("old", "sums") else forecast(size, c, n, name, version)
                 print(f"{title + ' ' + label:32} {us:7.1f} {flops / us / 1e6:8.0f} "
                       + (f"{theirs:9.1f} {100 * theirs / us:8.0f}%" if theirs else f"{'–':>9} {'–':>9}")
                       + (f" {estimate:9.1f}" if estimate else f" {'–':>9}") + f" {error:8.1e}", flush=True)

@@ -213,15 +213,15 @@ def test_channel_gradient(engine, rng, version, shape, dtype):
         repeat(engine, got, run)
 
 
-@pytest.mark.parametrize("only", [(64, 1, None), (32, 2, False), (16, 2, True), (16, 3, True), (64, 2, True),
-                                  (32, 4, True), (16, 3, False)], ids=str)
+@pytest.mark.parametrize("only", [(64, 1, None), (32, 2, 64), (16, 2, 64), (16, 3, 128), (64, 2, 256), (32, 4, 256),
+                                  (16, 1, 128)], ids=str)
 def test_three_taps_in_one_product(engine, rng, only):
     """Each width of tile, alone and in parts, on more tiles, chunks and images than one; v5's boxes for one of them."""
     if not engine.has_versions:
         pytest.skip("a kernel of the GPU's")
-    if engine.name == "emulator" and (only[1] > 2 or only[:2] == (64, 2)):
+    if engine.name == "emulator" and (only[1] > 2 or only[2] == 256):
         pytest.skip("too long there")
-    shape = (1, 3, 17, 8, 16) if engine.name == "emulator" else (5, 20, 19, 72, 136)
+    shape = (3, 3, 9, 8, 16) if engine.name == "emulator" else (5, 20, 19, 72, 136)
     a, _ = operands(rng, (*shape, 3, 1))
     want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
     start, start_bias = want.astype(np.float32), want_bias.astype(np.float32)
@@ -229,7 +229,7 @@ def test_three_taps_in_one_product(engine, rng, only):
 
     def run():
         dweight, dbias = engine(start), engine(start_bias)
-        dchannel = empty((shape[0], shape[4]), np.float32, engine.backend) if only[0] == 64 else None
+        dchannel = empty((shape[0], shape[4]), np.float32, engine.backend) if only[0] != 32 else None
         conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(engine(a["dy"], np.float16), engine(a["x"], np.float16),
                                                               dweight, dbias, only[:2] != (32, 2), only, dchannel)
         return dweight, dbias, dchannel
@@ -239,9 +239,6 @@ def test_three_taps_in_one_product(engine, rng, only):
     engine.check(got[1], want_bias, 1e-5)
     if got[2] is not None:
         engine.check(got[2], a["dy"].sum((1, 2)), 1e-5)
-    if engine.computes:
-        counted = download(conv2d_hopper_gradient_3x3.counters(engine.backend))
-        assert not counted.any()  # ready for the next launch
     if engine.name == "cuda":
         repeat(engine, got, run)
 

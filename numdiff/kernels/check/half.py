@@ -107,8 +107,8 @@ def convolution_cases():
     def reference(dy, x, dweight, dbias):
         conv2d.conv2d_backward_reference(dy, x, np.zeros_like(dweight), dweight, dbias, need_dx=False)
 
-    for width, parts, joined in ((64, 1, None), (32, 1, None), (16, 2, False), (16, 2, True)):
-        def in_tiles(a, v, only=(width, parts, joined)):
+    for width, parts in ((64, 1), (32, 1), (16, 2)):
+        def in_tiles(a, v, only=(width, parts, 64)):
             if not is_device(a.x):
                 return *gradients(a, reference), bias.channel_add_backward(a.dy)
             dchannel = empty((len(a.dy), a.dy.shape[3]), np.float32, like=a.dy)
@@ -117,7 +117,7 @@ def convolution_cases():
             return a.dweight, a.dbias, dchannel
 
         yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 33, 8, 8, 3), in_tiles,
-                   label=f"float16, tile of {width}, {parts} {'joined' if joined else 'parts'}")
+                   label=f"float16, tile of {width}, {parts} parts")
 
     def general(dy, x, dweight, dbias):
         conv2d_hopper_gradient.hopper_weight_gradient(dy, x, dweight, dbias, general=True)
