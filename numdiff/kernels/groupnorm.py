@@ -18,8 +18,9 @@ VERSIONS
     v2 blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide. Statistics of
        chunks are joined by a small kernel in between; x is read twice, y written once.
     v3 a block some groups of a sample, kept in shared memory: one kernel a pass, x read once, the last block adds the
-       parameters' gradients (groupnorm_one_pass.py). C a multiple of 8. Taken where `choose_plan` forecasts less than
-       `version_2_estimate`: not where its blocks would be too few, or each much larger than shared memory.
+       parameters' gradients (groupnorm_one_pass.py; groupnorm_sixteen.py, the float16 backward). C a multiple of 8.
+       Taken where `choose_plan` forecasts less than `version_2_estimate`: not where its blocks would be too few, or
+       each much larger than shared memory.
 LAUNCH
     v1 grid (G, B), 256 threads, 1 KiB of shared memory. v2 grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB;
     between its passes grid (G, B), 64 threads. v3: see its file.
@@ -33,7 +34,7 @@ COST
 SOURCE
     Wu and He 2018, arXiv:1803.08494, eq. 1, 2, 7. Joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
 READ NEXT
-    groupnorm_one_pass.py; layernorm.py, where a group is one row, and a warp needs no shared memory.
+    groupnorm_one_pass.py; groupnorm_sixteen.py; layernorm.py, where a group is one row and needs no shared memory.
 """
 import math
 

@@ -11,12 +11,12 @@ WHAT IS NEW, AND WHY IT PAYS
 PARAMETER GRADIENTS
     A block leaves the sums of its channels in memory and counts itself. The last of the B blocks that share channels
     adds them up over the samples, in the order of the samples whoever is last: no second launch, and the same bits in
-    every run. `threadfence` on both sides of the count is what lets it see the others' sums. `cuda.atomic.inc` wraps:
+    every run. A fence on both sides of the count is what lets it see the others' sums. `cuda.atomic.inc` wraps:
     the counter is 0 again for the next launch.
 TILE
     `tile` neighbouring channels (whole groups, a multiple of 8) with all pixels. Pixels that find no room in shared
-    memory are read again in each sweep, from the L2 cache most likely; in the backward's last sweep they come to the
-    places of those that are done.
+    memory are read again in each sweep, from the L2 cache most likely, to which the backward calls them at the start;
+    in its last sweep they come to the places of those that are done.
     A thread keeps eight channels: 16 bytes of float16, 32 of float32. It reads what it copied itself, so that only sums
     need barriers.
 LAUNCH
@@ -36,231 +36,51 @@ SOURCE
     groupnorm.py for the mathematics; PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async);
     CUDA programming guide, "Memory Fence Functions", whose example is the last block that adds.
 READ NEXT
-    layernorm.py
+    groupnorm_sixteen.py, the backward that float16 takes where it fits; layernorm.py
 """
 import contextlib
 import functools
 import math
-import sys
 from dataclasses import dataclass
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
 from ..device import cuda, empty, empty_like, float32, int32, int64, launch, load4, uint32, upload
 from ..device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
-from ..device.inline_ptx import F32, GLOBAL, I32, I64, SHARED, element_pointer, emit, require_contiguous, statement
-from ..emulator import twin
-from ..emulator.group_copies import start_copy
-from .flash_attention.exponential import power_of_two
 from .flash_attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
+from .groupnorm_sixteen import MOST, NEAR, PART, PIXELS, groupnorm_backward_sixteen
+from .groupnorm_vectors import (
+    PARTS,
+    THREADS,
+    VECTOR,
+    WARP,
+    WARP_BITS,
+    WORDS,
+    add8,
+    clear,
+    copy8,
+    fence,
+    fetch8,
+    find_groups,
+    gradient8,
+    lanes_sum,
+    load8,
+    prefetch_l2,
+    sigmoid,
+    store8,
+)
 from .im2col import divide
 
-WARP, WARP_BITS = 32, 5  # threads; t >> 5 is t // 32 without a division
-VECTOR = 8  # channels of a thread
-WORDS = 8  # that eight float32 take; float16 use the first four
-THREADS = 512  # at most: 16 warps hide a multiprocessor's latencies where its shared memory is filled by one block
 FEW_THREADS = 256, 128  # where several blocks find room
-PARTS = 4  # groups of copies: sums begin when the first has come
-LOG2_E = float32(math.log2(math.e))
 RESERVED = 1 << 10  # bytes of shared memory that the system takes for each block
 REGISTERS = 65536  # of a multiprocessor
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 88, 120  # of a thread, as compiled for sm_80 and sm_90a, rounded up
+TEAMS = 16, 8, 5, 4, 3, 2, 1  # warps with the pixels of sixteen channels, where these are taken together
+SIXTEEN_REGISTERS = 96  # which leaves room for five warps in each quarter of a multiprocessor
 COUNTERS = 4096  # more than there are tiles
 
 
-# Intrinsics -----------------------------------------------------------------------------------------------------------
-
-HALF, PAIR, QUAD = ir.HalfType(), ir.VectorType(ir.HalfType(), 2), ir.VectorType(I32, 4)
-
-
-def _words_address(context, builder, array_type, array, index):
-    """Pointer to four words, from an element of an array."""
-    pointer = element_pointer(context, builder, array_type, array, index)
-    return builder.bitcast(pointer, QUAD.as_pointer(getattr(pointer.type, "addrspace", 0)))
-
-
-def _load_words(context, builder, array_type, array, index):
-    """The four or eight words of eight elements."""
-    address, words = _words_address(context, builder, array_type, array, index), []
-    for k in range(array_type.dtype.bitwidth // 16):
-        quad = builder.load(builder.gep(address, [I32(k)]), align=16)
-        words += [builder.extract_element(quad, I32(i)) for i in range(4)]
-    return words
-
-
-def _numbers(builder, words):
-    """Eight float32 from the words of eight float16 or float32."""
-    if len(words) == VECTOR:
-        return [builder.bitcast(word, F32) for word in words]
-    pairs = [builder.bitcast(word, PAIR) for word in words]
-    return [builder.fpext(builder.extract_element(pair, I32(i)), F32) for pair in pairs for i in range(2)]
-
-
-def _put(context, builder, array_type, array, values):
-    for k, value in enumerate(values):
-        builder.store(value, element_pointer(context, builder, array_type, array, I32(k)))
-
-
-@intrinsic
-def load8(typingctx, array, index, into):
-    """into[0 … 7] = array[index … index + 7] as float32; `index` a multiple of 8, `into` a local array."""
-    require_contiguous("load8", array)
-
-    def codegen(context, builder, sig, args):
-        words = _load_words(context, builder, sig.args[0], args[0], args[1])
-        _put(context, builder, sig.args[2], args[2], _numbers(builder, words))
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, into), codegen
-
-
-@twin(load8)
-def _load8(machine, array, index, into):
-    half = 16 // array.itemsize
-    for first in range(0, VECTOR, half):
-        for k, value in enumerate(machine.access.load_vector(array, index + first, half)):
-            into[first + k] = np.float32(value)
-
-
-@intrinsic
-def store8(typingctx, array, index, values):
-    """array[index … index + 7] = values[0 … 7], float32, rounded to the type of `array`."""
-    require_contiguous("store8", array)
-
-    def codegen(context, builder, sig, args):
-        numbers = [builder.load(element_pointer(context, builder, sig.args[2], args[2], I32(k))) for k in range(VECTOR)]
-        if array.dtype.bitwidth == 16:
-            words = [emit(builder, "cvt.rn.f16x2.f32 $0, $2, $1;", [I32], numbers[k:k + 2])[0]
-                     for k in range(0, VECTOR, 2)]
-        else:
-            words = [builder.bitcast(number, I32) for number in numbers]
-        address = _words_address(context, builder, sig.args[0], args[0], args[1])
-        for k in range(0, len(words), 4):
-            quad = ir.Constant(QUAD, ir.Undefined)
-            for i in range(4):
-                quad = builder.insert_element(quad, words[k + i], I32(i))
-            builder.store(quad, builder.gep(address, [I32(k // 4)]), align=16)
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, values), codegen
-
-
-@twin(store8)
-def _store8(machine, array, index, values):
-    half = 16 // array.itemsize
-    for first in range(0, VECTOR, half):
-        machine.access.store_vector(array, index + first, [values[first + k] for k in range(half)])
-
-
-@intrinsic
-def fetch8(typingctx, array, index, words):
-    """As `load8`, but as they are, into a local array of eight uint32: whoever does not look at them yet goes on."""
-    require_contiguous("fetch8", array)
-
-    def codegen(context, builder, sig, args):
-        _put(context, builder, sig.args[2], args[2], _load_words(context, builder, sig.args[0], args[0], args[1]))
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, words), codegen
-
-
-@twin(fetch8)
-def _fetch8(machine, array, index, words):
-    half = 16 // array.itemsize
-    for first in range(0, VECTOR, half):
-        values = np.array(machine.access.load_vector(array, index + first, half), array.dtype)
-        for k, word in enumerate(values.view(np.uint32)):
-            words[4 * first // half + k] = word
-
-
-@intrinsic
-def add8(typingctx, array, words, values):
-    """values[0 … 7] += what `fetch8` brought from `array`."""
-
-    def codegen(context, builder, sig, args):
-        count = array.dtype.bitwidth // 4
-        numbers = _numbers(builder, [builder.load(element_pointer(context, builder, sig.args[1], args[1], I32(k)))
-                                     for k in range(count)])
-        places = [element_pointer(context, builder, sig.args[2], args[2], I32(k)) for k in range(VECTOR)]
-        for place, number in zip(places, numbers, strict=True):
-            builder.store(builder.fadd(builder.load(place), number), place)
-        return context.get_dummy_value()
-
-    return types.void(array, words, values), codegen
-
-
-@twin(add8)
-def _add8(machine, array, words, values):
-    numbers = np.array([int(words[k]) for k in range(2 * array.itemsize)], np.uint32).view(array.dtype)
-    for k in range(VECTOR):
-        values[k] = np.float32(values[k]) + np.float32(numbers[k])
-
-
-@intrinsic
-def copy8(typingctx, target, to, source, index):
-    """Start copies of eight elements, source[index …] to the shared array's target[to …]; both multiples of 8."""
-    require_contiguous("copy8", source)
-
-    def codegen(context, builder, sig, args):
-        addresses = [builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, space)) for space, pointer in (
-            (SHARED, element_pointer(context, builder, sig.args[0], args[0], args[1])),
-            (GLOBAL, element_pointer(context, builder, sig.args[2], args[2], args[3])))]
-        operands = [builder.ptrtoint(a, kind) for a, kind in zip(addresses, (I32, I64), strict=True)]
-        for offset in range(0, VECTOR * source.dtype.bitwidth // 8, 16):
-            emit(builder, f"cp.async.cg.shared.global [$0+{offset}], [$1+{offset}], 16;", (), operands, ordered=True)
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, source, types.int64), codegen
-
-
-@twin(copy8)
-def _copy8(machine, target, to, source, index):
-    size, half = source.dtype.itemsize, 16 // source.dtype.itemsize
-    for first in range(0, VECTOR, half):
-        start_copy(machine, machine.shared_address(target) + (int(to) + first) * size, source, index + first, 16, 16,
-                   sys._getframe(2))
-
-
-@intrinsic
-def reciprocal(typingctx, x):
-    """1/x of a float32, to one unit in the last place; 0 where that is below 2⁻¹²⁶."""
-    return types.float32(types.float32), statement("rcp.approx.ftz.f32 $0, $1;", [F32])
-
-
-@twin(reciprocal)
-def _reciprocal(machine, x):
-    with np.errstate(divide="ignore"):
-        result = np.float32(1) / np.float32(x)
-    return result if not abs(result) < np.float32(2.0**-126) else np.float32(0)
-
-
 # Device functions -----------------------------------------------------------------------------------------------------
-
-@cuda.jit(device=True, forceinline=True)
-def sigmoid(z):
-    return reciprocal(float32(1) + power_of_two(-LOG2_E * z))
-
-
-@cuda.jit(device=True, forceinline=True)
-def clear(values):
-    for k in range(VECTOR):
-        values[k] = float32(0)
-
-
-@cuda.jit(device=True, forceinline=True)
-def find_groups(first, width, groups):
-    """groups[k]: the group of channel first + k."""
-    group, before = divide(first, width)
-    left = int32(width - before)  # channels of this group from here on
-    for k in range(VECTOR):
-        groups[k] = group
-        left -= int32(1)
-        if left == 0:
-            group, left = int32(group + 1), int32(width)
-
 
 @cuda.jit(device=True, forceinline=True)
 def pick(values, first, groups, into):
@@ -283,16 +103,6 @@ def put(sums, first, rows, place, values):
 
 
 @cuda.jit(device=True, forceinline=True)
-def lanes_sum(total, lanes):
-    """The sum over `lanes` neighbouring lanes, a power of two, in all of them."""
-    step = int32(lanes >> 1)
-    while step > 0:
-        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, step)
-        step >>= int32(1)
-    return total
-
-
-@cuda.jit(device=True, forceinline=True)
 def group_averages(sums, rows, averages, groups, width, m, warp, warps, lane, eps, roots):
     """averages[group] from the threads' sums; with `roots` 1 / √(average + eps). All threads call it."""
     cuda.syncthreads()  # all have brought their sums
@@ -309,18 +119,6 @@ def group_averages(sums, rows, averages, groups, width, m, warp, warps, lane, ep
             sums[averages + group] = float32(1) / math.sqrt(total + eps) if roots else total
         group += warps
     cuda.syncthreads()
-
-
-@cuda.jit(device=True, forceinline=True)
-def gradient8(x, d, means, scales, bias, activate):
-    """x -= mean; d becomes the gradient of z = x · scale + bias."""
-    for k in range(VECTOR):
-        x[k] -= means[k]
-    if activate:
-        for k in range(VECTOR):
-            z = x[k] * scales[k] + bias[k]
-            s = sigmoid(z)
-            d[k] *= s * (float32(1) + z * (float32(1) - s))
 
 
 # Forward --------------------------------------------------------------------------------------------------------------
@@ -427,7 +225,7 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, gro
 @cuda.jit(device=True, forceinline=True)
 def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
     """The gradients of `tile` channels: dweight and dbias += the sums over the samples of `totals` (2, B, C)."""
-    cuda.threadfence()  # nothing that is read from here on is older than the count
+    part = cuda.local.array(VECTOR, float32)
     columns = int32(2 * tile)
     parts = max(int32(1), divide(threads, columns)[0])  # threads that share a column
     n = t
@@ -438,10 +236,11 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
         total = float32(0)
         if b == 0:
             total = dweight[channel] if column < tile else dbias[channel]
-        while b + 3 * parts < B:  # four at once: each takes its time
-            s0, s1, s2, s3 = totals[at], totals[at + turn], totals[at + 2 * turn], totals[at + 3 * turn]
-            total += (s0 + s1) + (s2 + s3)
-            b, at = int32(b + 4 * parts), int32(at + 4 * turn)
+        while b + 7 * parts < B:  # eight at once: each takes its time
+            for k in range(VECTOR):
+                part[k] = totals[at + k * turn]
+            total += ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]))
+            b, at = int32(b + 8 * parts), int32(at + 8 * turn)
         while b < B:
             total += totals[at]
             b, at = int32(b + parts), int32(at + turn)
@@ -451,8 +250,8 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
     n = t
     while n < columns:
         total = float32(0)
-        for part in range(parts):
-            total += sums[part * columns + n]
+        for k in range(parts):
+            total += sums[k * columns + n]
         if n < tile:
             dweight[first + n] = total
         else:
@@ -510,9 +309,19 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, residual, dx, 
     place = place_of(row, rows, int32(cuda.threadIdx.x), lanes)
     rest, rest_at = p, i
     end_of_kept = at  # for a thread that has pixels there
+    while p < P:  # what will be asked for late is on its way to the L2 cache, at least
+        prefetch_l2(x, i)
+        prefetch_l2(dy, i)
+        p, i = int32(p + rows), i + step
+    if adds:
+        p, i = row, first
+        while p < P:
+            prefetch_l2(residual, i)
+            p, i = int32(p + rows), i + step
 
     clear(total_gx)
     clear(total_g)
+    p, i = rest, rest_at
     while p < P:  # what has no room, while the rest is on its way
         load8(x, i, value)
         load8(dy, i, d)
@@ -569,8 +378,9 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, residual, dx, 
         n += threads
     cuda.syncthreads()
     if t == threads - 1:  # while the others go on
-        cuda.threadfence()  # what the block has written is seen by whoever finds it counted
+        fence()  # what the block has written is seen by whoever finds it counted
         before_me = cuda.atomic.inc(counters, cuda.blockIdx.x, uint32(B - 1))
+        fence()  # nothing that is read from here on is older than the count
         sums[last] = float32(1) if int32(before_me) == B - 1 else float32(0)
     find_groups(in_tile, width, group)  # again: kept, it would take eight registers
     pick(sums, averages, group, total_gx)
@@ -617,6 +427,7 @@ ONE_MULTIPROCESSOR = 34  # what one of them can take, however idle the others ar
 SECTOR = 32  # bytes that memory delivers together
 LAUNCH = 2500  # from the end of one kernel to the start of the next, filling and draining included
 FORWARD_LATENCY, BACKWARD_LATENCY = 2500, 3500  # of a block: first bytes, barriers, last bytes; being counted
+SIXTEEN_LATENCY = 2500  # counted aside
 FORWARD_ELEMENT, BACKWARD_ELEMENT = 0.1, 0.14  # of a multiprocessor's arithmetic: 2ˣ and 1/x, then the rest
 FORWARD_TURN, BACKWARD_TURN = 200, 220  # of a thread with eight channels of a pixel, were it alone
 DISTANT_TURN = 900  # if it asks for them only when their turn has come
@@ -639,6 +450,7 @@ class Plan:
     share: int
     team_bits: int
     shared: int
+    near: int | None = None  # turns that registers keep, where groupnorm_sixteen.py's kernel does the work
 
 
 def pixel_sectors(tile, itemsize):
@@ -674,10 +486,29 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
                 shared)
 
 
+def make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors):
+    """The `Plan` of a backward by groupnorm_sixteen.py with `team` warps for 16 channels; None: it does not fit."""
+    tile = math.lcm(width, PART)
+    parts, team = tile // PART, min(team, -(-P // PIXELS))
+    if itemsize != 2 or C % tile or (team + 1) * parts * WARP > MOST:
+        return None
+    rows, threads = PIXELS * team, WARP * team * parts
+    turns, turn = -(-P // rows), 2 * VECTOR * itemsize * threads
+    ring = 4 * (threads + (2 * tile if parts > 1 else 0))  # bytes
+    near = max(0, turns - (limit - ring) // turn)
+    if near > NEAR or near == turns or near and P % rows:
+        return None
+    kept = turns - near
+    shared = ring + kept * turn
+    ns = forecast(B * (C // tile), P, tile, itemsize, 2, 0, turns, 0, shared, threads + WARP * parts, limit,
+                  multiprocessors, True, (SIXTEEN_REGISTERS, SIXTEEN_LATENCY, BACKWARD_ELEMENT, BACKWARD_TURN))
+    return Plan(ns, tile, rows, ring // itemsize, P, -(-kept // PARTS) * rows, 0, shared, near)
+
+
 def forecast(blocks, P, tile, itemsize, arrays, again, turns, distant, shared, threads, limit, multiprocessors,
-             backward):
+             backward, kernel=None):
     """Nanoseconds; again: arrays' worth of second readings; distant: turns of a thread that are not in `kept`."""
-    registers, latency, element, chain = (
+    registers, latency, element, chain = kernel or (
         (BACKWARD_REGISTERS, BACKWARD_LATENCY, BACKWARD_ELEMENT, BACKWARD_TURN) if backward else
         (FORWARD_REGISTERS, FORWARD_LATENCY, FORWARD_ELEMENT, FORWARD_TURN))
     resident = max(1, min((limit + RESERVED) // (shared + RESERVED), REGISTERS // (registers * threads), 32))
@@ -699,6 +530,8 @@ def choose_plan(B, P, C, width, itemsize, backward, limit=SHARED_LIMIT, multipro
     tiles = [n for n in range(unit, min(C, VECTOR * THREADS) + 1, unit) if C % n == 0]
     plans = [make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multiprocessors)
              for tile in tiles for threads in (*FEW_THREADS, THREADS)]
+    if backward:
+        plans += [make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors) for team in TEAMS]
     return min((p for p in plans if p is not None), key=lambda p: p.ns, default=None)
 
 
@@ -738,6 +571,14 @@ def one_pass_forward(x, weight, bias, groups, eps, silu, plan):
 def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual=None):
     B, C = x.shape[0], x.shape[-1]
     dx, totals = empty_like(x), empty((2, B, C), np.float32, like=x)
+    if plan.near is not None:
+        parts = plan.tile // PART
+        launch(groupnorm_backward_sixteen, (C // plan.tile, B), parts * (2 * plan.rows + WARP), dy.reshape(-1),
+               x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1),
+               (x if residual is None else residual).reshape(-1), dx.reshape(-1), totals.reshape(-1), dweight, dbias,
+               counters(x.backend), x.size // (B * C), C, C // groups, parts, plan.rows, plan.ring, plan.share,
+               plan.near, int(silu), int(residual is not None), shared=plan.shared)
+        return dx
     launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), dy.reshape(-1),
            x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1),
            (x if residual is None else residual).reshape(-1), dx.reshape(-1), totals.reshape(-1), dweight, dbias,

@@ -5,7 +5,8 @@
     python -m tests.kernels.benchmark_groupnorm --tiles              also version 3 with every tile that fits
     python -m tests.kernels.benchmark_groupnorm --residual           the backward adds what has arrived already
 
-A version 3 is named by its tile, its threads, the share of the pixels that it keeps, and its shared memory.
+A version 3 is named by its tile, its threads with pixels, the share of the pixels that it keeps, and its shared memory;
+"sixteens" is groupnorm_sixteen.py.
 Time is the median of nine replays of a CUDA graph of twenty calls. `roof` is reading and writing once at 3 TB/s,
 `forecast` the estimate by which tiles are chosen. Shapes whose arrays fit into the L2 cache may beat the roof.
 """
@@ -34,6 +35,11 @@ def all_plans(x, backward):
                                       one_pass.MULTIPROCESSORS)
             if plan is not None:
                 yield plan
+    for team in one_pass.TEAMS if backward else ():
+        plan = one_pass.make_plan_of_sixteens(B, P, C, width, x.dtype.itemsize, team, one_pass.SHARED_LIMIT,
+                                              one_pass.MULTIPROCESSORS)
+        if plan is not None:
+            yield plan
 
 
 def relative_error(got, want):
@@ -50,7 +56,7 @@ def main():
     gpu, rng = get_gpu(), np.random.default_rng(0)
     arena = gpu.new_arena()
     print(gpu.device_name, f"batch {BATCH}, float16, SiLU")
-    print(f"{'shape and pass':22} {'version':>26} {'µs':>7} {'TB/s':>6} {'roof':>6} {'forecast':>9} {'error':>8}")
+    print(f"{'shape and pass':22} {'version':>36} {'µs':>7} {'TB/s':>6} {'roof':>6} {'forecast':>9} {'error':>8}")
     for size, C in SHAPES:
         x = dy = None
         for backward in (False, True):
@@ -91,10 +97,11 @@ def main():
             for (name, plan, _), us, error in zip(jobs, times, errors, strict=True):
                 if name is None:
                     threads, kept = plan.tile // one_pass.VECTOR * plan.rows, 100 * plan.held // size**2
-                    name, ns = f"3: {plan.tile} x {threads}, {kept} %, {plan.shared >> 10} KiB", plan.ns
+                    rung = "3" if plan.near is None else "3, sixteens"
+                    name, ns = f"{rung}: {plan.tile} x {threads}, {kept} %, {plan.shared >> 10} KiB", plan.ns
                 else:
                     ns = plan
-                print(f"{title:22} {name:>26} {us:7.1f} {nbytes / us / 1e6:6.2f} {nbytes / 3e6:6.1f} {ns / 1e3:9.1f} "
+                print(f"{title:22} {name:>36} {us:7.1f} {nbytes / us / 1e6:6.2f} {nbytes / 3e6:6.1f} {ns / 1e3:9.1f} "
                       f"{error:8.1e}")
 
 

@@ -146,6 +146,49 @@ def test_one_pass(engine, rng, dtype, shape, tile, threads, turns, again):
         engine.check_equal(got, second)
 
 
+def sixteens_results(engine, arrays, groups, silu, team, near):
+    """(dx, dweight, dbias) by version 3 for sixteen channels and more, with `near` turns in registers."""
+    x, weight, bias, dy, residual, mean, rstd = (engine(a) for a in arrays)
+    B, C = x.shape[0], x.shape[-1]
+    P = x.size // (B * C)
+    plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, 1 << 20, 132)
+    limit = plan.shared - near * 4 * plan.rows * plan.tile
+    plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, limit, 132)
+    assert plan.near == near
+    dweight, dbias = engine.zeros(C), engine.zeros(C)
+    dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan,
+                                    residual if silu else None)
+    assert not download(one_pass.counters(x.backend)).any()  # as the next launch needs them
+    return dx, dweight, dbias
+
+
+@SILU
+@pytest.mark.parametrize("shape, team, near", [
+    pytest.param((3, 3, 3, 32, 8), 1, 0, id="tiles"),
+    pytest.param((2, 7, 13, 16, 16), 4, 0, id="odd_pixels"),
+    pytest.param((1, 180, 16, 1), 2, 0, id="more_turns_than_parts"),
+    pytest.param((1, 96, 32, 4), 2, 1, id="one_turn_in_registers"),
+    pytest.param((1, 96, 16, 2), 1, 2, id="two_turns_in_registers"),
+    pytest.param((18, 5, 16, 2), 1, 0, id="many_samples"),
+    pytest.param((2, 35, 96, 16), 2, 0, id="groups_of_six"),
+    pytest.param((1, 20, 80, 8), 1, 0, id="groups_of_ten")])
+def test_sixteens(engine, rng, shape, team, near, silu):
+    if not engine.has_versions:
+        pytest.skip("the CPU engine has one version")
+    x, weight, bias, dy, groups = make(rng, shape)
+    x, dy, residual = (a.astype(np.float16) for a in (x, dy, rng.standard_normal(x.shape)))
+    wide = x.astype(np.float64)
+    _, mean, rstd = GN.groupnorm_forward_reference(wide, weight, bias, groups)
+    arrays = x, weight, bias, dy, residual, mean, rstd
+    runs = [sixteens_results(engine, arrays, groups, silu, team, near) for _ in range(RUNS)]
+    want = list(backward_reference(dy.astype(np.float64), wide, weight, bias, groups, silu))
+    if silu:
+        want[0] = want[0] + residual
+    for k, (got, second, expected) in enumerate(zip(*runs, want, strict=True)):
+        engine.check(got, expected, 1e-5 if k else 1e-3)
+        engine.check_equal(got, second)
+
+
 UNET = [(size, C) for size, channels in ((64, (64, 128, 192)), (32, (64, 128, 192, 256, 320)),
                                          (16, (128, 192, 320, 384, 448)), (8, (192, 256, 448, 512))) for C in channels]
 
@@ -158,10 +201,14 @@ def test_plans():
                 P, width = size * size, C // 32
                 plan = one_pass.choose_plan(32, P, C, width, itemsize, backward)
                 threads = plan.tile // 8 * plan.rows
+                assert plan.near is None or (backward and itemsize == 2 and plan.tile % 16 == plan.rows % 16 == 0
+                                             and threads + 2 * plan.tile <= one_pass.MOST
+                                             and (plan.near == 0 or P % plan.rows == 0))
                 assert C % plan.tile == plan.tile % width == plan.tile % 8 == 0 and plan.shared <= 227 << 10
-                assert threads % 32 == 0 and threads <= one_pass.THREADS and plan.rows % 4 == 0
+                assert threads % 32 == 0 and threads <= one_pass.MOST and plan.rows % 4 == 0
                 assert plan.held == P or plan.held % plan.rows == 0
-                assert plan.share % plan.rows == 0 and one_pass.PARTS * plan.share >= plan.held
+                kept = plan.held - (plan.near or 0) * plan.rows
+                assert plan.share % plan.rows == 0 and one_pass.PARTS * plan.share >= kept
                 assert plan.rows % (4 << plan.team_bits) == 0 and C // plan.tile <= one_pass.COUNTERS
                 assert plan.team_bits == 0 or 2 * plan.tile << plan.team_bits <= threads
                 assert plan.ring * itemsize % 16 == 0

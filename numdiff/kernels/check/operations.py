@@ -1,4 +1,6 @@
 """Cases of the operations that every model uses."""
+import math
+
 import numpy as np
 
 from .. import (
@@ -127,6 +129,38 @@ def norms_cases():
 
     yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
     yield Case("groupnorm_backward", inputs, backward, (3,), HALF_TOLERANCE, label="float16, reads again")
+
+    def sixteens(shape, groups, team, near, silu):
+        """Version 3 for sixteen channels and more, with `near` turns of the pixels in registers."""
+        B, P, C = shape
+
+        def inputs(rng):
+            made = normal(dy=shape, x=shape, residual=shape, weight=(C,), bias=(C,), dweight=(C,), dbias=(C,))(rng)
+            made = {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
+            _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"].astype(np.float32), made["weight"],
+                                                                        made["bias"], groups)
+            return made
+
+        def run(a, v):
+            arguments = a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, groups, silu
+            residual = a.residual if silu else None
+            if v is None:
+                dx = groupnorm.groupnorm_backward(*arguments, residual=residual)
+            else:
+                limit = 128 + (P // 16 - near) * 1024 if near else 1 << 17
+                plan = groupnorm_one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, limit, 132)
+                assert plan.near == near
+                dx = groupnorm_one_pass.one_pass_backward(*arguments, plan, residual)
+            return dx, a.dweight, a.dbias
+
+        parts = f"float16, {math.lcm(C // groups, 16) // 16} times sixteen channels"
+        return Case("groupnorm_backward", inputs, run, (3,), HALF_TOLERANCE,
+                    label=f"{parts}, {near} turns in registers" if near else parts)
+
+    yield sixteens((2, 37, 32), 8, 2, 0, True)
+    yield sixteens((2, 96, 16), 4, 1, 2, True)
+    yield sixteens((2, 48, 16), 4, 1, 1, False)
+    yield sixteens((2, 20, 96), 16, 1, 0, True)
     yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
                lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
 
