@@ -109,15 +109,15 @@ def test_state_holds_the_scale(backend):
     assert download(third.updates)[0] == 1
 
 
-def one_step(model, precision):
-    """(loss, gradients by name) of one step over two images."""
+def one_step(model, precision, batch):
+    """(loss, gradients by name) of one step over `batch` images."""
     if precision == "fp16":
         model.compute_in_half()
     scale = LossScale(model.parameters.data, 1024.0) if precision == "fp16" else None
     optimizer = AdamW(model.parameters, 1e-3, clip_norm=1.0, loss_scale=scale)
-    step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, 2, capture=False)
+    step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, batch, capture=False)
     pixels = np.random.default_rng(0).integers(0, 256, step.images.shape, dtype=np.uint8)
-    step.load(pixels, np.array([0, 2], np.int32) if model.num_classes else None)
+    step.load(pixels, np.arange(0, 2 * batch, 2, dtype=np.int32) if model.num_classes else None)
     step.run()
     factor = 1024 if scale else 1
     return step.telemetry(0, 1)[0, 0], {name: g / factor for name, g in model.gradients().items()}
@@ -131,10 +131,10 @@ def filled(model):
     return model
 
 
-def compare(build, device):
+def compare(build, device, batch=2):
     backend = EmulatorDevice(checks=False, float64=False) if device == "emulator" else get_backend(device)
-    loss, gradients = one_step(filled(build(device="cpu")), "fp32")
-    half_loss, half_gradients = one_step(filled(build(device=backend)), "fp16")
+    loss, gradients = one_step(filled(build(device="cpu")), "fp32", batch)
+    half_loss, half_gradients = one_step(filled(build(device=backend)), "fp16", batch)
     assert half_loss == pytest.approx(loss, rel=1e-3)
     error = math.sqrt(sum(np.sum((half_gradients[n] - g) ** 2) for n, g in gradients.items()))
     assert error <= 5e-3 * math.sqrt(sum(np.sum(g ** 2) for g in gradients.values()))
@@ -151,6 +151,13 @@ def test_a_dit_in_float16(device):
 def test_a_unet_in_float16(device):
     compare(lambda device: UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1,
                                 attention_resolutions=(8,), device=device), device)
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_sizes_that_divide_nothing_in_float16(device):
+    """48 × 48 pixels, 72 channels in groups of four, heads of 72, seven images."""
+    compare(lambda device: UNet(image_size=48, model_channels=72, channel_mult=(1, 2), num_res_blocks=1, groups=18,
+                                attention_resolutions=(24,), num_head_channels=72, device=device), device, batch=7)
 
 
 def test_float16_needs_a_gpu():
