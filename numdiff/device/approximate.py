@@ -42,6 +42,7 @@ def _power_of_two(machine, x):
 
 @intrinsic
 def reciprocal(typingctx, x):
+    """1/x of a float32, to one unit in the last place; 0 where that is below 2⁻¹²⁶."""
     return types.float32(types.float32), statement("rcp.approx.ftz.f32 $0, $1;", [F32])
 
 

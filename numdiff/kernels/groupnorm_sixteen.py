@@ -24,6 +24,7 @@ READ NEXT
     layernorm.py
 """
 from ..device import cuda, float32, int32, int64, uint32
+from ..device.approximate import reciprocal
 from ..device.async_copy import cp_async_commit, cp_async_wait
 from .groupnorm_vectors import (
     PARTS,
@@ -43,7 +44,6 @@ from .groupnorm_vectors import (
     load8,
     numbers8,
     prefetch_l2,
-    reciprocal,
     store8,
     words8,
 )

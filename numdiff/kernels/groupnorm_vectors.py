@@ -7,9 +7,8 @@
     prefetch_l2         global memory to the L2 cache
     fence               orders memory for all blocks
     by_sign             one of two numbers
-    reciprocal          1/x, one instruction
 
-SOURCE  PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32), 9.7.9.22 (cvt.rn.f16x2.f32), 9.7.9.25.3
+SOURCE  PTX ISA, sections 9.7.9.22 (cvt.rn.f16x2.f32), 9.7.9.25.3
         (cp.async), 9.7.13.4 (fence).
 """
 import math
@@ -21,6 +20,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from ..device import cuda, float32, int32
+from ..device.approximate import reciprocal
 from ..device.inline_ptx import F32, GLOBAL, I32, I64, SHARED, element_pointer, emit, require_contiguous, statement
 from ..emulator import twin
 from ..emulator.group_copies import start_copy
@@ -261,19 +261,6 @@ def by_sign(typingctx, sign, positive, negative):
 @twin(by_sign)
 def _by_sign(machine, sign, positive, negative):
     return positive if sign >= 0 else negative
-
-
-@intrinsic
-def reciprocal(typingctx, x):
-    """1/x of a float32, to one unit in the last place; 0 where that is below 2⁻¹²⁶."""
-    return types.float32(types.float32), statement("rcp.approx.ftz.f32 $0, $1;", [F32])
-
-
-@twin(reciprocal)
-def _reciprocal(machine, x):
-    with np.errstate(divide="ignore"):
-        result = np.float32(1) / np.float32(x)
-    return result if not abs(result) < np.float32(2.0**-126) else np.float32(0)
 
 
 # Device functions -----------------------------------------------------------------------------------------------------
