@@ -192,8 +192,7 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
                     while step < steps:
                         mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
                         if due == 0:
-                            a = base + uint32(stage) * uint32(STAGE_BYTES)
-                            sums = add_rows(a + uint32(box) * uint32(BOX_BYTES), lane, sums)
+                            sums = add_rows(tiles, int32(stage * STAGE_BYTES + box * BOX_BYTES), lane, sums)
                             due = tiles_n
                         due = int32(due - 1)
                         cuda.syncwarp()

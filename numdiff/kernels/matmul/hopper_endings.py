@@ -10,14 +10,14 @@ of 128 × 256. So it is kept short:
                     into the tile of shared memory meanwhile, brought by an idle warp of the producer's warpgroup, and
                     the same warp takes away the results (`exchange`)
     float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
-    sums of A's rows, by two more of the idle warps, beside the products: 16 mma of 16 × 16 a stage and warp
+    sums of A's rows, by two more of the idle warps, beside the products
 
 READ NEXT
     fast_gelu.py; launcher.py, which asks for all this.
 """
 import numpy as np
 
-from ...device import cuda, float32, int32, uint32
+from ...device import cuda, float32, int32, load4, store4, uint32
 from ...device.hopper import (
     bar_sync,
     fence_proxy_async,
@@ -31,16 +31,9 @@ from ...device.hopper import (
     tma_store_wait_read_0,
     tma_store_wait_read_1,
 )
-from ...device.tensor_core import (
-    ldmatrix_x4_trans,
-    load_word,
-    mma_m16n8k16,
-    pack_half2,
-    store_word,
-    unpack_half2,
-)
+from ...device.tensor_core import load_word, load_words4, pack_half2, store_word, unpack_half2
 from .fast_gelu import fast_gelu, fast_gelu_gradient
-from .mma import write_sums
+from .mma import ALL_LANES, write_sums
 
 BM, BK = 128, 64  # rows of a block's tile; a step along K: 128 bytes of float16, the widest swizzle
 BOX = 64  # side of a box of an operand that is contiguous along m or n, and of a tile of the epilogue
@@ -254,49 +247,56 @@ def finish_float(block, c, start, acc, place, M, N, bias, alpha, has_bias, accum
 
 
 # Row sums of A --------------------------------------------------------------------------------------------------------
-# A row's sum is its product with ones, which the tensor cores make as a by-product: 16 rows and 16 of k an instruction,
-# eight times the same sum. (Additions one by one, with their conversions, kept the consumers waiting.)
+# Two idle warps add while the tensor cores multiply the same stage. A lane has four loads on their way before it adds;
+# one after the other they would take twice as long as the products. (Sums as products with ones are no way out: mma and
+# wgmma want the same tensor cores.)
 
 ONES = uint32(0x3C003C00)  # two float16
 
+@cuda.jit(device=True, forceinline=True)
+def add_eight(sums, w):
+    v0, v1 = unpack_half2(w[0])
+    v2, v3 = unpack_half2(w[1])
+    v4, v5 = unpack_half2(w[2])
+    v6, v7 = unpack_half2(w[3])
+    s0, s1, s2, s3, s4, s5, s6, s7 = sums
+    return s0 + v0, s1 + v1, s2 + v2, s3 + v3, s4 + v4, s5 + v5, s6 + v6, s7 + v7
+
 
 @cuda.jit(device=True, forceinline=True)
-def add_tile(address, chunk, first, second):
-    """Add 64 of k of 16 rows of A to two sums: of row lane // 4, and of that + 8."""
-    sums = first, first, second, second
-    for i in range(4):  # 16 of k are 16 lines of 128 bytes
-        sums = mma_m16n8k16(ldmatrix_x4_trans(address + chunk + uint32(2048 * i)), (ONES, ONES), sums)
-    return sums[0], sums[2]
+def add_rows(tiles, box, lane, sums):
+    """Add this lane's 16 rows of k of a box (64 k × 64 rows of A, swizzled) to its sums of eight rows of A."""
+    chunk, first = lane & 7, lane >> 3
+    for i in range(4):
+        k = first + 16 * i
+        at = box + k * 128
+        v = load_words4(tiles, at + ((chunk ^ (k & 7)) << 4))
+        w = load_words4(tiles, at + 512 + ((chunk ^ (k + 4 & 7)) << 4))
+        x = load_words4(tiles, at + 1024 + ((chunk ^ (k & 7)) << 4))
+        y = load_words4(tiles, at + 1536 + ((chunk ^ (k + 4 & 7)) << 4))
+        sums = add_eight(add_eight(add_eight(add_eight(sums, v), w), x), y)
+    return sums
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_rows(box, lane, sums):
-    """Add a box (64 k × 64 rows of A, swizzled, at a shared address) to a warp's sums of its rows.
-
-    sums: of rows 16·i + lane // 4 and 16·i + 8 + lane // 4, for i = 0 … 3
-    """
-    k, half = uint32(lane & 7), uint32(lane >> 3 & 1)
-    address = box + k * uint32(128) + uint32(lane >> 4) * uint32(1024)
-    s0, s1 = add_tile(address, (half ^ k) << uint32(4), sums[0], sums[1])
-    s2, s3 = add_tile(address, (uint32(2) + half ^ k) << uint32(4), sums[2], sums[3])
-    s4, s5 = add_tile(address, (uint32(4) + half ^ k) << uint32(4), sums[4], sums[5])
-    s6, s7 = add_tile(address, (uint32(6) + half ^ k) << uint32(4), sums[6], sums[7])
-    return s0, s1, s2, s3, s4, s5, s6, s7
+def add_lanes(value):
+    """The sum over the four lanes that have the same chunk; every lane gets it."""
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
+    return value + cuda.shfl_xor_sync(ALL_LANES, value, 16)
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_rows(row_sums, start, row, M, lane, sums, add):
-    """A warp's 64 sums, from `row` on: of the four lanes that have the same, each writes two."""
-    tile = lane & 3
-    first, second = sums[0], sums[1]
-    if tile == 1:
-        first, second = sums[2], sums[3]
-    elif tile == 2:
-        first, second = sums[4], sums[5]
-    elif tile == 3:
-        first, second = sums[6], sums[7]
-    row = int32(row + tile * 16 + (lane >> 2))
-    if row < M:
-        row_sums[start + row] = row_sums[start + row] + first if add else first
-    if row + 8 < M:
-        row_sums[start + row + 8] = row_sums[start + row + 8] + second if add else second
+    """A warp's 64 sums, from `row` on: lanes 0 … 7 write four each, and so do lanes 8 … 15."""
+    s0, s1, s2, s3, s4, s5, s6, s7 = sums
+    s0, s1, s2, s3 = add_lanes(s0), add_lanes(s1), add_lanes(s2), add_lanes(s3)
+    s4, s5, s6, s7 = add_lanes(s4), add_lanes(s5), add_lanes(s6), add_lanes(s7)
+    if lane >= 8:
+        s0, s1, s2, s3 = s4, s5, s6, s7
+    row = int32(row + (lane & 7) * 8 + (lane >> 3) * 4)
+    if lane < 16 and row < M:
+        at = start + row
+        if add:
+            b0, b1, b2, b3 = load4(row_sums, at)
+            s0, s1, s2, s3 = b0 + s0, b1 + s1, b2 + s2, b3 + s3
+        store4(row_sums, at, s0, s1, s2, s3)
