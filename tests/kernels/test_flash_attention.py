@@ -3,6 +3,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from numdiff.device.bfloat16 import bfloat16_of_words, pack_bfloat2
+from numdiff.emulator.namespace import TWINS
+from numdiff.emulator.warp_matrix import tf32_of_words
 from numdiff.kernels import attention as A
 from numdiff.kernels import flash_attention as F
 from numdiff.kernels.flash_attention import launcher, reference
@@ -65,18 +68,19 @@ def test_flash_attention(engine, rng, shape, version):
 
 
 @shapes(large=(1, 200, 2, 64))
+@versions(2)
 @pytest.mark.parametrize("warps", [2, 4])
 @pytest.mark.parametrize("chunks", [(1, 4), (2, 2), (4, 1)])
-def test_every_way_to_cut_the_work(engine, rng, shape, warps, chunks, monkeypatch):
+def test_every_way_to_cut_the_work(engine, rng, shape, version, warps, chunks, monkeypatch):
     if not (engine.has_versions and engine.computes):
         pytest.skip("nothing to cut, or nothing to see")
     monkeypatch.setattr(launcher, "choose_warps", lambda *_: warps)
     monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
     qkv, dy, heads = make(rng, shape)
-    want = F.flash_attention_forward(qkv, heads)
-    engine.check(F.flash_attention_forward(engine(qkv), heads, version=2)[0], want[0], 3e-6)
-    got = F.flash_attention_backward(*map(engine, (dy, qkv, *want)), heads, version=2)
-    engine.check(got, F.flash_attention_backward(dy, qkv, *want, heads), 3e-6)
+    want, tolerance = F.flash_attention_forward(qkv, heads), 3e-6 if version == 2 else 1e-5
+    engine.check(F.flash_attention_forward(engine(qkv), heads, version=version)[0], want[0], tolerance)
+    got = F.flash_attention_backward(*map(engine, (dy, qkv, *want)), heads, version=version)
+    engine.check(got, F.flash_attention_backward(dy, qkv, *want, heads), tolerance)
 
 
 @shapes(large=(1, 200, 1, 32))
@@ -95,6 +99,20 @@ def test_scores_far_apart(engine, rng, shape, version, direction):
     engine.check(logsumexp, want[1], 1e-6)
     got = F.flash_attention_backward(*map(engine, (dy, qkv, *want)), heads, version=version)
     engine.check(got, F.flash_attention_backward(dy, qkv, *want, heads), 1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1, 1e12])
+def test_tf32_with_bfloat16_for_the_rest(rng, scale):
+    """The product of split.py, by the emulator's twins, misses less than 2⁻¹⁶ of it, however large the numbers."""
+    def in_bfloat16(x):
+        pack = TWINS[id(pack_bfloat2)][1]
+        return bfloat16_of_words(np.array([pack(None, *pair) for pair in x.reshape(-1, 2)], np.uint32)).reshape(-1)
+
+    a, b = (scale * rng.standard_normal((2, 1000))).astype(np.float32)
+    h_a, h_b = (tf32_of_words(x.view(np.uint32))[:, 0] for x in (a, b))
+    parts = (h_a, h_b), (in_bfloat16(a - h_a), in_bfloat16(b)), (in_bfloat16(a), in_bfloat16(b - h_b))
+    got, want = sum(x.astype(np.float64) * y for x, y in parts), a.astype(np.float64) * b
+    assert np.all(np.abs(got - want) < 2**-16 * np.abs(want))
 
 
 @pytest.mark.parametrize("batch, T", [(1, 1), (1, 65), (4, 1000), (24, 256), (256, 64), (3, 5000), (2000, 4096)])

@@ -56,4 +56,4 @@ def flash_cases():
     for chunks in ((2, 1), (1, 2)):
         yield from case(32, T=65, versions=(3,), chunks=chunks, passes=("backward",), half=True)
     yield from case(32, T=65, versions=(3,), queries=128, passes=("forward",), half=True)
-    yield from case(32, T=65, versions=(4,), passes=("forward",))
+    yield from case(32, T=65, versions=(4,), chunks=(1, 2))

@@ -9,7 +9,7 @@
     exponential.py         2ˣ in one instruction
     forward_half.py    v3  float16, mma.sync: probabilities never leave the registers
     backward_half.py   v3  scores the other way round; 256 keys a block, so that most images need no second pass
-    split.py               float32 on the tensor cores: three products of tf32 for one
+    split.py               float32 on the tensor cores: a product of tf32, and one of bfloat16 for what it leaves out
     forward_split.py   v4  v3 in float32
     backward_split.py  v4
     launcher.py            which of them runs
@@ -24,7 +24,8 @@ COST
     64, 72): so much of a GPU's float32 peak is the most to be had. Reading shared memory takes 72, 56 and 59 % of the
     multiply-adds' time forward, 98, 80 and 88 % backward, beside them.
     v3, HS 64, 16 queries and 64 keys forward: 64 mma, and 16 loads of fragments where 32 queries share them; 1024
-    powers of two, which take as long as 40 mma. v4: 384 mma of half the size and half the rate.
+    powers of two, which take as long as 40 mma. v4: 128 mma of tf32, half as large, and 128 of bfloat16, each of which
+    takes as long as one of v3's.
 SOURCE
     Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention", arXiv:2205.14135; Dao 2023,
     "FlashAttention-2", arXiv:2307.08691.

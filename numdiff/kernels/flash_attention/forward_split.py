@@ -1,8 +1,8 @@
-"""Flash attention forward, rung 4: float32 on the tensor cores, three products for one.
+"""Flash attention forward, rung 4: float32 on the tensor cores, two mma for one.
 
 WHAT IS NEW, AND WHY IT PAYS
     forward_half.py with the products of split.py. A warp owns 16 queries; q is read from shared memory again for each
-    tile of keys, for its two halves would fill the registers that the outputs need.
+    tile of keys, for its fragments would fill the registers that the outputs need.
     A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels while q·kᵀ is
     computed, the next k while P·v is. So three blocks find room on a multiprocessor.
 LAUNCH
@@ -21,7 +21,17 @@ from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
 from .fragments import WARP, anew, by_chunk, by_row, clear
-from .split import add_products, add_sums, fetch_rows, lane_place, left_of_sums, multiply_rows, pitch_of, write_rows
+from .split import (
+    add_products,
+    add_sums,
+    fetch_rows,
+    lane_place,
+    left_of_sums,
+    multiply_rows,
+    pitch_of,
+    thread_anew,
+    write_rows,
+)
 
 WARPS = 4
 THREADS = WARP * WARPS
@@ -71,7 +81,8 @@ def make_forward(HS):
         while first < T:
             cp_async_wait(0)
             cuda.syncthreads()  # k is there, and nobody reads the v of the tile before any more
-            fetch_rows(q_tile + V, PITCH, qkv, v_start + first * width, width, T - first, KEYS, HS, anew(t), THREADS)
+            fetch_rows(q_tile + V, PITCH, qkv, v_start + first * width, width, T - first, KEYS, HS, thread_anew(t),
+                       THREADS)
             cp_async_commit()
             clear(s, SCORES)
             multiply_rows(s, N, q_rows, k_rows, PITCH, HS)
@@ -79,7 +90,7 @@ def make_forward(HS):
             cuda.syncthreads()  # v is there, and nobody reads k any more
             ahead = int32(first + KEYS)
             if ahead < T:
-                fetch_rows(q_tile + K, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, anew(t),
+                fetch_rows(q_tile + K, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, thread_anew(t),
                            THREADS)
                 cp_async_commit()
             if ahead > T:
@@ -87,12 +98,12 @@ def make_forward(HS):
             online_softmax(s, o, largest, l, 1, C, c)
             clear(sums, OUTPUTS)
             for n in range(N):
-                p_high, p_low = left_of_sums(s, 4 * n)
-                add_products(sums, 0, C, p_high, p_low, shared, v_at + n * 8 * PITCH, PITCH)
+                p, p_both = left_of_sums(s, 4 * n)
+                add_products(sums, 0, C, p, p_both, shared, v_at + n * 8 * PITCH, PITCH)
             add_sums(o, sums, OUTPUTS)
             first = ahead
 
-        t_end = anew(t)
+        t_end = thread_anew(t)
         lane_end, row = int32(t_end % WARP), int32(first_query + t_end // WARP * ROWS)
         rows_start = (image * heads + head) * T
         query = int32(row + lane_end // 4)
