@@ -31,7 +31,7 @@ SHAPES = [("UNet 16x16", 32, 256, 6, 32), ("UNet 8x8", 32, 64, 8, 32), ("DiT-B/2
           ("DiT-XL/2", 32, 256, 16, 72), ("long", 16, 1024, 6, 64), ("long", 16, 1024, 6, 72),
           ("longer", 4, 4096, 6, 64)]
 # TFLOP/s forward and backward that were predicted for an H100, by version and head size, from instructions counted
-RATES = {(4, 32): (45, 32), (4, 64): (55, 40), (4, 72): (55, 38),
+RATES = {(4, 32): (49, 39), (4, 64): (76, 70), (4, 72): (77, 71),
          (3, 32): (150, 130), (3, 64): (230, 220), (3, 72): (210, 180)}
 LAUNCHES = {False: 1, True: 4}  # of them, at most, forward alone and with backward
 LAUNCH = 1.5  # µs, from one kernel of a graph to the next
