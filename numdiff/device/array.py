@@ -126,14 +126,16 @@ def copy_into(target, source):
         np.copyto(target, download(source) if isinstance(source, DeviceArray) else source)
 
 
-def launch(kernel, grid, block, *args, shared=0):
+def launch(kernel, grid, block, *args, shared=0, cluster=1):
     """Launch a `@cuda.jit` kernel over device arrays, in stream order, without waiting.
 
     grid, block: an int or a tuple of up to three; shared: bytes of dynamic shared memory. Python ints travel as int32
     (int64 where they do not fit), floats as float32, so that no kernel is dragged into 64-bit arithmetic by a scalar.
+    cluster: how many blocks, neighbours along x, y and z of the grid, run together and reach each other's shared memory
+    (cluster.py): an int or a tuple as for the grid, which it must divide; up to 8 in all, from capability 9.0 on
     """
     backend = next(a.backend for a in args if isinstance(a, DeviceArray))
-    backend.launch(kernel, grid, block, args, shared)
+    backend.launch(kernel, grid, block, args, shared, cluster)
 
 
 def set_poison(on):

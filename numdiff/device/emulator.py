@@ -61,12 +61,12 @@ class EmulatorDevice:
     def synchronize(self):
         pass
 
-    def launch(self, kernel, grid, block, args, shared=0):
+    def launch(self, kernel, grid, block, args, shared=0, cluster=1):
         self.launched.add((kernel.py_func.__module__, kernel.py_func.__name__))
         if self.vary_order:
             self.machine.order = self._random.choice(ORDERS)
         arguments = [_Argument(a) if isinstance(a, DeviceArray) else scalar(a) for a in args]
-        self.machine.launch(kernel, grid, block, *arguments, shared=shared)
+        self.machine.launch(kernel, grid, block, *arguments, shared=shared, cluster=cluster)
 
 
 class _Argument:

@@ -62,6 +62,12 @@ def scalar(value):
     return np.float32(value)
 
 
+def in_three(size):
+    """A grid, block or cluster as a tuple of three."""
+    size = size if isinstance(size, tuple) else (size,)
+    return size + (1,) * (3 - len(size))
+
+
 _CTYPES = {np.dtype(t): c for t, c in ((np.int32, ctypes.c_int32), (np.uint32, ctypes.c_uint32),
                                        (np.int64, ctypes.c_int64), (np.uint64, ctypes.c_uint64),
                                        (np.float32, ctypes.c_float), (np.float64, ctypes.c_double))}
@@ -279,7 +285,7 @@ class Gpu:
         """Wait until everything launched so far has run."""
         self.stream.sync()
 
-    def launch(self, kernel, grid, block, args, shared=0):
+    def launch(self, kernel, grid, block, args, shared=0, cluster=1):
         signature, flat = [kernel], []
         for argument in args:
             if isinstance(argument, DeviceArray):
@@ -293,11 +299,18 @@ class Gpu:
                 flat.append(_CTYPES[value.dtype](value.item()))
         key = tuple(signature)
         function = self._kernels.get(key) or self._compile(key, kernel, args)
-        shape = (grid, block, shared)
+        shape = (grid, block, shared, cluster)
         launch_config = self._configs.get(shape)
         if launch_config is None:
-            launch_config = self._configs[shape] = self._launch_config(grid=grid, block=block, shmem_size=shared)
+            launch_config = self._configs[shape] = self._configure(*shape)
         self._core_launch(self._target, launch_config, function, *flat)
+
+    def _configure(self, grid, block, shared, cluster):
+        if cluster == 1:
+            return self._launch_config(grid=grid, block=block, shmem_size=shared)
+        grid, cluster = in_three(grid), in_three(cluster)  # cuda.core counts a grid's clusters, not its blocks
+        return self._launch_config(grid=tuple(n // k for n, k in zip(grid, cluster, strict=True)), cluster=cluster,
+                                   block=block, shmem_size=shared)
 
     def _lay_out(self, array):
         """Numba's array argument: meminfo, parent, item count, item size, address, shape, strides in bytes."""

@@ -24,6 +24,7 @@ multiple of 16 bytes, and no coordinate of a store negative, or a GPU ends with 
                     make_wgmma_wait(n)                                                                     9.7.15
     registers       setmaxnreg_dec_24, _dec_40, _inc_232, _inc_240; make_setmaxnreg                        9.7.19.5
     named barriers  bar_sync, bar_arrive                                                                   9.7.13.1
+    clusters        in cluster.py
 
 THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
     Nothing but these intrinsics may touch it between the first wgmma and the wait. It is never filled with zeros: the
@@ -31,6 +32,10 @@ THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
     registers between the instructions and runs them one at a time (its advisory C7515). The last wait takes the
     accumulators with it (`make_wgmma_wait`), or the compilers read them before the wait (C7514). What ptxas says of a
     kernel, `ptxas -v -arch sm_90a` tells without a GPU.
+
+NO BRANCH IN A GROUP, which it does not tell: where an `if` or a loop that is not unrolled stands between the wgmmas of
+    one commit, each piece of straight code ends a group of its own, and the commit becomes an empty one (in SASS
+    `HGMMA.64x8x16.F16 RZ`). `wgmma_wait_1` then waits for all that was started, and nothing overlaps.
 
 The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of a module: a kernel
 that closes over an intrinsic finds nothing in Numba's cache on disk.

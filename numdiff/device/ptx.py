@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from .array import DeviceArray
-from .gpu import cuda, type_of
+from .gpu import type_of
 
 CAPABILITIES = ((8, 0), (9, 0, "a"))
 
@@ -27,18 +27,26 @@ class _StandInDevice:
         self.compute_capability = capability
 
 
-def compile_to_ptx(kernel, signature, capability):
-    """PTX text of a `@cuda.jit` kernel for argument types `signature` and a compute capability such as (9, 0, 'a')."""
-    from numba.cuda import dispatcher
-    bounds = kernel.targetoptions.get("launch_bounds")
-    original = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: _StandInDevice(capability)
+def compile_for(kernel, signature, capabilities):
+    """{capability: PTX text} of a `@cuda.jit` kernel for argument types `signature`.
+
+    All that Numba does before NVVM, most of the time, is the same for all capabilities from 7.5 on: done once.
+    """
+    from numba.cuda import compiler, dispatcher
+    options, original = kernel.targetoptions, dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: _StandInDevice(capabilities[0])
     try:
-        text, _ = cuda.compile(kernel.py_func, signature, device=False, abi="numba", cc=capability, output="ptx",
-                               fastmath=bool(kernel.targetoptions.get("fastmath")), launch_bounds=bounds)
+        library, _ = compiler._compile_pyfunc_with_fixup(
+            kernel.py_func, signature, device=False, abi="numba", cc=capabilities[0],
+            fastmath=bool(options.get("fastmath")), launch_bounds=options.get("launch_bounds"))
+        return {capability: library.get_asm_str(cc=capability) for capability in capabilities}
     finally:
         dispatcher.get_current_device = original
-    return text
+
+
+def compile_to_ptx(kernel, signature, capability):
+    """PTX text of a `@cuda.jit` kernel for argument types `signature` and a compute capability such as (9, 0, 'a')."""
+    return compile_for(kernel, signature, (capability,))[capability]
 
 
 class PtxDevice:
@@ -46,6 +54,7 @@ class PtxDevice:
     tf32 = False  # as in `Gpu`
     capability = (9, 0)
     multiprocessors = 132
+    compile = staticmethod(compile_for)
 
     def __init__(self):
         self.texts = {}  # (module, kernel name, argument types, capability) -> PTX
@@ -70,23 +79,24 @@ class PtxDevice:
     def synchronize(self):
         pass
 
-    def launch(self, kernel, grid, block, args, shared=0):
+    def launch(self, kernel, grid, block, args, shared=0, cluster=1):
         signature = tuple(type_of(a) for a in args)
-        name = kernel.py_func.__name__
-        for capability in CAPABILITIES:
-            if capability[:2] < getattr(sys.modules[kernel.py_func.__module__], "MINIMUM_CAPABILITY", (0, 0)):
-                continue  # instructions that this architecture has not
-            key = (kernel.py_func.__module__, name, signature, capability)
-            self.launched.append(key)
-            if key not in self.texts:
-                self.texts[key] = compile_to_ptx(kernel, signature, capability)
-                if re.search(r"\.extern .*__half", self.texts[key]):
-                    raise PtxError(f"{name} computes with float16 numbers, by functions that Numba links and then "
-                                   "cannot keep in its cache; make them float32 first")
-                if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in args):
-                    found = re.search(r"^.*\.f64.*$", self.texts[key], re.MULTILINE)
-                    if found:
-                        raise PtxError(f"{name} uses float64: {found.group().strip()}; type its literals as float32")
+        module, name = kernel.py_func.__module__, kernel.py_func.__name__
+        least = getattr(sys.modules[module], "MINIMUM_CAPABILITY", (0, 0))  # some instructions are not on all
+        keys = {capability: (module, name, signature, capability) for capability in CAPABILITIES
+                if capability[:2] >= least}
+        self.launched.extend(keys.values())
+        if all(key in self.texts for key in keys.values()):
+            return
+        for capability, text in self.compile(kernel, signature, tuple(keys)).items():
+            self.texts[keys[capability]] = text
+            if re.search(r"\.extern .*__half", text):
+                raise PtxError(f"{name} computes with float16 numbers, by functions that Numba links and then cannot "
+                               "keep in its cache; make them float32 first")
+            if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in args):
+                found = re.search(r"^.*\.f64.*$", text, re.MULTILINE)
+                if found:
+                    raise PtxError(f"{name} uses float64: {found.group().strip()}; type its literals as float32")
 
 
 @functools.cache

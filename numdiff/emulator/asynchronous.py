@@ -38,12 +38,18 @@ class Completion:
 
     def known_to(self, thread):
         """Whether all that `thread` does now comes after this end."""
-        end, seen = self, thread.seen
+        end = self
         while end is not None:
-            learned = end.learned
-            if thread.tid in learned:
+            if thread.tid in end.learned:
                 return True
-            for tid, clock in learned.items():
+            end = end.next
+        return self.known_after(thread.seen)
+
+    def known_after(self, seen):
+        """Whether some thread of the operation's block had learned of this end at the clocks `seen`."""
+        end = self
+        while end is not None:
+            for tid, clock in end.learned.items():
                 if seen[tid] >= clock:
                     return True
             end = end.next
@@ -140,7 +146,8 @@ class Asynchronous:
         if done is None:
             return False
         if pending.thread.block is not thread.block:
-            return thread.block.fenced or pending.thread.block.fenced
+            seen = thread.block.state.get("acquired", {}).get(pending.thread.block)
+            return thread.block.fenced or pending.thread.block.fenced or seen is not None and done.known_after(seen)
         return done.known_to(thread)
 
     def _report(self, pending, writes, what, site):
@@ -194,7 +201,7 @@ class Asynchronous:
     def _threads_before(self, memory, start, stop, writes, what, site, pieces):
         """The order of an operation with what threads did there by loads and stores; the distinct writes."""
         machine, access = self.machine, self.machine.access
-        token, everywhere = machine.token, memory.space is GLOBAL
+        token, everywhere = machine.token, memory.met
         ranges = [(start, stop)] if pieces is None else [(s, s + pieces.length) for s in pieces.starts]
         writers, readers = {}, {}
         for first, last in ranges:

@@ -499,8 +499,8 @@ def count_functions(resolver):
     cuda["fma"], cuda["cbrt"] = counted(machine, cuda["fma"], "fma"), counted(machine, cuda["cbrt"], "special")
 
 
-def count(kernel, grid, block, *args, shared=0, **options):
+def count(kernel, grid, block, *args, shared=0, cluster=1, **options):
     """Run a kernel once and return the `Recorder` that counted it; options are those of `emulator.device`."""
     recorder = Recorder()
-    Emulator(recorder=recorder, **options).launch(kernel, grid, block, *args, shared=shared)
+    Emulator(recorder=recorder, **options).launch(kernel, grid, block, *args, shared=shared, cluster=cluster)
     return recorder

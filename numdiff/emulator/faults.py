@@ -24,7 +24,7 @@ class Fault:
     """One fault of a kernel.
 
     kind: "bounds", "uninitialised", "race", "divergence", "deadlock", "mbarrier", "wgmma", "cp.async", "descriptor",
-        "alignment", "float64", "proxy", "error"
+        "alignment", "float64", "proxy", "cluster", "error"
     message: one sentence; place: where; others: [(what happened there, Place)]; count: how often it was seen
     """
 

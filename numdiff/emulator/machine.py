@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 
+from . import cluster as clusters
 from . import values
 from .asynchronous import Asynchronous
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
@@ -153,15 +154,16 @@ class Emulator:
 
     # launching --------------------------------------------------------------------------------------------------------
 
-    def launch(self, kernel, grid, block, *args, shared=0):
+    def launch(self, kernel, grid, block, *args, shared=0, cluster=1):
         """Run a kernel over NumPy arrays (in place), `EmulatedArray`s and numbers.
 
         grid, block: an int or up to three; shared: bytes of dynamic shared memory. Faults end in a `KernelFault`.
+        cluster: blocks that form one, along each dimension of the grid
         """
-        grid, block = _three(grid), _three(block)
+        grid, block, cluster = _three(grid), _three(block), _three(cluster)
         python = getattr(kernel, "py_func", kernel)
         self.kernel = python.__name__
-        self._refuse(kernel, grid, block, shared)
+        self._refuse(kernel, grid, block, shared, cluster)
         self.dynamic_shared = shared
         for target, source in ((self.grid_dim, grid), (self.block_dim, block)):
             target.x, target.y, target.z = source
@@ -185,7 +187,8 @@ class Emulator:
         errors, collect = np.seterr(all="ignore"), gc.get_threshold()
         gc.set_threshold(100_000, *collect[1:])  # a launch makes many objects and little garbage
         try:
-            self.scheduler.run((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0]))
+            self.scheduler.run(((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])),
+                               cluster)
         finally:
             self.scheduler.abandon()
             np.seterr(**errors)
@@ -206,7 +209,7 @@ class Emulator:
             del self.faults[first:]
             raise KernelFault(self.kernel, faults)
 
-    def _refuse(self, kernel, grid, block, shared):
+    def _refuse(self, kernel, grid, block, shared, cluster):
         """Raise where a GPU of this compute capability would not take the launch."""
         threads, name = block[0] * block[1] * block[2], self.kernel
         bound = getattr(kernel, "targetoptions", {}).get("launch_bounds")
@@ -223,6 +226,13 @@ class Emulator:
             for axis, n, limit in zip("xyz", size, limits, strict=True):
                 if n > limit:
                     raise LaunchRefused(f"{name}: {what} dimension {axis} is {n}, the limit is {limit}.")
+        blocks = cluster[0] * cluster[1] * cluster[2]
+        if blocks != 1 and self.cc < (9, 0):
+            raise LaunchRefused(f"{name}: there are no clusters on compute capability {self.cc[0]}.{self.cc[1]}.")
+        if not 1 <= blocks <= clusters.MOST:
+            raise LaunchRefused(f"{name}: a cluster of {blocks} blocks; {clusters.MOST} is the limit on every GPU.")
+        if any(n % k for n, k in zip(grid, cluster, strict=True)):
+            raise LaunchRefused(f"{name}: grid {grid} is not a multiple of the cluster {cluster}.")
         if shared > self.shared_limit:
             raise LaunchRefused(f"{name}: {shared} bytes of dynamic shared memory are more than the "
                                 f"{self.shared_limit} that a block has on compute capability "
@@ -290,8 +300,10 @@ class Emulator:
         block.static = Memory(SHARED, 0, "static", STATIC_BASE)
         room = max(0, min(STATIC_SHARED, self.shared_limit - self.dynamic_shared))  # for static arrays, not yet known
         block.dynamic = Memory(SHARED, self.dynamic_shared, "dynamic", STATIC_BASE + -(-room // 1024) * 1024)
+        block.static.met = block.dynamic.met = len(block.cluster.blocks) > 1
 
     def block_ends(self, block):
+        clusters.block_ends(self, block)
         self.asynchronous.block_ends(block)
         if self.recorder is not None:
             self.recorder.block_ends(block)
@@ -341,15 +353,20 @@ class Emulator:
 
     def element_name(self, memory, offset):
         """Which element of which array of the launch a byte is; None if no array has it."""
-        arrays = self._arguments if memory.space == GLOBAL else self.thread.block.shared.values()
-        for array in arrays:
+        if memory.space == GLOBAL:
+            arrays = [(array, "") for array in self._arguments]
+        else:
+            own = self.thread.block
+            arrays = [(array, "" if block is own else f" of block {block.index}") for block in own.cluster.blocks
+                      for array in block.shared.values()]
+        for array, whose in arrays:
             if getattr(array, "memory", None) is memory:
                 rest, at = offset - array.offset, [0] * array.ndim
                 for axis in sorted(range(array.ndim), key=lambda k, array=array: -array.strides[k]):
                     if array.strides[axis] > 0:
                         at[axis], rest = divmod(rest, array.strides[axis])
                 if 0 <= rest < array.itemsize and all(0 <= i < n for i, n in zip(at, array.shape, strict=True)):
-                    return f"{array.name}[{', '.join(str(i) for i in at)}]"
+                    return f"{array.name}[{', '.join(str(i) for i in at)}]{whose}"
         return None
 
     def shared_address(self, array):
@@ -367,9 +384,9 @@ class Emulator:
                 return address + pointer - part.ctypes.data
         raise Unsupported("an address was asked of an array that is not in shared memory.")
 
-    def shared_memory(self, address):
-        """(Memory, offset) of an address in the shared state space of the current block; None outside of it."""
-        block, address = self.thread.block, int(address)
+    def shared_memory(self, address, block=None):
+        """(Memory, offset) of an address in the shared state space of a block (the current one); None outside of it."""
+        block, address = block or self.thread.block, int(address)
         if block.dynamic.address <= address:
             memory = block.dynamic
         elif self.checked:

@@ -9,9 +9,9 @@ clock of thread u whose accesses t is known to come after. A barrier joins what 
 clocks on. An access by u at clock c is ordered before t's if t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI
 2009; a barrier of the whole block makes one list that all its threads share.)
 
-Blocks are ordered by grid-wide barriers, and by atomics: what a thread had seen at its last threadfence() is handed on
-with each of its atomic operations to the blocks whose atomics come after it at the same place (`Memory.released`), or
-that see its result in the condition of a `while` loop.
+Blocks are ordered by the barriers of the grid and of their cluster, and by atomics: what a thread had seen at its last
+threadfence() is handed on with each of its atomic operations to the blocks whose atomics come after it at the same
+place (`Memory.released`), or that see its result in the condition of a `while` loop.
 """
 import math
 
@@ -29,7 +29,7 @@ class Memory:
     """A range of bytes. `address` is where it lies in its space; `valid[i]` says whether byte i was ever written."""
 
     __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
-                 "layouts", "shadowed", "released")
+                 "layouts", "shadowed", "met", "released")
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
         self.space, self.name, self.size, self.address = space, name, size, address
@@ -37,6 +37,7 @@ class Memory:
         self.valid = None if valid else bytearray(len(self.bytes))
         self.views = {}
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
+        self.met = space is GLOBAL  # whether several blocks can
         self.busy = []  # asynchronous operations that still read or write here (asynchronous.py)
         self.barriers = {}  # offset -> mbarrier
         self.released = {}  # offset -> {block: what its threads had seen at their last atomic there}
@@ -327,6 +328,7 @@ class Access:
     def _make_load(self):
         machine, locate, races, initialised = self.machine, self.locate, self.races, self.initialised
         recorder, Checked, race, unwritten = machine.recorder, CheckedArray, self._read_race, self._unwritten
+        earlier = self._earlier
 
         def load(a, index, site):
             if a.__class__ is not Checked:
@@ -350,14 +352,13 @@ class Access:
                 if writer is None:
                     if initialised and memory.valid is not None and not memory.valid[offset]:
                         unwritten(a, index, site)
-                elif writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL):
+                elif writer[0] is not stamp and (writer[2] is token or memory.met):
                     race(memory, offset, writer, site)
                 log = memory.reader.get(offset)
                 if log is None:
                     memory.reader[offset] = [token, stamp, site]
-                elif log[0] is not token:  # the first reader may be of another block
-                    memory.reader[offset] = [token, log[1], log[2], stamp, site] if memory.space is GLOBAL else \
-                        [token, stamp, site]
+                elif log[0] is not token:
+                    memory.reader[offset] = [token, *earlier(memory, log), stamp, site]
                 elif log[-2] is not stamp:
                     log += stamp, site
             elif initialised and memory.valid is not None and not memory.valid[offset]:
@@ -418,6 +419,14 @@ class Access:
 
         return store
 
+    def _earlier(self, memory, log):
+        """What stays of a log of readers at the first read after a barrier: what may be of another block."""
+        if memory.space is GLOBAL:
+            return log[1:3]
+        if not memory.met:
+            return []
+        return [entry for k in range(1, len(log), 2) if not self._ordered(log[k]) for entry in log[k:k + 2]]
+
     def _ordered(self, stamp):
         """Whether what `stamp` did comes before what the current thread does now."""
         other, clock = stamp
@@ -463,12 +472,12 @@ class Access:
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
         writer, log = memory.writer.get(offset), memory.reader.get(offset)
-        if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL) and \
+        if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.met) and \
                 not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
                     writer[1] == site and _same(a, offset, value)):
             self._race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
         if log is not None:
-            if log[0] is token or memory.space is GLOBAL:
+            if log[0] is token or memory.met:
                 for k in range(1, len(log), 2):
                     if log[k] is not stamp and not self._ordered(log[k]):
                         if log[k + 1] in self.machine.spin_sites and log[k][0].block is not stamp[0].block:
@@ -540,16 +549,15 @@ class Access:
                     machine.report("uninitialised", f"reads {memory.space} memory that nobody has written: "
                                                     f"{self.say(memory, at)}", site)
                     break
-            elif writer[0] is not stamp and (writer[2] is token or memory.space is GLOBAL) and \
-                    not self._ordered(writer[0]):
+            elif writer[0] is not stamp and (writer[2] is token or memory.met) and not self._ordered(writer[0]):
                 self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
                 break
         if shadowed:
             for at in range(offset, offset + size, step):
                 log = memory.reader.get(at)
                 if log is None or log[0] is not token:
-                    memory.reader[at] = [token, stamp, site] if log is None or memory.space is not GLOBAL else \
-                        [token, log[1], log[2], stamp, site]
+                    memory.reader[at] = [token, *self._earlier(memory, log), stamp, site] if log else \
+                        [token, stamp, site]
                 elif log[-2] is not stamp:
                     log.append(stamp)
                     log.append(site)
@@ -594,9 +602,11 @@ class Access:
         machine, by = self.machine, stamp[0]
         thread = machine.thread
         same_block = by.block is thread.block
+        between = "with no barrier between" if same_block else "and nothing orders the blocks" \
+            if memory.space is GLOBAL else "with no cluster_sync() between"
         machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
                                f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
-                               f"{'with no barrier between' if same_block else 'and nothing orders the blocks'}", site,
+                               f"{between}", site,
                        others=[(f"{done} at", machine.place(other_site, by))])
 
 

@@ -5,8 +5,8 @@ runs. Nothing is ever preempted (a `while` loop that turns and turns gives other
 deterministic, and the order in which threads take their turns (forward, reversed, or shuffled by a seed) is an option:
 a correct kernel gives the same bits in each.
 
-Blocks run one after another; the next one starts early only when all that have started wait for something that none of
-them can give, as they do at a grid-wide barrier.
+Blocks run one after another, those of a cluster together; the next one starts early only when all that have started
+wait for something that none of them can give, as they do at a grid-wide barrier.
 """
 import contextvars
 import random
@@ -65,8 +65,10 @@ class Thread:
 class Block:
     """The threads of one block, its shared memory, and the places where its threads meet."""
 
-    def __init__(self, machine, index, dimensions):
-        self.machine, self.index = machine, index
+    def __init__(self, machine, index, dimensions, cluster, rank):
+        self.machine, self.index, self.cluster, self.rank = machine, index, cluster, rank
+        self.reads = {}  # of its shared memory by other blocks of the cluster: stamp -> site
+        self.met = {}  # other block of the cluster -> clocks of its threads at their last barrier
         x, y, z = dimensions
         self.threads = [Thread(t, (t % x, t // x % y, t // (x * y)), self) for t in range(x * y * z)]
         start = [0] * len(self.threads)
@@ -86,6 +88,18 @@ class Block:
         return self.threads[warp * WARP:(warp + 1) * WARP]
 
 
+class Cluster:
+    """Blocks that run together and reach each other's shared memory; most have one block alone."""
+
+    def __init__(self):
+        self.blocks = []
+        self.waiting, self.relaxed = [], False  # threads at cluster_sync(); whether one of them orders no memory
+
+    def __str__(self):
+        alive = sum(block.alive for block in self.blocks)
+        return f"cluster_sync, which {len(self.waiting)} of the cluster's {alive} threads have reached"
+
+
 class Scheduler:
     """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `wait_until` from within threads."""
 
@@ -98,17 +112,21 @@ class Scheduler:
         self.progress = 0  # counts everything that may let a waiting thread go on
         self.checked = machine.checked
         self.blocks = []
-        self.ended = 0  # blocks
+        self.total = self.ended = 0  # blocks
         self.grid_arrived = []
         self._counts = self._numbers = None  # what tells, in `_spin`, whether anything still happens
         self._seen, self._rounds = None, 0  # likewise in `_loops_go_on`
 
     # running ----------------------------------------------------------------------------------------------------------
 
-    def run(self, indices):
-        """Run all blocks, one after another, or together where they wait for each other."""
-        remaining = list(reversed(self.ordered(list(indices))))
-        self.total = len(remaining)
+    def run(self, indices, cluster):
+        """Run all clusters of blocks, one after another, or together where they wait for each other."""
+        clusters = {}  # place among the clusters -> blocks by rank
+        for index in indices:
+            place = tuple(i // n for i, n in zip(index, cluster, strict=True))
+            clusters.setdefault(place, []).append(index)
+            self.total += 1
+        remaining = list(reversed(self.ordered(list(clusters.values()))))
         while remaining or self.blocks:
             if not self.blocks:
                 self.start(remaining.pop())
@@ -126,11 +144,14 @@ class Scheduler:
                     self.machine.stuck(self)
                     self.abandon()
 
-    def start(self, index):
-        block = Block(self.machine, index, self.dimensions)
-        self.blocks.append(block)
-        self.machine.block_starts(block)
-        self.awake.extend(self.ordered(block.threads))
+    def start(self, indices):
+        cluster = Cluster()
+        cluster.blocks = [Block(self.machine, index, self.dimensions, cluster, rank)
+                          for rank, index in enumerate(indices)]
+        for block in self.ordered(cluster.blocks) if len(indices) > 1 else cluster.blocks:
+            self.blocks.append(block)
+            self.machine.block_starts(block)
+            self.awake.extend(self.ordered(block.threads))
 
     def finish(self, block):
         self.machine.block_ends(block)
@@ -138,11 +159,13 @@ class Scheduler:
         self.ended += 1
 
     def abandon(self):
-        """Drop all threads that still wait."""
+        """Drop all threads that still wait, and the workers: Python's collector sees no cycle through a greenlet."""
         for block in self.blocks:
             for thread in block.threads:
                 if thread.greenlet is not None and not thread.done:
                     thread.greenlet.throw(greenlet.GreenletExit)
+        while self.idle:
+            self.idle.pop().throw(greenlet.GreenletExit)
         self.blocks, self.awake, self.spinning, self.polls = [], [], [], []
 
     def _turn_until_stuck(self):
@@ -209,6 +232,8 @@ class Scheduler:
             self._release_if_complete(block, name)
         for key in [k for k in block.collectives if k[0] == thread.warp]:
             self._combine_if_complete(block, key)
+        if block.cluster.waiting:
+            self._cluster_release(block.cluster)
         if self.grid_arrived:
             self._grid_release()
 
@@ -377,6 +402,37 @@ class Scheduler:
                 self._after_barrier(block, block.threads)
             self.machine.grid_synchronised()
             self.wake(threads)
+
+    def cluster_meet(self, relaxed, frame):
+        """A barrier of all threads of the cluster that have not ended, wherever they call it."""
+        thread = self.machine.thread
+        cluster = thread.block.cluster
+        thread.wait = ("cluster barrier", cluster, frame)
+        cluster.waiting.append(thread)
+        cluster.relaxed |= relaxed
+        self._cluster_release(cluster)
+        self.hub.switch()
+
+    def _cluster_release(self, cluster):
+        blocks = [b for b in cluster.blocks if b.alive]
+        if len(cluster.waiting) < sum(b.alive for b in blocks):
+            return
+        threads, cluster.waiting = cluster.waiting, []
+        if self.checked:
+            clocks = {b: [t.clock for t in b.threads] for b in cluster.blocks}
+            for block in blocks:
+                block.met.update((other, clock) for other, clock in clocks.items() if other is not block)
+                if not cluster.relaxed:
+                    block.state.setdefault("acquired", {}).update(block.met)
+                    self._after_barrier(block, [t for t in threads if t.block is block])
+            if cluster.relaxed:
+                for thread in threads:
+                    thread.tick(thread.seen)
+        cluster.relaxed = False
+        if self.machine.tracer is not None:
+            for block in blocks:
+                self.machine.tracer.barrier(block, "cluster_sync", [t for t in threads if t.block is block])
+        self.wake(threads)
 
     # loops that wait --------------------------------------------------------------------------------------------------
 

@@ -489,7 +489,7 @@ def _round_step(step):
         power *= 10
 
 
-def trace(kernel=None, grid=None, block=None, *args, shared=0, **options):
+def trace(kernel=None, grid=None, block=None, *args, shared=0, cluster=1, **options):
     """The `Tracer` of one run of a kernel; without a kernel a context that gives the tracer of all launches inside.
 
     options: those of `emulator.device`; shared: bytes of dynamic shared memory
@@ -497,7 +497,7 @@ def trace(kernel=None, grid=None, block=None, *args, shared=0, **options):
     if kernel is None:
         return _tracing(options)
     tracer = Tracer()
-    Emulator(tracer=tracer, **options).launch(kernel, grid, block, *args, shared=shared)
+    Emulator(tracer=tracer, **options).launch(kernel, grid, block, *args, shared=shared, cluster=cluster)
     return tracer
 
 

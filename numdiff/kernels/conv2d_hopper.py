@@ -19,7 +19,7 @@ VERSIONS
     v6  one box with the whole halo. A box of 16 × 16 pixels becomes 18 × 18: 1.27 times the pixels cross from L2 where
         v5 moves 3.4 times and a box for each tap 9 times. The matrix of a tap begins at any row of 128 bytes: the
         swizzle goes by the bits of the address, so that is where the copy engine has put it.
-    The kernel is the same; what differs is told by its arguments.
+    The kernels are the same; what differs is told by their arguments.
 HOW A TILE LIES IN SHARED MEMORY
     A pixel is a row of 64 channels, 128 bytes. Eight neighbouring pixels of an image row are one group of a wgmma's
     matrix, the eight rows of images below each other its eight groups: a SUB-BLOCK of 8 × 8 pixels, whose groups lie
@@ -27,8 +27,8 @@ HOW A TILE LIES IN SHARED MEMORY
     other, or in several images. Each is stored by itself, clipped by the copy engine where the image ends.
 WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
-    warp 3 asks for the weight           one stage a tap, or a column of three (`together`: fewer waits);
-                                         where all of it fits, once and for all tiles (`resident`)
+    warp 3 asks for the weight           one stage a tap, or a column of three (kernels of their own: a third of the
+                                         waits); where all of it fits, once and for all tiles (`resident`)
     warps 1, 2 store what a consumer has written, and bring it the next residual, to where its result will lie
     warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels
 LAUNCH
@@ -247,11 +247,12 @@ def write_sub_block(BN, tiles, at, acc, first, N, bias, channel, channel_at, has
 
 # The kernel -----------------------------------------------------------------------------------------------------------
 
-def make_kernel(BN, SUB, transposed):
-    """The kernel for tiles of BN output channels and 128 · SUB pixels; transposed: the input gradient.
+def make_kernel(BN, SUB, together, transposed):
+    """The kernel for tiles of BN output channels and 128 · SUB pixels.
 
-    There the weight's tile is read across: its 64 rows are the inner dimension, and output channels lie next to each
-    other.
+    together: taps of the weight in a stage. A constant: a branch among the products of a turn ends their group.
+    transposed: the input gradient. There the weight's tile is read across: its 64 rows are the inner dimension, and
+        output channels lie next to each other.
     """
     R = BN // 2  # sums of a thread for a sub-block
     COLS = 64 if BN % 64 == 0 else 32  # channels in a row of the output buffers, and of a transposed weight
@@ -264,7 +265,7 @@ def make_kernel(BN, SUB, transposed):
     B_SWIZZLE, B_STEP = (SWIZZLE, 2 * COLS) if transposed else (1, 2)  # in descriptors 16 bytes count 1
 
     def kernel(map_x, map_weight, map_y, map_residual, bias, channel, images, height, width, N, channel_blocks, size,
-               whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, together, resident, has_bias,
+               whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, resident, has_bias,
                has_channel, has_residual):
         tiles = cuda.shared.array(0, np.uint8, alignment=1024)
         barriers = cuda.shared.array(BARRIERS, np.uint64)
@@ -492,13 +493,15 @@ def make_kernel(BN, SUB, transposed):
                 fence_proxy_async()
                 mbarrier_arrive(written + uint32(8) * uint32(consumer))
 
-    kernel.__name__ = f"conv2d_{'input_gradient' if transposed else 'forward'}_kernel_v6_{128 * SUB}x{BN}"
+    kernel.__name__ = f"conv2d_{'input_gradient' if transposed else 'forward'}_kernel_v6_{128 * SUB}x{BN}_{together}"
     return cuda.jit(kernel, launch_bounds=(THREADS, 1))
 
 
 VARIANTS = tuple((bn, sub) for sub in (1, 2) for bn in WIDTHS)
-conv2d_forward_kernels_v6 = {(bn, sub): make_kernel(bn, sub, False) for bn, sub in VARIANTS}
-conv2d_input_gradient_kernels_v6 = {(bn, sub): make_kernel(bn, sub, True) for bn, sub in VARIANTS}
+conv2d_forward_kernels_v6, conv2d_input_gradient_kernels_v6 = (
+    {(*tile, together): make_kernel(*tile, together, transposed) for tile in VARIANTS for together in (1, 3)
+     if (*tile, together) != (128, 2, 3)}  # of these, no three stages fit beside the pixels
+    for transposed in (False, True))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -539,6 +542,7 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, together):
     """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each."""
     pad, found = size // 2, []
     columns, steps = -(-N // bn), size * size * -(-C // BK)
+    boxes = -(-C // BK) * (1 if whole_halo else size)  # of x for a tile
     for width in (8, 16, 32):
         for height in (8, 16, 32):
             images, rest = divmod(128 * sub, width * height)
@@ -551,7 +555,7 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, together):
             a_bytes = -(-box * ROW // 1024) * 1024
             tiles = columns * -(-W // width) * -(-H // height) * -(-B // images)
             left = SHARED - 128 * sub * bn * 2
-            for a_stages in (3, 2, 1):
+            for a_stages in (3, 2, 1)[:3 if boxes == 1 else 2]:  # a box goes back when the next has come
                 b_stages, resident = min((left - a_stages * a_bytes) // b_bytes, MOST_B), False
                 if columns == 1 and steps <= b_stages * together:
                     b_stages, resident = steps // together, True
@@ -626,11 +630,11 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     map_residual = map_y if residual is None else tensor_map(residual, (columns, 8, 8, 1), swizzle=2 * columns)
     nothing = no_numbers(backend)
     kernels = conv2d_input_gradient_kernels_v6 if gradient else conv2d_forward_kernels_v6
-    launch(kernels[plan.bn, plan.pixels // 128], min(plan.tiles, backend.multiprocessors), THREADS, map_x, map_weight,
-           map_y, map_residual, nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
-           b, h, w, n, -(-c // BK), size, int(plan.whole_halo), plan.width, plan.height, plan.images, plan.a_stages,
-           plan.a_bytes, plan.b_stages, plan.together, int(plan.resident), int(bias is not None),
-           int(channel is not None), int(residual is not None), shared=plan.shared)
+    launch(kernels[plan.bn, plan.pixels // 128, plan.together], min(plan.tiles, backend.multiprocessors), THREADS,
+           map_x, map_weight, map_y, map_residual, nothing if bias is None else bias,
+           nothing if channel is None else channel.reshape(-1), b, h, w, n, -(-c // BK), size, int(plan.whole_halo),
+           plan.width, plan.height, plan.images, plan.a_stages, plan.a_bytes, plan.b_stages, int(plan.resident),
+           int(bias is not None), int(channel is not None), int(residual is not None), shared=plan.shared)
     return y
 
 

@@ -42,6 +42,15 @@ def test_an_unknown_device_is_a_usage_error():
         get_backend("gpu")
 
 
+def test_a_grid_counts_blocks_also_where_they_form_clusters():
+    gpu = Gpu.__new__(Gpu)
+    gpu._launch_config = dict  # cuda.core's counts clusters
+    assert gpu._configure((6, 2, 8), 64, 100, (1, 1, 4)) == {"grid": (6, 2, 2), "cluster": (1, 1, 4), "block": 64,
+                                                             "shmem_size": 100}
+    assert gpu._configure(6, 64, 0, 2) == {"grid": (3, 1, 1), "cluster": (2, 1, 1), "block": 64, "shmem_size": 0}
+    assert gpu._configure(6, 64, 0, 1) == {"grid": 6, "block": 64, "shmem_size": 0}
+
+
 # A captured step that is cut in parts --------------------------------------------------------------------------------
 
 class Builder:

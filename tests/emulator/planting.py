@@ -9,10 +9,10 @@ import pytest
 from numdiff.emulator import Emulator, KernelFault
 
 
-def run(kernel, grid, block, *arguments, shared=0, **options):
+def run(kernel, grid, block, *arguments, shared=0, cluster=1, **options):
     """Launch a kernel on an emulator with these options, which is returned."""
     machine = Emulator(**options)
-    machine.launch(kernel, grid, block, *arguments, shared=shared)
+    machine.launch(kernel, grid, block, *arguments, shared=shared, cluster=cluster)
     return machine
 
 

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff import emulator
+from numdiff.kernels import check
 from numdiff_cli.main import main
 
 FOLDER = pathlib.Path(emulator.__file__).parent
@@ -26,7 +27,8 @@ def test_the_example_is_reported_as_it_says(tmp_path, monkeypatch):
     assert str(caught.value).strip() in README
 
 
-def test_the_table_is_what_the_command_prints():
+def test_the_table_is_what_the_command_prints(monkeypatch):
+    monkeypatch.setattr(check.run, "CASES", check.CASES[:1 + [c.name for c in check.CASES].index("matmul")])
     result = CliRunner().invoke(main, ["kernels", "check", "matmul", "--version", "2", "--counts"])
     (table,) = [b for b in blocks("") if b.startswith("matmul_forward_kernel_v2")]
     assert table.strip() in result.output

@@ -1,6 +1,8 @@
 """Who runs when: barriers and their results, orders, tricky programs that are right, waits that never end."""
+import gc
 import time
 
+import greenlet
 import numpy as np
 import pytest
 
@@ -28,6 +30,18 @@ def test_barriers_that_count(options, x):
     out = np.zeros((3, 40), np.int32)
     run(barrier_results, 1, 40, x, out, **options)
     assert (out == [[(x > 2).sum()], [(x > 2).all()], [(x > 2).any()]]).all()
+
+
+def test_a_launch_leaves_no_threads_behind():
+    """Python's collector sees no cycle through a greenlet: whatever is not ended stays for good."""
+    def alive():
+        gc.collect()
+        return sum(isinstance(thing, greenlet.greenlet) for thing in gc.get_objects())
+
+    run(barrier_results, 1, 40, np.arange(40), np.zeros((3, 40), np.int32))
+    before = alive()
+    run(barrier_results, 1, 40, np.arange(40), np.zeros((3, 40), np.int32))
+    assert alive() <= before
 
 
 # programs that look wrong and are right -------------------------------------------------------------------------------

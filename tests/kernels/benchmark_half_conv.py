@@ -4,7 +4,10 @@
     python -m tests.kernels.benchmark_half_conv --only 64x64 wgrad    rows whose name has all of these words
     python -m tests.kernels.benchmark_half_conv --versions 6 5 4      more than one version
     python -m tests.kernels.benchmark_half_conv --tiles               every tile of version 6; of a weight gradient also
-                                                                      every number of pixels a stage
+                                                                      all pixels a stage and blocks a cluster
+    python -m tests.kernels.benchmark_half_conv --plans 16,2,128 32,4,64,2 --only wgrad 8x8
+                                                                      weight gradients by these channels of x, parts,
+                                                                      pixels a stage, blocks a cluster
     python -m tests.kernels.benchmark_half_conv --sums                weight gradients with those of bias and timestep
     python -m tests.kernels.benchmark_half_conv --old                 beside the choice what it replaced: weights one
                                                                       tap a stage; the gradient for any kernel size
@@ -13,6 +16,8 @@ Each row is checked against float64 on some outputs before it is timed. Time is 
 graph of twenty launches, numdiff's and cuDNN's in turn. `forecast` is the estimate by which tiles are chosen.
 """
 import argparse
+import contextlib
+import itertools
 import time
 
 import numpy as np
@@ -100,11 +105,25 @@ def forecast(size, c, n, name, version):
     return conv2d_hopper.choose_plan(BATCH, size, size, c, n, 3, version != 5, 132)[0] / 1e3
 
 
+def plans_of(size, c, n):
+    """Variants of a weight gradient: the number of parts that is chosen for each other choice."""
+    variants = []
+    for width, pixels, blocks in itertools.product(conv2d_hopper_gradient_3x3.WIDTHS, conv2d_hopper_gradient_3x3.PIXELS,
+                                                   (1, 2, 4, 8)):
+        with contextlib.suppress(ValueError):  # there are not so many
+            plan = conv2d_hopper_gradient_3x3.choose_plan(BATCH, size, size, c, n, True, 132,
+                                                          (width, None, pixels, blocks))[1]
+            only = width, plan.parts, pixels, blocks
+            variants.append((",".join(map(str, only)), 6, {"only": only}))
+    return variants
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--versions", nargs="*", type=int, default=[None])
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--plans", nargs="*", default=[], type=lambda text: tuple(int(n) for n in text.split(",")))
     parser.add_argument("--old", action="store_true")
     parser.add_argument("--sums", action="store_true")
     options = parser.parse_args()
@@ -131,11 +150,12 @@ def main():
             variants = [(f"v{v}" if v else "", v, None) for v in options.versions]
             wide = c % 8 == n % 8 == 0
             if options.tiles and wide and name == "wgrad":
-                variants = [(f"64x{width}, {pixels} pixels", 6, {"only": (width, None, pixels)})
-                            for width in conv2d_hopper_gradient_3x3.WIDTHS for pixels in (64, 128, 256)]
+                variants = plans_of(size, c, n)
             elif options.tiles and wide:
                 variants = [(f"{128 * sub}x{bn}, {k}", 6, {"only": (bn, sub), "together": k})
                             for bn, sub in conv2d_hopper.VARIANTS for k in (1, 3)]
+            if options.plans and wide and name == "wgrad":
+                variants += [(",".join(map(str, plan)), 6, {"only": plan}) for plan in options.plans]
             if options.sums and wide and name == "wgrad":  # with the gradients of the bias and of a timestep's vector
                 variants += [("sums", 6, {"dbias": zeros((n,), np.float32, gpu),
                                           "dchannel": zeros((BATCH, n), np.float32, gpu)})]
@@ -173,7 +193,7 @@ def main():
             theirs = times.pop() if torch else None
             flops = 2 * BATCH * size * size * 9 * c * n
             for us, (label, version, error) in zip(times, rows, strict=True):
-                estimate = None if options.tiles or label in ("old", "sums") else forecast(size, c, n, name, version)
+                estimate = forecast(size, c, n, name, version) if label in ("", "v5", "v6") else None
                 print(f"{title + ' ' + label:32} {us:7.1f} {flops / us / 1e6:8.0f} "
                       + (f"{theirs:9.1f} {100 * theirs / us:8.0f}%" if theirs else f"{'–':>9} {'–':>9}")
                       + (f" {estimate:9.1f}" if estimate else f" {'–':>9}") + f" {error:8.1e}", flush=True)

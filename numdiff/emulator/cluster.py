@@ -1,0 +1,63 @@
+"""Clusters of blocks: addresses in the shared memory of another block, loads from there, the cluster's barrier.
+
+An address of the cluster's shared memory is one of a block's own shared memory, plus the block's rank + 1 from bit RANK
+on; an own address, with nothing there, is one as well (PTX ISA, section 5.1.7, "Shared State Space").
+
+The blocks of a cluster run together (schedule.py). Their barrier joins what their threads have seen, so that memory.py
+tells races between them. What a block reads from another is noted there: at its end, it must come after all of it.
+"""
+import numpy as np
+
+from .memory import POISON
+
+RANK = 24  # bit
+MOST = 8  # blocks of a cluster that every GPU with clusters takes
+NOTHING = tuple(np.full(16, POISON, np.uint8).view(np.float32))
+
+
+def address_of(machine, address, rank):
+    """The address of the same place in the shared memory of the cluster's block `rank`."""
+    blocks, rank = machine.thread.block.cluster.blocks, int(rank)
+    if not 0 <= rank < len(blocks):
+        machine.report("bounds", f"asks for an address in block {rank} of a cluster of {len(blocks)}",
+                       machine.site_here())
+    return rank + 1 << RANK | int(address)
+
+
+def load_4(machine, address):
+    """Four float32 at an address of the cluster's shared memory."""
+    site, thread, address = machine.site_here(), machine.thread, int(address)
+    blocks, rank, own = thread.block.cluster.blocks, (address >> RANK) - 1, address & (1 << RANK) - 1
+    block = thread.block if rank < 0 else blocks[rank] if rank < len(blocks) else None
+    found = block and machine.shared_memory(own, block)
+    if not found or found[1] + 16 > found[0].size:
+        machine.report("bounds", f"reads 16 bytes at the cluster's shared address {address:#x}, which is outside of "
+                                 "the shared memory of its blocks", site)
+        return NOTHING
+    if own % 16:
+        machine.report("alignment", f"reads 16 bytes at the cluster's shared address {address:#x}, which is not a "
+                                    "multiple of 16", site)
+        return NOTHING
+    if block is not thread.block:
+        if not block.alive:
+            _report_end(machine, block, thread, site)
+        block.reads[thread.stamp] = site
+    return tuple(machine.access.read_bytes(*found, 16, site).view(np.float32))
+
+
+def sync(machine, relaxed=False):
+    """barrier.cluster: wait for all threads of the cluster that have not ended; relaxed: it orders no memory."""
+    machine.scheduler.cluster_meet(relaxed, machine._frame_here())
+
+
+def block_ends(machine, block):
+    """A block has ended: other blocks must have read all they want of its shared memory before."""
+    for (thread, clock), site in block.reads.items():
+        if thread.block not in block.met or block.met[thread.block][thread.tid] < clock:
+            _report_end(machine, block, thread, site)
+
+
+def _report_end(machine, block, thread, site):
+    if "race" in machine.checks:
+        machine.report("cluster", f"reads shared memory of block {block.index}, which may have ended by then: a "
+                                  "cluster_sync() must come between the last read and the end", site, thread)

@@ -1,0 +1,187 @@
+"""Clusters of blocks in the emulator: what they add up, and faults planted in it, each found in each order."""
+import numpy as np
+import pytest
+
+from numdiff.device import cuda, download, float32, get_gpu, int32, launch, uint32, upload, why_no_gpu
+from numdiff.device.cluster import (
+    cluster_address,
+    cluster_rank,
+    cluster_sync,
+    cluster_sync_relaxed,
+    load_cluster_4,
+)
+from numdiff.device.emulator import EmulatorDevice
+from numdiff.device.hopper import smem_u32
+from numdiff.emulator import ORDERS, KernelFault, LaunchRefused
+from numdiff.kernels import check
+from numdiff.kernels.check.run import run_once
+from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
+
+THREADS, NUMBERS, ROUNDS = 32, 128, 2  # four numbers a thread
+ORDER = pytest.mark.parametrize("order", ORDERS)
+
+
+def sums_of_blocks(fault=None):
+    """Each block writes four numbers a thread, then adds up those of all blocks of its cluster; twice."""
+    @cuda.jit
+    def sum_kernel(x, y, blocks):
+        mine = cuda.shared.array(NUMBERS, float32)
+        t, at = cuda.threadIdx.x, (cuda.blockIdx.z * THREADS + cuda.threadIdx.x) * 4
+        rank = cluster_rank()
+        for turn in range(ROUNDS):
+            for i in range(4):
+                if fault != "a number is not written" or t < THREADS - 1 or i < 3 or rank != 1:
+                    mine[4 * t + i] = x[at + i] + float32(turn)  # write
+            if fault != "no barrier after the write":
+                cluster_sync()
+            a, b, c, d = float32(0), float32(0), float32(0), float32(0)
+            for k in range(blocks):
+                other = uint32(k + 1 if fault == "a block too far" else k)
+                place = smem_u32(mine) + uint32(16 * t + (4 if fault == "not aligned" else 0))
+                if fault == "beyond the end":
+                    place += uint32(16)
+                e, f, g, h = load_cluster_4(cluster_address(place, other))  # read
+                a, b, c, d = a + e, b + f, c + g, d + h
+            last = turn == ROUNDS - 1
+            if last and fault != "leaves early" or fault == "a relaxed barrier":
+                cluster_sync_relaxed()
+            elif not last and fault != "no barrier after the read":
+                cluster_sync()
+            if last:
+                y[at], y[at + 1], y[at + 2], y[at + 3] = a, b, c, d
+    return sum_kernel
+
+
+def numbers(blocks, rng=None):
+    x = (rng or np.random.default_rng(0)).standard_normal((blocks, NUMBERS), dtype=np.float32)
+    return x.reshape(-1), np.zeros(x.size, np.float32)
+
+
+@ORDER
+@pytest.mark.parametrize("checks", (True, False))
+@pytest.mark.parametrize("blocks", (1, 2, 3, 8))
+def test_blocks_of_a_cluster_read_each_other(blocks, checks, order):
+    x, y = numbers(2 * blocks)
+    run(sums_of_blocks(), (1, 1, 2 * blocks), THREADS, x, y, blocks, cluster=(1, 1, blocks), order=order, checks=checks)
+    want = np.zeros((2, NUMBERS), np.float32)
+    for k in range(blocks):
+        want += x.reshape(2, blocks, -1)[:, k] + np.float32(ROUNDS - 1)
+    assert np.array_equal(y.reshape(2, blocks, -1), np.broadcast_to(want[:, None], (2, blocks, NUMBERS)))
+
+
+@pytest.mark.skipif(why_no_gpu() is not None, reason="no GPU")
+@pytest.mark.parametrize("blocks", (1, 2, 3, 8))
+def test_on_a_gpu(blocks):
+    gpu = get_gpu()
+    if gpu.capability[0] < 9:
+        pytest.skip("no clusters there")
+    x, y = numbers(2 * blocks)
+    given, got = upload(x, gpu), upload(y, gpu)
+    launch(sums_of_blocks(), (1, 1, 2 * blocks), THREADS, given, got, blocks, cluster=(1, 1, blocks))
+    run(sums_of_blocks(), (1, 1, 2 * blocks), THREADS, x, y, blocks, cluster=(1, 1, blocks))
+    assert np.array_equal(download(got), y)
+
+
+@cuda.jit
+def rank_kernel(out):
+    b = cuda.blockIdx
+    if cuda.threadIdx.x == 0:
+        out[(b.z * cuda.gridDim.y + b.y) * cuda.gridDim.x + b.x] = int32(cluster_rank())
+
+
+def test_ranks_count_along_x_then_y_then_z():
+    out = np.full((2, 4, 6), -1, np.int32)
+    run(rank_kernel, (6, 4, 2), 32, out.reshape(-1), cluster=(3, 1, 2))
+    z, y, x = np.indices(out.shape)
+    assert np.array_equal(out, x % 3 + 3 * z)
+
+
+@ORDER
+@pytest.mark.parametrize("fault, kind, mark", [
+    ("a block too far", "bounds", "read"), ("beyond the end", "bounds", "read"), ("not aligned", "alignment", "read"),
+    ("a number is not written", "uninitialised", "read"), ("leaves early", "cluster", "read")])
+def test_a_fault_at_a_load(fault, kind, mark, order):
+    x, y = numbers(3)
+    faults = faults_of(sums_of_blocks(fault), (1, 1, 3), THREADS, x, y, 3, cluster=(1, 1, 3), order=order)
+    fault_at(faults, kind, __file__, marked(__file__, mark))
+
+
+@ORDER
+@pytest.mark.parametrize("fault", ("no barrier after the write", "no barrier after the read", "a relaxed barrier"))
+def test_a_race_between_blocks(fault, order):
+    x, y = numbers(2)
+    faults = faults_of(sums_of_blocks(fault), (1, 1, 2), THREADS, x, y, 2, cluster=(1, 1, 2), order=order)
+    found = race_between(faults, __file__, marked(__file__, "write"), marked(__file__, "read"))
+    assert "no cluster_sync() between" in found.message
+
+
+@cuda.jit
+def absent_kernel(x):
+    if cuda.threadIdx.x != 5 or cuda.blockIdx.x == 0:
+        cluster_sync()  # all but one
+    cuda.syncthreads()  # all
+    cluster_sync()
+
+
+@cuda.jit
+def waiting_kernel(x):
+    if cluster_rank() == 0:
+        cluster_sync()  # first
+    cluster_sync()  # second
+
+
+@ORDER
+def test_a_barrier_that_not_all_reach(order):
+    faults = faults_of(absent_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order)
+    assert any(f.kind in ("divergence", "deadlock") for f in faults), listed(faults)
+    places = {f.line for f in faults} | {place.line for f in faults for _, place in f.others}
+    assert {marked(__file__, "all but one"), marked(__file__, "all")} <= places, listed(faults)
+    run(waiting_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order)  # who has ended is not waited for
+
+
+@cuda.jit
+def loop_kernel(x):
+    if cuda.blockIdx.x == 1:
+        while x[0] == float32(0):
+            pass
+    cluster_sync()  # alone
+
+
+@ORDER
+def test_a_barrier_that_a_block_never_reaches(order):
+    faults = faults_of(loop_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order, patience=0.2)
+    assert "32 of the cluster's 64 threads" in fault_at(faults, "deadlock", __file__, marked(__file__, "alone")).message
+
+
+@pytest.mark.parametrize("options", [{"cluster": (1, 1, 9)}, {"cluster": (1, 1, 2)}, {"cluster": 3, "cc": (8, 0)}],
+                         ids=str)
+def test_a_launch_is_refused(options):
+    with pytest.raises(LaunchRefused, match="cluster"):
+        run(rank_kernel, (3, 1, 9), 32, np.zeros(27, np.int32), **options)
+
+
+@cuda.jit
+def global_kernel(x, y):
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    x[32 * b + t] = float32(b)
+    cluster_sync()
+    y[32 * b + t] = x[32 * (1 - b) + t]
+
+
+@ORDER
+def test_the_barrier_orders_global_memory_too(order):
+    x, y = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    run(global_kernel, 2, 32, x, y, cluster=2, order=order)
+    assert np.array_equal(y, np.repeat([1, 0], 32))
+    if order == "forward":
+        faults_of(global_kernel, 2, 32, x, y)  # blocks of two clusters
+
+
+def test_a_relaxed_barrier_planted_in_a_weight_gradient(copies):  # noqa: F811
+    path, _ = copies.plant("numdiff.kernels.conv2d_hopper_gradient_3x3", "cluster_sync()  # all sums are there\n"
+                           "                add_up", "cluster_sync_relaxed()  # mine\n                add_up")
+    case = next(c for c in check.CASES if c.label == "float16, tile of 16, 5 parts, 5 blocks a cluster")
+    with pytest.raises(KernelFault) as caught:
+        run_once(case, None, EmulatorDevice(float64=False))
+    race = next(f for f in caught.value.faults if f.kind == "race")
+    assert "with no cluster_sync() between" in race.message and race.file == path, str(race)
