@@ -16,9 +16,14 @@ COST
     bytes: y is written once, a and b are read once. Roof: memory bandwidth.
 SOURCE
     the UNet: Ronneberger, Fischer and Brox 2015, arXiv:1505.04597, figure 1 ("copy").
+WITHOUT A COPY
+    Kernels that take two pointers read a `Pair` as the array that it would be: GroupNorm's version 3, and 1×1
+    convolutions (a matmul) on Hopper. Their gradients with respect to it are Pairs.
 READ NEXT
-    groupnorm.py, which reads what this writes.
+    groupnorm.py, which reads what this writes, or the two arrays themselves.
 """
+from typing import NamedTuple
+
 import numpy as np
 
 from ..device import cuda, empty, int32, is_device, launch, load4, store4
@@ -26,6 +31,29 @@ from ..device.tensor_core import load_words4, store_words4
 from .im2col import divide
 
 BLOCK = 256  # threads
+
+
+class Pair(NamedTuple):
+    """Two arrays (..., Ca) and (..., Cb), for a kernel that reads them as one, (..., Ca + Cb)."""
+
+    a: object
+    b: object
+
+    shape = property(lambda self: (*self.a.shape[:-1], self.a.shape[-1] + self.b.shape[-1]))
+    dtype = property(lambda self: self.a.dtype)
+    size = property(lambda self: self.a.size + self.b.size)
+
+    def joined(self):
+        return concat_forward(*self)
+
+    def parted(self, y):
+        """The parts of an array like this one."""
+        return Pair(*concat_backward(y, self.a.shape[-1]))
+
+
+def parts_of(x):
+    """(first array, second, channels of the first) of a `Pair`; of an array: itself, again, and all of its channels."""
+    return (*x, x.a.shape[-1]) if isinstance(x, Pair) else (x, x, x.shape[-1])
 
 
 # References -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ MATHEMATICS
     Both averages are weighted sums of the channel sums that dbias and dweight need, so one pass gives all four.
 SHAPES
     x, y, dx, dy, residual (B, ..., C) float32 or float16, channels last, P pixels; weight, bias (C,); mean, rstd (B, G)
+    x, dx and residual may be Pairs (concat.py): version 3 reads and writes two arrays, the others join them first
 VERSIONS
     v1 a block a group: two passes for mean and variance, a third to normalise. But a group of C/G = 2 to 16 channels is
        only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest another block fetches
@@ -41,6 +42,7 @@ import math
 import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
+from .concat import Pair, parts_of
 from .elementwise import silu, silu_gradient
 from .groupnorm_one_pass import one_pass_backward, one_pass_forward, plan_for, version_2_estimate
 from .reduce import BLOCK, add_column_sums, cut, tree_sum
@@ -437,7 +439,7 @@ def _check(x, weight, bias, groups, version, dy=None):
     if version in (2, 3) and C % 4:
         raise ValueError(f"version {version} takes four channels at a time, and {C} is not a multiple of 4; use "
                          "version=1")
-    if is_device(x) and version in (None, 3):
+    if is_device(parts_of(x)[0]) and version in (None, 3):
         plan = plan_for(x, C // groups, dy is not None) if dy is None or dy.dtype == x.dtype else None
         if version == 3 and plan is None:
             raise ValueError(f"version 3 finds no tile for groups of {C // groups} channels that a block of this "
@@ -449,15 +451,17 @@ def _check(x, weight, bias, groups, version, dy=None):
 
 
 def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=None):
-    """(y, mean (B, G), rstd (B, G)) of x (B, ..., C); with `silu`, y = SiLU of the normalised x."""
-    B, P, C, width, version, plan = _check(x, weight, bias, groups, version)
-    if not is_device(x):
+    """(y, mean (B, G), rstd (B, G)) of x (B, ..., C), or a `Pair`; with `silu`, y = SiLU of the normalised x."""
+    B, P, C, width, chosen, plan = _check(x, weight, bias, groups, version)
+    if isinstance(x, Pair) and (chosen != 3 or plan is None):
+        return groupnorm_forward(x.joined(), weight, bias, groups, eps, silu, version)
+    if not is_device(parts_of(x)[0]):
         return groupnorm_forward_reference(x, weight, bias, groups, eps, silu)
-    if version == 3:
+    if chosen == 3:
         return one_pass_forward(x, weight, bias, groups, eps, silu, plan)
     y, mean, rstd = empty_like(x), empty((B, groups), np.float32, like=x), empty((B, groups), np.float32, like=x)
     x_, y_, mean_, rstd_ = x.reshape(-1), y.reshape(-1), mean.reshape(-1), rstd.reshape(-1)
-    if version == 1:
+    if chosen == 1:
         launch(groupnorm_forward_kernel_v1, (groups, B), BLOCK, x_, weight, bias, y_, mean_, rstd_, P, C, width,
                float(eps), int(silu))
         return y, mean, rstd
@@ -475,20 +479,25 @@ def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, 
                        version=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias`.
 
-    residual: what has arrived for x on other ways, an array like dx, which is added to it; None: nothing has
+    residual: what has arrived for x on other ways, like dx, which is added to it; None: nothing has. For a `Pair` x dx
+        is one, too.
     """
-    B, P, C, width, version, plan = _check(x, weight, bias, groups, version, dy)
+    B, P, C, width, chosen, plan = _check(x, weight, bias, groups, version, dy)
     if residual is not None and (tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype):
         raise ValueError(f"groupnorm: the residual, {residual.dtype}{tuple(residual.shape)}, must be an array like x, "
                          f"{x.dtype}{tuple(x.shape)}")
-    if not is_device(x):
+    if isinstance(x, Pair) and (chosen != 3 or plan is None):
+        residual = None if residual is None else residual.joined()
+        return x.parted(groupnorm_backward(dy, x.joined(), weight, bias, mean, rstd, dweight, dbias, groups, silu,
+                                           residual, version))
+    if not is_device(parts_of(x)[0]):
         return groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, residual)
-    if version == 3:
+    if chosen == 3:
         return one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual)
     dx, sums = empty_like(x), empty((2, B, C), np.float32, like=x)
     common = dy.reshape(-1), x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1)
     adds, residual = int(residual is not None), (x if residual is None else residual).reshape(-1)  # not read without
-    if version == 1:
+    if chosen == 1:
         launch(groupnorm_backward_kernel_v1, (groups, B), BLOCK, *common, residual, dx.reshape(-1), sums.reshape(-1), P,
                C, width, int(silu), adds)
     else:

@@ -19,6 +19,11 @@ TILE
     in its last sweep they come to the places of those that are done.
     A thread keeps eight channels: 16 bytes of float16, 32 of float32. It reads what it copied itself, so that only sums
     need barriers.
+TWO ARRAYS AS ONE
+    x may be a `Pair` (concat.py): two arrays whose channels are numbered through, as where a UNet's skip connection
+    joins. The seam is a multiple of 8, so that a thread's channels are in one of the two, which it chooses once, at the
+    start; a group may lie across. Its gradient is a Pair, too, and so is the residual. One array is the Pair of it and
+    itself, with the seam at C.
 LAUNCH
     grid (C / tile, B), block (tile / 8, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
     threads (32 bytes each, backward 64), then pixels. `choose_plan` forecasts the time of every tile, takes the best.
@@ -45,8 +50,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, int32, int64, launch, load4, uint32, upload
+from ..device import cuda, empty, empty_like, float32, int32, launch, load4, uint32, upload
 from ..device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
+from .concat import Pair, parts_of
 from .flash_attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
 from .groupnorm_sixteen import MOST, NEAR, PART, PIXELS, groupnorm_backward_sixteen
 from .groupnorm_vectors import (
@@ -65,6 +71,8 @@ from .groupnorm_vectors import (
     gradient8,
     lanes_sum,
     load8,
+    locate,
+    one_of,
     prefetch_l2,
     sigmoid,
     store8,
@@ -74,7 +82,7 @@ from .im2col import divide
 FEW_THREADS = 256, 128  # where several blocks find room
 RESERVED = 1 << 10  # bytes of shared memory that the system takes for each block
 REGISTERS = 65536  # of a multiprocessor
-FORWARD_REGISTERS, BACKWARD_REGISTERS = 88, 120  # of a thread, as compiled for sm_80 and sm_90a, rounded up
+FORWARD_REGISTERS, BACKWARD_REGISTERS = 96, 128  # of a thread, as compiled for sm_80 and sm_90a, rounded up
 TEAMS = 16, 8, 5, 4, 3, 2, 1  # warps with the pixels of sixteen channels, where these are taken together
 SIXTEEN_REGISTERS = 96  # which leaves room for five warps in each quarter of a multiprocessor
 COUNTERS = 4096  # more than there are tiles
@@ -125,8 +133,9 @@ def group_averages(sums, rows, averages, groups, width, m, warp, warps, lane, ep
 # `kept` sees the same memory as `sums`, from element `ring` on: a turn of all threads after the other, `held` pixels.
 
 @cuda.jit(launch_bounds=THREADS)
-def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, groups, ring, held, share, eps, activate):
-    """groups: of this block; ring, held, share: see `Plan`."""
+def groupnorm_forward_kernel_v3(x, x_2, weight, bias, y, mean, rstd, P, C, seam, width, groups, ring, held, share, eps,
+                                activate):
+    """seam: channels of x, those of x_2 follow; groups: of this block; ring, held, share: see `Plan`."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.dtype.type, alignment=128)
     value = cuda.local.array(VECTOR, float32)
@@ -141,16 +150,17 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, gro
     lane, warp, warps = int32(t & (WARP - 1)), int32(t >> WARP_BITS), int32(threads >> WARP_BITS)
     in_tile = int32(VECTOR * cuda.threadIdx.x)
     c, b = int32(cuda.blockIdx.x * tile + in_tile), int32(cuda.blockIdx.y)
-    first = int64(b) * P * C + row * C + c  # of this thread
+    beyond, first, step = locate(c, row, b, P, C, seam, rows)  # of this thread, in its part of x
+    part_x = one_of(beyond, x, x_2)
     own = int32(ring + VECTOR * t)
-    turn, step = int32(VECTOR * threads), int32(rows * C)  # from a thread's pixel to its next: in `kept`, in x
+    turn = int32(VECTOR * threads)  # from a thread's pixel to its next in `kept`
     averages = int32(VECTOR * threads)  # of the groups: what follows the threads' sums
 
     p, at, i = row, own, first
     for part in range(PARTS):
         end = int32(min((part + 1) * share, held))
         while p < end:
-            copy8(kept, at, x, i)
+            copy8(kept, at, part_x, i)
             p, at, i = int32(p + rows), int32(at + turn), i + step
         cp_async_commit()
     load8(weight, c, scales)
@@ -161,7 +171,7 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, gro
 
     clear(total)
     while p < P:
-        load8(x, i, value)
+        load8(part_x, i, value)
         for k in range(VECTOR):
             total[k] += value[k]
         p, i = int32(p + rows), i + step
@@ -189,7 +199,7 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, gro
         p, at = int32(p + rows), int32(at + turn)
     p, i = rest, rest_at
     while p < P:
-        load8(x, i, value)
+        load8(part_x, i, value)
         for k in range(VECTOR):
             d = value[k] - means[k]
             total[k] += d * d
@@ -199,19 +209,20 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, P, C, width, gro
     for k in range(VECTOR):
         scales[k] *= sums[averages + groups + group[k]]
 
+    _, i_y, step_y = locate(c, row, b, P, C, C, rows)
     p, at, i = row, own, first
     while p < P:
         if p < held:
             load8(kept, at, value)
         else:
-            load8(x, i, value)
+            load8(part_x, i, value)
         for k in range(VECTOR):
             value[k] = (value[k] - means[k]) * scales[k] + shifts[k]
         if activate:
             for k in range(VECTOR):
                 value[k] *= sigmoid(value[k])
-        store8(y, i, value)
-        p, at, i = int32(p + rows), int32(at + turn), i + step
+        store8(y, i_y, value)
+        p, at, i, i_y = int32(p + rows), int32(at + turn), i + step, i_y + step_y
     n = t
     while n < groups:
         to = (b * cuda.gridDim.x + cuda.blockIdx.x) * groups + n
@@ -260,8 +271,9 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
 
 
 @cuda.jit(launch_bounds=THREADS)
-def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, residual, dx, totals, dweight, dbias, counters, P, C,
-                                 width, groups, ring, held, share, team_bits, activate, adds):
+def groupnorm_backward_kernel_v3(dy, x, x_2, weight, bias, mean, rstd, residual, residual_2, dx, dx_2, totals, dweight,
+                                 dbias, counters, P, C, seam, width, groups, ring, held, share, team_bits, activate,
+                                 adds):
     """dx, and dweight and dbias added to; totals: for the sums of g · xhat and g of each sample, (2, B, C)."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.dtype.type, alignment=128)
@@ -280,22 +292,24 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, residual, dx, 
     in_tile = int32(VECTOR * cuda.threadIdx.x)
     first_channel = int32(cuda.blockIdx.x * tile)
     c, b, B = int32(first_channel + in_tile), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-    first = int64(b) * P * C + row * C + c  # of this thread
+    beyond, first, step = locate(c, row, b, P, C, seam, rows)  # of this thread, in its parts of x and dx
+    _, first_dy, step_dy = locate(c, row, b, P, C, C, rows)
+    part_x, part_dx, before_dx = one_of(beyond, x, x_2), one_of(beyond, dx, dx_2), one_of(beyond, residual, residual_2)
     own = int32(ring + VECTOR * t)
     half = int32(VECTOR * threads)  # from x to dy
-    turn, step = int32(2 * half), int32(rows * C)  # from a thread's pixel to its next: in `kept`, in the arrays
+    turn = int32(2 * half)  # from a thread's pixel to its next in `kept`
     per_element = float32(1) / float32(P * width)
     channels = int32(2 * half)  # the sums of channels, 2 · tile: what follows the threads' sums
     averages = int32(channels + 2 * tile)  # of the groups, 2 · groups
     last = int32(averages + 2 * groups)  # 1 if this block is the last of its tile
 
-    p, at, i = row, own, first
+    p, at, i, i_dy = row, own, first, first_dy
     for part in range(PARTS):
         end = int32(min((part + 1) * share, held))
         while p < end:
-            copy8(kept, at, x, i)
-            copy8(kept, at + half, dy, i)
-            p, at, i = int32(p + rows), int32(at + turn), i + step
+            copy8(kept, at, part_x, i)
+            copy8(kept, at + half, dy, i_dy)
+            p, at, i, i_dy = int32(p + rows), int32(at + turn), i + step, i_dy + step_dy
         cp_async_commit()
     load8(weight, c, scales)
     load8(bias, c, shifts)
@@ -305,31 +319,31 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, residual, dx, 
     for k in range(VECTOR):
         scales[k] *= rstd[statistics + group[k]]
     if adds and row < P:
-        fetch8(residual, first, before)
+        fetch8(before_dx, first, before)
     place = place_of(row, rows, int32(cuda.threadIdx.x), lanes)
-    rest, rest_at = p, i
+    rest, rest_at, rest_dy = p, i, i_dy
     end_of_kept = at  # for a thread that has pixels there
     while p < P:  # what will be asked for late is on its way to the L2 cache, at least
-        prefetch_l2(x, i)
-        prefetch_l2(dy, i)
-        p, i = int32(p + rows), i + step
+        prefetch_l2(part_x, i)
+        prefetch_l2(dy, i_dy)
+        p, i, i_dy = int32(p + rows), i + step, i_dy + step_dy
     if adds:
         p, i = row, first
         while p < P:
-            prefetch_l2(residual, i)
+            prefetch_l2(before_dx, i)
             p, i = int32(p + rows), i + step
 
     clear(total_gx)
     clear(total_g)
-    p, i = rest, rest_at
+    p, i, i_dy = rest, rest_at, rest_dy
     while p < P:  # what has no room, while the rest is on its way
-        load8(x, i, value)
-        load8(dy, i, d)
+        load8(part_x, i, value)
+        load8(dy, i_dy, d)
         gradient8(value, d, means, scales, shifts, activate)
         for k in range(VECTOR):
             total_gx[k] += d[k] * value[k]
             total_g[k] += d[k]
-        p, i = int32(p + rows), i + step
+        p, i, i_dy = int32(p + rows), i + step, i_dy + step_dy
     p, at = row, own
     for part in range(PARTS):
         cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
@@ -393,9 +407,9 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, residual, dx, 
         load8(kept, at, value)
         load8(kept, at + half, d)
         if rest < P:  # what had no room comes where this was
-            copy8(kept, at, x, rest_at)
-            copy8(kept, at + half, dy, rest_at)
-            rest, rest_at = int32(rest + rows), rest_at + step
+            copy8(kept, at, part_x, rest_at)
+            copy8(kept, at + half, dy, rest_dy)
+            rest, rest_at, rest_dy = int32(rest + rows), rest_at + step, rest_dy + step_dy
         if p < held:
             for k in range(VECTOR):
                 value[k] -= means[k]
@@ -404,10 +418,10 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, mean, rstd, residual, dx, 
         for k in range(VECTOR):
             d[k] = d[k] * scales[k] - total_g[k] - value[k] * total_gx[k]  # rstd is in all three
         if adds:
-            add8(residual, before, d)
+            add8(dx, before, d)
             if p + rows < P:
-                fetch8(residual, i + step, before)
-        store8(dx, i, d)
+                fetch8(before_dx, i + step, before)
+        store8(part_dx, i, d)
         p, at, i = int32(p + rows), int32(at + turn), i + step
         if at >= end_of_kept:
             at = own
@@ -542,12 +556,14 @@ def version_2_estimate(B, P, C, itemsize, backward):
 
 
 def plan_for(x, width, backward):
-    """`choose_plan` for an array, None too where version 3 does not exist."""
-    if x.shape[-1] % VECTOR or x.dtype not in (np.float16, np.float32) or tuple(x.backend.capability)[:2] < (8, 0):
-        return None
+    """`choose_plan` for an array or a `Pair`, None too where version 3 does not exist."""
+    first, _, seam = parts_of(x)
     B, C = x.shape[0], x.shape[-1]
-    return choose_plan(B, x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(x),
-                       multiprocessors_of(x))
+    if (C % VECTOR or seam % VECTOR or x.dtype not in (np.float16, np.float32) or x.size >= B << 31
+            or tuple(first.backend.capability)[:2] < (8, 0)):
+        return None
+    return choose_plan(B, x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
+                       multiprocessors_of(first))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -561,27 +577,29 @@ def counters(backend):
 
 def one_pass_forward(x, weight, bias, groups, eps, silu, plan):
     B, C = x.shape[0], x.shape[-1]
-    y, mean, rstd = empty_like(x), empty((B, groups), np.float32, like=x), empty((B, groups), np.float32, like=x)
-    launch(groupnorm_forward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), x.reshape(-1), weight,
-           bias, y.reshape(-1), mean.reshape(-1), rstd.reshape(-1), x.size // (B * C), C, C // groups,
-           plan.tile * groups // C, plan.ring, plan.held, plan.share, float(eps), int(silu), shared=plan.shared)
+    first, second, seam = parts_of(x)
+    y = empty(x.shape, x.dtype, like=first)
+    mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
+    launch(groupnorm_forward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), first.reshape(-1),
+           second.reshape(-1), weight, bias, y.reshape(-1), mean.reshape(-1), rstd.reshape(-1), x.size // (B * C), C,
+           seam, C // groups, plan.tile * groups // C, plan.ring, plan.held, plan.share, float(eps), int(silu),
+           shared=plan.shared)
     return y, mean, rstd
 
 
 def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual=None):
     B, C = x.shape[0], x.shape[-1]
-    dx, totals = empty_like(x), empty((2, B, C), np.float32, like=x)
+    dx = Pair(*map(empty_like, x)) if isinstance(x, Pair) else empty_like(x)
+    totals, seam = empty((2, B, C), np.float32, like=dy), parts_of(x)[2]
+    flat = [part.reshape(-1) for a in (x, x if residual is None else residual, dx) for part in parts_of(a)[:2]]
+    arguments = (dy.reshape(-1), *flat[:2], weight, bias, mean.reshape(-1), rstd.reshape(-1), *flat[2:],
+                 totals.reshape(-1), dweight, dbias, counters(dy.backend), x.size // (B * C), C, seam, C // groups)
+    last = int(silu), int(residual is not None)
     if plan.near is not None:
         parts = plan.tile // PART
-        launch(groupnorm_backward_sixteen, (C // plan.tile, B), parts * (2 * plan.rows + WARP), dy.reshape(-1),
-               x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1),
-               (x if residual is None else residual).reshape(-1), dx.reshape(-1), totals.reshape(-1), dweight, dbias,
-               counters(x.backend), x.size // (B * C), C, C // groups, parts, plan.rows, plan.ring, plan.share,
-               plan.near, int(silu), int(residual is not None), shared=plan.shared)
-        return dx
-    launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), dy.reshape(-1),
-           x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1),
-           (x if residual is None else residual).reshape(-1), dx.reshape(-1), totals.reshape(-1), dweight, dbias,
-           counters(x.backend), x.size // (B * C), C, C // groups, plan.tile * groups // C, plan.ring, plan.held,
-           plan.share, plan.team_bits, int(silu), int(residual is not None), shared=plan.shared)
+        launch(groupnorm_backward_sixteen, (C // plan.tile, B), parts * (2 * plan.rows + WARP), *arguments, parts,
+               plan.rows, plan.ring, plan.share, plan.near, *last, shared=plan.shared)
+    else:
+        launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), *arguments,
+               plan.tile * groups // C, plan.ring, plan.held, plan.share, plan.team_bits, *last, shared=plan.shared)
     return dx

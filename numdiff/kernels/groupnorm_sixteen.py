@@ -23,7 +23,7 @@ DETERMINISM, ACCURACY, COST, SOURCE
 READ NEXT
     layernorm.py
 """
-from ..device import cuda, float32, int32, int64, uint32
+from ..device import cuda, float32, int32, uint32
 from ..device.approximate import reciprocal
 from ..device.async_copy import cp_async_commit, cp_async_wait
 from .groupnorm_vectors import (
@@ -33,6 +33,7 @@ from .groupnorm_vectors import (
     WARP_BITS,
     WORDS,
     add8,
+    afresh,
     by_sign,
     clear,
     copy8,
@@ -42,7 +43,9 @@ from .groupnorm_vectors import (
     gradient8,
     lanes_sum,
     load8,
+    locate,
     numbers8,
+    one_of,
     prefetch_l2,
     store8,
     words8,
@@ -136,8 +139,8 @@ def add_samples(totals, dweight, dbias, channel, is_bias, C, B):
 
 
 @cuda.jit(launch_bounds=MOST)
-def groupnorm_backward_sixteen(dy, x, weight, bias, mean, rstd, residual, dx, totals, dweight, dbias, counters, P, C,
-                               width, parts, rows, ring, share, near, activate, adds):
+def groupnorm_backward_sixteen(dy, x, x_2, weight, bias, mean, rstd, residual, residual_2, dx, dx_2, totals, dweight,
+                               dbias, counters, P, C, seam, width, parts, rows, ring, share, near, activate, adds):
     """As groupnorm_backward_kernel_v3. parts: of the tile, sixteen channels each; rows: pixels of a turn, 16 for each
     warp of a part; near: turns that registers keep, then P is a multiple of the rows."""
     sums = cuda.shared.array(0, float32, alignment=128)
@@ -164,31 +167,31 @@ def groupnorm_backward_sixteen(dy, x, weight, bias, mean, rstd, residual, dx, to
     row, in_part = int32(16 * of_team + (lane >> 1)), int32(VECTOR * (lane & 1))
     first_channel = int32((cuda.blockIdx.x * parts + part) * PART)
     c, b, B = int32(first_channel + in_part), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-    step = int32(rows * C)  # from a thread's pixel to its next: in the arrays
+    beyond, first, step = locate(c, row, b, P, C, seam, rows)
+    _, first_dy, step_dy = locate(c, row, b, P, C, C, rows)
     half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)  # in `kept`: from x to dy, to the next pixel
-    first = int64(b) * P * C + row * C + c
     own, own_row = int32(ring + VECTOR * t), int32(row + near * rows)
-    own_first = first + near * step
 
     if warp < warps:
+        part_x = one_of(beyond, x, x_2)
         if near > 0:
-            fetch8(x, first, x_0)
-            fetch8(dy, first, d_0)
+            fetch8(part_x, first, x_0)
+            fetch8(dy, first_dy, d_0)
         if near > 1:
-            fetch8(x, first + step, x_1)
-            fetch8(dy, first + step, d_1)
-        p, at, i = own_row, own, own_first
+            fetch8(part_x, first + step, x_1)
+            fetch8(dy, first_dy + step_dy, d_1)
+        p, at, i, i_dy = own_row, own, first + near * step, first_dy + near * step_dy
         for copies in range(PARTS):
             end = int32(min(near * rows + (copies + 1) * share, P))
             while p < end:
-                copy8(kept, at, x, i)
-                copy8(kept, at + half, dy, i)
-                p, at, i = int32(p + rows), int32(at + turn), i + step
+                copy8(kept, at, part_x, i)
+                copy8(kept, at + half, dy, i_dy)
+                p, at, i, i_dy = int32(p + rows), int32(at + turn), i + step, i_dy + step_dy
             cp_async_commit()
         if adds and (t & 1) == 0:  # both threads of a pixel have the same 32 bytes
-            p, i = row, first
+            p, i, before_dx = row, first, one_of(beyond, residual, residual_2)
             while p < P:
-                prefetch_l2(residual, i)
+                prefetch_l2(before_dx, i)
                 p, i = int32(p + rows), i + step
 
     statistics = int32(b * divide(C, width)[0])
@@ -229,8 +232,9 @@ def groupnorm_backward_sixteen(dy, x, weight, bias, mean, rstd, residual, dx, to
                 p, at = int32(p + rows), int32(at + turn)
         column, total = warp_sum(total_gx, total_g, lane)
         sums[WARP * warp + column] = total
+        beyond, first, step = locate(afresh(c), row, b, P, C, seam, rows)  # again: kept, they would take six registers
         if adds:
-            ask(residual, row, P, rows, first, step, before_0, before_1, before_2, before_3)
+            ask(one_of(beyond, residual, residual_2), row, P, rows, first, step, before_0, before_1, before_2, before_3)
     is_bias, channel = lane >= PART, int32(first_channel + (lane & (PART - 1)))  # of sum number `lane`
     column_group = divide(channel, width)[0]
     column_weight, r = weight[channel], rstd[statistics + column_group]
@@ -278,7 +282,9 @@ def groupnorm_backward_sixteen(dy, x, weight, bias, mean, rstd, residual, dx, to
             slope = cuda.shfl_sync(EVERYBODY, average, in_part + k)
             total_gx[k] = -slope
             total_g[k] = means[k] * slope - cuda.shfl_sync(EVERYBODY, average, PART + in_part + k)
-        p, at, i = row, int32(own - near * turn), first
+        beyond, first, step = locate(afresh(c), row, b, P, C, seam, rows)
+        p, at, i, part_dx = row, int32(own - near * turn), first, one_of(beyond, dx, dx_2)
+        before_dx = one_of(beyond, residual, residual_2)
         while p < P:  # four pixels
             if p < near * rows:
                 numbers8(x, x_0, value)
@@ -286,7 +292,7 @@ def groupnorm_backward_sixteen(dy, x, weight, bias, mean, rstd, residual, dx, to
             else:
                 load8(kept, at, value)
                 load8(kept, at + half, d)
-            finish8(dx, i, value, d, scales, total_gx, total_g, before_0, adds)
+            finish8(part_dx, i, value, d, scales, total_gx, total_g, before_0, adds)
             p, at, i = int32(p + rows), int32(at + turn), i + step
             if p < P:
                 if p < near * rows:
@@ -295,17 +301,17 @@ def groupnorm_backward_sixteen(dy, x, weight, bias, mean, rstd, residual, dx, to
                 else:
                     load8(kept, at, value)
                     load8(kept, at + half, d)
-                finish8(dx, i, value, d, scales, total_gx, total_g, before_1, adds)
+                finish8(part_dx, i, value, d, scales, total_gx, total_g, before_1, adds)
             p, at, i = int32(p + rows), int32(at + turn), i + step
             if p < P:
                 load8(kept, at, value)
                 load8(kept, at + half, d)
-                finish8(dx, i, value, d, scales, total_gx, total_g, before_2, adds)
+                finish8(part_dx, i, value, d, scales, total_gx, total_g, before_2, adds)
             p, at, i = int32(p + rows), int32(at + turn), i + step
             if p < P:
                 load8(kept, at, value)
                 load8(kept, at + half, d)
-                finish8(dx, i, value, d, scales, total_gx, total_g, before_3, adds)
+                finish8(part_dx, i, value, d, scales, total_gx, total_g, before_3, adds)
             p, at, i = int32(p + rows), int32(at + turn), i + step
             if adds:
-                ask(residual, p, P, rows, i, step, before_0, before_1, before_2, before_3)
+                ask(before_dx, p, P, rows, i, step, before_0, before_1, before_2, before_3)

@@ -6,7 +6,8 @@
     copy8               global to shared memory by cp.async
     prefetch_l2         global memory to the L2 cache
     fence               orders memory for all blocks
-    by_sign             one of two numbers
+    by_sign, one_of     one of two numbers, of two arrays
+    afresh              a number that was known before, forgotten
 
 SOURCE  PTX ISA, sections 9.7.9.22 (cvt.rn.f16x2.f32), 9.7.9.25.3
         (cp.async), 9.7.13.4 (fence).
@@ -19,7 +20,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from ..device import cuda, float32, int32
+from ..device import cuda, float32, int32, int64
 from ..device.approximate import reciprocal
 from ..device.inline_ptx import F32, GLOBAL, I32, I64, SHARED, element_pointer, emit, require_contiguous, statement
 from ..emulator import twin
@@ -263,6 +264,43 @@ def _by_sign(machine, sign, positive, negative):
     return positive if sign >= 0 else negative
 
 
+@intrinsic
+def one_of(typingctx, sign, first, second):
+    """`first` where `sign` is negative, otherwise `second`: arrays of one type in global memory.
+
+    Of an array that Python's `if` chose ptxas does not know that it is no shared memory: its loads and stores would
+    have to keep their places among those that are.
+    """
+    require_contiguous("one_of", first)
+
+    def codegen(context, builder, sig, args):
+        made = [context.make_array(sig.return_type)(context, builder, value=array) for array in args[1:]]
+        words = [builder.ptrtoint(builder.addrspacecast(m.data, ir.PointerType(m.data.type.pointee, GLOBAL)), I64)
+                 for m in made]
+        chosen = emit(builder, "slct.b64.s32 $0, $2, $3, $1;", [I64], [args[0], *reversed(words)])[0]
+        pointer = builder.inttoptr(chosen, ir.PointerType(made[0].data.type.pointee, GLOBAL))
+        made[0].data = builder.addrspacecast(pointer, made[0].data.type)
+        return made[0]._getvalue()
+
+    return first(types.int32, first, first), codegen
+
+
+@twin(one_of)
+def _one_of(machine, sign, first, second):
+    return first if sign < 0 else second
+
+
+@intrinsic
+def afresh(typingctx, number):
+    """`number`, as if new: what is computed from it is computed then, not kept in registers since its first use."""
+    return types.int32(types.int32), statement("mov.b32 $0, $1;", [I32], ordered=True)
+
+
+@twin(afresh)
+def _afresh(machine, number):
+    return number
+
+
 # Device functions -----------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
@@ -274,6 +312,15 @@ def sigmoid(z):
 def clear(values):
     for k in range(VECTOR):
         values[k] = float32(0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def locate(c, pixel, b, P, C, seam, rows):
+    """Channel c of a pixel of sample b in two arrays that are read as one, of which the first has `seam` of C channels:
+    (negative if it is in the first one, for `one_of`; its element there; how far from it the pixel `rows` later is)."""
+    beyond = int32(c - seam)
+    channels, channel = (int32(seam), c) if beyond < 0 else (int32(C - seam), beyond)
+    return beyond, int64(b) * int32(P * channels) + int32(pixel * channels + channel), int32(rows * channels)
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -9,6 +9,7 @@ MATHEMATICS
     input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx.
 SHAPES
     x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
+    x may be a Pair (concat.py), and then dx is one: matmul/hopper.py reads and writes two arrays, else they are joined
     all float32; or x, y, weight, dx, dy float16 and bias, dweight, dbias float32, every sum in float32
 VERSIONS
     those of matmul/: this file only says which operand is which. The bias is added where the matmul writes its
@@ -29,8 +30,19 @@ READ NEXT
 import numpy as np
 
 from ..device import is_device, over_batch
+from .concat import Pair
 from .elementwise import gelu_backward, gelu_forward
-from .matmul import gelu_fuses, matmul_forward, matmul_forward_cost, matmul_gelu_backward, matmul_gelu_forward
+from .matmul import (
+    gelu_fuses,
+    matmul_forward,
+    matmul_forward_cost,
+    matmul_gelu_backward,
+    matmul_gelu_forward,
+    matmul_pair_backward,
+    matmul_pair_forward,
+    matmul_pair_gradient,
+    pair_fits,
+)
 from .reduce import column_sum
 
 
@@ -76,9 +88,16 @@ def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, 
 
 
 def linear_forward(x, weight, bias=None, version=None, residual=None):
-    """x·weightᵀ + bias over the last axis, plus `residual` (like y) where it is given, as a new array."""
+    """x·weightᵀ + bias over the last axis, plus `residual` (like y) where it is given, as a new array.
+
+    x: an array or a `Pair`
+    """
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"x {x.shape} and weight {weight.shape} must agree in their last axis")
+    if isinstance(x, Pair):
+        if version is None and residual is None and pair_fits(x, weight):
+            return matmul_pair_forward(x, weight, bias)
+        x = x.joined()
     if not is_device(x):
         return linear_forward_reference(x, weight, bias, residual)
     if residual is not None:
@@ -93,12 +112,20 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
 
     residual: like x, or None: added to dx in the kernel that makes it
     gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can
+    Of a `Pair` x dx, and `residual`, are Pairs.
     """
     if dweight.shape != weight.shape or dy.shape[-1] != weight.shape[0]:
         raise ValueError(f"dweight {dweight.shape} must have weight's shape {weight.shape}, and dy {dy.shape} its "
                          "first axis last")
     if residual is not None and gelu_of is not None:
         raise ValueError("residual and gelu_of do not go together: add to what comes back")
+    if isinstance(x, Pair):
+        if version is None and residual is None and gelu_of is None and pair_fits(x, weight):
+            matmul_pair_gradient(dy, x, dweight, dbias)
+            return matmul_pair_backward(dy, x, weight) if need_dx else None
+        dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
+                             residual and residual.joined(), gelu_of)
+        return x.parted(dx) if need_dx else None
     if not is_device(x):
         dx = linear_backward_reference(dy, x, weight, dweight, dbias, need_dx, residual)
         return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)

@@ -17,6 +17,7 @@ then no pass over memory is spent on the sum.
 import numpy as np
 
 from ..device import download, upload
+from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
 
 _active = []  # the tapes that are recording, innermost last
@@ -57,8 +58,8 @@ class Slots:
 class Tensor:
     """An array with an optional gradient.
 
-    data: NumPy array or DeviceArray; requires_grad: collect `grad` for it (it is a leaf). After `tape.backward`, `grad`
-    of such a leaf is an array like `data`.
+    data: NumPy array or DeviceArray, or a `Pair` of two (`functional.pair`); requires_grad: collect `grad` for it (it
+    is a leaf). After `tape.backward`, `grad` of such a leaf is an array like `data`.
     """
 
     __slots__ = ("data", "slot")
@@ -206,7 +207,7 @@ scope = []  # full names of the modules being executed, innermost last: they nam
 
 
 def check_finite(array, name):
-    values = download(array)
-    bad = values.size - np.count_nonzero(np.isfinite(values))
+    parts = [download(part) for part in (array if isinstance(array, Pair) else [array])]
+    bad = sum(values.size - np.count_nonzero(np.isfinite(values)) for values in parts)
     if bad:
-        raise FloatingPointError(f"{name} is the first non-finite tensor ({bad} of {values.size} values)")
+        raise FloatingPointError(f"{name} is the first non-finite tensor ({bad} of {array.size} values)")

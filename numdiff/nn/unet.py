@@ -205,7 +205,7 @@ class UNet(Model):
             skips.append(h)
         h = self.middle_block(h, embedded, randomness)
         for stage in self.output_blocks.modules.values():
-            h = stage(F.concat(h, skips.pop()), embedded, randomness)
+            h = stage(F.pair(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 
 

@@ -5,6 +5,7 @@ from numdiff.device import download
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels import groupnorm_one_pass as one_pass
 from numdiff.kernels import reduce as R
+from numdiff.kernels.concat import Pair
 from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
 
 # (B, ..., C, groups)
@@ -20,6 +21,11 @@ def make(rng, shape, offset=0.0):
     C = shape[-1]
     x, dy = offset + 2 * rng.standard_normal(shape), rng.standard_normal(shape)
     return x, 1 + 0.5 * rng.standard_normal(C), rng.standard_normal(C), dy, groups
+
+
+def two(engine, a, seam, dtype=None):
+    """The channels of `a` before the seam and the others, as two arrays."""
+    return Pair(engine(a[..., :seam], dtype), engine(a[..., seam:], dtype))
 
 
 def usable(version, C):
@@ -102,9 +108,13 @@ def test_several_chunks(engine, rng, monkeypatch):
 
 # Version 3 ------------------------------------------------------------------------------------------------------------
 
-def one_pass_results(engine, arrays, groups, silu, tile, threads, turns):
-    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, keeping so many turns; and the two plans."""
-    x, weight, bias, dy, residual = (engine(a) for a in arrays)
+def one_pass_results(engine, arrays, groups, silu, tile, threads, turns, seam=None):
+    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, keeping so many turns; and the two plans.
+
+    seam: x, dx and the residual are in two arrays
+    """
+    x, weight, bias, dy, residual = (two(engine, a, seam) if seam and a.ndim > 1 and k != 3 else engine(a)
+                                     for k, a in enumerate(arrays))
     B, C = x.shape[0], x.shape[-1]
 
     def plan(backward):
@@ -116,8 +126,8 @@ def one_pass_results(engine, arrays, groups, silu, tile, threads, turns):
     y, mean, rstd = one_pass.one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan(False))
     dweight, dbias = engine.zeros(C), engine.zeros(C)
     dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True), residual)
-    assert not download(one_pass.counters(x.backend)).any()  # as the next launch needs them
-    return (y, mean, rstd, dx, dweight, dbias), (plan(False), plan(True))
+    assert not download(one_pass.counters(dy.backend)).any()  # as the next launch needs them
+    return (y, mean, rstd, dx.joined() if seam else dx, dweight, dbias), (plan(False), plan(True))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -144,11 +154,17 @@ def test_one_pass(engine, rng, dtype, shape, tile, threads, turns, again):
     for k, (got, second, expected) in enumerate(zip(runs[0][0], runs[1][0], want, strict=True)):
         engine.check(got, expected, 1e-3 if dtype == np.float16 and k in (0, 3) else 1e-5)
         engine.check_equal(got, second)
+    if shape[-2] > 8:
+        arrays = x.astype(dtype), weight, bias, dy.astype(dtype), residual
+        parts, _ = one_pass_results(engine, arrays, groups, True, tile, threads, turns, seam=shape[-2] - 8)
+        for got, joined in zip(parts, runs[0][0], strict=True):
+            engine.check_equal(got, joined)
 
 
-def sixteens_results(engine, arrays, groups, silu, team, near):
+def sixteens_results(engine, arrays, groups, silu, team, near, seam=None):
     """(dx, dweight, dbias) by version 3 for sixteen channels and more, with `near` turns in registers."""
-    x, weight, bias, dy, residual, mean, rstd = (engine(a) for a in arrays)
+    x, weight, bias, dy, residual, mean, rstd = (two(engine, a, seam) if seam and k in (0, 4) else engine(a)
+                                                 for k, a in enumerate(arrays))
     B, C = x.shape[0], x.shape[-1]
     P = x.size // (B * C)
     plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, 1 << 20, 132)
@@ -158,8 +174,8 @@ def sixteens_results(engine, arrays, groups, silu, team, near):
     dweight, dbias = engine.zeros(C), engine.zeros(C)
     dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan,
                                     residual if silu else None)
-    assert not download(one_pass.counters(x.backend)).any()  # as the next launch needs them
-    return dx, dweight, dbias
+    assert not download(one_pass.counters(dy.backend)).any()  # as the next launch needs them
+    return dx.joined() if seam else dx, dweight, dbias
 
 
 @SILU
@@ -180,13 +196,45 @@ def test_sixteens(engine, rng, shape, team, near, silu):
     wide = x.astype(np.float64)
     _, mean, rstd = GN.groupnorm_forward_reference(wide, weight, bias, groups)
     arrays = x, weight, bias, dy, residual, mean, rstd
-    runs = [sixteens_results(engine, arrays, groups, silu, team, near) for _ in range(RUNS)]
+    runs = [sixteens_results(engine, arrays, groups, silu, team, near, seam)
+            for seam in (None, None, x.shape[-1] // 16 * 8)]
     want = list(backward_reference(dy.astype(np.float64), wide, weight, bias, groups, silu))
     if silu:
         want[0] = want[0] + residual
-    for k, (got, second, expected) in enumerate(zip(*runs, want, strict=True)):
+    for k, (got, second, of_two, expected) in enumerate(zip(*runs, want, strict=True)):
         engine.check(got, expected, 1e-5 if k else 1e-3)
         engine.check_equal(got, second)
+        engine.check_equal(got, of_two)
+
+
+@SILU
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("shape, seam", [
+    pytest.param((2, 3, 3, 16, 4), 8, id="between_groups"),
+    pytest.param((2, 9, 24, 2), 16, id="inside_a_group"),
+    pytest.param((1, 2, 3, 16, 2), 12, id="joined_first")])
+def test_two_arrays_are_read_as_one(engine, rng, shape, seam, dtype, silu):
+    """By the launcher's choice: version 3 if the seam is a multiple of eight, else after a copy."""
+    x, weight, bias, dy, groups = make(rng, shape)
+    x, dy, residual = (a.astype(dtype) for a in (x, dy, rng.standard_normal(x.shape)))
+    pair, before = two(engine, x, seam), two(engine, residual, seam) if silu else None
+    y, mean, rstd = GN.groupnorm_forward(pair, engine(weight), engine(bias), groups, silu=silu)
+    dweight, dbias = engine(weight), engine(bias)
+    dx = GN.groupnorm_backward(engine(dy), pair, engine(weight), engine(bias), mean, rstd, dweight, dbias, groups,
+                               silu=silu, residual=before)
+    assert isinstance(dx, Pair) and [part.shape for part in dx] == [part.shape for part in pair]
+    wide = x.astype(np.float64)
+    want = list(backward_reference(dy.astype(np.float64), wide, weight, bias, groups, silu))
+    if silu:
+        want[0] = want[0] + residual
+    rounding = 1e-3 if dtype == np.float16 else 1e-5
+    if engine.name == "cpu" and dtype == np.float16:
+        return  # which never computes in float16
+    engine.check(y, GN.groupnorm_forward_reference(wide, weight, bias, groups, silu=silu)[0], rounding)
+    engine.check(dx.a, want[0][..., :seam], rounding)
+    engine.check(dx.b, want[0][..., seam:], rounding)
+    engine.check(dweight, weight + want[1], 1e-4 if dtype == np.float16 else 1e-5)
+    engine.check(dbias, bias + want[2], 1e-4 if dtype == np.float16 else 1e-5)
 
 
 UNET = [(size, C) for size, channels in ((64, (64, 128, 192)), (32, (64, 128, 192, 256, 320)),

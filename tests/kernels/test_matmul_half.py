@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import matmul as P
+from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.linear import linear_backward, linear_forward, linear_gelu_forward
 from numdiff.kernels.matmul import hopper, launcher, mma
@@ -195,18 +196,18 @@ def test_extents_that_do_not_come_in_eights(engine, rng, shape, out):
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("width", [None, *hopper.STAGES])
 def test_gelu(engine, rng, monkeypatch, width, blocks):
-    """u and GELU(u) from one product; another one times GELU'(u). With few blocks each has several tiles."""
+    """u and GELU(u) from one product; another one times GELU'(u). With few blocks each has several tiles.
+
+    In the emulator `numdiff kernels check` has a tile of each width; here one block has two tiles of two steps, more
+    than 64 rows high.
+    """
     skip_ptx(engine)
-    if width is not None and engine.name == "cpu" or width is None and engine.name == "emulator":
+    if width is not None and engine.name == "cpu" or engine.name == "emulator" and (width, blocks) != (128, 1):
         return
     if width is not None:
         choose(monkeypatch, (hopper.BM, width))
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
-    M, N, K = 712, 1096, 328
-    if engine.name == "emulator":
-        M, N, K = (72, 136, 72 if blocks == 3 else 8) if width == 64 else (72, width - 24, 8)
-        if blocks == 3 and width != 64:
-            return  # a single tile
+    M, N, K = (72, 136, 72) if engine.name == "emulator" else (712, 1096, 328)
     x, weight, bias = halves(rng, M, K), halves(rng, N, K), rng.standard_normal(N)
     weight = (weight / np.sqrt(K) * 2).astype(np.float16)
     runs = [linear_gelu_forward(engine(x), engine(weight), engine(bias)) for _ in range(2)]
@@ -264,6 +265,50 @@ def test_linear(engine, rng, rows):
     engine.check(dx, wide[2] @ wide[1], TOLERANCE)
     engine.check(dweight, start[0] + flat[0].T @ flat[1], 1e-5)
     engine.check(dbias, start[1] + flat[0].sum(0), 1e-5)
+
+
+@pytest.mark.parametrize("seam", [64, 128, 40])
+@pytest.mark.parametrize("width", [None, *hopper.STAGES])
+def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
+    """x and dx in two arrays, side by side as one: the bits of the layer on their concatenation.
+
+    A seam that is no multiple of 64: they are joined first.
+    """
+    skip_ptx(engine)
+    if not engine.has_versions and width is not None:
+        return
+    rows, N, K = ((2, 7), 40, seam + 24) if engine.name == "emulator" else ((3, 431), 264, seam + 136)
+    if engine.name == "emulator" and (width is None or seam == 40 and width != 64):
+        return
+    if width is not None:
+        monkeypatch.setattr(launcher, "choose_half", lambda *given: ((hopper.BM, width), 1 + given[5], 0.0))
+        if engine.name == "emulator":
+            monkeypatch.setattr(engine.backend, "multiprocessors", 2, raising=False)
+    x, weight, dy, before = (halves(rng, *shape) for shape in ((*rows, K), (N, K), (*rows, N), (*rows, K)))
+    bias, start_w, start_b = rng.standard_normal(N), rng.standard_normal((N, K)), rng.standard_normal(N)
+    results = []
+    for joined in (False, True):
+        pair, residual = (Pair(engine(a[..., :seam]), engine(a[..., seam:])) for a in (x, before))
+        assert P.pair_fits(pair) == (engine.name != "cpu" and seam % 64 == 0 and engine.backend.capability[0] == 9)
+        if joined:
+            pair, residual = pair.joined(), residual.joined()
+        y = linear_forward(pair, engine(weight), engine(bias))
+        dweight, dbias = engine(start_w), engine(start_b)
+        dx = linear_backward(engine(dy), pair, engine(weight), dweight, dbias)
+        added = linear_backward(engine(dy), pair, engine(weight), engine.zeros((N, K)), residual=residual)
+        if not joined:
+            assert [part.shape for part in dx] == [part.shape for part in pair]
+            dx, added = dx.joined(), added.joined()
+        results.append((y, dx, added, dweight, dbias))
+    for of_two, of_one in zip(*results, strict=True):
+        engine.check_equal(of_two, of_one)
+    flat = dy.reshape(-1, N).astype(np.float64)
+    y, dx, added, dweight, dbias = results[0]
+    engine.check(y, product(x.reshape(-1, K), weight).reshape(*rows, N) + bias, TOLERANCE)
+    engine.check(dx, (flat @ weight).reshape(x.shape), TOLERANCE)
+    engine.check(added, (flat @ weight).reshape(x.shape) + before, TOLERANCE)
+    engine.check(dweight, start_w + flat.T @ x.reshape(-1, K), 1e-5)
+    engine.check(dbias, start_b + flat.sum(0), 1e-5)
 
 
 def test_the_cpu_rounds_once(rng):

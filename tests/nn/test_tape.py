@@ -4,9 +4,11 @@ import weakref
 import numpy as np
 import pytest
 
+from numdiff import kernels as K
 from numdiff.device import download
 from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
+from numdiff.nn.tensor import Parameter, check_finite
 from tests.conftest import numerical_gradient, relative_error
 
 
@@ -72,6 +74,44 @@ def test_check_finite_names_the_module_and_the_operation():
     with pytest.raises(FloatingPointError, match="middle_block.0.in_layers.2 conv2d is the first non-finite"), \
             Tape(check_finite=True), np.errstate(all="ignore"):
         model(x, np.zeros(1, np.int32))
+
+
+def test_a_pair_gives_what_a_concatenation_gives(engine, rng):
+    """A norm and a 1×1 convolution of two tensors' channels: the same bits, whether a copy is made or not."""
+    if engine.name == "ptx":
+        return  # compiled in tests/kernels
+    shapes = {"norm": (80,), "norm_bias": (80,), "conv": (16, 1, 1, 80), "conv_bias": (16,)}
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    dtype = np.float32 if engine.name == "cpu" else np.float16
+    a, b, before, dy, dz = (rng.standard_normal((1, 2, 3, n)) for n in (64, 16, 16, 80, 16))
+    results = []
+    for join in (F.concat, F.pair):
+        weights = {}
+        for name, value in values.items():
+            weights[name] = p = Parameter(value.shape, None)
+            p.data, p.grad, p.half = engine(value), engine.zeros(value.shape), engine(value, np.float16)
+        first, second = (Tensor(engine(v, dtype), requires_grad=True) for v in (a, b))
+        with Tape() as tape:
+            x = join(first, second)
+            y = F.group_norm(x, weights["norm"], weights["norm_bias"], 5, silu=True)
+            z = F.conv2d(x, weights["conv"], weights["conv_bias"])
+        names = [record.name for record in tape.records]
+        hopper = engine.name != "cpu" and engine.backend.capability[0] == 9
+        assert names[0] == ("pair" if join is F.pair and hopper else "concat")
+        second.slot.gradient = engine(before, dtype)  # what another consumer has left there
+        z.slot.gradient = engine(dz, dtype)
+        y.slot.receive(engine(dy, dtype))
+        tape.backward(z, engine(np.zeros_like(dz), dtype))
+        results.append([y.data, z.data, first.grad, second.grad, *(p.grad for p in weights.values())])
+    for of_one, of_two in zip(*results, strict=True):
+        engine.check_equal(of_one, of_two)
+        assert np.abs(download(of_two).astype(np.float32)).max() > 0
+
+
+def test_check_finite_looks_at_both_of_a_pair():
+    pair = K.Pair(np.zeros((2, 3), np.float32), np.full((2, 1), np.nan, np.float32))
+    with pytest.raises(FloatingPointError, match="2 of 8"):
+        check_finite(pair, "pair")
 
 
 def tiny(**options):

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 
+from numdiff import kernels as K
 from numdiff.device import copy_into, download, fill_zero, get_backend, upload, why_no_gpu, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.diffusion import Diffusion
@@ -158,6 +159,23 @@ def test_sizes_that_divide_nothing_in_float16(device):
     """48 × 48 pixels, 72 channels in groups of four, heads of 72, seven images."""
     compare(lambda device: UNet(image_size=48, model_channels=72, channel_mult=(1, 2), num_res_blocks=1, groups=18,
                                 attention_resolutions=(24,), num_head_channels=72, device=device), device, batch=7)
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_skips_without_copies_give_the_same_bits(device, monkeypatch):
+    def step(recomputed=False):
+        model = filled(UNet(image_size=16, model_channels=64, channel_mult=(1, 2), num_res_blocks=1,
+                            attention_resolutions=(8,), device=device))
+        if recomputed:
+            model.recompute_blocks()
+        return one_step(model, "fp16", 2)
+
+    (loss, gradients), again = step(), step(recomputed=True)
+    monkeypatch.setattr(K, "pair_fits", lambda pair: False)
+    for other_loss, others in (again, step()):
+        assert other_loss == loss
+        for name, gradient in gradients.items():
+            np.testing.assert_array_equal(others[name], gradient, err_msg=name)
 
 
 def test_float16_needs_a_gpu():

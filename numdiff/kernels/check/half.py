@@ -2,7 +2,8 @@
 import numpy as np
 
 from ...device import empty, is_device
-from .. import bias, conv2d, conv2d_hopper, conv2d_hopper_gradient, conv2d_hopper_gradient_3x3, matmul
+from .. import bias, conv2d, conv2d_hopper, conv2d_hopper_gradient, conv2d_hopper_gradient_3x3, linear, matmul
+from ..concat import Pair
 from ..matmul import hopper, launcher, mma
 from .case import Case
 
@@ -38,14 +39,13 @@ def product_cases():
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
                     f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}")
 
-    def row_sums(tile, version, parts):
+    def row_sums(tile, version, parts, K):
         def run(a, v):
             dweight = with_tile(tile, version, parts, lambda: matmul.matmul_forward(
                 a.dy, a.x, True, False, out_dtype=np.float32, version=v, row_sums=a.dbias))
             return dweight, a.dbias
 
         def inputs(rng):
-            K = 136 if parts < 9 else 64 * parts
             return {**halves(dy=(K, 8), x=(K, 8))(rng), "dbias": rng.standard_normal(8).astype(np.float32)}
 
         return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
@@ -57,22 +57,36 @@ def product_cases():
             return (with_tile(tile, 6, 1, lambda: matmul.matmul_gelu_backward(a.a, a.b, a.u)),)
 
         def inputs(rng):
-            return {**halves(a=(8, 8), b=(8, 8), u=(8, 8))(rng), "bias": rng.standard_normal(8).astype(np.float32)}
+            N = tile - 24  # each 64 columns have an epilogue of their own
+            return {**halves(a=(8, 8), b=(N, 8) if ending == "gelu" else (8, N), u=(8, N))(rng),
+                    "bias": rng.standard_normal(N).astype(np.float32)}
 
         return Case(f"matmul_{ending}", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
 
+    def pair(a, v):
+        def layer():
+            x = Pair(a.x, a.x_2)
+            return (linear.linear_forward(x, a.weight, a.bias),
+                    *linear.linear_backward(a.dy, x, a.weight, a.dweight, a.dbias), a.dweight, a.dbias)
+        return with_tile((128, 64), 5, 1, layer)
+
+    yield Case("linear_backward", lambda rng: {
+        **halves(x=(9, 64), x_2=(9, 8), weight=(8, 72), dy=(9, 8))(rng), **{
+            name: rng.standard_normal(shape).astype(np.float32)
+            for name, shape in (("bias", 8), ("dweight", (8, 72)), ("dbias", 8))}},
+        pair, (None,), HALF_TOLERANCE, "and forward, float16, two arrays")
     for key in hopper.GELU_KERNELS:
         yield gelu(*key)
     for module, version in ((mma, 5), (hopper, 6)):
         for key in module.KERNELS:
             yield product(key, version, 1)
         yield product((*list(module.KERNELS)[0][:3], False), version, 2, K=136)
-        for parts in (1, 2, 9):
-            yield row_sums(list(module.KERNELS)[-1][0], version, parts)
+        for parts, K in ((1, 136), (2, 136), (9, 8 * module.BK + 8)):
+            yield row_sums(list(module.KERNELS)[-1][0], version, parts, K)
 
 
 def convolution_cases():
-    """Every kernel of the float16 convolution; the tiles of version 6 with one tap, as nine take long."""
+    """Every kernel of the float16 convolution; those of version 6 with one tap, where they can, as nine take long."""
     def operands(h, w, c, n, size, stride=1):
         def make(rng):
             shapes = {"x": (1, h, w, c), "weight": (n, size, size, c),
@@ -85,30 +99,32 @@ def convolution_cases():
         function(a.dy, a.x, a.dweight, a.dbias)
         return a.dweight, a.dbias
 
-    for tile in conv2d_hopper.VARIANTS:
-        for size, together in ((1, 1), *[(3, 3)] * (tile == (32, 1)), *[(3, 1)] * (tile == (64, 1))):
-            label, inputs = f"float16, tile {tile}, {size} × {size}, {together} at once", operands(2, 3, 8, 8, size)
+    kernels = conv2d_hopper.conv2d_forward_kernels_v6
+    for *tile, together, size in ((64, 1, 1, 3), *((*key, key[2]) for key in kernels)):
+        tile, inputs = tuple(tile), operands(2, 3, 8, 8, size)
+        label = f"float16, tile {tile}, {size} × {size}, {together} at once"
 
-            def forward(a, v, tile=tile, together=together):
-                if not is_device(a.x):
-                    return (conv2d.conv2d_forward_reference(a.x, a.weight),)
-                return (conv2d_hopper.hopper_convolution(a.x, a.weight, None, empty(a.dy.shape, np.float16, like=a.x),
-                                                         only=tile, together=together),)
+        def forward(a, v, tile=tile, together=together):
+            if not is_device(a.x):
+                return (conv2d.conv2d_forward_reference(a.x, a.weight),)
+            return (conv2d_hopper.hopper_convolution(a.x, a.weight, None, empty(a.dy.shape, np.float16, like=a.x),
+                                                     only=tile, together=together),)
 
-            def gradient(a, v, tile=tile, together=together):
-                if not is_device(a.x):
-                    return (conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight),)
-                return (conv2d_hopper.hopper_convolution(a.dy, a.weight, None, empty(a.x.shape, np.float16, like=a.x),
-                                                         gradient=True, only=tile, together=together),)
+        def gradient(a, v, tile=tile, together=together):
+            if not is_device(a.x):
+                return (conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight),)
+            return (conv2d_hopper.hopper_convolution(a.dy, a.weight, None, empty(a.x.shape, np.float16, like=a.x),
+                                                     gradient=True, only=tile, together=together),)
 
-            yield Case("conv2d", inputs, forward, tolerance=HALF_TOLERANCE, label=label)
-            yield Case("conv2d_input_gradient", inputs, gradient, tolerance=HALF_TOLERANCE, label=label)
+        yield Case("conv2d", inputs, forward, tolerance=HALF_TOLERANCE, label=label)
+        yield Case("conv2d_input_gradient", inputs, gradient, tolerance=HALF_TOLERANCE, label=label)
 
     def reference(dy, x, dweight, dbias):
         conv2d.conv2d_backward_reference(dy, x, np.zeros_like(dweight), dweight, dbias, need_dx=False)
 
-    for width, parts in ((64, 1), (32, 1), (16, 2)):
-        def in_tiles(a, v, only=(width, parts, 64)):
+    for width, parts, pixels, blocks in ((64, 2, 64, 2), (32, 4, 64, 2), (16, 5, 64, 5), (64, 1, 128, 1),
+                                         (32, 1, 128, 1), (16, 2, 128, 1), *((n, 1, 256, 1) for n in (64, 32, 16))):
+        def in_tiles(a, v, only=(width, parts, pixels, blocks)):
             if not is_device(a.x):
                 return *gradients(a, reference), bias.channel_add_backward(a.dy)
             dchannel = empty((len(a.dy), a.dy.shape[3]), np.float32, like=a.dy)
@@ -117,7 +133,7 @@ def convolution_cases():
             return a.dweight, a.dbias, dchannel
 
         yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 33, 8, 8, 3), in_tiles,
-                   label=f"float16, tile of {width}, {parts} parts")
+                   label=f"float16, tile of {width}, {pixels} pixels, {parts} parts, {blocks} blocks a cluster")
 
     def general(dy, x, dweight, dbias):
         conv2d_hopper_gradient.hopper_weight_gradient(dy, x, dweight, dbias, general=True)

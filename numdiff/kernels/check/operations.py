@@ -34,6 +34,7 @@ from .. import (
     step_state,
     telemetry,
 )
+from ..concat import Pair
 from ..matmul import launcher, vectorised
 from .case import PURPOSE, SEED, Case, in_place, normal, one, with_counters, with_timesteps
 from .half import HALF_TOLERANCE
@@ -157,6 +158,19 @@ def norms_cases():
         return Case("groupnorm_backward", inputs, run, (3,), HALF_TOLERANCE,
                     label=f"{parts}, {near} turns in registers" if near else parts)
 
+    def inputs(rng):
+        made = normal(dy=(2, 9, 24), x=(2, 9, 16), x_2=(2, 9, 8), residual=(2, 9, 16), residual_2=(2, 9, 8),
+                      weight=(24,), bias=(24,), dweight=(24,), dbias=(24,))(rng)
+        made = {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
+        _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(
+            np.concatenate((made["x"], made["x_2"]), axis=2).astype(np.float32), made["weight"], made["bias"], 2)
+        return made
+
+    yield Case("groupnorm", inputs, lambda a, v: groupnorm.groupnorm_forward(
+        Pair(a.x, a.x_2), a.weight, a.bias, 2, silu=True, version=v), (3,), HALF_TOLERANCE, "float16, two arrays")
+    yield Case("groupnorm_backward", inputs, lambda a, v: (*groupnorm.groupnorm_backward(
+        a.dy, Pair(a.x, a.x_2), a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, 2, True,
+        Pair(a.residual, a.residual_2), v), a.dweight, a.dbias), (3,), HALF_TOLERANCE, "float16, two arrays")
     yield sixteens((2, 37, 32), 8, 2, 0, True)
     yield sixteens((2, 96, 16), 4, 1, 2, True)
     yield sixteens((2, 48, 16), 4, 1, 1, False)

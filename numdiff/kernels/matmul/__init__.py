@@ -26,10 +26,15 @@ from .launcher import (
     matmul_forward,
     matmul_gelu_backward,
     matmul_gelu_forward,
+    matmul_pair_backward,
+    matmul_pair_forward,
+    matmul_pair_gradient,
     matmul_strided,
+    pair_fits,
 )
 from .operands import Matrices
 from .reference import matmul_forward_cost, matmul_forward_reference
 
 __all__ = ["Matrices", "gelu_fuses", "matmul_backward", "matmul_forward", "matmul_forward_cost",
-           "matmul_forward_reference", "matmul_gelu_backward", "matmul_gelu_forward", "matmul_strided"]
+           "matmul_forward_reference", "matmul_gelu_backward", "matmul_gelu_forward", "matmul_pair_backward",
+           "matmul_pair_forward", "matmul_pair_gradient", "matmul_strided", "pair_fits"]

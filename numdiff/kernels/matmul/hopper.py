@@ -27,10 +27,13 @@ SPLIT K
     ones would be four, so half the partial results (`schedule`).
 ROW SUMS
     A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. Where they are
-    asked for, warps 1 and 2 of the producer's warpgroup, idle else, multiply A by ones, 64 rows each, with rung 5's
-    ldmatrix and mma, which need few registers. A step so treated takes half as long again, as both want the tensor
-    cores; so the tiles of a row share it: of four, each does every fourth step, and the pipeline hides it. They hand a
-    stage back as the consumers do. No pass over dy is left.
+    asked for, warps 1 and 2 of the producer's warpgroup, idle else, add up 64 rows of A each. To add a step takes about
+    as long as to multiply it; so the tiles of a row share the steps (of four, each does every fourth), and the pipeline
+    hides them. They hand a stage back as the consumers do. No pass over dy is left.
+TWO MATRICES AS ONE
+    Of a layer whose x lies in two arrays, side by side as one (`Pair`, concat.py), neither x nor dx is copied: a box or
+    a tile of the epilogue is 64 columns wide, so if the first array's are a multiple of 64 each belongs to one array,
+    whose tensor map it takes. In x·Wᵀ that is A's, along k, in dy·W the result's, in dyᵀ·x B's.
 EPILOGUE
     float16: alpha · sum + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a warp's
     words fall into 32 different banks), from where the copy engine writes it while the next tile is multiplied. Each
@@ -112,9 +115,12 @@ REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consume
 give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
 
 
-def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles, slice_tiles, tiles_m, tiles_n, units,
-         alone, alpha, has_bias, has_residual, accumulate, has_row_sums):
-    """map_c: of a float16 result; map_d: of GELU's, or of the matrix whose GELU' is a factor; c: a float32 result."""
+def gemm(map_a, map_b, map_c, map_d, map_2, c, bias, residual, row_sums, M, N, seam, k_tiles, slice_tiles, tiles_m,
+         tiles_n, units, alone, alpha, has_bias, has_residual, accumulate, has_row_sums):
+    """map_c: of a float16 result; map_d: of GELU's, or of the matrix whose GELU' is a factor; c: a float32 result.
+
+    map_2: of the second part of the matrix that comes in two, whose columns are those from `seam` on
+    """
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
     base, full_0 = smem_u32(tiles), smem_u32(barriers)
@@ -137,6 +143,7 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
             tma_prefetch(map_c)
         if GELU or GELU_GRADIENT:
             tma_prefetch(map_d)
+        tma_prefetch(map_2)
     cuda.syncthreads()
     stage, unit = int32(0), int32(cuda.blockIdx.x)
     stride = int32(units if unit < alone else int32(cuda.gridDim.x - alone))
@@ -158,12 +165,17 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
                     if A_ALONG_M:
                         for i in range(2):
                             tma_load_2d(a + uint32(i * BOX_BYTES), map_a, full, uint32(m + i * BOX), uint32(k * BK))
+                    elif not B_ALONG_N and int32(k * BK) >= seam:
+                        tma_load_2d(a, map_2, full, uint32(k * BK - seam), uint32(m))
                     else:
                         tma_load_2d(a, map_a, full, uint32(k * BK), uint32(m))
                     if B_ALONG_N:
                         for i in range(BLOCKS):
-                            tma_load_2d(a + uint32(A_BYTES + i * BOX_BYTES), map_b, full, uint32(n + i * BOX),
-                                        uint32(k * BK))
+                            box, column = a + uint32(A_BYTES + i * BOX_BYTES), int32(n + i * BOX)
+                            if A_ALONG_M and column >= seam:
+                                tma_load_2d(box, map_2, full, uint32(column - seam), uint32(k * BK))
+                            else:
+                                tma_load_2d(box, map_b, full, uint32(column), uint32(k * BK))
                     else:
                         tma_load_2d(a + uint32(A_BYTES), map_b, full, uint32(k * BK), uint32(n))
                     k = int32(k + 1)
@@ -214,6 +226,7 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
         a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
         staging = int32(STAGE_COUNT * STAGE_BYTES + consumer * 2 * BOX_BYTES)
         turn, parity = int32(0), int32(0)
+        c_seam = int32(seam if B_ALONG_N and not A_ALONG_M else N)
         loaded, ready = loaded_0 + uint32(consumer) * uint32(16), ready_0 + uint32(consumer) * uint32(16)
         while unit < units:
             part = int32(uint32(unit) // uint32(per_slice))
@@ -277,17 +290,17 @@ def gemm(map_a, map_b, map_c, map_d, c, bias, residual, row_sums, M, N, k_tiles,
                 if BLOCKS > 3:
                     finish_gelu(3, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
             elif HALF:
-                turn = finish_half(0, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha,
-                                   has_bias, has_residual)
+                turn = finish_half(0, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, bias,
+                                   residual, alpha, has_bias, has_residual)
                 if BLOCKS > 1:
-                    turn = finish_half(1, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha,
-                                       has_bias, has_residual)
+                    turn = finish_half(1, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, bias,
+                                       residual, alpha, has_bias, has_residual)
                 if BLOCKS > 2:
-                    turn = finish_half(2, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha,
-                                       has_bias, has_residual)
+                    turn = finish_half(2, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, bias,
+                                       residual, alpha, has_bias, has_residual)
                 if BLOCKS > 3:
-                    turn = finish_half(3, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha,
-                                       has_bias, has_residual)
+                    turn = finish_half(3, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, bias,
+                                       residual, alpha, has_bias, has_residual)
             else:
                 start = part * (M * N)
                 finish_float(0, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
@@ -360,9 +373,11 @@ def map_of(x, along_k, rows):
 
 
 def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
-                  row_sums=None, gelu=None, gelu_of=None):
+                  row_sums=None, gelu=None, gelu_of=None, second=None):
     """c = alpha · A·B + bias + residual for matrices of float16; c float16, or float32 and then without residual.
 
+    second: the columns of the matrix named in TWO MATRICES AS ONE that follow those of a, b or c; M, N, K are those of
+        the whole product
     row_sums: (M,), to which the sums of A's rows are added; for a float32 c and an A along m (transpose_a)
     gelu: like a float16 c, for A·Bᵀ: is given GELU(c). gelu_of: like it, for A·B without bias and residual: a factor
         GELU'(gelu_of)
@@ -372,6 +387,12 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     map_c = tensor_map(c, (BOX, BOX)) if half else map_a
     other = gelu if gelu is not None else gelu_of
     map_d = map_a if other is None else tensor_map(other.reshape(M, N), (BOX, BOX))
+    map_2, seam = map_a, max(N, K) + width
+    if second is not None:
+        split = b if transpose_a else a if transpose_b else c
+        seam = split.shape[1]
+        map_2 = (map_of(second, False, width) if split is b else map_of(second, True, BM) if split is a else
+                 tensor_map(second, (BOX, BOX)))
     k_tiles, tiles_m, tiles_n = -(-K // BK), -(-M // BM), -(-N // width)
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, a.backend.multiprocessors)
     units = slices * tiles_m * tiles_n
@@ -388,8 +409,8 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     kernel = KERNELS[width, transpose_a, not transpose_b, half]
     if other is not None:
         kernel = GELU_KERNELS[width, "gelu_gradient" if gelu is None else "gelu"]
-    launch(kernel, min(units, a.backend.multiprocessors), THREADS, map_a, map_b, map_c, map_d, target, biases,
-           residuals, sums, M, N, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone,
+    launch(kernel, min(units, a.backend.multiprocessors), THREADS, map_a, map_b, map_c, map_d, map_2, target,
+           biases, residuals, sums, M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone,
            *(end if slices == 1 else (1.0, 0)), int(residual is not None), int(accumulate and slices == 1), summing,
            shared=shared_bytes(width))
     if slices > 1:

@@ -85,11 +85,12 @@ def word_place(tile, thread_row, lane, j, half):
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_half(block, turn, staging, tiles, base, map_c, acc, place, M, N, bias, residual, alpha, has_bias,
-                has_residual):
+def finish_half(block, turn, staging, tiles, base, map_c, map_2, seam, acc, place, M, N, bias, residual, alpha,
+                has_bias, has_residual):
     """alpha · sum + bias + residual by way of a tile in shared memory; the next turn.
 
     turn: counts the tiles, which go through the two buffers in turns
+    map_2: of the matrix that has the result's columns from `seam` on
     """
     first_row, first_column, thread_row, lane = place
     column = int32(first_column + 64 * block)
@@ -124,7 +125,10 @@ def finish_half(block, turn, staging, tiles, base, map_c, acc, place, M, N, bias
         fence_proxy_async()
         bar_sync(uint32(warpgroup), uint32(128))
         if elected:
-            tma_store_2d(base + uint32(tile), map_c, uint32(column), uint32(first_row))
+            if column < seam:
+                tma_store_2d(base + uint32(tile), map_c, uint32(column), uint32(first_row))
+            else:
+                tma_store_2d(base + uint32(tile), map_2, uint32(column - seam), uint32(first_row))
             tma_store_commit()
         turn = int32(turn + 1)
     return turn
@@ -250,8 +254,6 @@ def finish_float(block, c, start, acc, place, M, N, bias, alpha, has_bias, accum
 # Two idle warps add while the tensor cores multiply the same stage. A lane has four loads on their way before it adds;
 # one after the other they would take twice as long as the products. (Sums as products with ones are no way out: mma and
 # wgmma want the same tensor cores.)
-
-ONES = uint32(0x3C003C00)  # two float16
 
 @cuda.jit(device=True, forceinline=True)
 def add_eight(sums, w):

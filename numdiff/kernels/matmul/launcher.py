@@ -19,13 +19,14 @@ import math
 
 import numpy as np
 
-from ...device import copy_into, empty, is_device, launch
+from ...device import copy_into, empty, empty_like, is_device, launch
+from ..concat import Pair
 from ..elementwise import cast_forward, gelu_backward, gelu_forward
 from ..reduce import column_sum
 from ..tuning import tuned
 from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .operands import Matrices
-from .reference import matmul_forward_reference
+from .reference import matmul_forward_cost, matmul_forward_reference
 
 MULTIPROCESSORS = 132  # of an H100: assumed where the device does not say how many it has
 SQUARE = {v: (n, n) for v, n in ((1, naive.BLOCK), (2, tiled.TILE), (3, register_tiles.TILE))}  # their only tile
@@ -127,6 +128,14 @@ def by_eight(arrays, extents):
     return all(n % 8 == 0 for n in extents) and all(x is None or x.offset % 16 == 0 for x in arrays)
 
 
+def _half_tile(backend, version, batch, M, N, K, can_split):
+    """(tile, slices of K): measured on this card, or estimated."""
+    measured = tuned(backend, "matmul v6", M, N, K, can_split) if version == 6 else None
+    if measured is not None:
+        return measured[:2], measured[2]
+    return choose_half(version, batch, M, N, K, can_split, getattr(backend, "multiprocessors", MULTIPROCESSORS))[:2]
+
+
 def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version, row_sums):
     """matmul_forward for float16 operands on a device; c float16 or float32."""
     if c.dtype == np.float16 and accumulate:
@@ -150,13 +159,7 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
         column_sum(a, row_sums)
         row_sums = None
     if version > 2:
-        can_split = c.dtype == np.float32 and batch == 1
-        multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
-        measured = tuned(a.backend, "matmul v6", M, N, K, can_split) if version == 6 else None
-        if measured is None:
-            tile, slices, _ = choose_half(version, batch, M, N, K, can_split, multiprocessors)
-        else:
-            tile, slices = measured[:2], measured[2]
+        tile, slices = _half_tile(a.backend, version, batch, M, N, K, c.dtype == np.float32 and batch == 1)
         if version == 6:
             a, b, c = a.reshape(a.shape[-2:]), b.reshape(b.shape[-2:]), c.reshape(M, N)
             hopper.launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate,
@@ -182,8 +185,8 @@ def gelu_fuses(x, *extents):
 
 def _launch_gelu(a, b, c, transpose_b, **options):
     (M, K), N = a.shape, c.shape[1]
-    tile, _, _ = choose_half(6, 1, M, N, K, False, getattr(a.backend, "multiprocessors", MULTIPROCESSORS))
-    hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, options.pop("bias", None), None, 1.0, False, tile[1], 1,
+    (_, width), _ = _half_tile(a.backend, 6, 1, M, N, K, False)
+    hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, options.pop("bias", None), None, 1.0, False, width, 1,
                          **options)
 
 
@@ -210,6 +213,55 @@ def matmul_gelu_backward(a, b, u):
     c = empty((M, N), np.float16, like=a)
     _launch_gelu(a, b, c, False, gelu_of=u)
     return c
+
+
+def pair_fits(x, weight=None):
+    """True where rung 6 reads a `Pair` x (..., K), or writes one like it, as it is; with this weight (N, K)."""
+    a, b = x
+    return (is_device(a) and a.dtype == b.dtype == np.float16 and a.shape[-1] % hopper.BOX == 0
+            and tuple(a.backend.capability)[:2] == hopper.MINIMUM_CAPABILITY
+            and by_eight((a, b, weight), (b.shape[-1], 8 if weight is None else len(weight)))
+            and (weight is None or weight.dtype == np.float16))
+
+
+def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_sums=None):
+    a, b, c, second = (x.reshape(-1, x.shape[-1]) for x in (a, b, c, second))
+    M, K = a.shape[::-1] if transpose_a else a.shape
+    K += second.shape[1] if transpose_b else 0
+    (_, width), slices = _half_tile(a.backend, 6, 1, M, N, K, transpose_a)
+    hopper.launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, None, 1.0, transpose_a, width, slices,
+                         row_sums, second=second)
+
+
+def matmul_pair_forward(x, weight, bias=None):
+    """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_fits`, weight (N, K)."""
+    y = empty((*x.shape[:-1], len(weight)), np.float16, like=weight)
+    _launch_pair(x.a, weight, y, x.b, len(weight), False, True, bias=bias)
+    return y
+
+
+def matmul_pair_backward(dy, x, weight):
+    """dy (..., N)·weight (N, K) as a new `Pair` like x."""
+    dx = Pair(*map(empty_like, x))
+    _launch_pair(dy, weight, dx.a, dx.b, x.shape[-1], False, False)
+    return dx
+
+
+def matmul_pair_gradient(dy, x, dweight, dbias=None):
+    """dweight (N, K) += dyᵀ·x, dbias (N,) += the sums of dy's rows."""
+    if dbias is not None and dbias.offset % 16:
+        column_sum(dy, dbias)
+        dbias = None
+    _launch_pair(dy, x.a, dweight, x.b, x.shape[-1], True, False, row_sums=dbias)
+
+
+def matmul_pair_forward_cost(rows, N, K):
+    """As `matmul_forward_cost`; the two other products cost the same."""
+    return matmul_forward_cost(1, rows, N, K)
+
+
+def matmul_pair_gradient_cost(rows, N, K):
+    return matmul_forward_cost(1, rows, N, K)
 
 
 # float32 --------------------------------------------------------------------------------------------------------------
