@@ -1,4 +1,6 @@
 """`numdiff bench`: how fast this machine trains, and how fast each kernel is."""
+import math
+
 import click
 
 from .settings import GroupedCommand, ListOf, Setting, settings
@@ -174,19 +176,22 @@ def kernels(operations, of, chosen, shapes, versus, **given):
               "help": "Whose shapes: those of a training step of this model."}),
     ("--shapes", {"metavar": "N", "type": click.IntRange(1),
                   "help": "Shapes of each kind, those with most arithmetic.  [default: all]"}),
+    ("--timeout", {"metavar": "SECONDS", "type": click.FloatRange(0), "default": math.inf,
+                   "help": "After which no other shape is begun; largest come first.  [default: none]"}),
     ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
                "help": "The table to write.  [default: this card's, in numdiff/kernels/tuning]"}))
 @settings(*KERNELS, *DIT, model="dit")
-def tune(of, shapes, out, **given):
+def tune(of, shapes, timeout, out, **given):
     """Measure which tiles are best for the float16 kernels on this card, and write its table.
 
-    Launchers choose tiles by an estimate; the table has the shapes for which another choice is faster.
+    Launchers choose tiles by an estimate; the table has the shapes for which another choice is faster. It is written
+    after each shape: what was found is kept, whenever this is interrupted.
     """
     from numdiff.benchmark.tune import tune as measure_tiles
     from numdiff.training.options import resolve
 
     options = resolve({"model": of, **given})
     echo_model(options)
-    path, found = measure_tiles(options, out, click.echo, shapes)
+    path, found = measure_tiles(options, out, click.echo, shapes, timeout)
     better = sum(choice is not None for rows in found.values() for choice in rows.values())
     click.echo(f"{better} of {sum(map(len, found.values()))} shapes have a faster choice; written to {path}")

@@ -4,11 +4,15 @@ One body serves all. On the CPU engine it holds the reference's float32 against 
 and every kernel is compiled, but there are no values to check; in the emulator (on the tiny shapes, its threads taking
 turns in another order at each launch) and on a GPU the kernels are held against the float64 reference.
 """
+import gc
+import hashlib
+import json
+
 import numpy as np
 import pytest
 
 import numdiff.device as device_module
-from numdiff.device import download, get_backend, upload, why_no_gpu
+from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -16,6 +20,37 @@ def pytest_xdist_make_scheduler(config, log):
     """Neighbouring tests on one worker, as far as it goes: `ptx` then compiles a kernel once, not once a worker."""
     from xdist.scheduler import WorkStealingScheduling
     return WorkStealingScheduling(config, log)
+
+
+def pytest_collection_finish(session):
+    """What is there for good, ten thousand tests among it, the garbage collector need not look at again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compile_once(request, tmp_path_factory):
+    """What one worker has compiled to PTX is there for the others."""
+    if not hasattr(request.config, "workerinput"):
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp().parent / "ptx"
+    folder.mkdir(exist_ok=True)
+    worker, compiled = request.config.workerinput["workerid"], ptx.PtxDevice.compile
+
+    def compile_once(kernel, signature, capabilities):
+        name = repr((kernel.py_func.__module__, kernel.py_func.__name__, signature, capabilities))
+        path = folder / hashlib.sha256(name.encode()).hexdigest()
+        if path.exists():
+            return dict(zip(capabilities, json.loads(path.read_text()), strict=True))
+        texts = compiled(kernel, signature, capabilities)
+        path.with_suffix("." + worker).write_text(json.dumps(list(texts.values())))
+        path.with_suffix("." + worker).replace(path)
+        return texts
+
+    ptx.PtxDevice.compile = staticmethod(compile_once)
+    yield
+    ptx.PtxDevice.compile = staticmethod(compiled)
 
 
 def engines():

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..device import DeviceArray
 from ..kernels import conv2d
+from ..kernels.concat import Pair
 
 # functions that are one pass of a convolution, on some rung -> which
 CONVOLUTIONS = re.compile(r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"
@@ -80,7 +81,8 @@ def bytes_of(arguments, results):
 def extents(arguments):
     """{name of a cost function's parameter: value} from the arguments of an operation."""
     names = ("qkv", "x", "dx", "dy", "a", "prediction", "labels")
-    x = next((arguments[name] for name in names if arrays_in(arguments.get(name)) == [arguments.get(name)]), None)
+    x = next((arguments[name] for name in names if isinstance(arguments.get(name), (np.ndarray, DeviceArray, Pair))),
+             None)
     if x is None:
         given = arrays_in(list(arguments.values()))
         if not given:
@@ -100,7 +102,7 @@ def extents(arguments):
     if len(x.shape) == 4:
         values |= {"H": x.shape[1], "W": x.shape[2]}
     weight = arguments.get("weight")
-    weight = arguments.get("dweight") if weight is None else weight
+    weight = arguments.get("dweight") if not arrays_in(weight) else weight  # of a loss it is a number
     if weight is not None and len(weight.shape) == 4:
         dy = arguments.get("dy")
         values |= {"C_in": weight.shape[3], "C_out": weight.shape[0], "kernel": weight.shape[1]}

@@ -47,7 +47,7 @@ class Array:
     def make(self, numbers, backend):
         if self.values is not None:
             return upload(self.values, backend)
-        numbers = np.resize(numbers, self.shape).astype(self.dtype, copy=False)
+        numbers = np.resize(numbers.astype(self.dtype, copy=False), self.shape)
         return upload(np.abs(numbers) if self.positive else numbers, backend)
 
 
@@ -248,6 +248,8 @@ class Measured:
         def wait():
             synchronize(backend)
 
+        if self.arena is not None:
+            once(0)  # loads the kernels
         wait()
         start = time.perf_counter()
         once(0)

@@ -2,25 +2,36 @@
 
 Launchers choose by an estimate. Where a measurement finds a choice that is faster by more than a few per cent, it goes
 into the card's table (numdiff/kernels/tuning), which launchers ask first.
+
+A step of the model is recorded on a stand-in for the card, which runs nothing, and every candidate is called there,
+which tells what kernels will be wanted. They are compiled side by side; then the card has nothing to do but to measure.
 """
 import contextlib
+import dataclasses
 import inspect
 import itertools
 import json
 import math
+import os
+import time
 
 import numpy as np
 
+from ..device import empty, get_backend
 from ..errors import NumdiffError
-from ..kernels import conv2d_hopper
+from ..kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
 from ..kernels.matmul import launcher
 from ..kernels.tuning import card_file, ignored, key_of, table_of
-from .kernels import Measured, microseconds_in_turns, record_calls
+from .kernels import Array, Measured, microseconds_in_turns, record_calls
+from .precompile import Planned, compile_kernels
 
 GAIN = 0.03  # by which a choice must be faster than the estimate's to be written down
 CLOSE = 1.25  # times the best of a first round: what is slower is not measured again
+HOPELESS = 1.4  # times the least estimate: what is estimated to be slower is not measured at all
 ROUNDS = 5
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
+PARTS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 22, 24, 32, 44, 64, 66, 128, 132)
+CLUSTERS = (1, 2, 3, 4, 8)
 
 
 @contextlib.contextmanager
@@ -49,11 +60,14 @@ class MatmulTiles:
             return None
         M, K = a.shape[::-1] if call.arguments["transpose_a"] else a.shape
         N = b.shape[0] if call.arguments["transpose_b"] else b.shape[1]
+        if not launcher.by_eight((), (a.shape[1], b.shape[1], N)):
+            return None  # not for rung 6
         out, out_dtype = call.arguments["out"], call.arguments["out_dtype"]
         return M, N, K, np.dtype(out_dtype or (a if out is None else out).dtype) == np.float32
 
     @staticmethod
-    def candidates(M, N, K, split):
+    def candidates(shape, multiprocessors):
+        _, _, K, split = shape
         slices = [n for n in SPLITS if n == 1 or split and K // n >= launcher.HALF_SLICE]
         return [[*tile, n] for tile in launcher.HALF_TILES[6] for n in slices]
 
@@ -82,7 +96,7 @@ class ConvolutionTiles:
         return *given[cls.given].shape, given[cls.result].shape[3], given["weight"].shape[1]
 
     @classmethod
-    def candidates(cls, *shape):
+    def candidates(cls, shape, multiprocessors):
         taps = (1, 3) if cls._takes_taps and shape[5] == 3 else (1,)
         return [[*tile, n] for tile, n in itertools.product(conv2d_hopper.VARIANTS, taps)]
 
@@ -104,53 +118,135 @@ class InputGradientTiles(ConvolutionTiles):
     kind, name, given, result = "conv2d_input_gradient v6", "hopper_input_gradient", "dy", "dx"
 
 
-TABLES = MatmulTiles, ConvolutionTiles, InputGradientTiles
+class WeightGradientTiles:
+    """(channels of x in a tile, parts, pixels in a stage, blocks of a cluster) of the 3 × 3 weight gradient."""
+
+    kind = "conv2d_weight_gradient_3x3 v6"
+    known = list(inspect.signature(conv2d_hopper_gradient_3x3.choose_plan).parameters) == [
+        "B", "H", "W", "C", "N", "whole_halo", "multiprocessors", "only"]
+
+    @classmethod
+    def shape(cls, call):
+        """(B, H, W, channels of x, channels of dy) of a recorded call, or None."""
+        if call.name != "hopper_weight_gradient_3x3" or not cls.known:
+            return None
+        x, dy = call.arguments["x"], call.arguments["dy"]
+        return *x.shape, dy.shape[3]
+
+    @staticmethod
+    def candidates(shape, multiprocessors):
+        estimates = {}
+        for choice in itertools.product(conv2d_hopper_gradient_3x3.WIDTHS, PARTS, conv2d_hopper_gradient_3x3.PIXELS,
+                                        CLUSTERS):
+            with contextlib.suppress(ValueError):  # does not fit
+                ns, plan = conv2d_hopper_gradient_3x3.choose_plan(*shape, True, multiprocessors, choice)
+                if plan.parts == choice[1]:  # else there are not so many
+                    estimates[choice] = ns
+        least = min(estimates.values(), default=0.0)
+        return [list(choice) for choice, ns in estimates.items() if ns < HOPELESS * least]
+
+    @staticmethod
+    def estimated(shape, multiprocessors):
+        plan = conv2d_hopper_gradient_3x3.choose_plan(*shape, True, multiprocessors)[1]
+        return [plan.channels, plan.parts, plan.width * plan.height * plan.images, plan.blocks]
+
+    @staticmethod
+    def forced(choice):
+        choose = conv2d_hopper_gradient_3x3.choose_plan
+        return replaced(conv2d_hopper_gradient_3x3, "choose_plan", lambda *given: choose(*given[:7], tuple(choice)))
 
 
-def tune(options, path=None, echo=lambda line: None, shapes=None):
+TABLES = MatmulTiles, ConvolutionTiles, InputGradientTiles, WeightGradientTiles
+
+
+def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.inf):
     """Measure, and write the table of this card; returns (path, {kind: {key: choice}} of what was found anew).
 
     options: of a model in float16, whose shapes are measured; path: of the file (default: the card's own, which keeps
-    what it has of other shapes); shapes: how many of each kind, those with most arithmetic (default: all)
+    what it has of other shapes); shapes: how many of each kind, those with most arithmetic (default: all); seconds:
+    after which no other shape is begun
+
+    The table is written after each shape: whatever ends this, what was found until then is kept.
     """
-    from .step import NumdiffStep
     if options.device != "cuda":
         raise NumdiffError("tile sizes are measured on a GPU, and --device is not cuda; run it on the card.")
     if options.precision != "fp16":
         raise NumdiffError("the table is of float16 kernels; give --precision fp16.")
-    step = NumdiffStep(options)
-    backend = step.backend
+    end, backend = time.monotonic() + seconds, get_backend("cuda")
     if tuple(backend.capability)[:2] != conv2d_hopper.MINIMUM_CAPABILITY:
         raise NumdiffError(f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
                            f"has {'.'.join(map(str, backend.capability))}.")
-    with ignored():
-        found = tune_calls(record_calls(step, split_passes=False), Measured(backend), echo, shapes)
     path = path or card_file(backend.device_name)
-    write_table(path, backend.device_name, found)
-    return path, found
+    with ignored():
+        found = problems(planned_calls(options, backend), shapes)
+        echo(f"{len(found)} shapes")
+        compile_kernels(planned_kernels(found, backend), echo)
+        return path, tune_problems(found, Measured(backend), echo,
+                                   lambda choices: write_table(path, backend.device_name, choices), end)
 
 
-def tune_calls(calls, measured, echo, shapes=None):
-    """{kind: {key: choice, None where the estimate's own is best}} of recorded calls, each shape once."""
-    found = {}
+def planned_calls(options, gpu):
+    """The calls that a step of the model makes on this GPU; nothing runs."""
+    from .step import NumdiffStep
+    return record_calls(NumdiffStep(dataclasses.replace(options, device=Planned(gpu))), split_passes=False)
+
+
+def problems(calls, shapes=None):
+    """[(table, call, shape)] of recorded calls: each shape once, those first that a step spends most arithmetic on."""
+    found, counts = {}, {}
     for table, call in itertools.product(TABLES, sorted(calls, key=lambda call: -(call.flops or 0))):
         shape = table.shape(call)
-        if shape is None or key_of(*shape) in found.get(table.kind, {}) or len(found.get(table.kind, {})) == shapes:
-            continue
+        if shape is not None and (table, shape) not in found and (shapes is None or counts.get(table, 0) < shapes):
+            counts[table] = counts.get(table, 0) + 1
+            found[table, shape] = call
+    found = [(table, call, shape) for (table, shape), call in found.items()]
+    return sorted(found, key=lambda problem: -(problem[1].flops or 0) * problem[1].count)
+
+
+def choices_of(table, shape, multiprocessors):
+    """The estimate's choice, then all others."""
+    estimated = table.estimated(shape, multiprocessors)
+    return [estimated, *(c for c in table.candidates(shape, multiprocessors) if c != estimated)]
+
+
+def planned_kernels(found, gpu):
+    """(module, name, types of the arguments) of every kernel that measuring these problems will launch."""
+    planned = Planned(gpu)
+
+    def made(value):
+        if isinstance(value, Array):
+            return empty(value.shape, value.dtype, planned)
+        return type(value)(map(made, value)) if type(value) in (list, tuple) else value
+
+    for table, call, shape in found:
+        arguments = {name: made(value) for name, value in call.arguments.items()}
+        for choice in choices_of(table, shape, gpu.multiprocessors):
+            with contextlib.suppress(ValueError), table.forced(choice):  # does not fit
+                call.function(**arguments)
+    return list(planned.kernels)
+
+
+def tune_problems(problems, measured, echo, save=lambda found: None, end=math.inf):
+    """{kind: {key: choice, None where the estimate's own is best}}; save(found): called after each."""
+    found = {}
+    for done, (table, call, shape) in enumerate(problems):
+        if time.monotonic() > end:
+            echo(f"out of time: {len(problems) - done} shapes are left")
+            break
         choice, us, estimated, before = best_choice(table, call, shape, measured)
         better = choice != estimated and us < (1 - GAIN) * before
         found.setdefault(table.kind, {})[key_of(*shape)] = choice if better else None
-        echo(f"{table.kind:24s} {'×'.join(map(str, map(int, shape))):28s} {estimated} {before:8.1f} µs"
-             + (f"   {choice} {us:8.1f} µs" if better else ""))
+        save(found)
+        echo(f"{done + 1:3d} of {len(problems)} {table.kind:29s} {'×'.join(map(str, map(int, shape))):28s} {estimated} "
+             f"{before:8.1f} µs" + (f"   {choice} {us:8.1f} µs" if better else ""))
     return found
 
 
 def best_choice(table, call, shape, measured):
     """(best choice, its µs, the estimate's choice, its µs)."""
-    estimated = table.estimated(shape, measured.backend.multiprocessors)
     sets = measured.arguments(call)
     choices, jobs = [], []
-    for choice in [estimated, *(c for c in table.candidates(*shape) if c != estimated)]:
+    for choice in choices_of(table, shape, measured.backend.multiprocessors):
         try:
             with table.forced(choice):
                 jobs.append(measured.job(call.function, sets, None))
@@ -165,7 +261,10 @@ def best_choice(table, call, shape, measured):
 
 
 def write_table(path, device_name, found):
-    """Bring a card's file up to date: what was found better is put in, what was not is taken out."""
+    """Bring a card's file up to date: what was found better is put in, what was not is taken out.
+
+    The new file takes the place of the old one at once, so that there is never half of one.
+    """
     choices = {kind: dict(rows) for kind, rows in table_of(device_name).items()}
     for kind, rows in found.items():
         kept = choices.setdefault(kind, {})
@@ -178,8 +277,9 @@ def write_table(path, device_name, found):
              for kind, rows in sorted(choices.items()) if rows]
     text = f'{{\n "card": {json.dumps(device_name)},\n "choices": {{\n' + ",\n".join(lines) + "\n }\n}\n"
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
             file.write(text)
+        os.replace(f"{path}.new", path)
     except OSError as error:
         raise NumdiffError(f"cannot write the table {path}: {error.strerror}; give another --out.") from error
     table_of.cache_clear()

@@ -65,8 +65,8 @@ def watching_launches(backend, around):
         return
     launch, fill, copy = backend.launch, backend.fill, backend.copy
 
-    def watched_launch(kernel, grid, block, args, shared=0):
-        return around(kernel.py_func.__name__, grid, block, lambda: launch(kernel, grid, block, args, shared))
+    def watched_launch(kernel, grid, block, args, *more):
+        return around(kernel.py_func.__name__, grid, block, lambda: launch(kernel, grid, block, args, *more))
 
     try:
         backend.launch = watched_launch

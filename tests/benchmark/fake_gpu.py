@@ -1,5 +1,7 @@
-"""An emulator that says it is a GPU: its graphs call their function again, its events come at a fixed pace."""
+"""An emulator that says it is a GPU: its kernels take a moment and do nothing, its graphs call their function again,
+its events come at a fixed pace."""
 import contextlib
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -91,6 +93,9 @@ class FakeGpu(EmulatorDevice):
             yield
         finally:
             self._arena = outer
+
+    def launch(self, kernel, *_):
+        time.sleep(1e-3 * EVENT_MS)  # no kernel is quicker than the events around it
 
     def capture(self, function):
         self.captured += 1

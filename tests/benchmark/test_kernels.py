@@ -36,6 +36,12 @@ def test_costs_are_those_beside_the_operations():
     assert cost_of(K.matmul_forward, given, zeros(7, 9, dtype=half)) == (2 * (7 * 16 + 9 * 16 + 63), 2 * 7 * 9 * 16)
     given = {"x": zeros(2, 3, 8), "weight": zeros(5, 8), "bias": zeros(5)}
     assert cost_of(K.linear_forward, given, zeros(2, 3, 5))[1] == 2 * 6 * 5 * 8
+    pair = K.Pair(zeros(2, 3, 6), zeros(2, 3, 2))
+    assert cost_of(K.linear_forward, {**given, "x": pair}, zeros(2, 3, 5)) == cost_of(
+        K.linear_forward, {**given, "x": pair.joined()}, zeros(2, 3, 5))
+    given_norm = {"weight": zeros(8), "bias": zeros(8), "groups": 2, "silu": True}
+    assert cost_of(K.groupnorm_forward, {"x": pair, **given_norm}, zeros(2, 3, 8)) == cost_of(
+        K.groupnorm_forward, {"x": pair.joined(), **given_norm}, zeros(2, 3, 8))
     given = {"qkv": zeros(2, 16, 24), "heads": 2, "order": "new"}
     assert cost_of(K.flash_attention_forward, given, zeros(2, 16, 8))[1] == 4 * 2 * 16 * 16 * 8
     assert cost_of(K.silu_forward, {"x": x}, x.copy()) == (8 * x.size, 4 * x.size)

@@ -5,11 +5,23 @@ import pytest
 
 from numdiff.benchmark import tune as tune_module
 from numdiff.benchmark.kernels import Array, Recorded
-from numdiff.benchmark.tune import ConvolutionTiles, MatmulTiles, tune, tune_calls, write_table
+from numdiff.benchmark.precompile import Planned, compile_kernels, kernels_by_name
+from numdiff.benchmark.tune import (
+    ConvolutionTiles,
+    MatmulTiles,
+    WeightGradientTiles,
+    choices_of,
+    planned_calls,
+    planned_kernels,
+    problems,
+    tune,
+    tune_problems,
+    write_table,
+)
 from numdiff.device import upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.errors import NumdiffError
-from numdiff.kernels import conv2d_forward, conv2d_hopper, matmul_forward, tuning
+from numdiff.kernels import conv2d_forward, conv2d_hopper, conv2d_hopper_gradient_3x3, matmul_forward, tuning
 from numdiff.kernels.matmul import hopper, launcher, mma
 
 from .test_profile import small_unet
@@ -47,7 +59,7 @@ def products(M, N, K):
 def test_a_faster_choice_is_found_and_used(folder, monkeypatch):
     monkeypatch.setattr(tune_module, "microseconds_in_turns", lambda jobs, rounds: jobs)
     lines = []
-    found = tune_calls([products(768, 768, 16384)] * 2, Measured(), lines.append)
+    found = tune_problems(problems([products(768, 768, 16384)] * 2), Measured(), lines.append)
     narrowest = min(tile[1] for tile in launcher.HALF_TILES[6])
     assert found == {"matmul v6": {"768 768 16384 1": [128, narrowest, 1]}} and len(lines) == 1
     write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", found)
@@ -65,7 +77,7 @@ def test_a_faster_choice_is_found_and_used(folder, monkeypatch):
 def test_choices_can_be_forced():
     shape = 32, 16, 16, 192, 192, 3
     before = conv2d_hopper.choose_plan
-    for choice in ConvolutionTiles.candidates(*shape):
+    for choice in ConvolutionTiles.candidates(shape, 132):
         with ConvolutionTiles.forced(choice):
             try:
                 plan = conv2d_hopper.choose_plan(*shape, True, 132, None, None)[1]
@@ -74,17 +86,106 @@ def test_choices_can_be_forced():
             assert [plan.bn, plan.pixels // 128] == choice[:2]
     assert conv2d_hopper.choose_plan is before
     estimated = ConvolutionTiles.estimated(shape, 132)
-    assert estimated in ConvolutionTiles.candidates(*shape)
+    assert estimated in ConvolutionTiles.candidates(shape, 132)
     with MatmulTiles.forced([128, 64, 3]):
         assert launcher.choose_half(6, 1, 8, 8, 8, True, 132)[:2] == ((128, 64), 3)
+
+
+def test_choices_of_the_weight_gradient_can_be_forced():
+    shape, choose = (32, 16, 16, 192, 192), conv2d_hopper_gradient_3x3.choose_plan
+    assert WeightGradientTiles.known
+    choices = choices_of(WeightGradientTiles, shape, 132)
+    assert len(choices) == len(set(map(tuple, choices))) > 9
+    for choice in choices:
+        with WeightGradientTiles.forced(choice):
+            plan = conv2d_hopper_gradient_3x3.choose_plan(*shape, True, 132, ())[1]
+        assert [plan.channels, plan.parts, plan.width * plan.height * plan.images, plan.blocks] == choice
+    assert conv2d_hopper_gradient_3x3.choose_plan is choose
 
 
 def test_shapes_of_convolutions():
     x, y, weight = (Array(shape, HALF) for shape in ((2, 16, 16, 64), (2, 16, 16, 96), (96, 3, 3, 64)))
     forward = Recorded(conv2d_hopper.hopper_forward, {"x": x, "weight": weight, "y": y}, 0, 0, False)
     backward = Recorded(conv2d_hopper.hopper_input_gradient, {"dy": y, "weight": weight, "dx": x}, 0, 0, False)
-    shapes = [[table.shape(call) for table in tune_module.TABLES] for call in (forward, backward)]
-    assert shapes == [[None, (2, 16, 16, 64, 96, 3), None], [None, None, (2, 16, 16, 96, 64, 3)]]
+    weights = Recorded(conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3, {"dy": y, "x": x}, 0, 0, False)
+    shapes = [[table.shape(call) for table in tune_module.TABLES] for call in (forward, backward, weights)]
+    assert shapes == [[None, (2, 16, 16, 64, 96, 3), None, None], [None, None, (2, 16, 16, 96, 64, 3), None],
+                      [None, None, None, (2, 16, 16, 64, 96)]]
+
+
+class H100:
+    capability, multiprocessors, device_name = (9, 0), 132, "NVIDIA H100 80GB HBM3"
+
+
+def test_kernels_are_planned_without_running():
+    """…those of every candidate of every shape, each once, and all of them can be found by a process of its own."""
+    options = small_unet(image_size=32)
+    options.precision = "fp16"
+    with tuning.ignored():
+        found = problems(planned_calls(options, H100))
+        planned = planned_kernels(found, H100)
+    assert {table.kind for table, _, _ in found} == {table.kind for table in tune_module.TABLES}
+    assert len(found) == len({(table, shape) for table, _, shape in found})
+    assert sum(len(choices_of(table, shape, 132)) for table, _, shape in found) > 10 * len(planned)
+    names = {name for _, name, _ in planned}
+    assert {f"conv2d_forward_kernel_v6_{128 * sub}x{bn}_1" for bn, sub in conv2d_hopper.VARIANTS} <= names
+    assert {f"gemm_hopper_{tile[1]}_tn_float" for tile in launcher.HALF_TILES[6]} <= names
+    assert any(name.startswith("conv2d_weight_gradient_3x3_kernel_v6") for name in names)
+    assert {(module, name) for module, name, _ in planned} <= set(kernels_by_name())
+    most = problems([call for _, call, _ in found], 2)
+    assert {table.kind: 2 for table, _, _ in most} == {table.kind: 2 for table, _, _ in found} and len(most) == 8
+
+
+def stand_in(module, name, signature):
+    """For a compiler."""
+    if name == "broken":
+        raise ValueError("no such instruction")
+
+
+def test_kernels_are_compiled_in_other_processes():
+    kernels = [("numdiff.kernels.reduce", "small", ()), ("numdiff.kernels.matmul.hopper", "broken", (1,))]
+    lines = []
+    compile_kernels(kernels, lines.append, stand_in, 1)
+    assert lines == ["compiled 1 of 2: broken, which failed: no such instruction", "compiled 2 of 2: small"]
+    compile_kernels([], lines.append, stand_in)
+    assert len(lines) == 2
+
+
+def test_a_planned_device_has_the_gpus_properties():
+    planned = Planned(H100)
+    assert (planned.capability, planned.multiprocessors) == ((9, 0), 132)
+    a, b = (upload(np.zeros(shape, np.float16), planned) for shape in ((64, 128), (64, 128)))
+    matmul_forward(a, b, transpose_b=True)
+    matmul_forward(a, b, transpose_b=True)
+    assert len(planned.kernels) == 1 and planned.texts == {}
+
+
+def test_what_was_found_is_kept(folder, monkeypatch):
+    """An interruption loses the shape that is being measured, and never leaves half a file."""
+    monkeypatch.setattr(tune_module, "microseconds_in_turns", lambda jobs, rounds: jobs)
+    path, measured = tuning.card_file("NVIDIA Test 1"), Measured()
+
+    def job(function, sets, version):
+        if path.exists():
+            raise KeyboardInterrupt
+        return Measured.job(measured, function, sets, version)
+
+    measured.job = job
+    found = problems([products(768, 768, 16384), products(768, 1536, 16384)])
+    with pytest.raises(KeyboardInterrupt):
+        tune_problems(found, measured, print, lambda choices: write_table(path, "NVIDIA Test 1", choices))
+    assert len(json.loads(path.read_text())["choices"]["matmul v6"]) == 1
+    before = path.read_text()
+    monkeypatch.setattr(tune_module.os, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_table(path, "NVIDIA Test 1", {"matmul v6": {"1 2 3 1": [128, 64, 1]}})
+    assert path.read_text() == before
+
+
+def test_no_shape_is_begun_when_the_time_is_over():
+    lines = []
+    assert tune_problems(problems([products(768, 768, 1024)]), Measured(), lines.append, end=0) == {}
+    assert lines == ["out of time: 1 shapes are left"]
 
 
 def test_only_on_a_gpu():
@@ -115,4 +216,4 @@ def test_launchers_ask_the_table_first(folder, monkeypatch):
     assert launched == ["gemm_hopper_192_tn_float", "add_partials_kernel"]
     x, weight = (upload(np.zeros(shape, np.float16), gpu) for shape in ((1, 8, 8, 8), (16, 3, 3, 8)))
     conv2d_forward(x, weight)
-    assert launched[2:] == ["conv2d_forward_kernel_v6_128x64"]
+    assert launched[2:] == ["conv2d_forward_kernel_v6_128x64_1"]

@@ -55,8 +55,9 @@ def test_attention(engine, rng, shape, order):
     engine.check(p, want_p, 3e-6)
     dqkv = A.attention_backward(engine(dy), engine(qkv), engine(want_p), heads, order)
     engine.check(dqkv, A.attention_backward(dy, qkv, want_p, heads, order), 3e-6)
-    engine.check_equal(y, A.attention_forward(engine(qkv), heads, order)[0])
-    engine.check_equal(dqkv, A.attention_backward(engine(dy), engine(qkv), engine(want_p), heads, order))
+    if engine.name != "emulator":  # there `numdiff kernels check` compares two thread orders
+        engine.check_equal(y, A.attention_forward(engine(qkv), heads, order)[0])
+        engine.check_equal(dqkv, A.attention_backward(engine(dy), engine(qkv), engine(want_p), heads, order))
 
 
 def test_errors_say_what_to_do(engine):

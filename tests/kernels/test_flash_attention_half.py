@@ -52,8 +52,8 @@ def test_float16(engine, rng, shape, version):
 
 @pytest.mark.parametrize("HS", [32, 64, 72])
 @pytest.mark.parametrize("queries, tile", list(zip((64, 128), TILES, strict=True)), ids=["small", "large"])
-@pytest.mark.parametrize("T", [5, pytest.param(64, marks=large), pytest.param(200, marks=large),
-                               pytest.param(513, marks=large)])
+@pytest.mark.parametrize("T", [5, 64, 200, 513])
+@large  # the cases of `numdiff kernels check` run every tile in the emulator
 def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
     if not (engine.has_versions and engine.computes):
         pytest.skip("nothing to choose, or compiled elsewhere")
@@ -64,6 +64,7 @@ def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
 
 
 @pytest.mark.parametrize("chunks", [(1, 2), (2, 1)])
+@large  # likewise
 def test_keys_in_parts(engine, rng, monkeypatch, chunks):
     """A second tile of keys with a single key: for the same block, or for another one; and a second one of queries."""
     if not (engine.has_versions and engine.computes):
@@ -78,11 +79,11 @@ def test_keys_in_parts(engine, rng, monkeypatch, chunks):
         engine.check(F.flash_attention_forward(qkv, heads, "new", version=3)[0], wanted[0], TOLERANCE)
 
 
-@pytest.mark.parametrize("HS", [pytest.param(64, marks=large), 72])
-@pytest.mark.parametrize("T", [3, pytest.param(200, marks=large), pytest.param(1024, marks=large),
-                               pytest.param(3000, marks=large)])
+@pytest.mark.parametrize("HS", [64, 72])
+@pytest.mark.parametrize("T", [3, 200, 1024, 3000])
+@large  # likewise
 def test_float32(engine, rng, HS, T):
-    """Version 4, where test_flash_attention.py has only HS 32 in the emulator; 1e-5 over long sums."""
+    """Version 4; 1e-5 over long sums."""
     if not (engine.has_versions and engine.computes):
         pytest.skip("compiled elsewhere")
     given, heads, wanted = problem(rng, (1, T, 1, HS), "new", np.float32)

@@ -2,7 +2,8 @@
 
 One file a card, `<card>.json`, written by `numdiff bench tune` and checked in: {kind: {"shape": choice}}. A launcher
 asks `tuned` first and estimates where nothing is known, so that a card without a file loses nothing. Results depend on
-tiles in the rounding of split sums alone.
+tiles in the rounding of split sums alone, and tiles on the table, the card's name and size and the shape alone, never
+on a measurement while training: with the same table a card gives the same bits in every run.
 """
 import contextlib
 import functools
