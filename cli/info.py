@@ -26,7 +26,7 @@ def say(name, value):
 def info():
     """Show what this machine has, and what will run on it."""
     from numdiff.device import why_no_gpu
-    from numdiff.device.gpu import cache_directory
+    from numdiff.device.kernel_cache import cache_directory
     from numdiff.training.options import MODELS, resolve
 
     say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores")

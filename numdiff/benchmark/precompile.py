@@ -54,16 +54,9 @@ def compile_kernel(module, name, signature):
     kernel.compile(signature)
 
 
-def _prepare(lock):
-    """In a worker, first: Numba's cache numbers the kernels of one factory, and two processes might take one number."""
-    from numba.cuda.core.caching import IndexDataCacheFile
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to explain
-    save = IndexDataCacheFile.save
-
-    def one_at_a_time(self, key, data):
-        with lock:
-            save(self, key, data)
-    IndexDataCacheFile.save = one_at_a_time
+def _prepare():
+    """In a worker, first: Ctrl-C is the parent's to explain."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def compile_kernels(kernels, echo=lambda line: None, work=compile_kernel, workers=None):
@@ -76,7 +69,7 @@ def compile_kernels(kernels, echo=lambda line: None, work=compile_kernel, worker
     workers = min(workers or len(cores()), len(waiting))
     if not waiting:
         return
-    with ProcessPoolExecutor(workers, context, _prepare, (context.Lock(),)) as pool:
+    with ProcessPoolExecutor(workers, context, _prepare) as pool:
         jobs = {pool.submit(work, *kernel): kernel for kernel in waiting}
         try:
             for done, job in enumerate(as_completed(jobs), 1):

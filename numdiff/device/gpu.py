@@ -8,9 +8,6 @@ its argument types, which leaves about 10 µs a launch where `kernel[grid, block
 import contextlib
 import ctypes
 import functools
-import hashlib
-import os
-import pathlib
 import warnings
 
 import numpy as np
@@ -20,25 +17,10 @@ from numba import types as numba_types
 from ..errors import NumdiffError, OutOfMemoryError
 from .arena import Arena
 from .array import DeviceArray
+from .kernel_cache import cache_directory, save_in_turn
 
 MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
 IPC_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE of cuda.h
-
-
-def cache_directory():
-    """Where compiled kernels are kept: a folder whose name changes with any line of the kernels' own code.
-
-    Numba's cache looks at the file of a kernel only; a change in an intrinsic or a device function of another file
-    would go unseen, so their contents are part of the folder's name.
-    """
-    root = os.environ.get("NUMDIFF_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.join(pathlib.Path.home(), ".cache"), "numdiff")
-    package = pathlib.Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for folder in ("device", "kernels"):
-        for path in sorted((package / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return os.path.join(root, f"kernels-{digest.hexdigest()[:16]}")
 
 
 def type_of(argument):
@@ -117,6 +99,7 @@ class Gpu:
         self._kernels = {}
         self._configs = {}
         config.CACHE_DIR = cache_directory()
+        save_in_turn()
         self.multiprocessors = self.device.properties.multiprocessor_count
         self.compiled = 0
         lanes = 64 if self.capability in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor
