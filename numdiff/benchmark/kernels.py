@@ -18,6 +18,7 @@ from ..errors import NumdiffError, UsageError
 from ..kernels import conv2d
 from ..kernels.check import CASES
 from ..kernels.columns import Columns
+from ..kernels.concat import Pair
 from .costs import arrays_in, cost_of, roof_of
 from .torch_kernels import MOST_CALLS, MOST_TURNS, REPLAY_S, torch_call
 from .watch import watching_launches, watching_operations
@@ -120,10 +121,17 @@ def _dtypes(arguments):
     return [a.dtype for a in arrays_in(list(arguments.values()))]
 
 
+def for_each(function, value):
+    """function of each item of a list, a tuple or a `Pair`, as another one; anything else as it is."""
+    if isinstance(value, Pair):
+        return Pair(*map(function, value))
+    return type(value)(map(function, value)) if type(value) in (list, tuple) else value
+
+
 def _keep(value, places, positive=False):
     """An argument without its memory."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_keep(item, places) for item in value) if type(value) in (list, tuple) else value
+        return for_each(lambda item: _keep(item, places), value)
     if isinstance(value, Columns):  # an array of their own does as well
         return Array(value.shape, value.dtype, None, places.setdefault(id(value), len(places)))
     if not isinstance(value, (np.ndarray, DeviceArray)):
@@ -210,7 +218,7 @@ class Measured:
                     made[id(value)] = empty_like(value)
                     copy_into(made[id(value)], value)
                 return made[id(value)]
-            return type(value)(map(copy, value)) if type(value) in (list, tuple) else value
+            return for_each(copy, value)
         return {name: copy(value) for name, value in arguments.items()}
 
     def _make(self, arguments):
@@ -221,9 +229,7 @@ class Measured:
                 if value.place not in made:
                     made[value.place] = value.make(self.numbers, self.backend)
                 return made[value.place]
-            if type(value) in (list, tuple):
-                return type(value)(array(item) for item in value)
-            return value
+            return for_each(array, value)
         return {name: array(value) for name, value in arguments.items()}
 
     def kernels(self, function, arguments, version):

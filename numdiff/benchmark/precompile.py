@@ -4,9 +4,11 @@ Numba compiles a kernel in one thread, one with products of Hopper's tensor core
 says which kernels some work will launch, and for arguments of which types; `compile_kernels` brings them into Numba's
 cache on disk, where whoever launches them finds them.
 """
+import contextlib
 import multiprocessing
 import signal
 import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import numpy as np
@@ -54,9 +56,17 @@ def compile_kernel(module, name, signature):
     kernel.compile(signature)
 
 
-def _prepare():
-    """In a worker, first: Ctrl-C is the parent's to explain."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextlib.contextmanager
+def deaf():
+    """Processes that are started within the context never hear of Ctrl-C: it is this one's to explain."""
+    if threading.current_thread() is not threading.main_thread():  # others may not set this
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def compile_kernels(kernels, echo=lambda line: None, work=compile_kernel, workers=None):
@@ -69,12 +79,16 @@ def compile_kernels(kernels, echo=lambda line: None, work=compile_kernel, worker
     workers = min(workers or len(cores()), len(waiting))
     if not waiting:
         return
-    with ProcessPoolExecutor(workers, context, _prepare) as pool:
-        jobs = {pool.submit(work, *kernel): kernel for kernel in waiting}
+    others = multiprocessing.active_children()
+    with ProcessPoolExecutor(workers, context) as pool:
+        with deaf():
+            jobs = {pool.submit(work, *kernel): kernel for kernel in waiting}
         try:
             for done, job in enumerate(as_completed(jobs), 1):
                 fault = job.exception()
                 echo(f"compiled {done} of {len(jobs)}: {jobs[job][1]}" + (f", which failed: {fault}" if fault else ""))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                if worker not in others:
+                    worker.terminate()  # and no other job is begun
             raise

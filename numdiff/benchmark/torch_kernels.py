@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 
 from ..device import download
+from ..kernels.concat import Pair
 
 REPLAY_S = 2e-3  # of what is timed: long beside the host's clock and its waiting
 MOST_CALLS = 40  # of a graph
@@ -24,7 +25,7 @@ def torch_call(call, arguments, precision):
     torch.backends.cudnn.benchmark = True
 
     def tensor(array):
-        made = torch.from_numpy(download(array))
+        made = torch.from_numpy(download(array.joined() if isinstance(array, Pair) else array))
         return made.cuda() if cuda else made
 
     if not cuda:

@@ -8,7 +8,6 @@ which tells what kernels will be wanted. They are compiled side by side; then th
 """
 import contextlib
 import dataclasses
-import inspect
 import itertools
 import json
 import math
@@ -22,7 +21,7 @@ from ..errors import NumdiffError
 from ..kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
 from ..kernels.matmul import launcher
 from ..kernels.tuning import card_file, ignored, key_of, table_of
-from .kernels import Array, Measured, microseconds_in_turns, record_calls
+from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
 from .precompile import Planned, compile_kernels
 
 GAIN = 0.03  # by which a choice must be faster than the estimate's to be written down
@@ -45,6 +44,11 @@ def replaced(module, name, function):
         setattr(module, name, before)
 
 
+def rows_of(x):
+    """The leading axes of an array (..., C), taken together."""
+    return math.prod(x.shape[:-1])
+
+
 class MatmulTiles:
     """(tile of M, tile of N, slices of K) of matmul's rung 6."""
 
@@ -53,16 +57,23 @@ class MatmulTiles:
     @staticmethod
     def shape(call):
         """(M, N, K, whether K may be split) of a recorded call that this is about, or None."""
+        given = call.arguments
+        if call.name == "matmul_pair_forward":
+            return rows_of(given["x"]), given["weight"].shape[0], given["x"].shape[-1], False
+        if call.name == "matmul_pair_backward":
+            return rows_of(given["dy"]), given["x"].shape[-1], given["dy"].shape[-1], False
+        if call.name == "matmul_pair_gradient":
+            return given["dy"].shape[-1], given["x"].shape[-1], rows_of(given["dy"]), True
         if call.name != "matmul_forward" or call.dtype != np.float16:
             return None
-        a, b = call.arguments["a"], call.arguments["b"]
+        a, b = given["a"], given["b"]
         if len(a.shape) != 2:
             return None
-        M, K = a.shape[::-1] if call.arguments["transpose_a"] else a.shape
-        N = b.shape[0] if call.arguments["transpose_b"] else b.shape[1]
+        M, K = a.shape[::-1] if given["transpose_a"] else a.shape
+        N = b.shape[0] if given["transpose_b"] else b.shape[1]
         if not launcher.by_eight((), (a.shape[1], b.shape[1], N)):
             return None  # not for rung 6
-        out, out_dtype = call.arguments["out"], call.arguments["out_dtype"]
+        out, out_dtype = given["out"], given["out_dtype"]
         return M, N, K, np.dtype(out_dtype or (a if out is None else out).dtype) == np.float32
 
     @staticmethod
@@ -85,7 +96,6 @@ class ConvolutionTiles:
     """(channels of a tile, halves of its pixels, taps of the weight in a stage) of conv2d's rung 6."""
 
     kind, name, given, result = "conv2d v6", "hopper_forward", "x", "y"
-    _takes_taps = "together" in inspect.signature(conv2d_hopper.choose_plan).parameters
 
     @classmethod
     def shape(cls, call):
@@ -95,21 +105,20 @@ class ConvolutionTiles:
         given = call.arguments
         return *given[cls.given].shape, given[cls.result].shape[3], given["weight"].shape[1]
 
-    @classmethod
-    def candidates(cls, shape, multiprocessors):
-        taps = (1, 3) if cls._takes_taps and shape[5] == 3 else (1,)
+    @staticmethod
+    def candidates(shape, multiprocessors):
+        taps = (1, 3) if shape[5] == 3 else (1,)
         return [[*tile, n] for tile, n in itertools.product(conv2d_hopper.VARIANTS, taps)]
 
-    @classmethod
-    def estimated(cls, shape, multiprocessors):
+    @staticmethod
+    def estimated(shape, multiprocessors):
         plan = conv2d_hopper.choose_plan(*shape, True, multiprocessors)[1]
-        return [plan.bn, plan.pixels // 128, getattr(plan, "together", 1)]
+        return [plan.bn, plan.pixels // 128, plan.together]
 
-    @classmethod
-    def forced(cls, choice):
+    @staticmethod
+    def forced(choice):
         choose = conv2d_hopper.choose_plan
-        more = (choice[2],) if cls._takes_taps else ()
-        return replaced(conv2d_hopper, "choose_plan", lambda *given: choose(*given[:8], tuple(choice[:2]), *more))
+        return replaced(conv2d_hopper, "choose_plan", lambda *given: choose(*given[:8], tuple(choice[:2]), choice[2]))
 
 
 class InputGradientTiles(ConvolutionTiles):
@@ -122,13 +131,11 @@ class WeightGradientTiles:
     """(channels of x in a tile, parts, pixels in a stage, blocks of a cluster) of the 3 × 3 weight gradient."""
 
     kind = "conv2d_weight_gradient_3x3 v6"
-    known = list(inspect.signature(conv2d_hopper_gradient_3x3.choose_plan).parameters) == [
-        "B", "H", "W", "C", "N", "whole_halo", "multiprocessors", "only"]
 
-    @classmethod
-    def shape(cls, call):
+    @staticmethod
+    def shape(call):
         """(B, H, W, channels of x, channels of dy) of a recorded call, or None."""
-        if call.name != "hopper_weight_gradient_3x3" or not cls.known:
+        if call.name != "hopper_weight_gradient_3x3":
             return None
         x, dy = call.arguments["x"], call.arguments["dy"]
         return *x.shape, dy.shape[3]
@@ -177,6 +184,7 @@ def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.i
         raise NumdiffError(f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
                            f"has {'.'.join(map(str, backend.capability))}.")
     path = path or card_file(backend.device_name)
+    write_table(path, backend.device_name, {})  # where it cannot be written, now is the time to say so
     with ignored():
         found = problems(planned_calls(options, backend), shapes)
         echo(f"{len(found)} shapes")
@@ -216,7 +224,7 @@ def planned_kernels(found, gpu):
     def made(value):
         if isinstance(value, Array):
             return empty(value.shape, value.dtype, planned)
-        return type(value)(map(made, value)) if type(value) in (list, tuple) else value
+        return for_each(made, value)
 
     for table, call, shape in found:
         arguments = {name: made(value) for name, value in call.arguments.items()}

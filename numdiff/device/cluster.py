@@ -36,7 +36,7 @@ def cluster_rank(typingctx):
 
 @twin(cluster_rank)
 def _cluster_rank(machine):
-    return UInt32(machine.thread.block.rank)
+    return UInt32(cluster.rank_of(machine))
 
 
 @intrinsic

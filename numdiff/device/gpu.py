@@ -292,6 +292,8 @@ class Gpu:
         if cluster == 1:
             return self._launch_config(grid=grid, block=block, shmem_size=shared)
         grid, cluster = in_three(grid), in_three(cluster)  # cuda.core counts a grid's clusters, not its blocks
+        if any(n % k for n, k in zip(grid, cluster, strict=True)):
+            raise ValueError(f"a grid of {grid} blocks cannot be cut into clusters of {cluster}; give a multiple")
         return self._launch_config(grid=tuple(n // k for n, k in zip(grid, cluster, strict=True)), cluster=cluster,
                                    block=block, shmem_size=shared)
 

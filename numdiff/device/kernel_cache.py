@@ -34,10 +34,11 @@ def cache_directory():
 
 @contextlib.contextmanager
 def turn(folder):
-    """Within the context no other process saves a kernel in this folder."""
+    """Within the context no other process saves a kernel in this folder; where file systems have no locks, it may."""
     with open(os.path.join(folder, "lock"), "a") as file:
         if fcntl:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # ends with the file, and with the process
+            with contextlib.suppress(OSError):  # a parallel file system may have none
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # ends with the file, and with the process
         yield
 
 

@@ -38,6 +38,8 @@ class Atomic:
             self._order(memory, offset, thread)
             access.check_write(memory, offset, array.itemsize, site, atomic=True)
             thread.tick(thread.seen)
+        if memory.busy:
+            machine.asynchronous.touched(memory, offset, array.itemsize, site, True)
         i = offset // array.itemsize
         old = array.flat[i] if array.kind is None else array.kind(array.flat[i])
         new = function(old)

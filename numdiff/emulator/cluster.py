@@ -8,25 +8,40 @@ tells races between them. What a block reads from another is noted there: at its
 """
 import numpy as np
 
+from .faults import Unsupported
 from .memory import POISON
 
 RANK = 24  # bit
+WORD = 0xFFFFFFFF  # an address is a uint32: sums of two of those are longer in Numba
 MOST = 8  # blocks of a cluster that every GPU with clusters takes
 NOTHING = tuple(np.full(16, POISON, np.uint8).view(np.float32))
 
 
+def _require(machine, what):
+    if machine.cc < (9, 0):
+        raise Unsupported(f"{what} needs compute capability 9.0, not {machine.cc[0]}.{machine.cc[1]}")
+
+
+def rank_of(machine):
+    """The current block's number in its cluster."""
+    _require(machine, "cluster_rank")
+    return machine.thread.block.rank
+
+
 def address_of(machine, address, rank):
     """The address of the same place in the shared memory of the cluster's block `rank`."""
+    _require(machine, "cluster_address")
     blocks, rank = machine.thread.block.cluster.blocks, int(rank)
     if not 0 <= rank < len(blocks):
         machine.report("bounds", f"asks for an address in block {rank} of a cluster of {len(blocks)}",
                        machine.site_here())
-    return rank + 1 << RANK | int(address)
+    return rank + 1 << RANK | int(address) & WORD
 
 
 def load_4(machine, address):
     """Four float32 at an address of the cluster's shared memory."""
-    site, thread, address = machine.site_here(), machine.thread, int(address)
+    _require(machine, "load_cluster_4")
+    site, thread, address = machine.site_here(), machine.thread, int(address) & WORD
     blocks, rank, own = thread.block.cluster.blocks, (address >> RANK) - 1, address & (1 << RANK) - 1
     block = thread.block if rank < 0 else blocks[rank] if rank < len(blocks) else None
     found = block and machine.shared_memory(own, block)
@@ -47,6 +62,7 @@ def load_4(machine, address):
 
 def sync(machine, relaxed=False):
     """barrier.cluster: wait for all threads of the cluster that have not ended; relaxed: it orders no memory."""
+    _require(machine, "cluster_sync")
     machine.scheduler.cluster_meet(relaxed, machine._frame_here())
 
 

@@ -214,8 +214,9 @@ class Emulator:
         threads, name = block[0] * block[1] * block[2], self.kernel
         bound = getattr(kernel, "targetoptions", {}).get("launch_bounds")
         bound = bound[0] if isinstance(bound, (tuple, list)) else bound
-        if min(grid) < 1 or min(block) < 1:
-            raise LaunchRefused(f"{name}: grid {grid} and block {block} must be at least 1 in every dimension.")
+        for what, size in (("grid", grid), ("block", block), ("cluster", cluster)):
+            if len(size) != 3 or min(size) < 1:
+                raise LaunchRefused(f"{name}: {what} {size} must have up to three dimensions, each at least 1.")
         if threads > MAX_THREADS:
             raise LaunchRefused(f"{name}: a block of {threads} threads is more than the {MAX_THREADS} that a GPU "
                                 "takes.")
@@ -229,10 +230,12 @@ class Emulator:
         blocks = cluster[0] * cluster[1] * cluster[2]
         if blocks != 1 and self.cc < (9, 0):
             raise LaunchRefused(f"{name}: there are no clusters on compute capability {self.cc[0]}.{self.cc[1]}.")
-        if not 1 <= blocks <= clusters.MOST:
+        if blocks > clusters.MOST:
             raise LaunchRefused(f"{name}: a cluster of {blocks} blocks; {clusters.MOST} is the limit on every GPU.")
         if any(n % k for n, k in zip(grid, cluster, strict=True)):
             raise LaunchRefused(f"{name}: grid {grid} is not a multiple of the cluster {cluster}.")
+        if shared < 0:
+            raise LaunchRefused(f"{name}: {shared} bytes of dynamic shared memory.")
         if shared > self.shared_limit:
             raise LaunchRefused(f"{name}: {shared} bytes of dynamic shared memory are more than the "
                                 f"{self.shared_limit} that a block has on compute capability "
@@ -313,7 +316,10 @@ class Emulator:
     # memory -----------------------------------------------------------------------------------------------------------
 
     def shared_array(self, shape, dtype, alignment, frame):
-        """The block's shared array made at this place of the code (one for all its threads, however often)."""
+        """The block's shared array made at this place of the code (one for all its threads, however often).
+
+        It lies at one address in all blocks of a cluster, whichever makes it first.
+        """
         block, key = self.thread.block, (frame.f_code, frame.f_lasti)
         made = block.shared.get(key)
         if made is not None:
@@ -327,8 +333,11 @@ class Emulator:
         else:
             memory = block.static
             align = max(int(alignment or 0), 16 if size >= 16 else dtype.itemsize)
-            offset = -(-(STATIC_BASE + memory.size) // align) * align - STATIC_BASE
-            memory.grow(offset + size)
+            offset = block.cluster.offsets.get(key)
+            if offset is None:
+                offset = block.cluster.offsets[key] = -(-(STATIC_BASE + memory.size) // align) * align - STATIC_BASE
+                for each in block.cluster.blocks:
+                    each.static.grow(offset + size, STATIC_SHARED)
             if memory.size > STATIC_SHARED:
                 raise LaunchRefused(f"{self.kernel}: its shared arrays of fixed size take {memory.size} bytes with "
                                     f"{name}, the limit is {STATIC_SHARED}; take them from dynamic shared memory.")
@@ -339,16 +348,12 @@ class Emulator:
             made = CheckedArray(self, memory, offset, shape, dtype, name=name)
         else:
             data = memory.bytes[offset:offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
-            if memory is block.static:  # its bytes move when it grows: an array of its own
+            if memory is block.static:  # an array of its own, found again by its address
                 data = np.full(-(-size // 16) * 16, 0xFF, np.uint8)
                 block.state.setdefault("static", []).append((STATIC_BASE + offset, data))
                 data = data[:size]
             made = plain_array(data.view(dtype).reshape(shape))
         block.shared[key] = made
-        if self.checked:
-            for other in block.shared.values():  # a memory that grew has new views
-                if other.memory is memory:
-                    other.flat = memory.view(other.dtype)
         return made
 
     def element_name(self, memory, offset):
@@ -531,7 +536,14 @@ class Emulator:
             return f"thread {threads[0].index} of block {threads[0].block.index}{more} {what}" \
                    f"{' at ' + self._say_wait(threads[0].wait) if kind != 'loop' else ''}:", self.place(site)
 
+        def deadlock(key):
+            thread = groups[key][0]
+            self.report("deadlock", f"no thread can go on: {self._say_wait(thread.wait)}", key[1], thread, others)
+
         others = [say(key, threads) for key, threads in groups.items()]
+        at_mbarrier = next((key for key in groups if key[0] == "mbarrier"), None)
+        if at_mbarrier is not None:  # for whom others wait, at a barrier of the warp, the block or the cluster
+            deadlock(at_mbarrier)
         for block in scheduler.blocks:
             for (warp, name, mask), lanes in block.collectives.items():
                 missing = [t for t in block.warp_threads(warp) if mask >> t.lane & 1 and t.lane not in lanes
@@ -548,10 +560,8 @@ class Emulator:
                 thread, _, frame, _, count = arrived[0]
                 self.report("divergence", f"{name} is reached by {len(arrived)} of {count or block.alive} threads, the "
                                           "others never come", self.site_of(frame), thread, others)
-        if not any(f.kind == "divergence" for f in self.seen_faults.values()) and waiting:
-            key, threads = next(((k, t) for k, t in groups.items() if k[0] != "loop"), next(iter(groups.items())))
-            why = self._say_wait(threads[0].wait)
-            self.report("deadlock", f"no thread can go on: {why}", key[1], threads[0], others)
+        if not any(f.kind in ("divergence", "deadlock") for f in self.seen_faults.values()) and waiting:
+            deadlock(next((key for key in groups if key[0] != "loop"), next(iter(groups))))
 
     @staticmethod
     def _say_wait(wait):

@@ -169,7 +169,7 @@ def locate(machine, address, doing):
     """(memory, offset) of an mbarrier's address; None after a fault."""
     address = int(address) & 0xFFFFFFFF
     found = machine.shared_memory(address)
-    if found is None or found[1] + 8 > len(found[0].bytes):
+    if found is None or found[1] + 8 > found[0].size:
         machine.report("bounds", f"{doing} an mbarrier at the shared address {address:#x}, which is outside of the "
                                  "block's shared memory", machine.site_here())
         return None

@@ -46,15 +46,15 @@ class Memory:
         # reader: [token, (thread, clock), site, (thread, clock), site, …] of the reads since
         self.writer, self.reader = {}, {}
 
-    def grow(self, size):
-        """Make it at least `size` bytes long (static shared arrays are found one by one)."""
-        if size > len(self.bytes):
-            more = -(-size // ROUND) * ROUND - len(self.bytes)
-            self.bytes = np.concatenate([self.bytes, np.full(more, POISON, np.uint8)])
-            if self.valid is not None:
-                self.valid.extend(bytes(more))
-            self.views = {}
-        self.size = max(size, self.size)
+    def grow(self, size, room):
+        """Make it `size` bytes long, of `room` at most: shared arrays of fixed size are found one by one.
+
+        All of the room is taken at once, so that views from before stay good.
+        """
+        if not self.size:
+            self.bytes, self.valid, self.views = np.empty(room, np.uint8), bytearray(room), {}
+        self.bytes[self.size:size] = POISON
+        self.size = size
 
     def view(self, dtype):
         """All of it as a flat array of `dtype`."""
@@ -421,11 +421,16 @@ class Access:
 
     def _earlier(self, memory, log):
         """What stays of a log of readers at the first read after a barrier: what may be of another block."""
-        if memory.space is GLOBAL:
-            return log[1:3]
         if not memory.met:
             return []
-        return [entry for k in range(1, len(log), 2) if not self._ordered(log[k]) for entry in log[k:k + 2]]
+        blocks = self.machine.thread.block.cluster.blocks
+        if memory.space is GLOBAL and len(blocks) == 1:
+            return log[1:3]
+        unordered = [k for k in range(1, len(log), 2) if not self._ordered(log[k])]
+        if memory.space is GLOBAL:  # of the blocks that ran before, one is enough
+            elsewhere = [k for k in unordered if log[k][0].block not in blocks]
+            unordered = elsewhere[:1] + [k for k in unordered if log[k][0].block in blocks]
+        return [entry for k in unordered for entry in log[k:k + 2]]
 
     def _ordered(self, stamp):
         """Whether what `stamp` did comes before what the current thread does now."""

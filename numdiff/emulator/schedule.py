@@ -93,6 +93,7 @@ class Cluster:
 
     def __init__(self):
         self.blocks = []
+        self.offsets = {}  # where a shared array of fixed size was made -> its place in the memory of each block
         self.waiting, self.relaxed = [], False  # threads at cluster_sync(); whether one of them orders no memory
 
     def __str__(self):
@@ -454,8 +455,8 @@ class Scheduler:
 
     def _loop_variables(self):
         """The numbers that loops work with: a loop whose variables change computes something."""
-        return [[v for v in thread.wait[2].f_locals.values() if isinstance(v, (int, float, np.generic))]
-                for thread in self.spinning]
+        return {thread: [v for v in thread.wait[2].f_locals.values() if isinstance(v, (int, float, np.generic))]
+                for thread in self.spinning}
 
     def _loops_go_on(self):
         """Whether the loops seem to get on by themselves, so that no other block need start yet."""

@@ -14,6 +14,7 @@ SHAPES
     x (B, H, W, C_in), weight (C_out, kernel, kernel, C_in), bias (C_out,) or None, y (B, Ho, Wo, C_out), float32
     or x, weight, y float16, bias float32; optional addends: channel (B, C_out) float32, residual like y
     kernel odd, any stride; Ho = (H - 1) // stride + 1
+    x may be a Pair (concat.py), and then dx is one: linear.py takes it as it is, else the two are joined
 VERSIONS
     v1 one thread an output, straight from the formula. Every product costs two loads.
     v2 im2col and matmul: the matmul's tiles reuse what they load, but col is kernel² times x, written and read again.
@@ -48,6 +49,7 @@ from numpy.lib.stride_tricks import as_strided
 from ..device import cuda, empty, float32, is_device, launch, over_batch
 from . import conv2d_hopper
 from .bias import channel_add_backward, channel_add_forward
+from .concat import Pair
 from .conv2d_hopper import hopper_forward, hopper_input_gradient, no_numbers
 from .conv2d_hopper_gradient import hopper_weight_gradient
 from .conv2d_implicit import flipped_weight, implicit_forward, implicit_weight_gradient
@@ -287,6 +289,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
     plain = channel is None and residual is None
     if kernel == stride == 1 and version is None and plain:
         return linear_forward(x, weight.reshape(n, c), bias)
+    if isinstance(x, Pair):
+        x = x.joined()
     if not is_device(x):
         return conv2d_forward_reference(x, weight, bias, stride, channel, residual)
     y = empty((b, ho, wo, n), x.dtype, like=x)
@@ -335,7 +339,10 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
     if tuple(dweight.shape) != tuple(weight.shape) or tuple(dy.shape) != (b, ho, wo, n):
         raise ValueError(f"dweight {tuple(dweight.shape)} must have weight's shape {tuple(weight.shape)}, and dy "
                          f"{tuple(dy.shape)} the output's, {(b, ho, wo, n)}")
-    if kernel == stride == 1 and version is None:
+    given, is_linear = x, kernel == stride == 1 and version is None
+    if isinstance(x, Pair) and not is_linear:
+        x = x.joined()
+    if is_linear:
         dchannel, dbias = _sums(dy, dbias, need_channel)
         dx = linear_backward(dy, x, weight.reshape(n, c), dweight.reshape(n, c), dbias, need_dx)
     elif not is_device(x):
@@ -355,6 +362,8 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
                 column_sum(dy, dbias)
             _add_weight_gradient(dy, x, dweight, stride, version)
             dx = _input_gradient(dy, weight, x, stride, version) if need_dx else None
+    if x is not given and need_dx:
+        dx = given.parted(dx)
     return (dx, dchannel) if need_channel else dx
 
 

@@ -255,7 +255,7 @@ def concat(a, b):
 
 
 def pair(a, b):
-    """As `concat`, to be read by `group_norm`, `linear` and 1×1 `conv2d` alone: no copy where they take two arrays."""
+    """As `concat`, to be read by `group_norm`, `linear` and `conv2d` alone: no copy where they take two arrays."""
     both = K.Pair(a.data, b.data)
     return record("pair", both, (a, b), lambda dy: dy) if K.pair_fits(both) else concat(a, b)
 

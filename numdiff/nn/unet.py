@@ -205,7 +205,8 @@ class UNet(Model):
             skips.append(h)
         h = self.middle_block(h, embedded, randomness)
         for stage in self.output_blocks.modules.values():
-            h = stage(F.pair(h, skips.pop()), embedded, randomness)
+            join = F.pair if hasattr(stage[0], "skip_connection") else F.concat  # else its input is added as it is
+            h = stage(join(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 
 

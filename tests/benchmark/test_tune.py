@@ -1,4 +1,6 @@
 import json
+import multiprocessing
+import time
 
 import numpy as np
 import pytest
@@ -93,7 +95,6 @@ def test_choices_can_be_forced():
 
 def test_choices_of_the_weight_gradient_can_be_forced():
     shape, choose = (32, 16, 16, 192, 192), conv2d_hopper_gradient_3x3.choose_plan
-    assert WeightGradientTiles.known
     choices = choices_of(WeightGradientTiles, shape, 132)
     assert len(choices) == len(set(map(tuple, choices))) > 9
     for choice in choices:
@@ -132,6 +133,10 @@ def test_kernels_are_planned_without_running():
     assert {f"gemm_hopper_{tile[1]}_tn_float" for tile in launcher.HALF_TILES[6]} <= names
     assert any(name.startswith("conv2d_weight_gradient_3x3_kernel_v6") for name in names)
     assert {(module, name) for module, name, _ in planned} <= set(kernels_by_name())
+    by_name = {call.name: shape for _, call, shape in reversed(found)}  # the shape with most arithmetic
+    assert by_name["matmul_pair_forward"] == (512, 64, 192, False)
+    assert by_name["matmul_pair_backward"] == (2048, 96, 32, False)
+    assert by_name["matmul_pair_gradient"] == (32, 96, 2048, True)
     most = problems([call for _, call, _ in found], 2)
     assert {table.kind: 2 for table, _, _ in most} == {table.kind: 2 for table, _, _ in found} and len(most) == 8
 
@@ -140,6 +145,8 @@ def stand_in(module, name, signature):
     """For a compiler."""
     if name == "broken":
         raise ValueError("no such instruction")
+    if name == "endless":
+        time.sleep(600)
 
 
 def test_kernels_are_compiled_in_other_processes():
@@ -149,6 +156,16 @@ def test_kernels_are_compiled_in_other_processes():
     assert lines == ["compiled 1 of 2: broken, which failed: no such instruction", "compiled 2 of 2: small"]
     compile_kernels([], lines.append, stand_in)
     assert len(lines) == 2
+
+
+def test_who_compiles_ends_with_an_interruption():
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_kernels([("numdiff.kernels", name, ()) for name in ("broken", "endless", "endless")], interrupt,
+                        stand_in, 2)
+    assert multiprocessing.active_children() == []
 
 
 def test_a_planned_device_has_the_gpus_properties():
@@ -186,6 +203,15 @@ def test_no_shape_is_begun_when_the_time_is_over():
     lines = []
     assert tune_problems(problems([products(768, 768, 1024)]), Measured(), lines.append, end=0) == {}
     assert lines == ["out of time: 1 shapes are left"]
+
+
+def test_a_table_that_cannot_be_written_is_told_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune_module, "get_backend", lambda name: H100)
+    monkeypatch.setattr(tune_module, "planned_calls", lambda *_: 1 / 0)
+    options = small_unet()
+    options.device, options.precision = "cuda", "fp16"
+    with pytest.raises(NumdiffError, match="cannot write the table .*No such file or directory; give another --out"):
+        tune(options, tmp_path / "nowhere" / "table.json")
 
 
 def test_only_on_a_gpu():

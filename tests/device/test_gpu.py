@@ -49,6 +49,8 @@ def test_a_grid_counts_blocks_also_where_they_form_clusters():
                                                              "shmem_size": 100}
     assert gpu._configure(6, 64, 0, 2) == {"grid": (3, 1, 1), "cluster": (2, 1, 1), "block": 64, "shmem_size": 0}
     assert gpu._configure(6, 64, 0, 1) == {"grid": 6, "block": 64, "shmem_size": 0}
+    with pytest.raises(ValueError, match="cannot be cut into clusters"):
+        gpu._configure((6, 2, 8), 64, 0, (1, 1, 3))
 
 
 # A captured step that is cut in parts --------------------------------------------------------------------------------

@@ -3,7 +3,8 @@ import multiprocessing
 
 from numba.cuda.core.caching import IndexDataCacheFile
 
-from numdiff.device.kernel_cache import save_in_turn
+from numdiff.device import kernel_cache
+from numdiff.device.kernel_cache import save_in_turn, turn
 
 PROCESSES, KERNELS = 4, 12
 
@@ -31,3 +32,12 @@ def test_processes_take_turns(tmp_path):
     for process in range(PROCESSES):
         for n in range(KERNELS):
             assert kept(tmp_path).load((process, n)) == f"kernel {process}, {n}"
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(kernel_cache.fcntl, "flock", flock)
+    with turn(tmp_path):
+        (tmp_path / "kernel").write_text("kept")

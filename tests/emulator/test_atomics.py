@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import cuda, float32, int32
+from numdiff.device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from numdiff.emulator import ORDERS, EmulatedArray
 from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
 
@@ -281,3 +282,20 @@ def test_faults_of_atomics(case, kind, order):
         [str(f) for f in faults]
     if kind == "bounds":
         assert fault_at(faults, kind, __file__, *lines).thread == (0, 0, 0)
+
+
+@cuda.jit
+def add_to_a_copy(x, y):
+    tile, t = cuda.shared.array(32, float32), cuda.threadIdx.x
+    cp_async_4_zfill(shared_address(tile) + int32(4 * t), x, t, int32(4))
+    cp_async_commit()
+    cuda.atomic.add(tile, t, float32(1))  # add too early
+    cp_async_wait(0)
+    y[t] = tile[t]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_atomic_on_what_a_copy_still_writes(order):
+    x, y = np.zeros(32, np.float32), np.zeros(32, np.float32)
+    faults = faults_of(add_to_a_copy, 1, 32, x, y, order=order)
+    fault_at(faults, "cp.async", __file__, marked(__file__, "add too early"))

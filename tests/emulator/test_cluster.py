@@ -1,4 +1,6 @@
 """Clusters of blocks in the emulator: what they add up, and faults planted in it, each found in each order."""
+import time
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,9 @@ from numdiff.device.cluster import (
     load_cluster_4,
 )
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.device.hopper import smem_u32
-from numdiff.emulator import ORDERS, KernelFault, LaunchRefused
-from numdiff.kernels import check
+from numdiff.device.hopper import mbarrier_init, mbarrier_wait, smem_u32
+from numdiff.emulator import ORDERS, KernelFault, LaunchRefused, Unsupported
+from numdiff.kernels import check, conv2d, conv2d_hopper_gradient_3x3
 from numdiff.kernels.check.run import run_once
 from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
 
@@ -153,8 +155,46 @@ def test_a_barrier_that_a_block_never_reaches(order):
     assert "32 of the cluster's 64 threads" in fault_at(faults, "deadlock", __file__, marked(__file__, "alone")).message
 
 
-@pytest.mark.parametrize("options", [{"cluster": (1, 1, 9)}, {"cluster": (1, 1, 2)}, {"cluster": 3, "cc": (8, 0)}],
-                         ids=str)
+@cuda.jit
+def mbarrier_kernel(x):
+    bar, t = cuda.shared.array(1, np.uint64), cuda.threadIdx.x
+    if t == 0:
+        mbarrier_init(smem_u32(bar), uint32(1))
+    cuda.syncthreads()
+    if cluster_rank() == 1 and t == 0:
+        mbarrier_wait(smem_u32(bar), uint32(0))  # for nobody
+    cuda.syncwarp()
+    cluster_sync()
+
+
+@ORDER
+def test_a_deadlock_is_reported_where_it_begins(order):
+    faults = faults_of(mbarrier_kernel, 4, 32, np.zeros(1, np.float32), cluster=2, order=order)
+    found = fault_at(faults, "deadlock", __file__, marked(__file__, "for nobody"))
+    assert found is faults[0] and "lacks 1 of 1 arrivals" in found.message
+
+
+@cuda.jit
+def spinning_kernel(x):
+    flag, t = cuda.shared.array(4, float32), cuda.threadIdx.x
+    if t < 4:
+        flag[t] = float32(0)
+    cluster_sync()
+    value = float32(0)
+    while cluster_rank() == 0 and value == float32(0):
+        value = load_cluster_4(cluster_address(smem_u32(flag), uint32(1)))[0]  # never another
+    cluster_sync()
+
+
+@ORDER
+def test_a_block_that_waits_for_anothers_memory_does_not_hang(order):
+    start = time.monotonic()
+    faults = faults_of(spinning_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order, patience=0.5)
+    assert [f.kind for f in faults] == ["deadlock"] and time.monotonic() - start < 4
+
+
+@pytest.mark.parametrize("options", [{"cluster": (1, 1, 9)}, {"cluster": (1, 1, 2)}, {"cluster": 3, "cc": (8, 0)},
+                                     {"cluster": (-1, -1, 1)}, {"cluster": 0}, {"cluster": (1, 1, 1, 1)}], ids=str)
 def test_a_launch_is_refused(options):
     with pytest.raises(LaunchRefused, match="cluster"):
         run(rank_kernel, (3, 1, 9), 32, np.zeros(27, np.int32), **options)
@@ -177,10 +217,108 @@ def test_the_barrier_orders_global_memory_too(order):
         faults_of(global_kernel, 2, 32, x, y)  # blocks of two clusters
 
 
+def test_older_gpus_have_none_of_the_instructions():
+    with pytest.raises(Unsupported, match="needs compute capability 9.0, not 8.0; used at .*test_cluster.py:"):
+        run(rank_kernel, 1, 32, np.zeros(1, np.int32), cc=(8, 0))
+
+
+@cuda.jit
+def changing_kernel(x, y):
+    t, rank = cuda.threadIdx.x, cluster_rank()
+    before = x[t]
+    cluster_sync()
+    if rank == 0:
+        cuda.syncthreads()
+        x[t] += float32(1)  # change
+    else:
+        y[32 * rank + t] = x[t] + before  # unchanged
+
+
+@ORDER
+@pytest.mark.parametrize("blocks", (2, 3))
+def test_a_block_changes_what_another_may_still_read(blocks, order):
+    faults = faults_of(changing_kernel, blocks, 32, np.zeros(32, np.float32), np.zeros(32 * blocks, np.float32),
+                       cluster=blocks, order=order)
+    race_between(faults, __file__, marked(__file__, "change"), marked(__file__, "unchanged"))
+
+
+@cuda.jit(device=True)
+def first_array(x, t):
+    first = cuda.shared.array(32, float32)
+    first[t] = x[t]
+    return smem_u32(first)
+
+
+@cuda.jit(device=True)
+def second_array(x, t):
+    second = cuda.shared.array(32, float32)
+    second[t] = -x[t]
+    return smem_u32(second)
+
+
+@cuda.jit
+def arrays_kernel(x, y):
+    t, rank = cuda.threadIdx.x, cluster_rank()
+    if rank == 0:
+        alone = cuda.shared.array(100, float32)
+        alone[t] = x[0]
+    mine = first_array(x, t) if t < 32 else second_array(x, t - 32)
+    cluster_sync()
+    y[64 * cuda.blockIdx.x + t] = load_cluster_4(cluster_address(mine + uint32(16) + uint32(-16), uint32(1) - rank))[3]
+    cluster_sync_relaxed()
+
+
+@ORDER
+@pytest.mark.parametrize("seed", range(3))
+def test_an_array_has_one_address_in_all_blocks(seed, order):
+    x, y = np.arange(32, dtype=np.float32), np.zeros((2, 2, 32), np.float32)
+    run(arrays_kernel, 2, 64, x, y.reshape(-1), cluster=2, order=order, seed=seed)
+    assert np.array_equal(y[:, 0], np.full((2, 32), 3)) and np.array_equal(y[:, 1], np.full((2, 32), -3))
+
+
+GRADIENT = "numdiff.kernels.conv2d_hopper_gradient_3x3"
+STAGES = {  # before, after, the fault's kind, what is at its line
+    "nothing": None,
+    "a stage goes back while it is multiplied": ("                wgmma_wait_1()\n", "", "wgmma", "tma_load_4d("),
+    "an arrival that never comes": ("uint32(5 if sums_dy else 3)", "uint32(6 if sums_dy else 3)", "deadlock",
+                                    "mbarrier_wait(empty0"),
+    "a lane hands back what others still add": ("                    cuda.syncwarp()\n                    if lane",
+                                                "                    if lane", "race", "tma_load_4d("),
+}
+
+
+@pytest.mark.parametrize("fault", STAGES)
+def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
+    """Two stages for the three chunks of a block, in a cluster of two; the cases of `kernels check` use none again."""
+    monkeypatch.setattr(conv2d_hopper_gradient_3x3, "MOST_STAGES", 2)
+    conv2d_hopper_gradient_3x3.choose_plan.cache_clear()
+    device = EmulatorDevice(float64=False, order="shuffled")
+    rng = np.random.default_rng(0)
+    dy, x = (rng.standard_normal((1, 2, 33, 8)).astype(np.float16) for _ in range(2))
+    dweight, dbias = np.zeros((8, 3, 3, 8), np.float32), np.zeros(8, np.float32)
+    arrays = [upload(a, device) for a in (dy, x, dweight, dbias)]
+    try:
+        if STAGES[fault] is None:
+            conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(*arrays, only=(16, 2, 64, 2))
+            conv2d.conv2d_backward_reference(dy.astype(np.float32), x.astype(np.float32), dweight, dweight, dbias,
+                                             need_dx=False)
+            assert np.allclose(download(arrays[2]), dweight, atol=1e-4)
+            assert np.allclose(download(arrays[3]), dbias, atol=1e-4)
+            return
+        before, after, kind, text = STAGES[fault]
+        path, lines = copies.plant(GRADIENT, before, after)
+        with pytest.raises(KernelFault) as caught:
+            conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(*arrays, only=(16, 2, 64, 2))
+    finally:
+        conv2d_hopper_gradient_3x3.choose_plan.cache_clear()
+    found = caught.value.faults[0]
+    assert (found.kind, found.file) == (kind, path) and text in lines[found.line - 1], listed(caught.value.faults)
+
+
 def test_a_relaxed_barrier_planted_in_a_weight_gradient(copies):  # noqa: F811
-    path, _ = copies.plant("numdiff.kernels.conv2d_hopper_gradient_3x3", "cluster_sync()  # all sums are there\n"
-                           "                add_up", "cluster_sync_relaxed()  # mine\n                add_up")
-    case = next(c for c in check.CASES if c.label == "float16, tile of 16, 5 parts, 5 blocks a cluster")
+    path, _ = copies.plant(GRADIENT, "cluster_sync()  # all sums are there\n                add_up",
+                           "cluster_sync_relaxed()  # mine\n                add_up")
+    case = next(c for c in check.CASES if c.label == "float16, tile of 16, 64 pixels, 5 parts, 5 blocks a cluster")
     with pytest.raises(KernelFault) as caught:
         run_once(case, None, EmulatorDevice(float64=False))
     race = next(f for f in caught.value.faults if f.kind == "race")

@@ -46,6 +46,7 @@ from numdiff.kernels import (
     vlb,
 )
 from numdiff.kernels.adamw import adamw_update, adamw_update_cost
+from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import (
     add_forward,
     add_forward_cost,
@@ -64,7 +65,13 @@ from numdiff.kernels.groupnorm import (
     groupnorm_forward,
     groupnorm_forward_cost,
 )
-from numdiff.kernels.matmul import matmul_forward, matmul_forward_cost
+from numdiff.kernels.matmul import (
+    matmul_forward,
+    matmul_forward_cost,
+    matmul_pair_forward,
+    matmul_pair_gradient,
+)
+from numdiff.kernels.matmul.launcher import matmul_pair_forward_cost, matmul_pair_gradient_cost
 from numdiff.kernels.reduce import column_sum, column_sum_cost
 from numdiff.kernels.softmax import softmax_backward, softmax_backward_cost, softmax_forward, softmax_forward_cost
 from tests.emulator import kernels_mma
@@ -471,6 +478,21 @@ def test_matmul_cost(version):
         inner = counted.recorder.line("total += tile_a[y, k] * tile_b[k, x]")
         assert inner.flops["float32"] == flops and inner.conflicts == 0
         assert inner.reads["shared"] == flops
+
+
+def test_costs_of_a_matmul_of_two_arrays():
+    rows, N, K = 128, 128, 128
+
+    def half(u, *shape):
+        return upload(RNG.standard_normal(shape).astype(float16), u.device)
+
+    def pair(u):
+        return Pair(half(u, rows, 64), half(u, rows, K - 64))
+
+    forward = Counted(lambda u: matmul_pair_forward(pair(u), half(u, N, K))).total
+    gradient = Counted(lambda u: matmul_pair_gradient(half(u, rows, N), pair(u), u(N, K))).total
+    assert forward.tensor_flops == matmul_pair_forward_cost(rows, N, K)[1]
+    assert gradient.tensor_flops == matmul_pair_gradient_cost(rows, N, K)[1]
 
 
 def test_softmax_costs():

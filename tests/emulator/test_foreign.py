@@ -379,6 +379,23 @@ def two_parts(x, y):
     y[t] = floats[7 - t] * float32(integers[7 - t])
 
 
+@cuda.jit
+def two_rows(x, y):
+    a = cuda.shared.array((2, 8), float32)
+    row, flat = a[1], a.reshape(16)  # views that are older than the next array
+    b = cuda.shared.array((64, 8), float32)
+    t = cuda.threadIdx.x
+    row[t], flat[t], b[t, 7 - t] = x[t], x[t] + float32(1), x[t]
+    cuda.syncthreads()
+    y[t] = a[1, 7 - t] + a[0, t] + b[7 - t, t]
+
+
+def test_views_of_shared_arrays(gpu):
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    two_rows[1, 8](x, y)
+    assert np.array_equal(y, 2 * x[::-1] + x + 1)
+
+
 def test_dynamic_shared_memory_of_two_types(gpu):
     x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
     two_parts[1, 8, 0, 64](x, y)

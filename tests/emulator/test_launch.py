@@ -19,7 +19,7 @@ def nothing(x):
     (1, 1025, "block of 1025 threads is more than the 1024"), (1, (32, 33), "1056 threads"),
     (1, (1, 1, 65), "block dimension z is 65, the limit is 64"), ((1, 65536), 1, "grid dimension y is 65536"),
     ((1, 1, 65536), 1, "grid dimension z is 65536, the limit is 65535"), (2**31, 1, "limit is 2147483647"),
-    (0, 1, "at least 1"), (1, (4, 0), "at least 1")])
+    (0, 1, "at least 1"), (1, (4, 0), "at least 1"), ((1, 1, 1, 1), 1, "up to three dimensions")])
 def test_sizes_that_a_gpu_refuses(grid, block, text):
     with pytest.raises(LaunchRefused, match=text):
         run(nothing, grid, block, np.zeros(1))

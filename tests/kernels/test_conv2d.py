@@ -4,6 +4,7 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels import conv2d as C
 from numdiff.kernels import conv2d_implicit
+from numdiff.kernels.concat import Pair
 from tests.conftest import numerical_gradient, relative_error, shapes, versions
 
 # B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the emulator's sake; a comment says what a shape
@@ -145,3 +146,19 @@ def test_results_do_not_depend_on_the_batch(rng):
     x, weight, bias, dy, stride = operands(rng, (3, 4, 4, 2, 5, 3, 1))
     whole = download(C.conv2d_forward(x, weight, bias, stride))
     assert np.allclose(whole[1:2], C.conv2d_forward(x[1:2], weight, bias, stride))
+
+
+@pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1)])
+def test_channels_in_two_arrays(engine, rng, kernel, stride):
+    """The bits of the convolution of their concatenation, also where a channel's vector keeps it from linear.py."""
+    a, b = (engine(rng.standard_normal((2, 5, 3, n))) for n in (3, 2))
+    weight, channel = engine(rng.standard_normal((4, kernel, kernel, 5))), engine(rng.standard_normal((2, 4)))
+    results = []
+    for x in (Pair(a, b), Pair(a, b).joined()):
+        y = C.conv2d_forward(x, weight, stride=stride, channel=channel)
+        dweight = engine.zeros(weight.shape)
+        dx, dchannel = C.conv2d_backward(y, x, weight, dweight, stride=stride, need_channel=True)
+        assert C.conv2d_backward(y, x, weight, dweight, stride=stride, need_dx=False) is None
+        results.append((y, dx.joined() if isinstance(x, Pair) else dx, dchannel, dweight))
+    for of_two, of_one in zip(*results, strict=True):
+        engine.check_equal(of_two, of_one)

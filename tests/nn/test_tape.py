@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from numdiff import kernels as K
-from numdiff.device import download
+from numdiff.device import download, zeros
+from numdiff.device.emulator import EmulatorDevice
 from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter, check_finite
@@ -106,6 +107,20 @@ def test_a_pair_gives_what_a_concatenation_gives(engine, rng):
     for of_one, of_two in zip(*results, strict=True):
         engine.check_equal(of_one, of_two)
         assert np.abs(download(of_two).astype(np.float32)).max() > 0
+
+
+def test_a_skip_that_is_added_as_it_is_is_concatenated():
+    """A first block with as many channels as come in has no 1×1 convolution: it adds its input, one array."""
+    device = EmulatorDevice(float64=False, checks=False)
+    device.launch = lambda *_: None
+    model = UNet(image_size=4, model_channels=64, channel_mult=(1, 2), num_res_blocks=0, attention_resolutions=(),
+                 device=device)
+    model.compute_in_half()
+    with Tape() as tape:
+        y = model(Tensor(zeros((1, 4, 4, 3), np.float32, device)), zeros((1,), np.int32, device))
+    assert [record.name for record in tape.records if record.name in ("pair", "concat")] == ["concat", "pair"]
+    tape.backward(y, zeros(y.shape, np.float32, device))
+    assert y.shape == (1, 4, 4, 3)
 
 
 def test_check_finite_looks_at_both_of_a_pair():

@@ -81,7 +81,7 @@ def product_cases():
         for key in module.KERNELS:
             yield product(key, version, 1)
         yield product((*list(module.KERNELS)[0][:3], False), version, 2, K=136)
-        for parts, K in ((1, 136), (2, 136), (9, 8 * module.BK + 8)):
+        for parts, K in ((1, 8 * module.BK + 8), (2, 136), (9, 8 * module.BK + 8)):  # stages are used again; slices
             yield row_sums(list(module.KERNELS)[-1][0], version, parts, K)
 
 
@@ -132,7 +132,8 @@ def convolution_cases():
                                                                   dchannel=dchannel)
             return a.dweight, a.dbias, dchannel
 
-        yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 33, 8, 8, 3), in_tiles,
+        channels = 16 if blocks == 5 else 8  # the share of every block has some
+        yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 33, channels, 8, 3), in_tiles,
                    label=f"float16, tile of {width}, {pixels} pixels, {parts} parts, {blocks} blocks a cluster")
 
     def general(dy, x, dweight, dbias):

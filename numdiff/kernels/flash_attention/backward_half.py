@@ -24,7 +24,7 @@ DETERMINISM
 SOURCE
     reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section 9.7.14.5.
 READ NEXT
-    split.py: float32 from three products of half its digits.
+    split.py: float32 on the same tensor cores, from two products.
 """
 from ...device import cuda, float32, int32, load4, uint32
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
