@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import time
 
 import numpy as np
@@ -21,6 +20,7 @@ from ..errors import NumdiffError
 from ..kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
 from ..kernels.matmul import launcher
 from ..kernels.tuning import card_file, ignored, key_of, table_of
+from ..training.files import atomic_file
 from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
 from .precompile import Planned, compile_kernels
 
@@ -269,10 +269,7 @@ def best_choice(table, call, shape, measured):
 
 
 def write_table(path, device_name, found):
-    """Bring a card's file up to date: what was found better is put in, what was not is taken out.
-
-    The new file takes the place of the old one at once, so that there is never half of one.
-    """
+    """Bring a card's file up to date: what was found better is put in, what was not is taken out."""
     choices = {kind: dict(rows) for kind, rows in table_of(device_name).items()}
     for kind, rows in found.items():
         kept = choices.setdefault(kind, {})
@@ -285,11 +282,10 @@ def write_table(path, device_name, found):
              for kind, rows in sorted(choices.items()) if rows]
     text = f'{{\n "card": {json.dumps(device_name)},\n "choices": {{\n' + ",\n".join(lines) + "\n }\n}\n"
     try:
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(f"{path}.new", path)
-    except OSError as error:
-        raise NumdiffError(f"cannot write the table {path}: {error.strerror}; give another --out.") from error
+        with atomic_file(path) as file:
+            file.write(text.encode())
+    except NumdiffError as error:
+        raise NumdiffError(f"cannot write the table {path}: {error.__cause__.strerror}; give another --out.") from error
     table_of.cache_clear()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numba import config, cuda
 from numba import types as numba_types
 
+from ..emulator.machine import in_three
 from ..errors import NumdiffError, OutOfMemoryError
 from .arena import Arena
 from .array import DeviceArray
@@ -42,12 +43,6 @@ def scalar(value):
     if isinstance(value, (bool, int)):
         return np.int32(value) if -2**31 <= value < 2**31 else np.int64(value)
     return np.float32(value)
-
-
-def in_three(size):
-    """A grid, block or cluster as a tuple of three."""
-    size = size if isinstance(size, tuple) else (size,)
-    return size + (1,) * (3 - len(size))
 
 
 _CTYPES = {np.dtype(t): c for t, c in ((np.int32, ctypes.c_int32), (np.uint32, ctypes.c_uint32),

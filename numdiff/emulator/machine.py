@@ -160,7 +160,7 @@ class Emulator:
         grid, block: an int or up to three; shared: bytes of dynamic shared memory. Faults end in a `KernelFault`.
         cluster: blocks that form one, along each dimension of the grid
         """
-        grid, block, cluster = _three(grid), _three(block), _three(cluster)
+        grid, block, cluster = in_three(grid), in_three(block), in_three(cluster)
         python = getattr(kernel, "py_func", kernel)
         self.kernel = python.__name__
         self._refuse(kernel, grid, block, shared, cluster)
@@ -581,7 +581,8 @@ def _same_call(frame, other):
     return False
 
 
-def _three(size):
+def in_three(size):
+    """A grid, block or cluster as a tuple of three."""
     size = tuple(int(n) for n in size) if isinstance(size, (tuple, list)) else (int(size),)
     return size + (1,) * (3 - len(size))
 
