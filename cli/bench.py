@@ -179,7 +179,8 @@ def kernels(operations, of, chosen, shapes, versus, **given):
     ("--timeout", {"metavar": "SECONDS", "type": click.FloatRange(0), "default": math.inf,
                    "help": "After which no other shape is begun; largest come first.  [default: none]"}),
     ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
-               "help": "The table to write.  [default: this card's, in numdiff/kernels/tuning]"}))
+               "help": "The table to write; one that exists keeps what it has of other shapes.  [default: this card's, "
+                       "in numdiff/kernels/tuning]"}))
 @settings(*KERNELS, *DIT, model="dit")
 def tune(of, shapes, timeout, out, **given):
     """Measure which tiles are best for the float16 kernels on this card, and write its table.

@@ -11,15 +11,16 @@ import dataclasses
 import itertools
 import json
 import math
+import pathlib
 import time
 
 import numpy as np
 
 from ..device import empty, get_backend
-from ..errors import NumdiffError
+from ..errors import NumdiffError, UsageError
 from ..kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
 from ..kernels.matmul import launcher
-from ..kernels.tuning import card_file, ignored, key_of, table_of
+from ..kernels.tuning import card_file, ignored, key_of, read_table, table_of
 from ..training.files import atomic_file
 from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
 from .precompile import Planned, compile_kernels
@@ -169,12 +170,14 @@ TABLES = MatmulTiles, ConvolutionTiles, InputGradientTiles, WeightGradientTiles
 def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.inf):
     """Measure, and write the table of this card; returns (path, {kind: {key: choice}} of what was found anew).
 
-    options: of a model in float16, whose shapes are measured; path: of the file (default: the card's own, which keeps
-    what it has of other shapes); shapes: how many of each kind, those with most arithmetic (default: all); seconds:
+    options: of a model in float16, whose shapes are measured; path: of the file (default: the card's own), which keeps
+    what it has of other shapes; shapes: how many of each kind, those with most arithmetic (default: all); seconds:
     after which no other shape is begun
 
     The table is written after each shape: whatever ends this, what was found until then is kept.
     """
+    if math.isnan(seconds):
+        raise UsageError("--timeout nan must be a number of seconds.")
     if options.device != "cuda":
         raise NumdiffError("tile sizes are measured on a GPU, and --device is not cuda; run it on the card.")
     if options.precision != "fp16":
@@ -269,8 +272,18 @@ def best_choice(table, call, shape, measured):
 
 
 def write_table(path, device_name, found):
-    """Bring a card's file up to date: what was found better is put in, what was not is taken out."""
-    choices = {kind: dict(rows) for kind, rows in table_of(device_name).items()}
+    """Bring a card's file up to date: what was found better is put in, what was not is taken out.
+
+    A file that is not there yet begins with what the card's own has.
+    """
+    path, card = pathlib.Path(path), device_name
+    if path.exists():
+        card, known = read_table(path)
+    else:
+        known = table_of(device_name)
+    if card not in (None, device_name):
+        raise NumdiffError(f"{path} is the table of another card, {card}, not of {device_name}; give another --out.")
+    choices = {kind: dict(rows) for kind, rows in known.items()}
     for kind, rows in found.items():
         kept = choices.setdefault(kind, {})
         for key, choice in rows.items():

@@ -30,7 +30,8 @@ WHO DOES WHAT  (384 threads: three warpgroups)
     warp 3 asks for the weight           one stage a tap, or a column of three (kernels of their own: a third of the
                                          waits); where all of it fits, once and for all tiles (`resident`)
     warps 1, 2 store what a consumer has written, and bring it the next residual, to where its result will lie
-    warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels
+    warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels. Where shared memory holds all that a
+                                         tile needs they take turns (`by_turns`): one multiplies, one writes its results
 LAUNCH
     as many blocks as multiprocessors, each walks over tiles; shared memory: weight stages, output buffers, pixel
     stages.
@@ -77,7 +78,7 @@ from ..device.hopper import (
 from ..device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ..device.tensor_map import tensor_map
 from .im2col import divide
-from .tuning import tuned
+from .tuning import tuned_or
 
 u64 = np.uint64
 
@@ -86,7 +87,7 @@ THREADS = 384
 BK = 64  # input channels in a stage: 128 bytes, as far as the swizzle reaches
 ROW = 128  # bytes of a pixel in a stage
 MOST_A, MOST_B = 4, 12  # stages
-BARRIERS = 2 * MOST_A + 2 * MOST_B + 4
+BARRIERS = 2 * MOST_A + 2 * MOST_B + 6
 SHARED = 227 * 1024 - 1024  # bytes of dynamic shared memory; the barriers and the alignment take less than the rest
 WIDTHS = 32, 64, 96, 128  # BN: output channels of a tile
 
@@ -265,8 +266,8 @@ def make_kernel(BN, SUB, together, transposed):
     B_SWIZZLE, B_STEP = (SWIZZLE, 2 * COLS) if transposed else (1, 2)  # in descriptors 16 bytes count 1
 
     def kernel(map_x, map_weight, map_y, map_residual, bias, channel, images, height, width, N, channel_blocks, size,
-               whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, resident, has_bias,
-               has_channel, has_residual):
+               whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, resident, by_turns,
+               has_bias, has_channel, has_residual):
         tiles = cuda.shared.array(0, np.uint8, alignment=1024)
         barriers = cuda.shared.array(BARRIERS, np.uint64)
         b_base = smem_u32(tiles)
@@ -280,6 +281,7 @@ def make_kernel(BN, SUB, together, transposed):
         # of each consumer's output buffer: it may write (and the residual is there)
         ready = b_full + uint32(16 * MOST_B)
         written = ready + uint32(16)  # it has written
+        turn = ready + uint32(32)  # it may multiply, where they take turns
         t = int32(cuda.threadIdx.x)
         if t == 0:
             for stage in range(MOST_A):
@@ -291,6 +293,7 @@ def make_kernel(BN, SUB, together, transposed):
             for consumer in range(2):
                 mbarrier_init(ready + uint32(8 * consumer), uint32(1))
                 mbarrier_init(written + uint32(8 * consumer), uint32(128))
+                mbarrier_init(turn + uint32(8 * consumer), uint32(1))
             fence_barrier_init()
         cuda.syncthreads()
 
@@ -391,10 +394,15 @@ def make_kernel(BN, SUB, together, transposed):
             rounds = int32(channel_blocks * size * (1 if together == 3 else size))
             taps_a_load = int32(size * size if whole_halo else size)
             a_stage, a_parity, b_stage, b_parity, out_parity = int32(0), uint32(0), int32(0), uint32(0), uint32(0)
+            my_turn, its_turn = turn + uint32(8 * consumer), turn + uint32(8 * (1 - consumer))
+            turn_parity = uint32(1 - consumer)  # the first consumer begins
             for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
                 # the first tap: acc = …
                 mbarrier_wait(b_full + uint32(8) * uint32(b_stage), b_parity)
                 mbarrier_wait(a_full + uint32(8) * uint32(a_stage), a_parity)
+                if by_turns:
+                    mbarrier_wait(my_turn, turn_parity)
+                    turn_parity ^= uint32(1)
                 a_at = a_base + uint32(a_stage) * uint32(a_bytes)
                 b_at = b_base + uint32(b_stage) * b_bytes
                 da = descriptor(a_at + rows, uint32(16), a_stride, 1)
@@ -461,6 +469,8 @@ def make_kernel(BN, SUB, together, transposed):
                             mbarrier_arrive(b_empty + uint32(8) * uint32(before_b))
                         if next_box:
                             mbarrier_arrive(a_empty + uint32(8) * uint32(before_a))
+                if by_turns and arrives:
+                    mbarrier_arrive(its_turn)
                 wait_for(BN, acc)
                 if SUB == 2:
                     wait_for(BN, acc_2)
@@ -519,6 +529,7 @@ class Plan(NamedTuple):
     b_stages: int
     together: int
     resident: bool
+    by_turns: bool
     tiles: int
 
     @property
@@ -561,7 +572,7 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, together):
                     b_stages, resident = steps // together, True
                 if resident or b_stages >= (4 if together == 1 else 3) or b_stages >= 2 and a_stages == together == 1:
                     found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, b_stages, together,
-                                      resident, tiles))
+                                      resident, resident and boxes <= a_stages, tiles))
                     break
     return found
 
@@ -575,8 +586,9 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, tog
     A block multiplies while its copies travel, so a tile takes the longer of the two, and a little; blocks take turns.
     """
     best = None
-    for (bn, sub), taps_a_stage in itertools.product(VARIANTS if only is None else (only,),
-                                                     (1, 3)[:1 + (size == 3)] if together is None else (together,)):
+    for (bn, sub), taps_a_stage in itertools.product(VARIANTS, (1, 3)[:1 + (size == 3)]):
+        if only not in (None, (bn, sub)) or together not in (None, taps_a_stage):
+            continue
         for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_a_stage):
             blocks, taps = -(-C // BK), size * size
             loads = 1 if whole_halo else size
@@ -590,6 +602,9 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, tog
             if best is None or estimate < best[0]:
                 best = estimate, plan
     if best is None:
+        if only is not None or together is not None:
+            raise ValueError(f"no plan with {only} (BN, SUB) and {together} taps in a stage for a {size} × {size} "
+                             "convolution of these arrays.")
         raise ValueError(f"a {size} × {size} convolution does not fit into shared memory: use version=1")
     return best
 
@@ -613,12 +628,19 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     b, h, w, c = x.shape
     n, size = y.shape[3], weight.shape[1]
     backend = x.backend
+
+    def planned(only=None, together=None):
+        return choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together)[1]
+
+    def measured(choice):
+        bn, sub, taps = choice
+        return planned((bn, sub), taps)
+
     if only is None and together is None:
         kind = "conv2d_input_gradient v6" if gradient else "conv2d v6"
-        measured = tuned(backend, kind, b, h, w, c, n, size)
-        if measured is not None:
-            only, together = tuple(measured[:2]), measured[2]
-    plan = choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together)[1]
+        plan = tuned_or(planned, measured, backend, kind, b, h, w, c, n, size)
+    else:
+        plan = planned(only, together)
     pad, columns = size // 2, 64 if plan.bn % 64 == 0 else 32
     map_x = tensor_map(x, (BK, plan.width + 2 * pad * plan.whole_halo, plan.height + 2 * pad, plan.images))
     taps = weight.reshape(weight.shape[0], size * size, weight.shape[3])
@@ -634,7 +656,7 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
            map_x, map_weight, map_y, map_residual, nothing if bias is None else bias,
            nothing if channel is None else channel.reshape(-1), b, h, w, n, -(-c // BK), size, int(plan.whole_halo),
            plan.width, plan.height, plan.images, plan.a_stages, plan.a_bytes, plan.b_stages, int(plan.resident),
-           int(bias is not None), int(channel is not None), int(residual is not None), shared=plan.shared)
+           int(plan.by_turns), int(bias is not None), int(channel is not None), int(residual is not None), shared=plan.shared)
     return y
 
 

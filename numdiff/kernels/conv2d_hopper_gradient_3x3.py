@@ -71,7 +71,7 @@ from ..device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16
 from ..device.tensor_map import tensor_map
 from .conv2d_hopper import BYTES_A_NS, ROW, SHARED, descriptor, no_numbers
 from .im2col import divide
-from .tuning import tuned
+from .tuning import tuned_or
 
 MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 THREADS = 512
@@ -554,7 +554,9 @@ def choose_plan(B, H, W, C, N, whole_halo, multiprocessors, only=None):
     best = None
     only_width, only_parts, only_pixels, only_blocks = (*(only or ()), None, None, None, None)[:4]
     at_once = {blocks: max(1, clusters * multiprocessors // 132) for blocks, clusters in CLUSTERS_AT_ONCE.items()}
-    for channels in WIDTHS if only_width is None else (only_width,):
+    for channels in WIDTHS:
+        if only_width not in (None, channels):
+            continue
         tiles = -(-C // channels) * -(-N // TILE)
         sums = 4 * TAPS * TILE * channels  # bytes of a tile's
         # 128 bytes a cycle: a matrix of dy and three of x for each product, and what arrives
@@ -566,9 +568,9 @@ def choose_plan(B, H, W, C, N, whole_halo, multiprocessors, only=None):
             cuts = {(blocks, only_parts // blocks) for blocks in at_once if only_parts % blocks == 0}
         for width in (8, 16, 32):
             for height in (8, 16, 32):
-                for pixels in PIXELS if only_pixels is None else (only_pixels,):
+                for pixels in PIXELS:
                     images, rest = divmod(pixels, width * height)
-                    if rest or not images:
+                    if rest or not images or only_pixels not in (None, pixels):
                         continue
                     rows = (width + 2 * whole_halo) * (height + 2) * images * (1 if whole_halo else SIZE)
                     x_bytes = -(-rows * 2 * channels // 1024) * 1024
@@ -605,9 +607,18 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
     b, h, w, n = dy.shape
     c = x.shape[3]
     backend = dy.backend
+
+    def planned(only=None):
+        return choose_plan(b, h, w, c, n, bool(whole_halo), backend.multiprocessors, only)[1]
+
+    def measured(choice):
+        channels, parts, pixels, blocks = choice
+        return planned((channels, parts, pixels, blocks))
+
     if only is None and whole_halo:
-        only = tuned(backend, "conv2d_weight_gradient_3x3 v6", b, h, w, c, n)
-    plan = choose_plan(b, h, w, c, n, bool(whole_halo), backend.multiprocessors, only and tuple(only))[1]
+        plan = tuned_or(planned, measured, backend, "conv2d_weight_gradient_3x3 v6", b, h, w, c, n)
+    else:
+        plan = planned(only and tuple(only))
     nothing, alone = no_numbers(backend), plan.groups == 1
     across, down = -(-w // plan.width), -(-h // plan.height)
     places = across * down

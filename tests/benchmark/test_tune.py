@@ -1,4 +1,5 @@
 import json
+import math
 import multiprocessing
 import time
 
@@ -22,7 +23,7 @@ from numdiff.benchmark.tune import (
 )
 from numdiff.device import upload
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.errors import NumdiffError
+from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import conv2d_forward, conv2d_hopper, conv2d_hopper_gradient_3x3, matmul_forward, tuning
 from numdiff.kernels.matmul import hopper, launcher, mma
 
@@ -65,7 +66,7 @@ def test_a_faster_choice_is_found_and_used(folder, monkeypatch):
     narrowest = min(tile[1] for tile in launcher.HALF_TILES[6])
     assert found == {"matmul v6": {"768 768 16384 1": [128, narrowest, 1]}} and len(lines) == 1
     write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", found)
-    assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == [128, narrowest, 1]
+    assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == (128, narrowest, 1)
     assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, False) is None
     assert tuning.tuned(object(), "matmul v6", 1) is None
     with tuning.ignored():
@@ -214,6 +215,42 @@ def test_a_table_that_cannot_be_written_is_told_at_once(tmp_path, monkeypatch):
         tune(options, tmp_path / "nowhere" / "table.json")
 
 
+def test_a_table_continues_the_file_that_is_written(folder):
+    """…and a new one that of the card."""
+    conv, here, other = {"conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}}, folder / "mine.json", "NVIDIA Test 1"
+    write_table(here, other, conv)
+    write_table(tuning.card_file(other), other, {"matmul v6": {"1 2 3 1": [128, 64, 1]}})
+    write_table(str(here), other, {"matmul v6": {"4 5 6 1": [128, 128, 2]}})
+    assert json.loads(here.read_text())["choices"] == {**conv, "matmul v6": {"4 5 6 1": [128, 128, 2]}}
+    write_table(folder / "new.json", other, conv)
+    assert json.loads((folder / "new.json").read_text())["choices"] == {**conv, "matmul v6": {"1 2 3 1": [128, 64, 1]}}
+    before = here.read_text()
+    with pytest.raises(NumdiffError, match="is the table of another card, NVIDIA Test 1, not of NVIDIA Test 2; give"):
+        write_table(here, "NVIDIA Test 2", conv)
+    assert here.read_text() == before
+
+
+@pytest.mark.parametrize("text, fault", [
+    ("", "is not JSON"), ('{"choices": {', "is not JSON"), (b"\xff", "is not JSON"), ("[]", 'has no "choices"'),
+    ('{"card": "NVIDIA Test 1"}', 'has no "choices"'), ('{"choices": []}', 'has no "choices"'),
+    ('{"choices": {"matmul v6": []}}', 'has no "choices"')])
+def test_a_file_that_is_no_table(folder, text, fault):
+    """…is told by whoever reads it, and not written over."""
+    path = tuning.card_file("NVIDIA Test 1")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for read in (lambda: tuning.tuned(Measured.backend, "matmul v6", 1, 2, 3, True),
+                 lambda: write_table(path, "NVIDIA Test 1", {})):
+        with pytest.raises(NumdiffError, match=f"nvidia-test-1.json {fault}.*; correct it, or remove it") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == (text if isinstance(text, bytes) else text.encode())
+
+
+def test_no_number_of_seconds():
+    with pytest.raises(UsageError, match="--timeout nan must be a number of seconds"):
+        tune(small_unet(), seconds=math.nan)
+
+
 def test_only_on_a_gpu():
     with pytest.raises(NumdiffError, match="--device is not cuda"):
         tune(small_unet())
@@ -243,3 +280,61 @@ def test_launchers_ask_the_table_first(folder, monkeypatch):
     x, weight = (upload(np.zeros(shape, np.float16), gpu) for shape in ((1, 8, 8, 8), (16, 3, 3, 8)))
     conv2d_forward(x, weight)
     assert launched[2:] == ["conv2d_forward_kernel_v6_128x64_1"]
+
+
+def launches(monkeypatch, gpu):
+    """(kernel, blocks, whole numbers it is given) of every launch of the three launchers that have a table."""
+    launched = []
+
+    def record(kernel, grid, block, *given, **_):
+        launched.append((kernel.py_func.__name__, grid, [n for n in given if type(n) is int]))
+
+    for module in (hopper, conv2d_hopper, conv2d_hopper_gradient_3x3):
+        monkeypatch.setattr(module, "launch", record)
+    a, b, x, y, weight = (upload(np.zeros(shape, np.float16), gpu) for shape in (
+        (200, 24), (200, 16), (1, 8, 8, 8), (1, 8, 8, 16), (16, 3, 3, 8)))
+    pointwise, dweight = upload(np.zeros((16, 1, 1, 8), np.float16), gpu), upload(np.zeros((16, 3, 3, 8)), gpu)
+    matmul_forward(a, b, True, False, out=upload(np.zeros((24, 16), np.float32), gpu), accumulate=True)
+    matmul_forward(a, b, True, False)
+    conv2d_hopper.hopper_forward(x, weight, None, y)
+    conv2d_hopper.hopper_forward(x, pointwise, None, y)
+    conv2d_hopper.hopper_input_gradient(y, weight, x)
+    conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(y, x, dweight)
+    return launched
+
+
+MATMUL = [128, 192], [128, 192, 2, 1], [128, 80, 1], [64, 128, 1], [128, 0, 1], [128, 64, 0], [128, 64, -1]
+CONV = [64, 1], [64, 1, 1, 1], [80, 1, 1], [0, 1, 1], [64, 3, 1], [64, 1, 2], [128, 2, 3]
+GRADIENT = ([64, 1, 64], [64, 1, 64, 1, 1], [48, 1, 64, 1], [0, 1, 64, 1], [64, 2, 64, 2], [64, 1, 192, 1],
+            [64, 1, 0, 1], [64, 1, -64, 1], [64, 0, 64, 1], [64, 1, 64, 0], [64, 9, 64, 9])
+ANY = [], None, 64, "64 1 1", {}, [None, None, None], ["64", "1", "1"], [64.0, 1.0, 1.0], [[64, 1], 1, 1]
+
+
+@pytest.mark.parametrize("kind, shape, choice", [
+    *(("matmul v6", "24 16 200 1", c) for c in (*MATMUL, *ANY)), ("matmul v6", "24 16 200 1", [128, 64, 5]),
+    ("matmul v6", "24 16 200 0", [128, 64, 2]), ("conv2d v6", "1 8 8 8 16 1", [64, 1, 3]),
+    *(("conv2d v6", "1 8 8 8 16 3", c) for c in (*CONV, *ANY)),
+    *(("conv2d_input_gradient v6", "1 8 8 16 8 3", c) for c in CONV),
+    *(("conv2d_weight_gradient_3x3 v6", "1 8 8 8 16", c) for c in (*GRADIENT, *ANY))])
+def test_a_choice_that_does_not_fit_is_passed_over(folder, monkeypatch, kind, shape, choice):
+    """A table can be older than the kernels, or edited by hand: the launcher estimates then."""
+    gpu = EmulatorDevice(checks=False)
+    gpu.device_name = "NVIDIA Test 2"
+    tuning.card_file(gpu.device_name).write_text(json.dumps({"choices": {kind: {shape: choice}}}))
+    found = launches(monkeypatch, gpu)
+    with tuning.ignored():
+        assert found == launches(monkeypatch, gpu)
+
+
+@pytest.mark.parametrize("kind, shape, choice", [
+    ("matmul v6", "24 16 200 1", [128, 192, 2]), ("matmul v6", "24 16 200 0", [128, 256, 1]),
+    ("conv2d v6", "1 8 8 8 16 3", [128, 2, 1]), ("conv2d v6", "1 8 8 8 16 1", [128, 2, 1]),
+    ("conv2d_input_gradient v6", "1 8 8 16 8 3", [128, 2, 1]),
+    ("conv2d_weight_gradient_3x3 v6", "1 8 8 8 16", [64, 1, 256, 1])])
+def test_a_choice_that_fits_is_taken(folder, monkeypatch, kind, shape, choice):
+    gpu = EmulatorDevice(checks=False)
+    gpu.device_name = "NVIDIA Test 2"
+    tuning.card_file(gpu.device_name).write_text(json.dumps({"choices": {kind: {shape: choice}}}))
+    found = launches(monkeypatch, gpu)
+    with tuning.ignored():
+        assert found != launches(monkeypatch, gpu)

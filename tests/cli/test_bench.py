@@ -41,6 +41,7 @@ def test_profile(tmp_path):
     ("bench kernels conv3d", 2, "no operation 'conv3d'"),
     ("bench kernels --of unet --model DiT-S/2", 2, "belongs to the model dit"),
     ("bench tune", 1, "tile sizes are measured on a GPU, and --device is not cuda"),
+    ("bench tune --timeout nan", 2, "--timeout nan must be a number of seconds"),
     ("profile unet --out {tmp}/nowhere/trace.json", 1, "cannot write the trace"),
 ])
 def test_bad_input(tmp_path, arguments, exit_code, message):

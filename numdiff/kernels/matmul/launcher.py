@@ -23,7 +23,7 @@ from ...device import copy_into, empty, empty_like, is_device, launch
 from ..concat import Pair
 from ..elementwise import cast_forward, gelu_backward, gelu_forward
 from ..reduce import column_sum
-from ..tuning import tuned
+from ..tuning import tuned_or
 from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .operands import Matrices
 from .reference import matmul_forward_cost, matmul_forward_reference
@@ -130,10 +130,16 @@ def by_eight(arrays, extents):
 
 def _half_tile(backend, version, batch, M, N, K, can_split):
     """(tile, slices of K): measured on this card, or estimated."""
-    measured = tuned(backend, "matmul v6", M, N, K, can_split) if version == 6 else None
-    if measured is not None:
-        return measured[:2], measured[2]
-    return choose_half(version, batch, M, N, K, can_split, getattr(backend, "multiprocessors", MULTIPROCESSORS))[:2]
+    def estimated():
+        return choose_half(version, batch, M, N, K, can_split, getattr(backend, "multiprocessors", MULTIPROCESSORS))[:2]
+
+    def measured(choice):
+        tile_m, tile_n, slices = choice
+        if (tile_m, tile_n) not in HALF_TILES[6] or not 1 <= slices <= (-(-K // hopper.BK) if can_split else 1):
+            raise ValueError(f"rung 6 has no tile {tile_m} × {tile_n}, or this product not {slices} slices of K")
+        return (tile_m, tile_n), slices
+
+    return tuned_or(estimated, measured, backend, "matmul v6", M, N, K, can_split) if version == 6 else estimated()
 
 
 def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version, row_sums):
