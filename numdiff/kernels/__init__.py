@@ -7,7 +7,7 @@ from .chunk import chunk_backward, chunk_forward
 from .class_dropout import class_dropout_forward
 from .columns import columns_backward, columns_forward
 from .concat import Pair, concat_backward, concat_forward
-from .conv2d import conv2d_backward, conv2d_forward
+from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
 from .dropout import dropout_backward, dropout_forward
 from .elementwise import (
     add_forward,
@@ -35,15 +35,15 @@ from .vlb import hybrid_loss_backward, hybrid_loss_forward
 
 __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_backward", "attention_forward",
            "avgpool_backward", "avgpool_forward", "bias_add_backward", "bias_add_forward", "bias_gelu_backward",
-           "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "chunk_backward",
-           "chunk_forward", "class_dropout_forward", "columns_backward", "columns_forward", "concat_backward",
-           "concat_forward", "conv2d_backward", "conv2d_forward", "dropout_backward", "dropout_forward",
-           "embedding_backward", "embedding_forward", "flash_attention_backward", "flash_attention_forward",
-           "gate_adaln_backward", "gate_adaln_forward", "gate_adaln_takes", "gate_backward", "gate_forward",
-           "gelu_backward", "gelu_forward", "groupnorm_backward", "groupnorm_forward", "hybrid_loss_backward",
-           "hybrid_loss_forward", "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward",
-           "linear_gelu_forward", "linear_gelu_fuses", "linear_group_backward", "linear_group_forward",
-           "matmul_backward", "matmul_forward", "mse_backward", "mse_forward", "pair_fits", "patchify_backward",
-           "patchify_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward", "silu_forward",
-           "softmax_backward", "softmax_forward", "timestep_embedding_forward", "unpatchify_backward",
+           "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "channel_statistics",
+           "chunk_backward", "chunk_forward", "class_dropout_forward", "columns_backward", "columns_forward",
+           "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward", "dropout_backward",
+           "dropout_forward", "embedding_backward", "embedding_forward", "flash_attention_backward",
+           "flash_attention_forward", "gate_adaln_backward", "gate_adaln_forward", "gate_adaln_takes", "gate_backward",
+           "gate_forward", "gelu_backward", "gelu_forward", "groupnorm_backward", "groupnorm_forward",
+           "hybrid_loss_backward", "hybrid_loss_forward", "layernorm_backward", "layernorm_forward", "linear_backward",
+           "linear_forward", "linear_gelu_forward", "linear_gelu_fuses", "linear_group_backward",
+           "linear_group_forward", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward", "pair_fits",
+           "patchify_backward", "patchify_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",
+           "silu_forward", "softmax_backward", "softmax_forward", "timestep_embedding_forward", "unpatchify_backward",
            "unpatchify_forward", "upsample_backward", "upsample_forward"]

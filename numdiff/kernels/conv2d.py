@@ -276,10 +276,22 @@ def _columns(x, kernel, stride):
     return col.reshape(-1, kernel * kernel * x.shape[3])
 
 
-def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, residual=None):
+def channel_statistics(x, weight, stride=1):
+    """A new array for the statistics of a convolution's result (groupnorm_normalise.py), or None where none come.
+
+    Hopper's float16 kernel leaves them, beside a result whose images 8 × 8 pixels tile.
+    """
+    shape = None
+    if not isinstance(x, Pair) and is_device(x) and conv2d_hopper.can_run(x, weight, stride):
+        shape = conv2d_hopper.statistics_shape((*x.shape[:3], weight.shape[0]))
+    return None if shape is None else empty(shape, np.float32, like=x)
+
+
+def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, residual=None, statistics=None):
     """Convolution of x (B, H, W, C_in), padded by kernel // 2, as a new array (B, Ho, Wo, C_out).
 
     channel (B, C_out), residual (like the result): added to it before it is rounded
+    statistics: of `channel_statistics`, to be written
     """
     _check(x, weight, stride, version)
     n, kernel, _, c = weight.shape
@@ -287,6 +299,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
     ho, wo = output_size(h, stride), output_size(w, stride)
     _check_addends((b, ho, wo, n), bias, channel, residual)
     plain = channel is None and residual is None
+    if statistics is not None and version is None:
+        version = 6
     if kernel == stride == 1 and version is None and plain:
         return linear_forward(x, weight.reshape(n, c), bias)
     if isinstance(x, Pair):
@@ -300,7 +314,7 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
             3: narrow_takes(x, weight, stride, plain), 4: mma_takes(x, weight),
             5: conv2d_hopper.can_run(x, weight, stride), 6: conv2d_hopper.can_run(x, weight, stride)})
         if version >= 5:
-            return hopper_forward(x, weight, bias, y, channel, residual, whole_halo=version == 6)
+            return hopper_forward(x, weight, bias, y, channel, residual, version == 6, statistics)
         if version == 4:
             return mma_forward(x, weight, bias, y, stride, channel, residual)
         if version == 3:

@@ -22,6 +22,8 @@ VERSIONS
        parameters' gradients (groupnorm_one_pass.py; groupnorm_sixteen.py, the float16 backward). C a multiple of 8.
        Taken where `choose_plan` forecasts less than `version_2_estimate`: not where its blocks would be too few, or
        each much larger than shared memory.
+    v4 forward, where a convolution left the statistics beside its float16 result: reads and writes in turn
+       (groupnorm_normalise.py).
 LAUNCH
     v1 grid (G, B), 256 threads, 1 KiB of shared memory. v2 grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB;
     between its passes grid (G, B), 64 threads. v3: see its file.
@@ -44,6 +46,7 @@ import numpy as np
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
 from .concat import Pair, parts_of
 from .elementwise import silu, silu_gradient
+from .groupnorm_normalise import normalise_forward, normalise_takes
 from .groupnorm_one_pass import one_pass_backward, one_pass_forward, plan_for, version_2_estimate
 from .reduce import BLOCK, add_column_sums, cut, tree_sum
 
@@ -450,9 +453,18 @@ def _check(x, weight, bias, groups, version, dy=None):
     return B, P, C, C // groups, version, plan
 
 
-def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=None):
-    """(y, mean (B, G), rstd (B, G)) of x (B, ..., C), or a `Pair`; with `silu`, y = SiLU of the normalised x."""
+def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=None, statistics=None):
+    """(y, mean (B, G), rstd (B, G)) of x (B, ..., C), or a `Pair`; with `silu`, y = SiLU of the normalised x.
+
+    statistics: what `conv2d_forward` left beside x; of a `Pair` a tuple of both. None: nothing, of either
+    """
+    given = statistics is not None and is_device(parts_of(x)[0]) and normalise_takes(x, groups, statistics)
+    if version == 4 and not given:
+        raise ValueError("version 4 needs the statistics that a convolution left for x, float16 on a device, and "
+                         "groups of an even number of channels; use version=3")
     B, P, C, width, chosen, plan = _check(x, weight, bias, groups, version)
+    if given and version in (None, 4):
+        return normalise_forward(x, weight, bias, groups, eps, silu, statistics)
     if isinstance(x, Pair) and (chosen != 3 or plan is None):
         return groupnorm_forward(x.joined(), weight, bias, groups, eps, silu, version)
     if not is_device(parts_of(x)[0]):

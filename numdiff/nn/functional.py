@@ -41,12 +41,12 @@ def linear(x, weight, bias=None, residual=None):
 
     residual: a tensor like the result, added to it in the same kernel where that can
     """
-    saved, wants_dx, rows = x.data, x.slot is not None, weight.shape[0]
+    saved, wants_dx, rows, adds = x.data, x.slot is not None, weight.shape[0], residual is not None
 
     def backward(dy, before):
         dx = K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), weight.grad.reshape(rows, -1),
                                bias and bias.grad, need_dx=wants_dx, residual=before)
-        return (dx,) if residual is None else (dx, dy)
+        return (dx, dy) if adds else (dx,)
 
     y = K.linear_forward(saved, weight.like(saved).reshape(rows, -1), None if bias is None else bias.data,
                          residual=residual and residual.data)
@@ -65,33 +65,39 @@ def linear_group(x, layers):
                         backward)
 
 
-def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None):
+def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None, statistics=False):
     """x (B, H, W, C_in), weight (C_out, k, k, C_in), zero padding k // 2 -> (B, H/stride, W/stride, C_out).
 
     channel, residual: tensors (B, C_out) and like the result, added to it in the same kernel where that can
+    statistics: leave those of the result for a `group_norm` that will read it, where a kernel can
     """
     saved, wants_dx = x.data, x.slot is not None
+    wants_channel, adds = channel is not None, residual is not None  # `backward` must not keep the tensors
 
     def backward(dy):
         given = dy, saved, weight.like(saved), weight.grad, bias and bias.grad, stride, wants_dx
-        if channel is None:
-            gradients = [K.conv2d_backward(*given)]
-        else:
+        if wants_channel:
             gradients = [*K.conv2d_backward(*given, need_channel=True)]
-        if residual is not None:
+        else:
+            gradients = [K.conv2d_backward(*given)]
+        if adds:
             gradients.append(dy)
         return gradients
 
+    left = K.channel_statistics(saved, weight.like(saved), stride) if statistics else None
     y = K.conv2d_forward(saved, weight.like(saved), None if bias is None else bias.data, stride=stride,
-                         channel=channel and channel.data, residual=residual and residual.data)
+                         channel=channel and channel.data, residual=residual and residual.data, statistics=left)
     inputs = [t for t in (x, channel, residual) if t is not None]
-    return record("conv2d", y, inputs, backward, has_parameters=True)
+    result = record("conv2d", y, inputs, backward, has_parameters=True)
+    result.statistics = left
+    return result
 
 
 def group_norm(x, weight, bias, groups, eps=1e-5, silu=False):
     """x (B, ..., C) normalised over each group of C / groups channels, scaled, shifted; with SiLU in the same pass."""
     saved = x.data
-    y, mean, rstd = K.groupnorm_forward(saved, weight.data, bias.data, groups, eps, silu=silu)
+    y, mean, rstd = K.groupnorm_forward(saved, weight.data, bias.data, groups, eps, silu=silu,
+                                        statistics=x.statistics)
 
     def backward(dy, before):
         return (K.groupnorm_backward(dy, saved, weight.data, bias.data, mean, rstd, weight.grad, bias.grad, groups,
@@ -257,7 +263,12 @@ def concat(a, b):
 def pair(a, b):
     """As `concat`, to be read by `group_norm`, `linear` and `conv2d` alone: no copy where they take two arrays."""
     both = K.Pair(a.data, b.data)
-    return record("pair", both, (a, b), lambda dy: dy) if K.pair_fits(both) else concat(a, b)
+    if not K.pair_fits(both):
+        return concat(a, b)
+    result = record("pair", both, (a, b), lambda dy: dy)
+    if a.statistics is not None and b.statistics is not None:
+        result.statistics = a.statistics, b.statistics
+    return result
 
 
 def avgpool(x):
@@ -267,7 +278,9 @@ def avgpool(x):
 
 def upsample(x):
     """Every pixel twice in each direction."""
-    return record("upsample", K.upsample_forward(x.data), (x,), lambda dy: (K.upsample_backward(dy),))
+    result = record("upsample", K.upsample_forward(x.data), (x,), lambda dy: (K.upsample_backward(dy),))
+    result.statistics = x.statistics  # each number four times: the same averages
+    return result
 
 
 def timestep_embedding(t, dim, max_period=10000.0):

@@ -55,16 +55,19 @@ class Linear(Module):
 
 
 class Conv2d(Module):
-    """k×k convolution, zero padding k // 2; weight (out, k, k, in), bias (out,)."""
+    """k×k convolution, zero padding k // 2; weight (out, k, k, in), bias (out,).
 
-    def __init__(self, inputs, outputs, kernel=3, stride=1, zero=False):
+    statistics: the result goes into a `GroupNorm`, which wants its statistics
+    """
+
+    def __init__(self, inputs, outputs, kernel=3, stride=1, zero=False, statistics=False):
         start = constant(0) if zero else uniform(inputs * kernel * kernel)
         self.weight = Parameter((outputs, kernel, kernel, inputs), start)
         self.bias = Parameter((outputs,), start)
-        self.stride = stride
+        self.stride, self.statistics = stride, statistics
 
     def forward(self, x, channel=None, residual=None):
-        return F.conv2d(x, self.weight, self.bias, self.stride, channel, residual)
+        return F.conv2d(x, self.weight, self.bias, self.stride, channel, residual, self.statistics)
 
 
 class GroupNorm(Module):

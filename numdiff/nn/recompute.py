@@ -25,7 +25,7 @@ def recompute(module):
         finally:
             tensor._active.pop()
         results = [result] if isinstance(result, Tensor) else result
-        outputs = [Tensor(part.data, requires_grad=True) for part in results]
+        outputs = [Tensor(part.data, requires_grad=True, statistics=part.statistics) for part in results]
 
         def backward(arrived):
             scope.append(module.name)
@@ -51,7 +51,7 @@ def recompute(module):
 def _again(value):
     """`value` with new tensors for those in it, in lists, tuples and dicts: of the same arrays, with the same slots."""
     if isinstance(value, Tensor):
-        new = Tensor(value.data)
+        new = Tensor(value.data, statistics=value.statistics)
         new.slot = value.slot
         return new
     if type(value) in (list, tuple):

@@ -60,12 +60,13 @@ class Tensor:
 
     data: NumPy array or DeviceArray, or a `Pair` of two (`functional.pair`); requires_grad: collect `grad` for it (it
     is a leaf). After `tape.backward`, `grad` of such a leaf is an array like `data`.
+    statistics: what the convolution that made it left for a GroupNorm, or None; of a `Pair` a tuple of both
     """
 
-    __slots__ = ("data", "slot")
+    __slots__ = ("data", "slot", "statistics")
 
-    def __init__(self, data, requires_grad=False):
-        self.data = data
+    def __init__(self, data, requires_grad=False, statistics=None):
+        self.data, self.statistics = data, statistics
         self.slot = Slot() if requires_grad else None
 
     shape = property(lambda self: self.data.shape)

@@ -8,6 +8,7 @@ from numdiff.device import download, empty
 from numdiff.device.ptx import get_ptx_device
 from numdiff.kernels import conv2d as C
 from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient_3x3, conv2d_narrow_half
+from numdiff.kernels.groupnorm_normalise import channel_statistics_reference
 from tests.conftest import large, relative_error
 
 TOLERANCE = 2e-3
@@ -154,6 +155,45 @@ def test_hopper_backward(engine, rng, version, shape):
     got, run = check_backward(engine, rng, shape, version)
     if engine.name == "cuda" or version == 5:
         repeat(engine, got, run)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 16, 8, 40), (1, 16, 8, 72, 16), (5, 8, 8, 8, 24), (32, 64, 64, 64, 64),
+                                   (7, 48, 48, 72, 72), (33, 8, 8, 192, 256), (4, 16, 16, 128, 200)], ids=str)
+@pytest.mark.parametrize("addends", [False, True], ids=["alone", "with addends"])
+def test_statistics_beside_the_result(engine, rng, shape, addends):
+    """Means and variances of two channels in 8 × 8 pixels, where a GroupNorm will want them; y has the same bits."""
+    b, h, w, c, n = shape
+    if not engine.has_versions or engine.name == "emulator" and b * h * w * c * n > 2 << 18:
+        pytest.skip("of kernels alone, and of small arrays in the emulator")
+    a, _ = operands(rng, (*shape, 3, 1))
+    x, weight = engine(a["x"], np.float16), engine(a["weight"], np.float16)
+    rest, rest_ = (None, None, None), (None, None, None)
+    if addends:
+        rest = a["bias"] + 20, a["channel"], a["residual"]  # a mean that is large beside the deviation
+        rest_ = engine(rest[0], np.float32), engine(rest[1], np.float32), engine(rest[2], np.float16)
+    y = C.conv2d_forward_reference(a["x"], a["weight"], rest[0], 1, *rest[1:])
+    runs = []
+    for _ in range(2):
+        statistics = C.channel_statistics(x, weight)
+        got = C.conv2d_forward(x, weight, rest_[0], 1, None, *rest_[1:], statistics)
+        runs.append((got, statistics))
+    engine.check(runs[0][0], y, TOLERANCE)
+    engine.check(runs[0][1], channel_statistics_reference(y), 1e-5)
+    for got, again in zip(*runs, strict=True):
+        engine.check_equal(got, again)
+    plain = C.conv2d_forward(x, weight, rest_[0], 1, 6, *rest_[1:])
+    engine.check_equal(plain, runs[0][0])
+
+
+def test_where_no_statistics_come(engine):
+    """Images that 8 × 8 pixels do not tile, a stride, float32, three channels: nothing, and nobody may ask for it."""
+    def made(shape, weight, stride=1, dtype=np.float16):
+        return C.channel_statistics(engine(np.zeros(shape), dtype), engine(np.zeros(weight), dtype), stride)
+
+    assert made((1, 8, 12, 8), (16, 3, 3, 8)) is None and made((1, 8, 8, 8), (16, 3, 3, 8), 2) is None
+    assert made((1, 8, 8, 3), (16, 3, 3, 3)) is None and made((1, 8, 8, 8), (16, 3, 3, 8), 1, np.float32) is None
+    if engine.has_versions:
+        assert made((2, 16, 8, 8), (16, 3, 3, 8)).shape == (2, 2, 2, 8)
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])

@@ -3,6 +3,7 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels import groupnorm as GN
+from numdiff.kernels import groupnorm_normalise as normalise
 from numdiff.kernels import groupnorm_one_pass as one_pass
 from numdiff.kernels import reduce as R
 from numdiff.kernels.concat import Pair
@@ -239,6 +240,74 @@ def test_two_arrays_are_read_as_one(engine, rng, shape, seam, dtype, silu):
 
 UNET = [(size, C) for size, channels in ((64, (64, 128, 192)), (32, (64, 128, 192, 256, 320)),
                                          (16, (128, 192, 320, 384, 448)), (8, (192, 256, 448, 512))) for C in channels]
+
+
+def with_statistics(engine, rng, shape, offset=0.0):
+    """(float64 array of float16 numbers, it on the device, its statistics there)."""
+    x = (offset + rng.standard_normal(shape)).astype(np.float16).astype(np.float64)
+    return x, engine(x, np.float16), engine(normalise.channel_statistics_reference(x), np.float32)
+
+
+@pytest.mark.parametrize("shape, groups", [((2, 8, 16, 32), 4), ((1, 16, 8, 24), 12), ((3, 8, 8, 448), 32),
+                                           ((2, 64, 64, 64), 32), ((32, 32, 32, 320), 32), ((5, 48, 48, 72), 36)],
+                         ids=str)
+@pytest.mark.parametrize("offset", [0.0, 40.0])
+@SILU
+def test_known_statistics(engine, rng, shape, groups, offset, silu):
+    """Version 4; a mean forty times the deviation costs no digits."""
+    if not engine.has_versions or engine.name == "emulator" and np.prod(shape) > 10_000:
+        pytest.skip("of kernels alone, and of small arrays in the emulator")
+    x, x_, known = with_statistics(engine, rng, shape, offset)
+    _, weight, bias, _, _ = make(rng, (1, shape[-1], groups))
+    want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
+    runs = [GN.groupnorm_forward(x_, engine(weight), engine(bias), groups, silu=silu, statistics=known, version=version)
+            for version in (4, None)]
+    for got, again, expected, tolerance in zip(*runs, want, (1e-3, 1e-5, 1e-4 if offset else 1e-5), strict=True):
+        engine.check(got, expected, tolerance)
+        engine.check_equal(got, again)
+
+
+@pytest.mark.parametrize("sizes, channels, groups", [((8, 16), (16, 8), 4), ((16, 16), (8, 8), 8),
+                                                     ((32, 64), (128, 64), 32)], ids=str)
+def test_known_statistics_of_two_arrays(engine, rng, sizes, channels, groups):
+    """…of which the first was made larger: its statistics are those of the small image. A group lies across."""
+    if not engine.has_versions or engine.name == "emulator" and sizes[1] > 16:
+        pytest.skip("of kernels alone, and of small arrays in the emulator")
+    (small, _, known), (x_2, second, known_2) = (
+        with_statistics(engine, rng, (2, size, size, c), offset)
+        for size, c, offset in zip(sizes, channels, (0.0, 3.0), strict=True))
+    for axis in (1, 2):
+        small = small.repeat(sizes[1] // sizes[0], axis=axis)
+    x = np.concatenate((small, x_2), axis=-1)
+    _, weight, bias, _, _ = make(rng, (1, sum(channels), groups))
+    want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=True)
+    got = GN.groupnorm_forward(Pair(engine(small, np.float16), second), engine(weight), engine(bias), groups, silu=True,
+                               version=4, statistics=(known, known_2))
+    for result, expected, tolerance in zip(got, want, (1e-3, 1e-5, 1e-5), strict=True):
+        engine.check(result, expected, tolerance)
+
+
+def test_where_statistics_are_of_no_use(engine, rng):
+    """Groups of an odd number of channels, float32 and the CPU engine read x as ever; version 4 says why it cannot."""
+    x, x_, known = with_statistics(engine, rng, (1, 8, 8, 24))
+    weight, bias = engine(np.ones(24)), engine(np.zeros(24))
+    want = GN.groupnorm_forward_reference(x, np.ones(24), np.zeros(24), 8)
+    engine.check(GN.groupnorm_forward(x_, weight, bias, 8, statistics=known)[0], want[0], 1e-3)
+    with pytest.raises(ValueError, match="an even number of channels"):
+        GN.groupnorm_forward(x_, weight, bias, 8, version=4, statistics=known)
+    with pytest.raises(ValueError, match="needs the statistics"):
+        GN.groupnorm_forward(x_, weight, bias, 4, version=4)
+
+
+def test_blocks_of_known_statistics():
+    """Whole warps, rows that share a pair of channels, and blocks enough for an H100 where there are pixels enough."""
+    for C in range(8, 2049, 8):
+        rows, _ = normalise.block_shape(32, 4096, C, 132) or (None, None)
+        if rows is None:
+            assert C > 512 or C % 64
+        else:
+            assert rows * C // 8 % 32 == 0 and rows % 4 == 0 and rows * C // 8 <= 512
+    assert normalise.block_shape(32, 4096, 64, 132) == (64, 8) and normalise.block_shape(32, 64, 256, 132) == (8, 4)
 
 
 def test_plans():

@@ -4,6 +4,7 @@ import numpy as np
 from ...device import empty, is_device
 from .. import bias, conv2d, conv2d_hopper, conv2d_hopper_gradient, conv2d_hopper_gradient_3x3, linear, matmul
 from ..concat import Pair
+from ..groupnorm_normalise import channel_statistics_reference
 from ..matmul import hopper, launcher, mma
 from .case import Case
 
@@ -118,6 +119,21 @@ def convolution_cases():
 
         yield Case("conv2d", inputs, forward, tolerance=HALF_TOLERANCE, label=label)
         yield Case("conv2d_input_gradient", inputs, gradient, tolerance=HALF_TOLERANCE, label=label)
+
+    for bn, sub in conv2d_hopper.VARIANTS:
+        n = bn if sub == 2 else bn + 8  # a second tile, of which little exists
+
+        def left(a, v, tile=(bn, sub)):
+            if not is_device(a.x):
+                y = conv2d.conv2d_forward_reference(a.x, a.weight, a.dbias, residual=a.dy)
+                return y, channel_statistics_reference(y)
+            statistics, y = conv2d.channel_statistics(a.x, a.weight), empty(a.dy.shape, np.float16, like=a.x)
+            conv2d_hopper.hopper_convolution(a.x, a.weight, a.dbias, y, residual=a.dy, only=tile, together=1,
+                                             statistics=statistics)
+            return y, statistics
+
+        yield Case("conv2d", operands(8, 8, 8, n, 1), left, tolerance=HALF_TOLERANCE,
+                   label=f"float16, tile {(bn, sub)}, statistics")
 
     def reference(dy, x, dweight, dbias):
         conv2d.conv2d_backward_reference(dy, x, np.zeros_like(dweight), dweight, dbias, need_dx=False)

@@ -35,6 +35,7 @@ from .. import (
     telemetry,
 )
 from ..concat import Pair
+from ..groupnorm_normalise import channel_statistics_reference
 from ..matmul import launcher, vectorised
 from .case import PURPOSE, SEED, Case, in_place, normal, one, with_counters, with_timesteps
 from .half import HALF_TOLERANCE
@@ -171,6 +172,24 @@ def norms_cases():
     yield Case("groupnorm_backward", inputs, lambda a, v: (*groupnorm.groupnorm_backward(
         a.dy, Pair(a.x, a.x_2), a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, 2, True,
         Pair(a.residual, a.residual_2), v), a.dweight, a.dbias), (3,), HALF_TOLERANCE, "float16, two arrays")
+
+    def known(two):
+        """Of one array; of two, the first an image of which each pixel was taken four times."""
+        def inputs(rng):
+            small, x_2 = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 8, 8, 16), (2, 16, 16, 8)))
+            x = small.repeat(2, axis=1).repeat(2, axis=2) if two else small
+            weight, bias = rng.standard_normal((2, 24 if two else 16)).astype(np.float32)
+            known, known_2 = (channel_statistics_reference(a.astype(np.float32)) for a in (small, x_2))
+            return {"x": x, "x_2": x_2, "known": known, "known_2": known_2, "weight": weight, "bias": bias}
+
+        def run(a, v):
+            x, statistics = (Pair(a.x, a.x_2), (a.known, a.known_2)) if two else (a.x, a.known)
+            return groupnorm.groupnorm_forward(x, a.weight, a.bias, 4, silu=two, version=v, statistics=statistics)
+
+        return Case("groupnorm", inputs, run, (4,), HALF_TOLERANCE, "two arrays" if two else "")
+
+    yield known(False)
+    yield known(True)
     yield sixteens((2, 37, 32), 8, 2, 0, True)
     yield sixteens((2, 96, 16), 4, 1, 2, True)
     yield sixteens((2, 48, 16), 4, 1, 1, False)
