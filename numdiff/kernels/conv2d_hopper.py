@@ -4,7 +4,7 @@ MATHEMATICS
     forward          y[p, n] = Σ_tap Σ_c x[p + tap - pad, c] · weight[n, tap, c]
     input gradient   dx[p, c] = Σ_tap Σ_n dy[p + tap - pad, n] · weight[n, taps - 1 - tap, c]        (stride 1)
     then + bias[n] + channel[image of p, n] + residual[p, n], rounded to float16 once. Where a GroupNorm reads y next,
-    the mean and variance of each two channels over each 8 × 8 pixels are left for it, from what registers hold.
+    the mean and variance of each two channels over each 8 × 8 pixels are left for it.
     A block takes a tile of pixels and of output channels, and sums over blocks of 64 input channels and, in each, over
     the taps. For one tap that is a plain matrix product: pixels × 64 by 64 × channels. The pixels of another tap are
     the same ones moved by some rows and columns, so nothing is gathered: the copy engine brings the tile of pixels WITH
@@ -30,8 +30,8 @@ WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
     warp 3 asks for the weight           one stage a tap, or a column of three (kernels of their own: a third of the
                                          waits); where all of it fits, once and for all tiles (`resident`)
-    warps 1, 2 store what a consumer has written, and bring it the next residual, to where its result will lie, and
-                                         join the statistics of its four warps
+    warps 1, 2 store what a consumer has written, and bring it the next residual, to where its result will lie. They
+                                         make the statistics, too, while the others multiply
     warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels. Where shared memory holds all that a
                                          tile needs they take turns (`by_turns`): one multiplies, one writes its results
 LAUNCH
@@ -79,7 +79,6 @@ from ..device.hopper import (
 )
 from ..device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ..device.tensor_map import tensor_map
-from .groupnorm_vectors import by_sign
 from .im2col import divide
 from .tuning import tuned_or
 
@@ -214,20 +213,17 @@ def row_of(sub_block, tile_w, tile_h, pitch, box_h):
 
 @cuda.jit(device=True, forceinline=True)
 def write_pair(tiles, place, low, high, has_residual):
-    """Two neighbouring channels of a pixel, with the residual that lies where they go; returns both."""
+    """Two neighbouring channels of a pixel, with the residual that lies where they go."""
     if has_residual:
         old_low, old_high = unpack_half2(load_word(tiles, place))
         low += old_low
         high += old_high
     store_word(tiles, place, pack_half2(low, high))
-    return low, high
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_sub_block(BN, tiles, at, acc, first, N, bias, channel, channel_at, has_bias, has_channel, has_residual):
     """A warpgroup's 64 × BN sums into its buffer, as rows of COLS channels, swizzled as the copy engine takes them.
-
-    What is added to them is in acc afterwards, too.
     In a row of eight pixels, eight rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight
     places, so that a warp's store touches each bank once.
     """
@@ -248,75 +244,41 @@ def write_sub_block(BN, tiles, at, acc, first, N, bias, channel, channel_at, has
                 low += channel[channel_at + n]
                 high += channel[channel_at + n + 1]
         place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
-        acc[4 * j], acc[4 * j + 1] = write_pair(tiles, place, acc[4 * j] + low, acc[4 * j + 1] + high, has_residual)
-        acc[4 * j + 2], acc[4 * j + 3] = write_pair(tiles, int32(place + 16 * COLS), acc[4 * j + 2] + low,
-                                                    acc[4 * j + 3] + high, has_residual)
-
-
-# Statistics. Of n numbers: their sum s, and q, the sum of their squares about the mean. Two such, of n numbers each,
-# make (s + s', q + q' + (s - s')² / 2n), which cancels nothing.
-
-@cuda.jit(device=True, forceinline=True)
-def join_lanes(s, q, count, bit, n, lane):
-    """Join with the lane whose number differs in `bit`, n numbers each: of an even count the lane keeps half, those of
-    its `bit`; else both lanes keep all."""
-    scale = float32(1) / float32(2 * n)
-    if count % 2 == 0:
-        side, half = -int32(lane & bit), count // 2
-        for k in range(half):
-            mine, mine_q = by_sign(side, s[k], s[half + k]), by_sign(side, q[k], q[half + k])
-            other = cuda.shfl_xor_sync(EVERYBODY, by_sign(side, s[half + k], s[k]), bit)
-            other_q = cuda.shfl_xor_sync(EVERYBODY, by_sign(side, q[half + k], q[k]), bit)
-            s[k], q[k] = mine + other, (mine_q + other_q) + (mine - other) * (mine - other) * scale
-    else:
-        for k in range(count):
-            other, other_q = cuda.shfl_xor_sync(EVERYBODY, s[k], bit), cuda.shfl_xor_sync(EVERYBODY, q[k], bit)
-            s[k], q[k] = s[k] + other, (q[k] + other_q) + (s[k] - other) * (s[k] - other) * scale
+        write_pair(tiles, place, acc[4 * j] + low, acc[4 * j + 1] + high, has_residual)
+        write_pair(tiles, int32(place + 16 * COLS), acc[4 * j + 2] + low, acc[4 * j + 3] + high, has_residual)
 
 
 @cuda.jit(device=True, forceinline=True)
-def bring_statistics(BN, sums, at, acc):
-    """sums[at …] = s of each two of a warp's channels over its 16 pixels, BN / 2 of them, then q of each."""
-    s = cuda.local.array(16, np.float32)
-    q = cuda.local.array(16, np.float32)
-    lane = int32(cuda.threadIdx.x & 31)
-    for j in range(BN // 8):
-        total = (acc[4 * j] + acc[4 * j + 1]) + (acc[4 * j + 2] + acc[4 * j + 3])
-        average = float32(0.25) * total
-        d_0, d_1 = acc[4 * j] - average, acc[4 * j + 1] - average
-        d_2, d_3 = acc[4 * j + 2] - average, acc[4 * j + 3] - average
-        s[j], q[j] = total, (d_0 * d_0 + d_1 * d_1) + (d_2 * d_2 + d_3 * d_3)
-    SECOND, THIRD = BN // 16, BN // 32  # of eight lanes with the same channels, each keeps half, and half of these
-    join_lanes(s, q, BN // 8, 16, 4, lane)
-    join_lanes(s, q, SECOND, 8, 8, lane)
-    join_lanes(s, q, THIRD, 4, 16, lane)
-    LEFT = THIRD // 2 if THIRD % 2 == 0 else THIRD
-    pair = int32((lane & 3) + (4 * SECOND if lane & 16 else 0) + (4 * THIRD if lane & 8 else 0))
-    if THIRD % 2 == 0 and lane & 4:
-        pair += int32(4 * LEFT)
-    if THIRD % 2 == 0 or lane & 4 == 0:
-        for k in range(LEFT):
-            sums[at + pair + 4 * k], sums[at + BN // 2 + pair + 4 * k] = s[k], q[k]
+def leave_statistics(BN, tiles, at, statistics, to, left, columns):
+    """Statistics of a sub-block as it lies in its buffer, by a warp; left: pairs of channels that exist.
 
-
-@cuda.jit(device=True, forceinline=True)
-def leave_statistics(BN, sums, at, statistics, to, left, columns):
-    """Means to statistics[to …], variances `columns` later: those of a sub-block's four warps joined, by a warp.
-
-    left: pairs of channels that exist
+    Of each two channels the mean goes to statistics[to …], the variance to `columns` later.
+    A lane has two channels, of every second pixel where rows are short, so that a warp's loads touch each bank once. It
+    sums beside the first of its numbers, so that q - s² / n cancels no more than groupnorm.py says.
     """
-    for k in range((BN // 2 + 31) // 32):
-        pair = int32(32 * k + (cuda.threadIdx.x & 31))
-        if pair < min(int32(BN // 2), left):
-            i = int32(at + pair)
-            s_0, s_1, s_2, s_3 = sums[i], sums[i + BN], sums[i + 2 * BN], sums[i + 3 * BN]
-            i += int32(BN // 2)
-            q_0, q_1, q_2, q_3 = sums[i], sums[i + BN], sums[i + 2 * BN], sums[i + 3 * BN]
-            s, s_2, d, d_2 = s_0 + s_1, s_2 + s_3, s_0 - s_1, s_2 - s_3
-            q = (q_0 + q_1) + (q_2 + q_3) + (d * d + d_2 * d_2) * float32(1 / 64)  # of 32 numbers each
-            d = s - s_2
-            q += d * d * float32(1 / 128)
-            statistics[to + pair], statistics[to + columns + pair] = (s + s_2) * float32(1 / 128), q * float32(1 / 128)
+    COLS = 64 if BN % 64 == 0 else 32
+    LANES, PIXELS = COLS // 2, COLS  # of a pixel; of a lane
+    lane = int32(cuda.threadIdx.x & 31)
+    own, half, share = int32(lane & (LANES - 1)), int32(lane // LANES), float32(1) / float32(2 * PIXELS)
+    for slab in range(BN // COLS):
+        from_here = int32(at + slab * 128 * COLS + half * 2 * COLS + (own & 3) * 4)
+        first = unpack_half2(load_word(tiles, int32(from_here + (own >> 2) * 16)))[0]
+        s = q = float32(0)
+        for k in range(PIXELS):
+            turn = k & 7 if COLS == 64 else k & 3
+            low, high = unpack_half2(load_word(tiles, int32(from_here + k * 128 + ((own >> 2) ^ turn) * 16)))
+            low -= first
+            high -= first
+            s += low + high
+            q += low * low + high * high
+        mean, squares = first + s * share, max(q - s * s * share, float32(0))
+        if COLS == 32:
+            mean_2 = cuda.shfl_xor_sync(EVERYBODY, mean, 16)
+            squares += cuda.shfl_xor_sync(EVERYBODY, squares, 16) + float32(PIXELS) * (mean - mean_2) * (mean - mean_2)
+            mean = float32(0.5) * (mean + mean_2)
+        pair = int32(slab * LANES + own)
+        if pair < left and half == 0:
+            statistics[to + pair], statistics[to + columns + pair] = mean, squares * float32(1 / 128)
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
@@ -342,13 +304,11 @@ def make_kernel(BN, SUB, together, transposed):
                whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, resident, by_turns,
                has_bias, has_channel, has_residual, statistics, has_statistics):
         tiles = cuda.shared.array(0, np.uint8, alignment=1024)
-        sums = cuda.shared.array(0, np.float32, alignment=1024)  # sees the same memory
         barriers = cuda.shared.array(BARRIERS, np.uint64)
         b_base = smem_u32(tiles)
         b_bytes = uint32(together * B_BYTES)
         out_base = b_base + uint32(b_stages) * b_bytes
         a_base = out_base + uint32(2 * OUT_BYTES)
-        sums_at = int32((b_stages * together * B_BYTES + 2 * OUT_BYTES + a_stages * a_bytes) >> 2)  # of `sums`
         a_full = smem_u32(barriers)
         a_empty = a_full + uint32(8 * MOST_A)
         b_full = a_full + uint32(16 * MOST_A)
@@ -461,8 +421,10 @@ def make_kernel(BN, SUB, together, transposed):
                             x, y, b = int32(w + di), int32(h + dj), int32(image + more)
                             if x < width and y < height and b < images:
                                 chunk = int32(((b * height + y) >> 3) * (width >> 3) + (x >> 3))
-                                leave_statistics(BN, sums, int32(sums_at + (consumer * SUB + sub) * 4 * BN), statistics,
-                                                 int32(chunk * N + (first >> 1)), int32((N - first) >> 1), N >> 1)
+                                at = int32(b_stages * together * B_BYTES + consumer * OUT_BYTES + sub * SLABS * SLAB)
+                                leave_statistics(BN, tiles, at, statistics, int32(chunk * N + (first >> 1)),
+                                                 int32((N - first) >> 1), N >> 1)
+                        fence_proxy_async()  # the next residual comes to where was read
                     if chosen:
                         tma_store_wait_read_0()
                     cuda.syncwarp()
@@ -589,11 +551,6 @@ def make_kernel(BN, SUB, together, transposed):
                     write_sub_block(BN, tiles, int32(out + SLABS * SLAB), acc_2, first, N, bias, channel, mine * N,
                                     has_bias,
                                     has_channel, has_residual)
-                if not transposed and has_statistics:
-                    at = int32(sums_at + (consumer * SUB * 4 + ((t >> 5) & 3)) * BN)
-                    bring_statistics(BN, sums, at, acc)
-                    if SUB == 2:
-                        bring_statistics(BN, sums, int32(at + 4 * BN), acc_2)
                 fence_proxy_async()
                 mbarrier_arrive(written + uint32(8) * uint32(consumer))
 
@@ -625,7 +582,6 @@ class Plan(NamedTuple):
     resident: bool
     by_turns: bool
     tiles: int
-    statistics: bool
 
     @property
     def pixels(self):
@@ -633,8 +589,7 @@ class Plan(NamedTuple):
 
     @property
     def shared(self):
-        stages = self.b_stages * self.together * self.bn * ROW + self.a_stages * self.a_bytes
-        return stages + self.pixels * self.bn * 2 + (statistics_bytes(self.bn, self.pixels) if self.statistics else 0)
+        return self.b_stages * self.together * self.bn * ROW + self.pixels * self.bn * 2 + self.a_stages * self.a_bytes
 
 
 # what the estimate of `choose_plan` is made of, from measurements on an H100; nanoseconds of one multiprocessor
@@ -645,12 +600,7 @@ TILE_NS, OUTPUT_NS = 300.0, 0.107  # a tile's results: each tile, each of its nu
 ROUND_NS = 130.0  # a round of the consumers' loop, but what of it hides behind a quarter of its products
 
 
-def statistics_bytes(bn, pixels):
-    """Shared memory for the s and q of each warp: of each two channels, for each 16 of a tile's pixels."""
-    return pixels // 16 * bn * 4
-
-
-def plans(B, H, W, C, N, size, whole_halo, bn, sub, together, statistics=False):
+def plans(B, H, W, C, N, size, whole_halo, bn, sub, together):
     """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each."""
     pad, found = size // 2, []
     columns, steps = -(-N // bn), size * size * -(-C // BK)
@@ -666,20 +616,20 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, together, statistics=False):
                 continue
             a_bytes = -(-box * ROW // 1024) * 1024
             tiles = columns * -(-W // width) * -(-H // height) * -(-B // images)
-            left = SHARED - 128 * sub * bn * 2 - (statistics_bytes(bn, 128 * sub) if statistics else 0)
+            left = SHARED - 128 * sub * bn * 2
             for a_stages in (3, 2, 1)[:3 if boxes == 1 else 2]:  # a box goes back when the next has come
                 b_stages, resident = min((left - a_stages * a_bytes) // b_bytes, MOST_B), False
                 if columns == 1 and steps <= b_stages * together:
                     b_stages, resident = steps // together, True
                 if resident or b_stages >= (4 if together == 1 else 3) or b_stages >= 2 and a_stages == together == 1:
                     found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, b_stages, together,
-                                      resident, resident and boxes <= a_stages, tiles, statistics))
+                                      resident, resident and boxes <= a_stages, tiles))
                     break
     return found
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, together=None, statistics=False):
+def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, together=None):
     """(estimate of nanoseconds, `Plan`) with the lowest estimate; only: (BN, SUB), to choose from these tiles alone.
 
     together: taps of the weight in a stage, 1 or, of a 3 × 3 kernel, 3; None for either
@@ -690,7 +640,7 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, tog
     for (bn, sub), taps_a_stage in itertools.product(VARIANTS, (1, 3)[:1 + (size == 3)]):
         if only not in (None, (bn, sub)) or together not in (None, taps_a_stage):
             continue
-        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_a_stage, statistics):
+        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_a_stage):
             blocks, taps = -(-C // BK), size * size
             loads = 1 if whole_halo else size
             moving = blocks * (loads * plan.a_bytes + (0 if plan.resident else taps * bn * ROW)) / BYTES_A_NS
@@ -740,8 +690,7 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     backend = x.backend
 
     def planned(only=None, together=None):
-        return choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together,
-                           statistics is not None)[1]
+        return choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together)[1]
 
     def measured(choice):
         bn, sub, taps = choice

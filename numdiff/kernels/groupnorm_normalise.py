@@ -12,11 +12,12 @@ STATISTICS
     then variances. Chunks have equally many pixels, whose number drops out:
         mean of a group = average of its chunks' means
         variance        = average of (a chunk's variance + (its mean - mean)²)
-    which cancels nothing, as in rung 2. So an image that was made larger, each pixel four times, has the statistics of
+    Sums are taken beside the first chunk's mean, one of the numbers, so that one sweep is enough and little cancels (as
+    in rung 2). An image that was made larger, each pixel four times, has the statistics of
     the small one, and of a `Pair`, each part its own.
 LAUNCH
     grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight channels, as in rung 3.
-    Dynamic shared memory: a float for each thread, two for each group.
+    Dynamic shared memory: two floats for each thread, channel and group.
 ACCURACY
     z = x · scale + shift, where shift has the mean in it: what that cancels, 2⁻²⁴ of the mean, is far below the 2⁻¹¹
     that x itself, in float16, is known to.
@@ -41,6 +42,7 @@ from .groupnorm_vectors import (
     WARP,
     WARP_BITS,
     WORDS,
+    afresh,
     lanes_sum,
     load8,
     locate,
@@ -67,27 +69,6 @@ def channel_statistics_reference(y):
 
 
 @cuda.jit(device=True, forceinline=True)
-def join(sums, averages, slices, pairs, groups, warp, warps, lane, eps, roots):
-    """sums[averages + group]: the average of what the threads brought for a group, or 1 / √(that + eps).
-
-    A group has slices · pairs sums, one after the other, for each of its `pairs` pairs of channels the `slices` parts
-    of an average over all chunks. All threads call it.
-    """
-    cuda.syncthreads()  # all have brought their sums
-    group, count = int32(warp), int32(slices * pairs)
-    while group < groups:
-        total, e = float32(0), int32(lane)
-        while e < count:
-            total += sums[group * count + e]
-            e += int32(WARP)
-        total = lanes_sum(total, WARP) / float32(pairs)
-        if lane == 0:
-            sums[averages + group] = float32(1) / math.sqrt(total + eps) if roots else total
-        group += warps
-    cuda.syncthreads()
-
-
-@cuda.jit(device=True, forceinline=True)
 def normalise8(y, at, value, scales, shifts, activate):
     for k in range(VECTOR):
         value[k] = value[k] * scales[k] + shifts[k]
@@ -97,11 +78,19 @@ def normalise8(y, at, value, scales, shifts, activate):
     store8(y, at, value)
 
 
+@cuda.jit(device=True, forceinline=True)
+def known_mean(known, known_2, b, pair, seam, pairs, chunks, chunks_2):
+    """The mean of a pair of channels over the first chunk of sample b; the first array has `seam` of all pairs."""
+    after = int32(pair - seam)
+    return known[2 * b * chunks * seam + pair] if after < 0 else known_2[2 * b * chunks_2 * (pairs - seam) + after]
+
+
 @cuda.jit(launch_bounds=(THREADS, 2))
 def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, rstd, P, C, seam, width, chunks,
-                                chunks_2, pixels, eps, activate):
-    """known, known_2: the statistics of x and x_2, of `chunks` and `chunks_2` a sample; pixels: of a block."""
-    sums = cuda.shared.array(0, float32)
+                                chunks_2, pixels, team, eps, activate):
+    """known, known_2: the statistics of x and x_2, of `chunks` and `chunks_2` a sample; pixels: of a block; team: lanes
+    that join a group's, a power of two."""
+    sums = cuda.shared.array(0, float32, alignment=16)
     value = cuda.local.array(VECTOR, float32)
     scales = cuda.local.array(VECTOR, float32)
     shifts = cuda.local.array(VECTOR, float32)
@@ -112,41 +101,68 @@ def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, r
     lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
     row, b, threads = int32(cuda.threadIdx.y), int32(cuda.blockIdx.y), int32(lanes * rows)
     t = int32(row * lanes + cuda.threadIdx.x)
-    lane, warp, warps = int32(t & (WARP - 1)), int32(t >> WARP_BITS), int32(threads >> WARP_BITS)
+    lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
     c, groups = int32(VECTOR * cuda.threadIdx.x), divide(C, width)[0]
-    averages, roots = threads, int32(threads + groups)  # where in `sums` the groups' means are, and their rstd
+    weights, biases = int32(2 * threads), int32(2 * threads + C)  # where in `sums` they are: registers are short
+    averages, roots = int32(biases + C), int32(biases + C + groups)  # means and rstd of the groups
     p, end = int32(cuda.blockIdx.x * pixels + row), int32(min((cuda.blockIdx.x + 1) * pixels, P))
     beyond, i, step = locate(c, p, b, P, C, seam, rows)
-    part_x = one_of(beyond, x, x_2)
-    ask(part_x, p, end, rows, i, step, words_0, words_1, words_2, words_3)
+    ask(one_of(beyond, x, x_2), p, end, rows, i, step, words_0, words_1, words_2, words_3)
 
-    # the statistics of one pair of channels in every `slices`-th chunk
+    # of one pair of channels, every `slices`-th chunk's statistics, beside the mean of the group's first
     slices, half = rows // PAIRS_A_THREAD, int32(width >> 1)
     first, pair = divide(t, C >> 1)
+    group, in_group = divide(pair, half)
+    origin = known_mean(known, known_2, b, group * half, seam >> 1, C >> 1, chunks, chunks_2)
     after = int32(pair - (seam >> 1))
     part, own_chunks = one_of(after, known, known_2), chunks if after < 0 else chunks_2
     columns, column = (int32(seam >> 1), pair) if after < 0 else (int32((C - seam) >> 1), after)
     at, turn = int32((b * own_chunks + first) * 2 * columns + column), int32(2 * columns * slices)
-    weight_of_chunk = float32(1) / float32(own_chunks)
-    total, n, k = float32(0), first, at
+    own_weight, own_bias = weight[min(t, C - 1)], bias[min(t, C - 1)]
+    total, squares, n = float32(0), float32(0), first
     while n + 3 * slices < own_chunks:  # four at once: each takes its time
-        total += (part[k] + part[k + turn]) + (part[k + 2 * turn] + part[k + 3 * turn])
-        n, k = int32(n + 4 * slices), int32(k + 4 * turn)
+        d_0, d_1 = part[at] - origin, part[at + turn] - origin
+        d_2, d_3 = part[at + 2 * turn] - origin, part[at + 3 * turn] - origin
+        at += columns
+        within = (part[at] + part[at + turn]) + (part[at + 2 * turn] + part[at + 3 * turn])
+        total += (d_0 + d_1) + (d_2 + d_3)
+        squares += (d_0 * d_0 + d_1 * d_1) + (d_2 * d_2 + d_3 * d_3) + within
+        n, at = int32(n + 4 * slices), int32(at - columns + 4 * turn)
     while n < own_chunks:
-        total += part[k]
-        n, k = int32(n + slices), int32(k + turn)
-    sums[pair * slices + first] = total * weight_of_chunk
-    join(sums, averages, slices, half, groups, warp, warps, lane, eps, False)
-    average, total, n, k = sums[averages + divide(pair, half)[0]], float32(0), first, at
-    while n < own_chunks:
-        d = part[k] - average
-        total += part[k + columns] + d * d
-        n, k = int32(n + slices), int32(k + turn)
-    sums[pair * slices + first] = total * weight_of_chunk
-    join(sums, roots, slices, half, groups, warp, warps, lane, eps, True)
+        d = part[at] - origin
+        total += d
+        squares += d * d + part[at + columns]
+        n, at = int32(n + slices), int32(at + turn)
+    share = float32(1) / (float32(own_chunks) * float32(half))
+    sums[pair * slices + first], sums[threads + pair * slices + first] = total * share, squares * share
+    if first == 0 and in_group == 0:
+        sums[averages + group] = origin
+    n = t
+    while n < C:
+        sums[weights + n], sums[biases + n] = own_weight, own_bias
+        n += threads
+        if n < C:
+            own_weight, own_bias = weight[n], bias[n]
+    cuda.syncthreads()
 
-    load8(weight, c, scales)
-    load8(bias, c, shifts)
+    # of a group, what its threads brought: `team` lanes add it
+    count = int32(slices * half)
+    of_warp, group = int32(warp * divide(WARP, team)[0]), divide(t, team)[0]  # the first group of a warp; a lane's
+    while of_warp < groups:
+        total, squares, e = float32(0), float32(0), int32(lane & (team - 1))
+        while e < count and group < groups:
+            total += sums[group * count + e]
+            squares += sums[threads + group * count + e]
+            e += team
+        total, squares = lanes_sum(total, team), lanes_sum(squares, team)
+        if lane & (team - 1) == 0 and group < groups:
+            sums[averages + group] += total
+            sums[roots + group] = float32(1) / math.sqrt(max(squares - total * total, float32(0)) + eps)
+        of_warp, group = int32(of_warp + divide(threads, team)[0]), int32(group + divide(threads, team)[0])
+    cuda.syncthreads()
+
+    load8(sums, weights + c, scales)
+    load8(sums, biases + c, shifts)
     group, before = divide(c, width)
     left = int32(width - before)  # channels of this group from here on
     for k in range(VECTOR):
@@ -155,7 +171,10 @@ def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, r
         left -= int32(1)
         if left == 0:
             group, left = int32(group + 1), int32(width)
+    c = afresh(c)  # what follows from it is computed again: kept, it would take ten registers
+    beyond, i, step = locate(c, p, b, P, C, seam, rows)
     _, i_y, step_y = locate(c, p, b, P, C, C, rows)
+    part_x = one_of(beyond, x, x_2)
     while p < end:
         numbers8(x, words_0, value)
         normalise8(y, i_y, value, scales, shifts, activate)
@@ -210,8 +229,9 @@ def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
     y = empty(x.shape, x.dtype, like=first)
     mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
     rows, turns = block_shape(B, P, C, first.backend.multiprocessors)
+    team = min(WARP, 1 << (rows // PAIRS_A_THREAD * (C // groups // 2) - 1).bit_length())
     launch(groupnorm_forward_kernel_v4, (-(-P // (rows * turns)), B), (C // VECTOR, rows), first.reshape(-1),
            second.reshape(-1), known.reshape(-1), known_2.reshape(-1), weight, bias, y.reshape(-1), mean.reshape(-1),
-           rstd.reshape(-1), P, C, seam, C // groups, known.shape[1], known_2.shape[1], rows * turns, float(eps),
-           int(silu), shared=4 * (C // VECTOR * rows + 2 * groups))
+           rstd.reshape(-1), P, C, seam, C // groups, known.shape[1], known_2.shape[1], rows * turns, team, float(eps),
+           int(silu), shared=8 * (C // VECTOR * rows + C + groups))
     return y, mean, rstd
