@@ -119,7 +119,8 @@ class ConvolutionTiles:
     @staticmethod
     def forced(choice):
         choose = conv2d_hopper.choose_plan
-        return replaced(conv2d_hopper, "choose_plan", lambda *given: choose(*given[:8], tuple(choice[:2]), choice[2]))
+        return replaced(conv2d_hopper, "choose_plan",
+                        lambda *given: choose(*given[:8], tuple(choice[:2]), choice[2], *given[10:]))
 
 
 class InputGradientTiles(ConvolutionTiles):

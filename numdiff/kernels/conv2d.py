@@ -43,6 +43,8 @@ SOURCE
 READ NEXT
     conv2d_implicit.py; before it, matmul/vectorised.py, whose inner loop it borrows.
 """
+import math
+
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
@@ -225,6 +227,7 @@ def conv2d_weight_gradient_kernel_v1(dy, x, dweight, B, H, W, C, Ho, Wo, N, kern
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 PREFERRED = 3, 6, 5, 4, 1  # of the float16 versions, the fastest first
+WORTH_STATISTICS = 8 << 20  # bytes of a result: GroupNorm gains less on a smaller one than they cost
 VERSIONS = {np.dtype(np.float32): (1, 2, 3, 4), np.dtype(np.float16): (1, 3, 4, 5, 6)}
 
 
@@ -276,14 +279,16 @@ def _columns(x, kernel, stride):
     return col.reshape(-1, kernel * kernel * x.shape[3])
 
 
-def channel_statistics(x, weight, stride=1):
+def channel_statistics(x, weight, stride=1, least=WORTH_STATISTICS):
     """A new array for the statistics of a convolution's result (groupnorm_normalise.py), or None where none come.
 
-    Hopper's float16 kernel leaves them, beside a result whose images 8 × 8 pixels tile.
+    Hopper's float16 kernel leaves them, beside a result of `least` bytes or more whose images 8 × 8 pixels tile.
     """
     shape = None
     if not isinstance(x, Pair) and is_device(x) and conv2d_hopper.can_run(x, weight, stride):
-        shape = conv2d_hopper.statistics_shape((*x.shape[:3], weight.shape[0]))
+        result = *x.shape[:3], weight.shape[0]
+        if math.prod(result) * x.dtype.itemsize >= least:
+            shape = conv2d_hopper.statistics_shape(result)
     return None if shape is None else empty(shape, np.float32, like=x)
 
 

@@ -30,8 +30,8 @@ WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
     warp 3 asks for the weight           one stage a tap, or a column of three (kernels of their own: a third of the
                                          waits); where all of it fits, once and for all tiles (`resident`)
-    warps 1, 2 store what a consumer has written, and bring it the next residual, to where its result will lie. They
-                                         make the statistics, too, while the others multiply
+    warps 1, 2 store what a consumer has written, make its statistics, and bring it the next residual, to where its
+                                         result will lie, and what is added to each channel: while the others multiply
     warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels. Where shared memory holds all that a
                                          tile needs they take turns (`by_turns`): one multiplies, one writes its results
 LAUNCH
@@ -97,7 +97,7 @@ EVERYBODY = 0xFFFFFFFF
 wgmma_32, wgmma_64, wgmma_96, wgmma_128 = (make_wgmma(n) for n in WIDTHS)
 wgmma_t_32, wgmma_t_64, wgmma_t_96, wgmma_t_128 = (make_wgmma(n, transpose_b=True) for n in WIDTHS)
 wait_32, wait_64, wait_96, wait_128 = (make_wgmma_wait(n) for n in WIDTHS)
-producer_registers, consumer_registers = make_setmaxnreg(56, False), make_setmaxnreg(224, True)
+producer_registers, consumer_registers = make_setmaxnreg(72, False), make_setmaxnreg(216, True)
 
 
 # Device functions -----------------------------------------------------------------------------------------------------
@@ -212,40 +212,54 @@ def row_of(sub_block, tile_w, tile_h, pitch, box_h):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_pair(tiles, place, low, high, has_residual):
-    """Two neighbouring channels of a pixel, with the residual that lies where they go."""
-    if has_residual:
-        old_low, old_high = unpack_half2(load_word(tiles, place))
-        low += old_low
-        high += old_high
-    store_word(tiles, place, pack_half2(low, high))
+def bring_addends(BN, addends, at, first, N, bias, channel, channel_at, has_bias, has_channel):
+    """addends[at … at + BN - 1] = what is added to each channel of a sub-block from `first` on, by a warp."""
+    for k in range(BN // 32):
+        n = int32(32 * k + (cuda.threadIdx.x & 31))
+        total = float32(0)
+        if first + n < N:
+            if has_bias:
+                total += bias[first + n]
+            if has_channel:
+                total += channel[channel_at + first + n]
+        addends[at + n] = total
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_sub_block(BN, tiles, at, acc, first, N, bias, channel, channel_at, has_bias, has_channel, has_residual):
+def write_sub_block(BN, tiles, at, acc, addends, addends_at, has_addends, has_residual):
     """A warpgroup's 64 × BN sums into its buffer, as rows of COLS channels, swizzled as the copy engine takes them.
-    In a row of eight pixels, eight rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight
-    places, so that a warp's store touches each bank once.
+
+    The residual lies where they go; all of it is asked for before any of it is needed. In a row of eight pixels, eight
+    rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight places, so that a warp's store
+    touches each bank once.
     """
     COLS = 64 if BN % 64 == 0 else 32
+    old = cuda.local.array(32, np.uint32)
     thread = int32(cuda.threadIdx.x & 127)
     lane = thread & 31
     row = int32((thread >> 5) * 16 + (lane >> 2))
     turn = row & 7 if COLS == 64 else (row >> 1) & 3
     row_at = int32(at + row * 2 * COLS + (lane & 3) * 4)
+    if has_addends:
+        for j in range(BN // 8):
+            n = int32(addends_at + j * 8 + (lane & 3) * 2)
+            low, high = addends[n], addends[n + 1]
+            acc[4 * j] += low
+            acc[4 * j + 1] += high
+            acc[4 * j + 2] += low
+            acc[4 * j + 3] += high
+    if has_residual:
+        for j in range(BN // 8):
+            place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
+            old[2 * j], old[2 * j + 1] = load_word(tiles, place), load_word(tiles, int32(place + 16 * COLS))
+        for j in range(BN // 4):
+            low, high = unpack_half2(old[j])
+            acc[2 * j] += low
+            acc[2 * j + 1] += high
     for j in range(BN // 8):
-        n = int32(first + j * 8 + (lane & 3) * 2)
-        low = high = float32(0)
-        if n < N:
-            if has_bias:
-                low += bias[n]
-                high += bias[n + 1]
-            if has_channel:
-                low += channel[channel_at + n]
-                high += channel[channel_at + n + 1]
         place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
-        write_pair(tiles, place, acc[4 * j] + low, acc[4 * j + 1] + high, has_residual)
-        write_pair(tiles, int32(place + 16 * COLS), acc[4 * j + 2] + low, acc[4 * j + 3] + high, has_residual)
+        store_word(tiles, place, pack_half2(acc[4 * j], acc[4 * j + 1]))
+        store_word(tiles, int32(place + 16 * COLS), pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -258,19 +272,23 @@ def leave_statistics(BN, tiles, at, statistics, to, left, columns):
     """
     COLS = 64 if BN % 64 == 0 else 32
     LANES, PIXELS = COLS // 2, COLS  # of a pixel; of a lane
+    words = cuda.local.array(8, np.uint32)
     lane = int32(cuda.threadIdx.x & 31)
     own, half, share = int32(lane & (LANES - 1)), int32(lane // LANES), float32(1) / float32(2 * PIXELS)
     for slab in range(BN // COLS):
         from_here = int32(at + slab * 128 * COLS + half * 2 * COLS + (own & 3) * 4)
         first = unpack_half2(load_word(tiles, int32(from_here + (own >> 2) * 16)))[0]
         s = q = float32(0)
-        for k in range(PIXELS):
-            turn = k & 7 if COLS == 64 else k & 3
-            low, high = unpack_half2(load_word(tiles, int32(from_here + k * 128 + ((own >> 2) ^ turn) * 16)))
-            low -= first
-            high -= first
-            s += low + high
-            q += low * low + high * high
+        for eight in range(PIXELS // 8):  # eight at once: each takes its time
+            for k in range(8):
+                place = int32(from_here + k * 128 + ((own >> 2) ^ (k & (COLS // 8 - 1))) * 16)
+                words[k] = load_word(tiles, int32(place + eight * 1024))
+            for k in range(8):
+                low, high = unpack_half2(words[k])
+                low -= first
+                high -= first
+                s += low + high
+                q += low * low + high * high
         mean, squares = first + s * share, max(q - s * s * share, float32(0))
         if COLS == 32:
             mean_2 = cuda.shfl_xor_sync(EVERYBODY, mean, 16)
@@ -304,11 +322,13 @@ def make_kernel(BN, SUB, together, transposed):
                whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, resident, by_turns,
                has_bias, has_channel, has_residual, statistics, has_statistics):
         tiles = cuda.shared.array(0, np.uint8, alignment=1024)
+        addends = cuda.shared.array(0, np.float32, alignment=1024)  # sees the same memory
         barriers = cuda.shared.array(BARRIERS, np.uint64)
         b_base = smem_u32(tiles)
         b_bytes = uint32(together * B_BYTES)
         out_base = b_base + uint32(b_stages) * b_bytes
         a_base = out_base + uint32(2 * OUT_BYTES)
+        addends_at = int32((b_stages * together * B_BYTES + 2 * OUT_BYTES + a_stages * a_bytes) >> 2)  # behind stages
         a_full = smem_u32(barriers)
         a_empty = a_full + uint32(8 * MOST_A)
         b_full = a_full + uint32(16 * MOST_A)
@@ -397,6 +417,13 @@ def make_kernel(BN, SUB, together, transposed):
                     column, i, j, group = place_of(tile, columns, across, down)
                     first = int32(column * BN)
                     w, h, image = int32(i * tile_w), int32(j * tile_h), int32(group * tile_images)
+                    if has_bias or has_channel:
+                        for sub in range(SUB):
+                            more = sub_block_at(consumer * SUB + sub, tile_w, tile_h)[2]
+                            mine = min(int32(image + more), int32(images - 1))
+                            bring_addends(BN, addends, int32(addends_at + (consumer * SUB + sub) * BN), first, N, bias,
+                                          channel, mine * N, has_bias, has_channel)
+                    cuda.syncwarp()
                     if chosen:
                         if has_residual:
                             mbarrier_expect_tx(free, uint32(OUT_BYTES))
@@ -439,15 +466,13 @@ def make_kernel(BN, SUB, together, transposed):
             out = int32(b_stages * together * B_BYTES + consumer * OUT_BYTES)
             rows = uint32(row_of(consumer * SUB, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
             rows_2 = uint32(row_of(consumer * SUB + 1, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
-            image_1 = sub_block_at(consumer * SUB, tile_w, tile_h)[2]  # from the tile's first image
-            image_2 = sub_block_at(consumer * SUB + 1, tile_w, tile_h)[2]
             a_stride = uint32(pitch) * uint32(ROW)
             rounds = int32(channel_blocks * size * (1 if together == 3 else size))
             taps_a_load = int32(size * size if whole_halo else size)
             a_stage, a_parity, b_stage, b_parity, out_parity = int32(0), uint32(0), int32(0), uint32(0), uint32(0)
             my_turn, its_turn = turn + uint32(8 * consumer), turn + uint32(8 * (1 - consumer))
             turn_parity = uint32(1 - consumer)  # the first consumer begins
-            for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
+            for _tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
                 # the first tap: acc = …
                 mbarrier_wait(b_full + uint32(8) * uint32(b_stage), b_parity)
                 mbarrier_wait(a_full + uint32(8) * uint32(a_stage), a_parity)
@@ -539,18 +564,13 @@ def make_kernel(BN, SUB, together, transposed):
                         b_parity ^= uint32(1)
 
                 # the results, through the buffer
-                column, i, j, group = place_of(tile, columns, across, down)
-                first, image = int32(column * BN), int32(group * tile_images)
                 mbarrier_wait(ready + uint32(8) * uint32(consumer), out_parity)
                 out_parity ^= uint32(1)
-                mine = min(int32(image + image_1), int32(images - 1))
-                write_sub_block(BN, tiles, out, acc, first, N, bias, channel, mine * N, has_bias, has_channel,
-                                has_residual)
+                has_addends, at = has_bias or has_channel, int32(addends_at + consumer * SUB * BN)
+                write_sub_block(BN, tiles, out, acc, addends, at, has_addends, has_residual)
                 if SUB == 2:
-                    mine = min(int32(image + image_2), int32(images - 1))
-                    write_sub_block(BN, tiles, int32(out + SLABS * SLAB), acc_2, first, N, bias, channel, mine * N,
-                                    has_bias,
-                                    has_channel, has_residual)
+                    write_sub_block(BN, tiles, int32(out + SLABS * SLAB), acc_2, addends, int32(at + BN), has_addends,
+                                    has_residual)
                 fence_proxy_async()
                 mbarrier_arrive(written + uint32(8) * uint32(consumer))
 
@@ -581,6 +601,7 @@ class Plan(NamedTuple):
     together: int
     resident: bool
     by_turns: bool
+    addends: bool
     tiles: int
 
     @property
@@ -589,7 +610,8 @@ class Plan(NamedTuple):
 
     @property
     def shared(self):
-        return self.b_stages * self.together * self.bn * ROW + self.pixels * self.bn * 2 + self.a_stages * self.a_bytes
+        stages = self.b_stages * self.together * self.bn * ROW + self.a_stages * self.a_bytes
+        return stages + output_bytes(self.bn, self.pixels, self.addends)
 
 
 # what the estimate of `choose_plan` is made of, from measurements on an H100; nanoseconds of one multiprocessor
@@ -600,7 +622,12 @@ TILE_NS, OUTPUT_NS = 300.0, 0.107  # a tile's results: each tile, each of its nu
 ROUND_NS = 130.0  # a round of the consumers' loop, but what of it hides behind a quarter of its products
 
 
-def plans(B, H, W, C, N, size, whole_halo, bn, sub, together):
+def output_bytes(bn, pixels, addends):
+    """Shared memory for a tile's results, and for what is added to each channel of each 64 of its pixels."""
+    return pixels * bn * 2 + (pixels // 64 * bn * 4 if addends else 0)
+
+
+def plans(B, H, W, C, N, size, whole_halo, bn, sub, together, addends):
     """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each."""
     pad, found = size // 2, []
     columns, steps = -(-N // bn), size * size * -(-C // BK)
@@ -616,23 +643,23 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, together):
                 continue
             a_bytes = -(-box * ROW // 1024) * 1024
             tiles = columns * -(-W // width) * -(-H // height) * -(-B // images)
-            left = SHARED - 128 * sub * bn * 2
+            left = SHARED - output_bytes(bn, 128 * sub, addends)
             for a_stages in (3, 2, 1)[:3 if boxes == 1 else 2]:  # a box goes back when the next has come
                 b_stages, resident = min((left - a_stages * a_bytes) // b_bytes, MOST_B), False
                 if columns == 1 and steps <= b_stages * together:
                     b_stages, resident = steps // together, True
                 if resident or b_stages >= (4 if together == 1 else 3) or b_stages >= 2 and a_stages == together == 1:
                     found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, b_stages, together,
-                                      resident, resident and boxes <= a_stages, tiles))
+                                      resident, resident and boxes <= a_stages, addends, tiles))
                     break
     return found
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, together=None):
+def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, together=None, addends=True):
     """(estimate of nanoseconds, `Plan`) with the lowest estimate; only: (BN, SUB), to choose from these tiles alone.
 
-    together: taps of the weight in a stage, 1 or, of a 3 × 3 kernel, 3; None for either
+    together: taps of the weight in a stage, 1 or, of a 3 × 3 kernel, 3; None for either; addends: room for a bias's
 
     A block multiplies while its copies travel, so a tile takes the longer of the two, and a little; blocks take turns.
     """
@@ -640,7 +667,7 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, tog
     for (bn, sub), taps_a_stage in itertools.product(VARIANTS, (1, 3)[:1 + (size == 3)]):
         if only not in (None, (bn, sub)) or together not in (None, taps_a_stage):
             continue
-        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_a_stage):
+        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_a_stage, addends):
             blocks, taps = -(-C // BK), size * size
             loads = 1 if whole_halo else size
             moving = blocks * (loads * plan.a_bytes + (0 if plan.resident else taps * bn * ROW)) / BYTES_A_NS
@@ -690,7 +717,8 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     backend = x.backend
 
     def planned(only=None, together=None):
-        return choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together)[1]
+        return choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together,
+                           bias is not None or channel is not None)[1]
 
     def measured(choice):
         bn, sub, taps = choice

@@ -57,7 +57,7 @@ class Linear(Module):
 class Conv2d(Module):
     """k×k convolution, zero padding k // 2; weight (out, k, k, in), bias (out,).
 
-    statistics: the result goes into a `GroupNorm`, which wants its statistics
+    statistics: the result goes into a `GroupNorm` later, which gains by knowing its statistics
     """
 
     def __init__(self, inputs, outputs, kernel=3, stride=1, zero=False, statistics=False):

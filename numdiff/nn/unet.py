@@ -19,7 +19,7 @@ class Upsample(Module):
 
     def __init__(self, channels, convolve):
         if convolve:
-            self.conv = Conv2d(channels, channels, statistics=True)
+            self.conv = Conv2d(channels, channels)
 
     def forward(self, x):
         x = F.upsample(x)  # (B, 2H, 2W, C)
@@ -44,8 +44,7 @@ class ResBlock(Module):
     """
 
     def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, layer, resample=None):
-        self.in_layers = Numbered({0: GroupNorm(channels, groups, silu=True),
-                                   2: Conv2d(channels, out_channels, statistics=True)})
+        self.in_layers = Numbered({0: GroupNorm(channels, groups, silu=True), 2: Conv2d(channels, out_channels)})
         # 0 is the SiLU; the UNet does it and the layer itself for all blocks at once
         self.emb_layers = Numbered({1: Linear(emb_channels, out_channels * (2 if scale_shift else 1))})
         self.out_layers = Numbered({0: GroupNorm(out_channels, groups, silu=not scale_shift),

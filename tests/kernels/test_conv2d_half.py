@@ -174,7 +174,7 @@ def test_statistics_beside_the_result(engine, rng, shape, addends):
     y = C.conv2d_forward_reference(a["x"], a["weight"], rest[0], 1, *rest[1:])
     runs = []
     for _ in range(2):
-        statistics = C.channel_statistics(x, weight)
+        statistics = C.channel_statistics(x, weight, least=0)
         got = C.conv2d_forward(x, weight, rest_[0], 1, None, *rest_[1:], statistics)
         runs.append((got, statistics))
     engine.check(runs[0][0], y, TOLERANCE)
@@ -187,13 +187,15 @@ def test_statistics_beside_the_result(engine, rng, shape, addends):
 
 def test_where_no_statistics_come(engine):
     """Images that 8 × 8 pixels do not tile, a stride, float32, three channels: nothing, and nobody may ask for it."""
-    def made(shape, weight, stride=1, dtype=np.float16):
-        return C.channel_statistics(engine(np.zeros(shape), dtype), engine(np.zeros(weight), dtype), stride)
+    def made(shape, weight, stride=1, dtype=np.float16, least=0):
+        return C.channel_statistics(engine(np.zeros(shape), dtype), engine(np.zeros(weight), dtype), stride, least)
 
     assert made((1, 8, 12, 8), (16, 3, 3, 8)) is None and made((1, 8, 8, 8), (16, 3, 3, 8), 2) is None
     assert made((1, 8, 8, 3), (16, 3, 3, 3)) is None and made((1, 8, 8, 8), (16, 3, 3, 8), 1, np.float32) is None
     if engine.has_versions:
         assert made((2, 16, 8, 8), (16, 3, 3, 8)).shape == (2, 2, 2, 8)
+        small = (2, 16, 8, 8), (16, 3, 3, 8)
+        assert made(*small, least=8193) is None and made(*small, least=8192) is not None
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
@@ -395,5 +397,5 @@ def test_overflow_is_infinite(engine):
 def test_a_pipeline_has_two_stages_where_a_tile_takes_two_boxes(size):
     """A box of x goes back only when the next has come: with one stage, nothing would go on."""
     for channels, tile, together, whole in itertools.product((64, 128), conv2d_hopper.VARIANTS, (1, 3), (True, False)):
-        for plan in conv2d_hopper.plans(2, 16, 16, channels, 96, size, whole, *tile, together):
+        for plan in conv2d_hopper.plans(2, 16, 16, channels, 96, size, whole, *tile, together, True):
             assert plan.a_stages > 1 or channels == 64 and (whole or size == 1)
