@@ -157,14 +157,14 @@ def test_hopper_backward(engine, rng, version, shape):
         repeat(engine, got, run)
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 16, 8, 40), (1, 16, 8, 72, 16), (5, 8, 8, 8, 24), (32, 64, 64, 64, 64),
-                                   (7, 48, 48, 72, 72), (33, 8, 8, 192, 256), (4, 16, 16, 128, 200)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 8, 16, 8, 40), (3, 8, 8, 72, 16), (32, 64, 64, 64, 64), (7, 48, 48, 72, 72),
+                                   (33, 8, 8, 192, 256), (4, 16, 16, 128, 200)], ids=str)
 @pytest.mark.parametrize("addends", [False, True], ids=["alone", "with addends"])
 def test_statistics_beside_the_result(engine, rng, shape, addends):
     """Means and variances of two channels in 8 × 8 pixels, where a GroupNorm will want them; y has the same bits."""
     b, h, w, c, n = shape
-    if not engine.has_versions or engine.name == "emulator" and b * h * w * c * n > 2 << 18:
-        pytest.skip("of kernels alone, and of small arrays in the emulator")
+    if not engine.has_versions or engine.name != "cuda" and (b * h * w * c * n > 2 << 18 or addends != (c == 8)):
+        pytest.skip("of kernels alone, and of small arrays where there is no GPU")
     a, _ = operands(rng, (*shape, 3, 1))
     x, weight = engine(a["x"], np.float16), engine(a["weight"], np.float16)
     rest, rest_ = (None, None, None), (None, None, None)
@@ -223,7 +223,7 @@ def test_hopper_tiles(engine, rng, tile, whole_halo, gradient):
     engine.check(out, want, TOLERANCE)
 
 
-# the compiler's log of all of them is held against spills elsewhere
+# what ptxas says of them: compile_logs.py
 ONE_OF_EACH = {((64, 2), True, False), ((96, 1), True, True)}
 
 

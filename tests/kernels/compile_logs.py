@@ -1,0 +1,94 @@
+"""What ptxas says of the tensor-core kernels, compiled without a GPU.
+
+    python -m tests.kernels.compile_logs                       every one, for the architectures that it is for
+    python -m tests.kernels.compile_logs conv2d_hopper. flash  those whose name has one of these words
+
+One line a kernel: registers, bytes spilled and on the stack, advisories (C75xx). Exit code 1 where one has any of them.
+"""
+import concurrent.futures
+import functools
+import inspect
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+from numdiff.device.gpu import type_of
+from numdiff.device.ptx import CAPABILITIES, PtxDevice
+from numdiff.kernels.check import CASES
+from numdiff.kernels.check.run import run_once
+
+CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+
+
+class Recorder(PtxDevice):
+    """Compiles nothing: notes which kernels are launched, with what types."""
+
+    def __init__(self, kernels):
+        super().__init__()
+        self.kernels = kernels
+
+    def launch(self, kernel, grid, block, args, shared=0, cluster=1):
+        name = f"{kernel.py_func.__module__}.{kernel.py_func.__name__}".removeprefix("numdiff.kernels.")
+        self.kernels.setdefault(name, (kernel, tuple(type_of(a) for a in args)))
+
+
+@functools.cache
+def tensor_core_kernels():
+    """{name: (kernel, types of its arguments)} of kernels that the check's cases launch, from files that name mma."""
+    found = {}
+    for case in CASES:
+        for version in case.versions:
+            run_once(case, version, Recorder(found))
+    return {name: item for name, item in sorted(found.items()) if uses_tensor_cores(item[0].py_func.__module__)}
+
+
+@functools.cache
+def uses_tensor_cores(module):
+    return "mma" in inspect.getsource(sys.modules[module])
+
+
+def find_ptxas():
+    path = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "ptxas"
+    return path if path.exists() else None
+
+
+def compile_log(name):
+    """[(architecture, registers, what is wrong, "" for nothing)] of a kernel; empty if it has no mma after all."""
+    kernel, signature = tensor_core_kernels()[name]
+    least = getattr(sys.modules[kernel.py_func.__module__], "MINIMUM_CAPABILITY", (0, 0))
+    logs = []
+    capabilities = tuple(c for c in CAPABILITIES if c[:2] >= least)
+    for capability, text in PtxDevice.compile(kernel, signature, capabilities).items():
+        if "mma." not in text:
+            continue
+        arch = "sm_" + "".join(map(str, capability))
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "kernel.ptx"
+            source.write_text(text)
+            done = subprocess.run([find_ptxas(), "-v", "-arch", arch, source, "-o", source.with_suffix(".cubin")],
+                                  capture_output=True, text=True)
+        said = done.stdout + done.stderr
+        wrong = [] if done.returncode == 0 else [said.strip().splitlines()[-1]]
+        wrong += [line.strip() for line in said.splitlines() if "spill" in line and CLEAN not in line or "(C75" in line]
+        logs.append((arch, *map(int, re.findall(r"Used (\d+) registers", said)), "; ".join(wrong)))
+    return logs
+
+
+def main():
+    words = sys.argv[1:]
+    names = [name for name in tensor_core_kernels() if not words or any(word in name for word in words)]
+    faults = 0
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        for name, logs in zip(names, pool.map(compile_log, names), strict=True):
+            for arch, registers, wrong in logs:
+                print(f"{name:80} {arch:7} {registers:3d} registers  {wrong or 'clean'}", flush=True)
+                faults += bool(wrong)
+    return int(faults > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
