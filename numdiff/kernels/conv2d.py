@@ -304,8 +304,10 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
     ho, wo = output_size(h, stride), output_size(w, stride)
     _check_addends((b, ho, wo, n), bias, channel, residual)
     plain = channel is None and residual is None
-    if statistics is not None and version is None:
-        version = 6
+    if statistics is not None:
+        if version not in (None, 5, 6):
+            raise ValueError(f"version {version} leaves no statistics; use version=6, or None")
+        version = version or 6
     if kernel == stride == 1 and version is None and plain:
         return linear_forward(x, weight.reshape(n, c), bias)
     if isinstance(x, Pair):

@@ -3,7 +3,7 @@
 WHAT IS NEW, AND WHY IT PAYS
     A block of rung 3 must see all pixels of its groups before it may write the first: it reads, then waits, then
     writes, and memory idles in between. The convolution that wrote x had every number in a register. It leaves the
-    mean and the variance of each two channels over each 8 × 8 pixels (conv2d_hopper.py), 1/16 of x's bytes or less,
+    mean and the variance of each two channels over each 8 × 8 pixels (conv2d_hopper.py), 1/32 of x's bytes,
     and nothing keeps this kernel from streaming: a block asks for its first pixels, joins the statistics while they
     travel, and then reads and writes in turn. Any pixels can be a block, so that all channels of a pixel are read
     together, in full lines of memory, however many pixels there are.

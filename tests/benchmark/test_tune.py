@@ -310,6 +310,14 @@ GRADIENT = ([64, 1, 64], [64, 1, 64, 1, 1], [48, 1, 64, 1], [0, 1, 64, 1], [64, 
 ANY = [], None, 64, "64 1 1", {}, [None, None, None], ["64", "1", "1"], [64.0, 1.0, 1.0], [[64, 1], 1, 1]
 
 
+def card_with(kind, shape, choice):
+    """A card whose table has this one choice."""
+    gpu = EmulatorDevice(checks=False)
+    gpu.device_name = "NVIDIA Test 2"
+    tuning.card_file(gpu.device_name).write_text(json.dumps({"choices": {kind: {shape: choice}}}))
+    return gpu
+
+
 @pytest.mark.parametrize("kind, shape, choice", [
     *(("matmul v6", "24 16 200 1", c) for c in (*MATMUL, *ANY)), ("matmul v6", "24 16 200 1", [128, 64, 5]),
     ("matmul v6", "24 16 200 0", [128, 64, 2]), ("conv2d v6", "1 8 8 8 16 1", [64, 1, 3]),
@@ -318,9 +326,7 @@ ANY = [], None, 64, "64 1 1", {}, [None, None, None], ["64", "1", "1"], [64.0, 1
     *(("conv2d_weight_gradient_3x3 v6", "1 8 8 8 16", c) for c in (*GRADIENT, *ANY))])
 def test_a_choice_that_does_not_fit_is_passed_over(folder, monkeypatch, kind, shape, choice):
     """A table can be older than the kernels, or edited by hand: the launcher estimates then."""
-    gpu = EmulatorDevice(checks=False)
-    gpu.device_name = "NVIDIA Test 2"
-    tuning.card_file(gpu.device_name).write_text(json.dumps({"choices": {kind: {shape: choice}}}))
+    gpu = card_with(kind, shape, choice)
     found = launches(monkeypatch, gpu)
     with tuning.ignored():
         assert found == launches(monkeypatch, gpu)
@@ -332,9 +338,7 @@ def test_a_choice_that_does_not_fit_is_passed_over(folder, monkeypatch, kind, sh
     ("conv2d_input_gradient v6", "1 8 8 16 8 3", [128, 2, 1]),
     ("conv2d_weight_gradient_3x3 v6", "1 8 8 8 16", [64, 1, 256, 1])])
 def test_a_choice_that_fits_is_taken(folder, monkeypatch, kind, shape, choice):
-    gpu = EmulatorDevice(checks=False)
-    gpu.device_name = "NVIDIA Test 2"
-    tuning.card_file(gpu.device_name).write_text(json.dumps({"choices": {kind: {shape: choice}}}))
+    gpu = card_with(kind, shape, choice)
     found = launches(monkeypatch, gpu)
     with tuning.ignored():
         assert found != launches(monkeypatch, gpu)

@@ -3,7 +3,6 @@ import importlib.util
 import inspect
 import pathlib
 import subprocess
-import sysconfig
 
 import numpy as np
 import pytest
@@ -49,6 +48,7 @@ from numdiff.emulator import Emulator, KernelFault, fragments
 from numdiff.emulator.counts import Recorder
 from tests.conftest import relative_error
 from tests.emulator import kernels_mma
+from tests.kernels.compile_logs import find_ptxas
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
 ORDERS = ("forward", "reversed", "shuffled")
@@ -580,11 +580,6 @@ def test_float16_arrays_round_at_every_operation_and_store(rng, checks):
 
 
 # compiled -------------------------------------------------------------------------------------------------------------
-
-def find_ptxas():
-    path = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "ptxas"
-    return path if path.exists() else None
-
 
 def signature(*arguments):
     from numba import types
