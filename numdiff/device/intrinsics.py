@@ -12,6 +12,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from ..emulator import twin
+from .inline_ptx import I32, statement
 
 
 def _vector_address(context, builder, array_type, array, index):
@@ -68,6 +69,18 @@ def store4(typingctx, array, index, a, b, c, d):
 @twin(store4)
 def _store4(machine, array, index, *values):
     machine.access.store_vector(array, index, values)
+
+
+@intrinsic
+def afresh(typingctx, number):
+    """`number` (int32), as if new: what is computed from it is computed here, and not kept in a register since it was
+    computed before."""
+    return types.int32(types.int32), statement("mov.b32 $0, $1;", [I32], ordered=True)
+
+
+@twin(afresh)
+def _afresh(machine, number):
+    return number
 
 
 # typed literals: an untyped 0.0 drags float64 into a kernel

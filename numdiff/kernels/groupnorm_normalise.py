@@ -34,7 +34,7 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, launch, uint32
+from ..device import afresh, cuda, empty, float32, int32, launch, uint32
 from .concat import Pair, parts_of
 from .groupnorm_sixteen import ask
 from .groupnorm_vectors import (
@@ -42,7 +42,6 @@ from .groupnorm_vectors import (
     WARP,
     WARP_BITS,
     WORDS,
-    afresh,
     lanes_sum,
     load8,
     locate,

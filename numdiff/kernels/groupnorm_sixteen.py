@@ -23,7 +23,7 @@ DETERMINISM, ACCURACY, COST, SOURCE
 READ NEXT
     layernorm.py
 """
-from ..device import cuda, float32, int32, uint32
+from ..device import afresh, cuda, float32, int32, uint32
 from ..device.approximate import reciprocal
 from ..device.async_copy import cp_async_commit, cp_async_wait
 from .groupnorm_vectors import (
@@ -33,7 +33,6 @@ from .groupnorm_vectors import (
     WARP_BITS,
     WORDS,
     add8,
-    afresh,
     by_sign,
     clear,
     copy8,

@@ -7,7 +7,6 @@
     prefetch_l2         global memory to the L2 cache
     fence               orders memory for all blocks
     by_sign, one_of     one of two numbers, of two arrays
-    afresh              a number that was known before, forgotten
 
 SOURCE  PTX ISA, sections 9.7.9.22 (cvt.rn.f16x2.f32), 9.7.9.25.3
         (cp.async), 9.7.13.4 (fence).
@@ -288,17 +287,6 @@ def one_of(typingctx, sign, first, second):
 @twin(one_of)
 def _one_of(machine, sign, first, second):
     return first if sign < 0 else second
-
-
-@intrinsic
-def afresh(typingctx, number):
-    """`number`, as if new: what is computed from it is computed then, not kept in registers since its first use."""
-    return types.int32(types.int32), statement("mov.b32 $0, $1;", [I32], ordered=True)
-
-
-@twin(afresh)
-def _afresh(machine, number):
-    return number
 
 
 # Device functions -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ READ NEXT
 """
 import math
 
-from ...device import cuda, float32, int32
+from ...device import afresh, cuda, float32, int32
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from .exponential import power_of_two
 from .forward import LN_2, LOG2_E, LOWEST
@@ -29,7 +29,6 @@ from .fragments import (
     ALL,
     WARP,
     add_products,
-    anew,
     by_chunk,
     by_row,
     clear,
@@ -158,7 +157,7 @@ def make_forward(HS, M):
             ahead = int32(first + KEYS)
             if ahead < T:
                 other = q_tile + int32(2 * STAGES + STAGE - stage)
-                t_next = anew(t)
+                t_next = afresh(t)
                 fetch_rows(other, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, t_next, THREADS)
                 fetch_rows(other + KEYS * PITCH, PITCH, qkv, v_start + ahead * width, width, T - ahead, KEYS, HS,
                            t_next, THREADS)
@@ -185,7 +184,7 @@ def make_forward(HS, M):
 
         # q's rows are no longer needed by the warp, and no other warp reads them: they take the outputs on their way
         cuda.syncwarp()
-        t_end = anew(t)
+        t_end = afresh(t)
         lane_end, warp_end = int32(t_end % WARP), int32(t_end // WARP)
         patch = int32(warp_end * ROWS * PITCH)
         row = int32(first_query + warp_end * ROWS)  # of the warp's first query

@@ -16,11 +16,11 @@ READ NEXT
 """
 import math
 
-from ...device import cuda, float32, int32, int64
+from ...device import afresh, cuda, float32, int32, int64
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
-from .fragments import WARP, anew, by_chunk, by_row, clear
+from .fragments import WARP, by_chunk, by_row, clear
 from .split import (
     add_products,
     add_sums,
@@ -94,7 +94,7 @@ def make_forward(HS):
                            THREADS)
                 cp_async_commit()
             if ahead > T:
-                hide_keys(s, 1, T - first, anew(lane))
+                hide_keys(s, 1, T - first, afresh(lane))
             online_softmax(s, o, largest, l, 1, C, c)
             clear(sums, OUTPUTS)
             for n in range(N):

@@ -68,13 +68,6 @@ def fetch_rows(tile, pitch, x, start, step, exist, rows, HS, t, threads):
 
 
 @cuda.jit(device=True, forceinline=True)
-def anew(t):
-    """t itself, which the compilers do not know to be the same: they compute what follows from it where it is needed,
-    and do not carry dozens of addresses in registers through a loop before."""
-    return int32(cuda.shfl_xor_sync(ALL, t, 0))
-
-
-@cuda.jit(device=True, forceinline=True)
 def by_row(lane, pitch):
     return int32(lane % 16 * pitch + lane // 16 * CHUNK)
 

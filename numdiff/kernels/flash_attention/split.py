@@ -29,7 +29,7 @@ SOURCE
 READ NEXT
     forward_split.py
 """
-from ...device import cuda, int32, uint32
+from ...device import afresh, cuda, int32, uint32
 from ...device.async_copy import cp_async_16_zfill
 from ...device.bfloat16 import mma_m16n8k16_bf16, pack_bfloat2
 from ...device.tensor_core import (
@@ -39,7 +39,7 @@ from ...device.tensor_core import (
     mma_m16n8k8_tf32_into,
     word_of,
 )
-from .fragments import CHUNK, anew, four_neighbours, write_four
+from .fragments import CHUNK, four_neighbours, write_four
 
 FLOATS = 4  # in a chunk
 HIGH = uint32(0xFFFFE000)  # sign, exponent and the ten bits of fraction that tf32 has
@@ -52,8 +52,8 @@ def pitch_of(HS):
 
 @cuda.jit(device=True, forceinline=True)
 def thread_anew(t):
-    """`anew` without a sign: divisions by powers of two are then one instruction each, and not six."""
-    return uint32(anew(t))
+    """`afresh` without a sign: divisions by powers of two are then one instruction each, and not six."""
+    return uint32(afresh(t))
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -84,12 +84,14 @@ from .hopper_endings import (
     BOX,
     BOX_BYTES,
     add_rows,
+    ask_for_bias,
     descriptor,
     exchange,
     finish_float,
     finish_gelu,
     finish_gelu_gradient,
     finish_half,
+    keep_bias,
     tile_place,
     write_rows,
 )
@@ -106,6 +108,7 @@ WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's ar
 # One text for all kernels. These names are constants in each of them, and have other values: `kernel_for` sets them.
 
 BN, BLOCKS, ACCUMULATORS = 256, 4, 128  # columns of a block's tile, the same in 64s, accumulators of a thread
+BIASES = 512  # numbers of a bias in shared memory: a tile's for each consumer
 HALF, A_ALONG_M, B_ALONG_N = True, False, False  # the kind of result; how the operands lie
 GELU, GELU_GRADIENT = False, False  # GELU of the result as a second one; the result times GELU' of another matrix
 STAGE_COUNT, BARRIERS, A_BYTES, STAGE_BYTES = 4, 8, 16384, 49152  # of the pipeline; of A in a stage, of A and B
@@ -123,6 +126,7 @@ def gemm(map_a, map_b, map_c, map_d, map_2, c, bias, residual, row_sums, M, N, s
     """
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
+    biases = cuda.shared.array(BIASES, "float32")
     base, full_0 = smem_u32(tiles), smem_u32(barriers)
     empty_0 = full_0 + uint32(8 * STAGE_COUNT)
     loaded_0, ready_0 = full_0 + uint32(16 * STAGE_COUNT), full_0 + uint32(16 * STAGE_COUNT + 32)
@@ -225,6 +229,7 @@ def gemm(map_a, map_b, map_c, map_d, map_2, c, bias, residual, row_sums, M, N, s
         thread_row = int32(t % 128 // 32 * 16 + lane // 4)  # of its first output, within the warpgroup's 64
         a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
         staging = int32(STAGE_COUNT * STAGE_BYTES + consumer * 2 * BOX_BYTES)
+        biases_at = int32(consumer * BN)
         turn, parity = int32(0), int32(0)
         c_seam = int32(seam if B_ALONG_N and not A_ALONG_M else N)
         loaded, ready = loaded_0 + uint32(consumer) * uint32(16), ready_0 + uint32(consumer) * uint32(16)
@@ -232,6 +237,9 @@ def gemm(map_a, map_b, map_c, map_d, map_2, c, bias, residual, row_sums, M, N, s
             part = int32(uint32(unit) // uint32(per_slice))
             tile_m, tile_n = tile_place(int32(unit - part * per_slice), tiles_m, tiles_n)
             steps = int32(min(int32(slice_tiles), int32(k_tiles - part * slice_tiles)))
+            first_row, first_column = int32(tile_m * BM + consumer * 64), int32(tile_n * BN)
+            if HALF and not GELU_GRADIENT:
+                b0, b1 = ask_for_bias(BN, bias, first_column, N, has_bias)  # they come while the sums are made
 
             # the first step overwrites the accumulators; it stands before the loop so that ptxas sees it
             mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
@@ -270,7 +278,8 @@ def gemm(map_a, map_b, map_c, map_d, map_2, c, bias, residual, row_sums, M, N, s
             if elected:
                 mbarrier_arrive(empty_0 + uint32(8) * uint32(previous))
 
-            first_row, first_column = int32(tile_m * BM + consumer * 64), int32(tile_n * BN)
+            if HALF and not GELU_GRADIENT:
+                keep_bias(BN, biases, biases_at, b0, b1)
             # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
             place = (first_row, first_column, thread_row, lane)
             if GELU_GRADIENT:
@@ -282,25 +291,25 @@ def gemm(map_a, map_b, map_c, map_d, map_2, c, bias, residual, row_sums, M, N, s
                 if BLOCKS > 3:
                     turn = finish_gelu_gradient(3, turn, staging, tiles, loaded, ready, acc, place, M, N)
             elif GELU:
-                finish_gelu(0, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
+                finish_gelu(0, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at)
                 if BLOCKS > 1:
-                    finish_gelu(1, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
+                    finish_gelu(1, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at)
                 if BLOCKS > 2:
-                    finish_gelu(2, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
+                    finish_gelu(2, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at)
                 if BLOCKS > 3:
-                    finish_gelu(3, staging, tiles, base, map_c, map_d, acc, place, M, N, bias)
+                    finish_gelu(3, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at)
             elif HALF:
-                turn = finish_half(0, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, bias,
-                                   residual, alpha, has_bias, has_residual)
+                turn = finish_half(0, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
+                                   biases_at, residual, alpha, has_residual)
                 if BLOCKS > 1:
-                    turn = finish_half(1, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, bias,
-                                       residual, alpha, has_bias, has_residual)
+                    turn = finish_half(1, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
+                                       biases_at, residual, alpha, has_residual)
                 if BLOCKS > 2:
-                    turn = finish_half(2, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, bias,
-                                       residual, alpha, has_bias, has_residual)
+                    turn = finish_half(2, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
+                                       biases_at, residual, alpha, has_residual)
                 if BLOCKS > 3:
-                    turn = finish_half(3, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, bias,
-                                       residual, alpha, has_bias, has_residual)
+                    turn = finish_half(3, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
+                                       biases_at, residual, alpha, has_residual)
             else:
                 start = part * (M * N)
                 finish_float(0, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
@@ -328,7 +337,7 @@ def kernel_for(BN, a_along_m, b_along_n, half, gelu=""):
     stages, a_bytes = STAGES[BN], BM * BK * 2
     fewer, more = REGISTERS[a_along_m and not half]
     constants = {
-        "BN": BN, "BLOCKS": BN // 64, "ACCUMULATORS": BN // 2, "HALF": half, "A_ALONG_M": a_along_m,
+        "BN": BN, "BLOCKS": BN // 64, "ACCUMULATORS": BN // 2, "BIASES": 2 * BN, "HALF": half, "A_ALONG_M": a_along_m,
         "B_ALONG_N": b_along_n, "GELU": gelu == "gelu", "GELU_GRADIENT": gelu == "gelu_gradient",
         "STAGE_COUNT": stages, "BARRIERS": 2 * stages + (8 if gelu == "gelu_gradient" else 0), "A_BYTES": a_bytes,
         "STAGE_BYTES": a_bytes + BN * BK * 2,

@@ -4,7 +4,8 @@ THE TAIL OF A TILE runs on the consumers while the tensor cores wait, about 16,0
 of 128 × 256. So it is kept short:
 
     float16         alpha · sum + bias + residual; 16 words of two results are made in registers, then stored in a tile
-                    of shared memory, which the copy engine writes while the next is made
+                    of shared memory, which the copy engine writes while the next is made. The bias has come into shared
+                    memory beforehand: each thread asks for two numbers of it before the sums are made (`ask_for_bias`)
     GELU            u = sum + bias and GELU(u), two such tiles at once: about 2,600 cycles, of them 2,048 for tanh
     GELU'           sum · GELU'(u): about 4,300 cycles, of them 4,096 for an exponential and a reciprocal. u has come
                     into the tile of shared memory meanwhile, brought by an idle warp of the producer's warpgroup, and
@@ -73,9 +74,27 @@ def tile_place(tile, tiles_m, tiles_n):
 # Chunk j of row r of a tile in shared memory lies at j ^ (r % 8), as the copy engine expects it.
 
 @cuda.jit(device=True, forceinline=True)
-def two_of_bias(bias, column, lane, j, N):
-    n = uint32(min(int32(column + 8 * j + lane % 4 * 2), int32(N - 2)))
-    return bias[n], bias[n + uint32(1)]
+def ask_for_bias(BN, bias, first_column, N, has_bias):
+    """The two numbers of a tile's bias that this thread fetches for its warpgroup; zeros without a bias."""
+    b0 = b1 = float32(0)
+    n = int32(first_column + int32(cuda.threadIdx.x & 127))
+    if has_bias:
+        if n < N:
+            b0 = bias[n]
+        if BN > 128 and n + 128 < N:
+            b1 = bias[n + 128]
+    return b0, b1
+
+
+@cuda.jit(device=True, forceinline=True)
+def keep_bias(BN, biases, at, b0, b1):
+    """biases[at … at + BN - 1] = the tile's bias, by a warpgroup, for all of it."""
+    thread = int32(cuda.threadIdx.x & 127)
+    if thread < BN:
+        biases[at + thread] = b0
+    if thread + 128 < BN:
+        biases[at + thread + 128] = b1
+    bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -85,10 +104,11 @@ def word_place(tile, thread_row, lane, j, half):
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_half(block, turn, staging, tiles, base, map_c, map_2, seam, acc, place, M, N, bias, residual, alpha,
-                has_bias, has_residual):
+def finish_half(block, turn, staging, tiles, base, map_c, map_2, seam, acc, place, M, N, biases, biases_at, residual,
+                alpha, has_residual):
     """alpha · sum + bias + residual by way of a tile in shared memory; the next turn.
 
+    biases: the tile's, from `biases_at` on
     turn: counts the tiles, which go through the two buffers in turns
     map_2: of the matrix that has the result's columns from `seam` on
     """
@@ -105,9 +125,8 @@ def finish_half(block, turn, staging, tiles, base, map_c, map_2, seam, acc, plac
                     row = min(int32(first_row + thread_row + 8 * half), int32(M - 1))
                     words[2 * j + half] = load_word(residual, row * N + n)
         for j in range(8):
-            b0 = b1 = float32(0)
-            if has_bias:
-                b0, b1 = two_of_bias(bias, column, lane, j, N)
+            n = int32(biases_at + 64 * block + 8 * j + lane % 4 * 2)
+            b0, b1 = biases[n], biases[n + 1]
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 v0, v1 = alpha * acc[i] + b0, alpha * acc[i + 1] + b1
@@ -135,7 +154,7 @@ def finish_half(block, turn, staging, tiles, base, map_c, map_2, seam, acc, plac
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, bias):
+def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at):
     """u = sum + bias and GELU(u), by way of a tile in shared memory for each.
 
     The arithmetic comes before the wait: meanwhile the copy engine reads the tiles of the block before.
@@ -147,7 +166,8 @@ def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, bia
         elected = cuda.threadIdx.x % 128 == 0
         words, activated = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
         for j in range(8):
-            b0, b1 = two_of_bias(bias, column, lane, j, N)
+            n = int32(biases_at + 64 * block + 8 * j + lane % 4 * 2)
+            b0, b1 = biases[n], biases[n + 1]
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 u0, u1 = acc[i] + b0, acc[i + 1] + b1

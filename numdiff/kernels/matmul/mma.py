@@ -31,7 +31,7 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, store4, uint32
+from ...device import DeviceArray, afresh, cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.tensor_core import (
     ldmatrix_x4,
@@ -212,7 +212,10 @@ def make_kernel(tile_m, tile_n, a_across, b_across, half):
                 stage = int32(0)
             k = int32(k + BK)
 
-        row, column = int32(first_row + warp_row), int32(first_column + warp_column)  # of the warp's first output
+        t_end = afresh(t)
+        lane, warp = int32(t_end % 32), int32(t_end // 32)
+        row = int32(first_row + warp // WARPS_N * ROWS)  # of the warp's first output
+        column = int32(first_column + warp % WARPS_N * COLUMNS)
         if half:
             cp_async_wait(0)
             cuda.syncthreads()  # the tiles are no longer read, nor written: their memory is the warps' patches now
