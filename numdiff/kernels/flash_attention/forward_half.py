@@ -48,7 +48,7 @@ N = KEYS // 8  # fragments of scores side by side
 
 
 @cuda.jit(device=True, forceinline=True)
-def hide_keys(s, M, exist, lane):
+def hide_keys(s, M, N, exist, lane):
     """Scores of keys that do not exist become so low that nothing is left of them."""
     for n in range(N):
         key = int32(8 * n + lane % 4 * 2)
@@ -61,7 +61,7 @@ def hide_keys(s, M, exist, lane):
 
 
 @cuda.jit(device=True, forceinline=True)
-def largest_of_row(s, first, m):
+def largest_of_row(s, N, first, m):
     """Of m and a row's scores in all four lanes that share the row: s[first], s[first + 1], and so on every 4."""
     for n in range(N):
         m = max(m, max(s[first + 4 * n], s[first + 4 * n + 1]))
@@ -70,7 +70,7 @@ def largest_of_row(s, first, m):
 
 
 @cuda.jit(device=True, forceinline=True)
-def exponentials(s, first, c, m):
+def exponentials(s, N, first, c, m):
     """The row's scores become 2^(c·s − c·m); the sum of this lane's."""
     total = float32(0)
     for n in range(N):
@@ -97,10 +97,10 @@ def online_softmax(s, o, largest, l, M, C, c):
         for half in range(2):
             first = 4 * N * m + 2 * half
             old = largest[2 * m + half]
-            new = largest_of_row(s, first, old)
+            new = largest_of_row(s, N, first, old)
             shrink = power_of_two(c * old - c * new)
             largest[2 * m + half] = new
-            l[2 * m + half] = l[2 * m + half] * shrink + exponentials(s, first, c, c * new)
+            l[2 * m + half] = l[2 * m + half] * shrink + exponentials(s, N, first, c, c * new)
             for n in range(C):
                 at = (m * C + n) * 4 + 2 * half
                 o[at], o[at + 1] = o[at] * shrink, o[at + 1] * shrink
@@ -172,7 +172,7 @@ def make_forward(HS, M):
                     rows = k_tile + n * 8 * PITCH
                     multiply_rows(s, n, N, q, rows + chunk_place, rows + row_place, M, HS)
                 if ahead > T:
-                    hide_keys(s, M, T - first, lane)
+                    hide_keys(s, M, N, T - first, lane)
                 online_softmax(s, o, largest, l, M, C, c)
                 v_tile = k_tile + int32(KEYS * PITCH + row_place)
                 for n in range(0, N, 2):

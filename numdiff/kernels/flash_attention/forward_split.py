@@ -94,7 +94,7 @@ def make_forward(HS):
                            THREADS)
                 cp_async_commit()
             if ahead > T:
-                hide_keys(s, 1, T - first, afresh(lane))
+                hide_keys(s, 1, N, T - first, afresh(lane))
             online_softmax(s, o, largest, l, 1, C, c)
             clear(sums, OUTPUTS)
             for n in range(N):

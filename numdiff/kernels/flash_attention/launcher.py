@@ -1,8 +1,8 @@
 """Flash attention on arrays: which kernel runs, and where the heads of a packed qkv lie.
 
 THE CHOICES
-    version    float16: 3 from sm_80 on, else 1. float32: 4 from sm_80 on, else 2. Each only where a block may have the
-               shared memory; the last resort is 1
+    version    float16: 5 on sm_90a for more than 64 tokens, 3 from sm_80 on, else 1. float32: 4 from sm_80 on, else 2.
+               Each only where a block may have the shared memory; the last resort is 1
     forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
     backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor; version 3 has tiles of
                64 or 256 keys
@@ -19,7 +19,7 @@ import numpy as np
 
 from ...device import empty, is_device, launch
 from ..attention import check
-from . import backward, backward_half, backward_split, forward, forward_half, forward_split, simple
+from . import backward, backward_half, backward_split, forward, forward_half, forward_hopper, forward_split, simple
 from .patches import KEYS, WARP
 from .reference import flash_attention_backward_reference, flash_attention_forward_reference
 
@@ -29,6 +29,7 @@ LARGEST_IMAGE = 2**31  # elements; within an image the kernels count in 32 bits
 MULTIPROCESSORS = 132  # where the backend has no number of its own
 SMALL_BLOCK = 1.2  # time of a row in a block of 64 queries, for 1 in one of 128: it shares its keys with fewer
 MINIMUM_CAPABILITY = (8, 0)  # of versions 3 and 4
+FEW_TOKENS = 64  # up to which version 3 wastes less: version 5's tiles have 128 rows and more
 CHUNK = 0.1  # tiles' worth of work that a chunk costs: its dq is written apart, and read to be added
 SHARED_LIMIT = 227 << 10  # bytes that a block may have, where the backend has no number of its own: an H100's
 
@@ -107,6 +108,8 @@ def fitting(version, HS, array):
     limit = shared_limit(array)
     if version == 2:
         return 4 * backward.shared_floats(HS) <= limit
+    if version == 5:
+        return tuple(array.backend.capability)[:2] == forward_hopper.MINIMUM_CAPABILITY
     if tuple(array.backend.capability)[:2] < MINIMUM_CAPABILITY:
         return version == 1
     if version == 3:
@@ -138,11 +141,14 @@ def prepare(version, arrays, heads):
         raise ValueError(f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the batch")
     half = qkv.dtype == np.float16
     if version is None:
-        version = next(v for v in ((3, 1) if half else (4, 2, 1)) if fitting(v, HS, qkv))
-    if version not in ((1, 3) if half else (1, 2, 4)):
+        choices = ((5, 3, 1) if T > FEW_TOKENS else (3, 1)) if half else (4, 2, 1)
+        version = next(v for v in choices if fitting(v, HS, qkv))
+    if version not in ((1, 3, 5) if half else (1, 2, 4)):
         raise ValueError(f"there is no version {version} of flash attention in {qkv.dtype}: use "
-                         f"{'1 or 3' if half else '1, 2 or 4'}")
+                         f"{'1, 3 or 5' if half else '1, 2 or 4'}")
     if not fitting(version, HS, qkv):
+        if version == 5:
+            raise ValueError("version 5 needs a device of capability 9.0; use version=3")
         raise ValueError(f"version {version} needs more shared memory for heads of {HS} channels than a block may have "
                          "on this device, or a device of capability 8.0; use version=1")
     if version > 1 and any(a.offset % 16 for a in arrays):
@@ -159,6 +165,9 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
     HS, head_step, part = layout(qkv, heads, order)
     version, multiprocessors = prepare(version, (qkv,), heads), multiprocessors_of(qkv)
     y, logsumexp = empty((B, T, width // 3), qkv.dtype, like=qkv), empty((B, heads, T), np.float32, like=qkv)
+    if version == 5:
+        forward_hopper.launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessors)
+        return y, logsumexp
     arguments = (qkv.reshape(-1), y.reshape(-1), logsumexp.reshape(-1), T, width, head_step, part, 1 / math.sqrt(HS))
     if version == 1:
         queries, threads, kernel, nbytes = simple.ROWS, simple.ROWS, simple_kernels[HS, "forward"], 0
@@ -188,6 +197,8 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         return flash_attention_backward_reference(dy, qkv, y, logsumexp, heads, order)
     HS, head_step, part = layout(qkv, heads, order)
     version = prepare(version, (qkv, dy, y, logsumexp), heads)
+    if version == 5:
+        version = 3  # which has the backward of both
     rows, scale = B * T * heads, 1 / math.sqrt(HS)
     D, dqkv = empty((B, heads, T), np.float32, like=qkv), empty(qkv.shape, qkv.dtype, like=qkv)
     flat_dy, flat_y, flat_D, flat_dqkv = (a.reshape(-1) for a in (dy, y, D, dqkv))

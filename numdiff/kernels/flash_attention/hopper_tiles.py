@@ -1,0 +1,92 @@
+"""Tiles of float16 for wgmma: how the copy engine brings them, and how a product names them.
+
+A TILE
+    has a row of HS numbers for each token. The first 64 of them (32 for HS 32) are a row of 128 (64) bytes in shared
+    memory, swizzled over as many; the last 8 of HS 72, its ninth chunk, lie in a part of their own behind all rows, 16
+    bytes a token, without a swizzle. The copy engine knows qkv as (B, T, channels): what lies beyond an image's last
+    token comes as zeros, and is not written.
+EITHER WAY ROUND
+    One descriptor serves two kinds of products, as HS is what they sum over (q·kᵀ) or what lies across (P·v):
+        along HS    16 numbers further are 32 bytes further
+        along rows  16 rows further are 16 rows' bytes further; `transposed` in `make_wgmma`
+    A sum over HS 72 ends with the ninth chunk and a tenth of zeros, which stand once for all tiles of a block.
+SOURCE
+    PTX ISA, section 9.7.15.5 (matrices in shared memory); ../../emulator/wgmma.py.
+READ NEXT
+    forward_hopper.py
+"""
+import numpy as np
+
+from ...device import cuda, int32, uint32
+from ...device.hopper import tma_load_3d, tma_store_3d
+from ...device.tensor_map import tensor_map
+
+u64 = np.uint64
+CHUNK = 16  # bytes: eight numbers, for each row of a ninth part
+NINTH_AT = 64  # its column
+ADDRESS, UNIT = uint32(0x3FFFF), uint32(4)  # of a descriptor: 16 bytes count 1
+WIDE = u64(1 << 62 | 1024 // 16 << 32)  # rows of 128 bytes, swizzled over 128
+NARROW = u64(2 << 62 | 512 // 16 << 32)  # rows of 64 bytes, swizzled over 64
+GROUP = u64(128 // 16)  # eight rows of a ninth part
+
+
+def row_bytes(HS):
+    """Bytes of a row of the first part."""
+    return 2 * min(HS, 64)
+
+
+def tile_bytes(HS, rows):
+    return rows * (row_bytes(HS) + (CHUNK if HS == 72 else 0))
+
+
+def maps_of(x, HS, rows):
+    """Tensor maps of x (B, T, channels) for the two parts of a tile of `rows` tokens."""
+    first = tensor_map(x, (min(HS, 64), rows, 1), swizzle=row_bytes(HS))
+    return first, tensor_map(x, (CHUNK // 2, rows, 1), swizzle=0) if HS == 72 else first
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_tile(HS, rows, tile, map_x, map_ninth, barrier, column, token, image):
+    """Ask for the rows from `token` on, and the columns from `column` on, of an image; they count `tile_bytes`."""
+    tma_load_3d(tile, map_x, barrier, uint32(column), uint32(token), uint32(image))
+    if HS == 72:
+        tma_load_3d(tile + uint32(rows * 128), map_ninth, barrier, uint32(column + NINTH_AT), uint32(token),
+                    uint32(image))
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_tile(HS, tile, ninth, map_y, map_ninth, column, token, image):
+    """Start the copies of a tile to memory: of the part at `tile`, and of the one at `ninth`."""
+    tma_store_3d(tile, map_y, uint32(column), uint32(token), uint32(image))
+    if HS == 72:
+        tma_store_3d(ninth, map_ninth, uint32(column + NINTH_AT), uint32(token), uint32(image))
+
+
+@cuda.jit(device=True, forceinline=True)
+def place_in_tile(HS, tile, row, chunk):
+    """Byte of a chunk of a row in a tile's first part; tile: a multiple of 1024, row: from there on."""
+    if HS == 32:
+        return int32(tile + row * 64 + ((chunk ^ (row >> 1 & 3)) << 4))
+    return int32(tile + row * 128 + ((chunk ^ (row & 7)) << 4))
+
+
+# Descriptors ----------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def matrix_at(HS, tile):
+    """wgmma's name for the first part of a tile at a shared address."""
+    if HS == 32:
+        return NARROW | u64((tile & ADDRESS) >> UNIT)
+    return WIDE | u64((tile & ADDRESS) >> UNIT)
+
+
+@cuda.jit(device=True, forceinline=True)
+def ninth_along(ninth, zeros):
+    """Of 16 columns to sum over: the ninth chunk, and the one of zeros that lies behind it."""
+    return (u64((ninth & ADDRESS) >> UNIT) | u64((zeros - ninth) >> UNIT) << u64(16) | GROUP << u64(32))
+
+
+@cuda.jit(device=True, forceinline=True)
+def ninth_across(ninth):
+    """Of rows to sum over, eight columns across."""
+    return u64((ninth & ADDRESS) >> UNIT) | GROUP << u64(16)
