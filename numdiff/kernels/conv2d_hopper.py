@@ -346,7 +346,7 @@ def make_kernel(BN, SUB, together, transposed):
                 mbarrier_init(b_full + uint32(8 * stage), uint32(1))
                 mbarrier_init(b_empty + uint32(8 * stage), uint32(2))
             for consumer in range(2):
-                mbarrier_init(ready + uint32(8 * consumer), uint32(1))
+                mbarrier_init(ready + uint32(8 * consumer), uint32(32))
                 mbarrier_init(written + uint32(8 * consumer), uint32(128))
                 mbarrier_init(turn + uint32(8 * consumer), uint32(128))  # by all, so that none still waits for the last
             fence_barrier_init()
@@ -424,16 +424,15 @@ def make_kernel(BN, SUB, together, transposed):
                             bring_addends(BN, addends, int32(addends_at + (consumer * SUB + sub) * BN), first, N, bias,
                                           channel, mine * N, has_bias, has_channel)
                     cuda.syncwarp()
-                    if chosen:
-                        if has_residual:
-                            mbarrier_expect_tx(free, uint32(OUT_BYTES))
-                            for slab in range(SUB * SLABS):
-                                di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tile_w, tile_h)
-                                tma_load_4d(buffer + uint32(slab * SLAB), map_residual, free,
-                                            uint32(first + slab % SLABS * COLS), uint32(w + di), uint32(h + dj),
-                                            uint32(image + more))
-                        else:
-                            mbarrier_arrive(free)
+                    if chosen and has_residual:
+                        mbarrier_expect_tx(free, uint32(OUT_BYTES))
+                        for slab in range(SUB * SLABS):
+                            di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tile_w, tile_h)
+                            tma_load_4d(buffer + uint32(slab * SLAB), map_residual, free,
+                                        uint32(first + slab % SLABS * COLS), uint32(w + di), uint32(h + dj),
+                                        uint32(image + more))
+                    else:
+                        mbarrier_arrive(free)  # every lane, for what it has written and read
                     mbarrier_wait(done, parity)
                     parity ^= uint32(1)
                     if chosen:

@@ -3,12 +3,13 @@
     python -m tests.kernels.benchmark_flash_attention
     python -m tests.kernels.benchmark_flash_attention --lengths 256 1024 --head-sizes 64 --repeats 50
 
-float32: matmul, softmax, matmul; version 2; version 4. float16: version 3, and PyTorch's scaled_dot_product_attention
-where PyTorch is installed (on q, k and v as it wants them: its copies out of qkv are not counted). Everything timed is
-captured once and replayed, as in a training step, forward alone and with backward. The ways take turns; before each,
-the second-level cache is overwritten; events stand around the replay. Times are medians in µs; "pred" is the time that
-was predicted, from the rates below; MiB is what matmuls and version 4 take beside qkv and dy. The errors are those of
-versions 4 and 3, the larger of y's and dqkv's against float64 in the 2-norm, on one image and one head of that length.
+float32: matmul, softmax, matmul; version 2; version 4. float16: versions 3 and 5, and PyTorch's
+scaled_dot_product_attention where PyTorch is installed (on q, k and v as it wants them: its copies out of qkv are not
+counted). Everything timed is captured once and replayed, as in a training step, forward alone and with backward. The
+ways take turns; before each, the second-level cache is overwritten; events stand around the replay. Times are medians
+in µs; "pred" is the time that was predicted, from the rates below; MiB is what matmuls and version 4 take beside qkv
+and dy. The errors are those of versions 4, 3 and 5, the larger of y's and dqkv's against float64 in the 2-norm, on one
+image and one head of that length.
 """
 import argparse
 import functools
@@ -80,7 +81,8 @@ def matmuls(qkv, dy, heads, backward):
 # name -> the function, and what its arrays hold
 WAYS = {"matmuls": (matmuls, np.float32), "v2": (functools.partial(flash, version=2), np.float32),
         "v4": (functools.partial(flash, version=4), np.float32),
-        "v3": (functools.partial(flash, version=3), np.float16)}
+        "v3": (functools.partial(flash, version=3), np.float16),
+        "v5": (functools.partial(flash, version=5), np.float16)}
 
 
 def inputs(gpu, rng, B, T, heads, HS, dtype):
@@ -192,7 +194,7 @@ def main():
     arena, clock = gpu.new_arena(), Clock(gpu)
     print(f"{gpu.device_name}; µs; x: times as fast as matmuls; TF: TFLOP/s that flash attention computes")
     print("                 B    T heads HS          | matmuls      v2      v4  pred     x    TF |      v3  pred    TF"
-          "   torch |   MiB matmuls, v4 | error v4, v3")
+          "      v5    TF   torch |   MiB matmuls, v4 | error v4, v3, v5")
     for name, *shape in rows:
         B, T, heads, HS = shape
         for backward in (False, True):
@@ -204,9 +206,11 @@ def main():
                     f"{us['matmuls']:7.1f} {us['v2']:7.1f} {us['v4']:7.1f} {predicted(4, *shape, backward):5.0f} "
                     f"{us['matmuls'] / us['v4']:5.2f} {flops / us['v4'] / 1e6:5.1f} | {us['v3']:7.1f} "
                     f"{predicted(3, *shape, backward):5.0f} {flops / us['v3'] / 1e6:5.1f} "
+                    f"{us['v5']:7.1f} {flops / us['v5'] / 1e6:5.1f} "
                     f"{us.get('torch', np.nan):7.1f} | {nbytes['matmuls'] / 2**20:8.1f} {nbytes['v4'] / 2**20:8.1f}")
             if backward:
-                line += f" | {error(gpu, rng, T, HS, 4, np.float32):.1e} {error(gpu, rng, T, HS, 3, np.float16):.1e}"
+                errors = (error(gpu, rng, T, HS, v, np.float32 if v == 4 else np.float16) for v in (4, 3, 5))
+                line += " | " + " ".join(f"{e:.1e}" for e in errors)
             print(line, flush=True)
 
 

@@ -39,12 +39,12 @@ def check_both(engine, given, heads, order, wanted, version, count=2):
 @shapes(odd=(1, 3, 2, 32, "new"), one_token=(1, 1, 2, 32, "legacy"), one_group=(2, 64, 1, 64, "legacy"),
         not_aligned=(1, 67, 3, 72, "new"), unet=(2, 256, 6, 32, "legacy"), dit=(2, 256, 3, 64, "new"),
         dit_xl=(1, 256, 4, 72, "new"), large=(1, 300, 2, 64, "legacy"), large_72=(1, 1000, 1, 72, "new"))
-@versions(1)  # None is version 3
+@versions(1, 3)  # None is version 5 for more than 64 tokens, else 3
 def test_float16(engine, rng, shape, version):
     *shape, order = shape
     if engine.name == "cpu":
         return  # NumPy's float16 is no engine
-    if engine.name == "ptx" and (shape[1] not in (3, 67, 64) or shape[1] == 64 and version == 1):
+    if engine.name == "ptx" and (shape[1] not in (3, 67, 64) or shape[1] == 64 and version is not None):
         pytest.skip("compiled elsewhere")
     given, heads, wanted = problem(rng, shape, order)
     check_both(engine, given, heads, order, wanted, version)
@@ -61,6 +61,21 @@ def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
     monkeypatch.setattr(launcher, "choose_tile", lambda *_: tile)
     given, heads, wanted = problem(rng, (1, T, 1, HS), "legacy")
     check_both(engine, given, heads, "legacy", wanted, 3, count=1 if T == 5 else 2)
+
+
+@pytest.mark.parametrize("HS", [32, 64, 72])
+@pytest.mark.parametrize("T, heads, chunks", [(1, 3, (1, 1)), (100, 2, (1, 1)), (256, 150, (1, 1)), (257, 1, (1, 2)),
+                                              (300, 2, (2, 1)), (700, 3, (2, 2))])
+@large  # likewise
+def test_version_5(engine, rng, monkeypatch, HS, T, heads, chunks):
+    """One tile and several, more heads than multiprocessors, keys in one chunk and in two."""
+    if not (engine.has_versions and engine.computes):
+        pytest.skip("nothing to cut, or nothing to see")
+    if tuple(engine.backend.capability)[:2] != (9, 0):
+        pytest.skip("for sm_90a")
+    monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
+    given, heads, wanted = problem(rng, (1, T, heads, HS), "legacy")
+    check_both(engine, given, heads, "legacy", wanted, 5)
 
 
 @pytest.mark.parametrize("chunks", [(1, 2), (2, 1)])
@@ -113,5 +128,7 @@ def test_only_from_sm_80_on(engine, rng, monkeypatch):
     assert launcher.prepare(None, (qkv,), 1) == 1
     with pytest.raises(ValueError, match="capability 8.0; use version=1"):
         F.flash_attention_forward(qkv, 1, version=3)
+    with pytest.raises(ValueError, match="capability 9.0; use version=3"):
+        F.flash_attention_forward(qkv, 1, version=5)
     with pytest.raises(ValueError, match="no version 2 of flash attention in float16"):
         F.flash_attention_forward(qkv, 1, version=2)

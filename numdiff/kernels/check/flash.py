@@ -49,7 +49,7 @@ def flash_cases():
     for HS, heads, order in ((32, 2, "new"), (64, 1, "legacy"), (72, 1, "new")):
         yield from case(HS, heads=heads, order=order)
         yield from case(HS, T=2, versions=(2,), warps=2, passes=("forward",))
-        yield from case(HS, heads=heads, order=order, versions=(1, 3), half=True)
+        yield from case(HS, heads=heads, order=order, versions=(1, 3, 5), half=True)
         yield from case(HS, versions=(3,), queries=128, tile=(2, 8), half=True)
     yield from case(32, T=66, versions=(2,), warps=2, chunks=(2, 1))  # two tiles of keys, two blocks of queries
     yield from case(32, T=65, versions=(2,), chunks=(1, 2), passes=("backward",))  # one block adds to its own dq
@@ -57,3 +57,5 @@ def flash_cases():
         yield from case(32, T=65, versions=(3,), chunks=chunks, passes=("backward",), half=True)
     yield from case(32, T=65, versions=(3,), queries=128, passes=("forward",), half=True)
     yield from case(32, T=65, versions=(4,), chunks=(1, 2))
+    yield from case(32, T=130, versions=(5,), passes=("forward",), half=True)  # two tiles of queries, and of keys
+    yield from case(32, T=2, heads=9, versions=(5,), half=True)  # more units than blocks, more tiles than stages

@@ -9,13 +9,16 @@
     exponential.py         2ˣ in one instruction
     forward_half.py    v3  float16, mma.sync: probabilities never leave the registers
     backward_half.py   v3  scores the other way round; 256 keys a block, so that most images need no second pass
+    hopper_tiles.py        the same tiles for wgmma: the copy engine brings them, descriptors name them
+    forward_hopper.py  v5  float16, wgmma: a warpgroup that only fetches, two that multiply, the softmax beside products
+    backward_hopper.py v5  128 keys a warpgroup, dS through shared memory, the next head's keys on their way
     split.py               float32 on the tensor cores: a product of tf32, and one of bfloat16 for what it leaves out
     forward_split.py   v4  v3 in float32
     backward_split.py  v4
     launcher.py            which of them runs
 
 SHAPES
-    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32 or all float16 (v1 and v3); logsumexp (B, heads, T)
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32 or all float16 (v1, v3, v5); logsumexp (B, heads, T)
     float32. T is arbitrary; on a GPU HS is 32, 64 or 72, and attention.py takes all others.
 COST
     forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that have to move are linear

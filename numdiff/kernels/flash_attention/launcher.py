@@ -5,7 +5,7 @@ THE CHOICES
                Each only where a block may have the shared memory; the last resort is 1
     forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
     backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor; version 3 has tiles of
-               64 or 256 keys
+               64 or 256 keys, version 5 of 256
 LAYOUT
     q of a head starts `head_step` after that of the head before; its k is `part` after q, its v `part` after k.
 SOURCE
@@ -19,7 +19,17 @@ import numpy as np
 
 from ...device import empty, is_device, launch
 from ..attention import check
-from . import backward, backward_half, backward_split, forward, forward_half, forward_hopper, forward_split, simple
+from . import (
+    backward,
+    backward_half,
+    backward_hopper,
+    backward_split,
+    forward,
+    forward_half,
+    forward_hopper,
+    forward_split,
+    simple,
+)
 from .patches import KEYS, WARP
 from .reference import flash_attention_backward_reference, flash_attention_forward_reference
 
@@ -186,6 +196,25 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
     return y, logsumexp
 
 
+def place_of_dq(dqkv, chunks, apart, heads, HS, head_step):
+    """Where a kernel writes dq, and elements there from a token to the next, and from a head to the next.
+
+    That is dqkv itself, or, if its sums are kept apart, a float32 array (chunks, B, T, heads, HS).
+    """
+    B, T, width = dqkv.shape
+    if not apart:
+        return dqkv.reshape(-1), width, head_step
+    return empty((chunks * B * T * heads * HS,), np.float32, like=dqkv), heads * HS, HS
+
+
+def add_chunks(dq, dqkv, chunks, heads, HS, head_step):
+    """The chunks' sums, added in their order, become dqkv's dq."""
+    B, T, width = dqkv.shape
+    size = B * T * heads * HS
+    launch(backward.add_chunks_kernel, -(-size // (4 * backward.THREADS)), backward.THREADS, dq, dqkv.reshape(-1), size,
+           chunks, width, head_step, heads, HS)
+
+
 def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", version=None):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave."""
     check(qkv, heads, order)
@@ -197,10 +226,19 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         return flash_attention_backward_reference(dy, qkv, y, logsumexp, heads, order)
     HS, head_step, part = layout(qkv, heads, order)
     version = prepare(version, (qkv, dy, y, logsumexp), heads)
-    if version == 5:
-        version = 3  # which has the backward of both
     rows, scale = B * T * heads, 1 / math.sqrt(HS)
-    D, dqkv = empty((B, heads, T), np.float32, like=qkv), empty(qkv.shape, qkv.dtype, like=qkv)
+    dqkv = empty(qkv.shape, qkv.dtype, like=qkv)
+    if version == 5:
+        chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), backward_hopper.KEYS,
+                                            backward_hopper.CONSUMERS // WARP)
+        apart = chunks * chunk_tiles > 1
+        dq = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
+        backward_hopper.launch_backward(dy, qkv, y, logsumexp, dqkv, *dq, heads, HS, head_step, part, chunks,
+                                        chunk_tiles, multiprocessors_of(qkv))
+        if apart:
+            add_chunks(dq[0], dqkv, chunks, heads, HS, head_step)
+        return dqkv
+    D = empty((B, heads, T), np.float32, like=qkv)
     flat_dy, flat_y, flat_D, flat_dqkv = (a.reshape(-1) for a in (dy, y, D, dqkv))
     arrays = flat_dy, qkv.reshape(-1), logsumexp.reshape(-1), flat_D, flat_dqkv
     if version == 1:
@@ -225,12 +263,9 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         launch(backward.row_sums_kernel_v2, -(-rows // backward.SUM_ROWS), backward.THREADS, flat_dy, flat_y, flat_D,
                rows, T, heads, HS)
     apart = chunks > 1 or version == 3 and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
-    dq, dq_row, dq_head = flat_dqkv, width, head_step
+    dq, *dq_steps = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
+    launch(kernel, (chunks, heads, B), WARP * warps, *arrays, dq, T, width, head_step, part, *dq_steps, chunk_tiles,
+           scale, *((flat_y, int(own_sums)) if version == 3 else ()), shared=nbytes)
     if apart:
-        dq, dq_row, dq_head = empty((chunks * rows * HS,), np.float32, like=qkv), heads * HS, HS
-    launch(kernel, (chunks, heads, B), WARP * warps, *arrays, dq, T, width, head_step, part, dq_row, dq_head,
-           chunk_tiles, scale, *((flat_y, int(own_sums)) if version == 3 else ()), shared=nbytes)
-    if apart:
-        launch(backward.add_chunks_kernel, -(-rows * HS // (4 * backward.THREADS)), backward.THREADS, dq, flat_dqkv,
-               rows * HS, chunks, width, head_step, heads, HS)
+        add_chunks(dq, dqkv, chunks, heads, HS, head_step)
     return dqkv
