@@ -6,7 +6,7 @@ WHAT IS NEW, AND WHY IT PAYS
     asks the copy engine for all tiles (hopper_tiles.py): for the next queries, and for the keys of the next head while
     this one is computed. So memory, which is what limits this pass at 256 tokens, never rests.
     The sums D of dy · y are made by two warps of that warpgroup, from tiles in shared memory: each number of dy and y
-    crosses the memory's bus once, and no kernel of its own, and no array of D, is left. A third warp brings L.
+    crosses the memory's bus once, and no kernel of its own, and no array of D, is left.
 A UNIT is a head's keys, or a chunk of them, in tiles of 256: 128 for each of two consumers, which keep their dk and dv
     in registers while the queries pass by, 64 at a time. A block takes every gridDim-th unit.
 A ROUND, for 64 queries and twice 64 keys of a consumer:
@@ -14,16 +14,15 @@ A ROUND, for 64 queries and twice 64 keys of a consumer:
     Pᵀ, dSᵀ                  in registers, packed: they are the left sides of dv += Pᵀ·dy and dk += dSᵀ·q as they lie
     dSᵀ                      to shared memory, too. When both consumers' are there each makes half of the columns of
                              dq = dS·k, summed over all 256 keys; dSᵀ and k are read across, as they are
-    While one consumer computes P and dS the other multiplies, and dq is made, and written, beside the next queries'
-    first S and dP.
+    While one consumer computes P and dS, the other multiplies.
 REGISTERS decide the rest. dk and dv of 128 keys are 128 of a thread's (HS 64), S, dP and what is packed up to 96: just
-    enough if all products of one half of the keys are awaited before those of the next begin. With HS 72, 144 and more,
-    it takes products of 32 queries, in a loop, as ptxas keeps what two straight pieces of code share, and dq is awaited
-    at once. Places in shared memory are counted in 16 bytes, so that half of a descriptor is a constant.
+    enough if the products of one half of the keys are awaited before those of the next begin. With HS 72 it takes
+    products of 32 queries, in a loop: ptxas keeps everything that two straight pieces of code share. Places in shared
+    memory are counted in 16 bytes, so that half of a descriptor is a constant.
 LAUNCH
     grid min(units, multiprocessors), 384 threads; dynamic shared memory, KiB: two buffers of k and v, dSᵀ, three stages
     of q and dy (two for HS 72), y: for HS 32, 64, 72: 127, 219, 224. Compiled for 168 registers a thread, of which the
-    producer's warpgroup keeps 24 (40) and the consumers get 240 (232).
+    producer keeps 40 and the consumers get 232.
 NEEDS
     sm_90a; qkv, dy, y and dqkv at multiples of 16 bytes. Keys beyond T are computed as if they were there, and not
     written: it is at its best where T is a multiple of 256, or large.
@@ -106,26 +105,8 @@ product_32, product_64 = make_wgmma(32), make_wgmma(64)
 rows_8, rows_32, rows_64 = (make_wgmma_a_registers(n, transpose_b=True) for n in (8, 32, 64))
 keys_8, keys_16, keys_32 = (make_wgmma(n, True, True) for n in (8, 16, 32))
 wait_8, wait_16, wait_32, wait_64 = (make_wgmma_wait(n, pin=False) for n in (8, 16, 32, 64))
-wait_16_2, wait_32_2 = (make_wgmma_wait(n, pending=2, pin=False) for n in (16, 32))
 wait_32_1, wait_64_1 = (make_wgmma_wait(n, pending=1, pin=False) for n in (32, 64))
-give_registers_24, give_registers_40 = (make_setmaxnreg(n, False) for n in (24, 40))
-take_registers_232, take_registers_240 = (make_setmaxnreg(n, True) for n in (232, 240))
-
-
-@cuda.jit(device=True, forceinline=True)
-def give_registers(HS):
-    if HS == 72:
-        give_registers_40()
-    else:
-        give_registers_24()
-
-
-@cuda.jit(device=True, forceinline=True)
-def take_registers(HS):
-    if HS == 72:
-        take_registers_232()
-    else:
-        take_registers_240()
+producer_registers, consumer_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
 
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -231,15 +212,6 @@ def wait_for_dq(HS, dq):
 
 
 @cuda.jit(device=True, forceinline=True)
-def wait_for_dq_2(HS, dq):
-    """The same, where two groups have been started since."""
-    if HS == 32:
-        wait_16_2(dq)
-    else:
-        wait_32_2(dq)
-
-
-@cuda.jit(device=True, forceinline=True)
 def wait_for_sums(HS, sums, sums_ninth):
     if HS == 32:
         wait_32(sums)
@@ -324,10 +296,12 @@ def store_ds(N, shared, at, words, chunk):
 
 
 @cuda.jit(device=True, forceinline=True)
-def start_block(HS, N, sizes, s, ds, k, k_ninth, q, q_ninth, zeros):
-    """s = k · qᵀ and ds = v · dyᵀ, a group each, for 64 keys and N queries.
+def add_block(HS, N, sizes, s, ds, words, ds_words, dk, dk_ninth, dv, dv_ninth, k, k_ninth, q, q_ninth, zeros, shared,
+              numbers, parity, numbers_at, c, ds_at, chunk, first):
+    """dv += P · dy and dk += dS · q for 64 keys and N queries; dS goes to shared memory, from a chunk of a row on.
 
     k, q: places, from which those of v and dy follow; sizes: of a tile of k, and of q, likewise in 16 bytes
+    numbers: the barrier of L and D, numbers_at: where the thread's are; first: whether dS may still be read for dq
     """
     V, DY = sizes
     zeros = uint32(zeros)
@@ -338,16 +312,6 @@ def start_block(HS, N, sizes, s, ds, k, k_ninth, q, q_ninth, zeros):
     multiply_along(HS, N, ds, k + uint32(V), k_ninth + uint32(V), q + uint32(DY), q_ninth + uint32(DY), zeros)
     wgmma_commit()
 
-
-@cuda.jit(device=True, forceinline=True)
-def finish_block(HS, N, sizes, s, ds, words, ds_words, dk, dk_ninth, dv, dv_ninth, q, q_ninth, shared, numbers, parity,
-                 numbers_at, c, ds_at, chunk, first):
-    """dv += P · dy and dk += dS · q of what `start_block` began; dS goes to shared memory, from a chunk of a row on.
-
-    numbers: the barrier of L and D, numbers_at: where the thread's are; first: whether dS may still be read for dq
-    """
-    DY = sizes[1]
-    q, q_ninth = uint32(afresh(q)), uint32(afresh(q_ninth))
     mbarrier_wait(numbers, uint32(parity))
     wait_for_scores(N, s)
     probabilities(N, s, shared, numbers_at, c)
@@ -369,26 +333,13 @@ def finish_block(HS, N, sizes, s, ds, words, ds_words, dk, dk_ninth, dv, dv_nint
         wgmma_wait_0()  # there are no registers for the next products, too
 
 
-@cuda.jit(device=True, forceinline=True)
-def start_dq(HS, dq, ds, k, side):
-    """dq = dS · k for the consumer's columns of the first part; places of dS, of the tile k and in its rows."""
-    ds, k = uint32(afresh(ds)), uint32(afresh(k))
-    wgmma_fence()
-    multiply_keys(HS, dq, ds, k + uint32(side))
-    wgmma_commit()
-
-
 # Results --------------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def write_queries(columns, dq_out, at, dq_row, exist, dq, scale, fresh):
-    """A warpgroup's dq of 64 queries and so many columns; at: of the first, exist: how many of them, or more."""
-    thread = int32(afresh(int32(cuda.threadIdx.x)) & 127)
-    lane = thread & 31
-    row = int32((thread >> 5) * 16 + (lane >> 2) + (lane & 1) * 8)  # see `four_neighbours`
-    at += int32(row * dq_row + (lane & 2) * 2)
+def write_queries(columns, dq_out, at, exists, dq, scale, fresh, lane):
+    """A thread's share of so many columns of dq; at: of its first four numbers."""
     for j in range(columns // 8):
-        write_dq(dq_out, at + 8 * j, row < exist, dq, 4 * j, scale, fresh, lane)
+        write_dq(dq_out, at + 8 * j, exists, dq, 4 * j, scale, fresh, lane)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -416,14 +367,6 @@ def place_of(unit, chunks, heads):
     rest, chunk = divide(unit, chunks)
     image, head = divide(rest, heads)
     return image, head, chunk
-
-
-@cuda.jit(device=True, forceinline=True)
-def rounds_of(unit, chunks, chunk_tiles, T):
-    """Tiles of queries that pass by in a unit: all of them for each of its tiles of keys."""
-    chunk = divide(unit, chunks)[1]
-    tiles = min(int32(chunk_tiles), int32(divide(int32(T + KEYS - 1), KEYS)[0] - int32(chunk * chunk_tiles)))
-    return int32(tiles * divide(int32(T + QUERIES - 1), QUERIES)[0])
 
 
 def stages_of(HS):
@@ -481,12 +424,12 @@ def make_backward(HS):
             for i in range(STAGES):
                 mbarrier_init(full_0 + uint32(8 * i), uint32(1))
                 mbarrier_init(empty_0 + uint32(8 * i), uint32(2))
-                mbarrier_init(numbers_0 + uint32(8 * i), uint32(3))
+                mbarrier_init(numbers_0 + uint32(8 * i), uint32(2 * WARP))
             for i in range(BUFFERS):
                 mbarrier_init(k_full_0 + uint32(8 * i), uint32(1))
                 mbarrier_init(k_empty_0 + uint32(8 * i), uint32(2))
             mbarrier_init(y_full, uint32(1))
-            mbarrier_init(y_empty, uint32(2))
+            mbarrier_init(y_empty, uint32(2 * WARP))
             fence_barrier_init()
             tma_prefetch(map_q)
             tma_prefetch(map_k)
@@ -500,7 +443,7 @@ def make_backward(HS):
         cuda.syncthreads()
         stage, buffer = int32(0), int32(0)
         if warpgroup == 0:
-            give_registers(HS)
+            producer_registers()
             if t == 0:
                 parity, k_parity, y_parity = int32(1), int32(1), int32(1)  # fresh barriers let the first round through
                 unit = int32(cuda.blockIdx.x)
@@ -539,63 +482,45 @@ def make_backward(HS):
                             first = int32(first + QUERIES)
                         first_key = int32(first_key + KEYS)
                     unit = int32(unit + cuda.gridDim.x)
-            elif t < 3 * WARP:
-                if t >= WARP:  # D
-                    lane, rows = int32(t & 31), int32((t >> 5) * WARP - WARP)  # a warp has half of the queries
-                    row = int32(rows + lane // LANES)
-                    parity, y_parity = int32(0), int32(0)
-                    unit, left = int32(cuda.blockIdx.x), int32(0)
-                    while unit < units:
-                        left = int32(left + rounds_of(unit, chunks, chunk_tiles, T))
-                        unit = int32(unit + cuda.gridDim.x)
-                    while left > 0:
-                        mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                        mbarrier_wait(y_full, uint32(y_parity))
-                        at = int32(STAGES_AT + stage * STAGE)
-                        i = afresh(row)
-                        while i < int32(row + WARP):  # in turn: there are few registers
-                            write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), i, lane, int32(at + D_NUMBERS))
-                            i = int32(i + PASS)
-                        cuda.syncwarp()
-                        if lane == 0:
-                            mbarrier_arrive(y_empty)
-                            mbarrier_arrive(numbers_0 + uint32(8) * uint32(stage))
-                        y_parity = int32(y_parity ^ 1)
-                        stage = int32(stage + 1)
-                        if stage == STAGES:
-                            stage, parity = int32(0), int32(parity ^ 1)
-                        left = int32(left - 1)
-            else:  # L, in units of log 2
-                lane, parity = int32(t & 31), int32(0)
+            elif t >= WARP and t < 3 * WARP:
+                lane, rows = int32(t & 31), int32((t >> 5) * WARP - WARP)  # a warp has half of the queries
+                row = int32(rows + lane // LANES)
+                parity, y_parity = int32(0), int32(0)
                 unit = int32(cuda.blockIdx.x)
                 while unit < units:
                     image, head, chunk = place_of(unit, chunks, heads)
-                    rows_at = uint32((image * heads + head) * T)
-                    left, first = rounds_of(unit, chunks, chunk_tiles, T), int32(0)
-                    while left > 0:
-                        L0, L1 = float32(0), float32(0)
-                        query = int32(first + lane)
-                        if query < T:
-                            L0 = LOG2_E * logsumexp[uint32(rows_at + uint32(query))]
-                        if int32(query + WARP) < T:
-                            L1 = LOG2_E * logsumexp[uint32(rows_at + uint32(query + WARP))]
-                        mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                        at = int32(STAGES_AT + NUMBERS + stage * STAGE + lane * 4)
-                        store_word(shared, at, word_of(L0))
-                        store_word(shared, int32(at + 4 * WARP), word_of(L1))
-                        cuda.syncwarp()
-                        if lane == 0:
+                    numbers_at = (image * heads + head) * T
+                    first_key = int32(chunk * chunk_tiles * KEYS)
+                    end = int32(min(int32(T), int32(first_key + chunk_tiles * KEYS)))
+                    while first_key < end:
+                        first = int32(0)
+                        while first < T:
+                            at = int32(STAGES_AT + stage * STAGE)
+                            L = float32(0)
+                            query = int32(first + rows + lane)
+                            if query < T:
+                                L = LOG2_E * logsumexp[numbers_at + query]
+                            mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
+                            mbarrier_wait(y_full, uint32(y_parity))
+                            y_parity = int32(y_parity ^ 1)
+                            store_word(shared, int32(at + NUMBERS + (rows + lane) * 4), word_of(L))
+                            i = afresh(row)
+                            while i < int32(rows + WARP):  # two at a time, in turn: there are few registers
+                                write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), i, lane,
+                                              int32(at + D_NUMBERS))
+                                write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), int32(i + PASS), lane,
+                                              int32(at + D_NUMBERS))
+                                i = int32(i + 2 * PASS)
+                            mbarrier_arrive(y_empty)
                             mbarrier_arrive(numbers_0 + uint32(8) * uint32(stage))
-                        stage = int32(stage + 1)
-                        if stage == STAGES:
-                            stage, parity = int32(0), int32(parity ^ 1)
-                        first = int32(first + QUERIES)
-                        if first >= T:
-                            first = int32(0)
-                        left = int32(left - 1)
+                            stage = int32(stage + 1)
+                            if stage == STAGES:
+                                stage, parity = int32(0), int32(parity ^ 1)
+                            first = int32(first + QUERIES)
+                        first_key = int32(first_key + KEYS)
                     unit = int32(unit + cuda.gridDim.x)
         else:
-            take_registers(HS)
+            consumer_registers()
             s = cuda.local.array(SCORES, "float32")
             ds = cuda.local.array(SCORES, "float32")
             words = cuda.local.array(WORDS, "uint32")
@@ -625,13 +550,16 @@ def make_backward(HS):
             ds_at = int32(DS_AT + (consumer * CONSUMER_KEYS + (thread >> 5) * 16 + (lane >> 2)) * DS_ROW
                           + (lane >> 2) * CHUNK + (lane & 3) * 4)
             ds_at_1 = int32(ds_at + ROWS * DS_ROW)
+            own_query = int32((thread >> 5) * 16 + (lane >> 2) + (lane & 1) * 8)  # of dq: see `four_neighbours`
+            own_column = int32(consumer * (COLUMNS // 2) + (lane & 2) * 2)
             unit = int32(cuda.blockIdx.x)
             while unit < units:
                 image, head, chunk = place_of(unit, chunks, heads)
-                first_key, tile = int32(chunk * chunk_tiles * KEYS), int32(0)  # tile: number in the chunk
-                out_at = (chunk * images + image) * T * dq_row + head * dq_head + consumer * (COLUMNS // 2)
-                while tile < chunk_tiles and first_key < T:
-                    fresh = tile == 0  # the chunk's first tile of keys finds nothing to add to
+                first_key = int32(chunk * chunk_tiles * KEYS)
+                end = int32(min(int32(T), int32(first_key + chunk_tiles * KEYS)))
+                out_at = (chunk * images + image) * T * dq_row + head * dq_head + own_column
+                fresh = True  # the chunk's first tile of keys finds nothing to add to
+                while first_key < end:
                     k_at = int32(buffer * BUFFER)
                     all_place = int32(base_place + k_at // CHUNK)
                     k_place, k_ninth_place = int32(all_place + own_at // CHUNK), int32(
@@ -656,94 +584,76 @@ def make_backward(HS):
                             at + NUMBERS + (lane & 3) * 8)
                         mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
                         if N == QUERIES:
-                            if first > 0:  # dq of the queries before is made, and written, beside the first products
-                                start_dq(HS, dq, ds_place, all_place, side)
-                                start_block(HS, N, SIZES, s, ds, k_place, k_ninth_place, q_place, q_ninth_place, zeros)
-                                wait_for_dq_2(HS, dq)
-                                write_queries(COLUMNS // 2, dq_out, out_at + int32(first - QUERIES) * dq_row, dq_row,
-                                              QUERIES, dq, scale, fresh)
-                            else:
-                                start_block(HS, N, SIZES, s, ds, k_place, k_ninth_place, q_place, q_ninth_place, zeros)
-                            finish_block(HS, N, SIZES, s, ds, words, ds_words, dk_0, dk_0_ninth, dv_0, dv_0_ninth,
-                                         q_place, q_ninth_place, shared, numbers, parity, numbers_at, c, ds_at, 0, True)
+                            add_block(HS, N, SIZES, s, ds, words, ds_words, dk_0, dk_0_ninth, dv_0, dv_0_ninth, k_place,
+                                      k_ninth_place, q_place, q_ninth_place, zeros, shared, numbers, parity, numbers_at,
+                                      c, ds_at, 0, True)
                         else:
                             query = afresh(int32(0))
                             while query < QUERIES:
-                                q_part, q_part_ninth = int32(q_place + query * (ROW // CHUNK)), int32(
-                                    q_ninth_place + query)
-                                start_block(HS, N, SIZES, s, ds, k_place, k_ninth_place, q_part, q_part_ninth, zeros)
-                                finish_block(HS, N, SIZES, s, ds, words, ds_words, dk_0, dk_0_ninth, dv_0, dv_0_ninth,
-                                             q_part, q_part_ninth, shared, numbers, parity, int32(numbers_at
-                                             + 4 * query), c, ds_at, query >> 3, query == 0)
+                                add_block(HS, N, SIZES, s, ds, words, ds_words, dk_0, dk_0_ninth, dv_0, dv_0_ninth,
+                                          k_place, k_ninth_place, int32(q_place + query * (ROW // CHUNK)),
+                                          int32(q_ninth_place + query), zeros, shared, numbers, parity, int32(numbers_at
+                                          + 4 * query), c, ds_at, query >> 3, query == 0)
                                 query = int32(query + N)
                         if elected and owed:
                             tma_store_wait_read_0()
                             mbarrier_arrive(k_empty_0 + uint32(8) * uint32(buffer ^ 1))
                         owed = False
                         if N == QUERIES:
-                            start_block(HS, N, SIZES, s, ds, k_place_1, k_ninth_place_1, q_place, q_ninth_place, zeros)
-                            finish_block(HS, N, SIZES, s, ds, words, ds_words, dk_1, dk_1_ninth, dv_1, dv_1_ninth,
-                                         q_place, q_ninth_place, shared, numbers, parity, numbers_at, c, ds_at_1, 0,
-                                         False)
+                            add_block(HS, N, SIZES, s, ds, words, ds_words, dk_1, dk_1_ninth, dv_1, dv_1_ninth,
+                                      k_place_1, k_ninth_place_1, q_place, q_ninth_place, zeros, shared, numbers,
+                                      parity, numbers_at, c, ds_at_1, 0, False)
                         else:
                             query = afresh(int32(0))
                             while query < QUERIES:
-                                q_part, q_part_ninth = int32(q_place + query * (ROW // CHUNK)), int32(
-                                    q_ninth_place + query)
-                                start_block(HS, N, SIZES, s, ds, k_place_1, k_ninth_place_1, q_part, q_part_ninth,
-                                            zeros)
-                                finish_block(HS, N, SIZES, s, ds, words, ds_words, dk_1, dk_1_ninth, dv_1, dv_1_ninth,
-                                             q_part, q_part_ninth, shared, numbers, parity, int32(numbers_at
-                                             + 4 * query), c, ds_at_1, query >> 3, False)
+                                add_block(HS, N, SIZES, s, ds, words, ds_words, dk_1, dk_1_ninth, dv_1, dv_1_ninth,
+                                          k_place_1, k_ninth_place_1, int32(q_place + query * (ROW // CHUNK)),
+                                          int32(q_ninth_place + query), zeros, shared, numbers, parity, int32(numbers_at
+                                          + 4 * query), c, ds_at_1, query >> 3, False)
                                 query = int32(query + N)
-                        wgmma_wait_0()
+
+                        # dq, of which each consumer has half of the columns; the last eight of 72 are the second's
                         fence_proxy_async()
                         bar_sync(uint32(DS_COMPLETE), uint32(CONSUMERS))
+                        wgmma_fence()
+                        keys = uint32(afresh(all_place))
+                        multiply_keys(HS, dq, uint32(afresh(ds_place)), keys + uint32(side))
+                        wgmma_commit()
+                        wait_for_dq(HS, dq)
                         if elected:
                             mbarrier_arrive(empty_0 + uint32(8) * uint32(stage))
-                        if N < QUERIES:
-                            at = out_at + first * dq_row
-                            start_dq(HS, dq, ds_place, all_place, side)
-                            wait_for_dq(HS, dq)
-                            write_queries(COLUMNS // 2, dq_out, at, dq_row, int32(T - first), dq, scale, fresh)
-                            if consumer == 1:  # the last eight columns
-                                wgmma_fence()
-                                multiply_ninth(dq_ninth, uint32(afresh(ds_place)), uint32(
-                                    afresh(all_place)) + uint32(NINTH // CHUNK))
-                                wgmma_commit()
-                                wait_8(dq_ninth)
-                                write_queries(8, dq_out, at + COLUMNS // 2, dq_row, int32(T - first), dq_ninth, scale,
-                                              fresh)
-                        first = int32(first + QUERIES)
+                        query = int32(first + own_query)
+                        write_queries(COLUMNS // 2, dq_out, out_at + query * dq_row, query < T, dq, scale, fresh, lane)
+                        if HS == 72 and consumer == 1:
+                            wgmma_fence()
+                            multiply_ninth(dq_ninth, uint32(afresh(ds_place)), keys + uint32(NINTH // CHUNK))
+                            wgmma_commit()
+                            wait_8(dq_ninth)
+                            write_queries(8, dq_out, out_at + query * dq_row + COLUMNS // 2, query < T, dq_ninth, scale,
+                                          fresh, lane)
                         stage = int32(stage + 1)
                         if stage == STAGES:
                             stage, parity = int32(0), int32(parity ^ 1)
+                        first = int32(first + QUERIES)
                     wait_for_sums(HS, dk_0, dk_0_ninth)
                     wait_for_sums(HS, dk_1, dk_1_ninth)
                     wait_for_sums(HS, dv_0, dv_0_ninth)
                     wait_for_sums(HS, dv_1, dv_1_ninth)
-                    if N == QUERIES:
-                        start_dq(HS, dq, ds_place, all_place, side)
-                    # nobody needs the consumer's rows of v any more, nor, when both have made their dq, those of k
-                    own, ninth = int32(k_at + own_at), int32(k_at + own_ninth_at)
+                    # nobody needs the consumer's rows of v any more, nor, when all have made their dq, those of k
+                    tile, ninth = int32(k_at + own_at), int32(k_at + own_ninth_at)
                     one = float32(1)
-                    stash(HS, shared, int32(own + TILE), int32(ninth + TILE), dv_0, dv_0_ninth, one)
-                    stash(HS, shared, int32(own + (TILE + ROWS * ROW)), int32(ninth + (TILE + ROWS * CHUNK)), dv_1,
+                    stash(HS, shared, int32(tile + TILE), int32(ninth + TILE), dv_0, dv_0_ninth, one)
+                    stash(HS, shared, int32(tile + (TILE + ROWS * ROW)), int32(ninth + (TILE + ROWS * CHUNK)), dv_1,
                           dv_1_ninth, one)
-                    if N == QUERIES:
-                        first = int32(first - QUERIES)
-                        wait_for_dq(HS, dq)
-                        write_queries(COLUMNS // 2, dq_out, out_at + first * dq_row, dq_row, int32(T - first), dq, scale,
-                                      fresh)
                     bar_sync(uint32(DS_FREE), uint32(CONSUMERS))
-                    stash(HS, shared, own, ninth, dk_0, dk_0_ninth, scale)
-                    stash(HS, shared, int32(own + ROWS * ROW), int32(ninth + ROWS * CHUNK), dk_1, dk_1_ninth, scale)
+                    stash(HS, shared, tile, ninth, dk_0, dk_0_ninth, scale)
+                    stash(HS, shared, int32(tile + ROWS * ROW), int32(ninth + ROWS * CHUNK), dk_1, dk_1_ninth, scale)
                     fence_proxy_async()
                     bar_sync(uint32(OWN + warpgroup), uint32(128))
                     row = int32(first_key + consumer * CONSUMER_KEYS)
                     if elected and row < T:
                         column = int32(head * head_step + part)
-                        k, k_ninth = base + uint32(own), base + uint32(ninth)
+                        k, k_ninth = base + uint32(tile), base + uint32(ninth)
                         write_tile(HS, k, k_ninth, map_out, map_out_ninth, column, row, image)
                         write_tile(HS, k + uint32(TILE), k_ninth + uint32(TILE), map_out, map_out_ninth,
                                    int32(column + part), row, image)
@@ -752,7 +662,8 @@ def make_backward(HS):
                     buffer = int32(buffer ^ 1)
                     if buffer == 0:
                         k_parity = int32(k_parity ^ 1)
-                    first_key, tile = int32(first_key + KEYS), int32(tile + 1)
+                    first_key = int32(first_key + KEYS)
+                    fresh = False
                 unit = int32(unit + cuda.gridDim.x)
             if elected:
                 tma_store_wait_0()
