@@ -22,6 +22,11 @@ def pytest_xdist_make_scheduler(config, log):
     return WorkStealingScheduling(config, log)
 
 
+def pytest_collection_modifyitems(items):
+    """ptxas's logs come last: many of their kernels are compiled by then, and short tests end all workers together."""
+    items.sort(key=lambda item: item.path.name == "test_compile_logs.py")
+
+
 def pytest_collection_finish(session):
     """What is there for good, ten thousand tests among it, the garbage collector need not look at again and again."""
     gc.collect()
@@ -30,13 +35,11 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True, scope="session")
 def _compile_once(request, tmp_path_factory):
-    """What one worker has compiled to PTX is there for the others."""
-    if not hasattr(request.config, "workerinput"):
-        yield
-        return
-    folder = tmp_path_factory.getbasetemp().parent / "ptx"
+    """What has been compiled to PTX is there for all tests, and on all workers."""
+    worker = getattr(request.config, "workerinput", {}).get("workerid")
+    base = tmp_path_factory.getbasetemp()
+    folder, compiled = (base.parent if worker else base) / "ptx", ptx.PtxDevice.compile
     folder.mkdir(exist_ok=True)
-    worker, compiled = request.config.workerinput["workerid"], ptx.PtxDevice.compile
 
     def compile_once(kernel, signature, capabilities):
         name = repr((kernel.py_func.__module__, kernel.py_func.__name__, signature, capabilities))
@@ -44,8 +47,9 @@ def _compile_once(request, tmp_path_factory):
         if path.exists():
             return dict(zip(capabilities, json.loads(path.read_text()), strict=True))
         texts = compiled(kernel, signature, capabilities)
-        path.with_suffix("." + worker).write_text(json.dumps(list(texts.values())))
-        path.with_suffix("." + worker).replace(path)
+        unfinished = path.with_suffix(f".{worker}")
+        unfinished.write_text(json.dumps(list(texts.values())))
+        unfinished.replace(path)
         return texts
 
     ptx.PtxDevice.compile = staticmethod(compile_once)
@@ -67,6 +71,7 @@ class Engine:
             self.backend.vary_order = True  # two runs must give the same bits in whatever order the threads take turns
         self.computes = name != "ptx"
         self.has_versions = name != "cpu"
+        self.repeats = 1 if name == "emulator" else 2  # there `numdiff kernels check` compares two thread orders
 
     def __call__(self, array, dtype=None):
         """`array` on this engine (float64 becomes float32 unless a dtype is given)."""

@@ -2,10 +2,7 @@
 PTX."""
 import importlib.util
 import inspect
-import pathlib
 import re
-import subprocess
-import sysconfig
 
 import numpy as np
 import pytest
@@ -17,6 +14,7 @@ from numdiff.device.tensor_map import tensor_map
 from numdiff.emulator import Emulator, KernelFault, LaunchRefused, Unsupported
 from tests.conftest import relative_error
 from tests.emulator.probes import hopper_conv, hopper_gemm, inputs, units
+from tests.kernels.compile_logs import assemble, find_ptxas
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
 ORDERS = ("forward", "reversed", "shuffled")
@@ -557,34 +555,20 @@ def test_a_fault_planted_in_a_small_kernel_is_found(tmp_path, name):
 
 # Compiled -------------------------------------------------------------------------------------------------------------
 
-NO_SPILLS = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
-
-
-def compiled(tmp_path, kernel, signature):
-    """The PTX of a kernel and what ptxas says of it (None without ptxas)."""
-    text = compile_to_ptx(kernel, signature, (9, 0, "a"))
-    ptxas = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "ptxas"
-    if not ptxas.exists():
-        return text, None
-    (tmp_path / "kernel.ptx").write_text(text)
-    done = subprocess.run([ptxas, "-v", "-arch", "sm_90a", tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"],
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return text, done.stdout + done.stderr
+HOPPER = 9, 0, "a"
 
 
 @pytest.mark.parametrize("make, columns", [(hopper_gemm.make_gemm, 64), (hopper_gemm.make_gemm, 128),
                                            (hopper_gemm.make_gemm, 256), (hopper_conv.make_conv3x3, 64)])
-def test_the_first_kernels_compile_without_advice_from_ptxas(tmp_path, make, columns):
+def test_the_first_kernels_compile_without_advice_from_ptxas(make, columns):
     signature = (hopper_gemm if make is hopper_gemm.make_gemm else hopper_conv).SIGNATURE
     kernel = cuda.jit(launch_bounds=(hopper_gemm.THREADS, 1))(make(columns, 4)[0])
-    text, said = compiled(tmp_path, kernel, signature)
+    text = compile_to_ptx(kernel, signature, HOPPER)
     assert f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16" in text and ".f64" not in text
     assert ".minnctapersm 1" in text  # without it ptxas ignores setmaxnreg
-    if said is None:
+    if find_ptxas() is None:
         pytest.skip("ptxas is not installed")
-    assert "(C75" not in said, said
-    assert NO_SPILLS in said and "Used 168 registers" in said, said
+    assert assemble(text, HOPPER) == (168, [])
 
 
 def unit_kernels():
@@ -599,10 +583,12 @@ def unit_kernels():
             "through_global": (units.through_global, (types.float32[::1], maps, types.float32[::1]))}
 
 
-def test_every_intrinsic_assembles(tmp_path):
+def test_every_intrinsic_assembles():
+    if find_ptxas() is None:
+        pytest.skip("ptxas is not installed")
     for name, (kernel, signature) in unit_kernels().items():
-        text, said = compiled(tmp_path, kernel, signature)
-        if said is None:
-            pytest.skip("ptxas is not installed")
-        assert NO_SPILLS in said, (name, said)
-        assert "(C75" not in said or name == "groups", (name, said)  # where ptxas waits for both groups at once (C7517)
+        _, wrong = assemble(compile_to_ptx(kernel, signature, HOPPER), HOPPER)
+        if name == "groups":  # where ptxas waits for both groups at once
+            assert len(wrong) == 1 and "(C7517)" in wrong[0], wrong
+        else:
+            assert wrong == [], (name, wrong)

@@ -3,7 +3,8 @@
     python -m tests.kernels.compile_logs                       every one, for the architectures that it is for
     python -m tests.kernels.compile_logs conv2d_hopper. flash  those whose name has one of these words
 
-One line a kernel: registers, bytes spilled and on the stack, advisories (C75xx). Exit code 1 where one has any of them.
+One line a kernel and architecture: registers, and what is wrong: bytes spilled or on the stack, advisories (C75xx),
+float64. Exit code 1 where anything is. The tests read the same logs (test_compile_logs.py).
 """
 import concurrent.futures
 import functools
@@ -38,7 +39,10 @@ class Recorder(PtxDevice):
 
 @functools.cache
 def tensor_core_kernels():
-    """{name: (kernel, types of its arguments)} of kernels that the check's cases launch, from files that name mma."""
+    """{name: (kernel, types of its arguments)} of kernels that the check's cases launch, from files that name mma.
+
+    Nothing runs and nothing is compiled: it takes a fifth of a second.
+    """
     found = {}
     for case in CASES:
         for version in case.versions:
@@ -56,25 +60,37 @@ def find_ptxas():
     return path if path.exists() else None
 
 
-def compile_log(name):
-    """[(architecture, registers, what is wrong, "" for nothing)] of a kernel; empty if it has no mma after all."""
+def ptx_of(name):
+    """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch` compiles it."""
     kernel, signature = tensor_core_kernels()[name]
     least = getattr(sys.modules[kernel.py_func.__module__], "MINIMUM_CAPABILITY", (0, 0))
+    return PtxDevice.compile(kernel, signature, tuple(c for c in CAPABILITIES if c[:2] >= least))
+
+
+def architecture(capability):
+    return "sm_" + "".join(map(str, capability))
+
+
+def assemble(text, capability):
+    """What ptxas says of a PTX text: (registers, the lines that tell of something wrong)."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "kernel.ptx"
+        source.write_text(text)
+        done = subprocess.run([find_ptxas(), "-v", "-arch", architecture(capability), source, "-o",
+                               source.with_suffix(".cubin")], capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    wrong = [] if done.returncode == 0 else [said.strip().splitlines()[-1]]
+    wrong += [line.strip() for line in said.splitlines() if "spill" in line and CLEAN not in line or "(C75" in line]
+    return sum(map(int, re.findall(r"Used (\d+) registers", said))), wrong
+
+
+def compile_log(name):
+    """[(architecture, registers, what is wrong, "" for nothing)] of a kernel."""
     logs = []
-    capabilities = tuple(c for c in CAPABILITIES if c[:2] >= least)
-    for capability, text in PtxDevice.compile(kernel, signature, capabilities).items():
-        if "mma." not in text:
-            continue
-        arch = "sm_" + "".join(map(str, capability))
-        with tempfile.TemporaryDirectory() as folder:
-            source = pathlib.Path(folder) / "kernel.ptx"
-            source.write_text(text)
-            done = subprocess.run([find_ptxas(), "-v", "-arch", arch, source, "-o", source.with_suffix(".cubin")],
-                                  capture_output=True, text=True)
-        said = done.stdout + done.stderr
-        wrong = [] if done.returncode == 0 else [said.strip().splitlines()[-1]]
-        wrong += [line.strip() for line in said.splitlines() if "spill" in line and CLEAN not in line or "(C75" in line]
-        logs.append((arch, *map(int, re.findall(r"Used (\d+) registers", said)), "; ".join(wrong)))
+    for capability, text in ptx_of(name).items():
+        registers, wrong = assemble(text, capability)
+        wrong += ["uses float64"] if ".f64" in text else []
+        logs.append((architecture(capability), registers, "; ".join(wrong)))
     return logs
 
 

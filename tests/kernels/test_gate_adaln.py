@@ -26,6 +26,8 @@ def usable(engine, version, C, dtype):
         pytest.skip("version 2 needs a multiple of 8")
     if engine.name == "cpu" and dtype == np.float16:
         pytest.skip("NumPy computes in the type that it is given")
+    if engine.name == "emulator" and version is None and C != 8:
+        pytest.skip("one of those that are forced")
     if engine.name == "ptx" and (dtype == np.float32 or version == 1 and C > 33 or C in (8, 768, 1024)):
         pytest.skip("version 2 is compiled for float16 here; gate.py's and adaln.py's tests compile the rest")
 
@@ -44,8 +46,8 @@ def test_forward(engine, rng, shape, dtype, gated, version):
     given = (x, h if gated else None, gate if gated else None, shift, scale)
     want = G.gate_adaln_forward(*given)
     runs = [G.gate_adaln_forward(*(a if a is None else engine(a, dtype) for a in given), version=version)
-            for _ in range(2)]
-    for got, again, expected in zip(*runs, want, strict=True):
+            for _ in range(engine.repeats)]
+    for got, again, expected in zip(runs[0], runs[-1], want, strict=True):
         engine.check(got, expected, tolerance(dtype))
         engine.check_equal(got, again)
 
@@ -65,8 +67,8 @@ def test_backward(engine, rng, shape, dtype, gated, arrives, version):
     want = G.gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd)
     given = [a if a is None else engine(a, dtype) for a in (dz, dy, z, h, gate, shift, scale)]
     statistics = [engine(a, np.float32) for a in (mean, rstd)]
-    runs = [G.gate_adaln_backward(*given, *statistics, version=version) for _ in range(2)]
-    for got, again, expected in zip(*runs, want, strict=True):
+    runs = [G.gate_adaln_backward(*given, *statistics, version=version) for _ in range(engine.repeats)]
+    for got, again, expected in zip(runs[0], runs[-1], want, strict=True):
         if expected is None:
             assert got is None
             continue
