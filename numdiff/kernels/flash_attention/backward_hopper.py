@@ -64,7 +64,6 @@ from ...device.tensor_core import (
     float_of,
     load_words2,
     load_words4,
-    pack_half2,
     store_word,
     unpack_half2,
     word_of,
@@ -83,6 +82,7 @@ from .hopper_tiles import (
     maps_of,
     place_in_tile,
     row_bytes,
+    stash,
     tile_bytes,
     u64,
     write_tile,
@@ -340,23 +340,6 @@ def write_queries(columns, dq_out, at, exists, dq, scale, fresh, lane):
     """A thread's share of so many columns of dq; at: of its first four numbers."""
     for j in range(columns // 8):
         write_dq(dq_out, at + 8 * j, exists, dq, 4 * j, scale, fresh, lane)
-
-
-@cuda.jit(device=True, forceinline=True)
-def stash(HS, shared, tile, ninth, sums, sums_ninth, f):
-    """A warpgroup's 64 rows, times f, as float16 into a tile."""
-    thread = int32(afresh(int32(cuda.threadIdx.x)) & 127)
-    lane = thread & 31
-    row = int32((thread >> 5) * 16 + (lane >> 2))
-    column = int32((lane & 3) * 4)
-    for j in range(min(HS, 64) // 8):
-        store_word(shared, place_in_tile(HS, tile, row, j) + column, pack_half2(sums[4 * j] * f, sums[4 * j + 1] * f))
-        store_word(shared, place_in_tile(HS, tile, row + 8, j) + column,
-                   pack_half2(sums[4 * j + 2] * f, sums[4 * j + 3] * f))
-    if HS == 72:
-        at = int32(ninth + row * CHUNK + column)
-        store_word(shared, at, pack_half2(sums_ninth[0] * f, sums_ninth[1] * f))
-        store_word(shared, at + 8 * CHUNK, pack_half2(sums_ninth[2] * f, sums_ninth[3] * f))
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
@@ -642,12 +625,13 @@ def make_backward(HS):
                     # nobody needs the consumer's rows of v any more, nor, when all have made their dq, those of k
                     tile, ninth = int32(k_at + own_at), int32(k_at + own_ninth_at)
                     one = float32(1)
-                    stash(HS, shared, int32(tile + TILE), int32(ninth + TILE), dv_0, dv_0_ninth, one)
+                    stash(HS, shared, int32(tile + TILE), int32(ninth + TILE), dv_0, dv_0_ninth, one, one)
                     stash(HS, shared, int32(tile + (TILE + ROWS * ROW)), int32(ninth + (TILE + ROWS * CHUNK)), dv_1,
-                          dv_1_ninth, one)
+                          dv_1_ninth, one, one)
                     bar_sync(uint32(DS_FREE), uint32(CONSUMERS))
-                    stash(HS, shared, tile, ninth, dk_0, dk_0_ninth, scale)
-                    stash(HS, shared, int32(tile + ROWS * ROW), int32(ninth + ROWS * CHUNK), dk_1, dk_1_ninth, scale)
+                    stash(HS, shared, tile, ninth, dk_0, dk_0_ninth, scale, scale)
+                    stash(HS, shared, int32(tile + ROWS * ROW), int32(ninth + ROWS * CHUNK), dk_1, dk_1_ninth, scale,
+                          scale)
                     fence_proxy_async()
                     bar_sync(uint32(OWN + warpgroup), uint32(128))
                     row = int32(first_key + consumer * CONSUMER_KEYS)

@@ -49,7 +49,7 @@ from ...device.hopper import (
     wgmma_commit,
     wgmma_fence,
 )
-from ...device.tensor_core import pack_half2, store_word
+from ...device.tensor_core import store_word
 from ..im2col import divide
 from .exponential import power_of_two
 from .forward import LN_2, LOG2_E, LOWEST
@@ -62,8 +62,8 @@ from .hopper_tiles import (
     matrix_at,
     ninth_across,
     ninth_along,
-    place_in_tile,
     row_bytes,
+    stash,
     tile_bytes,
     u64,
     write_tile,
@@ -162,23 +162,6 @@ def place_of(unit, tiles, heads):
     rest, tile = divide(unit, tiles)
     image, head = divide(rest, heads)
     return image, head, tile
-
-
-@cuda.jit(device=True, forceinline=True)
-def stash(HS, shared, tile, ninth, o, o_ninth, f_0, f_1):
-    """A warpgroup's outputs, times f_0 and (eight rows below) f_1, as float16 into a tile."""
-    thread = int32(cuda.threadIdx.x & 127)
-    lane = thread & 31
-    row = int32((thread >> 5) * 16 + (lane >> 2))
-    column = int32((lane & 3) * 4)
-    for j in range(min(HS, 64) // 8):
-        store_word(shared, place_in_tile(HS, tile, row, j) + column, pack_half2(o[4 * j] * f_0, o[4 * j + 1] * f_0))
-        store_word(shared, place_in_tile(HS, tile, row + 8, j) + column,
-                   pack_half2(o[4 * j + 2] * f_1, o[4 * j + 3] * f_1))
-    if HS == 72:
-        at = int32(ninth + row * CHUNK + column)
-        store_word(shared, at, pack_half2(o_ninth[0] * f_0, o_ninth[1] * f_0))
-        store_word(shared, at + 8 * CHUNK, pack_half2(o_ninth[2] * f_1, o_ninth[3] * f_1))
 
 
 def shared_bytes(HS):

@@ -17,8 +17,9 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, int32, uint32
+from ...device import afresh, cuda, int32, uint32
 from ...device.hopper import tma_load_3d, tma_store_3d
+from ...device.tensor_core import pack_half2, store_word
 from ...device.tensor_map import tensor_map
 
 u64 = np.uint64
@@ -68,6 +69,24 @@ def place_in_tile(HS, tile, row, chunk):
     if HS == 32:
         return int32(tile + row * 64 + ((chunk ^ (row >> 1 & 3)) << 4))
     return int32(tile + row * 128 + ((chunk ^ (row & 7)) << 4))
+
+
+@cuda.jit(device=True, forceinline=True)
+def stash(HS, shared, tile, ninth, sums, sums_ninth, f_0, f_1):
+    """A warpgroup's 64 rows as float16 into a tile: a thread's first row times f_0, the one eight below times f_1."""
+    thread = int32(afresh(int32(cuda.threadIdx.x)) & 127)
+    lane = thread & 31
+    row = int32((thread >> 5) * 16 + (lane >> 2))
+    column = int32((lane & 3) * 4)
+    for j in range(min(HS, 64) // 8):
+        store_word(shared, place_in_tile(HS, tile, row, j) + column,
+                   pack_half2(sums[4 * j] * f_0, sums[4 * j + 1] * f_0))
+        store_word(shared, place_in_tile(HS, tile, row + 8, j) + column,
+                   pack_half2(sums[4 * j + 2] * f_1, sums[4 * j + 3] * f_1))
+    if HS == 72:
+        at = int32(ninth + row * CHUNK + column)
+        store_word(shared, at, pack_half2(sums_ninth[0] * f_0, sums_ninth[1] * f_0))
+        store_word(shared, at + 8 * CHUNK, pack_half2(sums_ninth[2] * f_1, sums_ninth[3] * f_1))
 
 
 # Descriptors ----------------------------------------------------------------------------------------------------------
