@@ -4,7 +4,7 @@
     python -m tests.kernels.compile_logs conv2d_hopper. flash  those whose name has one of these words
 
 One line a kernel and architecture: registers, and what is wrong: bytes spilled or on the stack, advisories (C75xx),
-float64. Exit code 1 where anything is. The tests read some of the same logs (test_compile_logs.py).
+float64. Exit code 1 where anything is. The tests read the same logs (test_compile_logs.py).
 """
 import concurrent.futures
 import functools
@@ -22,9 +22,6 @@ from numdiff.device.ptx import CAPABILITIES, PtxDevice
 from numdiff.kernels.check import CASES
 from numdiff.kernels.check.run import run_once
 
-LARGEST_TF32 = ("matmul.tf32.gemm_tf32_128x128_nt", "matmul.tf32.gemm_tf32_128x128_tn",  # of each kind the largest
-                "conv2d_tf32.conv2d_tf32_forward_256x64", "conv2d_tf32.conv2d_tf32_input_gradient_128x128",
-                "conv2d_tf32.conv2d_tf32_weight_gradient_64x256")
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 

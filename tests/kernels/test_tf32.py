@@ -14,7 +14,7 @@ from numdiff.kernels import matmul as P
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
 from tests.conftest import large, relative_error, shapes
-from tests.kernels.compile_logs import LARGEST_TF32, ptx_of
+from tests.kernels.compile_logs import ptx_of, tensor_core_kernels
 
 TOLERANCE = 5e-4
 FEW = 2e-3  # for a handful of numbers, one of which may be a small difference of large products
@@ -29,7 +29,7 @@ def _device_only(request):
 
 
 def skip_ptx(engine):
-    """A kernel takes seconds to compile, and test_compile_logs.py compiles those that need most registers."""
+    """A kernel takes seconds to compile, and test_compile_logs.py compiles them all."""
     if engine.name == "ptx":
         pytest.skip("compiled elsewhere")
 
@@ -343,7 +343,7 @@ def test_choices_fill_a_gpu():
         assert -(-n // tile[0]) * -(-9 * c // tile[1]) * parts >= 120
 
 
-@pytest.mark.parametrize("name", LARGEST_TF32)
+@pytest.mark.parametrize("name", [name for name in tensor_core_kernels() if "_tf32_" in name])
 def test_the_instruction(name):
     """…is the tf32 one; what ptxas says of it, and that no float64 crept in: test_compile_logs.py."""
     for text in ptx_of(name).values():
