@@ -41,7 +41,7 @@ SOURCE
     groupnorm.py for the mathematics; PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async);
     CUDA programming guide, "Memory Fence Functions", whose example is the last block that adds.
 READ NEXT
-    groupnorm_sixteen.py, the backward that float16 takes where it fits; layernorm.py
+    groupnorm_sixteen.py, the backward that float16 takes where it fits; groupnorm_clusters.py; layernorm.py
 """
 import contextlib
 import functools
@@ -54,6 +54,7 @@ from ..device import cuda, empty, empty_like, float32, int32, launch, load4, uin
 from ..device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
 from .concat import Pair, parts_of
 from .flash_attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
+from .groupnorm_clusters import BLOCKS, MINIMUM_CAPABILITY, groupnorm_backward_clusters
 from .groupnorm_sixteen import MOST, NEAR, PART, PIXELS, groupnorm_backward_sixteen
 from .groupnorm_vectors import (
     PARTS,
@@ -442,6 +443,7 @@ SECTOR = 32  # bytes that memory delivers together
 LAUNCH = 2500  # from the end of one kernel to the start of the next, filling and draining included
 FORWARD_LATENCY, BACKWARD_LATENCY = 2500, 3500  # of a block: first bytes, barriers, last bytes; being counted
 SIXTEEN_LATENCY = 2500  # counted aside
+CLUSTER_LATENCY = 1500  # two barriers of a cluster, and sums from its other blocks
 FORWARD_ELEMENT, BACKWARD_ELEMENT = 0.1, 0.14  # of a multiprocessor's arithmetic: 2ˣ and 1/x, then the rest
 FORWARD_TURN, BACKWARD_TURN = 200, 220  # of a thread with eight channels of a pixel, were it alone
 DISTANT_TURN = 900  # if it asks for them only when their turn has come
@@ -465,6 +467,7 @@ class Plan:
     team_bits: int
     shared: int
     near: int | None = None  # turns that registers keep, where groupnorm_sixteen.py's kernel does the work
+    blocks: int = 1  # of a cluster, which share a sample's pixels (groupnorm_clusters.py)
 
 
 def pixel_sectors(tile, itemsize):
@@ -500,23 +503,30 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
                 shared)
 
 
-def make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors):
-    """The `Plan` of a backward by groupnorm_sixteen.py with `team` warps for 16 channels; None: it does not fit."""
+def make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors, cluster=1):
+    """The `Plan` of a backward by groupnorm_sixteen.py with `team` warps for 16 channels; None: it does not fit.
+
+    cluster: how many blocks share a sample's pixels
+    """
     tile = math.lcm(width, PART)
+    if P % cluster:
+        return None
+    P //= cluster
     parts, team = tile // PART, min(team, -(-P // PIXELS))
     if itemsize != 2 or C % tile or (team + 1) * parts * WARP > MOST:
         return None
     rows, threads = PIXELS * team, WARP * team * parts
     turns, turn = -(-P // rows), 2 * VECTOR * itemsize * threads
-    ring = 4 * (threads + (2 * tile if parts > 1 else 0))  # bytes
+    ring = 4 * (threads + (2 * tile if parts > 1 else 0) + (2 * tile if cluster > 1 else 0))  # bytes
     near = max(0, turns - (limit - ring) // turn)
     if near > NEAR or near == turns or near and P % rows:
         return None
     kept = turns - near
     shared = ring + kept * turn
-    ns = forecast(B * (C // tile), P, tile, itemsize, 2, 0, turns, 0, shared, threads + WARP * parts, limit,
-                  multiprocessors, True, (SIXTEEN_REGISTERS, SIXTEEN_LATENCY, BACKWARD_ELEMENT, BACKWARD_TURN))
-    return Plan(ns, tile, rows, ring // itemsize, P, -(-kept // PARTS) * rows, 0, shared, near)
+    latency = SIXTEEN_LATENCY + (CLUSTER_LATENCY if cluster > 1 else 0)
+    ns = forecast(B * (C // tile) * cluster, P, tile, itemsize, 2, 0, turns, 0, shared, threads + WARP * parts, limit,
+                  multiprocessors, True, (SIXTEEN_REGISTERS, latency, BACKWARD_ELEMENT, BACKWARD_TURN))
+    return Plan(ns, tile, rows, ring // itemsize, P, -(-kept // PARTS) * rows, 0, shared, near, cluster)
 
 
 def forecast(blocks, P, tile, itemsize, arrays, again, turns, distant, shared, threads, limit, multiprocessors,
@@ -538,14 +548,22 @@ def forecast(blocks, P, tile, itemsize, arrays, again, turns, distant, shared, t
 
 
 @functools.cache
-def choose_plan(B, P, C, width, itemsize, backward, limit=SHARED_LIMIT, multiprocessors=MULTIPROCESSORS):
-    """The `Plan` with the shortest forecast (of equals the one with more blocks), or None if no tile fits."""
+def choose_plan(B, P, C, width, itemsize, backward, limit=SHARED_LIMIT, multiprocessors=MULTIPROCESSORS, clusters=True):
+    """The `Plan` with the shortest forecast (of equals the one with more blocks), or None if no tile fits.
+
+    clusters: whether the device has them
+    """
     unit = math.lcm(width, VECTOR)
     tiles = [n for n in range(unit, min(C, VECTOR * THREADS) + 1, unit) if C % n == 0]
     plans = [make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multiprocessors)
              for tile in tiles for threads in (*FEW_THREADS, THREADS)]
     if backward:
-        plans += [make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors) for team in TEAMS]
+        for cluster in (1, *BLOCKS) if clusters else (1,):  # no more blocks than are needed to keep everything
+            sixteens = [make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors, cluster)
+                        for team in TEAMS]
+            if any(sixteens):
+                plans += sixteens
+                break
     return min((p for p in plans if p is not None), key=lambda p: p.ns, default=None)
 
 
@@ -563,7 +581,7 @@ def plan_for(x, width, backward):
             or tuple(first.backend.capability)[:2] < (8, 0)):
         return None
     return choose_plan(B, x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
-                       multiprocessors_of(first))
+                       multiprocessors_of(first), tuple(first.backend.capability)[:2] >= MINIMUM_CAPABILITY)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -593,12 +611,15 @@ def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, s
     totals, seam = empty((2, B, C), np.float32, like=dy), parts_of(x)[2]
     flat = [part.reshape(-1) for a in (x, x if residual is None else residual, dx) for part in parts_of(a)[:2]]
     arguments = (dy.reshape(-1), *flat[:2], weight, bias, mean.reshape(-1), rstd.reshape(-1), *flat[2:],
-                 totals.reshape(-1), dweight, dbias, counters(dy.backend), x.size // (B * C), C, seam, C // groups)
+                 totals.reshape(-1), dweight, dbias, counters(dy.backend), x.size // (B * C * plan.blocks), C, seam,
+                 C // groups)
     last = int(silu), int(residual is not None)
     if plan.near is not None:
         parts = plan.tile // PART
-        launch(groupnorm_backward_sixteen, (C // plan.tile, B), parts * (2 * plan.rows + WARP), *arguments, parts,
-               plan.rows, plan.ring, plan.share, plan.near, *last, shared=plan.shared)
+        kernel = groupnorm_backward_sixteen if plan.blocks == 1 else groupnorm_backward_clusters
+        launch(kernel, (C // plan.tile, B, plan.blocks), parts * (2 * plan.rows + WARP), *arguments, parts,
+               plan.rows, plan.ring, plan.share, plan.near, *last, shared=plan.shared,
+               cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
     else:
         launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), *arguments,
                plan.tile * groups // C, plan.ring, plan.held, plan.share, plan.team_bits, *last, shared=plan.shared)

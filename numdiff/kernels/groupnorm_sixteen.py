@@ -14,18 +14,22 @@ WHAT IS NEW, AND WHY IT PAYS
     if it is the last of all samples' adds these up, lane n column n, while the other warps write dx. Nobody waits.
     The residual comes to the L2 cache behind x and dy, which takes no registers, and is asked for four turns at once.
     dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
+    From sm_90 on up to eight blocks, a cluster, share a tile's pixels where one has no room for them: after the barrier
+    each leaves its sums where the others read them (groupnorm_clusters.py).
 LAUNCH
-    grid (C / tile, B); block parts · (team + 1) warps, those with pixels first, of each turn's 16 pixels one after the
-    other for all parts. Dynamic shared memory: 128 bytes for each warp with pixels, 128 more for each of several parts,
-    then the pixels. 96 registers: five warps in each quarter of a multiprocessor.
+    grid (C / tile, B, blocks of a cluster); block parts · (team + 1) warps, those with pixels first, of each turn's 16
+    pixels one after the other for all parts. Dynamic shared memory: 128 bytes for each warp with pixels, 128 more for
+    each of several parts, then the pixels. 96 registers: five warps in each quarter of a multiprocessor.
 DETERMINISM, ACCURACY, COST, SOURCE
     as groupnorm_one_pass.py
 READ NEXT
-    layernorm.py
+    groupnorm_clusters.py; layernorm.py
 """
 from ..device import afresh, cuda, float32, int32, uint32
 from ..device.approximate import reciprocal
 from ..device.async_copy import cp_async_commit, cp_async_wait
+from ..device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
+from ..device.hopper import smem_u32
 from .groupnorm_vectors import (
     PARTS,
     VECTOR,
@@ -137,11 +141,37 @@ def add_samples(totals, dweight, dbias, channel, is_bias, C, B):
         dweight[channel] = total
 
 
+@cuda.jit(device=True, forceinline=True)
+def locate_pixels(clusters, c, row, b, P, C, seam, rows):
+    """`locate` for a row of the pixels that this block of a cluster has."""
+    if not clusters:
+        return locate(c, row, b, P, C, seam, rows)
+    mine = afresh(P)  # so that nothing of this is kept
+    return locate(c, int32(row + mine * cuda.blockIdx.z), b, int32(mine * cuda.gridDim.z), C, seam, rows)
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_of_blocks(address, lane, blocks):
+    """Number `lane` of the 32 at a shared address of each block of the cluster, added in their order."""
+    total = float32(0)
+    address += uint32(16 * (lane >> 2))
+    for rank in range(0, blocks, 2):  # two at once: each is several hundred cycles away
+        a0, a1, a2, a3 = load_cluster_4(cluster_address(address, uint32(rank)))
+        b0, b1, b2, b3 = load_cluster_4(cluster_address(address, uint32(rank + 1)))
+        odd, high = -int32(lane & 1), -int32(lane & 2)
+        a = by_sign(high, by_sign(odd, a0, a1), by_sign(odd, a2, a3))
+        total = (total + a) + by_sign(high, by_sign(odd, b0, b1), by_sign(odd, b2, b3))
+    return total
+
+
+CLUSTERS = False  # in groupnorm_clusters.py's copy of the kernel: True
+
+
 @cuda.jit(launch_bounds=MOST)
 def groupnorm_backward_sixteen(dy, x, x_2, weight, bias, mean, rstd, residual, residual_2, dx, dx_2, totals, dweight,
                                dbias, counters, P, C, seam, width, parts, rows, ring, share, near, activate, adds):
     """As groupnorm_backward_kernel_v3. parts: of the tile, sixteen channels each; rows: pixels of a turn, 16 for each
-    warp of a part; near: turns that registers keep, then P is a multiple of the rows."""
+    warp of a part; near: turns that registers keep, then P is a multiple of the rows; P: pixels of a block."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.dtype.type, alignment=128)
     value = cuda.local.array(VECTOR, float32)
@@ -166,8 +196,8 @@ def groupnorm_backward_sixteen(dy, x, x_2, weight, bias, mean, rstd, residual, r
     row, in_part = int32(16 * of_team + (lane >> 1)), int32(VECTOR * (lane & 1))
     first_channel = int32((cuda.blockIdx.x * parts + part) * PART)
     c, b, B = int32(first_channel + in_part), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-    beyond, first, step = locate(c, row, b, P, C, seam, rows)
-    _, first_dy, step_dy = locate(c, row, b, P, C, C, rows)
+    beyond, first, step = locate_pixels(CLUSTERS, c, row, b, P, C, seam, rows)
+    _, first_dy, step_dy = locate_pixels(CLUSTERS, c, row, b, P, C, C, rows)
     half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)  # in `kept`: from x to dy, to the next pixel
     own, own_row = int32(ring + VECTOR * t), int32(row + near * rows)
 
@@ -231,7 +261,8 @@ def groupnorm_backward_sixteen(dy, x, x_2, weight, bias, mean, rstd, residual, r
                 p, at = int32(p + rows), int32(at + turn)
         column, total = warp_sum(total_gx, total_g, lane)
         sums[WARP * warp + column] = total
-        beyond, first, step = locate(afresh(c), row, b, P, C, seam, rows)  # again: kept, they would take six registers
+        # again: kept, they would take six registers
+        beyond, first, step = locate_pixels(CLUSTERS, afresh(c), row, b, P, C, seam, rows)
         if adds:
             ask(one_of(beyond, residual, residual_2), row, P, rows, first, step, before_0, before_1, before_2, before_3)
     is_bias, channel = lane >= PART, int32(first_channel + (lane & (PART - 1)))  # of sum number `lane`
@@ -248,6 +279,13 @@ def groupnorm_backward_sixteen(dy, x, x_2, weight, bias, mean, rstd, residual, r
     while w < warps:
         total += sums[WARP * w + lane]
         w = int32(w + parts)
+    if CLUSTERS:
+        mine = int32(WARP * (warps + part) + (2 * PART * parts if parts > 1 else 0))
+        if warp >= warps:
+            sums[mine + lane] = total
+        cluster_sync()
+        total = sum_of_blocks(smem_u32(sums) + uint32(4 * mine), lane, int32(cuda.gridDim.z))
+        cluster_sync_relaxed()  # nobody reads any more
     if not is_bias:
         total *= r  # xhat is rstd times what x is beside its mean
     average = total * column_weight
@@ -261,11 +299,13 @@ def groupnorm_backward_sixteen(dy, x, x_2, weight, bias, mean, rstd, residual, r
         average = float32(0)
         for k in range(width):
             average += sums[columns + column_group * width + k]
-    average *= r * reciprocal(float32(P * width))
+    average *= r * reciprocal(float32((P * cuda.gridDim.z if CLUSTERS else P) * width))
     if not is_bias:
         average *= r
 
     if warp >= warps:
+        if CLUSTERS and cuda.blockIdx.z > 0:  # the cluster's first block counts for all
+            return
         totals[(B + b if is_bias else b) * C + channel] = total
         before_me = int32(0)
         cuda.syncwarp()
@@ -281,7 +321,7 @@ def groupnorm_backward_sixteen(dy, x, x_2, weight, bias, mean, rstd, residual, r
             slope = cuda.shfl_sync(EVERYBODY, average, in_part + k)
             total_gx[k] = -slope
             total_g[k] = means[k] * slope - cuda.shfl_sync(EVERYBODY, average, PART + in_part + k)
-        beyond, first, step = locate(afresh(c), row, b, P, C, seam, rows)
+        beyond, first, step = locate_pixels(CLUSTERS, afresh(c), row, b, P, C, seam, rows)
         p, at, i, part_dx = row, int32(own - near * turn), first, one_of(beyond, dx, dx_2)
         before_dx = one_of(beyond, residual, residual_2)
         while p < P:  # four pixels

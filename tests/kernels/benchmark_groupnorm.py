@@ -6,7 +6,7 @@
     python -m tests.kernels.benchmark_groupnorm --residual           the backward adds what has arrived already
 
 A version 3 is named by its tile, its threads with pixels, the share of the pixels that it keeps, and its shared memory;
-"sixteens" is groupnorm_sixteen.py.
+"1 x 16" is groupnorm_sixteen.py, more than one block a cluster of groupnorm_clusters.py.
 Time is the median of nine replays of a CUDA graph of twenty calls. `roof` is reading and writing once at 3 TB/s,
 `forecast` the estimate by which tiles are chosen. Shapes whose arrays fit into the L2 cache may beat the roof.
 """
@@ -36,10 +36,11 @@ def all_plans(x, backward):
             if plan is not None:
                 yield plan
     for team in one_pass.TEAMS if backward else ():
-        plan = one_pass.make_plan_of_sixteens(B, P, C, width, x.dtype.itemsize, team, one_pass.SHARED_LIMIT,
-                                              one_pass.MULTIPROCESSORS)
-        if plan is not None:
-            yield plan
+        for cluster in (1, *one_pass.BLOCKS):
+            plan = one_pass.make_plan_of_sixteens(B, P, C, width, x.dtype.itemsize, team, one_pass.SHARED_LIMIT,
+                                                  one_pass.MULTIPROCESSORS, cluster)
+            if plan is not None:
+                yield plan
 
 
 def relative_error(got, want):
@@ -96,8 +97,9 @@ def main():
             times = measured([(replay(gpu, arena, function), lambda: synchronize(gpu)) for *_, function in jobs])
             for (name, plan, _), us, error in zip(jobs, times, errors, strict=True):
                 if name is None:
-                    threads, kept = plan.tile // one_pass.VECTOR * plan.rows, 100 * plan.held // size**2
-                    rung = "3" if plan.near is None else "3, sixteens"
+                    threads = plan.tile // one_pass.VECTOR * plan.rows
+                    kept = 100 * plan.held * plan.blocks // size**2
+                    rung = "3" if plan.near is None else f"3, {plan.blocks} x 16"
                     name, ns = f"{rung}: {plan.tile} x {threads}, {kept} %, {plan.shared >> 10} KiB", plan.ns
                 else:
                     ns = plan

@@ -161,16 +161,16 @@ def test_one_pass(engine, rng, dtype, shape, tile, threads, turns, again):
             engine.check_equal(got, joined)
 
 
-def sixteens_results(engine, arrays, groups, silu, team, near, seam=None):
-    """(dx, dweight, dbias) by version 3 for sixteen channels and more, with `near` turns in registers."""
+def sixteens_results(engine, arrays, groups, silu, team, near, cluster, seam=None):
+    """(dx, dweight, dbias) by version 3 for sixteen channels and more: `near` turns in registers, `cluster` blocks."""
     x, weight, bias, dy, residual, mean, rstd = (two(engine, a, seam) if seam and k in (0, 4) else engine(a)
                                                  for k, a in enumerate(arrays))
     B, C = x.shape[0], x.shape[-1]
     P = x.size // (B * C)
-    plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, 1 << 20, 132)
+    plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, 1 << 20, 132, cluster)
     limit = plan.shared - near * 4 * plan.rows * plan.tile
-    plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, limit, 132)
-    assert plan.near == near
+    plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, limit, 132, cluster)
+    assert plan.near == near and plan.blocks == cluster
     dweight, dbias = engine.zeros(C), engine.zeros(C)
     dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan,
                                     residual if silu else None)
@@ -181,7 +181,9 @@ def sixteens_results(engine, arrays, groups, silu, team, near, seam=None):
 SIXTEENS = {"tiles": ((3, 3, 3, 32, 8), 1, 0), "odd_pixels": ((2, 7, 13, 16, 16), 4, 0),
             "more_turns_than_parts": ((1, 180, 16, 1), 2, 0), "one_turn_in_registers": ((1, 96, 32, 4), 2, 1),
             "two_turns_in_registers": ((1, 96, 16, 2), 1, 2), "many_samples": ((17, 5, 16, 2), 1, 0),
-            "groups_of_six": ((1, 35, 96, 16), 2, 0), "groups_of_ten": ((1, 20, 80, 8), 1, 0)}
+            "groups_of_six": ((1, 35, 96, 16), 2, 0), "groups_of_ten": ((1, 20, 80, 8), 1, 0),
+            "cluster_of_two": ((2, 66, 32, 8), 2, 0, 2), "cluster_of_four": ((1, 20, 48, 8), 1, 0, 4),
+            "cluster_of_eight_with_registers": ((1, 256, 16, 4), 1, 1, 8)}
 
 
 @SILU
@@ -189,7 +191,7 @@ SIXTEENS = {"tiles": ((3, 3, 3, 32, 8), 1, 0), "odd_pixels": ((2, 7, 13, 16, 16)
 def test_sixteens(engine, rng, name, silu):
     if not engine.has_versions:
         pytest.skip("the CPU engine has one version")
-    shape, team, near = SIXTEENS[name]
+    shape, team, near, cluster = (*SIXTEENS[name], 1)[:4]
     if engine.name == "emulator" and not silu and near == 0 and name != "tiles":
         pytest.skip("SiLU and the residual have to do with the turns in registers, and with nothing else here")
     x, weight, bias, dy, groups = make(rng, shape)
@@ -198,7 +200,7 @@ def test_sixteens(engine, rng, name, silu):
     _, mean, rstd = GN.groupnorm_forward_reference(wide, weight, bias, groups)
     arrays = x, weight, bias, dy, residual, mean, rstd
     seams = *[None] * engine.repeats, x.shape[-1] // 16 * 8
-    first, *others = (sixteens_results(engine, arrays, groups, silu, team, near, seam) for seam in seams)
+    first, *others = (sixteens_results(engine, arrays, groups, silu, team, near, cluster, seam) for seam in seams)
     want = list(backward_reference(dy.astype(np.float64), wide, weight, bias, groups, silu))
     if silu:
         want[0] = want[0] + residual
@@ -319,6 +321,7 @@ def test_plans():
             for backward in (False, True):
                 P, width = size * size, C // 32
                 plan = one_pass.choose_plan(32, P, C, width, itemsize, backward)
+                P //= plan.blocks
                 threads = plan.tile // 8 * plan.rows
                 assert plan.near is None or (backward and itemsize == 2 and plan.tile % 16 == plan.rows % 16 == 0
                                              and threads + 2 * plan.tile <= one_pass.MOST
@@ -331,6 +334,9 @@ def test_plans():
                 assert plan.rows % (4 << plan.team_bits) == 0 and C // plan.tile <= one_pass.COUNTERS
                 assert plan.team_bits == 0 or 2 * plan.tile << plan.team_bits <= threads
                 assert plan.ring * itemsize % 16 == 0
+    wide = one_pass.choose_plan(32, 64 * 64, 192, 6, 2, True)
+    assert (wide.tile, wide.blocks) == (48, 4) and one_pass.choose_plan(8, 128 * 128, 64, 2, 2, True).blocks == 4
+    assert one_pass.choose_plan(32, 64 * 64, 192, 6, 2, True, clusters=False).blocks == 1
     assert one_pass.choose_plan(1, 9, 31 * 8, 31 * 8, 4, False) is None  # 31 threads a row: whole warps need 992
 
 

@@ -6,12 +6,12 @@ from ..flash_attention import launcher
 from .case import TOLERANCE, Case, normal
 
 HALF_TOLERANCE = 1e-3  # float16 results are rounded to 11 bits, and so are probabilities
-CHOICES = "choose_warps", "choose_chunks", "choose_queries", "choose_tile"
+CHOICES = "choose_warps", "choose_chunks", "choose_queries", "choose_tile", "multiprocessors_of"
 
 
 def flash_cases():
     def case(HS, T=3, heads=1, order="legacy", versions=(1, 2, 4), warps=4, chunks=(1, 1), queries=64, tile=(1, 4),
-             passes=("forward", "backward"), half=False):
+             passes=("forward", "backward"), half=False, multiprocessors=None):
         width, label = heads * HS, f"{'float16, ' if half else ''}{order}, HS {HS}, T {T}"
 
         def inputs(rng):
@@ -25,13 +25,14 @@ def flash_cases():
 
         def cut(run):  # the work as this case wants it, whatever the device would choose
             def forced(a, version):
-                kept = [getattr(launcher, name) for name in CHOICES]
-                for name, value in zip(CHOICES, (warps, chunks, queries, tile), strict=True):
-                    setattr(launcher, name, lambda *_, value=value: value)
+                kept = {name: getattr(launcher, name) for name in CHOICES}
+                for name, value in zip(CHOICES, (warps, chunks, queries, tile, multiprocessors), strict=True):
+                    if value is not None:
+                        setattr(launcher, name, lambda *_, value=value: value)
                 try:
                     return run(a, version)
                 finally:
-                    for name, function in zip(CHOICES, kept, strict=True):
+                    for name, function in kept.items():
                         setattr(launcher, name, function)
             return forced
 
@@ -49,7 +50,8 @@ def flash_cases():
     for HS, heads, order in ((32, 2, "new"), (64, 1, "legacy"), (72, 1, "new")):
         yield from case(HS, heads=heads, order=order)
         yield from case(HS, T=2, versions=(2,), warps=2, passes=("forward",))
-        yield from case(HS, heads=heads, order=order, versions=(1, 3, 5), half=True)
+        yield from case(HS, heads=heads, order=order, versions=(1, 3), half=True)
+        yield from case(HS, heads=heads, order=order, versions=(5,), half=True, multiprocessors=1)
         yield from case(HS, versions=(3,), queries=128, tile=(2, 8), half=True)
     yield from case(32, T=66, versions=(2,), warps=2, chunks=(2, 1))  # two tiles of keys, two blocks of queries
     yield from case(32, T=65, versions=(2,), chunks=(1, 2), passes=("backward",))  # one block adds to its own dq
@@ -58,6 +60,5 @@ def flash_cases():
     yield from case(32, T=65, versions=(3,), queries=128, passes=("forward",), half=True)
     yield from case(32, T=65, versions=(4,), chunks=(1, 2))
     yield from case(32, T=130, versions=(5,), passes=("forward",), half=True)  # two tiles of queries, and of keys
-    # more units than blocks; forward also more tiles than stages
-    yield from case(32, T=2, heads=9, versions=(5,), passes=("forward",), half=True)
-    yield from case(32, T=2, heads=3, versions=(5,), passes=("backward",), half=True)
+    # one block with more tiles than stages; that of a backward with two units is above
+    yield from case(32, T=2, heads=5, versions=(5,), passes=("forward",), half=True, multiprocessors=1)

@@ -132,8 +132,8 @@ def norms_cases():
     yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
     yield Case("groupnorm_backward", inputs, backward, (3,), HALF_TOLERANCE, label="float16, reads again")
 
-    def sixteens(shape, groups, team, near, silu):
-        """Version 3 for sixteen channels and more, with `near` turns of the pixels in registers."""
+    def sixteens(shape, groups, team, near, silu, cluster=1):
+        """Version 3 for sixteen channels and more: `near` turns of the pixels in registers, `cluster` blocks."""
         B, P, C = shape
 
         def inputs(rng):
@@ -150,14 +150,15 @@ def norms_cases():
                 dx = groupnorm.groupnorm_backward(*arguments, residual=residual)
             else:
                 limit = 128 + (P // 16 - near) * 1024 if near else 1 << 17
-                plan = groupnorm_one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, limit, 132)
+                plan = groupnorm_one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, limit, 132, cluster)
                 assert plan.near == near
                 dx = groupnorm_one_pass.one_pass_backward(*arguments, plan, residual)
             return dx, a.dweight, a.dbias
 
         parts = f"float16, {math.lcm(C // groups, 16) // 16} times sixteen channels"
         return Case("groupnorm_backward", inputs, run, (3,), HALF_TOLERANCE,
-                    label=f"{parts}, {near} turns in registers" if near else parts)
+                    label=f"{parts}, {near} turns in registers" if near else
+                    f"{parts}, {cluster} blocks a cluster" if cluster > 1 else parts)
 
     def inputs(rng):
         made = normal(dy=(2, 9, 24), x=(2, 9, 16), x_2=(2, 9, 8), residual=(2, 9, 16), residual_2=(2, 9, 8),
@@ -194,6 +195,7 @@ def norms_cases():
     yield sixteens((2, 96, 16), 4, 1, 2, True)
     yield sixteens((2, 48, 16), 4, 1, 1, False)
     yield sixteens((2, 20, 96), 16, 1, 0, True)
+    yield sixteens((2, 20, 48), 8, 1, 0, True, cluster=4)
     yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
                lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
 
