@@ -5,11 +5,11 @@
 
 float32: matmul, softmax, matmul; version 2; version 4. float16: versions 3 and 5, and PyTorch's
 scaled_dot_product_attention where PyTorch is installed (on q, k and v as it wants them: its copies out of qkv are not
-counted). Everything timed is captured once and replayed, as in a training step, forward alone and with backward. The
-ways take turns; before each, the second-level cache is overwritten; events stand around the replay. Times are medians
-in µs; "pred" is the time that was predicted, from the rates below; MiB is what matmuls and version 4 take beside qkv
-and dy. The errors are those of versions 4, 3 and 5, the larger of y's and dqkv's against float64 in the 2-norm, on one
-image and one head of that length.
+counted). Everything timed is captured once and replayed, as in a training step: forward, backward from what the forward
+left, and both. The ways take turns; before each, the second-level cache is overwritten; events stand around the replay.
+Times are medians in µs; "pred" is the time that was predicted, from the rates below; MiB is what matmuls and version 4
+take beside qkv and dy. The errors are those of versions 4, 3 and 5, the larger of y's and dqkv's against float64 in the
+2-norm, on one image and one head of that length.
 """
 import argparse
 import functools
@@ -31,10 +31,11 @@ from numdiff.kernels.flash_attention import flash_attention_backward_cost, flash
 SHAPES = [("UNet 16x16", 32, 256, 6, 32), ("UNet 8x8", 32, 64, 8, 32), ("DiT-B/2", 64, 256, 12, 64),
           ("DiT-XL/2", 32, 256, 16, 72), ("long", 16, 1024, 6, 64), ("long", 16, 1024, 6, 72),
           ("longer", 4, 4096, 6, 64)]
+PASSES = {"forward": (True, False), "backward": (False, True), "both": (True, True)}
 # TFLOP/s forward and backward that were predicted for an H100, by version and head size, from instructions counted
 RATES = {(4, 32): (49, 39), (4, 64): (76, 70), (4, 72): (77, 71),
          (3, 32): (150, 130), (3, 64): (230, 220), (3, 72): (210, 180)}
-LAUNCHES = {False: 1, True: 4}  # of them, at most, forward alone and with backward
+LAUNCHES = 1, 3  # of them, at most, forward and backward
 LAUNCH = 1.5  # µs, from one kernel of a graph to the next
 FLUSH = 256 << 20  # bytes, several times a second-level cache
 WARMUP = 3
@@ -68,21 +69,30 @@ def capture(gpu, arena, function):
         return gpu.capture(function), arena.peak_bytes - before
 
 
-def flash(qkv, dy, heads, backward, version=None):
-    y, logsumexp = flash_attention_forward(qkv, heads, version=version)
-    return flash_attention_backward(dy, qkv, y, logsumexp, heads, version=version) if backward else y
+class Flash:
+    """Flash attention of one version, as its two passes; `kept` is what the first leaves for the second."""
+
+    def __init__(self, version=None, dtype=np.float16):
+        self.version, self.dtype = version, dtype
+
+    def forward(self, qkv, heads):
+        return flash_attention_forward(qkv, heads, version=self.version)
+
+    def backward(self, dy, qkv, kept, heads):
+        return flash_attention_backward(dy, qkv, *kept, heads, version=self.version)
 
 
-def matmuls(qkv, dy, heads, backward):
-    y, probabilities = attention_forward(qkv, heads)
-    return attention_backward(dy, qkv, probabilities, heads) if backward else y
+class Matmuls:
+    dtype = np.float32
+
+    def forward(self, qkv, heads):
+        return attention_forward(qkv, heads)
+
+    def backward(self, dy, qkv, kept, heads):
+        return attention_backward(dy, qkv, kept[1], heads)
 
 
-# name -> the function, and what its arrays hold
-WAYS = {"matmuls": (matmuls, np.float32), "v2": (functools.partial(flash, version=2), np.float32),
-        "v4": (functools.partial(flash, version=4), np.float32),
-        "v3": (functools.partial(flash, version=3), np.float16),
-        "v5": (functools.partial(flash, version=5), np.float16)}
+WAYS = {"matmuls": Matmuls(), "v2": Flash(2, np.float32), "v4": Flash(4, np.float32), "v3": Flash(3), "v5": Flash(5)}
 
 
 def inputs(gpu, rng, B, T, heads, HS, dtype):
@@ -92,13 +102,13 @@ def inputs(gpu, rng, B, T, heads, HS, dtype):
 
 def compile_way(way, shape):
     """In a process of its own: run once, so that the kernels are found in the cache on disk."""
-    gpu, (function, dtype) = get_gpu(), WAYS[way]
-    B, T, heads, HS = shape
-    qkv, dy = inputs(gpu, np.random.default_rng(0), B, T, heads, HS, dtype)
-    return bool(np.isfinite(download(function(qkv, dy, heads, True)).astype(np.float32)).all())
+    gpu, way, heads = get_gpu(), WAYS[way], shape[2]
+    qkv, dy = inputs(gpu, np.random.default_rng(0), *shape, way.dtype)
+    result = way.backward(dy, qkv, way.forward(qkv, heads), heads)
+    return bool(np.isfinite(download(result).astype(np.float32)).all())
 
 
-def torch_replay(B, T, heads, HS, backward):
+def torch_replay(B, T, heads, HS, forward, backward):
     """What replays PyTorch's attention in float16, or None."""
     try:
         import torch
@@ -106,21 +116,22 @@ def torch_replay(B, T, heads, HS, backward):
         return None
     q, k, v = (torch.randn(B, heads, T, HS, device="cuda", dtype=torch.float16, requires_grad=True) for _ in "qkv")
     dy = torch.randn_like(q)
-    attention = torch.nn.functional.scaled_dot_product_attention
+    attention, side = torch.nn.functional.scaled_dot_product_attention, torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        y = attention(q, k, v)
 
     def work():
         if backward:
-            return torch.autograd.grad(attention(q, k, v), (q, k, v), dy)
+            return torch.autograd.grad(attention(q, k, v) if forward else y, (q, k, v), dy, retain_graph=not forward)
         with torch.no_grad():
             return attention(q, k, v)
 
-    side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
             work()
     torch.cuda.synchronize()
     recorded = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recorded):
+    with torch.cuda.graph(recorded, stream=side):
         kept = work()
 
     def milliseconds(flush):
@@ -132,38 +143,47 @@ def torch_replay(B, T, heads, HS, backward):
         torch.cuda.synchronize()
         return start.elapsed_time(end)
 
-    milliseconds.kept = kept
+    milliseconds.kept = y, kept
     return milliseconds
 
 
-def error(gpu, rng, T, HS, version, dtype):
+def error(gpu, rng, T, HS, way):
     """The larger relative error of y and dqkv, on one image and head."""
-    qkv, dy = (download(a) for a in inputs(gpu, rng, 1, T, 1, HS, dtype))
+    qkv, dy = inputs(gpu, rng, 1, T, 1, HS, way.dtype)
+    kept, exact = way.forward(qkv, 1), [download(a).astype(np.float64) for a in (qkv, dy)]
+    kept_exactly = way.forward(exact[0], 1)
     worst = 0.0
-    for backward in (False, True):
-        got = download(flash(upload(qkv, gpu), upload(dy, gpu), 1, backward, version)).astype(np.float64)
-        want = flash(qkv.astype(np.float64), dy.astype(np.float64), 1, backward)
-        worst = max(worst, np.linalg.norm(got - want) / np.linalg.norm(want))
+    for got, want in ((kept[0], kept_exactly[0]), (way.backward(dy, qkv, kept, 1),
+                                                   way.backward(exact[1], exact[0], kept_exactly, 1))):
+        worst = max(worst, np.linalg.norm(download(got).astype(np.float64) - want) / np.linalg.norm(want))
     return worst
 
 
-def predicted(version, B, T, heads, HS, backward):
-    """µs."""
-    forward, back = RATES[version, HS]
-    time = flash_attention_forward_cost(B, T, heads * HS, heads)[1] / forward
-    if backward:
-        time += flash_attention_backward_cost(B, T, heads * HS, heads)[1] / back
-    return time / 1e6 + LAUNCHES[backward] * LAUNCH
+def flops_and_prediction(shape, passes, version=None):
+    """FLOPs of the passes (forward, backward), and the µs that were predicted for a version."""
+    B, T, heads, HS = shape
+    costs = [cost(B, T, heads * HS, heads)[1] for cost in (flash_attention_forward_cost, flash_attention_backward_cost)]
+    rates = RATES.get((version, HS), (np.inf, np.inf))
+    return (sum(f for f, wanted in zip(costs, passes, strict=True) if wanted),
+            sum(f / rate / 1e6 + n * LAUNCH
+                for f, rate, n, wanted in zip(costs, rates, LAUNCHES, passes, strict=True) if wanted))
 
 
-def measure(gpu, arena, clock, rng, shape, backward, repeats):
+def measure(gpu, arena, clock, rng, shape, passes, repeats):
     """{way: median µs}, {way: bytes} of all ways, which take turns."""
     heads, given = shape[2], {dtype: inputs(gpu, rng, *shape, dtype) for dtype in (np.float32, np.float16)}
     replays, nbytes = {}, {}
-    for name, (function, dtype) in WAYS.items():
-        replay, nbytes[name] = capture(gpu, arena, lambda f=function, d=dtype: f(*given[d], heads, backward))
+    for name, way in WAYS.items():
+        qkv, dy = given[way.dtype]
+        before = None if passes[0] else way.forward(qkv, heads)
+
+        def work(way=way, qkv=qkv, dy=dy, before=before):
+            kept = way.forward(qkv, heads) if passes[0] else before
+            return way.backward(dy, qkv, kept, heads) if passes[1] else kept
+
+        replay, nbytes[name] = capture(gpu, arena, work)
         replays[name] = functools.partial(clock.milliseconds, replay)
-    in_torch = torch_replay(*shape, backward)
+    in_torch = torch_replay(*shape, *passes)
     if in_torch:
         def torch_turn():
             gpu.fill(clock.flush, 0)
@@ -197,20 +217,17 @@ def main():
           "      v5    TF   torch |   MiB matmuls, v4 | error v4, v3, v5")
     for name, *shape in rows:
         B, T, heads, HS = shape
-        for backward in (False, True):
-            us, nbytes = measure(gpu, arena, clock, rng, shape, backward, options.repeats)
-            flops = flash_attention_forward_cost(B, T, heads * HS, heads)[1]
-            if backward:
-                flops += flash_attention_backward_cost(B, T, heads * HS, heads)[1]
-            line = (f"{name:12} {B:5} {T:4} {heads:5} {HS:2} {'with b.' if backward else 'forward'} | "
-                    f"{us['matmuls']:7.1f} {us['v2']:7.1f} {us['v4']:7.1f} {predicted(4, *shape, backward):5.0f} "
-                    f"{us['matmuls'] / us['v4']:5.2f} {flops / us['v4'] / 1e6:5.1f} | {us['v3']:7.1f} "
-                    f"{predicted(3, *shape, backward):5.0f} {flops / us['v3'] / 1e6:5.1f} "
-                    f"{us['v5']:7.1f} {flops / us['v5'] / 1e6:5.1f} "
+        for label, passes in PASSES.items():
+            us, nbytes = measure(gpu, arena, clock, rng, shape, passes, options.repeats)
+            flops, in_4 = flops_and_prediction(shape, passes, 4)
+            _, in_3 = flops_and_prediction(shape, passes, 3)
+            line = (f"{name:12} {B:5} {T:4} {heads:5} {HS:2} {label:8} | "
+                    f"{us['matmuls']:7.1f} {us['v2']:7.1f} {us['v4']:7.1f} {in_4:5.0f} "
+                    f"{us['matmuls'] / us['v4']:5.2f} {flops / us['v4'] / 1e6:5.1f} | {us['v3']:7.1f} {in_3:5.0f} "
+                    f"{flops / us['v3'] / 1e6:5.1f} {us['v5']:7.1f} {flops / us['v5'] / 1e6:5.1f} "
                     f"{us.get('torch', np.nan):7.1f} | {nbytes['matmuls'] / 2**20:8.1f} {nbytes['v4'] / 2**20:8.1f}")
-            if backward:
-                errors = (error(gpu, rng, T, HS, v, np.float32 if v == 4 else np.float16) for v in (4, 3, 5))
-                line += " | " + " ".join(f"{e:.1e}" for e in errors)
+            if label == "both":
+                line += " | " + " ".join(f"{error(gpu, rng, T, HS, WAYS[way]):.1e}" for way in ("v4", "v3", "v5"))
             print(line, flush=True)
 
 
