@@ -13,6 +13,7 @@ import pytest
 
 import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
+from tests.quick_types import quick_types
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -46,7 +47,8 @@ def _compile_once(request, tmp_path_factory):
         path = folder / hashlib.sha256(name.encode()).hexdigest()
         if path.exists():
             return dict(zip(capabilities, json.loads(path.read_text()), strict=True))
-        texts = compiled(kernel, signature, capabilities)
+        with quick_types():
+            texts = compiled(kernel, signature, capabilities)
         unfinished = path.with_suffix(f".{worker}")
         unfinished.write_text(json.dumps(list(texts.values())))
         unfinished.replace(path)

@@ -13,7 +13,7 @@ from numba.cuda.extending import intrinsic
 
 from ..emulator import twin
 from ..emulator.fragments import fragment_a_m16n8k16, fragment_b_m16n8k16
-from ..emulator.values import UInt32, float32
+from ..emulator.values import UInt32, float32_bits
 from ..emulator.warp_matrix import MatrixProduct
 from .inline_ptx import F32, I32, statement
 
@@ -34,7 +34,7 @@ def _pack_bfloat2(machine, low, high):
 
 
 def _bits(x):
-    word = int(float32(x).view(np.uint32))
+    word = float32_bits(x)
     return 0x7FFF if x != x else word + 0x7FFF + (word >> 16 & 1) >> 16  # 0x7FFF: the NaN that cvt gives
 
 

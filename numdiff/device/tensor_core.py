@@ -55,11 +55,12 @@ from ..emulator.fragments import (
     fragment_b_m16n8k16,
 )
 from ..emulator.memory import POISON, CheckedArray, IntegerArray
-from ..emulator.values import UInt32, float32
+from ..emulator.values import WORD, UInt32, float32, float32_bits
 from ..emulator.warp_matrix import MatrixProduct, float16_of_words, load_matrices, tf32_of_words
 from .inline_ptx import F32, I32, I64, TypingError, element_pointer, emit, registers, require_contiguous, statement
 
 LOW_WORD = 0xFFFFFFFF
+WORDS2, WORDS4, HALF, HALVES, HALF_WORD = map(struct.Struct, ("<2I", "<4I", "<e", "<2e", "<H"))
 
 
 def _words(count):
@@ -81,7 +82,12 @@ def _pack_half2(machine, low, high):
 
 
 def _half_bits(x):
-    return 0x7FFF if x != x else int(np.float16(float32(x)).view(np.uint16))  # 0x7FFF: the NaN that cvt gives
+    if x != x:
+        return 0x7FFF  # the NaN that cvt gives
+    try:
+        return HALF_WORD.unpack(HALF.pack(x if x.__class__ is float32 else float32(x)))[0]
+    except OverflowError:
+        return 0x7C00 if x > 0 else 0xFC00
 
 
 @intrinsic
@@ -93,7 +99,7 @@ def unpack_half2(typingctx, word):
 
 @twin(unpack_half2)
 def _unpack_half2(machine, word):
-    return tuple(float32(v) for v in struct.unpack("<2e", struct.pack("<I", int(word) & LOW_WORD)))
+    return tuple(float32(v) for v in HALVES.unpack(WORD.pack(int(word) & LOW_WORD)))
 
 
 @intrinsic
@@ -116,7 +122,7 @@ def word_of(typingctx, x):
 
 
 def word_of_float(x):
-    return UInt32(float32(x).view(np.uint32))
+    return UInt32(float32_bits(x))
 
 
 @twin(word_of)
@@ -132,7 +138,7 @@ def float_of(typingctx, word):
 
 @twin(float_of)
 def _float_of(machine, word):
-    return np.uint32(int(word) & LOW_WORD).view(float32)
+    return np.frombuffer(WORD.pack(int(word) & LOW_WORD), float32)[0]
 
 
 def _word_pointer(context, builder, sig, args, count):
@@ -187,7 +193,7 @@ def load_word(typingctx, array, index):
 
 @twin(load_word)
 def _load_word(machine, array, index):
-    return UInt32(int.from_bytes(_read(machine, array, index, 4), "little"))
+    return UInt32(WORD.unpack(_read(machine, array, index, 4))[0])
 
 
 def _load_words(array, count):
@@ -210,7 +216,7 @@ def load_words2(typingctx, array, index):
 
 @twin(load_words2)
 def _load_words2(machine, array, index):
-    return tuple(UInt32(w) for w in struct.unpack("<2I", _read(machine, array, index, 8)))
+    return tuple(map(UInt32, WORDS2.unpack(_read(machine, array, index, 8))))
 
 
 @intrinsic
@@ -221,7 +227,7 @@ def load_words4(typingctx, array, index):
 
 @twin(load_words4)
 def _load_words4(machine, array, index):
-    return tuple(UInt32(w) for w in struct.unpack("<4I", _read(machine, array, index, 16)))
+    return tuple(map(UInt32, WORDS4.unpack(_read(machine, array, index, 16))))
 
 
 @intrinsic
@@ -238,7 +244,7 @@ def store_word(typingctx, array, index, word):
 
 @twin(store_word)
 def _store_word(machine, array, index, word):
-    _write(machine, array, index, struct.pack("<I", int(word) & LOW_WORD))
+    _write(machine, array, index, WORD.pack(int(word) & LOW_WORD))
 
 
 @intrinsic
@@ -258,7 +264,7 @@ def store_words4(typingctx, array, index, a, b, c, d):
 
 @twin(store_words4)
 def _store_words4(machine, array, index, *words):
-    _write(machine, array, index, struct.pack("<4I", *[int(w) & LOW_WORD for w in words]))
+    _write(machine, array, index, WORDS4.pack(*[int(w) & LOW_WORD for w in words]))
 
 
 # ldmatrix -------------------------------------------------------------------------------------------------------------

@@ -132,8 +132,8 @@ class Asynchronous:
     def touched(self, memory, offset, size, site, writes):
         """A thread reads or writes bytes of a memory that is in use."""
         thread = self.machine.thread
-        for pending in memory.busy[:]:
-            found = pending.at(offset, size) if writes or pending.writes else None
+        for pending in memory.busy.near(offset, offset + size, writes):
+            found = pending.at(offset, size)
             if found is not None and not self._over(found, thread):
                 does = "writes" if writes else "reads"
                 self._report(found, pending.writes, f"{does} {self.machine.access.say(memory, offset)}", site)
@@ -169,9 +169,7 @@ class Asynchronous:
         what: the instruction, for messages; pieces: which bytes of the range, if not all
         """
         thread, after, writers = self.machine.thread, [], {}
-        for pending in memory.busy[:]:
-            if not (writes or pending.writes):
-                continue
+        for pending in memory.busy.near(start, stop, writes):
             found = self._meeting(pending, start, stop, pieces)
             if found is None:
                 continue
@@ -206,9 +204,11 @@ class Asynchronous:
         writers, readers = {}, {}
         for first, last in ranges:
             places = range(first, last, STEP)
-            for at, entry in zip(places, map(memory.writer.get, places), strict=True):
-                if entry is not None and id(entry) not in writers:
-                    writers[id(entry)] = (entry, at)
+            entries = list(map(memory.writer.get, places))
+            if any(entries):
+                for at, entry in zip(places, entries, strict=True):
+                    if entry is not None and id(entry) not in writers:
+                        writers[id(entry)] = (entry, at)
             if not writes:
                 continue
             for at, log in zip(places, map(memory.reader.get, places), strict=True):

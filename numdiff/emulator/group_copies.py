@@ -9,6 +9,7 @@ import numpy as np
 from .memory import GLOBAL, CheckedArray, IntegerArray
 
 WORD = 4  # bytes; every copy is a multiple of it, and so is its place
+EVERYTHING = 1 << 62  # a place behind the last byte of any memory
 
 
 class Copy:
@@ -85,10 +86,10 @@ class ThreadCopies:
 class WordsInUse:
     """The words of a memory that copies on their way write, or read: an entry of `Memory.busy`, found by address."""
 
-    __slots__ = ("memory", "writes", "words")
+    __slots__ = ("memory", "writes", "words", "start", "stop")
 
     def __init__(self, memory, writes):
-        self.memory, self.writes, self.words = memory, writes, {}
+        self.memory, self.writes, self.words, self.start, self.stop = memory, writes, {}, 0, EVERYTHING
         memory.busy.append(self)
 
     def at(self, offset, size):

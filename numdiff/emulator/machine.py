@@ -1,6 +1,7 @@
 """The emulated GPU: launches kernels, keeps their memory, collects their faults."""
 import gc
 import linecache
+import math
 import operator
 import re
 import sys
@@ -12,7 +13,7 @@ from . import cluster as clusters
 from . import values
 from .asynchronous import Asynchronous
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
-from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Access, CheckedArray, Memory, plain_array
+from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Access, Busy, CheckedArray, Memory, plain_array
 from .namespace import Resolver
 from .rewrite import Sites, rewrite
 from .schedule import PATIENCE, Dim3, Scheduler
@@ -26,6 +27,7 @@ DYNAMIC_SHARED = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (
                   (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # KiB a block, by capability
 STATIC_BASE = 1 << 10  # where shared memory begins in its address space; all of it ends below 2**18, as on a GPU
 SITES = Sites()  # of all machines: site numbers are compiled into the rewritten functions
+_NAMES = {}  # (id of a code object, instruction) -> (the name that its line assigns to, the code object)
 _REWRITTEN = {}  # (id of a code object, checked) -> (the code object, what rewrite gave)
 
 
@@ -97,8 +99,9 @@ class Emulator:
         return {**helpers, **operations, "__augment": augment, "__load": load, "__store": store}
 
     def _checked_operation(self, function, name):
-        machine, recorder, float32, float64 = self, self.recorder, values.float32, values.float64
-        quick = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul}.get(name)
+        machine, recorder, float32, float64, signed = self, self.recorder, values.float32, values.float64, values.SIGNED
+        quick = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "BitAnd": operator.and_,
+                 "BitOr": operator.or_, "BitXor": operator.xor}.get(name)
 
         def operation(a, b, site):
             result = function(a, b)
@@ -109,15 +112,25 @@ class Emulator:
                 recorder.operation(result, site)
             return result
 
-        if quick is None or recorder is not None:
-            return operation
-
+        # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps
         def quick_operation(a, b, site):
-            if a.__class__ is float32 and b.__class__ is float32:
+            c, d = a.__class__, b.__class__
+            if c is float32 and d is float32 or c in signed and d in signed:
                 return quick(a, b)
             return operation(a, b, site)
 
-        return quick_operation
+        def quick_product(a, b, site):
+            if a.__class__ is float32 and b.__class__ is float32:
+                return quick(a, b)
+            if a.__class__ in signed and b.__class__ in signed:
+                product = a * b
+                if -values.HALF64 <= product < values.HALF64:
+                    return product
+            return operation(a, b, site)
+
+        if quick is None or recorder is not None:
+            return operation
+        return quick_product if name == "Mult" else quick_operation
 
     def function(self, kernel):
         """The emulated function of a `@cuda.jit` kernel, a device function, or a plain Python function."""
@@ -292,7 +305,7 @@ class Emulator:
     def _forget(self):
         """After a launch: what happened to global memory is ordered before all that comes."""
         for memory in self._memories.values():
-            memory.writer, memory.reader, memory.busy, memory.released = {}, {}, [], {}
+            memory.writer, memory.reader, memory.busy, memory.released = {}, {}, Busy(), {}
         self._memories, self._hosts, self._arguments = {}, {}, []
 
     def grid_synchronised(self):
@@ -408,7 +421,7 @@ class Emulator:
     def local_array(self, shape, dtype, frame):
         """A thread's local array."""
         shape = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if not self.checked:
             return plain_array(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))
         return CheckedArray(self, Memory(LOCAL, size, _assigned_name(frame)), 0, shape, dtype)
@@ -440,9 +453,7 @@ class Emulator:
 
     @staticmethod
     def site_of(frame):
-        if frame is None:
-            return SITES.number("?", "?", 0)
-        return SITES.number(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+        return SITES.number("?", "?", 0) if frame is None else SITES.of(frame)
 
     def place(self, site, thread=None):
         function, file, line = SITES.places[site]
@@ -593,5 +604,8 @@ def _type_name(value):
 
 def _assigned_name(frame):
     """The name to which the line of a frame assigns, for messages."""
-    found = re.match(r"\s*(\w+)\s*=", linecache.getline(frame.f_code.co_filename, frame.f_lineno))
-    return found.group(1) if found else "array"
+    key = id(frame.f_code), frame.f_lasti
+    if key not in _NAMES:
+        found = re.match(r"\s*(\w+)\s*=", linecache.getline(frame.f_code.co_filename, frame.f_lineno))
+        _NAMES[key] = found.group(1) if found else "array", frame.f_code
+    return _NAMES[key][0]

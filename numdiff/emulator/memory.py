@@ -13,15 +13,17 @@ Blocks are ordered by the barriers of the grid and of their cluster, and by atom
 threadfence() is handed on with each of its atomic operations to the blocks whose atomics come after it at the same
 place (`Memory.released`), or that see its result in the condition of a `while` loop.
 """
+import functools
 import math
 
 import numpy as np
 
 from .faults import Unsupported
-from .values import INTEGER_TYPES, dtype_of, from_numpy, scalar
+from .values import INTEGER_TYPES, dtype_of, scalar
 
 GLOBAL, SHARED, LOCAL, CONSTANT = "global", "shared", "local", "constant"
 POISON = 0xFF  # every byte of memory that nobody has written: NaN as a float, -1 as an integer
+NEIGHBOURS = 256  # bytes that look up asynchronous operations together
 ROUND = 16  # sizes are rounded up to this, so that a memory can be seen as any dtype
 
 
@@ -38,7 +40,7 @@ class Memory:
         self.views = {}
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
         self.met = space is GLOBAL  # whether several blocks can
-        self.busy = []  # asynchronous operations that still read or write here (asynchronous.py)
+        self.busy = Busy()  # asynchronous operations that still read or write here (asynchronous.py)
         self.barriers = {}  # offset -> mbarrier
         self.released = {}  # offset -> {block: what its threads had seen at their last atomic there}
         self.layouts = {}  # offset -> (bytes, swizzle): tiles that the copy engine wrote
@@ -68,6 +70,35 @@ class Memory:
         if self.valid is not None:
             stop = len(self.bytes) if stop is None else stop
             self.valid[start:stop] = b"\1" * (stop - start)
+
+
+class Busy(list):
+    """Entries for the asynchronous operations that use a memory; `near` gives those that matter at one place."""
+
+    __slots__ = ("found",)
+
+    def __init__(self):
+        self.found = {}  # (place / NEIGHBOURS, writes) -> what `near` gave
+
+    def append(self, entry):
+        self.found = {}
+        super().append(entry)
+
+    def remove(self, entry):
+        self.found = {}
+        super().remove(entry)
+
+    def near(self, start, stop, writes):
+        """The entries that a write (or a read) of bytes start … stop - 1 may meet; a new list."""
+        place = start // NEIGHBOURS
+        if (stop - 1) // NEIGHBOURS != place:
+            return [e for e in self if e.start < stop and start < e.stop and (writes or e.writes)]
+        found = self.found.get((place, writes))
+        if found is None:
+            first, last = place * NEIGHBOURS, (place + 1) * NEIGHBOURS
+            found = self.found[place, writes] = [e for e in self if e.start < last and first < e.stop and
+                                                 (writes or e.writes)]
+        return [e for e in found if e.start < stop and start < e.stop]
 
 
 class IntegerArray:
@@ -105,11 +136,11 @@ class CheckedArray:
     """An array whose elements are read and written through the emulator's checks."""
 
     __slots__ = ("memory", "offset", "shape", "strides", "dtype", "itemsize", "shift", "ndim", "flat", "kind", "cast",
-                 "exact", "name", "machine", "rows", "columns", "row", "column")
+                 "exact", "name", "machine", "size", "rows", "columns", "row", "column")
 
     def __init__(self, machine, memory, offset, shape, dtype, strides=None, name=""):
         self.machine, self.memory, self.offset, self.shape, self.dtype = machine, memory, offset, shape, dtype
-        self.itemsize, self.ndim = dtype.itemsize, len(shape)
+        self.itemsize, self.ndim, self.size = dtype.itemsize, len(shape), math.prod(shape)
         self.strides = strides or contiguous_strides(shape, dtype.itemsize)
         self.shift = self.itemsize.bit_length() - 1  # sizes are powers of two
         self.rows, self.columns, self.row, self.column = 0, 0, 0, 0  # lengths and strides of one or two dimensions
@@ -120,14 +151,8 @@ class CheckedArray:
         elif self.ndim == 2:
             (self.rows, self.columns), (self.row, self.column) = shape, self.strides
         self.flat = memory.view(dtype)
-        self.kind = from_numpy(dtype)
-        self.cast = INTEGER_TYPES.get(dtype.name) or dtype.type
-        self.exact = dtype.type if self.kind is None else INTEGER_TYPES[dtype.name].whole  # needs no cast
+        self.kind, self.cast, self.exact = _element(dtype)
         self.name = name or memory.name
-
-    @property
-    def size(self):
-        return math.prod(self.shape)
 
     @property
     def nbytes(self):
@@ -263,6 +288,13 @@ class RecordArray:
 
     def __getattr__(self, name):
         return getattr(self.data, name)
+
+
+@functools.cache
+def _element(dtype):
+    """How an element is read, cast and stored: a `CheckedArray`'s kind, cast, exact (needs no cast)."""
+    integer = INTEGER_TYPES.get(dtype.name)
+    return (None, dtype.type, dtype.type) if integer is None else (integer.kind, integer, integer.whole)
 
 
 def contiguous_strides(shape, itemsize):
@@ -508,7 +540,8 @@ class Access:
             a = a.data
         if a.__class__ is np.ndarray:  # nothing is checked
             return a, int(index), count
-        index, last = int(index), int(index) + count - 1
+        index = int(index)
+        last = index + count - 1
         if index < 0 or last >= a.size:
             where = f"{index}" if count == 1 else f"{index} … {last}"
             self.machine.report("bounds", f"{doing} {a.name}[{where}] of {a.size} elements", site)
@@ -529,7 +562,7 @@ class Access:
         if where is None:
             return (self._poisoned(a),) * count
         memory, offset, size = where
-        self.read_bytes(memory, offset, size, site, a.itemsize)
+        self.check_read(memory, offset, size, site, a.itemsize)
         return tuple(a.flat[offset >> a.shift:(offset + size) >> a.shift])
 
     def store_vector(self, a, index, values):
@@ -540,41 +573,54 @@ class Access:
         site = self.machine.site_here()
         where = self.range_of(a, index, len(values), site, "writes")
         if where is not None:
-            memory, offset, _ = where
-            self.write_bytes(memory, offset, np.array(values, a.dtype).view(np.uint8), site, a.itemsize)
+            memory, offset, size = where
+            data = np.array(values, a.dtype)
+            self.before_write(memory, offset, size, site, a.itemsize)
+            a.flat[offset >> a.shift:(offset + size) >> a.shift] = data
 
     def read_bytes(self, memory, offset, size, site, step=4):
         """The bytes, after the checks of a load by the current thread of elements of `step` bytes."""
-        machine = self.machine
-        shadowed, stamp, token = memory.shadowed and self.races, machine.thread.stamp, machine.token
-        for at in range(offset, offset + size, step):
-            writer = memory.writer.get(at) if shadowed else None
-            if writer is None:
-                if self.initialised and memory.valid is not None and not memory.valid[at]:
-                    machine.report("uninitialised", f"reads {memory.space} memory that nobody has written: "
-                                                    f"{self.say(memory, at)}", site)
+        self.check_read(memory, offset, size, site, step)
+        return memory.bytes[offset:offset + size]
+
+    def check_read(self, memory, offset, size, site, step=4):
+        """The checks of `read_bytes`."""
+        machine, places, valid = self.machine, range(offset, offset + size, step), memory.valid
+        unwritten = self.initialised and valid is not None and 0 in valid[offset:offset + size]
+        if self.races and memory.shadowed:
+            stamp, token, met = machine.thread.stamp, machine.token, memory.met
+            written, read = memory.writer.get, memory.reader
+            for at in places if unwritten or memory.writer else ():
+                writer = written(at)
+                if writer is None:
+                    if unwritten and not valid[at]:
+                        self._nobody_has_written(memory, at, site)
+                        break
+                elif writer[0] is not stamp and (writer[2] is token or met) and not self._ordered(writer[0]):
+                    self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
                     break
-            elif writer[0] is not stamp and (writer[2] is token or memory.met) and not self._ordered(writer[0]):
-                self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
-                break
-        if shadowed:
-            for at in range(offset, offset + size, step):
-                log = memory.reader.get(at)
+            for at in places:
+                log = read.get(at)
                 if log is None or log[0] is not token:
-                    memory.reader[at] = [token, *self._earlier(memory, log), stamp, site] if log else \
-                        [token, stamp, site]
+                    read[at] = [token, *self._earlier(memory, log), stamp, site] if log else [token, stamp, site]
                 elif log[-2] is not stamp:
-                    log.append(stamp)
-                    log.append(site)
+                    log += stamp, site
+        elif unwritten:
+            at = next((at for at in places if not valid[at]), None)
+            if at is not None:
+                self._nobody_has_written(memory, at, site)
         if memory.busy:
             machine.asynchronous.touched(memory, offset, size, site, False)
         if machine.recorder is not None:
             machine.recorder.access(memory, offset, size, site, False, step)
-        return memory.bytes[offset:offset + size]
 
     def write_bytes(self, memory, offset, data, site, step=4):
         """Write uint8 data, with the checks of a store by the current thread of elements of `step` bytes."""
-        size = len(data)
+        self.before_write(memory, offset, len(data), site, step)
+        memory.bytes[offset:offset + len(data)] = data
+
+    def before_write(self, memory, offset, size, site, step=4):
+        """The checks of `write_bytes`."""
         if self.races and memory.shadowed:
             for at in range(offset, offset + size, step):
                 self.check_write(memory, at, step, site)
@@ -585,13 +631,16 @@ class Access:
             self.machine.asynchronous.touched(memory, offset, size, site, True)
         if self.machine.recorder is not None:
             self.machine.recorder.access(memory, offset, size, site, True, step)
-        memory.bytes[offset:offset + size] = data
 
     # faults -----------------------------------------------------------------------------------------------------------
 
     def say(self, memory, offset):
         """A byte of a memory in words."""
         return self.machine.element_name(memory, offset) or f"{memory.space} address {memory.address + offset:#x}"
+
+    def _nobody_has_written(self, memory, offset, site):
+        self.machine.report("uninitialised", f"reads {memory.space} memory that nobody has written: "
+                                             f"{self.say(memory, offset)}", site)
 
     def _poisoned(self, a):
         bits = np.full(a.itemsize, POISON, np.uint8).view(a.dtype)[0]

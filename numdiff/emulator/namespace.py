@@ -4,6 +4,7 @@ A kernel's globals and closure are looked through once; whatever belongs to Numb
 replaced. Numba itself is recognised by its names and never imported here.
 """
 import builtins
+import functools
 import math
 import sys
 import types as python_types
@@ -116,10 +117,11 @@ class Resolver:
 
     def bind(self, function):
         machine = self.machine
+        if "_getframe" not in function.__code__.co_names:
+            return functools.partial(function, machine)
 
-        def call(*arguments, **named):
+        def call(*arguments, **named):  # such a twin finds its kernel two frames up
             return function(machine, *arguments, **named)
-        call.__name__ = function.__name__
         return call
 
     def module(self, module):

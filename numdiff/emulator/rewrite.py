@@ -26,6 +26,7 @@ class Sites:
 
     def __init__(self):
         self.places, self._numbers, self.spins = [], {}, set()
+        self._found = {}  # (id of a code object, instruction) -> (site, the code object: no other gets its id)
 
     def number(self, function, file, line):
         key = (function, file, line)
@@ -33,6 +34,15 @@ class Sites:
             self._numbers[key] = len(self.places)
             self.places.append(key)
         return self._numbers[key]
+
+    def of(self, frame):
+        """The number of the line that a frame is at."""
+        code = frame.f_code
+        key = id(code), frame.f_lasti
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self.number(code.co_name, code.co_filename, frame.f_lineno), code
+        return found[0]
 
 
 def source_tree(function):

@@ -16,7 +16,7 @@ import time
 import greenlet
 import numpy as np
 
-WARP = 32
+WARP, FULL = 32, 0xFFFFFFFF  # lanes, and the mask that names them all
 TURNS = 4096  # turns of `while` loops after which a thread lets the others run
 WAITING = 64  # for how many turns one counts of a loop that seems to wait: its condition reads memory, or is constant
 ROUNDS = 16  # that loops may go on for before another block starts, which they may be waiting for
@@ -75,6 +75,7 @@ class Block:
         for thread in self.threads:
             thread.seen = start
         self.alive = len(self.threads)
+        self.whole = self.alive % WARP == 0  # whether all its warps have all their lanes
         self.token = object()  # another one after each barrier of the whole block
         self.waiting = []  # threads at syncthreads()
         self.arrived = {}  # other barriers: name -> [(thread, value, frame, combine, count)]
@@ -346,7 +347,7 @@ class Scheduler:
     def _combine_if_complete(self, block, key):
         warp, name, mask = key
         lanes = block.collectives.get(key)
-        if lanes is None:
+        if lanes is None or len(lanes) < WARP and mask == FULL and block.whole and block.alive == len(block.threads):
             return
         for thread in block.warp_threads(warp):
             if mask >> thread.lane & 1 and not thread.done and thread.lane not in lanes:
@@ -355,10 +356,11 @@ class Scheduler:
         combine = next(iter(lanes.values()))[3]
         if self.checked:
             self.machine.check_gathering(name, mask, lanes)
-        results = combine({lane: payload for lane, (payload, *_) in lanes.items()},
-                          {lane: thread for lane, (_, _, thread, _) in lanes.items()})
+        results = combine({lane: given[0] for lane, given in lanes.items()},
+                          {lane: given[2] for lane, given in lanes.items()})
         woken = []
-        for lane, (_, _, thread, _) in sorted(lanes.items(), reverse=self.machine.order == "reversed"):
+        for lane in sorted(lanes, reverse=self.machine.order == "reversed"):
+            thread = lanes[lane][2]
             thread.result = results.get(lane) if results else None
             woken.append(thread)
         self.wake(woken)

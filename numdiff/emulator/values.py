@@ -14,6 +14,7 @@ table against Numba's own typing.)
 """
 import math
 import operator
+import struct
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class UInt64(int):
 FLOATS = frozenset((float16, float32, float64))
 SIGNED = frozenset((int, Int32, Int16, Int8, bool))
 UNSIGNED = frozenset((UInt8, UInt32, UInt64))
+INTEGERS = SIGNED | UNSIGNED
 DIRECT = frozenset((float32, float64, float16))  # operands of one such class: NumPy's operator is Numba's
 
 _LETTER = {bool: "b", boolean: "b", Int8: "s", Int16: "m", UInt8: "t", Int32: "i", int: "i", UInt32: "u",
@@ -214,6 +216,14 @@ OPERATIONS = {"Add": add, "Sub": sub, "Mult": mul, "Div": truediv, "FloorDiv": f
 
 # Types as a kernel calls them -----------------------------------------------------------------------------------------
 
+WORD = struct.Struct("<I")
+
+
+def float32_bits(x):
+    """The bits of a float32, as an int."""
+    return WORD.unpack(x if x.__class__ is float32 else float32(x))[0]
+
+
 def _to_int(value):
     """A number as an int: floats are cut towards zero, as `cvt.rzi` does; NaN is 0."""
     if value.__class__ in FLOATS or value.__class__ is float:
@@ -239,10 +249,12 @@ class IntegerType:
         self.mask = (1 << self.bits) - 1
 
     def __call__(self, value=0):
-        kind = self.kind
-        if value.__class__ is self.whole:
+        kind, given = self.kind, value.__class__
+        if given is self.whole:
             return value
-        was_float = value.__class__ in FLOATS
+        if given in INTEGERS and self.low <= value < self.high:
+            return kind(value)
+        was_float = given in FLOATS
         value = _to_int(value)
         if not self.low <= value < self.high:
             if was_float:  # cvt saturates
@@ -278,12 +290,6 @@ def dtype_of(kind):
     if isinstance(name, str) and type_named(name):
         return type_named(name).dtype
     return np.dtype(kind)
-
-
-def from_numpy(dtype):
-    """How an element of an array becomes a kernel's number: a class to call, or None where NumPy's scalar is right."""
-    integer = INTEGER_TYPES.get(np.dtype(dtype).name)
-    return integer.kind if integer else None
 
 
 def scalar(value):

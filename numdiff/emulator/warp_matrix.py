@@ -1,4 +1,6 @@
 """What `ldmatrix` and `mma.sync` compute, for a whole warp at once (PTX ISA, section 9.7.14.5)."""
+import struct
+
 import numpy as np
 
 from .fragments import LANES, fragment_c_m16n8, matrix_8x8, matrix_8x8_transposed
@@ -6,7 +8,7 @@ from .group_copies import shared_range
 from .memory import POISON, CheckedArray
 from .values import UInt32
 
-FULL = 0xFFFFFFFF
+FULL, FLOAT32 = 0xFFFFFFFF, np.dtype(np.float32)
 ROW = 16  # bytes of a row of an 8 × 8 matrix of 16-bit elements
 NOTHING = bytes([POISON]) * ROW  # a row that could not be read
 NAN_WORD = 0x7FFF7FFF  # NaN as float16, twice, and as tf32
@@ -142,11 +144,17 @@ class MatrixProduct:
             self(machine, a, b, (np.nan,) * 4, frame)
             return
         memory, offset, size = found
-        c = access.read_bytes(memory, offset, size, site).view(np.float32)
-        result = self(machine, a, b, c, frame)
-        access.write_bytes(memory, offset, result.view(np.uint8), site)
+        access.check_read(memory, offset, size, site)
+        four, start = sums.flat if sums.dtype is FLOAT32 else memory.view(FLOAT32), offset // 4
+        result = self(machine, a, b, four[start:start + size // 4], frame)
+        access.before_write(memory, offset, size, site)
+        four[start:start + size // 4] = result
 
 
 def _registers(words):
     """Words of all lanes, as uint32 (32, registers)."""
-    return np.array(words, np.int64).astype(np.uint32)
+    try:
+        flat = [word for register in words for word in register]
+        return np.frombuffer(struct.pack(f"{len(flat)}I", *flat), np.uint32).reshape(LANES, -1)
+    except struct.error:  # not all are uint32
+        return np.array(words, np.int64).astype(np.uint32)

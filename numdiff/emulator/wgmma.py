@@ -355,7 +355,7 @@ def _check_layout(machine, operand, name, site):
     for start, (size, swizzle, row) in memory.layouts.items():
         if not pieces.meets(start, start + size):
             continue
-        if memory.writer and any(at in memory.writer for at in range(start, start + size, 2)):
+        if memory.writer and not memory.writer.keys().isdisjoint(range(start, start + size, 2)):
             continue
         period = d.swizzle * 8
         if swizzle != d.swizzle:
