@@ -44,6 +44,12 @@ def compile_for(kernel, signature, capabilities):
         dispatcher.get_current_device = original
 
 
+def capabilities_of(kernel):
+    """The capabilities that a kernel is compiled for: its module's MINIMUM_CAPABILITY and more, if it has one."""
+    least = getattr(sys.modules[kernel.py_func.__module__], "MINIMUM_CAPABILITY", (0, 0))
+    return tuple(capability for capability in CAPABILITIES if capability[:2] >= least)
+
+
 def compile_to_ptx(kernel, signature, capability):
     """PTX text of a `@cuda.jit` kernel for argument types `signature` and a compute capability such as (9, 0, 'a')."""
     return compile_for(kernel, signature, (capability,))[capability]
@@ -82,9 +88,7 @@ class PtxDevice:
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
         signature = tuple(type_of(a) for a in args)
         module, name = kernel.py_func.__module__, kernel.py_func.__name__
-        least = getattr(sys.modules[module], "MINIMUM_CAPABILITY", (0, 0))  # some instructions are not on all
-        keys = {capability: (module, name, signature, capability) for capability in CAPABILITIES
-                if capability[:2] >= least}
+        keys = {capability: (module, name, signature, capability) for capability in capabilities_of(kernel)}
         self.launched.extend(keys.values())
         if all(key in self.texts for key in keys.values()):
             return

@@ -52,9 +52,10 @@ import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, int32, launch, load4, uint32, upload
 from ..device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
+from . import groupnorm_clusters
 from .concat import Pair, parts_of
 from .flash_attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
-from .groupnorm_clusters import BLOCKS, MINIMUM_CAPABILITY, groupnorm_backward_clusters
+from .groupnorm_clusters import BLOCKS, groupnorm_backward_clusters
 from .groupnorm_sixteen import MOST, NEAR, PART, PIXELS, groupnorm_backward_sixteen
 from .groupnorm_vectors import (
     PARTS,
@@ -581,7 +582,8 @@ def plan_for(x, width, backward):
             or tuple(first.backend.capability)[:2] < (8, 0)):
         return None
     return choose_plan(B, x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
-                       multiprocessors_of(first), tuple(first.backend.capability)[:2] >= MINIMUM_CAPABILITY)
+                       multiprocessors_of(first),
+                       tuple(first.backend.capability)[:2] >= groupnorm_clusters.MINIMUM_CAPABILITY)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------

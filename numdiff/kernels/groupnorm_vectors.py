@@ -20,11 +20,10 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from ..device import cuda, float32, int32, int64
-from ..device.approximate import reciprocal
+from ..device.approximate import power_of_two, reciprocal
 from ..device.inline_ptx import F32, GLOBAL, I32, I64, SHARED, element_pointer, emit, require_contiguous, statement
 from ..emulator import twin
 from ..emulator.group_copies import start_copy
-from .flash_attention.exponential import power_of_two
 from .im2col import divide
 
 WARP, WARP_BITS = 32, 5  # threads; t >> 5 is t // 32 without a division

@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 
 from numdiff.device.gpu import type_of
-from numdiff.device.ptx import CAPABILITIES, PtxDevice
+from numdiff.device.ptx import PtxDevice, capabilities_of
 from numdiff.kernels.check import CASES
 from numdiff.kernels.check.run import run_once
 
@@ -63,8 +63,7 @@ def find_ptxas():
 def ptx_of(name):
     """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch` compiles it."""
     kernel, signature = tensor_core_kernels()[name]
-    least = getattr(sys.modules[kernel.py_func.__module__], "MINIMUM_CAPABILITY", (0, 0))
-    return PtxDevice.compile(kernel, signature, tuple(c for c in CAPABILITIES if c[:2] >= least))
+    return PtxDevice.compile(kernel, signature, capabilities_of(kernel))
 
 
 def architecture(capability):

@@ -1,5 +1,8 @@
 """`numdiff kernels check`, which is how every kernel version goes through the emulator."""
+import inspect
 import json
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -44,6 +47,13 @@ def test_every_kernel_passes_in_two_thread_orders(case, version):
 
 def test_no_kernel_is_left_out():
     assert checking.all_kernels() - set().union(*(kernels_of(*pair) for pair in VERSIONS)) == set()
+
+
+def test_no_architecture_is_left_out_by_an_import():
+    """A module's MINIMUM_CAPABILITY holds for all its kernels: it is set there, or imported and said in __all__."""
+    for module in {sys.modules[module] for module, _ in checking.all_kernels()}:
+        assert (not hasattr(module, "MINIMUM_CAPABILITY") or "MINIMUM_CAPABILITY" in getattr(module, "__all__", ())
+                or re.search("^MINIMUM_CAPABILITY = ", inspect.getsource(module), re.MULTILINE)), module
 
 
 def case(run, **shapes):

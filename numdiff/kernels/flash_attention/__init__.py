@@ -6,7 +6,6 @@
     forward.py         v2  64 scores and up to 72 outputs a thread, the softmax once a tile
     backward.py        v2  dq, dk and dv in one kernel, five products instead of seven, without atomics
     fragments.py           tiles of float16 for the tensor cores
-    exponential.py         2ˣ in one instruction
     forward_half.py    v3  float16, mma.sync: probabilities never leave the registers
     backward_half.py   v3  scores the other way round; 256 keys a block, so that most images need no second pass
     hopper_tiles.py        the same tiles for wgmma: the copy engine brings them, descriptors name them

@@ -27,6 +27,7 @@ READ NEXT
     split.py: float32 on the same tensor cores, from two products.
 """
 from ...device import afresh, cuda, float32, int32, load4, uint32
+from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.eight import load8
 from ...device.tensor_core import (
@@ -37,7 +38,6 @@ from ...device.tensor_core import (
     mma_m16n8k16_into,
     store_word,
 )
-from .exponential import power_of_two
 from .forward import LOG2_E
 from .fragments import (
     CHUNK,

@@ -113,19 +113,12 @@ producer_registers, consumer_registers = make_setmaxnreg(40, False), make_setmax
 # A place is an address in shared memory in units of 16 bytes, as descriptors count.
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_first(N, s, a, b):
+def multiply(N, s, a, b, more):
+    """s = a · b for 16 of k, or s += a · b with `more`."""
     if N == 32:
-        product_32(s, a, b, int32(0))
+        product_32(s, a, b, int32(more))
     else:
-        product_64(s, a, b, int32(0))
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply_more(N, s, a, b):
-    if N == 32:
-        product_32(s, a, b, int32(1))
-    else:
-        product_64(s, a, b, int32(1))
+        product_64(s, a, b, int32(more))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -149,13 +142,13 @@ def named_across(place):
 @cuda.jit(device=True, forceinline=True)
 def multiply_along(HS, N, s, k, k_ninth, q, q_ninth, zeros):
     """s = k · qᵀ for 64 keys and N queries; places of the first and the ninth parts."""
-    multiply_first(N, s, named(HS, k), named(HS, q))
-    multiply_more(N, s, named(HS, k + uint32(2)), named(HS, q + uint32(2)))
+    multiply(N, s, named(HS, k), named(HS, q), 0)
+    multiply(N, s, named(HS, k + uint32(2)), named(HS, q + uint32(2)), 1)
     if HS > 32:
-        multiply_more(N, s, named(HS, k + uint32(4)), named(HS, q + uint32(4)))
-        multiply_more(N, s, named(HS, k + uint32(6)), named(HS, q + uint32(6)))
+        multiply(N, s, named(HS, k + uint32(4)), named(HS, q + uint32(4)), 1)
+        multiply(N, s, named(HS, k + uint32(6)), named(HS, q + uint32(6)), 1)
     if HS == 72:
-        multiply_more(N, s, named_along(k_ninth, zeros), named_along(q_ninth, zeros))
+        multiply(N, s, named_along(k_ninth, zeros), named_along(q_ninth, zeros), 1)
 
 
 @cuda.jit(device=True, forceinline=True)

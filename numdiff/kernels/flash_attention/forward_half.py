@@ -22,8 +22,8 @@ READ NEXT
 import math
 
 from ...device import afresh, cuda, float32, int32
+from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
-from .exponential import power_of_two
 from .forward import LN_2, LOG2_E, LOWEST
 from .fragments import (
     ALL,

@@ -29,6 +29,7 @@ READ NEXT
 import math
 
 from ...device import cuda, float32, int32, launch, uint32
+from ...device.approximate import power_of_two
 from ...device.hopper import (
     bar_sync,
     fence_barrier_init,
@@ -51,7 +52,6 @@ from ...device.hopper import (
 )
 from ...device.tensor_core import store_word
 from ..im2col import divide
-from .exponential import power_of_two
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import exponentials, hide_keys, largest_of_row, sum_of_row
 from .fragments import clear, pack
