@@ -1,23 +1,31 @@
-"""`numdiff bench`: how fast this machine trains, and how fast each kernel is."""
+"""`numdiff bench`: how fast this machine trains and samples, and how fast each kernel is."""
 import math
 
 import click
 
+from numdiff.training.options import SAMPLERS
+
 from .settings import GroupedCommand, ListOf, Setting, settings
 
 SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "microbatch", "image_size", "channels")
+SAMPLED = ("preset", "device", "precision", "image_size", "channels")
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
 DIT = ("architecture", "num_classes")
 
 
 @click.group()
 def bench():
-    """Measure how long a training step takes, and its kernels."""
+    """Measure how long a training step takes, samples, and the kernels of both."""
 
 
 @bench.group()
 def step():
     """A whole training step of a model: noise, forward, backward, update."""
+
+
+@bench.group()
+def sample():
+    """Samples of a model: the same evaluations as `numdiff sample`, on random weights."""
 
 
 def measurement(*options):
@@ -29,6 +37,16 @@ def measurement(*options):
     return decorate
 
 
+VERSUS = (
+    ("--versus", {"type": click.Choice(["torch"]), "help": "Measure PyTorch with the same model, too, in turns with "
+                  "numdiff."}),
+    ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs "
+                 "(compiled, with CUDA graphs), or all; to compile takes a minute or so.  [default: eager,graphs; on "
+                 "the CPU eager,compile]"}),
+    ("--torch-precision", {"metavar": "NAME,…", "type": ListOf(str), "help": "PyTorch's arithmetic: fp32 (strict), "
+                           "tf32, bf16, fp16, or all.  [default: what compares with --precision; bf16 for fp16]"}))
+
+
 def step_command(model, *more):
     """Decorator: a subcommand of `bench step` with the settings that matter, those in `more` besides."""
     def decorate(function):
@@ -37,14 +55,7 @@ def step_command(model, *more):
                          "help": "Steps to measure; their median is reported."}),
             ("--warmup", {"metavar": "STEPS", "type": click.IntRange(0), "default": 5, "show_default": True,
                           "help": "Steps before, which do not count."}),
-            ("--versus", {"type": click.Choice(["torch"]), "help": "Measure PyTorch's step of the same model, too, in "
-                          "turns with numdiff's."}),
-            ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs "
-                         "(compiled, with CUDA graphs), or all; to compile takes a minute or so.  [default: "
-                         "eager,graphs; on the CPU eager,compile]"}),
-            ("--torch-precision", {"metavar": "NAME,…", "type": ListOf(str), "help": "PyTorch's arithmetic: fp32 "
-                                   "(strict), tf32, bf16, fp16, or all.  [default: what compares with --precision; "
-                                   "bf16 for fp16]"}))(function)
+            *VERSUS)(function)
         return step.command(cls=GroupedCommand)(settings(*SHARED, *more, model=model)(function))
     return decorate
 
@@ -59,6 +70,38 @@ def unet(steps, warmup, versus, modes, torch_precision, **given):
 def dit(steps, warmup, versus, modes, torch_precision, **given):
     """The DiT of a preset or of --model, on random images."""
     measure("dit", steps, warmup, given, versus, modes, torch_precision)
+
+
+def sample_command(model, *more):
+    """Decorator: a subcommand of `bench sample` with the settings that matter, those in `more` besides."""
+    def decorate(function):
+        function = measurement(
+            ("--sampler", {"type": click.Choice(SAMPLERS), "metavar": "NAME", "default": "ddim", "show_default": True,
+                           "help": f"How samples are made: {', '.join(SAMPLERS)}."}),
+            ("--sample-steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 50, "show_default": True,
+                                "help": "Steps of the sampler, each an evaluation of the model (of heun two)."}),
+            ("--batch", {"metavar": "IMAGES", "type": click.IntRange(1), "default": 32, "show_default": True,
+                         "help": "Images at a time."}),
+            ("--cfg-scale", {"metavar": "SCALE", "type": float, "help": "Classifier-free guidance; each evaluation "
+                             "then is of both halves as one batch, twice the images.  [default: without]"}),
+            ("--batches", {"metavar": "N", "type": click.IntRange(1), "default": 5, "show_default": True,
+                           "help": "Batches to measure; their median is reported."}),
+            ("--warmup", {"metavar": "N", "type": click.IntRange(0), "default": 1, "show_default": True,
+                          "help": "Batches before, besides the first two, which do not count."}), *VERSUS)(function)
+        return sample.command(model, cls=GroupedCommand)(settings(*SAMPLED, *more, model=model)(function))
+    return decorate
+
+
+@sample_command("unet")
+def sample_unet(**given):
+    """The UNet of a preset, with random weights."""
+    measure_samples("unet", **given)
+
+
+@sample_command("dit", *DIT)
+def sample_dit(**given):
+    """The DiT of a preset or of --model, with random weights."""
+    measure_samples("dit", **given)
 
 
 def echo_model(options):
@@ -89,6 +132,47 @@ def measure(model, steps, warmup, given, versus, modes, torch_precision):
         click.echo(f"held         {in_short(result['memory'])}")
     if pairs:
         click.echo("\n".join(["", *comparison(result, options.precision)]))
+
+
+def measure_samples(model, sampler, sample_steps, cfg_scale, batches, warmup, versus, modes, torch_precision, **given):
+    from numdiff.benchmark.sample import bench_sample
+    from numdiff.training.options import resolve
+
+    options = resolve({"model": model, **given})
+    pairs = torch_pairs(options, versus, modes, torch_precision)
+    echo_model(options)
+    result = bench_sample(options, batches, warmup, pairs, lambda what: click.echo(f"measuring    {what} …", err=True),
+                          sampler=sampler, steps=sample_steps, cfg_scale=cfg_scale)
+    guided = f" of {result['images_asked']} images (guidance {cfg_scale:g})" if result["images_asked"] > options.batch \
+        else ""
+    click.echo(f"device       {result['device']}")
+    click.echo(f"parameters   {result['parameters']:,}")
+    click.echo(f"sampler      {sampler}, {sample_steps} steps: {result['evaluations']} evaluations{guided} a batch, "
+               f"each {result['flops_per_evaluation'] / 1e12:.4g} TFLOP")
+    click.echo(f"first batch  {result['first_batch_s']:.1f} s, with building the model and loading or compiling the "
+               f"kernels; the second {result['second_batch_s']:.2f} s")
+    click.echo(f"batch        {result['ms']:,.1f} ms, median of {batches * max(1, measured(result))} (from "
+               f"{result['ms_fastest']:,.1f} to {result['ms_slowest']:,.1f})")
+    click.echo(f"evaluation   {result['ms_per_evaluation']:.3f} ms")
+    share = "" if result["mfu"] is None else f", {100 * result['mfu']:.1f} % of the card's peak"
+    click.echo(f"speed        {result['images_per_second']:,.4g} images/s, {result['tflops']:.3g} TFLOP/s{share}")
+    click.echo(f"peak memory  {result['peak_mib']:,.0f} MiB ({result['peak_of']})")
+    if pairs:
+        click.echo("\n".join(["", *sample_comparison(result, options.precision)]))
+
+
+def sample_comparison(result, precision):
+    """Lines of the table of both programs' samples."""
+    yield f"{'':24s} images/s  ms a batch  ms an evaluation  first s  peak MiB  numdiff takes"
+    for name, row in (("numdiff " + precision, {**result, "first_s": result["first_batch_s"]}),
+                      *((f"PyTorch {r['mode']} {r['precision']}", r) for r in result["versus"])):
+        if "fault" in row:
+            yield f"{name:24s} failed: {row['fault']}"
+            continue
+        ratio = f"{1 / row['ratio']:.2f} of its time" if "ratio" in row else ""
+        peak = f"{row['peak_mib']:9,.0f}" if row["peak_mib"] else f"{'–':>9}"
+        yield (f"{name:24s} {row['images_per_second']:8,.1f} {row['ms']:11,.1f} {row['ms_per_evaluation']:17,.3f} "
+               f"{row['first_s']:8.1f} {peak}  {ratio}").rstrip()
 
 
 def measured(result):

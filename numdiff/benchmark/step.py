@@ -125,6 +125,35 @@ def summary(times, flops, images, peak):
             "mfu": flops / median / peak if peak else None}
 
 
+def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
+    """`ours` measured in turns with each of PyTorch's (mode, precision) pairs: (seconds of ours, a dict of each pair).
+
+    make(mode, precision): PyTorch's side: run(), wait(), close(), peak_bytes, parameters, first_s
+    summarise(seconds, precision): a dict with ms; started(text): called before each pair
+    A dict has mode, precision, what summarise gives, peak_mib, first_s, parameters, and ratio: PyTorch's ms / ours in
+    the same turns; or, of a pair that failed, mode, precision and fault.
+    """
+    times, rows = [], []
+    for mode, precision in versus:
+        if started:
+            started(f"PyTorch {mode}, {precision}")
+        row, theirs = {"mode": mode, "precision": precision}, None
+        try:
+            theirs = make(mode, precision)
+            pair = seconds_in_turns([ours, theirs], count, warmup)
+            row |= summarise(pair[1], precision)
+            row |= {"peak_mib": theirs.peak_bytes / 2**20, "first_s": theirs.first_s, "parameters": theirs.parameters,
+                    "ratio": row["ms"] / summarise(pair[0])["ms"]}
+            times += pair[0]
+        except Exception as fault:  # one mode that this PyTorch cannot run must not hide the others
+            row = {"mode": mode, "precision": precision,
+                   "fault": " ".join(f"{type(fault).__name__}: {fault}".split())[:120]}
+        rows.append(row)
+        if theirs is not None:
+            theirs.close()
+    return times, rows
+
+
 def bench_step(options, steps=20, warmup=5, versus=(), started=None):
     """Times of `steps` training steps of the model and batch that `options` (a TrainOptions) describe.
 
@@ -135,8 +164,7 @@ def bench_step(options, steps=20, warmup=5, versus=(), started=None):
     Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the kernels included),
     tflops, mfu (share of the card's peak in that precision, or None), images_per_second, peak_mib, peak_of ("device
     arenas" or "process"), memory (as `memory_of`, or None), parameters, flops_per_step, device; and versus: a list of
-    dicts with mode, precision, ms, ms_fastest, ms_slowest, tflops, mfu, peak_mib, first_step_s, and ratio: PyTorch's
-    ms / numdiff's in the same turns; a mode that failed has `fault` instead.
+    dicts as `beside_torch` gives, with ms_fastest, ms_slowest, tflops and mfu.
     """
     if steps < 1 or warmup < 0:
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
@@ -146,28 +174,15 @@ def bench_step(options, steps=20, warmup=5, versus=(), started=None):
     ours = NumdiffStep(options)
     backend, flops = ours.backend, ours.trainer.flops_per_step
     device, count = getattr(backend, "device_name", "cpu (NumPy)"), ours.trainer.model.parameters.count
-    times, others = [], []
-    for mode, precision in versus:
-        if started:
-            started(f"PyTorch {mode}, {precision}")
-        row, theirs = {"mode": mode, "precision": precision}, None
-        try:
-            theirs = TorchStep(options, mode, precision)
-            pair = seconds_in_turns([ours, theirs], steps, warmup)
-            row |= summary(pair[1], flops, options.batch, peak_flops(backend, precision))
-            row |= {"peak_mib": theirs.peak_bytes / 2**20, "first_step_s": theirs.first_s,
-                    "parameters": theirs.parameters,
-                    "ratio": row["ms"] / summary(pair[0], flops, options.batch, None)["ms"]}
-            times += pair[0]
-        except Exception as fault:  # one mode that this PyTorch cannot run must not hide the others
-            row = {"mode": mode, "precision": precision,
-                   "fault": " ".join(f"{type(fault).__name__}: {fault}".split())[:120]}
-        others.append(row)
-        if theirs is not None:
-            theirs.close()
+
+    def summarise(seconds, precision=None):
+        return summary(seconds, flops, options.batch, peak_flops(backend, precision or options.precision))
+
+    times, others = beside_torch(ours, versus, lambda *pair: TorchStep(options, *pair), steps, warmup, summarise,
+                                 started)
     times = times or seconds_in_turns([ours], steps, warmup)[0]
     peak = ours.peak_bytes / 2**20
-    return {"device": device, **summary(times, flops, options.batch, peak_flops(backend, options.precision)),
+    return {"device": device, **summarise(times),
             "first_step_s": ours.first_s, "peak_mib": peak, "memory": memory_of(ours),
             "peak_of": "device arenas" if backend else "process", "parameters": count, "flops_per_step": flops,
             "versus": others}

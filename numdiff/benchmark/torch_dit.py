@@ -25,7 +25,7 @@ class TimestepEmbedder(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
 
     def forward(self, t):
-        return self.mlp(timestep_embedding(t, FREQUENCIES))
+        return self.mlp(timestep_embedding(t, FREQUENCIES).to(self.mlp[0].weight.dtype))
 
 
 class LabelEmbedder(nn.Module):

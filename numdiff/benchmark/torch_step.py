@@ -32,18 +32,19 @@ def build_twin(options, channels=3, num_classes=None):
     return TorchDiT(**sizes)
 
 
-class TorchStep:
-    """A training step of the twin. mode: of MODES; precision: of PRECISIONS ("fp32" is strict, "fp16" scales the loss).
+class TorchTwin:
+    """The twin of the model that a run's options describe, and what its measurement needs.
 
-    Attributes first_s: seconds of building, compiling and the first step; parameters: how many there are.
+    mode: of MODES; precision: of PRECISIONS ("fp32" is strict)
+    Attributes model; classes: how many it has, or None; parameters: how many there are; device, cuda; `started`.
     """
 
     def __init__(self, options, mode="eager", precision="fp32"):
         import torch
 
         from .step import CLASSES
-        started = time.perf_counter()
-        self.torch, self.precision = torch, precision
+        self.started = time.perf_counter()
+        self.torch, self.mode, self.precision = torch, mode, precision
         self.device = "cuda" if options.device == "cuda" else "cpu"
         self.cuda = self.device == "cuda"
         if self.cuda and not torch.cuda.is_available():
@@ -57,36 +58,20 @@ class TorchStep:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             self._before = torch.cuda.memory_allocated()
-        classes = (options.num_classes or CLASSES) if options.class_cond else None
-        model = build_twin(options, options.channels or 3, classes).to(self.device)
+        self.classes = (options.num_classes or CLASSES) if options.class_cond else None
+        self.model = build_twin(options, options.channels or 3, self.classes).to(self.device)
         if options.model == "unet":
-            model = model.to(memory_format=torch.channels_last)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        self.model = model
-        self.forward = model if MODES[mode] is None else torch.compile(model, mode=MODES[mode])
-        weights = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=options.weight_decay,
-                                           fused=self.cuda)
-        self.scaler = torch.amp.GradScaler(self.device, FLOAT16_SCALE, enabled=precision == "fp16")
-        shape = (options.batch, options.channels or 3, options.image_size, options.image_size)
-        self.x = torch.randn(shape, device=self.device).to(memory_format=torch.channels_last)
-        self.target = torch.randn_like(self.x)
-        self.t = torch.randint(0, options.diffusion_steps, shape[:1], device=self.device)
-        self.y = None if classes is None else torch.randint(0, classes, shape[:1], device=self.device)
-        self.run()
-        self.wait()
-        self.first_s = time.perf_counter() - started
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
 
-    def run(self):
-        torch = self.torch
-        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-        with torch.autocast(self.device, half, enabled=half is not None):
-            prediction = self.forward(self.x, self.t, self.y)
-        error = prediction[:, :self.target.shape[1]].float() - self.target
-        self.scaler.scale((error * error).mean()).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+    @property
+    def half(self):
+        """The 16-bit type that it computes in, or None."""
+        return {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}.get(self.precision)
+
+    def compiled(self, function):
+        """`function` in this mode."""
+        return function if MODES[self.mode] is None else self.torch.compile(function, mode=MODES[self.mode])
 
     def wait(self):
         if self.cuda:
@@ -94,12 +79,14 @@ class TorchStep:
 
     @property
     def peak_bytes(self):
-        """Of this step; 0 on the CPU, where PyTorch does not count."""
+        """Of this twin; 0 on the CPU, where PyTorch does not count."""
         return self.torch.cuda.max_memory_allocated() - self._before if self.cuda else 0
 
     def close(self):
         """Give the memory back."""
-        self.model = self.forward = self.optimizer = self.x = self.target = None
+        kept = {k: v for k, v in vars(self).items() if k in ("torch", "cuda", "_before")}
+        vars(self).clear()
+        vars(self).update(kept)
         self.torch._dynamo.reset()
         if self.cuda:
             self.torch.cuda.empty_cache()
@@ -108,3 +95,36 @@ class TorchStep:
         backends = self.torch.backends
         backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = on
         backends.cudnn.benchmark = True
+
+
+class TorchStep(TorchTwin):
+    """A training step of the twin; "fp16" scales the loss.
+
+    Attributes first_s: seconds of building, compiling and the first step.
+    """
+
+    def __init__(self, options, mode="eager", precision="fp32"):
+        super().__init__(options, mode, precision)
+        torch, model = self.torch, self.model
+        self.forward = self.compiled(model)
+        weights = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=options.weight_decay,
+                                           fused=self.cuda)
+        self.scaler = torch.amp.GradScaler(self.device, FLOAT16_SCALE, enabled=precision == "fp16")
+        shape = (options.batch, options.channels or 3, options.image_size, options.image_size)
+        self.x = torch.randn(shape, device=self.device).to(memory_format=torch.channels_last)
+        self.target = torch.randn_like(self.x)
+        self.t = torch.randint(0, options.diffusion_steps, shape[:1], device=self.device)
+        self.y = None if self.classes is None else torch.randint(0, self.classes, shape[:1], device=self.device)
+        self.run()
+        self.wait()
+        self.first_s = time.perf_counter() - self.started
+
+    def run(self):
+        with self.torch.autocast(self.device, self.half, enabled=self.half is not None):
+            prediction = self.forward(self.x, self.t, self.y)
+        error = prediction[:, :self.target.shape[1]].float() - self.target
+        self.scaler.scale((error * error).mean()).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)

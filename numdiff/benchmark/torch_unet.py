@@ -152,7 +152,8 @@ class TorchUNet(nn.Module):
                                  nn.Conv2d(channels, outputs, 3, padding=1))
 
     def forward(self, x, t, y=None):
-        emb = self.time_embed(timestep_embedding(t, self.model_channels, self.max_period))
+        emb = timestep_embedding(t, self.model_channels, self.max_period)
+        emb = self.time_embed(emb.to(self.time_embed[0].weight.dtype))
         if y is not None:
             emb = emb + self.label_emb(y)
         skips = []

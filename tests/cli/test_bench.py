@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from numdiff_cli.bench import torch_pairs
+from numdiff_cli.bench import sample_comparison, torch_pairs
 from numdiff_cli.main import main
 from numdiff_cli.profile import memory_table
 
@@ -15,7 +15,8 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
-@pytest.mark.parametrize("command", ["bench kernels", "profile", "profile unet", "profile dit"])
+@pytest.mark.parametrize("command", ["bench kernels", "bench sample unet", "bench sample dit", "profile",
+                                     "profile unet", "profile dit"])
 def test_help(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0 and max(map(len, result.output.splitlines())) <= 120, result.output
@@ -34,10 +35,37 @@ def test_profile(tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+def test_bench_sample():
+    result = run("bench", "sample", "dit", "--preset", "tiny", "--device", "cpu", "--size", 8, "--batch", 3,
+                 "--batches", 2, "--sample-steps", 2, "--sampler", "heun", "--cfg-scale", 4)
+    assert result.exit_code == 0, result.output
+    lines = dict(line.split(maxsplit=1) for line in result.output.splitlines())
+    assert lines["sampler"].startswith("heun, 2 steps: 3 evaluations of 6 images (guidance 4) a batch, each ")
+    assert "median of 2 " in lines["batch"] and lines["evaluation"].endswith(" ms") and "images/s" in lines["speed"]
+    assert {"device", "parameters", "first", "peak"} <= set(lines)
+
+
+def test_table_of_samples():
+    row = {"mode": "graphs", "precision": "bf16", "ms": 208.0, "ms_per_evaluation": 4.16, "images_per_second": 153.8,
+           "first_s": 40.0, "peak_mib": 1300.0, "ratio": 2.0}
+    result = {**row, "ms": 104.0, "ms_per_evaluation": 2.08, "first_batch_s": 1.5, "versus": [row, {
+        "mode": "eager", "precision": "bf16", "fault": "OutOfMemoryError: too large"}]}
+    del result["ratio"]
+    header, ours, theirs, failed = sample_comparison(result, "fp16")
+    assert ours.split()[2:] == ["153.8", "104.0", "2.080", "1.5", "1,300"]
+    assert theirs.endswith("1,300  0.50 of its time") and len(ours) < len(theirs) <= 120
+    assert failed.endswith("failed: OutOfMemoryError: too large")
+    assert header.index("peak MiB") + len("peak MiB") == len(ours)
+
+
 @pytest.mark.parametrize("arguments, exit_code, message", [
     ("bench step unet --modes eager", 2, "--modes needs --versus torch"),
     ("bench step unet --versus torch --modes fast", 2, "--modes fast does not exist; use some of eager, compile"),
     ("bench step unet --versus torch --torch-precision fp8", 2, "--torch-precision fp8 does not exist"),
+    ("bench sample unet --modes eager", 2, "--modes needs --versus torch"),
+    ("bench sample unet --cfg-scale 4", 2, "guidance needs a model with a null class, and this one has none"),
+    ("bench sample unet --sample-steps 2000", 2, "sampling steps must be between 1 and the 1000 steps"),
+    ("bench sample dit --precision fp16", 2, "--precision fp16"),
     ("bench kernels conv3d", 2, "no operation 'conv3d'"),
     ("bench kernels --of unet --model DiT-S/2", 2, "belongs to the model dit"),
     ("bench tune", 1, "tile sizes are measured on a GPU, and --device is not cuda"),

@@ -1,0 +1,101 @@
+"""How long a batch of samples takes, by the public interface: medians of several, after a warm-up, on whatever device.
+
+The first batch compiles or loads kernels and the second may capture a graph; both are told, and no later one pays for
+them. Where PyTorch is measured, too, the two take turns, batch by batch.
+"""
+import resource
+import time
+
+from ..device import synchronize
+from ..device.roof import peak_flops
+from ..diffusion import Sampling
+from ..errors import UsageError
+from ..nn.flops import forward_flops
+from ..training.build import build_model
+from .step import CLASSES, beside_torch, fill_zeros, seconds_in_turns, summary
+
+
+class NumdiffSample:
+    """Batches of `options.batch` samples from a random model that the options describe; the rest as `Sampling` takes.
+
+    Attributes sampling, model; images: the last batch, on the host; first_s, second_s: seconds of the first batch with
+    building the model, and of the second.
+    """
+
+    def __init__(self, options, **sampling):
+        started = time.perf_counter()
+        self.options = options
+        self.model = random_model(options)
+        self.backend = self.model.backend
+        self.sampling = Sampling(self.model, options.batch, batch=options.batch, **sampling)
+        self.run()
+        self.first_s = time.perf_counter() - started
+        started = time.perf_counter()
+        self.run()
+        self.second_s = time.perf_counter() - started
+
+    @property
+    def images_asked(self):
+        """Images of one evaluation: with guidance each is asked for twice."""
+        return self.options.batch * (1 if self.sampling.cfg_scale in (None, 1) else 2)
+
+    def run(self):
+        (_, self.images), = self.sampling.batches()
+
+    def wait(self):
+        synchronize(self.backend)
+
+    @property
+    def peak_bytes(self):
+        if self.backend is None:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return getattr(self.backend, "peak_bytes", 0)
+
+
+def random_model(options):
+    """The model that the options describe, with random weights and in their precision, as `numdiff.load` makes it."""
+    num_classes = (options.num_classes or CLASSES) if options.class_cond else None
+    model = build_model(options, options.channels or 3, num_classes)
+    fill_zeros(model)
+    model.diffusion = {"steps": options.diffusion_steps, "schedule": options.schedule,
+                       "prediction": options.prediction}
+    if options.precision == "fp16":
+        model.compute_in_half()
+    if model.backend is not None:
+        model.backend.tf32 = options.precision == "tf32"
+    return model
+
+
+def bench_sample(options, batches=5, warmup=1, versus=(), started=None, **sampling):
+    """Times of `batches` batches of samples from the model and batch that `options` (a TrainOptions) describe.
+
+    versus, started: as `bench_step`; sampling: sampler, steps, cfg_scale and more, as `Sampling` takes them
+    Returns a dict: ms (of a batch, median), ms_fastest, ms_slowest, ms_per_evaluation, evaluations (a batch),
+    images_asked (of one evaluation), first_batch_s (compiling or loading the kernels included), second_batch_s,
+    images_per_second, tflops, mfu, peak_mib, peak_of, parameters, flops_per_evaluation, device; and versus: a list of
+    dicts as `beside_torch` gives, with ms_fastest, ms_slowest, ms_per_evaluation, images_per_second, tflops and mfu.
+    """
+    if batches < 1 or warmup < 0:
+        raise UsageError("--batches must be at least 1 and --warmup at least 0.")
+    if versus:
+        from .torch_step import require_torch
+        require_torch()
+    ours = NumdiffSample(options, **sampling)
+    backend, evaluations = ours.backend, ours.sampling.evaluations
+    flops = forward_flops(ours.model) * ours.images_asked
+
+    def summarise(seconds, precision=None):
+        peak = peak_flops(backend, precision or options.precision)
+        found = summary(seconds, flops * evaluations, options.batch, peak)
+        return {**found, "ms_per_evaluation": found["ms"] / evaluations}
+
+    def make(mode, precision):
+        from .torch_sample import TorchSample
+        return TorchSample(options, ours.sampling, mode, precision)
+
+    times, others = beside_torch(ours, versus, make, batches, warmup, summarise, started)
+    times = times or seconds_in_turns([ours], batches, warmup)[0]
+    return {"device": getattr(backend, "device_name", "cpu (NumPy)"), **summarise(times), "evaluations": evaluations,
+            "images_asked": ours.images_asked, "first_batch_s": ours.first_s, "second_batch_s": ours.second_s,
+            "peak_mib": ours.peak_bytes / 2**20, "peak_of": "device arenas" if backend else "process",
+            "parameters": ours.model.parameters.count, "flops_per_evaluation": flops, "versus": others}

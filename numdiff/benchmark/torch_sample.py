@@ -1,0 +1,161 @@
+"""PyTorch's sampling of the same model, to hold numdiff's own against. Only this wants PyTorch.
+
+As one would write it there for speed: weights in the 16-bit type itself, images channels-last where the model has
+convolutions, both halves of guidance as one batch, and everything about an evaluation (the model, guidance, the
+estimate of x_0) compiled as one function. Between two evaluations come the few additions of the sampler's step. The
+mathematics is that of numdiff/diffusion/denoiser.py and samplers.py, in whose units x = x_0 + sigma · eps.
+"""
+import itertools
+import math
+import time
+
+import numpy as np
+
+from ..diffusion.schedule import sigma_table, timestep_at
+from .torch_step import TorchTwin
+
+# The samplers: denoise(x, sigma) -> (x_0, the model's further channels); noise(i): normal noise like x ---------------
+
+
+def linear(*terms):
+    """Σ scalar · tensor of pairs, as a new tensor."""
+    (a, x), *others = terms
+    y = a * x
+    for b, u in others:
+        y.add_(u, alpha=b)
+    return y
+
+
+def ddpm(denoise, x, sigmas, noise, variance):
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x_0, v = denoise(x, now)
+        if then == 0:
+            return x_0
+        a = then**2 / now**2
+        small, large = then**2 * (1 - a), (now**2 - then**2) * (1 + then**2) / (1 + now**2)
+        if variance == "learned":
+            low, high = math.log(small), math.log(large)
+            fresh = (0.5 * (low + (v + 1) * (0.5 * (high - low)))).exp_().mul_(noise(i))
+            x = linear((a, x), (1 - a, x_0), (1.0, fresh))
+        else:
+            x = linear((a, x), (1 - a, x_0), (math.sqrt(large if variance == "large" else small), noise(i)))
+    return x
+
+
+def ddim(denoise, x, sigmas, noise, eta):
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x_0, _ = denoise(x, now)
+        fresh = eta * then * math.sqrt(1 - then**2 / now**2)
+        a = math.sqrt(max(then**2 - fresh**2, 0.0)) / now
+        x = linear((a, x), (1 - a, x_0), *([(fresh, noise(i))] if fresh > 0 else []))
+    return x
+
+
+def euler(denoise, x, sigmas, noise, eta=0.0):
+    """Euler's steps; with eta > 0 ancestral ones."""
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x_0, _ = denoise(x, now)
+        up = eta * math.sqrt(then**2 * (now**2 - then**2) / now**2)
+        a = math.sqrt(max(then**2 - up**2, 0.0)) / now
+        x = linear((a, x), (1 - a, x_0), *([(up, noise(i))] if up > 0 else []))
+    return x
+
+
+def heun(denoise, x, sigmas, noise):
+    for now, then in itertools.pairwise(sigmas):
+        x_0, _ = denoise(x, now)
+        slope = linear((1 / now, x), (-1 / now, x_0))
+        ahead = linear((1.0, x), (then - now, slope))
+        if then > 0:
+            x_0, _ = denoise(ahead, then)
+            half = (then - now) / 2
+            ahead = linear((1.0, x), (half, slope), (half / then, ahead), (-half / then, x_0))
+        x = ahead
+    return x
+
+
+def dpm_solver_pp_2m(denoise, x, sigmas, noise):
+    last = before = None
+    for now, then in itertools.pairwise(sigmas):
+        x_0 = denoise(x, now)[0].clone()  # the next replay of a graph writes over its results
+        h = math.log(now / then) if then > 0 else math.inf
+        weight = 0.0 if last is None or then == 0 else h / (2 * before)
+        a = then / now
+        x = linear((a, x), ((1 + weight) * (1 - a), x_0), *([(-weight * (1 - a), last)] if weight else []))
+        last, before = x_0, h
+    return x
+
+
+SAMPLERS = {"ddpm": ddpm, "ddim": ddim, "euler": euler, "euler-ancestral": euler, "heun": heun,
+            "dpm++2m": dpm_solver_pp_2m}
+
+
+class TorchSample(TorchTwin):
+    """Batches of samples from the twin. mode: of MODES; precision: of PRECISIONS.
+
+    sampling: numdiff's `Sampling` of the same model, whose sampler, levels, settings, classes and guidance it takes
+    Attributes noise(i): normal noise of step i (-1: the start); first_s: seconds of building, compiling and the first
+    batch; images: the last batch, on the host, uint8 (B, H, W, C), or float32 of latents.
+    """
+
+    def __init__(self, options, sampling, mode="eager", precision="fp32"):
+        super().__init__(options, mode, precision)
+        torch = self.torch
+        self.model = self.model.to(self.half or torch.float32).eval()
+        self.sampling, self.function = sampling, SAMPLERS[sampling.sampler]
+        (height, width, channels), batch = sampling.shape, sampling.batch
+        layout = torch.channels_last if options.model == "unet" else torch.contiguous_format
+        generator = torch.Generator(self.device).manual_seed(0)
+        self.noise = lambda i: torch.randn((batch, channels, height, width), generator=generator,
+                                           device=self.device).to(memory_format=layout)
+        guided = sampling.cfg_scale not in (None, 1)
+        self.labels = None
+        if self.classes is not None:
+            labels = torch.from_numpy(sampling.labels.astype(np.int64))
+            if guided:
+                labels = torch.cat((labels, torch.full_like(labels, sampling.model.null_class)))
+            self.labels = labels.to(self.device)
+        table = sigma_table(sampling.diffusion.alpha_bar)
+        images = batch * (2 if guided else 1)
+        self.levels = {sigma: (torch.tensor(sigma, dtype=torch.float32, device=self.device),
+                               torch.full((images,), timestep_at(sigma, table), device=self.device))
+                       for sigma in sampling.sigmas if sigma > 0}  # on the device: one compiled function for all
+        self.evaluate = self.compiled(self._evaluation(channels, guided))
+        with torch.no_grad():
+            self.run()
+        self.wait()
+        self.first_s = time.perf_counter() - self.started
+
+    def _evaluation(self, channels, guided):
+        torch, model, sampling = self.torch, self.model, self.sampling
+        prediction, clip, scale = sampling.diffusion.prediction, sampling.clip, sampling.cfg_scale
+        count, dtype = sampling.cfg_channels or channels, self.half or torch.float32
+
+        def evaluate(x, sigma, t, labels):
+            alpha_bar = 1 / (1 + sigma * sigma)
+            x_t = (alpha_bar.sqrt() * x).to(dtype)
+            answer = model(torch.cat((x_t, x_t)) if guided else x_t, t, labels).float()
+            if guided:
+                answer, unconditional = answer.chunk(2)
+                first, u = answer[:, :count], unconditional[:, :count]
+                answer = torch.cat((u + scale * (first - u), answer[:, count:]), 1)
+            p, more = answer[:, :channels], answer[:, channels:2 * channels]
+            if prediction == "eps":
+                x_0 = x - sigma * p
+            elif prediction == "v":
+                x_0 = alpha_bar * x - sigma * alpha_bar.sqrt() * p
+            else:
+                x_0 = p
+            return (x_0.clamp(-1, 1) if clip else x_0), more
+
+        return evaluate
+
+    def run(self):
+        sampling, torch = self.sampling, self.torch
+        with torch.no_grad():
+            x = math.sqrt(1 + sampling.sigmas[0] ** 2) * self.noise(-1)
+            x = self.function(lambda x, sigma: self.evaluate(x, *self.levels[sigma], self.labels), x, sampling.sigmas,
+                              self.noise, **sampling.settings)
+            if sampling.pixels:
+                x = (x * 127.5 + 127.5).round_().clamp_(0, 255).to(torch.uint8)
+            self.images = x.permute(0, 2, 3, 1).cpu().numpy()
