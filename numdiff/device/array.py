@@ -57,6 +57,16 @@ class DeviceArray:
         return DeviceArray(self.backend, shape, self.dtype, self.memory, self.offset + start * row)
 
 
+def with_dtype(array, dtype):
+    """The same memory read as another type of the same size."""
+    dtype = np.dtype(dtype)
+    if dtype.itemsize != array.dtype.itemsize:
+        raise ValueError(f"{array.dtype} and {dtype} are not of one size")
+    if isinstance(array, DeviceArray):
+        return DeviceArray(array.backend, array.shape, dtype, array.memory, array.offset)
+    return array.view(dtype)
+
+
 def is_device(array):
     """True for a `DeviceArray`, False for a NumPy array."""
     return isinstance(array, DeviceArray)

@@ -172,6 +172,11 @@ class Gpu:
         self.arenas.append(Arena(self._take_segment))
         return self.arenas[-1]
 
+    @functools.cached_property
+    def inference_arena(self):
+        """The arena of all that is computed without gradients: sampling, and predictions."""
+        return self.new_arena()
+
     @contextlib.contextmanager
     def within(self, arena):
         """Inside the context new arrays come from `arena`."""

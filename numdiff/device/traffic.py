@@ -112,6 +112,23 @@ class GpuReadback(Readback):
         return [host.copy() for host in self._host]
 
 
+class Pace:
+    """Called after each piece of work, keeps the host at most `ahead` pieces ahead of the device, so that it hears of
+    Ctrl-C in time, and a bar tells the truth."""
+
+    def __init__(self, backend, ahead=2):
+        self.gpu = backend if hasattr(backend, "pinned") else None
+        self._events, self._calls = [event_of(self.gpu) for _ in range(ahead)] if self.gpu else [], 0
+
+    def __call__(self):
+        if self.gpu:
+            event = self._events[self._calls % len(self._events)]
+            if self._calls >= len(self._events):
+                self.gpu.check(self.gpu._driver.cuEventSynchronize(event))
+            self.gpu.check(self.gpu._driver.cuEventRecord(event, self.gpu.stream_handle))
+            self._calls += 1
+
+
 def make_feed(targets):
     """The feed for some arrays, all on one device."""
     return (GpuFeed if runs_ahead(targets[0]) else Feed)(targets)

@@ -17,8 +17,8 @@ import math
 
 import numpy as np
 
-from ..device import upload
-from ..kernels.sampler import combine, estimate_x_0, guide
+from ..device import download, upload
+from ..kernels.sampler import estimate_x_0, guide, model_input, on_engine
 from ..nn import Tensor
 from .schedule import sigma_table, timestep_at
 
@@ -28,33 +28,45 @@ class Denoiser:
 
     model: a UNet or DiT; diffusion: its `Diffusion`; labels: int32 (B,) on the model's engine, or None
     clip: keep each estimate within [-1, 1]
-    cfg_scale: strength of the guidance, None or 1 for none; cfg_channels: guide only the first so many channels
-    watch: called before each evaluation with x_t, in the model's units
+    cfg_scale: strength of the guidance, None or 1 for none; cfg_channels: guide only the first so many channels. Both
+        answers are asked for as one batch of 2 B: first those with the classes, then those without.
     """
 
-    def __init__(self, model, diffusion, labels=None, clip=True, cfg_scale=None, cfg_channels=None, watch=None):
-        self.model, self.prediction, self.labels = model, diffusion.prediction, labels
-        self.clip, self.watch = clip, watch
+    def __init__(self, model, diffusion, labels=None, clip=True, cfg_scale=None, cfg_channels=None):
+        self.model, self.prediction, self.labels, self.clip = model, diffusion.prediction, labels, clip
         self.table = sigma_table(diffusion.alpha_bar)
         self.cfg_scale = None if cfg_scale == 1 else cfg_scale
         self.cfg_channels = cfg_channels or model.in_channels
-        if self.cfg_scale is not None:
-            self.null_labels = upload(np.full(labels.shape, model.null_class, np.int32), labels)
+        if labels is not None:
+            self.labels = upload(self.with_null(download(labels)), labels)
+
+    @property
+    def copies(self):
+        """How many times over the model sees each image."""
+        return 1 if self.cfg_scale is None else 2
+
+    def numbers(self, sigma):
+        """What `estimate` needs to know of a level: the timestep, √ᾱ, and a and b of x_0 = a · x + b · answer."""
+        alpha_bar = 1 / (1 + sigma**2)
+        a, b = {"eps": (1.0, -sigma), "v": (alpha_bar, -sigma * math.sqrt(alpha_bar)), "x_0": (0.0, 1.0)}[
+            self.prediction]
+        return timestep_at(sigma, self.table), math.sqrt(alpha_bar), a, b
 
     def __call__(self, x, sigma):
         return self.with_prediction(x, sigma)[0]
 
     def with_prediction(self, x, sigma):
         """(x_0, the model's whole answer): a model with learned variance has further channels."""
-        alpha_bar = 1 / (1 + sigma**2)
-        x_t = combine((math.sqrt(alpha_bar), x))
-        if self.watch:
-            self.watch(x_t)
-        t = upload(np.full(x.shape[0], timestep_at(sigma, self.table), np.float32), x)
-        answer = self.model(Tensor(x_t), t, self.labels).data
+        return self.estimate(x, on_engine(np.array(self.numbers(sigma), np.float32), x), self.labels)
+
+    def with_null(self, labels):
+        """NumPy labels (B,) as the model is asked: with guidance (2 B,), the null class for the second half."""
+        return labels if self.cfg_scale is None else np.append(labels, np.full_like(labels, self.model.null_class))
+
+    def estimate(self, x, numbers, labels):
+        """`with_prediction` at the level with these `numbers`, float32 (4,) on the engine; labels: of `with_null`."""
+        x_t, t = model_input(x, numbers[:2], self.copies)
+        answer = self.model(Tensor(x_t), t, labels).data
         if self.cfg_scale is not None:
-            unconditional = self.model(Tensor(x_t), t, self.null_labels).data
-            answer = guide(answer, unconditional, self.cfg_scale, self.cfg_channels)
-        a, b = {"eps": (1.0, -sigma), "v": (alpha_bar, -sigma * math.sqrt(alpha_bar)), "x_0": (0.0, 1.0)}[
-            self.prediction]
-        return estimate_x_0(x, answer, a, b, self.clip), answer
+            answer = guide(answer[:len(x)], answer[len(x):], self.cfg_scale, self.cfg_channels)
+        return estimate_x_0(x, answer, numbers[2:], self.clip), answer

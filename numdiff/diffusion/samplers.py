@@ -17,13 +17,15 @@ meet: DDIM without noise takes Euler's steps, and DDPM with the small variance t
 here as its paper has it, and a test holds them against each other.
 
 Each step is linear in x, the estimates and the noise: its coefficients are computed here in float64, and a kernel does
-the rest. Everything works on NumPy arrays as on a GPU's.
+the rest. Everything works on NumPy arrays as on a GPU's; and on `Value`s, which stand for arrays: so `Sampling` learns
+beforehand what there is to do, and records a step once to replay it with other coefficients (plan.py). Which operations
+a step has may depend on the sigmas and settings, then, and never on what is in an array.
 """
 import itertools
 import math
 
 from ..errors import UsageError
-from ..kernels.sampler import blend, combine, learned_step
+from .plan import blend, combine, learned_step
 
 
 def ddpm(denoise, x, sigmas, noise, variance="small"):

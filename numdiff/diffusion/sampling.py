@@ -1,15 +1,17 @@
 """Making images with a model: one seed an image, so that an image does not depend on the batch it was made in."""
-import itertools
+import functools
 import math
 
 import numpy as np
 
 from ..device import download, upload
 from ..errors import UsageError
-from ..kernels.random import PURPOSE_SAMPLER, random_normal
+from ..kernels.images import pixels_forward
 from ..kernels.sampler import combine
 from .denoiser import Denoiser
+from .plan import Plan
 from .process import Diffusion
+from .run import Run
 from .samplers import get_sampler, repaint, repaint_path
 from .schedule import sampling_sigmas
 
@@ -34,7 +36,12 @@ def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, 
 
 
 class Sampling:
-    """All that decides a set of samples, checked; `batches` makes them.
+    """All that decides a set of samples, checked; `batches` makes them, as often as it is called.
+
+    On a GPU each kind of step is recorded as a CUDA graph at its second run and replayed from then on: the same bits as
+    launched one by one, in a fraction of the time. The object keeps the graphs, so whoever samples again from the same
+    model with the same options keeps the object; other weights at the same place (those of later training steps) are no
+    hindrance, and weights at another place are recorded anew.
 
     model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as `numdiff.load` gives it
     count: images; image i is made from the seed `seed` + i alone, whatever the batch
@@ -49,12 +56,14 @@ class Sampling:
     known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is to be kept;
         jump, resamples: as in `repaint`
     slerp: images a row of which each goes from one seed's noise to the next seed's; image i is in row i // slerp
+    eager: launch every kernel from Python; changes no bit. arena: of device memory for what a step computes on its way
+        (default: the one that all inference shares)
     Raises `UsageError` for options that do not fit the model or each other.
     """
 
     def __init__(self, model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=None,
                  variance=None, spacing=None, cfg_scale=None, cfg_channels=None, known=None, mask=None, jump=5,
-                 resamples=5, slerp=None):
+                 resamples=5, slerp=None, eager=False, arena=None):
         self.model, self.count, self.steps, self.seed, self.slerp = model, count, steps, seed, slerp
         self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
         self.sampler = sampler if known is None else "repaint"
@@ -78,7 +87,11 @@ class Sampling:
                              f"{LAST_SEED}.")
         self.seeds = (seed, last)
         self.labels = class_labels(model, y, count, slerp)
-        self.inpainted = None if known is None else self._check_inpainting(known, mask, jump, resamples)
+        self.inpainted = {} if known is None else self._check_inpainting(known, mask, jump, resamples)
+        self.denoiser = Denoiser(model, self.diffusion, None, self.clip, cfg_scale, cfg_channels)
+        self.plan = Plan(self.function, self.denoiser.numbers, self.sigmas, self.settings, self.inpainted)
+        self._run = functools.cache(lambda size: Run(self.plan, self.denoiser, size, self.shape, self.inpainted, eager,
+                                                     arena))
 
     @property
     def evaluations(self):
@@ -95,43 +108,45 @@ class Sampling:
                 "count": self.count, **self.settings, "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels,
                 "clip": self.clip, "slerp": self.slerp}
 
-    def batches(self, progress=None, watch=None):
+    def batches(self, progress=None, watch=None, rank=0, ranks=1):
         """Yields (slice, images), batch by batch: uint8 (n, H, W, C), or float32 for a model of latents.
 
-        progress: called after each model evaluation; watch: called as watch(slice, k, x_t) before the k-th.
+        progress: called after each model evaluation; watch: called as watch(slice, k, x_t) before the k-th
+        rank, ranks: make only every `ranks`-th batch, from the `rank`-th on
         """
-        for start in range(0, self.count, self.batch):
+        for start in range(rank * self.batch, self.count, ranks * self.batch):
             rows = slice(start, min(start + self.batch, self.count))
             yield rows, self._make(rows, progress, watch)
 
+    def rehearse(self):
+        """Launch every kind of step once, kernel by kernel, and read nothing back: what a device that only notes
+        launches needs to know of, and what compiles all kernels on one that computes."""
+        sizes = {min(self.batch, self.count - start) for start in (0, (self.count - 1) // self.batch * self.batch)}
+        for run in map(self._run, sizes):
+            run.noise(np.zeros(run.shape[0], np.uint32))
+            for step in dict.fromkeys(self.plan.steps):
+                run.launch(step)
+                run.rewind()
+            self._finished(run.kept[0])
+
     def _make(self, rows, progress, watch):
-        backend, count = self.model.backend, itertools.count()
+        run, count = self._run(rows.stop - rows.start), 0
         first, second, share = self._seeds(rows)
-        samples = upload(first, backend)
-        shape = (len(first), *self.shape)
-
-        def noise(i, samples=samples):  # counter 0 is the starting noise
-            return random_normal(shape, 0, PURPOSE_SAMPLER, upload(np.array([i + 1], np.uint32), backend), samples)
-
-        def seen(x_t):
-            if watch:
-                watch(rows, next(count), x_t)
-            if progress:
-                progress()
-
-        labels = None if self.labels is None else upload(self.labels[rows], backend)
-        denoise = Denoiser(self.model, self.diffusion, labels, self.clip, self.cfg_scale, self.cfg_channels, seen)
-        start = noise(-1)
+        noise = run.noise(first)
         if self.slerp:
-            end = noise(-1, upload(second, backend))
-            start = upload(spherical_mean(download(start), download(end), share), backend)
-        settings = dict(self.settings)
-        if self.inpainted:
-            settings.update({name: upload(np.broadcast_to(array, shape), backend)
-                             for name, array in self.inpainted.items()})
-        x = combine((math.sqrt(1 + self.sigmas[0] ** 2), start))  # x_T is standard normal in the model's units
-        x = download(self.function(denoise, x, self.sigmas, noise, **settings))
-        return to_uint8(x) if self.pixels else x
+            start, end = download(noise), download(run.noise(second))
+            noise = upload(spherical_mean(start, end, share), self.model.backend)
+
+        def seen(x, numbers):
+            nonlocal count
+            watch(rows, count, combine((numbers[1], x)))
+            count += 1
+
+        labels = None if self.labels is None else self.labels[rows]
+        return download(self._finished(run(noise, first, labels, watch and seen, progress)))
+
+    def _finished(self, x):
+        return pixels_forward(x) if self.pixels else x
 
     def _seeds(self, rows):
         """(seeds, next seeds, share of the latter) of the images; the last two serve slerp alone."""
@@ -227,4 +242,4 @@ def spherical_mean(a, b, share):
 
 def to_uint8(x):
     """[-1, 1] -> 0 … 255, rounded; what lies outside is cut off."""
-    return np.clip(np.rint(x * 127.5 + 127.5), 0, 255).astype(np.uint8)
+    return pixels_forward(x)

@@ -1,9 +1,10 @@
-"""From stored bytes to a training image: normalise and, where asked, mirror.
+"""From stored bytes to a training image: normalise and, where asked, mirror; and from an image to bytes.
 
 MATHEMATICS
     y[b, h, w, c] = x[b, h, w', c] / 127.5 - 1,  w' = W - 1 - w where flip[b] is not 0, else w.     No gradient: data.
+    pixels[b, h, w, c] = (x + 1) · 127.5, between 0 and 255, rounded to the nearest, to the even of two: the way back
 SHAPES
-    x (B, H, W, C) uint8, flip (B,) int32 or None → y (B, H, W, C) float32 in [-1, 1]
+    x (B, H, W, C) uint8, flip (B,) int32 or None → y (B, H, W, C) float32 in [-1, 1]; x float32 → pixels uint8
 VERSIONS
     v1 one thread an element.
     v2 one thread four neighbouring elements of one image row, stored at once; the four bytes are read singly, since
@@ -27,6 +28,7 @@ from ..device import cuda, empty, float32, is_device, launch, store4, uint32, ze
 
 BLOCK = 256  # threads
 HALF_RANGE = np.float32(127.5)
+TO_WHOLE = np.float32(2**23)  # where neighbouring float32 are one apart: adding it rounds, taking it away is exact
 
 
 def images_forward_reference(images, flip=None):
@@ -37,6 +39,12 @@ def images_forward_reference(images, flip=None):
         mirrored = np.flatnonzero(flip)
         y[mirrored] = y[mirrored, :, ::-1]
     return y
+
+
+def pixels_forward_reference(x):
+    y = x + np.float32(1)
+    y *= HALF_RANGE
+    return np.clip(np.rint(y, out=y), 0, 255, out=y).astype(np.uint8)
 
 
 # Device function ------------------------------------------------------------------------------------------------------
@@ -61,6 +69,14 @@ def images_forward_kernel_v1(x, flip, y, height, width, channels):
         r = uint32(uint32(i) // length)
         mirror = flip[r // height] != 0
         y[i] = normalised(x, r * length, uint32(i) - r * length, mirror, width, channels)
+
+
+@cuda.jit
+def pixels_forward_kernel_v1(x, y):
+    i = cuda.grid(1)
+    if i < y.size:
+        value = min(max((x[i] + float32(1)) * HALF_RANGE, float32(0)), float32(255))
+        y[i] = np.uint8(value + TO_WHOLE - TO_WHOLE)
 
 
 # v2: four elements of a row -------------------------------------------------------------------------------------------
@@ -104,6 +120,21 @@ def images_forward(images, flip=None, version=None):
     return y
 
 
+def pixels_forward(x):
+    """float32 images in [-1, 1], and what lies outside cut off, as uint8 of the same shape."""
+    if not is_device(x):
+        return pixels_forward_reference(x)
+    if x.dtype != np.float32:
+        raise ValueError(f"images must be float32, got {x.dtype}; use cast_forward first")
+    y = empty(x.shape, np.uint8, like=x)
+    launch(pixels_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), y.reshape(-1))
+    return y
+
+
 def images_forward_cost(shape):
     n = math.prod(shape)
+    return 5 * n, 2 * n
+
+
+def pixels_forward_cost(n):
     return 5 * n, 2 * n

@@ -13,16 +13,17 @@ MATHEMATICS
                     gradient_norm is set to NaN. adamw.py and ema.py change nothing at a norm that is not finite:
                     the weights stay at the last good step until the host looks, however many steps later that is.
                     With loss scaling (loss_scale.py) a step may be skipped; `patience` skips in a row are too many.
+    next row        row = table[step], then step = step + 1: the numbers of a sampler's next step
     count           updates = updates + 1 where gradient_norm is finite: Adam's t, which skipped steps leave alone
 SHAPES
     step, updates (1,) uint32; learning_rate, loss, gradient_norm (1,) float32; first_bad_step (1,) int32, -1 for none;
-    counts (3,) int32 as in loss_scale.py
+    counts (3,) int32 as in loss_scale.py; table (steps, width) and row (width,) uint32, the bits of whatever numbers
 VERSIONS
     v1.
 LAUNCH
-    one block of one thread.
+    one block of one thread; next row: of a warp.
 DETERMINISM
-    one thread.
+    one thread writes each number.
 COST
     a few bytes.
 SOURCE
@@ -38,6 +39,7 @@ from ..device import cuda, float32, int32, is_device, launch, uint32
 from .embedding import cosine_sine_of
 
 HALF_PI = np.float32(math.pi / 2)
+WARP = 32
 NAN = np.float32(np.nan)
 
 
@@ -66,6 +68,11 @@ def latch_skips_reference(first_bad_step, counts, gradient_norm, step, patience)
         first_bad_step[0] = step[0]
     if first_bad_step[0] >= 0:
         gradient_norm[0] = np.nan
+
+
+def next_row_reference(table, step, row):
+    row[...] = table[step[0]]
+    step += uint32(1)
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -114,6 +121,18 @@ def count_update_kernel_v1(updates, gradient_norm):
         updates[0] = uint32(updates[0] + uint32(1))
 
 
+@cuda.jit
+def next_row_kernel_v1(table, step, row):
+    s, width, t = step[0], uint32(row.size), uint32(cuda.threadIdx.x)
+    cuda.syncthreads()  # all know which row, before it is another
+    i = t
+    while i < width:
+        row[i] = table[s * width + i]
+        i = uint32(i + uint32(WARP))
+    if t == 0:
+        step[0] = uint32(s + uint32(1))
+
+
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def learning_rate_forward(step, learning_rate, base, warmup_steps, total_steps, cosine):
@@ -157,6 +176,17 @@ def count_update(updates, gradient_norm):
         updates += uint32(1)
 
 
+def next_row(table, step, row):
+    """row = table[step], then step += 1, in place. Past the table's end there is nothing: do not ask."""
+    if table.dtype != row.dtype or row.dtype != np.uint32 or tuple(row.shape) != tuple(table.shape[1:]):
+        raise ValueError(f"table {table.dtype}{tuple(table.shape)} and row {row.dtype}{tuple(row.shape)} must be "
+                         "uint32, (steps, width) and (width,)")
+    if is_device(table):
+        launch(next_row_kernel_v1, 1, WARP, table.reshape(-1), step, row)
+    else:
+        next_row_reference(table, step, row)
+
+
 def learning_rate_forward_cost():
     return 8, 5
 
@@ -175,3 +205,7 @@ def latch_skips_cost():
 
 def count_update_cost():
     return 12, 0
+
+
+def next_row_cost(width):
+    return 8 * width + 8, 0

@@ -43,6 +43,10 @@ class Model(Module):
             else:
                 stack += [child for _, child in module.children() if isinstance(child, Module)]
 
+    def place(self):
+        """What a recorded evaluation depends on besides its inputs: where the weights lie, and the arithmetic."""
+        return self.parameters.place(), np.dtype(self.dtype).name, self.backend.tf32
+
     def predict(self, x_t, t, y=None):
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 

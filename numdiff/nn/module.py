@@ -109,6 +109,10 @@ class FlatParameters:
         self._bound = buffer
         self.round()
 
+    def place(self):
+        """Where the values that the parameters read lie on a device: a recorded graph serves while that is the same."""
+        return tuple(buffer.backend.pointer(buffer) for buffer in (self._bound, self.half) if buffer is not None)
+
     def keep_half(self):
         """From now on keep a float16 copy of the weights, with which the model computes."""
         self.half = empty(self.total, np.float16, like=self.data)

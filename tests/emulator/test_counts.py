@@ -630,13 +630,13 @@ EXACT = [
           (q_sample.q_sample_forward_cost, N), TABLES),
     *case(lambda u, v: q_sample.velocity_forward(u(B, P, C), u(B, P, C), steps(u, B), u(9), u(9), version=v),
           (q_sample.velocity_forward_cost, N), TABLES),
-    *case(lambda u, v: sampler.combine((1.0, u(B, P, C)), (2.0, u(B, P, C)), (3.0, u(B, P, C)), version=v),
+    *case(lambda u, v: sampler.weighted_sum(u(3), u(B, P, C), u(B, P, C), u(B, P, C), version=v),
           (sampler.combine_cost, N)),
-    *case(lambda u, v: sampler.estimate_x_0(u(B, P, C), u(B, P, C), 0.5, 0.3, clip=False, version=v),
+    *case(lambda u, v: sampler.estimate_x_0(u(B, P, C), u(B, P, C), u(2), clip=False, version=v),
           (sampler.estimate_x_0_cost, N)),
     *case(lambda u, v: sampler.guide(u(B, P, C), u(B, P, C), 2.0, C), (sampler.guide_cost, N), versions=[None]),
     # an exponential, which is no FLOP here, and is two of the cost's ten: it is a power of two of a product
-    *case(lambda u, v: sampler.learned_step(u(B, P, C), u(B, P, C), u(B, P, 2 * C), u(B, P, C), 0.5, 0.3, -4.0, -3.0),
+    *case(lambda u, v: sampler.learned_step(u(B, P, C), u(B, P, C), u(B, P, 2 * C), u(B, P, C), u(4)),
           (sampler.learned_step_cost, N), more=N, versions=[None]),
     # where nothing is masked, what is known is not read
     *case(lambda u, v: sampler.blend(u.full(0, B, P, C), u(B, P, C), u(B, P, C)), (sampler.blend_cost, N), -4 * N,

@@ -27,6 +27,23 @@ def test_images(engine, rng, shape, version):
     engine.check_equal(got, I.images_forward(engine(images), engine(flip), version=version))
 
 
+@SHAPES
+def test_pixels(engine, rng, shape):
+    x = 1.2 * rng.uniform(-1, 1, shape).astype(np.float32)
+    wanted = np.clip(np.rint((x + np.float32(1)) * np.float32(127.5)), 0, 255).astype(np.uint8)
+    engine.check_equal(I.pixels_forward(engine(x)), wanted)
+
+
+def test_pixels_are_the_way_back(engine):
+    images = np.arange(256, dtype=np.uint8).reshape(1, 8, 8, 4)
+    engine.check_equal(I.pixels_forward(I.images_forward(engine(images))), images)
+    halves = (np.arange(0.5, 255) / 127.5 - 1).astype(np.float32)  # near a tie either neighbour is right, but the same
+    engine.check_equal(I.pixels_forward(engine(halves)), I.pixels_forward(halves))
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="must be float32"):
+            I.pixels_forward(engine(images))
+
+
 def test_range():
     y = I.images_forward(np.array([0, 255], np.uint8).reshape(1, 1, 2, 1))
     assert y.min() == -1 and y.max() == 1 and y.dtype == np.float32
@@ -41,3 +58,4 @@ def test_bad_input_says_so(engine):
 
 def test_cost():
     assert I.images_forward_cost((2, 3, 4, 3)) == (360, 144)
+    assert I.pixels_forward_cost(10) == (50, 20)

@@ -39,6 +39,17 @@ def test_advance(engine):
     engine.check_equal(step, np.array([43], np.uint32))
 
 
+def test_next_row(engine, rng):
+    table = rng.integers(0, 2**32, (3, 70)).astype(np.uint32)
+    on_engine, step, row = engine(table), one(engine, 1, np.uint32), engine(np.zeros(70, np.uint32))
+    for wanted in (1, 2):
+        S.next_row(on_engine, step, row)
+        engine.check_equal(row, table[wanted])
+        engine.check_equal(step, np.array([wanted + 1], np.uint32))
+    with pytest.raises(ValueError, match="must be uint32"):
+        S.next_row(on_engine, step, engine(np.zeros(3, np.uint32)))
+
+
 @pytest.mark.parametrize("loss, norm", [(np.nan, 1.0), (1.0, np.inf), (-np.inf, np.nan)])
 def test_latch(engine, loss, norm):
     first = one(engine, -1, np.int32)
@@ -57,4 +68,4 @@ def test_latch(engine, loss, norm):
 
 def test_cost():
     assert S.learning_rate_forward_cost()[0] == S.step_advance_cost()[0] == 8
-    assert S.latch_nonfinite_cost()[0] == 16
+    assert S.latch_nonfinite_cost()[0] == 16 and S.next_row_cost(4)[0] == 40

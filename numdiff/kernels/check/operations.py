@@ -302,6 +302,7 @@ def movement_cases():
         return {"images": rng.integers(0, 256, (2, 3, 4, 3)).astype(np.uint8), "flip": np.array([0, 1], np.int32)}
 
     yield Case("images", pictures, one(lambda a, v: images.images_forward(a.images, a.flip, version=v)), (1, 2))
+    yield Case("pixels", normal(x=(2, 3, 4, 3)), one(lambda a, v: images.pixels_forward(a.x)))
 
     def labels(rng):
         return {"labels": np.array([2, 0, 2, 1], np.int32), **normal(weight=(3, 8), dy=(4, 8), dweight=(3, 8))(rng)}
@@ -326,11 +327,15 @@ def diffusion_cases():
             *((0.3, a.x), (-1.2, a.u), (0.7, a.v))[:n], version=v)), (1, 2), label=f"{terms} terms")
     for clip in (False, True):
         yield Case("estimate_x_0", normal(x=(2, 3, 4), prediction=(2, 3, 4)),
-                   one(lambda a, v, c=clip: sampler.estimate_x_0(a.x, a.prediction, 1.3, -0.8, clip=c, version=v)),
+                   one(lambda a, v, c=clip: sampler.estimate_x_0(a.x, a.prediction, (1.3, -0.8), clip=c, version=v)),
                    (1, 2), label="clipped" if clip else "")
     yield Case("guide", normal(c=(2, 3, 4), u=(2, 3, 4)), one(lambda a, v: sampler.guide(a.c, a.u, 2.5, 3)))
     yield Case("learned_step", normal(x=(2, 3, 4), x_0=(2, 3, 4), prediction=(2, 3, 8), noise=(2, 3, 4)),
-               one(lambda a, v: sampler.learned_step(a.x, a.x_0, a.prediction, a.noise, 0.9, 0.2, -3.0, -1.0)))
+               one(lambda a, v: sampler.learned_step(a.x, a.x_0, a.prediction, a.noise, (0.9, 0.2, -3.0, -1.0))))
+    for copies in (1, 2):
+        yield Case("model_input", normal(x=(2, 3, 4), numbers=(2,)),
+                   lambda a, v, n=copies: sampler.model_input(a.x, a.numbers, n, version=v), (1, 2),
+                   label=f"× {copies}")
 
     def masked(rng):
         return {**normal(known=(2, 3, 4), x=(2, 3, 4))(rng), "mask": rng.integers(0, 2, (2, 3, 4)).astype(np.float64)}
@@ -375,6 +380,9 @@ def update_cases():
         yield Case("learning_rate", state, in_place(lambda a, v, c=cosine: step_state.learning_rate_forward(
             a.step, a.rate, 1e-3, 2, 10, c), "rate"), label="cosine" if cosine else "constant")
     yield Case("step_advance", state, in_place(lambda a, v: step_state.step_advance(a.step), "step"))
+    yield Case("next_row", lambda rng: {"table": rng.integers(0, 2**32, (3, 40)).astype(np.uint32),
+                                        "step": np.array([1], np.uint32), "row": np.zeros(40, np.uint32)},
+               in_place(lambda a, v: step_state.next_row(a.table, a.step, a.row), "step", "row"))
     yield Case("latch_nonfinite", state, in_place(
         lambda a, v: step_state.latch_nonfinite(a.first_bad, a.loss, a.norm, a.step), "first_bad", "norm"))
     yield Case("telemetry", state, in_place(

@@ -1,0 +1,37 @@
+"""Work that is launched kernel by kernel once, recorded the second time and replayed from then on."""
+
+
+class Replayed:
+    """A function of no arguments that launches the same kernels over the same addresses whenever it is called.
+
+    On a GPU the first call launches them one by one, which compiles them; the second records them as a CUDA graph, and
+    that and every later one replays it: the same kernels with the same bits, a microsecond each. What the function
+    allocates and drops comes from `arena`, and is free again after each call; what it leaves, and what it reads, must
+    lie in arrays that others hold. Elsewhere, and with `eager`, every call launches.
+
+    arena: of the device (default: the one that all inference shares); several functions may share one, as they run one
+        after the other, and so may a training step's
+    """
+
+    def __init__(self, function, backend, arena=None, eager=False):
+        self.function, self.backend = function, backend
+        self._captures = not eager and hasattr(backend, "capture")
+        self._arena = arena or (backend.inference_arena if hasattr(backend, "capture") else None)
+        self._replay, self._has_run = None, False
+
+    def __call__(self):
+        if self._replay is None:
+            self._launch_or_record()
+        if self._replay is not None:
+            self._replay()
+
+    def _launch_or_record(self):
+        if self._arena is None:
+            self.function()
+            return
+        with self.backend.within(self._arena):
+            if self._captures and self._has_run:
+                self._replay = self.backend.capture(self.function)
+            else:
+                self.function()
+        self._has_run = True

@@ -1,0 +1,113 @@
+"""Running a sampler's plan over one batch: on a GPU each kind of step is recorded once and replayed.
+
+All that changes from step to step lies in device memory: the table of the plan's numbers and the number of the step,
+which a kernel moves on; what one step leaves for the next lies in arrays that keep their places. So the host's part of
+a step is one launch of a graph, and nothing is read back before the batch is done.
+"""
+import numpy as np
+
+from ..device import Replayed, copy_into, empty_like, fill_zero, upload, with_dtype, zeros
+from ..device.traffic import Pace
+from ..kernels.random import PURPOSE_SAMPLER, random_normal
+from ..kernels.sampler import blend, combine, learned_step, weighted_sum
+from ..kernels.step_state import next_row
+
+
+class Run:
+    """The arrays of a batch of `size` images, and the steps of a `Plan` over them.
+
+    denoiser: a `Denoiser` without labels; shape: of an image; given: {name: NumPy array (H, W, C)} of the plan's
+    further arrays; eager: launch each kernel from Python; arena: as `Replayed`'s
+    """
+
+    def __init__(self, plan, denoiser, size, shape, given=(), eager=False, arena=None):
+        self.plan, self.denoiser, self.eager, self.arena = plan, denoiser, eager, arena
+        self.model, self.backend = denoiser.model, denoiser.model.backend
+        self.shape = (size, *shape)
+        self.samples, self.first = zeros(size, np.uint32, self.backend), zeros(1, np.uint32, self.backend)
+        self.labels = None
+        if self.model.num_classes is not None:
+            self.labels = zeros(size * denoiser.copies, np.int32, self.backend)
+        self.table = upload(plan.table, self.backend)
+        self.step, self.row = zeros(1, np.uint32, self.backend), zeros(plan.table.shape[1], np.uint32, self.backend)
+        self.numbers = with_dtype(self.row, np.float32)
+        self.kept = [zeros(self.shape, np.float32, self.backend) for _ in range(plan.places)]
+        self.given = {name: upload(np.broadcast_to(array, self.shape), self.backend)
+                      for name, array in dict(given).items()}
+        self._replays, self._pace = {}, Pace(self.backend)
+
+    def noise(self, seeds):
+        """The starting noise of images with these seeds, uint32 (size,)."""
+        copy_into(self.samples, seeds)
+        return random_normal(self.shape, 0, PURPOSE_SAMPLER, self.first, self.samples)
+
+    def __call__(self, noise, seeds, labels=None, before=None, after=None):
+        """The finished images (size, H, W, C), from the starting noise; the array is overwritten by the next call.
+
+        seeds: of the noise on the way; labels: int32 NumPy (size,), or None
+        before: called with the image x and its numbers' NumPy row before the model is asked; after: when it was
+        """
+        copy_into(self.samples, seeds)
+        if labels is not None:
+            copy_into(self.labels, self.denoiser.with_null(labels))
+        self.rewind()
+        copy_into(self.kept[0], combine((self.plan.start_scale, noise)))
+        for step, row in zip(self.plan.steps, self.plan.table, strict=True):
+            if before and step.asks:
+                before(self.kept[step.operations[0].inputs[0][1]], row.view(np.float32))
+            self._replayed(step)()
+            self._pace()
+            if after and step.asks:
+                after()
+        return self.kept[0]
+
+    def rewind(self):
+        """Go back to the table's first row."""
+        fill_zero(self.step)
+
+    def _replayed(self, step):
+        """The function that runs a step with the weights that the model has now."""
+        key = step, self.model.place() if hasattr(self.backend, "capture") else None
+        if key not in self._replays:
+            self._replays[key] = Replayed(lambda: self.launch(step), self.backend, self.arena, self.eager)
+        return self._replays[key]
+
+    def launch(self, step):
+        """Launch the kernels of one step: the next one of the table."""
+        next_row(self.table, self.step, self.row)
+        made = []
+
+        def array(place):
+            kind, which = place
+            return {"given": self.given, "kept": self.kept, "made": made}[kind][which]
+
+        for name, inputs, _, first, count in step.operations:
+            results = self._compute(name, [array(i) for i in inputs], slice(first, first + count))
+            made.extend(results if isinstance(results, tuple) else (results,))
+        self._keep([array(place) for place in step.leaves])
+
+    def _compute(self, name, inputs, place):
+        numbers = self.numbers[place]
+        if name == "denoise":
+            return self.denoiser.estimate(*inputs, numbers, self.labels)
+        if name == "noise":
+            return random_normal(self.shape, 0, PURPOSE_SAMPLER, self.row[place], self.samples)
+        if name == "combine":
+            return weighted_sum(numbers, *inputs)
+        return learned_step(*inputs, numbers) if name == "learned_step" else blend(*inputs)
+
+    def _keep(self, arrays):
+        """Copy what the step leaves to its places."""
+        moved = [any(array is kept for kept in self.kept) and array is not self.kept[i]
+                 for i, array in enumerate(arrays)]
+        if any(moved):  # from place to place: aside first, as one copy may overwrite what another one reads
+            arrays = [_copy(array) if aside else array for array, aside in zip(arrays, moved, strict=True)]
+        for array, place in zip(arrays, self.kept, strict=False):
+            if array is not place:
+                copy_into(place, array)
+
+
+def _copy(array):
+    new = empty_like(array)
+    copy_into(new, array)
+    return new
