@@ -5,9 +5,12 @@ arena answers the same request sequence with the same addresses: after the first
 any more, and a captured step can be replayed over the same memory. Blocks return to the arena when the last array that
 uses them is dropped (Python's reference counts decide, so the moment is exact), and are reused in stream order.
 
-Allocation is best fit over a free list sorted by address; neighbouring free blocks are joined again.
+Allocation is best fit over a free list sorted by address; neighbouring free blocks are joined again. Threads take
+turns: any of them may drop the last reference to a block.
 """
+import threading
 from bisect import bisect_left
+from collections import deque
 
 ALIGNMENT = 256  # bytes; what cudaMalloc itself guarantees, and enough for 16-byte vectors and TMA
 SEGMENT = 64 << 20  # bytes taken from the driver at a time, so that small arrays share one driver allocation
@@ -33,6 +36,8 @@ class Arena:
         self._segment_bytes = segment_bytes
         self._addresses = []  # of the free blocks, ascending
         self._sizes = {}  # free block address -> bytes
+        self._turn = threading.Lock()
+        self._returned = deque()  # (address, bytes) of blocks that were let go and are not in the free list yet
         self._segment_starts = set()  # blocks of two segments are never joined, though they may touch
         self.reserved_bytes = 0
         self.used_bytes = 0
@@ -40,7 +45,11 @@ class Arena:
 
     def allocate(self, nbytes):
         """A `Block` of at least `nbytes` bytes, aligned to 256."""
-        nbytes = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        with self._turn:
+            self._take_back()
+            return self._allocate(max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT))
+
+    def _allocate(self, nbytes):
         best = min((a for a in self._addresses if self._sizes[a] >= nbytes),
                    key=lambda a: (self._sizes[a], a), default=None)
         if best is None:
@@ -66,6 +75,20 @@ class Arena:
         return address
 
     def _release(self, address, nbytes):
+        """A block comes back: now, or before the next is given out, if the arena is busy (Python may drop the last
+        reference at any instruction, in `allocate` too)."""
+        self._returned.append((address, nbytes))
+        if self._turn.acquire(blocking=False):
+            try:
+                self._take_back()
+            finally:
+                self._turn.release()
+
+    def _take_back(self):
+        while self._returned:
+            self._join(*self._returned.popleft())
+
+    def _join(self, address, nbytes):
         self.used_bytes -= nbytes
         at = bisect_left(self._addresses, address)
         after = address + nbytes

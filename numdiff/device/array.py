@@ -24,6 +24,14 @@ class DeviceArray:
         self.memory, self.offset = memory, offset  # the backend's own handle, and bytes into it
         self.arguments = None  # how the backend passes this array to a kernel, made on first use
 
+    def __deepcopy__(self, memo):
+        new = empty_like(self)
+        self.backend.copy(self, new)
+        return new
+
+    def __reduce__(self):
+        return upload, (download(self), self.backend)
+
     @property
     def ndim(self):
         return len(self.shape)

@@ -1,13 +1,15 @@
 """Kernels on an emulated GPU: any of them, on the CPU, thread by thread, with checks (see numdiff/emulator)."""
 import functools
 import random
+import threading
 
 import numpy as np
 
 from ..emulator import ORDERS, Emulator
 from ..emulator.memory import GLOBAL, Memory
 from .array import POISON, DeviceArray
-from .gpu import scalar
+from .gpu import restore_backend, scalar
+from .threads import PerThread
 
 ALIGNMENT = 256  # bytes, of every array's address: as the arena's
 
@@ -16,7 +18,7 @@ class EmulatorDevice:
     """A device of numdiff that runs launches in an `Emulator`; its options are those of `numdiff.emulator.device`."""
 
     name = "emulator"
-    tf32 = False  # as in `Gpu`
+    tf32 = PerThread(False)  # as in `Gpu`
     device_name = "emulated GPU (on the CPU, thread by thread)"
     multiprocessors = 2  # small, so that a tiny shape already has more blocks than that
     peak_float32_flops = None  # there is no share of a peak to report
@@ -25,8 +27,15 @@ class EmulatorDevice:
         self.machine = Emulator(**options)
         self.capability = self.machine.cc
         self.launched = set()  # names of the kernels that have run
+        self._turn = threading.Lock()  # it emulates one launch at a time
         self.vary_order = False  # whether each launch has a thread order of its own, as the tests want
         self._random = random.Random(0)
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return restore_backend, (self.name,)
 
     def allocate(self, nbytes):
         memory = Memory(GLOBAL, nbytes)
@@ -62,11 +71,12 @@ class EmulatorDevice:
         pass
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
-        self.launched.add((kernel.py_func.__module__, kernel.py_func.__name__))
-        if self.vary_order:
-            self.machine.order = self._random.choice(ORDERS)
         arguments = [_Argument(a) if isinstance(a, DeviceArray) else scalar(a) for a in args]
-        self.machine.launch(kernel, grid, block, *arguments, shared=shared, cluster=cluster)
+        with self._turn:
+            self.launched.add((kernel.py_func.__module__, kernel.py_func.__name__))
+            if self.vary_order:
+                self.machine.order = self._random.choice(ORDERS)
+            self.machine.launch(kernel, grid, block, *arguments, shared=shared, cluster=cluster)
 
 
 class _Argument:

@@ -8,6 +8,7 @@ its argument types, which leaves about 10 µs a launch where `kernel[grid, block
 import contextlib
 import ctypes
 import functools
+import threading
 import warnings
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..errors import NumdiffError, OutOfMemoryError
 from .arena import Arena
 from .array import DeviceArray
 from .kernel_cache import cache_directory, save_in_turn
+from .threads import PerThread
 
 MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
 IPC_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE of cuda.h
@@ -59,16 +61,37 @@ class Mapping:
         self.address = address
 
 
-class Gpu:
-    """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`.
+class Turn:
+    """Context: this thread alone speaks to the GPU, whose CUDA context is current in it. May be entered again inside.
 
-    tf32: a switch, off at first. Where it is on, matrix products and convolutions of float32 arrays run on tensor cores
-        (sm_80 and later, extents in fours) with operands rounded to tf32, 10 bits of fraction; sums and all else stay
-        float32. Each launch asks it, so a captured graph keeps what it was captured with.
+    All threads share one stream, so what one launches while another records a graph would become part of that graph.
+    """
+
+    def __init__(self, device=None):
+        self._device, self._lock, self._threads = device, threading.RLock(), threading.local()
+
+    def __enter__(self):
+        self._lock.acquire()
+        if self._device is not None and not hasattr(self._threads, "ready"):
+            self._device.set_current()
+            self._threads.ready = True
+
+    def __exit__(self, *exception):
+        self._lock.release()
+
+
+class Gpu:
+    """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`. Any thread may use it.
+
+    tf32: a switch of each thread, off at first. Where it is on, matrix products and convolutions of float32 arrays run
+        on tensor cores (sm_80 and later, extents in fours) with operands rounded to tf32, 10 bits of fraction; sums and
+        all else stay float32. Each launch asks it, so a captured graph keeps what it was captured with.
     """
 
     name = "cuda"
-    tf32 = False
+    tf32 = PerThread(False)
+    turn = Turn()
+    _arena = PerThread(None)  # the one that answers now; None: the first
 
     def __init__(self, index=0):
         from cuda.bindings import driver
@@ -77,6 +100,7 @@ class Gpu:
         self.index = index
         self.device = Device(index)
         self.device.set_current()
+        self.turn = Turn(self.device)
         cuda.select_device(index)
         self.capability = tuple(self.device.compute_capability)
         self.device_name = self.device.name
@@ -87,7 +111,6 @@ class Gpu:
         self._target = self.stream  # where launches go: the stream, or a graph builder that records them
         self._handle = int(self.stream.handle)
         self.arenas = [Arena(self._take_segment)]  # the first for everything, the others for one captured step each
-        self._arena = self.arenas[0]  # the one that answers now
         self._parts = None  # while capturing: what a replay will call, one after the other
         self._beside = None  # a stream for uploads meanwhile
         self._opened = {}  # handle of another process's allocation -> where it is mapped here
@@ -99,6 +122,12 @@ class Gpu:
         self.compiled = 0
         lanes = 64 if self.capability in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor
         self.peak_float32_flops = 2 * lanes * self.multiprocessors * self.device.properties.clock_rate * 1e3
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return restore_backend, (self.name,)
 
     def check(self, result):
         """Unwrap a driver call, or raise with the driver's own word."""
@@ -123,13 +152,18 @@ class Gpu:
     # the backend's methods -----------------------------------------------------------------------------------------
 
     def allocate(self, nbytes):
-        return self._arena.allocate(nbytes)
+        with self.turn:  # before the arena's own, which may ask for a segment: always in this order
+            return (self._arena or self.arenas[0]).allocate(nbytes)
 
     @staticmethod
     def pointer(array):
         return array.memory.address + array.offset
 
     def upload(self, source, target):
+        with self.turn:
+            self._upload(source, target)
+
+    def _upload(self, source, target):
         if self._parts is not None:  # while a step is captured: now, not in every replay
             if self._beside is None:
                 self._beside = self.check(self._driver.cuStreamCreate(
@@ -144,19 +178,22 @@ class Gpu:
 
     def download(self, array):
         result = np.empty(array.shape, array.dtype)
-        if array.size:
-            self.check(self._driver.cuMemcpyDtoHAsync(result.ctypes.data, self.pointer(array), array.nbytes,
-                                                      self._handle))
-        self.synchronize()
+        with self.turn:
+            if array.size:
+                self.check(self._driver.cuMemcpyDtoHAsync(result.ctypes.data, self.pointer(array), array.nbytes,
+                                                          self._handle))
+            self.synchronize()
         return result
 
     def copy(self, source, target):
-        self.check(self._driver.cuMemcpyDtoDAsync(self.pointer(target), self.pointer(source), source.nbytes,
-                                                  self._handle))
+        with self.turn:
+            self.check(self._driver.cuMemcpyDtoDAsync(self.pointer(target), self.pointer(source), source.nbytes,
+                                                      self._handle))
 
     def fill(self, array, byte):
         if array.size:
-            self.check(self._driver.cuMemsetD8Async(self.pointer(array), byte, array.nbytes, self._handle))
+            with self.turn:
+                self.check(self._driver.cuMemsetD8Async(self.pointer(array), byte, array.nbytes, self._handle))
 
     def pinned(self, shape, dtype):
         """A page-locked NumPy array, from which uploads run beside the kernels."""
@@ -179,7 +216,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def within(self, arena):
-        """Inside the context new arrays come from `arena`."""
+        """Inside the context new arrays of this thread come from `arena`."""
         outer, self._arena = self._arena, arena
         try:
             yield
@@ -193,14 +230,15 @@ class Gpu:
         and neither read back nor wait. Where it calls `between(action)` the graph is cut in two, and a replay calls
         `action()` there. (CUDA programming guide, "CUDA Graphs", stream capture.)
         """
-        self.synchronize()  # what `upload` brings meanwhile goes past the stream: nothing may be under way there
-        self._parts = []
-        self._begin_part()
-        try:
-            function()
-        finally:
-            self._end_part()
-            parts, self._parts = self._parts, None
+        with self.turn:
+            self.synchronize()  # what `upload` brings meanwhile goes past the stream: nothing may be under way there
+            self._parts = []
+            self._begin_part()
+            try:
+                function()
+            finally:
+                self._end_part()
+                parts, self._parts = self._parts, None
 
         def replay():
             for part in parts:
@@ -209,12 +247,13 @@ class Gpu:
 
     def between(self, action):
         """Call `action()`, a function of the host, once all so far is launched; while capturing, in every replay."""
-        if self._parts is None:
-            action()
-        else:
-            self._end_part()
-            self._parts.append(action)
-            self._begin_part()
+        with self.turn:  # if it is captured, then by this thread
+            if self._parts is not None:
+                self._end_part()
+                self._parts.append(action)
+                self._begin_part()
+                return
+        action()
 
     def _begin_part(self):
         self._target = self.stream.create_graph_builder()
@@ -224,7 +263,11 @@ class Gpu:
         builder, self._target = self._target, self.stream
         builder.end_building()
         graph = builder.complete()
-        self._parts.append(lambda: graph.launch(self.stream))
+
+        def launch():
+            with self.turn:
+                graph.launch(self.stream)
+        self._parts.append(launch)
 
     # memory of other processes' GPUs -------------------------------------------------------------------------------
 
@@ -266,7 +309,8 @@ class Gpu:
 
     def synchronize(self):
         """Wait until everything launched so far has run."""
-        self.stream.sync()
+        with self.turn:
+            self.stream.sync()
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
         signature, flat = [kernel], []
@@ -281,12 +325,13 @@ class Gpu:
                 signature.append(value.dtype)
                 flat.append(_CTYPES[value.dtype](value.item()))
         key = tuple(signature)
-        function = self._kernels.get(key) or self._compile(key, kernel, args)
-        shape = (grid, block, shared, cluster)
-        launch_config = self._configs.get(shape)
-        if launch_config is None:
-            launch_config = self._configs[shape] = self._configure(*shape)
-        self._core_launch(self._target, launch_config, function, *flat)
+        with self.turn:
+            function = self._kernels.get(key) or self._compile(key, kernel, args)
+            shape = (grid, block, shared, cluster)
+            launch_config = self._configs.get(shape)
+            if launch_config is None:
+                launch_config = self._configs[shape] = self._configure(*shape)
+            self._core_launch(self._target, launch_config, function, *flat)
 
     def _configure(self, grid, block, shared, cluster):
         if cluster == 1:
@@ -354,7 +399,9 @@ class HostTwin:
 
     def fetch(self, first, stop):
         """Begin to copy elements first … stop-1 to the host."""
-        self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self._down, self._record("computed", self.gpu._handle), 0))
+        with self.gpu.turn:
+            computed = self._record("computed", self.gpu._handle)
+        self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self._down, computed, 0))
         self._copy(self.gpu._driver.cuMemcpyDtoHAsync, first, stop, self._down)
         self._record(first, self._down)
 
@@ -372,9 +419,17 @@ class HostTwin:
 
     def join(self):
         """What is launched from now on waits for what was sent."""
-        self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self.gpu._handle, self._record("sent", self._up), 0))
+        with self.gpu.turn:
+            self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self.gpu._handle, self._record("sent", self._up), 0))
 
 
+def restore_backend(name):
+    """The device of a pickled array: of that kind; for a GPU, where there is none, the CPU."""
+    from . import get_backend
+    return get_backend("auto" if name == "cuda" else name)
+
+
+_opening = threading.Lock()  # two threads must not set one GPU up twice
 _chosen = 0  # index of the GPU that `get_gpu()` gives
 
 
@@ -386,7 +441,8 @@ def choose_gpu(index):
 
 def get_gpu(index=None):
     """The GPU with this index (default: the chosen one), set up once; a `NumdiffError` says why where there is none."""
-    return _open_gpu(_chosen if index is None else index)
+    with _opening:
+        return _open_gpu(_chosen if index is None else index)
 
 
 @functools.cache

@@ -7,11 +7,13 @@ an error.
 import functools
 import re
 import sys
+import threading
 
 import numpy as np
 
 from .array import DeviceArray
-from .gpu import type_of
+from .gpu import restore_backend, type_of
+from .threads import PerThread
 
 CAPABILITIES = ((8, 0), (9, 0, "a"))
 
@@ -57,14 +59,21 @@ def compile_to_ptx(kernel, signature, capability):
 
 class PtxDevice:
     name = "ptx"
-    tf32 = False  # as in `Gpu`
+    tf32 = PerThread(False)  # as in `Gpu`
     capability = (9, 0)
     multiprocessors = 132
     compile = staticmethod(compile_for)
 
     def __init__(self):
         self.texts = {}  # (module, kernel name, argument types, capability) -> PTX
+        self._turn = threading.Lock()  # compiling swaps a function of Numba's for the while
         self.launched = []  # keys of `texts`, in the order of the launches
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return restore_backend, (self.name,)
 
     def allocate(self, nbytes):
         return None
@@ -90,8 +99,11 @@ class PtxDevice:
         module, name = kernel.py_func.__module__, kernel.py_func.__name__
         keys = {capability: (module, name, signature, capability) for capability in capabilities_of(kernel)}
         self.launched.extend(keys.values())
-        if all(key in self.texts for key in keys.values()):
-            return
+        with self._turn:
+            if not all(key in self.texts for key in keys.values()):
+                self._compile(kernel, name, signature, keys, args)
+
+    def _compile(self, kernel, name, signature, keys, args):
         for capability, text in self.compile(kernel, signature, tuple(keys)).items():
             self.texts[keys[capability]] = text
             if re.search(r"\.extern .*__half", text):

@@ -45,7 +45,7 @@ def tensor_map(array, box, swizzle=128, dims=None, strides=None):
             # from the first arena, which lives as long as the backend
             with backend.within(backend.arenas[0]) if address else contextlib.nullcontext():
                 kept = upload(_encode(made, array.dtype, backend) if address else made.descriptor(), backend)
-            _kept[key] = kept
+            kept = _kept.setdefault(key, kept)  # of two threads that made one, both use the first, which stays
         return kept
     made = copy_engine.map_of(array.memory, array.offset, array.shape, array.dtype, box, swizzle, dims, strides)
     return upload(made.descriptor(), backend)

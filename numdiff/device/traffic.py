@@ -60,10 +60,11 @@ class GpuFeed(Feed):
         for array, source in zip(self._waiting, sources, strict=True):
             check(driver.cuMemcpyHtoDAsync(gpu.pointer(array), source.ctypes.data, source.nbytes, self._stream))
         check(driver.cuEventRecord(self._arrived[turn], self._stream))
-        check(driver.cuStreamWaitEvent(gpu.stream_handle, self._arrived[turn], 0))
-        for array, target in zip(self._waiting, self.targets, strict=True):
-            gpu.copy(array, target)
-        check(driver.cuEventRecord(self._taken, gpu.stream_handle))
+        with gpu.turn:
+            check(driver.cuStreamWaitEvent(gpu.stream_handle, self._arrived[turn], 0))
+            for array, target in zip(self._waiting, self.targets, strict=True):
+                gpu.copy(array, target)
+            check(driver.cuEventRecord(self._taken, gpu.stream_handle))
         if self._puts:
             check(driver.cuEventSynchronize(self._arrived[before]))
         self._sources[turn], self._sources[before] = sources, None  # a copy under way needs its source
@@ -101,7 +102,8 @@ class GpuReadback(Readback):
 
     def begin(self):
         gpu, driver, check = self.gpu, self.gpu._driver, self.gpu.check
-        check(driver.cuEventRecord(self._computed, gpu.stream_handle))
+        with gpu.turn:
+            check(driver.cuEventRecord(self._computed, gpu.stream_handle))
         check(driver.cuStreamWaitEvent(self._stream, self._computed, 0))
         for array, host in zip(self.arrays, self._host, strict=True):
             check(driver.cuMemcpyDtoHAsync(host.ctypes.data, gpu.pointer(array), array.nbytes, self._stream))

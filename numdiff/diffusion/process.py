@@ -1,15 +1,30 @@
 """The diffusion process that a model is trained on: what it sees, what it is asked to predict, and the loss."""
+import difflib
+import inspect
 import math
+import numbers
 
 import numpy as np
 
-from ..device import upload
+from ..device import is_device, upload
 from ..errors import UsageError
 from ..kernels.q_sample import q_sample_forward, velocity_forward
 from ..nn import functional as F
 from .schedule import alpha_bars
 
 PREDICTIONS = ("eps", "v", "x_0")
+LARGEST_STEPS = 100_000
+
+
+def make_diffusion(options, backend=None):
+    """The `Diffusion` with these options (a dict, or None for the defaults); a `UsageError` for one that is none."""
+    known = list(inspect.signature(Diffusion).parameters)
+    for name in options or {}:
+        if name not in known or name == "backend":
+            near = difflib.get_close_matches(name, known, 1)
+            raise UsageError(f"there is no option {name!r} of the diffusion"
+                             f"{f'; did you mean {near[0]!r}?' if near else '.'}")
+    return Diffusion(**(options or {}), backend=backend)
 
 
 class Diffusion:
@@ -24,6 +39,8 @@ class Diffusion:
     def __init__(self, steps=1000, schedule="linear", prediction="eps", backend=None):
         if prediction not in PREDICTIONS:
             raise UsageError(f"unknown prediction {prediction!r}: use {', '.join(PREDICTIONS)}.")
+        if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or not 1 <= steps <= LARGEST_STEPS:
+            raise UsageError(f"diffusion steps {steps} must be a whole number from 1 to {LARGEST_STEPS:,}.")
         self.steps, self.schedule, self.prediction = steps, schedule, prediction
         self.alpha_bar = alpha_bars(schedule, steps)  # float64, on the host
         self.tables = tuple(upload(table.astype(np.float32), backend)
@@ -36,14 +53,26 @@ class Diffusion:
         return {"steps": self.steps, "schedule": self.schedule, "prediction": self.prediction}
 
     def q_sample(self, x_0, eps, t):
-        """x_t = √ᾱ_t·x_0 + √(1-ᾱ_t)·eps for timesteps t, int32 (B,)."""
+        """x_t = √ᾱ_t·x_0 + √(1-ᾱ_t)·eps for timesteps t, int32 (B,). On the host they are checked."""
+        if not is_device(t):
+            t = self._checked(t)
         return q_sample_forward(x_0, eps, t, *self.tables)
+
+    def _checked(self, t):
+        """Whole timesteps of this process; a `UsageError` for others, which NumPy would count from the end."""
+        t = np.asarray(t)
+        if t.dtype.kind not in "iu" or not ((t >= 0) & (t < self.steps)).all():
+            raise UsageError(f"timesteps of the diffusion are whole numbers from 0 to {self.steps - 1}, not "
+                             f"{t[:3] if t.ndim else t}.")
+        return t
 
     def target(self, x_0, eps, t):
         """What the model should answer for x_t."""
         if self.prediction == "eps":
             return eps
-        return x_0 if self.prediction == "x_0" else velocity_forward(x_0, eps, t, *self.tables)
+        if self.prediction == "x_0":
+            return x_0
+        return velocity_forward(x_0, eps, t if is_device(t) else self._checked(t), *self.tables)
 
     def loss(self, prediction, target, x_0, t, learn_sigma=False, scale=1.0):
         """The training loss as a tensor of one value; `scale` multiplies its gradient.
@@ -54,6 +83,8 @@ class Diffusion:
         """
         if not learn_sigma:
             return F.mse(prediction, target, scale)
+        if not is_device(t):
+            t = self._checked(t)
         return F.hybrid_loss(prediction, target, x_0, t, self.bound_tables, self.bound_weight, scale)
 
     def _bound_tables(self):

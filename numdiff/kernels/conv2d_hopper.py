@@ -79,6 +79,7 @@ from ..device.hopper import (
 )
 from ..device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ..device.tensor_map import tensor_map
+from ..device.threads import kept
 from .im2col import divide
 from .tuning import tuned_or
 
@@ -693,7 +694,7 @@ def can_run(x, weight, stride):
             and inputs % 8 == 0 and weight.shape[0] % 8 == 0 and size <= 7)
 
 
-@functools.cache
+@kept
 def no_numbers(backend):
     """What a kernel is given for an array that it will not read."""
     return upload(np.zeros(4, np.float32), backend)

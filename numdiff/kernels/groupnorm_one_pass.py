@@ -52,6 +52,7 @@ import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, int32, launch, load4, uint32, upload
 from ..device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
+from ..device.threads import kept
 from . import groupnorm_clusters
 from .concat import Pair, parts_of
 from .flash_attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
@@ -588,7 +589,7 @@ def plan_for(x, width, backward):
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-@functools.cache
+@kept
 def counters(backend):
     """For each tile of channels, how many of its blocks are done; every launch leaves zeros."""
     with backend.within(backend.arenas[0]) if hasattr(backend, "arenas") else contextlib.nullcontext():

@@ -329,7 +329,7 @@ def _place(layers, batch):
             n = np.arange(width)
             rows.append(np.stack([starts[2 * i] + n * K, starts[2 * i + 1] + n, begin + n, np.full(width, width)], 1))
             begin += batch * width
-        _tables[key] = upload(np.concatenate(rows).astype(np.int32), buffer)
+        _tables.setdefault(key, upload(np.concatenate(rows).astype(np.int32), buffer))  # two threads use the first
     return buffer, _tables[key]
 
 

@@ -148,11 +148,11 @@ class DiT(Model):
         self.pos_embed = upload(positions, self.backend)  # (T, D), never trained
 
     def forward(self, x, t, y=None, randomness=None):
-        """x: Tensor float32 (B, H, W, C); t: array int32 (B,); y: array int32 (B,) if the model has classes.
+        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
 
         randomness: counts the class dropout of a training step; None: none. Returns a Tensor (B, H, W, out_channels).
         """
-        self.require_classes(y)
+        self.check_inputs(t, y)
         tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
         c = self.t_embedder(t)  # (B, D)
         if y is not None:

@@ -1,11 +1,16 @@
 """What a UNet and a DiT have in common: a backend, flat parameters, prediction from NumPy, values by name."""
+import contextlib
+import numbers
+
 import numpy as np
 
-from ..device import get_backend, upload
+from ..device import get_backend, is_device, upload
 from ..errors import UsageError
 from .module import FlatParameters, Module
-from .recompute import recompute
 from .tensor import Tensor
+
+SEEDS = 2**64
+LARGEST_TIMESTEP = 100_000  # of a model whose diffusion is not known: the most steps that one can have
 
 
 class Model(Module):
@@ -13,7 +18,11 @@ class Model(Module):
 
     Attributes: kind ("unet" or "dit"), options (what to build it from again), image_size, in_channels, out_channels,
     learn_sigma, num_classes (None: without classes), null_class (the index that stands for no class, or None),
-    backend, parameters, diffusion (options of the Diffusion it was trained with; empty: the defaults).
+    backend, parameters, diffusion (options of the Diffusion it was trained with; empty: the defaults), tf32 (whether
+    products are rounded to tf32; None: as the device's switch says).
+
+    Can be copied by `copy.deepcopy` and pickled: a copy has weights of its own. A pickle made on a GPU is loaded onto
+    the GPU, or where there is none onto the CPU, in float32.
     """
 
     kind = ""
@@ -21,10 +30,40 @@ class Model(Module):
     block_kinds = ()  # classes of the modules that `recompute_blocks` is about
 
     def _finish(self, device, seed, fixed=0):
+        if seed is not None and not (isinstance(seed, numbers.Integral) and 0 <= seed < SEEDS):
+            raise UsageError(f"seed {seed} must be a whole number from 0 to {SEEDS - 1}, or None for zeros.")
         self.backend = get_backend(device) if isinstance(device, str) else device
         self.parameters = FlatParameters(self, self.backend, seed, fixed)
         self.diffusion = {}
         self.dtype = np.float32  # of the activations
+        self.tf32 = None
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if self.parameters.half is None:  # of a GPU's pickle, on the CPU
+            self.dtype = np.float32
+
+    def __call__(self, *inputs, **options):
+        with self.arithmetic():
+            return super().__call__(*inputs, **options)
+
+    @contextlib.contextmanager
+    def arithmetic(self):
+        """Within the context the model's device computes as this model does: its switch `tf32` stands as it should."""
+        before = getattr(self.backend, "tf32", None)
+        if self.tf32 is None or before is None:
+            yield
+            return
+        self.backend.tf32 = self.tf32
+        try:
+            yield
+        finally:
+            self.backend.tf32 = before
+
+    def compute_in_single(self):
+        """From now on compute in float32, as a new model does."""
+        self.dtype = np.float32
+        self.parameters.drop_half()
 
     def compute_in_half(self):
         """From now on compute in float16, with a copy of the weights; statistics, embeddings and sums stay float32."""
@@ -39,7 +78,7 @@ class Model(Module):
         while stack:
             module = stack.pop()
             if isinstance(module, self.block_kinds):
-                recompute(module)
+                module.recomputed = True
             else:
                 stack += [child for _, child in module.children() if isinstance(child, Module)]
 
@@ -50,7 +89,8 @@ class Model(Module):
     def predict(self, x_t, t, y=None):
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 
-        x_t: float32 (B, H, W, C); t: integers (B,), or one for all
+        x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats: what lies between two
+            timesteps is computed as such; from 0 to the diffusion's number of steps
         y: class indices (B,), or one for all, if the model has classes
         """
         x_t = np.ascontiguousarray(x_t, np.float32)
@@ -59,24 +99,34 @@ class Model(Module):
             raise UsageError(f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))}).")
 
         def per_image(values, name):
-            values = np.asarray(values, np.int32)
             if values.shape not in ((), (1,), (len(x_t),)):
                 raise UsageError(f"{name} has shape {values.shape}; give one value, or one for each of the {len(x_t)} "
                                  "images.")
             return upload(np.broadcast_to(values, (len(x_t),)), self.backend)
 
-        if y is not None and self.num_classes is not None:
-            self.check_classes(y)
-        y = None if y is None else per_image(y, "y")
+        self.require_classes(y)
+        t = checked_timesteps(t, self.diffusion.get("steps", LARGEST_TIMESTEP))
+        if y is not None:
+            y = per_image(self.checked_classes(y), "y")
         return self(Tensor(upload(x_t, self.backend)), per_image(t, "t"), y).numpy()
 
-    def check_classes(self, y):
-        """Raise a `UsageError` for class indices that the model does not have; its null class is one that it has."""
+    def checked_classes(self, y):
+        """Class indices as int32; a `UsageError` for those that the model does not have. It has its null class."""
         last = self.num_classes - 1 if self.null_class is None else self.null_class
-        if not np.isin(y, np.arange(last + 1)).all():
+        y = np.asarray(y)
+        if not np.issubdtype(y.dtype, np.integer) or not ((y >= 0) & (y <= last)).all():
             null = "" if self.null_class is None else f", and {self.null_class} for none of them"
             raise UsageError(f"y holds a class that does not exist: the model has classes 0 to {self.num_classes - 1}"
                              f"{null}.")
+        return y.astype(np.int32)
+
+    def check_inputs(self, t, y):
+        """Raise a `UsageError` for timesteps or classes that cannot be, where the host sees them: not on a device."""
+        self.require_classes(y)
+        if not is_device(t):
+            checked_timesteps(t, LARGEST_TIMESTEP)
+        if y is not None and not is_device(y):
+            self.checked_classes(y)
 
     def require_classes(self, y):
         """Raise a `UsageError` where classes are given and the model has none, or the reverse."""
@@ -95,6 +145,17 @@ class Model(Module):
     def load_arrays(self, arrays):
         """Overwrite all weights from {name: array}; a `NumdiffError` names what does not fit."""
         self.parameters.load_flat(self.parameters.flatten(arrays))
+
+
+def checked_timesteps(t, last):
+    """Timesteps as int32, or float32 where they are floats; a `UsageError` unless all lie between 0 and `last`."""
+    t = np.asarray(t)
+    if t.dtype.kind not in "iuf":
+        raise UsageError(f"timesteps must be numbers, not {t.dtype}.")
+    wrong = t[~((t >= 0) & (t <= last))]  # a NaN, too
+    if wrong.size:
+        raise UsageError(f"timestep {wrong[0]:g} is not between 0 and {last}, where the model's timesteps lie.")
+    return t.astype(np.float32 if t.dtype.kind == "f" else np.int32)
 
 
 def constructor_options(values):

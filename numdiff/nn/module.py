@@ -1,11 +1,17 @@
-"""Modules: named containers of parameters, and the flat buffers that hold all of a model's parameters."""
+"""Modules: named containers of parameters, and the flat buffers that hold all of a model's parameters.
+
+Both can be copied (`copy.deepcopy`) and pickled. A copy is whole: it has buffers of its own, on the same device, and
+its parameters are views of those. A pickle holds weights as NumPy arrays and devices by name, but no gradients.
+"""
+import copy
 import math
 
 import numpy as np
 
-from ..device import copy_into, download, empty, upload, zeros
+from ..device import copy_into, download, empty, empty_like, is_device, upload, zeros
 from ..errors import NumdiffError
 from ..kernels.elementwise import cast_into
+from .recompute import recompute
 from .tensor import Parameter, scope
 
 ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every view takes vector loads (and TMA)
@@ -15,6 +21,8 @@ class Module:
     """Something with parameters. Attributes that are Parameters or Modules are found by name, in the order assigned."""
 
     name = ""  # full name within the model, given by `FlatParameters`; the tape's records carry it
+    uncopied = ()  # names of attributes that copies and pickles go without, such as captured graphs
+    recomputed = False  # whether the backward pass computes its inside again (recompute.py)
 
     def forward(self, *inputs):
         raise NotImplementedError
@@ -22,9 +30,26 @@ class Module:
     def __call__(self, *inputs, **options):
         scope.append(self.name)
         try:
-            return self.forward(*inputs, **options)
+            return recompute(self, *inputs, **options) if self.recomputed else self.forward(*inputs, **options)
         finally:
             scope.pop()
+
+    def __deepcopy__(self, memo):
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        state = self.__getstate__()
+        for value in state.values():  # first, so that the parameters found elsewhere become views of the new buffers
+            if isinstance(value, FlatParameters):
+                copy.deepcopy(value, memo)
+        new.__setstate__({name: copy.deepcopy(value, memo) for name, value in state.items()})
+        return new
+
+    def __getstate__(self):
+        """The attributes that a copy or a pickle has, too."""
+        return {name: value for name, value in vars(self).items() if name not in self.uncopied}
+
+    def __setstate__(self, state):
+        vars(self).update(state)
 
     def children(self):
         """(name, Parameter or Module) in order of assignment; numbered containers use their numbers as names."""
@@ -80,10 +105,43 @@ class FlatParameters:
         self.total = offset
         self.data = upload(self._initial(seed), backend)
         self.grad = zeros(offset, np.float32, backend)
+        self._attach(half=False)
+
+    def __deepcopy__(self, memo):
+        """A copy of the weights that the parameters read at the moment: of an EMA while one is bound."""
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        vars(new).update(vars(self), index=copy.deepcopy(self.index, memo))
+        new.data, new.grad = copied(self._bound), copied(self.grad)
+        new.parameters = {}
+        for name, parameter in self.parameters.items():
+            memo[id(parameter)] = new.parameters[name] = Parameter(parameter.shape, parameter.initial)
+        new._attach(self.half is not None)
+        return new
+
+    def __getstate__(self):
+        """Without the values, which the parameters hold."""
+        return {"parameters": self.parameters, "index": self.index, "trained": self.trained, "count": self.count,
+                "total": self.total, "half": self.half is not None,
+                "backend": self.data.backend if is_device(self.data) else None}
+
+    def __setstate__(self, state):
+        half, backend = state.pop("half"), state.pop("backend")
+        vars(self).update(state)
+        flat = np.zeros(self.total, np.float32)
+        for entry, parameter in self._entries():
+            self._view(flat, entry)[...] = parameter.data
+        self.data, self.grad = upload(flat, backend), zeros(self.total, np.float32, backend)
+        self._attach(half and backend is not None)
+
+    def _attach(self, half):
+        """Make the parameters views of `data` and `grad`, and of a float16 copy if there is to be one."""
         self.half = None
         self.bind(self.data)
         for entry, parameter in self._entries():
             parameter.grad = self._view(self.grad, entry)
+        if half:
+            self.keep_half()
 
     def _entries(self):
         return zip(self.index, self.parameters.values(), strict=True)
@@ -120,6 +178,12 @@ class FlatParameters:
             parameter.half = self._view(self.half, entry)
         self.round()
 
+    def drop_half(self):
+        """Keep no float16 copy any more."""
+        self.half = None
+        for parameter in self.parameters.values():
+            parameter.half = None
+
     def round(self):
         """Make the float16 copy, if there is one, anew from the values that the parameters read."""
         if self.half is not None:
@@ -153,6 +217,13 @@ class FlatParameters:
         """Overwrite the weights with a flat NumPy buffer of the same index."""
         copy_into(self.data, np.ascontiguousarray(flat, np.float32))
         self.round()
+
+
+def copied(array):
+    """A new array with the same contents, on the same device."""
+    new = empty_like(array)
+    copy_into(new, array)
+    return new
 
 
 def same_index(a, b):

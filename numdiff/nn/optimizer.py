@@ -6,6 +6,7 @@ of one element at fixed addresses, so a training step can be replayed without th
 import numpy as np
 
 from ..device import copy_into, download, upload, zeros
+from ..errors import UsageError
 from ..kernels.adamw import adamw_update
 from ..kernels.grad_norm import global_norm
 from ..kernels.loss_scale import loss_scale_update
@@ -72,6 +73,13 @@ class AdamW:
         self.first_bad_step = upload(np.array([-1], np.int32), like)  # -1: none yet
         self.gradient_norm = zeros(1, np.float32, like)
         self.loss_scale = loss_scale or NoLossScale(like)
+
+    def __getstate__(self):
+        """For copies (`copy.deepcopy((model, optimizer))` keeps the two together) and pickles."""
+        if self.parameters._bound is not self.parameters.data:
+            raise UsageError("an optimizer can only be copied or pickled outside of ema_weights(): leave the context "
+                             "first.")
+        return vars(self).copy()
 
     def update(self, loss, before_advance=None):
         """One update from the accumulated gradients. Changes nothing once `loss` or the norm was not finite; with a

@@ -11,41 +11,37 @@ from . import tensor
 from .tensor import Slots, Tape, Tensor, scope
 
 
-def recompute(module):
-    """From now on `module`, which takes tensors among its arguments and returns one or a list, is recomputed."""
+def recompute(module, *arguments, **options):
+    """`module.forward` of tensors among the arguments, which returns one or a list; its inside is not kept."""
     plain = type(module).forward
+    tape = tensor._active[-1] if tensor._active else None
+    if tape is None or tape.check_finite:  # a fault is to be named where it arises
+        return plain(module, *arguments, **options)
+    tensor._active.append(None)  # nothing is recorded
+    try:
+        result = plain(module, *arguments, **options)
+    finally:
+        tensor._active.pop()
+    results = [result] if isinstance(result, Tensor) else result
+    outputs = [Tensor(part.data, requires_grad=True, statistics=part.statistics) for part in results]
 
-    def forward(*arguments, **options):
-        tape = tensor._active[-1] if tensor._active else None
-        if tape is None or tape.check_finite:  # a fault is to be named where it arises
-            return plain(module, *arguments, **options)
-        tensor._active.append(None)  # nothing is recorded
+    def backward(arrived):
+        scope.append(module.name)
         try:
-            result = plain(module, *arguments, **options)
+            with Tape() as inside:
+                again = plain(module, *_again(arguments), **_again(options))
+            again = [again] if isinstance(again, Tensor) else again
+            pairs = [pair for pair in zip(again, arrived, strict=True) if pair[1] is not None]
+            for part, gradient in pairs[1:]:
+                part.slot.receive(gradient)
+            inside.backward(*pairs[0])
         finally:
-            tensor._active.pop()
-        results = [result] if isinstance(result, Tensor) else result
-        outputs = [Tensor(part.data, requires_grad=True, statistics=part.statistics) for part in results]
+            scope.pop()
+        return ()
 
-        def backward(arrived):
-            scope.append(module.name)
-            try:
-                with Tape() as inside:
-                    again = plain(module, *_again(arguments), **_again(options))
-                again = [again] if isinstance(again, Tensor) else again
-                pairs = [pair for pair in zip(again, arrived, strict=True) if pair[1] is not None]
-                for part, gradient in pairs[1:]:
-                    part.slot.receive(gradient)
-                inside.backward(*pairs[0])
-            finally:
-                scope.pop()
-            return ()
-
-        slots = Slots([part.slot for part in outputs])
-        tape.records.append(tensor.Record(f"{module.name} again", slots, (), backward))
-        return outputs[0] if isinstance(result, Tensor) else outputs
-
-    module.forward = forward
+    slots = Slots([part.slot for part in outputs])
+    tape.records.append(tensor.Record(f"{module.name} again", slots, (), backward))
+    return outputs[0] if isinstance(result, Tensor) else outputs
 
 
 def _again(value):

@@ -14,13 +14,16 @@ Activation gradients are assigned (=) by the first consumer that is played back 
 operation whose backward kernel can add on its way takes what has arrived for its first input already (`adds=True`):
 then no pass over memory is spent on the sum.
 """
+import copy
+
 import numpy as np
 
 from ..device import download, upload
+from ..device.threads import Stack
 from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
 
-_active = []  # the tapes that are recording, innermost last
+_active = Stack()  # the tapes that are recording in this thread, innermost last
 
 
 class Slot:
@@ -100,9 +103,26 @@ class Parameter:
         self.shape, self.initial = tuple(shape), initial
         self.data = self.grad = self.half = None
 
+    def __deepcopy__(self, memo):
+        """Arrays of its own; those of a whole model are bound to the copy's buffers by `FlatParameters`."""
+        new = Parameter(self.shape, self.initial)
+        for name in ("data", "grad", "half"):
+            setattr(new, name, copy.deepcopy(getattr(self, name), memo))
+        return new
+
+    def __reduce__(self):
+        """Its values as NumPy; what it began with, a function, and the gradient are left out."""
+        return restored_parameter, (self.shape, None if self.data is None else download(self.data))
+
     def like(self, x):
         """The values in the dtype of an activation x: what a product with it takes."""
         return self.half if x.dtype == np.float16 else self.data
+
+
+def restored_parameter(shape, data):
+    parameter = Parameter(shape, None)
+    parameter.data = data
+    return parameter
 
 
 class Record:
@@ -117,6 +137,10 @@ class Record:
     def __init__(self, name, output, inputs, backward, adds=False):
         self.name, self.output, self.inputs, self.backward, self.adds = name, output, inputs, backward, adds
 
+    def outputs(self):
+        """The slots of what the operation gave."""
+        return self.output.slots if isinstance(self.output, Slots) else (self.output,)
+
     def play(self, arrived):
         """The gradients of the inputs, from the output's; for the first of them, what it had received is in it."""
         if not self.adds:
@@ -129,6 +153,10 @@ class Record:
 
 class Tape:
     """Records operations while active (`with Tape() as tape:`); `tape.backward(y)` then gives every gradient.
+
+    A tape records what its own thread does. Two threads may differentiate at the same time, each with its own tape,
+    and also ask one model for gradients of its inputs; but gradients of parameters are added up in the model, so
+    threads that want those need a model each (`copy.deepcopy`).
 
     check_finite: stop at the first operation, forward or backward, whose result holds an infinity or a NaN, with a
     `FloatingPointError` that names it. Slow: it reads every result back; meant for finding a fault.
@@ -149,11 +177,16 @@ class Tape:
         """Play the tape back from `output`.
 
         gradient: array like `output.data`, the gradient that arrives there; None means ones (a scalar loss).
-        Every record is dropped as soon as it has been played, and with it the activations that it kept.
+        Every record is dropped as soon as it has been played, and with it the activations that it kept: a tape is
+        played once. For several outputs, add them up first.
         """
         if output.slot is None:
             raise ValueError("backward() needs an output that depends on a parameter or on a tensor made with "
                              "requires_grad=True while the tape was active")
+        if not any(output.slot in record.outputs() for record in reversed(self.records)):
+            raise ValueError("this tape does not hold the operation that gave the output: a tape can be played back "
+                             "only once, and only from what was computed while it was active; record the forward pass "
+                             "again")
         if gradient is None:
             gradient = upload(np.ones(output.shape, np.float32), like=output.data)
         output.slot.receive(gradient)
@@ -204,7 +237,7 @@ def record_parts(name, results, inputs, backward):
     return outputs
 
 
-scope = []  # full names of the modules being executed, innermost last: they name a record
+scope = Stack()  # full names of the modules being executed in this thread, innermost last: they name a record
 
 
 def check_finite(array, name):

@@ -187,11 +187,11 @@ class UNet(Model):
         self._finish(device, seed)
 
     def forward(self, x, t, y=None, randomness=None):
-        """x: Tensor float32 (B, H, W, C); t: array int32 (B,); y: array int32 (B,) if the model has classes.
+        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
 
         randomness: counts the dropout of a training step; None: no dropout. Returns a Tensor (B, H, W, out_channels).
         """
-        self.require_classes(y)
+        self.check_inputs(t, y)
         emb = F.timestep_embedding(t, self.model_channels, self.max_period)  # (B, model_channels)
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:

@@ -9,13 +9,14 @@ A gradient that changed after it had left would make the ranks' weights differ, 
 """
 import math
 
+from ..device.threads import Stack
 from ..nn import Tape as PlainTape
 from ..nn.module import Module
 from ..nn.tensor import Parameter
 
 BUCKET = 1 << 20  # float32 of a bucket, 4 MiB: enough for the links' full speed, few enough to leave early
 
-_watchers = []  # those whose backward pass is running, innermost last
+_watchers = Stack()  # those whose backward pass is running in this thread, innermost last
 
 
 class Tape(PlainTape):

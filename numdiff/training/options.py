@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import json
 import math
+import numbers
 from dataclasses import dataclass, field
 
 from ..errors import NumdiffError, UsageError
@@ -329,6 +330,12 @@ def check(options, only=None):
         _check_run(options)
 
 
+def check_values(given):
+    """Raise a `UsageError` for the first of {name: value} that is of the wrong type or out of its setting's range."""
+    for name, value in given.items():
+        _check_value(name, value, FIELDS[name].metadata)
+
+
 def _known(given):
     """`given` without what is None, lists as tuples; a `UsageError` for a name that is no setting."""
     for name in given:
@@ -373,8 +380,8 @@ def _check_value(name, value, spec):
     if isinstance(value, tuple) != many:
         raise UsageError(f"{flag(name)} {_say(value)} must be {'a list' if many else 'one value'}.")
     for v in value if many else (value,):
-        number = isinstance(v, (int, float)) and not isinstance(v, bool)
-        fits = {bool: isinstance(v, bool), str: isinstance(v, str), int: number and isinstance(v, int),
+        number = isinstance(v, numbers.Real) and not isinstance(v, bool)
+        fits = {bool: isinstance(v, bool), str: isinstance(v, str), int: number and isinstance(v, numbers.Integral),
                 float: number and math.isfinite(v)}[kind]
         if not fits:
             wanted = {bool: "yes or no", str: "text", int: "a whole number", float: "a finite number"}[kind]

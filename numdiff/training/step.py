@@ -133,7 +133,8 @@ class TrainingStep:
         with Tape(check_finite) as tape:
             prediction = self.model(Tensor(x_t), t, labels, randomness=random)
             loss = self.diffusion.loss(prediction, target, x_0, t, self.model.learn_sigma, scale)
-        tape.backward(loss, self.optimizer.loss_scale.scale)
+        with self.model.arithmetic():
+            tape.backward(loss, self.optimizer.loss_scale.scale)
         return loss.data
 
     @property

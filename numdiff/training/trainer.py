@@ -10,12 +10,13 @@ import numpy as np
 
 from ..data.loader import Loader
 from ..device import download
-from ..diffusion import Diffusion
+from ..diffusion.process import make_diffusion
 from ..errors import NumdiffError, UsageError
 from ..nn import AdamW
 from ..nn.flops import forward_flops
 from ..nn.optimizer import PATIENCE, LossScale
 from .distributed import current
+from .options import check_values
 from .precision import precision_on
 from .step import RING, TrainingStep
 
@@ -50,9 +51,9 @@ class Trainer:
     diffusion: Diffusion options, a dict of steps, schedule, prediction
     ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA)
     the rest: as `numdiff.nn.AdamW`; seed: of data order, noise, timesteps and flips
-    precision: "fp32"; "tf32": as fp32, but operands of products rounded to 11 digits (it sets the switch `tf32` of the
-        model's device, which all models there share, and on the CPU changes nothing); or "fp16": activations and
-        products in float16, weights, sums and statistics in float32; a GPU only; "auto": see precision.py
+    precision: "fp32"; "tf32": as fp32, but operands of products rounded to 11 digits (on the CPU it changes nothing);
+        "fp16": activations and products in float16, weights, sums and statistics in float32, a GPU only; or "auto": see
+        precision.py
     loss_scale, loss_scale_rule, loss_scale_interval: what `LossScale` begins with
     eager: launch every kernel from Python at each step, where else a GPU replays a graph of them
     recompute: keep only the inputs of the model's blocks for the backward pass; neither changes a bit
@@ -64,6 +65,13 @@ class Trainer:
                  warmup_steps=100, total_steps=0, cosine=False, beta1=0.9, beta2=0.999, adam_eps=1e-8, weight_decay=0.0,
                  clip_norm=1.0, ema_halflife=0, seed=0, communicator=None, precision="auto", loss_scale=2.0**16,
                  loss_scale_rule="doubling", loss_scale_interval=2000, eager=False, recompute=False):
+        check_values({"batch": batch, "microbatch": microbatch, "flip": flip, "learning_rate": learning_rate,
+                      "warmup_steps": warmup_steps, "beta1": beta1, "beta2": beta2, "adam_eps": adam_eps,
+                      "weight_decay": weight_decay, "clip_norm": clip_norm, "ema_halflife": ema_halflife, "seed": seed,
+                      "precision": precision, "loss_scale": loss_scale, "loss_scale_rule": loss_scale_rule,
+                      "loss_scale_interval": loss_scale_interval, "eager": eager, "recompute": recompute})
+        if total_steps < 0 or cosine and not total_steps:
+            raise UsageError(f"total_steps {total_steps} must be at least {int(cosine)}{', to end a cosine' * cosine}.")
         self.communicator = communicator or current()
         part, microbatch = split_batch(batch, microbatch, self.communicator.size)
         shape = (model.image_size, model.image_size, model.in_channels)
@@ -78,15 +86,15 @@ class Trainer:
             raise UsageError(f"the dataset's labels go from {np.min(dataset.labels)} to {np.max(dataset.labels)}, and "
                              f"the model has {model.num_classes} classes, from 0: build it with as many as there are.")
         self.model, self.dataset, self.seed = model, dataset, seed
-        self.diffusion = Diffusion(**(diffusion or {}), backend=model.backend)
+        self.diffusion = make_diffusion(diffusion, model.backend)
         model.diffusion = self.diffusion.options
         self._share_weights()
         ema_decay = 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0
         self.precision, scale = precision_on(precision, model.backend), None
         if recompute:
             model.recompute_blocks()
-        if model.backend is not None:
-            model.backend.tf32 = self.precision == "tf32"
+        model.tf32 = self.precision == "tf32"
+        model.compute_in_single()
         if self.precision == "fp16":
             model.compute_in_half()
             scale = LossScale(model.parameters.data, loss_scale, loss_scale_rule, loss_scale_interval)
@@ -99,6 +107,10 @@ class Trainer:
         self.batch = batch
         self.step = 0  # optimiser steps done
         self._loader = None
+
+    def __getstate__(self):
+        raise UsageError("a Trainer holds a captured step and a loader's thread: copy or pickle its model and "
+                         "optimizer together, or keep what state() gives.")
 
     @property
     def flops_per_step(self):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import DeviceArray, traffic
+from numdiff.device.gpu import Turn
 from numdiff.device.traffic import LAG, Feed, GpuFeed, GpuReadback, Readback, make_feed, make_readback
 
 COMPUTE = 0
@@ -56,7 +57,7 @@ class LazyDriver:
 
 
 class LazyGpu:
-    name, stream_handle = "cuda", COMPUTE
+    name, stream_handle, turn = "cuda", COMPUTE, Turn()
 
     def __init__(self, rng):
         self._driver = LazyDriver(rng)

@@ -280,3 +280,16 @@ def test_guidance_needs_a_null_class():
         Sampling(model, cfg_scale=1.0)
     with pytest.raises(UsageError, match="without classes"):
         Sampling(tiny(), y=[1])
+
+
+def test_timesteps_of_the_process_are_checked_on_the_host():
+    """NumPy would take -1 for the last."""
+    diffusion, x = Diffusion(steps=10), np.zeros((1, 2, 2, 3), np.float32)
+    for t in (-1, 10, 0.5, np.nan):
+        with pytest.raises(UsageError, match="whole numbers from 0 to 9"):
+            diffusion.q_sample(x, x, np.array([t]))
+    with pytest.raises(UsageError, match="whole numbers from 0 to 9"):
+        diffusion.loss(Tensor(np.zeros((1, 2, 2, 6), np.float32)), x, x, np.array([-1]), learn_sigma=True)
+    for steps in (0, -1, 2.5, True, "10", 2**40):
+        with pytest.raises(UsageError, match=r"must be a whole number from 1 to 100,000\."):
+            Diffusion(steps=steps)

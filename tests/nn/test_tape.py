@@ -66,6 +66,27 @@ def test_activations_are_freed_as_the_tape_is_played_back_without_the_collector(
         gc.enable()
 
 
+def test_a_tape_is_played_once_and_only_from_what_it_holds():
+    x = Tensor(np.ones(4, np.float32), requires_grad=True)
+    with Tape() as tape:
+        y = F.silu(x)
+        z = F.silu(y)
+    with Tape() as other:
+        F.silu(x)
+    with pytest.raises(ValueError, match="does not hold the operation"):
+        other.backward(z)
+    tape.backward(z)
+    gradient = x.grad.copy()
+    for output in (z, y):
+        with pytest.raises(ValueError, match="played back only once"):
+            tape.backward(output)
+    np.testing.assert_array_equal(x.grad, gradient)
+    with tape:  # what it records from now on can be played
+        again = F.silu(x)
+    tape.backward(again)
+    assert (x.grad > gradient).all()
+
+
 def test_check_finite_names_the_module_and_the_operation():
     model = tiny()
     weights = model.arrays()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn import Tensor, UNet
+from numdiff.nn import DiT, Tensor, UNet
 from numdiff.nn.flops import unet_forward_flops
 from tests.nn.test_tape import tiny
 
@@ -89,3 +89,52 @@ def test_predict_refuses_classes_and_timesteps_that_do_not_fit():
         model.predict(x, 0, [0, 2])
     with pytest.raises(UsageError, match=r"t has shape \(3,\)"):
         model.predict(x, [1, 2, 3], 0)
+
+
+# Timesteps and classes ------------------------------------------------------------------------------------------------
+
+def random_model(kind):
+    model = (UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, num_classes=3, device="cpu")
+             if kind == "unet" else DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=32, depth=2, num_heads=2,
+                                        num_classes=3, device="cpu"))
+    model.parameters.load_flat(0.1 * np.random.default_rng(1).standard_normal(model.parameters.total))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["unet", "dit"])
+def test_timesteps_are_continuous(kind, rng):
+    """Between two whole ones lies neither, but nearly their mean; float and integer timesteps that are equal agree."""
+    model, x = random_model(kind), rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
+    low, middle, high = (model.predict(x, t, 0) for t in (998.75, 999.0, 999.25))
+    np.testing.assert_array_equal(middle, model.predict(x, 999, 0))
+    np.testing.assert_array_equal(middle, model.predict(x, [999, 999.0], 0))
+    assert np.abs(high - middle).max() > 1e-6 and np.abs(low - middle).max() > 1e-6
+    assert np.abs((low + high) / 2 - middle).max() < 0.2 * np.abs(high - low).max()
+    both = model.predict(x, np.array([998.75, 999.25]), 0)
+    np.testing.assert_array_equal(both, np.stack([low[0], high[1]]))
+    np.testing.assert_array_equal(high, model(Tensor(x), np.full(2, 999.25, np.float32), np.zeros(2, np.int32)).numpy())
+
+
+@pytest.mark.parametrize("kind", ["unet", "dit"])
+def test_timesteps_and_classes_that_cannot_be_are_errors(kind):
+    model, x = random_model(kind), np.zeros((2, 8, 8, 3), np.float32)
+    model.diffusion = {"steps": 600}
+    for t in (-1, -1e-3, 600.5, 601, 2**40, 1e300, np.nan, np.inf, -np.inf, [3, np.nan], np.float16(np.inf)):
+        with pytest.raises(UsageError, match="is not between 0 and 600, where the model's timesteps lie"):
+            model.predict(x, t, 0)
+    with pytest.raises(UsageError, match="timesteps must be numbers"):
+        model.predict(x, "3", 0)
+    for y in (-1, 5, 0.5, [0, -1], "0", np.nan):
+        with pytest.raises(UsageError, match="y holds a class that does not exist"):
+            model.predict(x, 3, y)
+    t, y = np.zeros(2, np.int32), np.zeros(2, np.int32)
+    for wrong in ((t - 1, y), (t + np.float32(np.nan), y), (t, y - 1), (t, y + 5)):  # the same by hand, on the host
+        with pytest.raises(UsageError):
+            model(Tensor(x), *wrong)
+    assert np.isfinite(model.predict(x, 600, 2)).all() and np.isfinite(model.predict(x, 0.0, 2)).all()
+
+
+def test_a_seed_is_a_whole_number():
+    for seed in (-1, 0.5, "0", 2**64):
+        with pytest.raises(UsageError, match="must be a whole number from 0"):
+            UNet(image_size=8, model_channels=32, channel_mult=(1,), device="cpu", seed=seed)

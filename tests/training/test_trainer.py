@@ -1,9 +1,12 @@
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
 
 from numdiff.benchmark.step import RandomImages
+from numdiff.device import get_backend
 from numdiff.device.traffic import Readback
 from numdiff.errors import UsageError
 from numdiff.kernels import loss_scale
@@ -88,6 +91,23 @@ def test_a_captured_step_has_the_bits_of_the_eager_one():
         trainer.close()
 
 
+def test_a_trainer_is_not_copied():
+    trainer = make()
+    for function in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(UsageError, match="copy or pickle its model and optimizer together"):
+            function(trainer)
+    model, optimizer = copy.deepcopy((trainer.model, trainer.optimizer))
+    assert optimizer.parameters is model.parameters and optimizer.ema is not trainer.optimizer.ema
+    losses(trainer, 2)
+    assert not np.array_equal(optimizer.ema, trainer.optimizer.ema) and int(optimizer.step[0]) == 0
+    with trainer.ema_weights(), pytest.raises(UsageError, match="outside of ema_weights"):
+        pickle.dumps(trainer.optimizer)
+    again = pickle.loads(pickle.dumps(trainer.optimizer))
+    for name, value in trainer.optimizer.state().items():
+        assert np.array_equal(value, again.state()[name]), name
+    trainer.close()
+
+
 def test_gpu_and_cpu_engine_give_the_same_ten_losses():
     from numdiff.device import why_no_gpu
     if why_no_gpu():
@@ -98,11 +118,44 @@ def test_gpu_and_cpu_engine_give_the_same_ten_losses():
     on_gpu.close()
 
 
-def test_tf32_is_a_switch_of_the_device():
-    """The trainer that was made last decides."""
-    for precision in ("tf32", "fp32"):
-        trainer = make(device="ptx", precision=precision)
-        assert trainer.model.backend.tf32 == (precision == "tf32")
+def test_each_trainer_computes_in_its_own_precision(monkeypatch):
+    """Forward and backward, whichever trainer on the device was made last; the device's switch is left as it was."""
+    seen, backend = [], get_backend("ptx")
+    monkeypatch.setattr(backend, "launch", lambda *_: seen.append(backend.tf32))
+    trainers = {precision: make(device="ptx", precision=precision) for precision in ("tf32", "fp32")}
+    assert backend.tf32 is False
+    for precision in ("tf32", "fp32", "tf32"):
+        seen.clear()
+        step = trainers[precision].step_function
+        step._forward_backward(slice(0, 8), 1.0, False)
+        model = [value for value in seen if value]
+        assert len(model) > 200 if precision == "tf32" else not model
+    assert backend.tf32 is False
+
+
+def test_a_model_that_was_trained_in_float16_is_trained_in_float32_next():
+    first = make(device="ptx", precision="fp16")
+    assert first.model.dtype == np.float16 and first.model.parameters.half is not None
+    model = first.model
+    Trainer(model, FixedImages(), precision="fp32")
+    assert model.dtype == np.float32
+    assert model.parameters.half is None and all(p.half is None for p in model.parameters.parameters.values())
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"precision": "x"}, "--precision x does not exist; use auto or fp32 or tf32 or fp16."),
+    ({"loss_scale_rule": "x"}, "--loss-scale-rule x does not exist"), ({"batch": 0}, "--batch 0 must be at least 1"),
+    ({"batch": 2.5}, "--batch 2.5 must be a whole number"), ({"beta1": 1}, "--beta1 1 must be at least 0 and below 1"),
+    ({"learning_rate": float("nan")}, "--learning-rate nan must be a finite number"),
+    ({"ema_halflife": -1}, "--ema-halflife -1 must be at least 0"), ({"seed": -1}, "seed -1 must be"),
+    ({"microbatch": 0}, "--microbatch 0 must be at least 1"), ({"flip": 2}, "--flip 2 must be yes or no"),
+    ({"diffusion": {"stepz": 10}}, "there is no option 'stepz' of the diffusion; did you mean 'steps'"),
+    ({"diffusion": {"steps": 0}}, "diffusion steps 0"), ({"diffusion": {"schedule": "x"}}, "x"),
+    ({"total_steps": -1}, "total_steps -1"), ({"total_steps": 0, "cosine": True}, "cosine")])
+def test_wrong_options_are_errors(options, words):
+    with pytest.raises(UsageError) as error:
+        make(**options)
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_tf32_learns_as_float32_does():
