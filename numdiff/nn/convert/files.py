@@ -3,10 +3,10 @@ import contextlib
 import errno
 import json
 import pathlib
-import zipfile
 
 import numpy as np
 
+from ...archives import ZipReader, read_npy
 from ...errors import NumdiffError, UsageError
 from . import pickles
 from .unet import canonical_names
@@ -15,7 +15,7 @@ from .unet_cu import is_unet_cu, read_unet_cu
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "ema_params")
 RAW_KEYS = ("model", "state_dict", "model_state_dict", "net", "params", "module")
 DEPTH = 3  # containers within containers
-SPARE = 1 << 22  # elements that a file may hold beyond 16 for each of its bytes (repeated rows are stored once)
+SPARE = 1 << 24  # bytes that a file may hold beyond 4 for each of its own (repeated rows are stored once)
 METADATA = "numdiff_options"  # where a safetensors file of numdiff keeps the model options
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
                "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
@@ -70,11 +70,10 @@ def _read(path, file, weights):
     head = file.read(512)
     file.seek(0)
     if head[:4] == b"PK\x03\x04":
-        with zipfile.ZipFile(path) as archive:
-            is_npz = any(name.endswith(".npy") for name in archive.namelist())
-        if is_npz:
-            return _read_npz(path), {}
-        return _choose(pickles.read_zip(path), path, weights), {}
+        with ZipReader(path) as archive:
+            if any(member.filename.endswith(".npy") for member in archive.members):
+                return _read_npz(archive, 4 * path.stat().st_size + SPARE), {}
+            return _choose(pickles.read_zip(archive), path, weights), {}
     if is_unet_cu(head):
         return read_unet_cu(path)
     if head[:1] == b"\x80":
@@ -96,7 +95,7 @@ def _choose(found, path, weights):
             break
         tensors = {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, pickles.Tensor)}
         if tensors:
-            if sum(t.size for t in tensors.values()) > 16 * path.stat().st_size + SPARE:
+            if sum(t.nbytes for t in tensors.values()) > 4 * path.stat().st_size + SPARE:
                 raise NumdiffError("its tensors are far larger than the file; save contiguous tensors")
             return {name: tensor.numpy() for name, tensor in tensors.items()}
         inside = next((key for key in keys if isinstance(found.get(key), dict)), None)
@@ -107,15 +106,18 @@ def _choose(found, path, weights):
     raise NumdiffError("it holds no dict of tensors; save model.state_dict()")
 
 
-def _read_npz(path):
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {}
-        for name in archive.files:
-            arrays[name] = archive[name]
-            if not isinstance(arrays[name], np.ndarray) or arrays[name].dtype.kind not in "fiub":
-                raise NumdiffError(f"{name} in it is not an array of numbers")
-    if not arrays:
-        raise NumdiffError("it holds no arrays")
+def _read_npz(archive, most):
+    """{name: array} of the members, which together have at most `most` bytes."""
+    arrays = {}
+    for member in archive.members:
+        name = member.filename.removesuffix(".npy")
+        if name == member.filename:
+            raise NumdiffError(f"{name} in it is not an array of numbers")
+        with archive.open(member) as stream:
+            arrays[name] = read_npy(stream, member.file_size, most)
+        most -= arrays[name].nbytes
+        if arrays[name].dtype.kind not in "fiub":
+            raise NumdiffError(f"{name} in it is not an array of numbers")
     return arrays
 
 

@@ -1,0 +1,263 @@
+"""Zips, tars and NumPy's files from anywhere: what is in them is bounded before it is unpacked.
+
+A few kilobytes can announce, or unpack to, any number of bytes. Here nothing is unpacked before its announced size was
+held against what the file can hold and what the caller expects, nothing is unpacked further than announced, and no step
+has more in memory than was asked for. Whatever is wrong is a `BadArchive`, whose text completes "… is damaged (…)".
+"""
+import bz2
+import copy
+import io
+import lzma
+import zipfile
+import zlib
+
+import numpy as np
+
+MAXIMUM_MEMBERS = 1_500_000  # of a zip, each a kilobyte of memory: all of ImageNet's training images
+MAXIMUM_TAR_MEMBERS = 10_000
+MAXIMUM_TAR_BYTES = 1 << 29
+MAXIMUM_DIMENSIONS = 32
+DEFLATE_RATIO = 1032  # bytes that one byte of deflate becomes at most (zlib's technical details)
+LZMA_DICTIONARY_BYTES = 64 << 20  # 7-Zip's at its highest setting
+NPY_MAGIC = b"\x93NUMPY"
+NPY_HEADERS = {(1, 0): (2, np.lib.format.read_array_header_1_0), (2, 0): (4, np.lib.format.read_array_header_2_0)}
+NPY_HEADER_BYTES = 1 << 16
+BLOCK = 1 << 16
+
+
+class BadArchive(Exception):
+    """Why an archive cannot be read."""
+
+
+class TooMuch(BadArchive):
+    """It may be whole, but holds more than is read."""
+
+
+def most_from_deflate(nbytes):
+    """More bytes than this cannot come out of `nbytes` of deflate or gzip."""
+    return DEFLATE_RATIO * nbytes + 1024
+
+
+# Zips -----------------------------------------------------------------------------------------------------------------
+
+class _Disk(io.FileIO):
+    """The file under a zip; counts the members in its directory, which zipfile reads in one piece."""
+
+    def read(self, size=-1):
+        data = super().read(size)
+        if len(data) > 46 * MAXIMUM_MEMBERS and data.count(zipfile.stringCentralDir) > MAXIMUM_MEMBERS:
+            raise TooMuch(f"it has more than {MAXIMUM_MEMBERS:,} members; unpack it")
+        return data
+
+
+class ZipReader:
+    """The members of a zip file, as `zipfile.ZipInfo`, and their bytes. Safe to read from several threads."""
+
+    def __init__(self, path):
+        self._disk = _Disk(path)
+        try:
+            self._zip = zipfile.ZipFile(self._disk)
+        except BaseException as error:
+            self._disk.close()
+            if isinstance(error, (ValueError, NotImplementedError, UnicodeError, OverflowError)):  # damaged records
+                raise BadArchive(str(error)) from None
+            raise
+        self.members = self._zip.infolist()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def open(self, member, limit=None):
+        """A stream of a member's bytes, to be read from start to end; refused if it announces more than `limit`."""
+        if limit is not None and member.file_size > limit:
+            raise TooMuch(f"{member.filename} has {member.file_size:,} bytes, and at most {limit:,} are read")
+        return _Member(self._zip, member)
+
+    def read(self, member, limit):
+        """All bytes of a member, at most `limit`."""
+        with self.open(member, limit) as stream:
+            return stream.read(member.file_size)
+
+    def close(self):
+        self._zip.close()
+        self._disk.close()
+
+
+class _Member:
+    """A member of a zip, unpacked as it is read. (zipfile's own reader unpacks bzip2 and LZMA without a bound.)"""
+
+    def __init__(self, archive, member):
+        self.member, self.left, self._crc = member, member.file_size, 0
+        self._unpacker, self._tail = None, b""
+        if member.flag_bits & 1:
+            raise BadArchive(f"{member.filename} is protected by a password")
+        most = {zipfile.ZIP_STORED: member.compress_size, zipfile.ZIP_DEFLATED: most_from_deflate(member.compress_size)}
+        if member.file_size > most.get(member.compress_type, member.file_size):
+            raise BadArchive(f"{member.filename} announces {member.file_size:,} bytes, more than it can hold")
+        packed = copy.copy(member)  # to zipfile a stored member, whose bytes are the packed ones
+        packed.compress_type, packed.file_size = zipfile.ZIP_STORED, member.compress_size
+        del packed.CRC
+        try:
+            self._source = archive.open(packed)
+        except (RuntimeError, ValueError, NotImplementedError, UnicodeError, OverflowError) as error:
+            raise BadArchive(f"{member.filename}: {error}") from None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._source.close()
+
+    def read(self, size):
+        """The next `size` bytes, fewer at the end; the checksum is compared with the last of them."""
+        size = min(size, self.left)
+        pieces, missing = [], size
+        while missing:
+            piece = self._piece(missing)
+            pieces.append(piece)
+            missing -= len(piece)
+            self._crc = zlib.crc32(piece, self._crc)
+        self.left -= size
+        if not self.left and self._crc != self.member.CRC:
+            raise BadArchive(f"the CRC of {self.member.filename} is wrong")
+        return b"".join(pieces)
+
+    def _piece(self, size):
+        """1 to `size` further bytes."""
+        if self.member.compress_type == zipfile.ZIP_STORED:
+            piece = self._source.read(min(size, 16 * BLOCK))
+            if not piece:
+                raise BadArchive(f"{self.member.filename} is cut off")
+            return piece
+        if self._unpacker is None:
+            self._unpacker = self._start()
+        deflated = self.member.compress_type == zipfile.ZIP_DEFLATED
+        while True:
+            packed = self._tail
+            if not packed and (deflated or self._unpacker.needs_input):
+                packed = self._source.read(BLOCK)
+            try:  # without input deflate gives what it has held back, the others an error
+                piece = self._unpacker.decompress(packed, min(size, 16 * BLOCK))
+            except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
+                raise BadArchive(f"{self.member.filename}: {error}") from None
+            self._tail = self._unpacker.unconsumed_tail if deflated else b""
+            if piece:
+                return piece
+            if self._unpacker.eof or (not packed and (deflated or self._unpacker.needs_input)):
+                raise BadArchive(f"{self.member.filename} ends before its announced {self.member.file_size:,} bytes")
+
+    def _start(self):
+        kind = self.member.compress_type
+        if kind == zipfile.ZIP_DEFLATED:
+            return zlib.decompressobj(-15)
+        if kind == zipfile.ZIP_BZIP2:
+            return bz2.BZ2Decompressor()
+        if kind != zipfile.ZIP_LZMA:
+            raise BadArchive(f"{self.member.filename} is packed by method {kind}, which is not read")
+        header = self._source.read(9)  # version of the packer, length of what follows, then LZMA's five bytes
+        dictionary = int.from_bytes(header[5:9], "little")
+        if len(header) < 9 or header[2:4] != b"\5\0" or header[4] >= 225 or dictionary > LZMA_DICTIONARY_BYTES:
+            raise BadArchive(f"{self.member.filename} has an LZMA header that is not read")
+        lc, lp, pb = header[4] % 9, header[4] // 9 % 5, header[4] // 45
+        try:
+            return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[
+                {"id": lzma.FILTER_LZMA1, "dict_size": dictionary, "lc": lc, "lp": lp, "pb": pb}])
+        except (lzma.LZMAError, ValueError) as error:
+            raise BadArchive(f"{self.member.filename}: {error}") from None
+
+
+# Tars -----------------------------------------------------------------------------------------------------------------
+
+def tar_files(stream):
+    """[(name, offset, bytes)] of the regular files of a tar, from a stream at its start, which is read to the end.
+
+    What extends a header (PAX, GNU's long names) is passed over: it can have any size, and short names do without it.
+    """
+    files, position = [], 0
+    for _ in range(MAXIMUM_TAR_MEMBERS):
+        header = stream.read(512)
+        position += len(header)
+        if not header.strip(b"\0"):  # a block of zeros, or the end of the file
+            while piece := stream.read(16 * BLOCK):  # to the end, where gzip keeps its checksum
+                position += len(piece)
+                if position > MAXIMUM_TAR_BYTES:
+                    raise TooMuch(f"it has more than {MAXIMUM_TAR_BYTES:,} bytes")
+            return files
+        size, stored = _tar_number(header[124:136]), _tar_number(header[148:156])
+        if len(header) < 512 or stored != sum(header[:148]) + 8 * 32 + sum(header[156:]):
+            raise BadArchive(f"the tar's header at byte {position - len(header):,} is damaged")
+        padded = -(-size // 512) * 512
+        if position + padded > MAXIMUM_TAR_BYTES:
+            raise TooMuch(f"it has more than {MAXIMUM_TAR_BYTES:,} bytes")
+        if header[156:157] in (b"0", b"\0", b"7"):
+            files.append((header[:100].split(b"\0")[0].decode("utf-8", "replace"), position, size))
+        while padded:
+            piece = stream.read(min(padded, 16 * BLOCK))
+            if not piece:
+                raise BadArchive("it ends within a file")
+            position += len(piece)
+            padded -= len(piece)
+    raise TooMuch(f"it has more than {MAXIMUM_TAR_MEMBERS:,} members")
+
+
+def _tar_number(field):
+    """A number of a tar's header: octal digits, or binary where the first bit is set."""
+    if field[:1] >= b"\x80":
+        return int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
+    try:
+        return max(0, int(field.split(b"\0")[0].strip() or b"0", 8))
+    except ValueError:
+        raise BadArchive("a number in the tar's header is damaged") from None
+
+
+# NumPy's .npy ---------------------------------------------------------------------------------------------------------
+
+def read_npy_header(stream):
+    """(shape, whether columns come first, dtype, bytes of the header) of the .npy that starts here; runs nothing."""
+    start = _exactly(stream, 8)
+    version = tuple(start[6:8])
+    if start[:6] != NPY_MAGIC or version not in NPY_HEADERS:
+        raise BadArchive("its header is not one of NumPy's, version 1 or 2")
+    width, parse = NPY_HEADERS[version]
+    length = _exactly(stream, width)
+    nbytes = int.from_bytes(length, "little")
+    if nbytes > NPY_HEADER_BYTES:
+        raise BadArchive(f"its NumPy header has {nbytes:,} bytes")
+    text = _exactly(stream, nbytes)
+    try:
+        shape, fortran, dtype = parse(io.BytesIO(length + text))
+    except Exception as error:  # it is Python's own notation, so it can be broken in any way
+        raise BadArchive(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+    if len(shape) > MAXIMUM_DIMENSIONS or any(type(n) is not int or not 0 <= n < 1 << 48 for n in shape):
+        raise BadArchive("its NumPy header has a shape that no array has")
+    return shape, fortran, dtype, 8 + width + nbytes
+
+
+def read_npy(stream, size, limit):
+    """The array of the .npy of `size` bytes that starts here; refused before its memory is taken if it has more than
+    `limit` bytes, is shorter than announced, or holds objects (a pickle, which is never run)."""
+    shape, fortran, dtype, header = read_npy_header(stream)
+    if dtype.hasobject:
+        raise BadArchive("it holds Python objects, which are a pickle, and none is run")
+    count = 1
+    for n in shape:
+        count *= n
+    nbytes = count * dtype.itemsize
+    if nbytes > limit:
+        raise TooMuch(f"its array has {nbytes:,} bytes, and at most {limit:,} are read")
+    if header + nbytes > size:
+        raise BadArchive(f"it announces an array of {nbytes:,} bytes and holds {max(0, size - header):,}")
+    data = _exactly(stream, nbytes)
+    if not dtype.itemsize:  # NumPy cannot view nothing as strings of no letters
+        return np.zeros(shape, dtype)
+    return np.frombuffer(data, dtype, count).reshape(shape, order="F" if fortran else "C")
+
+
+def _exactly(stream, nbytes):
+    data = stream.read(nbytes)
+    if len(data) != nbytes:
+        raise BadArchive("it is cut off")
+    return data
