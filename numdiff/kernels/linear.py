@@ -3,7 +3,7 @@
 MATHEMATICS
     y = x·wᵀ + bias          x read as (rows, K), w (N, K): y_rn = Σ_k x_rk w_nk + bias_n
     dx = dy·w                dx_rk = Σ_n dy_rn w_nk
-    dweight += dyᵀ·x         dw_nk = Σ_r dy_rn x_rk
+    dweight += dyᵀ·x         dw_nk = Σ_r dy_rn x_rk; or dweight = dyᵀ·x, where nothing is to be added to
     dbias += Σ_r dy_rn       every row got the same bias
     A layer whose result goes through a GELU gives both, u = x·wᵀ + bias and y = GELU(u); the layer after it, whose
     input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx.
@@ -29,7 +29,7 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import is_device, over_batch
+from ..device import fill_zero, is_device, over_batch
 from .concat import Pair
 from .elementwise import gelu_backward, gelu_forward
 from .matmul import (
@@ -66,7 +66,7 @@ def linear_forward_reference(x, weight, bias=None, residual=None):
     return y.reshape(*x.shape[:-1], len(weight))
 
 
-def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, residual=None):
+def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, residual=None, accumulate=True):
     working = np.float32 if x.dtype == np.float16 else x.dtype
     rows, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     weight = weight.astype(working, copy=False)
@@ -81,7 +81,10 @@ def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, 
         return dy_i.T @ inputs[i].astype(working, copy=False)
 
     for sum_of_part in over_batch(part, len(rows), dy.size + x.size):
-        dweight += sum_of_part
+        if accumulate:
+            dweight += sum_of_part
+        else:
+            dweight[...], accumulate = sum_of_part, True
     if dbias is not None:
         column_sum(rows.astype(working, copy=False), dbias)
     return dx
@@ -107,10 +110,12 @@ def linear_forward(x, weight, bias=None, version=None, residual=None):
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=None, residual=None, gelu_of=None):
+def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=None, residual=None, gelu_of=None,
+                    accumulate=True):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias.
 
     residual: like x, or None: added to dx in the kernel that makes it
+    accumulate: False: dweight is written, whatever it held; dbias is added to all the same
     gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can
     Of a `Pair` x dx, and `residual`, are Pairs.
     """
@@ -121,17 +126,17 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
         raise ValueError("residual and gelu_of do not go together: add to what comes back")
     if isinstance(x, Pair):
         if version is None and residual is None and gelu_of is None and pair_fits(x, weight):
-            matmul_pair_gradient(dy, x, dweight, dbias)
+            matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
             return matmul_pair_backward(dy, x, weight) if need_dx else None
         dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
-                             residual and residual.joined(), gelu_of)
+                             residual and residual.joined(), gelu_of, accumulate)
         return x.parted(dx) if need_dx else None
     if not is_device(x):
-        dx = linear_backward_reference(dy, x, weight, dweight, dbias, need_dx, residual)
+        dx = linear_backward_reference(dy, x, weight, dweight, dbias, need_dx, residual, accumulate)
         return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
     rows = dy.reshape(-1, dy.shape[-1])
-    matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=True, version=version,
-                   row_sums=dbias)
+    matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
+                   version=version, row_sums=dbias)
     if not need_dx:
         return None
     if gelu_of is not None:
@@ -160,7 +165,7 @@ def linear_forward_cost(rows, N, K):
     return matmul_forward_cost(1, rows, N, K)
 
 
-def linear_backward_cost(rows, N, K):
-    """dx and dweight, each a matmul over the same three extents; dweight is added to, so it is read, too."""
+def linear_backward_cost(rows, N, K, accumulate=True):
+    """dx and dweight, each a matmul over the same three extents; a dweight that is added to is read, too."""
     moved, flops = matmul_forward_cost(1, rows, N, K)
-    return 2 * moved + 4 * N * K, 2 * flops
+    return 2 * moved + 4 * N * K * accumulate, 2 * flops

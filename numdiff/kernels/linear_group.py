@@ -4,6 +4,7 @@ MATHEMATICS
     forward   y_i[b, n] = bias_i[n] + Σ_k x[b, k] · weight_i[n, k]            layer i has N_i outputs
     backward  dx[b, k] = Σ_i Σ_n dy_i[b, n] · weight_i[n, k]
               dweight_i[n, k] += Σ_b dy_i[b, n] · x[b, k]          dbias_i[n] += Σ_b dy_i[b, n]
+              or dweight_i = …, where nothing is to be added to
     Together they are one linear layer with N = Σ N_i outputs, whose rows lie in different places of the model's flat
     buffer of parameters. A table says where: one row for each of the N outputs.
 SHAPES
@@ -63,11 +64,13 @@ def linear_group_forward_reference(x, layers):
     return [linear_forward_reference(x, weight, bias) for weight, bias in layers]
 
 
-def linear_group_backward_reference(dys, x, layers, gradients):
+def linear_group_backward_reference(dys, x, layers, gradients, accumulate=True):
     dx = np.zeros_like(x)
     for dy, (weight, _), (dweight, dbias) in zip(dys, layers, gradients, strict=True):
         if dy is not None:
-            dx += linear_backward_reference(dy, x, weight, dweight, dbias)
+            dx += linear_backward_reference(dy, x, weight, dweight, dbias, accumulate=accumulate)
+        elif not accumulate:
+            dweight[...] = 0
     return dx
 
 
@@ -93,7 +96,7 @@ def linear_group_forward_kernel_v1(x, parameters, table, y, batch, K, N):
 
 
 @cuda.jit
-def linear_group_weight_gradient_kernel_v1(dy, x, gradients, table, batch, K, N):
+def linear_group_weight_gradient_kernel_v1(dy, x, gradients, table, batch, K, N, accumulate):
     i = cuda.grid(1)
     n, k = i // K, i % K
     if n < N:
@@ -101,7 +104,8 @@ def linear_group_weight_gradient_kernel_v1(dy, x, gradients, table, batch, K, N)
         total = float32(0)
         for b in range(batch):
             total += dy[place + b * stride] * x[b * K + k]
-        gradients[table[n, WEIGHT] + k] += total
+        at = table[n, WEIGHT] + k
+        gradients[at] = gradients[at] + total if accumulate else total
         if k == 0:
             total = float32(0)
             for b in range(batch):
@@ -205,8 +209,9 @@ def add_outer(sums, left, left_at, left_pitch, right, right_at, right_pitch):
 
 
 @cuda.jit(launch_bounds=(BLOCK, 2))
-def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradient_table, partial, batch, K, N):
-    """The gradients of a tile of weights += …, and partial[chunk of outputs, b, k] = its share of dx."""
+def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradient_table, partial, batch, K, N,
+                                    accumulate):
+    """The gradients of a tile of weights += … (or = …), and partial[chunk of outputs, b, k] = its share of dx."""
     weights = cuda.shared.array(TILE, float32)
     inputs = cuda.shared.array(TILE, float32)
     by_sample = cuda.shared.array(DY_TILE, float32)  # dy [sample][output]
@@ -227,7 +232,7 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
         begin, old = rows[(warp + 8 * i) * COLUMNS + WEIGHT], targets[(line + i) * COLUMNS + WEIGHT]
         v = four(parameters, begin + first_k + mine, begin >= 0 and first_k + mine < K)
         values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
-        v = four(gradients, old + k, old >= 0 and k < K)
+        v = four(gradients, old + k, accumulate and old >= 0 and k < K)  # zeros where it is not to be read
         before[4 * i], before[4 * i + 1], before[4 * i + 2], before[4 * i + 3] = v
     for i in range(4):
         store4(weights, (warp + 8 * i) * WIDTH + mine, values[4 * i], values[4 * i + 1], values[4 * i + 2],
@@ -384,14 +389,15 @@ def split(flat, batch, widths):
     return [flat[end - batch * width:end].reshape(batch, width) for end, width in zip(ends, widths, strict=True)]
 
 
-def linear_group_backward(dys, x, layers, gradients, version=None):
+def linear_group_backward(dys, x, layers, gradients, version=None, accumulate=True):
     """dx as a new array; the parameters' gradients are added into `gradients` [(dweight, dbias)].
 
     dys: a list with dy_i (B, N_i), or None where nothing arrived
+    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
     """
     _check(x, layers)
     if not is_device(x):
-        return linear_group_backward_reference(dys, x, layers, gradients)
+        return linear_group_backward_reference(dys, x, layers, gradients, accumulate)
     (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
     N = sum(widths)
     dy = empty((B * N,), np.float32, like=x)
@@ -402,10 +408,11 @@ def linear_group_backward(dys, x, layers, gradients, version=None):
         chunks = -(-N // LINES)
         partial = empty((chunks, B * K), np.float32, like=x)
         launch(linear_group_backward_kernel_v2, (chunks, -(-K // WIDTH)), BLOCK, dy, x.reshape(-1), buffer,
-               table.reshape(-1), target, gradient_table.reshape(-1), partial.reshape(-1), B, K, N)
+               table.reshape(-1), target, gradient_table.reshape(-1), partial.reshape(-1), B, K, N,
+               int(accumulate))
         return column_sum(partial).reshape(B, K)
     launch(linear_group_weight_gradient_kernel_v1, -(-N * K // BLOCK), BLOCK, dy, x.reshape(-1), target,
-           gradient_table, B, K, N)
+           gradient_table, B, K, N, int(accumulate))
     chunks = -(-N // CHUNK)
     partial = empty((chunks, B * K), np.float32, like=x)
     launch(linear_group_input_gradient_kernel_v1, (chunks, B), BLOCK, dy, buffer, table, partial.reshape(-1), B, K, N)

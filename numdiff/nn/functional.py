@@ -44,8 +44,9 @@ def linear(x, weight, bias=None, residual=None):
     saved, wants_dx, rows, adds = x.data, x.slot is not None, weight.shape[0], residual is not None
 
     def backward(dy, before):
-        dx = K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), weight.grad.reshape(rows, -1),
-                               bias and bias.grad, need_dx=wants_dx, residual=before)
+        dweight, accumulate = weight.grad_to_fill()
+        dx = K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), dweight.reshape(rows, -1),
+                               bias and bias.grad, need_dx=wants_dx, residual=before, accumulate=accumulate)
         return (dx, dy) if adds else (dx,)
 
     y = K.linear_forward(saved, weight.like(saved).reshape(rows, -1), None if bias is None else bias.data,
@@ -58,8 +59,10 @@ def linear_group(x, layers):
     saved = x.data
 
     def backward(dys):
-        return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers],
-                                        [(w.grad, b.grad) for w, b in layers]),)
+        accumulate = not all(w.stale for w, _ in layers)  # one kernel fills all weights' gradients, in one way
+        gradients = [(w.grad if accumulate else w.grad_to_fill()[0], b.grad) for w, b in layers]
+        return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers], gradients,
+                                        accumulate=accumulate),)
 
     return record_parts("linear_group", K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]), (x,),
                         backward)
@@ -206,8 +209,10 @@ def mlp(x, weight, bias, weight_2, bias_2):
     u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data)
 
     def backward(dy, before):
-        du = K.linear_backward(dy, h, weight_2.like(h), weight_2.grad, bias_2.grad, gelu_of=u)
-        return (K.linear_backward(du, saved, weight.like(saved), weight.grad, bias.grad, need_dx=wants_dx,
+        dweight, accumulate = weight_2.grad_to_fill()
+        du = K.linear_backward(dy, h, weight_2.like(h), dweight, bias_2.grad, gelu_of=u, accumulate=accumulate)
+        dweight, accumulate = weight.grad_to_fill()
+        return (K.linear_backward(du, saved, weight.like(saved), dweight, bias.grad, need_dx=wants_dx,
                                   residual=before),)
 
     return record("mlp", K.linear_forward(h, weight_2.like(h), bias_2.data), (x,), backward, has_parameters=True,

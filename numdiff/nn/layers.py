@@ -47,7 +47,7 @@ class Linear(Module):
     def __init__(self, inputs, outputs, zero=False, initial=None):
         inputs = (inputs,) if isinstance(inputs, int) else tuple(inputs)
         start = constant(0) if zero else initial or uniform(math.prod(inputs))
-        self.weight = Parameter((outputs, *inputs), start)
+        self.weight = Parameter((outputs, *inputs), start, written=True)
         self.bias = Parameter((outputs,), constant(0) if initial else start)
 
     def forward(self, x, residual=None):

@@ -8,9 +8,10 @@ import math
 
 import numpy as np
 
-from ..device import copy_into, download, empty, empty_like, is_device, upload, zeros
+from ..device import copy_into, download, empty, empty_like, fill_zero, is_device, upload, zeros
 from ..errors import NumdiffError
 from ..kernels.elementwise import cast_into
+from ..kernels.zero_ranges import pieces, zero_ranges
 from .recompute import recompute
 from .tensor import Parameter, scope
 
@@ -115,7 +116,8 @@ class FlatParameters:
         new.data, new.grad = copied(self._bound), copied(self.grad)
         new.parameters = {}
         for name, parameter in self.parameters.items():
-            memo[id(parameter)] = new.parameters[name] = Parameter(parameter.shape, parameter.initial)
+            memo[id(parameter)] = new.parameters[name] = Parameter(
+                parameter.shape, parameter.initial, parameter.written)
         new._attach(self.half is not None)
         return new
 
@@ -140,8 +142,24 @@ class FlatParameters:
         self.bind(self.data)
         for entry, parameter in self._entries():
             parameter.grad = self._view(self.grad, entry)
+        added = [(entry["offset"], entry["offset"] + math.prod(entry["shape"]))
+                 for entry, parameter in self._entries() if not parameter.written]
+        self._added = upload(pieces(added), self.grad)  # the ranges of `grad` that a backward pass adds to
         if half:
             self.keep_half()
+
+    def begin_gradients(self):
+        """Before the backward passes of a step: gradients are zero, or marked for the first operation to write."""
+        zero_ranges(self.grad, self._added)
+        for parameter in self.parameters.values():
+            parameter.stale = parameter.written
+
+    def end_gradients(self):
+        """After them: the gradient of a parameter that no operation has used is zero, too."""
+        for parameter in self.parameters.values():
+            if parameter.stale:
+                parameter.stale = False
+                fill_zero(parameter.grad)
 
     def _entries(self):
         return zip(self.index, self.parameters.values(), strict=True)

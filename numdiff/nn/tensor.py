@@ -18,7 +18,7 @@ import copy
 
 import numpy as np
 
-from ..device import download, upload
+from ..device import download, fill_zero, upload
 from ..device.threads import Stack
 from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
@@ -95,32 +95,52 @@ class Parameter:
     """A trained array: views of the model's flat weight and gradient buffers, bound when the model is built.
 
     data, grad: float32; half: the float16 copy of data, or None
+    written: whether the operation that uses it can write the gradient instead of adding to it (`grad_to_fill`); then
+        nothing need be zeroed before, which for a DiT's weights is most of the buffer
+    stale: the gradient is that of the step before, and the first operation to come writes it
     """
 
-    __slots__ = ("shape", "initial", "data", "grad", "half")
+    __slots__ = ("shape", "initial", "data", "half", "written", "stale", "_grad")
 
-    def __init__(self, shape, initial):
-        self.shape, self.initial = tuple(shape), initial
-        self.data = self.grad = self.half = None
+    def __init__(self, shape, initial, written=False):
+        self.shape, self.initial, self.written, self.stale = tuple(shape), initial, written, False
+        self.data = self._grad = self.half = None
+
+    @property
+    def grad(self):
+        """The gradient, to be added to."""
+        if self.stale:
+            self.stale = False
+            fill_zero(self._grad)
+        return self._grad
+
+    @grad.setter
+    def grad(self, view):
+        self._grad = view
+
+    def grad_to_fill(self):
+        """(gradient, whether to add to it): an operation that can do both writes what is stale."""
+        accumulate, self.stale = not self.stale, False
+        return self._grad, accumulate
 
     def __deepcopy__(self, memo):
         """Arrays of its own; those of a whole model are bound to the copy's buffers by `FlatParameters`."""
-        new = Parameter(self.shape, self.initial)
+        new = Parameter(self.shape, self.initial, self.written)
         for name in ("data", "grad", "half"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         return new
 
     def __reduce__(self):
         """Its values as NumPy; what it began with, a function, and the gradient are left out."""
-        return restored_parameter, (self.shape, None if self.data is None else download(self.data))
+        return restored_parameter, (self.shape, self.written, None if self.data is None else download(self.data))
 
     def like(self, x):
         """The values in the dtype of an activation x: what a product with it takes."""
         return self.half if x.dtype == np.float16 else self.data
 
 
-def restored_parameter(shape, data):
-    parameter = Parameter(shape, None)
+def restored_parameter(shape, written, data):
+    parameter = Parameter(shape, None, written)
     parameter.data = data
     return parameter
 

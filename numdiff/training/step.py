@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..device import empty, fill_zero, synchronize, upload, zeros
+from ..device import empty, synchronize, upload, zeros
 from ..device.traffic import make_feed, make_readback
 from ..kernels.elementwise import add_forward
 from ..kernels.images import images_forward
@@ -107,7 +107,7 @@ class TrainingStep:
 
         exchange: may send gradients to the other ranks as soon as the last microbatch completes them
         """
-        fill_zero(self.model.parameters.grad)
+        self.model.parameters.begin_gradients()
         count = self.batch // self.microbatch
         scale = 1 / (count * self.ranks)
         loss = None
@@ -116,6 +116,7 @@ class TrainingStep:
             with exchange.watch() if exchange and k == count - 1 else nullcontext():
                 part = self._forward_backward(samples, scale, check_finite)
             loss = part if loss is None else add_forward(loss, part)
+        self.model.parameters.end_gradients()
         return loss, scale
 
     def _forward_backward(self, rows, scale, check_finite):

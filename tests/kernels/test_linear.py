@@ -49,6 +49,9 @@ def test_linear(engine, rng, shape):
     for first, second, want in zip(*runs, (want_x, want_w, want_b), strict=True):
         engine.check(first, want, 3e-6)  # the parameters' gradients are added to what was there
         engine.check_equal(first, second)
+    dw = engine(np.full(w.shape, np.nan))
+    L.linear_backward(engine(dy), engine(x), engine(w), dw, None, accumulate=False)
+    engine.check(dw, want_w - start_w, 3e-6)  # or written, whatever was there
 
 
 def test_dx_is_added_to_what_came_before(engine, rng):

@@ -9,6 +9,8 @@ from numdiff.device import download, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
+from numdiff.nn.layers import Linear
+from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.tensor import Parameter, check_finite
 from tests.conftest import numerical_gradient, relative_error
 
@@ -192,3 +194,35 @@ def test_the_whole_model_against_central_differences(rng):
     slope = (values[0] - values[1]) / 2e-2
     expected = sum(float(np.sum(gradient[k].astype(np.float64) * direction[k])) for k in weights)
     assert abs(slope - expected) <= 2e-2 * abs(expected)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_written_gradient_is_as_one_that_is_added_to_zeros(rng, passes):
+    """Two layers, of which one is used twice in a pass; a third is not used at all. What the gradients held before
+    the step is of no matter."""
+    class Three(Module):
+        def __init__(self):
+            self.first, self.second, self.idle = (Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            return self.first(F.silu(self.second(F.silu(self.first(x)))))
+
+    model = Three()
+    parameters = FlatParameters(model)
+    x, dy = rng.standard_normal((2, passes, 3, 4)).astype(np.float32)
+
+    def gradients():
+        for k in range(passes):
+            with Tape() as tape:
+                y = model(Tensor(x[k]))
+            tape.backward(y, dy[k])
+        return parameters.grad.copy()
+
+    want = gradients()
+    parameters.grad[...] = np.nan
+    parameters.begin_gradients()
+    got = gradients()
+    assert np.isnan(got).any()  # the idle layer's, still
+    parameters.end_gradients()
+    for name, value in parameters.arrays(parameters.grad).items():
+        np.testing.assert_array_equal(value, parameters.arrays(want)[name], err_msg=name)

@@ -33,6 +33,7 @@ from .. import (
     softmax,
     step_state,
     telemetry,
+    zero_ranges,
 )
 from ..concat import Pair
 from ..groupnorm_normalise import channel_statistics_reference
@@ -245,6 +246,9 @@ def products_cases():
                one(lambda a, v: linear.linear_forward(a.x, a.weight, a.bias, version=v)), (None,))
     yield Case("linear_backward", normal(dy=(5, 8), x=(5, 12), weight=(8, 12), dweight=(8, 12), dbias=(8,)),
                lambda a, v: (linear.linear_backward(a.dy, a.x, a.weight, a.dweight, a.dbias), a.dweight, a.dbias))
+    yield Case("linear_backward", normal(dy=(5, 8), x=(5, 12), weight=(8, 12), dweight=(8, 12), dbias=(8,)),
+               lambda a, v: (linear.linear_backward(a.dy, a.x, a.weight, a.dweight, a.dbias, accumulate=False),
+                             a.dweight, a.dbias), label="written")
     for order in ("legacy", "new"):
         yield Case("attention", normal(qkv=(1, 5, 24)),
                    lambda a, v, o=order: attention.attention_forward(a.qkv, 2, o), label=order)
@@ -267,6 +271,10 @@ def grouped_cases():
     yield Case("linear_group_backward", normal(x=(2, 40), flat=(340,), gradient=(340,), dy0=(2, 5), dy1=(2, 3)),
                lambda a, v: (linear_group.linear_group_backward([a.dy0, a.dy1], a.x, layers(a.flat),
                                                                 layers(a.gradient), version=v), a.gradient), (1, 2))
+    yield Case("linear_group_backward", normal(x=(2, 40), flat=(340,), gradient=(340,), dy0=(2, 5), dy1=(2, 3)),
+               lambda a, v: (linear_group.linear_group_backward([a.dy0, a.dy1], a.x, layers(a.flat), layers(a.gradient),
+                                                                version=v, accumulate=False), a.gradient), (1, 2),
+               label="written")
 
 
 def convolutions_cases():
@@ -385,6 +393,9 @@ def update_cases():
                in_place(lambda a, v: step_state.next_row(a.table, a.step, a.row), "step", "row"))
     yield Case("latch_nonfinite", state, in_place(
         lambda a, v: step_state.latch_nonfinite(a.first_bad, a.loss, a.norm, a.step), "first_bad", "norm"))
+    yield Case("zero_ranges", lambda rng: {"flat": rng.standard_normal(2500),
+                                           "ranges": zero_ranges.pieces([(8, 13), (40, 2100), (2100, 2103)])},
+               in_place(lambda a, v: zero_ranges.zero_ranges(a.flat, a.ranges), "flat"))
     yield Case("telemetry", state, in_place(
         lambda a, v: telemetry.telemetry_record(a.ring, a.step, a.loss, a.norm, a.rate, a.scale, a.counts, 0.5),
         "ring"))
