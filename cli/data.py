@@ -38,15 +38,12 @@ def import_command(source, out, size, fit, rgb, background, labels, force):
     numdiff data import cifar-10-python.tar.gz cifar10.h5
     numdiff data import train-images-idx3-ubyte.gz mnist.h5 --size 32 --rgb
     """
-    from tqdm import tqdm
-
     from numdiff.data.importers import import_dataset
-
-    def progress(items, total):
-        return tqdm(items, "importing", total, unit=" images", leave=False, disable=None)
+    from numdiff.progress_bar import tracked
 
     channels = None if rgb is None else 3 if rgb else 1
-    report = import_dataset(source, out, size, fit, channels, background, labels, force, progress)
+    report = import_dataset(source, out, size, fit, channels, background, labels, force,
+                            lambda items, total: tracked(items, total, "importing", "image"))
     for sentence in report.sentences():
         click.echo(sentence)
 

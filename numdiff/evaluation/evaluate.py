@@ -2,10 +2,9 @@
 import math
 from dataclasses import replace
 
-from tqdm import tqdm
-
 from ..device import get_backend
 from ..errors import UsageError
+from ..progress_bar import progress_bar
 from ..training.files import write_json
 from .features import RandomConv, extract, find_extractor
 from .frechet import frechet_distance
@@ -37,8 +36,8 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
     images = [s for s in sources if isinstance(s, Images)]
     if images:
         extractor, name = find_extractor(features, get_backend(device))
-        with tqdm(total=sum(s.count for s in images), unit="image", desc="features",
-                  disable=None if progress else True) as bar:
+        with progress_bar(sum(s.count for s in images), "evaluating", "image",
+                          shown=None if progress else False) as bar:
             described = [_say_source(s) for s in sources]
             sources = [_features(s, extractor, name, batch, bar.update) if isinstance(s, Images) else s
                        for s in sources]

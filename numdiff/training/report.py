@@ -4,13 +4,12 @@ import json
 import math
 import os
 import pathlib
-import sys
 import time
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from tqdm import tqdm
 
+from ..progress_bar import duration, progress_bar, three_digits
 from .files import atomic_file, cannot_write
 
 STATS = "stats.jsonl"
@@ -40,9 +39,7 @@ class Reporter:
             self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # a line reaches the file at once
         except OSError as error:
             raise cannot_write("the records", self._path, error) from error
-        bar = sys.stderr.isatty() if bar is None else bar
-        self._bar = tqdm(total=steps, initial=start_step, unit="step", dynamic_ncols=True, file=sys.stderr,
-                         bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}  {desc}") if bar else None
+        self._bar = progress_bar(steps, "training", "step", start_step, keep=True, shown=bar)
         self._reports = 0
         self._seconds = math.nan  # a step, smoothed
         self._started = time.perf_counter()
@@ -84,14 +81,13 @@ class Reporter:
 
     def message(self, text):
         """A line of text beside the bar or between the lines."""
-        if self._bar:
-            tqdm.write(text, file=sys.stderr)
-        else:
+        if self._bar.disable:
             print(text, flush=True)
+        else:
+            self._bar.message(text)
 
     def close(self):
-        if self._bar:
-            self._bar.close()
+        self._bar.close()
         self._file.close()
 
     def _write(self, record):
@@ -101,36 +97,23 @@ class Reporter:
             raise cannot_write("the records", self._path, error) from error
 
     def _show(self, record):
+        scale = ""
+        if record.get("skipped") and "loss_scale" in record:
+            scale = f"scale 2^{math.log2(record['loss_scale']):.3g}, {record['skipped']} skipped"
+        if not self._bar.disable:
+            note = f"loss {record['loss']:.4f}" + (f"  {record['skipped']} skipped" if scale else "")
+            self._bar.to(record["step"], note, self._seconds)
+            return
         values = [f"loss {record['loss']:.4f}", f"norm {record['gradient_norm']:.3f}",
                   f"lr {record['learning_rate']:.2e}", f"{three_digits(record['ms_per_step'])} ms/step",
-                  f"{three_digits(record['images_per_second'])} images/s"]
-        if record.get("skipped") and "loss_scale" in record:
-            values.append(f"scale 2^{math.log2(record['loss_scale']):.3g}, {record['skipped']} skipped")
+                  f"{three_digits(record['images_per_second'])} images/s", *([scale] if scale else [])]
         if "mfu" in record:
             values.append(f"MFU {record['mfu']:.1%}")
         elif "tflops" in record:
             values.append(f"{record['tflops']:.3g} TFLOP/s")
         values.append(f"ETA {duration((self.steps - record['step']) * self._seconds)}")
-        if self._bar:
-            self._bar.n = record["step"]
-            self._bar.set_description_str("  ".join(values))  # draws the bar, too
-        else:
-            width = len(str(self.steps))
-            print(f"step {record['step']:{width}d}/{self.steps}  " + "  ".join(values), flush=True)
-
-
-def three_digits(value):
-    """12.3, 123, 1,234: a number above ten with about three digits."""
-    return f"{value:,.{1 if value < 100 else 0}f}"
-
-
-def duration(seconds):
-    """A time span as 1:02:03, or 2:03 below an hour."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, seconds = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+        width = len(str(self.steps))
+        print(f"step {record['step']:{width}d}/{self.steps}  " + "  ".join(values), flush=True)
 
 
 def _json(value):

@@ -4,12 +4,12 @@ import time
 
 import h5py
 import numpy as np
-from tqdm import tqdm
 
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.sampling import to_uint8
 from ..errors import NumdiffError, UsageError
+from ..progress_bar import progress_bar
 from .checkpoint import newest_checkpoint
 from .model_files import load
 from .report import image_grid, save_png
@@ -54,7 +54,7 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
     moving = Frames(min(count, ANIMATED), sampling.shape, sampling.evaluations, frames) if animation else None
     started = time.perf_counter()
     total = sampling.evaluations * -(-count // sampling.batch)
-    with tqdm(total=total, unit="step", desc="sampling", disable=None if progress else True) as bar, \
+    with progress_bar(total, "sampling", "step", shown=None if progress else False) as bar, \
             samples_file(npz, (count, *sampling.shape), sampling.dtype) as file:
         for rows, images in sampling.batches(bar.update, moving and _watch(moving)):
             shown[rows.start:rows.stop] = images[:max(len(shown) - rows.start, 0)]

@@ -38,7 +38,7 @@ def test_bar(tmp_path, capsys):
         reporter.message("a picture")
         reporter.report(4, 0.5, 1.0, 1e-3)
     out = capsys.readouterr()
-    assert out.out == "" and "a picture" in out.err and "4/4" in out.err and "TFLOP/s" in out.err
+    assert out.out == "" and "a picture" in out.err and "4/4 steps  loss 0.5000" in out.err
 
 
 def test_records_reach_the_file_at_once(tmp_path):

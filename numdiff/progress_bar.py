@@ -1,0 +1,106 @@
+"""The bar that all long work shows in a terminal, in one line on stderr; where there is no terminal, nothing.
+
+    sampling  ██████████████▌               124/250 steps  41.2 ms/step  0:05 < 0:05
+
+What is done, how far it has come, how long one takes (or how many a second), the time so far < the time left.
+
+    with progress_bar(count, "evaluating", "image") as bar:
+        …
+        bar.update(len(images))
+"""
+import contextlib
+import math
+import os
+import sys
+
+from tqdm import tqdm
+
+LINE = "{desc}  {bar}  {tail}"
+
+
+def progress_bar(total, what, unit, initial=0, keep=False, shown=None):
+    """A `ProgressBar` of `total` units (None: nobody knows how many), of which `initial` are done already.
+
+    what: what is done, in a word; unit: in the singular
+    keep: leave the bar where it is at the end, instead of taking it away
+    shown: True or False; None: where stderr is a terminal
+    """
+    if shown is None:
+        shown = bool(sys.stderr and sys.stderr.isatty()) and os.environ.get("TERM") != "dumb"
+    return ProgressBar(total=total, desc=what, unit=unit, initial=initial, leave=keep, disable=not shown,
+                       dynamic_ncols=True, file=sys.stderr, bar_format=LINE)
+
+
+def tracked(items, total, what, unit):
+    """The items of an iterable, while a bar counts them."""
+    with progress_bar(total, what, unit) as bar:
+        for item in items:
+            yield item
+            bar.update()
+
+
+class ProgressBar(tqdm):
+    """tqdm's bar with numdiff's line. A terminal that has gone is no reason for the work to end.
+
+    note: words before the speed; seconds: of a unit, where the caller knows better than the time between updates
+    """
+
+    note, seconds, _widest = "", None, 0
+
+    def to(self, n, note="", seconds=None):
+        """`n` units are done, and what else to say."""
+        if not self.disable:
+            self.n, self.note, self.seconds = n, note, seconds
+            self.refresh()
+
+    def message(self, text):
+        """A line above the bar."""
+        with contextlib.suppress(OSError):
+            self.write(text, file=self.fp)
+
+    @property
+    def format_dict(self):
+        values = super().format_dict
+        elapsed, done = values["elapsed"], self.n - self.initial
+        seconds = self.seconds or (1 / values["rate"] if values["rate"] else elapsed / done if done else math.nan)
+        left = "" if self.total is None else f" < {duration((self.total - self.n) * seconds)}"
+        tail = "  ".join(filter(None, [f"{self._count()} {self.unit}s", self.note, speed(seconds, self.unit),
+                                       duration(elapsed) + left]))
+        self._widest = max(self._widest, len(tail))  # the bar never moves to and fro
+        return {**values, "tail": tail.rjust(self._widest)}
+
+    def _count(self):
+        if self.total is None:
+            return f"{self.n:,}"
+        return f"{self.n:,}/{self.total:,}"
+
+    def display(self, *args, **kwargs):
+        with contextlib.suppress(OSError):
+            return super().display(*args, **kwargs)
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+def speed(seconds, unit):
+    """How long a step takes, or how many of something else a second bring."""
+    if not 0 < seconds < math.inf:
+        return ""
+    if unit != "step":
+        return f"{three_digits(1 / seconds)} {unit}s/s"
+    return f"{three_digits(seconds * 1e3)} ms/step" if seconds < 10 else f"{three_digits(seconds)} s/step"
+
+
+def three_digits(value):
+    """12.3, 123, 1,234: a number above ten with about three digits."""
+    return f"{value:,.{1 if value < 100 else 0}f}"
+
+
+def duration(seconds):
+    """A time span as 1:02:03, or 2:03 below an hour."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, seconds = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
