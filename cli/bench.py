@@ -8,7 +8,7 @@ from numdiff.training.options import SAMPLERS
 from .settings import GroupedCommand, ListOf, Setting, settings
 
 SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "microbatch", "image_size", "channels")
-SAMPLED = ("preset", "device", "precision", "image_size", "channels")
+SAMPLED = ("preset", "device", "precision", "eager", "image_size", "channels")
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
 DIT = ("architecture", "num_classes")
 

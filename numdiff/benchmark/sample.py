@@ -1,7 +1,7 @@
 """How long a batch of samples takes, by the public interface: medians of several, after a warm-up, on whatever device.
 
-The first batch compiles or loads kernels and the second may capture a graph; both are told, and no later one pays for
-them. Where PyTorch is measured, too, the two take turns, batch by batch.
+The first batch compiles or loads kernels and, as the second may, too, captures graphs; both are told, and no later one
+pays for that. Where PyTorch is measured, too, the two take turns, batch by batch.
 """
 import resource
 import time
@@ -27,7 +27,7 @@ class NumdiffSample:
         self.options = options
         self.model = random_model(options)
         self.backend = self.model.backend
-        self.sampling = Sampling(self.model, options.batch, batch=options.batch, **sampling)
+        self.sampling = Sampling(self.model, options.batch, batch=options.batch, eager=options.eager, **sampling)
         self.run()
         self.first_s = time.perf_counter() - started
         started = time.perf_counter()
@@ -61,8 +61,7 @@ def random_model(options):
                        "prediction": options.prediction}
     if options.precision == "fp16":
         model.compute_in_half()
-    if model.backend is not None:
-        model.backend.tf32 = options.precision == "tf32"
+    model.tf32 = options.precision == "tf32"
     return model
 
 

@@ -1,6 +1,7 @@
 """An emulator that says it is a GPU: its kernels take a moment and do nothing, its graphs call their function again,
 its events come at a fixed pace."""
 import contextlib
+import functools
 import time
 from types import SimpleNamespace
 
@@ -78,12 +79,20 @@ class FakeGpu(EmulatorDevice):
         return result[1] if len(result) > 1 else None
 
     @staticmethod
+    def pointer(array):
+        return array.memory.address + array.offset
+
+    @staticmethod
     def memory_info():
         return 1 << 13, 1 << 14
 
     def new_arena(self):
         self.arenas.append(Arena(self._take_segment, 1 << 16))
         return self.arenas[-1]
+
+    @functools.cached_property
+    def inference_arena(self):
+        return self.new_arena()
 
     @contextlib.contextmanager
     def within(self, arena):

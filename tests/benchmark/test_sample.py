@@ -47,10 +47,18 @@ def test_a_diffusion_of_the_options():
     assert NumdiffSample(tiny_dit(prediction="v"), steps=1).sampling.diffusion.prediction == "v"
 
 
-def test_on_a_gpu(monkeypatch):
+@pytest.mark.parametrize("eager", [False, True])
+def test_on_a_gpu(monkeypatch, eager):
+    """Graphs are captured before the clock runs, and kept from batch to batch."""
     gpu = FakeGpu()
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
-    result = bench_sample(resolve({**TINY_DIT, "device": "emulator", "channels": 4}), batches=1, warmup=0, steps=2)
+    options = resolve({**TINY_DIT, "device": "emulator", "channels": 4, "eager": eager})
+    sample = NumdiffSample(options, steps=4)
+    captured = gpu.captured
+    assert captured == 0 if eager else captured > 0
+    sample.run()
+    assert gpu.captured == captured
+    result = bench_sample(options, batches=1, warmup=0, steps=2)
     assert result["device"] == gpu.device_name and result["peak_of"] == "device arenas"
     assert result["peak_mib"] == gpu.peak_bytes / 2**20 > 0 and result["mfu"] > 0
 
