@@ -118,12 +118,12 @@ def conv2d_forward_reference(x, weight, bias=None, stride=1, channel=None, resid
             if bias is not None:
                 total += bias
             y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)
+            if channel is not None:  # here, where the part still lies in the core's cache
+                y[part] += channel[part, None, None]
+            if residual is not None:
+                y[part] += residual[part]
 
     over_batch(convolve, b, kernel * y.size)
-    if channel is not None:
-        y += channel[:, None, None]
-    if residual is not None:
-        y += residual
     return y
 
 
