@@ -94,12 +94,13 @@ def test_training(tmp_path, capsys):
     with Terminal() as terminal:
         with Reporter(tmp_path, steps=400, batch=16, flops_per_step=1e9) as reporter:
             reporter.report(100, 0.28, 1.0, 1e-3)
-            reporter.message("a line above the bar")
+            with reporter.pause("drawing samples"):
+                reporter.message("a line above the bar")
             reporter.report(200, 0.0917, 1.0, 1e-3, skipped=2, loss_scale=2.0**15)
         frames = terminal.frames()
     assert any(re.search(r"100/400 steps  loss 0\.2800  [\d.]+ ms/step  0:00 < 0:00$", frame) for frame in frames)
     assert "200/400 steps  loss 0.0917  2 skipped" in frames[-1] and width(frames[-1]) <= 80
-    assert "a line above the bar" in frames
+    assert "a line above the bar" in frames and any("100/400 steps  drawing samples" in frame for frame in frames)
     assert capsys.readouterr().out == ""
 
 

@@ -73,11 +73,16 @@ class Reporter:
         return record
 
     @contextlib.contextmanager
-    def pause(self):
-        """Time spent inside (samples, checkpoints) does not count as time of the steps."""
-        start = time.perf_counter()
+    def pause(self, doing=""):
+        """Time spent inside (samples, checkpoints) does not count as time of the steps; doing: what is done, in words,
+        for the bar."""
+        start, note = time.perf_counter(), self._bar.note
+        if doing:
+            self._bar.to(self.step, doing, self._seconds)
         yield
         self._started += time.perf_counter() - start
+        if doing:
+            self._bar.to(self.step, note, self._seconds)
 
     def message(self, text):
         """A line of text beside the bar or between the lines."""

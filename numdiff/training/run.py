@@ -190,9 +190,9 @@ def _train(options, trainer, run_dir):
         communicator.first(lambda: reporters.append(held.enter_context(Reporter(
             run_dir, options.steps, options.batch, trainer.step, trainer.flops_per_step, peak))))
 
-        def pause():
+        def pause(doing=""):
             """Context: what is done inside does not count as time of the steps."""
-            return reporters[0].pause() if reporters else contextlib.nullcontext()
+            return reporters[0].pause(doing) if reporters else contextlib.nullcontext()
 
         def save():
             trainer.check_finite()  # a damaged model is never saved: the checkpoints before stay the newest
@@ -241,7 +241,7 @@ def _train(options, trainer, run_dir):
                 raise Stopped(f"stopped after step {trainer.step} of {options.steps}; go on with: numdiff train "
                               f"{options.model} --resume {run_dir}", stopped)
             if due(options.sample_every):
-                with pause():
+                with pause("drawing samples"):
                     images = draw_samples(trainer, options) if draws(options, trainer.model) else None
                     communicator.first(draw, images)
 
