@@ -26,8 +26,15 @@ import click
 @click.option("--schedule", type=click.Choice(["linear", "cosine"]),
               help="Noise schedule it was trained with.  [default: linear]")
 @click.option("--prediction", type=click.Choice(["eps", "v", "x_0"]), help="What it predicts.  [default: eps]")
+@click.option("--rescale-timesteps/--no-rescale-timesteps", default=None,
+              help="Whether it sees timestep t as t · 1000 / --diffusion-steps: rescale_timesteps of "
+                   "improved-diffusion (its default) and guided-diffusion.  [must be told of a UNet with other than "
+                   "1000 steps]")
+@click.option("--conv-resample", is_flag=True,
+              help="Write the pooling and repetition of a UNet as the convolutions that do the same: "
+                   "guided-diffusion's scripts load no other.")
 def convert(source, target, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
-            attention_order, max_period, diffusion_steps, schedule, prediction):
+            attention_order, max_period, diffusion_steps, schedule, prediction, rescale_timesteps, conv_resample):
     """Write the weights in IN as OUT.
 
     IN is a state dict of guided-diffusion's UNet or of the public DiT (.pt of torch.save, bare or a training
@@ -50,26 +57,42 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
     """
     from numdiff.training.model_files import convert as convert_model
 
-    diffusion = {"steps": diffusion_steps, "schedule": schedule, "prediction": prediction}
-    result = convert_model(source, target, weights, diffusion,
+    diffusion = {"steps": diffusion_steps, "schedule": schedule, "prediction": prediction,
+                 "rescale_timesteps": rescale_timesteps}
+    result = convert_model(source, target, weights, diffusion, conv_resample,
                            image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
                            num_heads_upsample=num_heads_upsample, num_classes=num_classes,
                            use_new_attention_order=None if attention_order is None else attention_order == "new",
                            max_period=max_period)
-    o = result.options
-    if result.kind == "dit":
-        click.echo(f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"
-                   f"{o['in_channels']} images")
-        click.echo(f"blocks      {o['depth']} of {o['hidden_size']} channels, {o['num_heads']} heads, patches of "
-                   f"{o['patch_size']}{', learned variance' if o['learn_sigma'] else ''}")
-        null = " and a null class" if o["num_classes"] is not None and o["class_dropout"] > 0 else ""
-        click.echo(f"classes     {o['num_classes'] or 'none'}{null}")
-        return
+    for line in describe(target, result):
+        click.echo(line)
+
+
+def describe(target, result):
+    """The lines that say what was converted."""
+    from numdiff.training.build import describe_diffusion
+
+    yield from (describe_dit if result.kind == "dit" else describe_unet)(target, result, result.options)
+    yield f"diffusion   {describe_diffusion(result.diffusion)}"
+    for heading, text in result.notes:
+        yield f"{heading:<11} {text}"
+
+
+def describe_dit(target, result, o):
+    yield (f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"
+           f"{o['in_channels']} images")
+    yield (f"blocks      {o['depth']} of {o['hidden_size']} channels, {o['num_heads']} heads, patches of "
+           f"{o['patch_size']}{', learned variance' if o['learn_sigma'] else ''}")
+    null = " and a null class" if o["num_classes"] is not None and o["class_dropout"] > 0 else ""
+    yield f"classes     {o['num_classes'] or 'none'}{null}"
+
+
+def describe_unet(target, result, o):
     heads = f"{o['num_heads']} heads" if o["num_head_channels"] == -1 else f"{o['num_head_channels']} channels a head"
     order = "new" if o["use_new_attention_order"] else "legacy"
-    click.echo(f"{target}: a UNet of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']} images")
-    click.echo(f"channels    {o['model_channels']} × ({', '.join(f'{m:g}' for m in o['channel_mult'])}), "
-               f"{o['num_res_blocks']} blocks a level")
+    yield f"{target}: a UNet of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']} images"
+    yield (f"channels    {o['model_channels']} × ({', '.join(f'{m:g}' for m in o['channel_mult'])}), "
+           f"{o['num_res_blocks']} blocks a level")
     sizes = ", ".join(map(str, o["attention_resolutions"])) or "the middle only"
-    click.echo(f"attention   at {sizes}; {heads}, {order} order")
-    click.echo(f"classes     {o['num_classes'] or 'none'}")
+    yield f"attention   at {sizes}; {heads}, {order} order"
+    yield f"classes     {o['num_classes'] or 'none'}"

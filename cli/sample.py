@@ -1,4 +1,6 @@
 """`numdiff sample`: images from a trained model."""
+import re
+
 import click
 
 from .settings import GroupedCommand, Setting
@@ -6,6 +8,22 @@ from .settings import GroupedCommand, Setting
 
 def option(heading, *names, **attributes):
     return click.option(*names, cls=Setting, heading=heading, **attributes)
+
+
+class Steps(click.ParamType):
+    """A number of steps, or guided-diffusion's respacing, as text."""
+
+    name = "steps"
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, int):
+            return value
+        if re.fullmatch("[1-9][0-9]{0,5}", value):
+            return int(value)
+        if not re.fullmatch("ddim[1-9][0-9]{0,5}|[0-9]{1,6}(,[0-9]{1,6})+", value):
+            self.fail(f"{value[:60]!r} is neither a number from 1 nor a respacing such as ddim50 or 10,15,20.", param,
+                      ctx)
+        return value
 
 
 @click.command(no_args_is_help=True, cls=GroupedCommand)
@@ -31,8 +49,9 @@ def option(heading, *names, **attributes):
 @option("How", "--sampler", metavar="NAME",
         type=click.Choice(["ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m"]),
         help="ddpm, ddim, euler, euler-ancestral, heun or dpm++2m (README has a table).  [default: ddim]")
-@option("How", "--steps", metavar="STEPS", type=click.IntRange(1), default=50, show_default=True,
-        help="Steps; each asks the model once, of heun twice.")
+@option("How", "--steps", metavar="STEPS", type=Steps(), default=50, show_default=True,
+        help="Steps; each asks the model once, of heun twice. A number, or timesteps as guided-diffusion respaces "
+             "them: ddim50, or 10,15,20 for so many in each third.")
 @option("How", "--eta", metavar="ETA", type=click.FloatRange(0, 1),
         help="Noise that ddim and euler-ancestral add at each step, 0 to 1.  [default: 0 and 1]")
 @option("How", "--variance", metavar="KIND", type=click.Choice(["small", "large", "learned"]),
@@ -40,6 +59,14 @@ def option(heading, *names, **attributes):
 @option("How", "--spacing", metavar="NAME", type=click.Choice(["timesteps", "karras", "logsnr"]),
         help="Noise levels: at even timesteps, karras (EDM's), or logsnr, even in log sigma.  [default: timesteps for "
              "ddpm and ddim, karras for the others]")
+@option("How", "--s-churn", metavar="NOISE", type=click.FloatRange(0),
+        help="Noise that heun and euler add on the way, over all steps, as EDM's stochastic sampler.  [default: 0]")
+@option("How", "--s-tmin", metavar="SIGMA", type=click.FloatRange(0),
+        help="Noise level from which on --s-churn adds.  [default: 0]")
+@option("How", "--s-tmax", metavar="SIGMA", type=click.FloatRange(0),
+        help="Noise level up to which it does.  [default: any]")
+@option("How", "--s-noise", metavar="STD", type=click.FloatRange(0),
+        help="Standard deviation of that noise, a little above 1 where details get lost.  [default: 1]")
 @option("How", "--clip/--no-clip", default=None,
         help="Keep each estimate of the image within the range of pixels.  [default: clip pixels, not latents]")
 @option("How", "--jump", metavar="STEPS", type=click.IntRange(1), default=5, show_default=True,

@@ -34,7 +34,7 @@ class Denoiser:
 
     def __init__(self, model, diffusion, labels=None, clip=True, cfg_scale=None, cfg_channels=None):
         self.model, self.prediction, self.labels, self.clip = model, diffusion.prediction, labels, clip
-        self.table = sigma_table(diffusion.alpha_bar)
+        self.table, self.timestep_scale = sigma_table(diffusion.alpha_bar), diffusion.timestep_scale
         self.cfg_scale = None if cfg_scale == 1 else cfg_scale
         self.cfg_channels = cfg_channels or model.in_channels
         if labels is not None:
@@ -46,11 +46,12 @@ class Denoiser:
         return 1 if self.cfg_scale is None else 2
 
     def numbers(self, sigma):
-        """What `estimate` needs to know of a level: the timestep, √ᾱ, and a and b of x_0 = a · x + b · answer."""
+        """What `estimate` needs to know of a level: the timestep as the model sees it, √ᾱ, and a and b of
+        x_0 = a · x + b · answer."""
         alpha_bar = 1 / (1 + sigma**2)
         a, b = {"eps": (1.0, -sigma), "v": (alpha_bar, -sigma * math.sqrt(alpha_bar)), "x_0": (0.0, 1.0)}[
             self.prediction]
-        return timestep_at(sigma, self.table), math.sqrt(alpha_bar), a, b
+        return timestep_at(sigma, self.table) * self.timestep_scale, math.sqrt(alpha_bar), a, b
 
     def __call__(self, x, sigma):
         return self.with_prediction(x, sigma)[0]

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..device import is_device, upload
 from ..errors import UsageError
+from ..kernels.embedding import embedding_forward
 from ..kernels.q_sample import q_sample_forward, velocity_forward
 from ..nn import functional as F
 from .schedule import alpha_bars
@@ -33,24 +34,33 @@ class Diffusion:
     steps: T; schedule: "linear" or "cosine"
     prediction: what the model's output means: "eps" (the noise), "x_0" (the image), or
         "v" = √ᾱ·eps - √(1-ᾱ)·x_0 (Salimans and Ho 2022, arXiv:2202.00512, appendix D)
+    timestep_scale: the model sees timestep t as t · timestep_scale; 1000 / T is `rescale_timesteps` of
+        improved-diffusion and guided-diffusion (the first's default)
     backend: where the tables lie (None: NumPy)
     """
 
-    def __init__(self, steps=1000, schedule="linear", prediction="eps", backend=None):
+    def __init__(self, steps=1000, schedule="linear", prediction="eps", backend=None, timestep_scale=1.0):
         if prediction not in PREDICTIONS:
             raise UsageError(f"unknown prediction {prediction!r}: use {', '.join(PREDICTIONS)}.")
         if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or not 1 <= steps <= LARGEST_STEPS:
             raise UsageError(f"diffusion steps {steps} must be a whole number from 1 to {LARGEST_STEPS:,}.")
+        if not (isinstance(timestep_scale, numbers.Real) and 0 < timestep_scale < math.inf):
+            raise UsageError(f"timestep_scale must be a number above 0, as 1000 / {steps} is, not {timestep_scale!r}.")
         self.steps, self.schedule, self.prediction = steps, schedule, prediction
+        self.timestep_scale = float(timestep_scale)
         self.alpha_bar = alpha_bars(schedule, steps)  # float64, on the host
         self.tables = tuple(upload(table.astype(np.float32), backend)
                             for table in (np.sqrt(self.alpha_bar), np.sqrt(1 - self.alpha_bar)))
+        seen = (np.arange(steps) * self.timestep_scale).astype(np.float32)  # by the model, at each timestep
+        self.seen_timesteps = upload(seen[:, None], backend)
         self.bound_tables = tuple(upload(table.astype(np.float32), backend) for table in self._bound_tables())
         self.bound_weight = steps / 1000 / math.log(2)  # T terms, in bits, times the paper's λ of 0.001
 
     @property
     def options(self):
-        return {"steps": self.steps, "schedule": self.schedule, "prediction": self.prediction}
+        """What to make it from again; timestep_scale only where it is not 1, as older files and programs have none."""
+        more = {} if self.timestep_scale == 1 else {"timestep_scale": self.timestep_scale}
+        return {"steps": self.steps, "schedule": self.schedule, "prediction": self.prediction, **more}
 
     def q_sample(self, x_0, eps, t):
         """x_t = √ᾱ_t·x_0 + √(1-ᾱ_t)·eps for timesteps t, int32 (B,). On the host they are checked."""
@@ -65,6 +75,10 @@ class Diffusion:
             raise UsageError(f"timesteps of the diffusion are whole numbers from 0 to {self.steps - 1}, not "
                              f"{t[:3] if t.ndim else t}.")
         return t
+
+    def model_timesteps(self, t):
+        """What the model is given for timesteps t, int32 (B,): t itself, or float32 (B,) where they are rescaled."""
+        return t if self.timestep_scale == 1 else embedding_forward(t, self.seen_timesteps).reshape(t.shape)
 
     def target(self, x_0, eps, t):
         """What the model should answer for x_t."""

@@ -63,12 +63,14 @@ def ddim(denoise, x, sigmas, noise=None, eta=0.0):
     return x
 
 
-def euler(denoise, x, sigmas, noise=None):
+def euler(denoise, x, sigmas, noise=None, **churn):
     """Euler's method on the probability flow dx/dσ = (x - x_0(x, σ)) / σ: first order.
 
-    Karras et al. 2022 (arXiv:2206.00364), eq. 3, and algorithm 1 without its correction (lines 6 to 8).
+    Karras et al. 2022 (arXiv:2206.00364), eq. 3, and algorithm 2 without its correction (lines 9 to 11).
+    churn: settings of `raised`; without them it is deterministic
     """
-    for now, then in itertools.pairwise(sigmas):
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x, now = raised(x, now, i, len(sigmas) - 1, noise, **churn)
         slope = _slope(x, denoise(x, now), now)
         x = combine((1.0, x), (then - now, slope))
     return x
@@ -88,12 +90,14 @@ def euler_ancestral(denoise, x, sigmas, noise, eta=1.0):
     return x
 
 
-def heun(denoise, x, sigmas, noise=None):
+def heun(denoise, x, sigmas, noise=None, **churn):
     """Heun's method on the probability flow: second order, two evaluations a step, one for a step to 0.
 
-    Karras et al. 2022 (arXiv:2206.00364), algorithm 1.
+    Karras et al. 2022 (arXiv:2206.00364), algorithm 2; without churn, algorithm 1.
+    churn: settings of `raised`; without them it is deterministic
     """
-    for now, then in itertools.pairwise(sigmas):
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x, now = raised(x, now, i, len(sigmas) - 1, noise, **churn)
         slope = _slope(x, denoise(x, now), now)
         ahead = combine((1.0, x), (then - now, slope))
         if then > 0:  # the mean of the slopes at both ends
@@ -101,6 +105,18 @@ def heun(denoise, x, sigmas, noise=None):
             ahead = combine((1.0, x), ((then - now) / 2, slope), ((then - now) / 2, slope_ahead))
         x = ahead
     return x
+
+
+def raised(x, sigma, i, steps, noise, s_churn=0.0, s_tmin=0.0, s_tmax=math.inf, s_noise=1.0):
+    """(x, sigma) before step i of so many, noised up to where the step then begins: algorithm 2, lines 4 to 6.
+
+    s_churn: noise of the whole path; each step from a level within [s_tmin, s_tmax] rises by the share
+    min(s_churn / steps, √2 - 1); s_noise: standard deviation of the noise, a little above 1 where details get lost
+    """
+    if s_churn == 0 or not s_tmin <= sigma <= s_tmax:
+        return x, sigma
+    higher = sigma * (1 + min(s_churn / steps, math.sqrt(2) - 1))
+    return combine((1.0, x), (s_noise * math.sqrt(higher**2 - sigma**2), noise(i))), higher
 
 
 def dpm_solver_pp_2m(denoise, x, sigmas, noise=None):

@@ -18,6 +18,7 @@ from .schedule import sampling_sigmas
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
 SPACING = {"ddpm": "timesteps", "ddim": "timesteps", "repaint": "timesteps"}  # of the others: karras
 WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # samplers that take an eta, and their own
+WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
 VARIANCES = ("small", "large", "learned")
 PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
 
@@ -45,10 +46,13 @@ class Sampling:
 
     model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as `numdiff.load` gives it
     count: images; image i is made from the seed `seed` + i alone, whatever the batch
-    steps: of the sampler; heun evaluates the model twice a step, the others once
+    steps: of the sampler; heun evaluates the model twice a step, the others once. A number, or as guided-diffusion
+        respaces the timesteps: "ddim50", "10,15,20" (see `respaced_timesteps`)
     sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0 to 1
     variance: of ddpm, "small", "large" or "learned" (default: learned if the model has learned it, else small)
     spacing: of the levels, "timesteps" (default of ddpm and ddim), "karras" (of the others) or "logsnr"
+    s_churn, s_tmin, s_tmax, s_noise: of heun and euler, noise on the way as EDM adds it (see `raised` in samplers.py;
+        default: s_churn 0, none)
     y: class indices (count,), or one for all, for a model with classes; None draws them round robin
     batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: where the model makes pixels)
     cfg_scale: classifier-free guidance, eps_uncond + cfg_scale · (eps_cond - eps_uncond); None or 1: without
@@ -63,8 +67,9 @@ class Sampling:
 
     def __init__(self, model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=None,
                  variance=None, spacing=None, cfg_scale=None, cfg_channels=None, known=None, mask=None, jump=5,
-                 resamples=5, slerp=None, eager=False, arena=None):
-        self.model, self.count, self.steps, self.seed, self.slerp = model, count, steps, seed, slerp
+                 resamples=5, slerp=None, eager=False, arena=None, s_churn=None, s_tmin=None, s_tmax=None,
+                 s_noise=None):
+        self.model, self.count, self.seed, self.slerp = model, count, seed, slerp
         self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
         self.sampler = sampler if known is None else "repaint"
         self.function = get_sampler(sampler) if known is None else repaint
@@ -73,12 +78,18 @@ class Sampling:
         self.dtype = np.uint8 if self.pixels else np.float32
         self.clip = self.pixels if clip is None else clip
         self.diffusion = Diffusion(**model.diffusion, backend=model.backend)
-        self.spacing = spacing or SPACING.get(self.sampler, "karras")
+        steps = int(steps) if isinstance(steps, str) and steps.isascii() and steps.isdecimal() else steps
+        self.respacing = steps if isinstance(steps, str) else None
+        if self.respacing and spacing not in (None, "timesteps"):
+            raise UsageError(f"steps {steps!r} say at which timesteps: leave spacing {spacing} out.")
+        self.spacing = spacing or ("timesteps" if self.respacing else SPACING.get(self.sampler, "karras"))
         self.sigmas = sampling_sigmas(self.diffusion.alpha_bar, self.spacing, steps)
+        self.steps = len(self.sigmas) - 1
         if count < 1 or batch < 1:
             raise UsageError("count and batch must be at least 1.")
         self.batch = min(batch, count)
-        self.settings = self._settings(eta, variance)
+        churn = {"s_churn": s_churn, "s_tmin": s_tmin, "s_tmax": s_tmax, "s_noise": s_noise}
+        self.settings = self._settings(eta, variance, {k: v for k, v in churn.items() if v is not None})
         self._check_slerp()
         self._check_guidance()
         last = seed + (count - 1 if slerp is None else count // slerp)
@@ -105,8 +116,8 @@ class Sampling:
     def options(self):
         """What decides the images besides the model and their classes, as JSON can say it."""
         return {"sampler": self.sampler, "steps": self.steps, "spacing": self.spacing, "seed": self.seed,
-                "count": self.count, **self.settings, "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels,
-                "clip": self.clip, "slerp": self.slerp}
+                **({"respacing": self.respacing} if self.respacing else {}), "count": self.count, **self.settings,
+                "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels, "clip": self.clip, "slerp": self.slerp}
 
     def batches(self, progress=None, watch=None, rank=0, ranks=1):
         """Yields (slice, images), batch by batch: uint8 (n, H, W, C), or float32 for a model of latents.
@@ -156,7 +167,7 @@ class Sampling:
         row = (self.seed + i // self.slerp).astype(np.uint32)
         return row, row + np.uint32(1), (i % self.slerp) / (self.slerp - 1)
 
-    def _settings(self, eta, variance):
+    def _settings(self, eta, variance, churn):
         """Keyword arguments of the sampler, which depend on it."""
         name, learned = self.sampler, bool(self.model.options.get("learn_sigma"))
         if eta is not None and name not in WITH_ETA:
@@ -171,6 +182,17 @@ class Sampling:
         if variance == "learned" and not learned:
             raise UsageError("the model has not learned a variance: use small or large, or a model trained with "
                              "learn_sigma.")
+        if churn and name not in WITH_CHURN:
+            raise UsageError(f"{next(iter(churn))} belongs to {' and '.join(WITH_CHURN)}, and {name} takes none: leave "
+                             "it out, or use heun.")
+        for key, value in churn.items():
+            if not 0 <= value < math.inf:
+                raise UsageError(f"{key} must be a number from 0, not {value}.")
+        if churn and not churn.get("s_churn"):
+            for key in churn.keys() - {"s_churn"}:
+                raise UsageError(f"{key} is about the noise that s_churn adds: give an s_churn above 0, too.")
+        elif churn:
+            return {key: float(value) for key, value in churn.items()}
         if name in WITH_ETA:
             return {"eta": float(WITH_ETA[name] if eta is None else eta)}
         return {"variance": variance or ("learned" if learned else "small")} if name == "ddpm" else {}
@@ -181,7 +203,7 @@ class Sampling:
         if self.slerp < 2 or self.count % self.slerp:
             raise UsageError(f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
                              f"of {self.slerp}: change the count or the row.")
-        if self.sampler in ("ddpm", "repaint") or self.settings.get("eta", 0) > 0:
+        if self.sampler in ("ddpm", "repaint") or "s_churn" in self.settings or self.settings.get("eta", 0) > 0:
             raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
                              "euler, heun or dpm++2m.")
 

@@ -12,7 +12,9 @@ first and the last timestep: the model is then asked at a timestep between two w
 
 Everything here is float64 on the host; `Diffusion` rounds the tables to float32 once.
 """
+import itertools
 import math
+import re
 
 import numpy as np
 
@@ -49,7 +51,45 @@ def spaced_timesteps(total, count):
     """`count` of the timesteps 0 … total-1, evenly spaced, the last one included, descending (int32)."""
     if not 1 <= count <= total:
         raise UsageError(f"sampling steps must be between 1 and the {total} steps of the diffusion, not {count}.")
-    return np.round(np.linspace(total - 1, 0, count) if count > 1 else np.array([total - 1])).astype(np.int32)
+    return np.array(_section(0, total, count)[::-1] if count > 1 else [total - 1], np.int32)
+
+
+def respaced_timesteps(total, spacing):
+    """The timesteps that guided-diffusion's `timestep_respacing` names, descending (int32).
+
+    spacing: "ddim50", every so many-th from 0, so that 50 are left (a `UsageError` where no stride leaves so many);
+        "10,15,20", so many in each third, evenly from the first to the last of it; or "250", evenly from all
+    """
+    stride = re.fullmatch(r"ddim([0-9]{1,6})", spacing)
+    if stride:
+        count = int(stride[1])
+        steps = next((steps for i in range(1, total) if len(steps := range(0, total, i)) == count), None)
+        if steps is None:
+            raise UsageError(f"no stride takes {count} of the {total} timesteps of the diffusion: use another number "
+                             f"than in {spacing!r}, or {count} without the word.")
+        return np.array(steps[::-1], np.int32)
+    if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", spacing):
+        raise UsageError(f"sampling steps are a number, or as guided-diffusion has them, ddim50 or 10,15,20, not "
+                         f"{spacing[:60]!r}.")
+    counts = [int(count) for count in spacing.split(",")]
+    if len(counts) == 1:
+        return spaced_timesteps(total, counts[0])
+    sizes = [total // len(counts) + (i < total % len(counts)) for i in range(len(counts))]
+    for count, size in zip(counts, sizes, strict=True):
+        if count > size:
+            raise UsageError(f"sampling steps {spacing!r}: a section has only {size} of the {total} timesteps of the "
+                             f"diffusion, not {count}.")
+    starts = itertools.accumulate(sizes, initial=0)
+    steps = [t for first, size, count in zip(starts, sizes, counts, strict=False) for t in _section(first, size, count)]
+    if not steps:
+        raise UsageError(f"sampling steps {spacing!r} are none: give at least one.")
+    return np.array(steps[::-1], np.int32)
+
+
+def _section(first, size, count):
+    """`count` whole numbers, evenly over `size` from `first`; a sum of strides rounded, as guided-diffusion has it."""
+    strides = itertools.repeat((size - 1) / (count - 1) if count > 1 else 1)
+    return [first + round(at) for at in itertools.islice(itertools.accumulate(strides, initial=0.0), count)]
 
 
 # The levels of a sampler ----------------------------------------------------------------------------------------------
@@ -91,7 +131,12 @@ SPACINGS = {"timesteps": timestep_sigmas, "karras": karras_sigmas, "logsnr": log
 
 
 def sampling_sigmas(alpha_bar, spacing, steps):
-    """The levels of a sampler of `steps` steps: descending, `steps` of them and the final 0, as Python floats."""
+    """The levels of a sampler of `steps` steps: descending, `steps` of them and the final 0, as Python floats.
+
+    steps: a number; or timesteps as `respaced_timesteps` takes them, whatever the spacing
+    """
+    if isinstance(steps, str):
+        return [*map(float, sigma_table(alpha_bar)[respaced_timesteps(len(alpha_bar), steps)]), 0.0]
     if spacing not in SPACINGS:
         raise UsageError(f"unknown spacing {spacing!r}: use {', '.join(SPACINGS)}.")
     if steps < 1:

@@ -90,7 +90,8 @@ class Model(Module):
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 
         x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats: what lies between two
-            timesteps is computed as such; from 0 to the diffusion's number of steps
+            timesteps is computed as such; from 0 to the diffusion's number of steps. A model with a timestep_scale sees
+            them scaled
         y: class indices (B,), or one for all, if the model has classes
         """
         x_t = np.ascontiguousarray(x_t, np.float32)
@@ -108,6 +109,8 @@ class Model(Module):
         t = checked_timesteps(t, self.diffusion.get("steps", LARGEST_TIMESTEP))
         if y is not None:
             y = per_image(self.checked_classes(y), "y")
+        if (scale := self.diffusion.get("timestep_scale", 1)) != 1:
+            t = (t * scale).astype(np.float32)
         return self(Tensor(upload(x_t, self.backend)), per_image(t, "t"), y).numpy()
 
     def checked_classes(self, y):

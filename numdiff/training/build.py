@@ -63,9 +63,21 @@ def build_model(options, channels=3, num_classes=None):
 def build_trainer(options, model, dataset):
     """A Trainer for the model and the dataset."""
     chosen = {name: getattr(options, name) for name in TRAINER_OPTIONS}
-    diffusion = {"steps": options.diffusion_steps, "schedule": options.schedule, "prediction": options.prediction}
-    return Trainer(model, dataset, **chosen, diffusion=diffusion, total_steps=options.steps,
+    return Trainer(model, dataset, **chosen, diffusion=diffusion_options(options), total_steps=options.steps,
                    cosine=options.lr_schedule == "cosine")
+
+
+def diffusion_options(options):
+    """The options of the run's `Diffusion`."""
+    return {"steps": options.diffusion_steps, "schedule": options.schedule, "prediction": options.prediction,
+            "timestep_scale": 1000 / options.diffusion_steps if options.rescale_timesteps else 1.0}
+
+
+def describe_diffusion(diffusion):
+    """The options of a `Diffusion` in words."""
+    scale = diffusion.get("timestep_scale", 1.0)
+    seen = "" if scale == 1 else f", the model sees timesteps times {scale:g}"
+    return (f"{diffusion['steps']} steps, {diffusion['schedule']} schedule, predicts {diffusion['prediction']}{seen}")
 
 
 def describe_dit(options, sizes):
@@ -113,7 +125,7 @@ def describe_without_training(options):
             yield f"data      {dataset.path}: {count:,} images of {height}×{width}×{channels}"
     sizes = model_options(options, channels, classes)
     yield f"model     {describe_dit(options, sizes)}"
-    yield f"diffusion {options.diffusion_steps} steps, {options.schedule} schedule, predicts {options.prediction}"
+    yield f"diffusion {describe_diffusion(diffusion_options(options))}"
     flops = 3 * options.batch * dit_forward_flops(sizes)
     yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "
            f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..diffusion import Diffusion
+from ..diffusion import Diffusion, alpha_bars
+from ..diffusion.schedule import SCHEDULES
 from ..errors import NumdiffError, UsageError
 from ..nn import DiT, UNet, dit, unet
 from ..nn.convert import (
@@ -23,10 +24,12 @@ from ..nn.convert import (
     diffusers_state_dict,
     guess_dit_options,
     guess_unet_options,
+    guided_diffusion_flags,
     is_dit,
     read_weights,
     to_numdiff_layout,
     to_torch_layout,
+    with_convolutions,
     with_positions,
     write_state_dict,
 )
@@ -37,6 +40,7 @@ from .files import atomic_file, cannot_write
 
 EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
 KINDS = {"unet": UNet, "dit": DiT}
+MAX_STEPS = 100_000  # of a diffusion
 FREE_OPTIONS = {  # of a UNet: what the shapes of weights do not tell -> what such a value may be
     "image_size": lambda v: type(v) is int and 0 < v <= 1 << 16,
     "num_heads": lambda v: type(v) is int and 0 < v <= 1 << 16,
@@ -122,22 +126,27 @@ def write_model_file(path, model_options, arrays, diffusion=None, step=0, model=
 
 @dataclass
 class Conversion:
-    """What `convert` did: the kind and options of the model, its number of parameters, the step it comes from."""
+    """What `convert` did: the kind and options of the model, its number of parameters, the step it comes from, the
+    options of its diffusion, and [(heading, text), …] of what whoever uses OUT elsewhere must know."""
 
     kind: str
     options: dict
     parameters: int
     step: int
+    diffusion: dict
+    notes: list
 
 
-def convert(source, target, weights="ema", diffusion=None, **free):
+def convert(source, target, weights="ema", diffusion=None, conv_resample=False, **free):
     """Make a numdiff model file of another program's weights, or the reverse.
 
     source: what `load_state_dict` reads, or a numdiff checkpoint or run folder
     target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and the names of guided-diffusion or
         the public DiT; a name without a suffix for a DiT in diffusers' folder layout
     weights: "ema" or "raw", of a source that has both
-    diffusion: steps, schedule, prediction that it was trained with
+    diffusion: steps, schedule, prediction that it was trained with, and rescale_timesteps, whether the model sees t as
+        t · 1000 / steps (True or False; must be told of a UNet with other than 1000 steps)
+    conv_resample: write the pooling and repetition of a UNet as the convolutions that do the same
     free: options that weights do not tell (the keys of `FREE_OPTIONS`, or for a DiT `FREE_DIT_OPTIONS`). None leaves
         one to the source, or to the public code's default. For a UNet image_size and one of num_heads,
         num_head_channels must be known in the end; for a DiT image_size where the source has no positions, and
@@ -155,7 +164,8 @@ def convert(source, target, weights="ema", diffusion=None, **free):
             given = ", ".join(flag(k) for k in [*free, *diffusion])
             raise UsageError(f"{source} tells its own options: leave out {given}.")
         options, arrays, meta = read_model_file(source, weights)
-        kind, diffusion, step = meta["model"], meta.get("diffusion"), meta.get("step", 0)
+        kind, step = meta["model"], meta.get("step", 0)
+        diffusion = {**Diffusion().options, **(meta.get("diffusion") or {})}
         kept = {"classes": meta["classes"]} if meta.get("classes") else {}
     else:
         state_dict, told = read_weights(source, weights)
@@ -168,10 +178,16 @@ def convert(source, target, weights="ema", diffusion=None, **free):
         except NumdiffError as error:
             raise NumdiffError(f"cannot use {source}: {error}.") from None
         arrays, step, kept = to_numdiff_layout(state_dict), 0, {}
-        diffusion = {**Diffusion().options, **diffusion}
+        diffusion = complete_diffusion(source, kind, told, diffusion)
     broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     if broken:
         raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
+    if conv_resample:
+        if kind != "unet":
+            raise UsageError("--conv-resample means nothing for a DiT: leave it out.")
+        state_dict, options = with_convolutions(to_torch_layout(arrays), options)
+        arrays = to_numdiff_layout(state_dict)
+    notes = []
     if suffix == ".h5":
         write_model_file(target, options, arrays, diffusion, step, kind, source=pathlib.Path(source).name, **kept)
     elif suffix == "":
@@ -180,9 +196,66 @@ def convert(source, target, weights="ema", diffusion=None, **free):
         state_dict = to_torch_layout(arrays)
         with atomic_file(target, "the weights") as file:
             write_state_dict(file, with_positions(state_dict, options) if kind == "dit" else state_dict,
-                             EXPORTS[suffix], options)
+                             EXPORTS[suffix], options, diffusion)
+        notes = notes_on_export(kind, options, diffusion)
     count = dit.dit_parameter_counts(options)[0] if kind == "dit" else sum(a.size for a in arrays.values())
-    return Conversion(kind, options, count, step)
+    return Conversion(kind, options, count, step, diffusion, notes)
+
+
+def notes_on_export(kind, options, diffusion):
+    """What the public code, which reads the state dict, must be told: as `Conversion.notes`."""
+    if kind == "dit":
+        public = diffusion == Diffusion().options
+        return [] if public else [("elsewhere", "the public DiT's create_diffusion has another diffusion by default")]
+    flags, missing = guided_diffusion_flags(options, diffusion)
+    return [("guided-diffusion", f"its scripts need: {flags}"),
+            *(("no flag there", text) for text in missing)]
+
+
+def complete_diffusion(source, kind, told, given):
+    """The options of the `Diffusion` of a foreign model: what the user says, the file, the defaults.
+
+    told: as `read_weights` tells it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
+    given: some of steps, schedule, prediction, rescale_timesteps (bool)
+    Raises a `UsageError` where it must be known whether timesteps are rescaled, and is not.
+    """
+    given = dict(given)
+    rescaled = given.pop("rescale_timesteps", None)
+    found = {**told.get("diffusion", {}), **schedule_of_tables(source, told, given)}
+    known = {**Diffusion().options, **found, **given}
+    if rescaled is None and kind == "unet" and "diffusion" not in told and known["steps"] != 1000:
+        raise UsageError(f"{source} does not say whether its model sees its {known['steps']} timesteps as they are: "
+                         "give --rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
+                         "improved-diffusion, else --no-rescale-timesteps.")
+    if rescaled is not None:
+        known["timestep_scale"] = 1000 / known["steps"] if rescaled else 1.0
+    try:
+        if type(known["steps"]) is not int or known["steps"] > MAX_STEPS:
+            raise UsageError(f"the diffusion has at most {MAX_STEPS:,} steps")
+        return Diffusion(**known).options
+    except (UsageError, TypeError, ValueError) as error:
+        raise UsageError(f"the diffusion of {source} cannot be used ({error}): give other options.") from None
+
+
+def schedule_of_tables(source, told, given):
+    """{"steps", "schedule"} of the tables in a file, {} without; a `NumdiffError` where it is none of ours."""
+    if "alphas_cumprod" in told:
+        bars = np.asarray(told["alphas_cumprod"], np.float64)
+    elif "betas" in told:
+        bars = np.cumprod(1 - np.asarray(told["betas"], np.float64))
+    else:
+        return {}
+    if bars.ndim != 1 or not 1 <= len(bars) <= MAX_STEPS:
+        raise NumdiffError(f"cannot use {source}: its table of betas has the shape {bars.shape}.")
+    fits = [name for name in SCHEDULES if np.allclose(alpha_bars(name, len(bars)), bars, rtol=1e-3, atol=1e-5)]
+    if not fits:
+        raise NumdiffError(f"cannot use {source}: its betas are neither those of {' nor those of '.join(SCHEDULES)}, "
+                           "the schedules that numdiff has.")
+    found = {"steps": len(bars), "schedule": fits[0]}
+    for key, value in found.items():
+        if given.get(key, value) != value:
+            raise UsageError(f"{flag(key)} {given[key]}: the betas of {source} say {value}; leave it out.")
+    return found
 
 
 def write_diffusers_folder(folder, kind, options, state_dict):

@@ -161,6 +161,8 @@ class TrainOptions:
     schedule: str = setting("linear", "Diffusion", "How the noise grows.", choices=("linear", "cosine"))
     prediction: str = setting("eps", "Diffusion", "What the model predicts: noise, velocity or image.",
                               choices=("eps", "v", "x_0"))
+    rescale_timesteps: bool = setting(False, "Diffusion", "Tell the model timestep t as t · 1000 / --diffusion-steps, "
+                                      "as improved-diffusion does.")
 
     batch: int = setting(32, "Optimiser", "Images a step, over all microbatches.", unit="IMAGES", low=1)
     microbatch: int = setting(None, "Optimiser", "Images a forward pass; must divide --batch.  [default: the batch]",

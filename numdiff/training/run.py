@@ -22,7 +22,14 @@ from ..device.roof import peak_flops
 from ..diffusion import sample
 from ..errors import NumdiffError
 from ..nn.module import same_index
-from .build import build_dataset, build_model, build_trainer, describe_model, describe_precision
+from .build import (
+    build_dataset,
+    build_model,
+    build_trainer,
+    describe_diffusion,
+    describe_model,
+    describe_precision,
+)
 from .checkpoint import (
     checkpoint_name,
     list_checkpoints,
@@ -126,7 +133,7 @@ def describe(options, dataset, trainer):
     if options.classes:
         yield f"classes   {', '.join(options.classes)}"
     yield f"model     {describe_model(options, model)}"
-    yield (f"diffusion {options.diffusion_steps} steps, {options.schedule} schedule, predicts {options.prediction}")
+    yield f"diffusion {describe_diffusion(trainer.diffusion.options)}"
     shared = f"{ranks} × {part.batch}" if ranks > 1 else f"{options.batch}"
     yield (f"step      batch {shared} in {part.batch // part.microbatch} part(s), "
            f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "

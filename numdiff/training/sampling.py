@@ -86,7 +86,7 @@ def describe(sampling, model, checkpoint, weights):
 
 def say_how(sampling):
     """The sampler and its settings in words."""
-    words = [sampling.sampler, f"{sampling.steps} steps"]
+    words = [sampling.sampler, f"{sampling.steps} steps{f' ({sampling.respacing})' if sampling.respacing else ''}"]
     words += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
               for name, value in sampling.settings.items() if value != 0]
     if sampling.cfg_scale is not None:

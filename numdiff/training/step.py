@@ -132,7 +132,7 @@ class TrainingStep:
         target = self.diffusion.target(x_0, eps, t)
         labels = None if self.labels is None else self.labels[rows]
         with Tape(check_finite) as tape:
-            prediction = self.model(Tensor(x_t), t, labels, randomness=random)
+            prediction = self.model(Tensor(x_t), self.diffusion.model_timesteps(t), labels, randomness=random)
             loss = self.diffusion.loss(prediction, target, x_0, t, self.model.learn_sigma, scale)
         with self.model.arithmetic():
             tape.backward(loss, self.optimizer.loss_scale.scale)

@@ -48,7 +48,7 @@ class Trainer:
     model: UNet or DiT; dataset: a `numdiff.data` Dataset of the model's image size
     batch: images a step, over all ranks; microbatch: images a forward pass of a rank (None: all of its part of the
         batch); flip: mirror images at random
-    diffusion: Diffusion options, a dict of steps, schedule, prediction
+    diffusion: Diffusion options, a dict of steps, schedule, prediction, timestep_scale
     ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA)
     the rest: as `numdiff.nn.AdamW`; seed: of data order, noise, timesteps and flips
     precision: "fp32"; "tf32": as fp32, but operands of products rounded to 11 digits (on the CPU it changes nothing);

@@ -6,13 +6,14 @@ import pytest
 from numdiff.diffusion import SAMPLERS, Diffusion, Sampling, alpha_bars, sample, spaced_timesteps
 from numdiff.diffusion.denoiser import Denoiser
 from numdiff.diffusion.sampling import spherical_mean
-from numdiff.diffusion.schedule import SPACINGS, sampling_sigmas, sigma_table, timestep_at
+from numdiff.diffusion.schedule import SPACINGS, respaced_timesteps, sampling_sigmas, sigma_table, timestep_at
 from numdiff.errors import UsageError
 from numdiff.nn import Tensor
 from tests.diffusion.stub import MEANS, STD, GaussianModel
 from tests.nn.test_tape import tiny
 
-STOCHASTIC = [("ddpm", {}), ("ddpm", {"variance": "large"}), ("euler-ancestral", {}), ("ddim", {"eta": 0.5})]
+STOCHASTIC = [("ddpm", {}), ("ddpm", {"variance": "large"}), ("euler-ancestral", {}), ("ddim", {"eta": 0.5}),
+              ("heun", {"s_churn": 20.0, "s_noise": 1.003})]
 DETERMINISTIC = [(name, {}) for name in ("ddim", "euler", "heun", "dpm++2m")]
 
 
@@ -40,6 +41,88 @@ def test_spaced_timesteps():
         assert steps[0] == 999 and len(np.unique(steps)) == count and (count == 1 or steps[-1] == 0)
     with pytest.raises(UsageError, match="between 1 and"):
         spaced_timesteps(10, 11)
+
+
+@pytest.mark.parametrize("total, spacing, wanted", [  # worked out by hand from guided-diffusion's description
+    (20, "ddim5", range(16, -1, -4)), (1000, "ddim50", range(980, -1, -20)), (1000, "ddim1000", range(999, -1, -1)),
+    (300, "10,15,20", [200 + round(k * 99 / 19) for k in range(20)][::-1]
+     + [100 + (49 if k == 7 else round(k * 99 / 14)) for k in range(15)][::-1]  # the sum of 7 strides is below 49.5
+     + [k * 11 for k in range(10)][::-1]),
+    (10, "1,2", [9, 5, 0]), (7, "2,2", [6, 4, 3, 0]), (10, "0,1", [5]), (8, "3", [7, 4, 0]), (1000, "250", None)])
+def test_respaced_timesteps(total, spacing, wanted):
+    got = respaced_timesteps(total, spacing)
+    assert got.dtype == np.int32 and (np.diff(got) < 0).all()
+    np.testing.assert_array_equal(got, spaced_timesteps(total, int(spacing)) if wanted is None else wanted)
+
+
+def test_respacing_that_cannot_be():
+    for spacing, message in (("ddim33", "no stride takes 33 of the 100"), ("ddim0", "no stride"), ("60,60", "only 50"),
+                             ("0,0", "at least one"), ("ddim", "not 'ddim'"), ("1,,2", "not '1,,2'"), ("²", "not '²'"),
+                             ("101", "between 1 and the 100")):
+        with pytest.raises(UsageError, match=message):
+            respaced_timesteps(100, spacing)
+
+
+def test_sampling_at_respaced_timesteps():
+    """The model is asked at the diffusion's own timesteps; a number as text is that number; levels are not spaced."""
+    model, seen = GaussianModel("eps", size=16), []
+
+    class Recorded(GaussianModel):
+        def __call__(self, x, t, y=None):
+            seen.append(float(t[0]))
+            return super().__call__(x, t, y)
+
+    sampling = Sampling(Recorded("eps", size=16), count=1, steps="3,2")
+    next(sampling.batches())
+    assert seen == [999, 500, 499, 250, 0] and sampling.steps == sampling.evaluations == 5
+    assert sampling.options["respacing"] == "3,2" and sampling.spacing == "timesteps"
+    assert Sampling(model, count=1, steps="ddim20", sampler="heun").spacing == "timesteps"
+    np.testing.assert_array_equal(sample(model, count=2, steps="25"), sample(model, count=2, steps=25))
+    assert Sampling(model, count=1, steps="25", sampler="heun").spacing == "karras"
+    with pytest.raises(UsageError, match="leave spacing karras out"):
+        Sampling(model, count=1, steps="ddim20", spacing="karras")
+
+
+# What the model sees of a timestep ------------------------------------------------------------------------------------
+
+def test_rescaled_timesteps(engine):
+    """t · 1000 / T, as the training step, the samplers and `predict` give it to the model; else t itself."""
+    t = engine(np.array([0, 1, 2999, 3999], np.int32))
+    diffusion = Diffusion(4000, backend=engine.backend, timestep_scale=0.25)
+    seen = diffusion.model_timesteps(t)
+    assert seen.dtype == np.float32
+    engine.check(seen, [0, 0.25, 749.75, 999.75], 0)
+    assert Diffusion(**diffusion.options).timestep_scale == 0.25
+    plain = Diffusion(4000, backend=engine.backend)
+    assert plain.model_timesteps(t) is t and "timestep_scale" not in plain.options
+    for wrong in (0, -1, math.nan, math.inf, "4"):
+        with pytest.raises(UsageError, match="timestep_scale must be a number above 0"):
+            Diffusion(timestep_scale=wrong)
+
+
+def test_samplers_ask_at_rescaled_timesteps():
+    seen = []
+
+    class Rescaled(GaussianModel):
+        def __call__(self, x, t, y=None):
+            seen.append(float(t[0]))
+            return super().__call__(x, np.asarray(t) / 0.25, y)
+
+    rescaled = Rescaled("eps", size=16, steps=4000, timestep_scale=0.25)
+    images = sample(rescaled, count=2, steps="ddim4")
+    assert seen == [750, 500, 250, 0]
+    np.testing.assert_array_equal(images, sample(GaussianModel("eps", size=16, steps=4000), count=2, steps="ddim4"))
+
+
+def test_predict_rescales_timesteps(rng):
+    """A model that sees t · 0.25 answers at 400 what it answers at 100 without."""
+    model = tiny()
+    model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
+    x = rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
+    plain = model.predict(x, [100, 200])
+    model.diffusion = {"steps": 4000, "timestep_scale": 0.25}
+    np.testing.assert_array_equal(model.predict(x, [400, 800]), plain)
+    assert not np.array_equal(model.predict(x, [100, 200]), plain)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -249,6 +332,10 @@ BAD = [
     ({"batch": 0}, "at least 1"), ({"steps": 0}, "must be at least 1, not 0"),
     ({"steps": 1001}, "between 1 and the 1000"),
     ({"sampler": "ddpm", "eta": 0.5}, "eta belongs to ddim and euler-ancestral"),
+    ({"s_churn": 2.0}, "s_churn belongs to heun and euler, and ddim takes none"),
+    ({"sampler": "heun", "s_tmin": 2.0}, "s_tmin is about the noise that s_churn adds"),
+    ({"sampler": "euler", "s_churn": math.nan}, "s_churn must be a number from 0"),
+    ({"slerp": 4, "sampler": "heun", "s_churn": 1.0}, "adds no noise"),
     ({"sampler": "heun", "variance": "large"}, "variance belongs to ddpm"),
     ({"sampler": "ddpm", "variance": "huge"}, "unknown variance"),
     ({"sampler": "ddpm", "variance": "learned"}, "has not learned a variance"),

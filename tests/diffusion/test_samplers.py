@@ -118,6 +118,17 @@ def heun_step(now, then):
     return 1 + (then - now) / 2 * (slope + (1 - gain(then)) / then * ahead), 0.0
 
 
+def churned(step, steps, s_churn, s_tmin=0.0, s_tmax=math.inf, s_noise=1.0):
+    """EDM's algorithm 2: t̂ = t + γ·t, x̂ = x + √(t̂² - t²)·S_noise·ε, and the step from there."""
+    gamma = min(s_churn / steps, math.sqrt(2) - 1)
+
+    def churned_step(now, then):
+        higher = now * (1 + gamma) if s_tmin <= now <= s_tmax else now
+        a, _ = step(higher, then)
+        return a, a**2 * (higher**2 - now**2) * s_noise**2
+    return churned_step
+
+
 @pytest.mark.parametrize("sampler, settings, step", [
     (ddpm, {"variance": "small"}, ddpm_step("small")),
     (ddpm, {"variance": "large"}, ddpm_step("large")),
@@ -128,6 +139,10 @@ def heun_step(now, then):
     (euler_ancestral, {}, ddim_step(1.0)),
     (euler_ancestral, {"eta": 0.5}, ddim_step(0.5)),
     (heun, {}, heun_step),
+    (heun, {"s_churn": 3.0}, churned(heun_step, 10, 3.0)),
+    (heun, {"s_churn": 40.0, "s_tmin": 0.05, "s_tmax": 50.0, "s_noise": 1.1},
+     churned(heun_step, 10, 40.0, 0.05, 50.0, 1.1)),
+    (euler, {"s_churn": 2.0, "s_tmax": 20.0}, churned(euler_step, 10, 2.0, 0.0, 20.0)),
 ], ids=lambda v: getattr(v, "__name__", str(v)))
 def test_coarse_steps_have_the_variance_of_their_formulas(rng, sampler, settings, step):
     """With ten steps the result is far from the model's variance, and must be off by just what the paper's step is."""

@@ -176,6 +176,17 @@ def test_microbatches_give_the_same_step(device):
     parts.close()
 
 
+def test_training_tells_the_model_rescaled_timesteps():
+    trainer = make(diffusion={"steps": 4000, "timestep_scale": 0.25})
+    seen, forward = [], trainer.model.forward
+    trainer.model.forward = lambda x, t, *more, **keys: seen.append(t) or forward(x, t, *more, **keys)
+    losses(trainer, 4)
+    seen = np.concatenate(seen)
+    assert seen.dtype == np.float32 and 500 < seen.max() < 1000 and (seen * 4 % 1 == 0).all() and (seen % 1 != 0).any()
+    assert trainer.model.diffusion["timestep_scale"] == 0.25
+    trainer.close()
+
+
 def test_one_batch_is_learnt(device):
     colours = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3), np.uint8)
     images = np.broadcast_to(colours, (8, 8, 8, 3)).copy()

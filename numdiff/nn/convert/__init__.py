@@ -1,15 +1,18 @@
 """Weights of other programs: their files, their names, their layout.
 
-files.py reads and writes them, pickles.py is the reader of PyTorch's format, unet_cu.py that of unet.cu's; unet.py
-and dit.py know the names and shapes of a guided-diffusion UNet and of a public DiT, diffusers.py the folder layout of
-that library, layout.py turns axes.
+files.py reads and writes them, pickles.py is the reader of PyTorch's format, unet_cu.py that of unet.cu's;
+containers.py finds the model in a training checkpoint; unet.py and dit.py know the names and shapes of a
+guided-diffusion UNet and of a public DiT, guided.py that program's flags, diffusers.py the folder layout of that
+library, layout.py turns axes.
 """
 from .diffusers import diffusers_config, diffusers_state_dict
 from .dit import check_dit_state_dict, guess_dit_options, is_dit, with_positions
 from .files import load_state_dict, read_weights, write_state_dict
+from .guided import guided_diffusion_flags, with_convolutions
 from .layout import to_numdiff_layout, to_torch_layout
 from .unet import check_state_dict, guess_unet_options, unet_shapes
 
 __all__ = ["check_dit_state_dict", "check_state_dict", "diffusers_config", "diffusers_state_dict", "guess_dit_options",
-           "guess_unet_options", "is_dit", "load_state_dict", "read_weights", "to_numdiff_layout", "to_torch_layout",
-           "unet_shapes", "with_positions", "write_state_dict"]
+           "guess_unet_options", "guided_diffusion_flags", "is_dit", "load_state_dict", "read_weights",
+           "to_numdiff_layout", "to_torch_layout", "unet_shapes", "with_convolutions", "with_positions",
+           "write_state_dict"]

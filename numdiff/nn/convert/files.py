@@ -9,14 +9,12 @@ import numpy as np
 from ...archives import ZipReader, read_npy
 from ...errors import NumdiffError, UsageError
 from . import pickles
+from .containers import SPARE, choose, weights_of_model
 from .unet import canonical_names
 from .unet_cu import is_unet_cu, read_unet_cu
 
-EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "ema_params")
-RAW_KEYS = ("model", "state_dict", "model_state_dict", "net", "params", "module")
-DEPTH = 3  # containers within containers
-SPARE = 1 << 24  # bytes that a file may hold beyond 4 for each of its own (repeated rows are stored once)
 METADATA = "numdiff_options"  # where a safetensors file of numdiff keeps the model options
+DIFFUSION = "numdiff_diffusion"  # and where those of the diffusion
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
                "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
 
@@ -33,7 +31,10 @@ def load_state_dict(path, weights="ema"):
 
 
 def read_weights(path, weights="ema"):
-    """(state dict as `load_state_dict` gives it, the model options that the file itself tells, or {})."""
+    """(state dict as `load_state_dict` gives it, what the file itself tells).
+
+    Told are model options, and of the diffusion its options ("diffusion") or a table ("betas", "alphas_cumprod").
+    """
     if weights not in ("ema", "raw"):
         raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
     path = pathlib.Path(path)
@@ -42,6 +43,7 @@ def read_weights(path, weights="ema"):
             raise NumdiffError("it is a folder; give a file")
         with open(path, "rb") as file:
             state_dict, options = _read(path, file, weights)
+        state_dict, tables = weights_of_model(state_dict, weights)
         renamed, more = canonical_names(state_dict)
     except FileNotFoundError:
         raise NumdiffError(f"{path} does not exist; check the path.") from None
@@ -53,7 +55,7 @@ def read_weights(path, weights="ema"):
         raise NumdiffError(f"cannot read {path}: {error.strerror}.") from error
     except Exception as error:  # what damaged bytes make of zipfile, NumPy, json, safetensors: too many kinds to name
         raise _damaged(path, error) from error
-    return renamed, {**more, **options}
+    return renamed, {**more, **options, **tables}
 
 
 def _damaged(path, error):
@@ -73,37 +75,18 @@ def _read(path, file, weights):
         with ZipReader(path) as archive:
             if any(member.filename.endswith(".npy") for member in archive.members):
                 return _read_npz(archive, 4 * path.stat().st_size + SPARE), {}
-            return _choose(pickles.read_zip(archive), path, weights), {}
+            return choose(pickles.read_zip(archive), path, weights), {}
     if is_unet_cu(head):
         return read_unet_cu(path)
-    if head[:1] == b"\x80":
-        return _choose(pickles.read_legacy(file), path, weights), {}
-    if path.suffix == ".safetensors" or head[8:9] == b"{":
+    if head[8:9] == b"{" or path.suffix == ".safetensors" and head[:1] != b"\x80":  # its first byte is a length's
         return _read_safetensors(path)
+    if head[:1] == b"\x80":
+        return choose(pickles.read_legacy(file), path, weights), {}
     if b"ustar" in head:
         raise NumdiffError("it is a tar file, as PyTorch wrote before version 0.2; save it again with a newer PyTorch")
     if not head:
         raise NumdiffError("it is empty; copy or save it again")
     raise NumdiffError("it is no file of weights that numdiff knows (.pt, .npz, .safetensors, unet.cu's .bin)")
-
-
-def _choose(found, path, weights):
-    """The tensors of the state dict in what a `.pt` file holds, as arrays."""
-    keys = EMA_KEYS + RAW_KEYS if weights == "ema" else RAW_KEYS + EMA_KEYS
-    for _ in range(DEPTH + 1):
-        if not isinstance(found, dict):
-            break
-        tensors = {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, pickles.Tensor)}
-        if tensors:
-            if sum(t.nbytes for t in tensors.values()) > 4 * path.stat().st_size + SPARE:
-                raise NumdiffError("its tensors are far larger than the file; save contiguous tensors")
-            return {name: tensor.numpy() for name, tensor in tensors.items()}
-        inside = next((key for key in keys if isinstance(found.get(key), dict)), None)
-        if inside is None:
-            names = ", ".join(str(k)[:40] for k in list(found)[:5]) or "nothing"
-            raise NumdiffError(f"no state dict was found in it (it holds {names}; looked for {', '.join(keys)})")
-        found = found[inside]
-    raise NumdiffError("it holds no dict of tensors; save model.state_dict()")
 
 
 def _read_npz(archive, most):
@@ -143,18 +126,26 @@ def _read_safetensors(path):
     if not arrays:
         raise NumdiffError("it holds no tensors")
     metadata = json.loads(data[8:8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
-    options = {}
-    with contextlib.suppress(ValueError):  # written by someone else under the same name
-        options = json.loads(metadata.get(METADATA, "{}"))
-    return arrays, options if isinstance(options, dict) else {}
+    diffusion = _told(metadata, DIFFUSION)
+    return arrays, {**_told(metadata, METADATA), **({"diffusion": diffusion} if diffusion else {})}
 
 
-def write_state_dict(file, state_dict, kind, options=None):
-    """Write {name: array} to an open binary file as `kind`: "npz", or "safetensors", which also keeps the options."""
+def _told(metadata, key):
+    """The dict under a key of a file's metadata, or {} for anything else that someone wrote under that name."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(metadata.get(key, "{}"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def write_state_dict(file, state_dict, kind, options=None, diffusion=None):
+    """Write {name: array} to an open binary file as `kind`: "npz", or "safetensors", which also keeps the options of
+    the model and of its diffusion."""
     if kind == "npz":
         np.savez(file, **state_dict)
     elif kind == "safetensors":
-        metadata = {"format": "np", **({METADATA: json.dumps(options)} if options else {})}
+        metadata = {"format": "pt"}  # PyTorch's layout; some readers ask
+        metadata |= {key: json.dumps(told) for key, told in ((METADATA, options), (DIFFUSION, diffusion)) if told}
         file.write(_safetensors().numpy.save({k: np.ascontiguousarray(v) for k, v in state_dict.items()}, metadata))
     else:
         raise ValueError(f"unknown kind {kind!r}: use npz or safetensors")
