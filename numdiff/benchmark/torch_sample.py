@@ -14,7 +14,7 @@ import numpy as np
 from ..diffusion.schedule import sigma_table, timestep_at
 from .torch_step import TorchTwin
 
-# The samplers: denoise(x, sigma) -> (x_0, the model's further channels); noise(i): normal noise like x ---------------
+# The samplers: denoise(x, sigma) -> (x_0, the learned variance); noise(i): normal noise like x ----------------------
 
 
 def linear(*terms):
@@ -102,6 +102,9 @@ class TorchSample(TorchTwin):
         super().__init__(options, mode, precision)
         torch = self.torch
         self.model = self.model.to(self.half or torch.float32).eval()
+        if self.cuda:  # as if the weights had been read in this type
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         self.sampling, self.function = sampling, SAMPLERS[sampling.sampler]
         (height, width, channels), batch = sampling.shape, sampling.batch
         layout = torch.channels_last if options.model == "unet" else torch.contiguous_format
@@ -121,8 +124,7 @@ class TorchSample(TorchTwin):
                                torch.full((images,), timestep_at(sigma, table), device=self.device))
                        for sigma in sampling.sigmas if sigma > 0}  # on the device: one compiled function for all
         self.evaluate = self.compiled(self._evaluation(channels, guided))
-        with torch.no_grad():
-            self.run()
+        self.run()
         self.wait()
         self.first_s = time.perf_counter() - self.started
 
@@ -130,6 +132,7 @@ class TorchSample(TorchTwin):
         torch, model, sampling = self.torch, self.model, self.sampling
         prediction, clip, scale = sampling.diffusion.prediction, sampling.clip, sampling.cfg_scale
         count, dtype = sampling.cfg_channels or channels, self.half or torch.float32
+        learned = sampling.settings.get("variance") == "learned"
 
         def evaluate(x, sigma, t, labels):
             alpha_bar = 1 / (1 + sigma * sigma)
@@ -139,14 +142,14 @@ class TorchSample(TorchTwin):
                 answer, unconditional = answer.chunk(2)
                 first, u = answer[:, :count], unconditional[:, :count]
                 answer = torch.cat((u + scale * (first - u), answer[:, count:]), 1)
-            p, more = answer[:, :channels], answer[:, channels:2 * channels]
+            p = answer[:, :channels]
             if prediction == "eps":
                 x_0 = x - sigma * p
             elif prediction == "v":
                 x_0 = alpha_bar * x - sigma * alpha_bar.sqrt() * p
             else:
                 x_0 = p
-            return (x_0.clamp(-1, 1) if clip else x_0), more
+            return x_0.clamp(-1, 1) if clip else x_0, answer[:, channels:2 * channels] if learned else None
 
         return evaluate
 
