@@ -46,7 +46,6 @@ READ NEXT
 import math
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ..device import cuda, empty, float32, is_device, launch, over_batch
 from . import conv2d_hopper
@@ -90,7 +89,8 @@ def tap_rows(x, kernel, stride):
     padded[pad:pad + h, :, pad:pad + w] = x.transpose(1, 0, 2, 3)
     row, image, column, channel = padded.strides
     shape = (h + 2 * pad, b, output_size(w, stride), kernel * c)
-    return np.ascontiguousarray(as_strided(padded, shape, (row, image, stride * column, channel)))
+    strides = row, image, stride * column, channel
+    return np.ascontiguousarray(np.ndarray(shape, x.dtype, padded, strides=strides))  # `as_strided`, without its 40 µs
 
 
 def cache_sized(x, kernel, share):
