@@ -1,6 +1,8 @@
 """`numdiff convert`: weights of other programs into numdiff's model files, and back."""
 import click
 
+from .output import echo
+
 
 @click.command("convert", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="IN")
@@ -65,7 +67,7 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
                            use_new_attention_order=None if attention_order is None else attention_order == "new",
                            max_period=max_period)
     for line in describe(target, result):
-        click.echo(line)
+        echo(line)
 
 
 def describe(target, result):

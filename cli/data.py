@@ -3,6 +3,8 @@ import os
 
 import click
 
+from .output import echo
+
 LISTED = 60  # classes printed
 
 
@@ -45,7 +47,7 @@ def import_command(source, out, size, fit, rgb, background, labels, force):
     report = import_dataset(source, out, size, fit, channels, background, labels, force,
                             lambda items, total: tracked(items, total, "importing", "image"))
     for sentence in report.sentences():
-        click.echo(sentence)
+        echo(sentence)
 
 
 @data.command("info")
@@ -64,19 +66,19 @@ def info_command(file, sheet, no_sheet):
     with open_dataset(file) as dataset:
         count, height, width, channels = dataset.shape
         mean, std = dataset.statistics()
-        click.echo(f"file     {dataset.path} ({os.path.getsize(dataset.path) / 1e6:,.1f} MB)")
-        click.echo(f"images   {count:,} of {height}×{width}×{channels}: uint8 (N, H, W, C) = {dataset.shape}")
-        click.echo(f"mean     {'  '.join(f'{v:5.1f}' for v in mean)}   of 0 … 255, each channel")
-        click.echo(f"std      {'  '.join(f'{v:5.1f}' for v in std)}")
+        echo(f"file     {dataset.path} ({os.path.getsize(dataset.path) / 1e6:,.1f} MB)")
+        echo(f"images   {count:,} of {height}×{width}×{channels}: uint8 (N, H, W, C) = {dataset.shape}")
+        echo(f"mean     {'  '.join(f'{v:5.1f}' for v in mean)}   of 0 … 255, each channel")
+        echo(f"std      {'  '.join(f'{v:5.1f}' for v in std)}")
         if dataset.labels is None:
-            click.echo("classes  none (no labels)")
+            echo("classes  none (no labels)")
         else:
-            click.echo(f"classes  {len(dataset.classes)}")
+            echo(f"classes  {len(dataset.classes)}")
             for i, n in list(enumerate(dataset.class_counts()))[:LISTED]:
-                click.echo(f"{i:8d}  {n:8,}  {dataset.classes[i]}")
+                echo(f"{i:8d}  {n:8,}  {dataset.classes[i]}")
             if len(dataset.classes) > LISTED:
-                click.echo(f"          and {len(dataset.classes) - LISTED} more")
+                echo(f"          and {len(dataset.classes) - LISTED} more")
         if not no_sheet:
             sheet = sheet or os.path.splitext(os.path.basename(dataset.path))[0] + "-sheet.png"
             save_sheet(dataset, sheet)
-            click.echo(f"sheet    {sheet}")
+            echo(f"sheet    {sheet}")

@@ -1,6 +1,8 @@
 """`numdiff evaluate`: how good samples are, against a reference."""
 import click
 
+from .output import echo
+
 
 @click.command(no_args_is_help=True)
 @click.argument("samples", metavar="SAMPLES")
@@ -40,4 +42,4 @@ def evaluate(samples, reference, classes, **options):
     from numdiff.evaluation.evaluate import evaluate_command
 
     classes = [name.strip() for name in classes.split(",")] if classes else None
-    evaluate_command(samples, reference, classes=classes, progress=True, echo=click.echo, **options)
+    evaluate_command(samples, reference, classes=classes, progress=True, echo=echo, **options)

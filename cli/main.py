@@ -24,7 +24,8 @@ class Failure(click.ClickException):
     """One sentence on stderr and an exit code."""
 
     def __init__(self, message, exit_code=1):
-        super().__init__(" ".join(str(message).split()))
+        from numdiff.errors import printable
+        super().__init__(printable(" ".join(str(message).split())))
         self.exit_code = exit_code
 
 

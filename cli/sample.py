@@ -3,6 +3,7 @@ import re
 
 import click
 
+from .output import echo
 from .settings import GroupedCommand, Setting
 
 
@@ -106,4 +107,4 @@ def sample(run, **options):
     """
     from numdiff.training.sampling import sample_command
 
-    sample_command(run, progress=True, echo=click.echo, **options)
+    sample_command(run, progress=True, echo=echo, **options)

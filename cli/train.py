@@ -1,6 +1,7 @@
 """`numdiff train`: parse, resolve, train. The options are made from the table in numdiff/training/options.py."""
 import click
 
+from .output import echo
 from .settings import GroupedCommand, Setting, settings, text
 
 
@@ -65,7 +66,7 @@ def run_training(model, resume, dry_run, **given):
 
     given = {name: value for name, value in given.items() if value is not None}
     if resume:
-        run_dir, resume = find_resume(resume, given.pop("outdir", "runs"), lambda text: click.echo(text, err=True))
+        run_dir, resume = find_resume(resume, given.pop("outdir", "runs"), lambda text: echo(text, err=True))
         options = resolve_resumed(load_options(run_dir), {"model": model, **given})
     else:
         options = resolve({"model": model, **given})
@@ -73,10 +74,10 @@ def run_training(model, resume, dry_run, **given):
         from numdiff.training.options import settings_of
         for name in ("model", *settings_of(model)):
             value = getattr(options, name)
-            click.echo(f"{name:<24} {'default' if value is None else text(value)}")
+            echo(f"{name:<24} {'default' if value is None else text(value)}")
         from numdiff.training.build import describe_without_training
         for line in describe_without_training(options):
-            click.echo(line)
+            echo(line)
         return
     from numdiff.training import train as run
-    run(options, resume=resume, echo=click.echo)
+    run(options, resume=resume, echo=echo)

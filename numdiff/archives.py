@@ -8,10 +8,13 @@ import bz2
 import copy
 import io
 import lzma
+import os
 import zipfile
 import zlib
 
 import numpy as np
+
+from .files import check_regular
 
 MAXIMUM_MEMBERS = 1_500_000  # of a zip, each a kilobyte of memory: all of ImageNet's training images
 MAXIMUM_TAR_MEMBERS = 10_000
@@ -54,6 +57,7 @@ class ZipReader:
     """The members of a zip file, as `zipfile.ZipInfo`, and their bytes. Safe to read from several threads."""
 
     def __init__(self, path):
+        check_regular(path, os.stat(path).st_mode)  # a FIFO would wait for ever
         self._disk = _Disk(path)
         try:
             self._zip = zipfile.ZipFile(self._disk)

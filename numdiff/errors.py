@@ -1,13 +1,22 @@
 """Errors that a user can cause and mend. Their message is one sentence that names the fault and the remedy.
 
 The command line prints them without a traceback: `UsageError` ends with exit code 2, any other `NumdiffError` with 1.
+
+What a message quotes may come from a file (names of classes, of members, of settings), and a file may hold what tells a
+terminal to do things: `printable` writes it in visible characters, in every message and in all that commands print.
 """
+import unicodedata
+
+JOINERS = "\u200c\u200d"  # not visible themselves, but parts of emoji and of words in several scripts
 
 
 class NumdiffError(Exception):
     """Something went wrong that the user can mend; the message says how."""
 
     exit_code = 1  # of the command line
+
+    def __init__(self, message=""):
+        super().__init__("\n".join(map(printable, str(message).split("\n"))))
 
 
 class UsageError(NumdiffError):
@@ -18,3 +27,22 @@ class UsageError(NumdiffError):
 
 class OutOfMemoryError(NumdiffError):
     """The device has no memory left for an array."""
+
+
+def printable(text, length=None):
+    """`text` with control, format and undecodable characters as Python escapes (\\x1b, \\n).
+
+    length: cut off after so many characters, which `…` shows.
+    """
+    text = str(text)
+    if length is not None and len(text) > length:
+        text = text[:length] + "…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in JOINERS or unicodedata.category(c) == "Zs"
+                   else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def visibly(echo):
+    """`echo`, which prints a text, for texts that come from files: it gets them as `printable` writes them."""
+    return lambda text="", **options: echo(printable(text), **options)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ..device.roof import Roof
 from ..errors import NumdiffError
+from ..files import write_text
 from .clocks import Clock, HostClock, NoClock, profiler_is_there, replayed
 from .costs import arrays_in, cost_of, roof_of
 from .memory import memory_of
@@ -182,11 +183,7 @@ class Profile:
 
     def save(self, path):
         """Write the Chrome trace; a `NumdiffError` where that does not work."""
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(self.chrome())
-        except OSError as error:
-            raise NumdiffError(f"cannot write the trace {path}: {error.strerror}.") from error
+        write_text(path, self.chrome(), "the trace")
 
 
 def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto"):

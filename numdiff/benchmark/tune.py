@@ -18,10 +18,10 @@ import numpy as np
 
 from ..device import empty, get_backend
 from ..errors import NumdiffError, UsageError
+from ..files import atomic_file
 from ..kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
 from ..kernels.matmul import launcher
 from ..kernels.tuning import card_file, ignored, key_of, read_table, table_of
-from ..training.files import atomic_file
 from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
 from .precompile import Planned, compile_kernels
 

@@ -11,18 +11,22 @@ A set below two gigabytes is read into memory once. A larger one stays on disk: 
 last chunks read are kept, as many as the loader's order (loader.py) comes back to.
 """
 import importlib.resources
+import math
 import os
 import threading
 from collections import OrderedDict
 
-import h5py
 import numpy as np
 
 from ..errors import NumdiffError, UsageError
+from ..files import IrregularFile
+from ..hdf5 import Refused, is_hdf5, open_hdf5
 
 CHUNK = 64  # images that are stored, read and cached together: about a megabyte at 64×64, a good size for one disk read
 IN_MEMORY_BYTES = 2 << 30  # below this, the images are held in memory as a whole
 WINDOW_BYTES = 256 << 20  # images among which the loader shuffles freely; two windows are cached for a set on disk
+MAX_IMAGE_BYTES = 16 << 20  # of one image, as it lies in the file: 64 of them are read together
+MAX_CLASSES = 1 << 20
 CHANNELS = (1, 3)
 NAMED = 12  # names of classes listed in a message
 
@@ -54,14 +58,17 @@ class Dataset:
         self.path = os.fspath(path)
         self._file = _open_file(self.path)
         try:
-            self._source = _check_images(self.path, self._file)
-            self.labels, self.classes = _read_labels(self.path, self._file, len(self._source))
-        except (OSError, KeyError, RuntimeError) as error:  # what h5py raises where the file's own structure is broken
+            self._open(image_size, classes)
+        except Refused as error:
             self.close()
             raise _damaged(self.path, error) from None
-        except NumdiffError:
+        except BaseException:
             self.close()
             raise
+
+    def _open(self, image_size, classes):
+        self._source = _check_images(self.path, self._file)
+        self.labels, self.classes = _read_labels(self.path, self._file, len(self._source))
         self.dtype = np.dtype(np.uint8 if self._source.dtype == np.uint8 else np.float32)
         self._factor = _reduction(self.path, self._source, image_size)
         self._rows = None if classes is None else self._select(classes)  # rows of the file; None: all
@@ -150,14 +157,14 @@ class Dataset:
         """Rows of this dataset from the file, reduced to the size asked for."""
         try:
             if self._rows is None:
-                images = self._source[start:stop]
+                images = self._source.read(start, stop)
             else:
                 rows = self._rows[start:stop]
                 images = np.empty((len(rows), *self._source.shape[1:]), self._source.dtype)
                 for index in np.unique(rows // CHUNK):  # whole chunks, then a choice: faster than HDF5's own selection
                     chosen = rows // CHUNK == index
-                    images[chosen] = self._source[index * CHUNK:(index + 1) * CHUNK][rows[chosen] - index * CHUNK]
-        except (OSError, RuntimeError) as error:
+                    images[chosen] = self._source.read(index * CHUNK, (index + 1) * CHUNK)[rows[chosen] - index * CHUNK]
+        except Refused as error:
             raise _damaged(self.path, error) from None
         if self.dtype == np.uint8:
             return _average(images, self._factor)
@@ -194,27 +201,26 @@ def _open_file(path):
     if os.path.isdir(path):
         raise UsageError(f"{path!r} is a folder and not a dataset: run `numdiff data import {path} OUT.h5` first.")
     try:
-        with open(path, "rb"):
-            pass
+        if is_hdf5(path):
+            return open_hdf5(path)
     except FileNotFoundError:
         raise UsageError(f"there is no dataset file {path!r}: check the path, or make one with "
                          "`numdiff data import SOURCE OUT.h5`.") from None
+    except IrregularFile as error:
+        raise UsageError(f"{path!r} cannot be a dataset, as {error.strerror}: give the path of a file.") from None
     except OSError as error:
         raise NumdiffError(f"the dataset file {path!r} cannot be read ({error.strerror}): "
                            "check its permissions.") from None
-    if not h5py.is_hdf5(path):
-        raise NumdiffError(f"{path!r} is not an HDF5 file: run `numdiff data import {path} OUT.h5` "
-                           "and use what that writes.")
-    try:
-        return h5py.File(path, "r", locking="best-effort")  # some network file systems cannot lock
-    except OSError as error:
+    except Refused as error:
         raise _damaged(path, error) from None
+    raise NumdiffError(f"{path!r} is not an HDF5 file: run `numdiff data import {path} OUT.h5` "
+                       "and use what that writes.")
 
 
 def _check_images(path, file):
     """The dataset `images` of an open file, if it has the right form."""
-    images = file["images"] if "images" in file else None
-    if not isinstance(images, h5py.Dataset):
+    images = file.array("images")
+    if images is None:
         raise NumdiffError(f"{path!r} has no dataset `images`: numdiff reads uint8 (N, H, W, C) by that name.")
     shape, wanted = images.shape, "numdiff reads uint8 (N, H, W, C), or floats as they are"
     if images.dtype != np.uint8 and images.dtype.kind != "f":
@@ -228,22 +234,26 @@ def _check_images(path, file):
         raise NumdiffError(f"`images` in {path!r} has shape {shape}: {wanted} with 1 or 3 channels.")
     if shape[0] == 0:
         raise NumdiffError(f"{path!r} holds no images: import it again.")
+    if math.prod(shape[1:]) * images.dtype.itemsize > MAX_IMAGE_BYTES:
+        raise NumdiffError(f"the images of {path!r} are {'×'.join(map(str, shape[1:]))} {images.dtype}, and an image "
+                           f"has at most {MAX_IMAGE_BYTES >> 20} MiB: import them again with --size.")
     return images
 
 
 def _read_labels(path, file, count):
     """(labels int32 (N,), names of the classes), or (None, []) for a set without labels."""
-    if "labels" not in file:
+    labels = file.array("labels")
+    if labels is None:
         return None, []
-    labels = file["labels"]
-    if not isinstance(labels, h5py.Dataset) or labels.shape != (count,) or labels.dtype.kind not in "iu":
-        found = f"{labels.dtype} {labels.shape}" if isinstance(labels, h5py.Dataset) else "a group"
-        raise NumdiffError(f"`labels` in {path!r} is {found}: it must be one integer for each of the {count} images.")
-    labels = labels[()]
-    names = file.attrs.get("classes")
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise NumdiffError(f"`labels` in {path!r} is {labels.dtype} {labels.shape}: it must be one integer for each of "
+                           f"the {count} images.")
+    labels, names = labels.all(), file.strings("classes")
     if names is None:
+        if labels.max() >= MAX_CLASSES:
+            raise NumdiffError(f"`labels` in {path!r} go up to {labels.max()}, and there are at most {MAX_CLASSES:,} "
+                               "classes: number them from 0.")
         names = [str(i) for i in range(int(labels.max()) + 1)]
-    names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in np.atleast_1d(names)]
     wrong = (labels < 0) | (labels >= len(names))
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -287,10 +297,7 @@ def _listed(names):
 
 
 def _damaged(path, error):
+    """The error for a `Refused`."""
     if "truncated" in str(error):
         return NumdiffError(f"{path!r} is truncated: copy or import it again.")
-    return NumdiffError(f"{path!r} is damaged ({_first_line(error)}): copy or import it again.")
-
-
-def _first_line(error):
-    return str(error).strip("'\"").splitlines()[0] if str(error) else type(error).__name__
+    return NumdiffError(f"{path!r} is damaged or not a plain dataset ({error}): copy or import it again.")

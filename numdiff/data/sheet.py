@@ -1,10 +1,9 @@
 """A contact sheet: a dataset at a glance, one row of images a class, as a PNG."""
-import os
-
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ..errors import NumdiffError
+from ..errors import NumdiffError, printable
+from ..files import atomic_file
 
 COLUMNS, ROWS = 16, 40  # images a row, and rows at most
 CELL = 64  # pixels of an image on the sheet, about: smaller images are shown at a whole multiple of their size
@@ -46,18 +45,12 @@ def contact_sheet(dataset):
 
 def save_sheet(dataset, path):
     """Write the contact sheet as a PNG; the file is whole or not there."""
-    folder, name = os.path.split(os.path.abspath(path))
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     sheet = contact_sheet(dataset)
     try:
-        sheet.save(temporary, "PNG")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise NumdiffError(f"the contact sheet {str(path)!r} cannot be written ({error.strerror or error}): "
-                           "choose another place with --sheet PATH, or use --no-sheet.") from None
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+        with atomic_file(path, "the contact sheet") as file:
+            sheet.save(file, "PNG")
+    except NumdiffError as error:
+        raise NumdiffError(f"{str(error).rstrip('.')}, with --sheet PATH, or use --no-sheet.") from None
 
 
 def _spread(rows, count):
@@ -77,5 +70,6 @@ def _font():
 
 def _printable(text):
     """Text that every version of Pillow's own font can draw."""
+    text = printable(text)
     text = text if len(text) <= 40 else text[:39] + "~"
     return text.encode("latin-1", "replace").decode("latin-1")

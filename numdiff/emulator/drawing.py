@@ -5,6 +5,8 @@ Coordinates are pixels from the upper left corner, y downwards; colours are "#rr
 import functools
 from html import escape
 
+from ..files import atomic_file, write_text
+
 INK, PALE, GRID = "#1b1f24", "#6b7280", "#c9ced6"
 FAULT = "#c0392b"
 # Eight colours that can be told apart, also by most who see few of them, and that dark text can stand on.
@@ -89,15 +91,15 @@ class Picture:
 
     def png(self, path, scale=2):
         """Write a PNG file of `scale` times the picture's size."""
-        self.image(scale).save(path, "PNG")
+        with atomic_file(path, "the picture") as file:
+            self.image(scale).save(file, "PNG")
 
     def save(self, path):
         """Write an SVG or a PNG file, as the name ends."""
         if str(path).endswith(".png"):
             self.png(path)
         elif str(path).endswith(".svg"):
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(self.svg())
+            write_text(path, self.svg(), "the picture")
         else:
             raise ValueError(f"cannot write {path}: a picture is saved as .png or .svg.")
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 
 import greenlet
 
+from ..files import write_text
 from .drawing import COLOURS, GRID, INK, PALE, Picture
 from .host import device
 from .machine import SITES, Emulator
@@ -290,8 +291,7 @@ class Tracer:
         """Write .json (Chrome trace), .txt, .svg or .png, as the name ends; options are those of `picture`."""
         ending = os.path.splitext(str(path))[1]
         if ending in (".json", ".txt"):
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(self.chrome() if ending == ".json" else self.timeline() + "\n")
+            write_text(path, self.chrome() if ending == ".json" else self.timeline() + "\n", "the trace")
         else:
             self.picture(**options).save(path)
 

@@ -3,9 +3,9 @@ import math
 from dataclasses import replace
 
 from ..device import get_backend
-from ..errors import UsageError
+from ..errors import UsageError, visibly
+from ..files import write_json
 from ..progress_bar import progress_bar
-from ..training.files import write_json
 from .features import RandomConv, extract, find_extractor
 from .frechet import frechet_distance
 from .kid import kid_subsets
@@ -27,6 +27,7 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
     features: extractor of images, as `find_extractor` takes it; classes: of a reference that is a dataset
     nearest: k of precision and recall; subsets, subset_size, seed: KID's; save_…: of `samples`
     """
+    echo = visibly(echo)
     if reference is None and not (save_stats or save_feature_file):
         raise UsageError("there is nothing to compare with: give a REFERENCE, or --save-stats or --save-features.")
     if reference is None and (json_file or classes):

@@ -9,23 +9,35 @@ An npz may hold more than one of these; the first in the order statistics, featu
 diffusion. Files of numdiff carry how they were made in a further text, `numdiff`. Pickled arrays are refused.
 """
 import contextlib
+import io
 import json
+import math
 import os
 import pathlib
 import zipfile
-import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image
 
+from .. import schema
+from ..archives import BadArchive, ZipReader, read_npy, read_npy_header
 from ..data.dataset import open_dataset
 from ..errors import NumdiffError, UsageError
-from ..training.files import atomic_file
+from ..files import Refused, atomic_file, open_regular
 from .frechet import mean_and_covariance
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+SPARE_BYTES = 64 << 20  # that an npz may hold in memory beyond four times its size
+MAX_PIXELS = 1 << 22  # of an image
+LARGEST = 1e100  # of statistics, so that their products are numbers, too
+MAX_BATCH_BYTES = 256 << 20  # of images
+MAX_DIMENSIONS = 1 << 13  # of statistics, whose covariance then has half a gigabyte
+NUMBER, TEXT = schema.optional(schema.number()), schema.optional(schema.text())
+RECORD = schema.record({}, {
+    "count": schema.optional(schema.integer(0)), "extractor": TEXT, "sampler": TEXT, "steps": NUMBER, "seed": NUMBER,
+    "cfg_scale": NUMBER, "weights": TEXT, "model": schema.optional(schema.text(1 << 12)), "training_steps": NUMBER,
+    "diffusion": schema.optional(schema.options), "numdiff": TEXT}, schema.anything)
 
 
 @dataclass
@@ -95,48 +107,89 @@ def open_source(path, classes=None, size=None):
         raise UsageError(f"{path} is no dataset (.h5), and only of one can classes be chosen: leave --classes out.")
     if path.is_dir():
         return _folder(path)
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path} does not exist: give an npz, a folder of pictures or a dataset.")
-    if path.suffix == ".npy":
-        with _damage_named(path):
-            return Features(str(path), _check_features(path, np.load(path, allow_pickle=False)))
-    if path.suffix != ".npz":
+    if path.suffix not in (".npy", ".npz"):
         raise UsageError(f"{path} is no npz, npy, dataset (.h5) or folder of pictures: give one of these.")
-    with _damage_named(path), zipfile.ZipFile(path) as file:
-        return _npz(path, file)
+    with _damage_named(path):
+        if path.suffix == ".npz":
+            with _Npz(path) as file:
+                return _npz(path, file)
+        with open_regular(path) as raw, io.BufferedReader(raw) as file:
+            size = os.fstat(file.fileno()).st_size
+            return Features(str(path), _check_features(path, read_npy(file, size, size)))
+
+
+class _Npz:
+    """The arrays of an npz; together at most four times what the file has, but for some, are read into memory."""
+
+    def __init__(self, path):
+        self._path, self._zip = path, ZipReader(path)
+        self._members = {m.filename.removesuffix(".npy"): m for m in self._zip.members if m.filename.endswith(".npy")}
+        self._left = 4 * os.path.getsize(path) + SPARE_BYTES
+        self.names = self._members.keys()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._zip.close()
+
+    def open(self, name):
+        """A stream of an array's file."""
+        return self._zip.open(self._members[name])
+
+    def read(self, name):
+        """An array."""
+        with self.open(name) as stream:
+            array = read_npy(stream, self._members[name].file_size, self._left)
+        self._left -= array.nbytes
+        return array
+
+    def header(self, name):
+        """(shape, dtype, whether columns come first) of an array whose values are all there."""
+        with self.open(name) as stream:
+            shape, fortran, dtype, length = read_npy_header(stream)
+        announced, there = math.prod(shape) * dtype.itemsize, self._members[name].file_size - length
+        if announced > there:
+            raise NumdiffError(f"{self._path} is truncated: copy or make it again.")
+        if announced < there:
+            raise BadArchive(f"{name} announces {dtype} {shape}, which is not what it holds")
+        return shape, dtype, fortran
 
 
 def _npz(path, file):
-    names = {name.removesuffix(".npy") for name in file.namelist()}
-    record = json.loads(str(_array(file, "numdiff"))) if "numdiff" in names else {}
-    if not isinstance(record, dict):
-        raise NumdiffError(f"the text `numdiff` in {path} is damaged: make the file again.")
+    names = file.names
+    record = _record(file) if "numdiff" in names else {}
     if {"mu", "sigma"} <= names:
         return _statistics(path, file, names, record)
     if "features" in names:
-        spatial = _check_features(path, _array(file, "spatial")) if "spatial" in names else None
-        features = _check_features(path, _array(file, "features"))
+        spatial = _check_features(path, file.read("spatial")) if "spatial" in names else None
+        features = _check_features(path, file.read("features"))
         if spatial is not None and len(spatial) != len(features):
             raise NumdiffError(f"{path} has {len(features)} features and {len(spatial)} spatial ones: write it again.")
         return Features(str(path), features, spatial, record)
     if "arr_0" not in names:
-        raise NumdiffError(f"{path} holds {', '.join(sorted(names)[:5]) or 'nothing'}: numdiff looks for arr_0 "
+        raise NumdiffError(f"{path} holds {', '.join(sorted(names)[:5])[:200] or 'nothing'}: numdiff looks for arr_0 "
                            "(images), features, or mu and sigma.")
-    with file.open("arr_0.npy") as member:
-        shape, dtype, fortran = _header(path, member)
+    shape, dtype, fortran = file.header("arr_0")
     if len(shape) == 2 and dtype.kind == "f":
-        return Features(str(path), _check_features(path, _array(file, "arr_0")), None, record)
+        return Features(str(path), _check_features(path, file.read("arr_0")), None, record)
     if dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape or fortran:
         raise NumdiffError(f"arr_0 in {path} is {dtype} {shape}, and images are uint8 (N, H, W, 3), row by row: "
                            f"{'decode the latents first' if dtype.kind == 'f' else 'write it again'}.")
+    if shape[1] * shape[2] > MAX_PIXELS:
+        raise NumdiffError(f"the images of {path} are {shape[1]}×{shape[2]}, and at most {MAX_PIXELS:,} pixels are "
+                           "compared: make them smaller.")
     return Images(str(path), shape[0], shape[1:3], lambda batch: _npz_batches(path, shape, batch), record)
 
 
 def _npz_batches(path, shape, batch):
     """Images of an npz, a batch in memory at a time."""
-    row_bytes = int(np.prod(shape[1:]))
-    with _damage_named(path), zipfile.ZipFile(path) as file, file.open("arr_0.npy") as member:
-        _header(path, member)
+    row_bytes = math.prod(shape[1:])
+    batch = max(1, min(batch, MAX_BATCH_BYTES // row_bytes))
+    with _damage_named(path), _Npz(path) as file, file.open("arr_0") as member:
+        read_npy_header(member)
         for start in range(0, shape[0], batch):
             count = min(batch, shape[0] - start)
             data = member.read(count * row_bytes)
@@ -145,19 +198,36 @@ def _npz_batches(path, shape, batch):
             yield np.frombuffer(data, np.uint8).reshape(count, *shape[1:])
 
 
+def _record(file):
+    """What a file of numdiff says about how it was made."""
+    text = file.read("numdiff")
+    if text.dtype.kind != "U" or text.size != 1:
+        raise Refused("its text `numdiff` is damaged")
+    try:
+        return schema.check(schema.parse_json(str(text.reshape(()))), RECORD, "it")
+    except schema.Mismatch as error:
+        raise Refused(f"its text `numdiff` is damaged: {error}") from None
+
+
 def _statistics(path, file, names, record):
-    arrays = {name: np.asarray(_array(file, name), np.float64) for name in ("mu", "sigma", "mu_s", "sigma_s")
-              if name in names}
+    arrays = {}
     for mu, sigma in (("mu", "sigma"), ("mu_s", "sigma_s")):
-        if (mu in arrays) != (sigma in arrays):
+        if (mu in names) != (sigma in names):
             raise NumdiffError(f"{path} has one of {mu} and {sigma} without the other: write it again.")
-        if mu in arrays and (arrays[mu].ndim != 1 or arrays[sigma].shape != 2 * arrays[mu].shape):
-            raise NumdiffError(f"{path} has {mu} {arrays[mu].shape} and {sigma} {arrays[sigma].shape}, and a mean (D,) "
-                               "belongs to a covariance (D, D).")
-    if not all(np.isfinite(a).all() for a in arrays.values()):
+        if mu not in names:
+            continue
+        shapes = [file.header(name)[0] for name in (mu, sigma)]
+        if len(shapes[0]) != 1 or shapes[1] != 2 * shapes[0] or not 0 < shapes[0][0] <= MAX_DIMENSIONS:
+            raise NumdiffError(f"{path} has {mu} {shapes[0]} and {sigma} {shapes[1]}, and a mean (D,) belongs to a "
+                               f"covariance (D, D), D at most {MAX_DIMENSIONS:,}: write it again.")
+        for name in (mu, sigma):
+            array = file.read(name)
+            if array.dtype.kind not in "fiu":
+                raise NumdiffError(f"{name} in {path} is {array.dtype}, and statistics are numbers: write it again.")
+            arrays[name] = np.asarray(array, np.float64)
+    if not all(np.isfinite(a).all() and float(np.abs(a).max()) <= LARGEST for a in arrays.values()):
         raise NumdiffError(f"{path} holds values that are not finite: write it again.")
-    return Statistics(str(path), **arrays, record=record,
-                      count=record["count"] if isinstance(record.get("count"), int) else None)
+    return Statistics(str(path), **arrays, record=record, count=record.get("count"))
 
 
 def _folder(path):
@@ -203,39 +273,28 @@ def _dataset(path, classes, size):
     return Images(str(path), count, (height, width), read, note=note, dataset=True)
 
 
-def _array(file, name):
-    with file.open(f"{name}.npy") as member:
-        return np.lib.format.read_array(member, allow_pickle=False)
-
-
-def _header(path, member):
-    version = np.lib.format.read_magic(member)
-    if version not in HEADERS:
-        raise NumdiffError(f"arr_0 in {path} is of npy version {version}, which numdiff does not read.")
-    shape, fortran, dtype = HEADERS[version](member)
-    return shape, dtype, fortran
-
-
 def _check_features(path, features):
-    if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape:
-        raise NumdiffError(f"{path} holds {features.dtype} {features.shape}, and features are floats (N, D).")
-    if not np.isfinite(features).all():
+    if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape or features.shape[1] > MAX_DIMENSIONS:
+        raise NumdiffError(f"{path} holds {features.dtype} {features.shape}, and features are floats (N, D), D at most "
+                           f"{MAX_DIMENSIONS:,}.")
+    if not np.isfinite(features).all() or float(np.abs(features).max()) > LARGEST:
         raise NumdiffError(f"{path} holds features that are not finite: make them again.")
     return features
 
 
 @contextlib.contextmanager
 def _damage_named(path):
-    """What NumPy and zipfile raise for damaged files becomes one sentence."""
+    """What the readers say of damaged files becomes one sentence."""
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, SyntaxError, NotImplementedError, TypeError,
-            RuntimeError) as error:
-        reason = str(error).splitlines()[0].strip("'\"") if str(error) else type(error).__name__
-        if "pickle" in reason or "object array" in reason.lower():
+    except OSError as error:
+        raise NumdiffError(f"{path} cannot be read ({error.strerror or error}): copy or make it again.") from None
+    except (BadArchive, Refused, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0].strip("'\"")[:200] if str(error) else type(error).__name__
+        if "pickle" in reason:
             raise NumdiffError(f"{path} holds pickled objects, which numdiff does not run: write plain "
                                "arrays.") from None
-        raise NumdiffError(f"{path} cannot be read ({reason[:120]}): copy or make it again.") from None
+        raise NumdiffError(f"{path} cannot be read ({reason}): copy or make it again.") from None
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

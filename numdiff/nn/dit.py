@@ -143,8 +143,8 @@ class DiT(Model):
             self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
         self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio) for i in range(depth)})
         self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.out_channels)
+        self._finish(device, seed, fixed=(image_size // patch_size) ** 2 * hidden_size)
         positions = position_table(hidden_size, image_size // patch_size)
-        self._finish(device, seed, fixed=positions.size)
         self.pos_embed = upload(positions, self.backend)  # (T, D), never trained
 
     def forward(self, x, t, y=None, randomness=None):

@@ -161,6 +161,23 @@ def checked_timesteps(t, last):
     return t.astype(np.float32 if t.dtype.kind == "f" else np.int32)
 
 
+class _Laid(Exception):  # noqa: N818 - no error
+    pass
+
+
+def parameter_shapes(kind, options):
+    """{name: shape} of the parameters of a model of `kind` (a subclass of `Model`) that is not built: no memory is
+    taken for them, so that options from a file can be held against the weights beside them first."""
+    class Sketch(kind):
+        def _finish(self, *_, **__):
+            raise _Laid(self)
+
+    try:
+        Sketch(**options)
+    except _Laid as laid:
+        return {name: tuple(p.shape) for name, p in laid.args[0].named_parameters()}
+
+
 def constructor_options(values):
     """The options among a constructor's `locals()`, as JSON can say them."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()

@@ -104,9 +104,10 @@ class AdamW:
 
     def state(self):
         """{name: NumPy array}: what a bitwise resume needs, beside the parameters themselves."""
-        return {name: download(array) for name, array in self._arrays().items()}
+        return {name: download(array) for name, array in self.arrays().items()}
 
-    def _arrays(self):
+    def arrays(self):
+        """{name: array on the device} of the state."""
         arrays = {"m": self.m, "v": self.v, "step": self.step, "updates": self.updates}
         if self.ema is not None:
             arrays["ema"] = self.ema
@@ -117,6 +118,6 @@ class AdamW:
     def load_state(self, state):
         """Continue from `state()`; what a state of another precision does not have keeps its first value."""
         state = {"updates": state["step"], **state}  # of before steps could be skipped
-        for name, array in self._arrays().items():
+        for name, array in self.arrays().items():
             if name in state or not name.startswith("loss_scale"):
                 copy_into(array, np.asarray(state[name]))

@@ -26,17 +26,27 @@ import zlib
 import h5py
 import numpy as np
 
-from ..errors import NumdiffError
-from .files import atomic_file, remove_stray_files
+from .. import schema
+from ..errors import NumdiffError, printable
+from ..files import Refused, atomic_file, check_target, open_regular, remove_stray_files
+from ..hdf5 import MAGIC, open_hdf5
 
 FORMAT = "numdiff-checkpoint"
 VERSION = 1
 NAME = re.compile(r"^checkpoint-(\d+)\.h5$")
 HDF5_VERSION = ("v110", "v110")  # the file format of HDF5 1.10, which every h5py of today reads
-HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+MAX_BUFFERS = 256
 LAST_LINE = b"\nnumdiff crc32 %08x\n"
 LAST_LINE_BYTES = len(LAST_LINE % 0)
 CHUNK = 4 << 20  # bytes read at a time for the checksum
+
+INDEX = schema.items(schema.record({"name": schema.text(), "shape": schema.items(schema.integer(1, 1 << 31), 8),
+                                    "offset": schema.integer(0)}), 1 << 20)
+CLASSES = schema.items(schema.text(1 << 16), 1 << 20)
+META = schema.record({}, {  # of what is known here; more may be said
+    "model": schema.text(), "model_options": schema.options, "diffusion": schema.optional(schema.options),
+    "index": INDEX, "step": schema.integer(0), "classes": schema.optional(CLASSES), "source": schema.text(1 << 12),
+    "seed": schema.optional(schema.integer(0))}, schema.anything)
 
 _verified = {}  # path -> the stat of the file when its content was found right, so that no file is read at every prune
 
@@ -55,7 +65,7 @@ def checkpoint_step(path):
 def list_checkpoints(run_dir):
     """Paths of the checkpoints in a run folder, newest first; damaged ones too."""
     run_dir = pathlib.Path(run_dir)
-    found = [p for p in run_dir.iterdir() if checkpoint_step(p) is not None] if run_dir.is_dir() else []
+    found = [p for p in run_dir.iterdir() if checkpoint_step(p) is not None and p.is_file()] if run_dir.is_dir() else []
     return sorted(found, key=checkpoint_step, reverse=True)
 
 
@@ -105,6 +115,8 @@ def set_aside_later(run_dir, step):
     count as the newest when `prune_checkpoints` chooses what to remove.
     """
     later = [path for path in list_checkpoints(run_dir) if checkpoint_step(path) > step]
+    for path in later:
+        check_target("the checkpoint", path.with_name(path.name + ".old"))
     return [path.replace(path.with_name(path.name + ".old")) for path in later]
 
 
@@ -135,7 +147,7 @@ def _plain(value):
 
 def load_checkpoint(path):
     """(buffers, meta) of a checkpoint or model file; a `NumdiffError` in one sentence where it cannot be used."""
-    return _read(path, lambda file: ({name: _read_buffer(d) for name, d in file["buffers"].items()}, _read_meta(file)))
+    return _read(path, lambda file: (_read_buffers(file), _read_meta(file)))
 
 
 def load_meta(path):
@@ -153,7 +165,7 @@ def newest_checkpoint(run_dir, warn=None):
         reason = why_damaged(path)
         if reason is None:
             return path
-        warn(f"passed over: {reason}")
+        warn(printable(f"passed over: {reason}"))
     return None
 
 
@@ -168,59 +180,81 @@ def why_damaged(path):
             _verified[path] = state
     except FileNotFoundError:
         return f"{path} does not exist."
+    except OSError as error:
+        return f"cannot read the checkpoint {path}: {error.strerror}."
     except NumdiffError as error:
         return str(error)
     return None
 
 
+def buffer_names(path):
+    """Names of the buffers in a checkpoint or model file."""
+    return _read(path, lambda file: file.names("buffers"))
+
+
 def _read(path, take):
     """`take(file)` of the HDF5 file, once it is sure that it is a numdiff checkpoint and whole."""
     path = pathlib.Path(path)
-    _check_file(path)
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            version = int(file.attrs["version"])
-            if version > VERSION:
-                raise NumdiffError(f"{path} has checkpoint version {version} and this numdiff reads up to {VERSION}; "
-                                   "install a newer numdiff.")
-            return take(file)
-    except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise _damaged(path, " ".join(str(error).split())) from error
-
-
-def _read_meta(file):
-    return json.loads(file["meta"][()])
-
-
-def _read_buffer(dataset):
-    array = dataset[()]
-    array = np.asarray(array)  # a scalar dataset reads as a NumPy scalar
-    if _checksum(array) != int(dataset.attrs["crc32"]):
-        raise ValueError(f"the checksum of {dataset.name} is wrong")
-    return array
-
-
-def _check_file(path):
-    """Hold the file against the checksum in its last line, without HDF5."""
     try:
         if path.is_dir():
             raise NumdiffError(f"{path} is a folder; give a checkpoint file.")
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END) - LAST_LINE_BYTES
-            file.seek(0)
-            head = file.read(len(HDF5_MAGIC))
-            if not HDF5_MAGIC.startswith(head):
-                raise NumdiffError(f"{path} is not a numdiff checkpoint; give a file that `numdiff train` or "
-                                   "`numdiff convert` wrote.")
-            if size < 0:
-                raise _damaged(path, f"it ends after {size + LAST_LINE_BYTES} bytes")
-            checksum = _file_checksum(file, size)
-            if file.read() != LAST_LINE % checksum:
-                raise _damaged_or_foreign(path, file, size)
+        raw = open_regular(path)
     except FileNotFoundError:
         raise NumdiffError(f"the checkpoint {path} does not exist; check the path.") from None
     except OSError as error:
         raise NumdiffError(f"cannot read the checkpoint {path}: {error.strerror}.") from error
+    try:
+        with raw:
+            _check_file(path, raw)
+            with open_hdf5(path, raw) as file:
+                version = file.integer("version")
+                if version > VERSION:
+                    raise NumdiffError(f"{path} has checkpoint version {version} and this numdiff reads up to "
+                                       f"{VERSION}; install a newer numdiff.")
+                return take(file)
+    except Refused as error:
+        raise _damaged(path, error) from error
+    except OSError as error:
+        raise NumdiffError(f"cannot read the checkpoint {path}: {error.strerror or error}.") from error
+
+
+def _read_meta(file):
+    text = file.array("meta")
+    if text is None or text.shape != () or text.dtype.kind != "S" or text.nbytes > schema.JSON_BYTES:
+        raise Refused("it holds no meta")
+    return schema.check(schema.parse_json(text.all().tobytes().rstrip(b"\0")), META, "meta")
+
+
+def _read_buffers(file):
+    names = file.names("buffers")
+    if len(names) > MAX_BUFFERS:
+        raise Refused(f"it holds {len(names)} buffers")
+    arrays = {name: file.array(name, "buffers") for name in names}
+    if sum(array.nbytes for array in arrays.values()) > file.size:
+        raise Refused("its buffers overlap, or are packed")
+    return {name: _read_buffer(file, array) for name, array in arrays.items()}
+
+
+def _read_buffer(file, stored):
+    array = stored.all()
+    if _checksum(array) != file.integer("crc32", stored):
+        raise Refused(f"the checksum of {stored.name} is wrong")
+    return array
+
+
+def _check_file(path, file):
+    """Hold an open file against the checksum in its last line, without HDF5."""
+    size = file.seek(0, os.SEEK_END) - LAST_LINE_BYTES
+    file.seek(0)
+    head = file.read(len(MAGIC))
+    if not MAGIC.startswith(head):
+        raise NumdiffError(f"{path} is not a numdiff checkpoint; give a file that `numdiff train` or `numdiff convert` "
+                           "wrote.")
+    if size < 0:
+        raise _damaged(path, f"it ends after {size + LAST_LINE_BYTES} bytes")
+    checksum = _file_checksum(file, size)
+    if file.read() != LAST_LINE % checksum:
+        raise _damaged_or_foreign(path, file, size)
 
 
 def _damaged(path, reason):

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .. import schema
 from ..diffusion import Diffusion, alpha_bars
 from ..diffusion.schedule import SCHEDULES
 from ..errors import NumdiffError, UsageError
+from ..files import Refused, atomic_file, cannot_write
+from ..hdf5 import is_hdf5
 from ..nn import DiT, UNet, dit, unet
 from ..nn.convert import (
     check_dit_state_dict,
@@ -34,15 +37,30 @@ from ..nn.convert import (
     write_state_dict,
 )
 from ..nn.convert.diffusers import CONFIG, WEIGHTS
+from ..nn.model import parameter_shapes
 from ..nn.module import ALIGNMENT
-from .checkpoint import HDF5_MAGIC, load_checkpoint, newest_checkpoint, save_checkpoint
-from .files import atomic_file, cannot_write
+from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
 
 EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
 KINDS = {"unet": UNet, "dit": DiT}
 MAX_STEPS = 100_000  # of a diffusion
+CHECKS = {"unet": unet.check_options, "dit": dit.check_options}
+MAX_IMAGE_SIZE = 4096  # as of a training run
+MAX_POSITION_BYTES = 32 << 20  # of a DiT's positions, or as many as its weights: they are not in the file
+COUNT, WIDTH = schema.integer(1, 1 << 16), schema.integer(1, 1 << 16)
+HEADS_OR_NONE = schema.either(schema.integer(-1, -1), COUNT)
+CLASSES_OR_NONE = schema.optional(schema.integer(1, 1 << 24))
+SHARE = schema.number(0, 1)
+OPTIONS = {  # what the options of models may be; those that are not named here are of the kind of their default
+    "image_size": schema.integer(1, MAX_IMAGE_SIZE), "in_channels": WIDTH, "out_channels": schema.optional(WIDTH),
+    "model_channels": WIDTH, "channel_mult": schema.items(schema.number(0, 1000), 16, 1), "num_res_blocks": COUNT,
+    "attention_resolutions": schema.items(schema.integer(0, MAX_IMAGE_SIZE), 64), "num_heads": COUNT,
+    "num_head_channels": HEADS_OR_NONE, "num_heads_upsample": HEADS_OR_NONE, "num_classes": CLASSES_OR_NONE,
+    "dropout": SHARE, "class_dropout": SHARE, "max_period": schema.number(1e-3, 1e12), "groups": COUNT,
+    "patch_size": COUNT, "hidden_size": WIDTH, "depth": COUNT, "mlp_ratio": schema.number(0, 1000)}
+DIFFUSION = {"steps": schema.integer(1, 100000)}
 FREE_OPTIONS = {  # of a UNet: what the shapes of weights do not tell -> what such a value may be
-    "image_size": lambda v: type(v) is int and 0 < v <= 1 << 16,
+    "image_size": lambda v: type(v) is int and 0 < v <= MAX_IMAGE_SIZE,
     "num_heads": lambda v: type(v) is int and 0 < v <= 1 << 16,
     "num_heads_upsample": lambda v: type(v) is int and (v == -1 or 0 < v <= 1 << 16),
     "num_head_channels": lambda v: type(v) is int and (v == -1 or 0 < v <= 1 << 16),
@@ -65,11 +83,7 @@ def load(path, device="auto", weights="ema"):
     `model.options`, `model.diffusion` and `model.meta` tell what it is and how it was trained.
     """
     options, arrays, meta = read_model_file(path, weights)
-    try:
-        model = KINDS[meta["model"]](**options, device=device, seed=None)
-    except TypeError as error:
-        raise NumdiffError(f"{path} has model options that this numdiff does not know ({error}); install a newer "
-                           "numdiff.") from None
+    model = KINDS[meta["model"]](**options, device=device, seed=None)
     model.load_arrays(arrays)
     model.diffusion = dict(meta.get("diffusion") or {})
     model.meta = meta
@@ -91,18 +105,59 @@ def read_model_file(path, weights="ema"):
         raise NumdiffError(f"{path} is not a numdiff file; if it holds weights of another program, make it one with "
                            "`numdiff convert`.")
     buffers, meta = load_checkpoint(path)
+    check_model_meta(path, meta)
+    name = "ema" if weights == "ema" and "ema" in buffers else "parameters"
+    flat, arrays = buffers.get(name), {}
+    end = max((entry["offset"] + math.prod(entry["shape"]) for entry in meta["index"]), default=0)
+    if flat is None or flat.ndim != 1 or flat.dtype != np.float32 or not 0 < end <= flat.size:
+        raise _no_model(path, f"its buffer {name!r} is not that of its index")
+    for entry in meta["index"]:
+        start, count = entry["offset"], math.prod(entry["shape"])
+        arrays[entry["name"]] = flat[start:start + count].reshape(entry["shape"])
+    return dict(meta["model_options"]), arrays, meta
+
+
+def check_model_meta(path, meta):
+    """Raise a `NumdiffError` unless the meta of a checkpoint describes a model that can be built from its weights.
+
+    No more memory is taken then than the weights have: the options' own parameters are those of the index.
+    """
     try:
-        if meta["model"] not in KINDS:
+        schema.check(meta, schema.record({"model": schema.text(), "model_options": schema.options, "index": INDEX},
+                                         {}, schema.anything), "meta")
+        kind, options, index = KINDS.get(meta["model"]), meta["model_options"], meta["index"]
+        if kind is None:
             raise NumdiffError(f"{path} holds a model of the kind {meta['model']!r}, which this numdiff does not know.")
-        flat = buffers["ema" if weights == "ema" and "ema" in buffers else "parameters"]
-        arrays = {}
-        for entry in meta["index"]:
-            start, count = entry["offset"], math.prod(entry["shape"])
-            arrays[entry["name"]] = flat[start:start + count].reshape(entry["shape"])
-        return dict(meta["model_options"]), arrays, meta
-    except (KeyError, TypeError, ValueError) as error:
-        raise NumdiffError(f"{path} is a numdiff file but holds no whole model ({type(error).__name__}: {error}); use "
-                           "another checkpoint.") from error
+        for given, known in ((options, defaults_of(kind)), (meta.get("diffusion") or {}, defaults_of(Diffusion))):
+            unknown = sorted(given.keys() - known.keys())
+            if unknown:
+                raise NumdiffError(f"{path} has options that this numdiff does not know "
+                                   f"({', '.join(unknown)[:200]}); install a newer numdiff.")
+        schema.check(options, schema.of_defaults(defaults_of(kind), OPTIONS), "model_options")
+        schema.check(meta.get("diffusion") or {}, schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "diffusion")
+        options = {**defaults_of(kind), **options}
+        blocks = options["depth"] if kind is DiT else options["num_res_blocks"] * len(options["channel_mult"])
+        shapes = {entry["name"]: tuple(entry["shape"]) for entry in index}
+        if len(shapes) < len(index) or blocks > len(index):
+            raise schema.Mismatch("its index does not fit its options")
+        CHECKS[meta["model"]](options)
+        Diffusion(**meta.get("diffusion") or {})
+        if parameter_shapes(kind, options) != shapes:
+            raise NumdiffError(f"{path}: these weights are of another model than its options describe; use another "
+                               "checkpoint.")
+        if kind is DiT:
+            tokens = (options["image_size"] // options["patch_size"]) ** 2
+            weights = 4 * sum(map(math.prod, shapes.values()))
+            if 4 * tokens * options["hidden_size"] > max(MAX_POSITION_BYTES, weights):
+                raise schema.Mismatch(f"model_options.image_size is {options['image_size']}, {tokens:,} patches,"
+                                      " too many for such a model")
+    except (Refused, UsageError) as error:
+        raise _no_model(path, error) from error
+
+
+def _no_model(path, reason):
+    return NumdiffError(f"{path} is a numdiff file but holds no whole model ({str(reason).rstrip('.')}); use another "
+                        "checkpoint.")
 
 
 def write_model_file(path, model_options, arrays, diffusion=None, step=0, model="unet", **more):
@@ -345,9 +400,9 @@ def believed(told, free, allowed, what):
 
 
 def defaults_of(model):
-    """{option: default} of a model's constructor, without device and seed."""
+    """{option: default} of the constructor of a model or `Diffusion`, without where it computes and its seed."""
     return {name: list(p.default) if isinstance(p.default, tuple) else p.default
-            for name, p in inspect.signature(model).parameters.items() if name not in ("device", "seed")}
+            for name, p in inspect.signature(model).parameters.items() if name not in ("device", "seed", "backend")}
 
 
 def flag(option):
@@ -358,7 +413,6 @@ def flag(option):
 
 def _is_hdf5(path):
     try:
-        with open(path, "rb") as file:
-            return file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
+        return is_hdf5(path)
     except OSError:  # said better by whoever reads it next
         return False

@@ -5,13 +5,13 @@ is it written out, and `resolve` fills what the user left unset from a preset an
 """
 import dataclasses
 import difflib
-import json
 import math
 import numbers
 from dataclasses import dataclass, field
 
+from .. import schema
 from ..errors import NumdiffError, UsageError
-from .files import write_json
+from ..files import Refused, read_bytes, write_json
 from .precision import ON_TENSOR_CORES, automatic, gpu_capability
 
 MODELS = ("unet", "dit")
@@ -21,6 +21,7 @@ PRECISIONS = ("auto", "fp32", "tf32", "fp16")
 LOSS_SCALE_RULES = ("doubling", "log2")
 SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m")
 GROUPS = 32  # of every group normalisation: channels must be a multiple
+OPTIONS_BYTES = 1 << 20  # of an options.json
 SEEDS = 2**32 - 1  # the largest seed
 
 
@@ -204,6 +205,7 @@ class TrainOptions:
     @classmethod
     def from_json(cls, values):
         """The options that `to_json` gave; settings that a newer numdiff has added keep their defaults."""
+        schema.options(values, "it")
         unknown = values.keys() - FIELDS.keys()
         if unknown:
             raise NumdiffError("the run has settings that this numdiff does not know "
@@ -218,15 +220,16 @@ class TrainOptions:
     def load(cls, path):
         """Read an options.json."""
         try:
-            with open(path, encoding="utf-8") as file:
-                return cls.from_json(json.load(file))
+            options = cls.from_json(schema.parse_json(read_bytes(path, OPTIONS_BYTES)))
+            check(options)
+            return options
         except FileNotFoundError:
             raise NumdiffError(f"{path} does not exist; give a run folder that `numdiff train` made.") from None
         except OSError as error:
             raise NumdiffError(f"cannot read {path}: {error.strerror}.") from error
-        except (ValueError, TypeError, AttributeError) as error:
-            raise NumdiffError(f"{path} is damaged ({error}); restore it from the run's checkpoint or start a new "
-                               "run.") from error
+        except (Refused, UsageError) as error:
+            raise NumdiffError(f"{path} is damaged ({str(error).rstrip('.')}); restore it from the run's checkpoint or "
+                               "start a new run.") from error
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(TrainOptions)}

@@ -1,18 +1,27 @@
 """What a run shows and writes: the line or bar of each report, stats.jsonl, grids of images, the curve of the loss."""
 import contextlib
+import io
 import json
 import math
 import os
 import pathlib
 import time
+from array import array
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from .. import schema
+from ..errors import NumdiffError
+from ..files import atomic_file, cannot_write, check_target, open_regular, open_to_append, write_all
 from ..progress_bar import duration, progress_bar, three_digits
-from .files import atomic_file, cannot_write
 
 STATS = "stats.jsonl"
+MAX_LINE = 32 << 20  # bytes of a record, which holds the losses of a million steps
+MAX_STEPS = 1 << 24  # steps of which the losses are held in memory
+LOSS = schema.optional(schema.number(-1e300, 1e300))  # null: not finite
+RECORD = schema.record({"step": schema.integer(0, 2**32), "loss": LOSS}, {"losses": schema.items(LOSS, 1 << 21)},
+                       schema.anything)
 SMOOTHING = 0.7  # weight of the old step time in the estimate of the time left
 
 
@@ -35,10 +44,7 @@ class Reporter:
         self.flops_per_step, self.peak_flops = flops_per_step, peak_flops
         self._path = pathlib.Path(run_dir) / STATS
         truncate_stats(self._path, start_step)
-        try:
-            self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # a line reaches the file at once
-        except OSError as error:
-            raise cannot_write("the records", self._path, error) from error
+        self._file = open_to_append(self._path, "the records")
         self._bar = progress_bar(steps, "training", "step", start_step, keep=True, shown=bar)
         self._reports = 0
         self._seconds = math.nan  # a step, smoothed
@@ -97,7 +103,7 @@ class Reporter:
 
     def _write(self, record):
         try:
-            self._file.write(json.dumps({k: _json(v) for k, v in record.items()}) + "\n")
+            write_all(self._file, (json.dumps({k: _json(v) for k, v in record.items()}) + "\n").encode())
         except OSError as error:
             raise cannot_write("the records", self._path, error) from error
 
@@ -130,14 +136,16 @@ def _json(value):
 
 def truncate_stats(path, step):
     """Cut from stats.jsonl what lies after `step`, and a line that a kill left half-written: no step is there twice."""
-    end = 0
     try:
-        with open(path, "rb") as file:
-            for line in file:
-                record = _parse(line)
-                if record is None or record["step"] > step:
-                    break
-                end += len(line)
+        check_target("the records", path)
+        end = at = 0
+        for line in _lines(path):
+            at += len(line)
+            record = parse_record(line)
+            if record is not None and record["step"] > step:
+                break
+            if record is not None:
+                end = at
         if end < os.path.getsize(path):
             os.truncate(path, end)
     except FileNotFoundError:
@@ -147,24 +155,42 @@ def truncate_stats(path, step):
 
 
 def read_stats(run_dir):
-    """(steps, losses) of every step in a run's stats.jsonl, as two lists; step k is the k-th, counted from 1."""
-    steps, losses = [], []
-    with contextlib.suppress(FileNotFoundError), open(pathlib.Path(run_dir) / STATS, "rb") as file:
-        for record in map(_parse, file):
-            if record is not None:
-                values = record.get("losses", [record["loss"]])
-                steps += range(record["step"] - len(values) + 1, record["step"] + 1)
-                losses += [math.nan if v is None else v for v in values]
-    return steps, losses
+    """(steps, losses) of every step in a run's stats.jsonl, as two lists; step k is the k-th, counted from 1.
 
-
-def _parse(line):
-    """The record of a line; None if it is not whole."""
+    Of very many steps the newest. Lines that are no records are passed over: a kill may have cut one, and a run does
+    not fail for them.
+    """
+    steps, losses, path = array("q"), array("d"), pathlib.Path(run_dir) / STATS
     try:
-        record = json.loads(line)
-        return record if line.endswith(b"\n") and isinstance(record["step"], int) else None
-    except (ValueError, KeyError, TypeError):
+        for record in filter(None, map(parse_record, _lines(path))):
+            values = record.get("losses", [record["loss"]])
+            steps.extend(range(record["step"] - len(values) + 1, record["step"] + 1))
+            losses.extend(math.nan if v is None else v for v in values)
+            if len(steps) > MAX_STEPS:
+                del steps[:len(steps) // 2], losses[:len(losses) // 2]
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise NumdiffError(f"cannot read the records {path}: {error.strerror}; move it out of the run "
+                           "folder.") from error
+    return steps.tolist(), losses.tolist()
+
+
+def _lines(path):
+    """The lines of a file, each with its end; one that is longer than any record in parts."""
+    with open_regular(path) as raw, io.BufferedReader(raw, 1 << 20) as file:
+        while line := file.readline(MAX_LINE):
+            yield line
+
+
+def parse_record(line):
+    """The record of a line of stats.jsonl; None if it is not whole, or none."""
+    try:
+        record = schema.check(schema.parse_json(line), RECORD, "the record")
+    except schema.Mismatch:
         return None
+    few = len(record.get("losses", ())) <= record["step"]
+    return record if line.endswith(b"\n") and few else None
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import numpy as np
 from .. import __version__
 from ..device.roof import peak_flops
 from ..diffusion import sample
-from ..errors import NumdiffError
+from ..errors import NumdiffError, visibly
 from ..nn.module import same_index
 from .build import (
     build_dataset,
@@ -29,6 +29,7 @@ from .build import (
     describe_diffusion,
     describe_model,
     describe_precision,
+    model_options,
 )
 from .checkpoint import (
     checkpoint_name,
@@ -39,6 +40,7 @@ from .checkpoint import (
     set_aside_later,
 )
 from .distributed import connect
+from .model_files import KINDS, check_model_meta, defaults_of
 from .options import flag
 from .report import Reporter, image_grid, loss_curve_png, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
@@ -62,6 +64,7 @@ def train(options, resume=None, dry_run=False, echo=print):
     resume: None for a new run; else "auto", a run folder, its number or a checkpoint file
     dry_run: only tell what would be done; echo: prints the lines before and after the training
     """
+    echo = visibly(echo)
     communicator = connect(options.transport, options.device)
     with communicator.job():
         return _train_job(communicator, options, resume, dry_run, echo if communicator.rank == 0 else _silent)
@@ -79,6 +82,8 @@ def _train_job(communicator, options, resume, dry_run, echo):
         run_dir, checkpoint = communicator.first(find_resume, resume, options.outdir, echo)
         state, meta = load_checkpoint_on_first(communicator, checkpoint)
     dataset = communicator.build(build_dataset, options)
+    if state is not None:  # before a model is built of sizes that options.json alone knows
+        check_same_options(meta, options, dataset, checkpoint)
     model = communicator.build(build_model, options, dataset.channels,
                                len(dataset.classes) if options.class_cond else None)
     trainer = build_trainer(options, model, dataset)
@@ -112,6 +117,7 @@ def load_checkpoint_on_first(communicator, path):
 
     def load():
         loaded["buffers"], meta = load_checkpoint(path)
+        check_model_meta(path, meta)
         return meta
 
     meta = communicator.first(load)
@@ -143,6 +149,16 @@ def describe(options, dataset, trainer):
     if ranks > 1:
         why = f" {trainer.exchange.why}" if trainer.exchange.why else ""
         yield f"ranks     {trainer.communicator.describe()}; gradients by {trainer.exchange.name}.{why}"
+
+
+def check_same_options(meta, options, dataset, path):
+    """Refuse to go on from a checkpoint of a model with other options than the run's."""
+    kind = KINDS[options.model]
+    own = model_options(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
+    own = {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
+    if meta["model"] != options.model or {**defaults_of(kind), **meta["model_options"]} != {**defaults_of(kind), **own}:
+        raise NumdiffError(f"{path} is a checkpoint of another model; resume with the run's own model options and "
+                           "data.")
 
 
 def check_same_model(meta, model, path):

@@ -12,8 +12,8 @@ import pathlib
 import re
 
 from ..errors import NumdiffError
+from ..files import cannot_write, fcntl, open_to_append
 from .checkpoint import newest_checkpoint, why_damaged
-from .files import cannot_write, fcntl
 from .options import TrainOptions
 
 NUMBER = re.compile(r"^(\d{5,})(-.*)?$")
@@ -109,11 +109,7 @@ def load_options(run_dir):
 @contextlib.contextmanager
 def lock_run(run_dir):
     """Hold a run for this process; a `NumdiffError` if another one trains it. The lock ends with the process."""
-    try:
-        file = open(pathlib.Path(run_dir) / ".lock", "w")
-    except OSError as error:
-        raise cannot_write("into the run folder", run_dir, error) from error
-    with file:
+    with open_to_append(pathlib.Path(run_dir) / ".lock", "the lock of the run") as file:
         try:
             if fcntl:
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import NumdiffError, UsageError
-from .files import atomic_file
+from ..files import atomic_file
 from .report import image_grid
 
 ANIMATIONS = (".gif", ".png", ".apng")

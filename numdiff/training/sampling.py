@@ -2,15 +2,14 @@
 import pathlib
 import time
 
-import h5py
 import numpy as np
 
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.sampling import to_uint8
-from ..errors import NumdiffError, UsageError
+from ..errors import NumdiffError, UsageError, visibly
 from ..progress_bar import progress_bar
-from .checkpoint import newest_checkpoint
+from .checkpoint import buffer_names, newest_checkpoint
 from .model_files import load
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
@@ -33,6 +32,7 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
     columns: of the grid and the animation; progress: show a bar on a terminal
     The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
     """
+    echo = visibly(echo)
     grid = grid or (None if npz or animation else "samples.png")
     _check_names(grid, npz, animation)
     _check_inpainting(inpaint, mask, sampler)
@@ -97,8 +97,7 @@ def say_how(sampling):
 
 def weights_used(checkpoint, weights):
     """"ema" or "raw", as the file has them; "converted" for a model file, which holds one set of weights."""
-    with h5py.File(checkpoint, "r", locking=False) as file:
-        names = set(file["buffers"])
+    names = set(buffer_names(checkpoint))
     if names == {"parameters"}:
         return "converted"
     return weights if "ema" in names else "raw"

@@ -203,7 +203,14 @@ class Trainer:
         return {"parameters": download(self.model.parameters.data), **self.optimizer.state()}
 
     def load_state(self, state):
-        """Continue from `state()` of another trainer of the same model and settings."""
+        """Continue from `state()` of another trainer of the same model and settings; a `NumdiffError` for another."""
+        for name, own in {"parameters": self.model.parameters.data, **self.optimizer.arrays()}.items():
+            if name in state and (state[name].shape != tuple(own.shape) or state[name].dtype != own.dtype):
+                raise NumdiffError(f"the checkpoint's {name!r} is {state[name].dtype} {state[name].shape} and this "
+                                   f"run's {own.dtype} {tuple(own.shape)}; resume with the run's own options.")
+            if name not in state and name != "updates" and not name.startswith("loss_scale"):
+                raise NumdiffError(f"the checkpoint has no {name!r}, so that training cannot go on from it; resume "
+                                   "from a checkpoint of this run.")
         self.model.parameters.load_flat(state["parameters"])
         self.optimizer.load_state(state)
         self.step = int(state["step"][0])

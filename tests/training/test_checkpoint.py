@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
+from numdiff import files
 from numdiff.errors import NumdiffError
-from numdiff.training import files
+from numdiff.files import atomic_file, remove_stray_files
 from numdiff.training.checkpoint import (
     checkpoint_name,
     list_checkpoints,
@@ -23,7 +24,6 @@ from numdiff.training.checkpoint import (
     save_checkpoint,
     why_damaged,
 )
-from numdiff.training.files import atomic_file, remove_stray_files
 
 META = {"format": "numdiff-checkpoint", "version": 1, "step": 7, "losses": [0.5, None], "name": "∂"}
 

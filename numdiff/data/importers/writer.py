@@ -1,4 +1,5 @@
 """Writes a dataset file image by image, under a temporary name until it is whole."""
+import contextlib
 import errno
 import os
 from array import array
@@ -7,8 +8,10 @@ import h5py
 import numpy as np
 
 from ...errors import NumdiffError, UsageError
+from ...files import check_target
 from ..dataset import CHUNK
 
+MAX_CHUNK_BYTES = 64 << 20  # of images above about 590×590 there are fewer in a chunk
 GZIP = 4  # emoji shrink to a quarter, photos hardly; unpacking is as fast at every level
 
 
@@ -20,7 +23,9 @@ class PatientFile:
     """
 
     def __init__(self, path):
-        self._file = open(path, "w+b", buffering=0)  # HDF5 gathers its writes itself
+        with contextlib.suppress(FileNotFoundError):  # of a killed process that had our number
+            os.unlink(path)
+        self._file = open(path, "x+b", buffering=0)  # HDF5 gathers its writes itself
         self.error = None
         self.read, self.readinto, self.seek, self.tell = (
             self._file.read, self._file.readinto, self._file.seek, self._file.tell)
@@ -67,6 +72,7 @@ class Writer:
             raise UsageError(f"there is no folder {folder!r} to write into: make it first.")
         if os.path.exists(self.path) and not force:
             raise UsageError(f"{self.path!r} exists already: choose another name, or add --force to replace it.")
+        check_target("the dataset", self.path)
         self._temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
         self._disk = self._file = self._images = None
         self._waiting, self._count = [], 0
@@ -109,12 +115,13 @@ class Writer:
         block = np.stack(self._waiting)
         try:
             if self._file is None:
+                rows = max(1, min(CHUNK, MAX_CHUNK_BYTES // (block.nbytes // len(block))))
                 # "v108" allows attributes beyond 64 kB, which the names of very many classes need
                 self._disk = PatientFile(self._temporary)
                 self._file = h5py.File(self._disk, "w", libver=("v108", "latest"))
                 self._images = self._file.create_dataset(
                     "images", (0, *block.shape[1:]), np.uint8, maxshape=(None, *block.shape[1:]),
-                    chunks=(CHUNK, *block.shape[1:]), compression="gzip", compression_opts=GZIP)
+                    chunks=(rows, *block.shape[1:]), compression="gzip", compression_opts=GZIP)
             self._images.resize(self._count + len(block), axis=0)
             self._images[self._count:] = block
             if self._disk.error:

@@ -1,13 +1,16 @@
 """Weight files: which format a file has, the state dict in it, and writing one."""
 import contextlib
 import errno
+import io
 import json
 import pathlib
 
 import numpy as np
 
+from ... import schema
 from ...archives import ZipReader, read_npy
-from ...errors import NumdiffError, UsageError
+from ...errors import NumdiffError, UsageError, printable
+from ...files import IrregularFile, open_regular
 from . import pickles
 from .containers import SPARE, choose, weights_of_model
 from .unet import canonical_names
@@ -15,6 +18,7 @@ from .unet_cu import is_unet_cu, read_unet_cu
 
 METADATA = "numdiff_options"  # where a safetensors file of numdiff keeps the model options
 DIFFUSION = "numdiff_diffusion"  # and where those of the diffusion
+SAFETENSORS_HEADER_BYTES = 32 << 20
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
                "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
 
@@ -41,16 +45,17 @@ def read_weights(path, weights="ema"):
     try:
         if path.is_dir():
             raise NumdiffError("it is a folder; give a file")
-        with open(path, "rb") as file:
+        with open_regular(path) as raw, io.BufferedReader(raw) as file:
             state_dict, options = _read(path, file, weights)
         state_dict, tables = weights_of_model(state_dict, weights)
         renamed, more = canonical_names(state_dict)
     except FileNotFoundError:
         raise NumdiffError(f"{path} does not exist; check the path.") from None
     except NumdiffError as error:
-        raise NumdiffError(f"cannot use {path}: {_printable(error).rstrip('.')}.") from None
+        raise NumdiffError(f"cannot use {path}: {_one_line(error).rstrip('.')}.") from None
     except OSError as error:
-        if error.errno in (None, errno.EINVAL):  # a library's own complaint, or a seek to where no byte can be
+        # a library's own complaint, or a seek to where no byte can be
+        if error.errno in (None, errno.EINVAL) and not isinstance(error, IrregularFile):
             raise _damaged(path, error) from error
         raise NumdiffError(f"cannot read {path}: {error.strerror}.") from error
     except Exception as error:  # what damaged bytes make of zipfile, NumPy, json, safetensors: too many kinds to name
@@ -59,13 +64,12 @@ def read_weights(path, weights="ema"):
 
 
 def _damaged(path, error):
-    reason = _printable(error)[:150] or type(error).__name__
+    reason = _one_line(error)[:150] or type(error).__name__
     return NumdiffError(f"{path} is truncated, damaged or no file of weights ({reason}); copy or save it again.")
 
 
-def _printable(error):
-    """An error's text in one line, without what a hostile file could tell a terminal to do."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(error).split()))
+def _one_line(error):
+    return printable(" ".join(str(error).split()))
 
 
 def _read(path, file, weights):
@@ -115,6 +119,9 @@ def _safetensors():
 def _read_safetensors(path):
     package = _safetensors()
     data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    if length > SAFETENSORS_HEADER_BYTES or length + 8 > len(data):
+        raise NumdiffError(f"its header announces {length:,} bytes")
     arrays = {}
     for name, entry in package.deserialize(data):
         if entry["dtype"] not in SAFETENSORS:
@@ -125,16 +132,15 @@ def _read_safetensors(path):
         arrays[name] = array
     if not arrays:
         raise NumdiffError("it holds no tensors")
-    metadata = json.loads(data[8:8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
+    metadata = schema.parse_json(data[8:8 + length]).get("__metadata__") or {}
     diffusion = _told(metadata, DIFFUSION)
     return arrays, {**_told(metadata, METADATA), **({"diffusion": diffusion} if diffusion else {})}
 
 
 def _told(metadata, key):
     """The dict under a key of a file's metadata, or {} for anything else that someone wrote under that name."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(metadata.get(key, "{}"))
-        return found if isinstance(found, dict) else {}
+    with contextlib.suppress(schema.Mismatch):
+        return schema.check(schema.parse_json(metadata.get(key, "{}")), schema.options, "options")
     return {}
 
 

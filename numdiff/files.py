@@ -1,0 +1,255 @@
+"""How every file is read and written: the one place that opens what a user names.
+
+READING. `open_regular` opens regular files alone: a FIFO would wait for ever, a device never end. What is in a file is
+believed by nobody before it is checked: sizes before allocation, a schema before use (schema.py, hdf5.py, npz.py).
+
+WRITING. Files are either whole or not there: written under a temporary name, forced to the disk, then renamed. What is
+not a regular file (a device, a FIFO, a symbolic link, which leads elsewhere) is never replaced nor followed.
+A rename inside one folder is atomic, so whoever opens the final name finds the old content or the new, never a half.
+The temporary file is locked while its writer lives; the system drops the lock when the writer dies, by whatever cause,
+and so `remove_stray_files` can tell the remains of a killed run from a file that is being written now.
+"""
+import contextlib
+import errno
+import io
+import json
+import os
+import pathlib
+import re
+import stat
+
+from .errors import NumdiffError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; there an open file cannot be removed anyway, which protects it as well
+    fcntl = None
+
+TEMPORARY = re.compile(r"^\..+\.\d+\.tmp$")  # .<final name>.<process>.tmp, hidden from listings of the folder
+
+REASONS = {
+    errno.ENOSPC: "the disk is full; free some space or choose another folder",
+    errno.EDQUOT: "your disk quota is used up; free some space or choose another folder",
+    errno.EFBIG: "the file is larger than this system allows; raise the limit (ulimit -f) or choose another folder",
+    errno.EACCES: "permission denied; choose a folder that you may write to",
+    errno.EPERM: "permission denied; choose a folder that you may write to",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENOENT: "the folder does not exist; create it or choose another",
+    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another path",
+    errno.EISDIR: "this is a folder; give the name of a file",
+    errno.ELOOP: "it is a symbolic link; give the name of what it leads to, or remove it",
+    errno.ENXIO: "it is not a regular file; give another name",
+}
+KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
+         (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISLNK, "a symbolic link"))
+WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0) | WITHOUT_WAITING  # 0 on Windows, which has no FIFOs
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+def open_regular(path):
+    """The regular file `path`, raw and binary; an `IrregularFile` (an OSError) for a folder, a FIFO, a device."""
+    check_regular(path, os.stat(path).st_mode)  # to open a device can already do something
+    file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | WITHOUT_WAITING))
+    try:
+        check_regular(path, os.fstat(file.fileno()).st_mode)  # it may have been exchanged meanwhile
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_bytes(path, limit):
+    """What is in the regular file `path`, of at most `limit` bytes; a `NumdiffError` where there are more."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise NumdiffError(f"{path} has {size:,} bytes, and such files have at most {limit:,}; give another file.")
+        return read_at(file, 0, size)
+
+
+def read_at(file, offset, count):
+    """`count` bytes of an open raw file from `offset` on, fewer only at its end; its own position stays."""
+    parts, missing = [], count
+    while missing:
+        part = _pread(file, min(missing, 1 << 30), offset + count - missing)
+        if not part:
+            break
+        parts.append(part)
+        missing -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _pread(file, count, offset):
+    if hasattr(os, "pread"):
+        return os.pread(file.fileno(), count, offset)
+    file.seek(offset)  # on Windows
+    return file.read(count)
+
+
+class Refused(ValueError):
+    """What a file holds is not read; the text says why, as the part of a sentence."""
+
+
+class IrregularFile(OSError):
+    """Something that is no file where one is to be read or written; `strerror` says what it is."""
+
+
+def check_regular(path, mode):
+    """Raise an `IrregularFile` unless `mode`, of os.stat, is that of a regular file."""
+    if not stat.S_ISREG(mode):
+        kind = next((name for test, name in KINDS if test(mode)), "no regular file")
+        raise IrregularFile(errno.EINVAL, f"it is {kind}", str(path))
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+def check_target(what, path):
+    """Raise a `NumdiffError` where writing `path` would replace or follow what is not a regular file."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise cannot_write(what, path, OSError(errno.EISDIR, ""))
+        try:
+            check_regular(path, mode)
+        except IrregularFile as error:
+            raise cannot_write(what, path, error) from None
+
+
+def open_to_append(path, what):
+    """The regular file `path`, or a new one, raw, to be appended to; it is not emptied, and no link is followed."""
+    check_target(what, path)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NOT_FOLLOWED, 0o666)
+        file = open(handle, "ab", buffering=0)
+        check_regular(path, os.fstat(handle).st_mode)
+        return file
+    except OSError as error:
+        raise cannot_write(what, path, error) from error
+
+
+
+class TemporaryFile(io.FileIO):
+    """A raw file that writes all it is given and keeps the first error instead of raising it.
+
+    HDF5 cannot recover from a write that fails: it tries again when the file is closed, and once more when Python ends.
+    So it is told that all went well, and `check` raises the error after it has let go of the file.
+    """
+
+    error = None
+
+    def write(self, data):
+        data = memoryview(data).cast("B")
+        done = 0
+        while done < len(data) and self.error is None:
+            try:
+                done += self._write_some(data[done:])  # the system may take less than it is given, 2 GiB at most
+            except BaseException as error:  # a Ctrl-C as well
+                self.error = error
+        return len(data)
+
+    def _write_some(self, data):
+        return super().write(data)
+
+    def truncate(self, size=None):
+        if self.error is None:
+            try:
+                return super().truncate(size)
+            except BaseException as error:
+                self.error = error
+        return size
+
+    def check(self):
+        if self.error is not None:
+            raise self.error
+
+
+def write_all(file, data):
+    """Write all of `data` to a raw file: the system may take less than it is given, 2 GiB at most."""
+    data = memoryview(data)
+    while data:
+        data = data[file.write(data):]
+
+
+@contextlib.contextmanager
+def atomic_file(path, what="the file"):
+    """Yield a raw binary file that becomes `path` when the block ends well; after any error `path` is as it was.
+
+    `what` names the content in the message of an error, as in "cannot write the checkpoint runs/…: the disk is full".
+    """
+    path = pathlib.Path(path)
+    check_target(what, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with contextlib.suppress(FileNotFoundError):  # of a killed process that had our number
+            os.unlink(temporary)
+        file = TemporaryFile(temporary, "x+")
+    except OSError as error:
+        raise cannot_write(what, path, error) from error
+    try:
+        with file:
+            _lock(file)
+            yield file
+            file.check()
+            os.fsync(file.fileno())  # else a power cut could leave the new name over content that never arrived
+            check_target(what, path)
+            os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise cannot_write(what, path, error) from error
+    finally:
+        with contextlib.suppress(OSError):  # not there any more where all went well
+            os.unlink(temporary)
+
+
+def write_text(path, text, what="the file"):
+    """Write `text` as UTF-8, atomically."""
+    with atomic_file(path, what) as file:
+        file.write(text.encode())
+
+
+def write_json(path, value, what="the file"):
+    """Write `value` as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n", what)
+
+
+def cannot_write(what, path, error):
+    """The `NumdiffError` for an `OSError` met while writing `path`."""
+    if isinstance(error, IrregularFile):
+        reason = f"{error.strerror}, which numdiff neither replaces nor follows; give another name"
+    else:
+        reason = REASONS.get(error.errno, f"{error.strerror or error}; choose another folder if it repeats")
+    return NumdiffError(f"cannot write {what} {path}: {reason}.")
+
+
+def remove_stray_files(folder):
+    """Remove the temporary files that killed processes left in `folder`; returns their names."""
+    removed = []
+    for path in sorted(pathlib.Path(folder).iterdir()):
+        if TEMPORARY.match(path.name):
+            with contextlib.suppress(OSError):  # its writer lives, or another process was quicker
+                with open_regular(path) as file:
+                    _lock(file)
+                    if fcntl:
+                        path.unlink()
+                if not fcntl:
+                    path.unlink()
+                removed.append(path.name)
+    return removed
+
+
+def _lock(file):
+    """Take the lock of an open file without waiting, until it is closed; OSError where another process has it."""
+    if fcntl:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _sync_folder(folder):
+    """Force the rename itself to the disk, where the system lets folders be opened."""
+    if os.name != "nt":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
