@@ -133,11 +133,13 @@ def test_levels(schedule):
             sigmas = sampling_sigmas(bars, spacing, steps)
             assert len(sigmas) == steps + 1 and sigmas[-1] == 0 and (np.diff(sigmas) < 0).all()
             assert sigmas[0] <= sigma_table(bars)[-1] * (1 + 1e-12)
-    karras = sampling_sigmas(bars, "karras", 18)
-    assert karras[0] == pytest.approx(80) and karras[17] == pytest.approx(max(0.002, sigma_table(bars)[0]))
-    np.testing.assert_allclose(np.diff(np.power(karras[:18], 1 / 7), 2), 0, atol=1e-12)
-    logsnr = sampling_sigmas(bars, "logsnr", 18)
-    np.testing.assert_allclose(np.diff(np.log(logsnr[:18]), 2), 0, atol=1e-12)
+    table = sigma_table(bars)
+    for spacing, even in (("karras", lambda sigmas: np.power(sigmas, 1 / 7)), ("logsnr", np.log)):
+        top, *levels, _ = sampling_sigmas(bars, spacing, 18)  # noise alone, and from EDM's 80 on as their papers say
+        assert top == table[-1] and levels[0] == pytest.approx(80) and levels[16] == pytest.approx(table[0])
+        np.testing.assert_allclose(np.diff(even(levels), 2), 0, atol=1e-12)
+    low = bars[table < 50]  # a schedule that does not reach 80
+    assert sampling_sigmas(low, "karras", 18)[0] == pytest.approx(sigma_table(low)[-1])
     for spacing, steps, message in (("cubic", 5, "unknown spacing"), ("karras", 0, "at least 1"),
                                     ("timesteps", 1001, "between 1 and the 1000")):
         with pytest.raises(UsageError, match=message):
@@ -380,3 +382,21 @@ def test_timesteps_of_the_process_are_checked_on_the_host():
     for steps in (0, -1, 2.5, True, "10", 2**40):
         with pytest.raises(UsageError, match=r"must be a whole number from 1 to 100,000\."):
             Diffusion(steps=steps)
+
+
+@pytest.mark.parametrize("spacing", ["karras", "logsnr"])
+@pytest.mark.parametrize("sampler", ["ddim", "heun", "dpm++2m"])
+def test_samples_have_the_mean_of_bright_images(rng, spacing, sampler):
+    """Noise without the images' mean is what the model knows at its last timestep, and nowhere else: levels begin
+    there. The data here is one bright picture with a little variation, which a Gaussian describes exactly."""
+    pixels, mean, deviation = 3 * 64 * 64, 0.5, 0.3
+
+    class Bright:
+        def __call__(self, x, sigma):  # along the mean's direction, in units of its length: the others are noise alone
+            gain = deviation**2 / (deviation**2 + sigma**2 / pixels)
+            return mean + gain * (x - mean)
+
+    sigmas = sampling_sigmas(alpha_bars("cosine", 1000), spacing, 30)
+    start = np.sqrt((1 + sigmas[0] ** 2) / pixels) * rng.standard_normal((20_000, 1))
+    x = SAMPLERS[sampler](Bright(), start, sigmas, None)
+    assert abs(x.mean() - mean) < 0.03
