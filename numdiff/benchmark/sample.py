@@ -11,7 +11,7 @@ from ..device.roof import peak_flops
 from ..diffusion import Sampling
 from ..errors import UsageError
 from ..nn.flops import forward_flops
-from ..training.build import build_model
+from ..training.build import build_model, diffusion_options
 from .step import CLASSES, beside_torch, fill_zeros, seconds_in_turns, summary
 
 
@@ -57,8 +57,7 @@ def random_model(options):
     num_classes = (options.num_classes or CLASSES) if options.class_cond else None
     model = build_model(options, options.channels or 3, num_classes)
     fill_zeros(model)
-    model.diffusion = {"steps": options.diffusion_steps, "schedule": options.schedule,
-                       "prediction": options.prediction}
+    model.diffusion = diffusion_options(options)
     if options.precision == "fp16":
         model.compute_in_half()
     model.tf32 = options.precision == "tf32"

@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 
-from ..diffusion.schedule import sigma_table, timestep_at
 from .torch_step import TorchTwin
 
 # The samplers: denoise(x, sigma) -> (x_0, the learned variance); noise(i): normal noise like x ----------------------
@@ -118,11 +117,12 @@ class TorchSample(TorchTwin):
             if guided:
                 labels = torch.cat((labels, torch.full_like(labels, sampling.model.null_class)))
             self.labels = labels.to(self.device)
-        table = sigma_table(sampling.diffusion.alpha_bar)
         images = batch * (2 if guided else 1)
-        self.levels = {sigma: (torch.tensor(sigma, dtype=torch.float32, device=self.device),
-                               torch.full((images,), timestep_at(sigma, table), device=self.device))
-                       for sigma in sampling.sigmas if sigma > 0}  # on the device: one compiled function for all
+        self.levels = {}  # sigma -> timesteps, [√ᾱ, a, b], on the device: one compiled function serves all levels
+        for sigma in filter(None, sampling.sigmas):
+            t, *numbers = sampling.denoiser.numbers(sigma)
+            self.levels[sigma] = (torch.full((images,), float(t), device=self.device),
+                                  torch.tensor(numbers, dtype=torch.float32, device=self.device))
         self.evaluate = self.compiled(self._evaluation(channels, guided))
         self.run()
         self.wait()
@@ -130,25 +130,18 @@ class TorchSample(TorchTwin):
 
     def _evaluation(self, channels, guided):
         torch, model, sampling = self.torch, self.model, self.sampling
-        prediction, clip, scale = sampling.diffusion.prediction, sampling.clip, sampling.cfg_scale
-        count, dtype = sampling.cfg_channels or channels, self.half or torch.float32
-        learned = sampling.settings.get("variance") == "learned"
+        clip, scale, count = sampling.clip, sampling.cfg_scale, sampling.cfg_channels or channels
+        dtype, learned = self.half or torch.float32, sampling.settings.get("variance") == "learned"
 
-        def evaluate(x, sigma, t, labels):
-            alpha_bar = 1 / (1 + sigma * sigma)
-            x_t = (alpha_bar.sqrt() * x).to(dtype)
+        def evaluate(x, t, numbers, labels):
+            root, a, b = numbers.unbind()
+            x_t = (root * x).to(dtype)
             answer = model(torch.cat((x_t, x_t)) if guided else x_t, t, labels).float()
             if guided:
                 answer, unconditional = answer.chunk(2)
                 first, u = answer[:, :count], unconditional[:, :count]
                 answer = torch.cat((u + scale * (first - u), answer[:, count:]), 1)
-            p = answer[:, :channels]
-            if prediction == "eps":
-                x_0 = x - sigma * p
-            elif prediction == "v":
-                x_0 = alpha_bar * x - sigma * alpha_bar.sqrt() * p
-            else:
-                x_0 = p
+            x_0 = a * x + b * answer[:, :channels]
             return x_0.clamp(-1, 1) if clip else x_0, answer[:, channels:2 * channels] if learned else None
 
         return evaluate
