@@ -6,6 +6,7 @@ import click
 from numdiff.training.options import SAMPLERS
 
 from .settings import GroupedCommand, ListOf, Setting, settings
+from .suggest import Group
 
 SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "microbatch", "image_size", "channels")
 SAMPLED = ("preset", "device", "precision", "eager", "image_size", "channels")
@@ -13,7 +14,7 @@ KERNELS = ("device", "precision", "batch", "image_size", "channels")
 DIT = ("architecture", "num_classes")
 
 
-@click.group()
+@click.group(cls=Group)
 def bench():
     """Measure how long a training step takes, samples, and the kernels of both."""
 

@@ -4,11 +4,12 @@ import os
 import click
 
 from .output import echo
+from .suggest import Group
 
 LISTED = 60  # classes printed
 
 
-@click.group()
+@click.group(cls=Group)
 def data():
     """Import images, and look into datasets."""
 
@@ -24,28 +25,36 @@ def data():
               help="Three channels or one.  [default: as the first image]")
 @click.option("--background", metavar="COLOUR", default="white", show_default=True,
               help="What shows through transparent images: a name or #rrggbb.")
-@click.option("--labels", metavar="auto|folders|none|FILE", default="auto", show_default=True,
-              help="Classes by sub-folders, none, or by a .csv or .json file (auto: a file labels.csv, labels.json or "
-                   "dataset.json among the images, else sub-folders).")
+@click.option("--labels", metavar="auto|folders|prefix|none|FILE", default="auto", show_default=True,
+              help="Classes by sub-folders, by the files' names up to the first _ (cat_001.png), none, or by a .csv or "
+                   ".json file (auto: a labels.csv, labels.json or dataset.json among the images, else sub-folders).")
+@click.option("--class-order", type=click.Choice(["numbers", "words"]), default="numbers", show_default=True,
+              help="Order of classes whose names are numbers: 0, 1, 2, 10, or 0, 1, 10, 2, as torchvision's "
+                   "ImageFolder and guided-diffusion number them.")
+@click.option("--latents/--pixels", "latents", default=None,
+              help="Floats of an array or dataset are latents, taken as they are, or pixels.  [default: as their "
+                   "values and channels look, and said]")
 @click.option("--force", is_flag=True, help="Replace OUT.h5 if it exists.")
-def import_command(source, out, size, fit, rgb, background, labels, force):
+def import_command(source, out, size, fit, rgb, background, labels, class_order, latents, force):
     """Write the images of SOURCE into the dataset file OUT.h5.
 
     SOURCE is a folder of images, a zip of one, cifar-10-python.tar.gz, MNIST's train-images-idx3-ubyte.gz (the labels
     are found beside it), an .npz or .npy, unet.cu's .bin, or another dataset file. What it is, is seen from its
-    contents. Images that cannot be read are named and left out.
+    contents. Images that cannot be read are named and left out. Floats of an .npz, .npy or dataset may be latents,
+    which are neither scaled nor resized.
 
     \b
     numdiff data import photos/ photos.h5 --size 64
     numdiff data import cifar-10-python.tar.gz cifar10.h5
     numdiff data import train-images-idx3-ubyte.gz mnist.h5 --size 32 --rgb
+    numdiff data import latents.npz latents.h5
     """
     from numdiff.data.importers import import_dataset
     from numdiff.progress_bar import tracked
 
     channels = None if rgb is None else 3 if rgb else 1
     report = import_dataset(source, out, size, fit, channels, background, labels, force,
-                            lambda items, total: tracked(items, total, "importing", "image"))
+                            lambda items, total: tracked(items, total, "importing", "image"), class_order, latents)
     for sentence in report.sentences():
         echo(sentence)
 
@@ -67,9 +76,12 @@ def info_command(file, sheet, no_sheet):
         count, height, width, channels = dataset.shape
         mean, std = dataset.statistics()
         echo(f"file     {dataset.path} ({os.path.getsize(dataset.path) / 1e6:,.1f} MB)")
-        echo(f"images   {count:,} of {height}×{width}×{channels}: uint8 (N, H, W, C) = {dataset.shape}")
-        echo(f"mean     {'  '.join(f'{v:5.1f}' for v in mean)}   of 0 … 255, each channel")
-        echo(f"std      {'  '.join(f'{v:5.1f}' for v in std)}")
+        pixels = dataset.dtype == "uint8"
+        kind, digits, unit = ("images ", 1, "of 0 … 255, each channel") if pixels else ("latents", 4, "each channel")
+        echo(f"{kind}  {count:,} of {height}×{width}×{channels}: {dataset.dtype} (N, H, W, C) = {dataset.shape}"
+             + ("" if pixels else ", taken as they are"))
+        echo(f"mean     {'  '.join(f'{v:5.{digits}f}' for v in mean)}   {unit}")
+        echo(f"std      {'  '.join(f'{v:5.{digits}f}' for v in std)}")
         if dataset.labels is None:
             echo("classes  none (no labels)")
         else:
@@ -81,4 +93,4 @@ def info_command(file, sheet, no_sheet):
         if not no_sheet:
             sheet = sheet or os.path.splitext(os.path.basename(dataset.path))[0] + "-sheet.png"
             save_sheet(dataset, sheet)
-            echo(f"sheet    {sheet}")
+            echo(f"sheet    {sheet}" + ("" if pixels else " (latents are not decoded: first channels, mean ± 2 std)"))

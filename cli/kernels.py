@@ -3,8 +3,10 @@ import os
 
 import click
 
+from .suggest import Group
 
-@click.group()
+
+@click.group(cls=Group)
 def kernels():
     """Look into the kernels."""
 

@@ -7,6 +7,8 @@ import os
 
 import click
 
+from .suggest import Group
+
 COMMANDS = {  # name -> (module with a click command of that name, line for `numdiff --help`)
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
@@ -29,7 +31,7 @@ class Failure(click.ClickException):
         self.exit_code = exit_code
 
 
-class Commands(click.Group):
+class Commands(Group):
     """The subcommands, each imported when it is called: `numdiff --help` loads neither NumPy nor Numba."""
 
     def list_commands(self, ctx):

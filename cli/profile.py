@@ -2,11 +2,12 @@
 import click
 
 from .settings import GroupedCommand, Setting, settings
+from .suggest import Group
 
 SHARED = ("preset", "device", "precision", "recompute", "batch", "microbatch", "image_size", "channels")
 
 
-@click.group()
+@click.group(cls=Group)
 def profile():
     """Show where the time of a training step goes, by kernel and by layer, and what holds its memory."""
 

@@ -3,9 +3,10 @@ import click
 
 from .output import echo
 from .settings import GroupedCommand, Setting, settings, text
+from .suggest import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def train():
     """Train a model on a dataset."""
 

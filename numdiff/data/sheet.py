@@ -1,4 +1,4 @@
-"""A contact sheet: a dataset at a glance, one row of images a class, as a PNG."""
+"""A contact sheet: a dataset at a glance, one row of images a class, as a PNG. Latents are shown undecoded."""
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -24,6 +24,7 @@ def rows_of_sheet(dataset):
 
 def contact_sheet(dataset):
     """The sheet as a PIL image."""
+    statistics = dataset.statistics() if dataset.dtype != np.uint8 else None
     rows = rows_of_sheet(dataset)
     height, width = (_shown_size(n) for n in dataset.shape[1:3])
     font = _font()
@@ -34,13 +35,22 @@ def contact_sheet(dataset):
     for line, (caption, chosen) in enumerate(rows):
         top = GAP + line * (height + GAP)
         draw.text((4 * GAP, top + (height - TEXT) // 2), _printable(caption), INK, font)
-        for column, image in enumerate(dataset.read(chosen)):
+        images = dataset.read(chosen)
+        for column, image in enumerate(images if statistics is None else as_pixels(images, statistics)):
             image = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
             if image.size != (width, height):
                 larger = width >= image.width
                 image = image.resize((width, height), Image.Resampling.NEAREST if larger else Image.Resampling.BOX)
             sheet.paste(image, (margin + column * (width + GAP), top))
     return sheet
+
+
+def as_pixels(images, statistics):
+    """Floats (n, H, W, C) as uint8 (n, H, W, 1 or 3): the first channels, each from mean - 2 std to mean + 2 std."""
+    channels = 3 if images.shape[3] >= 3 else 1
+    mean, std = (values[:channels] for values in statistics)
+    scaled = (images[..., :channels] - mean) / np.maximum(4 * std, 1e-12) + 0.5
+    return np.rint(255 * np.clip(scaled, 0, 1)).astype(np.uint8)
 
 
 def save_sheet(dataset, path):

@@ -18,11 +18,11 @@ import zipfile
 from dataclasses import dataclass, field
 
 import numpy as np
-from PIL import Image
 
 from .. import schema
 from ..archives import BadArchive, ZipReader, read_npy, read_npy_header
 from ..data.dataset import open_dataset
+from ..data.pictures import Unreadable, flatten, open_picture
 from ..errors import NumdiffError, UsageError
 from ..files import Refused, atomic_file, open_regular
 from .frechet import mean_and_covariance
@@ -251,10 +251,10 @@ def _folder(path):
 
 def _picture(file):
     try:
-        with Image.open(file) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise NumdiffError(f"{file} cannot be read ({getattr(error, 'strerror', None) or 'damaged'}): replace it or "
+        with open_picture(file) as picture:
+            return np.asarray(flatten(picture, (255, 255, 255)).convert("RGB"))
+    except (Unreadable, OSError) as error:
+        raise NumdiffError(f"{file} cannot be read ({getattr(error, 'strerror', None) or error}): replace it or "
                            "take it out of the folder.") from None
 
 

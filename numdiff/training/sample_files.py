@@ -5,8 +5,9 @@ import pathlib
 import zipfile
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from ..data.pictures import Unreadable, flatten, open_picture
 from ..errors import NumdiffError, UsageError
 from ..files import atomic_file
 from .report import image_grid
@@ -96,14 +97,11 @@ class Frames:
 # Inpainting -----------------------------------------------------------------------------------------------------------
 
 def read_picture(path, shape):
-    """A picture as float32 of `shape` (H, W, C) in [-1, 1]; a larger or smaller square one is resized."""
+    """A square picture as float32 of `shape` (H, W, C) in [-1, 1]: resized, upright, transparent parts white."""
     with _opened(path) as picture:
         if picture.width != picture.height:
             raise UsageError(f"{path} is {picture.width}×{picture.height} and not square: cut a square out of it "
                              "first.")
-        if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:  # what is transparent becomes white
-            picture = picture.convert("RGBA")
-            picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
         picture = picture.convert("L" if shape[2] == 1 else "RGB")
         if picture.size != (shape[1], shape[0]):
             picture = picture.resize((shape[1], shape[0]), Image.Resampling.LANCZOS)
@@ -134,11 +132,10 @@ def read_mask(name, size):
 @contextlib.contextmanager
 def _opened(path, hint=""):
     try:
-        with Image.open(path) as picture:
-            picture.load()
-            yield picture
+        with open_picture(path) as picture:
+            yield flatten(picture, (255, 255, 255))
     except FileNotFoundError:
         raise UsageError(f"there is no picture {path}: check the path{hint}.") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a picture, or damaged"
+    except (Unreadable, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise NumdiffError(f"{path} cannot be read ({reason}): give a PNG or JPEG{hint}.") from None

@@ -9,7 +9,8 @@
 | unet.cu .bin | magic number 20240620, gzip or not | arrays.py |
 | numdiff's HDF5 | HDF5's magic | arrays.py |
 
-What a file is, is seen from its contents; its name does not matter. Images pass through one at a time.
+What a file is, is seen from its contents; its name does not matter. Images pass through one at a time. What a file says
+of its sizes is held against what it can hold before memory is taken for it (../../archives.py, ../pictures.py).
 """
 import contextlib
 import os
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ...errors import NumdiffError, UsageError
+from ..pictures import Unreadable, quiet
 from .arrays import (
     BIN_MAGIC,
     BIN_WEIGHTS_MAGIC,
@@ -33,8 +35,8 @@ from .arrays import (
 )
 from .cifar import BATCHES, open_cifar_folder, open_cifar_tar
 from .labels import examples
-from .pictures import Fitting, looks_like_picture, quiet
-from .source import Unreadable
+from .pictures import AsTheyAre, Fitting, looks_like_picture
+from .source import ORDERS
 from .tree import Folder, Zip, open_tree
 from .writer import Writer
 
@@ -49,6 +51,7 @@ class Report:
 
     path: str
     source: str  # what kind of source it was
+    noun: str = "images"  # or latents
     shape: tuple = (0,)  # (N, H, W, C) as written
     classes: list | None = None
     counts: list = field(default_factory=list)  # images of each class
@@ -59,7 +62,7 @@ class Report:
     def sentences(self):
         """The summary, for people."""
         count, height, width, channels = self.shape
-        text = f"Wrote {self.path}: {count:,} images of {height}×{width}×{channels} from a {self.source}"
+        text = f"Wrote {self.path}: {count:,} {self.noun} of {height}×{width}×{channels} from a {self.source}"
         if self.classes:
             shown = ", ".join(f"{name} {n:,}" for name, n in list(zip(self.classes, self.counts, strict=True))[:12])
             more = f", and {len(self.classes) - 12} more" if len(self.classes) > 12 else ""
@@ -79,21 +82,27 @@ def _left_out(n, noun):
 
 
 def import_dataset(source, out, size=None, fit="crop", channels=None, background="white", labels="auto", force=False,
-                   progress=None):
+                   progress=None, order="numbers", latents=None):
     """Read the images of `source`, write them to the HDF5 file `out`, and return a `Report`.
 
     size: side in pixels; None keeps the images' own size, which must then be one and square. fit: how an image that is
     not square is brought to `size`: "crop" (the square in the middle), "pad" (bars of the background) or "stretch".
     channels: 1 grey, 3 RGB, None what the first image has. background: the colour under transparent images.
-    labels: "auto" (a labels file if there is one, else sub-folders), "folders", "none", or the path of a labels file.
-    force: replace `out`. progress: wraps the iterator over the images, called as progress(iterator, total).
+    labels: "auto" (a labels file if there is one, else sub-folders), "folders", "prefix" (of the files' names, up to
+    the first _), "none", or the path of a labels file. force: replace `out`. progress: wraps the iterator over the
+    images, called as progress(iterator, total). order: of classes whose names are integers, "numbers" (0, 1, 2, 10) or
+    "words" (0, 1, 10, 2, as torchvision and guided-diffusion number them). latents: whether floats of an array are
+    latents, which are written as they are, or pixels; None tells them apart by their channels and values (arrays.py),
+    and the report says so.
     """
     fitting = Fitting(size, fit, channels, background)
     with Writer(out, force) as writer, quiet():
-        opened = open_source(source, str(labels))
+        opened = open_source(source, str(labels), order, latents)
         with contextlib.closing(opened):
-            report = Report(str(out), opened.kind, classes=opened.classes, counts=[0] * len(opened.classes or ()),
-                            ignored=opened.ignored, notes=opened.notes)
+            if opened.latents:
+                fitting = AsTheyAre(source, size, channels)
+            report = Report(str(out), opened.kind, "latents" if opened.latents else "images", classes=opened.classes,
+                            counts=[0] * len(opened.classes or ()), ignored=opened.ignored, notes=opened.notes)
             items = opened.items if progress is None else progress(opened.items, opened.count)
             for item, image in _finished(items, fitting, opened.parallel):
                 if isinstance(image, Unreadable):
@@ -111,10 +120,25 @@ def import_dataset(source, out, size=None, fit="crop", channels=None, background
     return report
 
 
-def open_source(path, labels="auto"):
+def open_source(path, labels="auto", order="numbers", latents=None):
     """A `Source` for whatever lies at `path`, recognised by its contents."""
+    if order not in ORDERS:
+        raise UsageError(f"--class-order {order} is unknown: use {' or '.join(ORDERS)}.")
+    opened = _open_source(path, labels, order, latents)
+    if order != "numbers" and not opened.named:
+        opened.close()
+        raise UsageError(f"--class-order is for folders and zips of image files, and {str(path)!r} is not one: "
+                         "leave it out.")
+    if latents is not None and not opened.floats:
+        opened.close()
+        raise UsageError(f"--latents and --pixels are for arrays of floats, and {str(path)!r} holds none: leave them "
+                         "out.")
+    return opened
+
+
+def _open_source(path, labels, order, latents):
     if os.path.isdir(path):
-        return _open_folder(path, labels)
+        return _open_folder(path, labels, order)
     if not os.path.exists(path):
         raise UsageError(f"there is nothing at {str(path)!r}: check the path.")
     if not os.path.isfile(path):
@@ -126,12 +150,12 @@ def open_source(path, labels="auto"):
         tree = Zip(path)
         if tree.names and all(name.endswith(".npy") for name in tree.names):
             tree.close()
-            return open_npz(path, labels)
-        return open_tree(tree, labels)
+            return open_npz(path, labels, latents)
+        return _closed_on_error(tree, labels, order)
     if head.startswith(b"\x89HDF"):
-        return open_hdf5(path, labels)
+        return open_hdf5(path, labels, latents)
     if head.startswith(b"\x93NUMPY"):
-        return open_npy(path, labels)
+        return open_npy(path, labels, latents)
     content = head if unpacked is None else unpacked
     if content[257:262] == b"ustar" or _is_old_tar(content):
         return open_cifar_tar(path, labels)
@@ -147,7 +171,15 @@ def open_source(path, labels="auto"):
     raise NumdiffError(f"{str(path)!r} is nothing that numdiff can import: give {KNOWN}.")
 
 
-def _open_folder(path, labels):
+def _closed_on_error(tree, labels, order):
+    try:
+        return open_tree(tree, labels, order)
+    except BaseException:
+        tree.close()
+        raise
+
+
+def _open_folder(path, labels, order):
     names = os.listdir(path)
     if BATCHES[0] in names:
         return open_cifar_folder(path, labels)
@@ -156,7 +188,7 @@ def _open_folder(path, labels):
         source = open_idx(images, labels)
         source.notes.append(f"The images are those of {os.path.basename(images)}.")
         return source
-    return open_tree(Folder(path), labels)
+    return open_tree(Folder(path), labels, order)
 
 
 def _is_old_tar(head):
@@ -174,19 +206,21 @@ def _finished(items, fitting, parallel):
     """(item, array or `Unreadable`) in order; the first readable image settles what the others are brought to."""
     def load(item):
         try:
-            return fitting(item.load(fitting.size), item.name)
+            with item.load(fitting.size) as image:
+                return fitting(image, item.name)
         except Unreadable as error:
             return error
 
     items = iter(items)
     for item in items:
         try:
-            first = item.load(fitting.size)
-            fitting.decide(first, item.name)
+            with item.load(fitting.size) as first:
+                fitting.decide(first, item.name)
+                image = fitting(first, item.name)
         except Unreadable as error:
             yield item, error
             continue
-        yield item, fitting(first, item.name)
+        yield item, image
         break
     if not parallel or WORKERS == 1:
         yield from ((item, load(item)) for item in items)

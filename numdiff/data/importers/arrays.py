@@ -1,39 +1,49 @@
-"""Images that come as one array: MNIST's idx, .npz and .npy, unet.cu's .bin, and numdiff's own HDF5."""
+"""Images that come as one array: MNIST's idx, .npz and .npy, unet.cu's .bin, and numdiff's own HDF5.
+
+Arrays of integers are pixels. Arrays of floats are pixels or latents: see `_range_of`.
+"""
+import contextlib
 import math
 import os
 import struct
-import zipfile
 
 import numpy as np
 
+from ...archives import ZipReader, read_npy, read_npy_header
 from ...errors import NumdiffError, UsageError
 from ..dataset import CHUNK, open_dataset
 from .source import (
     BLOCK_BYTES,
+    MAXIMUM_CLASSES,
     MAXIMUM_IMAGE_BYTES,
+    MAXIMUM_IMAGES,
     Item,
     Source,
+    announced,
     damage_named,
     damaged,
     no_labels_file,
-    number_classes,
     open_stream,
     read_exactly,
 )
 
 IDX_IMAGES, IDX_LABELS = 2051, 2049  # big-endian magic numbers: unsigned bytes in three dimensions, and in one
 BIN_MAGIC, BIN_WEIGHTS_MAGIC = 20240620, 12345678  # unet.cu's images, and its weights
+MAXIMUM_LATENT_BYTES = 1 << 22  # of one: 256×256×16, 64 of which are stored together
+MAXIMUM_COLUMNS_FIRST = 1 << 30  # bytes of an array that must be read as a whole
+MAXIMUM_NAMES_BYTES = 64 << 20  # of the names of the classes
 IDX_HEADER_BYTES, BIN_HEADER_BYTES = 4 * 4, 256 * 4
 NPZ_IMAGES = ("images", "arr_0", "x_train", "x", "data")  # arr_0/arr_1 as guided-diffusion writes, x_train as Keras
 NPZ_LABELS = ("labels", "arr_1", "y_train", "y", "targets")
 
 
 def items_of(blocks, labels):
-    """Items of an iterator over blocks uint8 (n, H, W, C), counted on from one block to the next."""
+    """Items of an iterator over blocks (n, H, W, C), counted on from one block to the next."""
     i = 0
     for block in blocks:
         for image in block:
-            yield Item(f"image {i}", lambda wanted, image=image: image, None if labels is None else labels[i])
+            yield Item(f"image {i}", lambda wanted, image=image: contextlib.nullcontext(image),
+                       None if labels is None else int(labels[i]))
             i += 1
 
 
@@ -58,6 +68,9 @@ def checked_size(count, shape, itemsize, path):
         raise damaged(path, f"its header speaks of {count} images of {'×'.join(map(str, shape))}")
     if count == 0:
         raise NumdiffError(f"{str(path)!r} holds no images: check the path.")
+    if count > MAXIMUM_IMAGES:
+        raise NumdiffError(f"{str(path)!r} holds {count:,} images, more than the {MAXIMUM_IMAGES:,} that are read: "
+                           "split it.")
     return nbytes
 
 
@@ -71,11 +84,12 @@ def open_idx(path, labels):
     if magic == IDX_LABELS:
         raise UsageError(f"{str(path)!r} holds labels: give the images file, and its labels are found beside it.")
     row_bytes = checked_size(count, (height, width), 1, path)
+    announced(path, IDX_HEADER_BYTES + count * row_bytes)
     beside = None if labels == "none" else idx_labels_path(path)
     classes = numbers = None
     notes = []
     if beside:
-        classes, numbers = number_classes(read_idx_labels(beside, count, path))
+        classes, numbers = number_labels(read_idx_labels(beside, count, path))
     elif labels == "auto":
         notes.append("No labels file was found beside it, so the images have no classes.")
 
@@ -112,7 +126,8 @@ def read_idx_labels(path, count, images_path):
 
 def find_idx_in_folder(path):
     """The training images of an MNIST folder (else any idx images file in it), or None."""
-    found = [name for name in sorted(os.listdir(path)) if "images" in name and "idx3" in name]
+    found = [name for name in sorted(os.listdir(path)) if "images" in name and "idx3" in name
+             and os.path.isfile(os.path.join(path, name))]
     found.sort(key=lambda name: "train" not in name)  # stable: train before t10k
     return os.path.join(path, found[0]) if found else None
 
@@ -128,6 +143,7 @@ def open_bin(path, labels):
     row_bytes = checked_size(count, (channels, height, width), 4, path)
     if channels not in (1, 3):
         raise damaged(path, f"its header speaks of {channels} channels")
+    announced(path, BIN_HEADER_BYTES + count * row_bytes)
 
     def blocks():
         for data in row_blocks(path, BIN_HEADER_BYTES, count, row_bytes):
@@ -141,51 +157,48 @@ def open_bin(path, labels):
 
 def to_bytes(values, low, high):
     """Values in [low, high] as uint8, rounded to the nearest."""
-    return np.clip(np.rint((values.astype(np.float32) - low) * (255 / (high - low))), 0, 255).astype(np.uint8)
+    values = values.astype(np.float32)
+    values -= low
+    values *= 255 / (high - low)
+    return np.clip(np.rint(values, out=values), 0, 255, out=values).astype(np.uint8)
 
 
 # NumPy: .npz and .npy -------------------------------------------------------------------------------------------------
 
 class NpyStream:
-    """One array of a .npy or of an .npz: its header at once, its rows in blocks. Executes no pickle."""
+    """One array of a .npy or of an .npz: its header at once, its rows in blocks. Executes no pickle.
 
-    def __init__(self, path, name, opener):
+    opener() opens the stream anew; size: bytes of the .npy as it says itself or, in an .npz, the zip
+    """
+
+    def __init__(self, path, name, opener, size):
         self.path, self.name, self.opener = path, name, opener
-        with self._open() as stream:
-            self.shape, self.fortran, self.dtype = self._header(stream)
+        with damage_named(path), opener() as stream:
+            self.shape, self.fortran, self.dtype, self.header_bytes = read_npy_header(stream)
         if self.dtype.hasobject:
             raise NumdiffError(f"{name} in {str(path)!r} holds Python objects, which are a pickle, and numdiff "
                                "executes none: save it as an array of numbers.")
         if self.dtype.kind not in "buif":
             raise NumdiffError(f"{name} in {str(path)!r} is {self.dtype}: save it as an array of numbers.")
-
-    def _open(self):
-        with damage_named(self.path):
-            return self.opener()
-
-    def _header(self, stream):
-        try:
-            with damage_named(self.path):
-                version = np.lib.format.read_magic(stream)
-                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                if version not in read:
-                    raise ValueError(f"format {version} of .npy is unknown")
-                return read[version](stream)
-        except NumdiffError:
-            raise
-        except Exception as error:  # the header is Python's own notation, so it can be broken in any way
-            raise damaged(self.path, error) from None
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        if self.header_bytes + nbytes > size:
+            raise damaged(path, f"{name} ends before the {nbytes:,} bytes that its header announces")
+        if self.fortran and nbytes > MAXIMUM_COLUMNS_FIRST:
+            raise NumdiffError(f"{name} in {str(path)!r} lies columns first, and its {nbytes:,} bytes would have to be "
+                               "read as a whole: save it through np.ascontiguousarray.")
 
     def blocks(self):
         """Arrays of consecutive rows."""
         row = math.prod(self.shape[1:]) * self.dtype.itemsize
         if row > MAXIMUM_IMAGE_BYTES:
             raise damaged(self.path, f"{self.name} has shape {self.shape}")
-        with self._open() as stream:
-            self._header(stream)
+        with damage_named(self.path), self.opener() as stream:
+            stream.read(self.header_bytes)
             if self.fortran:  # columns first: no row is whole before all is read
                 data = np.frombuffer(read_exactly(stream, row * self.shape[0], self.path), self.dtype)
-                yield data.reshape(self.shape, order="F")
+                data = data.reshape(self.shape, order="F")
+                for start in range(0, self.shape[0], rows_per_block(row)):
+                    yield data[start:start + rows_per_block(row)]
                 return
             for start in range(0, self.shape[0], rows_per_block(row)):
                 n = min(rows_per_block(row), self.shape[0] - start)
@@ -193,71 +206,117 @@ class NpyStream:
                 yield np.frombuffer(data, self.dtype).reshape(n, *self.shape[1:])
 
 
-def open_npy(path, labels):
-    return _array_source(path, "NumPy array", NpyStream(path, "the array", lambda: open(path, "rb")), None, labels)
+class Hdf5Stream:
+    """The images of a dataset file, as those of an `NpyStream`."""
+
+    def __init__(self, path, dataset):
+        self.path, self.name, self.dtype, self.dataset = path, "`images`", dataset.dtype, dataset
+
+    def blocks(self):
+        return (self.dataset.chunk(i) for i in range(-(-len(self.dataset) // CHUNK)))
 
 
-def open_npz(path, labels):
+def open_npy(path, labels, latents=None):
+    stream = NpyStream(path, "the array", lambda: open(path, "rb"), os.path.getsize(path))
+    return _array_source(path, "NumPy array", stream, None, labels, latents)
+
+
+def open_npz(path, labels, latents=None):
     with damage_named(path):
-        archive = zipfile.ZipFile(path)
-    members = {name[:-4]: name for name in archive.namelist() if name.endswith(".npy")}
-    images = next((key for key in NPZ_IMAGES if key in members), None)
-    if images is None and len(members) == 1:
-        images = next(iter(members))
-    if images is None:
-        raise NumdiffError(f"{str(path)!r} has no array `images` or `arr_0` (it has {', '.join(sorted(members))}): "
-                           "save the images under one of these names.")
-    beside = next((key for key in NPZ_LABELS if key in members), None)
-    streams = [NpyStream(path, f"`{key}`", lambda name=members[key]: archive.open(name)) if key else None
-               for key in (images, beside)]
-    return _array_source(path, ".npz file", *streams, labels, archive.close)
+        archive = ZipReader(path)
+    try:
+        members = {member.filename[:-4]: member for member in archive.members if member.filename.endswith(".npy")}
+        images = next((key for key in NPZ_IMAGES if key in members), None)
+        if images is None and len(members) == 1:
+            images = next(iter(members))
+        if images is None:
+            found = ", ".join(sorted(members)[:8])[:200]
+            raise NumdiffError(f"{str(path)!r} has no array `images` or `arr_0` (it has {found}): "
+                               "save the images under one of these names.")
+        beside = next((key for key in NPZ_LABELS if key in members), None)
+        streams = [NpyStream(path, f"`{key}`", lambda key=key: archive.open(members[key]), members[key].file_size)
+                   if key else None for key in (images, beside)]
+        names = None
+        if "classes" in members and beside and labels != "none":
+            with damage_named(path), archive.open(members["classes"]) as stream:
+                names = read_npy(stream, members["classes"].file_size, MAXIMUM_NAMES_BYTES)
+        return _array_source(path, ".npz file", *streams, labels, latents, names, archive.close)
+    except BaseException:
+        archive.close()
+        raise
 
 
-def _array_source(path, kind, images, labels_stream, labels, close=lambda: None):
+def _array_source(path, kind, images, labels_stream, labels, latents, names=None, close=lambda: None):
     no_labels_file(path, labels)
-    shape = images.shape
-    channels_first = len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 2, 3, 4)
-    if len(shape) not in (3, 4) or (len(shape) == 4 and not channels_first and shape[3] not in (1, 2, 3, 4)):
+    shape, floats = images.shape, images.dtype.kind == "f"
+    channels_first = len(shape) == 4 and (shape[1] in (1, 3, 4) and shape[3] not in (1, 2, 3, 4)
+                                          or floats and shape[1] < shape[2] == shape[3])
+    channels = 1 if len(shape) == 3 else shape[1] if channels_first else shape[-1]
+    if len(shape) not in (3, 4) or not (channels in (1, 2, 3, 4) or floats and latents is not False):
         raise NumdiffError(f"{images.name} in {str(path)!r} has shape {shape}, and images are (N, H, W, C) or "
-                           "(N, H, W): save it in that form.")
+                           "(N, H, W), of 1 to 4 channels: save it in that form.")
     checked_size(shape[0], shape[1:], images.dtype.itemsize, path)
     notes = ["The channels stood before height and width, and were moved behind them."] if channels_first else []
-    low, high = _range_of(path, images)
+    scale, note = _range_of(path, images, channels, latents)
+    notes += [note] if note else []
+    dtype = np.float16 if images.dtype == np.float16 else np.float32
+    if scale is None:
+        _checked_latent(path, shape, images.dtype.itemsize)
     classes = numbers = None
     if labels_stream is not None and labels != "none":
         classes, numbers = _array_labels(path, labels_stream, shape[0])
+        if names is not None:
+            classes, numbers = _named(path, classes, numbers, names)
 
     def blocks():
         for block in images.blocks():
             block = block.transpose(0, 2, 3, 1) if channels_first else block[..., None] if block.ndim == 3 else block
-            yield block if block.dtype == np.uint8 else to_bytes(block, low, high)
+            if scale is None:
+                with np.errstate(over="ignore"):  # which is told as a value that is not finite
+                    yield np.ascontiguousarray(block, dtype)
+            else:
+                yield block if block.dtype == np.uint8 else to_bytes(block, *scale)
 
-    return Source(kind, items_of(blocks(), numbers), shape[0], classes, notes=notes, close=close)
+    return Source(kind, items_of(blocks(), numbers), shape[0], classes, latents=scale is None, floats=floats,
+                  notes=notes, close=close)
 
 
-def _range_of(path, images):
-    """What values mean black and white: known for integers of 8 and 16 bits, else seen from the least and greatest."""
-    if images.dtype == np.uint8:
-        return 0, 255
-    if images.dtype == np.uint16:
-        return 0, 65535
-    if images.dtype == np.bool_:
-        return 0, 1
+def _range_of(path, images, channels, latents):
+    """((value of black, value of white), note), or (None, note) where the floats are latents, to be taken as they are.
+
+    latents: True, False, or None to decide. What integers of 8 and 16 bits mean is known. Floats of 0 … 1, -1 … 1 and
+    0 … 255 are pixels. Beyond that, negative ones of other channels than 1 and 3 are latents, and so are all of more
+    than 4 channels; of 1 or 3 they may be pixels that were not scaled well, and the user is asked.
+    """
+    floats = images.dtype.kind == "f"
+    if latents and not floats:
+        raise UsageError(f"{images.name} in {str(path)!r} is {images.dtype}, and latents are floats: leave --latents "
+                         "out.")
+    known = {np.dtype(np.uint8): (0, 255), np.dtype(np.uint16): (0, 65535), np.dtype(np.bool_): (0, 1)}
+    if images.dtype.newbyteorder("=") in known:
+        return known[images.dtype.newbyteorder("=")], None
     low, high = math.inf, -math.inf
     for block in images.blocks():
         low, high = min(low, float(block.min())), max(high, float(block.max()))
         if not math.isfinite(block.sum(dtype=np.float64)):
-            low = math.nan
-            break
-    is_float = images.dtype.kind == "f"
-    if is_float and 0 <= low and high <= 1:
-        return 0, 1
-    if is_float and -1 <= low and high <= 1:
-        return -1, 1
-    if 0 <= low and high <= 255:
-        return 0, 255
-    raise NumdiffError(f"{images.name} in {str(path)!r} is {images.dtype} from {low:g} to {high:g}: bring it to "
-                       "0 … 255, 0 … 1 or -1 … 1 first.")
+            raise NumdiffError(f"{images.name} in {str(path)!r} holds values that are not finite: mend the file.")
+    found = f"{images.name} in {str(path)!r} is {images.dtype} from {low:g} to {high:g}"
+    scale = next((scale for scale in ((0, 1), (-1, 1), (0, 255)) if scale[0] <= low and high <= scale[1]
+                  and (floats or scale == (0, 255))), None)
+    unsure = scale == (-1, 1) and channels in (2, 4)
+    if latents is None and floats:
+        latents = channels > 4 or (scale is None and channels in (2, 4) and low < 0)
+        if unsure:
+            raise UsageError(f"{found} with {channels} channels, which may be pixels with alpha or latents: add "
+                             "--pixels or --latents.")
+    if latents:
+        return None, (f"Taken as latents, as they are, neither scaled nor resized: {images.dtype} of {channels} "
+                      f"channels from {low:g} to {high:g}.")
+    if scale is None:
+        more = ", or add --latents if they are latents, to be taken as they are" if floats else ""
+        raise UsageError(f"{found}: bring it to 0 … 255{', 0 … 1 or -1 … 1' * floats} first{more}.")
+    return scale, (f"Taken as pixels, {scale[0]} black and {scale[1]} white: {images.dtype} from {low:g} to {high:g}."
+                   if floats else None)
 
 
 def _array_labels(path, stream, count):
@@ -265,24 +324,74 @@ def _array_labels(path, stream, count):
     if not stream.shape or stream.shape[0] != count or len(stream.shape) > 2:
         raise NumdiffError(f"{stream.name} in {str(path)!r} has shape {stream.shape}, and there are {count} images: "
                            "save one label for each, or use --labels none.")
-    values = np.concatenate(list(stream.blocks()))
-    if values.ndim == 2 and values.shape[1] > 1:
-        if not (np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all()):
-            raise NumdiffError(f"{stream.name} in {str(path)!r} is a table that is not one-hot: save one label for "
-                               "each image, or use --labels none.")
-        return [str(i) for i in range(values.shape[1])], values.argmax(1).tolist()
-    return number_classes(values.reshape(-1).tolist())
+    columns = stream.shape[1] if len(stream.shape) == 2 else 1
+    if columns > MAXIMUM_CLASSES or not columns:
+        raise damaged(path, f"{stream.name} has shape {stream.shape}")
+    if columns > 1:
+        labels = np.empty(count, np.int32)
+        done = 0
+        for block in stream.blocks():
+            if not (np.isin(block, (0, 1)).all() and (block.sum(1) == 1).all()):
+                raise NumdiffError(f"{stream.name} in {str(path)!r} is a table that is not one-hot: save one label for "
+                                   "each image, or use --labels none.")
+            labels[done:done + len(block)] = block.argmax(1)
+            done += len(block)
+        return [str(i) for i in range(columns)], labels
+    return number_labels(np.concatenate([block.reshape(-1) for block in stream.blocks()]))
+
+
+def number_labels(values):
+    """`number_classes` of an array of numbers; the labels are an array, too."""
+    whole = values
+    if values.dtype.kind == "f":
+        whole = values[:0] if not np.isfinite(values).all() else np.rint(values)
+    if values.dtype.kind not in "iuf" or len(whole) != len(values) or (whole != values).any():
+        odd = values[0] if len(whole) != len(values) or values.dtype.kind == "b" else values[np.argmax(whole != values)]
+        raise UsageError(f"a label is {odd}, and a label must be a word or an integer: mend the labels.")
+    distinct, labels = np.unique(whole, return_inverse=True)
+    if len(distinct) > MAXIMUM_CLASSES:
+        raise UsageError(f"there are {len(distinct):,} different labels, more than {MAXIMUM_CLASSES:,} classes: check "
+                         "them, or add --labels none.")
+    return [str(int(value)) for value in distinct], labels.astype(np.int32)
+
+
+def _named(path, classes, numbers, names):
+    """(classes, labels) with the names that the file itself gives to the labels 0 … K-1."""
+    values = np.array([int(word) for word in classes])
+    if names.ndim != 1 or names.dtype.kind not in "US" or values.min() < 0 or values.max() >= len(names):
+        raise NumdiffError(f"`classes` in {str(path)!r} is {names.dtype} {names.shape}, and must be one name for each "
+                           f"label from 0 to {values.max()}: mend it, or use --labels none.")
+    names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names.tolist()]
+    return names, values[numbers]
 
 
 # numdiff's own HDF5: to change size or channels -----------------------------------------------------------------------
 
-def open_hdf5(path, labels):
+def open_hdf5(path, labels, latents=None):
     no_labels_file(path, labels)
     dataset = open_dataset(path)
+    try:
+        if dataset.dtype != np.uint8 and latents is not False:
+            scale, note = None, "Floats of a dataset are latents: taken as they are, neither scaled nor resized."
+            _checked_latent(path, dataset.shape, dataset.dtype.itemsize)
+        else:
+            scale, note = _range_of(path, Hdf5Stream(path, dataset), dataset.channels, latents)
+    except BaseException:
+        dataset.close()
+        raise
     keep = dataset.labels is not None and labels != "none"
     blocks = (dataset.chunk(i) for i in range(-(-len(dataset) // CHUNK)))
-    return Source("numdiff dataset", items_of(blocks, dataset.labels.tolist() if keep else None), len(dataset),
-                  dataset.classes if keep else None, close=dataset.close)
+    if dataset.dtype != np.uint8 and scale is not None:
+        blocks = (to_bytes(block, *scale) for block in blocks)
+    return Source("numdiff dataset", items_of(blocks, dataset.labels if keep else None), len(dataset),
+                  dataset.classes if keep else None, latents=scale is None,
+                  floats=dataset.dtype != np.uint8, notes=[note] if note else [], close=dataset.close)
+
+
+def _checked_latent(path, shape, itemsize):
+    if math.prod(shape[1:]) * itemsize > MAXIMUM_LATENT_BYTES:
+        raise NumdiffError(f"`images` in {str(path)!r} has shape {shape}, and a latent has at most "
+                           f"{MAXIMUM_LATENT_BYTES:,} bytes: check it.")
 
 
 def first_bytes(path, count=512):

@@ -1,20 +1,22 @@
 """Which class an image file belongs to: by a labels file (.csv, .tsv, .json) or by the folder that it lies in."""
 import csv
-import io
 import json
 import posixpath
+import re
 
 from ...errors import UsageError
-from .source import number_classes
+from .source import number_classes, short
 
 NAMES = ("labels.csv", "labels.tsv", "labels.json", "dataset.json")  # found without --labels; the last is NVlabs' name
 FILE_COLUMNS = ("file", "filename", "file_name", "filepath", "path", "image", "image_path", "image_id", "img", "name",
                 "id")
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target", "y")
-SHOWN = 3  # names given as examples in a message
+SHOWN, SHOWN_LETTERS = 3, 80  # names given as examples in a message, and how much of one
+LINE_LETTERS = 1 << 20  # of a table
+LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
 
 
-def from_folders(names):
+def from_folders(names, order="numbers"):
     """(classes, labels) by the topmost folder that tells the files apart; (None, None) where there are no folders."""
     prefix = common_folder(names)
     parts = [name[len(prefix):].split("/") for name in names]
@@ -25,23 +27,35 @@ def from_folders(names):
         folders = sorted({part[0] for part in parts if len(part) > 1})
         raise UsageError(f"{examples(loose)} lie{'s' * (len(loose) == 1)} beside the class folders {examples(folders)} "
                          "and so belong to no class: move them, or add --labels none.")
-    return number_classes([part[0] for part in parts])
+    return number_classes([part[0] for part in parts], order)
 
 
-def from_file(names, path, text, base=""):
+def from_prefixes(names, order="numbers"):
+    """(classes, labels) by what stands before the first _ of each file's name, as in guided-diffusion: cat_001.png."""
+    files = [posixpath.basename(name) for name in names]
+    without = [name for name in files if "_" not in name]
+    if without:
+        raise UsageError(f"{examples(without)} ha{'s' if len(without) == 1 else 've'} no _ behind a class in the name: "
+                         "name the files like cat_001.png, or use another --labels.")
+    return number_classes([file.split("_")[0] for file in files], order)
+
+
+def from_file(names, path, text, base="", order="numbers"):
     """(classes, labels, note or None) for image files by a labels file whose text this is; `base` is its folder."""
     is_json = path.lower().endswith(".json")
     pairs, classes = _parse_json(path, text) if is_json else _parse_table(path, text, names, base)
     if pairs is None:
         return None, None, None
     find = _Finder(names, base, path)
-    values, missing = {}, []
+    values, missing, count = {}, [], 0  # of the names that are no images', only the first are kept
     for name, value in pairs:
         index = find(name)
         if index is None:
-            missing.append(name)
+            count += 1
+            missing.append(name) if count <= SHOWN + 1 else None
         elif values.setdefault(index, value) != value:
-            raise UsageError(f"{path} gives {names[index]} two labels, {values[index]!r} and {value!r}: remove one.")
+            raise UsageError(f"{path} gives {names[index]} two labels, {short(values[index])} and "
+                             f"{short(value)}: remove one.")
     if not values:
         raise UsageError(f"{path} names none of the images (it has {examples(missing)}, the images are "
                          f"{examples(names)}): mend the names in it, or add --labels none.")
@@ -49,19 +63,21 @@ def from_file(names, path, text, base=""):
     if without:
         raise UsageError(f"{path} gives no label to {len(without)} of {len(names)} images ({examples(without)}): "
                          "add them to it, or add --labels none.")
-    note = f"{path} also names {len(missing):,} that are not among the images ({examples(missing)})."
+    note = f"{path} also names {count:,} that are not among the images ({examples(missing)})."
     values = [values[i] for i in range(len(names))]
     if classes is None:
-        return *number_classes(values), note if missing else None
-    return [str(name) for name in classes], [_index_in(classes, v, path) for v in values], note if missing else None
+        return *number_classes(values, order), note if missing else None
+    index = {name: i for i, name in reversed(list(enumerate(classes))) if isinstance(name, (str, int))}
+    numbers = [_index_in(classes, index, value, path) for value in values]
+    return [str(name) for name in classes], numbers, note if missing else None
 
 
-def _index_in(classes, value, path):
+def _index_in(classes, index, value, path):
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(classes):
         return value
-    if value in classes:
-        return classes.index(value)
-    raise UsageError(f"{path} has the label {value!r}, which is none of its {len(classes)} classes: mend it.")
+    if isinstance(value, (str, int)) and value in index:
+        return index[value]
+    raise UsageError(f"{path} has the label {short(value)}, which is none of its {len(classes)} classes: mend it.")
 
 
 class _Finder:
@@ -84,7 +100,8 @@ class _Finder:
                 return self.exact[key]
         key = name if name in self.loose else posixpath.basename(name)
         if key in self.loose and self.loose[key] is None:
-            raise UsageError(f"{self.path} names {name!r}, and several images are called so: write their folders too.")
+            raise UsageError(f"{self.path} names {short(name)}, and several images are called so: write their "
+                             "folders too.")
         return self.loose.get(key)
 
 
@@ -116,24 +133,39 @@ def _parse_json(path, text):
 
 def _parse_table(path, text, names, base):
     """(pairs of file name and label, None) of a table with the separator , ; or tab, with or without a heading."""
-    lines = text.splitlines()
-    separator = max(",;\t", key=lines[0].count) if lines else ","
+    return _rows(path, text, _Finder(names, base, path)), None
+
+
+def _rows(path, text, find):
+    separator = max(",;\t", key=LINE.match(text)[0].count) if text.strip() else ","
+    unread = [0]  # letters since the last row
+
+    def lines():
+        for line in LINE.finditer(text):
+            unread[0] += len(line[0])
+            if unread[0] > LINE_LETTERS:
+                raise csv.Error(f"a line of more than {LINE_LETTERS:,} letters")
+            yield line[0]
+
+    heading, file, label = None, 0, 1
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+        for row in csv.reader(lines(), delimiter=separator):
+            unread[0] = 0
+            if not any(cell.strip() for cell in row):
+                continue
+            if heading is None:
+                heading = find(row[0]) is None
+                if heading:
+                    file, label = _columns([cell.strip().lower() for cell in row])
+                    continue
+            if label is None or len(row) <= max(file, label):
+                raise UsageError(f"{path} has a line without a label, {short(separator.join(row))}: write `file,label` "
+                                 "on each.")
+            yield row[file], row[label]
     except csv.Error as error:
         raise UsageError(f"{path} is not a table of text ({error}): mend it, or add --labels none.") from None
-    rows = [row for row in rows if any(cell.strip() for cell in row)]
-    if not rows:
+    if heading is None:
         raise UsageError(f"{path} is empty: write a line `file,label` for every image, or add --labels none.")
-    file, label = 0, 1
-    if _Finder(names, base, path)(rows[0][0]) is None:  # a heading
-        file, label = _columns([cell.strip().lower() for cell in rows.pop(0)])
-    pairs = []
-    for row in rows:
-        if label is None or len(row) <= max(file, label):
-            raise UsageError(f"{path} has a line without a label, {separator.join(row)!r}: write `file,label` on each.")
-        pairs.append((row[file], row[label]))
-    return pairs, None
 
 
 def _columns(heading):
@@ -154,5 +186,5 @@ def common_folder(names):
 
 def examples(names):
     """The first few names, as words of a sentence."""
-    names = [str(name) for name in names]
-    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    shown = [str(name)[:SHOWN_LETTERS] for name in names[:SHOWN]]
+    return ", ".join(shown) + (", …" if len(names) > SHOWN else "")

@@ -1,18 +1,12 @@
-"""From a picture file to a uint8 array of the wanted size: decode, turn upright, lay over a colour, cut, resize."""
-import contextlib
-import functools
-import logging
+"""From a decoded picture to a uint8 array of the wanted size: laid over a colour, cut, resized."""
 import math
-import warnings
 
 import numpy as np
-from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageColor
 
-from ...errors import UsageError
-from .source import Unreadable
+from ...errors import NumdiffError, UsageError
+from ..pictures import flatten
 
-# Only formats that Pillow decodes itself and that say in their first bytes what they are: EPS would start Ghostscript.
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "QOI")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff", ".ppm", ".pgm",
             ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".ico", ".qoi", ".heic", ".heif", ".tga", ".psd")
 MAGICS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ",
@@ -21,50 +15,10 @@ LARGEST = 1024  # pixels of a side: 64 such images, which are stored together, h
 FITS = ("crop", "pad", "stretch")
 
 
-@functools.cache
-def formats():
-    """Those of FORMATS that this Pillow was built with."""
-    Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
-
-
-@contextlib.contextmanager
-def quiet():
-    """Without Pillow's remarks on odd files: what cannot be read is reported by name."""
-    logger = logging.getLogger("PIL")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def looks_like_picture(name, head):
     """Whether a file is meant to be a picture: by its name, or by its first 16 bytes."""
     return (name.lower().endswith(SUFFIXES) or head.startswith(MAGICS) or head[8:12] == b"WEBP"
             or head[4:12] in (b"ftypavif", b"ftypheic"))
-
-
-def open_picture(file, wanted=None):
-    """The PIL image in an open binary file, decoded; `Unreadable` says why it cannot be.
-
-    wanted: the size that it will be brought to; lets JPEG decode a much larger photo at 1/2, 1/4 or 1/8 of its size.
-    """
-    try:
-        image = Image.open(file, formats=formats())
-        if wanted:
-            image.draft(None, (2 * wanted, 2 * wanted))
-        image.load()
-        return image
-    except UnidentifiedImageError:
-        raise Unreadable("not an image that Pillow can read") from None
-    except Image.DecompressionBombError:
-        raise Unreadable("more than 178 million pixels") from None
-    except Exception as error:  # decoders meet broken files with errors of every kind
-        raise Unreadable(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
 
 
 def parse_colour(text):
@@ -73,40 +27,6 @@ def parse_colour(text):
         return ImageColor.getrgb(text)[:3]
     except ValueError:
         raise UsageError(f"--background {text!r} is not a colour: use a name such as white, or #rrggbb.") from None
-
-
-def flatten(image, background):
-    """An upright 8-bit image of mode L or RGB, transparent parts laid over the background."""
-    try:
-        image = ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF: the pixels are good, only how to turn them is unknown
-        pass
-    if image.mode.startswith("I"):
-        return _eight_bits(image)
-    if image.mode == "F":
-        raise Unreadable("floating-point pixels, whose range is not known; convert it to 8 bits")
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        grey = image.mode in ("L", "LA", "La") and len(set(background)) == 1
-        if image.mode in ("La", "RGBa"):
-            image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
-        base = Image.new("RGBA", image.size, (*background, 255))
-        base.alpha_composite(image.convert("RGBA"))
-        image = base.convert("RGB")
-        return image.getchannel(0) if grey else image
-    if image.mode in ("L", "RGB"):
-        return image
-    try:
-        return image.convert("L" if image.mode == "1" else "RGB")
-    except ValueError:
-        raise Unreadable(f"colours of mode {image.mode}, which Pillow cannot convert; save it as RGB") from None
-
-
-def _eight_bits(image):
-    """An image of 16-bit (or wider) grey pixels as 8 bits."""
-    pixels = np.asarray(image).astype(np.int64)
-    if pixels.min() < 0 or pixels.max() > 65535:
-        raise Unreadable("32-bit pixels, whose range is not known; convert it to 8 bits")
-    return Image.fromarray(((pixels * 255 + 32767) // 65535).astype(np.uint8))
 
 
 class Fitting:
@@ -153,6 +73,32 @@ class Fitting:
         if self.size is not None:
             image = _to_square(image, self.size, self.fit, self.background)
         return np.asarray(image).reshape(self.side, self.side, self.channels)
+
+
+class AsTheyAre:
+    """Takes latents, floats (H, W, C), as they are; refuses what was asked for beside that."""
+
+    size = None
+
+    def __init__(self, path, size, channels):
+        self.path, self.wanted = path, size
+        if channels is not None:
+            raise UsageError(f"{str(path)!r} holds latents, which are taken as they are: leave --rgb and --grey out, "
+                             "or add --pixels where they are pictures.")
+
+    def decide(self, image, name):
+        height, width = image.shape[:2]
+        if height != width:
+            raise UsageError(f"{str(self.path)!r} holds latents of {height}×{width}, and the models take square ones: "
+                             "cut them before.")
+        if self.wanted not in (None, height):
+            raise UsageError(f"{str(self.path)!r} holds latents of {height}×{width}, which are taken as they are: "
+                             "leave --size out, or add --pixels where they are pictures.")
+
+    def __call__(self, image, name):
+        if not np.isfinite(image).all():
+            raise NumdiffError(f"{name} of {str(self.path)!r} holds values that are not finite: mend the file.")
+        return image
 
 
 def _to_pil(image):

@@ -2,8 +2,9 @@
 import contextlib
 import gzip
 import lzma
+import os
+import reprlib
 import struct
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
@@ -11,22 +12,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...archives import BadArchive, TooMuch, most_from_deflate
 from ...errors import NumdiffError, UsageError
 
 BLOCK_BYTES = 16 << 20  # how much of a large array is in memory at a time
-MAXIMUM_IMAGE_BYTES = 1 << 30  # a header that asks for more is damaged, or was made to exhaust the memory
+MAXIMUM_IMAGE_BYTES = 1 << 28  # a header that asks for more is damaged, or was made to exhaust the memory
+MAXIMUM_IMAGES = 50_000_000  # as each needs some memory for its label
+MAXIMUM_CLASSES = 1_000_000
+ORDERS = ("numbers", "words")
 
-
-class Unreadable(Exception):
-    """One image cannot be read; the import names it and goes on."""
+_reprs = reprlib.Repr()
+_reprs.maxstring = _reprs.maxother = 80
+short = _reprs.repr  # of a value from a file, whatever its size
 
 
 @dataclass
 class Item:
     """One image on its way in.
 
-    `load(wanted)` gives a PIL image or a uint8 array (H, W, C), or raises `Unreadable`; wanted is the size that it will
-    be brought to, or None.
+    `with load(wanted) as image` gives a PIL image or an array (H, W, C), uint8 or of floats, or raises `Unreadable`;
+    wanted is the size that it will be brought to, or None.
     """
 
     name: str
@@ -43,6 +48,8 @@ class Source:
     count: int | None = None  # how many items, where it is known
     classes: list | None = None
     named: bool = False  # whether the items' names mean something, as files' do, and are kept
+    latents: bool = False  # floats, which are written as they are
+    floats: bool = False  # whether they could be
     parallel: bool = False  # whether load() is slow, and safe to call from several threads
     ignored: list = field(default_factory=list)  # names of files that are no images
     notes: list = field(default_factory=list)  # sentences for the summary
@@ -54,15 +61,17 @@ def damage_named(path):
     """Turn whatever a cut or damaged file makes the readers raise into one sentence about `path`."""
     try:
         yield
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile,
-            struct.error, NotImplementedError) as error:  # the last: a zip's compression or its many volumes
+    except TooMuch as error:
+        raise NumdiffError(f"{str(path)!r} holds more than numdiff reads ({error}): check the file.") from None
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, BadArchive, zipfile.BadZipFile, struct.error,
+            NotImplementedError) as error:  # the last: a zip of many volumes
         raise damaged(path, error) from None
     except OSError as error:
         raise NumdiffError(f"{str(path)!r} cannot be read ({error.strerror or error}): check the file.") from None
 
 
 def damaged(path, why):
-    why = str(why).splitlines()[0] if str(why) else type(why).__name__
+    why = str(why).splitlines()[0][:200] if str(why).strip() else type(why).__name__
     return NumdiffError(f"{str(path)!r} is truncated or damaged ({why.rstrip('.')}): get or make the file again.")
 
 
@@ -75,6 +84,16 @@ def read_exactly(stream, nbytes, path):
     return data
 
 
+def announced(path, nbytes):
+    """Refuse a file, plain or gzip, that announces more bytes than can be in it."""
+    with damage_named(path):
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+    if nbytes > (most_from_deflate(size) if packed else size):
+        raise damaged(path, "it ends before the images that its header announces")
+
+
 def open_stream(path):
     """A file opened for reading, unpacked on the way if it is gzip, whatever its name says."""
     with damage_named(path):
@@ -83,18 +102,22 @@ def open_stream(path):
         return gzip.open(path, "rb") if packed else open(path, "rb")
 
 
-def number_classes(values):
+def number_classes(values, order="numbers"):
     """(names of the classes, label of each value) for labels given as integers or as words, one a value.
 
-    Integers 0 … K-1 stay what they are; others are numbered in numeric order, words in alphabetic order.
+    Integers 0 … K-1 stay what they are; others are numbered in numeric order, words in alphabetic order. With the order
+    "words" integers are sorted as words, too: 0, 1, 10, 2.
     """
     values = [_tidy(value) for value in values]
     distinct = set(values)
-    if all(isinstance(value, int) or _is_integer(value) for value in distinct):
+    if order == "numbers" and all(isinstance(value, int) or _is_integer(value) for value in distinct):
         distinct = sorted({int(value) for value in distinct})
         index = {value: i for i, value in enumerate(distinct)}
         return [str(value) for value in distinct], [index[int(value)] for value in values]
     names = sorted({str(value) for value in distinct})
+    if len(names) > MAXIMUM_CLASSES:
+        raise UsageError(f"there are {len(names):,} different labels, more than {MAXIMUM_CLASSES:,} classes: check "
+                         "them, or add --labels none.")
     index = {name: i for i, name in enumerate(names)}
     return names, [index[str(value)] for value in values]
 
@@ -103,7 +126,7 @@ def _tidy(value):
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"a label is {value!r}, and a label must be a word or an integer: mend the labels.")
+        raise UsageError(f"a label is {short(value)}, and a label must be a word or an integer: mend the labels.")
     if isinstance(value, float):
         if not value.is_integer():
             raise UsageError(f"a label is {value!r}, and a label must be a word or an integer: mend the labels.")
@@ -113,11 +136,11 @@ def _tidy(value):
 
 def _is_integer(word):
     digits = word[1:] if word[:1] == "-" else word
-    return digits.isascii() and digits.isdigit() and str(int(word)) == word
+    return len(digits) <= 18 and digits.isascii() and digits.isdigit() and str(int(word)) == word
 
 
 def no_labels_file(path, labels):
-    """Refuse --labels FILE or folders for a source that brings its own labels."""
+    """Refuse --labels FILE, folders or prefix for a source that brings its own labels."""
     if labels not in ("auto", "none"):
         raise UsageError(f"--labels {labels} is for folders and zips of image files, and {str(path)!r} is not one: "
                          "leave it out, or use --labels none.")

@@ -3,13 +3,15 @@ import os
 import posixpath
 import zipfile
 
+from ...archives import BadArchive, ZipReader
 from ...errors import NumdiffError, UsageError
+from ..pictures import MAXIMUM_FILE_BYTES, Unreadable, decoded
 from . import labels as label_files
-from .pictures import looks_like_picture, open_picture
-from .source import Item, Source, Unreadable, damage_named
+from .pictures import looks_like_picture
+from .source import Item, Source, damage_named
 
 SKIPPED = ("__macosx", "thumbs.db", "desktop.ini")
-MAXIMUM_LABELS_BYTES = 1 << 30
+MAXIMUM_LABELS_BYTES = 64 << 20  # that of ImageNet's 1.3 million images has 40
 
 
 class Folder:
@@ -40,7 +42,7 @@ class Folder:
             elif entry.is_file():
                 self._paths[name] = entry.path
 
-    def open(self, name):
+    def open(self, name, limit=None):
         return open(self._paths[name], "rb")
 
     def size(self, name):
@@ -58,19 +60,20 @@ class Zip:
     def __init__(self, path):
         self.path = path
         with damage_named(path):
-            self._zip = zipfile.ZipFile(path)
+            self._zip = ZipReader(path)
         self._members = {}
-        for member in self._zip.infolist():
+        for member in self._zip.members:
             parts = [part for part in member.filename.replace("\\", "/").split("/") if part not in ("", ".", "..")]
             if member.filename.endswith("/") or not parts or any(_skipped(part) for part in parts):
                 continue
             if member.flag_bits & 1:
+                self._zip.close()
                 raise UsageError(f"{str(path)!r} is protected by a password: unpack it and import the folder.")
             self._members["/".join(parts)] = member
         self.names = sorted(self._members, key=lambda name: name.split("/"))
 
-    def open(self, name):
-        return self._zip.open(self._members[name])
+    def open(self, name, limit=None):
+        return self._zip.open(self._members[name], limit)
 
     def size(self, name):
         return self._members[name].file_size
@@ -83,7 +86,7 @@ def _skipped(part):
     return part.startswith(".") or part.lower() in SKIPPED
 
 
-def open_tree(tree, labels):
+def open_tree(tree, labels, order="numbers"):
     """A `Source` of the pictures in a folder or zip."""
     pictures, others = [], []
     for name in tree.names:
@@ -91,7 +94,7 @@ def open_tree(tree, labels):
     if not pictures:
         raise NumdiffError(f"the {tree.kind} {str(tree.path)!r} holds no images"
                            + (f" ({len(others)} other files)" if others else "") + ": check the path.")
-    classes, numbers, note, labels_file = _label(tree, pictures, labels)
+    classes, numbers, note, labels_file = _label(tree, pictures, labels, order)
     if labels_file in others:
         others.remove(labels_file)
 
@@ -101,7 +104,7 @@ def open_tree(tree, labels):
             yield Item(name, lambda wanted, name=name: _load(tree, name, wanted), label)
 
     return Source(tree.kind, items(), len(pictures), classes, named=True, parallel=True, ignored=others,
-                  notes=[note] if note else [], close=tree.close)
+                  notes=[*filter(None, [note, _note_on_order(classes, order)])], close=tree.close)
 
 
 def _is_picture(tree, name):
@@ -110,41 +113,53 @@ def _is_picture(tree, name):
     try:
         with tree.open(name) as file:
             return looks_like_picture(name, file.read(16))
-    except Exception:  # whatever it is, it is not a picture by name, nor can it be read
+    except (OSError, BadArchive, zipfile.BadZipFile):  # whatever it is, it is not a picture by name, nor can it be read
         return False
 
 
 def _load(tree, name, wanted):
     try:
-        with tree.open(name) as file:
-            if not file.read(1):
-                raise Unreadable("empty file")
-            file.seek(0)
-            return open_picture(file, wanted)
-    except Unreadable:
-        raise
-    except Exception as error:  # a damaged zip shows itself in as many ways as it has compressions
-        raise Unreadable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
+        nbytes = tree.size(name)
+    except OSError as error:
+        raise Unreadable(error.strerror) from None
+
+    def read():
+        with tree.open(name, MAXIMUM_FILE_BYTES) as file:
+            return file.read(MAXIMUM_FILE_BYTES)
+
+    return decoded(nbytes, read, wanted)
 
 
-def _label(tree, pictures, labels):
+def _note_on_order(classes, order):
+    """Said where class folders are numbers that another program would sort in another way."""
+    if order == "words" or not classes or classes == sorted(classes):
+        return None
+    there = label_files.examples(sorted(classes))
+    return (f"The classes are in the order of their numbers ({label_files.examples(classes)}); torchvision's "
+            f"ImageFolder and guided-diffusion sort them as words ({there}): for those indices add --class-order "
+            "words.")
+
+
+def _label(tree, pictures, labels, order):
     """(classes, labels, note, name of the labels file in the tree); classes and labels None where there are none."""
     if labels == "none":
         return None, None, None, None
     if labels == "folders":
-        classes, numbers = label_files.from_folders(pictures)
+        classes, numbers = label_files.from_folders(pictures, order)
         if classes is None:
             raise UsageError(f"{str(tree.path)!r} has no folders that tell classes apart: leave out --labels folders.")
         return classes, numbers, None, None
+    if labels == "prefix":
+        return *label_files.from_prefixes(pictures, order), None, None
     if labels != "auto":
         inside = os.path.relpath(labels, tree.path).replace(os.sep, "/")  # it may lie among the images
-        return *label_files.from_file(pictures, str(labels), _read_text(labels, open), ""), inside
+        return *label_files.from_file(pictures, str(labels), _read_text(labels, open), "", order), inside
     found = _find_labels_file(tree, pictures)
     if found:
         base = posixpath.dirname(found) + "/" if "/" in found else ""
         text = _read_text(found, lambda name, mode: tree.open(name), tree.size(found))
-        return *label_files.from_file(pictures, found, text, base), found
-    return *label_files.from_folders(pictures), None, None
+        return *label_files.from_file(pictures, found, text, base, order), found
+    return *label_files.from_folders(pictures, order), None, None
 
 
 def _find_labels_file(tree, pictures):
@@ -166,11 +181,16 @@ def _read_text(path, opener, size=None):
     """The text of a labels file, UTF-8 with or without a byte order mark."""
     path = str(path)
     if not path.lower().endswith((".csv", ".tsv", ".txt", ".json")):
-        raise UsageError(f"--labels {path!r} is not a way to label: use auto, folders, none, or a .csv or .json file.")
-    if size and size > MAXIMUM_LABELS_BYTES:
-        raise UsageError(f"{path} is {size} bytes long, too long for a labels file: check it.")
+        raise UsageError(f"--labels {path!r} is not a way to label: use auto, folders, prefix, none, or a .csv or "
+                         ".json file.")
     try:
-        with damage_named(path), opener(path, "rb") as file:
-            return file.read().decode("utf-8-sig")
+        if not size or size <= MAXIMUM_LABELS_BYTES:
+            with damage_named(path), opener(path, "rb") as file:
+                data = file.read(MAXIMUM_LABELS_BYTES + 1)
+            size = len(data)
+        if size > MAXIMUM_LABELS_BYTES:
+            raise UsageError(f"{path} has more than {MAXIMUM_LABELS_BYTES:,} bytes, too many for a labels file: check "
+                             "it.")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text: save it as UTF-8.") from None

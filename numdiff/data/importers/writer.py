@@ -76,7 +76,7 @@ class Writer:
         self._temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
         self._disk = self._file = self._images = None
         self._waiting, self._count = [], 0
-        self._labels, self._names = array("q"), []
+        self._labels, self._names = array("i"), []
 
     def __enter__(self):
         return self
@@ -85,7 +85,7 @@ class Writer:
         self._discard()
 
     def append(self, image, label=None, name=None):
-        """One more image, uint8 (H, W, C), all of one shape."""
+        """One more image (H, W, C), uint8 or of floats, all of one shape and type."""
         self._waiting.append(image)
         if label is not None:
             self._labels.append(label)
@@ -100,7 +100,7 @@ class Writer:
         try:
             if classes is not None:
                 smallest = np.min_scalar_type(max(len(classes) - 1, 0))
-                self._file.create_dataset("labels", data=np.frombuffer(self._labels, np.int64).astype(smallest))
+                self._file.create_dataset("labels", data=np.frombuffer(self._labels, np.intc).astype(smallest))
                 self._file.attrs.create("classes", classes, dtype=h5py.string_dtype())
             if self._names:
                 self._file.create_dataset("names", data=self._names, dtype=h5py.string_dtype())
@@ -119,9 +119,10 @@ class Writer:
                 # "v108" allows attributes beyond 64 kB, which the names of very many classes need
                 self._disk = PatientFile(self._temporary)
                 self._file = h5py.File(self._disk, "w", libver=("v108", "latest"))
-                self._images = self._file.create_dataset(
-                    "images", (0, *block.shape[1:]), np.uint8, maxshape=(None, *block.shape[1:]),
-                    chunks=(rows, *block.shape[1:]), compression="gzip", compression_opts=GZIP)
+                packed = {} if block.dtype.kind == "f" else {"compression": "gzip", "compression_opts": GZIP}
+                self._images = self._file.create_dataset(  # of floats gzip saves a tenth and takes its time
+                    "images", (0, *block.shape[1:]), block.dtype, maxshape=(None, *block.shape[1:]),
+                    chunks=(rows, *block.shape[1:]), **packed)
             self._images.resize(self._count + len(block), axis=0)
             self._images[self._count:] = block
             if self._disk.error:

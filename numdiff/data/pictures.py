@@ -1,0 +1,334 @@
+"""The one place that opens pictures: which formats, how large, and from the file's pixels to upright grey or RGB.
+
+Formats are those that Pillow decodes itself and that say in their first bytes what they are (of PostScript it would
+start Ghostscript). A picture is bounded before it is decoded: bytes of the file, pixels, tags, scans. Threads that
+decode share one allowance of memory: many small pictures at a time, large ones one after the other.
+"""
+import contextlib
+import functools
+import io
+import logging
+import os
+import re
+import stat
+import struct
+import threading
+import warnings
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import MARKER
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "QOI")
+MAXIMUM_FILE_BYTES = 1 << 29  # MAXIMUM_PIXELS of the widest kind, RGBA of 16 bits
+MAXIMUM_PIXELS = 1 << 26  # decoded: 8192×8192; a JPEG that is decoded at a fraction of its size may have more
+MAXIMUM_SIDE = 65535
+MAXIMUM_ICON = 1024  # pixels of a side; icons have 256
+MAXIMUM_TAG_VALUES = 1 << 20  # numbers in one tag of a TIFF: two for each of its strips
+MAXIMUM_SCANNED = 1 << 35  # scans of a JPEG times its pixels: 5 seconds; a progressive one has about ten scans
+MAXIMUM_JUNK = 1 << 20  # bytes between the segments of a JPEG
+STRIP_PIXELS = 1 << 22  # of a large picture, that are laid over the background together
+TAG_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+         8: Image.Transpose.ROTATE_90}
+ORIENTATION = 0x0112
+
+
+class Unreadable(Exception):
+    """Why a picture cannot be read; completes "a.png: …"."""
+
+
+class Allowance:
+    """So many bytes for all threads together; one alone may take more."""
+
+    def __init__(self, nbytes):
+        self.nbytes, self.taken, self._changed = nbytes, 0, threading.Condition()
+
+    @contextlib.contextmanager
+    def take(self, nbytes):
+        with self._changed:
+            self._changed.wait_for(lambda: not self.taken or self.taken + nbytes <= self.nbytes)
+            self.taken += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.taken -= nbytes
+                self._changed.notify_all()
+
+
+_files, _pixels = Allowance(MAXIMUM_FILE_BYTES // 2), Allowance(8 * MAXIMUM_PIXELS)
+
+
+@functools.cache
+def formats():
+    """Those of FORMATS that this Pillow was built with."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+@contextlib.contextmanager
+def quiet():
+    """Without Pillow's remarks on odd files: what cannot be read is reported by name."""
+    logger = logging.getLogger("PIL")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+# Opening --------------------------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def open_picture(path):
+    """`with open_picture(path) as image`: the decoded PIL image of a file; `Unreadable` or OSError says why not."""
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise Unreadable("it is not a file")
+
+    def read():
+        with open(path, "rb") as file:
+            return file.read(MAXIMUM_FILE_BYTES + 1)
+
+    with quiet(), decoded(state.st_size, read) as image:
+        yield image
+
+
+@contextlib.contextmanager
+def decoded(nbytes, read, wanted=None):
+    """`with decoded(…) as image`: the decoded PIL image in a file of so many bytes, which `read()` gives.
+
+    wanted: the size that it will be brought to; lets JPEG decode a much larger photo at 1/2, 1/4 or 1/8 of its size.
+    The share of the memory that the image takes is held up to the end of the block. `Unreadable` says why it cannot be.
+    """
+    if not nbytes:
+        raise Unreadable("empty file")
+    if nbytes > MAXIMUM_FILE_BYTES:
+        raise Unreadable(f"a file of {nbytes:,} bytes, more than any picture that is read")
+    with _files.take(nbytes):
+        with _reasons():
+            data = read()
+            _check(data)
+            image = Image.open(io.BytesIO(data), formats=formats())
+            full = _checked_pixels(image, data)
+            if wanted:
+                image.draft(None, (2 * wanted, 2 * wanted))
+            pixels = image.width * image.height
+            if pixels > MAXIMUM_PIXELS:
+                raise Unreadable(_too_large(image))
+        with _pixels.take(8 * pixels + 6 * full * (image.format in ("JPEG", "MPO"))):  # 6: a progressive JPEG's
+            with _reasons():
+                image.load()
+                image = _grey_of_16_bits(image, data)
+            yield image
+
+
+@contextlib.contextmanager
+def _reasons():
+    """Decoders meet broken files with errors of every kind."""
+    try:
+        yield
+    except Unreadable:
+        raise
+    except UnidentifiedImageError:
+        raise Unreadable("not an image that Pillow can read") from None
+    except Image.DecompressionBombError:
+        raise Unreadable("more than 178 million pixels") from None
+    except MemoryError:
+        raise Unreadable("not enough memory for its pixels") from None
+    except Exception as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise Unreadable(why.splitlines()[0][:200] if why.strip() else type(error).__name__) from None
+
+
+def _too_large(image):
+    return f"{image.width}×{image.height} pixels, more than {MAXIMUM_PIXELS / 1e6:.0f} million; reduce it first"
+
+
+def _checked_pixels(image, data):
+    """Pixels of an opened picture before any reduction."""
+    pixels = image.width * image.height
+    if max(image.size) > MAXIMUM_SIDE:
+        raise Unreadable(_too_large(image))
+    jpeg = image.format in ("JPEG", "MPO") or image.info.get("compression") == "jpeg"
+    if jpeg and data.count(b"\xff\xda") * pixels > MAXIMUM_SCANNED:  # Pillow goes over all pixels for each
+        raise Unreadable("far more scans than a JPEG has")
+    return pixels
+
+
+# What Pillow believes a file's header, and should not -----------------------------------------------------------------
+
+def _check(data):
+    """Refuse a file that says little and makes Pillow take much, before it sees it."""
+    if data[:2] in (b"II", b"MM"):
+        _check_tags(data)
+    elif data[:3] == b"\xff\xd8\xff":
+        for tags in _jpeg_tags(data):
+            _check_tags(tags)
+    elif data[:4] == b"\0\0\1\0":
+        _check_icon(data)
+    elif data[:4] == b"\xff\x4f\xff\x51" or data[4:8] == b"jP  ":
+        for match in re.finditer(b"\xff\x4f\xff\x51", data):
+            _check_codestream(data[match.end():match.end() + 38])
+
+
+def _check_tags(data):
+    """The directory of a TIFF, which EXIF is, too: Pillow copies every value, and values may lie over one another."""
+    order = {b"II": "<", b"MM": ">"}.get(data[:2])
+    if order is None or len(data) < 16:
+        return
+    big = data[2:4] in (b"+\0", b"\0+")
+    entry, count_format, offset = (order + "HHQ", "Q", data[8:16]) if big else (order + "HHL", "L", data[4:8])
+    step, inline = (20, 8) if big else (12, 4)
+    start = struct.unpack(order + count_format, offset)[0]
+    width = 8 if big else 2
+    if start + width > len(data):
+        return  # Pillow says so
+    entries = struct.unpack_from(order + ("Q" if big else "H"), data, start)[0]
+    total, tile = 0, 1
+    for position in range(start + width, min(start + width + step * entries, len(data) - step + 1), step):
+        tag, kind, count = struct.unpack_from(entry, data, position)
+        nbytes = count * TAG_BYTES.get(kind, 0)
+        if nbytes > len(data):
+            continue  # nothing is there to be copied
+        total += nbytes if nbytes > inline else 0
+        if total > 2 * len(data) or (kind not in (1, 2, 6, 7) and count > MAXIMUM_TAG_VALUES):
+            raise Unreadable("tags larger than the file")
+        if tag in (322, 323) and kind in (3, 4):  # width and height of its tiles
+            tile *= struct.unpack_from(order + "HL"[kind - 3], data, position + step - inline)[0]
+    if tile > MAXIMUM_PIXELS:
+        raise Unreadable("tiles larger than any picture that is read")
+
+
+def _jpeg_tags(data):
+    """The EXIF and MPF directories of a JPEG, found as Pillow finds them."""
+    exif, found, position, junk = [], [], 2, 0
+    while 0 <= position <= len(data) - 4:
+        if data[position] != 0xFF:
+            start, position = position, data.find(b"\xff", position)
+            junk += position - start
+            if junk > MAXIMUM_JUNK:  # Pillow passes over it byte by byte
+                raise Unreadable("not a JPEG")
+            continue
+        marker = 0xFF00 | data[position + 1]
+        position += 2 if marker in MARKER or marker == 0xFF00 else 1
+        if marker == 0xFFDA:
+            break
+        if marker in MARKER and MARKER[marker][2] is not None:
+            length = int.from_bytes(data[position:position + 2], "big")
+            segment = data[position + 2:position + length]
+            position += max(2, length)
+            if marker == 0xFFE1 and segment[:6] == b"Exif\0\0":  # Pillow joins several, or takes the last
+                exif.append(segment[6:])
+            elif marker == 0xFFE2 and segment[:4] == b"MPF\0":
+                found.append(segment[4:])
+    return [b"".join(exif), *exif, *found]
+
+
+def _check_icon(data):
+    """The pictures in an icon, whose own headers alone count when they are decoded."""
+    for i in range(min(int.from_bytes(data[4:6], "little"), 1000)):
+        offset = int.from_bytes(data[18 + 16 * i:22 + 16 * i], "little")
+        head = data[offset:offset + 24]
+        if head[:4] == b"\x89PNG":
+            width, height = struct.unpack(">II", head[16:24].ljust(8, b"\0"))
+        else:
+            width, height = (abs(n) for n in struct.unpack("<ii", head[4:12].ljust(8, b"\0")))
+        if width > MAXIMUM_ICON or height > 2 * MAXIMUM_ICON:
+            raise Unreadable(f"an icon of {width}×{height} pixels")
+
+
+def _check_codestream(header):
+    """The SIZ segment of JPEG 2000: the decoder goes by it, whatever the box around it says."""
+    if len(header) < 38:
+        return
+    right, bottom, left, top = struct.unpack(">IIII", header[4:20])
+    components = int.from_bytes(header[36:38], "big")
+    if components > 4 or max(right - left, 0) * max(bottom - top, 0) > MAXIMUM_PIXELS:
+        raise Unreadable(f"{right - left}×{bottom - top} pixels of {components} colours, more than are read")
+
+
+# Pixels ---------------------------------------------------------------------------------------------------------------
+
+def _grey_of_16_bits(image, data):
+    """A PNG of 16-bit grey with alpha comes as RGBA from Pillow: as LA. (It takes the upper byte of the 16 bits.)"""
+    if image.format != "PNG":
+        return image
+    depth, kind = data[24:26]
+    transparent = image.info.get("transparency")
+    if kind == 4 and image.mode == "RGBA":
+        grey = Image.merge("LA", (image.getchannel("R"), image.getchannel("A")))
+        grey.info = image.info
+        return grey
+    if kind == 0 and depth < 8 and isinstance(transparent, int):  # told in the file's bits, and Pillow makes 8 of them
+        image.info["transparency"] = min(255, transparent * 255 // (2 ** depth - 1))
+    if kind == 2 and depth == 16 and isinstance(transparent, tuple):
+        image.info["transparency"] = tuple(value >> 8 for value in transparent)
+    return image
+
+
+def flatten(image, background):
+    """An upright 8-bit image of mode L or RGB, transparent parts laid over the background (red, green, blue).
+
+    It is grey where the file and the background are. 16-bit grey is rounded to 8.
+    """
+    image = _upright(image)
+    if image.mode == "F":
+        raise Unreadable("floating-point pixels, whose range is not known; convert it to 8 bits")
+    transparent = image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info
+    if image.mode in ("L", "RGB") and not transparent:
+        return image
+    grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I")
+    grey = grey and (not transparent or len(set(background)) == 1)
+    flat = Image.new("L" if grey else "RGB", image.size)
+    rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        flat.paste(_flat(strip, background, transparent).convert(flat.mode), (0, top))
+    return flat
+
+
+def _upright(image):
+    """Turned as EXIF says."""
+    try:
+        exif = image.info.get("exif") or b""
+        raw = image.info.get("Raw profile type exif") or ""  # ImageMagick's, in hexadecimal digits
+        for tags in (exif, bytes.fromhex("".join(raw.split("\n")[3:]))):
+            _check_tags(tags.removeprefix(b"Exif\0\0"))
+        turn = TURNS.get(image.getexif().get(ORIENTATION))
+    except Exception:  # damaged EXIF: the pixels are good, only how to turn them is unknown
+        return image
+    return image if turn is None else image.transpose(turn)
+
+
+def _flat(image, background, transparent):
+    if image.mode.startswith("I"):
+        return _eight_bits(image, background, image.info.get("transparency"))
+    if transparent:
+        if image.mode in ("La", "RGBa"):
+            image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
+        base = Image.new("RGBA", image.size, (*background, 255))
+        base.alpha_composite(image.convert("RGBA"))
+        return base.getchannel(0) if len(set(background)) == 1 and image.mode in ("1", "L", "LA") else base
+    try:
+        return image.convert("L" if image.mode == "1" else "RGB")
+    except ValueError:
+        raise Unreadable(f"colours of mode {image.mode}, which Pillow cannot convert; save it as RGB") from None
+
+
+def _eight_bits(image, background, transparent):
+    """An image of 16-bit (or wider) grey pixels as 8 bits; pixels of the value `transparent` as the background."""
+    pixels = np.asarray(image)
+    if pixels.dtype.itemsize > 2 and (pixels.min() < 0 or pixels.max() > 65535):
+        raise Unreadable("32-bit pixels, whose range is not known; convert it to 8 bits")
+    grey = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if not isinstance(transparent, int):
+        return Image.fromarray(grey)
+    shown = np.repeat(grey[..., None], 3, axis=-1)
+    shown[pixels == transparent] = background
+    return Image.fromarray(shown if len(set(background)) > 1 else np.ascontiguousarray(shown[..., 0]))
