@@ -140,7 +140,7 @@ def options(value, where):
         raise _wrong(value, where, "an object of options")
     for key, item in value.items():
         many = type(item) is list and len(item) <= 1000
-        if not all(type(v) in atom for v in (item if many else [item])):
+        if not all(type(v) in atom and len(str(v)) <= 4096 for v in (item if many else [item])):
             raise _wrong(item, f"{where}.{key[:40]}", "a number, a text, true, false or null, or a list of them")
 
 

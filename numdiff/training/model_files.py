@@ -58,7 +58,7 @@ OPTIONS = {  # what the options of models may be; those that are not named here 
     "num_head_channels": HEADS_OR_NONE, "num_heads_upsample": HEADS_OR_NONE, "num_classes": CLASSES_OR_NONE,
     "dropout": SHARE, "class_dropout": SHARE, "max_period": schema.number(1e-3, 1e12), "groups": COUNT,
     "patch_size": COUNT, "hidden_size": WIDTH, "depth": COUNT, "mlp_ratio": schema.number(0, 1000)}
-DIFFUSION = {"steps": schema.integer(1, 100000)}
+DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40), "prediction": schema.text(40)}
 FREE_OPTIONS = {  # of a UNet: what the shapes of weights do not tell -> what such a value may be
     "image_size": lambda v: type(v) is int and 0 < v <= MAX_IMAGE_SIZE,
     "num_heads": lambda v: type(v) is int and 0 < v <= 1 << 16,
@@ -114,7 +114,9 @@ def read_model_file(path, weights="ema"):
     for entry in meta["index"]:
         start, count = entry["offset"], math.prod(entry["shape"])
         arrays[entry["name"]] = flat[start:start + count].reshape(entry["shape"])
-    return dict(meta["model_options"]), arrays, meta
+    if meta.get("diffusion"):
+        meta["diffusion"] = Diffusion(**meta["diffusion"]).options
+    return {**defaults_of(KINDS[meta["model"]]), **meta["model_options"]}, arrays, meta
 
 
 def check_model_meta(path, meta):
@@ -276,6 +278,10 @@ def complete_diffusion(source, kind, told, given):
     """
     given = dict(given)
     rescaled = given.pop("rescale_timesteps", None)
+    try:
+        schema.check(told.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "it")
+    except schema.Mismatch as error:
+        raise NumdiffError(f"the diffusion of {source} cannot be used ({error}): save the file again.") from None
     found = {**told.get("diffusion", {}), **schedule_of_tables(source, told, given)}
     known = {**Diffusion().options, **found, **given}
     if rescaled is None and kind == "unet" and "diffusion" not in told and known["steps"] != 1000:

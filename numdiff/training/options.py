@@ -10,7 +10,7 @@ import numbers
 from dataclasses import dataclass, field
 
 from .. import schema
-from ..errors import NumdiffError, UsageError
+from ..errors import NumdiffError, UsageError, printable
 from ..files import Refused, read_bytes, write_json
 from .precision import ON_TENSOR_CORES, automatic, gpu_capability
 
@@ -374,7 +374,7 @@ def _device(name):
 
 def _say(value):
     """A value as one writes it on the command line."""
-    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return printable(",".join(map(str, value)) or "none" if isinstance(value, tuple) else value, 200)
 
 
 def _check_value(name, value, spec):
@@ -392,7 +392,7 @@ def _check_value(name, value, spec):
             wanted = {bool: "yes or no", str: "text", int: "a whole number", float: "a finite number"}[kind]
             raise UsageError(f"{flag(name)} {_say(value)} must be {wanted}.")
         if spec["choices"] and v not in spec["choices"]:
-            raise UsageError(f"{flag(name)} {v} does not exist; use {' or '.join(spec['choices'])}.")
+            raise UsageError(f"{flag(name)} {_say(v)} does not exist; use {' or '.join(spec['choices'])}.")
         low, high, above, below = (spec[k] for k in ("low", "high", "above", "below"))
         if ((low is not None and v < low) or (above is not None and v <= above)
                 or (high is not None and v > high) or (below is not None and v >= below)):
