@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 
+from ..diffusion.samplers import corrected
 from .torch_step import TorchTwin
 
 # The samplers: denoise(x, sigma) -> (x_0, the learned variance); noise(i): normal noise like x ----------------------
@@ -65,7 +66,7 @@ def heun(denoise, x, sigmas, noise):
         x_0, _ = denoise(x, now)
         slope = linear((1 / now, x), (-1 / now, x_0))
         ahead = linear((1.0, x), (then - now, slope))
-        if then > 0:
+        if corrected(now, then):
             x_0, _ = denoise(ahead, then)
             half = (then - now) / 2
             ahead = linear((1.0, x), (half, slope), (half / then, ahead), (-half / then, x_0))

@@ -26,6 +26,9 @@ import math
 
 from ..errors import UsageError
 from .plan import blend, combine, learned_step
+from .schedule import SIGMA_MAX
+
+WIDE = 100  # times the next level: above EDM's range Heun does not correct such a step; from 20,000 it is 250
 
 
 def ddpm(denoise, x, sigmas, noise, variance="small"):
@@ -91,7 +94,7 @@ def euler_ancestral(denoise, x, sigmas, noise, eta=1.0):
 
 
 def heun(denoise, x, sigmas, noise=None, **churn):
-    """Heun's method on the probability flow: second order, two evaluations a step, one for a step to 0.
+    """Heun's method on the probability flow: second order, two evaluations a step, one where it is not `corrected`.
 
     Karras et al. 2022 (arXiv:2206.00364), algorithm 2; without churn, algorithm 1.
     churn: settings of `raised`; without them it is deterministic
@@ -100,11 +103,17 @@ def heun(denoise, x, sigmas, noise=None, **churn):
         x, now = raised(x, now, i, len(sigmas) - 1, noise, **churn)
         slope = _slope(x, denoise(x, now), now)
         ahead = combine((1.0, x), (then - now, slope))
-        if then > 0:  # the mean of the slopes at both ends
+        if corrected(now, then):  # the mean of the slopes at both ends
             slope_ahead = _slope(ahead, denoise(ahead, then), then)
             ahead = combine((1.0, x), ((then - now) / 2, slope), ((then - now) / 2, slope_ahead))
         x = ahead
     return x
+
+
+def corrected(now, then):
+    """Whether Heun takes the slope at a step's end into the mean: not at 0, where there is none, and not on the way
+    down from noise alone, a step so wide that the mean of the slopes at both ends says nothing of it."""
+    return then > 0 and (now <= SIGMA_MAX or now < WIDE * then)
 
 
 def raised(x, sigma, i, steps, noise, s_churn=0.0, s_tmin=0.0, s_tmax=math.inf, s_noise=1.0):

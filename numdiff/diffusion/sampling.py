@@ -12,7 +12,7 @@ from .denoiser import Denoiser
 from .plan import Plan
 from .process import Diffusion
 from .run import Run
-from .samplers import get_sampler, repaint, repaint_path
+from .samplers import get_sampler, repaint
 from .schedule import sampling_sigmas
 
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
@@ -107,10 +107,7 @@ class Sampling:
     @property
     def evaluations(self):
         """How often the model is asked for each batch (with guidance, for both answers at once)."""
-        if self.sampler == "repaint":
-            jump, resamples = self.settings["jump"], self.settings["resamples"]
-            return sum(then < now for now, then in repaint_path(self.sigmas, jump, resamples))
-        return 2 * self.steps - 1 if self.sampler == "heun" else self.steps
+        return sum(step.asks for step in self.plan.steps)
 
     @property
     def options(self):
