@@ -18,6 +18,10 @@ def train_command(model):
             "--dry-run", is_flag=True, cls=Setting, heading="Run",
             help="Print the settings, the parameter count and the TFLOP of a step, and exit.")(function)
         function = click.option(
+            "--new-data", is_flag=True, cls=Setting, heading="Run",
+            help="With --resume: go on although the data is not what the run was trained on; its classes must be the "
+                 "same, in the same order.")(function)
+        function = click.option(
             "--resume", metavar="RUN", is_flag=False, flag_value="auto", cls=Setting, heading="Run",
             help="Go on with a run: its folder, its number, or one of its checkpoints; without a value (or `auto`) the "
                  "newest run in --outdir that has a valid checkpoint.")(function)
@@ -60,14 +64,20 @@ def dit(**given):
     run_training("dit", **given)
 
 
-def run_training(model, resume, dry_run, **given):
+def run_training(model, resume, dry_run, new_data, **given):
     """Resolve what was given, and train; imports last what takes a second to load, so that errors come at once."""
+    from numdiff.errors import UsageError
     from numdiff.training.options import resolve, resolve_resumed
-    from numdiff.training.run_folder import find_resume, load_options
+    from numdiff.training.run_folder import check_outdir, find_resume, load_options
 
+    if new_data and not resume:
+        raise UsageError("--new-data belongs to --resume: leave it out.")
     given = {name: value for name, value in given.items() if value is not None}
     if resume:
-        run_dir, resume = find_resume(resume, given.pop("outdir", "runs"), lambda text: echo(text, err=True))
+        asked, outdir = resume, given.pop("outdir", None)
+        run_dir, resume = find_resume(resume, outdir or "runs", lambda text: echo(text, err=True))
+        if outdir is not None:
+            check_outdir(asked, run_dir, outdir)
         options = resolve_resumed(load_options(run_dir), {"model": model, **given})
     else:
         options = resolve({"model": model, **given})
@@ -81,4 +91,4 @@ def run_training(model, resume, dry_run, **given):
             echo(line)
         return
     from numdiff.training import train as run
-    run(options, resume=resume, echo=echo)
+    run(options, resume=resume, new_data=new_data, echo=echo)

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import NumdiffError, UsageError
 from ..files import IrregularFile
 from ..hdf5 import Refused, is_hdf5, open_hdf5
+from ..progress import tick
 
 CHUNK = 64  # images that are stored, read and cached together: about a megabyte at 64×64, a good size for one disk read
 IN_MEMORY_BYTES = 2 << 30  # below this, the images are held in memory as a whole
@@ -155,6 +156,7 @@ class Dataset:
 
     def _load(self, start, stop):
         """Rows of this dataset from the file, reduced to the size asked for."""
+        tick()
         try:
             if self._rows is None:
                 images = self._source.read(start, stop)

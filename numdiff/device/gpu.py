@@ -17,6 +17,7 @@ from numba import types as numba_types
 
 from ..emulator.machine import in_three
 from ..errors import NumdiffError, OutOfMemoryError
+from ..progress import compiling
 from .arena import Arena
 from .array import DeviceArray
 from .kernel_cache import cache_directory, save_in_turn
@@ -354,7 +355,7 @@ class Gpu:
 
     def _compile(self, key, kernel, args):
         kernel.enable_caching()
-        with warnings.catch_warnings():
+        with compiling(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an unwritable cache folder costs time, not correctness
             compiled = kernel.compile(tuple(type_of(a) for a in args))
         function = compiled._codelibrary.get_cufunc().kernel

@@ -30,6 +30,7 @@ from .. import schema
 from ..errors import NumdiffError, printable
 from ..files import Refused, atomic_file, check_target, open_regular, remove_stray_files
 from ..hdf5 import MAGIC, open_hdf5
+from ..progress import tick
 
 FORMAT = "numdiff-checkpoint"
 VERSION = 1
@@ -39,14 +40,18 @@ MAX_BUFFERS = 256
 LAST_LINE = b"\nnumdiff crc32 %08x\n"
 LAST_LINE_BYTES = len(LAST_LINE % 0)
 CHUNK = 4 << 20  # bytes read at a time for the checksum
+SYNCED = 256 << 20  # bytes of a buffer that goes to the disk at once: it shows the other ranks that the saving goes on
 
 INDEX = schema.items(schema.record({"name": schema.text(), "shape": schema.items(schema.integer(1, 1 << 31), 8),
                                     "offset": schema.integer(0)}), 1 << 20)
 CLASSES = schema.items(schema.text(1 << 16), 1 << 20)
+FINGERPRINT = schema.record({  # data/fingerprint.py
+    "rule": schema.integer(0), "shape": schema.items(schema.integer(0), 4, 4), "dtype": schema.text(),
+    "classes": CLASSES, "labels": schema.optional(schema.text()), "rows": schema.text()}, {}, schema.anything)
 META = schema.record({}, {  # of what is known here; more may be said
     "model": schema.text(), "model_options": schema.options, "diffusion": schema.optional(schema.options),
     "index": INDEX, "step": schema.integer(0), "classes": schema.optional(CLASSES), "source": schema.text(1 << 12),
-    "seed": schema.optional(schema.integer(0))}, schema.anything)
+    "seed": schema.optional(schema.integer(0)), "data": schema.optional(FINGERPRINT)}, schema.anything)
 
 _verified = {}  # path -> the stat of the file when its content was found right, so that no file is read at every prune
 
@@ -87,6 +92,9 @@ def save_checkpoint(path, buffers, meta):
                 array = np.asarray(array, order="C")
                 group.create_dataset(name, data=array).attrs["crc32"] = _checksum(array)
                 raw.check()  # a full disk: no need to go through the rest
+                if array.nbytes >= SYNCED:
+                    os.fsync(raw.fileno())
+                tick()
         raw.check()
         size = raw.seek(0, os.SEEK_END)
         raw.write(LAST_LINE % _file_checksum(raw, size))
@@ -133,6 +141,7 @@ def _file_checksum(file, size):
         if not data:  # someone cut it off meanwhile: the checksum will not fit
             break
         checksum, size = zlib.crc32(data, checksum), size - len(data)
+        tick()
     return checksum
 
 

@@ -12,7 +12,7 @@ THE RULES
     What may fail on a rank alone is run by `build(function)` or `everywhere(function)`: an error of one becomes the
     error of all.
     So an error that is expected is known to all ranks, which end in order, and rank 0 says it. Any other failure ends
-    the job by MPI_Abort, and a rank that is killed by the launcher or the watchdog (watchdog.py).
+    the job by MPI_Abort; a rank that is killed, stopped or stuck by the launcher or the watchdog (watchdog.py).
 
 HOW RANKS WAIT
     MPI waits at full speed, which would take the cores from the ranks that still compute where there are more ranks
@@ -30,11 +30,20 @@ import traceback
 
 import numpy as np
 
+from ..data.fingerprint import difference
 from ..device import choose_gpu, cores, get_gpu, gpu_count, share_cores
 from ..errors import NumdiffError, UsageError
 from .exchange import NoExchange, import_nccl, make_exchange, wait
 from .launcher import import_mpi, launched
-from .watchdog import Watchdog, end_process
+from .shared_memory import remove_stray_memory
+from .watchdog import (
+    TIMEOUT,
+    Watchdog,
+    end_process,
+    host_addresses,
+    start_guard,
+    start_limit,
+)
 
 TRANSPORTS = ("auto", "mpi", "peer", "nccl")
 GRACE = 5.0  # seconds for the other ranks to meet the same error, before it counts as one rank's own
@@ -88,6 +97,9 @@ class Alone:
     def check_options(self, options):
         """Raise a `UsageError` where {name: value} differs between the ranks."""
 
+    def check_data(self, dataset, fingerprint):
+        """Raise a `UsageError` where the ranks have opened different datasets, by their fingerprints."""
+
     def barrier(self):
         """Wait for all ranks."""
 
@@ -109,22 +121,24 @@ def current():
     return _current or Alone()
 
 
-def connect(transport="auto", device="cpu"):
+def connect(transport="auto", device="cpu", timeout=None):
     """The communicator of this process; the same one if it has connected before. Collective.
 
     transport: how gradients travel, one of TRANSPORTS; device: "cpu" or "cuda": each rank of a host then gets the GPU
-    of its number. Raises `UsageError` for what cannot work; on ranks above 0 then `SystemExit`, as rank 0 speaks.
+    of its number; timeout: seconds after which a rank that is stopped or stuck ends the job (120), 0 for never.
+    Raises `UsageError` for what cannot work; on ranks above 0 then `SystemExit`, as rank 0 speaks.
     mpi4py is imported where a launcher started the process, or where a transport other than auto is asked for.
     """
     global _current
     if _current is not None:
         _current.transport = transport
+        _current.wait_at_most(timeout)
         return _current
     started = launched()
     if started is None and transport == "auto":
         return Alone()
     try:
-        communicator = Communicator(import_mpi(), transport)
+        communicator = start(transport, timeout)
     except UsageError as error:  # no MPI, so no way to agree: it fails alike in all
         if started and started[0] > 0:
             time.sleep(1)  # a launcher may end all at the first that leaves: let it be rank 0, which speaks
@@ -136,6 +150,13 @@ def connect(transport="auto", device="cpu"):
         communicator.build(check_transport, transport, device)
         communicator.take_place(device)
     return current()
+
+
+def start(transport="auto", timeout=None):
+    """A `Communicator`, once all ranks have come; the process ends where one does not."""
+    timeout = TIMEOUT if timeout is None else timeout
+    with start_guard(start_limit(timeout) if launched() else 0):
+        return Communicator(import_mpi(), transport, timeout)
 
 
 @contextlib.contextmanager
@@ -155,7 +176,7 @@ def job():
             if _current is not None or is_clean(error):  # its own job() has dealt with it
                 raise
             try:
-                communicator = Communicator(import_mpi())
+                communicator = start()
             except UsageError:
                 raise error from None
             with communicator.job():
@@ -174,7 +195,7 @@ def check_transport(transport, device):
 class Communicator(Alone):
     """The ranks of an MPI job. Attributes: rank, size, hosts (how many machines), local_rank, local_size, transport."""
 
-    def __init__(self, MPI, transport="auto"):
+    def __init__(self, MPI, transport="auto", timeout=TIMEOUT):
         world = MPI.COMM_WORLD
         self.MPI, self.transport = MPI, transport
         self.comm, self._alarm = world.Dup(), world.Dup()  # two: a rank that fails must not disturb the others' calls
@@ -182,15 +203,22 @@ class Communicator(Alone):
         local = world.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = local.rank, local.size
         self._local = local
+        if self.local_rank == 0:
+            remove_stray_memory()
         self.hosts = sum(self.gather(local.rank == 0))
         self._job = 0  # depth of nested job() contexts
         self._ending = False  # this rank ends, and the others know
         self._watchdog = None
         if self.size > 1:
-            address = "127.0.0.1" if self.hosts == 1 else self.gather(socket.gethostname())[0]
-            self._watchdog = Watchdog(self, address)
+            addresses = ["127.0.0.1"] if self.hosts == 1 else host_addresses()
+            self._watchdog = Watchdog(self, addresses, timeout, self.hosts > 1)
             atexit.register(self._watchdog.stop)
             sys.excepthook = self._excepthook
+
+    def wait_at_most(self, timeout):
+        """Change the seconds after which the watchdog ends the job; None changes nothing."""
+        if self._watchdog and timeout is not None:
+            self._watchdog.timeout = timeout
 
     def take_place(self, device):
         """Give this rank its share of its host: its GPU, or its part of the cores. Collective."""
@@ -257,6 +285,14 @@ class Communicator(Alone):
                     raise AgreedError(f"the ranks disagree on {name}: rank 0 has {rows[0].get(name)}, rank {rank} has "
                                       f"{row.get(name)}; start all with the same options.", UsageError.exit_code)
 
+    def check_data(self, dataset, fingerprint):
+        rows = self.gather((getattr(dataset, "path", "?"), fingerprint))
+        for rank, (path, other) in enumerate(rows):
+            if why := difference(rows[0][1], other, "rank 0", f"rank {rank}"):
+                files = "" if path == rows[0][0] else f" (rank 0 opened {rows[0][0]}, rank {rank} {path})"
+                raise AgreedError(f"the ranks train on different data: {why}{files}; give all of them the same file as "
+                                  "--data.", UsageError.exit_code)
+
     def check_same(self, array, what):
         digests = self.gather(hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8), digest_size=16).digest())
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
@@ -281,7 +317,9 @@ class Communicator(Alone):
         return make_exchange(self, parameters)
 
     def describe(self):
-        return f"{self.size} on {self.hosts} host{'s' if self.hosts > 1 else ''}"
+        alone = "" if self._watchdog and self._watchdog.works else (
+            " (without a watchdog, as they cannot connect to rank 0: a rank that is stopped will not be noticed)")
+        return f"{self.size} on {self.hosts} host{'s' if self.hosts > 1 else ''}{alone}"
 
     # failing -------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from ..kernels.peer_reduce import (
     peer_reduce_scatter,
     peer_sum,
 )
+from ..progress import tick, waiting
 from .buckets import Plan, Watch, parameters_of
 
 TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `peer`: it may have kernels to compile
@@ -136,6 +137,7 @@ class MpiExchange(NoExchange):
         for item in self._requests:
             request, twin, first, stop = item
             if request.Test():
+                tick()
                 twin.send(first, stop)
             else:
                 going.append(item)
@@ -156,18 +158,20 @@ class MpiExchange(NoExchange):
 
 
 def wait(done, patient=True):
-    """Call `done()` until it is true. MPI waits at full speed; here others may have the core meanwhile.
+    """Call `done()`, which waits for all ranks, until it is true. MPI waits at full speed; here others may have the
+    core meanwhile.
 
     patient: after a short while sleep between two calls, for there may be more ranks than cores.
     """
     start = time.perf_counter()
-    while not done():
-        if patient and time.perf_counter() - start > EAGER:
-            time.sleep(NAP)
-        elif hasattr(os, "sched_yield"):
-            os.sched_yield()
-        else:
-            time.sleep(0)
+    with waiting():
+        while not done():
+            if patient and time.perf_counter() - start > EAGER:
+                time.sleep(NAP)
+            elif hasattr(os, "sched_yield"):
+                os.sched_yield()
+            else:
+                time.sleep(0)
 
 
 # peer -----------------------------------------------------------------------------------------------------------------

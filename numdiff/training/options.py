@@ -103,6 +103,8 @@ class TrainOptions:
     transport: str = setting("auto", "Run", "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs "
                              "of one host, else nccl if it is installed, else mpi.",
                              choices=("auto", "mpi", "peer", "nccl"))
+    rank_timeout: float = setting(120.0, "Run", "With several ranks: the time after which one that is stopped or stuck "
+                                  "ends them all, compiling excepted; 0: never.", unit="SECONDS", low=0)
     precision: str = setting("auto", "Run", "Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of "
                              "products to 11 digits, for tensor cores; fp16, on a GPU, has activations and "
                              "products in float16 on tensor cores, and scales the loss; auto: fp16 on a GPU of compute "
@@ -238,9 +240,9 @@ ARCHITECTURE_SETTINGS = {"patch_size": "patch_size", "hidden_size": "hidden_size
 
 # What a resumed run may change and still be the same run: how long, how often, where. `steps` moves the end of a cosine
 # schedule; `microbatch` and `precision` change how numbers are rounded; the dataset may have moved.
-CHANGED_ON_RESUME = ("outdir", "device", "transport", "precision", "eager", "recompute", "data", "microbatch", "steps",
-                     "checkpoint_every", "keep", "sample_every", "sample_count", "sampler", "sample_steps",
-                     "log_every")
+CHANGED_ON_RESUME = ("outdir", "device", "transport", "rank_timeout", "precision", "eager", "recompute", "data",
+                     "microbatch", "steps", "checkpoint_every", "keep", "sample_every", "sample_count", "sampler",
+                     "sample_steps", "log_every")
 
 
 def flag(name):

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 import time
 from array import array
 
@@ -25,6 +26,44 @@ RECORD = schema.record({"step": schema.integer(0, 2**32), "loss": LOSS}, {"losse
 SMOOTHING = 0.7  # weight of the old step time in the estimate of the time left
 
 
+# Lines --------------------------------------------------------------------------------------------------------------
+
+class Output:
+    """Prints lines on stdout, and is never a reason for a run to fail.
+
+    A line that cannot be written, as to a full disk, is lost, and the next one tried. Where nobody reads any more (a
+    pipe into `head`), `closed` is set: whoever trains may then stop in order.
+    """
+
+    def __init__(self, write=None):
+        self.closed = False
+        self._write = write or (lambda text: print(text, flush=True))
+
+    def __call__(self, text):
+        if not self.closed:
+            try:
+                self._write(text)
+            except OSError as error:
+                self.closed = isinstance(error, BrokenPipeError)
+                discard(sys.stdout, for_good=self.closed)
+
+
+def discard(stream, for_good=False):
+    """Lose what a stream still holds and could not write, which Python would try again, and fail, at every later line
+    and at its end. for_good: and all that is written to it from now on."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a file, or closed
+        handle = stream.fileno()
+        kept, nowhere = os.dup(handle), os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, handle)
+            stream.flush()
+            if not for_good:
+                os.dup2(kept, handle)
+        finally:
+            os.close(kept)
+            os.close(nowhere)
+
+
 # The reporter ---------------------------------------------------------------------------------------------------------
 
 class Reporter:
@@ -37,10 +76,13 @@ class Reporter:
     run_dir: where stats.jsonl goes; steps: of the whole run; batch: images a step
     start_step: steps done before this process; records of later steps, of a run that was killed, are removed
     flops_per_step, peak_flops: for the MFU; without a known peak the TFLOP/s are shown instead
+    output: an `Output` for the lines
     """
 
-    def __init__(self, run_dir, steps, batch, start_step=0, flops_per_step=None, peak_flops=None, bar=None):
+    def __init__(self, run_dir, steps, batch, start_step=0, flops_per_step=None, peak_flops=None, bar=None,
+                 output=None):
         self.steps, self.batch, self.step = steps, batch, start_step
+        self._output = output or Output()
         self.flops_per_step, self.peak_flops = flops_per_step, peak_flops
         self._path = pathlib.Path(run_dir) / STATS
         truncate_stats(self._path, start_step)
@@ -93,7 +135,7 @@ class Reporter:
     def message(self, text):
         """A line of text beside the bar or between the lines."""
         if self._bar.disable:
-            print(text, flush=True)
+            self._output(text)
         else:
             self._bar.message(text)
 
@@ -124,7 +166,7 @@ class Reporter:
             values.append(f"{record['tflops']:.3g} TFLOP/s")
         values.append(f"ETA {duration((self.steps - record['step']) * self._seconds)}")
         width = len(str(self.steps))
-        print(f"step {record['step']:{width}d}/{self.steps}  " + "  ".join(values), flush=True)
+        self._output(f"step {record['step']:{width}d}/{self.steps}  " + "  ".join(values))
 
 
 def _json(value):

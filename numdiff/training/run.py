@@ -11,6 +11,7 @@ Every rank runs all of this; what is written or printed, rank 0 writes and print
 """
 import contextlib
 import math
+import os
 import pathlib
 import signal
 import warnings
@@ -18,10 +19,12 @@ import warnings
 import numpy as np
 
 from .. import __version__
+from ..data.fingerprint import difference, reordered
 from ..device.roof import peak_flops
 from ..diffusion import sample
-from ..errors import NumdiffError, visibly
+from ..errors import NumdiffError, UsageError, visibly
 from ..nn.module import same_index
+from ..progress import doing, tick
 from .build import (
     build_dataset,
     build_model,
@@ -42,46 +45,51 @@ from .checkpoint import (
 from .distributed import connect
 from .model_files import KINDS, check_model_meta, defaults_of
 from .options import flag
-from .report import Reporter, image_grid, loss_curve_png, read_stats, save_png
+from .report import STATS, Output, Reporter, image_grid, loss_curve_png, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
 SAMPLE_SEED = 1  # of the first image of every grid, the same in all of them, so that one sees them grow
 SAMPLE_BATCH = 16  # images sampled together
+SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
 COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, and at every checkpoint
 
 
 class Stopped(NumdiffError):
-    """The run was asked to stop (Ctrl-C or SIGTERM) and has saved its state."""
+    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, or nobody reads its output) and has saved its state."""
 
     def __init__(self, message, signal_number):
         super().__init__(message)
         self.exit_code = 128 + signal_number
 
 
-def train(options, resume=None, dry_run=False, echo=print):
+def train(options, resume=None, dry_run=False, echo=print, new_data=False):
     """Train as `options` (a resolved `TrainOptions`) say; returns the run folder. Under `mpiexec`, collective.
 
     resume: None for a new run; else "auto", a run folder, its number or a checkpoint file
     dry_run: only tell what would be done; echo: prints the lines before and after the training
+    new_data: a resumed run may go on with other data than it has seen
     """
     echo = visibly(echo)
-    communicator = connect(options.transport, options.device)
+    communicator = connect(options.transport, options.device, options.rank_timeout)
     with communicator.job():
-        return _train_job(communicator, options, resume, dry_run, echo if communicator.rank == 0 else _silent)
+        return _train_job(communicator, options, resume, dry_run, Output(echo if communicator.rank == 0 else _silent),
+                          new_data)
 
 
 def _silent(text):
     """What ranks above 0 say."""
 
 
-def _train_job(communicator, options, resume, dry_run, echo):
+def _train_job(communicator, options, resume, dry_run, echo, new_data):
     communicator.check_options({**{flag(k): v for k, v in options.to_json().items()}, "--resume": resume,
-                                "the version of numdiff": __version__})
+                                "--new-data": new_data, "the version of numdiff": __version__})
     state = None
     if resume is not None:
         run_dir, checkpoint = communicator.first(find_resume, resume, options.outdir, echo)
-        state, meta = load_checkpoint_on_first(communicator, checkpoint)
-    dataset = communicator.build(build_dataset, options)
+        with doing("reading the checkpoint"):
+            state, meta = load_checkpoint_on_first(communicator, checkpoint)
+    with doing("opening the data"):
+        dataset = communicator.build(build_dataset, options)
     if state is not None:  # before a model is built of sizes that options.json alone knows
         check_same_options(meta, options, dataset, checkpoint)
     model = communicator.build(build_model, options, dataset.channels,
@@ -91,22 +99,29 @@ def _train_job(communicator, options, resume, dry_run, echo):
         echo(line)
     if dry_run:
         return None
+    if communicator.first(lambda: echo.closed):
+        raise Stopped("stopped before the first step, as nobody reads the output.", SIGPIPE)
     if state is None:
         run_dir = communicator.first(create_run, options)
         echo(f"run       {run_dir}")
     else:
         check_same_model(meta, model, checkpoint)
+        if warning := check_resumed_data(meta, trainer, checkpoint, new_data):
+            echo(f"data      {warning}")
         trainer.load_state(state)
-        echo(f"run       {run_dir}, resumed after step {trainer.step} of {options.steps}")
-        if trainer.step >= options.steps:
+        unfinished = trainer.step < options.steps
+        if not unfinished and not (trainer.step == options.steps
+                                   and communicator.first(lacks_pictures, options, model, run_dir)):
             raise NumdiffError(f"{run_dir} has done its {trainer.step} steps; give more with --steps to go on.")
+        echo(f"run       {run_dir}, resumed after step {trainer.step} of {options.steps}"
+             f"{'' if unfinished else ', for its pictures'}")
     with contextlib.ExitStack() as held:
         held.callback(dataset.close)
         held.callback(trainer.close)
         communicator.first(lambda: held.enter_context(lock_run(run_dir)) and None)
         if state is not None:
             communicator.first(prepare_resumed, options, run_dir, trainer.step)
-        _train(options, trainer, pathlib.Path(run_dir))
+        _train(options, trainer, pathlib.Path(run_dir), echo)
     echo(f"done      {sample_path(run_dir, trainer.step) if draws(options, model) else run_dir}")
     return run_dir
 
@@ -167,12 +182,29 @@ def check_same_model(meta, model, path):
         raise NumdiffError(f"{path} is a checkpoint of another model; resume with the run's own model options.")
 
 
+def check_resumed_data(meta, trainer, path, new_data):
+    """Refuse data that the run of a checkpoint was not trained on, unless `new_data` allows it; what remains to be said
+    about it, or None. The classes must stand in the run's order in any case."""
+    now, then = trainer.fingerprint, meta.get("data")
+    classes, file = meta.get("classes") or [], trainer.dataset.path
+    if trainer.model.num_classes is not None or sorted(classes) == sorted(now["classes"]):
+        if why := reordered(classes, now["classes"], "the run", file):
+            raise UsageError(f"{why}: go on with data whose classes are the run's, in the same order.")
+    if then is None:
+        return f"not compared: an older numdiff wrote {path}, and did not note what it was trained on"
+    why = difference(then, now, "what the run was trained on", file)
+    if why and not new_data:
+        raise UsageError(f"{file} is not the data that the run was trained on ({why}): give that as --data, or "
+                         "--new-data to go on with this one.")
+    return why and f"new: {why}"
+
+
 def checkpoint_meta(trainer):
     """What a checkpoint says about itself."""
     model = trainer.model
     return {"model": model.kind, "model_options": model.options, "index": model.parameters.index,
             "diffusion": trainer.diffusion.options, "step": trainer.step, "classes": trainer.dataset.classes,
-            "seed": trainer.seed}
+            "data": trainer.fingerprint, "seed": trainer.seed}
 
 
 @contextlib.contextmanager
@@ -185,18 +217,24 @@ def quiet_overflows():
 
 @contextlib.contextmanager
 def stop_signals():
-    """Within the context, Ctrl-C and SIGTERM only set `.number` of what this yields; a second Ctrl-C interrupts."""
+    """Within the context, Ctrl-C, SIGTERM and SIGHUP only set `.number` of what this yields; a second Ctrl-C
+    interrupts. The others may come twice by themselves, from a launcher or a terminal that is closed, and must not
+    interrupt the saving. SIGHUP is left alone where `nohup` has turned it off."""
     class Request:
         number = None
 
-    def ask(number, frame):
-        if Request.number is not None:
-            raise KeyboardInterrupt
-        Request.number = number
-
     old = {}
+
+    def ask(number, frame):
+        if Request.number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        Request.number = Request.number or number
+
+    hangup = getattr(signal, "SIGHUP", None)
     with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere there is nothing to catch
-        old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in (signal.SIGINT, signal.SIGTERM, hangup):
+            if number is not None and not (number == hangup and signal.getsignal(number) == signal.SIG_IGN):
+                old[number] = signal.signal(number, ask)
     try:
         yield Request
     finally:
@@ -204,28 +242,31 @@ def stop_signals():
             signal.signal(number, handler)
 
 
-def _train(options, trainer, run_dir):
+def _train(options, trainer, run_dir, output):
     backend, communicator = trainer.model.backend, trainer.communicator
     peak = peak_flops(backend, options.precision)
     peak = peak and peak * communicator.size
     with quiet_overflows(), stop_signals() as request, contextlib.ExitStack() as held:
         reporters = []  # rank 0's
         communicator.first(lambda: reporters.append(held.enter_context(Reporter(
-            run_dir, options.steps, options.batch, trainer.step, trainer.flops_per_step, peak))))
+            run_dir, options.steps, options.batch, trainer.step, trainer.flops_per_step, peak, output=output))))
 
         def pause(doing=""):
             """Context: what is done inside does not count as time of the steps."""
             return reporters[0].pause(doing) if reporters else contextlib.nullcontext()
 
+        saved = None  # the step of the last checkpoint
+
         def save():
-            trainer.check_finite()  # a damaged model is never saved: the checkpoints before stay the newest
-            save_checkpoint(run_dir / checkpoint_name(trainer.step), trainer.state(), checkpoint_meta(trainer))
-            prune_checkpoints(run_dir, options.keep)
+            with doing(f"saving step {trainer.step}"):
+                trainer.check_finite()  # a damaged model is never saved: the checkpoints before stay the newest
+                save_checkpoint(run_dir / checkpoint_name(trainer.step), trainer.state(), checkpoint_meta(trainer))
+                prune_checkpoints(run_dir, options.keep)
 
         def draw(images):
-            loss_curve_png(run_dir / "loss.png", *read_stats(run_dir))
             if images is not None:
                 save_png(sample_path(run_dir, trainer.step), sample_grid(trainer.model, images))
+            loss_curve_png(run_dir / "loss.png", *read_stats(run_dir))  # last: it shows that all is there
 
         def due(every):
             return trainer.step == options.steps or (every and trainer.step % every == 0)
@@ -237,36 +278,59 @@ def _train(options, trainer, run_dir):
                 more = {"loss_scale": reports[-1].loss_scale, "skipped": reports[-1].skipped}
             reporters[0].report(reports[-1].step + 1, [r.loss for r in reports], last.gradient_norm,
                                 last.learning_rate, **more)
+            if output.closed:
+                request.number = request.number or SIGPIPE
+
+        def asked():
+            return request.number or 0
+
+        def save_all():
+            nonlocal saved
+            if saved != trainer.step:
+                with pause():
+                    trainer.check_ranks()
+                    communicator.first(save)
+                saved = trainer.step
+
+        def stop(number):
+            save_all()
+            why = ", as nobody reads its output" if number == SIGPIPE else ""
+            after = ("after its last step, before its pictures, which are drawn by"
+                     if trainer.step == options.steps else f"after step {trainer.step} of {options.steps}; go on with")
+            raise Stopped(f"stopped {after}: numdiff train {options.model} --resume {run_dir}{why}", number)
+
+        def draw_all():
+            with pause("drawing samples"), doing(f"drawing samples after step {trainer.step}"):
+                images, number = draw_samples(trainer, options, asked) if draws(options, trainer.model) else (None, 0)
+                if number:
+                    stop(number)
+                communicator.first(draw, images)
 
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
                 communicator.first(save)  # so that a run killed at any moment can be resumed
-        stopped = 0
+        if trainer.step == options.steps:  # killed before its pictures
+            saved = trainer.step
+            draw_all()
         while trainer.step < options.steps:
             reports = []
             steps = steps_until_next_event(trainer.step, options, communicator.size)
-            for part in trainer.run(steps, options.log_every, lambda: request.number is not None):
+            for part in trainer.run(steps, options.log_every, asked):
                 reports += part
                 if (reports[-1].step + 1) % options.log_every == 0:
                     communicator.first(report, reports)
                     reports = []
             if reports:
                 communicator.first(report, reports)
-            stopped = communicator.largest(request.number or 0)
-            if due(options.checkpoint_every) or stopped:
-                with pause():
-                    trainer.check_ranks()
-                    communicator.first(save)
+            if number := communicator.largest(asked()):
+                stop(number)
+            if due(options.checkpoint_every):
+                save_all()
             elif communicator.size > 1 and due(COMPARE_EVERY):
                 with pause():
                     trainer.check_ranks()
-            if stopped and trainer.step < options.steps:
-                raise Stopped(f"stopped after step {trainer.step} of {options.steps}; go on with: numdiff train "
-                              f"{options.model} --resume {run_dir}", stopped)
             if due(options.sample_every):
-                with pause("drawing samples"):
-                    images = draw_samples(trainer, options) if draws(options, trainer.model) else None
-                    communicator.first(draw, images)
+                draw_all()
 
 
 def steps_until_next_event(step, options, ranks=1):
@@ -280,10 +344,29 @@ def draws(options, model):
     return options.sample_count and model.in_channels in (1, 3)
 
 
-def draw_samples(trainer, options):
-    """Images from the averaged weights, on every rank; each makes its part of them. Collective."""
+def lacks_pictures(options, model, run_dir):
+    """Whether a run that did its last step was killed before its pictures were drawn; the loss curve comes last."""
+    stats, curve = (pathlib.Path(run_dir) / name for name in (STATS, "loss.png"))
+    if draws(options, model) and not os.path.exists(sample_path(run_dir, options.steps)):
+        return True
+    return not curve.exists() or (stats.exists() and curve.stat().st_mtime_ns < stats.stat().st_mtime_ns)
+
+
+class Interrupted(Exception):
+    """A rank was asked to stop while samples are drawn."""
+
+
+def draw_samples(trainer, options, asked=lambda: 0):
+    """(images from the averaged weights, 0) on every rank, each of which makes its part of them; or (None, number)
+    where `asked()` gave that number on one of them, which is looked at between evaluations. Collective."""
     communicator, count = trainer.communicator, options.sample_count
     first, stop = (count * k // communicator.size for k in (communicator.rank, communicator.rank + 1))
+    done, working, leave = 0, 1, 2  # what ranks tell each other at each evaluation, until all are done or one leaves
+
+    def look(_=None):
+        tick()
+        if communicator.largest(leave if asked() else working) == leave:
+            raise Interrupted
 
     def make():
         with trainer.ema_weights() as model:
@@ -293,9 +376,24 @@ def draw_samples(trainer, options):
             if model.num_classes is not None:  # round robin over all images, whichever rank makes them
                 labels = np.arange(first, stop, dtype=np.int32) % model.num_classes
             return sample(model, stop - first, options.sample_steps, options.sampler, seed=SAMPLE_SEED + first,
-                          y=labels, batch=SAMPLE_BATCH)
+                          y=labels, batch=SAMPLE_BATCH, progress=look)
 
-    return np.concatenate(communicator.everywhere(make))
+    def make_and_wait():
+        """Ranks have unlike numbers of evaluations: who is done keeps answering the others."""
+        try:
+            images = make()
+            while (state := communicator.largest(leave if asked() else done)) == working:
+                pass
+            return images if state == done else None
+        except Interrupted:
+            return None
+        except Exception:
+            communicator.largest(leave)  # the others then come to where this error is told
+            raise
+
+    parts = communicator.everywhere(make_and_wait)
+    number = communicator.largest(asked())
+    return (None, number) if number else (np.concatenate(parts), 0)
 
 
 def sample_grid(model, images):

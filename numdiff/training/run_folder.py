@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 
-from ..errors import NumdiffError
+from ..errors import NumdiffError, UsageError
 from ..files import cannot_write, fcntl, open_to_append
 from .checkpoint import newest_checkpoint, why_damaged
 from .options import TrainOptions
@@ -99,6 +99,13 @@ def find_run(where, outdir="runs"):
         raise NumdiffError(f"there is no run number {int(str(where))} in {outdir}; give a run folder, or the right "
                            "--outdir.")
     raise NumdiffError(f"{where} does not exist; give a run folder, its number, a checkpoint file, or `auto`.")
+
+
+def check_outdir(resume, run_dir, outdir):
+    """Raise a `UsageError` where the run that `resume` means does not lie in the `outdir` that was given with it."""
+    if pathlib.Path(run_dir).resolve().parent != pathlib.Path(outdir).resolve():
+        raise UsageError(f"--outdir {outdir} and --resume {resume} contradict each other, as a run goes on in its own "
+                         f"folder, {run_dir}: leave --outdir out, or move the run there first.")
 
 
 def load_options(run_dir):

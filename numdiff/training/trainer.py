@@ -2,12 +2,14 @@
 
 `run.py` puts a run folder, reports, pictures and checkpoints around it.
 """
+import functools
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.fingerprint import fingerprint
 from ..data.loader import Loader
 from ..device import download
 from ..diffusion.process import make_diffusion
@@ -15,6 +17,7 @@ from ..errors import NumdiffError, UsageError
 from ..nn import AdamW
 from ..nn.flops import forward_flops
 from ..nn.optimizer import PATIENCE, LossScale
+from ..progress import progress
 from .distributed import current
 from .options import check_values
 from .precision import precision_on
@@ -86,6 +89,8 @@ class Trainer:
             raise UsageError(f"the dataset's labels go from {np.min(dataset.labels)} to {np.max(dataset.labels)}, and "
                              f"the model has {model.num_classes} classes, from 0: build it with as many as there are.")
         self.model, self.dataset, self.seed = model, dataset, seed
+        if self.communicator.size > 1:
+            self.communicator.check_data(dataset, self.communicator.build(lambda: self.fingerprint))
         self.diffusion = make_diffusion(diffusion, model.backend)
         model.diffusion = self.diffusion.options
         self._share_weights()
@@ -112,6 +117,11 @@ class Trainer:
         raise UsageError("a Trainer holds a captured step and a loader's thread: copy or pickle its model and "
                          "optimizer together, or keep what state() gives.")
 
+    @functools.cached_property
+    def fingerprint(self):
+        """What tells this dataset from others: `numdiff.data.fingerprint`."""
+        return fingerprint(self.dataset)
+
     @property
     def flops_per_step(self):
         """FLOPs of one step: forward, and twice that for the backward."""
@@ -132,6 +142,7 @@ class Trainer:
             step.load(*next(self._loader))
             step.run()
             self.step += 1
+            progress.doing = f"after step {self.step}"
             if stop is not None and self.communicator.largest(int(stop())):
                 last = self.step
             due = self.step == last or self.step % report_every == 0 or self.step - asked >= UNREPORTED

@@ -1,122 +1,365 @@
-"""The watchdog: a rank that is killed takes the whole job with it, and someone says so.
+"""The watchdog: a rank that is killed, stopped or stuck takes the whole job with it, and someone says so.
 
-MPI waits for ever for a rank that is gone. Most launchers end a job when a process of it dies; `srun` need not, and
-none says what to do next. So every rank holds a connection to rank 0. A connection that ends without a farewell is a
-process that was killed: rank 0 says which, tells the others, and all end with an exit code. Where a whole machine
-disappears, the system's own keep-alive messages find out within `PATIENCE` seconds.
+MPI waits for ever for a rank that does not come. Most launchers end a job when a process of it dies; `srun` need not,
+none sees one that is stopped or stuck, and none says what to do next. So every rank holds a connection to rank 0 and
+sends what it is at (progress.py) over it, again and again. Three things end the job:
+
+    gone      a connection ends without a farewell: that process was killed. At once
+    silent    nothing was heard of a rank for `timeout` seconds: it is stopped, or its host cannot be reached
+    stuck     all wait for a rank that is alive, and has neither come nor done anything for so long, as on a hung file
+              system; while it compiles kernels it has an hour. Or all wait and no message comes: MPI's network is dead
+
+Rank 0 judges, and tells the others; of rank 0's own silence every rank judges by itself. Each that is alive then says
+on stderr which rank it waits for, and where, and ends with an exit code that is not 0.
 
 A thread watches, as the main thread may stand in MPI or wait for a GPU that waits for another; it makes no MPI call.
+A process that was itself stopped (a whole job may be suspended and go on) counts the others' time anew.
 """
 import contextlib
+import json
 import os
+import pathlib
 import secrets
 import selectors
 import socket
+import subprocess
 import sys
 import threading
+import time
 
-FAREWELL, END = b"f", b"e"  # a rank is done or says itself what failed; the job ends here
-PATIENCE = 20  # seconds without an answer from a machine's network after which it counts as gone
-CONNECT = 10  # seconds that the connections may take at the start
+from ..progress import progress
+
+TIMEOUT = 120.0  # seconds: --rank-timeout's default
+COMPILING = 3600.0  # seconds that a rank may compile at least
+CONNECT = 5.0  # seconds that the connections to one address may take
+LONGEST_BEAT = 5.0  # seconds between two messages, at most
+LAUNCHERS = ("mpiexec", "mpirun", "mpiexec.hydra", "prterun", "orterun")
+NO_PLACE = ("training/distributed.py", "training/exchange.py", "device/__init__.py", "progress.py")
+PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + os.sep
+
+
+class Peer:
+    """Another rank as it was last heard of; `at` is (waits, waiting, compiling, ticks), `changed` when that changed."""
+
+    def __init__(self, connection, now):
+        self.connection, self.buffer = connection, b""
+        self.at, self.heard, self.changed = (0, False, 0, 0), now, now
+
+    def hears(self, at, now):
+        if tuple(at) != self.at:
+            self.at, self.changed = tuple(at), now
+        self.heard = now
 
 
 class Watchdog:
     """Watches the other ranks from now on, until `stop`. Collective.
 
     communicator: an object with rank, size and gather(value) -> the values of all ranks
-    address: of this host, as the other ranks reach it
+    addresses: of rank 0's host, as the other ranks may reach it, the likeliest first; the first that all reach is taken
+    timeout: seconds after which a rank that is silent or stuck ends the job; 0: never, only one that is killed does
+    several_hosts: whether the launcher may have to be ended, too, as it would wait for a host that it cannot reach
+    Attributes: works, whether all are connected; address, where rank 0 was reached
     """
 
-    def __init__(self, communicator, address):
-        self.rank, self.size = communicator.rank, communicator.size
-        self._connections = {}  # rank -> socket: rank 0 has all the others', they have rank 0's
+    def __init__(self, communicator, addresses, timeout=TIMEOUT, several_hosts=False):
+        self.rank, self.size, self.timeout = communicator.rank, communicator.size, timeout
+        self.several_hosts = several_hosts
+        self._peers = {}  # rank -> Peer: rank 0 has all the others, they have rank 0
+        self._own = Peer(None, time.monotonic())  # this rank, as rank 0 sees itself
         self._stopped = False
-        server, token = None, secrets.token_bytes(16)
-        if self.rank == 0:
-            with contextlib.suppress(OSError):
-                server = socket.create_server(("", 0))
-                server.settimeout(CONNECT)
-        port, token = communicator.gather((server and server.getsockname()[1], token))[0]
-        connected = True
-        try:
-            if self.rank == 0:
-                self._accept(server, token)
-            elif port:
-                connection = socket.create_connection((address, port), CONNECT)
-                connection.sendall(token + self.rank.to_bytes(4, "big"))
-                self._keep(0, connection)
-        except (OSError, AttributeError):  # a firewall: the launcher alone watches then
-            connected = False
-        finally:
-            if server:
-                server.close()
-        self.works = all(communicator.gather(connected and bool(port)))
+        self.address = self._connect(communicator, addresses)
+        self.works = self.address is not None
         if self.works:
             threading.Thread(target=self._watch, name="numdiff watchdog", daemon=True).start()
         else:
             self.stop()
 
+    @property
+    def beat(self):
+        """Seconds between two messages."""
+        return min(LONGEST_BEAT, (self.timeout or TIMEOUT) / 20)
+
+    # connecting ----------------------------------------------------------------------------------------------------
+
+    def _connect(self, communicator, addresses):
+        """The first address at which all ranks reach rank 0, or None. It listens at one alone, and not for long."""
+        token = secrets.token_bytes(16).hex()
+        for address, token in communicator.gather([(a, token) for a in addresses])[0]:
+            server = port = None
+            if self.rank == 0:
+                with contextlib.suppress(OSError):
+                    server = listen(address, self.size)
+                    port = server.getsockname()[1]
+            port = communicator.gather(port)[0]
+            reached = bool(port)
+            if reached and self.rank > 0:
+                reached = self._call(address, port, token)
+            reached = all(communicator.gather(reached))
+            if server:
+                with server:
+                    reached = reached and self._accept(server, token)
+            if all(communicator.gather(reached)):
+                return address
+            for peer in self._peers.values():
+                peer.connection.close()
+            self._peers.clear()
+        return None
+
+    def _call(self, address, port, token):
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((address, port), CONNECT)
+            connection.sendall(f"{token} {self.rank:8d}".encode())
+            self._keep(0, connection)
+            return True
+        return False
+
     def _accept(self, server, token):
-        while len(self._connections) < self.size - 1:
-            connection, _ = server.accept()
-            connection.settimeout(CONNECT)
-            greeting = b""
-            while len(greeting) < len(token) + 4 and (more := connection.recv(len(token) + 4 - len(greeting))):
-                greeting += more
-            if secrets.compare_digest(greeting[:len(token)], token):
-                self._keep(int.from_bytes(greeting[len(token):], "big"), connection)
-            else:
-                connection.close()
+        server.settimeout(CONNECT)
+        with contextlib.suppress(OSError, ValueError):
+            while len(self._peers) < self.size - 1:
+                connection, _ = server.accept()
+                connection.settimeout(CONNECT)
+                greeting, length = b"", len(token) + 9
+                while len(greeting) < length and (more := connection.recv(length - len(greeting))):
+                    greeting += more
+                if secrets.compare_digest(greeting[:len(token)], token.encode()):
+                    self._keep(int(greeting[len(token):]), connection)
+                else:
+                    connection.close()
+            return True
+        return False
 
     def _keep(self, rank, connection):
-        connection.settimeout(None)
+        connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", PATIENCE // 4), ("TCP_KEEPINTVL", PATIENCE // 4), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, name):  # Linux has all three
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._connections[rank] = connection
+        self._peers[rank] = Peer(connection, time.monotonic())
+
+    # watching ------------------------------------------------------------------------------------------------------
 
     def _watch(self):
         with selectors.DefaultSelector() as selector:
-            for rank, connection in self._connections.items():
-                selector.register(connection, selectors.EVENT_READ, rank)
+            for rank, peer in self._peers.items():
+                selector.register(peer.connection, selectors.EVENT_READ, rank)
+            now = due = time.monotonic()
             while selector.get_map():
-                for key, _ in selector.select():
-                    try:
-                        word = key.fileobj.recv(1)
-                    except OSError:
-                        word = b""
-                    if self._stopped:
-                        return
-                    if word == FAREWELL:
+                ready = selector.select(max(0.0, due - now))
+                before, now = now, time.monotonic()
+                if self.timeout and now - before > max(self.timeout / 2, 2 * self.beat):  # stopped itself, and goes on
+                    for peer in (*self._peers.values(), self._own):
+                        peer.heard = peer.changed = now
+                for key, _ in ready:
+                    if self._hear(key.data, now):
                         selector.unregister(key.fileobj)
-                    elif word == END:
-                        end_process()
-                    else:
-                        self._lost(key.data)
+                        del self._peers[key.data]  # it is done: nothing more is expected of it
+                if now >= due and not self._stopped and self.timeout:
+                    at = progress.waits, progress.waiting, progress.compiling, progress.ticks
+                    self._own.hears(at, now)
+                    self._tell({"at": at})
+                    self._judge(now)
+                if now >= due:
+                    due = now + self.beat
 
-    def _lost(self, rank):
-        """Rank `rank` is gone without a word: say so, tell the others, end."""
-        if self.rank < 2:  # all miss rank 0: one is enough to say it
-            print(f"Error: rank {rank} of {self.size} is gone (killed, out of memory, or its machine failed), so the "
-                  "job ends; go on from its last checkpoint with --resume.", file=sys.stderr, flush=True)
-        self._tell(END)
-        end_process()
+    def _hear(self, rank, now):
+        """Read what a rank has sent; whether it says farewell."""
+        peer = self._peers[rank]
+        try:
+            data = peer.connection.recv(1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if self._stopped:
+            return not data
+        if not data:
+            self._end({"why": "gone", "ranks": [rank]}, tell=True)
+        *lines, peer.buffer = (peer.buffer + data).split(b"\n")
+        for message in map(json.loads, lines):
+            if "farewell" in message:
+                return True
+            if "why" in message:
+                self._end(message)
+            peer.hears(message["at"], now)
+        return False
+
+    def _judge(self, now):
+        silent = {rank: now - peer.heard for rank, peer in self._peers.items()}
+        if silent and max(silent.values()) > self.timeout:
+            late = max(silent.values()) - 2 * self.beat  # a cut cable silences several at the same time, but for beats
+            self._end({"why": "silent", "ranks": [r for r, age in sorted(silent.items()) if age >= late]}, tell=True)
+        if self.rank == 0 and len(self._peers) == self.size - 1:
+            ranks = stuck({0: self._own, **self._peers}, now, self.timeout)
+            if ranks is not None:
+                self._end({"why": "stuck", "ranks": ranks}, tell=True)
 
     def stop(self):
         """Say farewell: what happens to this process from now on is no accident."""
         self._stopped = True
-        self._tell(FAREWELL)
+        self._tell({"farewell": True})
 
-    def _tell(self, word):
-        for connection in self._connections.values():
+    def _tell(self, message):
+        line = json.dumps(message).encode() + b"\n"
+        for peer in list(self._peers.values()):
             with contextlib.suppress(OSError):
-                connection.sendall(word)
+                peer.connection.send(line)
+
+    # ending --------------------------------------------------------------------------------------------------------
+
+    def _end(self, message, tell=False):
+        """Tell the others, say what happened, let the others say it, too, and end."""
+        if self._stopped:
+            return
+        if tell:
+            self._tell(message)
+        text = sentence(message["why"], message["ranks"], self.rank, self.size, self.timeout)
+        if text:
+            say(text)
+        time.sleep(self.beat + 1 if message["why"] != "gone" else 0.2 if tell else 1.0)
+        if self.several_hosts:
+            end_launcher_soon()
+        end_process()
+
+
+def stuck(peers, now, timeout):
+    """The ranks for which all wait in vain, of {rank: Peer}; [] where all wait for MPI alone; None: all is well."""
+    waits = max((p.at[0] for p in peers.values() if p.at[1]), default=None)
+    if waits is None or not any(p.at[:2] == (waits, True) and now - p.changed > timeout for p in peers.values()):
+        return None
+    absent = {rank: p for rank, p in peers.items() if p.at[:2] != (waits, True)}
+    if any(now - p.changed <= (max(COMPILING, timeout) if p.at[2] else timeout) for p in absent.values()):
+        return None  # it does something, or came by in the meantime
+    if not absent and any(now - p.changed <= timeout for p in peers.values()):
+        return None
+    return sorted(absent)
+
+
+def sentence(why, ranks, rank, size, timeout):
+    """What this rank says at the end; None where others say it."""
+    who = "" if not ranks else f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    go_on = "so the job ends; go on from its last checkpoint with --resume."
+    if why == "gone":  # all miss it: one is enough to say so
+        return (f"Error: {who} of {size} is gone (killed, out of memory, or its machine failed), {go_on}"
+                if rank == 0 or ranks == [0] and rank == 1 else None)
+    slow = "raise --rank-timeout if it was only slow"
+    me = f"Error: rank {rank} of {size}, {progress.doing}{place()},"
+    if why == "silent":
+        return (f"{me} waits for {who}, of which nothing has been heard for {timeout:g} s (stopped, or on a host that "
+                f"cannot be reached), {go_on}")
+    if not ranks:
+        return (f"{me} has waited {timeout:g} s for a message that every rank has sent (the network of MPI has failed; "
+                f"{slow}), {go_on}")
+    if rank in ranks:
+        return (f"{me} has made no progress for {timeout:g} s while others wait for it (stuck, as on a hung file "
+                f"system; {slow}), {go_on}")
+    return (f"{me} waits for {who}, alive but without progress for {timeout:g} s (stuck, as on a hung file system; "
+            f"{slow}), {go_on}")
+
+
+def place():
+    """Where the main thread stands in numdiff, as " (training/step.py, line 80)"; waiting itself is no place."""
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    while frame:
+        path = frame.f_code.co_filename
+        if path.startswith(PACKAGE) and path[len(PACKAGE):] not in NO_PLACE:
+            return f" ({path[len(PACKAGE):]}, line {frame.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+def say(text):
+    """A line on stderr, past Python's buffers, whose locks a stuck main thread may hold; gives up after two seconds."""
+    def write():
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: there is no stderr
+            os.write(sys.stderr.fileno(), (text + "\n").encode())
+    within(2.0, write)
+
+
+def within(seconds, function):
+    """Run a function that may hang, for so long at most."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def end_process():
     """End at once, with an exit code that the launcher sees: the main thread may never come back."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    def flush():
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    within(1.0, flush)
     os._exit(1)
+
+
+# The system -----------------------------------------------------------------------------------------------------------
+
+def listen(address, size):
+    """A socket that listens at one address alone."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=size)
+
+
+def host_addresses():
+    """Addresses of this host as others may reach it, the likeliest first: the one that the launcher was given, the
+    host name's, those of the network interfaces."""
+    found = []
+    for name in (os.environ.get("PMI_HOSTNAME"), os.environ.get("SLURMD_NODENAME"), socket.gethostname()):
+        with contextlib.suppress(OSError, UnicodeError):
+            found += [row[4][0] for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM) if name]
+    found += interface_addresses()
+    return [a for a in dict.fromkeys(found) if not a.startswith(("127.", "::1", "fe80:", "0."))][:8]
+
+
+def interface_addresses():
+    """IPv4 addresses of the network interfaces, where the system tells."""
+    found = []
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import fcntl
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):  # an interface without an address
+                    answer = fcntl.ioctl(ask.fileno(), 0x8915, name.encode()[:15].ljust(256, b"\0"))  # SIOCGIFADDR
+                    found.append(socket.inet_ntoa(answer[20:24]))
+    return found
+
+
+def end_launcher_soon():
+    """End the mpiexec that this process descends from, unless it ends by itself within seconds: MPICH's waits for ever
+    for the processes of a host that it cannot reach."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _ in range(8):
+            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+            name, fields = stat[stat.index("(") + 1:stat.rindex(")")], stat[stat.rindex(")") + 2:].split()
+            if name in LAUNCHERS and os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                still = f'[ "$(cat /proc/{pid}/comm)" = {name} ] &&'
+                subprocess.Popen(["/bin/sh", "-c", f"sleep 5; {still} kill -TERM {pid}; sleep 5; {still} kill -KILL "
+                                  f"{pid}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL, start_new_session=True)
+                return
+            pid = int(fields[1])
+
+
+# The start ------------------------------------------------------------------------------------------------------------
+
+def start_limit(timeout):
+    """Seconds that the ranks may take to meet in MPI_Init; 0: for ever."""
+    return timeout and max(30.0, timeout / 4)
+
+
+@contextlib.contextmanager
+def start_guard(limit):
+    """Context of the start of MPI: where it takes longer than `limit` seconds, for a rank that never came, a process of
+    its own says so and kills this one. MPI_Init holds Python's lock, so no thread could."""
+    guard = None
+    with contextlib.suppress(OSError):
+        if limit:
+            guard = subprocess.Popen([sys.executable, "-I", "-S", PACKAGE + os.path.join("training", "start_guard.py"),
+                                      str(os.getpid()), str(limit)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        if guard:
+            guard.stdin.close()
+            guard.wait()
+
+

@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 import types
 
 import numpy as np
@@ -113,6 +114,39 @@ def endless(folder, **given):
     (folder / f"pid-{communicator.rank}").write_text(str(os.getpid()))
     train(resolve({**OPTIONS, "outdir": str(folder / "runs"), "steps": 100000, "checkpoint_every": 2, "log_every": 1,
                    **given}))
+
+
+def watched(folder):
+    """A run whose ranks wait three seconds for one that is stopped."""
+    endless(folder, rank_timeout=3)
+
+
+def hung(folder):
+    """Rank 1 reads from a file system that answers no more."""
+    from numdiff.data.dataset import Dataset
+    whole, calls = Dataset.read, []
+
+    def read(self, rows, out=None):
+        calls.append(1)
+        if connect().rank == 1 and len(calls) > 10:
+            time.sleep(1000)
+        return whole(self, rows, out)
+
+    Dataset.read = read
+    endless(folder, rank_timeout=2)
+
+
+def never(folder):
+    """Rank 1 ends before it has started MPI."""
+    if os.environ["PMI_RANK"] == "1":
+        sys.exit(0)
+    distributed.start_limit = lambda timeout: 3.0
+    endless(folder)
+
+
+def drawing(folder):
+    """A run that draws for ever after its second step."""
+    endless(folder, sample_every=2, sample_steps=1000, sample_count=3)
 
 
 def peer_endless(folder):

@@ -12,6 +12,7 @@ import threading
 import time
 import types
 
+import h5py
 import numpy as np
 import pytest
 
@@ -164,6 +165,9 @@ def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
 def start(name, folder, count=2):
     """A job that trains, once it has saved step 2 and all ranks have left their process numbers."""
     process = subprocess.Popen(task(count, name, folder), **OPTIONS)
+    guard = threading.Timer(90, process.kill)  # mpiexec's death is that of its ranks
+    guard.daemon = True
+    guard.start()
     deadline = time.time() + 60
     while not list(folder.glob("runs/*/checkpoint-00000002.h5")):
         assert process.poll() is None and time.time() < deadline, process.communicate()
@@ -183,6 +187,62 @@ def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
     assert re.search(r"is gone|[Kk]illed|signal 9", out + err)
     checkpoint = newest_checkpoint(next((tmp_path / "runs").iterdir()))
     assert load_checkpoint(checkpoint)[1]["step"] >= 2
+
+
+@mpi
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_path, victim):
+    process = start("watched", tmp_path, 4)
+    stopped = time.time()
+    os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGSTOP)
+    _, err = process.communicate(timeout=40)
+    assert 2 < time.time() - stopped < 20 and process.returncode != 0
+    for rank in {0, 1, 2, 3} - {victim}:
+        assert re.search(rf"Error: rank {rank} of 4, after step \d+ \(training/\w+.py, line \d+\), waits for rank "
+                         rf"{victim}, of which nothing has been heard for 3 s .* last checkpoint with --resume", err)
+    for rank in range(4):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
+    assert newest_checkpoint(next((tmp_path / "runs").iterdir())) is not None
+
+
+@mpi
+def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path):
+    process = start("watched", tmp_path)
+    pids = [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(2)]
+    for number, seconds in ((signal.SIGSTOP, 4), (signal.SIGCONT, 1), (signal.SIGTERM, 0)):
+        for pid in pids:
+            os.kill(pid, number)
+        time.sleep(seconds)
+    _, err = process.communicate(timeout=40)
+    assert "stopped after step" in err and "waits for" not in err
+
+
+@mpi
+def test_a_stuck_rank_ends_the_job_and_all_say_where(tmp_path):
+    process = start("hung", tmp_path)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode != 0
+    assert re.search(r"rank 0 of 2, after step \d+ .*, waits for rank 1, alive but without progress for 2 s", err)
+    assert re.search(r"rank 1 of 2, after step \d+ \(data/loader.py, line \d+\), has made no progress for 2 s", err)
+
+
+@mpi
+def test_a_rank_that_never_starts_mpi_ends_the_job(tmp_path):
+    result = run(task(3, "never", tmp_path))
+    assert result.returncode != 0
+    for rank in (0, 2):
+        assert f"rank {rank} of 3, at the start of MPI, has waited 3 s for rank 1, which ended" in result.stderr
+
+
+@mpi
+def test_a_signal_to_one_rank_while_it_draws_stops_all(tmp_path):
+    process = start("drawing", tmp_path)
+    time.sleep(1)
+    asked = time.time()
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
+    _, err = process.communicate(timeout=40)
+    assert time.time() - asked < 4 and "stopped after step 2 of 100000" in err
 
 
 @mpi
@@ -232,6 +292,27 @@ def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
     result = run([MPIEXEC, "-n", "1", *MAIN, *SMALL, folder, *first, ":", "-n", "1", *MAIN, *SMALL, folder, *second])
     assert result.returncode != 0 and result.stderr.count(text) == 1, result.stderr
     assert "Traceback" not in result.stderr and not os.path.exists(folder)
+
+
+@mpi
+@pytest.mark.parametrize("first, second, text", [
+    ("own", "fewer", "rank 0 has 60 uint8 images of 16×16×3, rank 1 30 uint8 images of 16×16×3; give all"),
+    ("fewer", "own", "rank 0 has 30 uint8 images of 16×16×3, rank 1 60 uint8 images of 16×16×3; give all"),
+    ("turned", "own", "class 0 of rank 0 is 'b', of rank 1 'a'; give all")])
+def test_ranks_with_different_data_are_refused(tmp_path, first, second, text):
+    """As where every host has its own file of that name: here each rank its own working folder."""
+    images, labels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), np.uint8), np.arange(60) % 2
+    content = {"own": (images, labels, ["a", "b"]), "fewer": (images[:30], labels[:30], ["a", "b"]),
+               "turned": (images, 1 - labels, ["b", "a"])}
+    for name in (first, second):
+        (tmp_path / name).mkdir()
+        with h5py.File(tmp_path / name / "data.h5", "w") as file:
+            file["images"], file["labels"], file.attrs["classes"] = content[name]
+    ranks_of = [("-n", "1", "-wdir", str(tmp_path / name), *MAIN, *SMALL, str(tmp_path / "runs"), "--data", "data.h5",
+                 "--class-cond", "--batch", "4") for name in (first, second)]
+    result = run([MPIEXEC, *ranks_of[0], ":", *ranks_of[1]])
+    assert result.returncode != 0 and result.stderr.count("the ranks train on different data: " + text) == 1, result
+    assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
 
 
 # Without mpiexec ------------------------------------------------------------------------------------------------------

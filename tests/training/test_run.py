@@ -7,25 +7,29 @@ import sys
 import threading
 import time
 
+import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import numdiff
 from numdiff.device.traffic import Readback
-from numdiff.errors import NumdiffError
-from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.training import run as run_module
+from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from numdiff.training.options import resolve
 from numdiff.training.run import train
+from numdiff_cli.main import main
 
 SMALL = {"device": "cpu", "image_size": 16, "channel_mult": (1, 2), "attention_resolutions": (8,), "batch": 4,
          "log_every": 2, "sample_every": 0, "sample_count": 4, "sample_steps": 2, "checkpoint_every": 3, "seed": 5}
 
 
-def run(outdir, steps, resume=None, **more):
+def run(outdir, steps, resume=None, new_data=False, **more):
     lines = []
     options = resolve({**SMALL, "outdir": str(outdir), "steps": steps, "lr_schedule": "constant", "warmup_steps": 2,
                        **more})
-    return train(options, resume=resume, echo=lines.append), lines
+    return train(options, resume=resume, new_data=new_data, echo=lines.append), lines
 
 
 def records(folder):
@@ -91,6 +95,79 @@ def test_a_finished_run_and_another_models_checkpoint_are_refused(tmp_path):
         run(tmp_path, 5, resume=str(folder), model_channels=64)
 
 
+def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (40, 16, 16, 3), np.uint8), np.arange(40) % 2
+    files = {}
+    for name, content in {"own": (images, labels, ["a", "b"]), "copy": (images, labels, ["a", "b"]),
+                          "other": (images[::-1], labels, ["a", "b"]), "fewer": (images[:20], labels[:20], ["a", "b"]),
+                          "turned": (images, 1 - labels, ["b", "a"])}.items():
+        files[name] = str(tmp_path / f"{name}.h5")
+        with h5py.File(files[name], "w") as file:
+            file["images"], file["labels"], file.attrs["classes"] = content
+    few = {"class_cond": True, "sample_count": 0, "channel_mult": (1,), "attention_resolutions": ()}
+    folder, _ = run(tmp_path / "runs", 2, data=files["own"], **few)
+    run(tmp_path / "runs", 3, resume=str(folder), data=files["copy"], **few)
+    for name, why in (("other", "the images of"), ("fewer", "has 40 uint8 images of 16×16×3, .*fewer.h5 20 uint8")):
+        with pytest.raises(UsageError, match=f"{name}.h5 is not the data that .*{why}.* or --new-data"):
+            run(tmp_path / "runs", 4, resume=str(folder), data=files[name], **few)
+    for new_data in (False, True):
+        with pytest.raises(UsageError, match="class 0 of the run is 'a', of .*turned.h5 'b': .* in the same order"):
+            run(tmp_path / "runs", 4, resume=str(folder), data=files["turned"], new_data=new_data, **few)
+    _, lines = run(tmp_path / "runs", 4, resume=str(folder), data=files["fewer"], new_data=True, **few)
+    assert any(line.startswith("data      new: what the run was trained on has 40") for line in lines)
+    run(tmp_path / "runs", 5, resume=str(folder), data=files["fewer"], **few)
+
+    buffers, meta = load_checkpoint(newest_checkpoint(folder))
+    assert meta["data"]["shape"] == [20, 16, 16, 3]
+    del meta["data"]  # as an older numdiff wrote it
+    save_checkpoint(newest_checkpoint(folder), buffers, meta)
+    _, lines = run(tmp_path / "runs", 6, resume=str(folder), data=files["other"], **few)
+    assert sum("not compared: an older numdiff wrote" in line for line in lines) == 1
+    save_checkpoint(newest_checkpoint(folder), buffers, {**meta, "step": 6})
+    with pytest.raises(UsageError, match="class 0 of the run"):
+        run(tmp_path / "runs", 8, resume=str(folder), data=files["turned"], **few)
+
+
+def test_a_run_that_was_killed_before_its_pictures_draws_them(tmp_path):
+    folder, _ = run(tmp_path, 3)
+    pictures = [folder / "samples-00000003.png", folder / "loss.png"]
+    expected = [path.read_bytes() for path in pictures]
+    for missing in pictures:
+        missing.unlink()
+        _, lines = run(tmp_path, 3, resume=str(folder))
+        assert any("resumed after step 3 of 3, for its pictures" in line for line in lines)
+        assert [path.read_bytes() for path in pictures] == expected
+        with pytest.raises(NumdiffError, match="has done its 3 steps"):
+            run(tmp_path, 3, resume=str(folder))
+    os.utime(folder / "loss.png", (1, 1))  # the curve of an earlier step
+    run(tmp_path, 3, resume=str(folder))
+    with pytest.raises(NumdiffError, match="has done its 3 steps"):
+        run(tmp_path, 2, resume=str(folder))
+
+
+def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch):
+    asked = []
+
+    def slow(model, count, *_, progress, **more):
+        while True:
+            asked.append(1)
+            if len(asked) == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            progress()
+
+    monkeypatch.setattr(run_module, "sample", slow)
+    with pytest.raises(run_module.Stopped, match="stopped after step 2 of 9; go on with: numdiff train unet") as stop:
+        run(tmp_path, 9, sample_every=2)
+    assert len(asked) == 3 and stop.value.exit_code == 143
+    folder, = tmp_path.iterdir()
+    assert load_checkpoint(newest_checkpoint(folder))[1]["step"] == 2
+    monkeypatch.setattr(run_module, "sample", lambda *arguments, progress, **more: (asked.clear(), slow(
+        *arguments, progress=progress)))
+    with pytest.raises(run_module.Stopped, match="stopped after its last step, before its pictures, which are drawn"):
+        run(tmp_path, 3, resume=str(folder))
+
+
 def command(outdir, *more):
     return [sys.executable, "-c", "from numdiff_cli.main import main; main()", "train", "unet", "--device", "cpu",
             "--image-size", "16", "--channel-mult", "1,2", "--attention-resolutions", "8", "--batch", "4",
@@ -98,9 +175,10 @@ def command(outdir, *more):
             "--outdir", str(outdir), *more]
 
 
-def start(outdir, *more, after):
+def start(outdir, *more, after, nohup=False, stderr=subprocess.STDOUT):
     """A training process, once it has printed `after`."""
-    process = subprocess.Popen(command(outdir, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen([*(["nohup"] if nohup else []), *command(outdir, *more)], stdout=subprocess.PIPE,
+                               stderr=stderr, text=True)
     seen = []
     guard = threading.Timer(120, process.kill)
     guard.daemon = True
@@ -112,7 +190,7 @@ def start(outdir, *more, after):
     raise AssertionError("".join(seen))
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000")
     process.send_signal(number)
@@ -122,6 +200,41 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     folder = next(tmp_path.iterdir())
     _, meta = load_checkpoint(newest_checkpoint(folder))
     assert meta["step"] >= 3 and f"stopped after step {meta['step']}" in text
+
+
+def test_a_terminal_that_is_closed_sends_sighup_twice(tmp_path):
+    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000")
+    for _ in range(3):
+        process.send_signal(signal.SIGHUP)
+    assert "Traceback" not in process.communicate(timeout=60)[0] and process.returncode == 129
+
+
+def test_nohup_is_left_alone(tmp_path):
+    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", nohup=True)
+    process.send_signal(signal.SIGHUP)
+    assert any(" 9/5000" in line for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+
+
+def test_a_reader_that_leaves_stops_the_run_in_order(tmp_path):
+    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", stderr=subprocess.PIPE)
+    process.stdout.close()
+    text = process.stderr.read()
+    assert process.wait(60) == 141 and "Traceback" not in text and "Exception ignored" not in text
+    step = load_checkpoint(newest_checkpoint(next(tmp_path.iterdir())))[1]["step"]
+    assert step >= 3 and f"stopped after step {step} of 5000; go on with: numdiff train unet --resume" in text
+    process.stderr.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_is_no_reason_to_stop(tmp_path):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command(tmp_path, "--steps", "3"), stdout=full, stderr=subprocess.PIPE, text=True,
+                                timeout=60)
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    assert [r["step"] for r in records(next(tmp_path.iterdir()))] == [1, 2, 3]
 
 
 def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
@@ -144,13 +257,25 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
 @pytest.mark.parametrize("arguments, word, code", [
     (["--microbatch", "3"], "--microbatch", 2), (["--image-size", "17"], "--image-size", 2),
     (["--data", "nowhere.h5"], "nowhere.h5", 2), (["--classes", "Nothing"], "Nothing", 2),
-    (["--resume", "nowhere"], "nowhere", 1)])
+    (["--resume", "nowhere"], "nowhere", 1), (["--new-data"], "--new-data belongs to --resume", 2)])
 def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
     result = subprocess.run([*command(tmp_path / "runs", "--steps", "2"), *arguments], capture_output=True, text=True,
                             timeout=60)
     assert result.returncode == code, result.stderr
     assert word in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_outdir_that_contradicts_the_resumed_run_is_refused(tmp_path):
+    folder, _ = run(tmp_path / "runs", 2, sample_count=0)
+    shared = ["train", "unet", "--steps", "2", "--outdir"]
+    for resume, outdir, text in ((folder, "elsewhere", "contradict each other, as a run goes on in its own folder"),
+                                 (newest_checkpoint(folder), "elsewhere", "contradict each other"),
+                                 (folder, "runs", "has done its 2 steps"), ("0", "runs", "has done its 2 steps"),
+                                 ("0", "elsewhere", "there is no run number 0 in")):
+        result = CliRunner().invoke(main, [*shared, str(tmp_path / outdir), "--resume", str(resume)])
+        assert result.exit_code in (1, 2) and text in result.output, result.output
+    assert os.listdir(tmp_path) == ["runs"] and len(os.listdir(tmp_path / "runs")) == 1
 
 
 def test_weights_that_overflow_are_never_saved_and_are_told_in_one_sentence(tmp_path, recwarn):

@@ -1,0 +1,59 @@
+"""What this process is at, for the other ranks of its job, which may have to wait for it (training/watchdog.py).
+
+    tick()                      work goes on: a chunk was read, a part of a file written, the model asked once more
+    with compiling():           kernels are compiled, which may take minutes
+    with waiting():             nothing is done but to wait for the other ranks
+    with doing("drawing"):      in words, for a message; or for good: progress.doing = "after step 12"
+
+The main thread writes, the watchdog's thread reads; each value is one assignment, so no lock is needed.
+"""
+import contextlib
+
+
+class Progress:
+    """Attributes: waits, how many waits for all the ranks have begun; waiting, whether the last goes on; ticks;
+    compiling, how deep in `compiling()`; doing, in words."""
+
+    def __init__(self):
+        self.waits = self.ticks = self.compiling = 0
+        self.waiting, self.doing = False, "at the start"
+
+
+progress = Progress()
+
+
+def tick():
+    """Say that work goes on."""
+    progress.ticks += 1
+
+
+@contextlib.contextmanager
+def compiling():
+    """Context in which kernels are compiled."""
+    progress.compiling += 1
+    try:
+        yield
+    finally:
+        progress.compiling -= 1
+        tick()
+
+
+@contextlib.contextmanager
+def doing(text):
+    """Context of some work, in words."""
+    before, progress.doing = progress.doing, text
+    try:
+        yield
+    finally:
+        progress.doing = before
+
+
+@contextlib.contextmanager
+def waiting():
+    """Context of one wait for all the other ranks; all begin the same waits in the same order."""
+    progress.waits += 1
+    progress.waiting = True
+    try:
+        yield
+    finally:
+        progress.waiting = False

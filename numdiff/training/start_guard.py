@@ -1,0 +1,71 @@
+"""Run beside a rank while it starts MPI: `python start_guard.py PID SECONDS`; its end is the end of its input.
+
+If that has not come in time, say on stderr which rank is missing, as far as this host can tell, and kill PID. Imports
+nothing of numdiff, so that it starts in a moment.
+"""
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+NAMES = (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH's mpiexec
+         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", None))
+
+
+def numbers(environment):
+    """(rank, ranks, local rank, local ranks) as a launcher has put them into an environment, None for what it has not;
+    None where there is no launcher."""
+    for names in NAMES:
+        values = [environment.get(name or "", "") for name in names]
+        if values[0].isdigit() and values[1].isdigit():
+            return [int(v) if v.isdigit() else None for v in values]
+    return None
+
+
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def gone(pid, own):
+    """Ranks of this host that have ended, by the processes that `pid`'s parent still has; [] if none, or unknown."""
+    rank, _, local, count = own
+    if local is None or count is None:
+        return []
+    launcher, alive = parent(pid), {}
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if name.isdigit() and parent(name) == launcher:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+                    other = numbers({key.decode("ascii", "replace"): value.decode("ascii", "replace")
+                                     for key, _, value in pairs})
+                if other and other[2] is not None:
+                    alive[other[2]] = other[0]
+    if any(r - k != rank - local for k, r in alive.items()):  # ranks are not dealt out host by host: numbers unknown
+        return []
+    return [rank - local + k for k in range(count) if k not in alive]
+
+
+def main(pid, seconds):
+    if select.select([sys.stdin.buffer], [], [], seconds)[0]:
+        return
+    own, missing = numbers(os.environ) or [0, 1, None, None], []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        missing = gone(pid, own)
+    if own[0] in missing:
+        missing = []  # a system that tells nothing
+    whom = (f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, which ended before (see above)"
+            if missing else "another rank, which has ended, hangs, or is on a host that cannot be reached")
+    with contextlib.suppress(OSError):
+        os.write(2, f"Error: rank {own[0]} of {own[1]}, at the start of MPI, has waited {seconds:g} s for {whom}, so "
+                    "the job ends; raise --rank-timeout if it was only slow.\n".encode())
+    time.sleep(1)  # let the others say it, too: launchers end all with the first
+    os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,23 @@
+"""What killed jobs leave in memory: removed, unless somebody has it."""
+import mmap
+import os
+import pathlib
+
+import pytest
+
+from numdiff.training.shared_memory import remove_stray_memory
+
+pytestmark = pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="needs /proc")
+
+
+def test_only_what_nobody_has_is_removed(tmp_path):
+    for name in ("mpich_shm_dead_0", "mpich_shm_alive_0", "mpich_shm_new_0", "other_shm_0"):
+        (tmp_path / name).write_bytes(bytes(4096))
+        if "new" not in name:
+            os.utime(tmp_path / name, (1, 1))
+    (tmp_path / "mpich_shm_link_0").symlink_to(tmp_path / "other_shm_0")
+    with open(tmp_path / "mpich_shm_alive_0", "r+b") as file, mmap.mmap(file.fileno(), 4096):
+        os.utime(tmp_path / "mpich_shm_alive_0", (1, 1))
+        assert remove_stray_memory([tmp_path, tmp_path / "nowhere"]) == [tmp_path / "mpich_shm_dead_0"]
+    assert remove_stray_memory([tmp_path]) == [tmp_path / "mpich_shm_alive_0"]
+    assert sorted(os.listdir(tmp_path)) == ["mpich_shm_link_0", "mpich_shm_new_0", "other_shm_0"]
