@@ -17,7 +17,8 @@ from .output import echo
 @click.option("--num-heads-upsample", type=click.IntRange(1, 4096), metavar="N",
               help="Another number of heads on the way up.  [default: as --num-heads]")
 @click.option("--num-classes", type=click.IntRange(1), metavar="N",
-              help="Classes of a DiT whose class table has no row for no class.  [default: one less than its rows]")
+              help="Classes of the model; its class table may have one row more, for no class.  [default: of a DiT one "
+                   "less than the rows, of a UNet the rows]")
 @click.option("--attention-order", type=click.Choice(["legacy", "new"]),
               help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
                    "[default: legacy]")
@@ -97,4 +98,6 @@ def describe_unet(target, result, o):
            f"{o['num_res_blocks']} blocks a level")
     sizes = ", ".join(map(str, o["attention_resolutions"])) or "the middle only"
     yield f"attention   at {sizes}; {heads}, {order} order"
-    yield f"classes     {o['num_classes'] or 'none'}"
+    null = (f" and a null class, the last row of label_emb: elsewhere, {o['num_classes'] + 1} classes"
+            if o["num_classes"] is not None and o.get("class_dropout", 0) > 0 else "")
+    yield f"classes     {o['num_classes'] or 'none'}{null}"

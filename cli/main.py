@@ -2,8 +2,10 @@
 
 0 done · 1 something went wrong that the message tells how to mend · 2 wrong usage · 130 interrupted by Ctrl-C
 """
+import errno
 import importlib
 import os
+import sys
 
 import click
 
@@ -33,6 +35,10 @@ class Failure(click.ClickException):
 
 class Commands(Group):
     """The subcommands, each imported when it is called: `numdiff --help` loads neither NumPy nor Numba."""
+
+    def main(self, *args, **kwargs):
+        open_streams()
+        return super().main(*args, **kwargs)
 
     def list_commands(self, ctx):
         return list(COMMANDS)
@@ -64,12 +70,32 @@ class Commands(Group):
             if error.strerror is None:
                 raise
             where = f"{error.filename}: " if error.filename else ""
-            raise Failure(f"{where}{os.strerror(error.errno)}; check the path and its permissions.") from error
+            from numdiff.files import REASONS
+            reason = f"{os.strerror(error.errno)}; check the path and its permissions"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):  # permissions are not to blame
+                reason = REASONS[error.errno]
+            raise Failure(f"{where}{reason}.") from error
         except Exception as error:
             from numdiff.errors import NumdiffError
             if not isinstance(error, NumdiffError):
                 raise
             raise Failure(error, error.exit_code) from error
+
+
+def open_streams():
+    """Open what a caller has closed (`2>&-`) as /dev/null: else the next file that is opened takes the number of
+    stderr, and what libraries print lands in it."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            if os.open(os.devnull, os.O_RDWR) != number:  # takes the lowest that is free
+                raise
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name that is not of this encoding can be shown, too
 
 
 def print_version(ctx, _, wanted):

@@ -29,7 +29,7 @@ class Steps(click.ParamType):
 
 @click.command(no_args_is_help=True, cls=GroupedCommand)
 @click.argument("run", metavar="RUN")
-@option("What", "--count", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
+@option("What", "--count", metavar="IMAGES", type=click.IntRange(1, 10**7), default=16, show_default=True,
         help="Images to make.")
 @option("What", "--seed", metavar="N", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True,
         help="Seed of the first image; image i has seed N + i, whatever the batch.")

@@ -3,6 +3,7 @@ import click
 
 from numdiff.training.options import DEFAULT_PRESET, FIELDS, PRESETS, flag, settings_of
 
+ALIASES = {"image_size": "--size", "learning_rate": "--lr"}
 WIDEST = 30  # characters of the column of option names, so that the groups line up
 
 
@@ -60,8 +61,8 @@ def settings(*names, model):
 
 def _declaration(name):
     yes = flag(name)
-    if name == "image_size":
-        return ["--size", yes]
+    if name in ALIASES:
+        return [ALIASES[name], yes]
     return [f"{yes}/--no-{yes[2:]}" if FIELDS[name].metadata["kind"] is bool else yes]
 
 

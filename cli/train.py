@@ -59,7 +59,7 @@ def dit(**given):
     numdiff train dit --model DiT-XL/2 --size 32 --channels 4 --classes 1000 --dry-run
     """
     names = given.get("classes")
-    if names and len(names) == 1 and names[0].isdigit():
+    if names and len(names) == 1 and names[0].isdecimal() and len(names[0]) < 19:
         given.update(classes=None, num_classes=int(names[0]))
     run_training("dit", **given)
 

@@ -37,9 +37,13 @@ class Diffusion:
     timestep_scale: the model sees timestep t as t · timestep_scale; 1000 / T is `rescale_timesteps` of
         improved-diffusion and guided-diffusion (the first's default)
     backend: where the tables lie (None: NumPy)
+    vlb_weight: of the variational bound in the loss of a learned variance, whose terms are in bits. None: T / 1000, T
+        terms times the paper's λ of 0.001, as guided-diffusion has it with rescale_learned_sigmas and the public DiT
+        without a choice; 1: as guided-diffusion has it without
     """
 
-    def __init__(self, steps=1000, schedule="linear", prediction="eps", backend=None, timestep_scale=1.0):
+    def __init__(self, steps=1000, schedule="linear", prediction="eps", backend=None, timestep_scale=1.0,
+                 vlb_weight=None):
         if prediction not in PREDICTIONS:
             raise UsageError(f"unknown prediction {prediction!r}: use {', '.join(PREDICTIONS)}.")
         if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or not 1 <= steps <= LARGEST_STEPS:
@@ -54,12 +58,17 @@ class Diffusion:
         seen = (np.arange(steps) * self.timestep_scale).astype(np.float32)  # by the model, at each timestep
         self.seen_timesteps = upload(seen[:, None], backend)
         self.bound_tables = tuple(upload(table.astype(np.float32), backend) for table in self._bound_tables())
-        self.bound_weight = steps / 1000 / math.log(2)  # T terms, in bits, times the paper's λ of 0.001
+        if vlb_weight is not None and not (isinstance(vlb_weight, numbers.Real) and 0 <= vlb_weight < math.inf):
+            raise UsageError(f"vlb_weight {vlb_weight} must be a finite number of at least 0, or None for T / 1000.")
+        self.vlb_weight = vlb_weight
+        self.bound_weight = (steps / 1000 if vlb_weight is None else vlb_weight) / math.log(2)  # in bits
 
     @property
     def options(self):
-        """What to make it from again; timestep_scale only where it is not 1, as older files and programs have none."""
+        """What to make it from again; timestep_scale and vlb_weight only where they are not what all had once."""
         more = {} if self.timestep_scale == 1 else {"timestep_scale": self.timestep_scale}
+        if self.vlb_weight is not None:
+            more["vlb_weight"] = self.vlb_weight
         return {"steps": self.steps, "schedule": self.schedule, "prediction": self.prediction, **more}
 
     def q_sample(self, x_0, eps, t):

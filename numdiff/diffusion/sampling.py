@@ -71,6 +71,12 @@ class Sampling:
                  s_noise=None):
         self.model, self.count, self.seed, self.slerp = model, count, seed, slerp
         self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
+        outputs = getattr(model, "out_channels", model.in_channels)
+        if outputs < model.in_channels:
+            raise UsageError(f"the model takes {model.in_channels} channels and gives {outputs}: some of its input is "
+                             "not noise but given, such as the low-resolution picture of super-resolution, which no "
+                             "sampler here takes; sample a model that gives what it takes, or ask this one by "
+                             "model.predict.")
         self.sampler = sampler if known is None else "repaint"
         self.function = get_sampler(sampler) if known is None else repaint
         self.shape = (model.image_size, model.image_size, model.in_channels)

@@ -33,13 +33,18 @@ import math
 
 import numpy as np
 
-from ..device import cuda, float32, is_device, launch, load4, store4, upload
+from ..device import cuda, float32, int32, is_device, launch, load4, store4, upload
 from .elementwise import cast_into
 from .ema import ema_update, ema_update_reference, rest_of
 
 BLOCK = 256  # threads
 CHUNK = 32768  # elements the reference updates at a time: five arrays of 128 KiB, which stay in the processor's caches
 CLIP_EPSILON = 1e-6  # keeps a zero norm from dividing
+LOG_OF_ZERO = -1e4  # stands for log(0), where a beta is zero: its exponential is zero, in float32 and float64
+
+
+def log_of(beta):
+    return math.log(beta) if beta else LOG_OF_ZERO
 
 
 # Reference ------------------------------------------------------------------------------------------------------------
@@ -51,8 +56,8 @@ def adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient
         return
     clip = min(1.0, clip_norm / (norm + CLIP_EPSILON)) if clip_norm > 0 else 1.0
     clip *= unscale
-    root2 = math.sqrt(-math.expm1(t * math.log(beta2)))  # √(1 - β₂ᵗ), drawn out of the root: √v̂ = √v / root2
-    step_size = rate * root2 / -math.expm1(t * math.log(beta1))
+    root2 = math.sqrt(-math.expm1(t * log_of(beta2)))  # √(1 - β₂ᵗ), drawn out of the root: √v̂ = √v / root2
+    step_size = rate * root2 / -math.expm1(t * log_of(beta1))
     scratch = np.empty(min(CHUNK, weight.size), weight.dtype)
     for i in range(0, weight.size, CHUNK):
         w, g, m_, v_ = (a[i:i + CHUNK] for a in (weight, gradient, m, v))
@@ -154,7 +159,7 @@ def adamw_update_kernel_v3(weight, gradient, m, v, step, learning_rate, gradient
         store4(m, i, m0, m1, m2, m3)
         store4(v, i, v0, v1, v2, v3)
         if averages:
-            r = rest_of(step, rest, True)
+            r = rest_of(step, rest, averages == int32(1))
             e0, e1, e2, e3 = load4(ema, i)
             store4(ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
         if halves:
@@ -164,24 +169,24 @@ def adamw_update_kernel_v3(weight, gradient, m, v, step, learning_rate, gradient
 # Launcher -------------------------------------------------------------------------------------------------------------
 
 def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
-                 clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, version=None):
+                 clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, version=None, ema_warmup=True):
     """One AdamW update of flat arrays, in place; `step` counts the updates already done.
 
     unscale: array (1,) by which the gradients are multiplied first (None: 1); ema: its average of decay `ema_decay`,
-    with warm-up; half: its float16 copy
+    with warm-up unless not `ema_warmup` (ema.py); half: its float16 copy
     """
     n = weight.size
     flat = [a for a in (weight, gradient, m, v, ema, half) if a is not None]
     if any(a.shape != (n,) for a in flat):
         raise ValueError(f"weight, gradient, m, v, ema and half must be flat and of one length, got "
                          f"{[tuple(a.shape) for a in flat]}")
-    if not (0 < beta1 < 1 and 0 < beta2 < 1 and eps > 0):
-        raise ValueError(f"AdamW needs 0 < beta < 1 and eps > 0, got {beta1}, {beta2} and {eps}")
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and eps > 0):
+        raise ValueError(f"AdamW needs 0 <= beta < 1 and eps > 0, got {beta1}, {beta2} and {eps}")
     if not is_device(weight):
         adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps,
                                weight_decay, clip_norm, 1.0 if unscale is None else float(unscale[0]))
         if ema is not None:
-            ema_update_reference(ema, weight, step, gradient_norm, ema_decay)
+            ema_update_reference(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
         if half is not None:
             cast_into(weight, half)
         return
@@ -192,16 +197,17 @@ def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, bet
                          "version=1")
     if unscale is None:
         unscale = upload(np.ones(1, np.float32), weight)
-    scalars = (beta1, 1.0 - beta1, math.log(beta1), beta2, 1.0 - beta2, math.log(beta2), eps, weight_decay, clip_norm)
+    scalars = (beta1, 1.0 - beta1, log_of(beta1), beta2, 1.0 - beta2, log_of(beta2), eps, weight_decay, clip_norm)
     arguments = (weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, *(float32(s) for s in scalars))
     if version == 3:
+        averages = 0 if ema is None else 1 if ema_warmup else 2
         launch(adamw_update_kernel_v3, -(-n // (4 * BLOCK)), BLOCK, *arguments, weight if ema is None else ema,
-               float32(1.0 - ema_decay), int(ema is not None), weight if half is None else half, int(half is not None))
+               float32(1.0 - ema_decay), averages, weight if half is None else half, int(half is not None))
         return
     kernel, threads = (adamw_update_kernel_v1, n) if version == 1 else (adamw_update_kernel_v2, n // 4)
     launch(kernel, -(-threads // BLOCK), BLOCK, *arguments)
     if ema is not None:
-        ema_update(ema, weight, step, gradient_norm, ema_decay)
+        ema_update(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
     if half is not None:
         cast_into(weight, half)
 

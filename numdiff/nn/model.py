@@ -32,11 +32,11 @@ class Model(Module):
     def _finish(self, device, seed, fixed=0):
         if seed is not None and not (isinstance(seed, numbers.Integral) and 0 <= seed < SEEDS):
             raise UsageError(f"seed {seed} must be a whole number from 0 to {SEEDS - 1}, or None for zeros.")
-        self.backend = get_backend(device) if isinstance(device, str) else device
-        self.parameters = FlatParameters(self, self.backend, seed, fixed)
         self.diffusion = {}
         self.dtype = np.float32  # of the activations
         self.tf32 = None
+        self.backend = get_backend(device) if isinstance(device, str) else device
+        self.parameters = FlatParameters(self, self.backend, seed, fixed)
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -84,7 +84,8 @@ class Model(Module):
 
     def place(self):
         """What a recorded evaluation depends on besides its inputs: where the weights lie, and the arithmetic."""
-        return self.parameters.place(), np.dtype(self.dtype).name, self.backend.tf32
+        return self.parameters.place(), np.dtype(self.dtype).name, (
+            self.backend.tf32 if self.tf32 is None else self.tf32)
 
     def predict(self, x_t, t, y=None):
         """The model's output for NumPy inputs, as NumPy, whatever the device.
@@ -165,9 +166,8 @@ class _Laid(Exception):  # noqa: N818 - no error
     pass
 
 
-def parameter_shapes(kind, options):
-    """{name: shape} of the parameters of a model of `kind` (a subclass of `Model`) that is not built: no memory is
-    taken for them, so that options from a file can be held against the weights beside them first."""
+def laid_out(kind, options):
+    """A model of `kind` (a subclass of `Model`) that is not built: its parameters have shapes, and take no memory."""
     class Sketch(kind):
         def _finish(self, *_, **__):
             raise _Laid(self)
@@ -175,7 +175,13 @@ def parameter_shapes(kind, options):
     try:
         Sketch(**options)
     except _Laid as laid:
-        return {name: tuple(p.shape) for name, p in laid.args[0].named_parameters()}
+        return laid.args[0]
+
+
+def parameter_shapes(kind, options):
+    """{name: shape} of the parameters of a model that is not built, so that options from a file can be held against
+    the weights beside them first."""
+    return {name: tuple(p.shape) for name, p in laid_out(kind, options).named_parameters()}
 
 
 def constructor_options(values):

@@ -52,17 +52,20 @@ class AdamW:
 
     learning_rate: after `warmup_steps` of linear warm-up; constant, or with `cosine` falling to zero at `total_steps`
     clip_norm: largest global gradient norm (0: no clipping); weight_decay: decoupled, on every parameter
-    ema_decay: per step; 0 keeps no average; loss_scale: a `LossScale` where the gradients come scaled
+    ema_decay: of the averaged weights, per step; 0 keeps no average. ema_warmup: in step n, from 0, the decay is the
+        smaller of this and (1 + n) / (10 + n), so that the first weights, which are far away, are soon forgotten
+    loss_scale: a `LossScale` where the gradients come scaled
     Attributes m, v, ema: flat arrays like the parameters; step uint32 (1,): steps done; updates uint32 (1,): those that
     were not skipped; gradient_norm, rate (1,).
     """
 
     def __init__(self, parameters, learning_rate=1e-4, warmup_steps=0, total_steps=0, cosine=False, beta1=0.9,
-                 beta2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=0.0, ema_decay=0.0, loss_scale=None):
+                 beta2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=0.0, ema_decay=0.0, loss_scale=None,
+                 ema_warmup=True):
         self.parameters = parameters
         self.schedule = (learning_rate, warmup_steps, total_steps, cosine)
         self.adam = (beta1, beta2, eps, weight_decay, clip_norm)
-        self.ema_decay = ema_decay
+        self.ema_decay, self.ema_warmup = ema_decay, ema_warmup
         like = parameters.data
         self.m, self.v = zeros(parameters.total, np.float32, like), zeros(parameters.total, np.float32, like)
         self.ema = zeros(parameters.total, np.float32, like) if ema_decay else None
@@ -96,7 +99,7 @@ class AdamW:
         learning_rate_forward(self.step, self.rate, *self.schedule)
         adamw_update(weights.data, weights.grad, self.m, self.v, self.updates, self.rate, self.gradient_norm,
                      *self.adam, unscale=self.loss_scale.unscale, ema=self.ema, ema_decay=self.ema_decay,
-                     half=weights.half)
+                     half=weights.half, ema_warmup=self.ema_warmup)
         count_update(self.updates, self.gradient_norm)
         if before_advance:
             before_advance()

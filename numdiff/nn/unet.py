@@ -109,6 +109,8 @@ class UNet(Model):
     use_scale_shift_norm: the embedding scales and shifts the second norm, instead of being added before it
     resblock_updown: ResBlocks resample; else conv_resample: a convolution does, else pooling and nearest neighbour
     num_classes: adds a class embedding to the timestep's, and the model then takes y
+    class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes,
+        whose row is the embedding's last (guided-diffusion has none: for it that is one class more)
     use_new_attention_order: qkv channels in the order (qkv, head, channel) instead of (head, qkv, channel)
     max_period: of the timestep embedding's slowest sinusoid (10000 in guided-diffusion, 1000 in unet.cu)
     groups: of every group normalisation
@@ -122,12 +124,14 @@ class UNet(Model):
                  num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
                  num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
                  num_classes=None, learn_sigma=False, dropout=0.0, use_new_attention_order=False, max_period=10000.0,
-                 groups=32, device="auto", seed=0):
+                 groups=32, class_dropout=0.0, device="auto", seed=0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.model_channels = image_size, in_channels, model_channels
         self.num_classes, self.learn_sigma, self.max_period = num_classes, learn_sigma, max_period
         self.out_channels = out_channels or in_channels * (2 if learn_sigma else 1)
+        self.class_dropout = class_dropout
+        self.null_class = num_classes if num_classes is not None and class_dropout > 0 else None
         emb_channels = 4 * model_channels
         if num_heads_upsample == -1:
             num_heads_upsample = num_heads
@@ -144,7 +148,7 @@ class UNet(Model):
 
         self.time_embed = Numbered({0: Linear(model_channels, emb_channels), 2: Linear(emb_channels, emb_channels)})
         if num_classes is not None:
-            self.label_emb = Embedding(num_classes, emb_channels)
+            self.label_emb = Embedding(num_classes + (class_dropout > 0), emb_channels)
 
         widths = [int(mult * model_channels) for mult in channel_mult]
         channels, size = widths[0], image_size
@@ -189,13 +193,14 @@ class UNet(Model):
     def forward(self, x, t, y=None, randomness=None):
         """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
 
-        randomness: counts the dropout of a training step; None: no dropout. Returns a Tensor (B, H, W, out_channels).
+        randomness: counts the dropout of a training step, of classes too; None: no dropout.
+        Returns a Tensor (B, H, W, out_channels).
         """
         self.check_inputs(t, y)
         emb = F.timestep_embedding(t, self.model_channels, self.max_period)  # (B, model_channels)
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
-            emb = F.add(emb, self.label_emb(y))
+            emb = F.add(emb, self.label_emb(F.class_dropout(y, self.class_dropout, self.null_class, randomness)))
         layers = [block.emb_layers[1] for block in self.res_blocks]
         embedded = dict(zip(self.res_blocks, F.linear_group(F.silu(emb), [(e.weight, e.bias) for e in layers]),
                             strict=True))
@@ -224,14 +229,20 @@ def check_options(options):
         if c % options["groups"] or c == 0:
             raise UsageError(f"{c} channels (model_channels {base}) do not divide into {options['groups']} groups: use "
                              f"a multiple of {options['groups']}.")
-        if options["num_head_channels"] == -1 and c % options["num_heads"]:
-            raise UsageError(f"{c} channels do not divide into {options['num_heads']} heads: change num_heads.")
+        for name in ("num_heads", "num_heads_upsample") if options["num_head_channels"] == -1 else ():
+            heads = options[name]
+            if heads != -1 and (heads < 1 or c % heads):
+                raise UsageError(f"{c} channels do not divide into {heads} heads: change {name}.")
     attended = {c for i, c in enumerate(channels) if size // 2**i in options["attention_resolutions"]} | {channels[-1]}
     for c in sorted(attended):
         if options["num_head_channels"] != -1 and c % options["num_head_channels"]:
             raise UsageError(f"{c} channels do not divide into heads of {options['num_head_channels']}: change "
                              "num_head_channels.")
-    if not 0 <= options["dropout"] < 1:
-        raise UsageError(f"dropout {options['dropout']} must be at least 0 and below 1.")
+    for name in ("dropout", "class_dropout"):
+        if not 0 <= options.get(name, 0) < 1:
+            raise UsageError(f"{name} {options[name]} must be at least 0 and below 1.")
+    if options["num_classes"] is not None and options["num_classes"] < 1:
+        raise UsageError(f"num_classes {options['num_classes']} must be at least 1, or None for a model without "
+                         "classes.")
 
 

@@ -1,22 +1,28 @@
 """From the options of a run to the objects that it trains with."""
+import math
+import os
+
 import numpy as np
 
 from ..data.dataset import open_dataset
 from ..errors import UsageError
 from ..nn import DiT, UNet
 from ..nn.dit import dit_parameter_counts
-from ..nn.flops import dit_forward_flops
+from ..nn.flops import dit_forward_flops, forward_flops
+from ..nn.model import laid_out, parameter_shapes
 from .options import ARCHITECTURE_SETTINGS
 from .precision import MEANING
 from .trainer import Trainer
 
+MAX_PARAMETERS = 2**31 - 1  # numbers of a flat buffer, which kernels count in int32
+
 UNET_OPTIONS = ("image_size", "model_channels", "channel_mult", "num_res_blocks", "attention_resolutions", "num_heads",
-                "num_head_channels", "use_scale_shift_norm", "resblock_updown", "conv_resample", "dropout",
-                "use_new_attention_order", "max_period")
+                "num_heads_upsample", "num_head_channels", "use_scale_shift_norm", "resblock_updown", "conv_resample",
+                "dropout", "use_new_attention_order", "max_period", "class_dropout", "learn_sigma")
 DIT_OPTIONS = ("image_size", "mlp_ratio", "class_dropout", "learn_sigma")
 TRAINER_OPTIONS = ("batch", "microbatch", "flip", "learning_rate", "warmup_steps", "beta1", "beta2", "adam_eps",
-                   "weight_decay", "clip_norm", "ema_halflife", "seed", "precision", "loss_scale", "loss_scale_rule",
-                   "loss_scale_interval", "eager", "recompute")
+                   "weight_decay", "clip_norm", "ema_halflife", "ema_decay", "ema_warmup", "seed", "precision",
+                   "loss_scale", "loss_scale_rule", "loss_scale_interval", "eager", "recompute")
 
 
 def build_dataset(options):
@@ -54,8 +60,51 @@ def model_options(options, channels=3, num_classes=None):
             "num_classes": num_classes if options.num_classes is None else options.num_classes}
 
 
+def count_parameters(model, sizes):
+    """(all parameters, those that are trained) of a model with these constructor's options, which is not built; a
+    `UsageError` for more than the kernels can count."""
+    if model == "dit":
+        counts = dit_parameter_counts(sizes)
+    else:
+        counts = 2 * (sum(map(math.prod, parameter_shapes(UNet, sizes).values())),)
+    if counts[0] > MAX_PARAMETERS:
+        raise UsageError(f"the model would have {counts[0]:,} parameters, and numdiff trains up to {MAX_PARAMETERS:,}: "
+                         "give it fewer channels or blocks.")
+    return counts
+
+
+def check_memory(options, sizes):
+    """A `UsageError` for a run on the CPU that this machine's memory cannot hold, counting only what is sure: weights,
+    gradients, moments and average, the batch, and of each layer some activations that the backward pass needs."""
+    if options.device == "cuda":  # says it itself
+        return
+    microbatch, pixels = options.microbatch or options.batch, sizes["image_size"] ** 2
+    if options.model == "dit":
+        kept = 8 * sizes["depth"] * pixels // sizes["patch_size"] ** 2 * sizes["hidden_size"]
+    else:
+        kept = 4 * sizes["num_res_blocks"] * pixels * sizes["model_channels"]
+    if options.recompute:
+        kept //= 8
+    weights = 16 * count_parameters(options.model, sizes)[0]
+    images = options.batch * pixels * sizes["in_channels"] + 4 * microbatch * kept
+    if weights + images > machine_bytes():
+        what = "--batch or --microbatch" if images > weights else "model"
+        raise UsageError(f"{'--batch' if images > weights else '--model'}: this run needs at least "
+                         f"{(weights + images) / 2**30:,.1f} GiB of memory, and this machine has "
+                         f"{machine_bytes() / 2**30:,.1f}: give a smaller {what}.")
+
+
+def machine_bytes():
+    """Bytes of memory that this machine has; infinite where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+
+
 def build_model(options, channels=3, num_classes=None):
     """The UNet or DiT that the options describe."""
+    check_memory(options, model_options(options, channels, num_classes))
     kind = {"unet": UNet, "dit": DiT}[options.model]
     return kind(**model_options(options, channels, num_classes), device=options.device, seed=options.seed)
 
@@ -63,6 +112,8 @@ def build_model(options, channels=3, num_classes=None):
 def build_trainer(options, model, dataset):
     """A Trainer for the model and the dataset."""
     chosen = {name: getattr(options, name) for name in TRAINER_OPTIONS}
+    if options.ema_decay is not None:
+        del chosen["ema_halflife"]
     return Trainer(model, dataset, **chosen, diffusion=diffusion_options(options), total_steps=options.steps,
                    cosine=options.lr_schedule == "cosine")
 
@@ -70,19 +121,23 @@ def build_trainer(options, model, dataset):
 def diffusion_options(options):
     """The options of the run's `Diffusion`."""
     return {"steps": options.diffusion_steps, "schedule": options.schedule, "prediction": options.prediction,
-            "timestep_scale": 1000 / options.diffusion_steps if options.rescale_timesteps else 1.0}
+            "timestep_scale": 1000 / options.diffusion_steps if options.rescale_timesteps else 1.0,
+            "vlb_weight": options.vlb_weight}
 
 
 def describe_diffusion(diffusion):
     """The options of a `Diffusion` in words."""
     scale = diffusion.get("timestep_scale", 1.0)
     seen = "" if scale == 1 else f", the model sees timesteps times {scale:g}"
-    return (f"{diffusion['steps']} steps, {diffusion['schedule']} schedule, predicts {diffusion['prediction']}{seen}")
+    weight = diffusion.get("vlb_weight")
+    bound = "" if weight is None else f", variational bound times {weight:g}"
+    return (f"{diffusion['steps']} steps, {diffusion['schedule']} schedule, predicts {diffusion['prediction']}{seen}"
+            f"{bound}")
 
 
 def describe_dit(options, sizes):
     """One line about the DiT with these constructor's options (`sizes`), which need not have been built."""
-    count, trained = dit_parameter_counts(sizes)
+    count, trained = count_parameters("dit", sizes)
     size = "×".join(str(sizes[key]) for key in ("image_size", "image_size", "in_channels"))
     classes = f", {sizes['num_classes']:,} classes" if sizes["num_classes"] is not None else ""
     return (f"{options.architecture}, {size}{classes}: {count:,} parameters ({trained:,} trained, {count - trained:,} "
@@ -94,8 +149,24 @@ def describe_model(options, model):
     """One line about the model that a run trains."""
     if options.model == "dit":
         return describe_dit(options, model.options)
-    return (f"unet, preset {options.preset}: {model.parameters.count:,} parameters, {options.model_channels} channels "
-            f"× {tuple(options.channel_mult)}")
+    return describe_unet(options, model.options)
+
+
+def describe_unet(options, sizes):
+    """One line about the UNet with these constructor's options, likewise."""
+    return (f"unet, preset {options.preset}: {count_parameters('unet', sizes)[0]:,} parameters, "
+            f"{options.model_channels} channels × {tuple(options.channel_mult)}")
+
+
+def describe_average(options):
+    """One line about the averaged weights."""
+    decay = options.ema_decay
+    if decay is None:
+        decay = 0.5 ** (options.batch / options.ema_halflife) if options.ema_halflife else 0.0
+    if not decay:
+        return "none"
+    start = ", in step n at most (1 + n) / (10 + n)" if options.ema_warmup else ""
+    return f"decay {decay:.6g} a step, half forgotten after {options.ema_halflife:,.6g} images{start}"
 
 
 def describe_precision(options):
@@ -109,14 +180,8 @@ def describe_precision(options):
 
 
 def describe_without_training(options):
-    """The lines of a dry run. A DiT is not built for it (the largest would take gigabytes), and where the options give
-    channels and classes no dataset is opened."""
-    if options.model == "unet":
-        from .run import train
-        lines = []
-        train(options, dry_run=True, echo=lines.append)
-        yield from lines
-        return
+    """The lines of a dry run. The model is not built for it (the largest would take gigabytes), and where the options
+    give channels and classes no dataset is opened."""
     channels, classes = options.channels, options.num_classes
     if channels is None or (options.class_cond and classes is None):
         with build_dataset(options) as dataset:
@@ -124,10 +189,16 @@ def describe_without_training(options):
             classes = len(dataset.classes) if options.class_cond else None
             yield f"data      {dataset.path}: {count:,} images of {height}×{width}×{channels}"
     sizes = model_options(options, channels, classes)
-    yield f"model     {describe_dit(options, sizes)}"
+    count_parameters(options.model, sizes)
+    if options.model == "dit":
+        yield f"model     {describe_dit(options, sizes)}"
+        flops = 3 * options.batch * dit_forward_flops(sizes)
+    else:
+        yield f"model     {describe_unet(options, sizes)}"
+        flops = 3 * options.batch * forward_flops(laid_out(UNet, sizes))
     yield f"diffusion {describe_diffusion(diffusion_options(options))}"
-    flops = 3 * options.batch * dit_forward_flops(sizes)
     yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "
            f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")
+    yield f"average   {describe_average(options)}"
     yield f"precision {describe_precision(options)}"

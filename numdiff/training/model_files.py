@@ -58,7 +58,8 @@ OPTIONS = {  # what the options of models may be; those that are not named here 
     "num_head_channels": HEADS_OR_NONE, "num_heads_upsample": HEADS_OR_NONE, "num_classes": CLASSES_OR_NONE,
     "dropout": SHARE, "class_dropout": SHARE, "max_period": schema.number(1e-3, 1e12), "groups": COUNT,
     "patch_size": COUNT, "hidden_size": WIDTH, "depth": COUNT, "mlp_ratio": schema.number(0, 1000)}
-DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40), "prediction": schema.text(40)}
+DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40), "prediction": schema.text(40),
+             "vlb_weight": schema.optional(schema.number(0, 1e6))}
 FREE_OPTIONS = {  # of a UNet: what the shapes of weights do not tell -> what such a value may be
     "image_size": lambda v: type(v) is int and 0 < v <= MAX_IMAGE_SIZE,
     "num_heads": lambda v: type(v) is int and 0 < v <= 1 << 16,
@@ -67,11 +68,13 @@ FREE_OPTIONS = {  # of a UNet: what the shapes of weights do not tell -> what su
     "use_new_attention_order": lambda v: type(v) is bool,
     "max_period": lambda v: type(v) in (int, float) and 0 < v < math.inf,
     "dropout": lambda v: type(v) in (int, float) and 0 <= v < 1,
+    "num_classes": lambda v: type(v) is int and 0 < v <= 1 << 24,
+    "class_dropout": lambda v: type(v) in (int, float) and 0 <= v < 1,
 }
 FREE_DIT_OPTIONS = {
     "image_size": FREE_OPTIONS["image_size"],
     "num_heads": FREE_OPTIONS["num_heads"],
-    "num_classes": lambda v: type(v) is int and 0 < v <= 1 << 24,
+    "num_classes": FREE_OPTIONS["num_classes"],
     "class_dropout": FREE_OPTIONS["dropout"],
 }
 
@@ -356,6 +359,8 @@ def complete_options(source, state_dict, told, free):
         guessed = guess_unet_options(state_dict, known["image_size"])
     except NumdiffError as error:
         raise NumdiffError(f"cannot use {source}: {error}.") from None
+    known.update(known_classes(source, guessed["num_classes"], known.get("class_dropout", 0.0),
+                               free.get("num_classes")))
     options = {**defaults_of(UNet), "num_head_channels": -1, **guessed, **known}
     unet.check_options(options)
     return options
@@ -376,23 +381,27 @@ def complete_dit_options(source, state_dict, told, free):
     if "num_heads" not in known:
         raise UsageError(f"{source} does not say how many attention heads the model has, and its size is no published "
                          "one: give --num-heads.")
-    if rows is None:
-        if "num_classes" in free:
-            raise UsageError(f"--num-classes {free['num_classes']}: {source} has no classes; leave it out.")
-        known["num_classes"] = None
-    else:
-        dropout = known.get("class_dropout", defaults_of(DiT)["class_dropout"])
-        if free.get("num_classes") == rows:
-            dropout = 0.0
-        classes = rows - (dropout > 0)
-        if free.get("num_classes", classes) != classes or classes < 1:
-            raise UsageError(f"--num-classes {free.get('num_classes', classes)}: the class table of {source} has "
-                             f"{rows} rows, so the model has {rows - 1} classes and a null class, or {rows} and none: "
-                             "give one of these numbers.")
-        known.update(num_classes=classes, class_dropout=dropout)
-    options = {**defaults_of(DiT), **known}
+    dropout = known.get("class_dropout", defaults_of(DiT)["class_dropout"])
+    options = {**defaults_of(DiT), **known, **known_classes(source, rows, dropout, free.get("num_classes"))}
     dit.check_options(options)
     return options
+
+
+def known_classes(source, rows, dropout, given):
+    """{"num_classes", "class_dropout"} of a model whose class table has `rows` rows (None: it has no classes), the last
+    for no class where there is dropout; given: the number of classes that the user tells, or None."""
+    if rows is None:
+        if given is not None:
+            raise UsageError(f"--num-classes {given}: {source} has no classes; leave it out.")
+        return {"num_classes": None}
+    if given in (rows, rows - 1):  # the user knows whether there is a null class
+        dropout = 0.0 if given == rows else dropout or defaults_of(DiT)["class_dropout"]
+    classes = rows - (dropout > 0)
+    if given not in (None, classes) or classes < 1:
+        raise UsageError(f"--num-classes {classes if given is None else given}: the class table of {source} has {rows} "
+                         f"rows, so the model has {rows - 1} classes and a null class, or {rows} and none: give one of "
+                         "these numbers.")
+    return {"num_classes": classes, "class_dropout": dropout}
 
 
 def believed(told, free, allowed, what):

@@ -23,6 +23,7 @@ SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m")
 GROUPS = 32  # of every group normalisation: channels must be a multiple
 OPTIONS_BYTES = 1 << 20  # of an options.json
 SEEDS = 2**32 - 1  # the largest seed
+MOST = 10**9  # steps, and what is counted in steps: counters on the device have 32 bits
 
 
 # Presets --------------------------------------------------------------------------------------------------------------
@@ -129,36 +130,43 @@ class TrainOptions:
     architecture: str = setting("DiT-B/4", "DiT", "Depth, width and patch size by name: DiT-S, -B, -L or -XL with /2, "
                                 "/4 or /8, or DiT-Tiny.", unit="NAME", choices=ARCHITECTURES)
     patch_size: int = setting(None, "DiT", "Side of a token in pixels.  [default: by --model]", unit="PX", low=1,
-                              kind=int)
-    hidden_size: int = setting(None, "DiT", "Channels of a token.  [default: by --model]", unit="N", low=4, kind=int)
-    depth: int = setting(None, "DiT", "Blocks.  [default: by --model]", unit="N", low=1, kind=int)
-    heads: int = setting(None, "DiT", "Attention heads.  [default: by --model]", unit="N", low=1, kind=int)
-    mlp_ratio: float = setting(4.0, "DiT", "How much wider the MLP is than a token.", unit="X", above=0)
+                              high=4096, kind=int)
+    hidden_size: int = setting(None, "DiT", "Channels of a token.  [default: by --model]", unit="N", low=4,
+                               high=1 << 14, kind=int)
+    depth: int = setting(None, "DiT", "Blocks.  [default: by --model]", unit="N", low=1, high=1024, kind=int)
+    heads: int = setting(None, "DiT", "Attention heads.  [default: by --model]", unit="N", low=1, high=1 << 14,
+                         kind=int)
+    mlp_ratio: float = setting(4.0, "DiT", "How much wider the MLP is than a token.", unit="X", above=0, high=1024)
     num_classes: int = setting(None, "DiT", "Classes of the model.  [default: those of the dataset]", unit="N",
                                low=1, high=1 << 20, kind=int)
-    class_dropout: float = setting(0.1, "DiT", "Share of the images that lose their class, for guidance without a "
-                                   "class; 0: no null class.", unit="P", low=0, below=1)
-    learn_sigma: bool = setting(None, "DiT", "Learn the variance of the reverse steps too.  [default: yes; no for "
-                                "DiT-Tiny]", kind=bool)
 
-    model_channels: int = setting(64, "UNet", "Channels of the first level; a multiple of 32.", unit="N", low=1)
+    model_channels: int = setting(64, "UNet", "Channels of the first level; a multiple of 32.", unit="N", low=1,
+                                  high=1 << 14)
     channel_mult: tuple = setting((1, 2, 3, 4), "UNet", "Channels of each level, in multiples of --model-channels; "
-                                  "each level halves the size.", unit="N,N,…", low=1)
-    num_res_blocks: int = setting(2, "UNet", "Residual blocks a level.", unit="N", low=1)
+                                  "each level halves the size.", unit="N,N,…", low=1, high=256)
+    num_res_blocks: int = setting(2, "UNet", "Residual blocks a level.", unit="N", low=1, high=64)
     attention_resolutions: tuple = setting((16, 8), "UNet", "Image sizes at which there is attention; `none` for only "
-                                           "the one in the middle.", unit="PX,…", low=1)
-    num_heads: int = setting(1, "UNet", "Attention heads, where --num-head-channels is -1.", unit="N", low=1)
-    num_head_channels: int = setting(32, "UNet", "Channels of an attention head; -1: --num-heads counts.", unit="N",
-                                     low=-1)
+                                           "the one in the middle.", unit="PX,…", low=1, high=4096)
+    num_heads: int = setting(1, "UNet", "Attention heads, where --num-head-channels is -1.", unit="N", low=1,
+                             high=1 << 14)
+    num_heads_upsample: int = setting(-1, "UNet", "Attention heads on the way up, where they are others; -1: as "
+                                      "--num-heads.", unit="N", low=-1, high=1 << 14)
+    num_head_channels: int = setting(32, "UNet", "Channels of an attention head; -1: --num-heads counts, as it does "
+                                     "where that alone is given.", unit="N", low=-1, high=1 << 14)
     use_scale_shift_norm: bool = setting(False, "UNet", "The timestep scales and shifts the norm, instead of being "
                                          "added.")
     resblock_updown: bool = setting(False, "UNet", "Residual blocks change the size.")
     conv_resample: bool = setting(False, "UNet", "Convolutions change the size, instead of pooling and repetition.")
     class_cond: bool = setting(False, "Model", "Tell the model the class of each image.")
+    class_dropout: float = setting(None, "Model", "Share of the images that lose their class in training, so that "
+                                   "there is a null class, for guidance; 0: none.  [default: 0.1 for a DiT, 0 for a "
+                                   "UNet]", unit="P", low=0, below=1, kind=float)
+    learn_sigma: bool = setting(None, "Model", "Learn the variance of the reverse steps too.  [default: yes for a DiT "
+                                "other than DiT-Tiny, else no]", kind=bool)
     dropout: float = setting(0.0, "UNet", "Share of the activations that are dropped.", unit="P", low=0, below=1)
     use_new_attention_order: bool = setting(False, "UNet", "Order of qkv as in the later of guided-diffusion's two.")
     max_period: float = setting(10000.0, "UNet", "Longest period of the timestep embedding; unet.cu has 1000.",
-                                unit="STEPS", above=0)
+                                unit="STEPS", low=1, high=1e30)
 
     diffusion_steps: int = setting(1000, "Diffusion", "Timesteps of the forward process.", unit="N", low=1, high=100000)
     schedule: str = setting("linear", "Diffusion", "How the noise grows.", choices=("linear", "cosine"))
@@ -166,39 +174,50 @@ class TrainOptions:
                               choices=("eps", "v", "x_0"))
     rescale_timesteps: bool = setting(False, "Diffusion", "Tell the model timestep t as t · 1000 / --diffusion-steps, "
                                       "as improved-diffusion does.")
+    vlb_weight: float = setting(None, "Diffusion", "Weight of the variational bound in the loss of a learned variance; "
+                                "1 as guided-diffusion without rescale_learned_sigmas.  [default: --diffusion-steps / "
+                                "1000, as with it]", unit="W", low=0, high=1e6, kind=float)
 
-    batch: int = setting(32, "Optimiser", "Images a step, over all microbatches.", unit="IMAGES", low=1)
+    batch: int = setting(32, "Optimiser", "Images a step, over all microbatches.", unit="IMAGES", low=1,
+                         high=1 << 20)
     microbatch: int = setting(None, "Optimiser", "Images a forward pass; must divide --batch.  [default: the batch]",
-                              unit="IMAGES", low=1, kind=int)
-    steps: int = setting(10000, "Optimiser", "Optimiser steps in all.", unit="STEPS", low=1)
+                              unit="IMAGES", low=1, high=1 << 20, kind=int)
+    steps: int = setting(10000, "Optimiser", "Optimiser steps in all.", unit="STEPS", low=1, high=MOST)
     learning_rate: float = setting(1e-4, "Optimiser", "Learning rate after the warm-up.", unit="RATE", above=0)
-    warmup_steps: int = setting(200, "Optimiser", "Steps over which the learning rate rises.", unit="STEPS", low=0)
+    warmup_steps: int = setting(200, "Optimiser", "Steps over which the learning rate rises.", unit="STEPS", low=0,
+                                high=MOST)
     lr_schedule: str = setting("constant", "Optimiser", "Learning rate after the warm-up: constant, or a cosine to 0 "
                                "at the last step.", choices=("constant", "cosine"))
     beta1: float = setting(0.9, "Optimiser", "AdamW's decay of the mean gradient.", unit="B", low=0, below=1)
     beta2: float = setting(0.999, "Optimiser", "AdamW's decay of the mean squared gradient.", unit="B", low=0, below=1)
-    adam_eps: float = setting(1e-8, "Optimiser", "AdamW's term against division by zero.", unit="EPS", above=0)
-    weight_decay: float = setting(0.0, "Optimiser", "AdamW's decoupled weight decay.", unit="W", low=0)
+    adam_eps: float = setting(1e-8, "Optimiser", "AdamW's term against division by zero.", unit="EPS", low=1e-30,
+                              high=1)
+    weight_decay: float = setting(0.0, "Optimiser", "AdamW's decoupled weight decay.", unit="W", low=0, high=1e6)
     clip_norm: float = setting(1.0, "Optimiser", "Clip the gradient to this global norm; 0: do not.", unit="NORM",
-                               low=0)
+                               low=0, high=1e30)
     loss_scale: float = setting(2.0**16, "Optimiser", "With fp16: the loss scale at first; it finds its own value.",
-                                unit="X", above=0)
+                                unit="X", low=2.0**-24, high=2.0**64)
     loss_scale_rule: str = setting("doubling", "Optimiser", "How the loss scale grows: doubling after "
                                    "--loss-scale-interval clean steps, or log2, 2^0.001 a step; an overflow halves it.",
                                    choices=LOSS_SCALE_RULES)
     loss_scale_interval: int = setting(2000, "Optimiser", "Clean steps after which the loss scale is doubled.",
-                                       unit="STEPS", low=1)
+                                       unit="STEPS", low=1, high=MOST)
     ema_halflife: float = setting(20000.0, "Optimiser", "Images after which the averaged weights have forgotten half; "
-                                  "0: no average.", unit="IMAGES", low=0)
+                                  "0: no average.", unit="IMAGES", low=0, high=1e15)
+    ema_decay: float = setting(None, "Optimiser", "Decay of the averaged weights a step, such as 0.9999, instead of "
+                               "--ema-halflife; 0: no average.", unit="D", low=0, below=1, kind=float)
+    ema_warmup: bool = setting(True, "Optimiser", "In step n the average's decay is at most (1 + n) / (10 + n), so "
+                               "that it soon forgets the beginning.")
 
     checkpoint_every: int = setting(1000, "Output", "Steps between checkpoints; 0: only at the end.", unit="STEPS",
-                                    low=0)
-    keep: int = setting(3, "Output", "Checkpoints to keep, the newest.", unit="N", low=1)
-    sample_every: int = setting(1000, "Output", "Steps between sample grids; 0: only at the end.", unit="STEPS", low=0)
-    sample_count: int = setting(64, "Output", "Images of a sample grid; 0: none.", unit="IMAGES", low=0)
+                                    low=0, high=MOST)
+    keep: int = setting(3, "Output", "Checkpoints to keep, the newest.", unit="N", low=1, high=MOST)
+    sample_every: int = setting(1000, "Output", "Steps between sample grids; 0: only at the end.", unit="STEPS", low=0,
+                                high=MOST)
+    sample_count: int = setting(64, "Output", "Images of a sample grid; 0: none.", unit="IMAGES", low=0, high=4096)
     sampler: str = setting("ddim", "Output", "How samples are made.", choices=SAMPLERS)
-    sample_steps: int = setting(50, "Output", "Model evaluations for each sample.", unit="STEPS", low=1)
-    log_every: int = setting(50, "Output", "Steps between two lines of the report.", unit="STEPS", low=1)
+    sample_steps: int = setting(50, "Output", "Model evaluations for each sample.", unit="STEPS", low=1, high=100000)
+    log_every: int = setting(50, "Output", "Steps between two lines of the report.", unit="STEPS", low=1, high=MOST)
 
     def to_json(self):
         """A dict that JSON can say."""
@@ -213,6 +232,8 @@ class TrainOptions:
             raise NumdiffError("the run has settings that this numdiff does not know "
                                f"({', '.join(sorted(unknown))}); use the version that wrote it.")
         values = {"precision": "fp32", **values}  # what a run had before there was a choice
+        if values.get("model") == "unet" and values.get("learn_sigma") is None:  # before these were a UNet's, too
+            values.update(learn_sigma=False, class_dropout=0.0)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
     def save(self, path):
@@ -287,6 +308,14 @@ def resolve(given):
         options.attention_resolutions = tuple(r for r in options.attention_resolutions if r in _sizes(options))
     if model == "dit":
         _fill_architecture(options)
+    if options.learn_sigma is None:  # short runs on laptops have no use for a variance
+        options.learn_sigma = model == "dit" and options.architecture != "DiT-Tiny"
+    if options.class_dropout is None:
+        options.class_dropout = 0.1 if model == "dit" else 0.0
+    if given.get("class_dropout") and not options.class_cond:
+        raise UsageError(f"--class-dropout {options.class_dropout} needs --class-cond: there is no class to drop.")
+    _resolve_heads(options, given)
+    _resolve_average(options, given)
     check(options)
     return options
 
@@ -297,8 +326,25 @@ def _fill_architecture(options):
     for name, key in ARCHITECTURE_SETTINGS.items():
         if getattr(options, name) is None:
             setattr(options, name, SIZES[options.architecture][key])
-    if options.learn_sigma is None:  # short runs on laptops have no use for a variance
-        options.learn_sigma = options.architecture != "DiT-Tiny"
+
+
+def _resolve_heads(options, given):
+    """A number of heads that was given counts; a `UsageError` where their size was given as well."""
+    numbers_given = [name for name in ("num_heads", "num_heads_upsample") if given.get(name, -1) != -1]
+    if numbers_given and given.get("num_head_channels", -1) != -1:
+        raise UsageError(f"{flag(numbers_given[0])} and --num-head-channels exclude each other: give one of them.")
+    if numbers_given:
+        options.num_head_channels = -1
+
+
+def _resolve_average(options, given):
+    """One of decay and half-life from the other, which was given."""
+    decay = given.get("ema_decay")
+    if decay is None:
+        return
+    if "ema_halflife" in given:
+        raise UsageError("--ema-decay and --ema-halflife exclude each other: give one of them.")
+    options.ema_halflife = options.batch * math.log(2) / -math.log(decay) if decay else 0.0
 
 
 def resolve_resumed(saved, given):
@@ -436,9 +482,11 @@ def _check_channels(o):
         if size not in o.attention_resolutions and size != _sizes(o)[-1]:  # the middle always has attention
             continue
         if o.num_head_channels == -1:
-            if c % o.num_heads:
-                raise UsageError(f"--num-heads {o.num_heads} does not divide the {c} channels at size {size}; use a "
-                                 f"divisor of {c}.")
+            for name in ("num_heads", "num_heads_upsample"):
+                heads = getattr(o, name)
+                if heads == 0 or heads > 0 and c % heads:
+                    raise UsageError(f"{flag(name)} {heads} does not divide the {c} channels at size {size}; use a "
+                                     f"divisor of {c}.")
         elif o.num_head_channels < 1 or c % o.num_head_channels:
             raise UsageError(f"--num-head-channels {o.num_head_channels} does not divide the {c} channels at size "
                              f"{size}; use a divisor of {c}, or -1 and --num-heads.")
@@ -473,6 +521,8 @@ def _check_run(o):
                          f"{fits}, or a --batch of {-(-o.batch // o.microbatch) * o.microbatch}.")
     if o.warmup_steps > o.steps:
         raise UsageError(f"--warmup-steps {o.warmup_steps} is more than --steps {o.steps}; use fewer.")
+    if o.vlb_weight is not None and not o.learn_sigma:
+        raise UsageError(f"--vlb-weight {o.vlb_weight} is of the loss of a learned variance: give --learn-sigma, too.")
     if o.sample_steps > o.diffusion_steps:
         raise UsageError(f"--sample-steps {o.sample_steps} is more than --diffusion-steps {o.diffusion_steps}; use "
                          "fewer.")

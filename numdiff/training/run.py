@@ -29,6 +29,7 @@ from .build import (
     build_dataset,
     build_model,
     build_trainer,
+    describe_average,
     describe_diffusion,
     describe_model,
     describe_precision,
@@ -159,6 +160,7 @@ def describe(options, dataset, trainer):
     yield (f"step      batch {shared} in {part.batch // part.microbatch} part(s), "
            f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")
+    yield f"average   {describe_average(options)}"
     yield f"precision {describe_precision(options)}"
     yield f"device    {backend.device_name if backend else 'CPU (NumPy)'}"
     if ranks > 1:

@@ -92,7 +92,7 @@ def find_run(where, outdir="runs"):
     path = pathlib.Path(where)
     if path.exists():
         return path
-    if str(where).isdigit():
+    if str(where).isdecimal() and len(str(where)) < 19:  # digits such as ² are none
         for run_dir in list_runs(outdir):
             if _number(run_dir) == int(str(where)):
                 return run_dir

@@ -52,6 +52,12 @@ class SamplesFile:
                 np.lib.format.write_array(member, array, allow_pickle=False)
         self._zip.close()
 
+    def close(self):
+        """Let go of the archive, finished or not: else Python does it later, with an error that nobody can catch."""
+        for part in (self._rows, self._zip):
+            with contextlib.suppress(OSError, ValueError):
+                part.close()
+
 
 @contextlib.contextmanager
 def samples_file(path, shape, dtype):
@@ -60,7 +66,8 @@ def samples_file(path, shape, dtype):
         yield None
         return
     with atomic_file(path, "the samples") as file:
-        yield SamplesFile(file, shape, dtype)
+        with contextlib.closing(SamplesFile(file, shape, dtype)) as samples:
+            yield samples
 
 
 # The denoising as a moving picture ------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def _class_index(value, names, count):
         return names.index(str(value))
     if str(value).casefold() in folded:
         return folded.index(str(value).casefold())
-    if str(value).isdecimal() and int(value) < count:
+    if str(value).isdecimal() and len(str(value)) < 19 and int(value) < count:
         return int(value)
     listed = ", ".join(map(repr, names[:12])) + (" …" if len(names) > 12 else "") + " or " if names else ""
     raise UsageError(f"the model has no class {str(value)[:60]!r}: use {listed}an index from 0 to {count - 1}.")

@@ -51,8 +51,10 @@ class Trainer:
     model: UNet or DiT; dataset: a `numdiff.data` Dataset of the model's image size
     batch: images a step, over all ranks; microbatch: images a forward pass of a rank (None: all of its part of the
         batch); flip: mirror images at random
-    diffusion: Diffusion options, a dict of steps, schedule, prediction, timestep_scale
-    ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA)
+    diffusion: Diffusion options, a dict of steps, schedule, prediction, timestep_scale, vlb_weight
+    ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA): its decay, per step, is
+        0.5 ** (batch / ema_halflife); ema_decay: that decay itself, instead
+    ema_warmup: in step n the decay is the smaller of this and (1 + n) / (10 + n), so at first the half-life is shorter
     the rest: as `numdiff.nn.AdamW`; seed: of data order, noise, timesteps and flips
     precision: "fp32"; "tf32": as fp32, but operands of products rounded to 11 digits (on the CPU it changes nothing);
         "fp16": activations and products in float16, weights, sums and statistics in float32, a GPU only; or "auto": see
@@ -67,14 +69,18 @@ class Trainer:
     def __init__(self, model, dataset, batch=32, microbatch=None, flip=True, diffusion=None, learning_rate=1e-4,
                  warmup_steps=100, total_steps=0, cosine=False, beta1=0.9, beta2=0.999, adam_eps=1e-8, weight_decay=0.0,
                  clip_norm=1.0, ema_halflife=0, seed=0, communicator=None, precision="auto", loss_scale=2.0**16,
-                 loss_scale_rule="doubling", loss_scale_interval=2000, eager=False, recompute=False):
+                 loss_scale_rule="doubling", loss_scale_interval=2000, eager=False, recompute=False, ema_decay=None,
+                 ema_warmup=True):
         check_values({"batch": batch, "microbatch": microbatch, "flip": flip, "learning_rate": learning_rate,
                       "warmup_steps": warmup_steps, "beta1": beta1, "beta2": beta2, "adam_eps": adam_eps,
-                      "weight_decay": weight_decay, "clip_norm": clip_norm, "ema_halflife": ema_halflife, "seed": seed,
+                      "weight_decay": weight_decay, "clip_norm": clip_norm, "ema_halflife": ema_halflife,
+                      "ema_decay": ema_decay, "ema_warmup": ema_warmup, "seed": seed,
                       "precision": precision, "loss_scale": loss_scale, "loss_scale_rule": loss_scale_rule,
                       "loss_scale_interval": loss_scale_interval, "eager": eager, "recompute": recompute})
         if total_steps < 0 or cosine and not total_steps:
             raise UsageError(f"total_steps {total_steps} must be at least {int(cosine)}{', to end a cosine' * cosine}.")
+        if ema_decay is not None and ema_halflife:
+            raise UsageError("ema_decay and ema_halflife exclude each other: give one of them.")
         self.communicator = communicator or current()
         part, microbatch = split_batch(batch, microbatch, self.communicator.size)
         shape = (model.image_size, model.image_size, model.in_channels)
@@ -88,13 +94,18 @@ class Trainer:
                                                   and np.max(dataset.labels) < model.num_classes):
             raise UsageError(f"the dataset's labels go from {np.min(dataset.labels)} to {np.max(dataset.labels)}, and "
                              f"the model has {model.num_classes} classes, from 0: build it with as many as there are.")
+        if model.out_channels != model.in_channels * (2 if model.learn_sigma else 1):
+            raise UsageError(f"the model takes {model.in_channels} channels and gives {model.out_channels}: to be "
+                             "trained here it must give as many, or with learn_sigma twice as many; build it without "
+                             "out_channels.")
         self.model, self.dataset, self.seed = model, dataset, seed
         if self.communicator.size > 1:
             self.communicator.check_data(dataset, self.communicator.build(lambda: self.fingerprint))
         self.diffusion = make_diffusion(diffusion, model.backend)
         model.diffusion = self.diffusion.options
         self._share_weights()
-        ema_decay = 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0
+        if ema_decay is None:
+            ema_decay = 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0
         self.precision, scale = precision_on(precision, model.backend), None
         if recompute:
             model.recompute_blocks()
@@ -104,7 +115,7 @@ class Trainer:
             model.compute_in_half()
             scale = LossScale(model.parameters.data, loss_scale, loss_scale_rule, loss_scale_interval)
         self.optimizer = AdamW(model.parameters, learning_rate, warmup_steps, total_steps, cosine, beta1, beta2,
-                               adam_eps, weight_decay, clip_norm, ema_decay, scale)
+                               adam_eps, weight_decay, clip_norm, ema_decay, scale, ema_warmup)
         self.exchange = self.communicator.exchange(model.parameters)
         self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, flip, seed=seed,
                                           capture=not eager, rank=self.communicator.rank, ranks=self.communicator.size,

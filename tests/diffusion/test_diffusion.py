@@ -400,3 +400,28 @@ def test_samples_have_the_mean_of_bright_images(rng, spacing, sampler):
     start = np.sqrt((1 + sigmas[0] ** 2) / pixels) * rng.standard_normal((20_000, 1))
     x = SAMPLERS[sampler](Bright(), start, sigmas, None)
     assert abs(x.mean() - mean) < 0.03
+
+
+def test_the_weight_of_the_variational_bound(rng):
+    """None: T / 1000, as it was before there was a choice."""
+    x = rng.standard_normal((2, 4, 4, 3)).astype(np.float32)
+    prediction, t = Tensor(rng.standard_normal((2, 4, 4, 6)).astype(np.float32)), np.array([3, 200], np.int32)
+
+    def loss(weight, steps):
+        diffusion = Diffusion(steps=steps, vlb_weight=weight)
+        return float(diffusion.loss(prediction, x, x, t, learn_sigma=True).data[0])
+
+    for steps in (250, 1000):
+        without, once, default = (loss(weight, steps) for weight in (0, 1, None))
+        assert once > without and default == pytest.approx(without + steps / 1000 * (once - without), rel=1e-5)
+        assert loss(2.5, steps) == pytest.approx(without + 2.5 * (once - without), rel=1e-5)
+    assert Diffusion().options == {"steps": 1000, "schedule": "linear", "prediction": "eps"}
+    assert Diffusion(vlb_weight=1).options["vlb_weight"] == 1
+    for weight in (-1, math.nan, math.inf, "1"):
+        with pytest.raises(UsageError, match="must be a finite number of at least 0"):
+            Diffusion(vlb_weight=weight)
+
+
+def test_a_model_that_gives_fewer_channels_than_it_takes_is_not_sampled():
+    with pytest.raises(UsageError, match="takes 6 channels and gives 3: .* super-resolution"):
+        sample(tiny(in_channels=6, out_channels=3), 1, 1)

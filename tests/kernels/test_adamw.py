@@ -107,18 +107,31 @@ def test_cost():
     assert A.adamw_update_cost(10) == (280, 150)
 
 
+@pytest.mark.parametrize("beta1, beta2", [(0.0, 0.999), (0.9, 0.0), (0.0, 0.0)])
+def test_betas_of_zero_are_rmsprop_and_the_sign(engine, rng, beta1, beta2):
+    """No mean, or no mean square, is kept: the update is by the gradient, or by its size, alone."""
+    w, g, m, v = rng.standard_normal(8), rng.standard_normal(8), rng.standard_normal(8), rng.random(8)
+    got = [engine(a) for a in (w, g, m, v)]
+    A.adamw_update(*got, *scalars(engine, 3, 1e-2, 5.0), beta1, beta2, 1e-8, 0.0)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    w = w - 1e-2 * m / (1 - beta1**4) / (np.sqrt(v / (1 - beta2**4)) + 1e-8)
+    for one, want in zip(got, (w, g, m, v), strict=True):
+        engine.check(one, want)
+
+
+@pytest.mark.parametrize("ema_warmup", [True, False])
 @pytest.mark.parametrize("count", [1, 260])
-def test_average_copy_and_unscaling_in_one_pass(engine, rng, count):
+def test_average_copy_and_unscaling_in_one_pass(engine, rng, count, ema_warmup):
     """Against the three operations one after the other in float64."""
     start = [rng.standard_normal(count), 1024 * rng.standard_normal(count), rng.standard_normal(count),
              rng.random(count), rng.standard_normal(count)]
     w, g, m, v, ema = (engine(a) for a in start)
     half = upload(np.zeros(count, np.float16), engine.backend)
     A.adamw_update(w, g, m, v, *scalars(engine, 3, 1e-2, 5.0), *HYPER, clip_norm=1.0,
-                   unscale=engine(np.array([1 / 1024])), ema=ema, ema_decay=0.9, half=half)
+                   unscale=engine(np.array([1 / 1024])), ema=ema, ema_decay=0.9, half=half, ema_warmup=ema_warmup)
     W, G, M, V, E = (a.copy() for a in start)
     A.adamw_update_reference(W, G / 1024, M, V, np.array([3]), np.array([1e-2]), np.array([5.0]), *HYPER, 1.0)
-    E += max(0.1, 9 / 13) * (W - E)
+    E += (max(0.1, 9 / 13) if ema_warmup else 0.1) * (W - E)
     for got, want in ((w, W), (m, M), (v, V), (ema, E)):
         engine.check(got, want)
     if engine.computes:

@@ -173,6 +173,49 @@ def test_resume_changes_what_it_may():
         resolve_resumed(saved, {"log_every": 0})
 
 
+def test_one_of_decay_and_half_life_follows_from_the_other():
+    options = resolve_cpu(ema_decay=0.9999, batch=32)
+    assert options.ema_decay == 0.9999 and 0.5 ** (32 / options.ema_halflife) == pytest.approx(0.9999, rel=1e-12)
+    assert (resolve_cpu().ema_decay, resolve_cpu().ema_halflife, resolve_cpu().ema_warmup) == (None, 800.0, True)
+    assert resolve_cpu(ema_decay=0.0).ema_halflife == 0
+    with pytest.raises(UsageError, match="--ema-decay and --ema-halflife exclude each other"):
+        resolve_cpu(ema_decay=0.9, ema_halflife=800.0)
+
+
+def test_what_a_unet_has_of_a_dit():
+    options = resolve_cpu()
+    assert (options.learn_sigma, options.class_dropout, options.num_heads_upsample) == (False, 0.0, -1)
+    options = resolve_cpu(class_cond=True, class_dropout=0.2, learn_sigma=True, vlb_weight=1.0)
+    assert (options.learn_sigma, options.class_dropout, options.vlb_weight) == (True, 0.2, 1.0)
+    for model in ("unet", "dit"):
+        with pytest.raises(UsageError, match="--class-dropout 0.2 needs --class-cond"):
+            resolve_cpu(model=model, class_dropout=0.2, class_cond=False)
+    with pytest.raises(UsageError, match="--vlb-weight 1.0 is of the loss of a learned variance: give --learn-sigma"):
+        resolve_cpu(vlb_weight=1.0)
+    assert resolve_cpu(model="dit").class_dropout == 0.1
+
+
+def test_a_number_of_heads_counts_where_it_is_given():
+    assert resolve_cpu().num_head_channels == 32
+    options = resolve_cpu(num_heads=4, num_heads_upsample=2)
+    assert (options.num_heads, options.num_heads_upsample, options.num_head_channels) == (4, 2, -1)
+    for name in ("num_heads", "num_heads_upsample"):
+        with pytest.raises(UsageError, match="and --num-head-channels exclude each other"):
+            resolve_cpu(**{name: 4}, num_head_channels=32)
+    with pytest.raises(UsageError, match="--num-heads-upsample 3 does not divide the 128 channels"):
+        resolve_cpu(num_heads_upsample=3)
+
+
+def test_a_unets_run_of_before_goes_on():
+    """Its options.json holds the DiT's defaults of what a UNet had not."""
+    old = {**resolve_cpu().to_json(), "class_dropout": 0.1, "learn_sigma": None}
+    for name in ("ema_decay", "ema_warmup", "vlb_weight", "num_heads_upsample"):
+        del old[name]
+    assert TrainOptions.from_json(old) == resolve_cpu()
+    new = resolve_cpu(class_cond=True, class_dropout=0.1, learn_sigma=True)
+    assert TrainOptions.from_json(new.to_json()) == new
+
+
 @pytest.mark.parametrize("capability, expected", [((7, 5), "fp32"), ((8, 0), "fp16"), ((8, 9), "fp16"),
                                                   ((9, 0), "fp16"), ((12, 0), "fp16")])
 def test_automatic_precision_follows_the_card(monkeypatch, capability, expected):

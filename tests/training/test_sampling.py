@@ -1,5 +1,6 @@
 """`numdiff sample`, from the command line to the files that it writes."""
 import errno
+import gc
 import io
 import json
 
@@ -252,3 +253,28 @@ def test_what_is_no_run_is_told_so(model_file, tmp_path, monkeypatch):
         with pytest.raises(NumdiffError, match=message):
             find_model(where, "runs", print)
     assert find_model(model_file) == model_file
+
+
+@pytest.mark.parametrize("fails", ["disk", "model"])
+def test_nothing_is_left_of_samples_that_could_not_be_made(tmp_path, monkeypatch, model_file, fails):
+    """One sentence, which says that the disk is full, and no error of the archive's when Python lets go of it."""
+    left, unraisable = [3000], []
+
+    def write_some(self, data):
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return io.FileIO.write(self, data)
+
+    def fail(*_):
+        raise NumdiffError("the model failed.")
+
+    if fails == "disk":
+        monkeypatch.setattr("numdiff.files.TemporaryFile._write_some", write_some)
+    else:
+        monkeypatch.setattr("numdiff.diffusion.sampling.Sampling.batches", fail)
+    monkeypatch.setattr("sys.unraisablehook", lambda error: unraisable.append(error.exc_value))
+    result = run(model_file, "--count", 8, "--batch", 2, "--steps", 1, "--npz", tmp_path / "a.npz")
+    gc.collect()
+    assert result.exit_code == 1 and not unraisable and not list(tmp_path.iterdir())
+    assert ("the disk is full" if fails == "disk" else "the model failed.") in last_line(result)

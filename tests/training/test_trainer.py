@@ -91,6 +91,53 @@ def test_a_captured_step_has_the_bits_of_the_eager_one():
         trainer.close()
 
 
+@pytest.mark.parametrize("given, decay", [({"ema_halflife": 40}, 0.5 ** (8 / 40)), ({"ema_decay": 0.75}, 0.75),
+                                          ({"ema_halflife": 0}, 0.0), ({"ema_decay": 0.0}, 0.0)])
+def test_the_averages_decay(given, decay):
+    """With batches of 8, of `ema_halflife` images; from the first step on where there is no warm-up."""
+    for warmup in (True, False):
+        trainer = make(ema_warmup=warmup, **{"ema_halflife": 0, **given})
+        assert trainer.optimizer.ema_decay == pytest.approx(decay, rel=1e-12)
+        expected = trainer.model.parameters.data.astype(np.float64)
+        for n in range(4):
+            losses(trainer, 1)
+            d = min(decay, (1 + n) / (10 + n)) if warmup else decay
+            expected += (1 - d) * (trainer.model.parameters.data - expected)
+        if decay:
+            assert relative_error(trainer.optimizer.ema, expected) < 1e-6
+        else:
+            assert trainer.optimizer.ema is None
+        trainer.close()
+
+
+def test_half_of_the_old_weights_is_forgotten_after_a_half_life():
+    """5 steps of 8 images, where weights jump once and then stay: the average is half-way."""
+    trainer = make(ema_halflife=40, ema_warmup=False, learning_rate=1e-30)
+    trainer.optimizer.ema[:] = trainer.model.parameters.data - 1
+    losses(trainer, 5)
+    assert np.allclose(trainer.model.parameters.data - trainer.optimizer.ema, 0.5, atol=1e-5)
+    trainer.close()
+
+
+@pytest.mark.parametrize("zero", ["beta1", "beta2"])
+def test_betas_of_zero(zero):
+    trainer = make(**{zero: 0.0})
+    assert np.isfinite(losses(trainer, 3)).all()
+    trainer.check_finite()
+    trainer.close()
+
+
+def test_a_model_that_gives_fewer_channels_is_not_trained():
+    model = UNet(image_size=8, in_channels=3, out_channels=1, model_channels=32, channel_mult=(1,), device="cpu")
+    with pytest.raises(UsageError, match="takes 3 channels and gives 1"):
+        Trainer(model, FixedImages())
+
+
+def test_decay_and_half_life_exclude_each_other():
+    with pytest.raises(UsageError, match="ema_decay and ema_halflife exclude each other"):
+        make(ema_decay=0.9, ema_halflife=40)
+
+
 def test_a_trainer_is_not_copied():
     trainer = make()
     for function in (copy.deepcopy, pickle.dumps):

@@ -97,6 +97,8 @@ def import_dataset(source, out, size=None, fit="crop", channels=None, background
     """
     fitting = Fitting(size, fit, channels, background)
     with Writer(out, force) as writer, quiet():
+        if not str(labels).strip():
+            raise UsageError("--labels is empty: give auto, folders, none, or the path of a .csv or .json file.")
         opened = open_source(source, str(labels), order, latents)
         with contextlib.closing(opened):
             if opened.latents:

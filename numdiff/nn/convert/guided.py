@@ -37,8 +37,10 @@ def _without_flag(options, diffusion):
     outputs = options["out_channels"] or channels * (2 if options["learn_sigma"] else 1)
     if channels != 3 or outputs != (6 if options["learn_sigma"] else 3):
         missing.append(f"{channels} channels in and {outputs} out: in_channels and out_channels of UNetModel")
-    if classes not in (None, SCRIPT_CLASSES):
-        missing.append(f"{classes} classes: set NUM_CLASSES in script_util.py")
+    null = classes is not None and options.get("class_dropout", 0) > 0
+    if classes not in (None, SCRIPT_CLASSES - null):
+        what = f"{classes} classes and a null class, the last row of label_emb" if null else f"{classes} classes"
+        missing.append(f"{what}: set NUM_CLASSES in script_util.py{f' to {classes + 1}' if null else ''}")
     if any(m != int(m) for m in options["channel_mult"]):
         missing.append("a channel_mult that is no whole number: channel_mult of UNetModel")
     if options["max_period"] != SCRIPT_PERIOD:

@@ -74,7 +74,7 @@ def unet_shapes(options):
     layer("time_embed.0", emb, base)
     layer("time_embed.2", emb, emb)
     if options["num_classes"] is not None:
-        shapes["label_emb.weight"] = (options["num_classes"], emb)
+        shapes["label_emb.weight"] = (options["num_classes"] + (options.get("class_dropout", 0) > 0), emb)
     width, number = widths[0], 1
     layer("input_blocks.0.0", width, options["in_channels"], 3, 3)
     skips = [width]
