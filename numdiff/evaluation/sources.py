@@ -28,6 +28,7 @@ from ..files import Refused, atomic_file, open_regular
 from .frechet import mean_and_covariance
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+PICKLES = (".pkl", ".pickle")
 SPARE_BYTES = 64 << 20  # that an npz may hold in memory beyond four times its size
 MAX_PIXELS = 1 << 22  # of an image
 LARGEST = 1e100  # of statistics, so that their products are numbers, too
@@ -109,6 +110,8 @@ def open_source(path, classes=None, size=None):
         return _folder(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist: give an npz, a folder of pictures or a dataset.")
+    if path.suffix in PICKLES:
+        raise UsageError(_pickle_refused(path))
     if path.suffix not in (".npy", ".npz"):
         raise UsageError(f"{path} is no npz, npy, dataset (.h5) or folder of pictures: give one of these.")
     with _damage_named(path):
@@ -156,6 +159,14 @@ class _Npz:
         if announced < there:
             raise BadArchive(f"{name} announces {dtype} {shape}, which is not what it holds")
         return shape, dtype, fortran
+
+
+def _pickle_refused(path):
+    """Why EDM2's statistics, a dict of "mu" and "sigma" for each kind of features, are not read; and what to do."""
+    return (f"{path} is a pickle, which may run code, and is not opened: if you trust it, make an npz of it with\n"
+            f"import numpy, pathlib, pickle; s = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
+            "s = s.get('fid', s)\n"
+            f"numpy.savez({str(path.with_suffix('.npz'))!r}, mu=s['mu'], sigma=s['sigma'])")
 
 
 def _npz(path, file):

@@ -25,18 +25,22 @@ from ..nn.convert import (
     check_state_dict,
     diffusers_config,
     diffusers_state_dict,
+    find_diffusers,
     guess_dit_options,
     guess_unet_options,
     guided_diffusion_flags,
     is_dit,
+    public_state_dict,
+    read_config,
     read_weights,
     to_numdiff_layout,
     to_torch_layout,
+    weights_file,
     with_convolutions,
     with_positions,
     write_state_dict,
 )
-from ..nn.convert.diffusers import CONFIG, WEIGHTS
+from ..nn.convert.diffusers import CONFIG, REMEDY, WEIGHTS
 from ..nn.model import parameter_shapes
 from ..nn.module import ALIGNMENT
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
@@ -200,7 +204,7 @@ class Conversion:
 def convert(source, target, weights="ema", diffusion=None, conv_resample=False, **free):
     """Make a numdiff model file of another program's weights, or the reverse.
 
-    source: what `load_state_dict` reads, or a numdiff checkpoint or run folder
+    source: what `load_state_dict` reads, a folder of diffusers' DiT, or a numdiff checkpoint or run folder
     target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and the names of guided-diffusion or
         the public DiT; a name without a suffix for a DiT in diffusers' folder layout
     weights: "ema" or "raw", of a source that has both
@@ -219,7 +223,8 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
                          "ending (a folder in diffusers' layout).")
     free = {k: v for k, v in free.items() if v is not None}
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
-    if pathlib.Path(source).is_dir() or _is_hdf5(source):
+    folder = find_diffusers(source)
+    if folder is None and pathlib.Path(source).is_dir() or _is_hdf5(source):
         if free or diffusion:
             given = ", ".join(flag(k) for k in [*free, *diffusion])
             raise UsageError(f"{source} tells its own options: leave out {given}.")
@@ -228,7 +233,7 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
         diffusion = {**Diffusion().options, **(meta.get("diffusion") or {})}
         kept = {"classes": meta["classes"]} if meta.get("classes") else {}
     else:
-        state_dict, told = read_weights(source, weights)
+        state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)
         kind = "dit" if is_dit(state_dict) else "unet"
         complete, hold = {"unet": (complete_options, check_state_dict),
                           "dit": (complete_dit_options, check_dit_state_dict)}[kind]
@@ -251,7 +256,8 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
     if suffix == ".h5":
         write_model_file(target, options, arrays, diffusion, step, kind, source=pathlib.Path(source).name, **kept)
     elif suffix == "":
-        write_diffusers_folder(target, kind, options, to_torch_layout(arrays))
+        write_diffusers_folder(target, kind, options, to_torch_layout(arrays), diffusion)
+        notes = notes_on_diffusers(diffusion)
     else:
         state_dict = to_torch_layout(arrays)
         with atomic_file(target, "the weights") as file:
@@ -303,14 +309,13 @@ def complete_diffusion(source, kind, told, given):
 
 def schedule_of_tables(source, told, given):
     """{"steps", "schedule"} of the tables in a file, {} without; a `NumdiffError` where it is none of ours."""
-    if "alphas_cumprod" in told:
-        bars = np.asarray(told["alphas_cumprod"], np.float64)
-    elif "betas" in told:
-        bars = np.cumprod(1 - np.asarray(told["betas"], np.float64))
-    else:
+    name = next((name for name in ("alphas_cumprod", "betas") if name in told), None)
+    if name is None:
         return {}
-    if bars.ndim != 1 or not 1 <= len(bars) <= MAX_STEPS:
-        raise NumdiffError(f"cannot use {source}: its table of betas has the shape {bars.shape}.")
+    table = np.asarray(told[name], np.float64)
+    if table.ndim != 1 or not 1 <= len(table) <= MAX_STEPS:
+        raise NumdiffError(f"cannot use {source}: its table {name} has the shape {table.shape}.")
+    bars = table if name == "alphas_cumprod" else np.cumprod(1 - table)
     fits = [name for name in SCHEDULES if np.allclose(alpha_bars(name, len(bars)), bars, rtol=1e-3, atol=1e-5)]
     if not fits:
         raise NumdiffError(f"cannot use {source}: its betas are neither those of {' nor those of '.join(SCHEDULES)}, "
@@ -322,7 +327,33 @@ def schedule_of_tables(source, told, given):
     return found
 
 
-def write_diffusers_folder(folder, kind, options, state_dict):
+def read_diffusers_folder(folder, weights="ema"):
+    """(state dict under the public DiT's names, what the folder tells), as `read_weights`; a `NumdiffError` for a
+    setting in config.json that no public DiT has."""
+    config = read_config(folder)
+    path = weights_file(folder)
+    state_dict, told = read_weights(path, weights)
+    try:
+        state_dict = public_state_dict(state_dict, config)
+        guessed = guess_dit_options(state_dict)
+        guessed["num_classes"] = guessed["rows"] - 1  # the library's models have a null class all
+        for key, value in config.items():
+            if guessed.get(key, value) != value and key != "num_heads":
+                raise NumdiffError(f"{CONFIG} says {key} {value}, and the weights have {guessed[key]}")
+    except NumdiffError as error:
+        raise NumdiffError(f"cannot use {path}: {error}.") from None
+    return state_dict, {"class_dropout": defaults_of(DiT)["class_dropout"], **told, **config}
+
+
+def notes_on_diffusers(diffusion):
+    """What whoever loads the folder in diffusers must do, to have the model that was trained: `Conversion.notes`."""
+    scale = diffusion.get("timestep_scale", 1.0)
+    return [("diffusers", "gives other outputs, by percents at late timesteps (its timestep embedding has other "
+                          "frequencies, whatever config.json says), until this is run on the model it has loaded:"),
+            ("", REMEDY if scale == 1 else f"{REMEDY}; block.norm1.emb.time_proj.scale = {scale:g}")]
+
+
+def write_diffusers_folder(folder, kind, options, state_dict, diffusion):
     """Write config.json and the weights; a `UsageError` for a model that diffusers' DiT cannot be."""
     if kind != "dit":
         raise UsageError(f"OUT is {str(folder)!r}, a folder in diffusers' layout, which is for a DiT, and this is a "
@@ -334,7 +365,7 @@ def write_diffusers_folder(folder, kind, options, state_dict):
     except OSError as error:
         raise cannot_write("the weights into", folder, error) from error
     with atomic_file(folder / WEIGHTS, "the weights") as file:
-        write_state_dict(file, diffusers_state_dict(state_dict, options["depth"]), "safetensors")
+        write_state_dict(file, diffusers_state_dict(state_dict, options["depth"]), "safetensors", options, diffusion)
     with atomic_file(folder / CONFIG, "the configuration") as file:
         file.write(config.encode())
 
@@ -374,7 +405,8 @@ def complete_dit_options(source, state_dict, told, free):
     except NumdiffError as error:
         raise NumdiffError(f"cannot use {source}: {error}.") from None
     rows = guessed.pop("rows")
-    known = {**told, **guessed, **free}  # heads of a published size are known better than a file can tell
+    heads = {key: told[key] for key in ("num_heads",) if key in told}  # those of a published size are only likely
+    known = {**told, **guessed, **heads, **free}
     if "image_size" not in known:
         raise UsageError(f"{source} does not say for which image size it was trained, as it has no pos_embed: give "
                          "--image-size, for latents their side, for example --image-size 32.")

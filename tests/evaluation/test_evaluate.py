@@ -328,3 +328,22 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
         assert last.startswith("Error: ") and message in last, (arguments, last)
     with pytest.raises(NumdiffError, match="at least two"):
         open_source("one.npz").statistics()
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["edm2", "flat"])
+def test_statistics_in_a_pickle_are_not_opened_and_the_recipe_works(tmp_path, rng, nested):
+    """It may run code, so numdiff does not; the two lines that the message ends with, run by whoever trusts it, do."""
+    import pickle
+    mu, sigma = rng.standard_normal(3), np.eye(3)
+    statistics = {"mu": mu, "sigma": sigma}
+    path = tmp_path / "it's img512.pkl"
+    path.write_bytes(pickle.dumps({"fid": statistics, "fd_dinov2": {}} if nested else statistics))
+    result = CliRunner().invoke(main, ["evaluate", str(path), str(path)])
+    assert isinstance(result.exception, UsageError) or result.exit_code == 2
+    with pytest.raises(UsageError, match="is a pickle, which may run code, and is not opened") as caught:
+        open_source(path)
+    sentence, *recipe = str(caught.value).split("\n")
+    assert len(recipe) == 2
+    exec("\n".join(recipe), {})
+    found = open_source(path.with_suffix(".npz"))
+    assert isinstance(found, Statistics) and np.array_equal(found.mu, mu) and np.array_equal(found.sigma, sigma)

@@ -13,6 +13,8 @@ from numdiff.nn.convert import (
     guess_dit_options,
     is_dit,
     load_state_dict,
+    public_state_dict,
+    read_config,
     to_numdiff_layout,
     to_torch_layout,
     with_positions,
@@ -177,6 +179,58 @@ def test_diffusers_names():
     assert (config["num_attention_heads"], config["attention_head_dim"], config["num_embeds_ada_norm"]) == (3, 16, 5)
     assert (config["sample_size"], config["in_channels"], config["out_channels"]) == (8, 4, 8)
     json.dumps(config)
+
+
+def write_config(folder, **changed):
+    _, options = state_of("latents")
+    config = {**diffusers_config(options), **changed}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+    return folder
+
+
+def test_names_of_diffusers_and_back():
+    state, options = state_of("latents")
+    theirs = diffusers_state_dict(state, options["depth"])
+    back = public_state_dict(theirs, options)
+    assert set(back) == set(state) and all(np.array_equal(back[name], state[name]) for name in state)
+    positions = with_positions(state, options)["pos_embed"]
+    public_state_dict({**theirs, "pos_embed.pos_embed": positions}, options)  # older versions keep them
+
+    def refused(message, **changed):
+        changed = {name.replace("__", "."): value for name, value in changed.items()}
+        with pytest.raises(NumdiffError, match=message):
+            public_state_dict({k: v for k, v in {**theirs, **changed}.items() if v is not None}, options)
+
+    refused("there is no proj_out_1.bias", proj_out_1__bias=None)
+    refused("weights that no DiT has .more", more=np.ones(1))
+    refused("pos_embed is not the table", pos_embed__pos_embed=positions[:, ::-1])
+    name = "transformer_blocks.1.norm1.emb.timestep_embedder.linear_1.weight"
+    refused("block 1 has another timestep_embedder.linear_1.weight than block 0",
+            **{name.replace(".", "__"): theirs[name] + 1})
+
+
+def test_settings_of_diffusers(tmp_path):
+    _, options = state_of("latents")
+    found = read_config(write_config(tmp_path))
+    assert found == {key: options[key] for key in found}
+    defaults = {key: ... for key in diffusers_config(options) if key != "_class_name"}
+    found = read_config(write_config(tmp_path, **defaults, _diffusers_version="0.9", _class_name="Transformer2DModel"))
+    assert (found["hidden_size"], found["depth"], found["num_classes"], found["learn_sigma"]) == (1152, 28, 1000, False)
+    for changed, message in (
+            ({"qk_norm": "rms"}, "sets 'qk_norm', which numdiff does not know"),
+            ({"norm_type": "ada_norm"}, "sets norm_type to 'ada_norm', and numdiff's DiT has only 'ada_norm_zero'"),
+            ({"activation_fn": "geglu"}, "activation_fn"), ({"attention_bias": False}, "attention_bias"),
+            ({"norm_eps": 1e-3}, "norm_eps"), ({"attention_bias": 1}, "attention_bias"),
+            ({"num_layers": 0}, "num_layers to '0', which must be"), ({"patch_size": True}, "patch_size"),
+            ({"sample_size": [8, 8]}, "sample_size"), ({"out_channels": 5}, "out_channels to 5"),
+            ({"_class_name": "SD3Transformer2DModel"}, "is of a 'SD3Transformer2DModel'"),
+            ({"_class_name": ...}, "is of a 'None'")):
+        with pytest.raises(NumdiffError, match=message):
+            read_config(write_config(tmp_path, **changed))
+    for text in ("", "[]", "{", "[" * 10**5, "\ud800"):
+        (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+        with pytest.raises(NumdiffError, match="is damaged, or no configuration"):
+            read_config(tmp_path)
 
 
 def test_models_that_diffusers_cannot_hold():

@@ -6,10 +6,10 @@ import pytest
 
 from numdiff.diffusion import sample
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn import DiT
+from numdiff.nn import DiT, dit
 from numdiff.nn.convert import load_state_dict, to_numdiff_layout, with_positions
 from numdiff.nn.convert.diffusers import CONFIG, WEIGHTS
-from numdiff.training.model_files import convert, load, write_model_file
+from numdiff.training.model_files import complete_dit_options, convert, load, write_model_file
 from tests.conftest import relative_error
 from tests.reference import stored, stored_dit
 from tests.training.test_model_files import write_npz
@@ -83,6 +83,52 @@ def test_folder_of_diffusers(tmp_path):
     with pytest.raises(UsageError, match="this is a UNet"):
         convert(write_npz(tmp_path / "u.npz", unet), tmp_path / "other", image_size=8, num_head_channels=32)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_of_diffusers_is_read_back(tmp_path):
+    """Bit-equal, with the options and the diffusion that no config.json has; from a pipeline's folder, too."""
+    _, state = stored_state("latents")
+    diffusion = {"steps": 400, "schedule": "cosine", "rescale_timesteps": True}
+    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", diffusion=diffusion, image_size=8, num_heads=3)
+    folder = tmp_path / "pipeline" / "transformer"
+    result = convert(tmp_path / "m.h5", folder)
+    assert "time_proj.downscale_freq_shift = 0; block.norm1.emb.time_proj.scale = 2.5" in result.notes[1][1]
+    (folder.parent / "model_index.json").write_text("{}")
+    for source in (folder, folder.parent):
+        convert(source, tmp_path / "again.h5")
+        model, again = load(tmp_path / "m.h5", "cpu"), load(tmp_path / "again.h5", "cpu")
+        assert model.options == again.options and model.diffusion == again.diffusion
+        assert again.diffusion["timestep_scale"] == 2.5
+        assert all(np.array_equal(a, again.arrays()[name]) for name, a in model.arrays().items())
+
+    config = json.loads((folder / CONFIG).read_text())
+    for changed, message in (({"num_layers": 1}, "weights that no DiT has"), ({"patch_size": 1}, "says patch_size 1"),
+                             ({"num_embeds_ada_norm": 9}, "says num_classes 9, and the weights have 5"),
+                             ({"norm_type": "layer_norm"}, "norm_type")):
+        (folder / CONFIG).write_text(json.dumps({**config, **changed}))
+        with pytest.raises(NumdiffError, match=message):
+            convert(folder, tmp_path / "x.h5")
+    (folder / CONFIG).write_text(json.dumps({**config, "num_attention_heads": 6, "attention_head_dim": 8}))
+    assert convert(folder, tmp_path / "x.h5").options["num_heads"] == 6
+    (folder / WEIGHTS).rename(folder / (WEIGHTS + ".index.json"))
+    with pytest.raises(NumdiffError, match="in several files"):
+        convert(folder, tmp_path / "x.h5")
+    (folder / (WEIGHTS + ".index.json")).unlink()
+    with pytest.raises(NumdiffError, match=f"has no {WEIGHTS} beside its"):
+        convert(folder, tmp_path / "x.h5")
+
+
+def test_heads_that_a_file_tells_are_believed_of_a_published_size():
+    """A DiT of a published width and depth may have other heads than the published one: its own export says so."""
+    class Shaped:
+        def __init__(self, shape):
+            self.shape = shape
+
+    options = {**dit.MODELS["DiT-S/4"], "image_size": 16, "in_channels": 3, "num_classes": 5, "class_dropout": 0.1,
+               "learn_sigma": True, "mlp_ratio": 4.0}
+    shapes = {name: Shaped(shape) for name, shape in dit.dit_shapes(options).items()}
+    for told, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
+        assert complete_dit_options("w.safetensors", shapes, told, {})["num_heads"] == heads
 
 
 def test_what_is_missing_or_wrong_is_asked_for(tmp_path):

@@ -2,9 +2,10 @@
 import numpy as np
 import pytest
 
+from numdiff.diffusion import alpha_bars
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import UNet
-from numdiff.nn.convert import to_numdiff_layout, write_state_dict
+from numdiff.nn.convert import guided_diffusion_flags, to_numdiff_layout, write_state_dict
 from numdiff.training.checkpoint import checkpoint_name, load_checkpoint, save_checkpoint
 from numdiff.training.model_files import convert, load, read_model_file, write_model_file
 from tests.conftest import relative_error
@@ -157,3 +158,89 @@ def test_safetensors_options_are_checked(tmp_path):
         convert(tmp_path / "w.safetensors", tmp_path / "m.h5")
     result = convert(tmp_path / "w.safetensors", tmp_path / "m.h5", image_size=8, num_head_channels=32)
     assert result.options["model_channels"] == 64
+
+
+# The diffusion -------------------------------------------------------------------------------------------------------
+
+PLAIN = {"image_size": 8, "num_head_channels": 32}
+
+
+def test_rescaled_timesteps_are_asked_for_kept_and_told(tmp_path):
+    """A UNet of other than 1000 steps may have been trained either way, and nothing in its weights says which."""
+    _, state = stored_state("plain")
+    source, model = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
+    for steps in (4000, 100):
+        with pytest.raises(UsageError, match="--rescale-timesteps where it was trained .* else --no-rescale-timesteps"):
+            convert(source, model, diffusion={"steps": steps}, **PLAIN)
+    result = convert(source, model, diffusion={"steps": 4000, "rescale_timesteps": False}, **PLAIN)
+    assert result.diffusion == {"steps": 4000, "schedule": "linear", "prediction": "eps"}
+    given = {"steps": 4000, "schedule": "cosine", "prediction": "v", "rescale_timesteps": True}
+    result = convert(source, model, diffusion=given, **PLAIN)
+    wanted = {"steps": 4000, "schedule": "cosine", "prediction": "v", "timestep_scale": 0.25}
+    assert result.diffusion == load(model, "cpu").diffusion == wanted
+    result = convert(model, tmp_path / "w.safetensors")  # an export keeps it, and says it in the other program's words
+    assert "--diffusion_steps 4000 --noise_schedule cosine" in result.notes[0][1]
+    assert result.notes[0][1].endswith("--rescale_timesteps True")
+    assert ("no flag there", "the prediction v") in result.notes
+    assert convert(tmp_path / "w.safetensors", tmp_path / "n.h5").diffusion == wanted
+    again = convert(tmp_path / "w.safetensors", tmp_path / "n.h5", diffusion={"rescale_timesteps": False})
+    assert "timestep_scale" not in again.diffusion
+    with pytest.raises(UsageError, match="leave out --rescale-timesteps"):
+        convert(model, tmp_path / "n.h5", diffusion={"rescale_timesteps": False})
+
+
+def test_tables_in_a_file_say_the_schedule(tmp_path):
+    """Buffers of a diffusion that is a module: betas or ᾱ decide steps and schedule, and other ones are refused."""
+    _, state = stored_state("plain")
+    bars = alpha_bars("cosine", 1000)
+    betas = 1 - bars / np.append(1.0, bars[:-1])
+    for tables in ({"betas": betas.astype(np.float32)}, {"diffusion.alphas_cumprod": bars.astype(np.float32)}):
+        wrapped = {**{f"model.{name}": array for name, array in state.items()}, **tables, "sqrt_alphas_cumprod": betas}
+        result = convert(write_npz(tmp_path / "w.npz", wrapped), tmp_path / "m.h5", **PLAIN)
+        assert result.diffusion["schedule"] == "cosine"
+    with pytest.raises(UsageError, match="--schedule linear: the betas of .* say cosine"):
+        convert(tmp_path / "w.npz", tmp_path / "m.h5", diffusion={"schedule": "linear"}, **PLAIN)
+    for wrong, message in ((betas**2, "neither those of linear nor those of cosine"), (betas[None], "has the shape")):
+        write_npz(tmp_path / "w.npz", {**state, "betas": wrong})
+        with pytest.raises(NumdiffError, match=message):
+            convert(tmp_path / "w.npz", tmp_path / "m.h5", **PLAIN)
+    write_npz(tmp_path / "w.npz", {**state, "betas": np.full(4000, 1e-3)[:1]})
+    with pytest.raises(NumdiffError, match="neither"):
+        convert(tmp_path / "w.npz", tmp_path / "m.h5", **PLAIN)
+
+
+# guided-diffusion ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", list(HEADS))
+def test_pooling_as_convolutions_gives_the_same(tmp_path, name):
+    """What guided-diffusion's scripts cannot load (conv_resample=False) is told, and made what they can."""
+    reference, state = stored_state(name)
+    options = reference["info"]["options"]
+    source = write_npz(tmp_path / "w.npz", state)
+    convert(source, tmp_path / "m.h5", image_size=options["image_size"], **HEADS[name])
+    told = dict(convert(tmp_path / "m.h5", tmp_path / "x.npz").notes)
+    pooled = not options.get("conv_resample") and not options.get("resblock_updown")
+    assert ("--conv-resample" in told.get("no flag there", "")) == pooled
+    result = convert(tmp_path / "m.h5", tmp_path / "c.safetensors", conv_resample=True)
+    assert not any("conv_resample" in text for _, text in result.notes)
+    assert result.options["conv_resample"] or options.get("resblock_updown")
+    convert(tmp_path / "c.safetensors", tmp_path / "c.h5")
+    output = load(tmp_path / "c.h5", "cpu").predict(reference["x"], reference["t"], reference.get("y"))
+    assert relative_error(output, reference["output"]) < 1e-4
+
+
+def test_flags_of_guided_diffusion():
+    """Every option that its scripts know, in their words; and what they have no word for."""
+    model = UNet(image_size=64, channel_mult=(1, 2), attention_resolutions=(32, 7), num_classes=9, device="ptx")
+    options = model.options
+    flags, missing = guided_diffusion_flags(options, {"steps": 1000, "schedule": "cosine", "prediction": "x_0"})
+    words = flags.split()
+    told = dict(zip(words[::2], words[1::2], strict=True))
+    assert (told["--channel_mult"], told["--attention_resolutions"], told["--num_channels"]) == ("1,2", "32", "64")
+    assert (told["--class_cond"], told["--predict_xstart"], told["--rescale_timesteps"]) == ("True", "True", "False")
+    assert len(missing) == 2 and "conv_resample=False" in missing[0] and "9 classes: set NUM_CLASSES" in missing[1]
+    odd = {**options, "channel_mult": [0.5, 1.5], "max_period": 1000.0, "in_channels": 4, "groups": 16,
+           "attention_resolutions": [], "conv_resample": True}
+    flags, missing = guided_diffusion_flags(odd, {"steps": 50, "schedule": "linear", "prediction": "v",
+                                                  "timestep_scale": 3.0})
+    assert "--attention_resolutions 128" in flags and "--rescale_timesteps False" in flags and len(missing) == 7

@@ -5,14 +5,21 @@ containers.py finds the model in a training checkpoint; unet.py and dit.py know 
 guided-diffusion UNet and of a public DiT, guided.py that program's flags, diffusers.py the folder layout of that
 library, layout.py turns axes.
 """
-from .diffusers import diffusers_config, diffusers_state_dict
+from .diffusers import (
+    diffusers_config,
+    diffusers_state_dict,
+    find_diffusers,
+    public_state_dict,
+    read_config,
+    weights_file,
+)
 from .dit import check_dit_state_dict, guess_dit_options, is_dit, with_positions
 from .files import load_state_dict, read_weights, write_state_dict
 from .guided import guided_diffusion_flags, with_convolutions
 from .layout import to_numdiff_layout, to_torch_layout
 from .unet import check_state_dict, guess_unet_options, unet_shapes
 
-__all__ = ["check_dit_state_dict", "check_state_dict", "diffusers_config", "diffusers_state_dict", "guess_dit_options",
-           "guess_unet_options", "guided_diffusion_flags", "is_dit", "load_state_dict", "read_weights",
-           "to_numdiff_layout", "to_torch_layout", "unet_shapes", "with_convolutions", "with_positions",
-           "write_state_dict"]
+__all__ = ["check_dit_state_dict", "check_state_dict", "diffusers_config", "diffusers_state_dict", "find_diffusers",
+           "guess_dit_options", "guess_unet_options", "guided_diffusion_flags", "is_dit", "load_state_dict",
+           "public_state_dict", "read_config", "read_weights", "to_numdiff_layout", "to_torch_layout", "unet_shapes",
+           "weights_file", "with_convolutions", "with_positions", "write_state_dict"]

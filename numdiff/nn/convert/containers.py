@@ -40,9 +40,9 @@ def _named(found, keys):
     for _ in range(DEPTH + 1):
         if not isinstance(found, dict):
             break
-        if isinstance(found.get(SHADOW), (list, tuple)):
-            return _with_names(found[SHADOW], outer)
         inside = next((key for key in keys if isinstance(found.get(key), dict)), None)
+        if isinstance(found.get(SHADOW), (list, tuple)) and not (keys[0] in RAW_KEYS and inside in RAW_KEYS):
+            return _with_names(found[SHADOW], outer)
         tensors = {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, pickles.Tensor)}
         if tensors and inside is None:
             return tensors

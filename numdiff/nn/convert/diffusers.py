@@ -4,15 +4,39 @@
 are three layers there, every block carries its own copy of the timestep's and the class's embedding, and the positions
 are left to the library. Only models with a null class have a place there.
 
-One thing the library does otherwise: the frequencies of its timestep embedding fall by 10000^(1/127) a step, where the
-public DiT's fall by 10000^(1/128). Up to that, and rounding, both give the same output (tried with diffusers 0.42).
+One thing the library does otherwise, and no setting of config.json changes it: the frequencies of its timestep
+embedding fall by 10000^(1/127) a step (`downscale_freq_shift=1`), where the public DiT's, from which the published
+folders were made, fall by 10000^(1/128). So it gives other outputs, by percents at late timesteps, until `REMEDY` has
+been run on what it loaded; then both give the same up to rounding (tried with diffusers 0.42).
 """
+import json
+import os
+import pathlib
 
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import NumdiffError, UsageError
+from ..dit import EPS, position_table
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
+PICKLED_WEIGHTS = "diffusion_pytorch_model.bin"
+PIPELINE, INSIDE = "model_index.json", ("transformer", "unet")  # a whole pipeline's folder, and where its model lies
+LARGEST_CONFIG = 1 << 20  # bytes
+CLASSES = ("DiTTransformer2DModel", "Transformer2DModel")  # now, and in the published folders
+REMEDY = "for block in model.transformer_blocks: block.norm1.emb.time_proj.downscale_freq_shift = 0"
+NUMBERS = {  # settings that say a size: diffusers' name -> its default
+    "num_attention_heads": 16, "attention_head_dim": 72, "in_channels": 4, "out_channels": None, "num_layers": 28,
+    "sample_size": 32, "patch_size": 2, "num_embeds_ada_norm": 1000}
+FIXED = {  # settings that a public DiT has alone: name -> (default, what goes)
+    "activation_fn": ("gelu-approximate", ("gelu-approximate",)), "attention_bias": (True, (True,)),
+    "norm_type": ("ada_norm_zero", ("ada_norm_zero",)), "norm_elementwise_affine": (False, (False,)),
+    "norm_eps": (1e-5, (1e-5, EPS)), "upcast_attention": (False, (False, True)), "dropout": (0.0, (0,)),
+    "norm_num_groups": (32, (32,)),  # nobody reads it
+    "cross_attention_dim": (None, (None,)), "double_self_attention": (False, (False,)),
+    "num_vector_embeds": (None, (None,)), "only_cross_attention": (False, (False,)),
+    "use_linear_projection": (False, (False,)), "attention_type": ("default", ("default",)),
+    "caption_channels": (None, (None,)), "interpolation_scale": (None, (None, 1, 1.0))}
+POSITIONS = "pos_embed.pos_embed"  # older versions keep them
 OUTSIDE = {  # the names of layers that stand once, here and there
     "x_embedder.proj": "pos_embed.proj",
     "final_layer.adaLN_modulation.1": "proj_out_1",
@@ -72,3 +96,108 @@ def diffusers_state_dict(state_dict, depth):
     return result
 
 
+def find_diffusers(path):
+    """The folder of a diffusers model that a path means: itself, or a part of a pipeline's folder; None for others."""
+    path = pathlib.Path(path)
+    if (path / PIPELINE).is_file():
+        return next((path / name for name in INSIDE if (path / name / CONFIG).is_file()), path)
+    return path if (path / CONFIG).is_file() else None
+
+
+def weights_file(folder):
+    """The file of weights in a diffusers model's folder."""
+    found = [folder / name for name in (WEIGHTS, PICKLED_WEIGHTS) if (folder / name).is_file()]
+    if not found:
+        parts = sorted(folder.glob("diffusion_pytorch_model*.index.json"))
+        why = (f"its weights are in several files ({parts[0].name}): save it with max_shard_size='100GB'" if parts else
+               f"it has no {WEIGHTS} beside its {CONFIG}: save it with save_pretrained")
+        raise NumdiffError(f"cannot use {folder}: {why}.")
+    return found[0]
+
+
+def read_config(folder):
+    """The options of the DiT that config.json describes: image_size, in_channels, …; a `NumdiffError` names the first
+    setting that no public DiT has."""
+    path = folder / CONFIG
+    try:
+        if os.path.getsize(path) > LARGEST_CONFIG:
+            raise NumdiffError(f"{path} is too large for a configuration: give a folder that diffusers wrote.")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NumdiffError(f"cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise NumdiffError(f"{path} is damaged, or no configuration: copy the folder again.")
+    kind = config.get("_class_name")
+    if kind not in CLASSES:
+        raise NumdiffError(f"{path} is of a {str(kind)[:60]!r}, and of diffusers numdiff reads {CLASSES[0]} alone.")
+    for key, value in config.items():
+        if key.startswith("_"):  # its class, the version that wrote it
+            continue
+        if key not in NUMBERS and key not in FIXED:
+            raise NumdiffError(f"{path} sets {key[:60]!r}, which numdiff does not know for a DiT: it is another model.")
+        if key in FIXED and not any(value == v and isinstance(value, bool) == isinstance(v, bool)
+                                    for v in FIXED[key][1]):
+            raise NumdiffError(f"{path} sets {key} to {str(value)[:60]!r}, and numdiff's DiT has only "
+                               f"{' or '.join(map(repr, FIXED[key][1]))}: it is another model.")
+        fits = type(value) is int and 0 < value <= 1 << 24 or value is None and key == "out_channels"
+        if key in NUMBERS and not fits:
+            raise NumdiffError(f"{path} sets {key} to {str(value)[:60]!r}, which must be a whole number from 1.")
+    found = {**NUMBERS, **{key: value for key, value in config.items() if key in NUMBERS}}
+    channels, outputs = found["in_channels"], found["out_channels"] or found["in_channels"]
+    if outputs not in (channels, 2 * channels):
+        raise NumdiffError(f"{path} sets out_channels to {outputs}, and a DiT of {channels} channels gives {channels} "
+                           f"or {2 * channels}: it is another model.")
+    return {"image_size": found["sample_size"], "in_channels": channels, "patch_size": found["patch_size"],
+            "hidden_size": found["num_attention_heads"] * found["attention_head_dim"], "depth": found["num_layers"],
+            "num_heads": found["num_attention_heads"], "num_classes": found["num_embeds_ada_norm"],
+            "learn_sigma": outputs == 2 * channels}
+
+
+def public_state_dict(state_dict, options):
+    """{the public DiT's name: array} of weights under diffusers' names: what `diffusers_state_dict` undoes.
+
+    options: of `read_config`. A `NumdiffError` where the blocks, which have an embedding each, do not have the same.
+    """
+    depth, found = options["depth"], dict(state_dict)
+    if POSITIONS in found:
+        positions = np.asarray(found.pop(POSITIONS), np.float32)
+        table = position_table(options["hidden_size"], options["image_size"] // options["patch_size"])
+        if positions.shape != (1, *table.shape) or not np.abs(positions[0] - table).max() < 1e-2:
+            raise NumdiffError(f"{POSITIONS} is not the table of sines and cosines that a DiT has")
+    result = {}
+
+    def take(name):
+        if name not in found:
+            raise NumdiffError(f"these are not the weights that {CONFIG} describes: there is no {name}")
+        return found.pop(name)
+
+    def copy(source, target):
+        kinds = ("weight",) if source.endswith("embedding_table") else ("weight", "bias")
+        for kind in kinds:
+            result[f"{source}.{kind}"] = take(f"{target}.{kind}")
+
+    first = "transformer_blocks.0.norm1.emb."
+    for i in range(1, depth):
+        for target in SHARED.values():
+            for kind in ("weight", "bias"):
+                name = f"{target}.{kind}"
+                if first + name in found and not np.array_equal(found[first + name],
+                                                                take(f"transformer_blocks.{i}.norm1.emb.{name}")):
+                    raise NumdiffError(f"block {i} has another {name} than block 0: the blocks were trained with an "
+                                       "embedding each, as diffusers does, and numdiff's have one for all")
+    for source, target in OUTSIDE.items():
+        copy(source, target)
+    for source, target in SHARED.items():
+        copy(source, first + target)
+    for i in range(depth):
+        here, there = f"blocks.{i}", f"transformer_blocks.{i}"
+        for source, target in BLOCK.items():
+            copy(f"{here}.{source}", f"{there}.{target}")
+        for kind in ("weight", "bias"):
+            result[f"{here}.attn.qkv.{kind}"] = np.concatenate([take(f"{there}.attn1.to_{letter}.{kind}")
+                                                                for letter in "qkv"])
+    if found:
+        raise NumdiffError(f"it has weights that no DiT has ({', '.join(list(found)[:3])})")
+    return result
