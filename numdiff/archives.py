@@ -129,10 +129,17 @@ class _Member:
             raise BadArchive(f"the CRC of {self.member.filename} is wrong")
         return b"".join(pieces)
 
+    def _packed(self, size):
+        """Up to `size` of the bytes that the file has."""
+        try:
+            return self._source.read(size)
+        except EOFError:
+            raise BadArchive(f"{self.member.filename} is cut off") from None
+
     def _piece(self, size):
         """1 to `size` further bytes."""
         if self.member.compress_type == zipfile.ZIP_STORED:
-            piece = self._source.read(min(size, 16 * BLOCK))
+            piece = self._packed(min(size, 16 * BLOCK))
             if not piece:
                 raise BadArchive(f"{self.member.filename} is cut off")
             return piece
@@ -142,7 +149,7 @@ class _Member:
         while True:
             packed = self._tail
             if not packed and (deflated or self._unpacker.needs_input):
-                packed = self._source.read(BLOCK)
+                packed = self._packed(BLOCK)
             try:  # without input deflate gives what it has held back, the others an error
                 piece = self._unpacker.decompress(packed, min(size, 16 * BLOCK))
             except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
@@ -161,7 +168,7 @@ class _Member:
             return bz2.BZ2Decompressor()
         if kind != zipfile.ZIP_LZMA:
             raise BadArchive(f"{self.member.filename} is packed by method {kind}, which is not read")
-        header = self._source.read(9)  # version of the packer, length of what follows, then LZMA's five bytes
+        header = self._packed(9)  # version of the packer, length of what follows, then LZMA's five bytes
         dictionary = int.from_bytes(header[5:9], "little")
         if len(header) < 9 or header[2:4] != b"\5\0" or header[4] >= 225 or dictionary > LZMA_DICTIONARY_BYTES:
             raise BadArchive(f"{self.member.filename} has an LZMA header that is not read")

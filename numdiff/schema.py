@@ -25,7 +25,7 @@ def parse_json(text, limit=JSON_BYTES):
     if len(text) > limit:
         raise Mismatch(f"its text has {len(text):,} bytes, and at most {limit:,} are taken")
     try:
-        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_short)
     except RecursionError:
         raise Mismatch("it is nested too deeply") from None
     except Mismatch:
@@ -36,6 +36,12 @@ def parse_json(text, limit=JSON_BYTES):
 
 def _no_constant(word):
     raise Mismatch(f"it holds {word}, which is no number")
+
+
+def _short(digits):
+    if len(digits) > 100:
+        raise Mismatch(f"it holds {digits[:20]}…, which is too large a number")
+    return int(digits)
 
 
 def _finite(digits):

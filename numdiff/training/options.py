@@ -435,7 +435,7 @@ def _check_value(name, value, spec):
     for v in value if many else (value,):
         number = isinstance(v, numbers.Real) and not isinstance(v, bool)
         fits = {bool: isinstance(v, bool), str: isinstance(v, str), int: number and isinstance(v, numbers.Integral),
-                float: number and math.isfinite(v)}[kind]
+                float: number and -math.inf < v < math.inf}[kind]
         if not fits:
             wanted = {bool: "yes or no", str: "text", int: "a whole number", float: "a finite number"}[kind]
             raise UsageError(f"{flag(name)} {_say(value)} must be {wanted}.")
