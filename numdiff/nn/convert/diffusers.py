@@ -9,13 +9,14 @@ embedding fall by 10000^(1/127) a step (`downscale_freq_shift=1`), where the pub
 folders were made, fall by 10000^(1/128). So it gives other outputs, by percents at late timesteps, until `REMEDY` has
 been run on what it loaded; then both give the same up to rounding (tried with diffusers 0.42).
 """
-import json
 import os
 import pathlib
 
 import numpy as np
 
+from ... import schema
 from ...errors import NumdiffError, UsageError
+from ...files import read_bytes
 from ..dit import EPS, position_table
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
@@ -122,10 +123,10 @@ def read_config(folder):
     try:
         if os.path.getsize(path) > LARGEST_CONFIG:
             raise NumdiffError(f"{path} is too large for a configuration: give a folder that diffusers wrote.")
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = schema.parse_json(read_bytes(path, LARGEST_CONFIG))
     except OSError as error:
         raise NumdiffError(f"cannot read {path}: {error.strerror}.") from error
-    except (ValueError, RecursionError):
+    except schema.Mismatch:
         config = None
     if not isinstance(config, dict):
         raise NumdiffError(f"{path} is damaged, or no configuration: copy the folder again.")
