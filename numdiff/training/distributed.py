@@ -100,6 +100,9 @@ class Alone:
     def check_data(self, dataset, fingerprint):
         """Raise a `UsageError` where the ranks have opened different datasets, by their fingerprints."""
 
+    def log_to(self, path):
+        """What the watchdog says at the end goes into this file, too."""
+
     def barrier(self):
         """Wait for all ranks."""
 
@@ -214,6 +217,10 @@ class Communicator(Alone):
             self._watchdog = Watchdog(self, addresses, timeout, self.hosts > 1)
             atexit.register(self._watchdog.stop)
             sys.excepthook = self._excepthook
+
+    def log_to(self, path):
+        if self._watchdog:
+            self._watchdog.log = path
 
     def wait_at_most(self, timeout):
         """Change the seconds after which the watchdog ends the job; None changes nothing."""

@@ -6,6 +6,7 @@
         loss.png                    the loss so far
         samples-00000400.png        images from the averaged weights
         checkpoint-00000400.h5      everything that a bitwise resume needs
+        watchdog.log                why a job of several ranks was ended, if it was
 
 Every rank runs all of this; what is written or printed, rank 0 writes and prints (distributed.py).
 """
@@ -122,6 +123,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         communicator.first(lambda: held.enter_context(lock_run(run_dir)) and None)
         if state is not None:
             communicator.first(prepare_resumed, options, run_dir, trainer.step)
+        communicator.log_to(pathlib.Path(run_dir, "watchdog.log").absolute())
         _train(options, trainer, pathlib.Path(run_dir), echo)
     echo(f"done      {sample_path(run_dir, trainer.step) if draws(options, model) else run_dir}")
     return run_dir
@@ -297,9 +299,10 @@ def _train(options, trainer, run_dir, output):
         def stop(number):
             save_all()
             why = ", as nobody reads its output" if number == SIGPIPE else ""
-            after = ("after its last step, before its pictures, which are drawn by"
-                     if trainer.step == options.steps else f"after step {trainer.step} of {options.steps}; go on with")
-            raise Stopped(f"stopped {after}: numdiff train {options.model} --resume {run_dir}{why}", number)
+            after = f"after step {trainer.step} of {options.steps}{why}; go on with"
+            if trainer.step == options.steps:
+                after = f"after its last step{why}, before its pictures, which are drawn by"
+            raise Stopped(f"stopped {after}: numdiff train {options.model} --resume {run_dir}", number)
 
         def draw_all():
             with pause("drawing samples"), doing(f"drawing samples after step {trainer.step}"):

@@ -33,6 +33,7 @@ TIMEOUT = 120.0  # seconds: --rank-timeout's default
 COMPILING = 3600.0  # seconds that a rank may compile at least
 CONNECT = 5.0  # seconds that the connections to one address may take
 LONGEST_BEAT = 5.0  # seconds between two messages, at most
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # of the log: a regular file or nothing
 LAUNCHERS = ("mpiexec", "mpirun", "mpiexec.hydra", "prterun", "orterun")
 NO_PLACE = ("training/distributed.py", "training/exchange.py", "device/__init__.py", "progress.py")
 PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + os.sep
@@ -58,8 +59,11 @@ class Watchdog:
     addresses: of rank 0's host, as the other ranks may reach it, the likeliest first; the first that all reach is taken
     timeout: seconds after which a rank that is silent or stuck ends the job; 0: never, only one that is killed does
     several_hosts: whether the launcher may have to be ended, too, as it would wait for a host that it cannot reach
-    Attributes: works, whether all are connected; address, where rank 0 was reached
+    Attributes: works, whether all are connected; address, where rank 0 was reached; log, a file that gets the last
+    sentences, too, as the stderr of a host that cannot be reached does not arrive either
     """
+
+    log = None
 
     def __init__(self, communicator, addresses, timeout=TIMEOUT, several_hosts=False):
         self.rank, self.size, self.timeout = communicator.rank, communicator.size, timeout
@@ -212,7 +216,7 @@ class Watchdog:
             self._tell(message)
         text = sentence(message["why"], message["ranks"], self.rank, self.size, self.timeout)
         if text:
-            say(text)
+            say(text, self.log)
         time.sleep(self.beat + 1 if message["why"] != "gone" else 0.2 if tell else 1.0)
         if self.several_hosts:
             end_launcher_soon()
@@ -265,12 +269,21 @@ def place():
     return ""
 
 
-def say(text):
-    """A line on stderr, past Python's buffers, whose locks a stuck main thread may hold; gives up after two seconds."""
+def say(text, log=None):
+    """A line on stderr and in the file `log`, past Python's buffers, whose locks a stuck main thread may hold; gives up
+    after two seconds each."""
+    def note():
+        with contextlib.suppress(OSError):
+            handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
+            os.write(handle, (text + "\n").encode())
+            os.close(handle)
+
     def write():
         with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: there is no stderr
             os.write(sys.stderr.fileno(), (text + "\n").encode())
     within(2.0, write)
+    if log:
+        within(2.0, note)
 
 
 def within(seconds, function):

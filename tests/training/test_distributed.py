@@ -200,6 +200,7 @@ def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_
     for rank in {0, 1, 2, 3} - {victim}:
         assert re.search(rf"Error: rank {rank} of 4, after step \d+ \(training/\w+.py, line \d+\), waits for rank "
                          rf"{victim}, of which nothing has been heard for 3 s .* last checkpoint with --resume", err)
+        assert f"Error: rank {rank} of 4" in (next((tmp_path / "runs").iterdir()) / "watchdog.log").read_text()
     for rank in range(4):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
