@@ -23,8 +23,8 @@ class Queues:
 
 def watched(rank, queues, farewell, ready):
     """A rank that leaves with a farewell, or waits for its end."""
-    watchdog = Watchdog(Queues(rank, queues), "127.0.0.1")
-    ready.put(watchdog.works)
+    watchdog = Watchdog(Queues(rank, queues), ["127.0.0.1"])
+    ready.put(watchdog.works and watchdog.address == "127.0.0.1")
     if farewell:
         watchdog.stop()
     else:
