@@ -8,6 +8,7 @@ import ctypes
 import functools
 import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import threadpoolctl
@@ -15,6 +16,7 @@ import threadpoolctl
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 LARGEST_HEAP_ARRAY = 32 << 20  # bytes; glibc's own upper limit for M_MMAP_THRESHOLD
 MOST_WORKERS = 16
+WORKER = "numdiff worker"  # how their threads' names begin
 WORTH_SHARING = 1 << 16  # elements below which handing work to a thread costs more than it saves
 
 
@@ -44,7 +46,7 @@ def workers():
 
 @functools.cache
 def _pool():
-    return ThreadPoolExecutor(workers(), thread_name_prefix="numdiff")
+    return ThreadPoolExecutor(workers(), thread_name_prefix=WORKER)
 
 
 def over_batch(function, count, elements):
@@ -54,8 +56,8 @@ def over_batch(function, count, elements):
     `count`, `elements` and the number of cores, so a machine repeats its own bits.
     """
     parts = min(workers(), count)
-    if parts < 2 or elements < WORTH_SHARING:
-        return [function(slice(0, count))]
+    if parts < 2 or elements < WORTH_SHARING or threading.current_thread().name.startswith(WORKER):
+        return [function(slice(0, count))]  # a worker that waited for the others would wait for itself
     edges = [count * i // parts for i in range(parts + 1)]
     return list(_pool().map(function, [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]))
 

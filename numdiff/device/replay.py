@@ -29,7 +29,7 @@ class Replayed:
         if self._arena is None:
             self.function()
             return
-        with self.backend.within(self._arena):
+        with self.backend.turn, self.backend.within(self._arena):  # no other thread's replay may write in between
             if self._captures and self._has_run:
                 self._replay = self.backend.capture(self.function)
             else:

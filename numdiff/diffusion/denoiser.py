@@ -18,6 +18,7 @@ import math
 import numpy as np
 
 from ..device import download, upload
+from ..kernels.any_batch import any_batch
 from ..kernels.sampler import estimate_x_0, guide, model_input, on_engine
 from ..nn import Tensor
 from .schedule import sigma_table, timestep_at
@@ -67,7 +68,8 @@ class Denoiser:
     def estimate(self, x, numbers, labels):
         """`with_prediction` at the level with these `numbers`, float32 (4,) on the engine; labels: of `with_null`."""
         x_t, t = model_input(x, numbers[:2], self.copies)
-        answer = self.model(Tensor(x_t), t, labels).data
+        with any_batch(len(x_t)):
+            answer = self.model(Tensor(x_t), t, labels).data
         if self.cfg_scale is not None:
             answer = guide(answer[:len(x)], answer[len(x):], self.cfg_scale, self.cfg_channels)
         return estimate_x_0(x, answer, numbers[2:], self.clip), answer

@@ -49,6 +49,7 @@ import numpy as np
 
 from ..device import cuda, empty, float32, is_device, launch, over_batch
 from . import conv2d_hopper
+from .any_batch import assumed, blocks, filled
 from .bias import channel_add_backward, channel_add_forward
 from .concat import Pair
 from .conv2d_hopper import hopper_forward, hopper_input_gradient, no_numbers
@@ -72,6 +73,7 @@ from .matmul import matmul_forward
 from .reduce import column_sum
 
 BLOCK = 256  # threads
+LEAST_ROWS = 256  # of a product of the reference, where `any_batch` cuts the batch
 CACHE = 1 << 20  # bytes of rows that the reference multiplies at a time: they should stay in a core's own cache
 
 
@@ -109,21 +111,24 @@ def conv2d_forward_reference(x, weight, bias=None, stride=1, channel=None, resid
     taps = weight.transpose(1, 2, 3, 0).reshape(kernel, kernel * c, n)
     y = np.empty((b, ho, wo, n), x.dtype)
 
+    size = blocks(ho * wo, LEAST_ROWS)
+
     def convolve(share):
-        for part in cache_sized(x, kernel, share):
-            rows = tap_rows(x[part], kernel, stride)
+        for part in ([slice(k * size, min((k + 1) * size, b)) for k in range(share.start, share.stop)] if size else
+                     cache_sized(x, kernel, share)):
+            rows = tap_rows(filled(x[part], size) if size else x[part], kernel, stride)
             total = rows[0:stride * ho:stride].reshape(-1, kernel * c) @ taps[0]
             for r in range(1, kernel):
                 total += rows[r:r + stride * ho:stride].reshape(-1, kernel * c) @ taps[r]
             if bias is not None:
                 total += bias
-            y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)
+            y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)[:part.stop - part.start]
             if channel is not None:  # here, where the part still lies in the core's cache
                 y[part] += channel[part, None, None]
             if residual is not None:
                 y[part] += residual[part]
 
-    over_batch(convolve, b, kernel * y.size)
+    over_batch(convolve, -(-b // size) if size else b, kernel * y.size)
     return y
 
 
@@ -287,7 +292,7 @@ def channel_statistics(x, weight, stride=1, least=WORTH_STATISTICS):
     shape = None
     if not isinstance(x, Pair) and is_device(x) and conv2d_hopper.can_run(x, weight, stride):
         result = *x.shape[:3], weight.shape[0]
-        if math.prod(result) * x.dtype.itemsize >= least:
+        if assumed(math.prod(result)) * x.dtype.itemsize >= least:
             shape = conv2d_hopper.statistics_shape(result)
     return None if shape is None else empty(shape, np.float32, like=x)
 

@@ -80,6 +80,7 @@ from ..device.hopper import (
 from ..device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ..device.tensor_map import tensor_map
 from ..device.threads import kept
+from .any_batch import assumed
 from .im2col import divide
 from .tuning import tuned_or
 
@@ -717,7 +718,7 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     backend = x.backend
 
     def planned(only=None, together=None):
-        return choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together,
+        return choose_plan(assumed(b), h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together,
                            bias is not None or channel is not None)[1]
 
     def measured(choice):
@@ -726,9 +727,11 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
 
     if only is None and together is None:
         kind = "conv2d_input_gradient v6" if gradient else "conv2d v6"
-        plan = tuned_or(planned, measured, backend, kind, b, h, w, c, n, size)
+        plan = tuned_or(planned, measured, backend, kind, assumed(b), h, w, c, n, size)
     else:
         plan = planned(only, together)
+    if assumed(b) != b:  # so many tiles are there in truth
+        plan = plan._replace(tiles=-(-n // plan.bn) * -(-w // plan.width) * -(-h // plan.height) * -(-b // plan.images))
     pad, columns = size // 2, 64 if plan.bn % 64 == 0 else 32
     map_x = tensor_map(x, (BK, plan.width + 2 * pad * plan.whole_halo, plan.height + 2 * pad, plan.images))
     taps = weight.reshape(weight.shape[0], size * size, weight.shape[3])

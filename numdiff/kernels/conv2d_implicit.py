@@ -29,6 +29,7 @@ READ NEXT
     conv2d_narrow.py, for when the tiles would be nearly empty.
 """
 from ..device import cuda, empty, float32, int32, launch, load4, store4, uint32
+from .any_batch import assumed
 from .im2col import divide
 from .matmul.vectorised import PAD, STEP, WARP_COLUMNS, WARP_ROWS, add_outer_product
 
@@ -464,7 +465,7 @@ def implicit_forward(x, weight, bias, y, stride):
     tile_n, by_four = (tile_width(n), True) if c % STEP == 0 else (64, False)
     grid = -(-b * ho * wo // TILE_M), -(-n // tile_n)
     threads = 2 * tile_n
-    parts, part_steps = cut(grid[0] * grid[1], threads, kernel * kernel * -(-c // STEP))
+    parts, part_steps = cut(-(-assumed(b * ho * wo) // TILE_M) * grid[1], threads, kernel * kernel * -(-c // STEP))
     out = y if parts == 1 else empty((parts, y.size), like=y)
     launch(conv2d_forward_kernels_v3[tile_n, by_four], (*grid, parts), threads, x.reshape(-1), weight.reshape(-1),
            weight.reshape(-1) if bias is None else bias, out.reshape(-1), h, w, c, ho, wo, n, kernel, stride,

@@ -38,6 +38,7 @@ import numpy as np
 
 from ..device import cuda, empty, int32, launch, load4, store4, uint32
 from ..device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from .any_batch import assumed
 from .conv2d_implicit import add_parts, column_source
 from .conv2d_narrow import NARROW
 from .im2col import divide
@@ -393,7 +394,8 @@ def tf32_forward(x, weight, bias, y, stride, channel=None, residual=None, gradie
     b, ho, wo, n = y.shape
     size, pixels = weight.shape[1], b * ho * wo
     steps = size * size * -(-c // BK)
-    tile, parts, part_steps = choose(pixels, n, steps, y.size, getattr(x.backend, "multiprocessors", 132), False)
+    tile, parts, part_steps = choose(assumed(pixels), n, steps, assumed(y.size),
+                                     getattr(x.backend, "multiprocessors", 132), False)
     flat = x.reshape(-1)
     biases, channels = flat if bias is None else bias, flat if channel is None else channel.reshape(-1)
     residuals = flat if residual is None else residual.reshape(-1)

@@ -44,6 +44,7 @@ import math
 import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
+from .any_batch import assumed
 from .concat import Pair, parts_of
 from .elementwise import silu, silu_gradient
 from .groupnorm_normalise import normalise_forward, normalise_takes
@@ -448,7 +449,7 @@ def _check(x, weight, bias, groups, version, dy=None):
             raise ValueError(f"version 3 finds no tile for groups of {C // groups} channels that a block of this "
                              "device could keep, or dy is not of x's type; use version=2")
         if version is None:
-            estimate = version_2_estimate(B, P, C, x.dtype.itemsize, dy is not None)
+            estimate = version_2_estimate(assumed(B), P, C, x.dtype.itemsize, dy is not None)
             version = 1 if C % 4 else 3 if plan is not None and plan.ns < estimate else 2
     return B, P, C, C // groups, version, plan
 
@@ -477,7 +478,7 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=Non
         launch(groupnorm_forward_kernel_v1, (groups, B), BLOCK, x_, weight, bias, y_, mean_, rstd_, P, C, width,
                float(eps), int(silu))
         return y, mean, rstd
-    lanes, tiles, chunk, chunks = cut(B, P, C, 4)
+    lanes, tiles, chunk, chunks = cut(assumed(B), P, C, 4)
     chunk_mean, chunk_squares = empty(B * chunks * C, np.float32, like=x), empty(B * chunks * C, np.float32, like=x)
     launch(groupnorm_chunk_kernel_v2, (chunks, tiles, B), BLOCK, x_, chunk_mean, chunk_squares, P, C, lanes, chunk)
     launch(groupnorm_join_kernel_v2, (groups, B), SMALL_BLOCK, chunk_mean, chunk_squares, mean_, rstd_, P, C, width,

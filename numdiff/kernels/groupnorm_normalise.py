@@ -35,6 +35,7 @@ import math
 import numpy as np
 
 from ..device import afresh, cuda, empty, float32, int32, launch, uint32
+from .any_batch import assumed
 from .concat import Pair, parts_of
 from .groupnorm_sixteen import ask
 from .groupnorm_vectors import (
@@ -227,7 +228,7 @@ def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
     P = x.size // (B * C)
     y = empty(x.shape, x.dtype, like=first)
     mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
-    rows, turns = block_shape(B, P, C, first.backend.multiprocessors)
+    rows, turns = block_shape(assumed(B), P, C, first.backend.multiprocessors)
     team = min(WARP, 1 << (rows // PAIRS_A_THREAD * (C // groups // 2) - 1).bit_length())
     launch(groupnorm_forward_kernel_v4, (-(-P // (rows * turns)), B), (C // VECTOR, rows), first.reshape(-1),
            second.reshape(-1), known.reshape(-1), known_2.reshape(-1), weight, bias, y.reshape(-1), mean.reshape(-1),

@@ -54,6 +54,7 @@ from ..device import cuda, empty, empty_like, float32, int32, launch, load4, uin
 from ..device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
 from ..device.threads import kept
 from . import groupnorm_clusters
+from .any_batch import assumed
 from .concat import Pair, parts_of
 from .flash_attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
 from .groupnorm_clusters import BLOCKS, groupnorm_backward_clusters
@@ -582,7 +583,7 @@ def plan_for(x, width, backward):
     if (C % VECTOR or seam % VECTOR or x.dtype not in (np.float16, np.float32) or x.size >= B << 31
             or tuple(first.backend.capability)[:2] < (8, 0)):
         return None
-    return choose_plan(B, x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
+    return choose_plan(assumed(B), x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
                        multiprocessors_of(first),
                        tuple(first.backend.capability)[:2] >= groupnorm_clusters.MINIMUM_CAPABILITY)
 

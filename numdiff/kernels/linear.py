@@ -30,6 +30,7 @@ READ NEXT
 import numpy as np
 
 from ..device import fill_zero, is_device, over_batch
+from .any_batch import blocks, filled, rows_of_a_sample
 from .concat import Pair
 from .elementwise import gelu_backward, gelu_forward
 from .matmul import (
@@ -45,6 +46,8 @@ from .matmul import (
 )
 from .reduce import column_sum
 
+LEAST_ROWS = 64  # of a product, where `any_batch` cuts the batch
+
 
 def linear_forward_reference(x, weight, bias=None, residual=None):
     rows = x.reshape(-1, x.shape[-1])
@@ -54,15 +57,27 @@ def linear_forward_reference(x, weight, bias=None, residual=None):
     transposed = weight.T.astype(working, copy=False)
 
     def part(i):
-        product = np.matmul(rows[i].astype(working, copy=False), transposed, out=y[i] if y.dtype == working else None)
+        given, out = rows[i].astype(working, copy=False), y[i] if y.dtype == working else None
+        if size and len(given) < size:  # the last, filled up, so that all products have the same extents
+            product = np.matmul(filled(given, size), transposed)[:len(given)]
+        else:
+            product = np.matmul(given, transposed, out=out)
         if bias is not None:
             product += bias
         if added is not None:
             product += added[i]
-        if y.dtype != working:
+        if product is not out:
             y[i] = product
 
-    over_batch(part, len(rows), x.size + y.size)
+    each = rows_of_a_sample(len(rows))
+    size = each * (blocks(each, LEAST_ROWS) or 0)
+    if size:
+        def share(several):
+            for k in range(several.start, several.stop):
+                part(slice(k * size, min((k + 1) * size, len(rows))))
+        over_batch(share, -(-len(rows) // size), x.size + y.size)
+    else:
+        over_batch(part, len(rows), x.size + y.size)
     return y.reshape(*x.shape[:-1], len(weight))
 
 

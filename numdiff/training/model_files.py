@@ -44,6 +44,7 @@ from ..nn.convert.diffusers import CONFIG, REMEDY, WEIGHTS
 from ..nn.model import parameter_shapes
 from ..nn.module import ALIGNMENT
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
+from .precision import set_precision
 
 EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
 KINDS = {"unet": UNet, "dit": DiT}
@@ -83,10 +84,11 @@ FREE_DIT_OPTIONS = {
 }
 
 
-def load(path, device="auto", weights="ema"):
+def load(path, device="auto", weights="ema", precision="auto"):
     """The model in a checkpoint, a run folder (its newest checkpoint) or a file of `numdiff convert`.
 
     device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights where the file has them, or "raw"
+    precision: "fp32", "tf32", "fp16" (a GPU's), or "auto": fp16 on GPUs from sm_80 on, else fp32
     `model.options`, `model.diffusion` and `model.meta` tell what it is and how it was trained.
     """
     options, arrays, meta = read_model_file(path, weights)
@@ -94,6 +96,7 @@ def load(path, device="auto", weights="ema"):
     model.load_arrays(arrays)
     model.diffusion = dict(meta.get("diffusion") or {})
     model.meta = meta
+    model.precision = set_precision(model, precision)
     return model
 
 

@@ -1,5 +1,7 @@
 """Which arithmetic a run has where nobody chose one (`--precision auto`): this file decides, and no other."""
 
+from ..errors import UsageError
+
 ON_TENSOR_CORES = "fp16"  # where the float16 kernels have tensor cores to run on
 ELSEWHERE = "fp32"  # on the CPU, on the emulator and on older cards
 TENSOR_CORES_FROM = (8, 0)  # compute capability: Ampere, the oldest for which the float16 kernels use them
@@ -19,6 +21,20 @@ def precision_on(name, backend):
     if name != "auto":
         return name
     return automatic(backend.capability if getattr(backend, "name", None) == "cuda" else None)
+
+
+def set_precision(model, name):
+    """Let a model compute with the precision of this name, "auto" or one of `MEANING`; returns which that is."""
+    if name not in ("auto", *MEANING):
+        raise UsageError(f"unknown precision {name!r}: use auto, {', '.join(MEANING)}.")
+    chosen = precision_on(name, model.backend)
+    if chosen == "tf32" and getattr(model.backend, "capability", (0, 0))[:2] < TENSOR_CORES_FROM:
+        raise UsageError("--precision tf32 needs a GPU of compute capability 8.0 or later; use --precision fp32.")
+    model.tf32 = chosen == "tf32"
+    model.compute_in_single()
+    if chosen == "fp16":
+        model.compute_in_half()
+    return chosen
 
 
 def gpu_capability(index=0):

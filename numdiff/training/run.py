@@ -17,15 +17,12 @@ import pathlib
 import signal
 import warnings
 
-import numpy as np
-
 from .. import __version__
 from ..data.fingerprint import difference, reordered
 from ..device.roof import peak_flops
-from ..diffusion import sample
 from ..errors import NumdiffError, UsageError, visibly
 from ..nn.module import same_index
-from ..progress import doing, tick
+from ..progress import doing
 from .build import (
     build_dataset,
     build_model,
@@ -47,11 +44,10 @@ from .checkpoint import (
 from .distributed import connect
 from .model_files import KINDS, check_model_meta, defaults_of
 from .options import flag
+from .previews import Previews
 from .report import STATS, Output, Reporter, image_grid, loss_curve_png, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
-SAMPLE_SEED = 1  # of the first image of every grid, the same in all of them, so that one sees them grow
-SAMPLE_BATCH = 16  # images sampled together
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
 COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, and at every checkpoint
 
@@ -304,9 +300,11 @@ def _train(options, trainer, run_dir, output):
                 after = f"after its last step{why}, before its pictures, which are drawn by"
             raise Stopped(f"stopped {after}: numdiff train {options.model} --resume {run_dir}", number)
 
+        previews = Previews(trainer, options)
+
         def draw_all():
             with pause("drawing samples"), doing(f"drawing samples after step {trainer.step}"):
-                images, number = draw_samples(trainer, options, asked) if draws(options, trainer.model) else (None, 0)
+                images, number = previews.draw(asked) if draws(options, trainer.model) else (None, 0)
                 if number:
                     stop(number)
                 communicator.first(draw, images)
@@ -355,50 +353,6 @@ def lacks_pictures(options, model, run_dir):
     if draws(options, model) and not os.path.exists(sample_path(run_dir, options.steps)):
         return True
     return not curve.exists() or (stats.exists() and curve.stat().st_mtime_ns < stats.stat().st_mtime_ns)
-
-
-class Interrupted(Exception):
-    """A rank was asked to stop while samples are drawn."""
-
-
-def draw_samples(trainer, options, asked=lambda: 0):
-    """(images from the averaged weights, 0) on every rank, each of which makes its part of them; or (None, number)
-    where `asked()` gave that number on one of them, which is looked at between evaluations. Collective."""
-    communicator, count = trainer.communicator, options.sample_count
-    first, stop = (count * k // communicator.size for k in (communicator.rank, communicator.rank + 1))
-    done, working, leave = 0, 1, 2  # what ranks tell each other at each evaluation, until all are done or one leaves
-
-    def look(_=None):
-        tick()
-        if communicator.largest(leave if asked() else working) == leave:
-            raise Interrupted
-
-    def make():
-        with trainer.ema_weights() as model:
-            if first == stop:
-                return np.empty((0, model.image_size, model.image_size, model.in_channels), np.uint8)
-            labels = None
-            if model.num_classes is not None:  # round robin over all images, whichever rank makes them
-                labels = np.arange(first, stop, dtype=np.int32) % model.num_classes
-            return sample(model, stop - first, options.sample_steps, options.sampler, seed=SAMPLE_SEED + first,
-                          y=labels, batch=SAMPLE_BATCH, progress=look)
-
-    def make_and_wait():
-        """Ranks have unlike numbers of evaluations: who is done keeps answering the others."""
-        try:
-            images = make()
-            while (state := communicator.largest(leave if asked() else done)) == working:
-                pass
-            return images if state == done else None
-        except Interrupted:
-            return None
-        except Exception:
-            communicator.largest(leave)  # the others then come to where this error is told
-            raise
-
-    parts = communicator.everywhere(make_and_wait)
-    number = communicator.largest(asked())
-    return (None, number) if number else (np.concatenate(parts), 0)
 
 
 def sample_grid(model, images):

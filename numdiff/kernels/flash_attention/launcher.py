@@ -18,6 +18,7 @@ import math
 import numpy as np
 
 from ...device import empty, is_device, launch
+from ..any_batch import assumed
 from ..attention import check
 from . import (
     backward,
@@ -182,11 +183,11 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
     if version == 1:
         queries, threads, kernel, nbytes = simple.ROWS, simple.ROWS, simple_kernels[HS, "forward"], 0
     elif version == 2:
-        warps = choose_warps(HS, B * heads, T, multiprocessors, shared_limit(qkv))
+        warps = choose_warps(HS, assumed(B) * heads, T, multiprocessors, shared_limit(qkv))
         queries, threads, kernel = forward.WARP_QUERIES * warps, WARP * warps, forward_kernels_v2[HS, warps]
         nbytes = 4 * forward.shared_floats(HS, warps)
     elif version == 3:
-        queries = choose_queries(B * heads, T, multiprocessors)
+        queries = choose_queries(assumed(B) * heads, T, multiprocessors)
         M = queries // 64
         threads, kernel, nbytes = forward_half.THREADS, forward_kernels_v3[HS, M], forward_half.shared_bytes(HS, M)
     else:

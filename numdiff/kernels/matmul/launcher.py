@@ -20,6 +20,7 @@ import math
 import numpy as np
 
 from ...device import copy_into, empty, empty_like, is_device, launch
+from ..any_batch import assumed
 from ..concat import Pair
 from ..elementwise import cast_forward, gelu_backward, gelu_forward
 from ..reduce import column_sum
@@ -142,6 +143,11 @@ def _half_tile(backend, version, batch, M, N, K, can_split):
     return tuned_or(estimated, measured, backend, "matmul v6", M, N, K, can_split) if version == 6 else estimated()
 
 
+def _as_assumed(batch, M):
+    """(batch, M): what grows with the model's batch is the rows of one product, or the number of products."""
+    return (batch, assumed(M)) if batch == 1 else (assumed(batch), M)
+
+
 def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version, row_sums):
     """matmul_forward for float16 operands on a device; c float16 or float32."""
     if c.dtype == np.float16 and accumulate:
@@ -165,7 +171,8 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
         column_sum(a, row_sums)
         row_sums = None
     if version > 2:
-        tile, slices = _half_tile(a.backend, version, batch, M, N, K, c.dtype == np.float32 and batch == 1)
+        tile, slices = _half_tile(a.backend, version, *_as_assumed(batch, M), N, K,
+                                  c.dtype == np.float32 and batch == 1)
         if version == 6:
             a, b, c = a.reshape(a.shape[-2:]), b.reshape(b.shape[-2:]), c.reshape(M, N)
             hopper.launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate,
@@ -191,7 +198,7 @@ def gelu_fuses(x, *extents):
 
 def _launch_gelu(a, b, c, transpose_b, **options):
     (M, K), N = a.shape, c.shape[1]
-    (_, width), _ = _half_tile(a.backend, 6, 1, M, N, K, False)
+    (_, width), _ = _half_tile(a.backend, 6, 1, assumed(M), N, K, False)
     hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, options.pop("bias", None), None, 1.0, False, width, 1,
                          **options)
 
@@ -234,7 +241,7 @@ def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_su
     a, b, c, second = (x.reshape(-1, x.shape[-1]) for x in (a, b, c, second))
     M, K = a.shape[::-1] if transpose_a else a.shape
     K += second.shape[1] if transpose_b else 0
-    (_, width), slices = _half_tile(a.backend, 6, 1, M, N, K, transpose_a)
+    (_, width), slices = _half_tile(a.backend, 6, 1, assumed(M), N, K, transpose_a)
     hopper.launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, None, 1.0, transpose_a, width, slices,
                          row_sums, second=second)
 
@@ -300,7 +307,8 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
     if version == 3 or version == 4:
         multiprocessors = getattr(c.array.backend, "multiprocessors", MULTIPROCESSORS)
         tiles = vectorised.TILES if version == 4 else (tile,)
-        tile, slices = choose_tile(outer * inner, M, N, K, multiprocessors, tiles)
+        batch, rows = (assumed(outer) * inner, M) if a.outer else _as_assumed(outer * inner, M)  # a.outer: images
+        tile, slices = choose_tile(batch, rows, N, K, multiprocessors, tiles)
     if slices == 1:
         _launch(version, tile, a, b, c, M, N, K, K, outer, inner, bias, alpha, accumulate)
         return

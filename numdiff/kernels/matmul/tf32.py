@@ -48,6 +48,7 @@ import numpy as np
 from ...device import copy_into, cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
+from ..any_batch import assumed
 from .mma import add_partials
 
 MINIMUM_CAPABILITY = (8, 0)
@@ -368,8 +369,9 @@ def launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residua
         copy_into(array, residual)
         residual, accumulate = None, True
     flat_c = array.reshape(-1)[c.start:]
-    whole = outer == inner == 1 and c.row == N and flat_c.size == M * N
-    tile, slices = choose(outer * inner, M, N, K, whole, getattr(array.backend, "multiprocessors", 132))
+    batch, rows = (assumed(outer) * inner, M) if a.outer else (outer * inner, assumed(M))  # a.outer: images
+    whole = batch == 1 and c.row == N and flat_c.size == M * N
+    tile, slices = choose(batch, rows, N, K, whole, getattr(array.backend, "multiprocessors", 132))
     flat_a, flat_b = (m.array.reshape(-1)[m.start:] for m in (a, b))
     biases = flat_a if bias is None else bias
     a_across, b_across = a.column != 1, b.row != 1

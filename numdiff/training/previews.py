@@ -1,0 +1,45 @@
+"""The pictures that a run makes of its averaged weights on the way, by the path that `numdiff sample` takes."""
+import numpy as np
+
+from ..diffusion import Sampling
+from .together import make_together
+
+SEED = 1  # of the first image of every grid, the same in all of them, so that one sees them grow
+BATCH = 16  # images sampled together, at least
+
+
+class Previews:
+    """Samples from the averaged weights of a `Trainer`; each rank makes its part of them.
+
+    What a GPU records at the first preview serves all later ones, and what a step computes on its way lies in the
+    memory of the training step, which is free in between.
+    """
+
+    def __init__(self, trainer, options):
+        self.trainer, self.options = trainer, options
+        count, ranks, rank = options.sample_count, trainer.communicator.size, trainer.communicator.rank
+        self.first, self.stop = (count * k // ranks for k in (rank, rank + 1))
+        self._sampling = None
+
+    def draw(self, asked=lambda: 0):
+        """(all images, uint8 (count, H, W, C), 0) on every rank; or (None, number) where `asked()` gave that number on
+        one of them, which is looked at between evaluations. Collective."""
+        parts, number = make_together(self.trainer.communicator, self._draw_part, asked)
+        return (None, number) if number else (np.concatenate(parts), 0)
+
+    def _draw_part(self, look):
+        model, step = self.trainer.model, self.trainer.step_function
+        images = np.empty((self.stop - self.first, model.image_size, model.image_size, model.in_channels), np.uint8)
+        if not len(images):
+            return images
+        with self.trainer.ema_weights():
+            if self._sampling is None:
+                labels = None
+                if model.num_classes is not None:  # round robin over all images, whichever rank makes them
+                    labels = np.arange(self.first, self.stop, dtype=np.int32) % model.num_classes
+                self._sampling = Sampling(
+                    model, len(images), self.options.sample_steps, self.options.sampler, seed=SEED + self.first,
+                    y=labels, batch=max(BATCH, step.microbatch), eager=self.options.eager, arena=step.arena)
+            for rows, made in self._sampling.batches(look):
+                images[rows] = made
+        return images

@@ -1,0 +1,85 @@
+"""An image's bits do not depend on its batch, where `any_batch` says so."""
+import contextlib
+
+import numpy as np
+import pytest
+
+from numdiff.device import download, upload, why_no_gpu
+from numdiff.device.ptx import PtxDevice
+from numdiff.kernels import any_batch as A
+from numdiff.kernels.any_batch import any_batch, assumed, blocks
+from numdiff.nn import DiT, Tensor, UNet
+
+UNETS = {"unet": {"image_size": 16, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
+                  "attention_resolutions": (8,)},
+         "odd sizes": {"image_size": 12, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
+                       "attention_resolutions": (6,), "num_head_channels": 16, "resblock_updown": True,
+                       "use_scale_shift_norm": True}}
+DITS = {"dit": {"image_size": 16, "in_channels": 3, "hidden_size": 64, "depth": 2, "num_heads": 2, "num_classes": 3},
+        "odd tokens": {"image_size": 6, "in_channels": 3, "hidden_size": 48, "depth": 1, "num_heads": 2,
+                       "num_classes": 3}}
+
+
+def answers(build, batch, parts):
+    """The model's answers to a whole batch, and to parts of it."""
+    model, rng = build(), np.random.default_rng(1)
+    model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
+    x = rng.standard_normal((batch, model.image_size, model.image_size, 3)).astype(np.float32)
+    t = np.full(batch, 300.5, np.float32)
+    labels = None if model.num_classes is None else (np.arange(batch) % 3).astype(np.int32)
+
+    def answer(rows):
+        put = [None if a is None else upload(a[rows], model.backend) for a in (x, t, labels)]
+        with any_batch(len(x[rows])):
+            return download(model(Tensor(put[0]), *put[1:]).data)
+
+    return answer(slice(0, batch)), [(rows, answer(rows)) for rows in parts]
+
+
+@pytest.mark.parametrize("name", [*UNETS, *DITS])
+@pytest.mark.parametrize("device", ["cpu", *([] if why_no_gpu() else ["cuda"])])
+def test_an_image_in_any_batch(device, name):
+    kind, options = (UNet, UNETS[name]) if name in UNETS else (DiT, DITS[name])
+    whole, parts = answers(lambda: kind(**options, device=device), 23, [slice(0, 1), slice(4, 9), slice(5, 23)])
+    for rows, part in parts:
+        np.testing.assert_array_equal(part, whole[rows])
+
+
+class Noting(PtxDevice):
+    """Notes what is launched: kernels, and bytes of shared memory."""
+
+    def launch(self, kernel, grid, block, args, shared=0, cluster=1):
+        self.launched.append((kernel.py_func.__module__, kernel.py_func.__qualname__, id(kernel), block, shared))
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["unet", "dit"])
+def test_a_gpu_runs_the_same_kernels_for_any_batch(kind, half):
+    """The kernels' identities tell versions and tiles, their number tells whether sums are split."""
+    device = Noting()
+    model = (UNet(image_size=64, device=device, seed=None) if kind == "unet" else
+             DiT(image_size=32, hidden_size=384, depth=2, num_heads=6, device=device, seed=None))
+    if half:
+        model.compute_in_half()
+
+    def launches(batch, context=any_batch):
+        shape, device.launched = (batch, model.image_size, model.image_size, model.in_channels), []
+        x = upload(np.zeros(shape, np.float32), device)
+        t, y = (upload(np.zeros(batch, dtype), device) for dtype in (np.float32, np.int32))
+        with context(batch):
+            model(Tensor(x), t, y if kind == "dit" else None)
+        return device.launched
+
+    assert launches(1) == launches(7) == launches(32) == launches(32, contextlib.nullcontext) == launches(96)
+    assert launches(1, contextlib.nullcontext) != launches(32)
+
+
+def test_launchers_see_the_same_extents():
+    assert assumed(7) == 7 and blocks(64, 256) is None
+    for rows in (1, 2, 32, 50):
+        with any_batch(rows):
+            assert assumed(rows * 64) == A.ASSUMED * 64
+            with any_batch(2 * rows):  # guidance
+                assert assumed(2 * rows * 64) == A.ASSUMED * 64
+            assert [blocks(n, 256) for n in (1, 16, 49, 256, 1024)] == [256, 16, 1, 1, 1]
+    assert assumed(7) == 7
