@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import numdiff
 from numdiff.device.traffic import Readback
+from numdiff.diffusion import Sampling
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training import run as run_module
 from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
@@ -149,21 +150,20 @@ def test_a_run_that_was_killed_before_its_pictures_draws_them(tmp_path):
 def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch):
     asked = []
 
-    def slow(model, count, *_, progress, **more):
+    def slow(sampling, progress):
         while True:
             asked.append(1)
             if len(asked) == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
             progress()
 
-    monkeypatch.setattr(run_module, "sample", slow)
+    monkeypatch.setattr(Sampling, "batches", slow)
     with pytest.raises(run_module.Stopped, match="stopped after step 2 of 9; go on with: numdiff train unet") as stop:
         run(tmp_path, 9, sample_every=2)
     assert len(asked) == 3 and stop.value.exit_code == 143
     folder, = tmp_path.iterdir()
     assert load_checkpoint(newest_checkpoint(folder))[1]["step"] == 2
-    monkeypatch.setattr(run_module, "sample", lambda *arguments, progress, **more: (asked.clear(), slow(
-        *arguments, progress=progress)))
+    asked.clear()
     with pytest.raises(run_module.Stopped, match="stopped after its last step, before its pictures, which are drawn"):
         run(tmp_path, 3, resume=str(folder))
 
