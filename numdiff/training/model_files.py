@@ -64,7 +64,7 @@ OPTIONS = {  # what the options of models may be; those that are not named here 
     "dropout": SHARE, "class_dropout": SHARE, "max_period": schema.number(1e-3, 1e12), "groups": COUNT,
     "patch_size": COUNT, "hidden_size": WIDTH, "depth": COUNT, "mlp_ratio": schema.number(0, 1000)}
 DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40), "prediction": schema.text(40),
-             "vlb_weight": schema.optional(schema.number(0, 1e6))}
+             "timestep_scale": schema.number(1e-6, 1e6), "vlb_weight": schema.optional(schema.number(0, 1e6))}
 FREE_OPTIONS = {  # of a UNet: what the shapes of weights do not tell -> what such a value may be
     "image_size": lambda v: type(v) is int and 0 < v <= MAX_IMAGE_SIZE,
     "num_heads": lambda v: type(v) is int and 0 < v <= 1 << 16,
@@ -294,6 +294,10 @@ def complete_diffusion(source, kind, told, given):
         schema.check(told.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "it")
     except schema.Mismatch as error:
         raise NumdiffError(f"the diffusion of {source} cannot be used ({error}): save the file again.") from None
+    try:
+        schema.check(told.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "its diffusion")
+    except schema.Mismatch as error:
+        raise NumdiffError(f"cannot use {source}: {error}; export it again.") from None
     found = {**told.get("diffusion", {}), **schedule_of_tables(source, told, given)}
     known = {**Diffusion().options, **found, **given}
     if rescaled is None and kind == "unet" and "diffusion" not in told and known["steps"] != 1000:

@@ -38,7 +38,23 @@ def test_wrong_options(weights):
     assert isinstance(result.exception, UsageError) and "--num-head-channels" in str(result.exception)
 
 
+def test_what_the_message_says_of_the_diffusion(tmp_path, weights):
+    """Rescaled timesteps are asked for and told; an export names guided-diffusion's flags."""
+    plain = (weights, str(tmp_path / "m.h5"), "--image-size", "8", "--num-head-channels", "32",
+             "--diffusion-steps", "4000")
+    result = run(*plain)
+    assert isinstance(result.exception, UsageError) and "--no-rescale-timesteps" in str(result.exception)
+    result = run(*plain, "--rescale-timesteps", "--schedule", "cosine")
+    assert "diffusion   4000 steps, cosine schedule, predicts eps, the model sees timesteps times 0.25" in result.output
+    result = run(str(tmp_path / "m.h5"), str(tmp_path / "x.npz"))
+    assert "guided-diffusion its scripts need: --image_size 8" in result.output
+    assert "no flag there levels that are joined without convolutions" in result.output
+    result = run(str(tmp_path / "m.h5"), str(tmp_path / "x.npz"), "--conv-resample")
+    assert result.exit_code == 0 and "no flag there" not in result.output
+
+
 def test_help_names_every_option():
     text = run("--help").output
-    for option in ("--weights", "--image-size", "--num-heads", "--attention-order", "--max-period", "--prediction"):
+    for option in ("--weights", "--image-size", "--num-heads", "--attention-order", "--max-period", "--prediction",
+                   "--rescale-timesteps", "--conv-resample"):
         assert option in text

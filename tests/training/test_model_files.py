@@ -189,6 +189,18 @@ def test_rescaled_timesteps_are_asked_for_kept_and_told(tmp_path):
         convert(model, tmp_path / "n.h5", diffusion={"rescale_timesteps": False})
 
 
+def test_the_diffusion_in_an_export_is_checked(tmp_path):
+    """Words from outside: what is no diffusion is refused, not left out, as that would be another model."""
+    _, state = stored_state("plain")
+    for wrong in ({"steps": "9"}, {"steps": 10**9}, {"backend": "x"}, {"timestep_scale": 0}, {"schedule": "wavy"},
+                  {"prediction": ["eps"]}, {"colour": 3}):
+        with open(tmp_path / "w.safetensors", "wb") as file:
+            write_state_dict(file, state, "safetensors", PLAIN, wrong)
+        with pytest.raises(NumdiffError, match=next(iter(wrong)) if "schedule" not in wrong else "unknown schedule"):
+            convert(tmp_path / "w.safetensors", tmp_path / "m.h5")
+    assert not (tmp_path / "m.h5").exists()
+
+
 def test_tables_in_a_file_say_the_schedule(tmp_path):
     """Buffers of a diffusion that is a module: betas or ᾱ decide steps and schedule, and other ones are refused."""
     _, state = stored_state("plain")
