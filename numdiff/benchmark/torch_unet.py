@@ -99,9 +99,10 @@ class TorchUNet(nn.Module):
                  num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
                  num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
                  num_classes=None, learn_sigma=False, dropout=0.0, use_new_attention_order=False, max_period=10000.0,
-                 groups=32):
+                 groups=32, class_dropout=0.0):
         super().__init__()
         self.model_channels, self.max_period = model_channels, max_period
+        self.num_classes, self.class_dropout = num_classes, class_dropout
         outputs = out_channels or in_channels * (2 if learn_sigma else 1)
         emb_channels, order = 4 * model_channels, "new" if use_new_attention_order else "legacy"
         if num_heads_upsample == -1:
@@ -117,7 +118,7 @@ class TorchUNet(nn.Module):
         self.time_embed = nn.Sequential(nn.Linear(model_channels, emb_channels), nn.SiLU(),
                                         nn.Linear(emb_channels, emb_channels))
         if num_classes is not None:
-            self.label_emb = nn.Embedding(num_classes, emb_channels)
+            self.label_emb = nn.Embedding(num_classes + (class_dropout > 0), emb_channels)
         widths = [int(mult * model_channels) for mult in channel_mult]
         channels, size = widths[0], image_size
         self.input_blocks = nn.ModuleList([Stage(nn.Conv2d(in_channels, channels, 3, padding=1))])
@@ -155,6 +156,8 @@ class TorchUNet(nn.Module):
         emb = timestep_embedding(t, self.model_channels, self.max_period)
         emb = self.time_embed(emb.to(self.time_embed[0].weight.dtype))
         if y is not None:
+            if self.training and self.class_dropout > 0:
+                y = torch.where(torch.rand(y.shape, device=y.device) < self.class_dropout, self.num_classes, y)
             emb = emb + self.label_emb(y)
         skips = []
         for stage in self.input_blocks:

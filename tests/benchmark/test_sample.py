@@ -80,6 +80,7 @@ def test_a_mode_that_fails_is_said(monkeypatch):
 # With PyTorch ---------------------------------------------------------------------------------------------------------
 
 CASES = [("unet", sampler, {}) for sampler in SAMPLERS] + [
+    ("unet", "ddim", {"class_cond": True, "class_dropout": 0.1, "cfg_scale": 3.0}),
     ("dit", "ddpm", {"channels": 4, "class_cond": True, "num_classes": 5, "learn_sigma": True}),  # learned variance
     ("dit", "dpm++2m", {"channels": 4, "class_cond": True, "num_classes": 5, "cfg_scale": 3.0, "prediction": "v"}),
     ("dit", "ddim", {"class_cond": True, "num_classes": 5, "cfg_scale": 3.0, "learn_sigma": True, "prediction": "eps"})]
@@ -92,7 +93,7 @@ def test_twins_sample_the_same(model, sampler, more):
     from numdiff.benchmark.torch_sample import TorchSample
     scale = more.pop("cfg_scale", None) if (more := dict(more)) else None
     options = (tiny_dit(batch=3, **more) if model == "dit" else
-               small_unet(batch=3, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,)))
+               small_unet(batch=3, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,), **more))
     ours = NumdiffSample(options, sampler=sampler, steps=4, cfg_scale=scale)
     theirs = TorchSample(options, ours.sampling)
     state = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in to_torch_layout(ours.model.arrays()).items()}

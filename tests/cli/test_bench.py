@@ -37,10 +37,10 @@ def test_profile(tmp_path):
 
 def test_bench_sample():
     result = run("bench", "sample", "dit", "--preset", "tiny", "--device", "cpu", "--size", 8, "--batch", 3,
-                 "--batches", 2, "--sample-steps", 2, "--sampler", "heun", "--cfg-scale", 4)
+                 "--batches", 2, "--sample-steps", 3, "--sampler", "heun", "--cfg-scale", 4)
     assert result.exit_code == 0, result.output
     lines = dict(line.split(maxsplit=1) for line in result.output.splitlines())
-    assert lines["sampler"].startswith("heun, 2 steps: 3 evaluations of 6 images (guidance 4) a batch, each ")
+    assert lines["sampler"].startswith("heun, 3 steps: 4 evaluations of 6 images (guidance 4) a batch, each ")
     assert "median of 2 " in lines["batch"] and lines["evaluation"].endswith(" ms") and "images/s" in lines["speed"]
     assert {"device", "parameters", "first", "peak"} <= set(lines)
 
