@@ -93,7 +93,7 @@ def sample_command(model, *more):
     return decorate
 
 
-@sample_command("unet")
+@sample_command("unet", "class_cond", "class_dropout")
 def sample_unet(**given):
     """The UNet of a preset, with random weights."""
     measure_samples("unet", **given)
