@@ -39,7 +39,8 @@ class Previews:
                     labels = np.arange(self.first, self.stop, dtype=np.int32) % model.num_classes
                 self._sampling = Sampling(
                     model, len(images), self.options.sample_steps, self.options.sampler, seed=SEED + self.first,
-                    y=labels, batch=max(BATCH, step.microbatch), eager=self.options.eager, arena=step.arena)
+                    y=labels, cfg_scale=self.options.cfg_scale, batch=max(BATCH, step.microbatch),
+                    eager=self.options.eager, arena=step.arena)
             for rows, made in self._sampling.batches(look):
                 images[rows] = made
         return images

@@ -91,6 +91,14 @@ def test_what_follows_from_another_setting():
     assert resolve_cpu(image_size=128).attention_resolutions == ()
 
 
+def test_grids_are_guided_where_the_model_can_be():
+    small = {"model": "dit", "preset": "small64", "device": "cpu"}
+    assert resolve(small).cfg_scale == 1.5
+    assert resolve({**small, "class_dropout": 0.0}).cfg_scale is None
+    assert resolve({**small, "class_cond": False}).cfg_scale is None
+    assert resolve({**small, "cfg_scale": 3.0}).cfg_scale == 3
+
+
 def test_json_round_trip(tmp_path):
     options = resolve_cpu(classes=["Food & Drink", "Objects"], microbatch=4)
     options.save(tmp_path / "options.json")
@@ -136,6 +144,8 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"steps": True}, "--steps True must be a whole number"),
     ({"steps": 5, "warmup_steps": 6}, "--warmup-steps 6 is more than --steps 5"),
     ({"sample_steps": 2000}, "--sample-steps 2000 is more than --diffusion-steps 1000"),
+    ({"cfg_scale": 2.0}, "--cfg-scale 2 guides by classes, and the model has none: give --class-cond"),
+    ({"cfg_scale": 2.0, "class_cond": True}, "never sees an image without its class: give a --class-dropout"),
     ({"learning_rate": 0}, "--learning-rate 0 must be above 0"),
     ({"learning_rate": float("nan")}, "--learning-rate nan must be a finite number"),
     ({"learning_rate": "fast"}, "--learning-rate fast must be a finite number"),

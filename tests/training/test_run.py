@@ -287,3 +287,13 @@ def test_weights_that_overflow_are_never_saved_and_are_told_in_one_sentence(tmp_
         for path in list_checkpoints(tmp_path / folder / "00000-unet-tiny"):
             assert all(np.isfinite(values).all() for values in load_checkpoint(path)[0].values())
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
+def test_grids_are_drawn_with_guidance(tmp_path, monkeypatch):
+    from numdiff.training import previews
+    asked = []
+    sampling = previews.Sampling
+    monkeypatch.setattr(previews, "Sampling",
+                        lambda *a, **more: asked.append(more["cfg_scale"]) or sampling(*a, **more))
+    run(tmp_path, 1, class_cond=True, class_dropout=0.5, cfg_scale=2.0, sample_count=1)
+    assert asked == [2.0]
