@@ -90,6 +90,11 @@ class Steps(click.ParamType):
         help="Averaged weights, or those of the last step.")
 @option("Run", "--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
         help="Where to compute; auto: the GPU if there is one.")
+@option("Run", "--precision", type=click.Choice(["auto", "fp32", "tf32", "fp16"]), default="auto", show_default=True,
+        help="Arithmetic: float32; products on tensor cores by TF32; activations and products in float16 (a GPU); "
+             "auto: fp16 on a GPU of compute capability 8.0 and later, else fp32.")
+@option("Run", "--eager/--no-eager", default=False, show_default=True,
+        help="Launch each kernel from Python, where a GPU else replays a graph of a step; changes no bit.")
 @option("Run", "--outdir", metavar="DIR", default="runs", show_default=True,
         help="Where run numbers are looked up.")
 def sample(run, **options):
@@ -104,6 +109,7 @@ def sample(run, **options):
     numdiff sample auto --class flags --cfg-scale 3 --animation flags.gif
     numdiff sample auto --slerp 8 --count 32
     numdiff sample auto --inpaint face.png --mask left
+    mpiexec -n 4 numdiff sample auto --count 50000 --batch 256 --npz samples.npz
     """
     from numdiff.training.sampling import sample_command
 

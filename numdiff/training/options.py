@@ -296,7 +296,7 @@ def resolve(given):
         only = ONLY.get(FIELDS[name].metadata["group"], model)
         if only != model:
             raise UsageError(f"{flag(name)} belongs to the model {only}; leave it out, or train that one.")
-    device = _device(given.get("device", "auto"))
+    device = resolve_device(given.get("device", "auto"))
     preset = given.get("preset") or DEFAULT_PRESET[model]["cuda" if device == "cuda" else "cpu"]
     _check_preset(model, preset)
     emoji = {} if given.get("data") else dict(EMOJI[model][preset])
@@ -364,7 +364,7 @@ def resolve_resumed(saved, given):
         if value != old and name not in CHANGED_ON_RESUME:
             raise UsageError(f"{flag(name)} {_say(value)} does not fit the run, which was started with {_say(old)}; "
                              "leave it out, or start a new run.")
-    device = _device(given.get("device", saved.device))
+    device = resolve_device(given.get("device", saved.device))
     options = dataclasses.replace(saved, **{**given, "device": device})
     options.precision = _precision(options.precision, device)
     check(options)
@@ -416,7 +416,7 @@ def _precision(name, device):
     return name
 
 
-def _device(name):
+def resolve_device(name):
     """"cpu", "cuda" or "emulator" for one of these, or for auto."""
     if name in ("cpu", "emulator"):
         return name

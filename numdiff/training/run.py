@@ -47,6 +47,7 @@ from .options import flag
 from .previews import Previews
 from .report import STATS, Output, Reporter, image_grid, loss_curve_png, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
+from .together import stop_signals
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
 COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, and at every checkpoint
@@ -213,33 +214,6 @@ def quiet_overflows():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         yield
-
-
-@contextlib.contextmanager
-def stop_signals():
-    """Within the context, Ctrl-C, SIGTERM and SIGHUP only set `.number` of what this yields; a second Ctrl-C
-    interrupts. The others may come twice by themselves, from a launcher or a terminal that is closed, and must not
-    interrupt the saving. SIGHUP is left alone where `nohup` has turned it off."""
-    class Request:
-        number = None
-
-    old = {}
-
-    def ask(number, frame):
-        if Request.number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        Request.number = Request.number or number
-
-    hangup = getattr(signal, "SIGHUP", None)
-    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere there is nothing to catch
-        for number in (signal.SIGINT, signal.SIGTERM, hangup):
-            if number is not None and not (number == hangup and signal.getsignal(number) == signal.SIG_IGN):
-                old[number] = signal.signal(number, ask)
-    try:
-        yield Request
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _train(options, trainer, run_dir, output):

@@ -1,8 +1,11 @@
 """What `numdiff sample` reads and writes besides a grid: samples as npz, the denoising as a GIF or APNG, masks."""
 import contextlib
+import io
 import json
 import pathlib
+import struct
 import zipfile
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -32,9 +35,19 @@ class SamplesFile:
         self._file, self._zip = file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
         self._grey = dtype == np.uint8 and shape[-1] == 1
         self._rows = self._zip.open("arr_0.npy", "w", force_zip64=True)
-        np.lib.format.write_array_header_1_0(self._rows, {
-            "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False,
-            "shape": (*shape[:-1], 3) if self._grey else tuple(shape)})
+        self._shape, self._dtype = (*shape[:-1], 3) if self._grey else tuple(shape), np.dtype(dtype)
+        self._rows.write(self._header(len(self)))
+
+    def __len__(self):
+        return self._shape[0]
+
+    def _header(self, count):
+        """NumPy's header of so many samples: of one length whatever the number, as NumPy leaves room for its digits."""
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {
+            "descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
+            "shape": (count, *self._shape[1:])})
+        return header.getvalue()
 
     def write(self, images):
         """The next samples; a grey image is written with three equal channels."""
@@ -43,14 +56,41 @@ class SamplesFile:
         if hasattr(self._file, "check"):
             self._file.check()  # a full disk is told now, and not when hours of sampling have passed
 
-    def finish(self, labels, record):
-        """After the last sample: classes (or None), and how the samples were made (a dict)."""
+    def finish(self, labels, record, count=None):
+        """After the last sample: classes (or None), and how the samples were made (a dict).
+
+        count: how many were written, where it is fewer than were meant to be
+        """
         self._rows.close()
+        if count is not None and count < len(self):
+            self._shorten(count)
+            labels, record = labels if labels is None else labels[:count], {**record, "count": count}
         more = {} if labels is None else {"arr_1": labels.astype(np.int64)}
         for name, array in {**more, "numdiff": np.array(json.dumps(record))}.items():
             with self._zip.open(f"{name}.npy", "w") as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
         self._zip.close()
+
+    def _shorten(self, count):
+        """Let the header of the samples say `count`, and the archive have the checksum that goes with it.
+
+        The archive's own header of the member (APPNOTE.TXT of PKWARE, 4.3.7) has the checksum at byte 14, the lengths
+        of name and extra field at bytes 26 and 28, and its data after them, from byte 30 on.
+        """
+        member, file = self._zip.getinfo("arr_0.npy"), self._file
+        end = file.tell()
+        file.seek(member.header_offset + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+        file.seek(member.header_offset + 30 + name + extra)
+        file.write(self._header(count))
+        file.seek(member.header_offset + 30 + name + extra)
+        left, member.CRC = member.file_size, 0
+        while left:
+            part = file.read(min(left, 1 << 24))
+            member.CRC, left = zlib.crc32(part, member.CRC), left - len(part)
+        file.seek(member.header_offset + 14)
+        file.write(struct.pack("<I", member.CRC))
+        file.seek(end)
 
     def close(self):
         """Let go of the archive, finished or not: else Python does it later, with an error that nobody can catch."""

@@ -1,4 +1,5 @@
 """What `numdiff sample` does: images from a run, a checkpoint or a converted model, as a grid, an npz, an animation."""
+import itertools
 import pathlib
 import time
 
@@ -10,10 +11,13 @@ from ..diffusion.sampling import to_uint8
 from ..errors import NumdiffError, UsageError, visibly
 from ..progress_bar import progress_bar
 from .checkpoint import buffer_names, newest_checkpoint
+from .distributed import AgreedError, connect
 from .model_files import load
+from .options import resolve_device
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
+from .together import make_together, stop_signals
 
 SHOWN = 256  # images on a grid, at most: a wider one is a picture that no program opens
 ANIMATED = 64  # images of an animation, at most
@@ -21,7 +25,7 @@ ANIMATED = 64  # images of an animation, at most
 
 def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
                    npz=None, animation=None, frames=40, inpaint=None, mask=None, device="auto", weights="ema",
-                   outdir="runs", columns=None, progress=False, echo=print, **more):
+                   outdir="runs", columns=None, precision="auto", progress=False, echo=print, **more):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
 
     run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint or a model file
@@ -31,55 +35,108 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
     inpaint, mask: a picture and what of it is made anew, as `read_mask` takes it
     columns: of the grid and the animation; progress: show a bar on a terminal
     The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
-    """
-    echo = visibly(echo)
-    grid = grid or (None if npz or animation else "samples.png")
-    _check_names(grid, npz, animation)
-    _check_inpainting(inpaint, mask, sampler)
-    checkpoint = find_model(run, outdir, echo)
-    model = load(checkpoint, device, weights)
-    if inpaint:
-        shape = (model.image_size, model.image_size, model.in_channels)
-        more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
-    labels = class_indices(class_name, model)
-    if labels is not None:  # several are taken in turn, over the images or over the rows of slerp
-        labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
-    sampling = Sampling(model, count, steps, sampler or "ddim", eta, seed, labels, batch, **more)
-    if not sampling.pixels and (grid or animation):
-        raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give --npz "
-                         "FILE.npz alone, and decode what is in it.")
-    columns = columns or _columns(sampling, labels)
 
-    shown = np.empty((min(count, SHOWN), *sampling.shape), sampling.dtype)
-    moving = Frames(min(count, ANIMATED), sampling.shape, sampling.evaluations, frames) if animation else None
-    started = time.perf_counter()
-    total = sampling.evaluations * -(-count // sampling.batch)
-    with progress_bar(total, "sampling", "step", shown=None if progress else False) as bar, \
-            samples_file(npz, (count, *sampling.shape), sampling.dtype) as file:
-        for rows, images in sampling.batches(bar.update, moving and _watch(moving)):
-            shown[rows.start:rows.stop] = images[:max(len(shown) - rows.start, 0)]
-            if file:
-                file.write(images)
-        if file:
-            file.finish(sampling.labels, describe(sampling, model, checkpoint, weights))
-    zoom = max(1, 128 // model.image_size) if model.image_size < 64 else 1
-    if grid:
-        save_png(grid, image_grid(shown, columns, zoom=zoom))
-    if moving:
-        moving.save(animation, shown[:moving.images.shape[1]], columns, zoom)
-    for path, most in ((grid, SHOWN), (animation, ANIMATED)):
-        if path and count > most:
-            echo(f"{path} shows the first {most} of the {count:,} images")
-    written = ", ".join(str(path) for path in (grid, npz, animation) if path)
-    echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
-         f"{weights_used(checkpoint, weights)} weights), {say_how(sampling)}, {time.perf_counter() - started:.1f} s")
-    return shown
+    Under `mpiexec` the ranks make the batches in turn, and rank 0 writes. Ctrl-C and SIGTERM stop after the evaluation
+    that goes on, on any rank: the npz and the grid then hold the images made so far, and a `Stopped` says so.
+    """
+    device = resolve_device(device)
+    communicator = connect("auto", device)
+    with communicator.job():
+        echo = visibly(echo if communicator.rank == 0 else _silent)
+        grid = grid or (None if npz or animation else "samples.png")
+        _check_names(grid, npz, animation)
+        _check_inpainting(inpaint, mask, sampler)
+        if animation and communicator.size > 1:
+            raise UsageError("--animation watches one process at work: leave mpiexec out, or --animation.")
+        communicator.check_options({"RUN": str(run), "--count": count, "--steps": steps, "--seed": seed,
+                                    "--batch": batch, "--sampler": sampler, "--npz": npz, "--precision": precision})
+        checkpoint = communicator.first(find_model, run, outdir, echo)
+        model = communicator.build(load, checkpoint, device, weights, precision)
+        if inpaint:
+            shape = (model.image_size, model.image_size, model.in_channels)
+            more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
+        labels = class_indices(class_name, model)
+        if labels is not None:  # several are taken in turn, over the images or over the rows of slerp
+            labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
+        sampling = Sampling(model, count, steps, sampler or "ddim", eta, seed, labels, batch, **more)
+        if not sampling.pixels and (grid or animation):
+            raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give "
+                             "--npz FILE.npz alone, and decode what is in it.")
+        columns = columns or _columns(sampling, labels)
+        zoom = max(1, 128 // model.image_size) if model.image_size < 64 else 1
+
+        shown = np.empty((min(count, SHOWN), *sampling.shape), sampling.dtype)
+        moving = Frames(min(count, ANIMATED), sampling.shape, sampling.evaluations, frames) if animation else None
+        made, started, first = 0, time.perf_counter(), communicator.rank == 0
+        total = sampling.evaluations * -(-count // sampling.batch)
+        with stop_signals() as request, samples_file(npz if first else None, (count, *sampling.shape), sampling.dtype) \
+                as file, progress_bar(total, "sampling", "step", shown=None if progress and first else False) as bar:
+            for batches, number in _rounds(communicator, sampling, bar, moving, lambda: request.number or 0):
+                for rows, images in batches:
+                    shown[rows.start:rows.stop] = images[:max(len(shown) - rows.start, 0)]
+                    made = rows.stop
+                    if file:
+                        file.write(images)
+                if number:
+                    break
+            if file and (made or not number):
+                file.finish(sampling.labels, describe(sampling, model, checkpoint, weights), made)
+            if number and not made:
+                raise AgreedError(f"stopped before the first {sampling.batch:,} images were done; nothing was written.",
+                                  128 + number)
+        if number:
+            moving, animation = None, None
+        if not first:
+            if number:
+                raise AgreedError("stopped.", 128 + number)
+            return shown[:made]
+        if grid:
+            save_png(grid, image_grid(shown[:made], columns, zoom=zoom))
+        if moving:
+            moving.save(animation, shown[:moving.images.shape[1]], columns, zoom)
+        for path, most in ((grid, SHOWN), (animation, ANIMATED)):
+            if path and made > most:
+                echo(f"{path} shows the first {most} of the {made:,} images")
+        written = ", ".join(str(path) for path in (grid, npz, animation) if path)
+        if number:
+            rest = "" if sampling.slerp else f"; the others are made with --seed {seed + made} --count {count - made}"
+            raise AgreedError(f"stopped after {made:,} of {count:,} images, which {written} "
+                              f"hold{'' if grid and npz else 's'}{rest}.", 128 + number)
+        echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
+             f"{weights_used(checkpoint, weights)} weights), {say_how(sampling)}, {model.precision}, "
+             f"{time.perf_counter() - started:.1f} s")
+        return shown
+
+
+def _silent(text):
+    """What ranks above 0 say."""
+
+
+def _rounds(communicator, sampling, bar, moving, asked):
+    """([(rows, images)] in order, 0), a batch of each rank, on every rank; the last with the number of a signal where
+    `asked()` gives one, and with those batches that were done before it."""
+    ranks, now = communicator.size, {}
+
+    def progress():
+        bar.update(ranks)
+        now["look"]()
+
+    def make(look):
+        now["look"] = look
+        return next(mine, (None, None))
+
+    mine = sampling.batches(progress, moving and _watch(moving), communicator.rank, ranks)
+    for _ in range(0, sampling.count, ranks * sampling.batch):
+        parts, number = make_together(communicator, make, asked)
+        done = itertools.takewhile(lambda part: part is not None, parts)  # what comes later has no place in the file
+        yield [part for part in done if part[0] is not None], number
 
 
 def describe(sampling, model, checkpoint, weights):
     """How samples were made, for whoever evaluates them later."""
     from .. import __version__
-    return {**sampling.options, "weights": weights_used(checkpoint, weights), "model": str(checkpoint),
+    return {**sampling.options, "precision": model.precision,
+            "weights": weights_used(checkpoint, weights), "model": str(checkpoint),
             "training_steps": model.meta.get("step", 0), "diffusion": sampling.diffusion.options,
             "classes": model.meta.get("classes") or [], "numdiff": __version__}
 

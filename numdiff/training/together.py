@@ -1,4 +1,7 @@
-"""Work that several ranks share and that may be told to stop at any moment: making samples."""
+"""Work that may be told to stop at any moment, and that several ranks share: making samples."""
+import contextlib
+import signal
+
 from ..progress import tick
 
 DONE, WORKING, LEAVE = 0, 1, 2  # what ranks tell each other at each evaluation, until all are done or one leaves
@@ -34,3 +37,30 @@ def make_together(communicator, make, asked=lambda: 0):
 
     parts = communicator.everywhere(make_and_wait)
     return parts, communicator.largest(asked())
+
+
+@contextlib.contextmanager
+def stop_signals():
+    """Within the context, Ctrl-C, SIGTERM and SIGHUP only set `.number` of what this yields; a second Ctrl-C
+    interrupts. The others may come twice by themselves, from a launcher or a terminal that is closed, and must not
+    interrupt the saving. SIGHUP is left alone where `nohup` has turned it off."""
+    class Request:
+        number = None
+
+    old = {}
+
+    def ask(number, frame):
+        if Request.number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        Request.number = Request.number or number
+
+    hangup = getattr(signal, "SIGHUP", None)
+    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere there is nothing to catch
+        for number in (signal.SIGINT, signal.SIGTERM, hangup):
+            if number is not None and not (number == hangup and signal.getsignal(number) == signal.SIG_IGN):
+                old[number] = signal.signal(number, ask)
+    try:
+        yield Request
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

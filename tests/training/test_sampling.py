@@ -3,24 +3,30 @@ import errno
 import gc
 import io
 import json
+import os
+import signal
+import zipfile
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from numdiff.diffusion import SAMPLERS
+from numdiff.diffusion import SAMPLERS, Sampling
 from numdiff.diffusion.sampling import VARIANCES
 from numdiff.diffusion.schedule import SPACINGS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import UNet
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve
+from numdiff.training.precision import MEANING
 from numdiff.training.run_folder import create_run
 from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_picture
 from numdiff.training.sampling import class_indices, find_model, sample_command
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
+from tests.training.test_distributed import MAIN, check_done, job, mpi
+from tests.training.test_distributed import run as run_job
 
 CLASSES = ["Cats & Dogs", "birds", "7"]
 
@@ -67,7 +73,7 @@ def test_every_sampler_draws_a_grid(model_file, tmp_path, sampler):
 def test_the_command_offers_what_there_is():
     choices = {p.name: list(getattr(p.type, "choices", ())) for p in sample_options.params}
     assert choices["sampler"] == list(SAMPLERS) and choices["spacing"] == list(SPACINGS)
-    assert choices["variance"] == list(VARIANCES)
+    assert choices["variance"] == list(VARIANCES) and choices["precision"] == ["auto", *MEANING]
 
 
 def test_npz_for_evaluators(model_file, tmp_path):
@@ -151,6 +157,60 @@ def test_slerp(model_file, tmp_path):
     assert "seeds 0 to 2" in last_line(result)
 
 
+# Stopped, and shared by ranks -----------------------------------------------------------------------------------------
+
+def read_npz(path):
+    with np.load(path, allow_pickle=False) as file:  # checks the archive's checksums, too
+        return file["arr_0"], file["arr_1"], json.loads(str(file["numdiff"]))
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, number, code):
+    whole = tmp_path / "whole.npz"
+    sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=whole)
+    evaluations, original = [], Sampling.batches
+
+    def stopping(self, progress, *more):
+        def count():
+            evaluations.append(1)
+            if len(evaluations) == 6:  # in the third batch
+                os.kill(os.getpid(), number)
+            progress()
+        return original(self, count, *more)
+
+    monkeypatch.setattr(Sampling, "batches", stopping)
+    with pytest.raises(NumdiffError, match=r"stopped after 4 of 7 images, which .*b.png, .*a.npz hold; the others are "
+                                           "made with --seed 4 --count 3") as stop:
+        sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=tmp_path / "a.npz",
+                       grid=tmp_path / "b.png")
+    assert stop.value.exit_code == code and len(evaluations) == 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "b.png", "whole.npz"]
+    images, labels, record = read_npz(tmp_path / "a.npz")
+    np.testing.assert_array_equal(images, read_npz(whole)[0][:4])
+    assert labels.tolist() == [0, 1, 2, 0] and record["count"] == 4
+    assert zipfile.ZipFile(tmp_path / "a.npz").testzip() is None
+    evaluations.clear()
+    monkeypatch.setattr(Sampling, "batches", lambda self, progress, *more: stopping(self, lambda: (
+        os.kill(os.getpid(), number), progress()), *more))
+    with pytest.raises(NumdiffError, match="stopped before the first 2 images were done; nothing was written") as stop:
+        sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=tmp_path / "c.npz")
+    assert stop.value.exit_code == code and not (tmp_path / "c.npz").exists()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@mpi
+def test_ranks_make_the_images_of_one(model_file, tmp_path):
+    """Four ranks, of which one has nothing to do in the end."""
+    options = ["--count", 7, "--steps", 2, "--batch", 1, "--cfg-scale", 1, "--seed", 3, "--device", "cpu"]
+    assert run(model_file, *options[:-2], "--npz", tmp_path / "one.npz").exit_code == 0
+    out = check_done(run_job(job(4, *MAIN, "sample", *map(str, (model_file, *options, "--npz", tmp_path / "four.npz",
+                                                                 "--grid", tmp_path / "four.png")))))
+    assert len(out.splitlines()) == 1 and "four.npz" in out
+    for one, four in zip(read_npz(tmp_path / "one.npz"), read_npz(tmp_path / "four.npz"), strict=True):
+        assert np.array_equal(one, four)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["four.npz", "four.png", "one.npz"]
+
+
 # Inpainting -----------------------------------------------------------------------------------------------------------
 
 def test_inpainting_keeps_the_picture_where_the_mask_is_black(model_file, tmp_path):
@@ -231,6 +291,8 @@ BAD = [  # arguments, exit code, what the message says
     ("--animation a.png --grid a.png", 2, "one file"), ("--inpaint a.png", 2, "belong together"),
     ("--mask left", 2, "belong together"), ("--inpaint a.png --mask left", 2, "no picture a.png"),
     ("--inpaint a.png --mask left --sampler heun", 2, "leave --sampler out"),
+    ("--precision fp16", 2, "--precision fp16 computes on a GPU; on the CPU use --precision fp32"),
+    ("--precision tf32", 2, "--precision tf32 needs a GPU"), ("--precision half", 2, "--precision"),
     ("--npz no/where.npz --steps 1", 1, "the folder does not exist"), ("--count 0", 2, "--count"),
 ]
 
