@@ -295,5 +295,5 @@ def test_grids_are_drawn_with_guidance(tmp_path, monkeypatch):
     sampling = previews.Sampling
     monkeypatch.setattr(previews, "Sampling",
                         lambda *a, **more: asked.append(more["cfg_scale"]) or sampling(*a, **more))
-    run(tmp_path, 1, class_cond=True, class_dropout=0.5, cfg_scale=2.0, sample_count=1)
+    run(tmp_path, 2, class_cond=True, class_dropout=0.5, cfg_scale=2.0, sample_count=1)
     assert asked == [2.0]
