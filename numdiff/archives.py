@@ -9,6 +9,7 @@ import copy
 import io
 import lzma
 import os
+import sys
 import zipfile
 import zlib
 
@@ -18,7 +19,7 @@ from .files import check_regular
 
 MAXIMUM_MEMBERS = 1_500_000  # of a zip, each a kilobyte of memory: all of ImageNet's training images
 MAXIMUM_TAR_MEMBERS = 10_000
-MAXIMUM_TAR_BYTES = 1 << 29
+MAXIMUM_TAR_BYTES = 384 << 20  # CIFAR-10 has 186
 MAXIMUM_DIMENSIONS = 32
 DEFLATE_RATIO = 1032  # bytes that one byte of deflate becomes at most (zlib's technical details)
 LZMA_DICTIONARY_BYTES = 64 << 20  # 7-Zip's at its highest setting
@@ -262,6 +263,8 @@ def read_npy(stream, size, limit):
     if header + nbytes > size:
         raise BadArchive(f"it announces an array of {nbytes:,} bytes and holds {max(0, size - header):,}")
     data = _exactly(stream, nbytes)
+    if dtype.kind == "U" and np.frombuffer(data, dtype.str[0] + "u4").max(initial=0) > sys.maxunicode:
+        raise BadArchive("it holds a text of no letters")
     if not dtype.itemsize:  # NumPy cannot view nothing as strings of no letters
         return np.zeros(shape, dtype)
     return np.frombuffer(data, dtype, count).reshape(shape, order="F" if fortran else "C")

@@ -5,14 +5,14 @@ operations here build numbers, strings, tuples, lists and dicts, and the few nam
 functions of the caller. Any other name is refused before anything happens. Nothing is ever imported or called by name,
 so a file can at worst be wrong.
 
-Nor can it grow: a program may take two million operations, and one of n bytes may give its functions 4n bytes (a string
+Nor can it grow: a program may take a million operations, and one of n bytes may give its functions 4n bytes (a string
 is remembered, and can be handed over again and again). So it ends within seconds, with at most some hundred megabytes
 beside its own bytes.
 """
 import pickletools
 
 MAXIMUM_BYTES = 64 << 20  # of a pickle: CIFAR-10's have 31 MB, a state dict has 200 bytes a tensor
-MAXIMUM_OPERATIONS = 2_000_000  # two seconds; a state dict has 45 a tensor
+MAXIMUM_OPERATIONS = 1_000_000  # a second; a state dict has 45 a tensor
 MAXIMUM_BITS = 128  # of an integer
 MAXIMUM_DIMENSIONS = 32  # of an array; more than any tensor of a model has, and NumPy's own limit was the same
 MAPPING_KEYS = (str, bytes, int, float, bool, type(None))  # hashing a nested tuple can take for ever

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -61,6 +62,23 @@ def test_info_of_the_default_dataset(run):
     result = run("info")
     assert "1,906 of 64×64×3" in result.output and "386  People & Body" in result.output
     assert os.listdir() == ["emoji64-sheet.png"]
+
+
+def test_latents(run, rng):
+    """A file as the README describes it: described, drawn, imported."""
+    images = rng.standard_normal((9, 8, 8, 4)).astype(np.float32)
+    with h5py.File("latents.h5", "w") as file:
+        file["images"], file["labels"], file.attrs["classes"] = images, np.arange(9) % 3, ["a", "b", "c"]
+    result = run("info", "latents.h5")
+    assert result.exit_code == 0, result.output
+    for text in ("latents  9 of 8×8×4: float32", "taken as they are", f"{images[..., 0].mean():.4f}", "3  b",
+                 "latents-sheet.png (latents are not decoded"):
+        assert text in result.output
+    with Image.open("latents-sheet.png") as sheet:
+        assert len(np.unique(np.asarray(sheet))) > 100
+    assert "9 latents of 8×8×4 from a numdiff dataset" in run("import", "latents.h5", "a.h5").output
+    np.save("two.npy", images[..., :2] * 9)
+    assert run("import", "two.npy", "b.h5").exit_code == 0 and run("info", "b.h5").exit_code == 0
 
 
 def test_info_without_labels(run, tmp_path):

@@ -103,6 +103,16 @@ def test_info():
         assert word in result.output
 
 
+@pytest.mark.parametrize("arguments, hint", [
+    ("trian", "No such command 'trian'. Did you mean 'train'?"), ("train unte", "Did you mean 'unet'?"),
+    ("data imprt", "Did you mean 'import'?"), ("bench step ditt", "Did you mean 'dit'?"),
+    ("bench stpe", "'step'"), ("kernels chek", "Did you mean 'check'?"), ("profile nuet", "Did you mean 'unet'?"),
+    ("xyzzy", "No such command 'xyzzy'.")])
+def test_near_commands_are_suggested(arguments, hint):
+    result = run(*arguments.split())
+    assert result.exit_code == 2 and hint in result.output and ("Did" in hint) >= ("Did" in result.output)
+
+
 BAD_INPUT = [  # arguments, exit code, what the message says
     ("frobnicate", 2, "No such command"),
     ("train unet --batch 0", 2, "--batch"),

@@ -24,6 +24,8 @@ from numdiff.data.importers import import_dataset
 from numdiff.data.importers import writer as writer_module
 from numdiff.data.importers.cifar import read_pickle
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.evaluation.sources import open_source
+from numdiff.training.sample_files import read_mask, read_picture
 from numdiff.unpickle import RefusedError
 
 
@@ -121,6 +123,35 @@ def test_folders_with_numbers_are_in_numeric_order(packed, out):
     written, labels, classes = contents(out)
     assert classes == [str(i) for i in range(12)]
     assert np.array_equal(written, colours(12)[labels])
+
+
+def test_order_of_folders_with_numbers(packed, out):
+    """As numbers, which the report says where ImageFolder's order differs; or as words, as there."""
+    source = packed({f"{i}/a.png": colours(12)[i] for i in range(12)})
+    report = import_dataset(source, out)
+    assert "order of their numbers (0, 1, 2, …)" in report.notes[0] and "(0, 1, 10, …)" in report.notes[0]
+    assert "add --class-order words" in report.sentences()[-1]
+    report = import_dataset(source, out, order="words", force=True)
+    images, labels, classes = contents(out)
+    assert classes == sorted(map(str, range(12))) and not report.notes
+    assert np.array_equal(images, colours(12)[[int(classes[i]) for i in labels]])
+    assert not import_dataset(packed({f"c{i}/{i}.png": colours(1)[0] for i in range(3)}), out, force=True,
+                              labels="folders").notes or "all" in str(source)
+
+
+def test_classes_by_prefix(packed, out):
+    """guided-diffusion's names; its indices with --class-order words."""
+    names = ["x/10_a.png", "2_b_c.png", "10_c.png", "y/3_d.png"]
+    source = packed(dict(zip(names, colours(4), strict=True)))
+    report = import_dataset(source, out, labels="prefix")
+    images, labels, classes = contents(out)
+    assert classes == ["2", "3", "10"] and report.counts == [1, 1, 2] and "--class-order words" in report.notes[0]
+    import_dataset(source, out, labels="prefix", order="words", force=True)
+    assert contents(out)[2] == ["10", "2", "3"]
+    with pytest.raises(UsageError, match="e.png has no _ behind a class in the name"):
+        import_dataset(packed({"a_b.png": colours(1)[0], "e.png": colours(1)[0]}), out, labels="prefix", force=True)
+    with pytest.raises(UsageError, match="--class-order alphabet is unknown"):
+        import_dataset(source, out, order="alphabet", force=True)
 
 
 def test_labels_option(packed, out):
@@ -363,6 +394,60 @@ def test_alpha_over_a_colour(tmp_path, out):
     assert imported(tmp_path, out, grey, background="red")[1, 0].tolist() == [255, 0, 0]
     with pytest.raises(UsageError, match="--background 'whitish' is not a colour"):
         imported(tmp_path, out, image, background="whitish")
+
+
+def test_transparent_grey(tmp_path, out):
+    """Of 16 bits, and of fewer than 8: one channel over grey, three over a colour; opaque pixels as without alpha."""
+    values = np.array([[0, 514], [32896, 65535]], np.uint16)
+
+    def chunks(depth, rows, transparent):
+        header = (b"IHDR", struct.pack(">IIBBBBB", 2, 2, depth, 0, 0, 0, 0))
+        return png_of_chunks(header, (b"tRNS", struct.pack(">H", transparent)), (b"IDAT", zlib.compress(rows)))
+
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    assert imported(tmp_path, out, chunks(16, rows, 514))[..., 0].tolist() == [[0, 255], [128, 255]]
+    assert imported(tmp_path, out, chunks(16, rows, 514), background="black").tolist() == [[[0], [0]], [[128], [255]]]
+    assert imported(tmp_path, out, chunks(16, rows, 515))[..., 0].tolist() == [[0, 2], [128, 255]]
+    assert imported(tmp_path, out, chunks(16, rows, 514), background="red").tolist() == [
+        [[0, 0, 0], [255, 0, 0]], [[128, 128, 128], [255, 255, 255]]]
+    for depth, rows, expected in ((2, b"\0\x10\0\xb0", [[0, 255], [170, 255]]),
+                                  (4, b"\0\x0a\0\x0f", [[0, 255], [0, 255]]),
+                                  (1, b"\0\x40\0\x80", [[0, 255], [255, 0]])):
+        transparent = {1: 1, 2: 1, 4: 10}[depth]  # the upper right pixel
+        assert imported(tmp_path, out, chunks(depth, rows, transparent))[..., 0].tolist() == expected
+    alpha = np.stack([values, [[65535, 65535], [65535, 0]]], -1).astype(np.uint16)
+    assert imported(tmp_path, out, png(alpha))[..., 0].tolist() == [[0, 2], [128, 255]]
+    assert imported(tmp_path, out, png(alpha), background="black").shape == (2, 2, 1)
+    assert imported(tmp_path, out, png(alpha), background="red")[1, 1].tolist() == [255, 0, 0]
+    rgb = png_of_chunks((b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)),
+                        (b"tRNS", struct.pack(">HHH", 514, 771, 1028)),
+                        (b"IDAT", zlib.compress(b"\0" + struct.pack(">HHH", 514, 771, 1028))))
+    assert imported(tmp_path, out, rgb).tolist() == [[[255, 255, 255]]]
+
+
+def test_postscript_under_another_name(tmp_path, out, monkeypatch):
+    """Ghostscript is not started, whoever opens the picture."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    path = fill(tmp_path / "s", {"a.png": eps}) / "a.png"
+    for read in (lambda: import_dataset(tmp_path / "s", out), lambda: read_picture(path, (8, 8, 3)),
+                 lambda: read_mask(str(path), 8), lambda: open_source(tmp_path / "s")):
+        with pytest.raises(NumdiffError, match="not an image that Pillow can read"):
+            read()
+    assert not (tmp_path / "started").exists()
+
+
+def test_picture_is_read_alike_everywhere(tmp_path, out):
+    values = np.tile(np.linspace(0, 65535, 16).astype(np.uint16), (16, 1))
+    path = fill(tmp_path / "s", {"a.png": values}) / "a.png"
+    import_dataset(tmp_path / "s", out)
+    expected = contents(out)[0][0]
+    assert len(np.unique(expected)) == 16
+    assert np.allclose((read_picture(path, (16, 16, 1)) + 1) * 127.5, expected, atol=1e-3)
+    assert np.array_equal(next(iter(open_source(tmp_path / "s").batches(1)))[0], np.repeat(expected, 3, -1))
 
 
 def test_cmyk_one_bit_and_gif(tmp_path, out):
@@ -677,6 +762,63 @@ def test_npz_labels_forms(tmp_path, out):
         np.savez(tmp_path / "a.npz", images=images, labels=labels)
         import_dataset(tmp_path / "a.npz", out, force=True)
         assert contents(out)[1].tolist() == expected and contents(out)[2] == classes
+
+
+def latents(rng, channels=4, dtype=np.float32):
+    return (3 * rng.standard_normal((70, 8, 8, channels))).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype, channels", [(np.float32, 4), (np.float64, 4), (np.float16, 4), (np.float32, 16)])
+@pytest.mark.parametrize("form", ["npz", "npy", "h5", "NCHW"])
+def test_latents(tmp_path, out, rng, dtype, channels, form):
+    """They arrive as they left; the report says what they were taken for."""
+    images = latents(rng, channels, dtype)
+    path = tmp_path / "latents"
+    if form == "npy":
+        path = path.with_suffix(".npy")
+        np.save(path, images)
+    elif form == "h5":
+        with h5py.File(path, "w") as file:
+            file["images"], file["labels"], file.attrs["classes"] = images, np.arange(70) % 2, ["a", "b"]
+    else:
+        path = path.with_suffix(".npz")
+        moved = images.transpose(0, 3, 1, 2) if form == "NCHW" else images
+        np.savez(path, images=moved, labels=np.arange(70) % 2, classes=["a", "b"])
+    report = import_dataset(path, out)
+    written, labels, classes = contents(out)
+    assert written.dtype == np.float32 and np.array_equal(written, images.astype(np.float32))
+    if form != "npy":
+        assert labels.tolist() == [i % 2 for i in range(70)] and classes == ["a", "b"]
+    assert f"70 latents of 8×8×{channels}" in report.sentences()[0] and "neither scaled nor resized" in report.notes[-1]
+    import_dataset(path, out, labels="none", size=8, force=True)
+    assert contents(out)[1] is None
+    for options, message in (({"size": 16}, "leave --size out"), ({"channels": 3}, "leave --rgb and --grey out"),
+                             ({"latents": False}, "bring it to 0 … 255|of 1 to 4 channels")):
+        with pytest.raises(NumdiffError, match=message):
+            import_dataset(path, out, force=True, **options)
+
+
+def test_floats_that_may_be_either(tmp_path, out, rng):
+    """Three channels beyond the range of pixels, and alpha below 0, are asked for."""
+    np.savez(tmp_path / "a.npz", latents(rng, 3))
+    with pytest.raises(UsageError, match="bring it to 0 … 255, 0 … 1 or -1 … 1 first, or add --latents"):
+        import_dataset(tmp_path / "a.npz", out)
+    assert import_dataset(tmp_path / "a.npz", out, latents=True).noun == "latents"
+    np.savez(tmp_path / "b.npz", np.tanh(latents(rng, 4)))
+    with pytest.raises(UsageError, match="pixels with alpha or latents: add --pixels or --latents"):
+        import_dataset(tmp_path / "b.npz", out, force=True)
+    assert import_dataset(tmp_path / "b.npz", out, force=True, latents=False).shape == (70, 8, 8, 3)
+    report = import_dataset(tmp_path / "b.npz", out, force=True, latents=True)
+    assert report.shape == (70, 8, 8, 4) and contents(out)[0].dtype == np.float32
+    np.savez(tmp_path / "c.npz", colours(4))
+    with pytest.raises(UsageError, match="is uint8, and latents are floats: leave --latents out"):
+        import_dataset(tmp_path / "c.npz", out, force=True, latents=True)
+    np.savez(tmp_path / "d.npz", images=latents(rng), labels=np.arange(70) % 3, classes=["a", "b"])
+    with pytest.raises(NumdiffError, match="`classes` in .*one name for each label from 0 to 2"):
+        import_dataset(tmp_path / "d.npz", out, force=True)
+    np.savez(tmp_path / "e.npz", np.where(np.arange(4) == 2, np.float64(1e300), -2 * np.ones((2, 4, 4, 4))))
+    with pytest.raises(NumdiffError, match="not finite"):  # as float32
+        import_dataset(tmp_path / "e.npz", out, force=True)
 
 
 def test_wrong_npz(tmp_path, out):

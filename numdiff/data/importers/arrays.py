@@ -250,7 +250,7 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
     no_labels_file(path, labels)
     shape, floats = images.shape, images.dtype.kind == "f"
     channels_first = len(shape) == 4 and (shape[1] in (1, 3, 4) and shape[3] not in (1, 2, 3, 4)
-                                          or floats and shape[1] < shape[2] == shape[3])
+                                          or floats and shape[1] != shape[2] == shape[3])
     channels = 1 if len(shape) == 3 else shape[1] if channels_first else shape[-1]
     if len(shape) not in (3, 4) or not (channels in (1, 2, 3, 4) or floats and latents is not False):
         raise NumdiffError(f"{images.name} in {str(path)!r} has shape {shape}, and images are (N, H, W, C) or "
@@ -362,6 +362,7 @@ def _named(path, classes, numbers, names):
         raise NumdiffError(f"`classes` in {str(path)!r} is {names.dtype} {names.shape}, and must be one name for each "
                            f"label from 0 to {values.max()}: mend it, or use --labels none.")
     names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names.tolist()]
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # half a letter cannot be written
     return names, values[numbers]
 
 

@@ -13,7 +13,7 @@ FILE_COLUMNS = ("file", "filename", "file_name", "filepath", "path", "image", "i
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target", "y")
 SHOWN, SHOWN_LETTERS = 3, 80  # names given as examples in a message, and how much of one
 LINE_LETTERS = 1 << 20  # of a table
-LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
+LINE = re.compile(rf"[^\r\n]{{0,{LINE_LETTERS + 1}}}(?:\r\n|\r|\n|)")
 
 
 def from_folders(names, order="numbers"):
