@@ -13,7 +13,7 @@ import pytest
 
 import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
-from tests.quick_types import quick_types
+from numdiff.device.quick_types import quick_types
 
 
 @pytest.hookimpl(optionalhook=True)

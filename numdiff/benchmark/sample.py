@@ -3,15 +3,18 @@
 The first batch compiles or loads kernels and, as the second may, too, captures graphs; both are told, and no later one
 pays for that. Where PyTorch is measured, too, the two take turns, batch by batch.
 """
+import dataclasses
 import resource
 import time
 
 from ..device import synchronize
+from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..diffusion import Sampling
 from ..errors import UsageError
 from ..nn.flops import forward_flops
 from ..training.build import build_model, diffusion_options
+from ..training.plan import compiling
 from .step import CLASSES, beside_torch, fill_zeros, seconds_in_turns, summary
 
 
@@ -25,6 +28,9 @@ class NumdiffSample:
     def __init__(self, options, **sampling):
         started = time.perf_counter()
         self.options = options
+        if options.device == "cuda":
+            with compiling(lambda card: plan_samples(options, sampling, card)):
+                pass
         self.model = random_model(options)
         self.backend = self.model.backend
         self.sampling = Sampling(self.model, options.batch, batch=options.batch, eager=options.eager, **sampling)
@@ -50,6 +56,15 @@ class NumdiffSample:
         if self.backend is None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return getattr(self.backend, "peak_bytes", 0)
+
+
+def plan_samples(options, sampling, card):
+    """[Key] of the kernels of a batch of samples on a card."""
+    def work(device):
+        model = random_model(dataclasses.replace(options, device=device))
+        Sampling(model, options.batch, batch=options.batch, **sampling).rehearse()
+
+    return collect(work, card)
 
 
 def random_model(options):

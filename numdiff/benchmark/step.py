@@ -2,6 +2,7 @@
 
 Where PyTorch's step is measured, too, the two take turns, step by step, in the same minutes on the same card.
 """
+import dataclasses
 import math
 import resource
 import statistics
@@ -10,10 +11,12 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from ..device import download, synchronize
+from ..device import copy_into, synchronize
+from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..errors import UsageError
 from ..training.build import build_model, build_trainer
+from ..training.plan import aside, compiling
 from .memory import memory_of
 
 CLASSES = 9  # of a stand-in where the options ask for classes and do not say how many
@@ -39,33 +42,50 @@ class RandomImages:
         self.labels = None if classes is None else generator.integers(0, classes, count).astype(np.int32)
 
 
-def random_trainer(options):
-    """A Trainer of the model that the options describe, on random images, and those images."""
+def random_model(options):
+    """The model that the options describe, none of whose weights is zero."""
     num_classes = (options.num_classes or CLASSES) if options.class_cond else None
     model = build_model(options, options.channels or 3, num_classes)
     fill_zeros(model)
-    images = RandomImages(options.batch, options.image_size, model.in_channels, num_classes)
+    return model
+
+
+def random_trainer(options, model):
+    """A Trainer of a model on random images, and those images."""
+    images = RandomImages(options.batch, options.image_size, model.in_channels, model.num_classes)
     options.flip = options.flip and images.dtype == np.uint8
     return build_trainer(options, model, images), images
 
 
+def plan_step(options, card):
+    """[Key] of the kernels of a training step on random images, on a card."""
+    return collect(lambda device: NumdiffStep(dataclasses.replace(options, device=device)), card)
+
+
 def fill_zeros(model):
     """Random values for the weights that start from zero: a card that multiplies zeros runs cooler, and faster."""
-    flat, generator = download(model.parameters.data), np.random.default_rng(0)
-    for entry in model.parameters.index:
-        part = flat[entry["offset"]:entry["offset"] + math.prod(entry["shape"])]
-        if not part.any():
-            part[:] = SPREAD * generator.standard_normal(len(part), np.float32)
-    model.parameters.load_flat(flat)
+    parameters = model.parameters
+    parts = [(entry["offset"], math.prod(entry["shape"])) for entry in parameters.index
+             if entry["name"] in parameters.zeros]
+    longest = max((count for _, count in parts), default=0)
+    values = SPREAD * np.random.default_rng(0).standard_normal(longest, np.float32)
+    for first, count in parts:
+        copy_into(parameters.data[first:first + count], values[:count])
+    parameters.round()
 
 
 class NumdiffStep:
     """numdiff's training step, loaded with random images. Attributes trainer, first_s: seconds of the first step."""
 
-    def __init__(self, options):
+    def __init__(self, options, echo=aside):
         started = time.perf_counter()
         self.options = options
-        self.trainer, images = random_trainer(options)
+        ahead = nullcontext()
+        if options.device == "cuda":
+            ahead = compiling(lambda card: plan_step(options, card), echo=echo)
+        with ahead:
+            model = random_model(options)
+        self.trainer, images = random_trainer(options, model)
         self.step, self.backend = self.trainer.step_function, self.trainer.model.backend
         self.step.load(images.images, images.labels)
         self.run()

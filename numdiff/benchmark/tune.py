@@ -17,13 +17,14 @@ import time
 import numpy as np
 
 from ..device import empty, get_backend
+from ..device.planned import Planned, card_of
 from ..errors import NumdiffError, UsageError
 from ..files import atomic_file
 from ..kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
 from ..kernels.matmul import launcher
 from ..kernels.tuning import card_file, ignored, key_of, read_table, table_of
+from ..training.plan import compile_ahead
 from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
-from .precompile import Planned, compile_kernels
 
 GAIN = 0.03  # by which a choice must be faster than the estimate's to be written down
 CLOSE = 1.25  # times the best of a first round: what is slower is not measured again
@@ -190,17 +191,18 @@ def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.i
     path = path or card_file(backend.device_name)
     write_table(path, backend.device_name, {})  # where it cannot be written, now is the time to say so
     with ignored():
-        found = problems(planned_calls(options, backend), shapes)
+        card = card_of(backend)
+        found = problems(planned_calls(options, card), shapes)
         echo(f"{len(found)} shapes")
-        compile_kernels(planned_kernels(found, backend), echo)
+        compile_ahead(planned_kernels(found, card), backend.cache, echo)
         return path, tune_problems(found, Measured(backend), echo,
                                    lambda choices: write_table(path, backend.device_name, choices), end)
 
 
-def planned_calls(options, gpu):
-    """The calls that a step of the model makes on this GPU; nothing runs."""
+def planned_calls(options, card):
+    """The calls that a step of the model makes on this card; nothing runs."""
     from .step import NumdiffStep
-    return record_calls(NumdiffStep(dataclasses.replace(options, device=Planned(gpu))), split_passes=False)
+    return record_calls(NumdiffStep(dataclasses.replace(options, device=Planned(card))), split_passes=False)
 
 
 def problems(calls, shapes=None):
@@ -221,9 +223,9 @@ def choices_of(table, shape, multiprocessors):
     return [estimated, *(c for c in table.candidates(shape, multiprocessors) if c != estimated)]
 
 
-def planned_kernels(found, gpu):
-    """(module, name, types of the arguments) of every kernel that measuring these problems will launch."""
-    planned = Planned(gpu)
+def planned_kernels(found, card):
+    """[Key] of every kernel that measuring these problems will launch."""
+    planned = Planned(card)
 
     def made(value):
         if isinstance(value, Array):
@@ -232,7 +234,7 @@ def planned_kernels(found, gpu):
 
     for table, call, shape in found:
         arguments = {name: made(value) for name, value in call.arguments.items()}
-        for choice in choices_of(table, shape, gpu.multiprocessors):
+        for choice in choices_of(table, shape, card.multiprocessors):
             with contextlib.suppress(ValueError), table.forced(choice):  # does not fit
                 call.function(**arguments)
     return list(planned.kernels)

@@ -4,6 +4,7 @@ NumPy runs an elementwise operation on one core, and BLAS's own threads wait for
 machine can cost a hundred times the product itself. So numdiff gives BLAS one thread and splits the batch instead: each
 worker takes some of the samples through a whole operation, its arrays staying in its own core's cache.
 """
+import collections
 import ctypes
 import functools
 import os
@@ -60,6 +61,17 @@ def over_batch(function, count, elements):
         return [function(slice(0, count))]  # a worker that waited for the others would wait for itself
     edges = [count * i // parts for i in range(parts + 1)]
     return list(_pool().map(function, [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]))
+
+
+def side_by_side(function, items):
+    """Yields function(item) for each item, in order; some are computed ahead of the one that is taken."""
+    waiting = collections.deque()
+    for item in items:
+        waiting.append(_pool().submit(function, item))
+        if len(waiting) > 2 * workers():
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 @functools.cache

@@ -9,43 +9,21 @@ import contextlib
 import ctypes
 import functools
 import threading
-import warnings
 
 import numpy as np
 from numba import config, cuda
-from numba import types as numba_types
 
 from ..emulator.machine import in_three
 from ..errors import NumdiffError, OutOfMemoryError
 from ..progress import compiling
 from .arena import Arena
 from .array import DeviceArray
-from .kernel_cache import cache_directory, save_in_turn
+from .compiler import compile_kernel, is_kept, key_of, scalar
+from .kernel_cache import KernelCache
 from .threads import PerThread
 
 MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
 IPC_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE of cuda.h
-
-
-def type_of(argument):
-    """The Numba type under which `launch` passes an argument."""
-    if isinstance(argument, DeviceArray):
-        return numba_types.Array(numba_types_of_dtype(argument.dtype), max(argument.ndim, 1), "C")
-    return numba_types_of_dtype(scalar(argument).dtype)
-
-
-@functools.cache
-def numba_types_of_dtype(dtype):
-    return getattr(numba_types, "boolean" if dtype == np.bool_ else dtype.name)
-
-
-def scalar(value):
-    """A Python or NumPy scalar as the NumPy scalar that travels to the kernel: int32, int64 or float32 by default."""
-    if isinstance(value, (np.number, np.bool_)):
-        return value
-    if isinstance(value, (bool, int)):
-        return np.int32(value) if -2**31 <= value < 2**31 else np.int64(value)
-    return np.float32(value)
 
 
 _CTYPES = {np.dtype(t): c for t, c in ((np.int32, ctypes.c_int32), (np.uint32, ctypes.c_uint32),
@@ -96,8 +74,9 @@ class Gpu:
 
     def __init__(self, index=0):
         from cuda.bindings import driver
-        from cuda.core import Device, LaunchConfig, launch
+        from cuda.core import Device, LaunchConfig, ObjectCode, launch
         self._driver, self._launch_config, self._core_launch = driver, LaunchConfig, launch
+        self._object_code = ObjectCode
         self.index = index
         self.device = Device(index)
         self.device.set_current()
@@ -117,8 +96,7 @@ class Gpu:
         self._opened = {}  # handle of another process's allocation -> where it is mapped here
         self._kernels = {}
         self._configs = {}
-        config.CACHE_DIR = cache_directory()
-        save_in_turn()
+        self.cache = KernelCache(self.capability)
         self.multiprocessors = self.device.properties.multiprocessor_count
         self.compiled = 0
         lanes = 64 if self.capability in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor
@@ -327,7 +305,7 @@ class Gpu:
                 flat.append(_CTYPES[value.dtype](value.item()))
         key = tuple(signature)
         with self.turn:
-            function = self._kernels.get(key) or self._compile(key, kernel, args)
+            function = self._kernels.get(key) or self._load(key, kernel, args)
             shape = (grid, block, shared, cluster)
             launch_config = self._configs.get(shape)
             if launch_config is None:
@@ -353,19 +331,34 @@ class Gpu:
         values = (0, 0, array.size, array.dtype.itemsize, self.pointer(array), *shape, *reversed(strides))
         return (array.dtype, len(shape)), values
 
-    def _compile(self, key, kernel, args):
-        kernel.enable_caching()
-        with compiling(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unwritable cache folder costs time, not correctness
-            compiled = kernel.compile(tuple(type_of(a) for a in args))
-        function = compiled._codelibrary.get_cufunc().kernel
-        limit = self.device.properties.max_shared_memory_per_block_optin
+    def _load(self, launched, kernel, args):
+        """The kernel for these arguments on the card: from the cache, else compiled here and now."""
+        key, function = key_of(kernel, args), None
+        code = self.cache.read(key) if is_kept(key) else None
+        if code:
+            with contextlib.suppress(Exception):  # made by a newer ptxas than this driver knows, say: compiled again
+                function = self._loaded(code)
+        if function is None:
+            with compiling():
+                code = compile_kernel(kernel, key.types, self.capability)
+            if is_kept(key):
+                with contextlib.suppress(OSError):
+                    self.cache.writable()
+                    self.cache.write(key, code)
+            function = self._loaded(code)
+            self.compiled += 1
+        self._kernels[launched] = function
+        return function
+
+    def _loaded(self, code):
+        """Machine code as a function that can be launched, with all the dynamic shared memory that it may have."""
+        function = self._object_code.from_cubin(code.cubin).get_kernel(code.entry)
+        device, attributes = self.check(self._driver.cuCtxGetDevice()), self._driver.CUfunction_attribute
+        taken = self.check(self._driver.cuKernelGetAttribute(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                                                             function.handle, device))
         self.check(self._driver.cuKernelSetAttribute(
-            self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            limit - compiled.shared_mem_per_block, function.handle,
-            self.check(self._driver.cuCtxGetDevice())))
-        self._kernels[key] = function
-        self.compiled += 1
+            attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            self.device.properties.max_shared_memory_per_block_optin - int(taken), function.handle, device))
         return function
 
 

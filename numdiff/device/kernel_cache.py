@@ -1,55 +1,182 @@
-"""Compiled kernels on disk: where Numba keeps them, and how several processes keep them at the same time.
+"""Compiled kernels on disk: one file a kernel, machine code and all that a launch asks of it.
 
-Numba numbers the kernels that one function makes as it saves them: it reads an index, adds a line, writes it again, and
-then writes the kernel. Two processes that do so together take the same number, and who comes next is given the one's
-kernel for the other's. Ranks and workers that start with an empty cache do just that; so here each waits for its turn.
+A file's name is a hash of what its content depends on: the kernel's module and name, the types of its arguments, the
+architecture, the versions of the compilers; and the folder's name is one of the code of numdiff's kernels. So whatever
+is there under the name is what is wanted, a cache of another card or another Numba is simply never looked at, and two
+processes that compile the same kernel at the same time write the same file: no lock. A file appears under its name when
+it is complete (written beside it, then renamed), and its content has a checksum: what is damaged counts as missing.
+
+Where the folder cannot be written, kernels go to a temporary one, which lasts as long as the process that made it.
 """
+import atexit
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
+import json
 import os
 import pathlib
+import shutil
+import sys
+import tempfile
+import time
+from typing import NamedTuple
 
-try:
-    import fcntl
-except ImportError:  # Windows, where several ranks do not run
-    fcntl = None
+MAGIC = b"numdiff kernel 1\n"
+STALE = 3600  # seconds after which a file that nobody finished is removed
+COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc-cu12",
+             "nvidia-nvjitlink-cu12")  # the packages whose versions decide what machine code comes out
+
+
+class Key(NamedTuple):
+    """A kernel for arguments of certain types, which are words such as "float32[2]" (an array with two axes) and
+    "int32"."""
+
+    module: str
+    name: str
+    types: tuple
+
+
+class MachineCode(NamedTuple):
+    """A compiled kernel. entry: its name in the cubin; seconds: how long it took to compile."""
+
+    entry: str
+    cubin: bytes
+    seconds: float = 0.0
 
 
 def cache_directory():
-    """Where compiled kernels are kept: a folder whose name changes with any line of the kernels' own code.
-
-    Numba's cache looks at the file of a kernel only; a change in an intrinsic or a device function of another file
-    would go unseen, so their contents are part of the folder's name.
-    """
+    """Where compiled kernels are kept: a folder whose name changes with any line of the kernels' own code."""
     root = os.environ.get("NUMDIFF_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.join(pathlib.Path.home(), ".cache"), "numdiff")
+    return os.path.join(root, f"kernels-{code_digest()}")
+
+
+@functools.cache
+def code_digest():
+    """A kernel may call functions of many files: all of them together decide."""
     package = pathlib.Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for folder in ("device", "kernels"):
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(path.read_bytes())
-    return os.path.join(root, f"kernels-{digest.hexdigest()[:16]}")
-
-
-@contextlib.contextmanager
-def turn(folder):
-    """Within the context no other process saves a kernel in this folder; where file systems have no locks, it may."""
-    with open(os.path.join(folder, "lock"), "a") as file:
-        if fcntl:
-            with contextlib.suppress(OSError):  # a parallel file system may have none
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX)  # ends with the file, and with the process
-        yield
+    return digest.hexdigest()[:16]
 
 
 @functools.cache
-def save_in_turn():
-    """Make Numba save kernels one process after another; once is enough."""
-    from numba.cuda.core.caching import IndexDataCacheFile
-    save = IndexDataCacheFile.save
+def toolchain():
+    """What compiles, as text: another version may make other machine code."""
+    found = []
+    for name in COMPILERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")  # a toolkit that did not come as packages
+    return ", ".join([*found, os.path.realpath(home)] if home else found)
 
-    def one_at_a_time(self, key, data):
-        with turn(self._cache_path):
-            save(self, key, data)
 
-    IndexDataCacheFile.save = one_at_a_time
+def architecture(capability):
+    """The architecture that kernels are compiled for on a card: (9, 0) -> "sm_90a"."""
+    major, minor = capability[:2]
+    return f"sm_{major}{minor}{'a' if (major, minor) >= (9, 0) else ''}"
+
+
+class KernelCache:
+    """The compiled kernels for cards of one compute capability.
+
+    folder: where they are kept (default: `cache_directory()`); more: other folders to look into
+    """
+
+    def __init__(self, capability, folder=None):
+        self.capability = tuple(capability[:2])
+        self.folder = pathlib.Path(folder or cache_directory())
+        self.more = []
+
+    def file_name(self, key):
+        text = json.dumps([*key, architecture(self.capability), toolchain()])
+        return f"{key.name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+    def has(self, key):
+        """Whether there is a file for a kernel; whether it is sound, `read` will tell."""
+        name = self.file_name(key)
+        return any((folder / name).exists() for folder in (self.folder, *self.more))
+
+    def read(self, key):
+        """The `MachineCode` of a kernel; None where it is not there, or damaged."""
+        name = self.file_name(key)
+        for folder in (self.folder, *self.more):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                return unpack((folder / name).read_bytes())
+        return None
+
+    def write(self, key, code):
+        """Keep a compiled kernel. Raises OSError where that does not work: see `writable`."""
+        folder = self.more[-1] if self.more else self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        name = self.file_name(key)
+        unfinished = folder / f".{name}.{os.getpid()}"
+        try:
+            unfinished.write_bytes(pack(code))
+            unfinished.replace(folder / name)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def writable(self, complain=None):
+        """The folder that new kernels go to. Where the cache's own cannot be written it is a temporary one.
+
+        complain(sentence): says so, once a process (default: on stderr)
+        """
+        if self.more:
+            return self.more[-1]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                file.write(bytes(4096))  # a full disk takes a name, but no bytes
+        except OSError as error:
+            self.more.append(temporary_folder(str(self.folder), error.strerror, complain))
+            return self.more[-1]
+        remove_stale(self.folder)
+        return self.folder
+
+
+@functools.cache
+def temporary_folder(folder, reason, complain):
+    """A folder that goes with this process, in place of one that cannot be written; says so."""
+    (complain or functools.partial(print, file=sys.stderr))(
+        f"the kernel cache {folder} cannot be written ({reason}): kernels are compiled anew in every run; set "
+        "NUMDIFF_CACHE_DIR to a folder that can be.")
+    path = tempfile.mkdtemp(prefix="numdiff-kernels-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return pathlib.Path(path)
+
+
+def remove_stale(folder):
+    """Remove what processes left behind that were killed while they wrote."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".*.[0-9]*"):
+            if time.time() - path.stat().st_mtime > STALE:
+                path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder, process):
+    """Remove what the process with this number was writing when it was killed."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f".*.{process}"):
+            path.unlink(missing_ok=True)
+
+
+def pack(code):
+    """A kernel's file: a line that says what it is, a checksum of the rest, a line of JSON, the cubin."""
+    head = json.dumps({"entry": code.entry, "seconds": round(code.seconds, 3), "bytes": len(code.cubin)})
+    rest = head.encode() + b"\n" + code.cubin
+    return MAGIC + hashlib.sha256(rest).digest() + rest
+
+
+def unpack(data):
+    """The `MachineCode` in a kernel's file; ValueError or KeyError where it is none, or damaged."""
+    at = len(MAGIC) + hashlib.sha256().digest_size
+    rest = data[at:]
+    if data[:len(MAGIC)] != MAGIC or hashlib.sha256(rest).digest() != data[len(MAGIC):at]:
+        raise ValueError("damaged")
+    head, cubin = rest.split(b"\n", 1)
+    head = json.loads(head)
+    return MachineCode(head["entry"], cubin, head["seconds"])

@@ -12,7 +12,8 @@ import threading
 import numpy as np
 
 from .array import DeviceArray
-from .gpu import restore_backend, type_of
+from .compiler import stand_in, type_of_word, word_of
+from .gpu import restore_backend
 from .threads import PerThread
 
 CAPABILITIES = ((8, 0), (9, 0, "a"))
@@ -22,28 +23,18 @@ class PtxError(Exception):
     """A kernel whose PTX is not what a kernel of this project may be."""
 
 
-class _StandInDevice:
-    """What Numba asks for when a kernel calls a device function: the compute capability, and nothing else."""
-
-    def __init__(self, capability):
-        self.compute_capability = capability
-
-
 def compile_for(kernel, signature, capabilities):
     """{capability: PTX text} of a `@cuda.jit` kernel for argument types `signature`.
 
     All that Numba does before NVVM, most of the time, is the same for all capabilities from 7.5 on: done once.
     """
-    from numba.cuda import compiler, dispatcher
-    options, original = kernel.targetoptions, dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: _StandInDevice(capabilities[0])
-    try:
+    from numba.cuda import compiler
+    options = kernel.targetoptions
+    with stand_in(capabilities[0]):
         library, _ = compiler._compile_pyfunc_with_fixup(
             kernel.py_func, signature, device=False, abi="numba", cc=capabilities[0],
             fastmath=bool(options.get("fastmath")), launch_bounds=options.get("launch_bounds"))
         return {capability: library.get_asm_str(cc=capability) for capability in capabilities}
-    finally:
-        dispatcher.get_current_device = original
 
 
 def capabilities_of(kernel):
@@ -66,7 +57,7 @@ class PtxDevice:
 
     def __init__(self):
         self.texts = {}  # (module, kernel name, argument types, capability) -> PTX
-        self._turn = threading.Lock()  # compiling swaps a function of Numba's for the while
+        self._turn = threading.Lock()
         self.launched = []  # keys of `texts`, in the order of the launches
 
     def __deepcopy__(self, memo):
@@ -95,7 +86,7 @@ class PtxDevice:
         pass
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
-        signature = tuple(type_of(a) for a in args)
+        signature = tuple(type_of_word(word_of(a)) for a in args)
         module, name = kernel.py_func.__module__, kernel.py_func.__name__
         keys = {capability: (module, name, signature, capability) for capability in capabilities_of(kernel)}
         self.launched.extend(keys.values())

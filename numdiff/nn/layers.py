@@ -30,7 +30,7 @@ def gaussian(deviation):
 
 
 def constant(value):
-    return lambda generator, shape: np.full(shape, value)
+    return lambda generator, shape: np.float32(value)
 
 
 def normal(generator, shape):

@@ -4,7 +4,7 @@ import numbers
 
 import numpy as np
 
-from ..device import get_backend, is_device, upload
+from ..device import get_backend, is_device, is_planned, upload
 from ..errors import UsageError
 from .module import FlatParameters, Module
 from .tensor import Tensor
@@ -36,7 +36,7 @@ class Model(Module):
         self.dtype = np.float32  # of the activations
         self.tf32 = None
         self.backend = get_backend(device) if isinstance(device, str) else device
-        self.parameters = FlatParameters(self, self.backend, seed, fixed)
+        self.parameters = FlatParameters(self, self.backend, None if is_planned(self.backend) else seed, fixed)
 
     def __setstate__(self, state):
         super().__setstate__(state)

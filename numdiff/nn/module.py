@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from ..device import copy_into, download, empty, empty_like, fill_zero, is_device, upload, zeros
+from ..device import copy_into, download, empty, empty_like, fill_zero, is_device, side_by_side, upload, zeros
 from ..errors import NumdiffError
 from ..kernels.elementwise import cast_into
 from ..kernels.zero_ranges import pieces, zero_ranges
@@ -92,7 +92,7 @@ class FlatParameters:
     data, grad: float32 (total,) on the engine; half: float16 copy of what the parameters read, or None
     index: [{"name", "shape", "offset"}], offsets in elements, multiples of 64. The gaps between parameters hold zeros
     and stay zero. trained: how many parameters there are, gaps not counted; count: those and the `fixed` ones that the
-    model holds elsewhere.
+    model holds elsewhere; zeros: names of those that start from zero.
     """
 
     def __init__(self, module, backend=None, seed=0, fixed=0):
@@ -104,7 +104,9 @@ class FlatParameters:
         self.trained = sum(math.prod(p.shape) for p in self.parameters.values())
         self.count = self.trained + fixed
         self.total = offset
-        self.data = upload(self._initial(seed), backend)
+        self.data, self.zeros = zeros(offset, np.float32, backend), []
+        if seed is not None:  # else other values are about to be loaded
+            self._initialise(seed)
         self.grad = zeros(offset, np.float32, backend)
         self._attach(half=False)
 
@@ -168,15 +170,19 @@ class FlatParameters:
     def _view(buffer, entry):
         return buffer[entry["offset"]:entry["offset"] + math.prod(entry["shape"])].reshape(*entry["shape"])
 
-    def _initial(self, seed):
+    def _initialise(self, seed):
         """Starting values, each parameter from its own counted stream, so that they do not depend on the device."""
-        flat = np.zeros(self.total, np.float32)
-        if seed is None:  # other values are about to be loaded
-            return flat
-        for number, (entry, parameter) in enumerate(self._entries()):
+        def draw(numbered):
+            number, (_, parameter) = numbered
             generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, number]))
-            self._view(flat, entry)[...] = parameter.initial(generator, parameter.shape)
-        return flat
+            values = parameter.initial(generator, parameter.shape)
+            return np.asarray(values, np.float32) if np.ndim(values) or values else None  # the buffer holds zeros
+
+        for (entry, _), values in zip(self._entries(), side_by_side(draw, enumerate(self._entries())), strict=True):
+            if values is None:
+                self.zeros.append(entry["name"])
+            else:
+                copy_into(self._view(self.data, entry), np.broadcast_to(values, entry["shape"]))
 
     def bind(self, buffer):
         """Let every parameter read its values from `buffer` (the weights themselves, or an EMA of them)."""

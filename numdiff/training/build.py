@@ -109,13 +109,13 @@ def build_model(options, channels=3, num_classes=None):
     return kind(**model_options(options, channels, num_classes), device=options.device, seed=options.seed)
 
 
-def build_trainer(options, model, dataset):
-    """A Trainer for the model and the dataset."""
+def build_trainer(options, model, dataset, **more):
+    """A Trainer for the model and the dataset; more: other arguments of it."""
     chosen = {name: getattr(options, name) for name in TRAINER_OPTIONS}
     if options.ema_decay is not None:
         del chosen["ema_halflife"]
     return Trainer(model, dataset, **chosen, diffusion=diffusion_options(options), total_steps=options.steps,
-                   cosine=options.lr_schedule == "cosine")
+                   cosine=options.lr_schedule == "cosine", **more)
 
 
 def diffusion_options(options):

@@ -63,6 +63,7 @@ class Alone:
     """The communicator of a process that is alone."""
 
     rank, size, hosts, transport = 0, 1, 1, "auto"
+    local_rank, local_size, host_cores = 0, 1, None
 
     def first(self, function, *arguments):
         """The result of `function(*arguments)` on rank 0, on every rank; it must be picklable."""
@@ -78,6 +79,10 @@ class Alone:
 
     def gather(self, value):
         """List of every rank's picklable value."""
+        return [value]
+
+    def on_host(self, value):
+        """List of the picklable values of the ranks of this host."""
         return [value]
 
     def largest(self, number):
@@ -196,7 +201,8 @@ def check_transport(transport, device):
 
 
 class Communicator(Alone):
-    """The ranks of an MPI job. Attributes: rank, size, hosts (how many machines), local_rank, local_size, transport."""
+    """The ranks of an MPI job. Attributes: rank, size, hosts (how many machines), local_rank, local_size, host_cores
+    (numbers of the cores that the ranks of this host may use together), transport."""
 
     def __init__(self, MPI, transport="auto", timeout=TIMEOUT):
         world = MPI.COMM_WORLD
@@ -229,13 +235,14 @@ class Communicator(Alone):
 
     def take_place(self, device):
         """Give this rank its share of its host: its GPU, or its part of the cores. Collective."""
-        masks = self._gather_local(cores())
+        masks = self.on_host(cores())
+        self.host_cores = sorted(set().union(*masks))
         sharers = collections.Counter(core for mask in masks for core in mask)
         share_cores(max(1, int(sum(1 / sharers[core] for core in cores()) + 1e-6)))
         if device == "cuda":
             count = gpu_count()
             choose_gpu(self.local_rank if count > self.local_rank else 0)
-            cards = self._gather_local(self.build(lambda: get_gpu().uuid))
+            cards = self.on_host(self.build(lambda: get_gpu().uuid))
             crowded = len(set(cards)) < len(cards)
             text = (f"{self.local_size} ranks were started on {socket.gethostname()}, which has {len(set(cards))} "
                     f"GPU{'s' if len(set(cards)) > 1 else ''}: start at most one rank a GPU, or use --device cpu.")
@@ -247,7 +254,7 @@ class Communicator(Alone):
         self.barrier()
         return self.comm.allgather(value)
 
-    def _gather_local(self, value):
+    def on_host(self, value):
         self._wait(self._local.Ibarrier())
         return self._local.allgather(value)
 

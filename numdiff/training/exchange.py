@@ -202,6 +202,16 @@ class PeerExchange(NoExchange):
         self.limit = STEP_LIMIT
         atexit.register(self.close)
 
+    @classmethod
+    def planned(cls, parameters, size):
+        """Launch what an exchange between `size` ranks does, on the stand-in for a GPU that holds the parameters."""
+        self, like = cls.__new__(cls), parameters.grad
+        self.rank, self.limit, self.mail, self.total = 0, STEP_LIMIT, *(zeros(1, np.float32, like) for _ in range(2))
+        self.counter, self.status = (zeros(1, np.int32, like) for _ in range(2))
+        self.gradients, self.mails = [like] * size, [self.mail] * size
+        self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
+        self.finish(zeros(1, np.float32, like))
+
     def _share(self):
         return [self.gpu.share(array) for array in (self.gradient, self.mail, self.flags)]
 

@@ -28,19 +28,27 @@ class Previews:
         return (None, number) if number else (np.concatenate(parts), 0)
 
     def _draw_part(self, look):
-        model, step = self.trainer.model, self.trainer.step_function
+        model = self.trainer.model
         images = np.empty((self.stop - self.first, model.image_size, model.image_size, model.in_channels), np.uint8)
         if not len(images):
             return images
         with self.trainer.ema_weights():
-            if self._sampling is None:
-                labels = None
-                if model.num_classes is not None:  # round robin over all images, whichever rank makes them
-                    labels = np.arange(self.first, self.stop, dtype=np.int32) % model.num_classes
-                self._sampling = Sampling(
-                    model, len(images), self.options.sample_steps, self.options.sampler, seed=SEED + self.first,
-                    y=labels, cfg_scale=self.options.cfg_scale, batch=max(BATCH, step.microbatch),
-                    eager=self.options.eager, arena=step.arena)
+            self._sampling = self._sampling or self._make_sampling()
             for rows, made in self._sampling.batches(look):
                 images[rows] = made
         return images
+
+    def _make_sampling(self):
+        model, step, options = self.trainer.model, self.trainer.step_function, self.options
+        labels = None
+        if model.num_classes is not None:  # round robin over all images, whichever rank makes them
+            labels = np.arange(self.first, self.stop, dtype=np.int32) % model.num_classes
+        return Sampling(model, self.stop - self.first, options.sample_steps, options.sampler, seed=SEED + self.first,
+                        y=labels, cfg_scale=options.cfg_scale, batch=max(BATCH, step.microbatch), eager=options.eager,
+                        arena=step.arena)
+
+    def rehearse(self):
+        """Launch every kind of kernel that drawing launches, and read nothing back."""
+        if self.stop > self.first:
+            with self.trainer.ema_weights():
+                self._make_sampling().rehearse()

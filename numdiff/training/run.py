@@ -16,6 +16,7 @@ import os
 import pathlib
 import signal
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 from .. import __version__
 from ..data.fingerprint import difference, reordered
@@ -44,6 +45,7 @@ from .checkpoint import (
 from .distributed import connect
 from .model_files import KINDS, check_model_meta, defaults_of
 from .options import flag
+from .plan import compiling, plan_run
 from .previews import Previews
 from .report import STATS, Output, Reporter, image_grid, loss_curve_png, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
@@ -91,9 +93,14 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         dataset = communicator.build(build_dataset, options)
     if state is not None:  # before a model is built of sizes that options.json alone knows
         check_same_options(meta, options, dataset, checkpoint)
-    model = communicator.build(build_model, options, dataset.channels,
-                               len(dataset.classes) if options.class_cond else None)
+    ahead = contextlib.nullcontext()
+    if options.device == "cuda" and not dry_run:
+        ahead = compiling(lambda card: plan_run(options, dataset, card, communicator), communicator, echo)
+    with ahead:
+        model = communicator.build(build_model, options, dataset.channels,
+                                   len(dataset.classes) if options.class_cond else None)
     trainer = build_trainer(options, model, dataset)
+    trainer.compiles_ahead = False
     for line in describe(options, dataset, trainer):
         echo(line)
     if dry_run:
@@ -221,7 +228,7 @@ def _train(options, trainer, run_dir, output):
     peak = peak_flops(backend, options.precision)
     peak = peak and peak * communicator.size
     with quiet_overflows(), stop_signals() as request, contextlib.ExitStack() as held:
-        reporters = []  # rank 0's
+        reporters, written = [], []  # rank 0's; written: the first checkpoint, while it is on its way
         communicator.first(lambda: reporters.append(held.enter_context(Reporter(
             run_dir, options.steps, options.batch, trainer.step, trainer.flops_per_step, peak, output=output))))
 
@@ -232,10 +239,25 @@ def _train(options, trainer, run_dir, output):
         saved = None  # the step of the last checkpoint
 
         def save():
+            settle()
             with doing(f"saving step {trainer.step}"):
-                trainer.check_finite()  # a damaged model is never saved: the checkpoints before stay the newest
-                save_checkpoint(run_dir / checkpoint_name(trainer.step), trainer.state(), checkpoint_meta(trainer))
-                prune_checkpoints(run_dir, options.keep)
+                state = trainer.state()
+                trainer.check_finite(state)  # a damaged model is never saved: the checkpoints before stay the newest
+                write(trainer.step, state, checkpoint_meta(trainer))
+
+        def write(step, state, meta):
+            save_checkpoint(run_dir / checkpoint_name(step), state, meta)
+            prune_checkpoints(run_dir, options.keep)
+
+        def save_first():
+            """Beside the first steps: nobody waits for a disk before them."""
+            writer = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint"))
+            written.append(writer.submit(write, trainer.step, trainer.state(), checkpoint_meta(trainer)))
+
+        def settle():
+            """Wait for the first checkpoint; what it raised is raised here."""
+            while written:
+                written.pop().result()
 
         def draw(images):
             if images is not None:
@@ -246,6 +268,8 @@ def _train(options, trainer, run_dir, output):
             return trainer.step == options.steps or (every and trainer.step % every == 0)
 
         def report(reports):
+            if written and written[0].done():
+                settle()
             last = next((r for r in reversed(reports) if math.isfinite(r.gradient_norm)), reports[-1])
             more = {}
             if trainer.precision == "fp16":
@@ -285,7 +309,7 @@ def _train(options, trainer, run_dir, output):
 
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
-                communicator.first(save)  # so that a run killed at any moment can be resumed
+                communicator.first(save_first)  # so that a run killed at any moment can be resumed
         if trainer.step == options.steps:  # killed before its pictures
             saved = trainer.step
             draw_all()

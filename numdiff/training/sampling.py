@@ -14,6 +14,7 @@ from .checkpoint import buffer_names, newest_checkpoint
 from .distributed import AgreedError, connect
 from .model_files import load
 from .options import resolve_device
+from .plan import compile_for, plan_sampling
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
@@ -58,7 +59,9 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
         labels = class_indices(class_name, model)
         if labels is not None:  # several are taken in turn, over the images or over the rows of slerp
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
-        sampling = Sampling(model, count, steps, sampler or "ddim", eta, seed, labels, batch, **more)
+        how = count, steps, sampler or "ddim", eta, seed, labels, batch
+        sampling = Sampling(model, *how, **more)
+        compile_for(model, plan_sampling(model, *how, **more), communicator)
         if not sampling.pixels and (grid or animation):
             raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give "
                              "--npz FILE.npz alone, and decode what is in it.")

@@ -71,6 +71,7 @@ class Trainer:
                  clip_norm=1.0, ema_halflife=0, seed=0, communicator=None, precision="auto", loss_scale=2.0**16,
                  loss_scale_rule="doubling", loss_scale_interval=2000, eager=False, recompute=False, ema_decay=None,
                  ema_warmup=True):
+        self.settings = {k: v for k, v in locals().items() if k not in ("self", "model", "dataset", "communicator")}
         check_values({"batch": batch, "microbatch": microbatch, "flip": flip, "learning_rate": learning_rate,
                       "warmup_steps": warmup_steps, "beta1": beta1, "beta2": beta2, "adam_eps": adam_eps,
                       "weight_decay": weight_decay, "clip_norm": clip_norm, "ema_halflife": ema_halflife,
@@ -122,6 +123,7 @@ class Trainer:
                                           exchange=self.exchange, dtype=getattr(dataset, "dtype", np.uint8))
         self.batch = batch
         self.step = 0  # optimiser steps done
+        self.compiles_ahead = hasattr(model.backend, "cache")  # whether the first `run` does, kernels side by side
         self._loader = None
 
     def __getstate__(self):
@@ -146,6 +148,8 @@ class Trainer:
         step; True, on any rank, ends the run there. Raises `NonFiniteError` at the report of a step whose loss or
         gradient was not finite; no later step has changed the weights then.
         """
+        if self.compiles_ahead:
+            self._compile_ahead()
         step, last = self.step_function, self.step + steps
         reported = asked = self.step
         self._open_loader()
@@ -166,6 +170,12 @@ class Trainer:
                 if step.lag == 0 or self.step == last:
                     yield self._reports(reported, asked)
                     reported = asked
+
+    def _compile_ahead(self):
+        """Bring the kernels of a step into the cache, all cores at it, before the first launches them one by one."""
+        from .plan import compile_for, plan_of
+        self.compiles_ahead = False
+        compile_for(self.model, lambda card: plan_of(self, card), self.communicator)
 
     def _reports(self, first, stop):
         rows, first_bad_step, status = self.step_function.answer(first, stop)
@@ -197,9 +207,10 @@ class Trainer:
                              f"{report.gradient_norm:g}: {name}; start a new run with a smaller --learning-rate or a "
                              "--clip-norm (the checkpoints before that step are whole).")
 
-    def check_finite(self):
-        """Raise a `NonFiniteError` that names the first weight or optimiser value that is not finite."""
-        for buffer, flat in self.state().items():
+    def check_finite(self, state=None):
+        """Raise a `NonFiniteError` that names the first weight or optimiser value that is not finite; state: `state()`,
+        from whoever has it."""
+        for buffer, flat in (state or self.state()).items():
             if flat.dtype == np.float32 and not np.isfinite(flat).all():
                 for entry in self.model.parameters.index:
                     start, count = entry["offset"], math.prod(entry["shape"])

@@ -1,14 +1,11 @@
 import json
 import math
-import multiprocessing
-import time
 
 import numpy as np
 import pytest
 
 from numdiff.benchmark import tune as tune_module
 from numdiff.benchmark.kernels import Array, Recorded
-from numdiff.benchmark.precompile import Planned, compile_kernels, kernels_by_name
 from numdiff.benchmark.tune import (
     ConvolutionTiles,
     MatmulTiles,
@@ -22,7 +19,9 @@ from numdiff.benchmark.tune import (
     write_table,
 )
 from numdiff.device import upload
+from numdiff.device.compiler import kernels_by_name
 from numdiff.device.emulator import EmulatorDevice
+from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import conv2d_forward, conv2d_hopper, conv2d_hopper_gradient_3x3, matmul_forward, tuning
 from numdiff.kernels.matmul import hopper, launcher, mma
@@ -115,8 +114,7 @@ def test_shapes_of_convolutions():
                       [None, None, None, (2, 16, 16, 64, 96)]]
 
 
-class H100:
-    capability, multiprocessors, device_name = (9, 0), 132, "NVIDIA H100 80GB HBM3"
+H100 = next(card for card in CARDS if card.device_name == "NVIDIA H100 80GB HBM3")
 
 
 def test_kernels_are_planned_without_running():
@@ -129,44 +127,17 @@ def test_kernels_are_planned_without_running():
     assert {table.kind for table, _, _ in found} == {table.kind for table in tune_module.TABLES}
     assert len(found) == len({(table, shape) for table, _, shape in found})
     assert sum(len(choices_of(table, shape, 132)) for table, _, shape in found) > 10 * len(planned)
-    names = {name for _, name, _ in planned}
+    names = {key.name for key in planned}
     assert {f"conv2d_forward_kernel_v6_{128 * sub}x{bn}_1" for bn, sub in conv2d_hopper.VARIANTS} <= names
     assert {f"gemm_hopper_{tile[1]}_tn_float" for tile in launcher.HALF_TILES[6]} <= names
     assert any(name.startswith("conv2d_weight_gradient_3x3_kernel_v6") for name in names)
-    assert {(module, name) for module, name, _ in planned} <= set(kernels_by_name())
+    assert {key[:2] for key in planned} <= set(kernels_by_name())
     by_name = {call.name: shape for _, call, shape in reversed(found)}  # the shape with most arithmetic
     assert by_name["matmul_pair_forward"] == (512, 64, 192, False)
     assert by_name["matmul_pair_backward"] == (2048, 96, 32, False)
     assert by_name["matmul_pair_gradient"] == (32, 96, 2048, True)
     most = problems([call for _, call, _ in found], 2)
     assert {table.kind: 2 for table, _, _ in most} == {table.kind: 2 for table, _, _ in found} and len(most) == 8
-
-
-def stand_in(module, name, signature):
-    """For a compiler."""
-    if name == "broken":
-        raise ValueError("no such instruction")
-    if name == "endless":
-        time.sleep(600)
-
-
-def test_kernels_are_compiled_in_other_processes():
-    kernels = [("numdiff.kernels.reduce", "small", ()), ("numdiff.kernels.matmul.hopper", "broken", (1,))]
-    lines = []
-    compile_kernels(kernels, lines.append, stand_in, 1)
-    assert lines == ["compiled 1 of 2: broken, which failed: no such instruction", "compiled 2 of 2: small"]
-    compile_kernels([], lines.append, stand_in)
-    assert len(lines) == 2
-
-
-def test_who_compiles_ends_with_an_interruption():
-    def interrupt(line):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compile_kernels([("numdiff.kernels", name, ()) for name in ("broken", "endless", "endless")], interrupt,
-                        stand_in, 2)
-    assert multiprocessing.active_children() == []
 
 
 def test_a_planned_device_has_the_gpus_properties():

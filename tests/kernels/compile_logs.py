@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 
-from numdiff.device.gpu import type_of
+from numdiff.device.compiler import type_of_word, word_of
 from numdiff.device.ptx import PtxDevice, capabilities_of
 from numdiff.kernels.check import CASES
 from numdiff.kernels.check.run import run_once
@@ -34,7 +34,7 @@ class Recorder(PtxDevice):
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
         name = f"{kernel.py_func.__module__}.{kernel.py_func.__name__}".removeprefix("numdiff.kernels.")
-        self.kernels.setdefault(name, (kernel, tuple(type_of(a) for a in args)))
+        self.kernels.setdefault(name, (kernel, tuple(type_of_word(word_of(a)) for a in args)))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Type inference with a memory, for tests: kernels compile in three quarters of the time, to the same PTX.
+"""Type inference with a memory: kernels compile in three quarters of the time, to the same PTX.
 
 For each operation of a function, in each round of its inference and in each function anew, Numba tries the operation's
 templates, up to a dozen, until one takes the types of the arguments. What it finds depends on the operation, on these

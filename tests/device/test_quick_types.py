@@ -4,8 +4,8 @@ import re
 import pytest
 from numba import cuda, float32, int32
 
+from numdiff.device import quick_types
 from numdiff.device.ptx import compile_for
-from tests import quick_types
 
 
 @cuda.jit(device=True)

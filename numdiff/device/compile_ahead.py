@@ -1,0 +1,179 @@
+"""Compiling kernels side by side, in processes of their own, before one process needs them one after another.
+
+    compilation = CompileAhead(keys, cache)       begins; keys as a `Planned` device has noted them
+    …                                             something else meanwhile
+    compilation.finish(progress)                  waits until all are in the cache, or have failed
+
+A process a core, as far as the memory goes; those kernels first that take longest, for the last to be ready decides.
+What could not be compiled here is no error: it is compiled when it is launched, and says then what is wrong with it.
+"""
+import collections
+import json
+import os
+import pathlib
+import queue
+import subprocess
+import sys
+import threading
+
+from .cpu import cores
+from .kernel_cache import remove_unfinished
+
+MEMORY = 1 << 30  # bytes that a process is reckoned to take; 0.6 GiB after all of numdiff's kernels
+START = ("import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from numdiff.device.compile_worker import main; "
+         "main(*sys.argv[1:])")  # with this process's own path: what it has imported is what the other one imports
+ATTEMPTS = 2  # times that a kernel is begun: a process may be killed for something else's sake
+# Seconds of the slowest on one core of 2024, by what the names of their modules hold: the rest take less than one
+SLOW = {"conv2d_hopper": 5.0, "flash_attention.backward": 4.5, "conv2d_tf32": 4.0, "flash_attention": 3.0,
+        "gate_adaln": 3.0, "groupnorm": 3.0, "hopper": 2.5, "conv2d": 2.0, "matmul": 2.0, "linear_group": 1.5}
+
+
+def expected_seconds(key):
+    """How long a kernel may take to compile: by this the order is chosen."""
+    return next((seconds for part, seconds in SLOW.items() if part in key.module), 0.3)
+
+
+def available_memory():
+    """Bytes that this machine, or the container's limit, still has; None where nobody says."""
+    found = []
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":") for line in file)
+        found.append(int(fields["MemAvailable"].split()[0]) << 10)
+    except (OSError, KeyError, ValueError):
+        pass
+    for limit, used in (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+                        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes")):
+        try:
+            found.append(int(pathlib.Path(limit).read_text()) - int(pathlib.Path(used).read_text()))
+        except (OSError, ValueError):  # no such limit, or "max"
+            pass
+    return min(found, default=None)
+
+
+def worker_count(kernels, available=None):
+    """How many processes compile so many kernels on these cores (numbers; default: this process's)."""
+    memory = available_memory()
+    most = len(available or cores()) if memory is None else min(len(available or cores()), memory // MEMORY)
+    return max(1, min(most, kernels))
+
+
+class CompileAhead:
+    """Compiles those of some kernels that a cache does not have, from now on, in other processes.
+
+    keys: of kernels (`Key`); cache: a `KernelCache`; workers: processes (default: by cores and memory)
+    on: numbers of the cores for them (default: this process's); complain: told once where the cache cannot be written
+    Attributes wanted: keys that were missing; faults: {key: why} of those that could not be compiled; workers.
+    """
+
+    def __init__(self, keys, cache, workers=None, on=None, complain=None):
+        self.wanted = sorted((key for key in dict.fromkeys(keys) if not cache.has(key)), key=expected_seconds,
+                             reverse=True)
+        self.faults, self._attempts = {}, collections.Counter()
+        self._waiting, self._lock = collections.deque(self.wanted), threading.Lock()
+        self._answers, self._processes, self._ended = queue.SimpleQueue(), set(), False
+        self.workers = 0
+        if not self.wanted:
+            return
+        try:
+            self._folder = cache.writable(complain)
+        except OSError as error:  # nowhere at all
+            self._waiting.clear()
+            self.faults = dict.fromkeys(self.wanted, f"no folder for it can be written ({error.strerror})")
+            return
+        package = str(pathlib.Path(__file__).resolve().parents[2])
+        self._command = [sys.executable, "-c", START, str(self._folder), json.dumps(cache.capability),
+                         json.dumps(sorted(on or ())), json.dumps([*sys.path, package])]
+        self.workers = workers or worker_count(len(self.wanted), on)
+        for _ in range(self.workers):
+            threading.Thread(target=self._drive, name="numdiff compiling", daemon=True).start()
+
+    def finish(self, progress=lambda left: None, every=None):
+        """Wait for all. progress(left): called with the kernels that are left, after each and every so many seconds.
+
+        An exception meanwhile, such as Ctrl-C, ends the processes at once; nothing is left half-written.
+        """
+        left = len(self.wanted) - len(self.faults)
+        try:
+            while left:
+                try:
+                    key, fault = self._answers.get(timeout=every)
+                    left -= 1
+                    if fault:
+                        self.faults[key] = fault
+                except queue.Empty:
+                    pass
+                progress(left)
+        finally:
+            self.end()
+        return self.faults
+
+    def end(self):
+        """End the processes, whatever they do."""
+        with self._lock:
+            self._ended = True
+            processes = list(self._processes)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+            remove_unfinished(self._folder, process.pid)
+
+    # In a thread of its own for each process
+
+    def _drive(self):
+        process = None
+        while (key := self._next()) is not None:
+            answer = None
+            try:
+                process = process or self._start()
+                process.stdin.write((json.dumps(key) + "\n").encode())
+                process.stdin.flush()
+                answer = process.stdout.readline()
+                answer = json.loads(answer) if answer.endswith(b"\n") else None
+            except (OSError, ValueError):  # ended, or never begun
+                pass
+            if answer is None:
+                process = self._lost(process, key)
+            else:
+                self._answers.put((key, answer.get("fault")))
+        self._close(process)
+
+    def _next(self):
+        with self._lock:
+            return self._waiting.popleft() if self._waiting and not self._ended else None
+
+    def _start(self):
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C is this one's to explain
+                                   env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+        with self._lock:
+            self._processes.add(process)
+            if self._ended:
+                process.kill()
+        return process
+
+    def _lost(self, process, key):
+        """A process ended before it answered: whatever it was, once more in a new one."""
+        self._attempts[key] += 1
+        if self._attempts[key] < ATTEMPTS:
+            with self._lock:
+                self._waiting.appendleft(key)
+        else:
+            code = process.wait() if process else "none could be started"
+            how = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended: {code}"
+            self._answers.put((key, f"its process was {how}, {ATTEMPTS} times"))
+        self._close(process)
+
+    def _close(self, process):
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            try:
+                pipe.close()  # the process ends with its input
+            except OSError:
+                pass
+        process.wait()
+        remove_unfinished(self._folder, process.pid)
+        with self._lock:
+            self._processes.discard(process)

@@ -1,0 +1,116 @@
+"""From a kernel to machine code, by Numba, NVVM and nvJitLink: needs neither a GPU nor its driver.
+
+The steps are those of Numba's own dispatcher, so that the code is the same, bit by bit: type inference and lowering to
+NVVM's intermediate representation (two thirds of the time, in Python), its optimisation at link time with ptxas behind
+it (one third). What Numba does besides is left out: it also makes PTX of each kernel, to look for functions that
+numdiff's kernels do not use. Where nvJitLink is not installed, PTX is made, and the driver's linker takes it.
+"""
+import contextlib
+import functools
+import importlib
+import sys
+import threading
+import time
+import types
+
+import numpy as np
+
+from .array import DeviceArray
+from .kernel_cache import Key, MachineCode
+from .quick_types import quick_types
+
+PACKAGES = ("numdiff.kernels.", "numdiff.device.")  # whose kernels are kept: their code is in the cache's name
+
+
+def scalar(value):
+    """A Python or NumPy scalar as the NumPy scalar that travels to the kernel: int32, int64 or float32 by default."""
+    if isinstance(value, (np.number, np.bool_)):
+        return value
+    if isinstance(value, (bool, int)):
+        return np.int32(value) if -2**31 <= value < 2**31 else np.int64(value)
+    return np.float32(value)
+
+
+def word_of(argument):
+    """The type under which `launch` passes an argument, as a word: "float32[2]" for an array with two axes."""
+    if isinstance(argument, DeviceArray):
+        return word(argument.dtype, max(len(argument.shape), 1))
+    return word(scalar(argument).dtype)
+
+
+@functools.cache  # NumPy takes its time for a name
+def word(dtype, axes=0):
+    return f"{dtype.name}[{axes}]" if axes else dtype.name
+
+
+def type_of_word(word):
+    """The Numba type that a word names."""
+    import numba
+    name, _, rest = word.partition("[")
+    kind = getattr(numba.types, "boolean" if name == "bool" else name)
+    return numba.types.Array(kind, int(rest[:-1]), "C") if rest else kind
+
+
+def key_of(kernel, arguments):
+    """The `Key` of a `@cuda.jit` kernel with these arguments."""
+    function = kernel.py_func
+    return Key(function.__module__, function.__name__, tuple(map(word_of, arguments)))
+
+
+def is_kept(key):
+    """Whether a kernel may be found by its name: one of somebody's own code may change without its name."""
+    return key.module.startswith(PACKAGES)
+
+
+def compile_kernel(kernel, words, capability):
+    """The `MachineCode` of a `@cuda.jit` kernel for arguments of the types that these words name, and cards of this
+    capability."""
+    from numba.core.types import void
+    from numba.cuda import compiler
+    from numba.cuda.cudadrv import nvvm
+    started, options = time.perf_counter(), kernel.targetoptions
+    major, minor = capability[:2]
+    fast = bool(options.get("fastmath"))
+    with stand_in((major, minor)), quick_types():
+        compiled = compiler.compile_cuda(
+            kernel.py_func, void, tuple(map(type_of_word, words)), fastmath=fast, cc=(major, minor),
+            nvvm_options={"fastmath": fast, "opt": 3 if options.get("opt", True) else 0},
+            max_registers=options.get("max_registers"), lto=options.get("lto", False))
+    library, entry = compiled.library, compiled.fndesc.llvm_func_name
+    function = library.get_function(entry)
+    compiler.kernel_fixup(function, False)
+    nvvm.set_launch_bounds(function, options.get("launch_bounds"))
+    cubin = library.get_cubin(cc=(major, minor, "a" if (major, minor) >= (9, 0) else "")).code
+    return MachineCode(entry, bytes(cubin), time.perf_counter() - started)
+
+
+_turn = threading.RLock()  # what follows swaps a function of Numba's, for all threads
+
+
+@contextlib.contextmanager
+def stand_in(capability):
+    """Within the context Numba takes a card of this capability for the current one, which it asks for its capability,
+    and nothing else, where a kernel calls a device function. One thread at a time."""
+    from numba.cuda import dispatcher
+    with _turn:
+        current = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=capability)
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = current
+
+
+def kernels_by_name(package="numdiff.kernels"):
+    """{(module, name): kernel} of all kernels that the loaded modules of a package hold."""
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(package)]
+    kernels = [kernel for module in modules for value in list(vars(module).values())
+               for kernel in (value.values() if isinstance(value, dict) else [value])
+               if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")]
+    return {(kernel.py_func.__module__, kernel.py_func.__name__): kernel for kernel in kernels}
+
+
+def find_kernel(key):
+    """The kernel that a `Key` names, whose module is imported for it."""
+    importlib.import_module(key.module)
+    return kernels_by_name(key.module.rsplit(".", 1)[0])[key.module, key.name]

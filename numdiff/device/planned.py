@@ -1,0 +1,89 @@
+"""Which kernels some work will launch, found without running it: on a stand-in for a GPU, which only takes notes.
+
+    keys = collect(lambda device: …, card)        any work over arrays of `device`; nothing is computed
+    keys = collect(work, card_of(get_gpu()))      …as the GPU that is here would do it
+
+What a launcher chooses depends on shapes and types, on the card's size and on its table of tiles, never on values: so
+the notes are complete, and an evening's training is planned in a tenth of a second.
+"""
+from typing import NamedTuple
+
+from ..errors import UsageError
+from .compiler import is_kept, key_of
+from .ptx import PtxDevice
+
+
+class Card(NamedTuple):
+    """What launchers ask about a GPU. shared: bytes of shared memory that a block may have."""
+
+    device_name: str
+    capability: tuple
+    multiprocessors: int
+    shared: int
+
+
+# Cards that people have, for planning where there is none: the first of its compute capability stands for all of them
+CARDS = (Card("Tesla T4", (7, 5), 40, 64 << 10), Card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 << 10),
+         Card("NVIDIA A10", (8, 6), 72, 99 << 10), Card("NVIDIA GeForce RTX 3090", (8, 6), 82, 99 << 10),
+         Card("NVIDIA L4", (8, 9), 58, 99 << 10), Card("NVIDIA L40S", (8, 9), 142, 99 << 10),
+         Card("NVIDIA GeForce RTX 4090", (8, 9), 128, 99 << 10),
+         Card("NVIDIA H100 80GB HBM3", (9, 0), 132, 227 << 10), Card("NVIDIA H200", (9, 0), 132, 227 << 10),
+         Card("NVIDIA H100 PCIe", (9, 0), 114, 227 << 10), Card("NVIDIA B200", (10, 0), 148, 227 << 10),
+         Card("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 << 10))
+
+
+def card_of(gpu):
+    """The `Card` that a `Gpu` is."""
+    return Card(gpu.device_name, tuple(gpu.capability), gpu.multiprocessors,
+                gpu.device.properties.max_shared_memory_per_block_optin)
+
+
+def cards_with(capability):
+    """All known cards of a compute capability; a `UsageError` where there are none."""
+    found = [card for card in CARDS if card.capability == tuple(capability)]
+    if not found:
+        known = ", ".join(dict.fromkeys("{}.{}".format(*card.capability) for card in CARDS))
+        raise UsageError(f"--capability {'.'.join(map(str, capability))}: no such card is known; use one of {known}, "
+                         "or compile on a machine that has it.")
+    return found
+
+
+class Planned(PtxDevice):
+    """A stand-in for a GPU that runs nothing and notes what is launched.
+
+    kernels: {key: None} of what is launched, in the order of the first launches
+    """
+
+    name = "cuda"  # whoever asks, does as there
+    plans = True
+
+    def __init__(self, card):
+        super().__init__()
+        self.device_name, self.capability, self.multiprocessors = card[:3]
+        self.device = Device(card)
+        self.kernels = {}
+
+    def launch(self, kernel, grid, block, args, *_):
+        key = key_of(kernel, args)
+        if is_kept(key):
+            self.kernels[key] = None
+
+
+class Device:
+    """What a card's driver says about it."""
+
+    def __init__(self, card):
+        self.properties = self
+        self.max_shared_memory_per_block_optin = card.shared
+
+
+def collect(work, card):
+    """[Key] of the kernels that `work(device)` would launch on a card."""
+    device = Planned(card)
+    work(device)
+    return list(device.kernels)
+
+
+def is_planned(backend):
+    """Whether nothing is computed there, so that no values are needed."""
+    return getattr(backend, "plans", False)

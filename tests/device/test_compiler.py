@@ -1,0 +1,80 @@
+"""Kernels become machine code without a GPU: the code that Numba's own dispatcher makes."""
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba.cuda import dispatcher
+from numba.cuda.cudadrv import devices
+
+from numdiff.device import cuda, empty
+from numdiff.device.compiler import compile_kernel, find_kernel, is_kept, kernels_by_name, key_of, type_of_word
+from numdiff.device.kernel_cache import Key
+from numdiff.device.ptx import get_ptx_device
+from numdiff.kernels import check  # noqa: F401 - loads every kernel
+from numdiff.kernels.elementwise import silu_forward_kernel_v2
+
+SILU = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]", "float32[1]"))
+ATTENTION = Key("numdiff.kernels.flash_attention.simple", "flash_attention_forward_kernel_v1_32", ())
+
+
+def instructions(cubin):
+    """The machine code of a cubin, an ELF file: its sections .text…, without the names around them."""
+    start, (size, count, names) = struct.unpack_from("<Q", cubin, 0x28)[0], struct.unpack_from("<3H", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + n * size) for n in range(count)]
+    at = sections[names][4]
+    return [cubin[offset:offset + length] for name, *_, offset, length in sections
+            if cubin[at + name:].startswith(b".text.")]
+
+
+def test_same_code_as_numbas_dispatcher(monkeypatch):
+    class Context:
+        device = type("Device", (), {"compute_capability": (9, 0)})
+
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: Context.device)
+    monkeypatch.setattr(devices, "get_context", lambda: Context)
+    kernel = find_kernel(SILU)
+    theirs = dispatcher._Kernel(kernel.py_func, tuple(map(type_of_word, SILU.types)), **kernel.targetoptions)
+    ours = compile_kernel(kernel, SILU.types, (9, 0))
+    code, = instructions(ours.cubin)
+    assert [code] == instructions(theirs._codelibrary.get_cubin().code) and len(code) > 256
+    assert ours.entry.encode() in ours.cubin and ours.seconds > 0
+
+
+def test_key_of_a_launch():
+    x = empty((2, 3), np.float16, get_ptx_device())
+    key = key_of(silu_forward_kernel_v2, (x, x.reshape(-1), 1, 2**40, 0.5, np.uint32(3), True))
+    assert key == (*SILU[:2], ("float16[2]", "float16[1]", "int32", "int64", "float32", "uint32", "int32"))
+    words = [str(type_of_word(word)) for word in (*key.types, "bool", "bool[3]")]
+    assert words == ["array(float16, 2d, C)", "array(float16, 1d, C)", "int32", "int64", "float32", "uint32", "int32",
+                     "bool", "array(bool, 3d, C)"]
+
+
+def test_every_kernel_has_a_name_of_its_own():
+    """…by which another process finds it: (module, name) says all but the types."""
+    values = [value for name, module in list(sys.modules.items()) if name.startswith("numdiff.kernels")
+              for value in list(vars(module).values())]
+    kernels = [kernel for value in values for kernel in (value.values() if isinstance(value, dict) else [value])
+               if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")]
+    by_name = kernels_by_name()
+    assert len({id(k) for k in kernels}) == len(by_name) > 300
+    assert all(by_name[k.py_func.__module__, k.py_func.__name__] is k for k in kernels)
+
+
+@pytest.mark.parametrize("key", [SILU, ATTENTION], ids=lambda key: key.name)
+def test_a_kernel_is_found_by_importing_its_module_alone(key):
+    """…also where it lies in a dictionary of another module of its package."""
+    code = ("import sys; from numdiff.device.compiler import Key, find_kernel; "
+            f"print(find_kernel(Key(*{key[:2]!r}, ())).py_func.__name__, 'numdiff.kernels.check' in sys.modules)")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == [key.name, "False"]
+
+
+def test_somebodys_own_kernel_is_not_kept():
+    """Its code may change without its name: it is compiled in every process that launches it."""
+    @cuda.jit
+    def mine(x):
+        x[0] = 1
+
+    assert is_kept(SILU) and not is_kept(key_of(mine, ()))

@@ -1,0 +1,171 @@
+"""What a run will launch is known before it, on every card; and ranks of one host share the compiling."""
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+
+from numdiff.device.kernel_cache import KernelCache, Key
+from numdiff.device.planned import CARDS, Planned, card_of, cards_with
+from numdiff.diffusion import Sampling
+from numdiff.errors import UsageError
+from numdiff.nn import UNet
+from numdiff.training import Trainer, plan
+from numdiff.training.build import build_dataset, build_model, build_trainer
+from numdiff.training.distributed import Alone
+from numdiff.training.options import resolve
+from numdiff.training.plan import PlannedRank, plan_of, plan_run, plan_sampling
+from numdiff.training.previews import Previews
+
+H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
+
+
+class Recorder(Planned):
+    """Has the face of a GPU, with graphs and arenas, and notes what is launched, whoever asks for it."""
+
+    plans = False
+    inference_arena = None
+
+    def capture(self, function):
+        function()
+        return lambda: None
+
+    def new_arena(self):
+        return None
+
+    @contextlib.contextmanager
+    def within(self, arena):
+        yield
+
+    def pointer(self, array):
+        return 0
+
+    def download(self, array):
+        """Minus ones: no step was bad."""
+        return np.full(array.shape, -1).astype(array.dtype)
+
+
+def gpu_options(model, preset, precision="fp16", **more):
+    """As `numdiff train` resolves them on an H200."""
+    options = resolve({"model": model, "preset": preset, "device": "cpu", **more})
+    return dataclasses.replace(options, precision=precision, device=Recorder(H200))
+
+
+@pytest.mark.parametrize("model, preset, more", [
+    ("unet", "unet64", {}), ("dit", "small64", {}), ("unet", "tiny", {"microbatch": 1, "sampler": "heun"}),
+    ("dit", "tiny", {"recompute": True, "ema_halflife": 0.0, "clip_norm": 0.0, "sampler": "ddpm"}),
+    ("dit", "tiny", {"precision": "tf32", "sampler": "dpm++2m"})],
+    ids=["unet", "dit", "microbatches", "recompute", "tf32"])
+def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
+    """A run as it is, from the first weights over steps launched, recorded and replayed to the pictures."""
+    options = gpu_options(model, preset, seed=1, **more)
+    dataset = build_dataset(options)
+    planned = plan_run(options, dataset, H200)
+    model = build_model(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
+    model.parameters.zeros.clear()
+    trainer = build_trainer(options, model, dataset)
+    for _ in trainer.run(3, 1):
+        pass
+    Previews(trainer, dataclasses.replace(options, sample_steps=4)).draw()
+    trainer.close()
+    launched = options.device.kernels
+    assert len(launched) > 30 and set(launched) <= set(planned)
+    assert len(planned) <= len(launched) + 3  # nor is much compiled that nobody wants
+
+
+def test_a_trainer_plans_its_own_step():
+    """…from what it was made with; what it holds is left alone."""
+    options = gpu_options("unet", "tiny")
+    dataset = build_dataset(options)
+    model = UNet(32, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device=options.device)
+    trainer = Trainer(model, dataset, batch=8, precision="fp16", ema_halflife=100, clip_norm=1.0)
+    options.device.kernels.clear()
+    keys = plan_of(trainer, H200)
+    assert not options.device.kernels
+    next(iter(trainer.run(2, 1)))
+    trainer.close()
+    assert set(options.device.kernels) <= set(keys)
+    halved = {word for key in keys for word in key.types if word.startswith("float16")}
+    assert halved and trainer.model.backend is options.device
+
+
+def test_samples_are_planned():
+    model = UNet(16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, num_classes=3, device=Recorder(H200))
+    model.compute_in_half()
+    model.backend.kernels.clear()
+    keys = plan_sampling(model, 5, 4, "heun", batch=3)(H200)
+    assert not model.backend.kernels
+    for _ in Sampling(model, 5, 4, "heun", batch=3).batches():
+        pass
+    assert set(model.backend.kernels) <= set(keys) and any("float16" in " ".join(key.types) for key in keys)
+
+
+def test_cards_differ():
+    """Launchers choose by capability, size and table of a card."""
+    options = gpu_options("unet", "tiny")
+    dataset = build_dataset(options)
+    modules = {card.capability: {key.module for key in plan_run(options, dataset, card)}
+               for card in (H200, cards_with((8, 0))[0])}
+    assert "numdiff.kernels.conv2d_hopper" in modules[9, 0] - modules[8, 0]
+    assert "numdiff.kernels.conv2d_mma" in modules[8, 0]
+    with pytest.raises(UsageError, match=r"--capability 6.1: no such card is known; use one of 7.5, 8.0, .*has it"):
+        cards_with((6, 1))
+
+
+def test_a_card_is_read_off_the_gpu():
+    class Gpu:
+        device_name, capability, multiprocessors = "NVIDIA H200", (9, 0), 132
+        device = Planned(H200).device
+
+    assert card_of(Gpu) == H200
+
+
+def test_peers_kernels_are_planned():
+    options = gpu_options("dit", "tiny")
+    dataset = build_dataset(options)
+    one, two, mpi = ({key.name for key in plan_run(options, dataset, H200, PlannedRank(*rank))}
+                     for rank in ((1,), (2,), (2, 1, "mpi")))
+    assert {name for name in two - one if name.startswith("peer")} == two - one != set() and mpi == one
+
+
+class Rank(Alone):
+    """One of two ranks on a host, which tells the other what it did."""
+
+    size = local_size = 2
+    host_cores = [0, 1]
+
+    def __init__(self, rank, told):
+        self.rank = self.local_rank = rank
+        self.told, self.calls = told, 0
+
+    def on_host(self, value):
+        self.calls += 1
+        if self.rank == 0:
+            self.told.append(value)
+        return [self.told[self.calls - 1], value]
+
+
+def test_ranks_of_a_host_share_the_compiling(tmp_path, monkeypatch):
+    """The first compiles for all, on the cores of all; the others find what it made, wherever that was put."""
+    started, keys = [], [Key("numdiff.kernels.reduce", f"kernel{n}", ()) for n in range(3)]
+
+    class Compiles:
+        def __init__(self, keys, cache, on=None):
+            started.append((list(keys), on))
+            self.wanted, self.workers = [], 0
+            cache.more.append(tmp_path / "more")
+
+        def end(self):
+            pass
+
+    monkeypatch.setattr(plan, "CompileAhead", Compiles)
+    told, caches = [], []
+    for rank in range(2):
+        gpu = type("Gpu", (), {"cache": KernelCache((9, 0), tmp_path / str(rank)), "device_name": "NVIDIA H200",
+                               "capability": (9, 0), "multiprocessors": 132, "device": Planned(H200).device})
+        monkeypatch.setattr(plan, "get_gpu", lambda gpu=gpu: gpu)
+        with plan.compiling(lambda card: keys, Rank(rank, told)):
+            pass
+        caches.append(gpu.cache)
+    assert started == [(keys, [0, 1])]
+    assert [cache.more for cache in caches] == [[tmp_path / "more"]] * 2
