@@ -6,6 +6,7 @@ import numpy as np
 
 from ..device import get_backend, is_device, is_planned, upload
 from ..errors import UsageError
+from .evaluation import evaluate
 from .module import FlatParameters, Module
 from .tensor import Tensor
 
@@ -94,6 +95,7 @@ class Model(Module):
             timesteps is computed as such; from 0 to the diffusion's number of steps. A model with a timestep_scale sees
             them scaled
         y: class indices (B,), or one for all, if the model has classes
+        A GPU replays what it recorded at the second call with a shape, with the same bits.
         """
         x_t = np.ascontiguousarray(x_t, np.float32)
         expected = (self.image_size, self.image_size, self.in_channels)
@@ -104,7 +106,7 @@ class Model(Module):
             if values.shape not in ((), (1,), (len(x_t),)):
                 raise UsageError(f"{name} has shape {values.shape}; give one value, or one for each of the {len(x_t)} "
                                  "images.")
-            return upload(np.broadcast_to(values, (len(x_t),)), self.backend)
+            return np.ascontiguousarray(np.broadcast_to(values, (len(x_t),)))
 
         self.require_classes(y)
         t = checked_timesteps(t, self.diffusion.get("steps", LARGEST_TIMESTEP))
@@ -112,7 +114,11 @@ class Model(Module):
             y = per_image(self.checked_classes(y), "y")
         if (scale := self.diffusion.get("timestep_scale", 1)) != 1:
             t = (t * scale).astype(np.float32)
-        return self(Tensor(upload(x_t, self.backend)), per_image(t, "t"), y).numpy()
+        t = per_image(t, "t")
+        if hasattr(self.backend, "capture") and len(x_t):
+            return evaluate(self, x_t, t, y)
+        t, y = (None if a is None else upload(a, self.backend) for a in (t, y))
+        return self(Tensor(upload(x_t, self.backend)), t, y).numpy()
 
     def checked_classes(self, y):
         """Class indices as int32; a `UsageError` for those that the model does not have. It has its null class."""

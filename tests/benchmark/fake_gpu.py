@@ -47,7 +47,7 @@ class Held(Memory):
 
 class FakeGpu(EmulatorDevice):
     device_name = "NVIDIA H100 80GB HBM3"
-    peak_float32_flops, stream_handle = 66.9e12, 0
+    peak_float32_flops, stream_handle, turn = 66.9e12, 0, contextlib.nullcontext()
 
     def __init__(self):
         self._taken = 0

@@ -10,8 +10,11 @@ from numdiff.diffusion.plan import Plan
 from numdiff.diffusion.run import Run
 from numdiff.diffusion.samplers import ddim, ddpm, euler_ancestral, repaint
 from numdiff.diffusion.schedule import sampling_sigmas
+from numdiff.kernels.concat import concat_forward
+from numdiff.kernels.elementwise import silu_forward
 from numdiff.kernels.random import PURPOSE_SAMPLER, random_normal
 from numdiff.kernels.sampler import combine, weighted_sum
+from tests.device.recording import RecordingDevice
 
 SIGMAS = [9.0, 3.0, 1.0, 0.3, 0.1, 0.0]
 SHAPE = (3, 2, 4)
@@ -34,9 +37,7 @@ class Estimate:
 
     def estimate(self, x, numbers, labels=None):
         x_0 = weighted_sum(numbers[:1], x)
-        if isinstance(x, np.ndarray):
-            return x_0, np.concatenate([x_0, np.tanh(x)], -1)
-        return x_0, upload(np.concatenate([download(x_0), np.tanh(download(x))], -1), x)
+        return x_0, concat_forward(x_0, silu_forward(x))
 
     def __call__(self, x, sigma):
         return self.with_prediction(x, sigma)[0]
@@ -74,6 +75,25 @@ def test_a_plan_gives_the_bits_of_the_function(engine, rng, name):
     else:
         engine.check_equal(got[0], download(wanted))
     assert len(asked) == 2 * sum(step.asks for step in run.plan.steps)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
+    """Each kind of step is launched at first, recorded at its second time and replayed from then on; other seeds, and
+    weights at another place, which are recorded anew."""
+    sampler, settings = CASES[name]
+    device, estimate, more = RecordingDevice(), Estimate(), given(name, rng)
+    place = ["here"]
+    estimate.model = type("Model", (), {"num_classes": None, "backend": device, "place": lambda self: place[0]})()
+    plan = Plan(sampler, estimate.numbers, SIGMAS, settings, more)
+    replayed, launched = (Run(plan, estimate, 2, SHAPE, more, eager=eager) for eager in (False, True))
+    for turn, seeds in enumerate(([4, 7], [1, 2], [4, 7], [4, 7])):
+        place[0] = "there" if turn == 3 else "here"
+        seeds, before = np.array(seeds, np.uint32), device.replays
+        got, wanted = (download(run(run.noise(seeds), seeds)) for run in (replayed, launched))
+        np.testing.assert_array_equal(got, wanted)
+        kinds = len(set(plan.steps))
+        assert device.replays - before == (len(plan.steps) if 0 < turn < 3 else len(plan.steps) - kinds)
 
 
 @pytest.mark.parametrize("name, kinds", [("ddpm", 2), ("ddim", 1), ("euler", 1), ("euler-ancestral", 2), ("heun", 3),
