@@ -13,6 +13,7 @@ Guidance (Ho and Salimans 2022, arXiv:2207.12598, eq. 6, counted so that 1 is no
 
 For eps this is the papers' formula; v and x_0 are linear in eps at a given x_t, so it is the same guidance for them.
 """
+import copy
 import math
 
 import numpy as np
@@ -45,6 +46,12 @@ class Denoiser:
     def copies(self):
         """How many times over the model sees each image."""
         return 1 if self.cfg_scale is None else 2
+
+    def of(self, model):
+        """The same of another model."""
+        new = copy.copy(self)
+        new.model = model
+        return new
 
     def numbers(self, sigma):
         """What `estimate` needs to know of a level: the timestep as the model sees it, √ᾱ, and a and b of

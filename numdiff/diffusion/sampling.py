@@ -5,10 +5,11 @@ import math
 import numpy as np
 
 from ..device import download, upload
-from ..errors import UsageError
+from ..errors import OutOfMemoryError, UsageError
 from ..kernels.images import pixels_forward
 from ..kernels.sampler import combine
 from .denoiser import Denoiser
+from .memory import say_what_fits
 from .plan import Plan
 from .process import Diffusion
 from .run import Run
@@ -62,7 +63,8 @@ class Sampling:
     slerp: images a row of which each goes from one seed's noise to the next seed's; image i is in row i // slerp
     eager: launch every kernel from Python; changes no bit. arena: of device memory for what a step computes on its way
         (default: the one that all inference shares)
-    Raises `UsageError` for options that do not fit the model or each other.
+    Raises `UsageError` for options that do not fit the model or each other. `batches` raises `OutOfMemoryError`, which
+    says what batch would fit.
     """
 
     def __init__(self, model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=None,
@@ -107,8 +109,8 @@ class Sampling:
         self.inpainted = {} if known is None else self._check_inpainting(known, mask, jump, resamples)
         self.denoiser = Denoiser(model, self.diffusion, None, self.clip, cfg_scale, cfg_channels)
         self.plan = Plan(self.function, self.denoiser.numbers, self.sigmas, self.settings, self.inpainted)
-        self._run = functools.cache(lambda size: Run(self.plan, self.denoiser, size, self.shape, self.inpainted, eager,
-                                                     arena))
+        self.eager, self.arena = eager, arena
+        self._run = functools.cache(self.new_run)
 
     @property
     def evaluations(self):
@@ -130,7 +132,14 @@ class Sampling:
         """
         for start in range(rank * self.batch, self.count, ranks * self.batch):
             rows = slice(start, min(start + self.batch, self.count))
-            yield rows, self._make(rows, progress, watch)
+            try:
+                made = self._make(rows, progress, watch)
+            except OutOfMemoryError:
+                made = None
+            if made is None:  # here, where the arrays of the attempt are gone
+                self._run.cache_clear()
+                raise OutOfMemoryError(say_what_fits(self, self.arena))
+            yield rows, made
 
     def rehearse(self):
         """Launch every kind of step once, kernel by kernel, and read nothing back: what a device that only notes
@@ -142,6 +151,11 @@ class Sampling:
                 run.launch(step)
                 run.rewind()
             self._finished(run.kept[0])
+
+    def new_run(self, size, model=None):
+        """The `Run` of a batch of `size` images; model: another one like this Sampling's, such as on another device."""
+        denoiser = self.denoiser if model is None else self.denoiser.of(model)
+        return Run(self.plan, denoiser, size, self.shape, self.inpainted, self.eager, self.arena)
 
     def _make(self, rows, progress, watch):
         run, count = self._run(rows.stop - rows.start), 0

@@ -19,12 +19,13 @@ COLUMNS = (("count", 19), ("seed", 6), ("steps", 6), ("sampler", 16), ("EMA", 10
 
 
 def evaluate_command(samples, reference=None, features=None, classes=None, nearest=3, subsets=100, subset_size=1000,
-                     seed=0, batch=64, device="auto", save_stats=None, save_feature_file=None, json_file=None,
-                     progress=False, echo=print):
+                     seed=0, batch=64, device="auto", precision="auto", save_stats=None, save_feature_file=None,
+                     json_file=None, progress=False, echo=print):
     """Print the figures of `samples` against `reference`; returns {figure: value}.
 
     samples, reference: files or folders (see sources.py); without a reference there must be something to save
     features: extractor of images, as `find_extractor` takes it; classes: of a reference that is a dataset
+    precision: arithmetic of random-conv, "fp32" ("auto") or "tf32"
     nearest: k of precision and recall; subsets, subset_size, seed: KID's; save_…: of `samples`
     """
     echo = visibly(echo)
@@ -36,7 +37,7 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
     sources = _of_one_size(sources, classes)
     images = [s for s in sources if isinstance(s, Images)]
     if images:
-        extractor, name = find_extractor(features, get_backend(device))
+        extractor, name = find_extractor(features, get_backend(device), precision)
         with progress_bar(sum(s.count for s in images), "evaluating", "image",
                           shown=None if progress else False) as bar:
             described = [_say_source(s) for s in sources]
@@ -171,7 +172,7 @@ def _say_source(source):
 def _say_features(sources):
     name = _extractor(sources)
     size = sources[0].mu.size if isinstance(sources[0], Statistics) else sources[0].features.shape[1]
-    if name == RandomConv.name:
+    if str(name).startswith(RandomConv.name):
         return (f"{name}: {size} numbers an image, of a fixed random network; not Inception's, so that a Fréchet "
                 "distance of them is not FID")
     return f"{name or 'of an extractor that the files do not name'}: {size} numbers an image"

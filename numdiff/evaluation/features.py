@@ -13,6 +13,7 @@ A plug-in is a callable, named `module:function`: it gets uint8 images (B, H, W,
 pair of features and spatial features (B, S). With an Inception network's pool3 features as public evaluators make them,
 the Fréchet distance is FID.
 """
+import contextlib
 import importlib
 import os
 import sys
@@ -35,12 +36,21 @@ SMALLEST = 16  # pixels: below, the last level has no neighbourhood left
 
 
 class RandomConv:
-    """The extractor of the docstring; backend: where it computes (None: NumPy)."""
+    """The extractor of the docstring; backend: where it computes (None: NumPy).
+
+    precision: "fp32", on every machine unless told otherwise, so that figures compare; or "tf32" on a GPU from sm_80
+        on, whose features are another extractor's by name
+    """
 
     name = "random-conv-1"
 
-    def __init__(self, backend=None):
-        self.backend = backend
+    def __init__(self, backend=None, precision="fp32"):
+        self.backend, self.tf32 = backend, precision == "tf32"
+        if self.tf32:
+            if getattr(backend, "capability", (0, 0))[:2] < (8, 0):
+                raise UsageError("--precision tf32 needs a GPU of compute capability 8.0 or later; use --precision "
+                                 "fp32.")
+            self.name += "-tf32"
         self.weights = [upload(random_conv_weight(level), backend) for level in range(len(CHANNELS) - 1)]
 
     def __call__(self, images):
@@ -50,11 +60,25 @@ class RandomConv:
                              f"{images.shape[1]}×{images.shape[2]}: give an extractor of your own with --features.")
         x, levels = images_forward(upload(images, self.backend), None), []
         for level, weight in enumerate(self.weights):
-            x = silu_forward(conv2d_forward(x, weight, None, stride=2))
+            with tf32_switched(self.backend, self.tf32):
+                x = silu_forward(conv2d_forward(x, weight, None, stride=2))
             levels.append(download(sample_sum(x)) / (x.shape[1] * x.shape[2]))
             if level == SPATIAL_LEVEL:
                 spatial = _spatial(download(x))
         return np.concatenate(levels, axis=1), spatial
+
+
+@contextlib.contextmanager
+def tf32_switched(backend, on):
+    """Within the context the device's switch stands so."""
+    before = getattr(backend, "tf32", None)
+    if before is not None:
+        backend.tf32 = on
+    try:
+        yield
+    finally:
+        if before is not None:
+            backend.tf32 = before
 
 
 def random_conv_weight(level):
@@ -77,10 +101,17 @@ def _spatial(x):
     return cells.reshape(B, -1)
 
 
-def find_extractor(name=None, backend=None):
-    """(callable, its name): None or "random-conv" for `RandomConv`, else what `module:function` names."""
+def find_extractor(name=None, backend=None, precision="auto"):
+    """(callable, its name): None or "random-conv" for `RandomConv`, else what `module:function` names.
+
+    precision: of RandomConv; "auto" is fp32
+    """
     if name in (None, "random-conv", RandomConv.name):
-        return RandomConv(backend), RandomConv.name
+        extractor = RandomConv(backend, "fp32" if precision == "auto" else precision)
+        return extractor, extractor.name
+    if precision != "auto":
+        raise UsageError(f"--precision {precision} is random-conv's, and --features {name} chooses its own: leave it "
+                         "out.")
     module, colon, function = str(name).partition(":")
     if not (module and colon and function):
         raise UsageError(f"--features {name} must be random-conv, or a function of your own as module:function.")

@@ -347,3 +347,20 @@ def test_statistics_in_a_pickle_are_not_opened_and_the_recipe_works(tmp_path, rn
     exec("\n".join(recipe), {})
     found = open_source(path.with_suffix(".npz"))
     assert isinstance(found, Statistics) and np.array_equal(found.mu, mu) and np.array_equal(found.sigma, sigma)
+
+
+def test_precision_is_random_convs_and_part_of_its_name(engine, rng):
+    from numdiff.evaluation.features import RandomConv, find_extractor
+    assert find_extractor(None, None)[1] == find_extractor("random-conv", None, "fp32")[1] == RandomConv.name
+    with pytest.raises(UsageError, match="--precision tf32 needs a GPU"):
+        find_extractor(None, None, "tf32")
+    with pytest.raises(UsageError, match="--precision tf32 is random-conv's"):
+        find_extractor("math:sqrt", None, "tf32")
+    if engine.name in ("ptx", "cuda"):
+        extractor, name = find_extractor(None, engine.backend, "tf32")
+        assert name == "random-conv-1-tf32" and not engine.backend.tf32
+        images = rng.integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
+        features = extractor(images)[0]
+        if engine.computes:
+            exact = RandomConv(engine.backend)(images)[0]
+            assert 0 < np.abs(features - exact).max() < 1e-2 * np.abs(exact).max()

@@ -1,0 +1,73 @@
+"""How many images at a time the memory of a GPU has room for: asked when it had none for those that were wanted."""
+import contextlib
+
+import numpy as np
+
+from ..device.arena import SEGMENT, Arena
+from ..device.ptx import PtxDevice
+
+
+class Measuring(PtxDevice):
+    """A stand-in for a GPU that launches nothing and hands out addresses as its arena would. Attribute arena."""
+
+    def __init__(self, gpu):
+        super().__init__()
+        self.capability, self.multiprocessors, self.device_name = gpu.capability, gpu.multiprocessors, gpu.device_name
+        self.arena = None
+
+    def allocate(self, nbytes):
+        return self.arena and self.arena.allocate(nbytes)
+
+    @staticmethod
+    def pointer(array):
+        return 0
+
+    def download(self, array):
+        return np.ones(array.shape, array.dtype)
+
+    def launch(self, *_):
+        pass
+
+
+def measuring_twin(model):
+    """The same model on a `Measuring` device."""
+    twin = type(model)(**model.options, device=Measuring(model.backend), seed=None)
+    twin.diffusion, twin.tf32 = model.diffusion, model.tf32
+    if model.dtype == np.float16:
+        twin.compute_in_half()
+    return twin
+
+
+def bytes_for(sampling, twin, batch):
+    """Bytes that a GPU must give, the model not counted, for batches of so many images of a `Sampling`."""
+    device, taken = twin.backend, []
+    device.arena = Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
+    try:
+        run = sampling.new_run(batch, twin)
+        for step in dict.fromkeys(sampling.plan.steps):
+            run.launch(step)
+    finally:
+        device.arena = None
+    return sum(taken)
+
+
+def largest_batch(sampling, room):
+    """The most images at a time for which `room` bytes suffice, to one in 64; 0 if there is not room for one."""
+    twin, low, high = measuring_twin(sampling.model), 0, sampling.batch
+    while high - low > max(1, low // 64):
+        middle, fits = (low + high) // 2, False
+        with contextlib.suppress(ValueError):  # too large for the 32 bits of some kernel's indices
+            fits = bytes_for(sampling, twin, middle) + SEGMENT <= room
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def say_what_fits(sampling, arena=None):
+    """The sentence for a `Sampling` whose batch is too large for the memory of its GPU; arena: of its steps."""
+    gpu = sampling.model.backend
+    arenas = {gpu.arenas[0], arena or gpu.inference_arena}
+    room = gpu.memory_info()[0] + sum(a.reserved_bytes - a.used_bytes for a in arenas)
+    most = largest_batch(sampling, room)
+    advice = f"use --batch {most} or less" if most else "one does not, either: use a smaller model or --precision fp16"
+    return (f"{sampling.batch:,} images at a time do not fit into the {room >> 20:,} MiB that {gpu.device_name} has "
+            f"left beside the model; {advice}.")
