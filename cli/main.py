@@ -20,6 +20,7 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
     "info": (".info", "Show what this machine has, and what will run on it."),
     "bench": (".bench", "Measure a training step and its kernels, beside PyTorch where wanted."),
     "profile": (".profile", "Show where a training step's time goes, by kernel and by layer."),
+    "compile": (".compile", "Compile the kernels of a run ahead of time, also without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
 }
 

@@ -105,10 +105,10 @@ class CompileAhead:
                     pass
                 progress(left)
         finally:
-            self.end()
+            self.close()
         return self.faults
 
-    def end(self):
+    def close(self):
         """End the processes, whatever they do."""
         with self._lock:
             self._ended = True

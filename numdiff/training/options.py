@@ -284,10 +284,11 @@ def settings_of(model):
 
 # Resolving ------------------------------------------------------------------------------------------------------------
 
-def resolve(given):
+def resolve(given, capability=None):
     """Complete, checked `TrainOptions` from {name: value} of what the user set; None counts as not set.
 
     The rest comes from the preset, then from the defaults. `device` becomes "cpu", "cuda" or "emulator".
+    capability: as on a GPU of this compute capability, whether one is here or not
     """
     given = _known(given)
     check(TrainOptions(**given), only=given)  # before the device is looked for, which takes a second
@@ -296,7 +297,7 @@ def resolve(given):
         only = ONLY.get(FIELDS[name].metadata["group"], model)
         if only != model:
             raise UsageError(f"{flag(name)} belongs to the model {only}; leave it out, or train that one.")
-    device = resolve_device(given.get("device", "auto"))
+    device = "cuda" if capability else resolve_device(given.get("device", "auto"))
     preset = given.get("preset") or DEFAULT_PRESET[model]["cuda" if device == "cuda" else "cpu"]
     _check_preset(model, preset)
     emoji = {} if given.get("data") else dict(EMOJI[model][preset])
@@ -304,7 +305,7 @@ def resolve(given):
         emoji.pop("classes", None)
     options = TrainOptions(**{**PRESETS[model][preset], **emoji, **given, "model": model, "preset": preset,
                               "device": device})
-    options.precision = _precision(options.precision, device)
+    options.precision = _precision(options.precision, device, capability)
     if "warmup_steps" not in given:  # a run made shorter than its preset keeps a warm-up in proportion
         options.warmup_steps = min(options.warmup_steps, options.steps // 10)
     if "sample_steps" not in given:
@@ -405,13 +406,15 @@ def _known(given):
     return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
 
 
-def _precision(name, device):
-    """The name, if the device has that precision; for "auto" the one that suits it."""
+def _precision(name, device, capability=None):
+    """The name, if the device has that precision; for "auto" the one that suits it. capability: of its GPU, where that
+    is not here."""
     if name == "auto":
-        return automatic(gpu_capability() if device == "cuda" else None)
+        return automatic(capability or gpu_capability() if device == "cuda" else None)
     if name == "fp16" and device == "cpu":
         raise UsageError("--precision fp16 needs a GPU; use --precision fp32 on the CPU.")
-    if name == "tf32" and (device == "cpu" or device == "cuda" and automatic(gpu_capability()) != ON_TENSOR_CORES):
+    if name == "tf32" and (device == "cpu" or device == "cuda"
+                           and automatic(capability or gpu_capability()) != ON_TENSOR_CORES):
         raise UsageError("--precision tf32 needs a GPU of compute capability 8.0 or later; use --precision fp32.")
     return name
 

@@ -16,14 +16,18 @@ import time
 import numpy as np
 
 from .. import progress
-from ..device import get_gpu
+from ..device import get_gpu, why_no_gpu
 from ..device.compile_ahead import CompileAhead
-from ..device.planned import card_of, collect
+from ..device.kernel_cache import KernelCache
+from ..device.planned import card_of, cards_with, collect
 from ..diffusion import Sampling
+from ..diffusion.sampling import PIXEL_CHANNELS
+from ..errors import NumdiffError, UsageError
 from ..kernels.peer_reduce import MAX_RANKS
 from ..progress_bar import progress_bar
 from .distributed import Alone, current
 from .exchange import NoExchange, PeerExchange
+from .options import resolve
 
 EVERY = 5.0  # seconds between lines where there is no terminal
 
@@ -173,8 +177,58 @@ def compiling(plan, communicator=None, echo=aside):
         communicator.build(lambda: [finish(compilation, echo) for compilation in compilations])
     finally:
         for compilation in compilations:
-            compilation.end()
+            compilation.close()
     gpu.cache.more = communicator.on_host(gpu.cache.more)[0]
+
+
+class Described:
+    """A stand-in for a dataset that is not here: its shape and classes alone. Other than one or three channels are
+    latents'."""
+
+    def __init__(self, size, channels, classes=None):
+        self.shape, self.channels, self.classes = (1, size, size, channels), channels, range(classes or 0)
+        self.labels = None if classes is None else np.zeros(1, np.int32)
+        self.dtype = np.dtype(np.uint8 if channels in PIXEL_CHANNELS else np.float32)
+
+
+def compile_run(given, capability=None, ranks=1, echo=print):
+    """Compile the kernels of the run that these settings describe, on this machine for another one or for its own.
+
+    given: as `resolve` takes; capability: "9.0", of the GPUs that will train (None: that of the GPU here); ranks: how
+    many of them. The cache's folder must be writable. Raises `NumdiffError` where a kernel cannot be compiled.
+    """
+    from .build import build_dataset
+    if not capability and (reason := why_no_gpu()):
+        raise UsageError(f"there is no GPU here to compile for ({reason}): say for which, as in --capability 9.0.")
+    cards = cards_with(parse_capability(capability)) if capability else [card_of(get_gpu())]
+    options = resolve(given, cards[0].capability)
+    if options.channels and (options.num_classes or not options.class_cond):
+        dataset = Described(options.image_size, options.channels, options.num_classes)
+        options.flip = options.flip and dataset.dtype == np.uint8
+    else:
+        dataset = build_dataset(options)
+    keys = list(dict.fromkeys(key for card in cards for key in plan_run(options, dataset, card, PlannedRank(ranks))))
+    cache = KernelCache(cards[0].capability)
+    with contextlib.closing(CompileAhead(keys, cache, complain=refuse)) as compilation:
+        faults = finish(compilation, echo)
+    if faults:
+        key, why = next(iter(faults.items()))
+        raise NumdiffError(f"{len(faults)} of {len(keys)} kernels could not be compiled, {key.name} for one: {why}.")
+    echo(f"{len(keys)} kernels for compute capability {'.'.join(map(str, cache.capability))} are in {cache.folder}"
+         f"{'' if compilation.wanted else ', all of them already'}")
+
+
+def parse_capability(text):
+    """"9.0" as (9, 0)."""
+    major, _, minor = text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal() and len(text) < 9):
+        raise UsageError(f"--capability {text} is no compute capability; give one as 9.0.")
+    return int(major), int(minor)
+
+
+def refuse(complaint):
+    """A cache that cannot be written is no place to fill."""
+    raise NumdiffError(f"{complaint.split(': kernels are')[0]}; set NUMDIFF_CACHE_DIR to a folder that can be.")
 
 
 def compile_for(model, plan, communicator=None, echo=aside):

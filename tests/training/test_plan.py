@@ -155,7 +155,7 @@ def test_ranks_of_a_host_share_the_compiling(tmp_path, monkeypatch):
             self.wanted, self.workers = [], 0
             cache.more.append(tmp_path / "more")
 
-        def end(self):
+        def close(self):
             pass
 
     monkeypatch.setattr(plan, "CompileAhead", Compiles)
