@@ -72,7 +72,7 @@ class CompileAhead:
         self.faults, self._attempts = {}, collections.Counter()
         self._waiting, self._lock = collections.deque(self.wanted), threading.Lock()
         self._answers, self._processes, self._ended = queue.SimpleQueue(), set(), False
-        self.workers = 0
+        self.workers = self._barren = 0  # _barren: processes that were lost since the last answer of any
         if not self.wanted:
             return
         try:
@@ -136,6 +136,7 @@ class CompileAhead:
             if answer is None:
                 process = self._lost(process, key)
             else:
+                self._barren = 0
                 self._answers.put((key, answer.get("fault")))
         self._close(process)
 
@@ -155,14 +156,19 @@ class CompileAhead:
 
     def _lost(self, process, key):
         """A process ended before it answered: whatever it was, once more in a new one."""
-        self._attempts[key] += 1
-        if self._attempts[key] < ATTEMPTS:
-            with self._lock:
+        code = process.wait() if process else "none could be started"
+        how = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended: {code}"
+        with self._lock:
+            self._attempts[key] += 1
+            self._barren += 1
+            given_up = [] if self._attempts[key] < ATTEMPTS else [key]
+            if not given_up:
                 self._waiting.appendleft(key)
-        else:
-            code = process.wait() if process else "none could be started"
-            how = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended: {code}"
-            self._answers.put((key, f"its process was {how}, {ATTEMPTS} times"))
+            if self._barren > ATTEMPTS * (self.workers + 1):  # none ever answers: so it would be with the others
+                given_up += self._waiting
+                self._waiting.clear()
+        for each in given_up:
+            self._answers.put((each, f"its process was {how}, {ATTEMPTS} times"))
         self._close(process)
 
     def _close(self, process):

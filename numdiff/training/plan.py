@@ -1,6 +1,6 @@
 """The kernels of a training step and of its previews, known before the first step, and compiled side by side.
 
-    with compiling(options, dataset, communicator, echo) as compilation:
+    with compiling(lambda card: plan_run(options, dataset, card, communicator), communicator, echo):
         …build the model…                       meanwhile
     …the first step…                            launches what is in the cache
 

@@ -89,6 +89,13 @@ def test_all_are_compiled_side_by_side(cache, stand_in):
     assert not any(alive(process) for _, process in begun(cache))
 
 
+def test_a_damaged_file_is_compiled_again(cache, stand_in):
+    CompileAhead(KEYS[:2], cache, workers=1).finish()
+    (cache.folder / cache.file_name(KEYS[0])).write_bytes(b"half")
+    compilation = CompileAhead(KEYS[:2], cache, workers=1)
+    assert compilation.wanted == KEYS[:1] and compilation.finish() == {} and cache.has(KEYS[0])
+
+
 def test_the_slowest_first():
     keys = [SILU, SILU._replace(module="numdiff.kernels.conv2d_hopper"), SILU._replace(module="numdiff.kernels.conv2d")]
     assert sorted(keys, key=expected_seconds, reverse=True) == [keys[1], keys[2], keys[0]]

@@ -54,7 +54,7 @@ def test_a_damaged_file_counts_as_missing(cache, damage):
     cache.write(KEY, CODE)
     path = cache.folder / cache.file_name(KEY)
     path.write_bytes(damage(path.read_bytes()))
-    assert cache.read(KEY) is None
+    assert cache.read(KEY) is None and not cache.has(KEY)
     with pytest.raises(ValueError, match="damaged"):
         unpack(path.read_bytes())
     cache.write(KEY, CODE)
