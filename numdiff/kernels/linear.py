@@ -161,14 +161,17 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     return matmul_forward(rows, weight, version=version, residual=residual).reshape(x.shape)
 
 
-def linear_gelu_forward(x, weight, bias):
-    """(u, GELU(u)) as new arrays, u = x·weightᵀ + bias; tanh form, in one kernel where `linear_gelu_fuses`."""
+def linear_gelu_forward(x, weight, bias, keeps_u=True):
+    """(u, GELU(u)) as new arrays, u = x·weightᵀ + bias; tanh form, in one kernel where `linear_gelu_fuses`.
+
+    keeps_u: False where no backward will ask for u, which may then be None
+    """
     if not is_device(x):
         u = linear_forward_reference(x, weight, bias)
         return u, gelu_forward(u).astype(u.dtype, copy=False)
-    u, y = matmul_gelu_forward(x.reshape(-1, x.shape[-1]), weight, bias)
+    u, y = matmul_gelu_forward(x.reshape(-1, x.shape[-1]), weight, bias, keeps_u)
     shape = (*x.shape[:-1], weight.shape[0])
-    return u.reshape(shape), y.reshape(shape)
+    return u if u is None else u.reshape(shape), y.reshape(shape)
 
 
 def linear_gelu_fuses(x, weight):

@@ -8,7 +8,7 @@ import numpy as np
 from .. import kernels as K
 from ..device import is_device
 from ..kernels.flash_attention import HEAD_SIZES, flash_attention_takes
-from .tensor import Tensor, record, record_parts
+from .tensor import Tensor, is_recording, record, record_parts
 
 
 def add(a, b):
@@ -206,7 +206,7 @@ def mlp(x, weight, bias, weight_2, bias_2):
     saved, wants_dx = x.data, x.slot is not None
     if not K.linear_gelu_fuses(saved, weight) or not K.linear_gelu_fuses(saved, weight_2):
         return linear(bias_gelu(linear(x, weight), bias), weight_2, bias_2)
-    u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data)
+    u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data, keeps_u=is_recording())
 
     def backward(dy, before):
         dweight, accumulate = weight_2.grad_to_fill()

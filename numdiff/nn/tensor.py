@@ -225,6 +225,11 @@ class Tape:
                     slot.receive(value)
 
 
+def is_recording():
+    """Whether a tape of this thread is active: else nothing is needed but results."""
+    return bool(_active) and _active[-1] is not None
+
+
 def record(name, result, inputs, backward, has_parameters=False, adds=False):
     """Wrap an operation's `result` array as a Tensor, and put the operation on the active tape.
 

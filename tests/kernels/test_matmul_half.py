@@ -5,7 +5,7 @@ import pytest
 from numdiff.kernels import matmul as P
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
-from numdiff.kernels.linear import linear_backward, linear_forward, linear_gelu_forward
+from numdiff.kernels.linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_fuses
 from numdiff.kernels.matmul import hopper, launcher, mma
 from tests.conftest import large, relative_error, shapes, versions
 
@@ -215,6 +215,9 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
     engine.check(runs[0][0], want, TOLERANCE)
     engine.check(runs[0][1], gelu_forward(want), TOLERANCE)
     assert runs[0][0].dtype == runs[0][1].dtype == np.float16
+    u, alone = linear_gelu_forward(engine(x), engine(weight), engine(bias), keeps_u=False)  # as without a backward
+    engine.check_equal(alone, runs[0][1])
+    assert u is None or not linear_gelu_fuses(engine(x), engine(weight))
     u, dy = (2 * rng.standard_normal((M, N))).astype(np.float16), halves(rng, M, K)
     weight_2, h = halves(rng, K, N), gelu_forward(u.astype(np.float32)).astype(np.float16)
     gradients = [linear_backward(engine(dy), engine(h), engine(weight_2), engine.zeros((K, N)), engine.zeros(K),

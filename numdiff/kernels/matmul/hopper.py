@@ -291,13 +291,17 @@ def gemm(map_a, map_b, map_c, map_d, map_2, c, bias, residual, row_sums, M, N, s
                 if BLOCKS > 3:
                     turn = finish_gelu_gradient(3, turn, staging, tiles, loaded, ready, acc, place, M, N)
             elif GELU:
-                finish_gelu(0, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at)
+                finish_gelu(0, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at,
+                            has_residual)
                 if BLOCKS > 1:
-                    finish_gelu(1, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at)
+                    finish_gelu(1, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at,
+                                has_residual)
                 if BLOCKS > 2:
-                    finish_gelu(2, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at)
+                    finish_gelu(2, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at,
+                                has_residual)
                 if BLOCKS > 3:
-                    finish_gelu(3, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at)
+                    finish_gelu(3, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at,
+                                has_residual)
             elif HALF:
                 turn = finish_half(0, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
                                    biases_at, residual, alpha, has_residual)
@@ -382,14 +386,14 @@ def map_of(x, along_k, rows):
 
 
 def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
-                  row_sums=None, gelu=None, gelu_of=None, second=None):
+                  row_sums=None, gelu=None, gelu_of=None, second=None, keeps_u=True):
     """c = alpha · A·B + bias + residual for matrices of float16; c float16, or float32 and then without residual.
 
     second: the columns of the matrix named in TWO MATRICES AS ONE that follow those of a, b or c; M, N, K are those of
         the whole product
     row_sums: (M,), to which the sums of A's rows are added; for a float32 c and an A along m (transpose_a)
-    gelu: like a float16 c, for A·Bᵀ: is given GELU(c). gelu_of: like it, for A·B without bias and residual: a factor
-        GELU'(gelu_of)
+    gelu: like a float16 c, for A·Bᵀ: is given GELU(c), and c itself is written only if keeps_u
+    gelu_of: like it, for A·B without bias and residual: a factor GELU'(gelu_of)
     """
     half = c.dtype == np.float16
     map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, width)
@@ -420,8 +424,8 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         kernel = GELU_KERNELS[width, "gelu_gradient" if gelu is None else "gelu"]
     launch(kernel, min(units, a.backend.multiprocessors), THREADS, map_a, map_b, map_c, map_d, map_2, target,
            biases, residuals, sums, M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone,
-           *(end if slices == 1 else (1.0, 0)), int(residual is not None), int(accumulate and slices == 1), summing,
-           shared=shared_bytes(width))
+           *(end if slices == 1 else (1.0, 0)), int(residual is not None or gelu is not None and keeps_u),
+           int(accumulate and slices == 1), summing, shared=shared_bytes(width))
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
     elif summing == WRITE_ROW_SUMS:

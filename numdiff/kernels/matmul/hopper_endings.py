@@ -154,8 +154,8 @@ def finish_half(block, turn, staging, tiles, base, map_c, map_2, seam, acc, plac
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at):
-    """u = sum + bias and GELU(u), by way of a tile in shared memory for each.
+def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at, keeps_u):
+    """u = sum + bias, if it is kept, and GELU(u), by way of a tile in shared memory for each.
 
     The arithmetic comes before the wait: meanwhile the copy engine reads the tiles of the block before.
     """
@@ -179,12 +179,14 @@ def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, bia
         for j in range(8):
             for half in range(2):
                 at = word_place(staging, thread_row, lane, j, half)
-                store_word(tiles, at, words[2 * j + half])
+                if keeps_u:
+                    store_word(tiles, at, words[2 * j + half])
                 store_word(tiles, at + BOX_BYTES, activated[2 * j + half])
         fence_proxy_async()
         bar_sync(uint32(warpgroup), uint32(128))
         if elected:
-            tma_store_2d(base + uint32(staging), map_c, uint32(column), uint32(first_row))
+            if keeps_u:
+                tma_store_2d(base + uint32(staging), map_c, uint32(column), uint32(first_row))
             tma_store_2d(base + uint32(staging + BOX_BYTES), map_d, uint32(column), uint32(first_row))
             tma_store_commit()
 

@@ -203,16 +203,20 @@ def _launch_gelu(a, b, c, transpose_b, **options):
                          **options)
 
 
-def matmul_gelu_forward(a, b, bias):
-    """(u, GELU(u)) as new arrays, u = a (M, K) · b (N, K)ᵀ + bias (N,); in one kernel where `gelu_fuses`."""
+def matmul_gelu_forward(a, b, bias, keeps_u=True):
+    """(u, GELU(u)) as new arrays, u = a (M, K) · b (N, K)ᵀ + bias (N,); in one kernel where `gelu_fuses`.
+
+    keeps_u: False where no backward will ask for u, which is then None
+    """
     (M, K), N = a.shape, b.shape[0]
     if tuple(b.shape) != (N, K) or tuple(bias.shape) != (N,):
         raise ValueError(f"a {a.shape} needs b (N, {K}) and bias (N,), not {b.shape} and {bias.shape}")
     if not gelu_fuses(a, K, N) or b.dtype != np.float16 or bias.dtype != np.float32 or not by_eight((b,), ()):
         u = matmul_forward(a, b, transpose_b=True, bias=bias)
         return u, gelu_forward(u)
-    u, y = empty((M, N), np.float16, like=a), empty((M, N), np.float16, like=a)
-    _launch_gelu(a, b, u, True, bias=bias, gelu=y)
+    y = empty((M, N), np.float16, like=a)
+    u = empty((M, N), np.float16, like=a) if keeps_u else None
+    _launch_gelu(a, b, y if u is None else u, True, bias=bias, gelu=y, keeps_u=keeps_u)
     return u, y
 
 
