@@ -195,8 +195,9 @@ def model_input_kernel_v2(y, t, x, numbers, copies):
     if i < x.size:
         a = numbers[1]
         x0, x1, x2, x3 = load4(x, i)
+        x0, x1, x2, x3 = a * x0, a * x1, a * x2, a * x3
         for k in range(copies):
-            store4(y, i + k * x.size, a * x0, a * x1, a * x2, a * x3)
+            store4(y, i + k * x.size, x0, x1, x2, x3)
     if thread < t.size:
         t[thread] = numbers[0]
 

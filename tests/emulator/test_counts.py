@@ -631,13 +631,16 @@ EXACT = [
     *case(lambda u, v: q_sample.velocity_forward(u(B, P, C), u(B, P, C), steps(u, B), u(9), u(9), version=v),
           (q_sample.velocity_forward_cost, N), TABLES),
     *case(lambda u, v: sampler.weighted_sum(u(3), u(B, P, C), u(B, P, C), u(B, P, C), version=v),
-          (sampler.combine_cost, N)),
+          (sampler.combine_cost, N), 3 * 4),
     *case(lambda u, v: sampler.estimate_x_0(u(B, P, C), u(B, P, C), u(2), clip=False, version=v),
-          (sampler.estimate_x_0_cost, N)),
+          (sampler.estimate_x_0_cost, N), 2 * 4),
+    # the timesteps are written, too
+    *case(lambda u, v: sampler.model_input(u(B, P, C), u(2), 2, version=v), (sampler.model_input_cost, N, 2),
+          2 * 4 + 2 * 4 * B),
     *case(lambda u, v: sampler.guide(u(B, P, C), u(B, P, C), 2.0, C), (sampler.guide_cost, N), versions=[None]),
     # an exponential, which is no FLOP here, and is two of the cost's ten: it is a power of two of a product
     *case(lambda u, v: sampler.learned_step(u(B, P, C), u(B, P, C), u(B, P, 2 * C), u(B, P, C), u(4)),
-          (sampler.learned_step_cost, N), more=N, versions=[None]),
+          (sampler.learned_step_cost, N), 4 * 4, more=N, versions=[None]),
     # where nothing is masked, what is known is not read
     *case(lambda u, v: sampler.blend(u.full(0, B, P, C), u(B, P, C), u(B, P, C)), (sampler.blend_cost, N), -4 * N,
           versions=[None]),
@@ -677,6 +680,11 @@ EXACT = [
     *case(lambda u, v: ema.ema_update(u(N), u(N), number(u, 3, np.uint32), u(1), 0.99, version=v),
           (ema.ema_update_cost, N), 8, 2 * N // 4, versions=[2]),
     *case(lambda u, v: step_state.step_advance(number(u, 3, np.uint32)), (step_state.step_advance_cost,),
+          versions=[None]),
+    *case(lambda u, v: step_state.next_row(number(u, 3, np.uint32, 16 * 4).reshape(4, 16), number(u, 3, np.uint32),
+                                           number(u, 0, np.uint32, 16)), (step_state.next_row_cost, 16),
+          versions=[None]),
+    *case(lambda u, v: images.pixels_forward(u(B, 3, 4, 3)), (images.pixels_forward_cost, B * 36), more=None,
           versions=[None]),
     # what is finite is not written down: the step is not read
     *case(lambda u, v: step_state.latch_nonfinite(number(u, -1, np.int32), u(1), u(1), number(u, 3, np.uint32)),
