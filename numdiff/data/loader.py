@@ -12,6 +12,7 @@ THE ORDER
 WHAT IT DOES NOT DO
     flip and normalise: kernels do both on the device (kernels/images.py), so a batch travels as uint8.
 """
+import atexit
 import functools
 import queue
 import threading
@@ -69,6 +70,7 @@ class Loader:
             self._ready = queue.Queue(prefetch)
             self._thread = threading.Thread(target=self._produce, args=(start_step,), daemon=True)
             self._thread.start()
+            atexit.register(self.close)  # a script that ends without: the thread fills memory that is freed then
 
     def __iter__(self):
         return self
@@ -102,6 +104,7 @@ class Loader:
         self._stop.set()
         if self._thread:
             self._thread.join()
+            atexit.unregister(self.close)
 
     def rows(self, step):
         """Rows of the dataset that this rank gets in a step."""

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from numdiff.data import dataset as D
+from numdiff.data import loader as loader_module
 from numdiff.data.loader import Loader, epoch_order
 from numdiff.errors import NumdiffError, UsageError
 
@@ -160,6 +161,18 @@ def test_close_ends_the_thread(dataset):
     loader.close()
     Loader(dataset, 30, seed=1, backend=Pinning()).close()  # before anything was taken
     assert threading.active_count() == before
+
+
+def test_the_thread_ends_before_the_interpreter_frees_its_memory(dataset, monkeypatch):
+    """A script that ends by an error closes nothing; what the thread writes to must outlive it all the same."""
+    at_exit = []
+    monkeypatch.setattr(loader_module.atexit, "register", at_exit.append)
+    monkeypatch.setattr(loader_module.atexit, "unregister", at_exit.remove)
+    loader = Loader(dataset, 30, seed=1)
+    next(loader)
+    last, = at_exit
+    last()
+    assert not loader._thread.is_alive() and at_exit == []
 
 
 def test_without_labels(tmp_path):
