@@ -39,7 +39,13 @@ class Commands(Group):
 
     def main(self, *args, **kwargs):
         open_streams()
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:  # what cannot be written on stdout: a help on a full disk
+            if not kwargs.get("standalone_mode", True):
+                raise
+            click.echo(f"Error: {error.strerror or error}.", err=True)
+            sys.exit(1)
 
     def list_commands(self, ctx):
         return list(COMMANDS)

@@ -68,6 +68,7 @@ class ZipReader:
                 raise BadArchive(str(error)) from None
             raise
         self.members = self._zip.infolist()
+        self.comment = self._zip.comment  # bytes, at most 65,535
 
     def __enter__(self):
         return self

@@ -165,7 +165,7 @@ def _pickle_refused(path):
     """Why EDM2's statistics, a dict of "mu" and "sigma" for each kind of features, are not read; and what to do."""
     return (f"{path} is a pickle, which may run code, and is not opened: if you trust it, make an npz of it with\n"
             f"import numpy, pathlib, pickle; s = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
-            "s = s.get('fid', s)\n"
+            "s = s.get('fid', s);\n"
             f"numpy.savez({str(path.with_suffix('.npz'))!r}, mu=s['mu'], sigma=s['sigma'])")
 
 

@@ -363,8 +363,11 @@ def resolve_resumed(saved, given):
     for name, value in given.items():
         old = getattr(saved, name)
         if value != old and name not in CHANGED_ON_RESUME:
-            raise UsageError(f"{flag(name)} {_say(value)} does not fit the run, which was started with {_say(old)}; "
-                             "leave it out, or start a new run.")
+            given, then = f"{flag(name)} {_say(value)}", _say(old)
+            if isinstance(value, bool):
+                given, then = (f"--{'' if on else 'no-'}{flag(name)[2:]}" for on in (value, old))
+            raise UsageError(f"{given} does not fit the run, which was started with {then}; leave it out, or start a "
+                             "new run.")
     device = resolve_device(given.get("device", saved.device))
     options = dataclasses.replace(saved, **{**given, "device": device})
     options.precision = _precision(options.precision, device)

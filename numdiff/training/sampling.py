@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 
+from ..data.fingerprint import hash_of
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.sampling import to_uint8
@@ -13,7 +14,7 @@ from ..progress_bar import progress_bar
 from .checkpoint import buffer_names, newest_checkpoint
 from .distributed import AgreedError, connect
 from .model_files import load
-from .options import resolve_device
+from .options import flag, resolve_device
 from .plan import compile_for, plan_sampling
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
@@ -47,16 +48,25 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
         grid = grid or (None if npz or animation else "samples.png")
         _check_names(grid, npz, animation)
         _check_inpainting(inpaint, mask, sampler)
+        communicator.check_options({"RUN": str(run), "--class": class_name, **{flag(name): value for name, value in {
+            "count": count, "steps": steps, "sampler": sampler, "eta": eta, "seed": seed, "batch": batch, "grid": grid,
+            "npz": npz, "animation": animation, "inpaint": inpaint, "mask": mask, "device": device, "weights": weights,
+            "outdir": outdir, "precision": precision, **more}.items()}})
         if animation and communicator.size > 1:
             raise UsageError("--animation watches one process at work: leave mpiexec out, or --animation.")
-        communicator.check_options({"RUN": str(run), "--count": count, "--steps": steps, "--seed": seed,
-                                    "--batch": batch, "--sampler": sampler, "--npz": npz, "--precision": precision})
         checkpoint = communicator.first(find_model, run, outdir, echo)
         model = communicator.build(load, checkpoint, device, weights, precision)
         if inpaint:
             shape = (model.image_size, model.image_size, model.in_channels)
+            if model.in_channels not in (1, 3):
+                raise UsageError(f"the model makes latents of {model.in_channels} channels, and --inpaint takes a "
+                                 "picture: leave it out, or give a model of pictures.")
             more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
+        communicator.check_options({f"what is in {name}": array_hash(array) for name, array in (
+            (checkpoint, download(model.parameters.data)), (inpaint, more.get("known")), (mask, more.get("mask")))
+            if communicator.size > 1 and array is not None})  # each rank has read it by itself, perhaps on its own disk
         labels = class_indices(class_name, model)
+        turn = model.num_classes if labels is None else len(labels)  # images after which the classes repeat
         if labels is not None:  # several are taken in turn, over the images or over the rows of slerp
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
         how = count, steps, sampler or "ddim", eta, seed, labels, batch
@@ -102,7 +112,8 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
                 echo(f"{path} shows the first {most} of the {made:,} images")
         written = ", ".join(str(path) for path in (grid, npz, animation) if path)
         if number:
-            rest = "" if sampling.slerp else f"; the others are made with --seed {seed + made} --count {count - made}"
+            rest = "" if sampling.slerp else (f"; the others are made with --seed {seed + made} --count {count - made}"
+                                              f"{classes_from(sampling.labels, made, turn)}")
             raise AgreedError(f"stopped after {made:,} of {count:,} images, which {written} "
                               f"hold{'' if grid and npz else 's'}{rest}.", 128 + number)
         echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
@@ -153,6 +164,24 @@ def say_how(sampling):
         where = f" on {sampling.cfg_channels} channels" if sampling.cfg_channels else ""
         words.append(f"guidance {sampling.cfg_scale:g}{where}")
     return ", ".join([*words, "seeds {} to {}".format(*sampling.seeds)])
+
+
+def array_hash(array):
+    """A few letters that tell one array from another."""
+    return hash_of(np.ascontiguousarray(array).view(np.uint8)).hexdigest()[:12]
+
+
+def classes_from(labels, made, turn):
+    """What the command that makes the images from number `made` on needs, too, so that they have their classes.
+
+    turn: number of images after which the classes repeat
+    """
+    rest = () if labels is None else labels[made:made + turn]
+    if np.array_equal(rest, () if labels is None else labels[:len(rest)]):
+        return ""
+    if turn > 32:
+        return f", with a --class for each of them, from {rest[0]} on"
+    return "".join(f" --class {label}" for label in rest)
 
 
 def weights_used(checkpoint, weights):

@@ -1,5 +1,6 @@
 """The command line: help of every command, and one sentence for every error."""
 import errno
+import os
 import subprocess
 import sys
 
@@ -28,6 +29,15 @@ def run(*arguments):
 def test_help(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0 and result.output.startswith("Usage: ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_help_on_a_full_disk_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        script = "from numdiff_cli.main import main; main()"
+        result = subprocess.run([sys.executable, "-c", script, "--help"], stdout=full, stderr=subprocess.PIPE,
+                                timeout=60)
+    assert (result.returncode, result.stderr) == (1, b"Error: No space left on device.\n")
 
 
 @pytest.mark.parametrize("model, sizes", [("unet", "[tiny: 32; unet64: 64]"), ("dit", "[tiny: 32; small64: 64]")])

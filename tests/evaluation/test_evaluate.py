@@ -344,7 +344,8 @@ def test_statistics_in_a_pickle_are_not_opened_and_the_recipe_works(tmp_path, rn
         open_source(path)
     sentence, *recipe = str(caught.value).split("\n")
     assert len(recipe) == 2
-    exec("\n".join(recipe), {})
+    assert " ".join(recipe) in result.output  # the command says all in one line
+    exec(" ".join(recipe), {})
     found = open_source(path.with_suffix(".npz"))
     assert isinstance(found, Statistics) and np.array_equal(found.mu, mu) and np.array_equal(found.sigma, sigma)
 

@@ -1,4 +1,6 @@
 """Models as files: loading, converting in both directions, and what is said where it cannot be done."""
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -187,6 +189,22 @@ def test_rescaled_timesteps_are_asked_for_kept_and_told(tmp_path):
     assert "timestep_scale" not in again.diffusion
     with pytest.raises(UsageError, match="leave out --rescale-timesteps"):
         convert(model, tmp_path / "n.h5", diffusion={"rescale_timesteps": False})
+
+
+def test_an_npz_tells_its_model_and_diffusion_where_np_load_does_not_look(tmp_path):
+    """In the zip's comment; what another program wrote there, or what is damaged, is passed over."""
+    _, state = stored_state("plain")
+    given = {"steps": 4000, "schedule": "cosine", "prediction": "v", "rescale_timesteps": True}
+    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", diffusion=given, **PLAIN)
+    first = convert(tmp_path / "m.h5", tmp_path / "e.npz")
+    again = convert(tmp_path / "e.npz", tmp_path / "n.h5")
+    assert (again.options, again.diffusion) == (first.options, first.diffusion) and first.diffusion["steps"] == 4000
+    assert set(np.load(tmp_path / "e.npz")) == set(np.load(tmp_path / "w.npz"))
+    for comment in (b"made by hand", b"[1]", b"\xff\x00", b'{"numdiff_options": 3, "numdiff_diffusion": [1]}',
+                    b"9" * 65535):
+        with zipfile.ZipFile(tmp_path / "e.npz", "a") as archive:
+            archive.comment = comment
+        assert convert(tmp_path / "e.npz", tmp_path / "n.h5", **PLAIN).diffusion["steps"] == 1000
 
 
 def test_the_diffusion_in_an_export_is_checked(tmp_path):

@@ -179,6 +179,8 @@ def test_resume_changes_what_it_may():
     for given in ({"batch": 3}, {"learning_rate": 1.0}, {"channel_mult": [1, 2]}, {"seed": 3}, {"preset": "unet64"}):
         with pytest.raises(UsageError, match="does not fit the run, which was started with"):
             resolve_resumed(saved, given)
+    with pytest.raises(UsageError, match="^--no-flip does not fit the run, which was started with --flip; leave"):
+        resolve_resumed(resolve_cpu(flip=True), {"flip": False})
     with pytest.raises(UsageError, match="--log-every 0"):
         resolve_resumed(saved, {"log_every": 0})
 

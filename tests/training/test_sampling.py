@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import os
+import re
 import signal
 import zipfile
 
@@ -22,10 +23,10 @@ from numdiff.training.options import resolve
 from numdiff.training.precision import MEANING
 from numdiff.training.run_folder import create_run
 from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_picture
-from numdiff.training.sampling import class_indices, find_model, sample_command
+from numdiff.training.sampling import class_indices, classes_from, find_model, sample_command
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
-from tests.training.test_distributed import MAIN, check_done, job, mpi
+from tests.training.test_distributed import MAIN, MPIEXEC, check_done, job, mpi
 from tests.training.test_distributed import run as run_job
 
 CLASSES = ["Cats & Dogs", "birds", "7"]
@@ -180,7 +181,7 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(Sampling, "batches", stopping)
     with pytest.raises(NumdiffError, match=r"stopped after 4 of 7 images, which .*b.png, .*a.npz hold; the others are "
-                                           "made with --seed 4 --count 3") as stop:
+                                           "made with --seed 4 --count 3 --class 1 --class 2 --class 0.$") as stop:
         sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=tmp_path / "a.npz",
                        grid=tmp_path / "b.png")
     assert stop.value.exit_code == code and len(evaluations) == 6
@@ -189,6 +190,11 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, 
     np.testing.assert_array_equal(images, read_npz(whole)[0][:4])
     assert labels.tolist() == [0, 1, 2, 0] and record["count"] == 4
     assert zipfile.ZipFile(tmp_path / "a.npz").testzip() is None
+    monkeypatch.setattr(Sampling, "batches", original)
+    sample_command(model_file, count=3, seed=4, class_name=[1, 2, 0], steps=2, device="cpu", npz=tmp_path / "rest.npz")
+    for name in range(2):
+        np.testing.assert_array_equal(read_npz(tmp_path / "rest.npz")[name], read_npz(whole)[name][4:])
+    (tmp_path / "rest.npz").unlink()
     evaluations.clear()
     monkeypatch.setattr(Sampling, "batches", lambda self, progress, *more: stopping(self, lambda: (
         os.kill(os.getpid(), number), progress()), *more))
@@ -196,6 +202,35 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, 
         sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=tmp_path / "c.npz")
     assert stop.value.exit_code == code and not (tmp_path / "c.npz").exists()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_rest_of_the_images_has_its_classes():
+    """What a stop tells to be given for images 5 and on; nothing where they begin with the first class."""
+    labels = np.arange(12) % 3
+    assert classes_from(labels, 5, 3) == " --class 2 --class 0 --class 1"
+    assert classes_from(labels, 6, 3) == classes_from(None, 6, None) == ""
+    assert classes_from(labels, 11, 3) == " --class 2"
+    assert classes_from(np.arange(1000) % 100, 240, 100) == ", with a --class for each of them, from 40 on"
+
+
+@mpi
+@pytest.mark.parametrize("first, second, text", [
+    (["a/m.h5", "--class", "0"], ["a/m.h5", "--class", "1"], r"--class: rank 0 has \('0',\), rank 1 has \('1',\);"),
+    (["m.h5", "-wdir", "a"], ["m.h5", "-wdir", "b"], "what is in m.h5: rank 0 has"),
+], ids=["options", "models"])
+def test_ranks_that_would_make_different_images_are_refused(tmp_path, first, second, text):
+    for seed, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        write_model(tmp_path / name / "m.h5", seed)
+    ranks = []
+    for arguments in (first, second):
+        folder = tmp_path / arguments[2] if "-wdir" in arguments else tmp_path
+        more = arguments[:1] if "-wdir" in arguments else arguments
+        ranks.append(["-n", "1", "-wdir", str(folder), *MAIN, "sample", *more, "--count", "4", "--batch", "2",
+                      "--steps", "2", "--device", "cpu", "--npz", str(tmp_path / "x.npz")])
+    result = run_job([MPIEXEC, *ranks[0], ":", *ranks[1]])
+    assert result.returncode and re.search("Error: the ranks disagree on " + text, result.stderr), result.stderr
+    assert "Traceback" not in result.stderr and not (tmp_path / "x.npz").exists()
 
 
 @mpi
@@ -226,6 +261,13 @@ def test_inpainting_keeps_the_picture_where_the_mask_is_black(model_file, tmp_pa
     result = run(model_file, "--inpaint", tmp_path / "p.png", "--mask", "top", "--steps", 2, "--count", 1, "--grid",
                  tmp_path / "b.png")
     assert result.exit_code == 0 and "repaint, 2 steps" in last_line(result)
+
+
+def test_latents_are_not_inpainted_from_a_picture(tmp_path):
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    model = write_model(tmp_path / "latents.h5", in_channels=4, out_channels=4)
+    result = run(model, "--inpaint", tmp_path / "a.png", "--mask", "left", "--npz", tmp_path / "x.npz")
+    assert result.exit_code == 2 and "makes latents of 4 channels, and --inpaint takes a picture" in last_line(result)
 
 
 def test_pictures_and_masks(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import pathlib
+import zipfile
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from .containers import SPARE, choose, weights_of_model
 from .unet import canonical_names
 from .unet_cu import is_unet_cu, read_unet_cu
 
-METADATA = "numdiff_options"  # where a safetensors file of numdiff keeps the model options
+METADATA = "numdiff_options"  # where an export keeps the model options: safetensors' metadata, the comment of an npz
 DIFFUSION = "numdiff_diffusion"  # and where those of the diffusion
 SAFETENSORS_HEADER_BYTES = 32 << 20
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
@@ -78,7 +79,7 @@ def _read(path, file, weights):
     if head[:4] == b"PK\x03\x04":
         with ZipReader(path) as archive:
             if any(member.filename.endswith(".npy") for member in archive.members):
-                return _read_npz(archive, 4 * path.stat().st_size + SPARE), {}
+                return _read_npz(archive, 4 * path.stat().st_size + SPARE), _told_all(_parse_comment(archive.comment))
             return choose(pickles.read_zip(archive), path, weights), {}
     if is_unet_cu(head):
         return read_unet_cu(path)
@@ -132,26 +133,42 @@ def _read_safetensors(path):
         arrays[name] = array
     if not arrays:
         raise NumdiffError("it holds no tensors")
-    metadata = schema.parse_json(data[8:8 + length]).get("__metadata__") or {}
+    return arrays, _told_all(schema.parse_json(data[8:8 + length]).get("__metadata__"))
+
+
+def _parse_comment(text):
+    """The JSON value of a zip's comment; None where another program wrote something else."""
+    with contextlib.suppress(schema.Mismatch):
+        return schema.parse_json(text)
+
+
+def _told_all(metadata):
+    """Options of the model, and of its diffusion under "diffusion", as a file's metadata has them."""
+    if not isinstance(metadata, dict):
+        return {}
     diffusion = _told(metadata, DIFFUSION)
-    return arrays, {**_told(metadata, METADATA), **({"diffusion": diffusion} if diffusion else {})}
+    return {**_told(metadata, METADATA), **({"diffusion": diffusion} if diffusion else {})}
 
 
 def _told(metadata, key):
     """The dict under a key of a file's metadata, or {} for anything else that someone wrote under that name."""
     with contextlib.suppress(schema.Mismatch):
-        return schema.check(schema.parse_json(metadata.get(key, "{}")), schema.options, "options")
+        return schema.check(schema.parse_json(str(metadata.get(key, "{}"))), schema.options, "options")
     return {}
 
 
 def write_state_dict(file, state_dict, kind, options=None, diffusion=None):
-    """Write {name: array} to an open binary file as `kind`: "npz", or "safetensors", which also keeps the options of
-    the model and of its diffusion."""
+    """Write {name: array} to an open binary file as `kind`, "npz" or "safetensors", with the options of the model and
+    of its diffusion."""
+    metadata = {key: json.dumps(told) for key, told in ((METADATA, options), (DIFFUSION, diffusion)) if told}
     if kind == "npz":
-        np.savez(file, **state_dict)
+        with zipfile.ZipFile(file, "w") as archive:  # as np.savez, and a comment, which np.load does not mind
+            for name, array in state_dict.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+            archive.comment = json.dumps(metadata).encode() if metadata else b""
     elif kind == "safetensors":
-        metadata = {"format": "pt"}  # PyTorch's layout; some readers ask
-        metadata |= {key: json.dumps(told) for key, told in ((METADATA, options), (DIFFUSION, diffusion)) if told}
+        metadata["format"] = "pt"  # PyTorch's layout; some readers ask
         file.write(_safetensors().numpy.save({k: np.ascontiguousarray(v) for k, v in state_dict.items()}, metadata))
     else:
         raise ValueError(f"unknown kind {kind!r}: use npz or safetensors")
