@@ -44,6 +44,7 @@ from numdiff.kernels import (
     step_state,
     telemetry,
     vlb,
+    zero_ranges,
 )
 from numdiff.kernels.adamw import adamw_update, adamw_update_cost
 from numdiff.kernels.concat import Pair
@@ -689,6 +690,8 @@ EXACT = [
     # what is finite is not written down: the step is not read
     *case(lambda u, v: step_state.latch_nonfinite(number(u, -1, np.int32), u(1), u(1), number(u, 3, np.uint32)),
           (step_state.latch_nonfinite_cost,), -4, versions=[None]),
+    *case(lambda u, v: zero_ranges.zero_ranges(u(N), upload(zero_ranges.pieces([(0, N - 3)]), u.device)),
+          (zero_ranges.zero_ranges_cost, N - 3), 16, versions=[None]),  # the range itself
     *case(lambda u, v: telemetry.telemetry_record(u(4, 5), number(u, 3, np.uint32), u(1), u(1), u(1), u(1),
                                                                 number(u, 3, np.int32, 3), 0.5),
           (telemetry.telemetry_record_cost,), versions=[None]),
@@ -809,10 +812,12 @@ def test_linear_costs():
     assert t.total_flops == flops + 2 * rows * n  # alpha and bias
 
 
-def test_linear_backward_cost():
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_linear_backward_cost(accumulate):
     rows, n, k = 5, 8, 12
-    t = Counted(lambda u: linear.linear_backward(u(rows, n), u(rows, k), u(n, k), u(n, k), u(n))).total
-    moved, flops = linear.linear_backward_cost(rows, n, k)
+    t = Counted(lambda u: linear.linear_backward(u(rows, n), u(rows, k), u(n, k), u(n, k), u(n),
+                                                 accumulate=accumulate)).total
+    moved, flops = linear.linear_backward_cost(rows, n, k, accumulate)
     assert t.distinct_bytes == moved + 4 * (rows * n + 2 * n)  # dbias: dy once more, and added to
     assert t.total_flops >= flops
 
