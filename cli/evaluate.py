@@ -14,7 +14,7 @@ from .output import echo
               help="Keep these classes of a REFERENCE that is a dataset.  [default: all]")
 @click.option("--nearest", metavar="K", type=click.IntRange(1), default=3, show_default=True,
               help="Neighbours that span the manifolds of precision and recall.")
-@click.option("--subsets", metavar="N", type=click.IntRange(1), default=100, show_default=True,
+@click.option("--subsets", metavar="N", type=click.IntRange(1, 10**5), default=100, show_default=True,
               help="Random subsets over which KID is averaged.")
 @click.option("--subset-size", metavar="IMAGES", type=click.IntRange(2), default=1000, show_default=True,
               help="Images of such a subset; sets that are no larger are compared whole.")

@@ -117,6 +117,19 @@ def check_target(what, path):
             raise cannot_write(what, path, error) from None
 
 
+def check_output(what, path):
+    """Raise a `NumdiffError` where `path` could not be written, before long work whose result is to stand there."""
+    check_target(what, path)
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise cannot_write(what, path, error) from error
+
+
 def open_to_append(path, what):
     """The regular file `path`, or a new one, raw, to be appended to; it is not emptied, and no link is followed."""
     check_target(what, path)

@@ -14,6 +14,7 @@ Everything here is float64 on the host; `Diffusion` rounds the tables to float32
 """
 import itertools
 import math
+import numbers
 import re
 
 import numpy as np
@@ -136,6 +137,8 @@ def sampling_sigmas(alpha_bar, spacing, steps):
         return [*map(float, sigma_table(alpha_bar)[respaced_timesteps(len(alpha_bar), steps)]), 0.0]
     if spacing not in SPACINGS:
         raise UsageError(f"unknown spacing {spacing!r}: use {', '.join(SPACINGS)}.")
+    if not isinstance(steps, numbers.Integral) or isinstance(steps, bool):
+        raise UsageError(f"sampling steps must be a whole number, not {steps!r}.")
     if steps < 1:
         raise UsageError(f"sampling steps must be at least 1, not {steps}.")
     return [*map(float, SPACINGS[spacing](sigma_table(alpha_bar), steps)), 0.0]

@@ -99,7 +99,7 @@ class Model(Module):
         """
         x_t = np.ascontiguousarray(x_t, np.float32)
         expected = (self.image_size, self.image_size, self.in_channels)
-        if x_t.ndim != 4 or x_t.shape[1:] != expected:
+        if x_t.ndim != 4 or x_t.shape[1:] != expected or not len(x_t):
             raise UsageError(f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))}).")
 
         def per_image(values, name):

@@ -10,6 +10,7 @@ from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.sampling import to_uint8
 from ..errors import NumdiffError, UsageError, visibly
+from ..files import check_output
 from ..progress_bar import progress_bar
 from .checkpoint import buffer_names, newest_checkpoint
 from .distributed import AgreedError, connect
@@ -55,6 +56,9 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
         if animation and communicator.size > 1:
             raise UsageError("--animation watches one process at work: leave mpiexec out, or --animation.")
         checkpoint = communicator.first(find_model, run, outdir, echo)
+        for what, path in (("the picture", grid), ("the animation", animation)):  # the npz is opened before it begins
+            if path:
+                communicator.first(check_output, what, path)
         model = communicator.build(load, checkpoint, device, weights, precision)
         if inpaint:
             shape = (model.image_size, model.image_size, model.in_channels)

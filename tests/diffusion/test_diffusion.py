@@ -61,6 +61,9 @@ def test_respacing_that_cannot_be():
                              ("101", "between 1 and the 100")):
         with pytest.raises(UsageError, match=message):
             respaced_timesteps(100, spacing)
+    for steps in (2.5, True, None):
+        with pytest.raises(UsageError, match="must be a whole number, not"):
+            sampling_sigmas(alpha_bars("linear", 100), "timesteps", steps)
 
 
 def test_sampling_at_respaced_timesteps():

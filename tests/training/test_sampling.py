@@ -336,6 +336,8 @@ BAD = [  # arguments, exit code, what the message says
     ("--precision fp16", 2, "--precision fp16 computes on a GPU; on the CPU use --precision fp32"),
     ("--precision tf32", 2, "--precision tf32 needs a GPU"), ("--precision half", 2, "--precision"),
     ("--npz no/where.npz --steps 1", 1, "the folder does not exist"), ("--count 0", 2, "--count"),
+    ("--grid no/where.png --count 10000000", 1, "the folder does not exist"),  # before hours of work
+    ("--animation no/where.gif --count 10000000", 1, "the folder does not exist"),
 ]
 
 
