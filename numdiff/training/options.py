@@ -35,7 +35,7 @@ UNET_PRESETS = {
     # high, falls to zero, and comes with an average that soon forgets the beginning (PRESETS.md has the runs).
     "tiny": {
         "image_size": 32, "model_channels": 32, "channel_mult": (1, 2, 4), "num_res_blocks": 1,
-        "attention_resolutions": (8,), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0", "flip": True,
+        "attention_resolutions": (8,), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",
         "batch": 4, "steps": 1500, "learning_rate": 1e-3, "warmup_steps": 20, "lr_schedule": "cosine", "beta2": 0.99,
         "ema_halflife": 800.0, "sample_every": 750, "sample_count": 24, "sampler": "dpm++2m", "sample_steps": 20,
         "checkpoint_every": 250, "log_every": 25,
@@ -45,7 +45,7 @@ UNET_PRESETS = {
     "unet64": {
         "image_size": 64, "model_channels": 64, "channel_mult": (1, 2, 3, 4), "num_res_blocks": 2,
         "attention_resolutions": (16, 8), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",
-        "flip": True, "batch": 32, "steps": 8000, "learning_rate": 5e-4, "warmup_steps": 100, "lr_schedule": "cosine",
+        "batch": 32, "steps": 8000, "learning_rate": 5e-4, "warmup_steps": 100, "lr_schedule": "cosine",
         "ema_halflife": 4000.0, "sample_every": 2000, "sample_count": 64, "sampler": "dpm++2m", "sample_steps": 20,
         "checkpoint_every": 2000, "log_every": 200,
     },
@@ -71,7 +71,7 @@ DIT_PRESETS = {
 }
 PRESETS = {"unet": UNET_PRESETS, "dit": DIT_PRESETS}
 DEFAULT_PRESET = {"unet": {"cpu": "tiny", "cuda": "unet64"}, "dit": {"cpu": "tiny", "cuda": "small64"}}
-SMILEYS = {"classes": ("Smileys & Emotion",)}
+SMILEYS = {"classes": ("Smileys & Emotion",), "flip": True}
 EMOJI = {  # what a preset fills in besides, for the default dataset alone
     "unet": {"tiny": SMILEYS, "unet64": SMILEYS},
     "dit": {"tiny": {"classes": ("Smileys & Emotion", "Food & Drink", "Flags"), "flip": True},

@@ -48,6 +48,7 @@ def test_presets_name_settings_and_are_valid():
 def test_the_presets_class_is_the_emoji_sets_alone():
     assert resolve_cpu().classes == ("Smileys & Emotion",)
     assert resolve_cpu(data="mine.h5").classes is None
+    assert resolve_cpu().flip and not resolve_cpu(data="mine.h5").flip  # they may be latents, or letters
     assert resolve_cpu(classes=["Flags"]).classes == ("Flags",)
 
 
