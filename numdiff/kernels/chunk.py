@@ -15,7 +15,7 @@ COST
 SOURCE
     nothing to cite.
 READ NEXT
-    adaln.py and gate.py, which take the parts; columns.py, which copies nothing.
+    columns.py, which copies nothing.
 """
 import numpy as np
 

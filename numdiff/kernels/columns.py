@@ -17,7 +17,7 @@ COST
 SOURCE
     nothing to cite.
 READ NEXT
-    gate_adaln.py, whose kernels take columns.
+    class_dropout.py.
 """
 import numpy as np
 

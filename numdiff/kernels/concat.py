@@ -20,7 +20,7 @@ WITHOUT A COPY
     Kernels that take two pointers read a `Pair` as the array that it would be: GroupNorm's version 3, and 1×1
     convolutions (a matmul) on Hopper. Their gradients with respect to it are Pairs.
 READ NEXT
-    groupnorm.py, which reads what this writes, or the two arrays themselves.
+    embedding.py, where the class comes in.
 """
 from typing import NamedTuple
 

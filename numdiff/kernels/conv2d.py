@@ -41,7 +41,7 @@ SOURCE
     LeCun et al. 1989, "Backpropagation Applied to Handwritten Zip Code Recognition"; the GEMM view as in im2col.py; the
     implicit GEMM: Chetlur et al. 2014, "cuDNN", arXiv:1410.0759, section 3.
 READ NEXT
-    conv2d_implicit.py; before it, matmul/vectorised.py, whose inner loop it borrows.
+    conv2d_implicit.py, with the inner loop of the matmul ladder's fourth rung.
 """
 import math
 

@@ -113,7 +113,7 @@ def descriptor(address, leading, stride, swizzle):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_first(BN, transposed, acc, a, b):
-    """acc = A · B for 16 channels. The 0 must be a literal: see hopper.py."""
+    """acc = A · B for 16 channels. The 0 must be a literal: see ../device/hopper.py."""
     if transposed:
         if BN == 32:
             wgmma_t_32(acc, a, b, int32(0))

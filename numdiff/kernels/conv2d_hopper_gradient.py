@@ -27,7 +27,7 @@ COST
 SOURCE
     PTX ISA, section 9.7.15; Chetlur et al. 2014, "cuDNN", arXiv:1410.0759.
 READ NEXT
-    conv2d_hopper_gradient_3x3.py, which 3 × 3 kernels take; then conv2d_mma.py, for GPUs without these instructions.
+    conv2d_hopper_gradient_3x3.py, which 3 × 3 kernels take.
 """
 import functools
 from typing import NamedTuple

@@ -41,7 +41,7 @@ COST
 SOURCE
     PTX ISA, section 9.7.15.5.1.2 (descriptors); of clusters, device/cluster.py.
 READ NEXT
-    conv2d_mma.py, the same for GPUs without these instructions.
+    flash_attention/hopper_tiles.py: two products with a softmax between them.
 """
 import functools
 from typing import NamedTuple

@@ -33,7 +33,7 @@ COST
 SOURCE
     PTX ISA, section 9.7.14.5 (mma), whose fragments are written down in emulator/fragments.py.
 READ NEXT
-    conv2d_mma.py.
+    matmul/hopper.py, tensor cores that read shared memory by themselves.
 """
 import numpy as np
 

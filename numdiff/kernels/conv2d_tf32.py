@@ -30,7 +30,7 @@ COST
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).
 READ NEXT
-    conv2d_mma.py, the same in float16.
+    conv2d_narrow_half.py, for layers too narrow for any of this.
 """
 import functools
 

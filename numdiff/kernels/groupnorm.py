@@ -37,7 +37,7 @@ COST
 SOURCE
     Wu and He 2018, arXiv:1803.08494, eq. 1, 2, 7. Joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
 READ NEXT
-    groupnorm_one_pass.py; groupnorm_sixteen.py; layernorm.py, where a group is one row and needs no shared memory.
+    groupnorm_one_pass.py; then groupnorm_sixteen.py.
 """
 import math
 

@@ -16,7 +16,7 @@ DETERMINISM
 SOURCE
     device/cluster.py
 READ NEXT
-    layernorm.py
+    groupnorm_normalise.py, for arrays whose statistics come with them.
 """
 import types
 

@@ -28,7 +28,7 @@ COST
 SOURCE
     groupnorm.py for the mathematics; joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
 READ NEXT
-    groupnorm_one_pass.py, for arrays that come without; layernorm.py
+    conv2d_hopper.py, which leaves the statistics.
 """
 import math
 

@@ -41,7 +41,7 @@ SOURCE
     groupnorm.py for the mathematics; PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async);
     CUDA programming guide, "Memory Fence Functions", whose example is the last block that adds.
 READ NEXT
-    groupnorm_sixteen.py, the backward that float16 takes where it fits; groupnorm_clusters.py; layernorm.py
+    groupnorm_sixteen.py, the backward that float16 takes where it fits; groupnorm_clusters.py.
 """
 import contextlib
 import functools

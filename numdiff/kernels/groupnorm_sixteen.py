@@ -23,7 +23,7 @@ LAUNCH
 DETERMINISM, ACCURACY, COST, SOURCE
     as groupnorm_one_pass.py
 READ NEXT
-    groupnorm_clusters.py; layernorm.py
+    groupnorm_clusters.py.
 """
 from ..device import afresh, cuda, float32, int32, uint32
 from ..device.approximate import reciprocal

@@ -25,7 +25,7 @@ COST
 SOURCE
     the chain rule; nothing to cite.
 READ NEXT
-    conv2d.py, which turns a convolution into the same product.
+    linear_group.py, many small layers in one launch.
 """
 import numpy as np
 

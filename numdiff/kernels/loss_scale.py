@@ -26,7 +26,7 @@ SOURCE
     Micikevicius et al. 2017, "Mixed Precision Training", arXiv:1710.03740, section 3.2. The doubling rule with an
     interval of 2000 is that of PyTorch's GradScaler; the log2 rule, +0.001 or -1 a step, that of guided-diffusion.
 READ NEXT
-    adamw.py.
+    matmul/mma.py, the first of the kernels in float16.
 """
 import math
 

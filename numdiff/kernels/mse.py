@@ -20,7 +20,7 @@ COST
 SOURCE
     the "simple" loss of Ho, Jain and Abbeel 2020, arXiv:2006.11239, eq. 14.
 READ NEXT
-    embedding.py.
+    zero_ranges.py, before gradients are added up, and grad_norm.py, once they are there.
 """
 import numpy as np
 

@@ -16,7 +16,7 @@ COST
 SOURCE
     plain bookkeeping, no source.
 READ NEXT
-    step_state.py, the other scalars that live on the device.
+    sampler.py, what is launched between two evaluations of the model.
 """
 from ..device import cuda, download, float32, is_device, launch
 

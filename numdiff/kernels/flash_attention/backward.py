@@ -6,8 +6,8 @@ WHAT IS NEW, AND WHY IT PAYS
     the tile's share of dq to dq in memory. To do that without atomics, one block has a head's keys all to itself, or a
     fixed part of them, a tile after the other: then whoever adds to a number of dq is always the same thread.
     Where B · heads blocks are too few to fill a GPU, the keys of a head are cut into chunks, each with its own dq, and
-    a second kernel adds the chunks' dq in order (as split_k.py does). There are at most 16 of them, so memory stays
-    linear in T.
+    a second kernel adds the chunks' dq in order (as ../matmul/split_k.py does). There are at most 16 of them, so memory
+    stays linear in T.
 THE ROUND of a block, for 64 keys and 64 queries, a warp 16 queries
     S = q·kᵀ, P = 2^(S·log₂e/√HS − L·log₂e) and dP = dy·vᵀ, dS = P (dP − D): 4 × 8 each in a thread's registers
     P and dS go to shared memory; a barrier, for the next two sum over queries, and those are other warps'

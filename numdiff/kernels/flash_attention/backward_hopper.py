@@ -34,7 +34,7 @@ SOURCE
     reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; Shah et al. 2024, "FlashAttention-3",
     arXiv:2407.08608, section 3; PTX ISA, section 9.7.15.
 READ NEXT
-    split.py: float32 on tensor cores, from two products.
+    ../../nn/dit.py, whose blocks call all this.
 """
 import math
 

@@ -2,7 +2,8 @@
 
 THE CHOICES
     version    float16: 5 on sm_90a for more than 64 tokens, 3 from sm_80 on, else 1. float32: 4 from sm_80 on, else 2.
-               Each only where a block may have the shared memory; the last resort is 1
+               Each only where a block may have the shared memory; the last resort is 1. ../attention.py computes the
+               head sizes that have no kernels here
     forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
     backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor; version 3 has tiles of
                64 or 256 keys, version 5 of 256
@@ -11,7 +12,7 @@ LAYOUT
 SOURCE
     the project's own; what the choices weigh is said beside them.
 READ NEXT
-    ../attention.py, for head sizes that have no kernels here.
+    ../adaln.py, what stands around attention in a DiT's block.
 """
 import math
 

@@ -52,7 +52,7 @@ SOURCE
     PTX ISA, sections 9.7.15 (wgmma) and 9.7.9.27 (cp.async.bulk.tensor); Osama et al. 2023, "Stream-K",
     arXiv:2301.03598, section 3, on filling a GPU by splitting sums.
 READ NEXT
-    hopper_endings.py, then conv2d.py: the same pipeline, with a convolution's coordinates.
+    hopper_endings.py, then ../conv2d_hopper.py: the same pipeline, with a convolution's coordinates.
 """
 import types
 
