@@ -2,6 +2,7 @@
 
 0 done · 1 something went wrong that the message tells how to mend · 2 wrong usage · 130 interrupted by Ctrl-C
 """
+import contextlib
 import errno
 import importlib
 import os
@@ -23,6 +24,15 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
     "compile": (".compile", "Compile the kernels of a run ahead of time, also without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
 }
+
+
+def job():
+    """`distributed.job()`, whose module is imported only where it has something to do."""
+    from numdiff.training.launcher import launched
+    if launched() is None:
+        return contextlib.nullcontext()
+    from numdiff.training.distributed import job
+    return job()
 
 
 class Failure(click.ClickException):
@@ -61,7 +71,6 @@ class Commands(Group):
 
     def invoke(self, ctx):
         """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks one speaks."""
-        from numdiff.training.launcher import job
         try:
             with job():
                 return super().invoke(ctx)

@@ -20,7 +20,8 @@ from ..kernels.check import CASES
 from ..kernels.columns import Columns
 from ..kernels.concat import Pair
 from .costs import arrays_in, cost_of, roof_of
-from .torch_kernels import MOST_CALLS, MOST_TURNS, REPLAY_S, torch_call
+from .replays import MOST_CALLS, REPLAY_S, repeated
+from .torch_kernels import torch_call
 from .watch import watching_launches, watching_operations
 
 ROUNDS = 9
@@ -270,21 +271,6 @@ class Measured:
             wait()
             replay = backend.capture(lambda: [once(i) and None for i in range(calls)])
         return repeated(replay, wait, calls)
-
-
-def repeated(replay, wait, calls):
-    """(run, wait, calls) of several replays, one after the other, of a graph of so many calls: they take long beside
-    the host's clock and its waiting."""
-    for _ in range(2):  # the first loads the graph
-        start = time.perf_counter()
-        replay()
-        wait()
-    turns = int(np.clip(REPLAY_S / (time.perf_counter() - start), 1, MOST_TURNS))
-
-    def run():
-        for _ in range(turns):
-            replay()
-    return run, wait, calls * turns
 
 
 def call_with(function, arguments, version):

@@ -14,8 +14,9 @@ from ..diffusion import Sampling
 from ..errors import UsageError
 from ..nn.flops import forward_flops
 from ..training.build import build_model, diffusion_options
-from ..training.plan import compiling
-from .step import CLASSES, beside_torch, fill_zeros, seconds_in_turns, summary
+from ..training.compiling import compiling
+from . import CLASSES
+from .step import beside_torch, fill_zeros, seconds_in_turns, summary
 
 
 class NumdiffSample:

@@ -16,10 +16,11 @@ from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..errors import UsageError
 from ..training.build import build_model, build_trainer
-from ..training.plan import aside, compiling
+from ..training.compiling import aside, compiling
+from . import CLASSES
 from .memory import memory_of
+from .torch_step import TorchStep, require_torch
 
-CLASSES = 9  # of a stand-in where the options ask for classes and do not say how many
 COMPARED = {"fp32": ("fp32",), "tf32": ("tf32",), "fp16": ("bf16",)}  # precision -> PyTorch's that compare
 BEST_MODES = {"cuda": ("eager", "graphs"), "cpu": ("eager", "compile")}  # PyTorch's plain one, and its fastest
 SPREAD = 0.02  # of the random values where training would start from zeros
@@ -189,7 +190,6 @@ def bench_step(options, steps=20, warmup=5, versus=(), started=None):
     if steps < 1 or warmup < 0:
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
     if versus:
-        from .torch_step import TorchStep, require_torch
         require_torch()
     ours = NumdiffStep(options)
     backend, flops = ours.backend, ours.trainer.flops_per_step

@@ -7,10 +7,7 @@ import numpy as np
 
 from ..device import download
 from ..kernels.concat import Pair
-
-REPLAY_S = 2e-3  # of what is timed: long beside the host's clock and its waiting
-MOST_CALLS = 40  # of a graph
-MOST_TURNS = 50  # replays of it that are timed together
+from .replays import MOST_CALLS, REPLAY_S, repeated
 
 
 def torch_call(call, arguments, precision):
@@ -52,7 +49,6 @@ def _captured(torch, stream, once):
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(calls):
             once()
-    from .kernels import repeated
     return repeated(graph.replay, torch.cuda.synchronize, calls)
 
 

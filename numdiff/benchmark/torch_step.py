@@ -9,6 +9,7 @@ import time
 
 from ..errors import NumdiffError
 from ..training.build import model_options
+from . import CLASSES
 
 MODES = {"eager": None, "compile": "default", "graphs": "reduce-overhead"}  # name -> mode of torch.compile
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -41,8 +42,6 @@ class TorchTwin:
 
     def __init__(self, options, mode="eager", precision="fp32"):
         import torch
-
-        from .step import CLASSES
         self.started = time.perf_counter()
         self.torch, self.mode, self.precision = torch, mode, precision
         self.device = "cuda" if options.device == "cuda" else "cpu"

@@ -23,7 +23,7 @@ from ..files import atomic_file
 from ..kernels import conv2d_hopper, conv2d_hopper_gradient_3x3
 from ..kernels.matmul import launcher
 from ..kernels.tuning import card_file, ignored, key_of, read_table, table_of
-from ..training.plan import compile_ahead
+from ..training.compiling import compile_ahead
 from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
 
 GAIN = 0.03  # by which a choice must be faster than the estimate's to be written down

@@ -8,7 +8,7 @@ import numpy as np
 from ..emulator import ORDERS, Emulator
 from ..emulator.memory import GLOBAL, Memory
 from .array import POISON, DeviceArray
-from .gpu import restore_backend, scalar
+from .compiler import scalar
 from .threads import PerThread
 
 ALIGNMENT = 256  # bytes, of every array's address: as the arena's
@@ -35,7 +35,7 @@ class EmulatorDevice:
         return self
 
     def __reduce__(self):
-        return restore_backend, (self.name,)
+        return restore_emulator, ()
 
     def allocate(self, nbytes):
         memory = Memory(GLOBAL, nbytes)
@@ -93,3 +93,8 @@ class _Argument:
 def get_emulator(**options):
     """The emulator with these options, one for the process."""
     return EmulatorDevice(**options)
+
+
+def restore_emulator():
+    """The device of a pickled array."""
+    return get_emulator(float64=False)

@@ -19,6 +19,7 @@ from ..progress import compiling
 from .arena import Arena
 from .array import DeviceArray
 from .compiler import compile_kernel, is_kept, key_of, scalar
+from .cpu import prepare_cpu
 from .kernel_cache import KernelCache
 from .threads import PerThread
 
@@ -106,7 +107,7 @@ class Gpu:
         return self
 
     def __reduce__(self):
-        return restore_backend, (self.name,)
+        return restore_gpu, ()
 
     def check(self, result):
         """Unwrap a driver call, or raise with the driver's own word."""
@@ -417,10 +418,12 @@ class HostTwin:
             self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self.gpu._handle, self._record("sent", self._up), 0))
 
 
-def restore_backend(name):
-    """The device of a pickled array: of that kind; for a GPU, where there is none, the CPU."""
-    from . import get_backend
-    return get_backend("auto" if name == "cuda" else name)
+def restore_gpu():
+    """The device of a pickled array: the GPU; where there is none, the CPU."""
+    if not why_no_gpu():
+        return get_gpu()
+    prepare_cpu()
+    return None
 
 
 _opening = threading.Lock()  # two threads must not set one GPU up twice

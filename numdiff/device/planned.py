@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from .compiler import is_kept, key_of
+from .gpu import restore_gpu
 from .ptx import PtxDevice
 
 
@@ -62,6 +63,9 @@ class Planned(PtxDevice):
         self.device_name, self.capability, self.multiprocessors = card[:3]
         self.device = Device(card)
         self.kernels = {}
+
+    def __reduce__(self):
+        return restore_gpu, ()
 
     def launch(self, kernel, grid, block, args, *_):
         key = key_of(kernel, args)

@@ -13,7 +13,6 @@ import numpy as np
 
 from .array import DeviceArray
 from .compiler import stand_in, type_of_word, word_of
-from .gpu import restore_backend
 from .threads import PerThread
 
 CAPABILITIES = ((8, 0), (9, 0, "a"))
@@ -64,7 +63,7 @@ class PtxDevice:
         return self
 
     def __reduce__(self):
-        return restore_backend, (self.name,)
+        return get_ptx_device, ()
 
     def allocate(self, nbytes):
         return None

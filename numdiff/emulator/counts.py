@@ -132,6 +132,16 @@ class Recorder:
 
     # hooks of the emulator --------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def count_functions(resolver):
+        """Make a machine's `math`, `numpy`, `libdevice` and the functions of `cuda` counted ones."""
+        machine, cuda = resolver.machine, resolver.cuda.__dict__
+        resolver.math = CountedFunctions(machine, resolver.math)
+        resolver.numpy = CountedFunctions(machine, resolver.numpy)
+        resolver.libdevice = cuda["libdevice"] = CountedFunctions(machine, resolver.libdevice)
+        cuda["fp16"] = CountedFunctions(machine, cuda["fp16"], half=True)
+        cuda["fma"], cuda["cbrt"] = counted(machine, cuda["fma"], "fma"), counted(machine, cuda["cbrt"], "special")
+
     def launch(self, machine, grid, block):
         """A launch begins."""
         self.machine = machine
@@ -487,16 +497,6 @@ def counted(machine, function, weight):
         count(result, machine.site_here())
         return result
     return call
-
-
-def count_functions(resolver):
-    """Make a machine's `math`, `numpy`, `libdevice` and the functions of `cuda` counted ones."""
-    machine, cuda = resolver.machine, resolver.cuda.__dict__
-    resolver.math = CountedFunctions(machine, resolver.math)
-    resolver.numpy = CountedFunctions(machine, resolver.numpy)
-    resolver.libdevice = cuda["libdevice"] = CountedFunctions(machine, resolver.libdevice)
-    cuda["fp16"] = CountedFunctions(machine, cuda["fp16"], half=True)
-    cuda["fma"], cuda["cbrt"] = counted(machine, cuda["fma"], "fma"), counted(machine, cuda["cbrt"], "special")
 
 
 def count(kernel, grid, block, *args, shared=0, cluster=1, **options):

@@ -64,8 +64,7 @@ class Resolver:
             self.builtins = {**values.BUILTINS, "min": values.choose(min, self._noticed_float64),
                              "max": values.choose(max, self._noticed_float64)}
         if machine.recorder is not None:
-            from .counts import count_functions
-            count_functions(self)
+            machine.recorder.count_functions(self)
 
     def _noticed_float64(self, name):
         machine = self.machine

@@ -2,7 +2,6 @@
 
 Only the environment is looked at, so that a run of one process neither imports mpi4py nor needs it.
 """
-import contextlib
 import os
 import shutil
 import sys
@@ -24,14 +23,6 @@ def launched():
         if all(v.isdigit() for v in values) and int(values[1]) > 1:
             return int(values[0]), int(values[1])
     return None
-
-
-def job():
-    """`distributed.job()`, whose module is imported only where it has something to do."""
-    if launched() is None:
-        return contextlib.nullcontext()
-    from .distributed import job
-    return job()
 
 
 def import_mpi():

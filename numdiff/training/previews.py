@@ -8,6 +8,11 @@ SEED = 1  # of the first image of every grid, the same in all of them, so that o
 BATCH = 16  # images sampled together, at least
 
 
+def draws(options, model):
+    """Whether the run makes pictures of samples: latents are none."""
+    return options.sample_count and model.in_channels in (1, 3)
+
+
 class Previews:
     """Samples from the averaged weights of a `Trainer`; each rank makes its part of them.
 

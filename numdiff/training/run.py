@@ -42,11 +42,12 @@ from .checkpoint import (
     save_checkpoint,
     set_aside_later,
 )
+from .compiling import compiling
 from .distributed import connect
 from .model_files import KINDS, check_model_meta, defaults_of
 from .options import flag
-from .plan import compiling, plan_run
-from .previews import Previews
+from .plan import plan_run
+from .previews import Previews, draws
 from .report import STATS, Output, Reporter, image_grid, loss_curve_png, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
 from .together import stop_signals
@@ -338,11 +339,6 @@ def steps_until_next_event(step, options, ranks=1):
     """Steps until something is to be saved, drawn or compared."""
     intervals = (options.checkpoint_every, options.sample_every, COMPARE_EVERY if ranks > 1 else 0)
     return min([options.steps - step, *(every - step % every for every in intervals if every)])
-
-
-def draws(options, model):
-    """Whether the run makes pictures of samples: latents are none."""
-    return options.sample_count and model.in_channels in (1, 3)
 
 
 def lacks_pictures(options, model, run_dir):

@@ -13,10 +13,10 @@ from ..errors import NumdiffError, UsageError, visibly
 from ..files import check_output
 from ..progress_bar import progress_bar
 from .checkpoint import buffer_names, newest_checkpoint
+from .compiling import compile_for, plan_sampling
 from .distributed import AgreedError, connect
 from .model_files import load
 from .options import flag, resolve_device
-from .plan import compile_for, plan_sampling
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file

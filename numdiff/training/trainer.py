@@ -18,6 +18,7 @@ from ..nn import AdamW
 from ..nn.flops import forward_flops
 from ..nn.optimizer import PATIENCE, LossScale
 from ..progress import progress
+from .compiling import compile_for, plan_of
 from .distributed import current
 from .options import check_values
 from .precision import precision_on
@@ -173,7 +174,6 @@ class Trainer:
 
     def _compile_ahead(self):
         """Bring the kernels of a step into the cache, all cores at it, before the first launches them one by one."""
-        from .plan import compile_for, plan_of
         self.compiles_ahead = False
         compile_for(self.model, lambda card: plan_of(self, card), self.communicator)
 

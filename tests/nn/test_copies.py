@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import download, fill_zero, is_device
-from numdiff.device.gpu import restore_backend
+from numdiff.device.gpu import restore_gpu
 from numdiff.nn import AdamW, DiT, Tape, Tensor, UNet
 
 X = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
@@ -131,14 +131,15 @@ def test_a_gpus_pickle_opens_on_the_cpu_in_float32(monkeypatch):
     model = build("dit", "emulator")
     model.compute_in_half()
     monkeypatch.setattr(type(model.backend), "name", "cuda")
-    monkeypatch.setattr("numdiff.device.why_no_gpu", lambda: "none")
+    monkeypatch.setattr(type(model.backend), "__reduce__", lambda self: (restore_gpu, ()))
+    monkeypatch.setattr("numdiff.device.gpu.why_no_gpu", lambda: "none")
     data = pickle.dumps(model)
     new = pickle.loads(data)
     assert new.backend is None and new.dtype == np.float32 and new.parameters.half is None
     assert isinstance(new.pos_embed, np.ndarray)
     for name, value in model.arrays().items():
         np.testing.assert_array_equal(new.arrays()[name], value)
-    assert np.isfinite(predict(new)).all() and restore_backend("cuda") is None
+    assert np.isfinite(predict(new)).all() and restore_gpu() is None
 
 
 def test_a_device_array_copies_and_pickles():

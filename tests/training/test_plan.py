@@ -10,11 +10,12 @@ from numdiff.device.planned import CARDS, Planned, card_of, cards_with
 from numdiff.diffusion import Sampling
 from numdiff.errors import UsageError
 from numdiff.nn import UNet
-from numdiff.training import Trainer, plan
+from numdiff.training import Trainer, compiling
 from numdiff.training.build import build_dataset, build_model, build_trainer
+from numdiff.training.compiling import PlannedRank, plan_of, plan_sampling
 from numdiff.training.distributed import Alone
 from numdiff.training.options import resolve
-from numdiff.training.plan import PlannedRank, plan_of, plan_run, plan_sampling
+from numdiff.training.plan import plan_run
 from numdiff.training.previews import Previews
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
@@ -158,13 +159,13 @@ def test_ranks_of_a_host_share_the_compiling(tmp_path, monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr(plan, "CompileAhead", Compiles)
+    monkeypatch.setattr(compiling, "CompileAhead", Compiles)
     told, caches = [], []
     for rank in range(2):
         gpu = type("Gpu", (), {"cache": KernelCache((9, 0), tmp_path / str(rank)), "device_name": "NVIDIA H200",
                                "capability": (9, 0), "multiprocessors": 132, "device": Planned(H200).device})
-        monkeypatch.setattr(plan, "get_gpu", lambda gpu=gpu: gpu)
-        with plan.compiling(lambda card: keys, Rank(rank, told)):
+        monkeypatch.setattr(compiling, "get_gpu", lambda gpu=gpu: gpu)
+        with compiling.compiling(lambda card: keys, Rank(rank, told)):
             pass
         caches.append(gpu.cache)
     assert started == [(keys, [0, 1])]

@@ -1,0 +1,23 @@
+"""Timing what a graph has recorded: as many calls and replays of it as take long beside the host's clock."""
+import time
+
+import numpy as np
+
+REPLAY_S = 2e-3  # of what is timed: long beside the host's clock and its waiting
+MOST_CALLS = 40  # of a graph
+MOST_TURNS = 50  # replays of it that are timed together
+
+
+def repeated(replay, wait, calls):
+    """(run, wait, calls) of several replays, one after the other, of a graph of so many calls: they take long beside
+    the host's clock and its waiting."""
+    for _ in range(2):  # the first loads the graph
+        start = time.perf_counter()
+        replay()
+        wait()
+    turns = int(np.clip(REPLAY_S / (time.perf_counter() - start), 1, MOST_TURNS))
+
+    def run():
+        for _ in range(turns):
+            replay()
+    return run, wait, calls * turns

@@ -1,0 +1,159 @@
+"""Kernels compiled side by side before they are launched; and which those are, of a trainer's step and of sampling.
+
+    with compiling(lambda card: plan_of(trainer, card), communicator, echo):
+        …prepare the data…                      meanwhile
+    …the first step…                            launches what is in the cache
+
+A twin of what is going to run is built on a stand-in for the GPU (device/planned.py), where it is gone through without
+anything being computed. Ranks of one host share the work: the first of them does it for all, on the cores of all, and
+the others wait. plan.py has the kernels of a whole run.
+"""
+import contextlib
+import sys
+import time
+
+import numpy as np
+
+from .. import progress
+from ..device import get_gpu
+from ..device.compile_ahead import CompileAhead
+from ..device.planned import card_of, collect
+from ..diffusion import Sampling
+from ..kernels.peer_reduce import MAX_RANKS
+from ..progress_bar import progress_bar
+from .distributed import Alone, current
+from .exchange import NoExchange, PeerExchange
+
+EVERY = 5.0  # seconds between lines where there is no terminal
+
+
+def aside(line):
+    """Say something that is no result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class PlannedRank(Alone):
+    """The communicator of a trainer that is only planned: one rank of `size`."""
+
+    def __init__(self, size=1, hosts=1, transport="auto"):
+        self.size, self.hosts, self.transport = size, hosts, transport
+
+    def exchange(self, parameters):
+        return NoExchange()
+
+    def build(self, function, *arguments):
+        """Nothing: what ranks compare is compared by the real ones."""
+
+
+def plan_trainer(trainer, communicator):
+    """Launch what a training step does, on the stand-in on which this trainer was built."""
+    step = trainer.step_function
+    step.run()
+    if (communicator.size > 1 and communicator.hosts == 1 and communicator.size <= MAX_RANKS
+            and communicator.transport in ("auto", "peer")):
+        PeerExchange.planned(trainer.model.parameters, communicator.size)
+
+
+def plan_sampling(model, *how, **more):
+    """[Key] by card: of the kernels that sampling from this model launches; how, more: as `Sampling` takes."""
+    return lambda card: collect(lambda device: Sampling(twin(model, device), *how, **more).rehearse(), card)
+
+
+def twin(model, device):
+    """The same model on a stand-in for its GPU: its shapes alone."""
+    other = type(model)(**model.options, device=device)
+    other.diffusion, other.tf32 = model.diffusion, model.tf32
+    if model.dtype == np.float16:
+        other.compute_in_half()
+    return other
+
+
+def plan_of(trainer, card):
+    """[Key] of the kernels of a trainer's step on a card."""
+    communicator = trainer.communicator
+
+    def work(device):
+        ranks = PlannedRank(communicator.size, communicator.hosts, communicator.transport)
+        plan_trainer(type(trainer)(twin(trainer.model, device), trainer.dataset, **trainer.settings,
+                                   communicator=ranks), communicator)
+
+    return collect(work, card)
+
+
+class Shown:
+    """Tells how many kernels are left: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, count, workers, echo):
+        self.count, self.echo, self.said = count, echo, time.perf_counter()
+        self.started, self.kernels = self.said, f"{count} kernel{'s' * (count > 1)}"
+        self.bar = progress_bar(count, "compiling", "kernel")
+        if self.bar.disable:
+            echo(f"compiling {self.kernels} in {workers} process{'es' * (workers > 1)}, once for this machine")
+
+    def __call__(self, left):
+        now = time.perf_counter()
+        self.bar.to(self.count - left)
+        if self.bar.disable and left and now - self.said >= EVERY:
+            self.echo(f"compiling {self.kernels}, {left} left")
+            self.said = now
+
+    def done(self, faults):
+        self.bar.close()
+        self.echo(f"compiled  {self.kernels} in {time.perf_counter() - self.started:.1f} s")
+        for key, why in faults.items():
+            self.echo(f"{key.name} could not be compiled ahead ({why}); it is compiled when it is launched.")
+
+
+def compile_ahead(keys, cache, echo=print, on=None):
+    """Compile the kernels that are not in the cache, and show how it goes; returns {key: why} of those that failed."""
+    compilation = CompileAhead(keys, cache, on=on)
+    return finish(compilation, echo)
+
+
+def finish(compilation, echo):
+    """Wait for a `CompileAhead`, and show how it goes."""
+    if not compilation.wanted:
+        return {}
+    shown = Shown(len(compilation.wanted), compilation.workers, echo)
+    with contextlib.closing(shown.bar), progress.compiling():
+        faults = compilation.finish(shown, 1.0)
+    shown.done(faults)
+    return faults
+
+
+@contextlib.contextmanager
+def compiling(plan, communicator=None, echo=aside):
+    """Context: kernels are compiled beside what is done within it, and all are there at its end. Collective.
+
+    plan(card): [Key] of the kernels that are wanted on a card. Does nothing where this process computes on no GPU.
+    """
+    communicator = communicator or current()
+    gpu = get_gpu()
+    cards = communicator.on_host(card_of(gpu))
+    leads = communicator.local_rank == 0
+    compilations = communicator.build(lambda: begin(plan, cards, gpu, communicator) if leads else [])
+    try:
+        yield
+        communicator.build(lambda: [finish(compilation, echo) for compilation in compilations])
+    finally:
+        for compilation in compilations:
+            compilation.close()
+    gpu.cache.more = communicator.on_host(gpu.cache.more)[0]
+
+
+def compile_for(model, plan, communicator=None, echo=aside):
+    """Compile the kernels that plan(card) gives, where the model is on a GPU. Collective."""
+    if hasattr(model.backend, "cache"):
+        with compiling(plan, communicator or current(), echo):
+            pass
+
+
+def begin(plan, cards, gpu, communicator):
+    """[CompileAhead] for the cards of this host's ranks, which mostly are alike."""
+    caches, found = {gpu.cache.capability: gpu.cache}, []
+    for capability in dict.fromkeys(card.capability for card in cards):
+        alike = dict.fromkeys(card for card in cards if card.capability == capability)
+        keys = dict.fromkeys(key for card in alike for key in plan(card))
+        cache = caches.get(capability) or type(gpu.cache)(capability)
+        found.append(CompileAhead(keys, cache, on=communicator.host_cores))
+    return found

@@ -1,0 +1,102 @@
+"""How the files depend on each other: imports point down, no circle between files, Numba's CUDA target in one place.
+
+Imports within functions count as well; the `numdiff` of users, which hands everything on at first use, is above all.
+"""
+import ast
+import functools
+import pathlib
+
+import numdiff
+
+ROOT = pathlib.Path(numdiff.__file__).resolve().parent
+CLI = ROOT.parent / "cli"
+GROUND = ("archives", "errors", "files", "hdf5", "progress", "progress_bar", "schema", "unpickle")
+# From the top down; what stands in one line does not import each other. distributed/ is in training/ as yet.
+FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
+          ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
+# Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and `intrinsic` make intrinsics
+INTRINSICS = {"numba.cuda.types", "numba.cuda.extending.intrinsic"}
+NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
+         "device/inline_ptx.py": {"numba.cuda.types", "numba.cuda.core.errors.RequireLiteralValue",
+                                  "numba.cuda.core.errors.TypingError"},
+         "device/compiler.py": {"numba", "numba.core.types.void", "numba.cuda.compiler", "numba.cuda.cudadrv.nvvm",
+                                "numba.cuda.dispatcher"},
+         "device/ptx.py": {"numba.cuda.compiler"},
+         "device/quick_types.py": {"numba.core.types.functions.BaseFunction",
+                                   "numba.cuda.core.targetconfig.ConfigStack"},
+         **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/bfloat16.py", "device/cluster.py",
+                          "device/eight.py", "device/hopper.py", "device/intrinsics.py", "device/system_scope.py",
+                          "device/tensor_core.py", "kernels/groupnorm_vectors.py"), INTRINSICS)}
+
+
+@functools.cache
+def imports():
+    """{file: [full name of what it imports]} of the package and the command line."""
+    found = {}
+    for name, path in files().items():
+        package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+        found[name] = []
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                base = [*(package[:len(package) - node.level + 1] if node.level else ()), *filter(None, [node.module])]
+                found[name] += [".".join([*base, alias.name]) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                found[name] += [alias.name for alias in node.names]
+    return found
+
+
+@functools.cache
+def files():
+    """{module: path}"""
+    named = {}
+    for top, folder in (("numdiff", ROOT), ("numdiff_cli", CLI)):
+        for path in folder.rglob("*.py"):
+            parts = (top, *path.relative_to(folder).with_suffix("").parts)
+            named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return named
+
+
+@functools.cache
+def below():
+    """{module: the modules that it imports}"""
+    return {name: {m for m in (target if target in files() else target.rpartition(".")[0] for target in targets)
+                   if m in files() and m != name} for name, targets in imports().items()}
+
+
+def floor(module):
+    top, _, rest = module.partition(".")
+    name = "cli" if top == "numdiff_cli" else rest.partition(".")[0] or "numdiff"
+    return next(i for i, floor in enumerate(FLOORS) if name in floor), name
+
+
+def test_imports_point_down():
+    up = []
+    for name, targets in imports().items():
+        for target in targets:
+            if target.startswith("numdiff") and target != "numdiff.__version__":
+                (here, package), (there, other) = floor(name), floor(target if target in files()
+                                                                     else target.rpartition(".")[0])
+                if there < here or there == here < len(FLOORS) - 1 and package != other:
+                    up.append(f"{name} -> {target}")
+    assert not up
+
+
+def test_no_circle_of_files():
+    """Files without an import go, then those that import only what has gone; what stays is a circle, or above one."""
+    left = {name: set(targets) for name, targets in below().items()}
+    while gone := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in gone:
+            del left[name]
+    while gone := [name for name in left if not any(name in targets for targets in left.values())]:
+        for name in gone:  # nobody's: above one
+            del left[name]
+    assert not left, {name: sorted(targets & left.keys()) for name, targets in left.items()}
+
+
+def test_numba_is_named_where_it_was():
+    """`from numba import cuda` in one module; its successor changes that line and the intrinsics, and nothing else."""
+    named = {files()[name].relative_to(ROOT).as_posix(): {t for t in targets if t.split(".")[0] == "numba"}
+             for name, targets in imports().items() if any(t.split(".")[0] == "numba" for t in targets)}
+    assert {name: sorted(found - NUMBA.get(name, set())) for name, found in named.items()} == dict.fromkeys(named, [])
+    assert [name for name, found in named.items() if "numba.cuda" in found] == ["device/gpu.py"]
+    assert NUMBA.keys() == named.keys()  # whoever no longer does is no longer listed
