@@ -19,7 +19,6 @@ from ..training.build import build_model, build_trainer
 from ..training.compiling import aside, compiling
 from . import CLASSES
 from .memory import memory_of
-from .torch_step import TorchStep, require_torch
 
 COMPARED = {"fp32": ("fp32",), "tf32": ("tf32",), "fp16": ("bf16",)}  # precision -> PyTorch's that compare
 BEST_MODES = {"cuda": ("eager", "graphs"), "cpu": ("eager", "compile")}  # PyTorch's plain one, and its fastest
@@ -190,6 +189,7 @@ def bench_step(options, steps=20, warmup=5, versus=(), started=None):
     if steps < 1 or warmup < 0:
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
     if versus:
+        from .torch_step import TorchStep, require_torch
         require_torch()
     ours = NumdiffStep(options)
     backend, flops = ours.backend, ours.trainer.flops_per_step
