@@ -319,7 +319,7 @@ def test_round_trip(tmp_path, kind):
         write_state_dict(file, state, kind, options)
     got, told = read_weights(tmp_path / f"w.{kind}")
     assert set(got) == set(state) and all(np.array_equal(got[name], state[name]) for name in state)
-    assert told == (options if kind == "safetensors" else {})
+    assert told == options
 
 
 def test_safetensors_types(tmp_path):
