@@ -133,7 +133,7 @@ def hung(folder):
         return whole(self, rows, out)
 
     Dataset.read = read
-    endless(folder, rank_timeout=2)
+    endless(folder, rank_timeout=6)
 
 
 def never(folder):
