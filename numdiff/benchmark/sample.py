@@ -4,10 +4,8 @@ The first batch compiles or loads kernels and, as the second may, too, captures 
 pays for that. Where PyTorch is measured, too, the two take turns, batch by batch.
 """
 import dataclasses
-import resource
 import time
 
-from ..device import synchronize
 from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..diffusion import Sampling
@@ -16,10 +14,10 @@ from ..nn.flops import forward_flops
 from ..training.build import build_model, diffusion_options
 from ..training.compiling import compiling
 from . import CLASSES
-from .step import beside_torch, fill_zeros, seconds_in_turns, summary
+from .step import Measured, beside_torch, fill_zeros, seconds_in_turns, summary
 
 
-class NumdiffSample:
+class NumdiffSample(Measured):
     """Batches of `options.batch` samples from a random model that the options describe; the rest as `Sampling` takes.
 
     Attributes sampling, model; images: the last batch, on the host; first_s, second_s: seconds of the first batch with
@@ -48,15 +46,6 @@ class NumdiffSample:
 
     def run(self):
         (_, self.images), = self.sampling.batches()
-
-    def wait(self):
-        synchronize(self.backend)
-
-    @property
-    def peak_bytes(self):
-        if self.backend is None:
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return getattr(self.backend, "peak_bytes", 0)
 
 
 def plan_samples(options, sampling, card):

@@ -74,7 +74,20 @@ def fill_zeros(model):
     parameters.round()
 
 
-class NumdiffStep:
+class Measured:
+    """What is measured on numdiff's side; a subclass has `backend` and run()."""
+
+    def wait(self):
+        synchronize(self.backend)
+
+    @property
+    def peak_bytes(self):
+        if self.backend is None:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return getattr(self.backend, "peak_bytes", 0)
+
+
+class NumdiffStep(Measured):
     """numdiff's training step, loaded with random images. Attributes trainer, first_s: seconds of the first step."""
 
     def __init__(self, options, echo=aside):
@@ -107,15 +120,6 @@ class NumdiffStep:
             self.wait()
         finally:
             self.step.capture = captures
-
-    def wait(self):
-        synchronize(self.backend)
-
-    @property
-    def peak_bytes(self):
-        if self.backend is None:
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return getattr(self.backend, "peak_bytes", 0)
 
 
 def seconds_in_turns(steps, count, warmup):

@@ -4,6 +4,10 @@ A sum's bits depend on how it is cut into partial sums, and launchers cut by the
 of one image fills a GPU only if long sums are split, one of 32 without. Within `any_batch(rows)` they choose versions,
 tiles and splits as though the batch always had `ASSUMED` rows, so that what comes out for an image is the same alone as
 among others. Sampling computes so. Training, whose batch is what it is, does not.
+
+SOURCE
+    plain bookkeeping; that a sum's bits depend on its order: Goldberg 1991, "What every computer scientist should know
+    about floating-point arithmetic".
 """
 import contextlib
 import threading
