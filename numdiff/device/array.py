@@ -9,6 +9,8 @@ import math
 
 import numpy as np
 
+from ..emulator.values import leaves
+
 POISON = 0xFF  # every byte: NaN as float16, float32 and float64, -1 as an integer
 _poison = False
 
@@ -147,12 +149,14 @@ def copy_into(target, source):
 def launch(kernel, grid, block, *args, shared=0, cluster=1):
     """Launch a `@cuda.jit` kernel over device arrays, in stream order, without waiting.
 
+    args: arrays and numbers, and tuples of such: what belongs together goes best as a NamedTuple of a module's own,
+    which the kernel reads by its names.
     grid, block: an int or a tuple of up to three; shared: bytes of dynamic shared memory. Python ints travel as int32
     (int64 where they do not fit), floats as float32, so that no kernel is dragged into 64-bit arithmetic by a scalar.
     cluster: how many blocks, neighbours along x, y and z of the grid, run together and reach each other's shared memory
     (cluster.py): an int or a tuple as for the grid, which it must divide; up to 8 in all, from capability 9.0 on
     """
-    backend = next(a.backend for a in args if isinstance(a, DeviceArray))
+    backend = next(a.backend for a in leaves(args) if isinstance(a, DeviceArray))
     backend.launch(kernel, grid, block, args, shared, cluster)
 
 

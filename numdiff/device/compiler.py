@@ -32,9 +32,14 @@ def scalar(value):
 
 
 def word_of(argument):
-    """The type under which `launch` passes an argument, as a word: "float32[2]" for an array with two axes."""
+    """The type under which `launch` passes an argument, as a word: "float32[2]" for an array with two axes,
+    "(int32,float32[1])" for a tuple, with its class before it if that is a NamedTuple's."""
     if isinstance(argument, DeviceArray):
         return word(argument.dtype, max(len(argument.shape), 1))
+    if isinstance(argument, tuple):
+        kind = type(argument)
+        name = "" if kind is tuple else f"{kind.__module__}.{kind.__qualname__}"
+        return f"{name}({','.join(map(word_of, argument))})"
     return word(scalar(argument).dtype)
 
 
@@ -46,9 +51,26 @@ def word(dtype, axes=0):
 def type_of_word(word):
     """The Numba type that a word names."""
     import numba
+    name, parenthesis, rest = word.partition("(")
+    if parenthesis:
+        module, _, kind = name.rpartition(".")
+        return numba.types.BaseTuple.from_types(tuple(map(type_of_word, words_within(rest[:-1]))),
+                                                getattr(importlib.import_module(module), kind) if kind else None)
     name, _, rest = word.partition("[")
     kind = getattr(numba.types, "boolean" if name == "bool" else name)
     return numba.types.Array(kind, int(rest[:-1]), "C") if rest else kind
+
+
+def words_within(text):
+    """The words between a tuple's parentheses, which may be tuples' themselves."""
+    words, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            words.append("")
+        else:
+            words[-1] += letter
+    return words
 
 
 def key_of(kernel, arguments):

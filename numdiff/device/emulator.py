@@ -71,12 +71,18 @@ class EmulatorDevice:
         pass
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
-        arguments = [_Argument(a) if isinstance(a, DeviceArray) else scalar(a) for a in args]
+        arguments = _given(args)
         with self._turn:
             self.launched.add((kernel.py_func.__module__, kernel.py_func.__name__))
             if self.vary_order:
                 self.machine.order = self._random.choice(ORDERS)
             self.machine.launch(kernel, grid, block, *arguments, shared=shared, cluster=cluster)
+
+
+def _given(arguments):
+    """[argument as the emulator takes it], tuples as tuples of their class."""
+    return [_Argument(a) if isinstance(a, DeviceArray) else
+            getattr(type(a), "_make", tuple)(_given(a)) if isinstance(a, tuple) else scalar(a) for a in arguments]
 
 
 class _Argument:

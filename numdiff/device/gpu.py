@@ -294,16 +294,7 @@ class Gpu:
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
         signature, flat = [kernel], []
-        for argument in args:
-            if isinstance(argument, DeviceArray):
-                if argument.arguments is None:
-                    argument.arguments = self._lay_out(argument)
-                signature.append(argument.arguments[0])
-                flat.extend(argument.arguments[1])
-            else:
-                value = scalar(argument)
-                signature.append(value.dtype)
-                flat.append(_CTYPES[value.dtype](value.item()))
+        self._take(args, signature, flat)
         key = tuple(signature)
         with self.turn:
             function = self._kernels.get(key) or self._load(key, kernel, args)
@@ -312,6 +303,22 @@ class Gpu:
             if launch_config is None:
                 launch_config = self._configs[shape] = self._configure(*shape)
             self._core_launch(self._target, launch_config, function, *flat)
+
+    def _take(self, arguments, signature, flat):
+        """Add the types of some arguments to `signature`, and what the driver is given for them to `flat`."""
+        for argument in arguments:
+            if isinstance(argument, DeviceArray):
+                if argument.arguments is None:
+                    argument.arguments = self._lay_out(argument)
+                signature.append(argument.arguments[0])
+                flat.extend(argument.arguments[1])
+            elif isinstance(argument, tuple):  # Numba passes its elements one by one
+                signature.append((type(argument), len(argument)))
+                self._take(argument, signature, flat)
+            else:
+                value = scalar(argument)
+                signature.append(value.dtype)
+                flat.append(_CTYPES[value.dtype](value.item()))
 
     def _configure(self, grid, block, shared, cluster):
         if cluster == 1:

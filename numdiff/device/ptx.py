@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 
+from ..emulator.values import leaves
 from .array import DeviceArray
 from .compiler import stand_in, type_of_word, word_of
 from .threads import PerThread
@@ -99,7 +100,7 @@ class PtxDevice:
             if re.search(r"\.extern .*__half", text):
                 raise PtxError(f"{name} computes with float16 numbers, by functions that Numba links and then cannot "
                                "keep in its cache; make them float32 first")
-            if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in args):
+            if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in leaves(args)):
                 found = re.search(r"^.*\.f64.*$", text, re.MULTILINE)
                 if found:
                     raise PtxError(f"{name} uses float64: {found.group().strip()}; type its literals as float32")

@@ -187,8 +187,8 @@ class Emulator:
             arguments.append(self.argument(value, names[k] if k < python.__code__.co_argcount else f"argument {k}",
                                            back))
         self.float64_is_meant = self.float64 if self.float64 is not None else any(
-            getattr(a, "dtype", None) == np.float64 for a in arguments if hasattr(a, "shape")) or "float64" not in \
-            self.checks
+            getattr(a, "dtype", None) == np.float64 for a in values.leaves(arguments) if hasattr(a, "shape")) or \
+            "float64" not in self.checks
         first = len(self.faults)
         self.seen_faults = {}
         self.block = self.thread = None
@@ -273,7 +273,9 @@ class Emulator:
             memory, offset, strides = self._host_memory(value, name, back)
             shape, dtype = value.shape, value.dtype
         elif isinstance(value, (tuple, list)):
-            return tuple(self.argument(v, name, back) for v in value)
+            names = getattr(value, "_fields", [name] * len(value))
+            return getattr(type(value), "_make", tuple)([self.argument(v, n, back)
+                                                         for v, n in zip(value, names, strict=True)])
         elif hasattr(value, "copy_to_host") or hasattr(value, "__cuda_array_interface__"):
             raise Unsupported(f"argument {name} lies on a real GPU; give the emulator NumPy arrays or its own.")
         else:

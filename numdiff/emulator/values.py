@@ -300,6 +300,15 @@ def scalar(value):
     return float64(value) if value.__class__ is float else value
 
 
+def leaves(arguments):
+    """The arrays and numbers among a launch's arguments, those in tuples too, in their order."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from leaves(argument)
+        else:
+            yield argument
+
+
 # Python's own functions, as Numba types them --------------------------------------------------------------------------
 
 def choose(choice, noticed=None):

@@ -7,8 +7,9 @@
 Kernel variants are what the cases of `numdiff kernels check` launch, and a training step and the previews of every
 preset in every precision on an A100, an H100 and an H200. A kernel at one revision belongs to that one at the other
 which the same case launches at the same place, whatever they and their files are called. PTX is compared without names
-and debug information (`normalised`). Prints one line for each pair that differs; exit code 1 where there is any, and
-where a case or launch has gone.
+and debug information (`normalised`). Prints one line for each pair that differs, with what ptxas makes of both: the
+same machine code, or so many registers and spilled bytes. Exit code 1 where machine code differs, and where a case or
+launch has gone.
 
 What has been compiled is kept in numdiff's cache folder under a digest of the source that it comes from: of the
 kernel's file and of all that it imports, without comments, docstrings and paths. So a second run compiles what has
@@ -28,8 +29,10 @@ import multiprocessing
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import types
 import zlib
@@ -37,8 +40,9 @@ import zlib
 CARDS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200")
 PRECISIONS = ("fp32", "tf32", "fp16")
 NAMES = re.compile(r"(?<![\w$.%])(?:_Z|_cudapy|cudapy|__numba)[\w$]*")  # of functions, parameters and memory
-DEBUG = re.compile(r"^\s*(?://|\.file\b|\.loc\b|\.section\b|$)")
-KEPT = 2  # of the files' format: what is kept under another number is not found
+# .common: a word that Numba declares for each device function, inlined or not, and that nothing reads
+DEBUG = re.compile(r"^\s*(?://|\.file\b|\.loc\b|\.section\b|\.common \.global \.align 8 \.u64 _ZN08NumbaEnv|$)")
+KEPT = 3  # of the files' format: what is kept under another number is not found
 
 
 def normalised(text):
@@ -283,6 +287,45 @@ class Tree:
         return {"": fault} if fault else json.loads(zlib.decompress(pathlib.Path(path).read_bytes()))
 
 
+def assembled(text, arch):
+    """(machine code, "so many registers", and spilled bytes if there are any) that ptxas makes of a PTX text."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = pathlib.Path(folder) / "kernel.ptx", pathlib.Path(folder) / "kernel.cubin"
+        source.write_text(text)
+        done = subprocess.run([find_ptxas(), "-v", "-arch", arch, source, "-o", made], capture_output=True, text=True)
+        said = done.stdout + done.stderr
+        words = [f"{sum(map(int, re.findall(r'Used ([0-9]+) registers', said)))} registers"]
+        if spilled := sum(map(int, re.findall(r"([0-9]+) bytes spill", said))):
+            words.append(f"{spilled} bytes spilled")
+        return instructions(made.read_bytes()) if made.exists() else said, " and ".join(words)
+
+
+def instructions(cubin):
+    """The machine code of a cubin, an ELF file: its sections .text…, without the names around them."""
+    start, (size, count, names) = struct.unpack_from("<Q", cubin, 0x28)[0], struct.unpack_from("<3H", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + n * size) for n in range(count)]
+    at = sections[names][4]
+    return [cubin[offset:offset + length] for name, *_, offset, length in sections
+            if cubin[at + name:].startswith(b".text.")]
+
+
+def find_ptxas():
+    """ptxas of the toolkit that came as a package, or None."""
+    path = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "ptxas"
+    return path if path.exists() else None
+
+
+SAME = "the same machine code"
+
+
+def assembled_difference(one, other, arch):
+    """What ptxas makes of two texts that differ: `SAME`, or their registers and spills."""
+    if not find_ptxas():
+        return ""
+    (before, said), (after, now) = assembled(one, arch), assembled(other, arch)
+    return f" ({SAME if before == after else said if said == now else f'{said}, {now} after'})"
+
+
 def difference(before, after):
     """What differs between two {architecture: PTX}, in words; "" for nothing."""
     said = []
@@ -294,9 +337,10 @@ def difference(before, after):
             if before.keys() & after.keys():
                 said.append(f"{arch} {'before' if other is None else 'after'} only")
         elif one != other:
-            one, other = one.splitlines(), other.splitlines()
-            first = next((i for i, (a, b) in enumerate(itertools.zip_longest(one, other)) if a != b), 0)
-            said.append(f"{arch} from line {first + 1} of {len(one)}, {len(other)} after")
+            lines, now = one.splitlines(), other.splitlines()
+            first = next((i for i, (a, b) in enumerate(itertools.zip_longest(lines, now)) if a != b), 0)
+            said.append(f"{arch} from line {first + 1} of {len(lines)}, {len(now)} after"
+                        f"{assembled_difference(one, other, arch)}")
     return "; ".join(said)
 
 
@@ -321,7 +365,7 @@ def compare(before, after, only, out=print):
             name, now = (".".join(key[:2]) for key in (one, other))
             more = f" and {len(cases) - 1} more" if cases[1:] else ""
             out(f"differs  {name}{'' if name == now else f' -> {now}'} ({cases[0]}{more}): {said}")
-            faults += 1
+            faults += any(SAME not in each for each in said.split("; "))
     for word, found in (("gone    ", gone), ("new     ", new)):
         for case, name in found:
             out(f"{word} {name} ({case})")
@@ -357,7 +401,7 @@ def main():
         before.collect(), after.collect()
         pairs, faults = compare(before, after, given.only)
     print(f"{pairs} kernels compared with {given.revision}: "
-          f"{'all as before' if not faults else f'{faults} differ or are gone'}")
+          f"{'machine code as before' if not faults else f'{faults} differ or are gone'}")
     return int(faults > 0)
 
 

@@ -1,6 +1,7 @@
 """ptx_equal.py on two tiny kernels: what it overlooks (names, places) and what it must not (anything else)."""
 import importlib.util
 import pathlib
+import re
 import shutil
 import textwrap
 
@@ -8,6 +9,7 @@ import pytest
 
 from numdiff.device.compiler import type_of_word
 from numdiff.device.ptx import compile_to_ptx
+from tests.kernels import ptx_equal
 from tests.kernels.ptx_equal import Sources, compare, difference, normalised, paired
 
 WORDS = ("float32[1]", "float32")
@@ -89,7 +91,8 @@ class Tree:
         return {"sm_80": self.texts[key[1]]}
 
 
-def test_what_is_said():
+def test_what_is_said(monkeypatch):
+    monkeypatch.setattr(ptx_equal, "find_ptxas", lambda: None)
     before = Tree({"add v1": [launch("x.a"), launch("x.b")], "old v1": [launch("x.b")], "sub v1": [launch("x.b")]},
                   {"a": "mul;", "b": "add;"})
     after = Tree({"add v1": [launch("op.x.a"), launch("op.x.b2")], "sub v1": [launch("op.x.b2")],
@@ -99,6 +102,20 @@ def test_what_is_said():
     assert said == ["differs  numdiff.kernels.x.b -> numdiff.kernels.op.x.b2 (add v1 and 1 more): sm_80 from line 1 of "
                     "1, 1 after", "gone     numdiff.kernels.x.b (old v1)", "new      numdiff.kernels.op.x.a (new v1)"]
     assert compare(before, after, r"x\.a$", said.append) == (1, 0)  # only those
+
+
+@pytest.mark.skipif(not ptx_equal.find_ptxas(), reason="without the toolkit's package there is no ptxas")
+def test_what_ptxas_makes_of_both(ptx):
+    """Two instructions that change places are other PTX, and the same machine code; another instruction is not."""
+    text = normalised(ptx(BEFORE, "scaling", "scale"))
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if "ld.param" in line and "ld.param" in lines[i + 1])
+    lines[first:first + 2] = lines[first + 1], lines[first]
+    swapped, other = "\n".join(lines), text.replace("mul.f32", "add.f32")
+    assert swapped != text and other != text
+    texts = [{"sm_80": each} for each in (text, swapped, other)]
+    assert difference(texts[0], texts[1]).endswith(f"({ptx_equal.SAME})")
+    assert re.search(r"\(\d+ registers\)$", difference(texts[0], texts[2]))
 
 
 def test_what_a_kernel_imports_decides_what_is_kept(tmp_path):
