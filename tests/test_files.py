@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from numdiff import plots
 from numdiff.data.dataset import open_dataset
 from numdiff.data.importers import import_dataset
 from numdiff.data.sheet import save_sheet
@@ -17,7 +18,7 @@ from numdiff.files import atomic_file, open_regular, open_to_append, read_bytes,
 from numdiff.nn.convert import load_state_dict
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from numdiff.training.options import TrainOptions
-from numdiff.training.report import STATS, Reporter, loss_curve_png, save_png
+from numdiff.training.report import STATS, Reporter, save_png
 from numdiff.training.run_folder import lock_run
 from numdiff.training.sample_files import samples_file
 from numdiff_cli.main import main
@@ -61,7 +62,8 @@ def written_by():
 
     return {
         "json": lambda p: write_json(p, {}), "checkpoint": lambda p: save_checkpoint(p, {"a": np.zeros(3)}, {}),
-        "picture": lambda p: save_png(p, np.zeros((4, 4), np.uint8)), "curve": lambda p: loss_curve_png(p, [1], [1.0]),
+        "picture": lambda p: save_png(p, np.zeros((4, 4), np.uint8)),
+        "curve": lambda p: plots.loss_curve(p, [1], [1.0]),
         "options": lambda p: TrainOptions().save(p), "samples": samples, "append": append, "trace": trace,
         "statistics": lambda p: save_statistics(f"{p}", Statistics("", np.zeros(2), np.eye(2))),
         "sheet": lambda p: save_sheet(open_dataset(), p)}
@@ -72,8 +74,9 @@ def test_no_writer_replaces_or_follows(tmp_path, what):
     folder = tmp_path / "f"
     folder.mkdir()
     paths = make_irregular(folder)
-    if what == "statistics":  # which insists on the name's end
-        paths = [path.rename(path.with_name(path.name + ".npz")) for path in paths]
+    if what in ("statistics", "curve"):  # which insist on the name's end
+        ending = {"statistics": ".npz", "curve": ".png"}[what]
+        paths = [path.rename(path.with_name(path.name + ending)) for path in paths]
     before = state_of(folder)
     if what == "import":
         np.save(tmp_path / "a.npy", np.zeros((3, 4, 4, 3), np.uint8))
@@ -86,8 +89,8 @@ def test_no_writer_replaces_or_follows(tmp_path, what):
         assert str(path) in str(caught.value) and str(caught.value).endswith("."), caught.value
     assert state_of(folder) == before and (folder / "kept").read_bytes() == b"kept"
     if what not in ("statistics", "import", "trace"):
-        written_by()[what](folder / "new")
-        assert (folder / "new").is_file()
+        written_by()[what](folder / "new.png")
+        assert (folder / "new.png").is_file()
 
 
 def test_a_link_out_of_a_run_folder_is_not_followed(tmp_path):

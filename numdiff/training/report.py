@@ -1,4 +1,4 @@
-"""What a run shows and writes: the line or bar of each report, stats.jsonl, grids of images, the curve of the loss."""
+"""What a run shows and writes: the line or bar of each report, stats.jsonl, grids of images."""
 import contextlib
 import io
 import json
@@ -10,7 +10,7 @@ import time
 from array import array
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from .. import schema
 from ..errors import NumdiffError
@@ -266,123 +266,3 @@ def save_png(path, array):
         raise ValueError(f"save_png takes uint8 (H, W) or (H, W, C), C of 1, 3 or 4, not {array.dtype} {array.shape}")
     with atomic_file(path, "the picture") as file:
         Image.fromarray(np.ascontiguousarray(array)).save(file, "PNG")
-
-
-# The curve of the loss. Lines are drawn larger and scaled down, which smooths their edges; text is drawn at its size.
-SIZE = (960, 540)  # pixels
-MARGIN = (78, 56, 36, 56)  # left, top, right, bottom: room for the labels
-SCALE = 3
-PAPER, INK, GREY, GRID = (255, 255, 255), (40, 44, 52), (110, 116, 126), (229, 232, 236)
-RAW, SMOOTH = (176, 204, 232), (22, 94, 166)
-
-
-def loss_curve_png(path, steps, losses, title="Training loss", log_y=True, smooth=None):
-    """Draw losses over steps: every value light, their running mean over `smooth` steps strong (default: a fiftieth).
-
-    log_y: logarithmic axis (needs losses above zero; else it is linear). Values that are not finite are left out.
-    """
-    steps, losses = np.asarray(steps, np.float64), np.asarray(losses, np.float64)
-    finite = np.isfinite(losses)
-    steps, losses = steps[finite], losses[finite]
-    save_png(path, _draw_curve(steps, losses, title, log_y and losses.size > 0 and losses.min() > 0, smooth))
-
-
-def running_mean(values, width):
-    """Mean over the `width` values around each, or those of them that there are near the ends."""
-    at = np.arange(len(values))
-    start, stop = np.maximum(at - width // 2, 0), np.minimum(at + width // 2 + 1, len(values))
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    return (total[stop] - total[start]) / (stop - start)
-
-
-def _draw_curve(steps, losses, title, log_y, smooth):
-    left, top, right, bottom = MARGIN
-    width, height = SIZE[0] - left - right, SIZE[1] - top - bottom
-    smooth = (smooth or len(losses) // 50) // 2 * 2 + 1  # odd: as many values before as after
-    smoothed = running_mean(losses, smooth)
-    x0, x1 = (float(steps.min()), float(steps.max())) if losses.size else (0.0, 1.0)
-    x1 = x1 if x1 > x0 else x0 + 1
-    y0, y1, ticks = _y_range(losses, smoothed, log_y)
-    scale_y = math.log10 if log_y else float
-
-    def place(x, y):
-        y = np.log10(y) if log_y else y
-        return (left + (np.asarray(x) - x0) / (x1 - x0) * width,
-                top + (scale_y(y1) - np.asarray(y)) / (scale_y(y1) - scale_y(y0)) * height)
-
-    picture = Image.new("RGB", (SIZE[0] * SCALE, SIZE[1] * SCALE), PAPER)
-    draw = ImageDraw.Draw(picture)
-    x_ticks = [t for t in _ticks(x0, x1, 8) if x0 <= t <= x1 and t == round(t)]
-    for t in x_ticks:
-        _line(draw, *place([t, t], [y0, y1]), GRID, 1)
-    for t in ticks:
-        _line(draw, *place([x0, x1], [t, t]), GRID, 1)
-    for values, colour, thickness in ((losses, RAW, 1.2), (smoothed, SMOOTH, 2.4)):
-        if losses.size:
-            xs, ys = place(*_thin(steps, np.clip(values, y0, y1), 2 * width))
-            _line(draw, xs, ys, colour, thickness)
-    _line(draw, *place([x0, x0, x1], [y1, y0, y0]), GREY, 1)
-
-    picture = picture.resize(SIZE, Image.Resampling.LANCZOS)
-    draw = ImageDraw.Draw(picture)
-    draw.text((left, top / 2 - 6), title, INK, ImageFont.load_default(19), anchor="lm")
-    small = ImageFont.load_default(13)
-    for t in x_ticks:
-        draw.text((place(t, y0)[0], top + height + 8), f"{t:,.0f}", GREY, small, anchor="mt")
-    for t in ticks:
-        draw.text((left - 8, place(x0, t)[1]), f"{t:,.6g}", GREY, small, anchor="rm")
-    draw.text((left + width / 2, SIZE[1] - 12), "step", INK, small, anchor="ms")
-    draw.text((left - 8, top - 14), "loss", INK, small, anchor="rm")
-    if losses.size:
-        text = f"mean of the last {min(50, len(losses))} steps: {losses[-50:].mean():.4g}"
-        if smooth > 1:
-            text = f"strong line: mean over {smooth:,} steps    {text}"
-        draw.text((left + width, top / 2), text, SMOOTH, small, anchor="rm")
-    return np.asarray(picture)
-
-
-def _y_range(losses, smoothed, log_y):
-    """(lowest, highest, ticks) of the axis: ticks at round numbers, the ends just beyond the values."""
-    if not losses.size:
-        return 0.0, 1.0, _ticks(0.0, 1.0, 6)
-    low, high = float(losses.min()), float(losses.max())
-    if log_y:
-        low, high = low / 1.15, high * 1.15
-        for digits in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9)):
-            ticks = [d * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-                     for d in digits if low <= d * 10.0**e <= high]
-            if len(ticks) >= 4:
-                return low, high, ticks
-        return low, high, [t for t in _ticks(low, high, 6) if low <= t <= high]
-    # a few wild values must not flatten the curve: the axis ends above nearly all, and the line is cut off there
-    high = max(float(np.quantile(losses, 0.998)), float(smoothed.max()))
-    low = min(0.0, low) if low < 0.25 * high else low
-    ticks = _ticks(low, high if high > low else low + 1, 6)
-    return ticks[0], ticks[-1], ticks
-
-
-def _ticks(low, high, about):
-    """Round numbers, 1, 2 or 5 times a power of ten apart, from at most `low` to at least `high`."""
-    step = 10.0 ** math.floor(math.log10((high - low) / about))
-    step = next(step * m for m in (1, 2, 5, 10, 20) if (high - low) / (step * m) <= about)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, last + 1)]
-
-
-def _thin(x, y, columns):
-    """At most two points a column: its smallest and largest value, in their order."""
-    if len(x) <= 2 * columns:
-        return x, y
-    kept = []
-    for part in np.array_split(np.arange(len(x)), columns):
-        kept += sorted({part[np.argmin(y[part])], part[np.argmax(y[part])]})
-    return x[kept], y[kept]
-
-
-def _line(draw, xs, ys, colour, thickness):
-    points = np.stack([np.atleast_1d(xs), np.atleast_1d(ys)], 1) * SCALE
-    if len(points) == 1:
-        (x, y), r = points[0], 2 * thickness * SCALE
-        draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
-    else:
-        draw.line([tuple(p) for p in points.tolist()], fill=colour, width=round(thickness * SCALE), joint="curve")

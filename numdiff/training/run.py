@@ -18,7 +18,7 @@ import signal
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-from .. import __version__
+from .. import __version__, plots
 from ..data.fingerprint import difference, reordered
 from ..device.roof import peak_flops
 from ..errors import NumdiffError, UsageError, visibly
@@ -48,7 +48,7 @@ from .model_files import KINDS, check_model_meta, defaults_of
 from .options import flag
 from .plan import plan_run
 from .previews import Previews, draws
-from .report import STATS, Output, Reporter, image_grid, loss_curve_png, read_stats, save_png
+from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
 from .together import stop_signals
 
@@ -263,7 +263,7 @@ def _train(options, trainer, run_dir, output):
         def draw(images):
             if images is not None:
                 save_png(sample_path(run_dir, trainer.step), sample_grid(trainer.model, images))
-            loss_curve_png(run_dir / "loss.png", *read_stats(run_dir))  # last: it shows that all is there
+            plots.loss_curve(run_dir / "loss.png", *read_stats(run_dir))  # last: it shows that all is there
 
         def due(every):
             return trainer.step == options.steps or (every and trainer.step % every == 0)
@@ -302,6 +302,8 @@ def _train(options, trainer, run_dir, output):
         previews = Previews(trainer, options)
 
         def draw_all():
+            if communicator.rank == 0:
+                plots.import_ahead()
             with pause("drawing samples"), doing(f"drawing samples after step {trainer.step}"):
                 images, number = previews.draw(asked) if draws(options, trainer.model) else (None, 0)
                 if number:

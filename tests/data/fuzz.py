@@ -26,6 +26,7 @@ import zlib
 import h5py
 import numpy as np
 
+from numdiff import plots
 from numdiff.data.dataset import open_dataset
 from numdiff.errors import NumdiffError
 from numdiff.evaluation.sources import Images, open_source
@@ -33,7 +34,7 @@ from numdiff.nn import DiT, UNet
 from numdiff.training.checkpoint import LAST_LINE, LAST_LINE_BYTES, load_checkpoint, save_checkpoint, why_damaged
 from numdiff.training.model_files import convert, load, write_model_file
 from numdiff.training.options import TrainOptions, resolve, resolve_resumed
-from numdiff.training.report import STATS, loss_curve_png, read_stats, truncate_stats
+from numdiff.training.report import STATS, read_stats, truncate_stats
 
 SECONDS, HANGS, MEMORY = 5, 20, 1 << 30
 JUNK = (None, True, False, -1, 0, 1, 3, 7, 255, 4097, 65536, 2**31, 2**53, 2**63, 10**400, -2**70, 0.5, -0.5, 1e-300,
@@ -194,7 +195,7 @@ def stats(rng, folder):
         truncate_stats(folder / STATS, 25)
         assert len(read_stats(folder)[0]) <= len(found[0])
         if rng.random() < 0.2:  # it takes a while
-            loss_curve_png(folder / "loss.png", *found)
+            plots.loss_curve(folder / "loss.png", *found)
     return use
 
 

@@ -11,9 +11,7 @@ from numdiff.training.report import (
     Reporter,
     duration,
     image_grid,
-    loss_curve_png,
     read_stats,
-    running_mean,
     save_png,
 )
 
@@ -117,27 +115,3 @@ def test_save_png_refuses_what_is_no_picture(tmp_path):
     for array in (np.zeros((4, 4)), np.zeros((4, 4, 2), np.uint8), np.zeros((1, 4, 4, 3), np.uint8)):
         with pytest.raises(ValueError, match="save_png takes uint8"):
             save_png(tmp_path / "a.png", array)
-
-
-def test_running_mean():
-    values = np.array([4.0, 1.0, 1.0, 7.0, 2.0])
-    assert np.allclose(running_mean(values, 3), [2.5, 2, 3, 10 / 3, 4.5])
-    assert np.array_equal(running_mean(values, 1), values)
-
-
-@pytest.mark.parametrize("losses", [[], [0.5], [0.5, 0.5], [1.0, float("nan"), 0.1], [0.0, -1.0, 2.0], [1e-9, 1e9]],
-                         ids=["none", "one", "flat", "nan", "negative", "wide"])
-@pytest.mark.parametrize("log_y", [True, False])
-def test_loss_curve_of_odd_losses(tmp_path, losses, log_y):
-    loss_curve_png(tmp_path / "loss.png", range(1, len(losses) + 1), losses, log_y=log_y)
-    with Image.open(tmp_path / "loss.png") as picture:
-        assert picture.size == (960, 540)
-
-
-def test_loss_curve_goes_down_and_to_the_right(tmp_path):
-    steps = np.arange(1, 5001)
-    loss_curve_png(tmp_path / "loss.png", steps, 1 / steps)
-    with Image.open(tmp_path / "loss.png") as picture:
-        red, green, blue = np.moveaxis(np.asarray(picture, np.int32), 2, 0)
-    rows, columns = np.nonzero((blue - red > 80) & (np.arange(540)[:, None] > 56))
-    assert rows[columns < 150].mean() < rows[columns > 800].mean() - 100

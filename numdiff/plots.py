@@ -1,0 +1,304 @@
+"""Every plot of the project in one style: the loss of a run, rooflines, ladders of kernels, figures against time.
+
+    loss_curve("loss.png", steps, losses)
+    bars("ladder.png", {"naive": 0.9, "tiled": 6.1}, unit="TFLOP/s", title="Matmul, 2048³", best=("cuBLAS", 41.0))
+    curves("frechet.png", {"UNet": (seconds, distances)}, x="time (s)", y="Fréchet distance")
+    roofline("roof.png", {"matmul": [(flops_per_byte, flops_per_second), …]}, bandwidth=4.0e12, peaks={"fp16": 989e12})
+
+A picture is PNG, SVG or PDF, as its path ends; like every file it is whole or not there. matplotlib is used without
+pyplot, whose figures and settings are global: of its settings the style is set while a plot is drawn, one at a time.
+Its import takes as long as that of the rest of numdiff; the first plot does it, so that no step waits for it, or
+`import_ahead` beside other work.
+"""
+import contextlib
+import functools
+import logging
+import math
+import pathlib
+import sys
+import threading
+
+import numpy as np
+
+from .errors import NumdiffError, UsageError
+from .files import atomic_file
+
+SIZE, DPI = (9.6, 5.4), 100  # inches, pixels an inch: 960 × 540
+ENDINGS = (".png", ".svg", ".pdf")
+MARGINS = {"left": 0.085, "right": 0.975, "bottom": 0.105, "top": 0.92}  # of the loss curve, drawn again and again
+INK, GREY, GRID = "#282c34", "#6e747e", "#e5e8ec"
+COLOURS = ("#165ea6", "#d9622b", "#2c8c4d", "#8d5ab5", "#b8383d", "#7a6a4f", "#d277b4", "#4f9fbf", "#a09a1c", "#5f6b7a")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same plot, same bytes
+DRAWING = threading.RLock()
+RAW = "#b0cce8"  # a first colour made light: values before smoothing
+STYLE = {
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 10, "svg.fonttype": "none",
+    "axes.titlesize": 13, "axes.titlelocation": "left", "axes.titlepad": 12, "axes.titlecolor": INK,
+    "axes.labelcolor": INK, "axes.edgecolor": GREY, "axes.linewidth": 0.8, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.8,
+    "xtick.color": GREY, "ytick.color": GREY, "xtick.major.size": 3, "ytick.major.size": 3, "xtick.minor.size": 0,
+    "ytick.minor.size": 0, "legend.frameon": False, "legend.labelcolor": INK, "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round", "agg.path.chunksize": 10000,
+}
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+def loss_curve(path, steps, losses, title="Training loss", log_y=True, smooth=None):
+    """Losses over steps: every value light, their running mean over `smooth` steps strong (default: a fiftieth of all).
+
+    steps, losses: (N,), N ≥ 0; values that are not finite are left out
+    log_y: logarithmic axis (needs losses above zero; else it is linear)
+    """
+    steps, losses = np.asarray(steps, np.float64), np.asarray(losses, np.float64)
+    finite = np.isfinite(losses)
+    steps, losses = steps[finite], losses[finite]
+    log_y = log_y and losses.size > 0 and losses.min() > 0
+    smooth = (smooth or len(losses) // 50) // 2 * 2 + 1  # odd: as many values before as after
+    smoothed = running_mean(losses, smooth)
+    with Plot(path, title, "step", "loss (log scale)" if log_y else "loss", MARGINS) as axes:
+        if losses.size:
+            last = f"last {min(50, len(losses))} steps: {losses[-50:].mean():.4g}"
+            every = {"marker": "o", "markersize": 4} if len(losses) == 1 else {}
+            if smooth > 1:
+                axes.plot(*thin(steps, losses), color=RAW, linewidth=0.8, label="each step")
+                every = {"label": f"mean over {smooth:,} steps"}
+            axes.plot(*thin(steps, smoothed), color=COLOURS[0], linewidth=1.8, **every)
+            axes.set_title(last, loc="right", fontsize=10, color=COLOURS[0])
+            axes.set_ylim(*y_range(losses, smoothed, log_y))
+            if smooth > 1:
+                axes.legend(loc="upper right")
+        if log_y:
+            log_axis(axes, "y")
+        axes.set_xlim(*((steps.min(), max(steps.max(), steps.min() + 1)) if losses.size else (0, 1)))
+        whole_numbers(axes.xaxis)
+
+
+def bars(path, values, unit, title="", best=None):
+    """A ladder: one horizontal bar a name, from the top down, each with its value.
+
+    values: {name: number}; unit: of the numbers; best: (name, number) of what they are held against, a dashed line, to
+    which each bar's share is then written
+    """
+    names, numbers = list(values), [float(v) for v in values.values()]
+    with Plot(path, title, unit, height=1.3 + 0.34 * max(len(names), 4)) as axes:
+        places = np.arange(len(names))[::-1]
+        axes.barh(places, numbers, height=0.66, color=COLOURS[0])
+        axes.set_yticks(places, names, color=INK)
+        axes.grid(False, axis="y")
+        for place, number in zip(places, numbers, strict=True):
+            share = f"  {100 * number / best[1]:.0f} %" if best else ""
+            axes.annotate(f"{number:,.4g}{share}", (number, place), (5, 0), textcoords="offset points", va="center",
+                          color=INK, fontsize=9)
+        if best:
+            axes.axvline(best[1], color=COLOURS[1], linewidth=1.2, linestyle=(0, (5, 3)))
+            axes.set_title(f"{best[0]}: {best[1]:,.4g} {unit}", loc="right", fontsize=10, color=COLOURS[1])
+        axes.set_xlim(0, 1.14 * max([*numbers, best[1] if best else 0, 1e-30]))
+
+
+def curves(path, series, x, y, title="", log_x=False, log_y=False):
+    """One line a name, with a point at each value: a Fréchet distance against time, say.
+
+    series: {name: (xs, ys)} of sequences of equal length; x, y: names of the axes with their units; log_x, log_y:
+    logarithmic axes, which leave out what is not above zero
+    """
+    with Plot(path, title, x, y) as axes:
+        for (name, (xs, ys)), (colour, marker) in zip(series.items(), looks(), strict=False):
+            xs, ys = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
+            shown = np.isfinite(xs) & np.isfinite(ys) & (xs > 0 if log_x else True) & (ys > 0 if log_y else True)
+            axes.plot(xs[shown], ys[shown], color=colour, marker=marker, markersize=4.5, linewidth=1.6, label=name)
+        for way, wanted in (("x", log_x), ("y", log_y)):
+            if wanted:
+                log_axis(axes, way)
+        if len(series) > 1:
+            axes.legend(loc="best")
+
+
+def roofline(path, points, bandwidth=None, peaks=None, title="Roofline"):
+    """Kernels under the roof of a card (Williams, Waterman and Patterson 2009): what they compute a second over how
+    much they compute for each byte that they have to move, both logarithmic.
+
+    points: {name: [(FLOPs per byte, FLOP/s), …]}; a third entry is a label beside the point
+    bandwidth: bytes a second; peaks: {precision: FLOP/s}. Where they are not known there is no roof
+    """
+    peaks = peaks or {}
+    everything = [(p[0], p[1] / 1e12) for rows in points.values() for p in rows if p[0] > 0 and p[1] > 0]
+    ridges = [peak / bandwidth for peak in peaks.values()] if bandwidth else []
+    low, high = (extreme([p[0] for p in everything] + ridges, default=1.0) for extreme in (min, max))
+    low, high = low / 3, high * 5
+    with Plot(path, title, "arithmetic intensity (FLOPs per byte moved)", "TFLOP/s") as axes:
+        if bandwidth:
+            top = max(peaks.values()) if peaks else bandwidth * high
+            end = min(high, top / bandwidth)
+            axes.plot([low, end], [low * bandwidth / 1e12, end * bandwidth / 1e12], color=GREY, linewidth=1.4)
+            at = low ** 0.75 * end ** 0.25  # a quarter of the way up, along the line
+            axes.annotate(f"memory: {bandwidth / 1e9:,.0f} GB/s", (at, at * bandwidth / 1e12), (-3, 5), rotation=45,
+                          rotation_mode="anchor", transform_rotates_text=True, textcoords="offset points", color=GREY,
+                          fontsize=9)
+        for precision, peak in peaks.items():
+            start = max(low, peak / bandwidth) if bandwidth else low
+            axes.plot([start, high], [peak / 1e12, peak / 1e12], color=GREY, linewidth=1.4)
+            axes.annotate(f"{precision}: {peak / 1e12:,.4g} TFLOP/s", (high, peak / 1e12), (-2, 4), ha="right",
+                          textcoords="offset points", color=GREY, fontsize=9)
+        for (name, rows), (colour, marker) in zip(points.items(), looks(), strict=False):
+            shown = [p for p in rows if p[0] > 0 and p[1] > 0]
+            axes.plot([p[0] for p in shown], [p[1] / 1e12 for p in shown], linestyle="", marker=marker, color=colour,
+                      markersize=6, markeredgecolor="white", markeredgewidth=0.6, label=name)
+            for intensity, flops, *label in shown:
+                axes.annotate("".join(label), (intensity, flops / 1e12), (6, -3), textcoords="offset points",
+                              fontsize=8, color=colour)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(low, high)
+        values = [p[1] for p in everything] + [peak / 1e12 for peak in peaks.values()]
+        if values:
+            axes.set_ylim(min(values) / 3, max(values) * 2)
+        for way in "xy":
+            log_axis(axes, way)
+        if points:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=9)
+
+
+# The style ------------------------------------------------------------------------------------------------------------
+
+class Plot:
+    """Context: the axes of a picture in the project's style, which is written to `path` when all has gone well.
+
+    x, y: names of the axes, with their units; height: inches
+    margins: dict of left, right, bottom, top, shares of the picture; None measures what is written there, which takes
+        as long as to draw it
+    """
+
+    def __init__(self, path, title="", x="", y="", margins=None, height=SIZE[1]):
+        self.path, self.words, self.height, self.margins = check_ending(path), (title, x, y), height, margins
+
+    def __enter__(self):
+        library = matplotlib()
+        with contextlib.ExitStack() as held:
+            held.enter_context(DRAWING)
+            held.enter_context(library.rc_context(STYLE))
+            self.figure = library.Figure(figsize=(SIZE[0], self.height), dpi=DPI, facecolor="white",
+                                         layout=None if self.margins else "constrained")
+            axes = self.figure.add_subplot()
+            if self.margins:
+                self.figure.subplots_adjust(**self.margins)
+            title, x, y = self.words
+            axes.set_title(title)
+            axes.set_xlabel(x)
+            axes.set_ylabel(y)
+            self.held = held.pop_all()
+        return axes
+
+    def __exit__(self, kind, *error):
+        with self.held:
+            if kind is None:
+                ending = pathlib.Path(self.path).suffix.lower()[1:]
+                with atomic_file(self.path, "the picture") as file:
+                    self.figure.savefig(file, format=ending, metadata=UNDATED[ending])
+
+
+def check_ending(path):
+    """The path of a picture; a `UsageError` for one that no plot can be written to."""
+    if pathlib.Path(path).suffix.lower() not in ENDINGS:
+        raise UsageError(f"{path} must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} to be a plot.")
+    return path
+
+
+class _Matplotlib:
+    """The parts of matplotlib that are used."""
+
+    def __init__(self):
+        try:
+            logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a font cache that it cannot keep is no news
+            from matplotlib import rc_context
+            from matplotlib.figure import Figure
+            from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+        except ImportError as error:
+            raise NumdiffError(f"plots need matplotlib, which cannot be imported ({error}); pip install "
+                               "matplotlib.") from error
+        self.rc_context, self.Figure = rc_context, Figure
+        self.FixedLocator, self.FuncFormatter = FixedLocator, FuncFormatter
+        self.MaxNLocator, self.NullLocator = MaxNLocator, NullLocator
+
+
+matplotlib = functools.cache(_Matplotlib)
+
+
+def import_ahead():
+    """Begin to import matplotlib, beside work that waits for a device; what goes wrong the first plot says."""
+    def work():
+        with contextlib.suppress(NumdiffError):
+            matplotlib()
+    if "matplotlib.figure" not in sys.modules:
+        threading.Thread(target=work, name="numdiff plots", daemon=True).start()
+
+
+def looks():
+    """(colour, marker) of the first, second, … of several; no two are the same among the first sixty."""
+    return ((COLOURS[i % len(COLOURS)], MARKERS[i // len(COLOURS) % len(MARKERS)]) for i in range(10000))
+
+
+# Axes -----------------------------------------------------------------------------------------------------------------
+
+def log_axis(axes, way):
+    """Make the axis "x" or "y" logarithmic within the limits it has, with ticks at round numbers written out."""
+    axis, limits = (axes.xaxis, axes.get_xlim()) if way == "x" else (axes.yaxis, axes.get_ylim())
+    (axes.set_xscale if way == "x" else axes.set_yscale)("log")
+    (axes.set_xlim if way == "x" else axes.set_ylim)(*limits)
+    ticks = log_ticks(*axis.get_view_interval())
+    axis.set_major_locator(matplotlib().FixedLocator(ticks) if ticks else matplotlib().MaxNLocator(6))
+    axis.set_minor_locator(matplotlib().NullLocator())
+    axis.set_major_formatter(matplotlib().FuncFormatter(lambda value, _: f"{value:,.6g}"))
+
+
+def log_ticks(low, high):
+    """Round numbers from low to high: powers of ten (not all, of very many), else 1, 2, 5 or all digits of each; [] of
+    a range without four."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    apart = max(1, (last - first) // 10)
+    for digits in ((1,), (1, 2, 5), range(1, 10)):
+        ticks = [d * 10.0**e for e in range(first, last + 1, apart) for d in digits if low <= d * 10.0**e <= high]
+        if len(ticks) >= 4:
+            return ticks
+    return []
+
+
+def whole_numbers(axis):
+    """Ticks of a linear axis at whole numbers, with commas in them."""
+    axis.set_major_locator(matplotlib().MaxNLocator(8, integer=True))
+    axis.set_major_formatter(matplotlib().FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def y_range(losses, smoothed, log_y):
+    """(lowest, highest) of the axis of losses."""
+    low, high = float(losses.min()), float(losses.max())
+    if log_y:
+        return low / 1.15, high * 1.15
+    # a few wild values must not flatten the curve: the axis ends above nearly all, and the line is cut off there
+    high = max(float(np.quantile(losses, 0.998)), float(smoothed.max()))
+    low = min(0.0, low) if low < 0.25 * high else low
+    room = 0.05 * (high - low) or 0.5
+    return low - room * (low != 0), high + room
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+def running_mean(values, width):
+    """Mean over the `width` values around each, or those of them that there are near the ends."""
+    at = np.arange(len(values))
+    start, stop = np.maximum(at - width // 2, 0), np.minimum(at + width // 2 + 1, len(values))
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return (total[stop] - total[start]) / (stop - start)
+
+
+def thin(x, y, columns=int(SIZE[0] * DPI)):
+    """At most two points a column: its smallest and largest value, in their order, so that a million draw as one."""
+    if len(x) <= 2 * columns:
+        return x, y
+    width = len(x) // columns
+    whole = y[:len(y) // width * width].reshape(-1, width)
+    kept = (np.arange(len(whole)) * width)[:, None] + np.stack([whole.argmin(1), whole.argmax(1)], 1)
+    kept = np.unique(np.concatenate([kept.ravel(), np.arange(whole.size, len(x))]))
+    return x[kept], y[kept]
+
