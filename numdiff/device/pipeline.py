@@ -1,0 +1,132 @@
+"""A pipeline through shared memory, in words: a ring of stages between those who fill them and those who read them.
+
+A fast Hopper kernel keeps several stages of shared memory under way. A producer's thread asks TMA to fill one after the
+other; consumers multiply what has come. Each stage has two mbarriers: `full` completes when its bytes have arrived,
+`empty` when all consumers have read them. In which round of the ring a stage is, a parity bit tells. With the words of
+this file the two loops read
+
+    producer                                                      consumers
+    stage, parity = producer_start()                              stage, parity = consumer_start()
+    …                                                             …
+    full = producer_acquire(ring, stage, parity, tile_bytes)      consumer_wait(ring, stage, parity)
+    tma_load_2d(stage_at(ring, stage), map_a, full, k, row)       wgmma(…, stage_at(ring, stage), …); wgmma_commit()
+    stage, parity = advance(ring, stage, parity)                  wgmma_wait_1()  # the stage before has been read
+                                                                  if elected: consumer_release(ring, previous)
+                                                                  previous = stage
+                                                                  stage, parity = advance(ring, stage, parity)
+
+after `if thread == 0: init_ring(ring, producers, consumers); fence_barrier_init()` and a `cuda.syncthreads()`.
+
+A `Ring` is a named tuple of integers, made once in a kernel. Inlined, all of this becomes the PTX of the same loop with
+the arithmetic written out: tuples that device functions take and return are taken apart by the compiler. (A tuple that
+a loop carries from round to round is, too, but comes out in another order of registers; so stage and parity are two
+variables.) What does not change, such as the number of stages, should be a constant of the kernel: it is then one in
+the machine code. The emulator runs the words as they stand.
+
+SOURCE
+    PTX ISA, section 9.7.13.15 (mbarrier). The words are those of CUTLASS's pipelines (`PipelineTmaAsync`): acquire,
+    wait, release, advance.
+"""
+from typing import NamedTuple
+
+from .gpu import cuda
+from .hopper import mbarrier_arrive, mbarrier_expect_tx, mbarrier_init, mbarrier_wait
+from .intrinsics import int32, uint32
+
+BARRIER_BYTES = 8
+
+
+class Ring(NamedTuple):
+    """Stages in shared memory. Addresses are uint32, in the shared state space.
+
+    base: address of the first stage; stage_bytes: from one to the next; stages: how many
+    full, empty: addresses of the first stage's barriers, which the other stages' follow
+    """
+
+    base: int
+    stage_bytes: int
+    stages: int
+    full: int
+    empty: int
+
+
+# Set-up ---------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def make_ring(base, stage_bytes, stages, barriers):
+    """The ring whose barriers lie at the address `barriers`: `full` of all its stages, then `empty` of all."""
+    return Ring(base, stage_bytes, stages, barriers, barrier_at(barriers, stages))
+
+
+@cuda.jit(device=True, forceinline=True)
+def barrier_at(first, number):
+    """The address of a barrier that stands so many after the first one, such as a stage's."""
+    return uint32(first + uint32(BARRIER_BYTES) * uint32(number))
+
+
+@cuda.jit(device=True, forceinline=True)
+def init_barriers(first, count, arrivals):
+    """Make `count` barriers, each of whose phases takes so many arrivals; by one thread.
+
+    Before they are used: `fence_barrier_init()` in this thread, and a `cuda.syncthreads()`.
+    """
+    for number in range(count):
+        mbarrier_init(barrier_at(first, number), uint32(arrivals))
+
+
+@cuda.jit(device=True, forceinline=True)
+def init_ring(ring, producers, consumers):
+    """Make a ring's barriers as `init_barriers` does; producers, consumers: arrivals that fill a stage, or empty it."""
+    for stage in range(ring.stages):
+        mbarrier_init(barrier_at(ring.full, stage), uint32(producers))
+        mbarrier_init(barrier_at(ring.empty, stage), uint32(consumers))
+
+
+# Going around ---------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def producer_start():
+    """(stage, parity) at a producer's start. Parity 1 is the phase before the first: fresh barriers let it through."""
+    return int32(0), uint32(1)
+
+
+@cuda.jit(device=True, forceinline=True)
+def consumer_start():
+    """(stage, parity) at a consumer's start."""
+    return int32(0), uint32(0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def advance(ring, stage, parity):
+    """(stage, parity) one stage on: after the last comes the first, in its next phase."""
+    stage = int32(stage + 1)
+    if stage == ring.stages:
+        stage, parity = int32(0), uint32(parity ^ uint32(1))
+    return stage, parity
+
+
+@cuda.jit(device=True, forceinline=True)
+def stage_at(ring, stage):
+    """The address of a stage."""
+    return uint32(ring.base + uint32(stage) * uint32(ring.stage_bytes))
+
+
+@cuda.jit(device=True, forceinline=True)
+def producer_acquire(ring, stage, parity, tx_bytes):
+    """Wait until a stage is empty, and announce that TMA will bring so many bytes; returns its barrier `full`."""
+    full = barrier_at(ring.full, stage)
+    mbarrier_wait(barrier_at(ring.empty, stage), parity)
+    mbarrier_expect_tx(full, uint32(tx_bytes))
+    return full
+
+
+@cuda.jit(device=True, forceinline=True)
+def consumer_wait(ring, stage, parity):
+    """Wait until a stage is full."""
+    mbarrier_wait(barrier_at(ring.full, stage), parity)
+
+
+@cuda.jit(device=True, forceinline=True)
+def consumer_release(ring, stage):
+    """Arrive at a stage's barrier `empty`: one of its consumers has read it."""
+    mbarrier_arrive(barrier_at(ring.empty, stage))

@@ -1,0 +1,159 @@
+"""One kernel text, many kernels: names that are constants in each of them, with other values.
+
+    BN = Constant()                                                 # columns of a tile: 64, 128, …
+    ACCUMULATORS = Constant(lambda BN: BN // 2)                     # follows from others
+    wgmma = Constant(lambda BN: make_wgmma(BN))                     # may be an intrinsic
+
+    def gemm(map_a, map_b, …): …                                    # names BN, wgmma, and device functions that do
+    KERNELS = {BN: specialise(gemm, launch_bounds=(384, 1), BN=BN) for BN in (64, 128, 256)}
+
+A branch on a constant is gone in the machine code, a loop over one is unrolled, a local array may have its size, and
+an intrinsic need not be chosen by `if BN == 64: … elif …`.
+
+What is copied is the kernel's function, and each device function (down the calls, from any file) that knows one of the
+constants; the copies have the values in place of the `Constant`s among their globals. Device functions that know none
+are shared. A copy is made once for the same values.
+
+A specialised kernel has a name of its own, made of the values or given: by module and name it is found in the cache of
+compiled kernels and by the processes that compile ahead, so `specialise` refuses a name that has other constants.
+"""
+import inspect
+import types
+
+from .gpu import cuda
+
+_made = {}  # (module, name) -> (function, constants, options, kernel)
+_copies = {}  # (id of a device function, its constants' names and values) -> (that function, its copy)
+OPTIONS = ("launch_bounds", "fastmath", "opt", "device", "inline", "forceinline")  # of `cuda.jit`
+
+
+class Constant:
+    """Stands at the top of a module for a value that `specialise` sets.
+
+    value: None where it must be given; else a function of other constants, which it names as its arguments
+    """
+
+    def __init__(self, value=None):
+        self.value = value
+
+
+class _Values(dict):
+    """The constants of one kernel by name: those that are given, and what follows from them."""
+
+    def __init__(self, given, constants):
+        super().__init__(given)
+        self.constants = constants
+
+    def of(self, name, wanted_by):
+        if name not in self:
+            value = getattr(self.constants.get(name), "value", None)
+            if value is None:
+                raise TypeError(f"specialise: {wanted_by} needs a value for {name}.")
+            self[name] = value(*(self.of(other, name) for other in inspect.signature(value).parameters))
+        return self[name]
+
+
+def _known(function):
+    """{name: value} of what a function takes from its module and its closure."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    known = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
+    return known | {name: cell.cell_contents for name, cell in cells}
+
+
+def _is_device_function(value):
+    return hasattr(value, "py_func") and value.targetoptions.get("device")
+
+
+def _reachable(function, found=None):
+    """{function: what it knows} of a function and of all device functions below it."""
+    found = {} if found is None else found
+    if function not in found:
+        found[function] = _known(function)
+        for value in found[function].values():
+            if _is_device_function(value):
+                _reachable(value.py_func, found)
+    return found
+
+
+def _copy(function, replaced, name, module=None):
+    """The function with other values for some of the names that it takes from outside."""
+    scope = {**function.__globals__, **replaced, "__name__": module or function.__module__}
+    cells = tuple(types.CellType(replaced[free]) if free in replaced else cell
+                  for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    copy = types.FunctionType(function.__code__, scope, name, function.__defaults__, cells)
+    copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, name
+    return copy
+
+
+class _Specialiser:
+    """Copies of device functions for one set of values."""
+
+    def __init__(self, values):
+        self.values, self.used = values, {}
+
+    def replaced(self, function):
+        """({name: new value} of a function, {name: value} of the constants that it and those below it know)."""
+        if function not in self.used:
+            new, used = {}, {}
+            for name, value in _known(function).items():
+                if isinstance(value, Constant):
+                    new[name] = used[name] = self.values.of(name, function.__qualname__)
+                elif _is_device_function(value):
+                    copy, below = self.device_function(value)
+                    used |= below
+                    if copy is not value:
+                        new[name] = copy
+            self.used[function] = new, used
+        return self.used[function]
+
+    def device_function(self, dispatcher):
+        """(the dispatcher or its copy, {name: value} of the constants below)."""
+        function = dispatcher.py_func
+        new, used = self.replaced(function)
+        if not used:
+            return dispatcher, used
+        key = id(dispatcher), tuple(sorted((name, _identity(value)) for name, value in used.items()))
+        if key not in _copies:
+            _copies[key] = dispatcher, cuda.jit(_copy(function, new, function.__name__), **_options(dispatcher)), used
+        return _copies[key][1], used
+
+
+def _identity(value):
+    """By what a constant is compared: a number by type and value, anything else as an object."""
+    return repr((type(value).__name__, value)) if isinstance(value, (bool, int, float, str)) or hasattr(
+        value, "dtype") else f"object {id(value)}"
+
+
+def _options(kernel):
+    return {name: value for name in OPTIONS if (value := getattr(kernel, "targetoptions", {}).get(name)) is not None}
+
+
+def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **constants):
+    """The `@cuda.jit` kernel that `kernel` is with these values for its `Constant`s.
+
+    kernel: a function, or a `@cuda.jit` kernel, whose options are kept
+    name: of the new one (default: the old name and the values); module: whose it is (default: the function's)
+    TypeError: a constant has no value, or none of this name is known; ValueError: the name has other constants
+    """
+    function = getattr(kernel, "py_func", kernel)
+    known = {given: value for names in _reachable(function).values() for given, value in names.items()
+             if isinstance(value, Constant)}
+    needed = dict(known)
+    for constant in known.values():  # what others follow from need not be named in the text itself
+        needed |= dict.fromkeys(inspect.signature(constant.value).parameters if constant.value else ())
+    if unknown := constants.keys() - needed.keys():
+        raise TypeError(f"specialise: {function.__qualname__} has no constant {', '.join(sorted(unknown))}.")
+    values = _Values(constants, known)
+    new, used = _Specialiser(values).replaced(function)
+    name = name or "_".join([function.__name__, *(str(value) for value in constants.values())])
+    module = module or function.__module__
+    options = _options(kernel) | ({} if launch_bounds is None else {"launch_bounds": launch_bounds})
+    same = function, {given: _identity(value) for given, value in used.items()}, options
+    if (module, name) in _made:
+        *before, made, _ = _made[module, name]
+        if tuple(before) != same:
+            raise ValueError(f"specialise: {module}.{name} is there with other constants; give it another name.")
+        return made
+    made = cuda.jit(_copy(function, new, name, module), **options)
+    _made[module, name] = *same, made, used  # the values themselves, so that no other object gets their id
+    return made
