@@ -1,4 +1,7 @@
 """The words of a pipeline: they hand stages over in order, and cost nothing beside the arithmetic written out."""
+import collections
+import re
+
 import numpy as np
 import pytest
 
@@ -86,8 +89,13 @@ def in_words(x, steps):
         stage, parity = advance(ring, stage, parity)
 
 
+def instructions(kernel):
+    """How often each instruction stands in a kernel's PTX, whatever its registers are called."""
+    text = normalised(compile_to_ptx(kernel, tuple(map(type_of_word, ("int32[1]", "int32"))), (9, 0, "a")))
+    return collections.Counter(re.sub(r"%[a-z]+[0-9]+", "%", text).splitlines())
+
+
 def test_words_cost_nothing():
-    """They become the PTX of the same loop with the arithmetic written out."""
-    types = tuple(map(type_of_word, ("int32[1]", "int32")))
-    ours, theirs = (normalised(compile_to_ptx(kernel, types, (9, 0, "a"))) for kernel in (in_words, written_out))
-    assert "mbarrier.try_wait" in ours and ours == theirs
+    """They become the instructions of the same loop with the arithmetic written out."""
+    ours = instructions(in_words)
+    assert any("mbarrier.try_wait" in line for line in ours) and ours == instructions(written_out)
