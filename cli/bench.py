@@ -105,8 +105,12 @@ def sample_dit(**given):
     measure_samples("dit", **given)
 
 
+def model_name(options):
+    return f"unet, preset {options.preset}" if options.model == "unet" else options.architecture
+
+
 def echo_model(options):
-    what = f"unet, preset {options.preset}" if options.model == "unet" else options.architecture
+    what = model_name(options)
     size = f"{options.image_size}×{options.image_size}" + (f"×{options.channels}" if options.channels else "")
     click.echo(f"model        {what}, {size}, batch {options.batch}, {options.precision}")
 
@@ -229,9 +233,11 @@ def comparison(result, precision):
     ("--shapes", {"metavar": "N", "type": click.IntRange(1), "help": "Shapes of each operation, the largest.  "
                   "[default: 3; all where operations are named]"}),
     ("--versus", {"type": click.Choice(["torch"]), "help": "cuBLAS and cuDNN beside it, by PyTorch.  [default: where "
-                  "it is installed]"}))
+                  "it is installed]"}),
+    ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw the rows that compute under "
+               "the roof of the card: TFLOP/s over FLOPs a byte."}))
 @settings(*KERNELS, *DIT, model="dit")
-def kernels(operations, of, chosen, shapes, versus, **given):
+def kernels(operations, of, chosen, shapes, versus, png, **given):
     """Each version of the operations (default: all) at a model's own shapes.
 
     A star marks the version that the launcher chooses. Rates are of the bytes and FLOPs that the operation needs at
@@ -241,9 +247,11 @@ def kernels(operations, of, chosen, shapes, versus, **given):
     from numdiff.training.options import resolve
 
     options = resolve({"model": of, **given})
+    check_picture(png)
     echo_model(options)
-    last = None
+    last, rows = None, []
     for row in bench_kernels(options, operations, chosen, shapes, versus == "torch"):
+        rows.append(row)
         if row["operation"] != last:
             last = row["operation"]
             click.echo(f"\n{last:46} {'calls':>5} {'µs':>9} {'GB/s':>7} {'TFLOP/s':>8} {'of roof':>10} "
@@ -253,6 +261,18 @@ def kernels(operations, of, chosen, shapes, versus, **given):
         speed = f"{row['tflops']:8.2f}" if row["tflops"] else f"{'–':>8}"
         click.echo(f"  {row['shape']:40} {row['version']:>3} {row['calls']:>5} {row['us']:9.1f} {row['gb_s']:7,.1f} "
                    f"{speed} {roof:>10} {theirs:>10}")
+    if png:
+        from numdiff.benchmark.rooflines import draw_kernels
+        count = draw_kernels(png, rows, f"Kernels of a step: {model_name(options)}, {options.precision}")
+        click.echo(f"\nroofline     {png}, {count} of {len(rows)} rows")
+
+
+def check_picture(path):
+    """Refuse a picture that could not be written, before the long work whose result it shows."""
+    if path:
+        from numdiff.files import check_output
+        from numdiff.plots import check_ending
+        check_output("the picture", check_ending(path))
 
 
 @bench.command(cls=GroupedCommand)

@@ -23,6 +23,9 @@ def profile_command(model, *more):
         for option, attributes in reversed((
                 ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
                            "help": "Write a timeline for chrome://tracing or ui.perfetto.dev."}),
+                ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False),
+                           "help": "Draw the kernels that compute under the roof of the card: TFLOP/s over FLOPs a "
+                                   "byte."}),
                 ("--rows", {"metavar": "N", "type": click.IntRange(1), "default": 30, "show_default": True,
                             "help": "Rows of each table, the longest times first."}),
                 ("--depth", {"metavar": "N", "type": click.IntRange(1), "default": 2, "show_default": True,
@@ -33,24 +36,25 @@ def profile_command(model, *more):
 
 
 @profile_command("unet")
-def unet(out, rows, depth, clock, **given):
+def unet(**given):
     """The training step of a UNet."""
-    show("unet", out, rows, depth, clock, given)
+    show("unet", **given)
 
 
 @profile_command("dit", "architecture", "num_classes")
-def dit(out, rows, depth, clock, **given):
+def dit(**given):
     """The training step of a DiT."""
-    show("dit", out, rows, depth, clock, given)
+    show("dit", **given)
 
 
-def show(model, out, rows, depth, clock, given):
+def show(model, out, png, rows, depth, clock, **given):
     from numdiff.benchmark.profile import profile_step
     from numdiff.training.options import resolve
 
-    from .bench import echo_model
+    from .bench import check_picture, echo_model, model_name
 
     options = resolve({"model": model, **given})
+    check_picture(png)
     echo_model(options)
     found = profile_step(options, clock=clock)
     total = found.total_us
@@ -72,6 +76,10 @@ def show(model, out, rows, depth, clock, given):
     if out:
         found.save(out)
         click.echo(f"\ntimeline     {out}")
+    if png:
+        from numdiff.benchmark.rooflines import draw_profile
+        count = draw_profile(png, found, rows, f"Kernels of a step: {model_name(options)}, {found.device}")
+        click.echo(f"\nroofline     {png}, {count} {kernels}")
 
 
 def table(found, title, rows):

@@ -123,35 +123,37 @@ def roofline(path, points, bandwidth=None, peaks=None, title="Roofline"):
     bandwidth: bytes a second; peaks: {precision: FLOP/s}. Where they are not known there is no roof
     """
     peaks = peaks or {}
-    everything = [(p[0], p[1] / 1e12) for rows in points.values() for p in rows if p[0] > 0 and p[1] > 0]
+    everything = [(p[0], p[1]) for rows in points.values() for p in rows if p[0] > 0 and p[1] > 0]
+    fastest = max([p[1] for p in everything] + list(peaks.values()), default=1e12)
+    unit, prefix = (1e12, "T") if fastest >= 1e11 else (1e9, "G")  # the second on a CPU
     ridges = [peak / bandwidth for peak in peaks.values()] if bandwidth else []
     low, high = (extreme([p[0] for p in everything] + ridges, default=1.0) for extreme in (min, max))
     low, high = low / 3, high * 5
-    with Plot(path, title, "arithmetic intensity (FLOPs per byte moved)", "TFLOP/s") as axes:
+    with Plot(path, title, "arithmetic intensity (FLOPs per byte moved)", f"{prefix}FLOP/s") as axes:
         if bandwidth:
             top = max(peaks.values()) if peaks else bandwidth * high
             end = min(high, top / bandwidth)
-            axes.plot([low, end], [low * bandwidth / 1e12, end * bandwidth / 1e12], color=GREY, linewidth=1.4)
+            axes.plot([low, end], [low * bandwidth / unit, end * bandwidth / unit], color=GREY, linewidth=1.4)
             at = low ** 0.75 * end ** 0.25  # a quarter of the way up, along the line
-            axes.annotate(f"memory: {bandwidth / 1e9:,.0f} GB/s", (at, at * bandwidth / 1e12), (-3, 5), rotation=45,
+            axes.annotate(f"memory: {bandwidth / 1e9:,.0f} GB/s", (at, at * bandwidth / unit), (-3, 5), rotation=45,
                           rotation_mode="anchor", transform_rotates_text=True, textcoords="offset points", color=GREY,
                           fontsize=9)
         for precision, peak in peaks.items():
             start = max(low, peak / bandwidth) if bandwidth else low
-            axes.plot([start, high], [peak / 1e12, peak / 1e12], color=GREY, linewidth=1.4)
-            axes.annotate(f"{precision}: {peak / 1e12:,.4g} TFLOP/s", (high, peak / 1e12), (-2, 4), ha="right",
+            axes.plot([start, high], [peak / unit, peak / unit], color=GREY, linewidth=1.4)
+            axes.annotate(f"{precision}: {peak / unit:,.4g} {prefix}FLOP/s", (high, peak / unit), (-2, 4), ha="right",
                           textcoords="offset points", color=GREY, fontsize=9)
         for (name, rows), (colour, marker) in zip(points.items(), looks(), strict=False):
             shown = [p for p in rows if p[0] > 0 and p[1] > 0]
-            axes.plot([p[0] for p in shown], [p[1] / 1e12 for p in shown], linestyle="", marker=marker, color=colour,
+            axes.plot([p[0] for p in shown], [p[1] / unit for p in shown], linestyle="", marker=marker, color=colour,
                       markersize=6, markeredgecolor="white", markeredgewidth=0.6, label=name)
             for intensity, flops, *label in shown:
-                axes.annotate("".join(label), (intensity, flops / 1e12), (6, -3), textcoords="offset points",
+                axes.annotate("".join(label), (intensity, flops / unit), (6, -3), textcoords="offset points",
                               fontsize=8, color=colour)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(low, high)
-        values = [p[1] for p in everything] + [peak / 1e12 for peak in peaks.values()]
+        values = [p[1] / unit for p in everything] + [peak / unit for peak in peaks.values()]
         if values:
             axes.set_ylim(min(values) / 3, max(values) * 2)
         for way in "xy":

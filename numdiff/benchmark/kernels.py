@@ -315,7 +315,8 @@ def wanted_calls(calls, operations, shapes):
 def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=False):
     """Yields a dict for each version of each operation at each shape of a training step of the options' model:
     operation, shape, version ("v3", with a star where the launcher chooses it), calls (a step), us, gb_s, tflops, roof
-    (share), bound ("memory" or "arithmetic"), torch_us (None where PyTorch has no counterpart or is not installed).
+    (share), bound ("memory" or "arithmetic"), torch_us (None where PyTorch has no counterpart or is not installed);
+    bandwidth (bytes/s), precision and peak (FLOP/s in it): the roof, None where nobody knows.
 
     operations: names, all for none; chosen: no other version than the launcher's; shapes: how many of each operation
     versus: PyTorch must be there
@@ -356,8 +357,9 @@ def bench_call(call, measured, roof, options, chosen):
     times = microseconds_in_turns(jobs + ([theirs] if theirs else []))
     theirs_us = times.pop() if theirs else None
     for us, label in sorted(zip(times, labels, strict=True), key=lambda pair: pair[1]):
-        share, bound = roof.share(us / 1e6, call.moved, call.flops, roof_of(call.name, call.dtype,
-                                                                             options.precision))
+        precision = roof_of(call.name, call.dtype, options.precision)
+        share, bound = roof.share(us / 1e6, call.moved, call.flops, precision)
         yield {"operation": call.name, "shape": call.shape(), "version": label, "calls": call.count, "us": us,
                "gb_s": call.moved / us / 1e3, "tflops": call.flops and call.flops / us / 1e6, "roof": share,
-               "bound": bound, "torch_us": theirs_us}
+               "bound": bound, "torch_us": theirs_us, "bandwidth": roof.bandwidth, "precision": precision,
+               "peak": roof.flops(precision)}

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from numdiff.benchmark.rooflines import draw_kernels
+from numdiff.errors import NumdiffError
 from numdiff_cli.bench import sample_comparison, torch_pairs
 from numdiff_cli.main import main
 from numdiff_cli.profile import memory_table
@@ -28,9 +30,33 @@ def test_bench_kernels():
     assert "groupnorm_forward" in result.output and "groupnorm_backward" in result.output and "silu" in result.output
 
 
+def test_bench_kernels_under_the_roof(tmp_path):
+    kernels = ["bench", "kernels", "linear", "groupnorm", "--device", "cpu", "--batch", 1, "--size", 16, "--shapes", 1]
+    result = run(*kernels, "--png", tmp_path / "roof.png")
+    assert result.exit_code == 0 and f"roofline     {tmp_path}/roof.png, " in result.output, result.output
+    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
+    for path, why in (("roof.jpg", "must end in .png"), ("none/roof.png", "the folder does not exist")):
+        result = run(*kernels, "--png", tmp_path / path)
+        assert result.exit_code and why in result.output and "groupnorm_forward" not in result.output, result.output
+
+
+def test_the_roof_of_a_card(tmp_path, monkeypatch):
+    """Rows that compute nothing have no place; each precision that a row computes in has its line."""
+    monkeypatch.setattr("numdiff.plots.roofline", lambda *given: drawn.append(given))
+    drawn, row = [], {"operation": "matmul", "version": "v5*", "gb_s": 2e3, "tflops": 600.0, "bandwidth": 4e12,
+                      "precision": "fp16", "peak": 989e12}
+    rows = [row, {**row, "operation": "bias", "tflops": None}, {**row, "precision": "fp32", "peak": 67e12}]
+    assert draw_kernels("a.png", rows, "Kernels") == 2
+    assert drawn == [("a.png", {"matmul": 2 * [(300.0, 600e12, "v5")]}, 4e12, {"fp16": 989e12, "fp32": 67e12},
+                      "Kernels")]
+    with pytest.raises(NumdiffError, match="nothing that was measured computes anything"):
+        draw_kernels("a.png", rows[1:2], "Kernels")
+
+
 def test_profile(tmp_path):
-    result = run("profile", "unet", *SMALL, "--rows", 5, "--out", tmp_path / "trace.json")
+    result = run("profile", "unet", *SMALL, "--rows", 5, "--out", tmp_path / "trace.json", "--png", tmp_path / "a.png")
     assert result.exit_code == 0, result.output
+    assert f"roofline     {tmp_path}/a.png, 5 operations" in result.output and (tmp_path / "a.png").exists()
     assert "conv2d_backward" in result.output and " more " in result.output
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 

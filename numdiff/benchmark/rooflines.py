@@ -1,0 +1,38 @@
+"""What was measured, under the roof of the card: the pictures of `numdiff bench kernels` and `numdiff profile`.
+
+A kernel's place is its arithmetic a second over its arithmetic for each byte that it must move. One without arithmetic,
+a copy or a fill, has none and is left out.
+"""
+from .. import plots
+from ..errors import NumdiffError
+from .costs import roof_of
+
+
+def draw_kernels(path, rows, title):
+    """The picture of `bench_kernels`' rows, a colour an operation, a label a version; returns how many have a place."""
+    points = {}
+    for row in rows:
+        if row["tflops"]:
+            points.setdefault(row["operation"], []).append(
+                (1e3 * row["tflops"] / row["gb_s"], 1e12 * row["tflops"], row["version"].strip("*")))
+    peaks = {row["precision"]: row["peak"] for row in rows if row["tflops"] and row["peak"]}
+    return _draw(path, points, next((row["bandwidth"] for row in rows), None), peaks, title)
+
+
+def draw_profile(path, profile, rows, title):
+    """The picture of the `rows` kernels of a `Profile` that take longest; likewise."""
+    table = [row for row in profile.by_kernel() if row[2] and row[4] and row[5]][:rows]
+    points = {name: [(flops / moved, 1e6 * flops / us)] for name, _, us, _, moved, flops, _ in table}
+    shown = {launch.span for launch in profile.launches if launch.kernel in points and launch.span is not None}
+    spans = [profile.spans[number] for number in sorted(shown)]
+    found = {roof_of(span.name, span.dtype, profile.precision) for span in spans if span.flops}
+    peaks = {name: profile.roof.flops(name) for name in sorted(found) if profile.roof.flops(name)}
+    return _draw(path, points, profile.roof.bandwidth, peaks, title)
+
+
+def _draw(path, points, bandwidth, peaks, title):
+    if not points:
+        raise NumdiffError(f"nothing that was measured computes anything, so that {path} would be empty; name an "
+                           "operation such as conv2d or matmul.")
+    plots.roofline(path, points, bandwidth, peaks, title)
+    return sum(map(len, points.values()))
