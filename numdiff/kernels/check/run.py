@@ -14,6 +14,7 @@ from ...errors import UsageError
 from .case import Arrays, Case
 from .flash import flash_cases
 from .half import convolution_cases, product_cases
+from .levels import level_cases
 from .operations import GROUPS
 from .peers import peer_cases
 from .tf32 import tf32_cases
@@ -24,7 +25,7 @@ ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads 
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, product_cases, convolution_cases,
-                               peer_cases, tf32_cases) for case in group()]
+                               peer_cases, tf32_cases, level_cases) for case in group()]
 
 
 def cases_named(names):

@@ -2,6 +2,7 @@
 
     reference.py        what is computed, the derived gradients, and what it costs
     operands.py         how a kernel is told where its matrices lie: transposes and batches without copies
+    first.py            rung 0, with six arguments; and what coalescing is
     naive.py            v1  one thread, one output
     tiled.py            v2  tiles in shared memory: each number fetched once for a whole block
     register_tiles.py   v3  a tile of outputs in each thread's registers: each number read once for several outputs

@@ -1,0 +1,144 @@
+"""A 3 × 3 convolution on Hopper, level 2: one box of pixels with its halo serves all nine taps.
+
+WHAT IS NEW
+    For 64 channels of 16 × 8 pixels TMA brings 18 × 10 pixels once, the tile and what its taps reach around it. A tap's
+    matrix is read from there: it begins r rows and s pixels further, and eight pixels of an image row are one group of
+    its rows, with the next group a row of the box later: 10 · 128 bytes, the stride in the descriptor. No byte moves.
+    A tap may begin at any pixel, in the middle of the swizzle's pattern of eight rows: hardware swizzles by the bits of
+    the address, so it finds what TMA has put there by the same rule.
+    Two pipelines: boxes of pixels, 2 stages, one for 64 channels; the weight, 6 stages, one a tap.
+WHY IT PAYS
+    180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, beside 147 KB of weight.
+WHAT REMAINS
+    ../conv2d_hopper.py: tiles for other images and channels, three taps a stage, blocks that go on to another tile,
+    results by TMA with bias and residual, the input gradient, and statistics for the GroupNorm that follows.
+LAUNCH
+    as level 1; 142 KiB of dynamic shared memory.
+SOURCE
+    PTX ISA, section 9.7.15.5.1 (descriptors).
+READ NEXT
+    ../conv2d_hopper.py, the kernel that the models run.
+"""
+import numpy as np
+
+from ...device import cuda, launch
+from ...device.hopper import (
+    fence_barrier_init,
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_wait,
+    mbarrier_arrive,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+    tma_load_2d,
+    tma_load_4d,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait_1,
+)
+from ...device.tensor_core import pack_half2, store_word
+from ...device.tensor_map import tensor_map
+
+MINIMUM_CAPABILITY = (9, 0)
+TILE_H, TILE_W, BN, BK = 16, 8, 128, 64
+BOX_H, BOX_W = TILE_H + 2, TILE_W + 2  # with the halo
+A_STAGES, B_STAGES = 2, 6
+THREADS, BARRIERS, ACCUMULATORS = 384, 2 * (A_STAGES + B_STAGES), BN // 2
+ROW = 2 * BK
+BOX_BYTES, B_BYTES = BOX_H * BOX_W * ROW, BN * ROW
+A_BYTES = -(-BOX_BYTES // 1024) * 1024  # of a stage: each begins where the swizzle's pattern begins
+A_DESCRIPTOR = np.uint64(1 << 62 | BOX_W * ROW // 16 << 32 | 1 << 16)  # a row of the box from one eight to the next
+B_DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)
+K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
+wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
+give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
+
+
+@cuda.jit(device=True, forceinline=True)
+def encoded(address):
+    return np.uint64((address & 0x3FFFF) >> 4)
+
+
+@cuda.jit(launch_bounds=(THREADS, 1))
+def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
+    tiles = cuda.shared.array(0, "uint8", alignment=1024)
+    barriers = cuda.shared.array(BARRIERS, "uint64")
+    a_base, a_full = smem_u32(tiles), smem_u32(barriers)
+    b_base, a_empty = a_base + A_STAGES * A_BYTES, a_full + 8 * A_STAGES
+    b_full, b_empty = a_empty + 8 * A_STAGES, a_empty + 8 * (A_STAGES + B_STAGES)
+    across, down, blocks, t = W // TILE_W, H // TILE_H, C // BK, cuda.threadIdx.x
+    n, tile = cuda.blockIdx.x * BN, cuda.blockIdx.y
+    w, h, image = tile % across * TILE_W, tile // across % down * TILE_H, tile // (across * down)
+    if t == 0:
+        for stage in range(A_STAGES):
+            mbarrier_init(a_full + 8 * stage, 1)
+            mbarrier_init(a_empty + 8 * stage, 2)
+        for stage in range(B_STAGES):
+            mbarrier_init(b_full + 8 * stage, 1)
+            mbarrier_init(b_empty + 8 * stage, 2)
+        fence_barrier_init()
+    cuda.syncthreads()
+
+    if t < 128:
+        give_registers()
+        if t == 0:
+            for step in range(9 * blocks):  # all taps of 64 channels, then the next 64
+                block, tap = step // 9, step % 9
+                if tap == 0:
+                    stage = block % A_STAGES
+                    mbarrier_wait(a_empty + 8 * stage, block // A_STAGES % 2 ^ 1)
+                    mbarrier_expect_tx(a_full + 8 * stage, BOX_BYTES)
+                    tma_load_4d(a_base + stage * A_BYTES, map_x, a_full + 8 * stage, block * BK, w - 1, h - 1, image)
+                stage = step % B_STAGES
+                mbarrier_wait(b_empty + 8 * stage, step // B_STAGES % 2 ^ 1)
+                mbarrier_expect_tx(b_full + 8 * stage, B_BYTES)
+                tma_load_2d(b_base + stage * B_BYTES, map_weight, b_full + 8 * stage, tap * C + block * BK, n)
+    else:
+        take_registers()
+        acc = cuda.local.array(ACCUMULATORS, "float32")
+        consumer = t // 128 - 1
+        mine = a_base + consumer * 8 * BOX_W * ROW  # this consumer's first pixel: eight rows of the box each
+        mbarrier_wait(a_full, 0)
+        mbarrier_wait(b_full, 0)
+        da, db = A_DESCRIPTOR | encoded(mine), B_DESCRIPTOR | encoded(b_base)
+        wgmma_fence()
+        wgmma(acc, da, db, 0)
+        wgmma(acc, da + K16, db + K16, 1)
+        wgmma(acc, da + K32, db + K32, 1)
+        wgmma(acc, da + K48, db + K48, 1)
+        wgmma_commit()
+        for step in range(1, 9 * blocks):
+            block, tap, stage = step // 9, step % 9, step % B_STAGES
+            if tap == 0:
+                mbarrier_wait(a_full + 8 * (block % A_STAGES), block // A_STAGES % 2)
+            mbarrier_wait(b_full + 8 * stage, step // B_STAGES % 2)
+            shifted = mine + block % A_STAGES * A_BYTES + (tap // 3 * BOX_W + tap % 3) * ROW
+            da, db = A_DESCRIPTOR | encoded(shifted), B_DESCRIPTOR | encoded(b_base + stage * B_BYTES)
+            wgmma_fence()
+            wgmma(acc, da, db, 1)
+            wgmma(acc, da + K16, db + K16, 1)
+            wgmma(acc, da + K32, db + K32, 1)
+            wgmma(acc, da + K48, db + K48, 1)
+            wgmma_commit()
+            wgmma_wait_1()  # the tap before has been multiplied
+            if t % 128 == 0:
+                mbarrier_arrive(b_empty + 8 * ((step - 1) % B_STAGES))
+                if tap == 0:
+                    mbarrier_arrive(a_empty + 8 * ((block - 1) % A_STAGES))
+        wgmma_wait(acc)
+
+        pixel = (image * H + h + consumer * 8 + t % 128 // 32 * 2) * W + w + t % 32 // 4
+        for j in range(BN // 8):
+            column = n + 8 * j + t % 4 * 2
+            store_word(y, pixel * N + column, pack_half2(acc[4 * j], acc[4 * j + 1]))
+            store_word(y, (pixel + W) * N + column, pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
+
+
+def launch_halo(x, weight, y):
+    """y (B, H, W, N) = x (B, H, W, C) convolved with weight (N, 3, 3, C), all float16."""
+    (B, H, W, C), N = x.shape, len(weight)
+    launch(conv2d_level_kernel_v2, (N // BN, B * H // TILE_H * W // TILE_W), THREADS,
+           tensor_map(x, (BK, BOX_W, BOX_H, 1)), tensor_map(weight.reshape(N, 9 * C), (BK, BN)), y.reshape(-1), H, W, C,
+           N, shared=A_STAGES * A_BYTES + B_STAGES * B_BYTES)

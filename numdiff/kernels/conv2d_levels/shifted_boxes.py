@@ -1,0 +1,129 @@
+"""A 3 × 3 convolution on Hopper, level 1: a matrix product whose A is a shifted box of the image for each tap.
+
+MATHEMATICS
+    y[b, h, w, n] = Σ_r Σ_s Σ_c x[b, h + r - 1, w + s - 1, c] · weight[n, r, s, c], with x = 0 outside of the image
+WHAT IS NEW, beside ../matmul/levels/producer_consumer.py
+    The sum over (r, s, c) is the product's k, 9 taps of C channels each; weight (N, 3, 3, C) is B, (N, 9 · C), as it
+    lies. A, the pixels of each tap, is never written (../im2col.py writes it, nine times the size of x): for 16 × 8
+    pixels of y, a tap's are the same 16 × 8 pixels of x, moved by (r - 1, s - 1). They are a box of a tensor of four
+    dimensions: TMA brings it with one instruction, and zeros for what lies outside of the image, which is the padding.
+    So the kernel is the matrix product's, but for the coordinates in the producer and the place of a result.
+A TILE'S ROWS are its pixels, row of the image by row: 64 of them, 8 × 8 pixels, for each of the two consumers.
+WHAT REMAINS
+    Each pixel crosses from the L2 cache to shared memory nine times, and so does all of the weight for each tile.
+LAUNCH
+    grid (N / 128, B · H / 16 · W / 8), 384 threads, 128 KiB of dynamic shared memory; H, W, C, N multiples of 16, 8,
+    64, 128.
+SOURCE
+    the implicit product: Chetlur et al. 2014, "cuDNN", arXiv:1410.0759; boxes: PTX ISA, section 9.7.9.27.
+READ NEXT
+    halo.py, where a pixel crosses once.
+"""
+import numpy as np
+
+from ...device import cuda, launch
+from ...device.hopper import (
+    fence_barrier_init,
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_wait,
+    mbarrier_arrive,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+    tma_load_2d,
+    tma_load_4d,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait_1,
+)
+from ...device.tensor_core import pack_half2, store_word
+from ...device.tensor_map import tensor_map
+
+MINIMUM_CAPABILITY = (9, 0)
+TILE_H, TILE_W = 16, 8  # pixels of a block's tile
+BM, BN, BK, STAGES = TILE_H * TILE_W, 128, 64, 4
+THREADS, BARRIERS, ACCUMULATORS = 384, 2 * STAGES, BN // 2
+ROW = 2 * BK  # bytes of a pixel's 64 channels
+A_BYTES, STAGE_BYTES = BM * ROW, (BM + BN) * ROW
+DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # as in ../matmul/levels/one_tile.py
+K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
+wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
+give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
+
+
+@cuda.jit(device=True, forceinline=True)
+def descriptor(address):
+    return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
+
+
+@cuda.jit(launch_bounds=(THREADS, 1))
+def conv2d_level_kernel_v1(map_x, map_weight, y, H, W, C, N):
+    tiles = cuda.shared.array(0, "uint8", alignment=1024)
+    barriers = cuda.shared.array(BARRIERS, "uint64")
+    base, full = smem_u32(tiles), smem_u32(barriers)
+    empty, t = full + 8 * STAGES, cuda.threadIdx.x
+    across, down, blocks = W // TILE_W, H // TILE_H, C // BK
+    n, tile = cuda.blockIdx.x * BN, cuda.blockIdx.y
+    w, h, image = tile % across * TILE_W, tile // across % down * TILE_H, tile // (across * down)
+    if t == 0:
+        for stage in range(STAGES):
+            mbarrier_init(full + 8 * stage, 1)
+            mbarrier_init(empty + 8 * stage, 2)
+        fence_barrier_init()
+    cuda.syncthreads()
+
+    if t < 128:
+        give_registers()
+        if t == 0:
+            for step in range(9 * blocks):
+                tap, block = step // blocks, step % blocks
+                stage, parity = step % STAGES, step // STAGES % 2
+                mbarrier_wait(empty + 8 * stage, parity ^ 1)
+                mbarrier_expect_tx(full + 8 * stage, STAGE_BYTES)
+                a = base + stage * STAGE_BYTES
+                tma_load_4d(a, map_x, full + 8 * stage, block * BK, w + tap % 3 - 1, h + tap // 3 - 1, image)
+                tma_load_2d(a + A_BYTES, map_weight, full + 8 * stage, step * BK, n)
+    else:
+        take_registers()
+        acc = cuda.local.array(ACCUMULATORS, "float32")
+        consumer = t // 128 - 1
+        mbarrier_wait(full, 0)
+        da, db = descriptor(base + consumer * 64 * ROW), descriptor(base + A_BYTES)
+        wgmma_fence()
+        wgmma(acc, da, db, 0)
+        wgmma(acc, da + K16, db + K16, 1)
+        wgmma(acc, da + K32, db + K32, 1)
+        wgmma(acc, da + K48, db + K48, 1)
+        wgmma_commit()
+        for step in range(1, 9 * blocks):
+            stage, parity = step % STAGES, step // STAGES % 2
+            mbarrier_wait(full + 8 * stage, parity)
+            a = base + stage * STAGE_BYTES
+            da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
+            wgmma_fence()
+            wgmma(acc, da, db, 1)
+            wgmma(acc, da + K16, db + K16, 1)
+            wgmma(acc, da + K32, db + K32, 1)
+            wgmma(acc, da + K48, db + K48, 1)
+            wgmma_commit()
+            wgmma_wait_1()
+            if t % 128 == 0:
+                mbarrier_arrive(empty + 8 * ((step - 1) % STAGES))
+        wgmma_wait(acc)
+
+        # rows lane // 4 and 8 more of a warp's 16: a pixel, and the one below it
+        pixel = (image * H + h + consumer * 8 + t % 128 // 32 * 2) * W + w + t % 32 // 4
+        for j in range(BN // 8):
+            column = n + 8 * j + t % 4 * 2
+            store_word(y, pixel * N + column, pack_half2(acc[4 * j], acc[4 * j + 1]))
+            store_word(y, (pixel + W) * N + column, pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
+
+
+def launch_shifted_boxes(x, weight, y):
+    """y (B, H, W, N) = x (B, H, W, C) convolved with weight (N, 3, 3, C), all float16."""
+    (B, H, W, C), N = x.shape, len(weight)
+    launch(conv2d_level_kernel_v1, (N // BN, B * H // TILE_H * W // TILE_W), THREADS,
+           tensor_map(x, (BK, TILE_W, TILE_H, 1)), tensor_map(weight.reshape(N, 9 * C), (BK, BN)), y.reshape(-1), H, W,
+           C, N, shared=STAGES * STAGE_BYTES)

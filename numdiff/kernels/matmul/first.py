@@ -1,0 +1,73 @@
+"""Matmul, rung 0: the product with which every course begins, and the exchange of two letters that makes it fast.
+
+MATHEMATICS
+    C[m, n] = Σ_k A[m, k] · B[k, n]
+SHAPES
+    A (M, K), B (K, N), C (M, N): float32, stored row by row
+VERSIONS
+    v1  uncoalesced: `row, column = cuda.grid(2)`. Thread x is the one whose number runs fastest: the 32 threads of a
+        warp are 32 rows of C in one column. At each k they ask for 32 numbers of A that lie K apart, in 32 different
+        lines of memory, and for one number of B.
+    v2  coalesced: `column, row = cuda.grid(2)`. The 32 threads are 32 columns of a row: they ask for one number of A,
+        which all of them get, and for 32 neighbours of B, one line of 128 bytes. They write one line, too.
+    The arithmetic is the same, and so are its bits.
+WHAT A GPU SEES
+    A warp's 32 loads are one request. It costs as many transactions as lines of memory it touches:
+    `numdiff kernels check matmul_first --counts` shows 32 of them for each request for A in v1, and 1 in v2.
+LAUNCH
+    blocks of 32 × 8 threads, one for each element of C; a thread outside of C does nothing.
+DETERMINISM
+    one thread sums its products in the order of k.
+COST
+    4 · (M · K + K · N + M · N) bytes at least, 2 · M · N · K FLOPs. These kernels ask for 8 · M · N · K bytes.
+SOURCE
+    the definition of the product.
+READ NEXT
+    naive.py, v2 for all layouts and batches: the first rung of the ladder that the models climb.
+"""
+from ...device import cuda, empty, float32, is_device, launch
+
+BLOCK = 32, 8  # threads along x and y: a warp is a row of x
+
+
+@cuda.jit
+def matmul_first_kernel_v1(C, A, B, M, N, K):
+    row, column = cuda.grid(2)
+    if row < M and column < N:
+        total = float32(0)
+        for k in range(K):
+            total += A[row, k] * B[k, column]
+        C[row, column] = total
+
+
+@cuda.jit
+def matmul_first_kernel_v2(C, A, B, M, N, K):
+    column, row = cuda.grid(2)
+    if row < M and column < N:
+        total = float32(0)
+        for k in range(K):
+            total += A[row, k] * B[k, column]
+        C[row, column] = total
+
+
+def matmul_first_forward(a, b, version=None):
+    """A·B as a new array (M, N): a (M, K), b (K, N), float32. version: 1 or 2; None: 2."""
+    (M, K), N = a.shape, b.shape[1]
+    if b.shape[0] != K:
+        raise ValueError(f"a {a.shape} needs b ({K}, N), not {b.shape}")
+    if not is_device(a):
+        return a @ b
+    if version not in (None, 1, 2):
+        raise ValueError(f"there is no version {version} of rung 0: use 1 or 2")
+    c = empty((M, N), a.dtype, like=a)
+    x, y = BLOCK
+    if version == 1:
+        launch(matmul_first_kernel_v1, (-(-M // x), -(-N // y)), BLOCK, c, a, b, M, N, K)
+    else:
+        launch(matmul_first_kernel_v2, (-(-N // x), -(-M // y)), BLOCK, c, a, b, M, N, K)
+    return c
+
+
+def matmul_first_forward_cost(M, N, K):
+    """(bytes, FLOPs): each operand read once and the result written once."""
+    return 4 * (M * K + K * N + M * N), 2 * M * N * K

@@ -1,0 +1,51 @@
+"""The Hopper ladder: C = A·Bᵀ in float16 by wgmma, one change a level. Read them in this order, after ../mma.py.
+
+    one_tile.py             level 1  wgmma on one tile, loaded by threads
+    double_buffer.py        level 2  TMA, and a step ahead
+    producer_consumer.py    level 3  a warpgroup that only asks for tiles, two that only multiply
+    persistent.py           level 4  a block a multiprocessor, and TMA writes the results
+
+Each is a complete kernel for the simplest case: whole tiles, one layout, no epilogue but the rounding to float16. What
+the models run is ../hopper.py, the same kernel for every shape and layout; here its ideas stand one by one.
+
+VERSIONS
+    1 … 4: the levels.
+COST
+    A and B read once and C written once, 2 · M · N · K FLOPs: arithmetic is the roof.
+SOURCE
+    the idea of a level a file: ThunderKittens' educational kernels; the instructions are the PTX ISA's.
+"""
+import numpy as np
+
+from ....device import empty, is_device
+from ..reference import matmul_forward_cost
+from .double_buffer import launch_double_buffer
+from .one_tile import launch_one_tile
+from .persistent import launch_persistent
+from .producer_consumer import launch_producer_consumer
+
+LEVELS = {1: launch_one_tile, 2: launch_double_buffer, 3: launch_producer_consumer, 4: launch_persistent}
+TILE = 128, 256, 64  # what M, N and K must be multiples of
+
+
+def matmul_level_forward(a, b, version=None):
+    """A·Bᵀ as a new array (M, N): a (M, K), b (N, K), all float16. version: the level; None: the last."""
+    (M, K), N = a.shape, len(b)
+    if tuple(b.shape) != (N, K) or a.dtype != b.dtype:
+        raise ValueError(f"a {a.shape} of {a.dtype} needs b (N, {K}) of the same type, not {b.shape} of {b.dtype}")
+    if not is_device(a):
+        return (a.astype(np.float32) @ b.astype(np.float32).T).astype(a.dtype) if a.dtype == np.float16 else a @ b.T
+    if a.dtype != np.float16 or any(n % tile for n, tile in zip((M, N, K), TILE, strict=True)):
+        raise ValueError(f"the levels take float16 and multiples of {TILE}, not {a.dtype} and {(M, N, K)}; use "
+                         "matmul_forward")
+    if version not in (None, *LEVELS):
+        raise ValueError(f"there is no level {version}: use one of {', '.join(map(str, LEVELS))}")
+    c = empty((M, N), np.float16, like=a)
+    LEVELS[version or max(LEVELS)](a, b, c)
+    return c
+
+
+def matmul_level_forward_cost(M, N, K):
+    """(bytes, FLOPs), in float16."""
+    moved, flops = matmul_forward_cost(1, M, N, K)
+    return moved // 2, flops

@@ -1,0 +1,169 @@
+"""Hopper, level 4: a block for each multiprocessor that takes one tile after the other, and TMA writes the results.
+
+WHAT IS NEW
+    Persistence: as many blocks as multiprocessors; each takes every gridDim-th tile. The producer knows no end of a
+        tile: while the consumers write one, it already fills the stages of the next.
+    Order: 16 rows of tiles sweep over the columns together. The tiles at work at a time then lie in a square rather
+        than a stripe, share most of their operands, and find them in the L2 cache.
+    Epilogue by TMA: 64 × 64 results of a consumer, as float16, go into a tile of shared memory, swizzled, and TMA
+        writes them: full lines instead of four bytes a thread, and nobody computes addresses.
+THE EPILOGUE'S ORDER
+    1. one thread waits until TMA has read the tile's last contents; bar_sync, a barrier of this warpgroup alone
+    2. all store their results; fence_proxy_async, for TMA reads by another path; bar_sync
+    3. one thread asks TMA to store, and commits; all go on
+WHAT REMAINS
+    ../hopper.py: tiles of other sizes for small products, sums over k in slices for few tiles, transposed operands,
+    edges, and bias, residual and GELU in the epilogue.
+LAUNCH
+    one block a multiprocessor, 384 threads, 208 KiB of dynamic shared memory; M, N, K multiples of 128, 256, 64.
+SOURCE
+    PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor).
+READ NEXT
+    ../hopper.py, the kernel that the models run.
+"""
+import numpy as np
+
+from ....device import cuda, launch
+from ....device.hopper import (
+    bar_sync,
+    fence_barrier_init,
+    fence_proxy_async,
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_wait,
+    mbarrier_arrive,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+    tma_load_2d,
+    tma_store_2d,
+    tma_store_commit,
+    tma_store_wait_0,
+    tma_store_wait_read_0,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait_1,
+)
+from ....device.tensor_core import pack_half2, store_word
+from ....device.tensor_map import tensor_map
+
+MINIMUM_CAPABILITY = (9, 0)
+BM, BN, BK, STAGES = 128, 256, 64, 4
+THREADS, BARRIERS, ACCUMULATORS = 384, 2 * STAGES, BN // 2
+GROUP = 16  # rows of tiles that sweep over the columns together
+ROW = 2 * BK  # bytes
+A_BYTES, STAGE_BYTES, BOX = BM * ROW, (BM + BN) * ROW, 64 * ROW  # BOX: of 64 × 64 results
+DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # as in one_tile.py
+K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
+wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
+give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
+
+
+@cuda.jit(device=True, forceinline=True)
+def descriptor(address):
+    return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
+
+
+@cuda.jit(device=True, forceinline=True)
+def tile_place(tile, rows, columns):
+    """First row and column of a tile of C, which has so many rows and columns of tiles."""
+    group = tile // (GROUP * columns)
+    height = min(GROUP, rows - group * GROUP)  # of the last group
+    inside = tile % (GROUP * columns)
+    return (group * GROUP + inside % height) * BM, inside // height * BN
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_tile(acc, tiles, base, map_c, m, n, consumer):
+    """64 × 256 results of a consumer, 64 columns at a time."""
+    t = cuda.threadIdx.x % 128
+    row, lane = t // 32 * 16 + t % 32 // 4, t % 32
+    box = STAGES * STAGE_BYTES + consumer * BOX
+    for block in range(BN // 64):
+        if t == 0:
+            tma_store_wait_read_0()
+        bar_sync(consumer + 1, 128)
+        for j in range(8):  # row % 8 is lane // 4
+            i, chunk = 32 * block + 4 * j, ((j ^ (lane // 4)) << 4) + lane % 4 * 4
+            store_word(tiles, box + row * ROW + chunk, pack_half2(acc[i], acc[i + 1]))
+            store_word(tiles, box + (row + 8) * ROW + chunk, pack_half2(acc[i + 2], acc[i + 3]))
+        fence_proxy_async()
+        bar_sync(consumer + 1, 128)
+        if t == 0:
+            tma_store_2d(base + box, map_c, n + 64 * block, m + 64 * consumer)
+            tma_store_commit()
+
+
+@cuda.jit(launch_bounds=(THREADS, 1))
+def matmul_level_kernel_v4(map_a, map_b, map_c, rows, columns, steps):
+    tiles = cuda.shared.array(0, "uint8", alignment=1024)
+    barriers = cuda.shared.array(BARRIERS, "uint64")
+    base, full = smem_u32(tiles), smem_u32(barriers)
+    empty, t = full + 8 * STAGES, cuda.threadIdx.x
+    if t == 0:
+        for stage in range(STAGES):
+            mbarrier_init(full + 8 * stage, 1)
+            mbarrier_init(empty + 8 * stage, 2)
+        fence_barrier_init()
+    cuda.syncthreads()
+
+    turn = 0  # counts the steps of all tiles
+    if t < 128:
+        give_registers()
+        if t == 0:
+            for tile in range(cuda.blockIdx.x, rows * columns, cuda.gridDim.x):
+                m, n = tile_place(tile, rows, columns)
+                for step in range(steps):
+                    stage, parity = turn % STAGES, turn // STAGES % 2
+                    mbarrier_wait(empty + 8 * stage, parity ^ 1)
+                    mbarrier_expect_tx(full + 8 * stage, STAGE_BYTES)
+                    a = base + stage * STAGE_BYTES
+                    tma_load_2d(a, map_a, full + 8 * stage, step * BK, m)
+                    tma_load_2d(a + A_BYTES, map_b, full + 8 * stage, step * BK, n)
+                    turn += 1
+    else:
+        take_registers()
+        acc = cuda.local.array(ACCUMULATORS, "float32")
+        consumer = t // 128 - 1
+        for tile in range(cuda.blockIdx.x, rows * columns, cuda.gridDim.x):
+            m, n = tile_place(tile, rows, columns)
+            mbarrier_wait(full + 8 * (turn % STAGES), turn // STAGES % 2)
+            a = base + turn % STAGES * STAGE_BYTES
+            da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
+            wgmma_fence()
+            wgmma(acc, da, db, 0)
+            wgmma(acc, da + K16, db + K16, 1)
+            wgmma(acc, da + K32, db + K32, 1)
+            wgmma(acc, da + K48, db + K48, 1)
+            wgmma_commit()
+            turn += 1
+            for _ in range(1, steps):
+                mbarrier_wait(full + 8 * (turn % STAGES), turn // STAGES % 2)
+                a = base + turn % STAGES * STAGE_BYTES
+                da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
+                wgmma_fence()
+                wgmma(acc, da, db, 1)
+                wgmma(acc, da + K16, db + K16, 1)
+                wgmma(acc, da + K32, db + K32, 1)
+                wgmma(acc, da + K48, db + K48, 1)
+                wgmma_commit()
+                wgmma_wait_1()
+                if t % 128 == 0:
+                    mbarrier_arrive(empty + 8 * ((turn - 1) % STAGES))
+                turn += 1
+            wgmma_wait(acc)
+            if t % 128 == 0:
+                mbarrier_arrive(empty + 8 * ((turn - 1) % STAGES))
+            store_tile(acc, tiles, base, map_c, m, n, consumer)
+        if t % 128 == 0:
+            tma_store_wait_0()
+
+
+def launch_persistent(a, b, c):
+    """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
+    (M, K), N = a.shape, len(b)
+    rows, columns = M // BM, N // BN
+    launch(matmul_level_kernel_v4, min(rows * columns, a.backend.multiprocessors), THREADS, tensor_map(a, (BK, BM)),
+           tensor_map(b, (BK, BN)), tensor_map(c, (64, 64)), rows, columns, K // BK,
+           shared=STAGES * STAGE_BYTES + 2 * BOX)

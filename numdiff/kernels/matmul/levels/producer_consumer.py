@@ -1,0 +1,124 @@
+"""Hopper, level 3: a warpgroup that only asks for tiles, and two that only multiply.
+
+WHAT IS NEW
+    Warp specialisation: one thread of warpgroup 0, the producer, asks for tiles; warpgroups 1 and 2, the consumers,
+        multiply 64 rows each of a tile of 128 × 256. They no longer meet: four stages of shared memory lie between
+        them, and two mbarriers for each. TMA and the producer complete `full`; the consumers arrive at `empty` when
+        they have read a stage, and the producer waits for that before it asks for the next tiles there.
+    setmaxnreg: the producer gives registers back, the consumers take them: 40 + 2 · 232 = 3 · 168.
+    A product under way: wgmma_wait_1 waits for the step before, not for the one just given, so that the tensor cores
+        always have work.
+WHY IT PAYS
+    Nobody waits for a whole block any more; four steps may be on their way while one is multiplied.
+STAGE AND PARITY
+    A stage is used again after four steps, in the next phase of its barriers. The consumers wait for phase 0 of `full`
+    first. The producer's first round needs no waiting: a wait for parity 1 of a fresh barrier returns at once.
+WHAT REMAINS
+    A block ends with its tile: while it writes, the tensor cores are idle, and the next block begins with empty stages.
+LAUNCH
+    grid (N / 256, M / 128), 384 threads, 192 KiB of dynamic shared memory; M, N, K multiples of 128, 256, 64.
+SOURCE
+    PTX ISA, sections 9.7.13.15 (mbarrier) and 9.7.19.5 (setmaxnreg).
+READ NEXT
+    persistent.py, where a block goes on to another tile.
+"""
+import numpy as np
+
+from ....device import cuda, launch
+from ....device.hopper import (
+    fence_barrier_init,
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_wait,
+    mbarrier_arrive,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+    tma_load_2d,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait_1,
+)
+from ....device.tensor_core import pack_half2, store_word
+from ....device.tensor_map import tensor_map
+
+MINIMUM_CAPABILITY = (9, 0)
+BM, BN, BK, STAGES = 128, 256, 64, 4
+THREADS, BARRIERS, ACCUMULATORS = 384, 2 * STAGES, BN // 2
+ROW = 2 * BK  # bytes
+A_BYTES, STAGE_BYTES = BM * ROW, (BM + BN) * ROW
+DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # as in one_tile.py
+K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
+wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
+give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
+
+
+@cuda.jit(device=True, forceinline=True)
+def descriptor(address):
+    return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
+
+
+@cuda.jit(launch_bounds=(THREADS, 1))  # the 1 is needed for setmaxnreg
+def matmul_level_kernel_v3(map_a, map_b, c, N, K):
+    tiles = cuda.shared.array(0, "uint8", alignment=1024)
+    barriers = cuda.shared.array(BARRIERS, "uint64")
+    base, full = smem_u32(tiles), smem_u32(barriers)
+    empty = full + 8 * STAGES
+    m, n, t, steps = cuda.blockIdx.y * BM, cuda.blockIdx.x * BN, cuda.threadIdx.x, K // BK
+    if t == 0:
+        for stage in range(STAGES):
+            mbarrier_init(full + 8 * stage, 1)  # the producer
+            mbarrier_init(empty + 8 * stage, 2)  # a thread of each consumer
+        fence_barrier_init()
+    cuda.syncthreads()
+
+    if t < 128:
+        give_registers()
+        if t == 0:
+            for step in range(steps):
+                stage, parity = step % STAGES, step // STAGES % 2
+                mbarrier_wait(empty + 8 * stage, parity ^ 1)
+                mbarrier_expect_tx(full + 8 * stage, STAGE_BYTES)
+                a = base + stage * STAGE_BYTES
+                tma_load_2d(a, map_a, full + 8 * stage, step * BK, m)
+                tma_load_2d(a + A_BYTES, map_b, full + 8 * stage, step * BK, n)
+    else:
+        take_registers()
+        acc = cuda.local.array(ACCUMULATORS, "float32")
+        consumer = t // 128 - 1
+        mbarrier_wait(full, 0)
+        da, db = descriptor(base + consumer * 64 * ROW), descriptor(base + A_BYTES)
+        wgmma_fence()
+        wgmma(acc, da, db, 0)
+        wgmma(acc, da + K16, db + K16, 1)
+        wgmma(acc, da + K32, db + K32, 1)
+        wgmma(acc, da + K48, db + K48, 1)
+        wgmma_commit()
+        for step in range(1, steps):
+            stage, parity = step % STAGES, step // STAGES % 2
+            mbarrier_wait(full + 8 * stage, parity)
+            a = base + stage * STAGE_BYTES
+            da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
+            wgmma_fence()
+            wgmma(acc, da, db, 1)
+            wgmma(acc, da + K16, db + K16, 1)
+            wgmma(acc, da + K32, db + K32, 1)
+            wgmma(acc, da + K48, db + K48, 1)
+            wgmma_commit()
+            wgmma_wait_1()  # the step before has been multiplied: its stage is free
+            if t % 128 == 0:
+                mbarrier_arrive(empty + 8 * ((step - 1) % STAGES))
+        wgmma_wait(acc)
+
+        row, column = m + consumer * 64 + t % 128 // 32 * 16 + t % 32 // 4, n + t % 4 * 2
+        for j in range(BN // 8):
+            store_word(c, row * N + column + 8 * j, pack_half2(acc[4 * j], acc[4 * j + 1]))
+            store_word(c, (row + 8) * N + column + 8 * j, pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
+
+
+def launch_producer_consumer(a, b, c):
+    """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
+    (M, K), N = a.shape, len(b)
+    launch(matmul_level_kernel_v3, (N // BN, M // BM), THREADS, tensor_map(a, (BK, BM)), tensor_map(b, (BK, BN)),
+           c.reshape(-1), N, K, shared=STAGES * STAGE_BYTES)
