@@ -26,7 +26,7 @@ NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
                                    "numba.cuda.core.targetconfig.ConfigStack"},
          **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/bfloat16.py", "device/cluster.py",
                           "device/eight.py", "device/hopper.py", "device/intrinsics.py", "device/system_scope.py",
-                          "device/tensor_core.py", "kernels/groupnorm_vectors.py"), INTRINSICS)}
+                          "device/tensor_core.py", "kernels/groupnorm/vectors.py"), INTRINSICS)}
 
 
 @functools.cache

@@ -15,10 +15,10 @@ import numpy as np
 from ..device import DeviceArray, copy_into, empty, empty_like, synchronize, upload
 from ..device.roof import Roof
 from ..errors import NumdiffError, UsageError
-from ..kernels import conv2d
 from ..kernels.check import CASES
-from ..kernels.columns import Columns
 from ..kernels.concat import Pair
+from ..kernels.conv2d import launcher as conv2d
+from ..kernels.transformer.columns import Columns
 from .costs import arrays_in, cost_of, roof_of
 from .replays import MOST_CALLS, REPLAY_S, repeated
 from .torch_kernels import torch_call

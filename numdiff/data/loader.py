@@ -10,7 +10,7 @@ THE ORDER
     shuffle; of a larger one every chunk is read from disk only once an epoch.
 
 WHAT IT DOES NOT DO
-    flip and normalise: kernels do both on the device (kernels/images.py), so a batch travels as uint8.
+    flip and normalise: kernels do both on the device (kernels/diffusion/images.py), so a batch travels as uint8.
 """
 import atexit
 import functools

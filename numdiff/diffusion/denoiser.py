@@ -20,7 +20,7 @@ import numpy as np
 
 from ..device import download, upload
 from ..kernels.any_batch import any_batch
-from ..kernels.sampler import estimate_x_0, guide, model_input, on_engine
+from ..kernels.diffusion.sampler import estimate_x_0, guide, model_input, on_engine
 from ..nn import Tensor
 from .schedule import sigma_table, timestep_at
 

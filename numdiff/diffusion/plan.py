@@ -8,14 +8,14 @@ the device as a whole. So a step is recorded once and replayed with one row afte
     plan = Plan(euler, denoise, sigmas, {})       steps: [(denoise, slope, combine)] × 50, table: uint32 (50, 9)
     plan.steps[0] == plan.steps[1]                True: one CUDA graph serves both
 
-The functions `combine`, `learned_step` and `blend` of this module are those of kernels/sampler.py for arrays.
+The functions `combine`, `learned_step` and `blend` of this module are those of kernels/diffusion/sampler.py for arrays.
 """
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-from ..kernels import sampler as kernels
+from ..kernels.diffusion import sampler as kernels
 
 
 class Value:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..device import is_device, upload
 from ..errors import UsageError
+from ..kernels.diffusion.q_sample import q_sample_forward, velocity_forward
 from ..kernels.embedding import embedding_forward
-from ..kernels.q_sample import q_sample_forward, velocity_forward
 from ..nn import functional as F
 from .schedule import alpha_bars
 
@@ -111,7 +111,7 @@ class Diffusion:
         return F.hybrid_loss(prediction, target, x_0, t, self.bound_tables, self.bound_weight, scale)
 
     def _bound_tables(self):
-        """(k, low, width) of kernels/vlb.py in float64: low = log β̃_t and low + width = log β_t.
+        """(k, low, width) of kernels/diffusion/vlb.py in float64: low = log β̃_t and low + width = log β_t.
 
         β̃_0 is zero, and its logarithm taken from β̃_1. k turns an error of the prediction into one of the reverse
         step's mean, √ᾱ_{t-1}·β_t/(1-ᾱ_t)·x_0 + …, through x_0 = (x_t - √(1-ᾱ)·eps)/√ᾱ = √ᾱ·x_t - √(1-ᾱ)·v.

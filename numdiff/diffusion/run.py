@@ -8,9 +8,9 @@ import numpy as np
 
 from ..device import Replayed, copy_into, empty_like, fill_zero, upload, with_dtype, zeros
 from ..device.traffic import Pace
+from ..kernels.diffusion.sampler import blend, combine, learned_step, weighted_sum
+from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
-from ..kernels.sampler import blend, combine, learned_step, weighted_sum
-from ..kernels.step_state import next_row
 
 
 class Run:

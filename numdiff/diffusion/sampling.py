@@ -6,8 +6,8 @@ import numpy as np
 
 from ..device import download, upload
 from ..errors import OutOfMemoryError, UsageError
-from ..kernels.images import pixels_forward
-from ..kernels.sampler import combine
+from ..kernels.diffusion.images import pixels_forward
+from ..kernels.diffusion.sampler import combine
 from .denoiser import Denoiser
 from .memory import say_what_fits
 from .plan import Plan

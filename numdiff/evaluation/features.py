@@ -23,8 +23,8 @@ import numpy as np
 from ..device import download, upload
 from ..errors import UsageError
 from ..kernels.conv2d import conv2d_forward
+from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import silu_forward
-from ..kernels.images import images_forward
 from ..kernels.random import PURPOSE_INIT, random_normal
 from ..kernels.reduce import sample_sum
 

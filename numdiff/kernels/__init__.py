@@ -1,13 +1,11 @@
 """The operations, one file each; start reading at README.md of this folder."""
-from .adaln import adaln_backward, adaln_forward
-from .attention import attention_backward, attention_forward
+from .attention import attention_backward, attention_forward, flash_attention_backward, flash_attention_forward
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
-from .bias_gelu import bias_gelu_backward, bias_gelu_forward
-from .chunk import chunk_backward, chunk_forward
-from .class_dropout import class_dropout_forward
-from .columns import columns_backward, columns_forward
 from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
+from .diffusion.class_dropout import class_dropout_forward
+from .diffusion.mse import mse_backward, mse_forward
+from .diffusion.vlb import hybrid_loss_backward, hybrid_loss_forward
 from .dropout import dropout_backward, dropout_forward
 from .elementwise import (
     add_forward,
@@ -18,20 +16,21 @@ from .elementwise import (
     silu_forward,
 )
 from .embedding import embedding_backward, embedding_forward, timestep_embedding_forward
-from .flash_attention import flash_attention_backward, flash_attention_forward
-from .gate import gate_backward, gate_forward
-from .gate_adaln import gate_adaln_backward, gate_adaln_forward, gate_adaln_takes
 from .groupnorm import groupnorm_backward, groupnorm_forward
 from .layernorm import layernorm_backward, layernorm_forward
 from .linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_fuses
 from .linear_group import linear_group_backward, linear_group_forward
 from .matmul import matmul_backward, matmul_forward, pair_fits
-from .mse import mse_backward, mse_forward
-from .patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
 from .resample import avgpool_backward, avgpool_forward, upsample_backward, upsample_forward
 from .scale_shift import scale_shift_backward, scale_shift_forward
 from .softmax import softmax_backward, softmax_forward
-from .vlb import hybrid_loss_backward, hybrid_loss_forward
+from .transformer.adaln import adaln_backward, adaln_forward
+from .transformer.bias_gelu import bias_gelu_backward, bias_gelu_forward
+from .transformer.chunk import chunk_backward, chunk_forward
+from .transformer.columns import columns_backward, columns_forward
+from .transformer.gate import gate_backward, gate_forward
+from .transformer.gate_adaln import gate_adaln_backward, gate_adaln_forward, gate_adaln_takes
+from .transformer.patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
 
 __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_backward", "attention_forward",
            "avgpool_backward", "avgpool_forward", "bias_add_backward", "bias_add_forward", "bias_gelu_backward",

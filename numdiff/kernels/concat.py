@@ -28,7 +28,7 @@ import numpy as np
 
 from ..device import cuda, empty, int32, is_device, launch, load4, over_batch, store4
 from ..device.tensor_core import load_words4, store_words4
-from .im2col import divide
+from .common import divide
 
 BLOCK = 256  # threads
 

@@ -19,7 +19,7 @@ COST
 SOURCE
     Srivastava et al. 2014, JMLR 15, section 4, in the inverted form that leaves inference alone.
 READ NEXT
-    adamw.py.
+    optimizer/adamw.py.
 """
 import math
 

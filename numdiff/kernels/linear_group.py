@@ -28,7 +28,7 @@ COST
 SOURCE
     the tree of a warp's sum as in layernorm.py; grouping: the "grouped GEMM" of every inference library.
 READ NEXT
-    attention.py, three operations in a row.
+    attention/unfused.py, three operations in a row.
 """
 import numpy as np
 

@@ -23,7 +23,7 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, empty, float32, is_device, launch, load4, store4
-from .im2col import divide
+from .common import divide
 
 BLOCK = 256  # threads
 

@@ -22,7 +22,7 @@ COST
 SOURCE
     the one-pass maximum and sum: Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3.
 READ NEXT
-    attention.py, whose middle it is.
+    attention/unfused.py, whose middle it is.
 """
 import math
 

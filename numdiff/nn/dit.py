@@ -121,7 +121,7 @@ class DiT(Model):
     patch_size: side of a token in pixels; hidden_size: channels of a token; depth: blocks; num_heads: of attention
     mlp_ratio: how much wider the MLP is; num_classes: None builds a model without classes
     class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes
-    learn_sigma: twice as many channels come out, the second half placing the variance (see kernels/vlb.py)
+    learn_sigma: twice as many channels come out, the second half placing the variance (see kernels/diffusion/vlb.py)
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import kernels as K
 from ..device import is_device
-from ..kernels.flash_attention import HEAD_SIZES, flash_attention_takes
+from ..kernels.attention import HEAD_SIZES, flash_attention_takes
 from .tensor import Tensor, is_recording, record, record_parts
 
 
@@ -335,7 +335,7 @@ def mse(prediction, target, scale=1.0):
 def hybrid_loss(prediction, target, x_0, t, tables, weight, scale=1.0):
     """Squared error of the first half of the channels, plus weight · the variational bound of the learned variance.
 
-    tables: k, low, width of the diffusion (see kernels/vlb.py); scale as in `mse`.
+    tables: k, low, width of the diffusion (see kernels/diffusion/vlb.py); scale as in `mse`.
     """
     saved = prediction.data
 

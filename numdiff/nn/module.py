@@ -11,7 +11,7 @@ import numpy as np
 from ..device import copy_into, download, empty, empty_like, fill_zero, is_device, side_by_side, upload, zeros
 from ..errors import NumdiffError
 from ..kernels.elementwise import cast_into
-from ..kernels.zero_ranges import pieces, zero_ranges
+from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
 from .recompute import recompute
 from .tensor import Parameter, scope
 

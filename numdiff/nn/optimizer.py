@@ -7,10 +7,10 @@ import numpy as np
 
 from ..device import copy_into, download, upload, zeros
 from ..errors import UsageError
-from ..kernels.adamw import adamw_update
-from ..kernels.grad_norm import global_norm
-from ..kernels.loss_scale import loss_scale_update
-from ..kernels.step_state import (
+from ..kernels.optimizer.adamw import adamw_update
+from ..kernels.optimizer.grad_norm import global_norm
+from ..kernels.optimizer.loss_scale import loss_scale_update
+from ..kernels.optimizer.step_state import (
     count_update,
     latch_nonfinite,
     latch_skips,
@@ -25,7 +25,7 @@ class LossScale:
     """By how much the loss is multiplied before the backward pass, so that float16 holds its gradients.
 
     rule: "doubling" after `interval` clean steps in a row, or "log2", a thousandth of an octave a step; both halve it
-    at an overflow. Attributes scale, unscale float32 (1,), counts int32 (3,): see kernels/loss_scale.py.
+    at an overflow. Attributes scale, unscale float32 (1,), counts int32 (3,): see kernels/optimizer/loss_scale.py.
     """
 
     def __init__(self, like, start=2.0**16, rule="doubling", interval=2000):

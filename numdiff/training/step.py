@@ -11,8 +11,9 @@ import numpy as np
 
 from ..device import empty, synchronize, upload, zeros
 from ..device.traffic import make_feed, make_readback
+from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import add_forward
-from ..kernels.images import images_forward
+from ..kernels.optimizer.telemetry import telemetry_read, telemetry_record
 from ..kernels.random import (
     PURPOSE_FLIP,
     PURPOSE_NOISE,
@@ -20,7 +21,6 @@ from ..kernels.random import (
     random_integers,
     random_normal,
 )
-from ..kernels.telemetry import telemetry_read, telemetry_record
 from ..nn import Tensor
 from .buckets import Tape
 from .exchange import NoExchange

@@ -16,7 +16,7 @@ from numdiff.kernels import check  # noqa: F401 - loads every kernel
 from numdiff.kernels.elementwise import silu_forward_kernel_v2
 
 SILU = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]", "float32[1]"))
-ATTENTION = Key("numdiff.kernels.flash_attention.simple", "flash_attention_forward_kernel_v1_32", ())
+ATTENTION = Key("numdiff.kernels.attention.simple", "flash_attention_forward_kernel_v1_32", ())
 
 
 def instructions(cubin):

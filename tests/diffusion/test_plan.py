@@ -11,9 +11,9 @@ from numdiff.diffusion.run import Run
 from numdiff.diffusion.samplers import ddim, ddpm, euler_ancestral, repaint
 from numdiff.diffusion.schedule import sampling_sigmas
 from numdiff.kernels.concat import concat_forward
+from numdiff.kernels.diffusion.sampler import combine, weighted_sum
 from numdiff.kernels.elementwise import silu_forward
 from numdiff.kernels.random import PURPOSE_SAMPLER, random_normal
-from numdiff.kernels.sampler import combine, weighted_sum
 from tests.device.recording import RecordingDevice
 
 SIGMAS = [9.0, 3.0, 1.0, 0.3, 0.1, 0.0]

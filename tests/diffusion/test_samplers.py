@@ -17,7 +17,7 @@ from numdiff.diffusion.samplers import (
     repaint_path,
 )
 from numdiff.diffusion.schedule import sampling_sigmas
-from numdiff.kernels.sampler import combine
+from numdiff.kernels.diffusion.sampler import combine
 
 MEAN, STD = 0.3, 0.2
 DETERMINISTIC = [ddim, euler, heun, dpm_solver_pp_2m]

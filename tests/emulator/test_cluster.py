@@ -15,8 +15,10 @@ from numdiff.device.cluster import (
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.hopper import mbarrier_init, mbarrier_wait, smem_u32
 from numdiff.emulator import ORDERS, KernelFault, LaunchRefused, Unsupported
-from numdiff.kernels import check, conv2d, conv2d_hopper_gradient_3x3
+from numdiff.kernels import check
 from numdiff.kernels.check.run import run_once
+from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
+from numdiff.kernels.conv2d import launcher as conv2d
 from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
 
 THREADS, NUMBERS, ROUNDS = 32, 128, 2  # four numbers a thread
@@ -276,7 +278,7 @@ def test_an_array_has_one_address_in_all_blocks(seed, order):
     assert np.array_equal(y[:, 0], np.full((2, 32), 3)) and np.array_equal(y[:, 1], np.full((2, 32), -3))
 
 
-GRADIENT = "numdiff.kernels.conv2d_hopper_gradient_3x3"
+GRADIENT = "numdiff.kernels.conv2d.hopper_weight_gradient_3x3"
 STAGES = {  # before, after, the fault's kind, what is at its line
     "nothing": None,
     "a stage goes back while it is multiplied": ("                wgmma_wait_1()\n", "", "wgmma", "tma_load_4d("),

@@ -13,41 +13,26 @@ from numdiff.device import load4, store4, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator.counts import Recorder, count, count_sectors, count_wavefronts
 from numdiff.kernels import (
-    adaln,
-    attention,
+    attention as flash_attention,
+)
+from numdiff.kernels import (
     bias,
-    bias_gelu,
-    chunk,
-    class_dropout,
     concat,
-    conv2d,
     dropout,
-    ema,
     embedding,
-    flash_attention,
-    gate,
-    gate_adaln,
-    grad_norm,
-    im2col,
-    images,
     layernorm,
     linear,
-    mse,
-    patchify,
     peer_reduce,
-    q_sample,
     random,
     reduce,
     resample,
-    sampler,
     scale_shift,
-    step_state,
-    telemetry,
-    vlb,
-    zero_ranges,
 )
-from numdiff.kernels.adamw import adamw_update, adamw_update_cost
+from numdiff.kernels.attention import unfused as attention
 from numdiff.kernels.concat import Pair
+from numdiff.kernels.conv2d import im2col
+from numdiff.kernels.conv2d import launcher as conv2d
+from numdiff.kernels.diffusion import class_dropout, images, mse, q_sample, sampler, vlb
 from numdiff.kernels.elementwise import (
     add_forward,
     add_forward_cost,
@@ -60,12 +45,8 @@ from numdiff.kernels.elementwise import (
     silu_forward,
     silu_forward_cost,
 )
-from numdiff.kernels.groupnorm import (
-    groupnorm_backward,
-    groupnorm_backward_cost,
-    groupnorm_forward,
-    groupnorm_forward_cost,
-)
+from numdiff.kernels.groupnorm import groupnorm_backward, groupnorm_forward
+from numdiff.kernels.groupnorm.launcher import groupnorm_backward_cost, groupnorm_forward_cost
 from numdiff.kernels.matmul import (
     matmul_forward,
     matmul_forward_cost,
@@ -73,8 +54,11 @@ from numdiff.kernels.matmul import (
     matmul_pair_gradient,
 )
 from numdiff.kernels.matmul.launcher import matmul_pair_forward_cost, matmul_pair_gradient_cost
+from numdiff.kernels.optimizer import ema, grad_norm, step_state, telemetry, zero_ranges
+from numdiff.kernels.optimizer.adamw import adamw_update, adamw_update_cost
 from numdiff.kernels.reduce import column_sum, column_sum_cost
 from numdiff.kernels.softmax import softmax_backward, softmax_backward_cost, softmax_forward, softmax_forward_cost
+from numdiff.kernels.transformer import adaln, bias_gelu, chunk, gate, gate_adaln, patchify
 from tests.emulator import kernels_mma
 
 float16, float32, float64 = np.float16, np.float32, np.float64

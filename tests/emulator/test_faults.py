@@ -467,18 +467,19 @@ IN_KERNELS = {
     "reduce, all chunks to one place": InKernel("reduce", "i = (b * cuda.gridDim.x + cuda.blockIdx.x) * N",
                                                 "i = b * cuda.gridDim.x * N", "column_sum two passes", 2, "race",
                                                 ("out[i] = out[i] + tile[t] if",)),
-    "norm, barrier": InKernel("grad_norm", BARRIER, NONE, "global_norm", 1, "race", ("partial[k] = value",
+    "norm, barrier": InKernel("optimizer.grad_norm", BARRIER, NONE, "global_norm", 1, "race", ("partial[k] = value",
                                                                                      "partial[k] += partial[k"), 0),
-    "norm, early end": InKernel("grad_norm", "    partial[k] = value\n", "    partial[k] = value\n"
+    "norm, early end": InKernel("optimizer.grad_norm", "    partial[k] = value\n", "    partial[k] = value\n"
                                 "    if k >= 200:\n        return partial[k]\n", "global_norm", 1, "divergence",
                                 ("    cuda.syncthreads()",)),
-    "groupnorm, mean read late": InKernel("groupnorm", BARRIER, NONE, "groupnorm", 1, "race",
+    "groupnorm, mean read late": InKernel("groupnorm.launcher", BARRIER, NONE, "groupnorm", 1, "race",
                                           ("average = tile[0]", "tile[t] = total"), 0),
-    "groupnorm, not all of the tile": InKernel("groupnorm", "    tile[t] = total\n", "    if t < m:\n        tile[t] = "
-                                               "total\n", "groupnorm", 1, "uninitialised", ("tile[plane * BLOCK",)),
+    "groupnorm, not all of the tile": InKernel(
+        "groupnorm.launcher", "    tile[t] = total\n", "    if t < m:\n        tile[t] = total\n", "groupnorm", 1,
+        "uninitialised", ("tile[plane * BLOCK",)),
     "groupnorm, element before the group": InKernel(
-        "groupnorm", "* C + group * width + e % width]", "* C + group * width + e % width - 1]", "groupnorm", 1,
-        "bounds", ("total += ",)),
+        "groupnorm.launcher", "* C + group * width + e % width]", "* C + group * width + e % width - 1]", "groupnorm",
+        1, "bounds", ("total += ",)),
     "layernorm, part of a warp": InKernel("layernorm", "ALL_LANES, value, 4", "0xFFFF, value, 4", "layernorm", 2,
                                           "divergence", ("0xFFFF, value, 4",)),
     "matmul, first barrier": InKernel("matmul.tiled", BARRIER, NONE, "matmul", 2, "race",

@@ -25,7 +25,7 @@ from numdiff.kernels import (
     flash_attention_backward,
     flash_attention_forward,
 )
-from numdiff.kernels.flash_attention import flash_attention_backward_cost, flash_attention_forward_cost
+from numdiff.kernels.attention import flash_attention_backward_cost, flash_attention_forward_cost
 
 # name, B, T, heads, HS
 SHAPES = [("UNet 16x16", 32, 256, 6, 32), ("UNet 8x8", 32, 64, 8, 32), ("DiT-B/2", 64, 256, 12, 64),

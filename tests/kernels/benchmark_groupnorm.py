@@ -6,7 +6,7 @@
     python -m tests.kernels.benchmark_groupnorm --residual           the backward adds what has arrived already
 
 A version 3 is named by its tile, its threads with pixels, the share of the pixels that it keeps, and its shared memory;
-"1 x 16" is groupnorm_sixteen.py, more than one block a cluster of groupnorm_clusters.py.
+"1 x 16" is kernels/groupnorm/one_pass_half.py, more than one block a cluster of kernels/groupnorm/clusters.py.
 Time is the median of nine replays of a CUDA graph of twenty calls. `roof` is reading and writing once at 3 TB/s,
 `forecast` the estimate by which tiles are chosen. Shapes whose arrays fit into the L2 cache may beat the roof.
 """
@@ -16,8 +16,8 @@ import math
 import numpy as np
 
 from numdiff.device import download, get_gpu, synchronize, upload, zeros
-from numdiff.kernels import groupnorm as GN
-from numdiff.kernels import groupnorm_one_pass as one_pass
+from numdiff.kernels.groupnorm import launcher as GN
+from numdiff.kernels.groupnorm import one_pass
 from tests.kernels.benchmark_half_conv import BATCH, measured, replay
 
 SHAPES = ((64, 64), (64, 128), (64, 192), (32, 64), (32, 128), (32, 192), (32, 256), (32, 320), (16, 128), (16, 192),

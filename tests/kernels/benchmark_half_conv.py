@@ -23,8 +23,16 @@ import time
 import numpy as np
 
 from numdiff.device import download, empty, get_gpu, synchronize, upload, zeros
-from numdiff.kernels import conv2d as C
-from numdiff.kernels import conv2d_hopper, conv2d_hopper_gradient, conv2d_hopper_gradient_3x3
+from numdiff.kernels.conv2d import (
+    hopper as conv2d_hopper,
+)
+from numdiff.kernels.conv2d import (
+    hopper_weight_gradient as conv2d_hopper_gradient,
+)
+from numdiff.kernels.conv2d import (
+    hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3,
+)
+from numdiff.kernels.conv2d import launcher as C
 
 BATCH, CALLS, REPLAYS = 32, 20, 9
 SHAPES = ((64, 64, 64), (64, 192, 64), (64, 128, 64), (32, 64, 128), (32, 128, 128), (32, 256, 128), (32, 320, 128),

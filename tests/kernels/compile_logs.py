@@ -1,7 +1,7 @@
 """What ptxas says of the tensor-core kernels, compiled without a GPU.
 
     python -m tests.kernels.compile_logs                       every one, for the architectures that it is for
-    python -m tests.kernels.compile_logs conv2d_hopper. flash  those whose name has one of these words
+    python -m tests.kernels.compile_logs conv2d.hopper. attention  those whose name has one of these words
 
 One line a kernel and architecture: registers, and what is wrong: bytes spilled or on the stack, advisories (C75xx),
 float64. Exit code 1 where anything is. The tests read the same logs (test_compile_logs.py).

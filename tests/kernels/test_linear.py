@@ -59,7 +59,7 @@ def test_dx_is_added_to_what_came_before(engine, rng):
     before = rng.standard_normal(x.shape)
     for dtype, tolerance in ((np.float32, 2e-6), (np.float16, 2e-3)):
         if engine.name == "ptx" and dtype == np.float16:
-            continue  # compiled in test_matmul_half.py
+            continue  # compiled in tests/kernels/matmul/test_half.py
         arrays = [engine(v, dtype) for v in (dy, x, w, before)]
         dx = L.linear_backward(*arrays[:3], engine.zeros(w.shape), None, residual=arrays[3])
         assert dx.dtype == dtype
@@ -69,7 +69,7 @@ def test_dx_is_added_to_what_came_before(engine, rng):
 def test_mlp(engine, rng, monkeypatch):
     """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products."""
     if engine.name == "ptx":
-        return  # compiled in test_matmul_half.py
+        return  # compiled in tests/kernels/matmul/test_half.py
     if engine.name == "emulator":
         monkeypatch.setattr(launcher, "choose_half", lambda *_: ((128, 64), 1, 0.0))
     x, dy, before = (rng.standard_normal((2, 5, n)).astype(np.float16) for n in (16, 8, 16))

@@ -8,9 +8,10 @@ import pytest
 
 from numdiff.device import cuda, download, empty, launch, upload
 from numdiff.device.tensor_core import float_of, word_of
-from numdiff.kernels import attention_backward, attention_forward, conv2d_tf32
-from numdiff.kernels import conv2d as C
+from numdiff.kernels import attention_backward, attention_forward
 from numdiff.kernels import matmul as P
+from numdiff.kernels.conv2d import launcher as C
+from numdiff.kernels.conv2d import tf32 as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
 from tests.conftest import large, relative_error, shapes

@@ -9,7 +9,7 @@ from numdiff.benchmark.step import RandomImages
 from numdiff.device import get_backend
 from numdiff.device.traffic import Readback
 from numdiff.errors import UsageError
-from numdiff.kernels import loss_scale
+from numdiff.kernels.optimizer import loss_scale
 from numdiff.nn import UNet
 from numdiff.training import Trainer
 from numdiff.training.step import TrainingStep

@@ -1,8 +1,8 @@
 """Cases of flash attention."""
 import numpy as np
 
-from .. import flash_attention
-from ..flash_attention import launcher
+from .. import attention as flash_attention
+from ..attention import launcher
 from .case import TOLERANCE, Case, normal
 
 HALF_TOLERANCE = 1e-3  # float16 results are rounded to 11 bits, and so are probabilities

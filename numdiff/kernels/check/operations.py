@@ -4,40 +4,31 @@ import math
 import numpy as np
 
 from .. import (
-    adamw,
-    attention,
     bias,
     concat,
-    conv2d,
     dropout,
     elementwise,
-    ema,
     embedding,
-    grad_norm,
-    groupnorm,
-    groupnorm_one_pass,
-    im2col,
-    images,
     layernorm,
     linear,
     linear_group,
-    loss_scale,
     matmul,
-    mse,
-    q_sample,
     random,
     reduce,
     resample,
-    sampler,
     scale_shift,
     softmax,
-    step_state,
-    telemetry,
-    zero_ranges,
 )
+from ..attention import unfused as attention
 from ..concat import Pair
-from ..groupnorm_normalise import channel_statistics_reference
+from ..conv2d import im2col
+from ..conv2d import launcher as conv2d
+from ..diffusion import images, mse, q_sample, sampler
+from ..groupnorm import launcher as groupnorm
+from ..groupnorm import one_pass as groupnorm_one_pass
+from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import launcher, vectorised
+from ..optimizer import adamw, ema, grad_norm, loss_scale, step_state, telemetry, zero_ranges
 from .case import PURPOSE, SEED, Case, in_place, normal, one, with_counters, with_timesteps
 from .half import HALF_TOLERANCE
 

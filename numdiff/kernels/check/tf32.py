@@ -1,5 +1,7 @@
 """Cases of float32 on tensor cores: operands rounded to tf32, float32 sums."""
-from .. import conv2d, conv2d_tf32, matmul
+from .. import matmul
+from ..conv2d import launcher as conv2d
+from ..conv2d import tf32 as conv2d_tf32
 from ..matmul import tf32
 from .case import Case, normal
 

@@ -1,7 +1,8 @@
 """Cases of the transformer's operations."""
 import numpy as np
 
-from .. import adaln, bias_gelu, chunk, class_dropout, columns, gate, gate_adaln, patchify, vlb
+from ..diffusion import class_dropout, vlb
+from ..transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify
 from .case import SEED, Case, normal, one, with_counters
 from .half import HALF_TOLERANCE, halves
 

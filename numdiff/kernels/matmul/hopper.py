@@ -38,7 +38,7 @@ EPILOGUE
     float16: alpha · sum + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a warp's
     words fall into 32 different banks), from where the copy engine writes it while the next tile is multiplied. Each
     consumer has two such tiles. Of the two products beside a GELU one writes GELU(result) as well, the other multiplies
-    by GELU' of another matrix (hopper_endings.py). float32: pairs of lanes exchange halves, so that each writes 16
+    by GELU' of another matrix (epilogues.py). float32: pairs of lanes exchange halves, so that each writes 16
     bytes of one row.
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory. The
@@ -52,7 +52,7 @@ SOURCE
     PTX ISA, sections 9.7.15 (wgmma) and 9.7.9.27 (cp.async.bulk.tensor); Osama et al. 2023, "Stream-K",
     arXiv:2301.03598, section 3, on filling a GPU by splitting sums.
 READ NEXT
-    hopper_endings.py, then ../conv2d_hopper.py: the same pipeline, with a convolution's coordinates.
+    epilogues.py, then ../conv2d/hopper.py: the same pipeline, with a convolution's coordinates.
 """
 import types
 
@@ -78,7 +78,7 @@ from ...device.hopper import (
 )
 from ...device.tensor_map import tensor_map
 from ..reduce import column_sum
-from .hopper_endings import (
+from .epilogues import (
     BK,
     BM,
     BOX,

@@ -39,7 +39,7 @@ SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix); the rounding: Dekker 1971, "A Floating-Point
     Technique for Extending the Available Precision", Numerische Mathematik 18, section 5, with two fused multiply-adds.
 READ NEXT
-    ../conv2d_tf32.py, which gathers a convolution's tiles and multiplies them with the functions here.
+    ../conv2d/tf32.py, which gathers a convolution's tiles and multiplies them with the functions here.
 """
 import functools
 

@@ -1,0 +1,49 @@
+"""Attention without the T × T matrix: FlashAttention forward and backward. Read the files in this order.
+
+    unfused.py             three operations in a row, with the T × T matrix; what all others are held against
+    reference.py       what is computed, how the backward does without the probabilities, and what it costs
+    simple.py          v1  one thread a row; tiles of the other side in shared memory; the online softmax
+    patches.py             what a warp does with tiles: 4 × 4 patches in registers, 16-byte loads, no bank conflicts
+    forward.py         v2  64 scores and up to 72 outputs a thread, the softmax once a tile
+    backward.py        v2  dq, dk and dv in one kernel, five products instead of seven, without atomics
+    fragments.py           tiles of float16 for the tensor cores
+    forward_half.py    v3  float16, mma.sync: probabilities never leave the registers
+    backward_half.py   v3  scores the other way round; 256 keys a block, so that most images need no second pass
+    hopper_tiles.py        the same tiles for wgmma: the copy engine brings them, descriptors name them
+    forward_hopper.py  v5  float16, wgmma: a warpgroup that only fetches, two that multiply, the softmax beside products
+    backward_hopper.py v5  128 keys a warpgroup, dS through shared memory, the next head's keys on their way
+    split.py               float32 on the tensor cores: a product of tf32, and one of bfloat16 for what it leaves out
+    forward_split.py   v4  v3 in float32
+    backward_split.py  v4
+    launcher.py            which of them runs
+
+SHAPES
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32 or all float16 (v1, v3, v5); logsumexp (B, heads, T)
+    float32. T is arbitrary; on a GPU HS is 32, 64 or 72, and unfused.py takes all others.
+COST
+    forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that have to move are linear
+    in T, where unfused.py writes and reads T² probabilities several times. Roof: arithmetic. Of the instructions in
+    the loops of v2, as compiled for sm_90a, 74, 83 and 82 % are multiply-adds forward, 74, 81 and 80 % backward (HS 32,
+    64, 72): so much of a GPU's float32 peak is the most to be had. Reading shared memory takes 72, 56 and 59 % of the
+    multiply-adds' time forward, 98, 80 and 88 % backward, beside them.
+    v3, HS 64, 16 queries and 64 keys forward: 64 mma, and 16 loads of fragments where 32 queries share them; 1024
+    powers of two, which take as long as 40 mma. v4: 128 mma of tf32, half as large, and 128 of bfloat16, each of which
+    takes as long as one of v3's.
+SOURCE
+    Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention", arXiv:2205.14135; Dao 2023,
+    "FlashAttention-2", arXiv:2307.08691.
+READ NEXT
+    reference.py
+"""
+from .launcher import HEAD_SIZES, flash_attention_backward, flash_attention_forward, flash_attention_takes
+from .reference import (
+    flash_attention_backward_cost,
+    flash_attention_backward_reference,
+    flash_attention_forward_cost,
+    flash_attention_forward_reference,
+)
+from .unfused import attention_backward, attention_forward
+
+__all__ = ["HEAD_SIZES", "attention_backward", "attention_forward", "flash_attention_backward",
+           "flash_attention_backward_cost", "flash_attention_backward_reference", "flash_attention_forward",
+           "flash_attention_forward_cost", "flash_attention_forward_reference", "flash_attention_takes"]

@@ -1,0 +1,431 @@
+"""Convolution of float32 on tensor cores, by way of tf32: implicit GEMM for any GPU from sm_80 on.
+
+MATHEMATICS
+    as in implicit.py, whose matrix col is gathered here, too, without being written:
+    forward           y[p, n] = Σ_k col[p, k] · weight[n, k] + bias[n] + channel[image, n] + residual[p, n]
+    input gradient    the forward over dy, whose weight[c, tap, n] is weight[n, taps - 1 - tap, c]. The tile of it is
+                      read as it lies, a row of c for each n, and multiplied across: no flipped copy is made. With a
+                      stride only every stride-th tap meets a pixel of dy: launcher.py then multiplies and calls im2col.
+    weight gradient   dweight[n, k] += Σ_p dy[p, n] · col[p, k]
+SHAPES
+    as in launcher.py; all float32, C and N multiples of 4
+VERSIONS
+    version 4 of launcher.py in float32, which runs where the device's switch `tf32` is on. Against version 3: products
+    by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in shared
+    memory, fragments and the rounding are those of matmul/tf32.py: read that first.
+LAUNCH
+    128 threads. Forward: 128 × 128 or 256 × 64 pixels × channels, or 64 × 64 where those are few; a warp has 64 × 64 or
+    32 × 32. Grid (pixel tiles, channel tiles, parts): where the tiles do not fill a GPU, the taps and channels are cut
+    into parts, and a second kernel adds them up, and what else is added.
+    Weight gradient: 128 or 64 channels of dy × 128 columns of col, or 64 × 256; a column is a tap and a channel, so
+    that tiles are full whatever C is. Grid (column tiles, channel tiles, parts of the pixels).
+    Shared memory 24 to 60 KiB.
+ACCURACY
+    as matmul/tf32.py: about 3e-4 in the 2-norm; the tests hold it below 5e-4.
+DETERMINISM
+    a fixed order of k for each output; parts are added in order by a second kernel.
+COST
+    FLOPs as in launcher.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16 FLOPs, 32 a byte of the L2
+    cache, or 20 KiB for as many, 26.
+SOURCE
+    PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).
+READ NEXT
+    narrow_half.py, for layers too narrow for any of this.
+"""
+import functools
+
+import numpy as np
+
+from ...device import cuda, empty, int32, launch, load4, store4, uint32
+from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ..any_batch import assumed
+from ..common import divide
+from ..matmul.tf32 import (
+    BK,
+    MINIMUM_CAPABILITY,
+    NS_PER_BYTE,
+    PENDING,
+    ROW,
+    SECOND_PASS,
+    STAGES,
+    START,
+    THREADS,
+    clear,
+    multiply_tiles,
+    place_across,
+    place_along_k,
+    row_at,
+    switched_on,
+)
+from .implicit import add_parts, column_source
+from .narrow import NARROW
+
+__all__ = ["MINIMUM_CAPABILITY", "tf32_chosen", "tf32_forward", "tf32_input_gradient", "tf32_weight_gradient"]
+
+VERSION = 4  # of launcher.py
+LARGEST_KERNEL = 5  # the taps of a window that lie inside the image are kept as bits of one number
+# a tile -> the tile of each of its four warps, ns of an H100's multiprocessor for a step, and for the epilogue
+TILES = {(128, 128): ((64, 64), 325.0, 1200.0), (256, 64): ((64, 64), 340.0, 1200.0),
+         (64, 64): ((32, 32), 140.0, 300.0)}
+# channels of dy × columns of col
+GRADIENT_TILES = {(128, 128): ((64, 64), 325.0, 1200.0), (64, 256): ((64, 64), 340.0, 1200.0),
+                  (64, 128): ((64, 32), 215.0, 600.0)}
+SHORTEST_PART = 8  # steps: below this a part only fills and empties its pipeline
+BLOCK = 256  # threads of the kernel that adds parts
+
+
+# Forward --------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def inside_of(first, extent, size, apart):
+    """Bits 0, apart, … below size · apart: up to the first and from the last that lies in an image of `extent`."""
+    low, high = int32(max(int32(0), int32(-first))), int32(min(int32(size), int32(extent - first)))
+    return int32((int32(1) << int32(high * apart)) - (int32(1) << int32(low * apart)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def window(pixel, pixels, H, W, C, Ho, Wo, size, stride, rows):
+    """Where an output pixel's window starts in x (perhaps before it), and which of its taps lie inside the image, as
+    bits; none for a pixel beyond the last.
+
+    rows: a bit for the first tap of each row. Times the bits of one row that is the same bits in all of them.
+    """
+    image, rest = divide(min(pixel, int32(pixels - 1)), int32(Ho * Wo))
+    i, j = divide(rest, Wo)
+    top, left = int32(i * stride - size // 2), int32(j * stride - size // 2)
+    seen = int32(inside_of(left, W, size, 1) * rows & inside_of(top, H, size, size))
+    return int32(((image * H + top) * W + left) * C), seen if pixel < pixels else int32(0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish_four(y, pixel, n, exists, N, per_image, bias, channel, residual, v0, v1, v2, v3, has_bias, has_channel,
+                has_residual):
+    """Four neighbouring channels of a pixel, with all that is added to them, into y."""
+    if exists:
+        at = int32(pixel * N + n)
+        if has_bias:
+            v0 += bias[uint32(n)]
+            v1 += bias[uint32(n + 1)]
+            v2 += bias[uint32(n + 2)]
+            v3 += bias[uint32(n + 3)]
+        if has_channel:
+            c0, c1, c2, c3 = load4(channel, divide(pixel, per_image)[0] * N + n)
+            v0, v1, v2, v3 = v0 + c0, v1 + c1, v2 + c2, v3 + c3
+        if has_residual:
+            r0, r1, r2, r3 = load4(residual, at)
+            v0, v1, v2, v3 = v0 + r0, v1 + r1, v2 + r2, v3 + r3
+        store4(y, at, v0, v1, v2, v3)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_rows(y, start, sums, i, pairs, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias, has_channel,
+               has_residual):
+    """Fragments 16 · i … of a lane, as `finish_rows` of matmul/tf32.py: two pixels, four channels of each pair."""
+    p = int32(pixel + 16 * i)
+    for j in range(pairs):
+        s, m = 8 * (pairs * i + j), int32(n + 16 * j)
+        finish_four(y, int32(start + p), m, p < pixels and m < N, N, per_image, bias, channel, residual, sums[s],
+                    sums[s + 4], sums[s + 1], sums[s + 5], has_bias, has_channel, has_residual)
+        finish_four(y, int32(start + p + 1), m, p + 1 < pixels and m < N, N, per_image, bias, channel, residual,
+                    sums[s + 2], sums[s + 6], sums[s + 3], sums[s + 7], has_bias, has_channel, has_residual)
+
+
+def make_forward(tile_m, tile_n, gradient):
+    """The kernel for a tile; gradient: the weight is (C, taps, N), to be read from its last tap to its first."""
+    ROWS, COLUMNS = TILES[tile_m, tile_n][0]
+    WARPS_N = tile_n // COLUMNS
+    FRAGMENTS, PAIRS = ROWS // 16, COLUMNS // 16
+    SUMS = ROWS * COLUMNS // 32
+    A_BYTES, B_BYTES = tile_m * ROW, tile_n * ROW
+    B_FIRST = STAGES * A_BYTES
+    PIXELS, WEIGHTS = tile_m * 4 // THREADS, tile_n * 4 // THREADS  # copies of a thread in a step
+    APART = THREADS // 4  # pixels from one of them to the next
+    FOURS = tile_n // 4  # of a row of n in the gradient's tile
+    K_APART = THREADS // FOURS
+
+    def kernel(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, size, stride, pixels, part_steps, has_bias,
+               has_channel, has_residual):
+        tiles = cuda.shared.array(0, "uint8", alignment=128)
+        base = shared_address(tiles)
+        t = int32(cuda.threadIdx.x)
+        lane, warp = int32(t % 32), int32(t // 32)
+        first_pixel, first_n = int32(cuda.blockIdx.x * tile_m), int32(cuda.blockIdx.y * tile_n)
+        warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
+        taps = int32(size * size)
+        first_taps = int32(((int32(1) << taps) - 1) // ((int32(1) << size) - 1))  # bits 0, size, 2 · size, …
+        chunks = int32((uint32(C) + uint32(BK - 1)) // uint32(BK))  # steps of a tap
+        first_step = int32(cuda.blockIdx.z * part_steps)
+        steps = int32(min(int32(part_steps), int32(taps * chunks - first_step)))
+
+        # what this thread fetches of each step: four channels of pixels `place` apart, and of as many rows of weights
+        place, four = int32(t // 4), int32(t % 4 * 4)
+        starts = cuda.local.array(PIXELS, "int32")
+        seen = cuda.local.array(PIXELS, "int32")
+        for i in range(PIXELS):
+            starts[i], seen[i] = window(int32(first_pixel + row_at(place) + i * APART), pixels, H, W, C, Ho, Wo, size,
+                                        stride, first_taps)
+        a_to = base + place_along_k(place, int32(t % 4))
+        if gradient:
+            b_k, n = int32(t // FOURS), int32(first_n + t % FOURS * 4)
+            b_to = base + B_FIRST + place_across(b_k, int32(t % FOURS), tile_n * 4)
+        else:
+            b_k, n = four, int32(first_n + row_at(place))
+            b_to = base + B_FIRST + place_along_k(place, int32(t % 4))
+
+        tap, chunk = divide(first_step, chunks)  # of the step that is fetched
+        r, s = divide(tap, size)
+        c = int32(chunk * BK)
+        sums = cuda.local.array(SUMS, "float32")
+        clear(sums, SUMS)
+        stage, ahead = int32(0), int32(0)
+        for step in range(int32(1 - STAGES), steps):
+            if step >= 0:
+                cp_async_wait(PENDING)  # this thread's part of the step's tiles is there
+                cuda.syncthreads()  # so is everybody's, and nobody reads the tiles before them any more
+            if step + STAGES - 1 < steps:
+                a_at = int32((r * W + s) * C + c + four)
+                tap_bit = int32(int32(1) << tap if c + four < C else 0)
+                for i in range(PIXELS):
+                    inside = seen[i] & tap_bit != 0
+                    cp_async_16_zfill(a_to + int32(ahead * A_BYTES + i * APART * ROW), x, int32(starts[i] + a_at),
+                                      int32(16) if inside else int32(0))
+                for i in range(WEIGHTS):
+                    if gradient:
+                        k = int32(c + b_k + i * K_APART)
+                        inside = k < C and n < N
+                        at = int32((k * taps + taps - 1 - tap) * N + n)
+                        to = int32(i * K_APART * tile_n * 4)
+                    else:
+                        inside = c + b_k < C and n + i * APART < N
+                        at = int32(((n + i * APART) * taps + tap) * C + c + b_k)
+                        to = int32(i * APART * ROW)
+                    cp_async_16_zfill(b_to + int32(ahead * B_BYTES + to), weight, at,
+                                      int32(16) if inside else int32(0))
+                c = int32(c + BK)
+                if c >= C:  # the channels are through: the next tap
+                    c, tap, s = int32(0), int32(tap + 1), int32(s + 1)
+                    if s == size:
+                        s, r = int32(0), int32(r + 1)
+                ahead = int32(0 if ahead == STAGES - 1 else ahead + 1)
+            cp_async_commit()
+            if step >= 0:
+                multiply_tiles(sums, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES), warp_row,
+                               warp_column, False, gradient, tile_m, tile_n, FRAGMENTS, PAIRS, lane)
+                stage = int32(0 if stage == STAGES - 1 else stage + 1)
+
+        start = int32(cuda.blockIdx.z * pixels)  # a part's sums
+        pixel, n = int32(first_pixel + warp_row + lane // 4 * 2), int32(first_n + warp_column + lane % 4 * 4)
+        per_image = int32(Ho * Wo)
+        # not in a loop: sums stay in registers only under constant indices
+        write_rows(y, start, sums, 0, PAIRS, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
+                   has_channel, has_residual)
+        write_rows(y, start, sums, 1, PAIRS, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
+                   has_channel, has_residual)
+        if FRAGMENTS > 2:
+            write_rows(y, start, sums, 2, PAIRS, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
+                       has_channel, has_residual)
+            write_rows(y, start, sums, 3, PAIRS, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
+                       has_channel, has_residual)
+
+    kernel.__name__ = kernel.__qualname__ = (f"conv2d_tf32_{'input_gradient' if gradient else 'forward'}_"
+                                             f"{tile_m}x{tile_n}")
+    return cuda.jit(kernel, launch_bounds=(THREADS, 2))
+
+
+@cuda.jit
+def finish_parts_kernel(partial, bias, channel, residual, y, parts, pixels, N, per_image, has_bias, has_channel,
+                        has_residual):
+    """Four neighbouring channels a thread: their parts, in order, and what is added to them."""
+    four = int32(cuda.blockIdx.x * BLOCK + cuda.threadIdx.x)
+    pixel, n = divide(four, int32(N // 4))
+    n = int32(n * 4)
+    if pixel < pixels:
+        size, at = pixels * N, pixel * N + n
+        v0, v1, v2, v3 = load4(partial, at)
+        for part in range(1, parts):
+            p0, p1, p2, p3 = load4(partial, part * size + at)
+            v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
+        finish_four(y, pixel, n, True, N, per_image, bias, channel, residual, v0, v1, v2, v3, has_bias, has_channel,
+                    has_residual)
+
+
+# Weight gradient ------------------------------------------------------------------------------------------------------
+# Now pixels are the inner dimension, and both operands lie across: a row of channels for each. A thread copies for one
+# of a step's 16 pixels, of dy and of what that pixel's window shows, and keeps its columns: what moves is the pixel,
+# whose place it counts on without a division.
+
+PER_PIXEL = THREADS // BK  # threads of a pixel
+
+
+def make_weight_gradient(tile_n, tile_k):
+    """The kernel for tiles of tile_n channels of dy × tile_k columns of col."""
+    ROWS, COLUMNS = GRADIENT_TILES[tile_n, tile_k][0]
+    WARPS_K = tile_k // COLUMNS
+    FRAGMENTS, PAIRS = ROWS // 16, COLUMNS // 16
+    SUMS = ROWS * COLUMNS // 32
+    A_BYTES, B_BYTES = tile_n * ROW, tile_k * ROW
+    B_FIRST = STAGES * A_BYTES
+    OF_DY, OF_X = tile_n // 4 // PER_PIXEL, tile_k // 4 // PER_PIXEL  # copies of a thread in a step
+
+    def kernel(dy, x, partial, H, W, C, Ho, Wo, N, size, stride, pixels, part_pixels):
+        tiles = cuda.shared.array(0, "uint8", alignment=128)
+        base = shared_address(tiles)
+        t = int32(cuda.threadIdx.x)
+        lane, warp = int32(t % 32), int32(t // 32)
+        first_k, first_n = int32(cuda.blockIdx.x * tile_k), int32(cuda.blockIdx.y * tile_n)
+        warp_row, warp_column = int32(warp // WARPS_K * ROWS), int32(warp % WARPS_K * COLUMNS)
+        K = int32(size * size * C)
+        first = int32(cuda.blockIdx.z * part_pixels)
+        last = int32(min(int32(first + part_pixels), int32(pixels)))
+        steps = int32(uint32(last - first + BK - 1) // uint32(BK))
+
+        # what this thread fetches: chunks mine, mine + 8, … of one pixel of each step
+        row, mine = int32(t // PER_PIXEL), int32(t % PER_PIXEL)
+        n = int32(first_n + 4 * mine)
+        dr = cuda.local.array(OF_X, "int32")
+        ds = cuda.local.array(OF_X, "int32")
+        offset = cuda.local.array(OF_X, "int32")
+        for i in range(OF_X):
+            dr[i], ds[i], offset[i], left = column_source(int32(first_k + 4 * (mine + PER_PIXEL * i)), W, C, C, size)
+            if left == 0:
+                dr[i] = int32(-32768 * size)  # no such column: a tap far above every image
+        a_to = base + place_across(row, mine, tile_n * 4)
+        b_to = base + B_FIRST + place_across(row, mine, tile_k * 4)
+        pixel = int32(first + row)
+        image, rest = divide(pixel, int32(Ho * Wo))
+        i_row, j_row = divide(rest, Wo)
+        on_images, rest = divide(int32(BK), int32(Ho * Wo))  # from a step's pixel to the next one's
+        on_rows, on_columns = divide(rest, Wo)
+
+        sums = cuda.local.array(SUMS, "float32")
+        clear(sums, SUMS)
+        stage, ahead = int32(0), int32(0)
+        for step in range(int32(1 - STAGES), steps):
+            if step >= 0:
+                cp_async_wait(PENDING)
+                cuda.syncthreads()
+            if step + STAGES - 1 < steps:
+                exists = pixel < last
+                h, w = int32(i_row * stride), int32(j_row * stride)
+                row_of_x = h if exists else int32(-(1 << 20))  # outside through every tap
+                dy_at, x_at = int32(pixel * N + n), int32(((image * H + h) * W + w) * C)
+                for i in range(OF_DY):
+                    inside = exists and n + 4 * PER_PIXEL * i < N
+                    cp_async_16_zfill(a_to + int32(ahead * A_BYTES + i * PER_PIXEL * 16), dy,
+                                      int32(dy_at + 4 * PER_PIXEL * i), int32(16) if inside else int32(0))
+                for i in range(OF_X):
+                    # as a number without sign, one left of or above the image is beyond its end
+                    inside = (uint32(row_of_x + dr[i]) < uint32(H)) & (uint32(w + ds[i]) < uint32(W))
+                    cp_async_16_zfill(b_to + int32(ahead * B_BYTES + i * PER_PIXEL * 16), x, int32(x_at + offset[i]),
+                                      int32(16) if inside else int32(0))
+                pixel, image = int32(pixel + BK), int32(image + on_images)
+                i_row, j_row = int32(i_row + on_rows), int32(j_row + on_columns)
+                if j_row >= Wo:
+                    i_row, j_row = int32(i_row + 1), int32(j_row - Wo)
+                if i_row >= Ho:
+                    image, i_row = int32(image + 1), int32(i_row - Ho)
+                ahead = int32(0 if ahead == STAGES - 1 else ahead + 1)
+            cp_async_commit()
+            if step >= 0:
+                multiply_tiles(sums, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES), warp_row,
+                               warp_column, True, True, tile_n, tile_k, FRAGMENTS, PAIRS, lane)
+                stage = int32(0 if stage == STAGES - 1 else stage + 1)
+
+        n, k = int32(first_n + warp_row + lane // 4 * 2), int32(first_k + warp_column + lane % 4 * 4)
+        start = int32(cuda.blockIdx.z * N)
+        write_rows(partial, start, sums, 0, PAIRS, n, k, N, K, K, x, x, x, False, False, False)
+        write_rows(partial, start, sums, 1, PAIRS, n, k, N, K, K, x, x, x, False, False, False)
+        if FRAGMENTS > 2:
+            write_rows(partial, start, sums, 2, PAIRS, n, k, N, K, K, x, x, x, False, False, False)
+            write_rows(partial, start, sums, 3, PAIRS, n, k, N, K, K, x, x, x, False, False, False)
+
+    kernel.__name__ = kernel.__qualname__ = f"conv2d_tf32_weight_gradient_{tile_n}x{tile_k}"
+    return cuda.jit(kernel, launch_bounds=(THREADS, 2))
+
+
+FORWARD = {(tile, gradient): make_forward(*tile, gradient) for tile in TILES for gradient in (False, True)}
+WEIGHT_GRADIENT = {tile: make_weight_gradient(*tile) for tile in GRADIENT_TILES}
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def tf32_chosen(x, weight, version):
+    """Whether a convolution goes to this rung: forced by its version, or by the device's switch where it can be."""
+    n, size, _, c = weight.shape
+    takes = (x.dtype == np.float32 and tuple(x.backend.capability)[:2] >= MINIMUM_CAPABILITY and n % 4 == c % 4 == 0
+             and size <= LARGEST_KERNEL and x.offset % 16 == weight.offset % 16 == 0)
+    if version == VERSION and x.dtype == np.float32 and not takes:
+        raise ValueError(f"version {VERSION} in float32 does not take x {tuple(x.shape)} and weight "
+                         f"{tuple(weight.shape)} on this device: channels must come in fours; use version=3, or None "
+                         "for the fastest that does it")
+    return takes and (version == VERSION or version is None and min(n, c) > NARROW and switched_on(x.backend))
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(rows, columns, steps, size, multiprocessors, gradient):
+    """(tile, parts, steps a part) with the lowest estimate, in ns: rows × columns of results, `size` of them."""
+    best = None
+    for tile, (_, step, epilogue) in (GRADIENT_TILES if gradient else TILES).items():
+        blocks = -(-rows // tile[0]) * -(-columns // tile[1])
+        tried = {1} | {max(1, min(turns * multiprocessors // blocks, steps // SHORTEST_PART)) for turns in (1, 2, 3, 4)}
+        for parts in sorted(tried):
+            part_steps = -(-steps // parts)
+            parts = -(-steps // part_steps)
+            if not gradient and parts * size >= 2**31:
+                continue
+            estimate = START + -(-blocks * parts // multiprocessors) * (part_steps * step + epilogue)
+            if parts > 1 or gradient:
+                estimate += SECOND_PASS + NS_PER_BYTE * 8 * parts * size
+            if best is None or estimate < best[0]:
+                best = estimate, tile, parts, part_steps
+    return best[1:]
+
+
+def shared_bytes(tile):
+    return STAGES * (tile[0] + tile[1]) * ROW
+
+
+def tf32_forward(x, weight, bias, y, stride, channel=None, residual=None, gradient=False):
+    """y = conv2d(x, weight) + …, for arrays that launcher.py has checked.
+
+    gradient: x is dy, y is dx, of a convolution with stride 1
+    """
+    _, h, w, c = x.shape
+    b, ho, wo, n = y.shape
+    size, pixels = weight.shape[1], b * ho * wo
+    steps = size * size * -(-c // BK)
+    tile, parts, part_steps = choose(assumed(pixels), n, steps, assumed(y.size),
+                                     getattr(x.backend, "multiprocessors", 132), False)
+    flat = x.reshape(-1)
+    biases, channels = flat if bias is None else bias, flat if channel is None else channel.reshape(-1)
+    residuals = flat if residual is None else residual.reshape(-1)
+    flags = int(bias is not None), int(channel is not None), int(residual is not None)
+    whole = parts == 1
+    out = y.reshape(-1) if whole else empty((parts * y.size,), np.float32, like=y)
+    launch(FORWARD[tile, gradient], (-(-pixels // tile[0]), -(-n // tile[1]), parts), THREADS, flat, weight.reshape(-1),
+           biases, channels, residuals, out, h, w, c, ho, wo, n, size, stride, pixels, part_steps,
+           *(flags if whole else (0, 0, 0)), shared=shared_bytes(tile))
+    if not whole:
+        launch(finish_parts_kernel, -(-y.size // (4 * BLOCK)), BLOCK, out, biases, channels, residuals, y.reshape(-1),
+               parts, pixels, n, ho * wo, *flags)
+    return y
+
+
+def tf32_input_gradient(dy, weight, dx):
+    """dx of a convolution with stride 1."""
+    return tf32_forward(dy, weight, None, dx, 1, gradient=True)
+
+
+def tf32_weight_gradient(dy, x, dweight, stride):
+    """dweight += …"""
+    _, h, w, c = x.shape
+    b, ho, wo, n = dy.shape
+    size, pixels = dweight.shape[1], b * ho * wo
+    columns = size * size * c
+    tile, parts, part_steps = choose(n, columns, -(-pixels // BK), dweight.size,
+                                     getattr(x.backend, "multiprocessors", 132), True)
+    partial = empty((parts, dweight.size), np.float32, like=dy)
+    launch(WEIGHT_GRADIENT[tile], (-(-columns // tile[1]), -(-n // tile[0]), parts), THREADS, dy.reshape(-1),
+           x.reshape(-1), partial.reshape(-1), h, w, c, ho, wo, n, size, stride, pixels, part_steps * BK,
+           shared=shared_bytes(tile))
+    add_parts(partial, dweight, accumulate=True)

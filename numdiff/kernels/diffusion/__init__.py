@@ -1,0 +1,12 @@
+"""What diffusion needs besides a model: noise in, samples out, the loss. Read the files in this order.
+
+    images.py         bytes to numbers between -1 and 1, and back
+    q_sample.py       noise added to images, as much as the timestep says
+    mse.py            the mean squared error and its gradient
+    sampler.py        everything between two evaluations of the model
+    class_dropout.py  classes that are sometimes lost, for guidance
+    vlb.py            the hybrid loss of a learned variance
+
+READ NEXT
+    images.py
+"""

@@ -1,0 +1,168 @@
+"""Mean squared error, and its gradient.
+
+MATHEMATICS
+    loss = 1/n · Σ (prediction - target)²                  over the n elements of the target
+    dprediction = dloss · scale · 2/n · (prediction - target)
+    scale: known to the host, e.g. 1 / (number of microbatches); dloss: what arrives on the tape, e.g. a loss scale
+    A model that also predicts a variance has more channels than the target: they take no part, their gradient is zero.
+SHAPES
+    prediction (B, ..., Cp), target (B, ..., C), Cp ≥ C, float32 → loss (1,), dprediction (B, ..., Cp); dloss (1,)
+VERSIONS
+    v1 one element a step; finds its place in the prediction by a division.
+    v2 where Cp = C: both arrays are one row of equal length, read four elements at a time.
+LAUNCH
+    loss: at most 512 blocks of 256 threads, then one block; 1 KiB of shared memory.
+    gradient: v1 one thread an element, v2 one thread four.
+DETERMINISM
+    as in optimizer/grad_norm.py: partial sums in an order given by n alone, then a second pass.
+COST
+    bytes: 8 n forward, 12 n backward; FLOPs 3 n and 2 n. Roof: memory bandwidth.
+SOURCE
+    the "simple" loss of Ho, Jain and Abbeel 2020, arXiv:2006.11239, eq. 14.
+READ NEXT
+    optimizer/zero_ranges.py, before gradients are added up, and optimizer/grad_norm.py, once they are there.
+"""
+import numpy as np
+
+from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
+from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
+
+# References -----------------------------------------------------------------------------------------------------------
+
+@np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite is noticed by who reads it
+def mse_forward_reference(prediction, target):
+    difference = prediction[..., :target.shape[-1]] - target
+    difference *= difference
+    return np.array([difference.mean()], difference.dtype)  # NumPy sums in pairs: exact enough in float32
+
+
+def mse_backward_reference(prediction, target, scale=1.0, dloss=1.0):
+    dprediction = np.zeros_like(prediction)
+    used = dprediction[..., :target.shape[-1]]
+    np.subtract(prediction[..., :target.shape[-1]], target, out=used)
+    used *= dloss * scale * 2.0 / target.size
+    return dprediction
+
+
+# v1: one element a step -----------------------------------------------------------------------------------------------
+
+@cuda.jit
+def mse_forward_kernel_v1(prediction, target, partials, channels, channels_p):
+    total = float32(0)
+    for i in range(cuda.grid(1), target.size, cuda.gridsize(1)):
+        row = uint32(i) // channels  # pixel; its channel c is the rest
+        c = uint32(i) - row * channels
+        difference = prediction[row * channels_p + c] - target[i]
+        total += difference * difference
+    total = block_sum(total)
+    if cuda.threadIdx.x == 0:
+        partials[cuda.blockIdx.x] = total
+
+
+@cuda.jit
+def sum_partials_kernel(partials, scale, loss):
+    """Second pass, one block: scale · sum of all partials."""
+    total = float32(0)
+    for i in range(cuda.threadIdx.x, partials.size, BLOCK):
+        total += partials[i]
+    total = block_sum(total)
+    if cuda.threadIdx.x == 0:
+        loss[0] = total * scale
+
+
+@cuda.jit
+def mse_backward_kernel_v1(prediction, target, dloss, dprediction, factor, channels, channels_p):
+    i = cuda.grid(1)
+    if i < dprediction.size:
+        row = uint32(i) // channels_p
+        c = uint32(i) - row * channels_p
+        gradient = float32(0)
+        if c < channels:
+            gradient = dloss[0] * factor * (prediction[i] - target[row * channels + c])
+        dprediction[i] = gradient
+
+
+# v2: equal channels, four elements a step -----------------------------------------------------------------------------
+
+@cuda.jit
+def mse_forward_kernel_v2(prediction, target, partials):
+    t0, t1, t2, t3 = float32(0), float32(0), float32(0), float32(0)
+    for i in range(cuda.grid(1) * 4, target.size, cuda.gridsize(1) * 4):
+        p0, p1, p2, p3 = load4(prediction, i)
+        x0, x1, x2, x3 = load4(target, i)
+        t0 += (p0 - x0) * (p0 - x0)
+        t1 += (p1 - x1) * (p1 - x1)
+        t2 += (p2 - x2) * (p2 - x2)
+        t3 += (p3 - x3) * (p3 - x3)
+    total = block_sum((t0 + t1) + (t2 + t3))
+    if cuda.threadIdx.x == 0:
+        partials[cuda.blockIdx.x] = total
+
+
+@cuda.jit
+def mse_backward_kernel_v2(prediction, target, dloss, dprediction, factor):
+    i = cuda.grid(1) * 4
+    if i < dprediction.size:
+        factor *= dloss[0]
+        p0, p1, p2, p3 = load4(prediction, i)
+        x0, x1, x2, x3 = load4(target, i)
+        store4(dprediction, i, factor * (p0 - x0), factor * (p1 - x1), factor * (p2 - x2), factor * (p3 - x3))
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def _choose(prediction, target, version):
+    if prediction.shape[:-1] != target.shape[:-1] or prediction.shape[-1] < target.shape[-1]:
+        raise ValueError(f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
+                         "or that shape with more channels")
+    fits = prediction.shape == target.shape and target.size % 4 == 0
+    if version == 2 and not fits:
+        raise ValueError("version 2 needs equal shapes of a multiple of 4 elements; use version=1")
+    return version or (2 if fits else 1)
+
+
+def mse_forward(prediction, target, version=None):
+    """The mean squared error over the target's elements, as an array (1,)."""
+    version = _choose(prediction, target, version)
+    if not is_device(prediction):
+        return mse_forward_reference(prediction, target)
+    n = target.size
+    partials = empty((min(MAX_BLOCKS, -(-n // (4 * BLOCK))),), np.float32, like=target)
+    loss = empty((1,), np.float32, like=target)
+    rows = prediction.reshape(-1), target.reshape(-1)
+    if version == 1:
+        launch(mse_forward_kernel_v1, partials.size, BLOCK, *rows, partials, uint32(target.shape[-1]),
+               uint32(prediction.shape[-1]))
+    else:
+        launch(mse_forward_kernel_v2, partials.size, BLOCK, *rows, partials)
+    launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / n, loss)
+    return loss
+
+
+def mse_backward(prediction, target, scale=1.0, dloss=None, version=None):
+    """dprediction = dloss · scale · 2/n · (prediction - target); zero in channels that the target does not have.
+
+    dloss: array (1,), the gradient that arrives at the loss (None: one)
+    """
+    version = _choose(prediction, target, version)
+    if not is_device(prediction):
+        return mse_backward_reference(prediction, target, scale, 1.0 if dloss is None else float(dloss[0]))
+    dprediction = empty_like(prediction)
+    if dloss is None:
+        dloss = upload(np.ones(1, np.float32), prediction)
+    rows = prediction.reshape(-1), target.reshape(-1), dloss, dprediction.reshape(-1)
+    factor = scale * 2.0 / target.size
+    if version == 1:
+        launch(mse_backward_kernel_v1, -(-dprediction.size // BLOCK), BLOCK, *rows, factor, uint32(target.shape[-1]),
+               uint32(prediction.shape[-1]))
+    else:
+        launch(mse_backward_kernel_v2, -(-dprediction.size // (4 * BLOCK)), BLOCK, *rows, factor)
+    return dprediction
+
+
+def mse_forward_cost(n):
+    return 8 * n, 3 * n
+
+
+def mse_backward_cost(n):
+    return 12 * n, 2 * n

@@ -1,0 +1,140 @@
+"""The forward diffusion process: noise an image to a timestep, and the velocity that a model may be asked for.
+
+MATHEMATICS
+    x_t = √ᾱ_t · x_0 + √(1 - ᾱ_t) · eps
+    v_t = √ᾱ_t · eps - √(1 - ᾱ_t) · x_0             x_t turned by 90°: x_0 = √ᾱ_t · x_t - √(1 - ᾱ_t) · v_t
+    Neither is differentiated: both are made from data.
+SHAPES
+    x_0, eps (B, ...) float32; t (B,) int32, one timestep an image; tables √ᾱ and √(1 - ᾱ) (T,) float32
+VERSIONS
+    v1 one thread an element.
+    v2 one thread four elements of one sample, by 16-byte loads and stores; they share the division that finds it.
+LAUNCH
+    v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
+DETERMINISM
+    each output is written by one thread.
+COST
+    bytes: 12 n (two reads, one write). Roof: memory bandwidth.
+SOURCE
+    Ho, Jain and Abbeel 2020, arXiv:2006.11239, eq. 4; v: Salimans and Ho 2022, arXiv:2202.00512, appendix D.
+READ NEXT
+    mse.py, which compares the model's answer with eps or v.
+"""
+import math
+
+import numpy as np
+
+from ...device import cuda, empty_like, is_device, launch, load4, store4, uint32
+
+BLOCK = 256  # threads
+
+
+# References -----------------------------------------------------------------------------------------------------------
+
+def per_sample(table, t, ndim):
+    """table[t] shaped (B, 1, ..., 1)."""
+    return table[t].reshape((-1,) + (1,) * (ndim - 1))
+
+
+def q_sample_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
+    y = per_sample(sqrt_alpha_bar, t, x_0.ndim) * x_0
+    y += per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * eps
+    return y
+
+
+def velocity_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
+    y = per_sample(sqrt_alpha_bar, t, x_0.ndim) * eps
+    y -= per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * x_0
+    return y
+
+
+# v1: one thread an element --------------------------------------------------------------------------------------------
+
+@cuda.jit
+def q_sample_forward_kernel_v1(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count):
+    i = cuda.grid(1)
+    if i < y.size:
+        step = t[uint32(i) // count]  # of sample b; a sample has `count` elements (uint32)
+        y[i] = sqrt_alpha_bar[step] * x_0[i] + sqrt_one_minus_alpha_bar[step] * eps[i]
+
+
+@cuda.jit
+def velocity_forward_kernel_v1(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count):
+    i = cuda.grid(1)
+    if i < y.size:
+        step = t[uint32(i) // count]
+        y[i] = sqrt_alpha_bar[step] * eps[i] - sqrt_one_minus_alpha_bar[step] * x_0[i]
+
+
+# v2: four elements of one sample --------------------------------------------------------------------------------------
+
+@cuda.jit
+def q_sample_forward_kernel_v2(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count):
+    i = cuda.grid(1) * 4
+    if i < y.size:
+        step = t[uint32(i) // count]
+        a, s = sqrt_alpha_bar[step], sqrt_one_minus_alpha_bar[step]
+        x0, x1, x2, x3 = load4(x_0, i)
+        e0, e1, e2, e3 = load4(eps, i)
+        store4(y, i, a * x0 + s * e0, a * x1 + s * e1, a * x2 + s * e2, a * x3 + s * e3)
+
+
+@cuda.jit
+def velocity_forward_kernel_v2(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count):
+    i = cuda.grid(1) * 4
+    if i < y.size:
+        step = t[uint32(i) // count]
+        a, s = sqrt_alpha_bar[step], sqrt_one_minus_alpha_bar[step]
+        x0, x1, x2, x3 = load4(x_0, i)
+        e0, e1, e2, e3 = load4(eps, i)
+        store4(y, i, a * e0 - s * x0, a * e1 - s * x1, a * e2 - s * x2, a * e3 - s * x3)
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
+    if x_0.shape != eps.shape:
+        raise ValueError(f"x_0 {tuple(x_0.shape)} and eps {tuple(eps.shape)} differ in shape")
+    if t.shape != (x_0.shape[0],) or t.dtype != np.int32:
+        raise ValueError(f"t must be one int32 for each of {x_0.shape[0]} samples, got {t.dtype}{tuple(t.shape)}")
+    if sqrt_alpha_bar.ndim != 1 or sqrt_alpha_bar.shape != sqrt_one_minus_alpha_bar.shape:
+        raise ValueError("the two tables must be rows of one length, one value a timestep")
+
+
+def _launch(kernels, x_0, eps, t, tables, version):
+    count = math.prod(x_0.shape[1:])
+    if version is None:
+        version = 2 if count % 4 == 0 else 1
+    elif version == 2 and count % 4:
+        raise ValueError(f"version 2 needs samples of a multiple of 4 elements, got {count}; use version=1")
+    y = empty_like(x_0)
+    threads = y.size if version == 1 else y.size // 4
+    launch(kernels[version - 1], -(-threads // BLOCK), BLOCK, x_0.reshape(-1), eps.reshape(-1), t, *tables,
+           y.reshape(-1), uint32(count))
+    return y
+
+
+def q_sample_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
+    """x_t of every sample at its own timestep t[b]."""
+    _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
+    if not is_device(x_0):
+        return q_sample_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
+    kernels = q_sample_forward_kernel_v1, q_sample_forward_kernel_v2
+    return _launch(kernels, x_0, eps, t, (sqrt_alpha_bar, sqrt_one_minus_alpha_bar), version)
+
+
+def velocity_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
+    """The v target of every sample at its own timestep t[b]."""
+    _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
+    if not is_device(x_0):
+        return velocity_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
+    kernels = velocity_forward_kernel_v1, velocity_forward_kernel_v2
+    return _launch(kernels, x_0, eps, t, (sqrt_alpha_bar, sqrt_one_minus_alpha_bar), version)
+
+
+def q_sample_forward_cost(n):
+    return 12 * n, 3 * n
+
+
+def velocity_forward_cost(n):
+    return 12 * n, 3 * n

@@ -1,0 +1,40 @@
+"""GroupNorm's backward by warps of sixteen channels, a tile's pixels shared by the blocks of a cluster (sm_90).
+
+WHAT IS NEW, AND WHY IT PAYS
+    one_pass_half.py keeps all pixels of its channels in one block's shared memory: 64×64 of sixteen fit, hardly;
+    larger images do not, nor 64×64 where groups of six channels make a tile of 48. Two, four or eight blocks, each with
+    its part of the image, have room for them and read nothing twice: 130 µs instead of 215 for 64×64×192 with a
+    residual, batch 32, on an H100. Where one block is enough, more of them are no faster.
+    It costs two barriers of the cluster, and each warp reads its 32 sums from the other blocks' shared memory, where
+    they were left at one place in all: the same sums in the same order in all blocks, so all get the same averages.
+    The first block writes the cluster's sums, and counts.
+LAUNCH
+    grid (C / tile, B, blocks), cluster (1, 1, blocks); the rest as one_pass_half.py, with 128 bytes of shared
+    memory more for each part. The text is that file's, with CLUSTERS set.
+DETERMINISM
+    the sums of a cluster's blocks are added in the order of their rank.
+SOURCE
+    device/cluster.py
+READ NEXT
+    normalise.py, for arrays whose statistics come with them.
+"""
+import types
+
+from ...device import cuda
+from . import one_pass_half as groupnorm_sixteen
+from .one_pass_half import MOST
+
+MINIMUM_CAPABILITY = (9, 0)
+BLOCKS = 2, 4, 8  # of a cluster
+
+
+def _copy_with_clusters():
+    """The kernel's text with CLUSTERS set, as a global: Numba's cache on disk cannot tell what a closure holds."""
+    text, name = groupnorm_sixteen.groupnorm_backward_sixteen.py_func, "groupnorm_backward_clusters"
+    function = types.FunctionType(text.__code__, {**vars(groupnorm_sixteen), "CLUSTERS": True, "__name__": __name__},
+                                  name)
+    function.__qualname__ = name
+    return cuda.jit(function, launch_bounds=MOST)
+
+
+groupnorm_backward_clusters = _copy_with_clusters()

@@ -1,0 +1,225 @@
+"""GroupNorm's forward, rung 4: the statistics come with x, from the convolution that wrote it.
+
+WHAT IS NEW, AND WHY IT PAYS
+    A block of rung 3 must see all pixels of its groups before it may write the first: it reads, then waits, then
+    writes, and memory idles in between. The convolution that wrote x had every number in a register. It leaves the
+    mean and the variance of each two channels over each 8 × 8 pixels (conv2d/hopper.py), 1/32 of x's bytes,
+    and nothing keeps this kernel from streaming: a block asks for its first pixels, joins the statistics while they
+    travel, and then reads and writes in turn. Any pixels can be a block, so that all channels of a pixel are read
+    together, in full lines of memory, however many pixels there are.
+STATISTICS
+    (B, chunks, 2, C / 2) float32, for each chunk of a sample's pixels: means of two neighbouring channels together,
+    then variances. Chunks have equally many pixels, whose number drops out:
+        mean of a group = average of its chunks' means
+        variance        = average of (a chunk's variance + (its mean - mean)²)
+    Sums are taken beside the first chunk's mean, one of the numbers, so that one sweep is enough and little cancels (as
+    in rung 2). An image that was made larger, each pixel four times, has the statistics of
+    the small one, and of a `Pair`, each part its own.
+LAUNCH
+    grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight channels, as in rung 3.
+    Dynamic shared memory: two floats for each thread, channel and group.
+ACCURACY
+    z = x · scale + shift, where shift has the mean in it: what that cancels, 2⁻²⁴ of the mean, is far below the 2⁻¹¹
+    that x itself, in float16, is known to.
+DETERMINISM
+    every block of a sample adds the chunks' statistics in the same order; the first of them writes mean and rstd.
+COST
+    x and, with each block's pixels, its sample's statistics are read, y is written. Roof: memory bandwidth.
+SOURCE
+    launcher.py for the mathematics; joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
+READ NEXT
+    conv2d/hopper.py, which leaves the statistics.
+"""
+import math
+
+import numpy as np
+
+from ...device import afresh, cuda, empty, float32, int32, launch, uint32
+from ..any_batch import assumed
+from ..common import divide
+from ..concat import Pair, parts_of
+from .one_pass_half import ask
+from .vectors import VECTOR, WARP, WARP_BITS, WORDS, lanes_sum, load8, locate, numbers8, one_of, sigmoid, store8
+
+THREADS = 512
+CHUNK = 8  # pixels of a chunk's side
+SHAPES = (512, 8), (256, 4)  # threads at most, turns: pixels of a thread. The first if it makes blocks enough
+BLOCKS_A_MULTIPROCESSOR = 1.9
+PAIRS_A_THREAD = 4  # of channels, so many rows share what belongs to one
+
+
+def channel_statistics_reference(y):
+    """The statistics (B, chunks, 2, C / 2) of y (B, H, W, C), H and W multiples of 8."""
+    B, H, W, C = y.shape
+    chunks = y.reshape(B, H // CHUNK, CHUNK, W // CHUNK, CHUNK, C // 2, 2).transpose(0, 1, 3, 5, 2, 4, 6)
+    chunks = chunks.reshape(B, -1, C // 2, 2 * CHUNK**2)
+    return np.stack((chunks.mean(-1), chunks.var(-1)), axis=2)
+
+
+@cuda.jit(device=True, forceinline=True)
+def normalise8(y, at, value, scales, shifts, activate):
+    for k in range(VECTOR):
+        value[k] = value[k] * scales[k] + shifts[k]
+    if activate:
+        for k in range(VECTOR):
+            value[k] *= sigmoid(value[k])
+    store8(y, at, value)
+
+
+@cuda.jit(device=True, forceinline=True)
+def known_mean(known, known_2, b, pair, seam, pairs, chunks, chunks_2):
+    """The mean of a pair of channels over the first chunk of sample b; the first array has `seam` of all pairs."""
+    after = int32(pair - seam)
+    return known[2 * b * chunks * seam + pair] if after < 0 else known_2[2 * b * chunks_2 * (pairs - seam) + after]
+
+
+@cuda.jit(launch_bounds=(THREADS, 2))
+def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, rstd, P, C, seam, width, chunks,
+                                chunks_2, pixels, team, eps, activate):
+    """known, known_2: the statistics of x and x_2, of `chunks` and `chunks_2` a sample; pixels: of a block; team: lanes
+    that join a group's, a power of two."""
+    sums = cuda.shared.array(0, float32, alignment=16)
+    value = cuda.local.array(VECTOR, float32)
+    scales = cuda.local.array(VECTOR, float32)
+    shifts = cuda.local.array(VECTOR, float32)
+    words_0 = cuda.local.array(WORDS, uint32)
+    words_1 = cuda.local.array(WORDS, uint32)
+    words_2 = cuda.local.array(WORDS, uint32)
+    words_3 = cuda.local.array(WORDS, uint32)
+    lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
+    row, b, threads = int32(cuda.threadIdx.y), int32(cuda.blockIdx.y), int32(lanes * rows)
+    t = int32(row * lanes + cuda.threadIdx.x)
+    lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
+    c, groups = int32(VECTOR * cuda.threadIdx.x), divide(C, width)[0]
+    weights, biases = int32(2 * threads), int32(2 * threads + C)  # where in `sums` they are: registers are short
+    averages, roots = int32(biases + C), int32(biases + C + groups)  # means and rstd of the groups
+    p, end = int32(cuda.blockIdx.x * pixels + row), int32(min((cuda.blockIdx.x + 1) * pixels, P))
+    beyond, i, step = locate(c, p, b, P, C, seam, rows)
+    ask(one_of(beyond, x, x_2), p, end, rows, i, step, words_0, words_1, words_2, words_3)
+
+    # of one pair of channels, every `slices`-th chunk's statistics, beside the mean of the group's first
+    slices, half = rows // PAIRS_A_THREAD, int32(width >> 1)
+    first, pair = divide(t, C >> 1)
+    group, in_group = divide(pair, half)
+    origin = known_mean(known, known_2, b, group * half, seam >> 1, C >> 1, chunks, chunks_2)
+    after = int32(pair - (seam >> 1))
+    part, own_chunks = one_of(after, known, known_2), chunks if after < 0 else chunks_2
+    columns, column = (int32(seam >> 1), pair) if after < 0 else (int32((C - seam) >> 1), after)
+    at, turn = int32((b * own_chunks + first) * 2 * columns + column), int32(2 * columns * slices)
+    own_weight, own_bias = weight[min(t, C - 1)], bias[min(t, C - 1)]
+    total, squares, n = float32(0), float32(0), first
+    while n + 3 * slices < own_chunks:  # four at once: each takes its time
+        d_0, d_1 = part[at] - origin, part[at + turn] - origin
+        d_2, d_3 = part[at + 2 * turn] - origin, part[at + 3 * turn] - origin
+        at += columns
+        within = (part[at] + part[at + turn]) + (part[at + 2 * turn] + part[at + 3 * turn])
+        total += (d_0 + d_1) + (d_2 + d_3)
+        squares += (d_0 * d_0 + d_1 * d_1) + (d_2 * d_2 + d_3 * d_3) + within
+        n, at = int32(n + 4 * slices), int32(at - columns + 4 * turn)
+    while n < own_chunks:
+        d = part[at] - origin
+        total += d
+        squares += d * d + part[at + columns]
+        n, at = int32(n + slices), int32(at + turn)
+    share = float32(1) / (float32(own_chunks) * float32(half))
+    sums[pair * slices + first], sums[threads + pair * slices + first] = total * share, squares * share
+    if first == 0 and in_group == 0:
+        sums[averages + group] = origin
+    n = t
+    while n < C:
+        sums[weights + n], sums[biases + n] = own_weight, own_bias
+        n += threads
+        if n < C:
+            own_weight, own_bias = weight[n], bias[n]
+    cuda.syncthreads()
+
+    # of a group, what its threads brought: `team` lanes add it
+    count = int32(slices * half)
+    of_warp, group = int32(warp * divide(WARP, team)[0]), divide(t, team)[0]  # the first group of a warp; a lane's
+    while of_warp < groups:
+        total, squares, e = float32(0), float32(0), int32(lane & (team - 1))
+        while e < count and group < groups:
+            total += sums[group * count + e]
+            squares += sums[threads + group * count + e]
+            e += team
+        total, squares = lanes_sum(total, team), lanes_sum(squares, team)
+        if lane & (team - 1) == 0 and group < groups:
+            sums[averages + group] += total
+            sums[roots + group] = float32(1) / math.sqrt(max(squares - total * total, float32(0)) + eps)
+        of_warp, group = int32(of_warp + divide(threads, team)[0]), int32(group + divide(threads, team)[0])
+    cuda.syncthreads()
+
+    load8(sums, weights + c, scales)
+    load8(sums, biases + c, shifts)
+    group, before = divide(c, width)
+    left = int32(width - before)  # channels of this group from here on
+    for k in range(VECTOR):
+        scales[k] *= sums[roots + group]
+        shifts[k] -= sums[averages + group] * scales[k]
+        left -= int32(1)
+        if left == 0:
+            group, left = int32(group + 1), int32(width)
+    c = afresh(c)  # what follows from it is computed again: kept, it would take ten registers
+    beyond, i, step = locate(c, p, b, P, C, seam, rows)
+    _, i_y, step_y = locate(c, p, b, P, C, C, rows)
+    part_x = one_of(beyond, x, x_2)
+    while p < end:
+        numbers8(x, words_0, value)
+        normalise8(y, i_y, value, scales, shifts, activate)
+        if p + rows < end:
+            numbers8(x, words_1, value)
+            normalise8(y, i_y + step_y, value, scales, shifts, activate)
+        if p + 2 * rows < end:
+            numbers8(x, words_2, value)
+            normalise8(y, i_y + 2 * step_y, value, scales, shifts, activate)
+        if p + 3 * rows < end:
+            numbers8(x, words_3, value)
+            normalise8(y, i_y + 3 * step_y, value, scales, shifts, activate)
+        p, i, i_y = int32(p + 4 * rows), i + 4 * step, i_y + 4 * step_y
+        ask(part_x, p, end, rows, i, step, words_0, words_1, words_2, words_3)
+    if cuda.blockIdx.x == 0:
+        n = t
+        while n < groups:
+            mean[b * groups + n], rstd[b * groups + n] = sums[averages + n], sums[roots + n]
+            n += threads
+
+
+# Launcher -------------------------------------------------------------------------------------------------------------
+
+def block_shape(B, P, C, multiprocessors):
+    """(rows, turns) of a block's threads, or None where C / 8 of them make no block of whole warps."""
+    lanes, found = C // VECTOR, None
+    whole = math.lcm(PAIRS_A_THREAD, WARP // math.gcd(lanes, WARP))
+    for threads, turns in SHAPES:
+        rows = threads // (lanes * whole) * whole
+        if rows:
+            found = rows, turns
+            if B * -(-P // (rows * turns)) >= BLOCKS_A_MULTIPROCESSOR * multiprocessors:
+                break
+    return found
+
+
+def normalise_takes(x, groups, statistics):
+    """Whether rung 4 takes an array, or a `Pair`, with its statistics, of a `Pair` a tuple; None: it has none."""
+    first, _, seam = parts_of(x)
+    B, C = x.shape[0], x.shape[-1]
+    given = statistics if isinstance(x, Pair) else (statistics,)
+    return (given is not None and None not in given and x.dtype == np.float16 and C % VECTOR == seam % VECTOR == 0
+            and C // groups % 2 == 0 and x.size < B << 31
+            and block_shape(B, x.size // (B * C), C, first.backend.multiprocessors) is not None)
+
+
+def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
+    B, C = x.shape[0], x.shape[-1]
+    first, second, seam = parts_of(x)
+    known, known_2 = statistics if isinstance(x, Pair) else (statistics, statistics)
+    P = x.size // (B * C)
+    y = empty(x.shape, x.dtype, like=first)
+    mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
+    rows, turns = block_shape(assumed(B), P, C, first.backend.multiprocessors)
+    team = min(WARP, 1 << (rows // PAIRS_A_THREAD * (C // groups // 2) - 1).bit_length())
+    launch(groupnorm_forward_kernel_v4, (-(-P // (rows * turns)), B), (C // VECTOR, rows), first.reshape(-1),
+           second.reshape(-1), known.reshape(-1), known_2.reshape(-1), weight, bias, y.reshape(-1), mean.reshape(-1),
+           rstd.reshape(-1), P, C, seam, C // groups, known.shape[1], known_2.shape[1], rows * turns, team, float(eps),
+           int(silu), shared=8 * (C // VECTOR * rows + C + groups))
+    return y, mean, rstd

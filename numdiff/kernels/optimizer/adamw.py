@@ -1,0 +1,216 @@
+"""AdamW over one flat buffer of parameters; clipping, the skip of a broken step, EMA and float16 copy in the same pass.
+
+MATHEMATICS                                       t = step + 1, the number of this update, from 1
+    g = gradient · u · c,  c = min(1, clip_norm / (gradient_norm + 10⁻⁶)) if clip_norm > 0, else 1
+    u is 1, or 1 / S where the loss was scaled by S (loss_scale.py); gradient_norm is that of gradient · u
+    m = β₁ m + (1 - β₁) g        v = β₂ v + (1 - β₂) g²
+    weight = (1 - lr · decay) · weight - lr · m̂ / (√v̂ + eps),   m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
+    1 - βᵗ is computed as -expm1(t · ln β), with ln β made in float64 on the host: in float32 1 - 0.999ᵗ would lose its
+    last digits to cancellation. Nothing changes where gradient_norm is not finite.
+    ema, if given, then follows the new weight as in ema.py; half, if given, is the new weight rounded to float16.
+SHAPES
+    weight, gradient, m, v, ema flat (n,) float32; half (n,) float16; step (1,) uint32; learning_rate, gradient_norm,
+    unscale (1,) float32
+    The three scalars lie on the device: a captured training step is replayed while they change.
+VERSIONS
+    v1 one thread an element.
+    v2 one thread four elements, by 16-byte loads and stores. The average and the copy are kernels of their own.
+    v3 v2 with both in the same pass: 38 n bytes where three kernels move 46 n.
+LAUNCH
+    v1 ceil(n / 256) blocks of 256 threads; v2, v3 a quarter of them.
+DETERMINISM
+    elementwise.
+COST
+    bytes: 28 n (four reads, three writes), 8 n more with an average, 2 n more with a copy; FLOPs about 15 n. Roof:
+    memory bandwidth.
+SOURCE
+    Kingma and Ba 2014, arXiv:1412.6980, algorithm 1.
+    Decoupled decay: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 2.
+READ NEXT
+    ema.py, the average by itself.
+"""
+import math
+
+import numpy as np
+
+from ...device import cuda, float32, int32, is_device, launch, load4, store4, upload
+from ..elementwise import cast_into
+from .ema import ema_update, ema_update_reference, rest_of
+
+BLOCK = 256  # threads
+CHUNK = 32768  # elements the reference updates at a time: five arrays of 128 KiB, which stay in the processor's caches
+CLIP_EPSILON = 1e-6  # keeps a zero norm from dividing
+LOG_OF_ZERO = -1e4  # stands for log(0), where a beta is zero: its exponential is zero, in float32 and float64
+
+
+def log_of(beta):
+    return math.log(beta) if beta else LOG_OF_ZERO
+
+
+# Reference ------------------------------------------------------------------------------------------------------------
+
+def adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
+                           clip_norm=0.0, unscale=1.0):
+    norm, rate, t = float(gradient_norm[0]), float(learning_rate[0]), int(step[0]) + 1
+    if not math.isfinite(norm):
+        return
+    clip = min(1.0, clip_norm / (norm + CLIP_EPSILON)) if clip_norm > 0 else 1.0
+    clip *= unscale
+    root2 = math.sqrt(-math.expm1(t * log_of(beta2)))  # √(1 - β₂ᵗ), drawn out of the root: √v̂ = √v / root2
+    step_size = rate * root2 / -math.expm1(t * log_of(beta1))
+    scratch = np.empty(min(CHUNK, weight.size), weight.dtype)
+    for i in range(0, weight.size, CHUNK):
+        w, g, m_, v_ = (a[i:i + CHUNK] for a in (weight, gradient, m, v))
+        s = scratch[:w.size]
+        m_ *= beta1
+        m_ += np.multiply(g, clip * (1.0 - beta1), out=s)
+        np.multiply(g, g, out=s)
+        s *= clip * clip * (1.0 - beta2)
+        v_ *= beta2
+        v_ += s
+        np.sqrt(v_, out=s)
+        s += eps * root2
+        np.divide(m_, s, out=s)
+        s *= step_size
+        if weight_decay:
+            w *= 1.0 - rate * weight_decay
+        w -= s
+
+
+# Device function: one element -----------------------------------------------------------------------------------------
+
+@cuda.jit(device=True)
+def updated(w, g, m, v, keep, step_size, eps_root2, beta1, rest1, beta2, rest2):
+    """New (weight, m, v) of one element; rest1 = 1 - β₁ and rest2 = 1 - β₂ come from the host, free of cancellation."""
+    m = beta1 * m + rest1 * g
+    v = beta2 * v + rest2 * (g * g)
+    return keep * w - step_size * (m / (math.sqrt(v) + eps_root2)), m, v
+
+
+@cuda.jit(device=True)
+def step_scalars(step, learning_rate, norm, unscale, log_beta1, log_beta2, eps, decay, clip_norm):
+    """(clip · unscale, keep, step_size, eps · root2): what all elements of this step share."""
+    t = float32(step[0]) + float32(1)
+    rate = learning_rate[0]
+    root2 = math.sqrt(-math.expm1(t * log_beta2))
+    clip = float32(1)
+    if clip_norm > float32(0):
+        clip = min(float32(1), clip_norm / (norm + float32(CLIP_EPSILON)))
+    return clip * unscale[0], float32(1) - rate * decay, rate * root2 / -math.expm1(t * log_beta1), eps * root2
+
+
+# v1: one thread an element --------------------------------------------------------------------------------------------
+
+@cuda.jit
+def adamw_update_kernel_v1(weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, beta1, rest1, log_beta1,
+                           beta2, rest2, log_beta2, eps, decay, clip_norm):
+    i = cuda.grid(1)
+    norm = gradient_norm[0]
+    if i < weight.size and math.isfinite(norm):
+        clip, keep, step_size, eps_root2 = step_scalars(step, learning_rate, norm, unscale, log_beta1, log_beta2, eps,
+                                                        decay, clip_norm)
+        weight[i], m[i], v[i] = updated(weight[i], gradient[i] * clip, m[i], v[i], keep, step_size, eps_root2, beta1,
+                                        rest1, beta2, rest2)
+
+
+# v2: one thread four elements -----------------------------------------------------------------------------------------
+
+@cuda.jit
+def adamw_update_kernel_v2(weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, beta1, rest1, log_beta1,
+                           beta2, rest2, log_beta2, eps, decay, clip_norm):
+    i = cuda.grid(1) * 4
+    norm = gradient_norm[0]
+    if i < weight.size and math.isfinite(norm):
+        clip, keep, step_size, eps_root2 = step_scalars(step, learning_rate, norm, unscale, log_beta1, log_beta2, eps,
+                                                        decay, clip_norm)
+        w0, w1, w2, w3 = load4(weight, i)
+        g0, g1, g2, g3 = load4(gradient, i)
+        m0, m1, m2, m3 = load4(m, i)
+        v0, v1, v2, v3 = load4(v, i)
+        w0, m0, v0 = updated(w0, g0 * clip, m0, v0, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
+        w1, m1, v1 = updated(w1, g1 * clip, m1, v1, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
+        w2, m2, v2 = updated(w2, g2 * clip, m2, v2, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
+        w3, m3, v3 = updated(w3, g3 * clip, m3, v3, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
+        store4(weight, i, w0, w1, w2, w3)
+        store4(m, i, m0, m1, m2, m3)
+        store4(v, i, v0, v1, v2, v3)
+
+
+# v3: the average and the float16 copy in the same pass ----------------------------------------------------------------
+# The new weight is in a register: the average's and the copy's kernels would each read it back from memory.
+
+@cuda.jit
+def adamw_update_kernel_v3(weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, beta1, rest1, log_beta1,
+                           beta2, rest2, log_beta2, eps, decay, clip_norm, ema, rest, averages, half, halves):
+    i = cuda.grid(1) * 4
+    norm = gradient_norm[0]
+    if i < weight.size and math.isfinite(norm):
+        clip, keep, step_size, eps_root2 = step_scalars(step, learning_rate, norm, unscale, log_beta1, log_beta2, eps,
+                                                        decay, clip_norm)
+        w0, w1, w2, w3 = load4(weight, i)
+        g0, g1, g2, g3 = load4(gradient, i)
+        m0, m1, m2, m3 = load4(m, i)
+        v0, v1, v2, v3 = load4(v, i)
+        w0, m0, v0 = updated(w0, g0 * clip, m0, v0, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
+        w1, m1, v1 = updated(w1, g1 * clip, m1, v1, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
+        w2, m2, v2 = updated(w2, g2 * clip, m2, v2, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
+        w3, m3, v3 = updated(w3, g3 * clip, m3, v3, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
+        store4(weight, i, w0, w1, w2, w3)
+        store4(m, i, m0, m1, m2, m3)
+        store4(v, i, v0, v1, v2, v3)
+        if averages:
+            r = rest_of(step, rest, averages == int32(1))
+            e0, e1, e2, e3 = load4(ema, i)
+            store4(ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
+        if halves:
+            store4(half, i, w0, w1, w2, w3)
+
+
+# Launcher -------------------------------------------------------------------------------------------------------------
+
+def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
+                 clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, version=None, ema_warmup=True):
+    """One AdamW update of flat arrays, in place; `step` counts the updates already done.
+
+    unscale: array (1,) by which the gradients are multiplied first (None: 1); ema: its average of decay `ema_decay`,
+    with warm-up unless not `ema_warmup` (ema.py); half: its float16 copy
+    """
+    n = weight.size
+    flat = [a for a in (weight, gradient, m, v, ema, half) if a is not None]
+    if any(a.shape != (n,) for a in flat):
+        raise ValueError(f"weight, gradient, m, v, ema and half must be flat and of one length, got "
+                         f"{[tuple(a.shape) for a in flat]}")
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and eps > 0):
+        raise ValueError(f"AdamW needs 0 <= beta < 1 and eps > 0, got {beta1}, {beta2} and {eps}")
+    if not is_device(weight):
+        adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps,
+                               weight_decay, clip_norm, 1.0 if unscale is None else float(unscale[0]))
+        if ema is not None:
+            ema_update_reference(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
+        if half is not None:
+            cast_into(weight, half)
+        return
+    if version is None:
+        version = 3 if n % 4 == 0 else 1
+    elif version > 1 and n % 4:
+        raise ValueError(f"version {version} updates four elements at a time, and {n} is not a multiple of 4; use "
+                         "version=1")
+    if unscale is None:
+        unscale = upload(np.ones(1, np.float32), weight)
+    scalars = (beta1, 1.0 - beta1, log_of(beta1), beta2, 1.0 - beta2, log_of(beta2), eps, weight_decay, clip_norm)
+    arguments = (weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, *(float32(s) for s in scalars))
+    if version == 3:
+        averages = 0 if ema is None else 1 if ema_warmup else 2
+        launch(adamw_update_kernel_v3, -(-n // (4 * BLOCK)), BLOCK, *arguments, weight if ema is None else ema,
+               float32(1.0 - ema_decay), averages, weight if half is None else half, int(half is not None))
+        return
+    kernel, threads = (adamw_update_kernel_v1, n) if version == 1 else (adamw_update_kernel_v2, n // 4)
+    launch(kernel, -(-threads // BLOCK), BLOCK, *arguments)
+    if ema is not None:
+        ema_update(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
+    if half is not None:
+        cast_into(weight, half)
+
+
+def adamw_update_cost(n, ema=False, half=False):
+    return (28 + 8 * ema + 2 * half) * n, (15 + 3 * ema) * n

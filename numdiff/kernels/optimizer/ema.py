@@ -1,0 +1,93 @@
+"""Exponential moving average of the weights: the weights that samples are drawn from.
+
+MATHEMATICS
+    ema = ema + (1 - d) · (weight - ema)
+    d = decay, or with warm-up min(decay, (1 + step) / (10 + step)), so that the random first weights are soon
+    forgotten; then 1 - d = max(1 - decay, 9 / (10 + step)), which has no cancellation.
+    Nothing changes where gradient_norm is not finite.
+SHAPES
+    ema, weight flat (n,) float32; step (1,) uint32 = updates done before this one; gradient_norm (1,) float32
+VERSIONS
+    v1 one thread an element; v2 one thread four, by 16-byte loads and stores.
+LAUNCH
+    v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
+DETERMINISM
+    elementwise.
+COST
+    bytes: 12 n; FLOPs 3 n. Roof: memory bandwidth.
+SOURCE
+    Polyak and Juditsky 1992; the warm-up is that of TensorFlow's ExponentialMovingAverage.
+READ NEXT
+    step_state.py.
+"""
+import math
+
+import numpy as np
+
+from ...device import cuda, float32, is_device, launch, load4, store4
+
+BLOCK = 256  # threads
+CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
+
+
+def ema_update_reference(ema, weight, step, gradient_norm, decay, warmup=True):
+    if not math.isfinite(gradient_norm[0]):
+        return
+    rest = max(1.0 - decay, 9.0 / (10.0 + float(step[0]))) if warmup else 1.0 - decay
+    scratch = np.empty(min(CHUNK, ema.size), ema.dtype)
+    for i in range(0, ema.size, CHUNK):
+        e, w = ema[i:i + CHUNK], weight[i:i + CHUNK]
+        s = np.subtract(w, e, out=scratch[:e.size])
+        s *= rest
+        e += s
+
+
+@cuda.jit(device=True)
+def rest_of(step, rest, warmup):
+    """1 - d of this step."""
+    if warmup:
+        rest = max(rest, float32(9) / (float32(10) + float32(step[0])))
+    return rest
+
+
+# v1: one thread an element --------------------------------------------------------------------------------------------
+
+@cuda.jit
+def ema_update_kernel_v1(ema, weight, step, gradient_norm, rest, warmup):
+    i = cuda.grid(1)
+    if i < ema.size and math.isfinite(gradient_norm[0]):
+        ema[i] += rest_of(step, rest, warmup) * (weight[i] - ema[i])
+
+
+# v2: one thread four elements -----------------------------------------------------------------------------------------
+
+@cuda.jit
+def ema_update_kernel_v2(ema, weight, step, gradient_norm, rest, warmup):
+    i = cuda.grid(1) * 4
+    if i < ema.size and math.isfinite(gradient_norm[0]):
+        r = rest_of(step, rest, warmup)
+        e0, e1, e2, e3 = load4(ema, i)
+        w0, w1, w2, w3 = load4(weight, i)
+        store4(ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
+
+
+# Launcher -------------------------------------------------------------------------------------------------------------
+
+def ema_update(ema, weight, step, gradient_norm, decay, warmup=True, version=None):
+    """Moves `ema` towards `weight`, both flat, in place."""
+    n = ema.size
+    if ema.shape != (n,) or weight.shape != (n,):
+        raise ValueError(f"ema and weight must be flat and of one length, got {ema.shape} and {weight.shape}")
+    if not is_device(ema):
+        ema_update_reference(ema, weight, step, gradient_norm, decay, warmup)
+        return
+    if version is None:
+        version = 2 if n % 4 == 0 else 1
+    elif version == 2 and n % 4:
+        raise ValueError(f"version 2 updates four elements at a time, and {n} is not a multiple of 4; use version=1")
+    kernel, threads = (ema_update_kernel_v1, n) if version == 1 else (ema_update_kernel_v2, n // 4)
+    launch(kernel, -(-threads // BLOCK), BLOCK, ema, weight, step, gradient_norm, float32(1.0 - decay), int(warmup))
+
+
+def ema_update_cost(n):
+    return 12 * n, 3 * n

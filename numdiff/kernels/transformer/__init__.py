@@ -1,0 +1,13 @@
+"""What a DiT needs besides matrix products and attention. Read the files in this order.
+
+    adaln.py       LayerNorm without weights, scaled and shifted by what the timestep says
+    gate.py        a residual that a gate lets in
+    bias_gelu.py   bias and GELU in one pass
+    gate_adaln.py  a gated residual and the next adaLN in one pass
+    patchify.py    an image as a row of patches, and the way back
+    chunk.py       one row cut into several arrays
+    columns.py     columns of a matrix as arrays, where they lie
+
+READ NEXT
+    adaln.py
+"""

@@ -1,0 +1,149 @@
+"""Columns: the equal parts of one wide array, used where they lie, and a place for their gradients to meet.
+
+MATHEMATICS
+    as chunk.py: part_k[b, c] = x[b, k·C + c]; backward dx[b, k·C + c] = Σ_p partial[b, p, k·C + c], 0 for a part that
+    was not used. Who computes the gradient of a part is often a sum over tokens that several blocks share: each of them
+    (p) leaves what it has in `partial`, beside the other parts', and one pass adds it all up.
+SHAPES
+    x, dx (B, n·C) float16 or float32; partial (B, blocks, n·C) float32
+VERSIONS
+    v1 one thread four columns.
+LAUNCH
+    forward: none. Backward: ceil(B · n · C / 1024) blocks of 256 threads. No shared memory.
+DETERMINISM
+    the blocks' shares are added in order.
+COST
+    forward: nothing, where chunk.py copies. Backward: 4 · blocks bytes read and 2 or 4 written an element.
+SOURCE
+    nothing to cite.
+READ NEXT
+    diffusion/class_dropout.py.
+"""
+import numpy as np
+
+from ...device import DeviceArray, cuda, download, empty, float32, is_device, launch, load4, store4
+from ..common import divide
+from ..reduce import sample_sum
+from .chunk import chunk_backward_reference
+
+BLOCK = 256  # threads
+
+
+class Columns:
+    """Columns `first` to `first` + C of a device array (B, pitch). As an array it has a shape and a type.
+
+    sums: the `Sums` in which the gradients of the columns of one array meet
+    """
+
+    __slots__ = ("array", "first", "shape", "sums")
+
+    def __init__(self, array, first, width, sums):
+        self.array, self.first, self.shape, self.sums = array, first, (array.shape[0], width), sums
+
+    dtype = property(lambda self: self.array.dtype)
+    pitch = property(lambda self: self.array.shape[1])
+
+    @property
+    def flat(self):
+        """What a kernel reads: element b · pitch + first + c is column c of image b."""
+        return self.array.reshape(-1)
+
+    def __array__(self, dtype=None, copy=None):
+        return download(self.array)[:, self.first:self.first + self.shape[1]].astype(dtype or self.dtype)
+
+
+class Sums:
+    """The gradients of the columns of one array (B, N), as several blocks' shares of each: `partial` (B, blocks, N)."""
+
+    __slots__ = ("shape", "partial", "written")
+
+    def __init__(self, shape):
+        self.shape, self.partial, self.written = shape, None, set()
+
+    @property
+    def blocks(self):
+        """How many share an image; None as long as nobody has asked for a place."""
+        return self.partial and self.partial.shape[1]
+
+    def place(self, columns, blocks):
+        """(`partial` as one long array, the gradient of these columns): the caller is about to write it."""
+        if self.partial is None:
+            self.partial = empty((self.shape[0], blocks, self.shape[1]), np.float32, like=columns.array)
+        if columns.first in self.written or blocks != self.blocks:
+            raise ValueError("each part of an array takes one gradient, from an operation on as many tokens as its "
+                             "neighbours'; use chunk for parts that are used twice or apart")
+        self.written.add(columns.first)
+        return self.partial.reshape(-1), ColumnSums(self, columns.first, columns.shape[1])
+
+
+class ColumnSums:
+    """The gradient of some columns: their place in a `Sums`."""
+
+    __slots__ = ("sums", "first", "width")
+
+    def __init__(self, sums, first, width):
+        self.sums, self.first, self.width = sums, first, width
+
+    def whole(self):
+        """The gradient as an array (B, C), if these columns are all there are."""
+        partial = self.sums.partial
+        return partial.reshape(self.sums.shape) if partial.shape[1] == 1 else sample_sum(partial)
+
+    def __array__(self, dtype=None, copy=None):
+        total = download(self.sums.partial)[:, :, self.first:self.first + self.width].sum(1)
+        return total if dtype is None else total.astype(dtype)
+
+
+# v1: four columns a thread --------------------------------------------------------------------------------------------
+
+@cuda.jit
+def columns_backward_kernel_v1(partial, dx, blocks, N, C, used):
+    """used: bit k says that part k has a gradient."""
+    i = cuda.grid(1) * 4
+    if i < dx.size:
+        b, n = divide(i, N)
+        k, _ = divide(n, C)
+        s0 = s1 = s2 = s3 = float32(0)
+        if used >> k & 1:
+            for p in range(blocks):
+                x0, x1, x2, x3 = load4(partial, (b * blocks + p) * N + n)
+                s0 += x0
+                s1 += x1
+                s2 += x2
+                s3 += x3
+        store4(dx, i, s0, s1, s2, s3)
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def columns_forward(x, count):
+    """The `count` parts of x (B, count · C): views of a NumPy array, `Columns` of a device array."""
+    if x.ndim != 2 or count < 1 or x.shape[1] % count:
+        raise ValueError(f"columns are equal parts of (B, n·C), and {tuple(x.shape)} has not {count}")
+    C = x.shape[1] // count
+    if not is_device(x):
+        return [x[:, k * C:(k + 1) * C] for k in range(count)]
+    if C % 4:
+        raise ValueError(f"columns are read four at a time, and {C} is not a multiple of 4; use chunk")
+    sums = Sums(x.shape)
+    return [Columns(x, k * C, C, sums) for k in range(count)]
+
+
+def columns_backward(parts, dtype=np.float32):
+    """dx (B, n·C) from the gradients of the n parts, as the kernels that read them gave them; None: not used."""
+    given = next(p for p in parts if p is not None)
+    if not isinstance(given, ColumnSums):
+        return chunk_backward_reference(parts)
+    sums, C = given.sums, given.width
+    B, N = sums.shape
+    used = sum(1 << k for k, part in enumerate(parts) if part is not None)
+    dx = empty((B, N), dtype, like=sums.partial)
+    launch(columns_backward_kernel_v1, -(-dx.size // (4 * BLOCK)), BLOCK, sums.partial.reshape(-1), dx.reshape(-1),
+           sums.blocks, N, C, used)
+    sums.partial, sums.written = None, set()
+    return dx
+
+
+def as_columns(vector):
+    """A whole array (B, C) as columns of itself; columns as they are."""
+    return Columns(vector, 0, vector.shape[1], Sums(vector.shape)) if isinstance(vector, DeviceArray) else vector

@@ -1,0 +1,474 @@
+"""Gate, residual and the adaptive LayerNorm after it: the seam between two branches of a transformer, in one pass.
+
+MATHEMATICS, for token t of image b; all but h's product is gate.py, then adaln.py
+        z = x + gate[b] · h          y = LayerNorm(z) · (1 + scale[b]) + shift[b]          both z and y are results
+    Backward, from dy and from what arrives for z itself, dz: with xhat the normalised z, f = dy · (1 + scale),
+        g = dz + rstd · (f - average(f) - xhat · average(f · xhat))          all of z's gradient
+        dx = g       dh = gate · g       dgate = Σ_t g · h       dshift = Σ_t dy       dscale = Σ_t dy · xhat
+    Without h (the norm before a network's first branch) z is x and there is no gate.
+SHAPES
+    x, h, z, y and their gradients (B, T, C) float16 or float32; gate, shift, scale (B, C), arrays or `Columns`; mean,
+    rstd (B · T,) float32. dgate, dshift, dscale: float32 (B, C) for arrays, for columns what columns.py adds up
+VERSIONS
+    v1 the kernels of gate.py and adaln.py, one after the other, and an addition.
+    v2 one kernel each way. Forward: a warp a token, which it holds in registers between the sweeps. Backward: a block
+       owns a chunk of an image's tokens with all channels, a warp every so-manieth of them. A warp's next tokens are
+       copied to shared memory while it works on one; the sums over tokens stay in registers until the end, 24 of them
+       for each 256 channels. 16 bytes an instruction throughout. (C a multiple of 8, up to 1280; sm_80)
+LAUNCH
+    forward: 256 threads for eight tokens, no shared memory. Backward: grid (chunks, B), up to 384 threads; two tokens a
+    warp in dynamic shared memory, 150 KiB at 768 channels of float16. `choose_plan` picks chunks and warps.
+DETERMINISM
+    no atomics: a warp adds its tokens in order, a block its warps in order, and columns.py the blocks. What is added to
+    what depends on the shape and on the GPU's multiprocessors.
+ACCURACY
+    z is rounded to its type before it is normalised, so that the backward sees the same one.
+COST
+    in passes over an array of n elements: 4 forward, where one after the other they take 5; 6 backward, where they take
+    3 for the gate, 3 for dx, 2 for the sums and 3 for the addition. Roof: memory bandwidth.
+SOURCE
+    Peebles and Xie 2023, arXiv:2212.09748, section 3.2 and figure 3; PTX ISA, section 9.7.9.25.3 (cp.async).
+READ NEXT
+    numdiff/nn/dit.py
+"""
+import functools
+import math
+
+import numpy as np
+
+from ...device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, zeros
+from ...device.async_copy import cp_async_commit, cp_async_wait
+from ...device.eight import as_stored, copy8, load8, store8
+from ..attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
+from ..elementwise import add_forward
+from ..layernorm import warp_sum
+from .adaln import adaln_backward, adaln_backward_reference, adaln_forward, adaln_forward_reference
+from .columns import Columns, as_columns
+from .gate import gate_backward, gate_backward_reference, gate_forward, gate_forward_reference
+
+WARP = 32
+BLOCK = 256  # threads of the forward
+ROWS = BLOCK // WARP
+SWEEP = 8 * WARP  # channels that a warp has at a time
+MOST_SWEEPS = 5  # their sums, 24 registers each, leave just enough for the rest
+STAGES = 2  # tokens of a warp in shared memory: the one that it works on, and the next
+MINIMUM_CAPABILITY = (8, 0)
+MOST_CHUNKS = 16  # of an image
+OVERHEAD = 2  # tokens' worth of time that a block takes to begin and to end
+
+
+# References -----------------------------------------------------------------------------------------------------------
+
+def gate_adaln_forward_reference(x, h, gate, shift, scale, eps=1e-6):
+    z = x if h is None else gate_forward_reference(x, h, gate)
+    return (z, *adaln_forward_reference(z, shift, scale, eps))
+
+
+def gate_adaln_backward_reference(dz, dy, z, h, gate, scale, mean, rstd):
+    dx, dshift, dscale = adaln_backward_reference(dy, z, scale, mean, rstd)
+    if dz is not None:
+        dx += dz
+    dh, dgate = (None, None) if h is None else gate_backward_reference(dx, h, gate)
+    return dx, dh, dgate, dshift, dscale
+
+
+# Device functions -----------------------------------------------------------------------------------------------------
+# Tuples of four channels; `totals` holds the lane's sums over tokens: dshift's, then dscale's, then dgate's.
+
+@cuda.jit(device=True, forceinline=True)
+def normalised(x, average, r):
+    return (x[0] - average) * r, (x[1] - average) * r, (x[2] - average) * r, (x[3] - average) * r
+
+
+@cuda.jit(device=True, forceinline=True)
+def look_at_four(totals, shift, scale, dy, x, factor):
+    """Adds to dshift and dscale; what four channels bring to Σ f and Σ f · xhat."""
+    for i in range(4):
+        totals[shift + i] += dy[i]
+        totals[scale + i] += dy[i] * x[i]
+    f0, f1, f2, f3 = dy[0] * factor[0], dy[1] * factor[1], dy[2] * factor[2], dy[3] * factor[3]
+    return (f0 + f1) + (f2 + f3), (f0 * x[0] + f1 * x[1]) + (f2 * x[2] + f3 * x[3])
+
+
+@cuda.jit(device=True, forceinline=True)
+def norm_gradient(dy, x, factor, dz, r, a, k):
+    """g of four channels, from the averages a of f and k of f · xhat."""
+    return (dz[0] + r * (dy[0] * factor[0] - a - x[0] * k), dz[1] + r * (dy[1] * factor[1] - a - x[1] * k),
+            dz[2] + r * (dy[2] * factor[2] - a - x[2] * k), dz[3] + r * (dy[3] * factor[3] - a - x[3] * k))
+
+
+@cuda.jit(device=True, forceinline=True)
+def gate_gradient(totals, first, g, h, gate):
+    """dh of four channels; adds to dgate."""
+    for i in range(4):
+        totals[first + i] += g[i] * h[i]
+    return g[0] * gate[0], g[1] * gate[1], g[2] * gate[2], g[3] * gate[3]
+
+
+@cuda.jit(device=True, forceinline=True)
+def start_token(kept, at, source, i, c, C):
+    """Start copies of this lane's channels, c, c + 256 …, of a token that starts at source[i], to kept[at …]."""
+    while c < C:
+        copy8(kept, at, source, i + c)
+        at, c = int32(at + SWEEP), int32(c + SWEEP)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fill_factors(floats, first, vector, start, C, one, t, threads):
+    """floats[first …] = one + the channels of a vector: of each sweep the lanes' first four, then their other four.
+
+    So 8 lanes that read 16 bytes each, as one access of shared memory, find them in 32 different banks.
+    """
+    c = int32(4 * t)
+    while c < C:
+        a0, a1, a2, a3 = load4(vector, start + c)
+        at = int32(first + c // SWEEP * SWEEP + c % 8 * WARP + c % SWEEP // 8 * 4)
+        store4(floats, at, one + a0, one + a1, one + a2, one + a3)
+        c = int32(c + 4 * threads)
+
+
+@cuda.jit(device=True, forceinline=True)
+def factors_of(floats, first, lane):
+    """What a lane has there for its eight channels."""
+    return load4(floats, first + lane * 4), load4(floats, first + SWEEP // 2 + lane * 4)
+
+
+@cuda.jit(device=True, forceinline=True)
+def bring(floats, at, totals, first):
+    store4(floats, at, totals[first], totals[first + 1], totals[first + 2], totals[first + 3])
+    store4(floats, at + 4, totals[first + 4], totals[first + 5], totals[first + 6], totals[first + 7])
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_warps(floats, out, start, C, warps, t, threads):
+    """out[start …] = the sums of the warps' rows in shared memory, in order."""
+    c = int32(4 * t)
+    while c < C:
+        s0, s1, s2, s3 = load4(floats, c)
+        at = int32(c + C)
+        for _ in range(1, warps):
+            x0, x1, x2, x3 = load4(floats, at)
+            s0, s1, s2, s3 = s0 + x0, s1 + x1, s2 + x2, s3 + x3
+            at = int32(at + C)
+        store4(out, start + c, s0, s1, s2, s3)
+        c = int32(c + 4 * threads)
+
+
+@cuda.jit(device=True, forceinline=True)
+def gated(array, x, h, gate):
+    """x + gate · h of eight channels, as `array` will hold them."""
+    return (as_stored(array, x[0] + gate[0] * h[0]), as_stored(array, x[1] + gate[1] * h[1]),
+            as_stored(array, x[2] + gate[2] * h[2]), as_stored(array, x[3] + gate[3] * h[3]),
+            as_stored(array, x[4] + gate[4] * h[4]), as_stored(array, x[5] + gate[5] * h[5]),
+            as_stored(array, x[6] + gate[6] * h[6]), as_stored(array, x[7] + gate[7] * h[7]))
+
+
+@cuda.jit(device=True, forceinline=True)
+def modulated(x, average, r, scale, shift):
+    one = float32(1)
+    x0, x1, x2, x3 = normalised(x, average, r)
+    return (x0 * (one + scale[0]) + shift[0], x1 * (one + scale[1]) + shift[1], x2 * (one + scale[2]) + shift[2],
+            x3 * (one + scale[3]) + shift[3])
+
+
+@cuda.jit(device=True, forceinline=True)
+def squares(x, average):
+    x0, x1, x2, x3 = x[0] - average, x[1] - average, x[2] - average, x[3] - average
+    return (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
+
+
+# v2 forward: a warp a token -------------------------------------------------------------------------------------------
+
+def make_forward(SWEEPS, GATED):
+    """The kernel for tokens of up to 256 · SWEEPS channels. GATED: whether there are h and gate (else z is x)."""
+    KEPT = 8 * SWEEPS
+
+    def kernel(x, h, gate, shift, scale, z, y, mean, rstd, rows, T, C, gate_first, gate_pitch, shift_first, scale_first,
+               pitch, eps):
+        lane = int32(cuda.threadIdx.x % WARP)
+        row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
+        if row < rows:  # the same for all lanes of a warp
+            kept = cuda.local.array(KEPT, "float32")
+            first, b = row * C + lane * 8, row // T
+            at = b * gate_pitch + gate_first + lane * 8
+            total = float32(0)
+            for s in range(SWEEPS):
+                c = int32(lane * 8 + s * SWEEP)
+                if c < C:
+                    v = load8(x, first + s * SWEEP)
+                    if GATED:
+                        v = gated(z, v, load8(h, first + s * SWEEP), load8(gate, at + s * SWEEP))
+                        store8(z, first + s * SWEEP, v)
+                    for i in range(8):
+                        kept[8 * s + i] = v[i]
+                    total += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
+            average = warp_sum(total) / float32(C)
+            total = float32(0)
+            for s in range(SWEEPS):
+                if lane * 8 + s * SWEEP < C:
+                    k = 8 * s
+                    total += squares((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average)
+                    total += squares((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average)
+            r = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
+            at_shift, at_scale = b * pitch + shift_first + lane * 8, b * pitch + scale_first + lane * 8
+            for s in range(SWEEPS):
+                if lane * 8 + s * SWEEP < C:
+                    k = 8 * s
+                    a, d = load8(scale, at_scale + s * SWEEP), load8(shift, at_shift + s * SWEEP)
+                    v = modulated((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average, r, a[:4], d[:4])
+                    w = modulated((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average, r, a[4:], d[4:])
+                    store8(y, first + s * SWEEP, v + w)
+            if lane == 0:
+                mean[row] = average
+                rstd[row] = r
+
+    kernel.__name__ = kernel.__qualname__ = f"{'gate_' * GATED}adaln_forward_kernel_v2_{SWEEPS}"
+    return cuda.jit(kernel, launch_bounds=BLOCK)
+
+
+# v2 backward: a block a chunk of an image's tokens --------------------------------------------------------------------
+# Shared memory: 1 + scale and gate in float32, then for each warp its two tokens, each dy, z, dz and h. A lane reads
+# only what it has copied itself, so that no barrier stands between the copies and their use.
+
+def threads_of(sweeps):
+    """At most, in the backward: as many as leave a thread the registers for its sums."""
+    return 384 if sweeps <= 4 else 256
+
+
+def make_backward(SWEEPS, GATED):
+    """The kernel for tokens of up to 256 · SWEEPS channels. GATED: whether there are h and gate."""
+    SCALE, GATE = 8 * SWEEPS, 16 * SWEEPS  # where their sums start in `totals`
+    TOTALS = 24 * SWEEPS if GATED else 16 * SWEEPS
+    ARRAYS = 4 if GATED else 3
+
+    def kernel(dy, z, dz, h, scale, gate, mean, rstd, dx, dh, shift_sums, scale_sums, gate_sums, T, C, chunk, ring,
+               has_dz, scale_first, scale_pitch, gate_first, gate_pitch, shift_to, shift_row, scale_to, scale_row,
+               gate_to, gate_row):
+        floats = cuda.shared.array(0, float32, alignment=128)
+        kept = cuda.shared.array(0, z.dtype.type, alignment=128)
+        t, threads = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
+        lane, warp, warps = int32(t % WARP), int32(t // WARP), int32(threads // WARP)
+        c = int32(lane * 8)
+        b = cuda.blockIdx.y
+        start, token = b * T, int32(cuda.blockIdx.x * chunk + warp)
+        end = int32(min(cuda.blockIdx.x * chunk + chunk, T))
+        own = int32(ring + warp * (STAGES * ARRAYS) * C + c)
+        for stage in range(STAGES):
+            ahead = int32(token + stage * warps)
+            if ahead < end:
+                at, i = int32(own + stage * ARRAYS * C), (start + ahead) * C
+                start_token(kept, at, dy, i, c, C)
+                start_token(kept, at + C, z, i, c, C)
+                if has_dz:
+                    start_token(kept, at + 2 * C, dz, i, c, C)
+                if GATED:
+                    start_token(kept, at + 3 * C, h, i, c, C)
+            cp_async_commit()
+        average = r = float32(0)
+        if token < end:
+            average, r = mean[start + token], rstd[start + token]
+        fill_factors(floats, 0, scale, b * scale_pitch + scale_first, C, float32(1), t, threads)
+        if GATED:
+            fill_factors(floats, SWEEPS * SWEEP, gate, b * gate_pitch + gate_first, C, float32(0), t, threads)
+        totals = cuda.local.array(TOTALS, "float32")
+        for i in range(TOTALS):
+            totals[i] = float32(0)
+        stage = int32(0)
+        cuda.syncthreads()  # the factors are there
+        while token < end:
+            next_average = next_r = float32(0)  # before they are needed: their way from memory is long
+            if token + warps < end:
+                next_average, next_r = mean[start + token + warps], rstd[start + token + warps]
+            cp_async_wait(1)
+            at = int32(own + stage)
+            sum_f = sum_fx = float32(0)
+            for s in range(SWEEPS):
+                if c + s * SWEEP < C:
+                    here = int32(at + s * SWEEP)
+                    d, x = load8(kept, here), load8(kept, here + C)
+                    low, high = factors_of(floats, s * SWEEP, lane)
+                    f, fx = look_at_four(totals, 8 * s, SCALE + 8 * s, d[:4], normalised(x[:4], average, r), low)
+                    sum_f += f
+                    sum_fx += fx
+                    f, fx = look_at_four(totals, 8 * s + 4, SCALE + 8 * s + 4, d[4:], normalised(x[4:], average, r),
+                                         high)
+                    sum_f += f
+                    sum_fx += fx
+            a, k = warp_sum(sum_f) / float32(C), warp_sum(sum_fx) / float32(C)
+            i = (start + token) * C + c
+            for s in range(SWEEPS):
+                if c + s * SWEEP < C:
+                    here = int32(at + s * SWEEP)
+                    d, x = load8(kept, here), load8(kept, here + C)
+                    low, high = factors_of(floats, s * SWEEP, lane)
+                    zero = float32(0)
+                    before = (zero, zero, zero, zero, zero, zero, zero, zero)
+                    if has_dz:
+                        before = load8(kept, here + 2 * C)
+                    g0 = norm_gradient(d[:4], normalised(x[:4], average, r), low, before[:4], r, a, k)
+                    g1 = norm_gradient(d[4:], normalised(x[4:], average, r), high, before[4:], r, a, k)
+                    store8(dx, i + s * SWEEP, g0 + g1)
+                    if GATED:
+                        branch = load8(kept, here + 3 * C)
+                        low, high = factors_of(floats, (SWEEPS + s) * SWEEP, lane)
+                        store8(dh, i + s * SWEEP, gate_gradient(totals, GATE + 8 * s, g0, branch[:4], low) +
+                               gate_gradient(totals, GATE + 8 * s + 4, g1, branch[4:], high))
+            ahead = int32(token + STAGES * warps)
+            if ahead < end:
+                i = (start + ahead) * C
+                start_token(kept, at, dy, i, c, C)
+                start_token(kept, at + C, z, i, c, C)
+                if has_dz:
+                    start_token(kept, at + 2 * C, dz, i, c, C)
+                if GATED:
+                    start_token(kept, at + 3 * C, h, i, c, C)
+            cp_async_commit()
+            token, average, r, stage = int32(token + warps), next_average, next_r, int32(ARRAYS * C - stage)
+
+        row = b * cuda.gridDim.x + cuda.blockIdx.x
+        place = int32(warp * C + c)  # the factors and the tokens give way to the warps' sums
+        cuda.syncthreads()
+        for s in range(SWEEPS):
+            if c + s * SWEEP < C:
+                bring(floats, place + s * SWEEP, totals, 8 * s)
+        cuda.syncthreads()
+        add_warps(floats, shift_sums, row * shift_row + shift_to, C, warps, t, threads)
+        cuda.syncthreads()
+        for s in range(SWEEPS):
+            if c + s * SWEEP < C:
+                bring(floats, place + s * SWEEP, totals, SCALE + 8 * s)
+        cuda.syncthreads()
+        add_warps(floats, scale_sums, row * scale_row + scale_to, C, warps, t, threads)
+        if GATED:
+            cuda.syncthreads()
+            for s in range(SWEEPS):
+                if c + s * SWEEP < C:
+                    bring(floats, place + s * SWEEP, totals, GATE + 8 * s)
+            cuda.syncthreads()
+            add_warps(floats, gate_sums, row * gate_row + gate_to, C, warps, t, threads)
+
+    kernel.__name__ = kernel.__qualname__ = f"{'gate_' * GATED}adaln_backward_kernel_v2_{SWEEPS}"
+    return cuda.jit(kernel, launch_bounds=(threads_of(SWEEPS), 1))
+
+
+FORWARD = {(s, g): make_forward(s, g) for s in range(1, MOST_SWEEPS + 1) for g in (False, True)}
+BACKWARD = {(s, g): make_backward(s, g) for s in range(1, MOST_SWEEPS + 1) for g in (False, True)}
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+@functools.cache
+def choose_plan(B, T, C, itemsize, is_gated, limit=SHARED_LIMIT, multiprocessors=MULTIPROCESSORS, chunks=None):
+    """(warps, chunks of an image's tokens, tokens a chunk, bytes before the ring, shared bytes), or None.
+
+    As many warps as there is shared memory for; as many chunks (if not told) as end soonest, counting turns of a warp.
+    """
+    vectors, arrays = (2, 4) if is_gated else (1, 3)
+    before, token = 4 * vectors * -(-C // SWEEP) * SWEEP, STAGES * arrays * C * itemsize
+    most = threads_of(-(-C // SWEEP)) // WARP
+    warps = min((limit - before) // token, most)
+    if warps < 1:
+        return None
+
+    def turns(n):
+        chunk = -(-T // n)
+        return -(-B * n // multiprocessors) * (-(-chunk // warps) + OVERHEAD)
+
+    if chunks is None:
+        chunks = min(range(1, min(T, MOST_CHUNKS) + 1), key=turns)
+        chunks = -(-T // -(-T // chunks))
+    return warps, chunks, -(-T // chunks), before, before + warps * token
+
+
+def gate_adaln_takes(like, C):
+    """Whether version 2 runs on tokens of C channels that lie where the array `like` does, and have its type."""
+    return (is_device(like) and C % 8 == 0 and C <= SWEEP * MOST_SWEEPS and like.dtype in (np.float16, np.float32)
+            and tuple(like.backend.capability)[:2] >= MINIMUM_CAPABILITY
+            and choose_plan(1, 1, C, like.dtype.itemsize, True, shared_limit(like)) is not None)
+
+
+def _check(x, h, vectors, version):
+    """(B, T, C, version)."""
+    if x.ndim != 3 or h is not None and h.shape != x.shape:
+        raise ValueError(f"gate_adaln takes tokens (B, T, C), x and h alike, not {tuple(x.shape)} and "
+                         f"{h if h is None else tuple(h.shape)}; reshape an image to (B, H·W, C)")
+    B, T, C = x.shape
+    for vector in vectors:
+        if vector is not None and tuple(vector.shape) != (B, C):
+            raise ValueError(f"gate_adaln: gate, shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}")
+    takes, columns = gate_adaln_takes(x, C), any(isinstance(vector, Columns) for vector in vectors)
+    if version is None:
+        version = 2 if takes else 1
+    if is_device(x) and (version == 2 and not takes or version == 1 and columns):
+        raise ValueError(f"version 2 takes a multiple of 8 channels, at most {SWEEP * MOST_SWEEPS}, on a device of "
+                         f"capability 8.0; version 1 takes whole arrays, not columns; not {C} channels here: use "
+                         "version=1 and chunk")
+    return B, T, C, version
+
+
+def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, version=None):
+    """(z, y, mean (B·T,), rstd (B·T,)): z = x + gate · h and its norm, times 1 + scale, plus shift.
+
+    x, h (B, T, C); h and gate None: z is x. gate, shift, scale: (B, C), arrays or `Columns`.
+    """
+    B, T, C, version = _check(x, h, (gate, shift, scale), version)
+    if not is_device(x):
+        return gate_adaln_forward_reference(x, h, gate, shift, scale, eps)
+    if version == 1:
+        z = x if h is None else gate_forward(x, h, gate)
+        return (z, *adaln_forward(z, shift, scale, eps))
+    is_gated = h is not None
+    z, y = empty_like(x) if is_gated else x, empty_like(x)
+    mean, rstd = empty((B * T,), np.float32, like=x), empty((B * T,), np.float32, like=x)
+    shift, scale = as_columns(shift), as_columns(scale)
+    gate = as_columns(gate) if is_gated else scale
+    flat, branch = x.reshape(-1), (h if is_gated else x).reshape(-1)
+    launch(FORWARD[-(-C // SWEEP), is_gated], -(-B * T // ROWS), BLOCK, flat, branch, gate.flat, shift.flat, scale.flat,
+           z.reshape(-1), y.reshape(-1), mean, rstd, B * T, T, C, gate.first, gate.pitch, shift.first, scale.first,
+           scale.pitch, float(eps))
+    return z, y, mean, rstd
+
+
+def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, version=None):
+    """(dx, dh, dgate, dshift, dscale) from the gradients of z (None: nothing has arrived) and of y (None: so, too).
+
+    z: what the forward gave; of `shift` only the place is needed. dh and dgate are None where h is.
+    """
+    B, T, C, version = _check(z, h, (gate, shift, scale), version)
+    if dy is None:
+        dy = zeros(z.shape, z.dtype, like=z)
+    if not is_device(z):
+        return gate_adaln_backward_reference(dz, dy, z, h, gate, scale, mean, rstd)
+    if version == 1:
+        dx, dshift, dscale = adaln_backward(dy, z, scale, mean, rstd)
+        if dz is not None:
+            dx = add_forward(dx, dz)
+        dh, dgate = (None, None) if h is None else gate_backward(dx, h, gate)
+        return dx, dh, dgate, dshift, dscale
+    is_gated = h is not None
+    vectors = [as_columns(v) for v in ((shift, scale, gate) if is_gated else (shift, scale))]
+    agreed = min({v.sums.blocks for v in vectors} - {None}, default=None)  # chunks of those that wrote beside these
+    warps, chunks, chunk, before, nbytes = choose_plan(B, T, C, z.dtype.itemsize, is_gated, shared_limit(z),
+                                                       multiprocessors_of(z), agreed)
+    places, gradients = zip(*(v.sums.place(v, chunks) for v in vectors), strict=True)
+    dx, dh = empty_like(z), empty_like(z) if is_gated else None
+    flat, scale_, gate_ = z.reshape(-1), vectors[1], vectors[-1]  # without a gate, what stands for it is not looked at
+    launch(BACKWARD[-(-C // SWEEP), is_gated], (chunks, B), WARP * warps, dy.reshape(-1), flat,
+           flat if dz is None else dz.reshape(-1), h.reshape(-1) if is_gated else flat, scale_.flat, gate_.flat, mean,
+           rstd, dx.reshape(-1), (dh if is_gated else dx).reshape(-1), places[0], places[1], places[-1], T, C, chunk,
+           before // z.dtype.itemsize, int(dz is not None), scale_.first, scale_.pitch, gate_.first, gate_.pitch,
+           *(n for v in (*vectors[:2], gate_) for n in (v.first, v.pitch)), shared=nbytes)
+    gradients = [g if isinstance(v, Columns) else g.whole() for v, g in zip((shift, scale, gate), gradients,
+                                                                            strict=False)]
+    return dx, dh, gradients[2] if is_gated else None, *gradients[:2]
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def gate_adaln_forward_cost(B, T, C, itemsize=4):
+    """(bytes, FLOPs) over B images of T tokens of C channels."""
+    return itemsize * (4 * B * T * C + 3 * B * C) + 8 * B * T, 12 * B * T * C
+
+
+def gate_adaln_backward_cost(B, T, C, itemsize=4):
+    return itemsize * (6 * B * T * C + 2 * B * C) + 4 * (3 * B * C + 2 * B * T), 20 * B * T * C

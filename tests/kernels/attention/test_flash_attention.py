@@ -1,0 +1,161 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from numdiff.device.bfloat16 import bfloat16_of_words, pack_bfloat2
+from numdiff.emulator.namespace import TWINS
+from numdiff.emulator.warp_matrix import tf32_of_words
+from numdiff.kernels import attention as F
+from numdiff.kernels.attention import launcher, reference
+from numdiff.kernels.attention import unfused as A
+from tests.conftest import numerical_gradient, relative_error, shapes, versions
+from tests.kernels.attention.test_unfused import head_by_head, make
+
+# (B, T, heads, HS) and the order of the channels. Tiles have 64 rows, blocks of the forward 64 or 128.
+SHAPES = shapes(odd=(1, 3, 1, 32, "new"), one_token=(1, 1, 2, 32, "legacy"), one_group=(2, 64, 1, 64, "legacy"),
+                not_aligned=(1, 67, 3, 72, "new"), not_aligned_64=(2, 49, 2, 64, "new"),
+                two_tiles=(1, 128, 2, 72, "legacy"), large=(2, 300, 3, 32, "legacy"),
+                large_64=(1, 257, 2, 64, "legacy"), large_72=(1, 200, 2, 72, "new"))
+ORDERS = pytest.mark.parametrize("order", ["legacy", "new"])
+
+
+def logsumexp_of(qkv, heads, order):
+    q, k, _ = A.split_heads(qkv, heads, order)
+    return np.log(np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])).sum(axis=-1))
+
+
+@ORDERS
+@pytest.mark.parametrize("most_scores", [1, 40, reference.MOST_SCORES])
+def test_reference_head_by_head(rng, order, most_scores, monkeypatch):
+    """However it is cut into working sets, it is the attention that keeps its probabilities."""
+    monkeypatch.setattr(reference, "MOST_SCORES", most_scores)
+    qkv, dy, heads = make(rng, (3, 5, 3, 4))
+    want_y, p = head_by_head(qkv, heads, order)
+    y, logsumexp = F.flash_attention_forward(qkv, heads, order)
+    assert relative_error(y, want_y) < 1e-13
+    assert relative_error(logsumexp, logsumexp_of(qkv, heads, order)) < 1e-13
+    dqkv = F.flash_attention_backward(dy, qkv, y, logsumexp, heads, order)
+    assert relative_error(dqkv, A.attention_backward(dy, qkv, p, heads, order)) < 1e-12
+
+
+@ORDERS
+def test_gradient(rng, order):
+    qkv, dy, heads = make(rng, (2, 3, 2, 4))
+    got = F.flash_attention_backward(dy, qkv, *F.flash_attention_forward(qkv, heads, order), heads, order)
+    want = numerical_gradient(lambda v: F.flash_attention_forward(v, heads, order)[0], qkv, dy)
+    assert relative_error(got, want) < 1e-7
+
+
+@SHAPES
+@versions(1, 2)  # None is version 4 wherever it can run
+def test_flash_attention(engine, rng, shape, version):
+    *shape, order = shape
+    if not engine.computes and shape[3] == 64:
+        pytest.skip("compiling for 32 and 72 takes long enough, and has all there is for 64")
+    qkv, dy, heads = make(rng, shape)
+    want, want_logsumexp = F.flash_attention_forward(qkv, heads, order)
+    runs = [F.flash_attention_forward(engine(qkv), heads, order, version=version) for _ in range(2)]
+    engine.check(runs[0][0], want, 1e-5)
+    engine.check(runs[0][1], want_logsumexp, 1e-5)
+    engine.check_equal(runs[0][0], runs[1][0])
+    engine.check_equal(runs[0][1], runs[1][1])
+    given = [engine(a) for a in (dy, qkv, want, want_logsumexp)]
+    runs = [F.flash_attention_backward(*given, heads, order, version=version) for _ in range(2)]
+    if shape[1] > 1:  # one key alone has no gradient but rounding errors, in q and k
+        engine.check(runs[0], F.flash_attention_backward(dy, qkv, want, want_logsumexp, heads, order), 1e-5)
+    engine.check_equal(runs[0], runs[1])
+
+
+@shapes(large=(1, 200, 2, 64))
+@versions(2)
+@pytest.mark.parametrize("warps", [2, 4])
+@pytest.mark.parametrize("chunks", [(1, 4), (2, 2), (4, 1)])
+def test_every_way_to_cut_the_work(engine, rng, shape, version, warps, chunks, monkeypatch):
+    if not (engine.has_versions and engine.computes):
+        pytest.skip("nothing to cut, or nothing to see")
+    monkeypatch.setattr(launcher, "choose_warps", lambda *_: warps)
+    monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
+    qkv, dy, heads = make(rng, shape)
+    want, tolerance = F.flash_attention_forward(qkv, heads), 3e-6 if version == 2 else 1e-5
+    engine.check(F.flash_attention_forward(engine(qkv), heads, version=version)[0], want[0], tolerance)
+    got = F.flash_attention_backward(*map(engine, (dy, qkv, *want)), heads, version=version)
+    engine.check(got, F.flash_attention_backward(dy, qkv, *want, heads), tolerance)
+
+
+@shapes(large=(1, 200, 1, 32))
+@versions(1, 2)
+@pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
+def test_scores_far_apart(engine, rng, shape, version, direction):
+    """Scores beyond e^x's range, the largest in the last tile or the first: each tile moves the maximum, or none."""
+    qkv, dy, heads = make(rng, shape)
+    q, k, _ = A.split_heads(qkv, heads, "legacy")
+    q[...] = np.abs(q)
+    k[...] = np.linspace(-20, 20, shape[1])[::direction, None] + k
+    qkv = qkv.astype(np.float32).astype(np.float64)  # what the engine gets: a score near 100 keeps only its 5 digits
+    want = F.flash_attention_forward(qkv, heads)
+    y, logsumexp = F.flash_attention_forward(engine(qkv), heads, version=version)
+    engine.check(y, want[0], 1e-4)
+    engine.check(logsumexp, want[1], 1e-6)
+    got = F.flash_attention_backward(*map(engine, (dy, qkv, *want)), heads, version=version)
+    engine.check(got, F.flash_attention_backward(dy, qkv, *want, heads), 1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1, 1e12])
+def test_tf32_with_bfloat16_for_the_rest(rng, scale):
+    """The product of split.py, by the emulator's twins, misses less than 2⁻¹⁶ of it, however large the numbers."""
+    def in_bfloat16(x):
+        pack = TWINS[id(pack_bfloat2)][1]
+        return bfloat16_of_words(np.array([pack(None, *pair) for pair in x.reshape(-1, 2)], np.uint32)).reshape(-1)
+
+    a, b = (scale * rng.standard_normal((2, 1000))).astype(np.float32)
+    h_a, h_b = (tf32_of_words(x.view(np.uint32))[:, 0] for x in (a, b))
+    parts = (h_a, h_b), (in_bfloat16(a - h_a), in_bfloat16(b)), (in_bfloat16(a), in_bfloat16(b - h_b))
+    got, want = sum(x.astype(np.float64) * y for x, y in parts), a.astype(np.float64) * b
+    assert np.all(np.abs(got - want) < 2**-16 * np.abs(want))
+
+
+@pytest.mark.parametrize("batch, T", [(1, 1), (1, 65), (4, 1000), (24, 256), (256, 64), (3, 5000), (2000, 4096)])
+def test_the_chunks_hold_every_tile_once(batch, T):
+    chunks, tiles = launcher.choose_chunks(batch, T, 132)
+    assert 1 <= chunks <= launcher.backward.LARGEST_CHUNKS
+    assert (chunks - 1) * tiles < -(-T // launcher.KEYS) <= chunks * tiles
+
+
+def test_no_matrix_of_all_scores(rng):
+    """Forward and backward in a fraction of the memory that the probabilities alone would take."""
+    qkv, dy, heads = make(rng, (1, 2048, 4, 8))
+    qkv, dy = qkv.astype(np.float32), dy.astype(np.float32)
+    tracemalloc.start()
+    try:
+        F.flash_attention_backward(dy, qkv, *F.flash_attention_forward(qkv, heads), heads)
+        assert tracemalloc.get_traced_memory()[1] < 4 * heads * 2048**2 / 8
+    finally:
+        tracemalloc.stop()
+
+
+def test_other_head_sizes(engine, rng):
+    """NumPy takes any; a GPU says who does."""
+    qkv, _, heads = make(rng, (1, 3, 2, 20))
+    if not engine.has_versions:
+        engine.check(F.flash_attention_forward(engine(qkv), heads)[0], A.attention_forward(qkv, heads)[0], 3e-6)
+        return
+    assert not F.flash_attention_takes(engine(qkv), heads)
+    with pytest.raises(ValueError, match="not 20; use attention_forward"):
+        F.flash_attention_forward(engine(qkv), heads)
+
+
+def test_errors_say_what_to_do(engine, rng):
+    qkv, dy, heads = make(rng, (1, 4, 2, 32))
+    y, logsumexp = F.flash_attention_forward(qkv, heads)
+    with pytest.raises(ValueError, match="multiple of heads"):
+        F.flash_attention_forward(engine(qkv), 5)
+    with pytest.raises(ValueError, match="use 'legacy' or 'new'"):
+        F.flash_attention_forward(engine(qkv), heads, "old")
+    with pytest.raises(ValueError, match="pass what flash_attention_forward gave"):
+        F.flash_attention_backward(engine(dy[:, 1:]), engine(qkv), engine(y), engine(logsumexp), heads)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="no version 3 of flash attention in float32: use 1, 2 or 4"):
+            F.flash_attention_forward(engine(qkv), heads, version=3)
+        with pytest.raises(ValueError, match="use cast_forward first"):
+            F.flash_attention_backward(engine(dy, np.float16), engine(qkv), engine(y), engine(logsumexp), heads)

@@ -1,0 +1,134 @@
+"""Flash attention in float16, and the tensor-core kernels of both types in every shape that the launcher can choose."""
+import numpy as np
+import pytest
+
+from numdiff.kernels import attention as F
+from numdiff.kernels.attention import launcher
+from tests.conftest import large, shapes, versions
+from tests.kernels.attention.test_unfused import make
+
+TOLERANCE = 2e-3
+TILES = (1, 4), (2, 8)  # fragments of keys a warp, and warps, of a block of the backward
+
+
+def problem(rng, shape, order, dtype=np.float16):
+    """(qkv, dy, y, logsumexp, heads) in `dtype`, then (y, logsumexp, dqkv) as they should be."""
+    qkv, dy, heads = make(rng, shape)
+    qkv, dy = qkv.astype(dtype), dy.astype(dtype)
+    want_y, want_logsumexp = F.flash_attention_forward(qkv.astype(np.float64), heads, order)
+    given = dy, qkv, want_y.astype(dtype), want_logsumexp.astype(np.float32)
+    want = F.flash_attention_backward(*(a.astype(np.float64) for a in given), heads, order)
+    return given, heads, (want_y, want_logsumexp, want)
+
+
+def check_both(engine, given, heads, order, wanted, version, count=2):
+    """Forward and backward against the reference, `count` times, with the same bits."""
+    dy, qkv, y, logsumexp = map(engine, given)
+    runs = [(*F.flash_attention_forward(qkv, heads, order, version=version),
+             F.flash_attention_backward(dy, qkv, y, logsumexp, heads, order, version=version)) for _ in range(count)]
+    assert [r.dtype for r in runs[0]] == [np.float16, np.float32, np.float16]
+    engine.check(runs[0][0], wanted[0], TOLERANCE)
+    engine.check(runs[0][1], wanted[1], 3e-6)
+    if qkv.shape[1] > 1:  # one key alone has no gradient but rounding errors, in q and k
+        engine.check(runs[0][2], wanted[2], TOLERANCE)
+    for first, again in zip(runs[0], runs[-1], strict=True):
+        engine.check_equal(first, again)
+
+
+# (B, T, heads, HS) and the order of the channels
+@shapes(odd=(1, 3, 2, 32, "new"), one_token=(1, 1, 2, 32, "legacy"), one_group=(2, 64, 1, 64, "legacy"),
+        not_aligned=(1, 67, 3, 72, "new"), unet=(2, 256, 6, 32, "legacy"), dit=(2, 256, 3, 64, "new"),
+        dit_xl=(1, 256, 4, 72, "new"), large=(1, 300, 2, 64, "legacy"), large_72=(1, 1000, 1, 72, "new"))
+@versions(1, 3)  # None is version 5 for more than 64 tokens, else 3
+def test_float16(engine, rng, shape, version):
+    *shape, order = shape
+    if engine.name == "cpu":
+        return  # NumPy's float16 is no engine
+    if engine.name == "ptx" and (shape[1] not in (3, 67, 64) or shape[1] == 64 and version is not None):
+        pytest.skip("compiled elsewhere")
+    given, heads, wanted = problem(rng, shape, order)
+    check_both(engine, given, heads, order, wanted, version)
+
+
+@pytest.mark.parametrize("HS", [32, 64, 72])
+@pytest.mark.parametrize("queries, tile", list(zip((64, 128), TILES, strict=True)), ids=["small", "large"])
+@pytest.mark.parametrize("T", [5, 64, 200, 513])
+@large  # the cases of `numdiff kernels check` run every tile in the emulator
+def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
+    if not (engine.has_versions and engine.computes):
+        pytest.skip("nothing to choose, or compiled elsewhere")
+    monkeypatch.setattr(launcher, "choose_queries", lambda *_: queries)
+    monkeypatch.setattr(launcher, "choose_tile", lambda *_: tile)
+    given, heads, wanted = problem(rng, (1, T, 1, HS), "legacy")
+    check_both(engine, given, heads, "legacy", wanted, 3, count=1 if T == 5 else 2)
+
+
+@pytest.mark.parametrize("HS", [32, 64, 72])
+@pytest.mark.parametrize("T, heads, chunks", [(1, 3, (1, 1)), (100, 2, (1, 1)), (256, 150, (1, 1)), (257, 1, (1, 2)),
+                                              (300, 2, (2, 1)), (700, 3, (2, 2))])
+@large  # likewise
+def test_version_5(engine, rng, monkeypatch, HS, T, heads, chunks):
+    """One tile and several, more heads than multiprocessors, keys in one chunk and in two."""
+    if not (engine.has_versions and engine.computes):
+        pytest.skip("nothing to cut, or nothing to see")
+    if tuple(engine.backend.capability)[:2] != (9, 0):
+        pytest.skip("for sm_90a")
+    monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
+    given, heads, wanted = problem(rng, (1, T, heads, HS), "legacy")
+    check_both(engine, given, heads, "legacy", wanted, 5)
+
+
+@pytest.mark.parametrize("chunks", [(1, 2), (2, 1)])
+@large  # likewise
+def test_keys_in_parts(engine, rng, monkeypatch, chunks):
+    """A second tile of keys with a single key: for the same block, or for another one; and a second one of queries."""
+    if not (engine.has_versions and engine.computes):
+        pytest.skip("nothing to cut, or nothing to see")
+    monkeypatch.setattr(launcher, "choose_tile", lambda *_: TILES[0])
+    monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
+    given, heads, wanted = problem(rng, (1, 65, 1, 32), "new")
+    dy, qkv, y, logsumexp = map(engine, given)
+    engine.check(F.flash_attention_backward(dy, qkv, y, logsumexp, heads, "new", version=3), wanted[2], TOLERANCE)
+    if chunks == (1, 2):
+        monkeypatch.setattr(launcher, "choose_queries", lambda *_: 128)
+        engine.check(F.flash_attention_forward(qkv, heads, "new", version=3)[0], wanted[0], TOLERANCE)
+
+
+@pytest.mark.parametrize("HS", [64, 72])
+@pytest.mark.parametrize("T", [3, 200, 1024, 3000])
+@large  # likewise
+def test_float32(engine, rng, HS, T):
+    """Version 4; 1e-5 over long sums."""
+    if not (engine.has_versions and engine.computes):
+        pytest.skip("compiled elsewhere")
+    given, heads, wanted = problem(rng, (1, T, 1, HS), "new", np.float32)
+    dy, qkv, y, logsumexp = map(engine, given)
+    results = *F.flash_attention_forward(qkv, heads, "new", version=4), F.flash_attention_backward(
+        dy, qkv, y, logsumexp, heads, "new", version=4)
+    for got, want in zip(results, wanted, strict=True):
+        engine.check(got, want, 1e-5)
+
+
+@shapes(large=(1, 2048, 1, 32))
+def test_a_mean_that_stays(engine, rng, shape):
+    """Long sums of one sign, where tensor cores that cut off instead of rounding lose most."""
+    if engine.name == "ptx":
+        pytest.skip("compiled elsewhere")
+    given, heads, _ = problem(rng, shape, "legacy", np.float32)
+    shifted = given[1] + np.repeat(np.float32([0, 0, 3]), 32)  # v around 3
+    want = F.flash_attention_forward(shifted.astype(np.float64), heads)
+    engine.check(F.flash_attention_forward(engine(shifted), heads)[0], want[0], 3e-6)
+
+
+def test_only_from_sm_80_on(engine, rng, monkeypatch):
+    if not (engine.has_versions and engine.computes):
+        pytest.skip("NumPy has no capability")
+    qkv = engine(make(rng, (1, 4, 1, 32))[0], np.float16)
+    monkeypatch.setattr(engine.backend, "capability", (7, 5))
+    assert launcher.prepare(None, (qkv,), 1) == 1
+    with pytest.raises(ValueError, match="capability 8.0; use version=1"):
+        F.flash_attention_forward(qkv, 1, version=3)
+    with pytest.raises(ValueError, match="capability 9.0; use version=3"):
+        F.flash_attention_forward(qkv, 1, version=5)
+    with pytest.raises(ValueError, match="no version 2 of flash attention in float16"):
+        F.flash_attention_forward(qkv, 1, version=2)

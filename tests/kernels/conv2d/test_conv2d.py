@@ -1,0 +1,167 @@
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.kernels.concat import Pair
+from numdiff.kernels.conv2d import implicit as conv2d_implicit
+from numdiff.kernels.conv2d import launcher as C
+from tests.conftest import numerical_gradient, relative_error, shapes, versions
+
+# B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the emulator's sake; a comment says what a shape
+# is there to reach in version 3.
+SHAPES = shapes(minimal=(1, 2, 2, 8, 12, 3, 1), odd=(1, 3, 3, 3, 9, 3, 1),
+                one_group=(1, 8, 8, 8, 64, 3, 1),  # one tile, one part
+                not_aligned=(2, 9, 13, 20, 67, 3, 1),  # loads of single numbers, half-empty tiles
+                fours=(1, 7, 10, 12, 68, 3, 1),  # whole vectors, but not whole steps of eight channels
+                two_tiles=(2, 12, 12, 16, 192, 3, 1), wide_tiles=(2, 16, 8, 32, 256, 3, 1),
+                parts=(2, 4, 4, 128, 64, 3, 1),  # few outputs, a long inner dimension
+                pointwise=(2, 6, 6, 24, 40, 1, 1), pointwise_strided=(2, 7, 6, 16, 32, 1, 2),
+                strided=(2, 9, 8, 16, 24, 3, 2), leaping=(1, 10, 11, 8, 16, 3, 3), five=(2, 8, 9, 8, 24, 5, 1),
+                first_layer=(2, 16, 16, 3, 64, 3, 1), last_layer=(2, 16, 16, 64, 3, 3, 1), sigma=(2, 8, 8, 32, 6, 3, 1),
+                narrow_strided=(2, 7, 8, 6, 5, 3, 2), large=(4, 32, 32, 64, 64, 3, 1))
+
+
+def operands(rng, shape):
+    b, h, w, c, n, kernel, stride = shape
+    x, weight = rng.standard_normal((b, h, w, c)), rng.standard_normal((n, kernel, kernel, c))
+    dy = rng.standard_normal((b, (h - 1) // stride + 1, (w - 1) // stride + 1, n))
+    return x, weight, rng.standard_normal(n), dy, stride
+
+
+def definition(x, weight, bias, stride):
+    """The sum over taps, written as loops over output pixels."""
+    n, kernel, _, _ = weight.shape
+    padded = np.pad(x, ((0, 0), (kernel // 2,) * 2, (kernel // 2,) * 2, (0, 0)))
+    b, h, w, _ = x.shape
+    y = np.empty((b, (h - 1) // stride + 1, (w - 1) // stride + 1, n))
+    for i, j in np.ndindex(*y.shape[1:3]):
+        window = padded[:, i * stride:i * stride + kernel, j * stride:j * stride + kernel]
+        y[:, i, j] = np.einsum("brsc,nrsc->bn", window, weight) + bias
+    return y
+
+
+@SHAPES
+@versions(1, 2, 3)
+def test_forward(engine, rng, shape, version):
+    if engine.name == "emulator" and version is None:
+        pytest.skip("one of those that are forced")
+    x, weight, bias, _, stride = operands(rng, shape)
+    for b in (bias, None):
+        y = C.conv2d_forward(engine(x), engine(weight), b if b is None else engine(b), stride, version=version)
+        engine.check(y, C.conv2d_forward_reference(x, weight, b, stride), 1e-5)
+    if engine.repeats > 1:
+        engine.check_equal(y, C.conv2d_forward(engine(x), engine(weight), None, stride, version=version))
+
+
+@SHAPES
+@versions(1, 2, 3)
+def test_backward(engine, rng, shape, version):
+    x, weight, bias, dy, stride = operands(rng, shape)
+    start_weight, start_bias = rng.standard_normal(weight.shape), rng.standard_normal(bias.shape)
+    want_weight, want_bias = start_weight.copy(), start_bias.copy()
+    want = C.conv2d_backward_reference(dy, x, weight, want_weight, want_bias, stride)
+
+    def run():
+        dweight, dbias = engine(start_weight), engine(start_bias)  # gradients are added to what is there
+        dx = C.conv2d_backward(engine(dy), engine(x), engine(weight), dweight, dbias, stride, version=version)
+        return dx, dweight, dbias
+
+    first = run()
+    for got, reference in zip(first, (want, want_weight, want_bias), strict=True):
+        engine.check(got, reference, 1e-5)
+    for got, again in zip(first, run() if engine.repeats > 1 else first, strict=True):
+        engine.check_equal(got, again)
+
+
+def test_backward_without_dx_or_bias(engine, rng):
+    x, weight, _, dy, stride = operands(rng, (1, 3, 3, 4, 12, 3, 1))
+    dweight = engine.zeros(weight.shape)
+    assert C.conv2d_backward(engine(dy), engine(x), engine(weight), dweight, None, stride, need_dx=False) is None
+    want = np.zeros_like(weight)
+    C.conv2d_backward_reference(dy, x, weight, want, need_dx=False)
+    engine.check(dweight, want, 1e-5)
+
+
+def test_flipped_weight(engine, rng):
+    if engine.has_versions:
+        weight = rng.standard_normal((37, 3, 3, 70)).astype(np.float32)
+        engine.check(conv2d_implicit.flipped_weight(engine(weight)), weight[:, ::-1, ::-1].transpose(3, 1, 2, 0), 0)
+
+
+@pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (3, 3)])
+def test_reference_is_the_definition(rng, kernel, stride, monkeypatch):
+    x, weight, bias, dy, _ = operands(rng, (3, 5, 6, 2, 4, kernel, stride))
+    monkeypatch.setattr(C, "CACHE", 900)  # bytes: several groups of images
+    assert len(C.cache_sized(x, kernel, slice(0, 3))) > 1
+    assert np.allclose(C.conv2d_forward_reference(x, weight, bias, stride), definition(x, weight, bias, stride))
+    dweight, dbias = np.zeros_like(weight), np.zeros_like(bias)
+    dx = C.conv2d_backward_reference(dy, x, weight, dweight, dbias, stride)
+    assert relative_error(dx, numerical_gradient(lambda v: definition(v, weight, bias, stride), x, dy)) < 1e-7
+    assert relative_error(dweight, numerical_gradient(lambda v: definition(x, v, bias, stride), weight, dy)) < 1e-7
+    assert relative_error(dbias, numerical_gradient(lambda v: definition(x, weight, v, stride), bias, dy)) < 1e-7
+
+
+def test_float32_stays_float32(rng):
+    x, weight, bias, dy, stride = operands(rng, (2, 6, 6, 4, 8, 3, 1))
+    x, weight, bias, dy = (a.astype(np.float32) for a in (x, weight, bias, dy))
+    assert C.conv2d_forward(x, weight, bias, stride).dtype == np.float32
+    assert C.conv2d_backward(dy, x, weight, np.zeros_like(weight), np.zeros_like(bias), stride).dtype == np.float32
+
+
+def test_tiles_and_parts():
+    assert [conv2d_implicit.tile_width(n) for n in (3, 64, 128, 192, 256, 320, 384)] == [64, 64, 128, 64, 128, 64, 128]
+    for tiles, steps in ((1, 7), (5, 16384), (36, 256), (1024, 72), (32, 288)):
+        parts, part_steps = conv2d_implicit.cut(tiles, 128, steps)
+        assert (parts - 1) * part_steps < steps <= parts * part_steps  # every part has work, and nothing is left out
+
+
+def test_cost_counts_two_flops_a_product():
+    moved, flops = C.conv2d_forward_cost(32, 64, 64, 64, 64, 3)
+    assert flops == 2 * 32 * 64 * 64 * 64 * 64 * 9
+    assert moved == 4 * (2 * 32 * 64 * 64 * 64 + 64 * 64 * 9 + 64)
+    assert C.conv2d_backward_cost(32, 64, 64, 64, 64, 3)[1] > 2 * flops
+
+
+@pytest.mark.parametrize("x, weight, stride, match", [
+    ((1, 4, 4, 3), (8, 3, 3, 4), 1, "channels last"), ((1, 4, 4, 3), (8, 2, 2, 3), 1, "odd"),
+    ((1, 4, 4, 3), (8, 3, 1, 3), 1, "square"), ((1, 4, 4, 3), (8, 3, 3, 3), 0, "stride"),
+    ((4, 4, 3), (8, 3, 3, 3), 1, "four axes")])
+def test_operands_that_do_not_fit_say_so(engine, x, weight, stride, match):
+    with pytest.raises(ValueError, match=match):
+        C.conv2d_forward(engine(np.ones(x)), engine(np.ones(weight)), None, stride)
+
+
+def test_a_wrong_gradient_shape_says_so(engine):
+    x, weight = engine(np.ones((1, 4, 4, 3))), engine(np.ones((8, 3, 3, 3)))
+    with pytest.raises(ValueError, match="dweight"):
+        C.conv2d_backward(engine(np.ones((1, 4, 4, 8))), x, weight, engine(np.ones((8, 3, 3, 1))))
+    with pytest.raises(ValueError, match="dy"):
+        C.conv2d_backward(engine(np.ones((1, 4, 4, 7))), x, weight, engine(np.ones((8, 3, 3, 3))))
+
+
+def test_an_unknown_version_says_so(engine):
+    with pytest.raises(ValueError, match="no version 9"):
+        C.conv2d_forward(engine(np.ones((1, 2, 2, 4))), engine(np.ones((4, 3, 3, 4))), version=9)
+
+
+def test_results_do_not_depend_on_the_batch(rng):
+    """An image's output and input gradient are those it has alone (to rounding): images never mix."""
+    x, weight, bias, dy, stride = operands(rng, (3, 4, 4, 2, 5, 3, 1))
+    whole = download(C.conv2d_forward(x, weight, bias, stride))
+    assert np.allclose(whole[1:2], C.conv2d_forward(x[1:2], weight, bias, stride))
+
+
+@pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1)])
+def test_channels_in_two_arrays(engine, rng, kernel, stride):
+    """The bits of the convolution of their concatenation, also where a channel's vector keeps it from linear.py."""
+    a, b = (engine(rng.standard_normal((2, 5, 3, n))) for n in (3, 2))
+    weight, channel = engine(rng.standard_normal((4, kernel, kernel, 5))), engine(rng.standard_normal((2, 4)))
+    results = []
+    for x in (Pair(a, b), Pair(a, b).joined()):
+        y = C.conv2d_forward(x, weight, stride=stride, channel=channel)
+        dweight = engine.zeros(weight.shape)
+        dx, dchannel = C.conv2d_backward(y, x, weight, dweight, stride=stride, need_channel=True)
+        assert C.conv2d_backward(y, x, weight, dweight, stride=stride, need_dx=False) is None
+        results.append((y, dx.joined() if isinstance(x, Pair) else dx, dchannel, dweight))
+    for of_two, of_one in zip(*results, strict=True):
+        engine.check_equal(of_two, of_one)

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from numdiff.kernels.conv2d import im2col as M
+from tests.conftest import shapes, versions
+
+SHAPES = shapes(minimal=(1, 1, 1, 4, 3, 1), odd=(2, 3, 5, 3, 3, 1), strided=(2, 5, 4, 8, 3, 2),
+                pointwise=(2, 4, 4, 4, 1, 2), wide=(1, 7, 6, 5, 5, 3),
+                large=(4, 32, 32, 64, 3, 1))  # B, H, W, C, kernel, stride
+
+
+def usable(version, channels):
+    if version == 2 and channels % 4:
+        pytest.skip("version 2 needs a multiple of 4")
+
+
+def loops(x, kernel, stride):
+    """The definition, written as loops: what is outside the image is zero."""
+    b, h, w, c = x.shape
+    ho, wo = (h - 1) // stride + 1, (w - 1) // stride + 1
+    col = np.zeros((b, ho, wo, kernel, kernel, c))
+    for i, j, r, s in np.ndindex(ho, wo, kernel, kernel):
+        row, column = i * stride + r - kernel // 2, j * stride + s - kernel // 2
+        if 0 <= row < h and 0 <= column < w:
+            col[:, i, j, r, s] = x[:, row, column]
+    return col
+
+
+@SHAPES
+@versions(1, 2)
+def test_forward(engine, rng, shape, version):
+    *size, kernel, stride = shape
+    usable(version, size[-1])
+    x = rng.standard_normal(size).astype(np.float32)
+    engine.check(M.im2col_forward(engine(x), kernel, stride, version=version), M.im2col_forward(x, kernel, stride), 0)
+
+
+@SHAPES
+@versions(1, 2)
+def test_backward(engine, rng, shape, version):
+    *size, kernel, stride = shape
+    usable(version, size[-1])
+    dcol = rng.standard_normal(M.im2col_forward(np.zeros(size), kernel, stride).shape)
+    dx = M.im2col_backward(engine(dcol), size, kernel, stride, version=version)
+    engine.check(dx, M.im2col_backward(dcol, size, kernel, stride), 1e-6)
+    engine.check_equal(dx, M.im2col_backward(engine(dcol), size, kernel, stride, version=version))
+
+
+@pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (5, 3)])
+def test_reference_is_the_definition(rng, kernel, stride):
+    x = rng.standard_normal((2, 6, 7, 3))
+    col = loops(x, kernel, stride)
+    assert np.array_equal(M.im2col_forward_reference(x, kernel, stride), col)
+    dcol = rng.standard_normal(col.shape)  # im2col is linear: <dcol, im2col x> = <col2im dcol, x>
+    assert np.isclose(np.sum(dcol * col), np.sum(M.im2col_backward_reference(dcol, x.shape, kernel, stride) * x))
+
+
+def test_version_that_does_not_fit_says_so(engine):
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="multiple of 4"):
+            M.im2col_forward(engine(np.ones((1, 2, 2, 3))), 3, version=2)

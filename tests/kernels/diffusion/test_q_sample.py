@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from numdiff.kernels.diffusion import q_sample as Q
+from tests.conftest import shapes, versions
+
+SHAPES = shapes(minimal=(1, 4), odd=(3, 5, 7), not_aligned=(5, 3, 3, 2), large=(7, 32, 32, 3))
+OPERATIONS = pytest.mark.parametrize("name", ["q_sample", "velocity"])
+
+
+def tables(steps=50):
+    alpha_bar = np.linspace(0.999, 0.001, steps)
+    return np.sqrt(alpha_bar), np.sqrt(1 - alpha_bar)
+
+
+@SHAPES
+@versions(1, 2)
+@OPERATIONS
+def test_against_loops(engine, rng, shape, version, name):
+    if version == 2 and np.prod(shape[1:]) % 4:
+        pytest.skip("version 2 needs samples of a multiple of 4")
+    x_0, eps = rng.standard_normal(shape), rng.standard_normal(shape)
+    t = rng.integers(0, 50, shape[0]).astype(np.int32)
+    t[0] = 49
+    a, s = tables()
+    wanted = np.empty(shape)
+    for b in range(shape[0]):
+        if name == "q_sample":
+            wanted[b] = a[t[b]] * x_0[b] + s[t[b]] * eps[b]
+        else:
+            wanted[b] = a[t[b]] * eps[b] - s[t[b]] * x_0[b]
+    forward = getattr(Q, f"{name}_forward")
+    assert np.allclose(forward(x_0, eps, t, a, s), wanted, rtol=1e-14, atol=1e-14)
+    arguments = [engine(x) for x in (x_0, eps, t, a, s)]
+    got = forward(*arguments, version=version)
+    engine.check(got, wanted, 1e-6)
+    engine.check_equal(got, forward(*arguments, version=version))
+
+
+def test_velocity_is_the_turned_noise(rng):
+    """x_0 = √ᾱ x_t - √(1 - ᾱ) v: what the sampler relies on."""
+    x_0, eps, t = rng.standard_normal((4, 6)), rng.standard_normal((4, 6)), np.array([0, 10, 30, 49], np.int32)
+    a, s = tables()
+    x_t, v = Q.q_sample_forward(x_0, eps, t, a, s), Q.velocity_forward(x_0, eps, t, a, s)
+    assert np.allclose(a[t][:, None] * x_t - s[t][:, None] * v, x_0)
+
+
+def test_references_keep_float32(rng):
+    a, s = (table.astype(np.float32) for table in tables())
+    x = rng.standard_normal((2, 3)).astype(np.float32)
+    assert Q.q_sample_forward(x, x, np.zeros(2, np.int32), a, s).dtype == np.float32
+    assert Q.velocity_forward(x, x, np.zeros(2, np.int32), a, s).dtype == np.float32
+
+
+def test_bad_input_says_so(engine):
+    x, table = engine(np.zeros((2, 5))), engine(np.zeros(4))
+    t = engine(np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="differ in shape"):
+        Q.q_sample_forward(x, engine(np.zeros((2, 4))), t, table, table)
+    with pytest.raises(ValueError, match="t must be one int32"):
+        Q.velocity_forward(x, x, engine(np.zeros(2)), table, table)
+    with pytest.raises(ValueError, match="tables"):
+        Q.velocity_forward(x, x, t, table, engine(np.zeros(3)))
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="use version=1"):
+            Q.q_sample_forward(x, x, t, table, table, version=2)
+
+
+def test_cost():
+    assert Q.q_sample_forward_cost(10) == Q.velocity_forward_cost(10) == (120, 30)

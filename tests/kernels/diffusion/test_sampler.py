@@ -1,0 +1,142 @@
+import math
+
+import numpy as np
+import pytest
+
+from numdiff.kernels.diffusion import sampler as S
+from tests.conftest import shapes, versions
+
+SHAPES = shapes(minimal=(1, 4), odd=(3, 5, 7), not_aligned=(5, 3, 3, 2), large=(7, 32, 32, 3))
+EXTRA = pytest.mark.parametrize("extra", [0, 3], ids=["same_channels", "more_channels"])
+
+
+def usable(version, shape, extra=0):
+    if version == 2 and (extra or np.prod(shape) % 4):
+        pytest.skip("version 2 needs equal shapes of a multiple of 4 elements")
+
+
+@SHAPES
+@versions(1, 2)
+@pytest.mark.parametrize("terms", [1, 2, 3])
+def test_combine(engine, rng, shape, version, terms):
+    usable(version, shape)
+    scalars, arrays = rng.standard_normal(terms), rng.standard_normal((terms, *shape))
+    wanted = np.tensordot(scalars, arrays, 1)
+    assert np.allclose(S.combine(*zip(scalars, arrays, strict=True)), wanted, rtol=1e-13)
+    pairs = [(float(s), engine(a)) for s, a in zip(scalars, arrays, strict=True)]
+    got = S.combine(*pairs, version=version)
+    engine.check(got, wanted, 1e-6)
+    engine.check_equal(got, S.combine(*pairs, version=version))
+
+
+@SHAPES
+@versions(1, 2)
+@pytest.mark.parametrize("clip", [True, False])
+@EXTRA
+def test_estimate_x_0(engine, rng, shape, version, clip, extra):
+    usable(version, shape, extra)
+    x, prediction = rng.standard_normal(shape), rng.standard_normal((*shape[:-1], shape[-1] + extra))
+    wanted = 0.7 * x - 1.9 * prediction[..., :shape[-1]]
+    wanted = np.minimum(np.maximum(wanted, -1), 1) if clip else wanted
+    assert np.allclose(S.estimate_x_0(x, prediction, (0.7, -1.9), clip), wanted, atol=1e-13)
+    arguments = engine(x), engine(prediction), (0.7, -1.9), clip
+    got = S.estimate_x_0(*arguments, version=version)
+    engine.check(got, wanted, 1e-6)
+    engine.check_equal(got, S.estimate_x_0(*arguments, version=version))
+
+
+@SHAPES
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("guided", ["one", "all"])
+def test_guide(engine, rng, shape, scale, guided):
+    c, u = rng.standard_normal(shape), rng.standard_normal(shape)
+    channels = 1 if guided == "one" else shape[-1]
+    wanted = c.copy()
+    for k in range(channels):
+        wanted[..., k] = scale * c[..., k] + (1 - scale) * u[..., k]
+    assert np.allclose(S.guide(c, u, scale, channels), wanted, atol=1e-13)
+    got = S.guide(engine(c), engine(u), scale, channels)
+    engine.check(got, wanted, 1e-6)
+    engine.check_equal(got, S.guide(engine(c), engine(u), scale, channels))
+
+
+@SHAPES
+def test_learned_step(engine, rng, shape):
+    x, x_0, noise = (rng.standard_normal(shape) for _ in range(3))
+    prediction = rng.uniform(-1, 1, (*shape[:-1], 2 * shape[-1]))
+    low, high = math.log(0.01), math.log(0.3)
+    fraction = (prediction[..., shape[-1]:] + 1) / 2
+    deviation = np.sqrt(0.3 ** fraction * 0.01 ** (1 - fraction))  # eq. 15, without the logarithms
+    wanted = 0.4 * x + 0.6 * x_0 + deviation * noise
+    assert np.allclose(S.learned_step(x, x_0, prediction, noise, (0.4, 0.6, low, high)), wanted, atol=1e-13)
+    arguments = *(engine(a) for a in (x, x_0, prediction, noise)), (0.4, 0.6, low, high)
+    got = S.learned_step(*arguments)
+    engine.check(got, wanted, 1e-6)
+    engine.check_equal(got, S.learned_step(*arguments))
+
+
+@SHAPES
+def test_blend(engine, rng, shape):
+    mask, known, x = rng.integers(0, 2, shape).astype(float), rng.standard_normal(shape), rng.standard_normal(shape)
+    x[mask == 1] = np.inf  # what was made where the image is known does not matter, whatever it is
+    wanted = np.array([k if m else y for m, k, y in zip(mask.flat, known.flat, x.flat, strict=True)]).reshape(shape)
+    assert np.array_equal(S.blend(mask, known, x), wanted)
+    got = S.blend(engine(mask), engine(known), engine(x))
+    engine.check(got, wanted.astype(np.float32), 0)
+
+
+@SHAPES
+@versions(1, 2)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_model_input(engine, rng, shape, version, copies):
+    usable(version, shape)
+    x = rng.standard_normal(shape)
+    y, t = S.model_input(engine(x), (12.5, 0.25), copies, version=version)
+    engine.check(y, np.concatenate([0.25 * x] * copies), 1e-6)
+    engine.check(t, np.full(copies * shape[0], 12.5), 0)
+
+
+def test_numbers_may_lie_on_the_engine(engine, rng):
+    """A step's numbers in an array, from the place on where its own begin, give the bits of Python's floats."""
+    x, u = (engine(rng.standard_normal((2, 3, 4))) for _ in range(2))
+    row = engine(np.array([9.0, 0.3, -1.7, 4.0]))
+    engine.check_equal(S.weighted_sum(row[1:3], x, u), S.combine((0.3, x), (-1.7, u)))
+    engine.check_equal(S.estimate_x_0(x, u, row[1:3]), S.estimate_x_0(x, u, (0.3, -1.7)))
+
+
+def test_references_keep_float32_and_their_inputs(rng):
+    x, wide = rng.standard_normal((2, 3)).astype(np.float32), rng.standard_normal((2, 6)).astype(np.float32)
+    kept = x.copy(), wide.copy()
+    results = [S.combine((0.5, x)), S.combine((0.5, x), (2.0, x), (1.0, x)), S.estimate_x_0(x, wide, (1.0, -3.0)),
+               S.estimate_x_0(x, wide, (0.0, 1.0)), S.guide(wide, wide, 3.0, 2), S.blend(x, x, x),
+               S.learned_step(x, x, wide, x, (0.5, 0.5, -3.0, -2.0))]
+    assert all(r.dtype == np.float32 for r in results)
+    for r in results:
+        r.fill(9)
+    assert np.array_equal(x, kept[0]) and np.array_equal(wide, kept[1])
+
+
+def test_bad_input_says_so(engine):
+    x, other = engine(np.zeros((2, 5))), engine(np.zeros((2, 4)))
+    with pytest.raises(ValueError, match="one to three pairs"):
+        S.combine()
+    with pytest.raises(ValueError, match="must have"):
+        S.combine((1.0, x), (1.0, other))
+    with pytest.raises(ValueError, match="at least 1 × 5 channels"):
+        S.estimate_x_0(x, other, (1.0, 1.0))
+    with pytest.raises(ValueError, match="at least 2 × 5 channels"):
+        S.learned_step(x, x, x, x, (1.0, 1.0, 0.0, 0.0))
+    with pytest.raises(ValueError, match="channels must be 1 to 5"):
+        S.guide(x, x, 2.0, 6)
+    with pytest.raises(ValueError, match="mask has shape"):
+        S.blend(other, x, x)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="use version=1"):
+            S.combine((1.0, x), version=2)
+
+
+def test_cost():
+    assert S.combine_cost(10) == (160, 50) and S.combine_cost(10, terms=1) == (80, 10)
+    assert S.estimate_x_0_cost(10) == (120, 30) and S.guide_cost(10) == (120, 30)
+    assert S.learned_step_cost(10) == (200, 100) and S.blend_cost(10) == (160, 0)
+    assert S.model_input_cost(10) == (80, 10) and S.model_input_cost(10, 2) == (120, 10)

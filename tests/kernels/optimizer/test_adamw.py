@@ -1,0 +1,156 @@
+import math
+
+import numpy as np
+import pytest
+
+from numdiff.device import download, upload
+from numdiff.kernels.optimizer import adamw as A
+from tests.conftest import shapes, versions
+
+SHAPES = shapes(minimal=(4,), odd=(37,), not_aligned=(1021,), large=(100_000,))
+HYPER = 0.9, 0.999, 1e-8, 0.05  # beta1, beta2, eps, weight decay
+
+
+def by_hand(w, g, m, v, t, rate, norm, beta1, beta2, eps, decay, clip):
+    """Algorithm 2 of Loshchilov and Hutter, an element at a time, in Python's floats; t counts from 1."""
+    out = [], [], []
+    for w_, g_, m_, v_ in zip(w.tolist(), g.tolist(), m.tolist(), v.tolist(), strict=True):
+        if clip:
+            g_ *= min(1, clip / (norm + 1e-6))
+        m_ = beta1 * m_ + (1 - beta1) * g_
+        v_ = beta2 * v_ + (1 - beta2) * g_ ** 2
+        m_hat, v_hat = m_ / (1 - beta1 ** t), v_ / (1 - beta2 ** t)
+        w_ -= rate * (m_hat / (math.sqrt(v_hat) + eps) + decay * w_)
+        for values, value in zip(out, (w_, m_, v_), strict=True):
+            values.append(value)
+    return [np.array(values) for values in out]
+
+
+def start(rng, n):
+    return (rng.standard_normal(n), rng.standard_normal(n), 0.1 * rng.standard_normal(n), rng.random(n) * 0.01)
+
+
+def scalars(engine, step, rate, norm):
+    return engine(np.array([step], np.uint32)), engine(np.array([rate])), engine(np.array([norm]))
+
+
+@SHAPES
+@versions(1, 2)
+@pytest.mark.parametrize("step, clip", [(0, 0.0), (3, 1.0), (250_000, 100.0)], ids=["first", "clipped", "late"])
+def test_update(engine, rng, shape, version, step, clip):
+    if version == 2 and shape[0] % 4:
+        pytest.skip("version 2 needs a multiple of 4")
+    w, g, m, v = (a.astype(np.float32) for a in start(rng, shape[0]))
+    wanted = by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER, clip)
+    results = []
+    for _ in range(2):
+        arrays = [engine(a) for a in (w, g, m, v)]
+        A.adamw_update(*arrays, *scalars(engine, step, 1e-2, 5.0), *HYPER, clip_norm=clip, version=version)
+        for got, want in zip((arrays[0], *arrays[2:]), wanted, strict=True):
+            engine.check(got, want, 1e-6)
+        engine.check_equal(arrays[1], g)  # the gradient is only read
+        results.append(arrays)
+    for first, second in zip(*results, strict=True):
+        engine.check_equal(first, second)
+
+
+def test_the_step_itself(engine, rng):
+    """The change of the weights, not lost among their size: from zero weights, over several steps."""
+    w = np.zeros(64)
+    wanted = w, np.zeros(64), np.zeros(64)
+    arrays = [engine(a) for a in (w, w, w, w)]
+    for step in range(5):
+        g = rng.standard_normal(64).astype(np.float32)
+        wanted = by_hand(wanted[0], g, wanted[1], wanted[2], step + 1, 1e-3, 1.0, *HYPER, 0.0)
+        A.adamw_update(arrays[0], engine(g), *arrays[2:], *scalars(engine, step, 1e-3, 1.0), *HYPER)
+        engine.check(arrays[0], wanted[0], 1e-6)
+
+
+def test_reference_in_float64(rng):
+    w, g, m, v = start(rng, 50)
+    wanted = by_hand(w, g, m, v, 8, 1e-3, 3.0, *HYPER, 2.0)
+    A.adamw_update(w, g, m, v, np.array([7], np.uint32), np.array([1e-3]), np.array([3.0]), *HYPER, clip_norm=2.0)
+    for got, want in zip((w, m, v), wanted, strict=True):
+        assert np.allclose(got, want, rtol=1e-11, atol=1e-14)
+
+
+@versions(1, 2)
+@pytest.mark.parametrize("norm", [np.nan, np.inf])
+def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm):
+    before = [a.astype(np.float32) for a in start(rng, 8)]
+    arrays = [engine(a) for a in before]
+    A.adamw_update(*arrays, *scalars(engine, 0, 1e-2, norm), *HYPER, clip_norm=1.0, version=version)
+    for array, old in zip(arrays, before, strict=True):
+        engine.check_equal(array, old)
+
+
+def test_gaps_stay_zero(engine):
+    arrays = [engine(np.zeros(8)) for _ in range(4)]
+    A.adamw_update(*arrays, *scalars(engine, 0, 1e-2, 1.0), *HYPER)
+    if engine.computes:
+        assert not download(arrays[0]).any()
+
+
+def test_bad_input_says_so(engine):
+    x, y = engine(np.zeros(5)), engine(np.zeros(4))
+    rest = scalars(engine, 0, 1e-2, 1.0)
+    with pytest.raises(ValueError, match="one length"):
+        A.adamw_update(x, y, x, x, *rest, *HYPER)
+    with pytest.raises(ValueError, match="eps > 0"):
+        A.adamw_update(x, x, x, x, *rest, 0.9, 0.999, 0.0, 0.0)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="use version=1"):
+            A.adamw_update(x, x, x, x, *rest, *HYPER, version=2)
+
+
+def test_cost():
+    assert A.adamw_update_cost(10) == (280, 150)
+
+
+@pytest.mark.parametrize("beta1, beta2", [(0.0, 0.999), (0.9, 0.0), (0.0, 0.0)])
+def test_betas_of_zero_are_rmsprop_and_the_sign(engine, rng, beta1, beta2):
+    """No mean, or no mean square, is kept: the update is by the gradient, or by its size, alone."""
+    w, g, m, v = rng.standard_normal(8), rng.standard_normal(8), rng.standard_normal(8), rng.random(8)
+    got = [engine(a) for a in (w, g, m, v)]
+    A.adamw_update(*got, *scalars(engine, 3, 1e-2, 5.0), beta1, beta2, 1e-8, 0.0)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    w = w - 1e-2 * m / (1 - beta1**4) / (np.sqrt(v / (1 - beta2**4)) + 1e-8)
+    for one, want in zip(got, (w, g, m, v), strict=True):
+        engine.check(one, want)
+
+
+@pytest.mark.parametrize("ema_warmup", [True, False])
+@pytest.mark.parametrize("count", [1, 260])
+def test_average_copy_and_unscaling_in_one_pass(engine, rng, count, ema_warmup):
+    """Against the three operations one after the other in float64."""
+    start = [rng.standard_normal(count), 1024 * rng.standard_normal(count), rng.standard_normal(count),
+             rng.random(count), rng.standard_normal(count)]
+    w, g, m, v, ema = (engine(a) for a in start)
+    half = upload(np.zeros(count, np.float16), engine.backend)
+    A.adamw_update(w, g, m, v, *scalars(engine, 3, 1e-2, 5.0), *HYPER, clip_norm=1.0,
+                   unscale=engine(np.array([1 / 1024])), ema=ema, ema_decay=0.9, half=half, ema_warmup=ema_warmup)
+    W, G, M, V, E = (a.copy() for a in start)
+    A.adamw_update_reference(W, G / 1024, M, V, np.array([3]), np.array([1e-2]), np.array([5.0]), *HYPER, 1.0)
+    E += (max(0.1, 9 / 13) if ema_warmup else 0.1) * (W - E)
+    for got, want in ((w, W), (m, M), (v, V), (ema, E)):
+        engine.check(got, want)
+    if engine.computes:
+        np.testing.assert_array_equal(download(half), download(w).astype(np.float16))
+
+
+@pytest.mark.parametrize("size", [64, 260])
+def test_three_versions_agree(engine, rng, size):
+    """In every bit, but on a GPU, where ptxas fuses each version's products and sums in its own way."""
+    if not engine.has_versions:
+        pytest.skip("the CPU engine has one version")
+    start, results = [rng.standard_normal(size) ** 2 for _ in range(5)], []
+    for version in (1, 2, 3):
+        w, g, m, v, ema = (engine(a) for a in start)
+        A.adamw_update(w, g, m, v, *scalars(engine, 3, 1e-2, 5.0), *HYPER, ema=ema, ema_decay=0.9, version=version)
+        results.append((w, m, v, ema))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            if engine.name == "cuda":
+                engine.check(a, download(b), 1e-6)
+            else:
+                engine.check_equal(a, b)

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from numdiff.kernels.optimizer import ema as E
+from tests.conftest import shapes, versions
+
+SHAPES = shapes(minimal=(4,), odd=(37,), not_aligned=(1021,), large=(100_000,))
+
+
+def scalars(engine, step, norm=1.0):
+    return engine(np.array([step], np.uint32)), engine(np.array([norm]))
+
+
+@SHAPES
+@versions(1, 2)
+@pytest.mark.parametrize("step", [0, 80, 1_000_000])
+@pytest.mark.parametrize("warmup", [True, False])
+def test_update(engine, rng, shape, version, step, warmup):
+    if version == 2 and shape[0] % 4:
+        pytest.skip("version 2 needs a multiple of 4")
+    old, weight = rng.standard_normal(shape), rng.standard_normal(shape)
+    decay = min(0.99, (1 + step) / (10 + step)) if warmup else 0.99
+    wanted = decay * old + (1 - decay) * weight
+    results = []
+    for _ in range(2):
+        ema = engine(old)
+        E.ema_update(ema, engine(weight), *scalars(engine, step), 0.99, warmup, version=version)
+        engine.check(ema, wanted, 1e-6)
+        results.append(ema)
+    engine.check_equal(*results)
+
+
+def test_a_slow_average_still_moves(engine):
+    """1 - 0.9999 is made in float64: in float32 it would be off by 2e-4 of itself."""
+    ema = engine(np.zeros(4))
+    E.ema_update(ema, engine(np.ones(4)), *scalars(engine, 10**6), 0.9999)
+    engine.check(ema, np.full(4, 1e-4), 1e-6)
+
+
+@versions(1, 2)
+@pytest.mark.parametrize("norm", [np.nan, np.inf])
+def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm):
+    old = rng.standard_normal(8).astype(np.float32)
+    ema = engine(old)
+    E.ema_update(ema, engine(np.ones(8)), *scalars(engine, 0, norm), 0.9, version=version)
+    engine.check_equal(ema, old)
+
+
+def test_bad_input_says_so(engine):
+    with pytest.raises(ValueError, match="one length"):
+        E.ema_update(engine(np.zeros(4)), engine(np.zeros(5)), *scalars(engine, 0), 0.9)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="use version=1"):
+            E.ema_update(engine(np.zeros(5)), engine(np.zeros(5)), *scalars(engine, 0), 0.9, version=2)
+
+
+def test_cost():
+    assert E.ema_update_cost(10) == (120, 30)

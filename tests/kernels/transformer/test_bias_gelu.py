@@ -1,0 +1,71 @@
+import math
+
+import numpy as np
+import pytest
+
+from numdiff.kernels.transformer import bias_gelu as BG
+from tests.conftest import numerical_gradient, relative_error, shapes, versions
+
+SHAPES = shapes(minimal=(1, 1), odd=(3, 12), not_aligned=(2, 9, 33), tokens=(2, 64, 768), large=(3, 700, 64))
+
+
+def make(rng, shape):
+    x, bias = rng.uniform(-2, 4, shape), rng.uniform(-0.5, 0.5, shape[-1])  # not where the gradient is all rounding
+    return x, bias, rng.standard_normal(shape)
+
+
+def usable(version, C):
+    if version == 2 and C % 4:
+        pytest.skip("version 2 needs a multiple of 4")
+
+
+@SHAPES
+@versions(1, 2)
+def test_forward(engine, rng, shape, version):
+    usable(version, shape[-1])
+    x, bias, _ = make(rng, shape)
+    runs = [BG.bias_gelu_forward(engine(x), engine(bias), version=version) for _ in range(2)]
+    engine.check(runs[0], BG.bias_gelu_forward(x, bias), 2e-6)
+    engine.check_equal(*runs)
+
+
+@SHAPES
+@versions(1, 2)
+def test_backward_accumulates(engine, rng, shape, version):
+    usable(version, shape[-1])
+    x, bias, dy = make(rng, shape)
+    start, runs = rng.standard_normal(shape[-1]), []
+    dbias = start.copy()
+    want = BG.bias_gelu_backward(dy, x, bias, dbias), dbias
+    for _ in range(2):
+        got = engine(start)  # not zero: gradients are added
+        runs.append((BG.bias_gelu_backward(engine(dy), engine(x), engine(bias), got, version=version), got))
+    for got, again, expected in zip(*runs, want, strict=True):
+        engine.check(got, expected, 5e-6)
+        engine.check_equal(got, again)
+
+
+def test_reference_against_the_formula(rng):
+    x, bias, _ = make(rng, (3, 5))
+    y = BG.bias_gelu_forward_reference(x, bias)
+    for r, c in np.ndindex(x.shape):
+        z = x[r, c] + bias[c]
+        want = 0.5 * z * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+        assert abs(y[r, c] - want) < 1e-6  # the constants are float32's
+
+
+def test_gradient(rng):
+    x, bias, dy = make(rng, (4, 3))
+    dbias = np.zeros(3)
+    dx = BG.bias_gelu_backward_reference(dy, x, bias, dbias)
+    f = BG.bias_gelu_forward_reference
+    assert relative_error(dx, numerical_gradient(lambda a: f(a, bias), x, dy)) < 1e-7
+    assert relative_error(dbias, numerical_gradient(lambda a: f(x, a), bias, dy)) < 1e-7
+
+
+def test_wrong_arguments_say_so(engine):
+    x, b = engine(np.ones((2, 6), np.float32)), engine(np.ones(6, np.float32))
+    with pytest.raises(ValueError, match="must have shape"):
+        BG.bias_gelu_forward(x, engine(np.ones(3, np.float32)))
+    with pytest.raises(ValueError, match="multiple of 4"):
+        BG.bias_gelu_backward(x, x, b, b, version=2)
