@@ -3,6 +3,7 @@
 Imports within functions count as well; the `numdiff` of users, which hands everything on at first use, is above all.
 """
 import ast
+import configparser
 import functools
 import pathlib
 
@@ -100,3 +101,11 @@ def test_numba_is_named_where_it_was():
     assert {name: sorted(found - NUMBA.get(name, set())) for name, found in named.items()} == dict.fromkeys(named, [])
     assert [name for name, found in named.items() if "numba.cuda" in found] == ["device/gpu.py"]
     assert NUMBA.keys() == named.keys()  # whoever no longer does is no longer listed
+
+
+def test_every_folder_is_installed():
+    """setup.cfg's packages are the folders: a wheel lacks what is not listed."""
+    config = configparser.ConfigParser()
+    config.read(ROOT.parent / "setup.cfg")
+    folders = {name for name, path in files().items() if path.name == "__init__.py"}
+    assert set(config["options"]["packages"].split()) - {"numdiff_data"} == folders

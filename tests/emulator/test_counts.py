@@ -587,7 +587,8 @@ def samples(u):
 
 # the common part of others; a few bytes; warps that read their inputs anew for each sample, from the cache
 NOT_COUNTED = {"elementwise_cost", "loss_scale_update_cost", "latch_skips_cost", "count_update_cost",
-               "linear_group_forward_cost", "linear_group_backward_cost"}
+               "linear_group_forward_cost", "linear_group_backward_cost", "matmul_first_forward_cost",
+               "matmul_level_forward_cost", "conv2d_level_forward_cost"}
 B, P, C = 2, 8, 32  # samples, pixels of each, channels
 N = B * P * C
 TABLES = 4 * B + 2 * 4 * B  # bytes of B timesteps and what they name in two tables

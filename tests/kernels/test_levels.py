@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels.conv2d import conv2d_forward
-from numdiff.kernels.conv2d_levels import conv2d_level_forward, conv2d_level_forward_cost, halo, shifted_boxes
+from numdiff.kernels.conv2d.levels import conv2d_level_forward, conv2d_level_forward_cost, halo, shifted_boxes
 from numdiff.kernels.matmul import matmul_forward
 from numdiff.kernels.matmul.first import matmul_first_forward, matmul_first_forward_cost
 from numdiff.kernels.matmul.levels import (

@@ -1,5 +1,5 @@
 """Cases of the kernels that are there to be read: rung 0 of the matmul, the Hopper levels."""
-from ..conv2d_levels import conv2d_level_forward
+from ..conv2d.levels import conv2d_level_forward
 from ..matmul.first import matmul_first_forward
 from ..matmul.levels import matmul_level_forward
 from .case import Case, normal, one

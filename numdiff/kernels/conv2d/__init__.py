@@ -14,6 +14,18 @@
 READ NEXT
     im2col.py
 """
-from .launcher import channel_statistics, conv2d_backward, conv2d_forward
+from .launcher import (
+    channel_statistics,
+    conv2d_backward,
+    conv2d_backward_cost,
+    conv2d_backward_reference,
+    conv2d_forward,
+    conv2d_forward_cost,
+    conv2d_forward_reference,
+    conv2d_input_gradient_cost,
+    conv2d_weight_gradient_cost,
+)
 
-__all__ = ["channel_statistics", "conv2d_backward", "conv2d_forward"]
+__all__ = ["channel_statistics", "conv2d_backward", "conv2d_backward_cost", "conv2d_backward_reference",
+           "conv2d_forward", "conv2d_forward_cost", "conv2d_forward_reference", "conv2d_input_gradient_cost",
+           "conv2d_weight_gradient_cost"]

@@ -10,6 +10,14 @@
 READ NEXT
     launcher.py
 """
-from .launcher import groupnorm_backward, groupnorm_forward
+from .launcher import (
+    groupnorm_backward,
+    groupnorm_backward_cost,
+    groupnorm_backward_reference,
+    groupnorm_forward,
+    groupnorm_forward_cost,
+    groupnorm_forward_reference,
+)
 
-__all__ = ["groupnorm_backward", "groupnorm_forward"]
+__all__ = ["groupnorm_backward", "groupnorm_backward_cost", "groupnorm_backward_reference", "groupnorm_forward",
+           "groupnorm_forward_cost", "groupnorm_forward_reference"]

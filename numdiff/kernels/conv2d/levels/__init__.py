@@ -1,9 +1,9 @@
-"""A 3 × 3 convolution on Hopper in two levels, float16, one idea each. Read them after ../matmul/levels/.
+"""A 3 × 3 convolution on Hopper in two levels, float16, one idea each. Read them after ../../matmul/levels/.
 
     shifted_boxes.py        level 1  for each tap a box of pixels, moved by it: a matrix product with other coordinates
     halo.py                 level 2  one box with its halo, read nine times where it lies
 
-What the models run is ../conv2d_hopper.py, for every shape; here the ideas stand one by one.
+What the models run is ../hopper.py, for every shape; here the ideas stand one by one.
 
 VERSIONS
     1, 2: the levels.
@@ -12,8 +12,8 @@ COST
 """
 import numpy as np
 
-from ...device import empty, is_device
-from ..conv2d import conv2d_forward_reference
+from ....device import empty, is_device
+from .. import conv2d_forward_reference
 from .halo import launch_halo
 from .shifted_boxes import launch_shifted_boxes
 

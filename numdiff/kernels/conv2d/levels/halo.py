@@ -10,19 +10,19 @@ WHAT IS NEW
 WHY IT PAYS
     180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, beside 147 KB of weight.
 WHAT REMAINS
-    ../conv2d_hopper.py: tiles for other images and channels, three taps a stage, blocks that go on to another tile,
+    ../hopper.py: tiles for other images and channels, three taps a stage, blocks that go on to another tile,
     results by TMA with bias and residual, the input gradient, and statistics for the GroupNorm that follows.
 LAUNCH
     as level 1; 142 KiB of dynamic shared memory.
 SOURCE
     PTX ISA, section 9.7.15.5.1 (descriptors).
 READ NEXT
-    ../conv2d_hopper.py, the kernel that the models run.
+    ../hopper.py, the kernel that the models run.
 """
 import numpy as np
 
-from ...device import cuda, launch
-from ...device.hopper import (
+from ....device import cuda, launch
+from ....device.hopper import (
     fence_barrier_init,
     make_setmaxnreg,
     make_wgmma,
@@ -38,8 +38,8 @@ from ...device.hopper import (
     wgmma_fence,
     wgmma_wait_1,
 )
-from ...device.tensor_core import pack_half2, store_word
-from ...device.tensor_map import tensor_map
+from ....device.tensor_core import pack_half2, store_word
+from ....device.tensor_map import tensor_map
 
 MINIMUM_CAPABILITY = (9, 0)
 TILE_H, TILE_W, BN, BK = 16, 8, 128, 64

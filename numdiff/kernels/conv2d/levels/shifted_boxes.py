@@ -2,7 +2,7 @@
 
 MATHEMATICS
     y[b, h, w, n] = Σ_r Σ_s Σ_c x[b, h + r - 1, w + s - 1, c] · weight[n, r, s, c], with x = 0 outside of the image
-WHAT IS NEW, beside ../matmul/levels/producer_consumer.py
+WHAT IS NEW, beside ../../matmul/levels/producer_consumer.py
     The sum over (r, s, c) is the product's k, 9 taps of C channels each; weight (N, 3, 3, C) is B, (N, 9 · C), as it
     lies. A, the pixels of each tap, is never written (../im2col.py writes it, nine times the size of x): for 16 × 8
     pixels of y, a tap's are the same 16 × 8 pixels of x, moved by (r - 1, s - 1). They are a box of a tensor of four
@@ -21,8 +21,8 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, launch
-from ...device.hopper import (
+from ....device import cuda, launch
+from ....device.hopper import (
     fence_barrier_init,
     make_setmaxnreg,
     make_wgmma,
@@ -38,8 +38,8 @@ from ...device.hopper import (
     wgmma_fence,
     wgmma_wait_1,
 )
-from ...device.tensor_core import pack_half2, store_word
-from ...device.tensor_map import tensor_map
+from ....device.tensor_core import pack_half2, store_word
+from ....device.tensor_map import tensor_map
 
 MINIMUM_CAPABILITY = (9, 0)
 TILE_H, TILE_W = 16, 8  # pixels of a block's tile
@@ -47,7 +47,7 @@ BM, BN, BK, STAGES = TILE_H * TILE_W, 128, 64, 4
 THREADS, BARRIERS, ACCUMULATORS = 384, 2 * STAGES, BN // 2
 ROW = 2 * BK  # bytes of a pixel's 64 channels
 A_BYTES, STAGE_BYTES = BM * ROW, (BM + BN) * ROW
-DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # as in ../matmul/levels/one_tile.py
+DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # as in ../../matmul/levels/one_tile.py
 K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
 wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
 give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
