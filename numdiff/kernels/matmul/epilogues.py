@@ -5,7 +5,7 @@ of 128 × 256. So it is kept short:
 
     float16         alpha · sum + bias + residual; 16 words of two results are made in registers, then stored in a tile
                     of shared memory, which the copy engine writes while the next is made. The bias has come into shared
-                    memory beforehand: each thread asks for two numbers of it before the sums are made (`ask_for_bias`)
+                    memory beforehand: each thread asks for two numbers of it before the sums are made (`prefetch_bias`)
     GELU            u = sum + bias and GELU(u), two such tiles at once: about 2,600 cycles, of them 2,048 for tanh
     GELU'           sum · GELU'(u): about 4,300 cycles, of them 4,096 for an exponential and a reciprocal. u has come
                     into the tile of shared memory meanwhile, brought by an idle warp of the producer's warpgroup, and
@@ -16,6 +16,8 @@ of 128 × 256. So it is kept short:
 READ NEXT
     fast_gelu.py; launcher.py, which asks for all this.
 """
+from typing import NamedTuple
+
 import numpy as np
 
 from ...device import cuda, float32, int32, load4, store4, uint32
@@ -32,9 +34,11 @@ from ...device.hopper import (
     tma_store_wait_read_0,
     tma_store_wait_read_1,
 )
+from ...device.limits import FULL_MASK
+from ...device.pipeline import barrier_at
 from ...device.tensor_core import load_word, load_words4, pack_half2, store_word, unpack_half2
 from .fast_gelu import fast_gelu, fast_gelu_gradient
-from .mma import ALL_LANES, write_sums
+from .mma import write_sums
 
 BM, BK = 128, 64  # rows of a block's tile; a step along K: 128 bytes of float16, the widest swizzle
 BOX = 64  # side of a box of an operand that is contiguous along m or n, and of a tile of the epilogue
@@ -70,11 +74,33 @@ def tile_place(tile, tiles_m, tiles_n):
 # They work on 64 × 64 outputs of a warpgroup, 32 accumulators a thread, which become 16 words of two float16. First all
 # loads, then the arithmetic, last all stores: the compilers move no load past a store, and nothing would overlap. What
 # is beyond the edges is computed from the last row or columns that there are, and never written.
-#     place: the warpgroup's first row and column, the thread's first row within those 64, its lane
 # Chunk j of row r of a tile in shared memory lies at j ^ (r % 8), as the copy engine expects it.
 
+class Place(NamedTuple):
+    """Where a thread's outputs lie: its warpgroup's first row and column, its own first row within those 64, its
+    lane."""
+
+    first_row: int
+    first_column: int
+    thread_row: int
+    lane: int
+
+
+class Staging(NamedTuple):
+    """Shared memory of a warpgroup's epilogue. tiles: all bytes, base: their address; at: the first byte of its two
+    tiles; biases (float32): its own from biases_at on; loaded, ready: barriers of its tiles, see `exchange`."""
+
+    tiles: object
+    base: int
+    at: int
+    biases: object
+    biases_at: int
+    loaded: int
+    ready: int
+
+
 @cuda.jit(device=True, forceinline=True)
-def ask_for_bias(BN, bias, first_column, N, has_bias):
+def prefetch_bias(BN, bias, first_column, N, has_bias):
     """The two numbers of a tile's bias that this thread fetches for its warpgroup; zeros without a bias."""
     b0 = b1 = float32(0)
     n = int32(first_column + int32(cuda.threadIdx.x & 127))
@@ -87,13 +113,13 @@ def ask_for_bias(BN, bias, first_column, N, has_bias):
 
 
 @cuda.jit(device=True, forceinline=True)
-def keep_bias(BN, biases, at, b0, b1):
-    """biases[at … at + BN - 1] = the tile's bias, by a warpgroup, for all of it."""
+def stage_bias(BN, staging, b0, b1):
+    """The tile's bias in shared memory, by a warpgroup, for all of it."""
     thread = int32(cuda.threadIdx.x & 127)
     if thread < BN:
-        biases[at + thread] = b0
+        staging.biases[staging.biases_at + thread] = b0
     if thread + 128 < BN:
-        biases[at + thread + 128] = b1
+        staging.biases[staging.biases_at + thread + 128] = b1
     bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
 
 
@@ -104,40 +130,39 @@ def word_place(tile, thread_row, lane, j, half):
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_half(block, turn, staging, tiles, base, map_c, map_2, seam, acc, place, M, N, biases, biases_at, residual,
-                alpha, has_residual):
-    """alpha · sum + bias + residual by way of a tile in shared memory; the next turn.
+def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, how):
+    """alpha · accumulator + bias + residual by way of a tile in shared memory; the next turn.
 
-    biases: the tile's, from `biases_at` on
     turn: counts the tiles, which go through the two buffers in turns
-    map_2: of the matrix that has the result's columns from `seam` on
+    seam: the result's columns from here on belong to the matrix of `maps.second`
     """
     first_row, first_column, thread_row, lane = place
+    M, N, tiles, base = work.M, work.N, staging.tiles, staging.base
     column = int32(first_column + 64 * block)
     if column < N and first_row < M:  # the same for the whole warpgroup
         warpgroup = cuda.threadIdx.x // 128
         elected = cuda.threadIdx.x % 128 == 0
         words = cuda.local.array(16, "uint32")
-        if has_residual:
+        if how.has_residual:
             for j in range(8):
                 n = min(int32(column + 8 * j + lane % 4 * 2), int32(N - 2))
                 for half in range(2):
                     row = min(int32(first_row + thread_row + 8 * half), int32(M - 1))
                     words[2 * j + half] = load_word(residual, row * N + n)
         for j in range(8):
-            n = int32(biases_at + 64 * block + 8 * j + lane % 4 * 2)
-            b0, b1 = biases[n], biases[n + 1]
+            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
+            b0, b1 = staging.biases[n], staging.biases[n + 1]
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
-                v0, v1 = alpha * acc[i] + b0, alpha * acc[i + 1] + b1
-                if has_residual:
+                v0, v1 = how.alpha * acc[i] + b0, how.alpha * acc[i + 1] + b1
+                if how.has_residual:
                     r0, r1 = unpack_half2(words[2 * j + half])
                     v0, v1 = v0 + r0, v1 + r1
                 words[2 * j + half] = pack_half2(v0, v1)
         if elected:
             tma_store_wait_read_1()  # the tile that this buffer held two blocks ago has been read
         bar_sync(uint32(warpgroup), uint32(128))
-        tile = int32(staging + (turn & 1) * BOX_BYTES)
+        tile = int32(staging.at + (turn & 1) * BOX_BYTES)
         for j in range(8):
             for half in range(2):
                 store_word(tiles, word_place(tile, thread_row, lane, j, half), words[2 * j + half])
@@ -145,29 +170,30 @@ def finish_half(block, turn, staging, tiles, base, map_c, map_2, seam, acc, plac
         bar_sync(uint32(warpgroup), uint32(128))
         if elected:
             if column < seam:
-                tma_store_2d(base + uint32(tile), map_c, uint32(column), uint32(first_row))
+                tma_store_2d(base + uint32(tile), maps.c, uint32(column), uint32(first_row))
             else:
-                tma_store_2d(base + uint32(tile), map_2, uint32(column - seam), uint32(first_row))
+                tma_store_2d(base + uint32(tile), maps.second, uint32(column - seam), uint32(first_row))
             tma_store_commit()
         turn = int32(turn + 1)
     return turn
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at, keeps_u):
-    """u = sum + bias, if it is kept, and GELU(u), by way of a tile in shared memory for each.
+def epilogue_gelu(block, acc, place, staging, maps, work, keeps_u):
+    """u = accumulator + bias, if it is kept, and GELU(u), by way of a tile in shared memory for each.
 
-    The arithmetic comes before the wait: meanwhile the copy engine reads the tiles of the block before.
+    The arithmetic comes before the wait: meanwhile TMA reads the tiles of the block before.
     """
     first_row, first_column, thread_row, lane = place
+    tiles, base = staging.tiles, staging.base
     column = int32(first_column + 64 * block)
-    if column < N and first_row < M:
+    if column < work.N and first_row < work.M:
         warpgroup = cuda.threadIdx.x // 128
         elected = cuda.threadIdx.x % 128 == 0
         words, activated = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
         for j in range(8):
-            n = int32(biases_at + 64 * block + 8 * j + lane % 4 * 2)
-            b0, b1 = biases[n], biases[n + 1]
+            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
+            b0, b1 = staging.biases[n], staging.biases[n + 1]
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 u0, u1 = acc[i] + b0, acc[i + 1] + b1
@@ -178,7 +204,7 @@ def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, bia
         bar_sync(uint32(warpgroup), uint32(128))
         for j in range(8):
             for half in range(2):
-                at = word_place(staging, thread_row, lane, j, half)
+                at = word_place(staging.at, thread_row, lane, j, half)
                 if keeps_u:
                     store_word(tiles, at, words[2 * j + half])
                 store_word(tiles, at + BOX_BYTES, activated[2 * j + half])
@@ -186,22 +212,20 @@ def finish_gelu(block, staging, tiles, base, map_c, map_d, acc, place, M, N, bia
         bar_sync(uint32(warpgroup), uint32(128))
         if elected:
             if keeps_u:
-                tma_store_2d(base + uint32(staging), map_c, uint32(column), uint32(first_row))
-            tma_store_2d(base + uint32(staging + BOX_BYTES), map_d, uint32(column), uint32(first_row))
+                tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
+            tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row))
             tma_store_commit()
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_gelu_gradient(block, turn, staging, tiles, loaded, ready, acc, place, M, N):
-    """sum · GELU'(u), in the tile that holds u; the next turn.
-
-    loaded, ready: the first of the warpgroup's two barriers on which u comes and the results go, see `exchange`
-    """
+def epilogue_gelu_gradient(block, turn, acc, place, staging, work):
+    """accumulator · GELU'(u), in the tile that holds u; the next turn."""
     first_row, first_column, thread_row, lane = place
-    if int32(first_column + 64 * block) < N and first_row < M:
+    tiles = staging.tiles
+    if int32(first_column + 64 * block) < work.N and first_row < work.M:
         buffer = int32(turn & 1)
-        tile = int32(staging + buffer * BOX_BYTES)
-        mbarrier_wait(loaded + uint32(8) * uint32(buffer), uint32(turn >> 1 & 1))
+        tile = int32(staging.at + buffer * BOX_BYTES)
+        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
         words = cuda.local.array(16, "uint32")
         for j in range(8):
             for half in range(2):
@@ -217,59 +241,60 @@ def finish_gelu_gradient(block, turn, staging, tiles, loaded, ready, acc, place,
         fence_proxy_async()
         cuda.syncwarp()
         if lane == 0:
-            mbarrier_arrive(ready + uint32(8) * uint32(buffer))
+            mbarrier_arrive(barrier_at(staging.ready, buffer))
         turn = int32(turn + 1)
     return turn
 
 
 @cuda.jit(device=True, forceinline=True)
-def exchange(consumer, columns, unit, units, stride, tile_rows, tile_columns, base, staging, loaded, ready, map_in,
-             map_out, M, N):
-    """One thread brings the tiles of `map_in` that a consumer needs at its end, and takes its results to `map_out`.
+def exchange(consumer, blocks, unit, stride, staging, maps, work):
+    """One thread brings the tiles of `maps.d` that a consumer needs in its epilogue, and takes its results to
+    `maps.c`.
 
-    A tile waits in one of two buffers while the sums are made; the consumer overwrites it, and as soon as it has been
+    A tile waits in one of two buffers while the product is made; the consumer overwrites it, and as soon as it has been
     written to memory from there the next but one follows. No consumer waits for a store.
     """
     turn = int32(0)
     x_1 = y_1 = x_2 = y_2 = int32(0)  # where the last tile and the one before it belong
-    while unit < units:
-        tile_m, tile_n = tile_place(unit, tile_rows, tile_columns)
-        y = int32(tile_m * BM + consumer * 64)
-        for i in range(columns):
-            x = int32(tile_n * (64 * columns) + 64 * i)
-            if y < M and x < N:
+    while unit < work.units:
+        row, column = tile_place(unit, work.tiles_m, work.tiles_n)
+        y = int32(row * BM + consumer * 64)
+        for i in range(blocks):
+            x = int32(column * (64 * blocks) + 64 * i)
+            if y < work.M and x < work.N:
                 buffer = uint32(turn & 1)
-                tile = base + uint32(staging) + buffer * uint32(BOX_BYTES)
+                tile = staging.base + uint32(staging.at) + buffer * uint32(BOX_BYTES)
                 if turn >= 2:
-                    mbarrier_wait(ready + uint32(8) * buffer, uint32((turn >> 1) + 1 & 1))
-                    tma_store_2d(tile, map_out, uint32(x_2), uint32(y_2))
+                    mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn >> 1) + 1 & 1))
+                    tma_store_2d(tile, maps.c, uint32(x_2), uint32(y_2))
                     tma_store_commit()
                     tma_store_wait_read_0()
-                mbarrier_expect_tx(loaded + uint32(8) * buffer, uint32(BOX_BYTES))
-                tma_load_2d(tile, map_in, loaded + uint32(8) * buffer, uint32(x), uint32(y))
+                mbarrier_expect_tx(barrier_at(staging.loaded, buffer), uint32(BOX_BYTES))
+                tma_load_2d(tile, maps.d, barrier_at(staging.loaded, buffer), uint32(x), uint32(y))
                 x_2, y_2, x_1, y_1 = x_1, y_1, x, y
                 turn = int32(turn + 1)
         unit = int32(unit + stride)
     for last in range(2):
         if turn + last >= 2:
             buffer = uint32(turn + last & 1)
-            mbarrier_wait(ready + uint32(8) * buffer, uint32((turn + last >> 1) + 1 & 1))
-            tma_store_2d(base + uint32(staging) + buffer * uint32(BOX_BYTES), map_out, uint32(x_2), uint32(y_2))
+            mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn + last >> 1) + 1 & 1))
+            tma_store_2d(staging.base + uint32(staging.at) + buffer * uint32(BOX_BYTES), maps.c, uint32(x_2),
+                         uint32(y_2))
         x_2, y_2 = x_1, y_1
     tma_store_commit()
     tma_store_wait_0()
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_float(block, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate):
+def epilogue_float(block, acc, place, c, start, bias, work, how):
     """64 × 64 outputs of a warpgroup as float32, 16 bytes a lane; c from `start` on."""
     first_row, first_column, thread_row, lane = place
     column = int32(first_column + 64 * block)
-    if column < N and first_row < M:
+    if column < work.N and first_row < work.M:
         for j in range(8):
             i = 32 * block + 4 * j
             write_sums(c, start, acc[i], acc[i + 1], acc[i + 2], acc[i + 3], int32(first_row + thread_row),
-                       int32(column + 8 * j), lane, M, N, bias, alpha, has_bias, accumulate)
+                       int32(column + 8 * j), lane, work.M, work.N, bias, how.alpha, how.has_bias, how.accumulate)
 
 
 # Row sums of A --------------------------------------------------------------------------------------------------------
@@ -305,8 +330,8 @@ def add_rows(tiles, box, lane, sums):
 @cuda.jit(device=True, forceinline=True)
 def add_lanes(value):
     """The sum over the four lanes that have the same chunk; every lane gets it."""
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
-    return value + cuda.shfl_xor_sync(ALL_LANES, value, 16)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 8)
+    return value + cuda.shfl_xor_sync(FULL_MASK, value, 16)
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -54,7 +54,7 @@ SOURCE
 READ NEXT
     epilogues.py, then ../conv2d/hopper.py: the same pipeline, with a convolution's coordinates.
 """
-import types
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,10 +64,7 @@ from ...device.hopper import (
     make_setmaxnreg,
     make_wgmma,
     make_wgmma_wait,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
     mbarrier_init,
-    mbarrier_wait,
     smem_u32,
     tma_load_2d,
     tma_prefetch,
@@ -76,6 +73,20 @@ from ...device.hopper import (
     wgmma_fence,
     wgmma_wait_1,
 )
+from ...device.limits import WARP, WARPGROUP
+from ...device.pipeline import (
+    advance,
+    barrier_at,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_ring,
+    make_ring,
+    producer_acquire,
+    producer_start,
+    stage_at,
+)
+from ...device.specialise import Constant, specialise
 from ...device.tensor_map import tensor_map
 from ..reduce import column_sum
 from .epilogues import (
@@ -83,15 +94,17 @@ from .epilogues import (
     BM,
     BOX,
     BOX_BYTES,
+    Place,
+    Staging,
     add_rows,
-    ask_for_bias,
     descriptor,
+    epilogue_float,
+    epilogue_gelu,
+    epilogue_gelu_gradient,
+    epilogue_half,
     exchange,
-    finish_float,
-    finish_gelu,
-    finish_gelu_gradient,
-    finish_half,
-    keep_bias,
+    prefetch_bias,
+    stage_bias,
     tile_place,
     write_rows,
 )
@@ -102,255 +115,339 @@ THREADS = 384  # a producer and two consumer warpgroups
 STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
 STAGING = 4 * BOX_BYTES  # two tiles for each consumer
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
+A_BYTES = BM * BK * 2  # of A in a stage
+REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
+
+
+# Constants of a kernel ------------------------------------------------------------------------------------------------
+
+BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
+A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k, or along m or n
+HALF = Constant()  # whether the result is float16
+GELU = Constant()  # GELU of the result as a second one
+GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
+BLOCKS = Constant(lambda BN: BN // 64)  # of 64 columns in a tile
+ACCUMULATORS = Constant(lambda BN: BN // 2)  # of a thread
+BIASES = Constant(lambda BN: 2 * BN)  # numbers of a bias in shared memory: a tile's for each consumer
+STAGE_COUNT = Constant(lambda BN: STAGES[BN])  # of the pipeline
+STAGE_BYTES = Constant(lambda BN: A_BYTES + BN * BK * 2)  # of A and B
+BARRIERS = Constant(lambda STAGE_COUNT, GELU_GRADIENT: 2 * STAGE_COUNT + 8 * GELU_GRADIENT)
+ROW_SUMS = Constant(lambda A_ALONG_M, HALF: A_ALONG_M and not HALF)  # whether the kernel can make them
+# from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
+A_STEP = Constant(lambda A_ALONG_M: np.uint64(128 if A_ALONG_M else 2))
+B_STEP = Constant(lambda B_ALONG_N: np.uint64(128 if B_ALONG_N else 2))
+wgmma = Constant(lambda BN, A_ALONG_M, B_ALONG_N: make_wgmma(BN, A_ALONG_M, B_ALONG_N))
+wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN, pin=False))
+give_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][0], False))
+take_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][1], True))
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+class Maps(NamedTuple):
+    """Tensor maps: of the operands; of a float16 result; of GELU's, or of the matrix whose GELU' is a factor; of the
+    second part of the matrix that comes in two."""
+
+    a: object
+    b: object
+    c: object
+    d: object
+    second: object
+
+
+class Arrays(NamedTuple):
+    """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16; row_sums (M,) float32."""
+
+    c: object
+    bias: object
+    residual: object
+    row_sums: object
+
+
+class Work(NamedTuple):
+    """The product's size, and how it is cut into units: the tiles of C, for each slice of K.
+
+    seam: the first column of the matrix in two parts that is the second part's
+    k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`)
+    """
+
+    M: int
+    N: int
+    seam: int
+    k_tiles: int
+    slice_tiles: int
+    tiles_m: int
+    tiles_n: int
+    units: int
+    alone: int
+
+
+class Epilogue(NamedTuple):
+    """What becomes of the accumulators. has_residual: with GELU, whether u is written, too; has_row_sums: 0, or
+    WRITE_ROW_SUMS, ADD_ROW_SUMS."""
+
+    alpha: float
+    has_bias: int
+    has_residual: int
+    accumulate: int
+    has_row_sums: int
+
+
+class WorkTile(NamedTuple):
+    """A unit of work: the tile in this row and column of tiles, of slice number `part`: steps first_k … end_k - 1."""
+
+    part: int
+    row: int
+    column: int
+    first_k: int
+    end_k: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def work_tile(unit, work):
+    """The `WorkTile` that is unit number `unit`."""
+    per_slice = int32(work.tiles_m * work.tiles_n)
+    part = int32(uint32(unit) // uint32(per_slice))
+    row, column = tile_place(int32(unit - part * per_slice), work.tiles_m, work.tiles_n)
+    first_k = int32(part * work.slice_tiles)
+    return WorkTile(part, row, column, first_k, int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles))))
+
+
+# The producer's warpgroup ---------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def load_a(address, full, m, k, maps, seam):
+    """Ask for a stage's tile of A, from row m and column k on."""
+    if A_ALONG_M:
+        for i in range(2):
+            tma_load_2d(address + uint32(i * BOX_BYTES), maps.a, full, uint32(m + i * BOX), uint32(k))
+    elif not B_ALONG_N and k >= seam:
+        tma_load_2d(address, maps.second, full, uint32(k - seam), uint32(m))
+    else:
+        tma_load_2d(address, maps.a, full, uint32(k), uint32(m))
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_b(address, full, n, k, maps, seam):
+    """Ask for a stage's tile of B, from column n and row k on."""
+    if B_ALONG_N:
+        for i in range(BLOCKS):
+            box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
+            if A_ALONG_M and column >= seam:
+                tma_load_2d(box, maps.second, full, uint32(column - seam), uint32(k))
+            else:
+                tma_load_2d(box, maps.b, full, uint32(column), uint32(k))
+    else:
+        tma_load_2d(address, maps.b, full, uint32(k), uint32(n))
+
+
+@cuda.jit(device=True, forceinline=True)
+def produce(ring, unit, stride, maps, work):
+    """One thread asks TMA for the tiles of A and B, stage after stage, of all work tiles of the block."""
+    stage, parity = producer_start()
+    while unit < work.units:
+        tile = work_tile(unit, work)
+        m, n, k = int32(tile.row * BM), int32(tile.column * BN), tile.first_k
+        while k < tile.end_k:
+            full = producer_acquire(ring, stage, parity, STAGE_BYTES)
+            address = stage_at(ring, stage)
+            load_a(address, full, m, int32(k * BK), maps, work.seam)
+            load_b(address + uint32(A_BYTES), full, n, int32(k * BK), maps, work.seam)
+            k = int32(k + 1)
+            stage, parity = advance(ring, stage, parity)
+        unit = int32(unit + stride)
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
+    """Two warps add up 64 rows of A each, of every stage that falls to their tile."""
+    box, lane = int32(cuda.threadIdx.x // WARP - 1), int32(cuda.threadIdx.x % WARP)
+    zero = float32(0)
+    stage, parity = consumer_start()
+    while unit < work.units:
+        tile = work_tile(unit, work)
+        steps = int32(tile.end_k - tile.first_k)
+        sums = zero, zero, zero, zero, zero, zero, zero, zero
+        step, due = int32(0), int32(tile.column)
+        while step < steps:
+            consumer_wait(ring, stage, parity)
+            if due == 0:
+                sums = add_rows(tiles, int32(stage * STAGE_BYTES + box * BOX_BYTES), lane, sums)
+                due = work.tiles_n
+            due = int32(due - 1)
+            cuda.syncwarp()
+            if lane == 0:
+                consumer_release(ring, stage)
+            stage, parity = advance(ring, stage, parity)
+            step = int32(step + 1)
+        write_rows(arrays.row_sums, (tile.part * work.tiles_n + tile.column) * work.M, int32(tile.row * BM + box * BOX),
+                   work.M, lane, sums, summing == ADD_ROW_SUMS)
+        unit = int32(unit + stride)
+
+
+# The consumers' warpgroups --------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_rest(acc, a, b):
+    """acc += the products of a stage, but those of its first 16 of k; a, b: descriptors."""
+    wgmma(acc, a + A_STEP, b + B_STEP, int32(1))
+    wgmma(acc, a + A_STEP + A_STEP, b + B_STEP + B_STEP, int32(1))
+    wgmma(acc, a + A_STEP + A_STEP + A_STEP, b + B_STEP + B_STEP + B_STEP, int32(1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
+    """acc = the products of so many stages; returns where the ring stands then.
+
+    The first stage overwrites the accumulators; it stands before the loop so that ptxas sees it. A stage is released
+    when the products of the next are under way.
+    """
+    consumer_wait(ring, stage, parity)
+    address = stage_at(ring, stage)
+    a, b = descriptor(address + a_offset), descriptor(address + uint32(A_BYTES))
+    wgmma_fence()
+    wgmma(acc, a, b, int32(0))
+    multiply_rest(acc, a, b)
+    wgmma_commit()
+    previous = stage
+    stage, parity = advance(ring, stage, parity)
+    step = int32(1)
+    while step < steps:
+        consumer_wait(ring, stage, parity)
+        address = stage_at(ring, stage)
+        a, b = descriptor(address + a_offset), descriptor(address + uint32(A_BYTES))
+        wgmma_fence()
+        wgmma(acc, a, b, int32(1))
+        multiply_rest(acc, a, b)
+        wgmma_commit()
+        wgmma_wait_1()
+        if elected:
+            consumer_release(ring, previous)
+        previous = stage
+        stage, parity = advance(ring, stage, parity)
+        step = int32(step + 1)
+    wgmma_wait(acc)
+    if elected:
+        consumer_release(ring, previous)
+    return stage, parity
+
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue(block, turn, acc, place, staging, part, maps, arrays, work, how):
+    """Results of a warpgroup's block of 64 columns; the next turn of its two tiles in shared memory."""
+    if GELU_GRADIENT:
+        turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
+    elif GELU:
+        epilogue_gelu(block, acc, place, staging, maps, work, how.has_residual)
+    elif HALF:
+        seam = int32(work.seam if B_ALONG_N and not A_ALONG_M else work.N)
+        turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, how)
+    else:
+        epilogue_float(block, acc, place, arrays.c, part * (work.M * work.N), arrays.bias, work, how)
+    return turn
+
+
+@cuda.jit(device=True, forceinline=True)
+def consume(ring, staging, unit, stride, maps, arrays, work, how):
+    """A warpgroup multiplies its 64 rows of all work tiles of the block, and writes the results."""
+    acc = cuda.local.array(ACCUMULATORS, "float32")
+    t = int32(cuda.threadIdx.x)
+    consumer, elected, lane = int32(t // WARPGROUP - 1), t % WARPGROUP == 0, int32(t % WARP)
+    thread_row = int32(t % WARPGROUP // WARP * 16 + lane // 4)  # of its first output, within the warpgroup's 64
+    a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
+    turn = int32(0)
+    stage, parity = consumer_start()
+    while unit < work.units:
+        tile = work_tile(unit, work)
+        place = Place(int32(tile.row * BM + consumer * 64), int32(tile.column * BN), thread_row, lane)
+        if HALF and not GELU_GRADIENT:  # it comes while the tile is multiplied
+            b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column, work.N, how.has_bias)
+        stage, parity = main_loop(acc, ring, stage, parity, int32(tile.end_k - tile.first_k), a_offset, elected)
+        if HALF and not GELU_GRADIENT:
+            stage_bias(BN, staging, b0, b1)
+        # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
+        turn = epilogue(0, turn, acc, place, staging, tile.part, maps, arrays, work, how)
+        if BLOCKS > 1:
+            turn = epilogue(1, turn, acc, place, staging, tile.part, maps, arrays, work, how)
+        if BLOCKS > 2:
+            turn = epilogue(2, turn, acc, place, staging, tile.part, maps, arrays, work, how)
+        if BLOCKS > 3:
+            turn = epilogue(3, turn, acc, place, staging, tile.part, maps, arrays, work, how)
+        unit = int32(unit + stride)
+    if HALF and not GELU_GRADIENT and elected:
+        tma_store_wait_0()
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
-# One text for all kernels. These names are constants in each of them, and have other values: `kernel_for` sets them.
 
-BN, BLOCKS, ACCUMULATORS = 256, 4, 128  # columns of a block's tile, the same in 64s, accumulators of a thread
-BIASES = 512  # numbers of a bias in shared memory: a tile's for each consumer
-HALF, A_ALONG_M, B_ALONG_N = True, False, False  # the kind of result; how the operands lie
-GELU, GELU_GRADIENT = False, False  # GELU of the result as a second one; the result times GELU' of another matrix
-STAGE_COUNT, BARRIERS, A_BYTES, STAGE_BYTES = 4, 8, 16384, 49152  # of the pipeline; of A in a stage, of A and B
-A_STEP = B_STEP = np.uint64(2)  # from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
-wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN, pin=False)
-REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
-give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
+@cuda.jit(device=True, forceinline=True)
+def set_up(ring, loaded, ready, maps, how):
+    """Make all barriers, and bring the tensor maps to TMA's cache; by one thread."""
+    init_ring(ring, 1, 4 if ROW_SUMS and how.has_row_sums else 2)
+    if GELU_GRADIENT:
+        for tile in range(4):
+            mbarrier_init(barrier_at(loaded, tile), uint32(1))
+            mbarrier_init(barrier_at(ready, tile), uint32(4))  # a lane of each warp
+    fence_barrier_init()
+    tma_prefetch(maps.a)
+    tma_prefetch(maps.b)
+    if HALF:
+        tma_prefetch(maps.c)
+    if GELU or GELU_GRADIENT:
+        tma_prefetch(maps.d)
+    tma_prefetch(maps.second)
 
 
-def gemm(map_a, map_b, map_c, map_d, map_2, c, bias, residual, row_sums, M, N, seam, k_tiles, slice_tiles, tiles_m,
-         tiles_n, units, alone, alpha, has_bias, has_residual, accumulate, has_row_sums):
-    """map_c: of a float16 result; map_d: of GELU's, or of the matrix whose GELU' is a factor; c: a float32 result.
-
-    map_2: of the second part of the matrix that comes in two, whose columns are those from `seam` on
-    """
+def gemm(maps, arrays, work, how):
+    """maps: `Maps`, arrays: `Arrays`, work: `Work`, how: `Epilogue`."""
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
     biases = cuda.shared.array(BIASES, "float32")
-    base, full_0 = smem_u32(tiles), smem_u32(barriers)
-    empty_0 = full_0 + uint32(8 * STAGE_COUNT)
-    loaded_0, ready_0 = full_0 + uint32(16 * STAGE_COUNT), full_0 + uint32(16 * STAGE_COUNT + 32)
+    base = smem_u32(tiles)
+    ring = make_ring(base, STAGE_BYTES, STAGE_COUNT, smem_u32(barriers))
+    loaded, ready = barrier_at(ring.full, 2 * STAGE_COUNT), barrier_at(ring.full, 2 * STAGE_COUNT + 4)
     t = int32(cuda.threadIdx.x)
-    warpgroup = int32(t // 128)
     if t == 0:
-        for s in range(STAGE_COUNT):
-            mbarrier_init(full_0 + uint32(8 * s), uint32(1))
-            mbarrier_init(empty_0 + uint32(8 * s), uint32(4) if A_ALONG_M and not HALF and has_row_sums else uint32(2))
-        if GELU_GRADIENT:
-            for s in range(4):
-                mbarrier_init(loaded_0 + uint32(8 * s), uint32(1))
-                mbarrier_init(ready_0 + uint32(8 * s), uint32(4))  # a lane of each warp
-        fence_barrier_init()
-        tma_prefetch(map_a)
-        tma_prefetch(map_b)
-        if HALF:
-            tma_prefetch(map_c)
-        if GELU or GELU_GRADIENT:
-            tma_prefetch(map_d)
-        tma_prefetch(map_2)
+        set_up(ring, loaded, ready, maps, how)
     cuda.syncthreads()
-    stage, unit = int32(0), int32(cuda.blockIdx.x)
-    stride = int32(units if unit < alone else int32(cuda.gridDim.x - alone))
-    per_slice = int32(tiles_m * tiles_n)
+    unit = int32(cuda.blockIdx.x)
+    stride = int32(work.units if unit < work.alone else int32(cuda.gridDim.x - work.alone))
+    warpgroup = int32(t // WARPGROUP)
     if warpgroup == 0:
         give_registers()
         if t == 0:
-            parity = int32(1)  # a fresh `empty` lets the first round through
-            while unit < units:
-                part = int32(uint32(unit) // uint32(per_slice))
-                tile_m, tile_n = tile_place(int32(unit - part * per_slice), tiles_m, tiles_n)
-                m, n, k = int32(tile_m * BM), int32(tile_n * BN), int32(part * slice_tiles)
-                k_end = int32(min(int32(k + slice_tiles), int32(k_tiles)))
-                while k < k_end:
-                    full = full_0 + uint32(8) * uint32(stage)
-                    mbarrier_wait(empty_0 + uint32(8) * uint32(stage), uint32(parity))
-                    mbarrier_expect_tx(full, uint32(STAGE_BYTES))
-                    a = base + uint32(stage) * uint32(STAGE_BYTES)
-                    if A_ALONG_M:
-                        for i in range(2):
-                            tma_load_2d(a + uint32(i * BOX_BYTES), map_a, full, uint32(m + i * BOX), uint32(k * BK))
-                    elif not B_ALONG_N and int32(k * BK) >= seam:
-                        tma_load_2d(a, map_2, full, uint32(k * BK - seam), uint32(m))
-                    else:
-                        tma_load_2d(a, map_a, full, uint32(k * BK), uint32(m))
-                    if B_ALONG_N:
-                        for i in range(BLOCKS):
-                            box, column = a + uint32(A_BYTES + i * BOX_BYTES), int32(n + i * BOX)
-                            if A_ALONG_M and column >= seam:
-                                tma_load_2d(box, map_2, full, uint32(column - seam), uint32(k * BK))
-                            else:
-                                tma_load_2d(box, map_b, full, uint32(column), uint32(k * BK))
-                    else:
-                        tma_load_2d(a + uint32(A_BYTES), map_b, full, uint32(k * BK), uint32(n))
-                    k = int32(k + 1)
-                    stage = int32(stage + 1)
-                    if stage == STAGE_COUNT:
-                        stage, parity = int32(0), int32(parity ^ 1)
-                unit = int32(unit + stride)
+            produce(ring, unit, stride, maps, work)
         elif GELU_GRADIENT:
-            staging = int32(STAGE_COUNT * STAGE_BYTES)
             if t == 32:
-                exchange(0, BLOCKS, unit, units, stride, tiles_m, tiles_n, base, staging, loaded_0, ready_0, map_d,
-                         map_c, M, N)
+                exchange(0, BLOCKS, unit, stride, make_staging(0, tiles, base, biases, loaded, ready), maps, work)
             elif t == 64:
-                exchange(1, BLOCKS, unit, units, stride, tiles_m, tiles_n, base, int32(staging + 2 * BOX_BYTES),
-                         loaded_0 + uint32(16), ready_0 + uint32(16), map_d, map_c, M, N)
-        elif A_ALONG_M and not HALF:
-            if has_row_sums and t >= 32 and t < 96:
-                box, lane, parity = int32(t // 32 - 1), int32(t % 32), int32(0)
-                zero = float32(0)
-                while unit < units:
-                    part = int32(uint32(unit) // uint32(per_slice))
-                    tile_m, tile_n = tile_place(int32(unit - part * per_slice), tiles_m, tiles_n)
-                    steps = int32(min(int32(slice_tiles), int32(k_tiles - part * slice_tiles)))
-                    sums = zero, zero, zero, zero, zero, zero, zero, zero
-                    step, due = int32(0), int32(tile_n)
-                    while step < steps:
-                        mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                        if due == 0:
-                            sums = add_rows(tiles, int32(stage * STAGE_BYTES + box * BOX_BYTES), lane, sums)
-                            due = tiles_n
-                        due = int32(due - 1)
-                        cuda.syncwarp()
-                        if lane == 0:
-                            mbarrier_arrive(empty_0 + uint32(8) * uint32(stage))
-                        stage = int32(stage + 1)
-                        if stage == STAGE_COUNT:
-                            stage, parity = int32(0), int32(parity ^ 1)
-                        step = int32(step + 1)
-                    write_rows(row_sums, (part * tiles_n + tile_n) * M, int32(tile_m * BM + box * BOX), M, lane, sums,
-                               has_row_sums == ADD_ROW_SUMS)
-                    unit = int32(unit + stride)
+                exchange(1, BLOCKS, unit, stride, make_staging(1, tiles, base, biases, loaded, ready), maps, work)
+        elif ROW_SUMS:
+            if how.has_row_sums and t >= 32 and t < 96:
+                sum_rows(ring, tiles, unit, stride, arrays, work, how.has_row_sums)
     else:
         take_registers()
-        acc = cuda.local.array(ACCUMULATORS, "float32")
-        consumer = int32(warpgroup - 1)
-        elected, lane = t % 128 == 0, int32(t % 32)
-        thread_row = int32(t % 128 // 32 * 16 + lane // 4)  # of its first output, within the warpgroup's 64
-        a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
-        staging = int32(STAGE_COUNT * STAGE_BYTES + consumer * 2 * BOX_BYTES)
-        biases_at = int32(consumer * BN)
-        turn, parity = int32(0), int32(0)
-        c_seam = int32(seam if B_ALONG_N and not A_ALONG_M else N)
-        loaded, ready = loaded_0 + uint32(consumer) * uint32(16), ready_0 + uint32(consumer) * uint32(16)
-        while unit < units:
-            part = int32(uint32(unit) // uint32(per_slice))
-            tile_m, tile_n = tile_place(int32(unit - part * per_slice), tiles_m, tiles_n)
-            steps = int32(min(int32(slice_tiles), int32(k_tiles - part * slice_tiles)))
-            first_row, first_column = int32(tile_m * BM + consumer * 64), int32(tile_n * BN)
-            if HALF and not GELU_GRADIENT:
-                b0, b1 = ask_for_bias(BN, bias, first_column, N, has_bias)  # they come while the sums are made
+        staging = make_staging(int32(warpgroup - 1), tiles, base, biases, loaded, ready)
+        consume(ring, staging, unit, stride, maps, arrays, work, how)
 
-            # the first step overwrites the accumulators; it stands before the loop so that ptxas sees it
-            mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-            a = base + uint32(stage) * uint32(STAGE_BYTES)
-            da, db = descriptor(a + a_offset), descriptor(a + uint32(A_BYTES))
-            wgmma_fence()
-            wgmma(acc, da, db, int32(0))
-            wgmma(acc, da + A_STEP, db + B_STEP, int32(1))
-            wgmma(acc, da + A_STEP + A_STEP, db + B_STEP + B_STEP, int32(1))
-            wgmma(acc, da + A_STEP + A_STEP + A_STEP, db + B_STEP + B_STEP + B_STEP, int32(1))
-            wgmma_commit()
-            previous = stage
-            stage = int32(stage + 1)
-            if stage == STAGE_COUNT:
-                stage, parity = int32(0), int32(parity ^ 1)
-            step = int32(1)
-            while step < steps:
-                mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                a = base + uint32(stage) * uint32(STAGE_BYTES)
-                da, db = descriptor(a + a_offset), descriptor(a + uint32(A_BYTES))
-                wgmma_fence()
-                wgmma(acc, da, db, int32(1))
-                wgmma(acc, da + A_STEP, db + B_STEP, int32(1))
-                wgmma(acc, da + A_STEP + A_STEP, db + B_STEP + B_STEP, int32(1))
-                wgmma(acc, da + A_STEP + A_STEP + A_STEP, db + B_STEP + B_STEP + B_STEP, int32(1))
-                wgmma_commit()
-                wgmma_wait_1()  # the stage before has been read: hand it back
-                if elected:
-                    mbarrier_arrive(empty_0 + uint32(8) * uint32(previous))
-                previous = stage
-                stage = int32(stage + 1)
-                if stage == STAGE_COUNT:
-                    stage, parity = int32(0), int32(parity ^ 1)
-                step = int32(step + 1)
-            wgmma_wait(acc)
-            if elected:
-                mbarrier_arrive(empty_0 + uint32(8) * uint32(previous))
 
-            if HALF and not GELU_GRADIENT:
-                keep_bias(BN, biases, biases_at, b0, b1)
-            # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
-            place = (first_row, first_column, thread_row, lane)
-            if GELU_GRADIENT:
-                turn = finish_gelu_gradient(0, turn, staging, tiles, loaded, ready, acc, place, M, N)
-                if BLOCKS > 1:
-                    turn = finish_gelu_gradient(1, turn, staging, tiles, loaded, ready, acc, place, M, N)
-                if BLOCKS > 2:
-                    turn = finish_gelu_gradient(2, turn, staging, tiles, loaded, ready, acc, place, M, N)
-                if BLOCKS > 3:
-                    turn = finish_gelu_gradient(3, turn, staging, tiles, loaded, ready, acc, place, M, N)
-            elif GELU:
-                finish_gelu(0, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at,
-                            has_residual)
-                if BLOCKS > 1:
-                    finish_gelu(1, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at,
-                                has_residual)
-                if BLOCKS > 2:
-                    finish_gelu(2, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at,
-                                has_residual)
-                if BLOCKS > 3:
-                    finish_gelu(3, staging, tiles, base, map_c, map_d, acc, place, M, N, biases, biases_at,
-                                has_residual)
-            elif HALF:
-                turn = finish_half(0, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
-                                   biases_at, residual, alpha, has_residual)
-                if BLOCKS > 1:
-                    turn = finish_half(1, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
-                                       biases_at, residual, alpha, has_residual)
-                if BLOCKS > 2:
-                    turn = finish_half(2, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
-                                       biases_at, residual, alpha, has_residual)
-                if BLOCKS > 3:
-                    turn = finish_half(3, turn, staging, tiles, base, map_c, map_2, c_seam, acc, place, M, N, biases,
-                                       biases_at, residual, alpha, has_residual)
-            else:
-                start = part * (M * N)
-                finish_float(0, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
-                if BLOCKS > 1:
-                    finish_float(1, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
-                if BLOCKS > 2:
-                    finish_float(2, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
-                if BLOCKS > 3:
-                    finish_float(3, c, start, acc, place, M, N, bias, alpha, has_bias, accumulate)
-            unit = int32(unit + stride)
-        if HALF and not GELU_GRADIENT and elected:
-            tma_store_wait_0()
+@cuda.jit(device=True, forceinline=True)
+def make_staging(consumer, tiles, base, biases, loaded, ready):
+    """The `Staging` of a consumer."""
+    return Staging(tiles, base, int32(STAGE_COUNT * STAGE_BYTES + consumer * 2 * BOX_BYTES), biases,
+                   int32(consumer * BN), barrier_at(loaded, 2 * consumer), barrier_at(ready, 2 * consumer))
 
 
 def kernel_for(BN, a_along_m, b_along_n, half, gelu=""):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
-    gelu: "", "gelu" or "gelu_gradient": what happens at its end
-
-    Its constants are globals of a copy of `gemm`, not a closure: Numba's cache on disk hashes what a closure holds, and
-    an intrinsic is never the same twice.
+    gelu: "", "gelu" or "gelu_gradient": what happens in its epilogue
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}"
-    name = f"gemm_hopper_{BN}_{case}_{gelu or ('half' if half else 'float')}"
-    stages, a_bytes = STAGES[BN], BM * BK * 2
-    fewer, more = REGISTERS[a_along_m and not half]
-    constants = {
-        "BN": BN, "BLOCKS": BN // 64, "ACCUMULATORS": BN // 2, "BIASES": 2 * BN, "HALF": half, "A_ALONG_M": a_along_m,
-        "B_ALONG_N": b_along_n, "GELU": gelu == "gelu", "GELU_GRADIENT": gelu == "gelu_gradient",
-        "STAGE_COUNT": stages, "BARRIERS": 2 * stages + (8 if gelu == "gelu_gradient" else 0), "A_BYTES": a_bytes,
-        "STAGE_BYTES": a_bytes + BN * BK * 2,
-        "A_STEP": np.uint64(128 if a_along_m else 2), "B_STEP": np.uint64(128 if b_along_n else 2),
-        "wgmma": make_wgmma(BN, a_along_m, b_along_n), "wgmma_wait": make_wgmma_wait(BN, pin=False),
-        "give_registers": make_setmaxnreg(fewer, False), "take_registers": make_setmaxnreg(more, True)}
-    function = types.FunctionType(gemm.__code__, {**globals(), **constants}, name)
-    function.__qualname__ = name
-    return cuda.jit(function, launch_bounds=(THREADS, 1))  # setmaxnreg needs both numbers
+    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{gelu or ('half' if half else 'float')}",
+                      launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
+                      BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half, GELU=gelu == "gelu",
+                      GELU_GRADIENT=gelu == "gelu_gradient")
 
 
 KERNELS = {(BN, a, b, half): kernel_for(BN, a, b, half)
@@ -410,7 +507,8 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, a.backend.multiprocessors)
     units = slices * tiles_m * tiles_n
     nothing = unused(a)
-    biases, residuals = nothing if bias is None else bias, a if residual is None else residual.reshape(M, N)
+    biases = nothing if bias is None else bias
+    arrays = (biases, a if residual is None else residual.reshape(M, N))
     end = float(alpha), int(bias is not None)
     target = nothing if half else c.reshape(-1)
     sums, summing = nothing if row_sums is None else row_sums, 0 if row_sums is None else ADD_ROW_SUMS
@@ -422,10 +520,11 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     kernel = KERNELS[width, transpose_a, not transpose_b, half]
     if other is not None:
         kernel = GELU_KERNELS[width, "gelu_gradient" if gelu is None else "gelu"]
-    launch(kernel, min(units, a.backend.multiprocessors), THREADS, map_a, map_b, map_c, map_d, map_2, target,
-           biases, residuals, sums, M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone,
-           *(end if slices == 1 else (1.0, 0)), int(residual is not None or gelu is not None and keeps_u),
-           int(accumulate and slices == 1), summing, shared=shared_bytes(width))
+    launch(kernel, min(units, a.backend.multiprocessors), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
+           Arrays(target, *arrays, sums),
+           Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
+           Epilogue(*(end if slices == 1 else (1.0, 0)), int(residual is not None or gelu is not None and keeps_u),
+                    int(accumulate and slices == 1), summing), shared=shared_bytes(width))
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
     elif summing == WRITE_ROW_SUMS:
