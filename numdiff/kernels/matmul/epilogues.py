@@ -1,15 +1,16 @@
-"""Parts of hopper.py: where its tiles lie, and what becomes of the sums once they are made.
+"""Parts of hopper.py: where its tiles lie, and its epilogues: what becomes of the accumulators.
 
-THE TAIL OF A TILE runs on the consumers while the tensor cores wait, about 16,000 cycles of them for K = 768 and a tile
+AN EPILOGUE runs on the consumers while the tensor cores wait, about 16,000 cycles of them for K = 768 and a tile
 of 128 × 256. So it is kept short:
 
-    float16         alpha · sum + bias + residual; 16 words of two results are made in registers, then stored in a tile
-                    of shared memory, which the copy engine writes while the next is made. The bias has come into shared
-                    memory beforehand: each thread asks for two numbers of it before the sums are made (`prefetch_bias`)
-    GELU            u = sum + bias and GELU(u), two such tiles at once: about 2,600 cycles, of them 2,048 for tanh
-    GELU'           sum · GELU'(u): about 4,300 cycles, of them 4,096 for an exponential and a reciprocal. u has come
-                    into the tile of shared memory meanwhile, brought by an idle warp of the producer's warpgroup, and
-                    the same warp takes away the results (`exchange`)
+    float16         alpha · accumulator + bias + residual; 16 words of two results are made in registers, then stored in
+                    a tile of shared memory, which TMA writes while the next is made. The bias has come into shared
+                    memory beforehand: each thread asks for two numbers of it before the main loop (`prefetch_bias`)
+    GELU            u = accumulator + bias and GELU(u), two such tiles at once: about 2,600 cycles, of them 2,048 for
+                    tanh
+    GELU'           accumulator · GELU'(u): about 4,300 cycles, of them 4,096 for an exponential and a reciprocal. u has
+                    come into the tile of shared memory meanwhile, brought by an idle warp of the producer's warpgroup,
+                    and the same warp takes away the results (`exchange`)
     float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
     sums of A's rows, by two more of the idle warps, beside the products
 
@@ -74,7 +75,7 @@ def tile_place(tile, tiles_m, tiles_n):
 # They work on 64 × 64 outputs of a warpgroup, 32 accumulators a thread, which become 16 words of two float16. First all
 # loads, then the arithmetic, last all stores: the compilers move no load past a store, and nothing would overlap. What
 # is beyond the edges is computed from the last row or columns that there are, and never written.
-# Chunk j of row r of a tile in shared memory lies at j ^ (r % 8), as the copy engine expects it.
+# Chunk j of row r of a tile in shared memory lies at j ^ (r % 8), as TMA expects it.
 
 class Place(NamedTuple):
     """Where a thread's outputs lie: its warpgroup's first row and column, its own first row within those 64, its

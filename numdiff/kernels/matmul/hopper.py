@@ -1,13 +1,13 @@
-"""Matmul in float16, rung 6: Hopper's wgmma, fed by the copy engine (sm_90a).
+"""Matmul in float16, rung 6: Hopper's wgmma, fed by TMA (sm_90a).
 
 WHAT IS NEW, AND WHY IT PAYS
     wgmma: four warps give one instruction that multiplies 64 × 16 by 16 × up to 256, both straight from shared memory.
         Rung 5 spends an instruction on every 16 × 8 × 16 and loads its operands into registers first.
-    TMA: one thread asks the copy engine for a whole tile; no thread computes an address, no register holds data on
-        its way, and what lies outside of a matrix comes as zeros.
+    TMA: one thread asks the tensor memory accelerator for a whole tile; no thread computes an address, no register
+        holds data on its way, and what lies outside of a matrix comes as zeros.
     Warp specialisation: warpgroup 0 only asks for tiles, warpgroups 1 and 2 only multiply. Between them stand
-        STAGES pairs of tiles in shared memory and two mbarriers for each: `full`, on which the copy engine counts
-        bytes, and `empty`, on which the two consumers say that they have read it.
+        STAGES pairs of tiles in shared memory and two mbarriers for each: `full`, on which TMA counts bytes,
+        and `empty`, on which the two consumers say that they have read it.
     Persistence: there are as many blocks as multiprocessors, and each takes every gridDim-th tile of C. While the
         consumers write one tile, the producer already fetches the first stages of the next.
 A BLOCK'S TILE is 128 × BN, one half of the rows for each consumer, which holds them as BN / 2 float32 a thread.
@@ -27,16 +27,16 @@ SPLIT K
     ones would be four, so half the partial results (`schedule`).
 ROW SUMS
     A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. Where they are
-    asked for, warps 1 and 2 of the producer's warpgroup, idle else, add up 64 rows of A each. To add a step takes about
-    as long as to multiply it; so the tiles of a row share the steps (of four, each does every fourth), and the pipeline
-    hides them. They hand a stage back as the consumers do. No pass over dy is left.
+    asked for, warps 1 and 2 of the producer's warpgroup, which have nothing else to do, add up 64 rows of A each. To
+    add a step takes about as long as to multiply it; so the tiles of a row share the steps (of four, each does every
+    fourth), and the pipeline hides them. They hand a stage back as the consumers do. No pass over dy is left.
 TWO MATRICES AS ONE
     Of a layer whose x lies in two arrays, side by side as one (`Pair`, concat.py), neither x nor dx is copied: a box or
     a tile of the epilogue is 64 columns wide, so if the first array's are a multiple of 64 each belongs to one array,
     whose tensor map it takes. In x·Wᵀ that is A's, along k, in dy·W the result's, in dyᵀ·x B's.
 EPILOGUE
     float16: alpha · sum + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a warp's
-    words fall into 32 different banks), from where the copy engine writes it while the next tile is multiplied. Each
+    words fall into 32 different banks), from where TMA writes it while the next tile is multiplied. Each
     consumer has two such tiles. Of the two products beside a GELU one writes GELU(result) as well, the other multiplies
     by GELU' of another matrix (epilogues.py). float32: pairs of lanes exchange halves, so that each writes 16
     bytes of one row.
@@ -45,7 +45,8 @@ LAUNCH
     kernel is compiled for 168 registers a thread; the producer gives back all but 40, the consumers take 232 (with row
     sums 56 and 224).
 NEEDS
-    sm_90a; all contiguous extents multiples of 8, as the copy engine counts rows in 16 bytes; any M, N, K else.
+    sm_90a; all contiguous extents multiples of 8, as TMA counts rows in 16 bytes; M, N and K are free
+    otherwise.
 DETERMINISM
     each output is summed in the order of k by one warpgroup; slices in their order.
 SOURCE
