@@ -3,6 +3,8 @@ import re
 
 import click
 
+from numdiff.training.options import SAMPLERS
+
 from .output import echo
 from .settings import GroupedCommand, Setting
 
@@ -47,9 +49,8 @@ class Steps(click.ParamType):
         help="Make the masked part of a picture anew (RePaint), once for each image.")
 @option("What", "--mask", metavar="MASK",
         help="What is made anew: a picture that is white there, or left, right, top, bottom, centre.")
-@option("How", "--sampler", metavar="NAME",
-        type=click.Choice(["ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m"]),
-        help="ddpm, ddim, euler, euler-ancestral, heun or dpm++2m (README has a table).  [default: ddim]")
+@option("How", "--sampler", metavar="NAME", type=click.Choice(SAMPLERS),
+        help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: ddim]")
 @option("How", "--steps", metavar="STEPS", type=Steps(), default=50, show_default=True,
         help="Steps; each asks the model once, of heun twice. A number, or timesteps as guided-diffusion respaces "
              "them: ddim50, or 10,15,20 for so many in each third.")

@@ -1,4 +1,11 @@
-"""The README's own words, run: its Python example, and the options that its commands name."""
+"""The words of README.md and of the pages beside the code, held to: commands, options, examples, links, paths.
+
+Every `numdiff …` of a page is parsed with its values, those that are dry runs are run; every other command line names
+what exists. Python examples run, but for the fragments of numdiff/emulator/README.md (tests/emulator/test_readme.py).
+"""
+import configparser
+import contextlib
+import importlib.util
 import pathlib
 import re
 import runpy
@@ -6,27 +13,63 @@ import shlex
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from numdiff import emulator
 from numdiff_cli.main import main
 
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PATHS = [*ROOT.glob("*.md"), ROOT / "data" / "README.md", *sorted((ROOT / "numdiff").rglob("*.md"))]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PATHS}
+README = PAGES["README.md"]
+LOGS = "CHANGELOG.md", "numdiff/kernels/NOTES.md", "numdiff/training/PRESETS.md"  # say what was, too
+TOY = "leaky_relu"  # what CONTRIBUTING.md adds
+OTHERS = {"--help", "--durations", "--exhaustive"}  # options of every command, and pytest's
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+
+
+def prose(page):
+    return re.sub(r"^```.*?^```", "", PAGES[page], flags=re.DOTALL | re.MULTILINE)
 
 
 def commands():
-    """The `numdiff …` of every command line, also under mpiexec."""
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    lines = [line.split("#")[0] for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    commands = [re.sub(r"^mpiexec -n \d+ ", "", c.strip()) for line in lines for c in line.split("&&")]
-    return [c for c in commands if c.startswith("numdiff ")]
+    """[(page, command)] of the command lines, `mpiexec -n N` aside."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            lines = [re.sub(r"(^|\s)#.*", "", line) for line in block.replace("\\\n", " ").splitlines()]
+            found += [(page, re.sub(r"^mpiexec -n \d+ ", "", c.strip())) for line in lines for c in line.split("&&")
+                      if c.strip()]
+    return list(dict.fromkeys(found))
 
 
-def examples():
-    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def mentions():
+    """[(page, command)] of the `numdiff …` in the prose that are no abbreviations; their arguments may be left out."""
+    found = [(page, text) for page in PAGES for text in re.findall(r"`(numdiff [^`\n]+)`", prose(page))]
+    return [pair for pair in dict.fromkeys(found) if not re.search("…|--help", pair[1])]
+
+
+def ids(pairs):
+    return [f"{page}: {text}" for page, text in pairs]
+
+
+def all_options(command=main):
+    """Every option of the command and its subcommands."""
+    context = click.Context(command)
+    names = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+    subcommands = command.list_commands(context) if isinstance(command, click.Group) else ()
+    return names.union(*(all_options(command.get_command(context, name)) for name in subcommands))
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 250
 
 
 def test_the_kernel_example_has_the_fault_that_is_told(tmp_path, monkeypatch):
-    (example,) = [e for e in examples() if "emulator.device" in e]
+    (example,) = [e for e in blocks("README.md", "python") if "emulator.device" in e]
     monkeypatch.chdir(tmp_path)
     pathlib.Path("example.py").write_text(example)
     with pytest.raises(emulator.KernelFault) as caught:
@@ -37,7 +80,7 @@ def test_the_kernel_example_has_the_fault_that_is_told(tmp_path, monkeypatch):
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
-    example = next(e for e in examples() if "Trainer" in e)
+    example = next(e for e in blocks("README.md", "python") if "Trainer" in e)
     assert example.count("steps=400, report_every=20") == 1
     example = example.replace("steps=400, report_every=20", "steps=4, report_every=2").replace("steps=25", "steps=2")
     monkeypatch.chdir(tmp_path)
@@ -46,23 +89,84 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     assert "(2, 32, 32, 3) (3, 3, 3, 32)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", commands())
-def test_every_command_and_option_exists(command):
+EXAMPLES = [(page, example) for page in PAGES for example in blocks(page, "python")
+            if page not in ("README.md", "numdiff/emulator/README.md")]
+
+
+@pytest.mark.parametrize("page, example", EXAMPLES, ids=[f"{page} {i}" for i, (page, _) in enumerate(EXAMPLES)])
+def test_the_pages_examples_run(tmp_path, monkeypatch, page, example):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, page, "exec"), {"__name__": "example"})
+
+
+OURS = [(page, command) for page, command in commands() if command.startswith("numdiff ")]
+THEIRS = [pair for pair in commands() if pair not in OURS]
+
+
+def parse(command):
+    """Parse a `numdiff …`; a click.UsageError for a command, an option or a value that there is not."""
     words, found = shlex.split(command)[1:], main
     context = click.Context(main)
-    while isinstance(found, click.Group) and words and not words[0].startswith("-"):
-        found = found.get_command(context, words.pop(0))
-        assert found is not None, command
-    known = {option: parameter for parameter in found.params for option in parameter.opts}
-    for option, value in zip(words, [*words[1:], None], strict=False):
-        if option.startswith("--"):
-            choices = getattr(known[option].type, "choices", None)
-            assert choices is None or value in choices, command
-    assert len(commands()) >= 30
+    while isinstance(found, click.Group) and words:
+        name, found, words = found.resolve_command(context, words)
+    if words and not isinstance(found, click.Group) and "--help" not in words:
+        found.make_context(command, words)
 
 
-def test_pictures_and_links_exist():
-    folder = pathlib.Path(__file__).parent.parent
-    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#:]+)\)", prose):
-        assert (folder / target).exists(), target
+@pytest.mark.parametrize("page, command", OURS, ids=ids(OURS))
+def test_every_command_and_option_exists(page, command):
+    parse(command)
+    if "--dry-run" in command and "--data" not in command:
+        result = CliRunner().invoke(main, [*shlex.split(command)[1:], "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("page, command", mentions(), ids=ids(mentions()))
+def test_commands_in_the_prose_exist(page, command):
+    with contextlib.suppress(click.MissingParameter):
+        parse(command)
+
+
+@pytest.mark.parametrize("page, command", THEIRS, ids=ids(THEIRS))
+def test_what_other_commands_name_exists(page, command):
+    program, *words = shlex.split(command)
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    if program == "pip":
+        wanted = [w for w in words if not w.startswith("-")][1:]
+        assert wanted and all(w.startswith(".") for w in wanted)
+        assert {e for w in wanted for e in re.findall(r"[\w-]+", w)} <= set(setup["options.extras_require"])
+    elif program == "python":
+        assert words[0] == "-m" and importlib.util.find_spec(words[1]), command
+    else:
+        assert program in ("pytest", "ruff", "git"), command
+        if program == "pytest":
+            for path, _, name in (w.partition("::") for w in words if w.startswith("tests")):
+                assert (ROOT / path).exists() and f"def {name}" in (ROOT / path).read_text() if name else path, command
+
+
+def test_enough_was_found():
+    assert len(OURS) >= 60 and len(THEIRS) >= 8 and len(EXAMPLES) >= 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pictures_and_links_exist(page):
+    """Files, and headings within them as GitHub makes anchors of them."""
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(#[^)\s]+)?\)", prose(page)):
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor[1:] in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}, anchor
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in LOGS])
+def test_options_and_paths_in_the_prose_exist(page):
+    code = re.findall(r"`([^`\n]+)`", prose(page))
+    options = {option for text in code for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+    assert options <= all_options() | OTHERS
+    for text in code:
+        if module := re.match(r"python -m (tests[\w.]+)", text):
+            assert importlib.util.find_spec(module[1]), text
+        if re.fullmatch(r"(numdiff|cli|tests|data)(/[\w.-]+)*/?", text) and TOY not in text:
+            assert (ROOT / text).exists(), text

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from ..diffusion.samplers import corrected
+from ..errors import NumdiffError
 from .torch_step import TorchTwin
 
 # The samplers: denoise(x, sigma) -> (x_0, the learned variance); noise(i): normal noise like x ----------------------
@@ -99,6 +100,9 @@ class TorchSample(TorchTwin):
     """
 
     def __init__(self, options, sampling, mode="eager", precision="fp32"):
+        if sampling.sampler not in SAMPLERS:
+            raise NumdiffError(f"there is no {sampling.sampler} for PyTorch; use {', '.join(SAMPLERS)}, or leave "
+                               "--versus out.")
         super().__init__(options, mode, precision)
         torch = self.torch
         self.model = self.model.to(self.half or torch.float32).eval()

@@ -1,5 +1,6 @@
 import importlib.util
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,9 +8,10 @@ import pytest
 import numdiff.device.emulator
 from numdiff.benchmark.sample import NumdiffSample, bench_sample
 from numdiff.benchmark.step import RandomImages
+from numdiff.benchmark.torch_sample import SAMPLERS, TorchSample
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn.convert.layout import to_torch_layout
-from numdiff.training.options import SAMPLERS, resolve
+from numdiff.training.options import resolve
 
 from .fake_gpu import FakeGpu
 from .test_profile import TINY_DIT, small_unet
@@ -77,6 +79,11 @@ def test_a_mode_that_fails_is_said(monkeypatch):
     assert "ms" not in rows[0] and ("graphs need a GPU" in rows[0]["fault"] or "torch" in rows[0]["fault"])
 
 
+def test_a_sampler_that_pytorchs_side_lacks_is_said():
+    with pytest.raises(NumdiffError, match="there is no midpoint for PyTorch; use ddpm, .*, or leave --versus out"):
+        TorchSample(small_unet(), SimpleNamespace(sampler="midpoint"))
+
+
 # With PyTorch ---------------------------------------------------------------------------------------------------------
 
 CASES = [("unet", sampler, {}) for sampler in SAMPLERS] + [
@@ -90,7 +97,6 @@ CASES = [("unet", sampler, {}) for sampler in SAMPLERS] + [
 def test_twins_sample_the_same(model, sampler, more):
     """From the same weights and noise PyTorch's side makes the images that numdiff makes."""
     torch = pytest.importorskip("torch")
-    from numdiff.benchmark.torch_sample import TorchSample
     scale = more.pop("cfg_scale", None) if (more := dict(more)) else None
     options = (tiny_dit(batch=3, **more) if model == "dit" else
                small_unet(batch=3, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,), **more))
@@ -129,7 +135,6 @@ def test_samples_of_pytorch(precision):
 def test_compiled_by_pytorch():
     """One function is compiled for all levels: no level is compiled anew."""
     torch = pytest.importorskip("torch")
-    from numdiff.benchmark.torch_sample import TorchSample
     options, compiled = tiny_dit(), itertools.count()
     ours = NumdiffSample(options, sampler="ddim", steps=3)
     twin = TorchSample(options, ours.sampling)

@@ -20,7 +20,8 @@ from numdiff.diffusion.schedule import sampling_sigmas
 from numdiff.kernels.diffusion.sampler import combine
 
 MEAN, STD = 0.3, 0.2
-DETERMINISTIC = [ddim, euler, heun, dpm_solver_pp_2m]
+ORDER = {ddim: 1, euler: 1, heun: 2, dpm_solver_pp_2m: 2}  # of the deterministic samplers
+TWICE = (heun,)  # those that evaluate the model twice a step
 
 
 class Gaussian:
@@ -61,7 +62,7 @@ def test_fine_steps_give_the_mean_and_variance(rng, name, spacing):
     sigmas = sampling_sigmas(alpha_bars("cosine", 1000), spacing, 300)
     x = SAMPLERS[name](Gaussian(), start(rng, sigmas[0]), sigmas, normal(rng))
     error = 4 / math.sqrt(len(x))  # four standard errors
-    first_order = 0.0 if name in ("heun", "dpm++2m") else 0.04  # what 300 steps of a first order leave
+    first_order = 0.0 if ORDER.get(SAMPLERS[name]) == 2 else 0.04  # what 300 steps of a first order leave
     assert abs(x.mean() - MEAN) < error * STD + first_order * STD
     assert abs(x.std() / STD - 1) < error + first_order + 0.01  # and the last step, from the lowest level to 0
 
@@ -129,7 +130,7 @@ def churned(step, steps, s_churn, s_tmin=0.0, s_tmax=math.inf, s_noise=1.0):
     return churned_step
 
 
-@pytest.mark.parametrize("sampler, settings, step", [
+VARIANCES = [  # sampler, settings, what a step of its paper does to the variance
     (ddpm, {"variance": "small"}, ddpm_step("small")),
     (ddpm, {"variance": "large"}, ddpm_step("large")),
     (ddpm, {"variance": "learned"}, ddpm_step("learned", 0.4)),
@@ -143,7 +144,10 @@ def churned(step, steps, s_churn, s_tmin=0.0, s_tmax=math.inf, s_noise=1.0):
     (heun, {"s_churn": 40.0, "s_tmin": 0.05, "s_tmax": 50.0, "s_noise": 1.1},
      churned(heun_step, 10, 40.0, 0.05, 50.0, 1.1)),
     (euler, {"s_churn": 2.0, "s_tmax": 20.0}, churned(euler_step, 10, 2.0, 0.0, 20.0)),
-], ids=lambda v: getattr(v, "__name__", str(v)))
+]
+
+
+@pytest.mark.parametrize("sampler, settings, step", VARIANCES, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_coarse_steps_have_the_variance_of_their_formulas(rng, sampler, settings, step):
     """With ten steps the result is far from the model's variance, and must be off by just what the paper's step is."""
     sigmas = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 10)
@@ -155,7 +159,7 @@ def test_coarse_steps_have_the_variance_of_their_formulas(rng, sampler, settings
 # Order ----------------------------------------------------------------------------------------------------------------
 
 HIGH, LOW = 5.0, 0.2  # the levels between which errors are measured: the step to 0 is of first order for all
-ORDERS = pytest.mark.parametrize("sampler, order", [(ddim, 1), (euler, 1), (heun, 2), (dpm_solver_pp_2m, 2)])
+ORDERS = pytest.mark.parametrize("sampler, order", ORDER.items())
 SPACINGS = pytest.mark.parametrize("spacing", ["karras", "logsnr"])
 
 
@@ -201,11 +205,15 @@ def test_order_of_convergence_on_a_mixture(sampler, order, spacing):
     assert abs(slope_of_error(sampler, spacing, mixture, start_at, x) - order) < 0.2
 
 
-@pytest.mark.parametrize("sampler", DETERMINISTIC)
+def test_every_sampler_is_held_against_a_formula():
+    assert set(SAMPLERS.values()) <= {*ORDER, *(sampler for sampler, *_ in VARIANCES)}
+
+
+@pytest.mark.parametrize("sampler", ORDER)
 def test_the_deterministic_ones_need_no_noise_and_evaluate_as_often_as_said(sampler):
     sigmas, model = [5.0, 2.0, 1.0, 0.3, 0.0], Gaussian()
     sampler(model, np.ones((1, 1)), sigmas)
-    assert model.evaluations == (7 if sampler is heun else 4)
+    assert model.evaluations == (7 if sampler in TWICE else 4)  # one for the step to 0
 
 
 # Identities between papers --------------------------------------------------------------------------------------------

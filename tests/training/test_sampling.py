@@ -63,7 +63,7 @@ def pixels(path):
 
 # What it writes -------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_draws_a_grid(model_file, tmp_path, sampler):
     result = run(model_file, "--sampler", sampler, "--count", 3, "--steps", 2, "--grid", tmp_path / "a.png")
     assert result.exit_code == 0, result.output
