@@ -19,9 +19,10 @@ import math
 import numpy as np
 
 from ..device import download, upload
-from ..kernels.any_batch import any_batch
+from ..kernels.any_batch import evaluated
 from ..kernels.diffusion.sampler import estimate_x_0, guide, model_input, on_engine
 from ..nn import Tensor
+from ..nn.model import Model
 from .schedule import sigma_table, timestep_at
 
 
@@ -72,11 +73,13 @@ class Denoiser:
         """NumPy labels (B,) as the model is asked: with guidance (2 B,), the null class for the second half."""
         return labels if self.cfg_scale is None else np.append(labels, np.full_like(labels, self.model.null_class))
 
+    def _answer(self, x_t, t, labels):
+        return self.model(Tensor(x_t), t, labels).data
+
     def estimate(self, x, numbers, labels):
         """`with_prediction` at the level with these `numbers`, float32 (4,) on the engine; labels: of `with_null`."""
         x_t, t = model_input(x, numbers[:2], self.copies)
-        with any_batch(len(x_t)):
-            answer = self.model(Tensor(x_t), t, labels).data
+        answer = evaluated(self._answer, x_t, t, labels, whole=not isinstance(self.model, Model))
         if self.cfg_scale is not None:
             answer = guide(answer[:len(x)], answer[len(x):], self.cfg_scale, self.cfg_channels)
         return estimate_x_0(x, answer, numbers[2:], self.clip), answer

@@ -14,7 +14,10 @@ import threading
 
 import numpy as np
 
+from ..device import is_device, over_batch
+
 ASSUMED = 32
+WHOLE_MODEL = 1 << 30  # elements that a function touches which is many operations: more than what is worth sharing
 
 
 class _Known(threading.local):
@@ -34,6 +37,25 @@ def any_batch(rows):
         yield
     finally:
         _known.rows = outer
+
+
+def evaluated(function, x, *others, whole=False):
+    """function(x, *others), an array with a row for each sample, with the same bits for a sample in any batch.
+
+    x, others: arrays with a row for each sample, or None. On the CPU engine each core takes some of the samples through
+    the whole function: a model has hundreds of operations, and cores that share each of them wait hundreds of times.
+    whole: call the function once, from this thread
+    """
+    def rows(share):
+        given = [None if a is None else a[share] for a in (x, *others)]
+        with any_batch(len(given[0])):
+            return function(*given)
+
+    if whole or is_device(x):
+        with any_batch(len(x)):
+            return function(x, *others)
+    parts = over_batch(rows, len(x), WHOLE_MODEL)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def blocks(rows, least):

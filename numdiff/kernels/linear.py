@@ -46,7 +46,7 @@ from .matmul import (
 )
 from .reduce import column_sum
 
-LEAST_ROWS = 64  # of a product, where `any_batch` cuts the batch
+LEAST_ROWS = 256  # of a product, where `any_batch` cuts the batch
 
 
 def linear_forward_reference(x, weight, bias=None, residual=None):
