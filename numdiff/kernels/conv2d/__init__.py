@@ -2,6 +2,7 @@
 
     im2col.py              the shifted pixels written out as rows of a matrix, and the way back
     launcher.py            the mathematics, v1 and v2, and which version runs
+    winograd.py            on the CPU: four pixels for 16 products in place of 36
     implicit.py            v3  the matrix gathered on the way, never written
     narrow.py              three channels: one thread a pixel
     mma.py                 v5  float16 on the tensor cores of sm_80 and later

@@ -72,6 +72,7 @@ from .narrow_half import (
     narrow_takes,
 )
 from .tf32 import tf32_chosen, tf32_forward, tf32_input_gradient, tf32_weight_gradient
+from .winograd import winograd_forward, winograd_supports, winograd_weight_gradient
 
 BLOCK = 256  # threads
 LEAST_ROWS = 256  # of a product of the reference, where `any_batch` cuts the batch
@@ -107,6 +108,8 @@ def conv2d_forward_reference(x, weight, bias=None, stride=1, channel=None, resid
         wide = conv2d_forward_reference(x.astype(np.float32), weight.astype(np.float32), bias, stride, channel,
                                         residual)
         return wide.astype(np.float16)
+    if winograd_supports(x, weight, stride):
+        return winograd_forward(x, weight, bias, channel, residual)
     n, kernel, _, c = weight.shape
     b, ho, wo = len(x), output_size(x.shape[1], stride), output_size(x.shape[2], stride)
     taps = weight.transpose(1, 2, 3, 0).reshape(kernel, kernel * c, n)
@@ -150,8 +153,11 @@ def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need
                 dtaps[r] += transposed @ rows[r:r + stride * ho:stride].reshape(-1, kernel * c)
         return dtaps.transpose(1, 0, 2).reshape(dweight.shape)
 
-    for part in over_batch(weight_gradient, len(x), kernel * dy.size):
-        dweight += part
+    if winograd_supports(x, weight, stride):
+        winograd_weight_gradient(dy, x, dweight)
+    else:
+        for part in over_batch(weight_gradient, len(x), kernel * dy.size):
+            dweight += part
     if dbias is not None:
         column_sum(dy, dbias)
     if not need_dx:

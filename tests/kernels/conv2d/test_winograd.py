@@ -1,0 +1,66 @@
+"""Winograd's convolution against the plain one in float64, and its bits in any batch."""
+import numpy as np
+import pytest
+
+from numdiff.kernels.any_batch import any_batch, evaluated
+from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference
+from numdiff.kernels.conv2d.winograd import winograd_forward, winograd_supports, winograd_weight_gradient
+
+SHAPES = {"a pixel": (5, 1, 1, 16, 16), "a tile": (3, 2, 2, 16, 24), "odd sides": (3, 7, 5, 17, 19),
+          "a slice and a half": (6, 8, 8, 32, 16), "rows cut": (2, 40, 34, 16, 16),
+          "a wide image": (1, 3, 1100, 16, 16)}
+
+
+def operands(B, H, W, C, N, dtype=np.float32):
+    rng = np.random.default_rng(B + H + W)
+    return [rng.standard_normal(shape).astype(np.float32).astype(dtype) for shape in (
+        (B, H, W, C), (N, 3, 3, C), (N,), (B, N), (B, H, W, N))]
+
+
+def close(found, wanted):
+    assert np.abs(found - wanted).max() <= 3e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_winograd_forward(name):
+    x, weight, bias, channel, residual = operands(*SHAPES[name])
+    assert winograd_supports(x, weight, 1)
+    wide = operands(*SHAPES[name], np.float64)
+    assert not winograd_supports(*wide[:2], 1)
+    for addends in ({}, {"bias": bias}, {"bias": bias, "channel": channel, "residual": residual}):
+        given = {k: v.astype(np.float64) for k, v in addends.items()}
+        close(winograd_forward(x, weight, **addends), conv2d_forward_reference(*wide[:2], **given))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_winograd_gradients(name):
+    x, weight, _, _, dy = operands(*SHAPES[name])
+    before = np.ones_like(weight)
+    found, wanted = before.copy(), before.astype(np.float64)
+    winograd_weight_gradient(dy, x, found)
+    dx = conv2d_backward_reference(*(a.astype(np.float64) for a in (dy, x, weight)), wanted)
+    close(found, wanted)
+    close(conv2d_backward_reference(dy, x, weight, np.zeros_like(weight)), dx)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_image_in_any_batch_by_winograd(name):
+    B, *rest = SHAPES[name]
+    x, weight, bias, channel, residual = operands(11, *rest)
+
+    def answer(images):
+        with any_batch(len(x[images])):
+            return conv2d_forward_reference(x[images], weight, bias, 1, channel[images], residual[images])
+
+    whole = answer(slice(0, 11))
+    np.testing.assert_array_equal(answer(slice(2, 3))[0], whole[2])
+    np.testing.assert_array_equal(answer(slice(4, 11)), whole[4:])
+    shares = evaluated(lambda x, channel, residual: conv2d_forward_reference(x, weight, bias, 1, channel, residual),
+                       x, channel, residual)
+    np.testing.assert_array_equal(shares, whole)
+
+
+def test_what_winograd_is_not_for():
+    x, weight, *_ = operands(1, 4, 4, 16, 16)
+    assert not winograd_supports(x, weight, 2) and not winograd_supports(x, weight[:3], 1)
+    assert not winograd_supports(x, weight[:, 1:2, 1:2], 1)
