@@ -28,10 +28,10 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
 
 def job():
     """`distributed.job()`, whose module is imported only where it has something to do."""
-    from numdiff.training.launcher import launched
+    from numdiff.distributed.launcher import launched
     if launched() is None:
         return contextlib.nullcontext()
-    from numdiff.training.distributed import job
+    from numdiff.distributed.communicator import job
     return job()
 
 

@@ -1,4 +1,4 @@
-"""What this process is at, for the other ranks of its job, which may have to wait for it (training/watchdog.py).
+"""What this process is at, for the other ranks of its job, which may have to wait for it (distributed/watchdog.py).
 
     tick()                      work goes on: a chunk was read, a part of a file written, the model asked once more
     with compiling():           kernels are compiled, which may take minutes

@@ -12,7 +12,7 @@ import numdiff
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
 GROUND = ("archives", "errors", "files", "hdf5", "plots", "progress", "progress_bar", "schema", "unpickle")
-# From the top down; what stands in one line does not import each other. distributed/ is in training/ as yet.
+# From the top down; what stands in one line does not import each other.
 FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
 # Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and `intrinsic` make intrinsics

@@ -27,7 +27,7 @@ SOURCE
     Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of Parallel
     and Distributed Computing 69(2). Flags: PTX ISA, "Memory Consistency Model", and device/system_scope.py.
 READ NEXT
-    numdiff/training/exchange.py, which puts the six launches together.
+    numdiff/distributed/exchange.py, which puts the six launches together.
 """
 import numpy as np
 

@@ -19,10 +19,10 @@ from ..device import get_gpu
 from ..device.compile_ahead import CompileAhead
 from ..device.planned import card_of, collect
 from ..diffusion import Sampling
+from ..distributed.communicator import Alone, current
+from ..distributed.exchange import NoExchange, PeerExchange
 from ..kernels.peer_reduce import MAX_RANKS
 from ..progress_bar import progress_bar
-from .distributed import Alone, current
-from .exchange import NoExchange, PeerExchange
 
 EVERY = 5.0  # seconds between lines where there is no terminal
 

@@ -2,7 +2,7 @@
 import numpy as np
 
 from ..diffusion import Sampling
-from .together import make_together
+from ..distributed.together import make_together
 
 SEED = 1  # of the first image of every grid, the same in all of them, so that one sees them grow
 BATCH = 16  # images sampled together, at least

@@ -8,7 +8,7 @@
         checkpoint-00000400.h5      everything that a bitwise resume needs
         watchdog.log                why a job of several ranks was ended, if it was
 
-Every rank runs all of this; what is written or printed, rank 0 writes and prints (distributed.py).
+Every rank runs all of this; what is written or printed, rank 0 writes and prints (distributed/communicator.py).
 """
 import contextlib
 import math
@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from .. import __version__, plots
 from ..data.fingerprint import difference, reordered
 from ..device.roof import peak_flops
+from ..distributed.communicator import connect
+from ..distributed.together import stop_signals
 from ..errors import NumdiffError, UsageError, visibly
 from ..nn.module import same_index
 from ..progress import doing
@@ -43,14 +45,12 @@ from .checkpoint import (
     set_aside_later,
 )
 from .compiling import compiling
-from .distributed import connect
 from .model_files import KINDS, check_model_meta, defaults_of
 from .options import flag
 from .plan import plan_run
 from .previews import Previews, draws
 from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
-from .together import stop_signals
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
 COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, and at every checkpoint

@@ -9,18 +9,18 @@ from ..data.fingerprint import hash_of
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.sampling import to_uint8
+from ..distributed.communicator import AgreedError, connect
+from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, visibly
 from ..files import check_output
 from ..progress_bar import progress_bar
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
-from .distributed import AgreedError, connect
 from .model_files import load
 from .options import flag, resolve_device
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
-from .together import make_together, stop_signals
 
 SHOWN = 256  # images on a grid, at most: a wider one is a picture that no program opens
 ANIMATED = 64  # images of an animation, at most

@@ -11,6 +11,8 @@ import numpy as np
 
 from ..device import empty, synchronize, upload, zeros
 from ..device.traffic import make_feed, make_readback
+from ..distributed.buckets import Tape
+from ..distributed.exchange import NoExchange
 from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import add_forward
 from ..kernels.optimizer.telemetry import telemetry_read, telemetry_record
@@ -22,8 +24,6 @@ from ..kernels.random import (
     random_normal,
 )
 from ..nn import Tensor
-from .buckets import Tape
-from .exchange import NoExchange
 
 RING = 1024  # steps whose loss, gradient norm and learning rate are kept on the device until the host reads them
 
@@ -42,7 +42,7 @@ class TrainingStep:
 
     batch: images a step of this rank, over all microbatches; microbatch: images a forward pass (must divide the batch)
     rank, ranks: which part of the global batch, ranks · batch images, this is
-    exchange: adds up the gradients of the ranks (exchange.py)
+    exchange: adds up the gradients of the ranks (distributed/exchange.py)
     flip: mirror each image with probability one half
     capture: on a GPU, record the step as a CUDA graph at its second run and replay it from then on: the same kernels
         with the same bits, launched in a microsecond each where Python takes twenty

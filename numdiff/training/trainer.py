@@ -13,13 +13,13 @@ from ..data.fingerprint import fingerprint
 from ..data.loader import Loader
 from ..device import download
 from ..diffusion.process import make_diffusion
+from ..distributed.communicator import current
 from ..errors import NumdiffError, UsageError
 from ..nn import AdamW
 from ..nn.flops import forward_flops
 from ..nn.optimizer import PATIENCE, LossScale
 from ..progress import progress
 from .compiling import compile_for, plan_of
-from .distributed import current
 from .options import check_values
 from .precision import precision_on
 from .step import RING, TrainingStep

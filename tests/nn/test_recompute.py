@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from numdiff.diffusion import Diffusion
+from numdiff.distributed.buckets import Plan, Watch, parameters_of
 from numdiff.nn import AdamW, DiT, UNet
-from numdiff.training.buckets import Plan, Watch, parameters_of
 from numdiff.training.step import TrainingStep
 
 

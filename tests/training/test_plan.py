@@ -8,12 +8,12 @@ import pytest
 from numdiff.device.kernel_cache import KernelCache, Key
 from numdiff.device.planned import CARDS, Planned, card_of, cards_with
 from numdiff.diffusion import Sampling
+from numdiff.distributed.communicator import Alone
 from numdiff.errors import UsageError
 from numdiff.nn import UNet
 from numdiff.training import Trainer, compiling
 from numdiff.training.build import build_dataset, build_model, build_trainer
 from numdiff.training.compiling import PlannedRank, plan_of, plan_sampling
-from numdiff.training.distributed import Alone
 from numdiff.training.options import resolve
 from numdiff.training.plan import plan_run
 from numdiff.training.previews import Previews

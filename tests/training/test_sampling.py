@@ -26,8 +26,8 @@ from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_p
 from numdiff.training.sampling import class_indices, classes_from, find_model, sample_command
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
-from tests.training.test_distributed import MAIN, MPIEXEC, check_done, job, mpi
-from tests.training.test_distributed import run as run_job
+from tests.distributed.test_distributed import MAIN, MPIEXEC, check_done, job, mpi
+from tests.distributed.test_distributed import run as run_job
 
 CLASSES = ["Cats & Dogs", "birds", "7"]
 

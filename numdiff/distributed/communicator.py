@@ -36,14 +36,7 @@ from ..errors import NumdiffError, UsageError
 from .exchange import NoExchange, import_nccl, make_exchange, wait
 from .launcher import import_mpi, launched
 from .shared_memory import remove_stray_memory
-from .watchdog import (
-    TIMEOUT,
-    Watchdog,
-    end_process,
-    host_addresses,
-    start_guard,
-    start_limit,
-)
+from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
 
 TRANSPORTS = ("auto", "mpi", "peer", "nccl")
 GRACE = 5.0  # seconds for the other ranks to meet the same error, before it counts as one rank's own

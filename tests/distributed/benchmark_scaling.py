@@ -1,7 +1,7 @@
 """Images a second of training on one rank and on all of them, beside what the parts of a step let one expect.
 
-    mpiexec -n 4 python -m tests.training.benchmark_scaling        four GPUs, the UNet of unet.cu, 32 images a rank
-    mpiexec -n 4 python -m tests.training.benchmark_scaling --preset tiny --device cpu --per-rank 4
+    mpiexec -n 4 python -m tests.distributed.benchmark_scaling        four GPUs, the UNet of unet.cu, 32 images a rank
+    mpiexec -n 4 python -m tests.distributed.benchmark_scaling --preset tiny --device cpu --per-rank 4
 
 First rank 0 trains alone while the others wait; then all train, each on as many images, as one has more GPUs in order
 to do more. Steps are timed in rows, from a common start to the end of the slowest rank; no data is read.
@@ -18,8 +18,8 @@ import numpy as np
 
 from numdiff.benchmark.step import RandomImages
 from numdiff.device import copy_into, synchronize, zeros
+from numdiff.distributed import communicator as distributed
 from numdiff.errors import UsageError
-from numdiff.training import distributed
 from numdiff.training.build import build_model, build_trainer
 from numdiff.training.options import resolve
 

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from numdiff.training.shared_memory import remove_stray_memory
+from numdiff.distributed.shared_memory import remove_stray_memory
 
 pytestmark = pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="needs /proc")
 

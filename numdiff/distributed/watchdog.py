@@ -35,7 +35,7 @@ CONNECT = 5.0  # seconds that the connections to one address may take
 LONGEST_BEAT = 5.0  # seconds between two messages, at most
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # of the log: a regular file or nothing
 LAUNCHERS = ("mpiexec", "mpirun", "mpiexec.hydra", "prterun", "orterun")
-NO_PLACE = ("training/distributed.py", "training/exchange.py", "device/__init__.py", "progress.py")
+NO_PLACE = ("distributed/communicator.py", "distributed/exchange.py", "device/__init__.py", "progress.py")
 PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + os.sep
 
 
@@ -366,7 +366,7 @@ def start_guard(limit):
     guard = None
     with contextlib.suppress(OSError):
         if limit:
-            guard = subprocess.Popen([sys.executable, "-I", "-S", PACKAGE + os.path.join("training", "start_guard.py"),
+            guard = subprocess.Popen([sys.executable, "-I", "-S", pathlib.Path(__file__).with_name("start_guard.py"),
                                       str(os.getpid()), str(limit)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         yield

@@ -1,8 +1,8 @@
 """How long the ranks take to add up a gradient, by each transport; and whether all end with the same, right bits.
 
-    mpiexec -n 4 python -m tests.training.benchmark_allreduce                 four GPUs of one host, the UNet's 82 MB
-    mpiexec -n 2 python -m tests.training.benchmark_allreduce --one-gpu       two ranks on one GPU: right, not fast
-    mpiexec -n 2 python -m tests.training.benchmark_allreduce --device cpu
+    mpiexec -n 4 python -m tests.distributed.benchmark_allreduce                 four GPUs of one host, the UNet's 82 MB
+    mpiexec -n 2 python -m tests.distributed.benchmark_allreduce --one-gpu       two ranks on one GPU: right, not fast
+    mpiexec -n 2 python -m tests.distributed.benchmark_allreduce --device cpu
 
 Times are of the slowest rank: the median of single sums, each begun together and waited for, and the mean of twenty in
 a row, which is what a sum adds to a step. `peer` and `nccl` are captured and replayed, as in a step. `expected` stands
@@ -15,11 +15,11 @@ import types
 import numpy as np
 
 from numdiff.device import copy_into, download, get_backend, synchronize, why_no_gpu, zeros
+from numdiff.distributed import communicator as distributed
+from numdiff.distributed.buckets import BUCKET
+from numdiff.distributed.exchange import make_exchange
 from numdiff.errors import NumdiffError
 from numdiff.kernels.peer_reduce import peer_all_reduce_cost
-from numdiff.training import distributed
-from numdiff.training.buckets import BUCKET
-from numdiff.training.exchange import make_exchange
 
 UNET = 20_494_336  # elements of the flat gradient of the UNet of preset unet64, with its gaps
 ROW = 20  # sums in a row

@@ -27,14 +27,7 @@ import numpy as np
 
 from ..device import HostTwin, between, copy_into, download, fill_zero, is_device, zeros
 from ..errors import NumdiffError, UsageError
-from ..kernels.peer_reduce import (
-    MAX_RANKS,
-    STRIDE,
-    peer_all_gather,
-    peer_barrier,
-    peer_reduce_scatter,
-    peer_sum,
-)
+from ..kernels.peer_reduce import MAX_RANKS, STRIDE, peer_all_gather, peer_barrier, peer_reduce_scatter, peer_sum
 from ..progress import tick, waiting
 from .buckets import Plan, Watch, parameters_of
 

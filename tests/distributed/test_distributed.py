@@ -16,16 +16,17 @@ import h5py
 import numpy as np
 import pytest
 
+from numdiff.distributed import buckets, exchange, launcher
+from numdiff.distributed import communicator as distributed
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import UNet
-from numdiff.training import buckets, distributed, exchange, launcher
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
 from numdiff.training.trainer import split_batch
 from tests.conftest import relative_error
-from tests.training import ranks
+from tests.distributed import ranks
+from tests.distributed.watched import watched
 from tests.training.test_trainer import losses, make
-from tests.training.watched import watched
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None or MPIEXEC is None,
@@ -43,7 +44,7 @@ def job(count, *command):
 
 
 def task(count, name, folder):
-    return job(count, sys.executable, "-m", "tests.training.ranks", name, str(folder))
+    return job(count, sys.executable, "-m", "tests.distributed.ranks", name, str(folder))
 
 
 def run(command):

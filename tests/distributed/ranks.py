@@ -1,4 +1,4 @@
-"""What the tests run under mpiexec: `python -m tests.training.ranks TASK,… FOLDER`, on every rank."""
+"""What the tests run under mpiexec: `python -m tests.distributed.ranks TASK,… FOLDER`, on every rank."""
 import json
 import os
 import pathlib
@@ -10,9 +10,9 @@ import numpy as np
 
 from numdiff.device import choose_gpu, gpu_count
 from numdiff.device.cpu import workers
+from numdiff.distributed import communicator as distributed
+from numdiff.distributed.communicator import AgreedError, connect
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.training import distributed
-from numdiff.training.distributed import AgreedError, connect
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 from tests.training.test_trainer import losses, make

@@ -1,7 +1,7 @@
 """Processes that a watchdog joins, without MPI; a module of its own, so that they start quickly."""
 import time
 
-from numdiff.training.watchdog import Watchdog
+from numdiff.distributed.watchdog import Watchdog
 
 
 class Queues:
