@@ -44,6 +44,8 @@ def cost_function(function):
     if part and "conv2d" in function.__module__:
         return getattr(conv2d, f"conv2d_{part[1]}_cost")
     module, name = function.__module__, function.__name__
+    if name.startswith("conv2d_") and hasattr(conv2d, f"{name}_cost"):
+        return getattr(conv2d, f"{name}_cost")
     names = [name, name.replace("_backward", "_forward"), name.replace("unpatchify", "patchify")]
     for place in (module, module.rpartition(".")[0], f"{module.rpartition('.')[0]}.reference"):
         for candidate in dict.fromkeys(names):
@@ -75,6 +77,8 @@ def bytes_of(arguments, results):
     added = {"out"} if arguments.get("accumulate") else set()
     added |= {"dweight", "dbias", "dtable"}
     moved = sum(a.nbytes * (1 + (name in added)) for name, a in given.values())
+    if "stride" in arguments and "need_dx" not in arguments and {"dy", "weight", "x"} <= arguments.keys():
+        moved -= arguments["x"].nbytes  # of a convolution's input gradient: asked for its shape alone
     return moved + sum(a.nbytes for a in arrays_in(results) if id(a) not in given)
 
 
@@ -115,6 +119,9 @@ def extents(arguments):
         M, K = a[-2:][::-1] if arguments["transpose_a"] else a[-2:]
         values |= {"M": M, "K": K, "N": b[-2] if arguments["transpose_b"] else b[-1],
                    "batch": arguments["a"].size // max(M * K, 1)}
+    elif "a" in arguments and len(arguments["a"].shape) == len(getattr(arguments.get("b"), "shape", ())) == 2:
+        (M, K), b = arguments["a"].shape, arguments["b"].shape
+        values |= {"M": M, "K": K, "N": b[0] if b[1] == K else b[1]}
     return values
 
 

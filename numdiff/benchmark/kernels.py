@@ -4,6 +4,9 @@ A step is watched once, for the arguments of its operations. Each call is then m
 the same shapes: on a GPU as a replay of a graph of several calls, over copies of the arguments that together exceed a
 second-level cache. Rates are of what the operation needs at least (costs.py), so that versions compare.
 """
+import datetime
+import importlib.metadata
+import importlib.util
 import inspect
 import statistics
 import time
@@ -185,12 +188,13 @@ def versions_of(function):
     """The versions that an operation may have, of which some calls are refused; () if it has no `version`."""
     if "version" not in inspect.signature(function).parameters:
         return ()
-    if function.__name__.startswith("conv2d"):
+    name = function.__name__
+    if name.startswith("conv2d") and "level" not in name:
         return tuple(sorted({v for known in conv2d.VERSIONS.values() for v in known}))
-    short = function.__name__.removesuffix("_forward")
-    if short.startswith("linear"):
+    short = name.removesuffix("_forward").removesuffix("_update")
+    if short in ("linear", "linear_backward"):
         short = "matmul"
-    names = {function.__name__, short, short.removesuffix("_backward")}
+    names = {name, short, short.removesuffix("_backward")}
     return tuple(sorted({v for case in CASES if case.name in names for v in case.versions if v is not None}))
 
 
@@ -316,7 +320,7 @@ def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=Fals
     """Yields a dict for each version of each operation at each shape of a training step of the options' model:
     operation, shape, version ("v3", with a star where the launcher chooses it), calls (a step), us, gb_s, tflops, roof
     (share), bound ("memory" or "arithmetic"), torch_us (None where PyTorch has no counterpart or is not installed);
-    bandwidth (bytes/s), precision and peak (FLOP/s in it): the roof, None where nobody knows.
+    bandwidth (bytes/s), precision and peak (FLOP/s in it): the roof, None where nobody knows; dtype; card.
 
     operations: names, all for none; chosen: no other version than the launcher's; shapes: how many of each operation
     versus: PyTorch must be there
@@ -331,16 +335,24 @@ def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=Fals
     del step  # its memory is wanted
     measured = Measured(backend)
     for call in calls:
-        yield from bench_call(call, measured, roof, options, chosen)
+        yield from bench_call(call, measured, roof, options.precision, chosen)
 
 
-def bench_call(call, measured, roof, options, chosen):
+def results_of(rows):
+    """What a file of rows holds: the card, the day and PyTorch's version besides."""
+    torch = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
+    return {"card": rows[0]["card"] if rows else None, "date": datetime.date.today().isoformat(), "torch": torch,
+            "rows": rows}
+
+
+def bench_call(call, measured, roof, precision, chosen=False, versions=None):
+    """Yields the rows of one call. versions: only these, and the launcher's choice only if it is one of them."""
     function, backend = call.function, measured.backend
     sets = measured.arguments(call)
-    versions = versions_of(function) if backend is not None else ()
+    known = versions_of(function) if backend is not None else ()
     favourite = measured.kernels(function, sets[0], None)
-    jobs, labels = [measured.job(function, sets, None)], ["*"]
-    for version in versions:
+    jobs, labels = [measured.job(function, sets, None)] if versions is None else [], ["*"] * (versions is None)
+    for version in known if versions is None else versions:
         try:
             launched = measured.kernels(function, sets[0], version)
         except (ValueError, NumdiffError):  # not for these operands
@@ -348,18 +360,19 @@ def bench_call(call, measured, roof, options, chosen):
         except Exception as fault:  # what one version cannot do must not hide the others
             warnings.warn(f"{call.name} v{version} failed: {fault}", stacklevel=2)
             continue
-        if launched == favourite and labels[0] == "*":
+        if launched == favourite and labels[:1] == ["*"]:
             labels[0] = f"v{version}*"
         elif not chosen:
             jobs.append(measured.job(function, sets, version))
-            labels.append(f"v{version}")
-    theirs = torch_call(call, sets[0], options.precision) if backend is None or measured.arena else None
+            labels.append(f"v{version}" + "*" * (versions is not None and launched == favourite))
+    theirs = torch_call(call, sets[0], precision) if backend is None or measured.arena else None
     times = microseconds_in_turns(jobs + ([theirs] if theirs else []))
     theirs_us = times.pop() if theirs else None
     for us, label in sorted(zip(times, labels, strict=True), key=lambda pair: pair[1]):
-        precision = roof_of(call.name, call.dtype, options.precision)
-        share, bound = roof.share(us / 1e6, call.moved, call.flops, precision)
-        yield {"operation": call.name, "shape": call.shape(), "version": label, "calls": call.count, "us": us,
+        kind = roof_of(call.name, call.dtype, precision)
+        share, bound = roof.share(us / 1e6, call.moved, call.flops, kind)
+        yield {"operation": call.name, "shape": call.shape(), "dtype": call.dtype.name, "version": label,
+               "calls": call.count, "us": us,
                "gb_s": call.moved / us / 1e3, "tflops": call.flops and call.flops / us / 1e6, "roof": share,
-               "bound": bound, "torch_us": theirs_us, "bandwidth": roof.bandwidth, "precision": precision,
-               "peak": roof.flops(precision)}
+               "bound": bound, "torch_us": theirs_us, "bandwidth": roof.bandwidth, "precision": kind,
+               "peak": roof.flops(kind), "card": getattr(backend, "device_name", None)}

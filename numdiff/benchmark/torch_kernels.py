@@ -95,6 +95,20 @@ def _matmul(torch, a, tensor):
     return lambda: left @ right
 
 
+def _first(torch, a, tensor):
+    left, right = tensor(a["a"]), tensor(a["b"])
+    return lambda: left @ right
+
+
+def _level(torch, a, tensor):
+    left, right = tensor(a["a"]), tensor(a["b"])
+    return lambda: left @ right.T
+
+
+def _conv2d_level(torch, a, tensor):
+    return _conv2d(torch, {**a, "bias": None, "stride": 1}, tensor)
+
+
 def _heads(torch, a, tensor):
     qkv = tensor(a["qkv"])
     B, T, _ = qkv.shape
@@ -129,7 +143,8 @@ def _group_norm(torch, a, tensor):
 
 
 COUNTERPARTS = {"conv2d_forward": _conv2d, "conv2d_input_gradient": _conv2d_gradient("dx"),
-                "conv2d_weight_gradient": _conv2d_gradient("dweight"), "linear_forward": _linear,
+                "conv2d_weight_gradient": _conv2d_gradient("dweight"), "conv2d_level_forward": _conv2d_level,
+                "matmul_first_forward": _first, "matmul_level_forward": _level, "linear_forward": _linear,
                 "linear_backward": _linear_backward, "matmul_forward": _matmul, "flash_attention_forward": _attention,
                 "flash_attention_backward": _attention_backward, "attention_forward": _attention,
                 "groupnorm_forward": _group_norm}

@@ -1,0 +1,380 @@
+"""A problem or two for each file of numdiff.kernels: what `numdiff bench kernels --of files` measures.
+
+The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32, 64 × 64 pixels), of a DiT-B/2 (batch
+64, 256 tokens of 768), and square products for the ladder of matmul. What a file's docstring says under MEASURED are
+the rows of its problems (tests/kernels/write_figures.py writes it).
+"""
+import dataclasses
+import inspect
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+
+from ..device import empty
+from ..device.planned import Planned, card_of
+from ..device.roof import Roof
+from ..errors import NumdiffError, UsageError
+from ..kernels import (
+    attention,
+    bias,
+    concat,
+    conv2d,
+    dropout,
+    elementwise,
+    embedding,
+    groupnorm,
+    layernorm,
+    linear,
+    linear_group,
+    matmul,
+    peer_reduce,
+    random,
+    reduce,
+    resample,
+    scale_shift,
+    softmax,
+)
+from ..kernels.attention import (
+    backward,
+    backward_half,
+    backward_hopper,
+    backward_split,
+    forward,
+    forward_half,
+    forward_hopper,
+    forward_split,
+)
+from ..kernels.conv2d import hopper as conv2d_hopper
+from ..kernels.conv2d import (
+    hopper_weight_gradient,
+    hopper_weight_gradient_3x3,
+    im2col,
+    implicit,
+    narrow,
+    narrow_half,
+)
+from ..kernels.conv2d import levels as conv2d_levels
+from ..kernels.conv2d import mma as conv2d_mma
+from ..kernels.conv2d import tf32 as conv2d_tf32
+from ..kernels.conv2d.levels import halo, shifted_boxes
+from ..kernels.diffusion import class_dropout, images, mse, q_sample, sampler, vlb
+from ..kernels.matmul import first, hopper, levels, mma, naive, register_tiles, tf32, tiled, vectorised
+from ..kernels.matmul.levels import double_buffer, one_tile, persistent, producer_consumer
+from ..kernels.optimizer import adamw, ema, grad_norm, loss_scale, step_state, telemetry, zero_ranges
+from ..kernels.transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify
+from .costs import cost_of
+from .kernels import (
+    Array,
+    Measured,
+    Recorded,
+    bench_call,
+    call_with,
+    conv2d_input_gradient,
+    conv2d_weight_gradient,
+    for_each,
+    versions_of,
+)
+
+B, SIDE, C = 32, 64, 64  # the UNet's batch, image and channels
+N, T, D, HEADS = 64, 256, 768, 12  # the DiT's batch, tokens, width and heads
+PARAMETERS = 20_494_272  # of the UNet
+WIDTHS = 64, 64, 64, 128, 128, 192, 192, 256, 256, 256, 256  # of its blocks, about, each with a layer of the timestep
+TIMESTEPS, CLASSES = 1000, 1000
+SEED, PURPOSE = 1, 3
+
+
+def columns_backward(partial, count):
+    """dx of `columns`, from the partial sums (B, chunks, count · C) that the operations on its parts have left."""
+    B, _, width = partial.shape
+    sums = columns.Sums((B, width))
+    sums.partial = partial
+    return columns.columns_backward([columns.ColumnSums(sums, k * width // count, width // count)
+                                     for k in range(count)])
+
+
+def layers_of(flat):
+    """[(weight (n, 4 · C), bias (n,))] of WIDTHS, as views of one array."""
+    layers, at = [], 0
+    for n in WIDTHS:
+        end = at + n * 4 * C
+        layers.append((flat[at:end].reshape(n, 4 * C), flat[end:end + n]))
+        at = end + 4 * n
+    return layers
+
+
+def linear_group_forward(x, flat, version=None):
+    """The timestep layers of a UNet, whose weights are views of one array."""
+    return linear_group.linear_group_forward(x, layers_of(flat), version)
+
+
+def linear_group_backward(x, flat, gradients, dys, version=None):
+    """Their gradients, added to `gradients`."""
+    return linear_group.linear_group_backward(dys, x, layers_of(flat), layers_of(gradients), version)
+
+
+class Problem(NamedTuple):
+    """One call. files: {module: the versions whose figures stand in it, or None for all}; versions: None for all."""
+
+    call: Recorded
+    files: dict[str, tuple | None]
+    versions: tuple | None = None
+    precision: str = "fp32"
+    note: str = ""
+
+    @property
+    def name(self):
+        """What tells it from the others, also in the file of results."""
+        dtype = "tf32" if self.precision == "tf32" else self.call.dtype
+        return f"{self.call.name}, {self.call.shape()}, {dtype}" + f" ({self.note})" * bool(self.note)
+
+
+def half(*shape):
+    return Array(shape, np.dtype(np.float16))
+
+
+def single(*shape):
+    return Array(shape, np.dtype(np.float32))
+
+
+def integers(values, dtype=np.int32):
+    values = np.asarray(values, dtype)
+    return Array(values.shape, values.dtype, values)
+
+
+def numbered(arguments):
+    """The same, each array with a place of its own: an argument that is used twice is made twice."""
+    count = iter(range(1 << 20))
+
+    def one(value):
+        if isinstance(value, Array):
+            return Array(value.shape, value.dtype, value.values, next(count), value.positive)
+        return for_each(one, value)
+    return {name: one(value) for name, value in arguments.items()}
+
+
+def problems():
+    """[Problem] of all files, in the order of their README."""
+    rng = np.random.default_rng(0)
+    t, samples, step = integers(rng.integers(0, TIMESTEPS, B)), integers(np.arange(B), np.uint32), integers(
+        [7], np.uint32)
+    labels = integers(rng.integers(0, CLASSES, N))
+    image, pixels, tokens, rows = half(B, SIDE, SIDE, C), single(B, SIDE, SIDE, 3), half(N, T, D), (N * T, D)
+    found = []
+
+    def add(function, *files, versions=None, precision=None, note="", **arguments):
+        """files: modules, default the function's own; a tuple (module, version, …) for some of its versions."""
+        bound = inspect.signature(function).bind(**arguments)
+        bound.apply_defaults()
+        given = numbered({k: v for k, v in bound.arguments.items() if k != "version"})
+        for k, v in given.items():
+            if k in ("v", "rstd", "logsumexp") and isinstance(v, Array):
+                given[k] = Array(v.shape, v.dtype, v.values, v.place, True)
+        call = Recorded(function, given, 0, None, True)
+        where = {}
+        for item in files or (inspect.getmodule(function),):
+            module, *some = item if isinstance(item, tuple) else (item,)
+            where[module.__name__] = tuple(some) or None
+        precision = precision or ("fp16" if call.dtype == np.float16 else "fp32")
+        found.append(Problem(call, where, versions, precision, note))
+
+    add(elementwise.add_forward, a=image, b=image)
+    add(elementwise.silu_forward, x=image)
+    add(reduce.column_sum, x=single(B * SIDE * SIDE, C))
+    add(reduce.sample_sum, x=single(B, SIDE * SIDE, C))
+    add(bias.bias_add_forward, x=half(*rows), bias=single(D))
+    add(bias.channel_add_forward, x=single(B, SIDE, SIDE, C), e=single(B, C))
+    add(scale_shift.scale_shift_forward, x=image, scale=half(B, C), shift=half(B, C))
+    add(scale_shift.scale_shift_backward, dy=image, x=image, scale=half(B, C))
+    add(images.images_forward, images=integers(rng.integers(0, 256, (B, SIDE, SIDE, 3)), np.uint8),
+        flip=integers(rng.integers(0, 2, B)))
+    add(q_sample.q_sample_forward, x_0=pixels, eps=pixels, t=t, sqrt_alpha_bar=single(TIMESTEPS),
+        sqrt_one_minus_alpha_bar=single(TIMESTEPS))
+    add(random.random_normal, shape=(B, SIDE, SIDE, 3), seed=SEED, purpose=PURPOSE, step=step, samples=samples,
+        like=pixels)
+    add(softmax.softmax_forward, x=single(B * 6 * 256, 256), scale=0.125)
+    add(softmax.softmax_backward, dy=single(B * 6 * 256, 256), y=single(B * 6 * 256, 256), scale=0.125)
+    add(layernorm.layernorm_forward, x=half(*rows), weight=single(D), bias=single(D))
+    add(layernorm.layernorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), mean=single(N * T),
+        rstd=single(N * T), dweight=single(D), dbias=single(D))
+    norm = {"weight": single(C), "bias": single(C), "groups": 32, "silu": True}
+    add(groupnorm.groupnorm_forward, x=image, **norm)
+    add(groupnorm.groupnorm_backward, dy=image, x=image, mean=single(B, 32), rstd=single(B, 32), dweight=single(C),
+        dbias=single(C), **norm)
+
+    square = {"a": single(2048, 2048), "b": single(2048, 2048)}
+    ladder = (naive, 1), (tiled, 2), (register_tiles, 3), (vectorised, 4)
+    add(first.matmul_first_forward, **square)
+    add(matmul.matmul_forward, matmul, *ladder, versions=(1, 2, 3, 4), **square)
+    large = {"a": half(8192, 8192), "b": half(8192, 8192)}
+    add(matmul.matmul_forward, matmul, tf32, versions=(5,), precision="tf32", a=single(8192, 8192),
+        b=single(8192, 8192))
+    add(matmul.matmul_forward, matmul, (mma, 5), (hopper, 6), (levels, 6), versions=(5, 6), transpose_b=True, **large)
+    add(levels.matmul_level_forward, levels, (one_tile, 1), (double_buffer, 2), (producer_consumer, 3),
+        (persistent, 4), **large)
+
+    add(im2col.im2col_forward, x=half(B, SIDE, SIDE, C), kernel=3)
+    add(im2col.im2col_backward, dcol=half(B, SIDE, SIDE, 3, 3, C), x_shape=(B, SIDE, SIDE, C), kernel=3)
+    x, weight = single(B, SIDE, SIDE, C), single(C, 3, 3, C)
+    add(conv2d.conv2d_forward, conv2d.launcher, (implicit, 3), versions=(1, 2, 3), x=x, weight=weight)
+    add(conv2d.conv2d_forward, conv2d.launcher, conv2d_tf32, versions=(4,), precision="tf32", x=x, weight=weight)
+    add(conv2d_input_gradient, conv2d.launcher, (implicit, 3), versions=(2, 3), dy=x, weight=weight, x=x, stride=1)
+    add(conv2d_weight_gradient, conv2d.launcher, (implicit, 3), versions=(2, 3), dy=x, x=x, dweight=weight, stride=1)
+    add(conv2d_weight_gradient, conv2d_tf32, versions=(4,), precision="tf32", dy=x, x=x, dweight=weight, stride=1)
+    add(conv2d.conv2d_forward, narrow, versions=(3,), x=x, weight=single(3, 3, 3, C))
+    add(conv2d_weight_gradient, narrow, versions=(3,), dy=x, x=pixels, dweight=single(C, 3, 3, 3), stride=1)
+    weight = half(C, 3, 3, C)
+    add(conv2d.conv2d_forward, conv2d.launcher, (conv2d_mma, 4), (conv2d_hopper, 5, 6), x=image, weight=weight)
+    add(conv2d_input_gradient, conv2d.launcher, (conv2d_mma, 4), (conv2d_hopper, 5, 6), dy=image, weight=weight,
+        x=image, stride=1)
+    add(conv2d_weight_gradient, conv2d.launcher, (conv2d_mma, 4), (hopper_weight_gradient_3x3, 5, 6), dy=image,
+        x=image, dweight=single(C, 3, 3, C), stride=1)
+    add(conv2d_weight_gradient, hopper_weight_gradient, versions=(5, 6), dy=half(B, 32, 32, 128),
+        x=half(B, 32, 32, 128), dweight=single(128, 1, 1, 128), stride=1)
+    thin = half(B, SIDE, SIDE, 3)
+    add(conv2d.conv2d_forward, narrow_half, versions=(3,), x=thin, weight=half(C, 3, 3, 3))
+    add(conv2d.conv2d_forward, narrow_half, versions=(3,), x=image, weight=half(3, 3, 3, C))
+    add(conv2d_input_gradient, narrow_half, versions=(3,), dy=thin, weight=half(3, 3, 3, C), x=image,
+        stride=1)
+    add(conv2d_weight_gradient, narrow_half, versions=(3,), dy=thin, x=image, dweight=single(3, 3, 3, C),
+        stride=1)
+    wide, weight = half(B, 32, 32, 256), half(256, 3, 3, 256)
+    add(conv2d_levels.conv2d_level_forward, conv2d_levels, (shifted_boxes, 1), (halo, 2), x=wide, weight=weight)
+    add(conv2d.conv2d_forward, conv2d_levels, (conv2d_hopper, 6), versions=(6,), x=wide, weight=weight)
+
+    add(linear.linear_forward, versions=(5, 6), x=tokens, weight=half(3 * D, D), bias=single(3 * D))
+    add(linear.linear_backward, versions=(5, 6), dy=half(N, T, 3 * D), x=tokens, weight=half(3 * D, D),
+        dweight=single(3 * D, D), dbias=single(3 * D))
+    flat = single(sum(WIDTHS) * (4 * C + 4))
+    add(linear_group_forward, linear_group, x=single(B, 4 * C), flat=flat)
+    add(linear_group_backward, linear_group, x=single(B, 4 * C), flat=flat, gradients=flat,
+        dys=[single(B, n) for n in WIDTHS])
+    qkv = single(B, 256, 3 * 192)
+    add(attention.attention_forward, qkv=qkv, heads=6)
+    add(attention.attention_backward, dy=single(B, 256, 192), qkv=qkv, probabilities=single(B, 6, 256, 256), heads=6)
+
+    add(resample.avgpool_forward, x=image)
+    add(resample.upsample_forward, x=half(B, 32, 32, 128))
+    add(concat.concat_forward, a=half(B, SIDE, SIDE, 128), b=image)
+    add(concat.concat_backward, dy=half(B, SIDE, SIDE, 192), channels_a=128)
+    add(embedding.timestep_embedding_forward, t=t, dim=128)
+    add(embedding.embedding_forward, labels=labels, weight=single(CLASSES + 1, D))
+    add(embedding.embedding_backward, dy=single(N, D), labels=labels, dweight=single(CLASSES + 1, D))
+    add(dropout.dropout_forward, x=image, probability=0.1, seed=SEED, layer=1, step=step, samples=samples)
+    add(mse.mse_forward, prediction=pixels, target=pixels)
+    add(mse.mse_backward, prediction=pixels, target=pixels)
+    flat, one = single(PARAMETERS), single(1)
+    add(zero_ranges.zero_ranges, flat=flat, ranges=integers([[k * 18_976, 9_488] for k in range(1080)], np.int64))
+    add(grad_norm.global_norm, x=flat)
+    update = {"weight": flat, "gradient": flat, "m": flat, "v": flat, "step": step, "learning_rate": one,
+              "gradient_norm": one, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0}
+    add(adamw.adamw_update, **update)
+    add(adamw.adamw_update, note="with average and copy", ema=flat, ema_decay=0.998, half=half(PARAMETERS), **update)
+    add(ema.ema_update, ema=flat, weight=flat, step=step, gradient_norm=one, decay=0.998)
+    add(step_state.learning_rate_forward, step=step, learning_rate=one, base=1e-3, warmup_steps=200, total_steps=8000,
+        cosine=True)
+    counts = integers([3, 2, 1])
+    add(telemetry.telemetry_record, ring=single(1024, 5), step=step, loss=one, gradient_norm=one, learning_rate=one,
+        loss_scale=one, counts=counts)
+    add(loss_scale.loss_scale_update, gradient_norm=one, scale=one, unscale=one, counts=counts)
+    add(sampler.estimate_x_0, x=pixels, prediction=pixels, weights=(1.3, -0.8))
+    add(sampler.model_input, x=pixels, numbers=single(B))
+
+    heads = {"heads": HEADS, "order": "new"}
+    attended = {"dy": half(N, T, D), "qkv": half(N, T, 3 * D), "y": tokens, "logsumexp": single(N, HEADS, T), **heads}
+    add(attention.flash_attention_forward, attention, (forward_half, 3), (forward_hopper, 5),
+        qkv=half(N, T, 3 * D), **heads)
+    add(attention.flash_attention_backward, attention, (backward_half, 3), (backward_hopper, 5),
+        **attended)
+    add(attention.flash_attention_forward, attention, (forward, 2), (forward_split, 4),
+        qkv=single(8, 1024, 3 * 512), heads=8)
+    add(attention.flash_attention_backward, attention, (backward, 2), (backward_split, 4),
+        dy=single(8, 1024, 512), qkv=single(8, 1024, 3 * 512), y=single(8, 1024, 512), logsumexp=single(8, 8, 1024),
+        heads=8)
+    shift = half(N, D)
+    add(adaln.adaln_forward, x=tokens, shift=shift, scale=shift)
+    add(adaln.adaln_backward, dy=tokens, x=tokens, scale=shift, mean=single(N * T), rstd=single(N * T))
+    add(gate.gate_forward, x=tokens, h=tokens, gate=shift)
+    add(gate.gate_backward, dy=tokens, h=tokens, gate=shift)
+    add(gate_adaln.gate_adaln_forward, x=tokens, h=tokens, gate=shift, shift=shift, scale=shift)
+    add(gate_adaln.gate_adaln_backward, dz=tokens, dy=tokens, z=tokens, h=tokens, gate=shift, shift=shift,
+        scale=shift, mean=single(N * T), rstd=single(N * T))
+    add(bias_gelu.bias_gelu_forward, x=half(N, T, 4 * D), bias=single(4 * D))
+    add(bias_gelu.bias_gelu_backward, dy=half(N, T, 4 * D), x=half(N, T, 4 * D), bias=single(4 * D),
+        dbias=single(4 * D))
+    latents = single(N, 32, 32, 4)
+    add(patchify.patchify_forward, x=half(N, 32, 32, 4), patch=2)
+    add(patchify.unpatchify_forward, tokens=single(N, T, 32), patch=2, height=32, width=32)
+    add(chunk.chunk_forward, x=half(N, 6 * D), count=6)
+    add(columns_backward, columns, partial=single(N, 4, 6 * D), count=6)
+    samples = integers(np.arange(N), np.uint32)
+    add(class_dropout.class_dropout_forward, labels=labels, probability=0.1, null_class=CLASSES, seed=SEED, step=step,
+        samples=samples)
+    table = single(TIMESTEPS)
+    hybrid = {"prediction": single(N, 32, 32, 8), "target": latents, "x_0": latents,
+              "t": integers(rng.integers(0, TIMESTEPS, N)), "k": table, "low": table, "width": table, "weight": 1.44}
+    add(vlb.hybrid_loss_forward, **hybrid)
+    add(vlb.hybrid_loss_backward, **hybrid)
+    add(peer_reduce.peer_reduce_scatter, note="both ranks' arrays on one card", buffers=[flat, single(PARAMETERS)],
+        rank=0)
+    return found
+
+
+def without_memory(call, backend):
+    """A call's arguments on a device that only takes notes."""
+    made = {}
+
+    def one(value):
+        if isinstance(value, Array):
+            return made.setdefault(value.place, empty(value.shape, value.dtype, backend))
+        return for_each(one, value)
+    return {name: one(value) for name, value in call.arguments.items()}
+
+
+def plan(found, card):
+    """([Problem] with what each must move and compute, [Key] of all kernels that they launch), by a device that only
+    takes notes of what a card of this kind would run."""
+    backend, priced = Planned(card), []
+    for problem in found:
+        call, arguments = problem.call, without_memory(problem.call, backend)
+        cost = None
+        for version in problem.versions or (None, *versions_of(call.function)):
+            try:
+                result = call_with(call.function, arguments, version)
+            except (ValueError, NumdiffError):  # not for these operands
+                continue
+            bound = inspect.signature(call.function).bind(**arguments)
+            bound.apply_defaults()
+            cost = cost or cost_of(call.function, bound.arguments, result)
+        if cost is None:
+            raise NumdiffError(f"{problem.name}: no version takes this problem.")
+        priced.append(problem._replace(call=dataclasses.replace(call, moved=cost[0], flops=cost[1])))
+    return priced, list(backend.kernels)
+
+
+def bench_files(backend, operations=(), echo=print):
+    """Yields the rows of every problem, as `bench_kernels` does, with `problem` (its name) besides.
+
+    backend: a GPU, whose kernels are compiled side by side beforehand; operations: names, all for none
+    """
+    from ..training.compiling import compile_ahead
+    found, keys = plan(problems_named(operations), card_of(backend))
+    compile_ahead(keys, backend.cache, echo)
+    measured, roof = Measured(backend), Roof(backend)
+    for problem in found:
+        try:
+            for row in bench_call(problem.call, measured, roof, problem.precision, versions=problem.versions):
+                yield {"problem": problem.name, **row}
+        except Exception as fault:  # what one problem meets must not hide the others
+            warnings.warn(f"{problem.name} failed: {type(fault).__name__}: {fault}", stacklevel=2)
+
+
+def problems_named(operations):
+    """Those of `problems()` of these operations; a `UsageError` for one that has none."""
+    found = problems()
+    names = sorted({problem.call.name for problem in found})
+    for operation in operations:
+        if not any(name == operation or name.startswith(operation + "_") for name in names):
+            raise UsageError(f"no file's problem is of an operation {operation!r}: use some of {', '.join(names)}.")
+    return [problem for problem in found if not operations or any(
+        problem.call.name == o or problem.call.name.startswith(o + "_") for o in operations)]
