@@ -32,11 +32,12 @@ READ NEXT
 import numpy as np
 
 from ...device import over_batch
-from ..any_batch import blocks
+from ..any_batch import assumed, blocks
 
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 G_ROWS_AND_COLUMNS = np.kron(G, G)  # (16, 9): takes the nine taps to the sixteen factors
 MIN_CHANNELS = 16  # on each side: below, the additions cost more than the products they save
+MIN_PIXELS = 1024  # of the batch: below, the weight's transformation costs more
 ROWS = 128  # tiles of a product, where so many images, at most IMAGES, have them
 IMAGES = 4  # of a slice: a batch is cut into slices, and what is missing from the last is computed all the same
 MAX_ROWS = 256  # tiles of a product: larger images are cut
@@ -45,7 +46,8 @@ MAX_ROWS = 256  # tiles of a product: larger images are cut
 def winograd_supports(x, weight, stride):
     """Whether this is a convolution to compute so. float64 is not: it is what results are held against."""
     n, kernel, _, c = weight.shape
-    return kernel == 3 and stride == 1 and min(n, c) >= MIN_CHANNELS and x.dtype == np.float32
+    return (kernel == 3 and stride == 1 and min(n, c) >= MIN_CHANNELS and x.dtype == np.float32
+            and assumed(x.size // c) >= MIN_PIXELS)
 
 
 class Tiles:

@@ -24,9 +24,7 @@ def close(found, wanted):
 @pytest.mark.parametrize("name", SHAPES)
 def test_winograd_forward(name):
     x, weight, bias, channel, residual = operands(*SHAPES[name])
-    assert winograd_supports(x, weight, 1)
     wide = operands(*SHAPES[name], np.float64)
-    assert not winograd_supports(*wide[:2], 1)
     for addends in ({}, {"bias": bias}, {"bias": bias, "channel": channel, "residual": residual}):
         given = {k: v.astype(np.float64) for k, v in addends.items()}
         close(winograd_forward(x, weight, **addends), conv2d_forward_reference(*wide[:2], **given))
@@ -38,9 +36,17 @@ def test_winograd_gradients(name):
     before = np.ones_like(weight)
     found, wanted = before.copy(), before.astype(np.float64)
     winograd_weight_gradient(dy, x, found)
-    dx = conv2d_backward_reference(*(a.astype(np.float64) for a in (dy, x, weight)), wanted)
+    conv2d_backward_reference(*(a.astype(np.float64) for a in (dy, x, weight)), wanted, need_dx=False)
     close(found, wanted)
-    close(conv2d_backward_reference(dy, x, weight, np.zeros_like(weight)), dx)
+
+
+def test_backward_by_winograd():
+    x, weight, _, _, dy = operands(4, 17, 16, 32, 16)
+    assert winograd_supports(x, weight, 1)
+    found, wanted = np.zeros_like(weight), np.zeros(weight.shape)
+    dx = conv2d_backward_reference(dy, x, weight, found)
+    close(dx, conv2d_backward_reference(*(a.astype(np.float64) for a in (dy, x, weight)), wanted))
+    close(found, wanted)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -50,17 +56,22 @@ def test_an_image_in_any_batch_by_winograd(name):
 
     def answer(images):
         with any_batch(len(x[images])):
-            return conv2d_forward_reference(x[images], weight, bias, 1, channel[images], residual[images])
+            return winograd_forward(x[images], weight, bias, channel[images], residual[images])
 
     whole = answer(slice(0, 11))
     np.testing.assert_array_equal(answer(slice(2, 3))[0], whole[2])
     np.testing.assert_array_equal(answer(slice(4, 11)), whole[4:])
-    shares = evaluated(lambda x, channel, residual: conv2d_forward_reference(x, weight, bias, 1, channel, residual),
-                       x, channel, residual)
+    shares = evaluated(lambda x, *addends: winograd_forward(x, weight, bias, *addends), x, channel, residual)
     np.testing.assert_array_equal(shares, whole)
 
 
-def test_what_winograd_is_not_for():
-    x, weight, *_ = operands(1, 4, 4, 16, 16)
+def test_what_winograd_is_for():
+    x, weight, *_ = operands(4, 16, 16, 16, 16)
+    assert winograd_supports(x, weight, 1)
     assert not winograd_supports(x, weight, 2) and not winograd_supports(x, weight[:3], 1)
     assert not winograd_supports(x, weight[:, 1:2, 1:2], 1)
+    assert not winograd_supports(x.astype(np.float64), weight.astype(np.float64), 1)
+    for images in (1, 4, 40):  # few pixels are for the plain sum, and a batch in which they do not count is of 32
+        assert winograd_supports(x[:1], weight, 1) is False
+        with any_batch(images):
+            assert winograd_supports(np.resize(x, (images, 8, 8, 16)), weight, 1)
