@@ -13,8 +13,8 @@ import types
 import numpy as np
 
 from ..device import DeviceArray
+from ..kernels import conv2d
 from ..kernels.concat import Pair
-from ..kernels.conv2d import launcher as conv2d
 
 # functions that are one pass of a convolution, on some rung -> which
 CONVOLUTIONS = re.compile(r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"

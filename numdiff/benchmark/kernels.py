@@ -20,6 +20,7 @@ from ..device.roof import Roof
 from ..errors import NumdiffError, UsageError
 from ..kernels.check import CASES
 from ..kernels.concat import Pair
+from ..kernels.conv2d import conv2d_input_gradient_cost
 from ..kernels.conv2d import launcher as conv2d
 from ..kernels.transformer.columns import Columns
 from .costs import arrays_in, cost_of, roof_of
@@ -160,7 +161,7 @@ def _passes(recorded):
     found = []
     if kernel == stride == 1:
         return [recorded]
-    flops = conv2d.conv2d_input_gradient_cost(*sizes)[1]
+    flops = conv2d_input_gradient_cost(*sizes)[1]
     if given["need_dx"]:
         found.append(Recorded(conv2d_input_gradient, {"dy": dy, "weight": weight, "x": x, "stride": stride},
                               int(size * sum(volumes)), flops, *about))

@@ -1,9 +1,12 @@
-"""What kernels of every kind share: the quotient and remainder of an index.
+"""What kernels of every kind share: the quotient and remainder of an index; an array for one that is not there.
 
 READ NEXT
     bias.py
 """
-from ..device import cuda, int32, uint32
+import numpy as np
+
+from ..device import cuda, int32, uint32, upload
+from ..device.threads import kept
 
 
 @cuda.jit(device=True)
@@ -12,3 +15,9 @@ def divide(a, b):
     slower on a GPU, and convolutions divide wherever a running number becomes row, column and channel."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)
+
+
+@kept
+def no_numbers(backend):
+    """What a kernel is given for an array that it will not read."""
+    return upload(np.zeros(4, np.float32), backend)

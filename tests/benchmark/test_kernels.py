@@ -7,15 +7,9 @@ from numdiff.benchmark.costs import bytes_of, cost_of
 from numdiff.benchmark.kernels import bench_kernels, versions_of
 from numdiff.benchmark.watch import operations
 from numdiff.errors import UsageError
-from numdiff.kernels.conv2d import (
-    hopper as conv2d_hopper,
-)
-from numdiff.kernels.conv2d import (
-    hopper_weight_gradient as conv2d_hopper_gradient,
-)
-from numdiff.kernels.conv2d import (
-    launcher as conv2d,
-)
+from numdiff.kernels import conv2d
+from numdiff.kernels.conv2d import hopper as conv2d_hopper
+from numdiff.kernels.conv2d import hopper_weight_gradient as conv2d_hopper_gradient
 from numdiff.kernels.optimizer.grad_norm import global_norm
 from numdiff.training.options import resolve
 

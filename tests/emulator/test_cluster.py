@@ -15,10 +15,9 @@ from numdiff.device.cluster import (
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.hopper import mbarrier_init, mbarrier_wait, smem_u32
 from numdiff.emulator import ORDERS, KernelFault, LaunchRefused, Unsupported
-from numdiff.kernels import check
+from numdiff.kernels import check, conv2d
 from numdiff.kernels.check.run import run_once
 from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
-from numdiff.kernels.conv2d import launcher as conv2d
 from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
 
 THREADS, NUMBERS, ROUNDS = 32, 128, 2  # four numbers a thread

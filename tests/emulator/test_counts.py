@@ -12,12 +12,11 @@ from numdiff import emulator
 from numdiff.device import load4, store4, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator.counts import Recorder, count, count_sectors, count_wavefronts
-from numdiff.kernels import (
-    attention as flash_attention,
-)
+from numdiff.kernels import attention as flash_attention
 from numdiff.kernels import (
     bias,
     concat,
+    conv2d,
     dropout,
     embedding,
     layernorm,
@@ -31,7 +30,6 @@ from numdiff.kernels import (
 from numdiff.kernels.attention import unfused as attention
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.conv2d import im2col
-from numdiff.kernels.conv2d import launcher as conv2d
 from numdiff.kernels.diffusion import class_dropout, images, mse, q_sample, sampler, vlb
 from numdiff.kernels.elementwise import (
     add_forward,

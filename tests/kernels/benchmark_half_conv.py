@@ -23,15 +23,10 @@ import time
 import numpy as np
 
 from numdiff.device import download, empty, get_gpu, synchronize, upload, zeros
-from numdiff.kernels.conv2d import (
-    hopper as conv2d_hopper,
-)
-from numdiff.kernels.conv2d import (
-    hopper_weight_gradient as conv2d_hopper_gradient,
-)
-from numdiff.kernels.conv2d import (
-    hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3,
-)
+from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference
+from numdiff.kernels.conv2d import hopper as conv2d_hopper
+from numdiff.kernels.conv2d import hopper_weight_gradient as conv2d_hopper_gradient
+from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.conv2d import launcher as C
 
 BATCH, CALLS, REPLAYS = 32, 20, 9
@@ -96,11 +91,11 @@ def expected(x, weight, dy, name):
     x, weight, dy = x.astype(np.float64), weight.astype(np.float64), dy.astype(np.float64)
     if name == "wgrad":
         want = np.zeros_like(weight[:4])
-        C.conv2d_backward_reference(np.ascontiguousarray(dy[..., :len(want)]), x, weight[:4], want, need_dx=False)
+        conv2d_backward_reference(np.ascontiguousarray(dy[..., :len(want)]), x, weight[:4], want, need_dx=False)
         return want
     if name == "forward":
-        return C.conv2d_forward_reference(x[:1], weight)
-    return C.conv2d_forward_reference(dy[:1], weight[:, ::-1, ::-1].transpose(3, 1, 2, 0))
+        return conv2d_forward_reference(x[:1], weight)
+    return conv2d_forward_reference(dy[:1], weight[:, ::-1, ::-1].transpose(3, 1, 2, 0))
 
 
 def forecast(size, c, n, name, version):

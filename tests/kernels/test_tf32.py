@@ -9,8 +9,9 @@ import pytest
 from numdiff.device import cuda, download, empty, launch, upload
 from numdiff.device.tensor_core import float_of, word_of
 from numdiff.kernels import attention_backward, attention_forward
+from numdiff.kernels import conv2d as C
 from numdiff.kernels import matmul as P
-from numdiff.kernels.conv2d import launcher as C
+from numdiff.kernels.conv2d import direct
 from numdiff.kernels.conv2d import tf32 as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
@@ -273,7 +274,7 @@ def test_the_switch(engine, rng, monkeypatch):
     assert engine.backend.tf32 is False
     choose_small(engine, monkeypatch)
     if engine.name == "ptx":  # which kernels would run
-        for module in (tf32, launcher, conv2d_tf32, C):
+        for module in (tf32, launcher, conv2d_tf32, direct):
             monkeypatch.setattr(module, "launch", lambda kernel, *a, **k: ran.append(kernel.py_func.__name__))
     ran = []
     a, b = operands(rng, 12, 8, 12, (False, True))

@@ -6,6 +6,7 @@ import numpy as np
 from .. import (
     bias,
     concat,
+    conv2d,
     dropout,
     elementwise,
     embedding,
@@ -22,7 +23,6 @@ from .. import (
 from ..attention import unfused as attention
 from ..concat import Pair
 from ..conv2d import im2col
-from ..conv2d import launcher as conv2d
 from ..diffusion import images, mse, q_sample, sampler
 from ..groupnorm import launcher as groupnorm
 from ..groupnorm import one_pass as groupnorm_one_pass

@@ -40,7 +40,7 @@ LAUNCH
 DETERMINISM
     one warpgroup sums an output, in the order of channels and taps.
 COST
-    as in launcher.py. From L2 to shared memory, for each tile and 64 channels: 128 · (pixels with halo + taps · BN)
+    as in direct.py. From L2 to shared memory, for each tile and 64 channels: 128 · (pixels with halo + taps · BN)
     bytes for 128 · pixels · taps · BN FLOPs.
 SOURCE
     PTX ISA, sections 9.7.15 (wgmma) and 9.7.9.27 (TMA); the implicit GEMM: Chetlur et al. 2014, "cuDNN",
@@ -54,7 +54,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, float32, int32, launch, uint32, upload
+from ...device import cuda, float32, int32, launch, uint32
 from ...device.hopper import (
     fence_barrier_init,
     fence_proxy_async,
@@ -79,9 +79,8 @@ from ...device.hopper import (
 )
 from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ...device.tensor_map import tensor_map
-from ...device.threads import kept
 from ..any_batch import assumed
-from ..common import divide
+from ..common import divide, no_numbers
 from ..tuning import tuned_or
 
 u64 = np.uint64
@@ -693,12 +692,6 @@ def can_run(x, weight, stride):
     size, inputs = weight.shape[2:]
     return (x.backend.capability[:2] == MINIMUM_CAPABILITY and x.dtype == weight.dtype == np.float16 and stride == 1
             and inputs % 8 == 0 and weight.shape[0] % 8 == 0 and size <= 7)
-
-
-@kept
-def no_numbers(backend):
-    """What a kernel is given for an array that it will not read."""
-    return upload(np.zeros(4, np.float32), backend)
 
 
 def statistics_shape(y_shape):

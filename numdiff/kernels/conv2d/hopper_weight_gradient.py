@@ -23,7 +23,7 @@ DETERMINISM
     a second kernel adds the parts in a fixed order to dweight. How many parts there are depends on the shape and the
     GPU's size.
 COST
-    FLOPs as in launcher.py; the parts cost 2 · 4 · parts · N · kernel² · C bytes, mostly in the L2 cache.
+    FLOPs as in direct.py; the parts cost 2 · 4 · parts · N · kernel² · C bytes, mostly in the L2 cache.
 SOURCE
     PTX ISA, section 9.7.15; Chetlur et al. 2014, "cuDNN", arXiv:1410.0759.
 READ NEXT
@@ -52,9 +52,9 @@ from ...device.hopper import (
     wgmma_wait_1,
 )
 from ...device.tensor_map import tensor_map
-from ..common import divide
+from ..common import divide, no_numbers
 from ..reduce import column_sum, sample_sum
-from .hopper import ROW, SHARED, descriptor, no_numbers, row_of
+from .hopper import ROW, SHARED, descriptor, row_of
 from .hopper_weight_gradient_3x3 import SIZE, add_columns, column_of, hopper_weight_gradient_3x3
 
 MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else

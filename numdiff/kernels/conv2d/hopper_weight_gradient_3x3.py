@@ -36,7 +36,7 @@ DETERMINISM
     a sum takes the blocks of its cluster in turn, from the one that adds it up; a second kernel adds the clusters' sums
     in a fixed order. How the pixels are shared depends on the shape and the GPU's size, or its table of tiles.
 COST
-    FLOPs as in launcher.py; a cluster's blocks read 4 · (blocks - 1) · 64 · 9 · CW bytes from each other, and
+    FLOPs as in direct.py; a cluster's blocks read 4 · (blocks - 1) · 64 · 9 · CW bytes from each other, and
     where there are several clusters a tile they cost 2 · 4 · clusters · N · 9 · C bytes, mostly in the L2 cache.
 SOURCE
     PTX ISA, section 9.7.15.5.1.2 (descriptors); of clusters, device/cluster.py.
@@ -69,9 +69,9 @@ from ...device.hopper import (
 )
 from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16
 from ...device.tensor_map import tensor_map
-from ..common import divide
+from ..common import divide, no_numbers
 from ..tuning import tuned_or
-from .hopper import BYTES_A_NS, ROW, SHARED, descriptor, no_numbers
+from .hopper import BYTES_A_NS, ROW, SHARED, descriptor
 
 MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 THREADS = 512

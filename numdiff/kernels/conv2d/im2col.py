@@ -21,7 +21,7 @@ COST
 SOURCE
     Chellapilla, Puri and Simard 2006, "High Performance Convolutional Neural Networks for Document Processing"
 READ NEXT
-    launcher.py, which multiplies these rows.
+    implicit.py, which multiplies these rows and never writes them.
 """
 import numpy as np
 

@@ -3,11 +3,11 @@
 MATHEMATICS
     forward           y[p, n] = Σ_k col[p, k] · weight[n, k] + bias[n]       p a pixel, k = (r, s, c): tap and channel
     weight gradient   dweight[n, k] += Σ_p dy[p, n] · col[p, k]
-    input gradient    with stride 1 the forward over dy, with flipped_weight (launcher.py derives it)
+    input gradient    with stride 1 the forward over dy, with flipped_weight (direct.py derives it)
     col[p, k] lies at x[b, i·stride + r - pad, j·stride + s - pad, c], p = (b, i, j). So whoever fetches a tile of col
     can fetch it from x, if it knows its pixel and its tap. Everything else is matmul/vectorised.py: read that first.
 SHAPES
-    as in launcher.py; every array flat, float32, fewer than 2³¹ elements
+    as in direct.py; every array flat, float32, fewer than 2³¹ elements
 VERSIONS
     this is version 3 of launcher.py. There are three kernels of each kind, made by one function (Python's closure does
     what a template does in C++):
@@ -21,7 +21,7 @@ LAUNCH
 DETERMINISM
     each part writes its own sums, and a second pass adds them in order. The number of parts depends on the shape alone.
 COST
-    FLOPs as in launcher.py. A step loads 4·8·(128 + tile_n) bytes for 2·8·128·tile_n FLOPs, 32 or 21 FLOPs a byte,
+    FLOPs as in direct.py. A step loads 4·8·(128 + tile_n) bytes for 2·8·128·tile_n FLOPs, 32 or 21 FLOPs a byte,
     mostly from the L2 cache, because nine taps read the same pixels. Roof: arithmetic.
 SOURCE
     Chetlur et al. 2014, "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759, section 3.

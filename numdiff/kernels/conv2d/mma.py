@@ -7,7 +7,7 @@ MATHEMATICS
     input gradient    the forward over dy with the flipped weight. Where the stride is more than 1, dy's pixels lie that
                       far apart in the image that is convolved, with zeros between them (`spread`).
 SHAPES
-    as in launcher.py; x, weight, y, dy, dx, residual float16, bias, channel, dweight float32; C and N multiples of 8
+    as in direct.py; x, weight, y, dy, dx, residual float16, bias, channel, dweight float32; C and N multiples of 8
 VERSIONS
     version 4 of launcher.py in float16. Against version 3 in float32: the products are mma.m16n8k16, whose operands a
     warp loads from shared memory with ldmatrix; tiles travel to shared memory by cp.async, three stages deep, without
@@ -19,7 +19,7 @@ LAUNCH
 DETERMINISM
     a fixed order of k for each output; the gradient's parts are added in order by a second kernel.
 COST
-    FLOPs as in launcher.py. A step of 32 channels brings 12 KiB for 2 · 128 · 64 · 32 FLOPs: 43 FLOPs a byte of the L2
+    FLOPs as in direct.py. A step of 32 channels brings 12 KiB for 2 · 128 · 64 · 32 FLOPs: 43 FLOPs a byte of the L2
     cache.
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).
@@ -41,8 +41,7 @@ from ...device.tensor_core import (
     store_words4,
     unpack_half2,
 )
-from ..common import divide
-from .hopper import no_numbers
+from ..common import divide, no_numbers
 from .implicit import TRANSPOSE, add_parts, flip_weight_kernel, within
 
 MINIMUM_CAPABILITY = (8, 0)

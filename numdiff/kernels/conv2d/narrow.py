@@ -1,10 +1,10 @@
 """Convolution to a few channels: where a GEMM's tile would be nearly empty.
 
 MATHEMATICS
-    as in launcher.py. A UNet's last convolution has 3 output channels (6 with a learned sigma): a 128 × 64 tile of
+    as in direct.py. A UNet's last convolution has 3 output channels (6 with a learned sigma): a 128 × 64 tile of
     implicit.py would compute 64 columns to keep 3.
 SHAPES
-    as in launcher.py, C_out ≤ NARROW
+    as in direct.py, C_out ≤ NARROW
 VERSIONS
     version 3 of launcher.py for these shapes. Forward: one thread a pixel, four output channels. Each number of x it
     loads feeds four products; the weights are the same for all threads, one broadcast from the cache for a warp.
@@ -16,7 +16,7 @@ LAUNCH
 DETERMINISM
     fixed order in every thread; the gradient's parts are added in order by a second pass.
 COST
-    FLOPs as in launcher.py; so few that the roof is the caches: every pixel's channels are read once for each tap.
+    FLOPs as in direct.py; so few that the roof is the caches: every pixel's channels are read once for each tap.
 SOURCE
     Chetlur et al. 2014, "cuDNN", arXiv:1410.0759, section 3, for the implicit GEMM that it stands in for.
 READ NEXT

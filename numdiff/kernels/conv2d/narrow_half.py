@@ -1,7 +1,7 @@
 """Float16 convolution with few channels on one side: the first layer of a UNet (3 → 64) and the last (64 → 3).
 
 MATHEMATICS
-    as in launcher.py. Memory is the roof: the wide side crosses once, 16 bytes a load or store. The arithmetic is small
+    as in direct.py. Memory is the roof: the wide side crosses once, 16 bytes a load or store. The arithmetic is small
     but too much for one multiply-add a product, so it goes to the tensor cores, whose tiles are filled by taps:
     from few channels  y[p, n] = Σ_k col[p, k] · weight[n, k] with k = tap · C + c: 27 of 32 for three channels.
     to few channels    Σ_c comes first: z[q, (tap, n)] = Σ_c x[q, c] · weight[n, tap, c], 27 of 32 columns for three
@@ -39,8 +39,7 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.tensor_core import load_word, load_words4, mma_m16n8k16_into, pack_half2, store_words4
-from ..common import divide
-from .hopper import no_numbers
+from ..common import divide, no_numbers
 from .implicit import within
 
 MINIMUM_CAPABILITY = (8, 0)

@@ -8,7 +8,7 @@ MATHEMATICS
                       stride only every stride-th tap meets a pixel of dy: launcher.py then multiplies and calls im2col.
     weight gradient   dweight[n, k] += Σ_p dy[p, n] · col[p, k]
 SHAPES
-    as in launcher.py; all float32, C and N multiples of 4
+    as in direct.py; all float32, C and N multiples of 4
 VERSIONS
     version 4 of launcher.py in float32, which runs where the device's switch `tf32` is on. Against version 3: products
     by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in shared
@@ -25,7 +25,7 @@ ACCURACY
 DETERMINISM
     a fixed order of k for each output; parts are added in order by a second kernel.
 COST
-    FLOPs as in launcher.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16 FLOPs, 32 a byte of the L2
+    FLOPs as in direct.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16 FLOPs, 32 a byte of the L2
     cache, or 20 KiB for as many, 26.
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).

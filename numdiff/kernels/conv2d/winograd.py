@@ -10,7 +10,7 @@ MATHEMATICS
     Rows, then columns: a tile of 2 × 2 outputs takes the 4 × 4 inputs around it and 4 · 4 products,
         Y = Aᵀ·[Σ_c (G·g_c·Gᵀ) ∘ (Bᵀ·d_c·B)]·A
     and the sum over channels makes each of the 16 a matrix product: (tiles, C_in) · (C_in, C_out).
-    backward  the input gradient is such a convolution, too (launcher.py). Of the weight, by the chain rule,
+    backward  the input gradient is such a convolution, too (direct.py). Of the weight, by the chain rule,
         dg_c = Gᵀ·[Σ_tiles (A·dY·Aᵀ) ∘ (Bᵀ·d_c·B)]·G, 16 products (C_in, tiles) · (tiles, C_out)
 SHAPES
     x (B, H, W, C_in), weight (C_out, 3, 3, C_in), y (B, H, W, C_out), float32, stride 1
@@ -20,14 +20,14 @@ DETERMINISM
     slices are of a size that the image's decides, so within `any_batch` an image's bits are its own.
 COST
     16/36 of the multiply-adds, and about ten additions for each number of x and of y. On a core of an AMD EPYC (Zen 4),
-    against three products of tap rows (conv2d_forward_reference): 24 images of 32 × 32, 32 to 32 channels, 5.4 for
+    against three products of tap rows (cpu.py): 24 images of 32 × 32, 32 to 32 channels, 5.4 for
     6.7 ms; 16 × 16, 64 to 64: 3.5 for 6.2 ms; 8 × 8, 128 to 128: 3.4 for 5.2 ms.
     All coefficients are 0, ±1 and ½: the error against float64 is no larger than that of the plain sum.
 SOURCE
     Winograd 1980, "Arithmetic Complexity of Computations"; Lavin and Gray 2016, "Fast Algorithms for Convolutional
     Neural Networks", arXiv:1509.09308, section 4.1: F(2 × 2, 3 × 3).
 READ NEXT
-    any_batch.py.
+    implicit.py.
 """
 import numpy as np
 
@@ -116,7 +116,7 @@ def images_of_a_slice(tiles):
 
 
 def winograd_forward(x, weight, bias=None, channel=None, residual=None):
-    """As `conv2d_forward_reference`."""
+    """As `conv2d_forward_cpu`."""
     b, h, w, _ = x.shape
     n = weight.shape[0]
     y = np.empty((b, h, w, n), x.dtype)

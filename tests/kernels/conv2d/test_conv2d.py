@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
+from numdiff.kernels import conv2d as C
 from numdiff.kernels.concat import Pair
+from numdiff.kernels.conv2d import cpu
 from numdiff.kernels.conv2d import implicit as conv2d_implicit
-from numdiff.kernels.conv2d import launcher as C
 from tests.conftest import numerical_gradient, relative_error, shapes, versions
 
 # B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the emulator's sake; a comment says what a shape
@@ -89,16 +90,31 @@ def test_flipped_weight(engine, rng):
 
 
 @pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (3, 3)])
-def test_reference_is_the_definition(rng, kernel, stride, monkeypatch):
+def test_reference_is_the_definition(rng, kernel, stride):
     x, weight, bias, dy, _ = operands(rng, (3, 5, 6, 2, 4, kernel, stride))
-    monkeypatch.setattr(C, "CACHE", 900)  # bytes: several groups of images
-    assert len(C.cache_sized(x, kernel, slice(0, 3))) > 1
     assert np.allclose(C.conv2d_forward_reference(x, weight, bias, stride), definition(x, weight, bias, stride))
     dweight, dbias = np.zeros_like(weight), np.zeros_like(bias)
     dx = C.conv2d_backward_reference(dy, x, weight, dweight, dbias, stride)
     assert relative_error(dx, numerical_gradient(lambda v: definition(v, weight, bias, stride), x, dy)) < 1e-7
     assert relative_error(dweight, numerical_gradient(lambda v: definition(x, v, bias, stride), weight, dy)) < 1e-7
     assert relative_error(dbias, numerical_gradient(lambda v: definition(x, weight, v, stride), bias, dy)) < 1e-7
+
+
+@pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (3, 3)])
+def test_cpu_engine_is_the_reference(rng, kernel, stride, monkeypatch):
+    x, weight, bias, dy, _ = operands(rng, (3, 5, 6, 2, 4, kernel, stride))
+    monkeypatch.setattr(cpu, "CACHE", 900)  # bytes: several groups of images
+    assert len(cpu.cache_sized(x, kernel, slice(0, 3))) > 1
+    want = C.conv2d_forward_reference(x, weight, bias, stride)
+    addends = rng.standard_normal((3, 4)), rng.standard_normal(want.shape)
+    assert np.allclose(cpu.conv2d_forward_cpu(x, weight, bias, stride), want)
+    assert np.allclose(cpu.conv2d_forward_cpu(x, weight, None, stride, *addends),
+                       C.conv2d_forward_reference(x, weight, None, stride, *addends))
+    got, wanted = ([np.ones_like(weight), np.ones_like(bias)] for _ in range(2))
+    dx = cpu.conv2d_backward_cpu(dy, x, weight, *got, stride)
+    assert np.allclose(dx, C.conv2d_backward_reference(dy, x, weight, *wanted, stride))
+    assert all(map(np.allclose, got, wanted))
+    assert cpu.conv2d_backward_cpu(dy, x, weight, *got, stride, False) is None
 
 
 def test_float32_stays_float32(rng):

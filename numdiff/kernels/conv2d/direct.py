@@ -1,0 +1,220 @@
+"""Convolution from the formula: 88 % of a UNet's arithmetic, and a matmul in disguise.
+
+MATHEMATICS
+    forward   y[b,i,j,n] = bias[n] + Σ_rsc x[b, i·stride + r - pad, j·stride + s - pad, c] · weight[n,r,s,c]
+              x is zero outside the image, pad = kernel // 2
+    Call the K = kernel²·C_in numbers that one output pixel sees a row of col (im2col.py), and let a pixel be a row:
+              y = col · weightᵀ + bias
+    backward  dcol = dy · weight, so dx = col2im(dcol);  dweight += dyᵀ · col;  dbias += Σ_pixels dy
+              of a vector added to each image's pixels dchannel[b,n] = Σ_ij dy[b,i,j,n]; then dbias += Σ_b of it
+    With stride 1, dx is itself a convolution. x[h,w] reached y[h + pad - r, w + pad - s] through tap (r,s); count the
+    taps from the other end, r' = kernel - 1 - r, and that is y[h + r' - pad, w + s' - pad]:
+              dx = conv2d(dy, flipped),  flipped[c,r',s',n] = weight[n, kernel-1-r', kernel-1-s', c]
+SHAPES
+    x (B, H, W, C_in), weight (C_out, kernel, kernel, C_in), bias (C_out,) or None, y (B, Ho, Wo, C_out), float32
+    or x, weight, y float16, bias float32; optional addends: channel (B, C_out) float32, residual like y
+    kernel odd, any stride; Ho = (H - 1) // stride + 1
+VERSIONS
+    v1 one thread an output, straight from the formula. Every product costs two loads.
+    v2 im2col and matmul: the matmul's tiles reuse what they load, but col is kernel² times x, written and read again.
+    What comes after them, and which version runs, is in launcher.py.
+LAUNCH
+    v1: one thread an output, 256 a block. v2: as im2col.py and matmul/.
+DETERMINISM
+    every output's sum has a fixed order; v2's as in matmul/.
+COST
+    2·pixels·C_out·K FLOPs forward and twice that backward, for reading x, weight and writing y once: at 64 channels and
+    3 × 3 taps about 140 FLOPs a byte. Roof: arithmetic.
+SOURCE
+    LeCun et al. 1989, "Backpropagation Applied to Handwritten Zip Code Recognition"; the GEMM view as in im2col.py.
+READ NEXT
+    im2col.py; then implicit.py, with the inner loop of the matmul ladder's fourth rung.
+"""
+import numpy as np
+
+from ...device import cuda, float32, launch
+from ..common import divide, no_numbers
+from ..matmul import matmul_forward
+from .im2col import im2col_backward, im2col_forward, output_size, reading_pixel
+
+BLOCK = 256  # threads
+
+
+# Reference ------------------------------------------------------------------------------------------------------------
+
+def conv2d_forward_reference(x, weight, bias=None, stride=1, channel=None, residual=None):
+    (b, h, w, _), (n, kernel, _, _) = x.shape, weight.shape
+    pad, ho, wo = kernel // 2, output_size(h, stride), output_size(w, stride)
+    padded, y = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), np.zeros((b, ho, wo, n), x.dtype)
+    for r in range(kernel):
+        for s in range(kernel):
+            y += padded[:, r:r + stride * ho:stride, s:s + stride * wo:stride] @ weight[:, r, s].T
+    addends = bias, None if channel is None else channel[:, None, None], residual
+    return sum((a for a in addends if a is not None), y)
+
+
+def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True):
+    (_, h, w, _), (_, ho, wo, _), kernel = x.shape, dy.shape, weight.shape[1]
+    pad = kernel // 2
+    padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    dpadded = np.zeros_like(padded)
+    for r in range(kernel):
+        for s in range(kernel):
+            seen = np.s_[:, r:r + stride * ho:stride, s:s + stride * wo:stride]  # through this tap, by all outputs
+            dweight[:, r, s] += np.tensordot(dy, padded[seen], axes=((0, 1, 2), (0, 1, 2)))
+            dpadded[seen] += dy @ weight[:, r, s]
+    if dbias is not None:
+        dbias += dy.sum((0, 1, 2))
+    return dpadded[:, pad:pad + h, pad:pad + w] if need_dx else None
+
+
+# v1: one thread an output ---------------------------------------------------------------------------------------------
+# The output channel is innermost, so the threads of a warp share a pixel's window, and differ in the weight's row.
+
+@cuda.jit
+def conv2d_forward_kernel_v1(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, kernel, stride, has_bias,
+                             has_channel, has_residual):
+    out = cuda.grid(1)
+    if out < y.size:
+        pixel, n = divide(out, N)
+        row, j = divide(pixel, Wo)
+        image, i = divide(row, Ho)
+        total = bias[n] if has_bias else float32(0)
+        for r in range(kernel):
+            h = i * stride + r - kernel // 2
+            for s in range(kernel):
+                w = j * stride + s - kernel // 2
+                if h >= 0 and h < H and w >= 0 and w < W:
+                    for c in range(C):
+                        total += (float32(x[((image * H + h) * W + w) * C + c])
+                                  * float32(weight[((n * kernel + r) * kernel + s) * C + c]))
+        if has_channel:
+            total += channel[image * N + n]
+        if has_residual:
+            total += float32(residual[out])
+        y[out] = total
+
+
+@cuda.jit
+def conv2d_input_gradient_kernel_v1(dy, weight, dx, H, W, C, Ho, Wo, N, kernel, stride):
+    out = cuda.grid(1)
+    if out < dx.size:
+        pixel, c = divide(out, C)
+        row, w = divide(pixel, W)
+        image, h = divide(row, H)
+        total = float32(0)
+        for r in range(kernel):
+            i = reading_pixel(h, r, Ho, kernel, stride)
+            for s in range(kernel):
+                j = reading_pixel(w, s, Wo, kernel, stride)
+                if i >= 0 and j >= 0:
+                    for n in range(N):
+                        total += (float32(dy[((image * Ho + i) * Wo + j) * N + n])
+                                  * float32(weight[((n * kernel + r) * kernel + s) * C + c]))
+        dx[out] = total
+
+
+@cuda.jit
+def conv2d_weight_gradient_kernel_v1(dy, x, dweight, B, H, W, C, Ho, Wo, N, kernel, stride):
+    out = cuda.grid(1)
+    if out < dweight.size:
+        rest, c = divide(out, C)
+        rest, s = divide(rest, kernel)
+        n, r = divide(rest, kernel)
+        total = float32(0)
+        for image in range(B):
+            for i in range(Ho):
+                h = i * stride + r - kernel // 2
+                row_total = float32(0)  # sums of sums: a running sum over 100,000 pixels would lose two digits
+                for j in range(Wo):
+                    w = j * stride + s - kernel // 2
+                    if h >= 0 and h < H and w >= 0 and w < W:
+                        row_total += (float32(dy[((image * Ho + i) * Wo + j) * N + n])
+                                      * float32(x[((image * H + h) * W + w) * C + c]))
+                total += row_total
+        dweight[out] += total
+
+
+def direct_forward(x, weight, bias, channel, residual, y, stride):
+    """y = conv2d(x, weight) + …, for arrays that launcher.py has checked; so are those of all functions below."""
+    (_, h, w, c), (_, ho, wo, n), nothing = x.shape, y.shape, no_numbers(x.backend)
+    launch(conv2d_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), weight.reshape(-1),
+           nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
+           x.reshape(-1) if residual is None else residual.reshape(-1), y.reshape(-1), h, w, c, ho, wo, n,
+           weight.shape[1], stride, int(bias is not None), int(channel is not None), int(residual is not None))
+    return y
+
+
+def direct_input_gradient(dy, weight, dx, stride):
+    (_, h, w, c), (_, ho, wo, n) = dx.shape, dy.shape
+    launch(conv2d_input_gradient_kernel_v1, -(-dx.size // BLOCK), BLOCK, dy.reshape(-1), weight.reshape(-1),
+           dx.reshape(-1), h, w, c, ho, wo, n, weight.shape[1], stride)
+    return dx
+
+
+def direct_weight_gradient(dy, x, dweight, stride):
+    """dweight += the gradient."""
+    (b, h, w, c), (_, ho, wo, n) = x.shape, dy.shape
+    launch(conv2d_weight_gradient_kernel_v1, -(-dweight.size // BLOCK), BLOCK, dy.reshape(-1), x.reshape(-1),
+           dweight.reshape(-1), b, h, w, c, ho, wo, n, dweight.shape[1], stride)
+
+
+# v2: a matrix product -------------------------------------------------------------------------------------------------
+# A row of col holds what one output pixel sees, so the three passes are three products of the matmul ladder.
+
+def columns(x, kernel, stride):
+    """im2col's rows as a matrix; for a 1 × 1 kernel of stride 1 that is x itself."""
+    col = x if kernel == stride == 1 else im2col_forward(x, kernel, stride)
+    return col.reshape(-1, kernel * kernel * x.shape[3])
+
+
+def columns_forward(x, weight, bias, shape, stride):
+    """conv2d(x, weight) + bias as a new array of this shape."""
+    n, kernel = weight.shape[:2]
+    y = matmul_forward(columns(x, kernel, stride), weight.reshape(n, -1), transpose_b=True, bias=bias)
+    return y.reshape(*shape)
+
+
+def columns_input_gradient(dy, weight, shape, stride):
+    """dx as a new array of this shape."""
+    n, kernel = weight.shape[:2]
+    dcol = matmul_forward(dy.reshape(-1, n), weight.reshape(n, -1))
+    return dcol.reshape(shape) if kernel == stride == 1 else im2col_backward(dcol, shape, kernel, stride)
+
+
+def columns_weight_gradient(dy, x, dweight, stride):
+    """dweight += the gradient."""
+    n, kernel = dweight.shape[:2]
+    matmul_forward(dy.reshape(-1, n), columns(x, kernel, stride), transpose_a=True, out=dweight.reshape(n, -1),
+                   accumulate=True)
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def conv2d_forward_cost(B, H, W, C_in, C_out, kernel, stride=1):
+    """(bytes, FLOPs): every operand once; the FLOPs count padding's zeros too, as everyone's do."""
+    pixels = B * output_size(H, stride) * output_size(W, stride)
+    taps = kernel * kernel * C_in
+    return 4 * (B * H * W * C_in + C_out * taps + C_out + pixels * C_out), 2 * pixels * C_out * taps
+
+
+def conv2d_input_gradient_cost(B, H, W, C_in, C_out, kernel, stride=1):
+    """(bytes, FLOPs) of dx from dy and weight."""
+    moved, flops = conv2d_forward_cost(B, H, W, C_in, C_out, kernel, stride)
+    return moved - 4 * C_out, flops  # no bias
+
+
+def conv2d_weight_gradient_cost(B, H, W, C_in, C_out, kernel, stride=1):
+    """(bytes, FLOPs) of dweight and dbias from dy and x; both are added to, so they are read, too."""
+    moved, flops = conv2d_forward_cost(B, H, W, C_in, C_out, kernel, stride)
+    moved += 4 * C_out * (kernel * kernel * C_in + 1)
+    return moved, flops + B * output_size(H, stride) * output_size(W, stride) * C_out
+
+
+def conv2d_backward_cost(B, H, W, C_in, C_out, kernel, stride=1, need_dx=True):
+    """(bytes, FLOPs) of the whole backward."""
+    moved, flops = conv2d_weight_gradient_cost(B, H, W, C_in, C_out, kernel, stride)
+    if need_dx:
+        more, again = conv2d_input_gradient_cost(B, H, W, C_in, C_out, kernel, stride)
+        moved, flops = moved + more, flops + again
+    return moved, flops
