@@ -3,15 +3,16 @@ import math
 
 import click
 
-from numdiff.training.options import SAMPLERS
+from numdiff.settings import SAMPLERS
+from numdiff.training import kinds
 
-from .settings import GroupedCommand, ListOf, Setting, settings
+from .settings import GroupedCommand, KindGroup, ListOf, Setting, kind_command, settings
 from .suggest import Group
 
 SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "microbatch", "image_size", "channels")
 SAMPLED = ("preset", "device", "precision", "eager", "image_size", "channels")
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
-DIT = ("architecture", "num_classes")
+MEASURED = tuple(name for kind in kinds.KINDS.values() for name in kind.measured)
 
 
 @click.group(cls=Group)
@@ -19,21 +20,16 @@ def bench():
     """Measure how long a training step takes, samples, and the kernels of both."""
 
 
-@bench.group()
-def step():
-    """A whole training step of a model: noise, forward, backward, update."""
-
-
-@bench.group()
-def sample():
-    """Samples of a model: the same evaluations as `numdiff sample`, on random weights."""
+def measured_by(*options):
+    """Options under the heading Measurement; each is (flag, attributes)."""
+    return [click.option(name, cls=Setting, heading="Measurement", **attributes) for name, attributes in options]
 
 
 def measurement(*options):
-    """Decorator: options under the heading Measurement; each is (flag, attributes)."""
+    """Decorator: such options."""
     def decorate(function):
-        for option, attributes in reversed(options):
-            function = click.option(option, cls=Setting, heading="Measurement", **attributes)(function)
+        for option in reversed(measured_by(*options)):
+            function = option(function)
         return function
     return decorate
 
@@ -48,65 +44,46 @@ VERSUS = (
                            "tf32, bf16, fp16, or all.  [default: what compares with --precision; bf16 for fp16]"}))
 
 
-def step_command(model, *more):
-    """Decorator: a subcommand of `bench step` with the settings that matter, those in `more` besides."""
-    def decorate(function):
-        function = measurement(
-            ("--steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 20, "show_default": True,
-                         "help": "Steps to measure; their median is reported."}),
-            ("--warmup", {"metavar": "STEPS", "type": click.IntRange(0), "default": 5, "show_default": True,
-                          "help": "Steps before, which do not count."}),
-            *VERSUS)(function)
-        return step.command(cls=GroupedCommand)(settings(*SHARED, *more, model=model)(function))
-    return decorate
+STEP = measured_by(
+    ("--steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 20, "show_default": True,
+                 "help": "Steps to measure; their median is reported."}),
+    ("--warmup", {"metavar": "STEPS", "type": click.IntRange(0), "default": 5, "show_default": True,
+                  "help": "Steps before, which do not count."}), *VERSUS)
+SAMPLE = measured_by(
+    ("--sampler", {"type": click.Choice(SAMPLERS), "metavar": "NAME", "default": "ddim", "show_default": True,
+                   "help": f"How samples are made: {', '.join(SAMPLERS)}."}),
+    ("--sample-steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 50, "show_default": True,
+                        "help": "Steps of the sampler, each an evaluation of the model (of heun two)."}),
+    ("--batch", {"metavar": "IMAGES", "type": click.IntRange(1), "default": 32, "show_default": True,
+                 "help": "Images at a time."}),
+    ("--cfg-scale", {"metavar": "SCALE", "type": float, "help": "Classifier-free guidance; each evaluation "
+                     "then is of both halves as one batch, twice the images.  [default: without]"}),
+    ("--batches", {"metavar": "N", "type": click.IntRange(1), "default": 5, "show_default": True,
+                   "help": "Batches to measure; their median is reported."}),
+    ("--warmup", {"metavar": "N", "type": click.IntRange(0), "default": 1, "show_default": True,
+                  "help": "Batches before, besides the first two, which do not count."}), *VERSUS)
 
 
-@step_command("unet")
-def unet(steps, warmup, versus, modes, torch_precision, **given):
-    """The UNet of a preset, on random images."""
-    measure("unet", steps, warmup, given, versus, modes, torch_precision)
+def step_command(kind):
+    return kind_command(kind, "bench step", *SHARED, *kind.measured, options=STEP, run=measure)
 
 
-@step_command("dit", *DIT)
-def dit(steps, warmup, versus, modes, torch_precision, **given):
-    """The DiT of a preset or of --model, on random images."""
-    measure("dit", steps, warmup, given, versus, modes, torch_precision)
+def sample_command(kind):
+    return kind_command(kind, "bench sample", *SAMPLED, *kind.sampled, options=SAMPLE, run=measure_samples)
 
 
-def sample_command(model, *more):
-    """Decorator: a subcommand of `bench sample` with the settings that matter, those in `more` besides."""
-    def decorate(function):
-        function = measurement(
-            ("--sampler", {"type": click.Choice(SAMPLERS), "metavar": "NAME", "default": "ddim", "show_default": True,
-                           "help": f"How samples are made: {', '.join(SAMPLERS)}."}),
-            ("--sample-steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 50, "show_default": True,
-                                "help": "Steps of the sampler, each an evaluation of the model (of heun two)."}),
-            ("--batch", {"metavar": "IMAGES", "type": click.IntRange(1), "default": 32, "show_default": True,
-                         "help": "Images at a time."}),
-            ("--cfg-scale", {"metavar": "SCALE", "type": float, "help": "Classifier-free guidance; each evaluation "
-                             "then is of both halves as one batch, twice the images.  [default: without]"}),
-            ("--batches", {"metavar": "N", "type": click.IntRange(1), "default": 5, "show_default": True,
-                           "help": "Batches to measure; their median is reported."}),
-            ("--warmup", {"metavar": "N", "type": click.IntRange(0), "default": 1, "show_default": True,
-                          "help": "Batches before, besides the first two, which do not count."}), *VERSUS)(function)
-        return sample.command(model, cls=GroupedCommand)(settings(*SAMPLED, *more, model=model)(function))
-    return decorate
+@bench.group(cls=KindGroup, make=step_command)
+def step():
+    """A whole training step of a model: noise, forward, backward, update."""
 
 
-@sample_command("unet", "class_cond", "class_dropout")
-def sample_unet(**given):
-    """The UNet of a preset, with random weights."""
-    measure_samples("unet", **given)
-
-
-@sample_command("dit", *DIT)
-def sample_dit(**given):
-    """The DiT of a preset or of --model, with random weights."""
-    measure_samples("dit", **given)
+@bench.group(cls=KindGroup, make=sample_command)
+def sample():
+    """Samples of a model: the same evaluations as `numdiff sample`, on random weights."""
 
 
 def model_name(options):
-    return f"unet, preset {options.preset}" if options.model == "unet" else options.architecture
+    return kinds.get(options.model).label(options)
 
 
 def echo_model(options):
@@ -115,7 +92,7 @@ def echo_model(options):
     click.echo(f"model        {what}, {size}, batch {options.batch}, {options.precision}")
 
 
-def measure(model, steps, warmup, given, versus, modes, torch_precision):
+def measure(model, steps, warmup, versus, modes, torch_precision, **given):
     from numdiff.benchmark.step import bench_step
     from numdiff.training.options import resolve
 
@@ -227,7 +204,7 @@ def comparison(result, precision):
 @bench.command(cls=GroupedCommand)
 @click.argument("operations", metavar="[OPERATION]…", nargs=-1)
 @measurement(
-    ("--of", {"type": click.Choice(["unet", "dit", "files"]), "default": "unet", "show_default": True,
+    ("--of", {"type": click.Choice([*kinds.names(), "files"]), "default": kinds.names()[0], "show_default": True,
               "help": "Whose shapes: those of a training step of this model; files: a problem or two for each file of "
                       "numdiff/kernels, as its docstring tells them under MEASURED."}),
     ("--chosen", {"is_flag": True, "help": "Only the version that the launcher chooses, not each."}),
@@ -239,7 +216,7 @@ def comparison(result, precision):
                 "problem; with --of files it is what `python -m tests.kernels.write_figures` reads."}),
     ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw the rows that compute under "
                "the roof of the card: TFLOP/s over FLOPs a byte."}))
-@settings(*KERNELS, *DIT, model="dit")
+@settings(*KERNELS, *MEASURED)
 def kernels(operations, of, chosen, shapes, versus, json, png, **given):
     """Each version of the operations (default: all) at a model's own shapes.
 
@@ -294,7 +271,7 @@ def files_rows(operations, chosen, shapes, versus, given):
     for name, value in {"chosen": chosen or None, "shapes": shapes, **given}.items():
         if value is not None and name != "device":
             raise UsageError(f"--of files has problems of its own: leave out --{name.replace('_', '-')}.")
-    if resolve({"model": "unet", "device": given.get("device")}).device != "cuda":
+    if resolve({"device": given.get("device")}).device != "cuda":
         raise NumdiffError("the problems of --of files are measured on a GPU, and --device is not cuda; run it on the "
                            "card.")
     if versus:
@@ -312,7 +289,7 @@ def check_picture(path):
 
 @bench.command(cls=GroupedCommand)
 @measurement(
-    ("--of", {"type": click.Choice(["unet", "dit"]), "default": "unet", "show_default": True,
+    ("--of", {"type": click.Choice(kinds.names()), "default": kinds.names()[0], "show_default": True,
               "help": "Whose shapes: those of a training step of this model."}),
     ("--shapes", {"metavar": "N", "type": click.IntRange(1),
                   "help": "Shapes of each kind, those with most arithmetic.  [default: all]"}),
@@ -321,7 +298,7 @@ def check_picture(path):
     ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
                "help": "The table to write; one that exists keeps what it has of other shapes.  [default: this card's, "
                        "in numdiff/kernels/tuning]"}))
-@settings(*KERNELS, *DIT, model="dit")
+@settings(*KERNELS, *MEASURED)
 def tune(of, shapes, timeout, out, **given):
     """Measure which tiles are best for the float16 kernels on this card, and write its table.
 

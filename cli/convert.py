@@ -73,31 +73,10 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
 
 def describe(target, result):
     """The lines that say what was converted."""
+    from numdiff.training import kinds
     from numdiff.training.build import describe_diffusion
 
-    yield from (describe_dit if result.kind == "dit" else describe_unet)(target, result, result.options)
+    yield from kinds.get(result.kind).foreign().lines(target, result, result.options)
     yield f"diffusion   {describe_diffusion(result.diffusion)}"
     for heading, text in result.notes:
         yield f"{heading:<11} {text}"
-
-
-def describe_dit(target, result, o):
-    yield (f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"
-           f"{o['in_channels']} images")
-    yield (f"blocks      {o['depth']} of {o['hidden_size']} channels, {o['num_heads']} heads, patches of "
-           f"{o['patch_size']}{', learned variance' if o['learn_sigma'] else ''}")
-    null = " and a null class" if o["num_classes"] is not None and o["class_dropout"] > 0 else ""
-    yield f"classes     {o['num_classes'] or 'none'}{null}"
-
-
-def describe_unet(target, result, o):
-    heads = f"{o['num_heads']} heads" if o["num_head_channels"] == -1 else f"{o['num_head_channels']} channels a head"
-    order = "new" if o["use_new_attention_order"] else "legacy"
-    yield f"{target}: a UNet of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']} images"
-    yield (f"channels    {o['model_channels']} × ({', '.join(f'{m:g}' for m in o['channel_mult'])}), "
-           f"{o['num_res_blocks']} blocks a level")
-    sizes = ", ".join(map(str, o["attention_resolutions"])) or "the middle only"
-    yield f"attention   at {sizes}; {heads}, {order} order"
-    null = (f" and a null class, the last row of label_emb: elsewhere, {o['num_classes'] + 1} classes"
-            if o["num_classes"] is not None and o.get("class_dropout", 0) > 0 else "")
-    yield f"classes     {o['num_classes'] or 'none'}{null}"

@@ -27,7 +27,8 @@ def info():
     """Show what this machine has, and what will run on it."""
     from numdiff.device import why_no_gpu
     from numdiff.device.kernel_cache import cache_directory
-    from numdiff.training.options import MODELS, resolve
+    from numdiff.training import kinds
+    from numdiff.training.options import resolve
 
     say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores")
     say("packages", ", ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES))
@@ -39,10 +40,11 @@ def info():
     say("mpi", describe_mpi())
     cache = cache_directory()
     say("cache", f"{cache} ({'has compiled kernels' if os.path.isdir(cache) else 'made when a kernel is compiled'})")
-    models = {model: resolve({"model": model}) for model in MODELS}
-    where = "on the GPU" if models["unet"].device == "cuda" else "on the CPU, with NumPy"
+    models = {model: resolve({"model": model}) for model in kinds.names()}
+    first = models[kinds.names()[0]]
+    where = "on the GPU" if first.device == "cuda" else "on the CPU, with NumPy"
     presets = ", ".join(f"numdiff train {model}: preset {options.preset}" for model, options in models.items())
-    say("will run", f"{presets}; {where}, precision {models['unet'].precision}")
+    say("will run", f"{presets}; {where}, precision {first.precision}")
 
 
 def describe_gpus():

@@ -1,50 +1,37 @@
 """`numdiff profile`: where the time and the memory of a training step go."""
 import click
 
-from .settings import GroupedCommand, Setting, settings
-from .suggest import Group
+from .settings import KindGroup, Setting, kind_command
 
 SHARED = ("preset", "device", "precision", "recompute", "batch", "microbatch", "image_size", "channels")
 
 
-@click.group(cls=Group)
+def output(name, **attributes):
+    return click.option(name, cls=Setting, heading="Output", **attributes)
+
+
+OPTIONS = (
+    output("--out", metavar="FILE.json", type=click.Path(dir_okay=False),
+           help="Write a timeline for chrome://tracing or ui.perfetto.dev."),
+    output("--png", metavar="FILE.png", type=click.Path(dir_okay=False),
+           help="Draw the kernels that compute under the roof of the card: TFLOP/s over FLOPs a byte."),
+    output("--rows", metavar="N", type=click.IntRange(1), default=30, show_default=True,
+           help="Rows of each table, the longest times first."),
+    output("--depth", metavar="N", type=click.IntRange(1), default=2, show_default=True,
+           help="Parts of a layer's name by which layers are told apart."),
+    click.option("--clock", cls=Setting, heading="Measurement", type=click.Choice(["auto", "graph", "events"]),
+                 default="auto", show_default=True,
+                 help="How kernels are timed on a GPU: inside the replayed graph (by CUPTI, through PyTorch's "
+                      "profiler), or one by one between events; auto: the first where PyTorch is installed."))
+
+
+def profile_command(kind):
+    return kind_command(kind, "profile", *SHARED, *kind.measured, options=OPTIONS, run=show)
+
+
+@click.group(cls=KindGroup, make=profile_command)
 def profile():
     """Show where the time of a training step goes, by kernel and by layer, and what holds its memory."""
-
-
-def profile_command(model, *more):
-    """Decorator: a subcommand of `profile` with the settings that matter, those in `more` besides."""
-    def decorate(function):
-        function = click.option(
-            "--clock", cls=Setting, heading="Measurement", type=click.Choice(["auto", "graph", "events"]),
-            default="auto", show_default=True,
-            help="How kernels are timed on a GPU: inside the replayed graph (by CUPTI, through PyTorch's profiler), or "
-                 "one by one between events; auto: the first where PyTorch is installed.")(function)
-        for option, attributes in reversed((
-                ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
-                           "help": "Write a timeline for chrome://tracing or ui.perfetto.dev."}),
-                ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False),
-                           "help": "Draw the kernels that compute under the roof of the card: TFLOP/s over FLOPs a "
-                                   "byte."}),
-                ("--rows", {"metavar": "N", "type": click.IntRange(1), "default": 30, "show_default": True,
-                            "help": "Rows of each table, the longest times first."}),
-                ("--depth", {"metavar": "N", "type": click.IntRange(1), "default": 2, "show_default": True,
-                             "help": "Parts of a layer's name by which layers are told apart."}))):
-            function = click.option(option, cls=Setting, heading="Output", **attributes)(function)
-        return profile.command(cls=GroupedCommand)(settings(*SHARED, *more, model=model)(function))
-    return decorate
-
-
-@profile_command("unet")
-def unet(**given):
-    """The training step of a UNet."""
-    show("unet", **given)
-
-
-@profile_command("dit", "architecture", "num_classes")
-def dit(**given):
-    """The training step of a DiT."""
-    show("dit", **given)
 
 
 def show(model, out, png, rows, depth, clock, **given):

@@ -3,7 +3,7 @@ import re
 
 import click
 
-from numdiff.training.options import SAMPLERS
+from numdiff.settings import SAMPLERS
 
 from .output import echo
 from .settings import GroupedCommand, Setting

@@ -1,7 +1,11 @@
-"""Command-line options from the table of settings in numdiff/training/options.py: names, units, ranges, defaults."""
+"""Command-line options from the table of settings (numdiff/settings.py), and commands from the kinds of models."""
 import click
 
-from numdiff.training.options import DEFAULT_PRESET, FIELDS, PRESETS, flag, settings_of
+from numdiff.settings import flag
+from numdiff.training import kinds
+from numdiff.training.options import settings_of, table
+
+from .suggest import Group
 
 ALIASES = {"image_size": "--size", "learning_rate": "--lr"}
 WIDEST = 30  # characters of the column of option names, so that the groups line up
@@ -49,49 +53,97 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([(name.ljust(widest), text) for name, text in rows], col_max=WIDEST)
 
 
-def settings(*names, model):
+class KindGroup(Group):
+    """A group with a subcommand for each kind of model that there is, those that a program has registered among them.
+
+    make(kind): the command of a `ModelKind`; names, where the kind's own name does not do, come from it
+    """
+
+    def __init__(self, *args, make=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._make, self._made = make, {}
+
+    def list_commands(self, ctx):
+        return sorted(kinds.names())
+
+    def get_command(self, ctx, name):
+        kind = kinds.KINDS.get(name)
+        if kind is not None and self._made.get(name, (None,))[0] is not kind:
+            self._made[name] = kind, self._make(kind)
+        return self._made[name][1] if kind is not None else None
+
+
+def kind_command(kind, command, *names, options=(), run):
+    """A subcommand: the text of `command` from the record of the kind, the kind's settings as options, further ones.
+
+    names: of the settings (default: all of the kind's); options: click's decorators; run(model, **given)
+    """
+    def callback(**given):
+        run(kind.name, **given)
+
+    for option in reversed(options):
+        callback = option(callback)
+    callback = settings(*names, model=kind.name)(callback)
+    return click.command(kind.name, cls=GroupedCommand, help=kind.say(command))(callback)
+
+
+def classes_by_number(model, given):
+    """`--classes 1000` of a kind that may have any number of classes is their number; else they are names."""
+    names = given.get("classes")
+    by_number = "num_classes" in kinds.get(model).table
+    if by_number and names and len(names) == 1 and names[0].isdecimal() and len(names[0]) < 19:
+        return {**given, "classes": None, "num_classes": int(names[0])}
+    return given
+
+
+def settings(*names, model=None):
     """Decorator: an option for each of the named settings (default: all of the model's). What the user left out is
-    None."""
+    None. model: the kind whose defaults help tells; None: those that all kinds share."""
     def decorate(command):
         for name in reversed(names or settings_of(model)):
-            command = click.option(*_declaration(name), name, cls=Setting, **_attributes(name, model))(command)
+            line = table(model)[name]
+            command = click.option(*_declaration(line), name, cls=Setting, **_attributes(line, model))(command)
         return command
     return decorate
 
 
-def _declaration(name):
-    yes = flag(name)
-    if name in ALIASES:
-        return [ALIASES[name], yes]
-    return [f"{yes}/--no-{yes[2:]}" if FIELDS[name].metadata["kind"] is bool else yes]
+def _declaration(line):
+    yes = flag(line.name)
+    if line.name in ALIASES:
+        return [ALIASES[line.name], yes]
+    return [f"{yes}/--no-{yes[2:]}" if line.kind is bool else yes]
 
 
-def _attributes(name, model):
-    spec = FIELDS[name].metadata
-    kind, common = spec["kind"], {"heading": spec["group"], "default": None, "help": _help(name, spec, model)}
-    if name == "preset":
-        return {**common, "type": click.Choice(tuple(PRESETS[model]))}
-    if kind is bool:
+def _attributes(line, model):
+    common = {"heading": line.group, "default": None, "help": _help(line, model)}
+    if line.name == "preset":
+        return {**common, "type": click.Choice(tuple(kinds.get(model).presets))}
+    if line.kind is bool:
         return common
-    if spec["choices"]:
-        return {**common, "type": click.Choice(spec["choices"]), "metavar": spec["unit"] or None}
-    if isinstance(kind, tuple):
-        return {**common, "type": ListOf(kind[0]), "metavar": spec["unit"]}
-    if kind is str:
-        return {**common, "type": str, "metavar": spec["unit"]}
-    limits = {"min": spec["low"] if spec["above"] is None else spec["above"], "min_open": spec["above"] is not None,
-              "max": spec["high"] if spec["below"] is None else spec["below"], "max_open": spec["below"] is not None}
-    return {**common, "type": (click.IntRange if kind is int else click.FloatRange)(**limits), "metavar": spec["unit"]}
+    if line.choices:
+        return {**common, "type": click.Choice(line.choices), "metavar": line.unit or None}
+    if line.many:
+        return {**common, "type": ListOf(line.kind), "metavar": line.unit}
+    if line.kind is str:
+        return {**common, "type": str, "metavar": line.unit}
+    limits = {"min": line.low if line.above is None else line.above, "min_open": line.above is not None,
+              "max": line.high if line.below is None else line.below, "max_open": line.below is not None}
+    return {**common, "type": (click.IntRange if line.kind is int else click.FloatRange)(**limits),
+            "metavar": line.unit}
 
 
-def _help(name, spec, model):
+def _help(line, model):
     """The help text with the default, or with what each preset says where they differ."""
-    if name == "preset":
-        return f"{spec['help']}  [default: {{cuda}} where there is a GPU, else {{cpu}}]".format(**DEFAULT_PRESET[model])
-    values = [(preset, values.get(name, FIELDS[name].default)) for preset, values in PRESETS[model].items()]
+    if line.name == "preset":
+        default = kinds.get(model).default_preset
+        return f"{line.help}  [default: {{cuda}} where there is a GPU, else {{cpu}}]".format(**default)
+    shown = [kinds.get(model)] if model else kinds.KINDS.values()
+    values = [(name, preset.get(line.name, line.default)) for kind in shown for name, preset in kind.presets.items()]
     if any(value != values[0][1] for _, value in values):
-        return f"{spec['help']}  [{'; '.join(f'{preset}: {text(value)}' for preset, value in values)}]"
-    return spec["help"] + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")
+        if model is None:
+            return f"{line.help}  [default: the preset's]"
+        return f"{line.help}  [{'; '.join(f'{preset}: {text(value)}' for preset, value in values)}]"
+    return line.help + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")
 
 
 def text(value):

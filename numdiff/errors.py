@@ -43,6 +43,13 @@ def printable(text, length=None):
                    else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def shown(value):
+    """A value that is of the wrong kind, in a few words for a message: its type, and itself where that is short."""
+    text = printable(" ".join(repr(value).split()))
+    named = type(value).__name__
+    return f"the {named} {text}" if len(text) <= 60 and "object at 0x" not in text else f"a {named}"
+
+
 def visibly(echo):
     """`echo`, which prints a text, for texts that come from files: it gets them as `printable` writes them."""
     return lambda text="", **options: echo(printable(text), **options)

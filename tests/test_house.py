@@ -11,7 +11,8 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "errors", "files", "hdf5", "plots", "progress", "progress_bar", "schema", "unpickle")
+GROUND = ("archives", "arguments", "errors", "files", "hdf5", "plots", "progress", "progress_bar", "schema", "settings",
+          "unpickle")
 # From the top down; what stands in one line does not import each other.
 FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)

@@ -3,7 +3,6 @@
 The first batch compiles or loads kernels and, as the second may, too, captures graphs; both are told, and no later one
 pays for that. Where PyTorch is measured, too, the two take turns, batch by batch.
 """
-import dataclasses
 import time
 
 from ..device.planned import collect
@@ -51,7 +50,7 @@ class NumdiffSample(Measured):
 def plan_samples(options, sampling, card):
     """[Key] of the kernels of a batch of samples on a card."""
     def work(device):
-        model = random_model(dataclasses.replace(options, device=device))
+        model = random_model(options.changed(device=device))
         Sampling(model, options.batch, batch=options.batch, **sampling).rehearse()
 
     return collect(work, card)

@@ -2,7 +2,6 @@
 
 Where PyTorch's step is measured, too, the two take turns, step by step, in the same minutes on the same card.
 """
-import dataclasses
 import math
 import resource
 import statistics
@@ -59,7 +58,7 @@ def random_trainer(options, model):
 
 def plan_step(options, card):
     """[Key] of the kernels of a training step on random images, on a card."""
-    return collect(lambda device: NumdiffStep(dataclasses.replace(options, device=device)), card)
+    return collect(lambda device: NumdiffStep(options.changed(device=device)), card)
 
 
 def fill_zeros(model):

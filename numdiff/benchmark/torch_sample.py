@@ -13,6 +13,7 @@ import numpy as np
 
 from ..diffusion.samplers import corrected
 from ..errors import NumdiffError
+from ..training import kinds
 from .torch_step import TorchTwin
 
 # The samplers: denoise(x, sigma) -> (x_0, the learned variance); noise(i): normal noise like x ----------------------
@@ -111,7 +112,7 @@ class TorchSample(TorchTwin):
             torch.cuda.reset_peak_memory_stats()
         self.sampling, self.function = sampling, SAMPLERS[sampling.sampler]
         (height, width, channels), batch = sampling.shape, sampling.batch
-        layout = torch.channels_last if options.model == "unet" else torch.contiguous_format
+        layout = torch.channels_last if kinds.get(options.model).twin_channels_last else torch.contiguous_format
         generator = torch.Generator(self.device).manual_seed(0)
         self.noise = lambda i: torch.randn((batch, channels, height, width), generator=generator,
                                            device=self.device).to(memory_format=layout)

@@ -7,8 +7,10 @@ weights, which are part of numdiff's step, are left out: PyTorch's time is one t
 import importlib.util
 import time
 
-from ..errors import NumdiffError
+from ..errors import NumdiffError, UsageError
+from ..training import kinds
 from ..training.build import model_options
+from ..training.kinds.kind import imported
 from . import CLASSES
 
 MODES = {"eager": None, "compile": "default", "graphs": "reduce-overhead"}  # name -> mode of torch.compile
@@ -25,12 +27,10 @@ def require_torch():
 
 def build_twin(options, channels=3, num_classes=None):
     """The PyTorch module with the architecture and parameter names of the model that a run's options describe."""
-    sizes = model_options(options, channels, num_classes)
-    if options.model == "unet":
-        from .torch_unet import TorchUNet
-        return TorchUNet(**sizes)
-    from .torch_dit import TorchDiT
-    return TorchDiT(**sizes)
+    kind = kinds.get(options.model)
+    if kind.twin is None:
+        raise UsageError(f"--versus torch: there is no {kind.title} in PyTorch to compare with; leave it out.")
+    return imported(kind.twin)(**model_options(options, channels, num_classes))
 
 
 class TorchTwin:
@@ -59,7 +59,7 @@ class TorchTwin:
             self._before = torch.cuda.memory_allocated()
         self.classes = (options.num_classes or CLASSES) if options.class_cond else None
         self.model = build_twin(options, options.channels or 3, self.classes).to(self.device)
-        if options.model == "unet":
+        if kinds.get(options.model).twin_channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.parameters = sum(p.numel() for p in self.model.parameters())
 

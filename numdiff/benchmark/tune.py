@@ -7,7 +7,6 @@ A step of the model is recorded on a stand-in for the card, which runs nothing, 
 which tells what kernels will be wanted. They are compiled side by side; then the card has nothing to do but to measure.
 """
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -203,7 +202,7 @@ def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.i
 def planned_calls(options, card):
     """The calls that a step of the model makes on this card; nothing runs."""
     from .step import NumdiffStep
-    return record_calls(NumdiffStep(dataclasses.replace(options, device=Planned(card))), split_passes=False)
+    return record_calls(NumdiffStep(options.changed(device=Planned(card))), split_passes=False)
 
 
 def problems(calls, shapes=None):

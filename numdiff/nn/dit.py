@@ -12,6 +12,7 @@ import numpy as np
 from ..device import upload
 from ..errors import UsageError
 from . import functional as F
+from .flops import dit_forward_flops
 from .layers import Embedding, Linear, gaussian, xavier
 from .model import Model, constructor_options
 from .module import Module, Numbered
@@ -165,6 +166,10 @@ class DiT(Model):
             tokens, y = block(tokens, y, own, following[:2])
         tokens = F.cast(self.final_layer(y), np.float32)
         return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
+
+    def forward_flops(self):
+        """FLOPs of one image: a multiply-add counts as two."""
+        return dit_forward_flops(self.options)
 
 
 def position_table(channels, grid):

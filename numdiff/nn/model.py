@@ -1,5 +1,6 @@
-"""What a UNet and a DiT have in common: a backend, flat parameters, prediction from NumPy, values by name."""
+"""What all models have in common: a backend, flat parameters, prediction from NumPy, values by name."""
 import contextlib
+import math
 import numbers
 
 import numpy as np
@@ -17,10 +18,10 @@ LARGEST_TIMESTEP = 100_000  # of a model whose diffusion is not known: the most 
 class Model(Module):
     """A network that takes noisy images and timesteps. A subclass lays out its modules and then calls `_finish`.
 
-    Attributes: kind ("unet" or "dit"), options (what to build it from again), image_size, in_channels, out_channels,
-    learn_sigma, num_classes (None: without classes), null_class (the index that stands for no class, or None),
-    backend, parameters, diffusion (options of the Diffusion it was trained with; empty: the defaults), tf32 (whether
-    products are rounded to tf32; None: as the device's switch says).
+    Attributes: kind (the name of its record in training/kinds/), options (what to build it from again), image_size,
+    in_channels, out_channels, learn_sigma, num_classes (None: without classes), null_class (the index that stands for
+    no class, or None), backend, parameters, diffusion (options of the Diffusion it was trained with; empty: the
+    defaults), tf32 (whether products are rounded to tf32; None: as the device's switch says).
 
     Can be copied by `copy.deepcopy` and pickled: a copy has weights of its own. A pickle made on a GPU is loaded onto
     the GPU, or where there is none onto the CPU, in float32.
@@ -143,6 +144,10 @@ class Model(Module):
         if (y is None) != (self.num_classes is None):
             raise UsageError("this model has classes: give y, one class index for each image" if y is None
                              else "this model has no classes: leave y out, or build it with num_classes")
+
+    def forward_flops(self):
+        """FLOPs of one image through the model; here those of weights that each serve once: a subclass knows better."""
+        return 2 * sum(math.prod(p.shape) for _, p in self.named_parameters())
 
     def arrays(self):
         """{name: NumPy array} of the weights, in numdiff's layout."""

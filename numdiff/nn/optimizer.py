@@ -3,6 +3,9 @@
 `update()` launches kernels and reads nothing back: the step number, the learning rate and the gradient norm are arrays
 of one element at fixed addresses, so a training step can be replayed without the host.
 """
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..device import copy_into, download, upload, zeros
@@ -17,6 +20,12 @@ from ..kernels.optimizer.step_state import (
     learning_rate_forward,
     step_advance,
 )
+from ..settings import complete, takes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..arguments import AdamWArguments
 
 PATIENCE = 50  # steps skipped in a row after which nothing helps any more
 
@@ -47,29 +56,24 @@ class NoLossScale:
         self.counts = zeros(3, np.int32, like)
 
 
+@takes("adamw")
 class AdamW:
     """Optimiser of a model's `FlatParameters`.
 
-    learning_rate: after `warmup_steps` of linear warm-up; constant, or with `cosine` falling to zero at `total_steps`
-    clip_norm: largest global gradient norm (0: no clipping); weight_decay: decoupled, on every parameter
-    ema_decay: of the averaged weights, per step; 0 keeps no average. ema_warmup: in step n, from 0, the decay is the
-        smaller of this and (1 + n) / (10 + n), so that the first weights, which are far away, are soon forgotten
+    The rate warms up linearly, then is constant or, with `cosine`, falls to zero at `total_steps`. The gradient is
+    clipped to a global norm (0: not), every parameter decays decoupled; 0 for ema_decay keeps no averaged weights.
     loss_scale: a `LossScale` where the gradients come scaled
-    Attributes m, v, ema: flat arrays like the parameters; step uint32 (1,): steps done; updates uint32 (1,): those that
-    were not skipped; gradient_norm, rate (1,).
+    Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the parameters; step uint32 (1,): steps
+    done; updates uint32 (1,): those that were not skipped; gradient_norm, rate (1,).
     """
 
-    def __init__(self, parameters, learning_rate=1e-4, warmup_steps=0, total_steps=0, cosine=False, beta1=0.9,
-                 beta2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=0.0, ema_decay=0.0, loss_scale=None,
-                 ema_warmup=True):
+    def __init__(self, parameters, *, loss_scale=None, **settings: "Unpack[AdamWArguments]"):
         self.parameters = parameters
-        self.schedule = (learning_rate, warmup_steps, total_steps, cosine)
-        self.adam = (beta1, beta2, eps, weight_decay, clip_norm)
-        self.ema_decay, self.ema_warmup = ema_decay, ema_warmup
+        self.settings = SimpleNamespace(**complete("adamw", settings, "AdamW"))
         like = parameters.data
         self.m, self.v = zeros(parameters.total, np.float32, like), zeros(parameters.total, np.float32, like)
-        self.ema = zeros(parameters.total, np.float32, like) if ema_decay else None
-        if ema_decay:
+        self.ema = zeros(parameters.total, np.float32, like) if self.settings.ema_decay else None
+        if self.ema is not None:
             copy_into(self.ema, parameters.data)
         self.step, self.updates = zeros(1, np.uint32, like), zeros(1, np.uint32, like)
         self.rate = zeros(1, np.float32, like)
@@ -96,10 +100,11 @@ class AdamW:
             self.loss_scale.update(self.gradient_norm, self.first_bad_step, self.step)
         else:
             latch_nonfinite(self.first_bad_step, loss, self.gradient_norm, self.step)
-        learning_rate_forward(self.step, self.rate, *self.schedule)
-        adamw_update(weights.data, weights.grad, self.m, self.v, self.updates, self.rate, self.gradient_norm,
-                     *self.adam, unscale=self.loss_scale.unscale, ema=self.ema, ema_decay=self.ema_decay,
-                     half=weights.half, ema_warmup=self.ema_warmup)
+        s = self.settings
+        learning_rate_forward(self.step, self.rate, s.learning_rate, s.warmup_steps, s.total_steps, s.cosine)
+        adamw_update(weights.data, weights.grad, self.m, self.v, self.updates, self.rate, self.gradient_norm, s.beta1,
+                     s.beta2, s.eps, s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=self.ema,
+                     ema_decay=s.ema_decay, half=weights.half, ema_warmup=s.ema_warmup)
         count_update(self.updates, self.gradient_norm)
         if before_advance:
             before_advance()

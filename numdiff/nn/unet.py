@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import UsageError
 from . import functional as F
+from .flops import conv_flops, linear_flops
 from .layers import Conv2d, Embedding, GroupNorm, Linear
 from .model import Model, constructor_options
 from .module import Module, Numbered
@@ -25,6 +26,10 @@ class Upsample(Module):
         x = F.upsample(x)  # (B, 2H, 2W, C)
         return self.conv(x) if hasattr(self, "conv") else x
 
+    def flops(self, size):
+        """(FLOPs of one image of this size, the size after the block); so of all blocks."""
+        return (conv_flops(self.conv, 2 * size) if hasattr(self, "conv") else 0), 2 * size
+
 
 class Downsample(Module):
     """A 3×3 convolution with stride 2 if `convolve`, else the mean of 2×2 pixels."""
@@ -35,6 +40,9 @@ class Downsample(Module):
 
     def forward(self, x):
         return self.op(x) if hasattr(self, "op") else F.avgpool(x)  # (B, H/2, W/2, C)
+
+    def flops(self, size):
+        return (conv_flops(self.op, size) if hasattr(self, "op") else 0), size // 2
 
 
 class ResBlock(Module):
@@ -71,6 +79,14 @@ class ResBlock(Module):
             x = self.skip_connection(x)
         return self.out_layers[3](h, residual=x)
 
+    def flops(self, size):
+        after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]
+        total = conv_flops(self.in_layers[2], after) + conv_flops(self.out_layers[3], after)
+        total += linear_flops(self.emb_layers[1], 1)
+        if hasattr(self, "skip_connection"):
+            total += conv_flops(self.skip_connection, after)
+        return total, after
+
 
 class AttentionBlock(Module):
     """norm, qkv, attention over all pixels, projection; plus the input."""
@@ -87,6 +103,11 @@ class AttentionBlock(Module):
         h = F.attention(qkv, self.heads, self.order)  # (B, T, C)
         return F.reshape(self.proj_out(h, residual=F.reshape(x, B, H * W, C)), B, H, W, C)
 
+    def flops(self, size):
+        tokens, channels = size * size, self.proj_out.weight.shape[0]
+        return (linear_flops(self.qkv, tokens) + linear_flops(self.proj_out, tokens)
+                + 2 * 2 * tokens * tokens * channels), size
+
 
 class Stage(Numbered):
     """Blocks run one after the other; those that take the embedding get it."""
@@ -95,6 +116,14 @@ class Stage(Numbered):
         for block in self.modules.values():
             x = block(x, embedded, randomness) if isinstance(block, ResBlock) else block(x)
         return x
+
+    def flops(self, size):
+        total = 0
+        for block in self.modules.values():
+            flops, size = ((conv_flops(block, size), size // block.stride) if isinstance(block, Conv2d)
+                           else block.flops(size))
+            total += flops
+        return total, size
 
 
 class UNet(Model):
@@ -213,6 +242,14 @@ class UNet(Model):
             join = F.pair if hasattr(stage[0], "skip_connection") else F.concat  # else its input is added as it is
             h = stage(join(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
+
+    def forward_flops(self):
+        """FLOPs of one image: a multiply-add counts as two."""
+        total, size = linear_flops(self.time_embed[0], 1) + linear_flops(self.time_embed[2], 1), self.image_size
+        for stage in (*self.input_blocks.modules.values(), self.middle_block, *self.output_blocks.modules.values()):
+            flops, size = stage.flops(size)
+            total += flops
+        return total + conv_flops(self.out[2], size)
 
 
 def check_options(options):

@@ -6,23 +6,12 @@ import numpy as np
 
 from ..data.dataset import open_dataset
 from ..errors import UsageError
-from ..nn import DiT, UNet
-from ..nn.dit import dit_parameter_counts
-from ..nn.flops import dit_forward_flops, forward_flops
-from ..nn.model import laid_out, parameter_shapes
-from .options import ARCHITECTURE_SETTINGS
+from ..settings import arguments
+from . import kinds
 from .precision import MEANING
 from .trainer import Trainer
 
 MAX_PARAMETERS = 2**31 - 1  # numbers of a flat buffer, which kernels count in int32
-
-UNET_OPTIONS = ("image_size", "model_channels", "channel_mult", "num_res_blocks", "attention_resolutions", "num_heads",
-                "num_heads_upsample", "num_head_channels", "use_scale_shift_norm", "resblock_updown", "conv_resample",
-                "dropout", "use_new_attention_order", "max_period", "class_dropout", "learn_sigma")
-DIT_OPTIONS = ("image_size", "mlp_ratio", "class_dropout", "learn_sigma")
-TRAINER_OPTIONS = ("batch", "microbatch", "flip", "learning_rate", "warmup_steps", "beta1", "beta2", "adam_eps",
-                   "weight_decay", "clip_norm", "ema_halflife", "ema_decay", "ema_warmup", "seed", "precision",
-                   "loss_scale", "loss_scale_rule", "loss_scale_interval", "eager", "recompute")
 
 
 def build_dataset(options):
@@ -30,7 +19,8 @@ def build_dataset(options):
     dataset = open_dataset(options.data, options.image_size, options.classes)
     dataset.image_size  # noqa: B018 - refuses images that are not square
     if options.class_cond and dataset.labels is None:
-        remedy = "leave --class-cond out" if options.model == "unet" else "give --no-class-cond"
+        asked = not kinds.get(options.model).presets.get(options.preset, {}).get("class_cond")
+        remedy = "leave --class-cond out" if asked else "give --no-class-cond"
         raise UsageError(f"--class-cond needs labels, and {dataset.path!r} has none: import it again with labels, or "
                          f"{remedy}.")
     if options.class_cond is False:
@@ -52,21 +42,13 @@ def model_options(options, channels=3, num_classes=None):
 
     num_classes: of the dataset; the run's own number, where it has one, goes before.
     """
-    if options.model == "unet":
-        return {**{name: getattr(options, name) for name in UNET_OPTIONS}, "in_channels": channels,
-                "num_classes": num_classes}
-    return {**{name: getattr(options, name) for name in DIT_OPTIONS},
-            **{key: getattr(options, name) for name, key in ARCHITECTURE_SETTINGS.items()}, "in_channels": channels,
-            "num_classes": num_classes if options.num_classes is None else options.num_classes}
+    return kinds.get(options.model).sizes(options, channels, num_classes)
 
 
 def count_parameters(model, sizes):
     """(all parameters, those that are trained) of a model with these constructor's options, which is not built; a
     `UsageError` for more than the kernels can count."""
-    if model == "dit":
-        counts = dit_parameter_counts(sizes)
-    else:
-        counts = 2 * (sum(map(math.prod, parameter_shapes(UNet, sizes).values())),)
+    counts = kinds.get(model).count_parameters(sizes)
     if counts[0] > MAX_PARAMETERS:
         raise UsageError(f"the model would have {counts[0]:,} parameters, and numdiff trains up to {MAX_PARAMETERS:,}: "
                          "give it fewer channels or blocks.")
@@ -79,10 +61,7 @@ def check_memory(options, sizes):
     if options.device == "cuda":  # says it itself
         return
     microbatch, pixels = options.microbatch or options.batch, sizes["image_size"] ** 2
-    if options.model == "dit":
-        kept = 8 * sizes["depth"] * pixels // sizes["patch_size"] ** 2 * sizes["hidden_size"]
-    else:
-        kept = 4 * sizes["num_res_blocks"] * pixels * sizes["model_channels"]
+    kept = kinds.get(options.model).activations(sizes)
     if options.recompute:
         kept //= 8
     weights = 16 * count_parameters(options.model, sizes)[0]
@@ -103,26 +82,24 @@ def machine_bytes():
 
 
 def build_model(options, channels=3, num_classes=None):
-    """The UNet or DiT that the options describe."""
-    check_memory(options, model_options(options, channels, num_classes))
-    kind = {"unet": UNet, "dit": DiT}[options.model]
-    return kind(**model_options(options, channels, num_classes), device=options.device, seed=options.seed)
+    """The model that the options describe."""
+    sizes = model_options(options, channels, num_classes)
+    check_memory(options, sizes)
+    return kinds.get(options.model).model_class(**sizes, device=options.device, seed=options.seed)
 
 
 def build_trainer(options, model, dataset, **more):
     """A Trainer for the model and the dataset; more: other arguments of it."""
-    chosen = {name: getattr(options, name) for name in TRAINER_OPTIONS}
+    chosen = arguments("trainer", options)
     if options.ema_decay is not None:
         del chosen["ema_halflife"]
-    return Trainer(model, dataset, **chosen, diffusion=diffusion_options(options), total_steps=options.steps,
-                   cosine=options.lr_schedule == "cosine", **more)
+    return Trainer(model, dataset, **chosen, diffusion=diffusion_options(options), **more)
 
 
 def diffusion_options(options):
     """The options of the run's `Diffusion`."""
-    return {"steps": options.diffusion_steps, "schedule": options.schedule, "prediction": options.prediction,
-            "timestep_scale": 1000 / options.diffusion_steps if options.rescale_timesteps else 1.0,
-            "vlb_weight": options.vlb_weight}
+    chosen = arguments("diffusion", options)
+    return {**chosen, "timestep_scale": 1000 / chosen["steps"] if chosen["timestep_scale"] else 1.0}
 
 
 def describe_diffusion(diffusion):
@@ -135,27 +112,10 @@ def describe_diffusion(diffusion):
             f"{bound}")
 
 
-def describe_dit(options, sizes):
-    """One line about the DiT with these constructor's options (`sizes`), which need not have been built."""
-    count, trained = count_parameters("dit", sizes)
-    size = "×".join(str(sizes[key]) for key in ("image_size", "image_size", "in_channels"))
-    classes = f", {sizes['num_classes']:,} classes" if sizes["num_classes"] is not None else ""
-    return (f"{options.architecture}, {size}{classes}: {count:,} parameters ({trained:,} trained, {count - trained:,} "
-            f"fixed positions), {sizes['depth']} blocks of {sizes['hidden_size']} channels, {sizes['num_heads']} heads"
-            f", patches of {sizes['patch_size']}")
-
-
-def describe_model(options, model):
-    """One line about the model that a run trains."""
-    if options.model == "dit":
-        return describe_dit(options, model.options)
-    return describe_unet(options, model.options)
-
-
-def describe_unet(options, sizes):
-    """One line about the UNet with these constructor's options, likewise."""
-    return (f"unet, preset {options.preset}: {count_parameters('unet', sizes)[0]:,} parameters, "
-            f"{options.model_channels} channels × {tuple(options.channel_mult)}")
+def describe_model(options, sizes):
+    """One line about the model with these constructor's options, which need not have been built."""
+    count_parameters(options.model, sizes)
+    return kinds.get(options.model).describe(options, sizes)
 
 
 def describe_average(options):
@@ -189,13 +149,8 @@ def describe_without_training(options):
             classes = len(dataset.classes) if options.class_cond else None
             yield f"data      {dataset.path}: {count:,} images of {height}×{width}×{channels}"
     sizes = model_options(options, channels, classes)
-    count_parameters(options.model, sizes)
-    if options.model == "dit":
-        yield f"model     {describe_dit(options, sizes)}"
-        flops = 3 * options.batch * dit_forward_flops(sizes)
-    else:
-        yield f"model     {describe_unet(options, sizes)}"
-        flops = 3 * options.batch * forward_flops(laid_out(UNet, sizes))
+    yield f"model     {describe_model(options, sizes)}"
+    flops = 3 * options.batch * kinds.get(options.model).forward_flops(sizes)
     yield f"diffusion {describe_diffusion(diffusion_options(options))}"
     yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "
            f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "

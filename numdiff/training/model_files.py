@@ -2,11 +2,9 @@
 
 A model file is a checkpoint with the weights alone: the buffer "parameters" and the meta that describes it.
 
-    {"model": "unet" or "dit", "model_options": {…}, "index": [{"name", "shape", "offset"}, …], "diffusion": {…},
+    {"model": its kind, "model_options": {…}, "index": [{"name", "shape", "offset"}, …], "diffusion": {…},
      "step": …}
 """
-import inspect
-import json
 import math
 import pathlib
 from dataclasses import dataclass
@@ -17,41 +15,20 @@ from .. import schema
 from ..diffusion import Diffusion, alpha_bars
 from ..diffusion.schedule import SCHEDULES
 from ..errors import NumdiffError, UsageError
-from ..files import Refused, atomic_file, cannot_write
+from ..files import Refused, atomic_file
 from ..hdf5 import is_hdf5
-from ..nn import DiT, UNet, dit, unet
-from ..nn.convert import (
-    check_dit_state_dict,
-    check_state_dict,
-    diffusers_config,
-    diffusers_state_dict,
-    find_diffusers,
-    guess_dit_options,
-    guess_unet_options,
-    guided_diffusion_flags,
-    is_dit,
-    public_state_dict,
-    read_config,
-    read_weights,
-    to_numdiff_layout,
-    to_torch_layout,
-    weights_file,
-    with_convolutions,
-    with_positions,
-    write_state_dict,
-)
-from ..nn.convert.diffusers import CONFIG, REMEDY, WEIGHTS
+from ..nn.convert import find_diffusers, read_weights, to_numdiff_layout, to_torch_layout, write_state_dict
 from ..nn.model import parameter_shapes
 from ..nn.module import ALIGNMENT
+from ..settings import COMMON
+from . import kinds
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
+from .kinds.dit_weights import read_diffusers_folder
+from .kinds.weights import MAX_IMAGE_SIZE, defaults_of, flag
 from .precision import set_precision
 
 EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
-KINDS = {"unet": UNet, "dit": DiT}
 MAX_STEPS = 100_000  # of a diffusion
-CHECKS = {"unet": unet.check_options, "dit": dit.check_options}
-MAX_IMAGE_SIZE = 4096  # as of a training run
-MAX_POSITION_BYTES = 32 << 20  # of a DiT's positions, or as many as its weights: they are not in the file
 COUNT, WIDTH = schema.integer(1, 1 << 16), schema.integer(1, 1 << 16)
 HEADS_OR_NONE = schema.either(schema.integer(-1, -1), COUNT)
 CLASSES_OR_NONE = schema.optional(schema.integer(1, 1 << 24))
@@ -65,23 +42,6 @@ OPTIONS = {  # what the options of models may be; those that are not named here 
     "patch_size": COUNT, "hidden_size": WIDTH, "depth": COUNT, "mlp_ratio": schema.number(0, 1000)}
 DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40), "prediction": schema.text(40),
              "timestep_scale": schema.number(1e-6, 1e6), "vlb_weight": schema.optional(schema.number(0, 1e6))}
-FREE_OPTIONS = {  # of a UNet: what the shapes of weights do not tell -> what such a value may be
-    "image_size": lambda v: type(v) is int and 0 < v <= MAX_IMAGE_SIZE,
-    "num_heads": lambda v: type(v) is int and 0 < v <= 1 << 16,
-    "num_heads_upsample": lambda v: type(v) is int and (v == -1 or 0 < v <= 1 << 16),
-    "num_head_channels": lambda v: type(v) is int and (v == -1 or 0 < v <= 1 << 16),
-    "use_new_attention_order": lambda v: type(v) is bool,
-    "max_period": lambda v: type(v) in (int, float) and 0 < v < math.inf,
-    "dropout": lambda v: type(v) in (int, float) and 0 <= v < 1,
-    "num_classes": lambda v: type(v) is int and 0 < v <= 1 << 24,
-    "class_dropout": lambda v: type(v) in (int, float) and 0 <= v < 1,
-}
-FREE_DIT_OPTIONS = {
-    "image_size": FREE_OPTIONS["image_size"],
-    "num_heads": FREE_OPTIONS["num_heads"],
-    "num_classes": FREE_OPTIONS["num_classes"],
-    "class_dropout": FREE_OPTIONS["dropout"],
-}
 
 
 def load(path, device="auto", weights="ema", precision="auto"):
@@ -92,7 +52,7 @@ def load(path, device="auto", weights="ema", precision="auto"):
     `model.options`, `model.diffusion` and `model.meta` tell what it is and how it was trained.
     """
     options, arrays, meta = read_model_file(path, weights)
-    model = KINDS[meta["model"]](**options, device=device, seed=None)
+    model = kinds.get(meta["model"]).model_class(**options, device=device, seed=None)
     model.load_arrays(arrays)
     model.diffusion = dict(meta.get("diffusion") or {})
     model.meta = meta
@@ -126,7 +86,7 @@ def read_model_file(path, weights="ema"):
         arrays[entry["name"]] = flat[start:start + count].reshape(entry["shape"])
     if meta.get("diffusion"):
         meta["diffusion"] = Diffusion(**meta["diffusion"]).options
-    return {**defaults_of(KINDS[meta["model"]]), **meta["model_options"]}, arrays, meta
+    return {**defaults_of(kinds.get(meta["model"]).model_class), **meta["model_options"]}, arrays, meta
 
 
 def check_model_meta(path, meta):
@@ -137,32 +97,27 @@ def check_model_meta(path, meta):
     try:
         schema.check(meta, schema.record({"model": schema.text(), "model_options": schema.options, "index": INDEX},
                                          {}, schema.anything), "meta")
-        kind, options, index = KINDS.get(meta["model"]), meta["model_options"], meta["index"]
+        kind, options, index = kinds.KINDS.get(meta["model"]), meta["model_options"], meta["index"]
         if kind is None:
             raise NumdiffError(f"{path} holds a model of the kind {meta['model']!r}, which this numdiff does not know.")
-        for given, known in ((options, defaults_of(kind)), (meta.get("diffusion") or {}, defaults_of(Diffusion))):
+        own = defaults_of(kind.model_class)
+        for given, known in ((options, own), (meta.get("diffusion") or {}, defaults_of(Diffusion))):
             unknown = sorted(given.keys() - known.keys())
             if unknown:
                 raise NumdiffError(f"{path} has options that this numdiff does not know "
                                    f"({', '.join(unknown)[:200]}); install a newer numdiff.")
-        schema.check(options, schema.of_defaults(defaults_of(kind), OPTIONS), "model_options")
+        schema.check(options, schema.of_defaults(own, OPTIONS), "model_options")
         schema.check(meta.get("diffusion") or {}, schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "diffusion")
-        options = {**defaults_of(kind), **options}
-        blocks = options["depth"] if kind is DiT else options["num_res_blocks"] * len(options["channel_mult"])
+        options = {**own, **options}
         shapes = {entry["name"]: tuple(entry["shape"]) for entry in index}
-        if len(shapes) < len(index) or blocks > len(index):
+        if len(shapes) < len(index) or kind.blocks(options) > len(index):
             raise schema.Mismatch("its index does not fit its options")
-        CHECKS[meta["model"]](options)
+        kind.check_sizes(options)
         Diffusion(**meta.get("diffusion") or {})
-        if parameter_shapes(kind, options) != shapes:
+        if parameter_shapes(kind.model_class, options) != shapes:
             raise NumdiffError(f"{path}: these weights are of another model than its options describe; use another "
                                "checkpoint.")
-        if kind is DiT:
-            tokens = (options["image_size"] // options["patch_size"]) ** 2
-            weights = 4 * sum(map(math.prod, shapes.values()))
-            if 4 * tokens * options["hidden_size"] > max(MAX_POSITION_BYTES, weights):
-                raise schema.Mismatch(f"model_options.image_size is {options['image_size']}, {tokens:,} patches,"
-                                      " too many for such a model")
+        kind.check_file(options, 4 * sum(map(math.prod, shapes.values())))
     except (Refused, UsageError) as error:
         raise _no_model(path, error) from error
 
@@ -172,10 +127,10 @@ def _no_model(path, reason):
                         "checkpoint.")
 
 
-def write_model_file(path, model_options, arrays, diffusion=None, step=0, model="unet", **more):
+def write_model_file(path, model_options, arrays, diffusion=None, step=0, model=COMMON["model"].default, **more):
     """Write a model file atomically.
 
-    model: its kind, "unet" or "dit"
+    model: the name of its kind
     arrays: {name: array in numdiff's layout}, in module order
     diffusion: options of its `Diffusion` (None: the defaults); more: further entries of the meta
     """
@@ -214,7 +169,7 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
     diffusion: steps, schedule, prediction that it was trained with, and rescale_timesteps, whether the model sees t as
         t · 1000 / steps (True or False; must be told of a UNet with other than 1000 steps)
     conv_resample: write the pooling and repetition of a UNet as the convolutions that do the same
-    free: options that weights do not tell (the keys of `FREE_OPTIONS`, or for a DiT `FREE_DIT_OPTIONS`). None leaves
+    free: options that weights do not tell (the keys of `Weights.free` of the kind). None leaves
         one to the source, or to the public code's default. For a UNet image_size and one of num_heads,
         num_head_channels must be known in the end; for a DiT image_size where the source has no positions, and
         num_heads where its size is not a published one.
@@ -232,58 +187,44 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
             given = ", ".join(flag(k) for k in [*free, *diffusion])
             raise UsageError(f"{source} tells its own options: leave out {given}.")
         options, arrays, meta = read_model_file(source, weights)
-        kind, step = meta["model"], meta.get("step", 0)
+        kind, step = kinds.get(meta["model"]), meta.get("step", 0)
+        foreign = kind.foreign()
         diffusion = {**Diffusion().options, **(meta.get("diffusion") or {})}
         kept = {"classes": meta["classes"]} if meta.get("classes") else {}
     else:
         state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)
-        kind = "dit" if is_dit(state_dict) else "unet"
-        complete, hold = {"unet": (complete_options, check_state_dict),
-                          "dit": (complete_dit_options, check_dit_state_dict)}[kind]
-        options = complete(source, state_dict, told, free)
+        known = [kind.foreign() for kind in reversed(kinds.KINDS.values())]  # the first takes what is nobody's
+        foreign = next(found for found in known if found.recognises(state_dict))
+        kind, options = foreign.kind, foreign.complete(source, state_dict, told, free)
         try:
-            state_dict = hold(state_dict, options)
+            state_dict = foreign.hold(state_dict, options)
         except NumdiffError as error:
             raise NumdiffError(f"cannot use {source}: {error}.") from None
         arrays, step, kept = to_numdiff_layout(state_dict), 0, {}
-        diffusion = complete_diffusion(source, kind, told, diffusion)
+        diffusion = complete_diffusion(source, foreign.may_rescale, told, diffusion)
     broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     if broken:
         raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
     if conv_resample:
-        if kind != "unet":
-            raise UsageError("--conv-resample means nothing for a DiT: leave it out.")
-        state_dict, options = with_convolutions(to_torch_layout(arrays), options)
+        state_dict, options = foreign.with_convolutions(to_torch_layout(arrays), options)
         arrays = to_numdiff_layout(state_dict)
     notes = []
     if suffix == ".h5":
-        write_model_file(target, options, arrays, diffusion, step, kind, source=pathlib.Path(source).name, **kept)
+        write_model_file(target, options, arrays, diffusion, step, kind.name, source=pathlib.Path(source).name, **kept)
     elif suffix == "":
-        write_diffusers_folder(target, kind, options, to_torch_layout(arrays), diffusion)
-        notes = notes_on_diffusers(diffusion)
+        notes = foreign.write_folder(target, options, to_torch_layout(arrays), diffusion)
     else:
-        state_dict = to_torch_layout(arrays)
         with atomic_file(target, "the weights") as file:
-            write_state_dict(file, with_positions(state_dict, options) if kind == "dit" else state_dict,
-                             EXPORTS[suffix], options, diffusion)
-        notes = notes_on_export(kind, options, diffusion)
-    count = dit.dit_parameter_counts(options)[0] if kind == "dit" else sum(a.size for a in arrays.values())
-    return Conversion(kind, options, count, step, diffusion, notes)
+            write_state_dict(file, foreign.exported(to_torch_layout(arrays), options), EXPORTS[suffix], options,
+                             diffusion)
+        notes = foreign.notes(options, diffusion)
+    return Conversion(kind.name, options, kind.count_parameters(options)[0], step, diffusion, notes)
 
 
-def notes_on_export(kind, options, diffusion):
-    """What the public code, which reads the state dict, must be told: as `Conversion.notes`."""
-    if kind == "dit":
-        public = diffusion == Diffusion().options
-        return [] if public else [("elsewhere", "the public DiT's create_diffusion has another diffusion by default")]
-    flags, missing = guided_diffusion_flags(options, diffusion)
-    return [("guided-diffusion", f"its scripts need: {flags}"),
-            *(("no flag there", text) for text in missing)]
-
-
-def complete_diffusion(source, kind, told, given):
+def complete_diffusion(source, may_rescale, told, given):
     """The options of the `Diffusion` of a foreign model: what the user says, the file, the defaults.
 
+    may_rescale: whether such models may have been trained with other timesteps than their number says
     told: as `read_weights` tells it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
     given: some of steps, schedule, prediction, rescale_timesteps (bool)
     Raises a `UsageError` where it must be known whether timesteps are rescaled, and is not.
@@ -300,7 +241,7 @@ def complete_diffusion(source, kind, told, given):
         raise NumdiffError(f"cannot use {source}: {error}; export it again.") from None
     found = {**told.get("diffusion", {}), **schedule_of_tables(source, told, given)}
     known = {**Diffusion().options, **found, **given}
-    if rescaled is None and kind == "unet" and "diffusion" not in told and known["steps"] != 1000:
+    if rescaled is None and may_rescale and "diffusion" not in told and known["steps"] != 1000:
         raise UsageError(f"{source} does not say whether its model sees its {known['steps']} timesteps as they are: "
                          "give --rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
                          "improved-diffusion, else --no-rescale-timesteps.")
@@ -332,137 +273,6 @@ def schedule_of_tables(source, told, given):
         if given.get(key, value) != value:
             raise UsageError(f"{flag(key)} {given[key]}: the betas of {source} say {value}; leave it out.")
     return found
-
-
-def read_diffusers_folder(folder, weights="ema"):
-    """(state dict under the public DiT's names, what the folder tells), as `read_weights`; a `NumdiffError` for a
-    setting in config.json that no public DiT has."""
-    config = read_config(folder)
-    path = weights_file(folder)
-    state_dict, told = read_weights(path, weights)
-    try:
-        state_dict = public_state_dict(state_dict, config)
-        guessed = guess_dit_options(state_dict)
-        guessed["num_classes"] = guessed["rows"] - 1  # the library's models have a null class all
-        for key, value in config.items():
-            if guessed.get(key, value) != value and key != "num_heads":
-                raise NumdiffError(f"{CONFIG} says {key} {value}, and the weights have {guessed[key]}")
-    except NumdiffError as error:
-        raise NumdiffError(f"cannot use {path}: {error}.") from None
-    return state_dict, {"class_dropout": defaults_of(DiT)["class_dropout"], **told, **config}
-
-
-def notes_on_diffusers(diffusion):
-    """What whoever loads the folder in diffusers must do, to have the model that was trained: `Conversion.notes`."""
-    scale = diffusion.get("timestep_scale", 1.0)
-    return [("diffusers", "gives other outputs, by percents at late timesteps (its timestep embedding has other "
-                          "frequencies, whatever config.json says), until this is run on the model it has loaded:"),
-            ("", REMEDY if scale == 1 else f"{REMEDY}; block.norm1.emb.time_proj.scale = {scale:g}")]
-
-
-def write_diffusers_folder(folder, kind, options, state_dict, diffusion):
-    """Write config.json and the weights; a `UsageError` for a model that diffusers' DiT cannot be."""
-    if kind != "dit":
-        raise UsageError(f"OUT is {str(folder)!r}, a folder in diffusers' layout, which is for a DiT, and this is a "
-                         "UNet: let it end in .safetensors or .npz.")
-    config = json.dumps(diffusers_config(options), indent=2, sort_keys=True) + "\n"
-    folder = pathlib.Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write("the weights into", folder, error) from error
-    with atomic_file(folder / WEIGHTS, "the weights") as file:
-        write_state_dict(file, diffusers_state_dict(state_dict, options["depth"]), "safetensors", options, diffusion)
-    with atomic_file(folder / CONFIG, "the configuration") as file:
-        file.write(config.encode())
-
-
-def complete_options(source, state_dict, told, free):
-    """All options of the UNet: what shapes say, and for the rest the user (`free`), the file (`told`), the defaults."""
-    told = believed(told, free, FREE_OPTIONS, "UNet")
-    if "num_heads" in free and "num_head_channels" in free and free["num_head_channels"] != -1:
-        raise UsageError("--num-heads and --num-head-channels exclude each other: give the one that the model was "
-                         "trained with.")
-    if "num_heads" in free:
-        told["num_head_channels"] = -1
-    known = {**told, **free}
-    if "image_size" not in known:
-        raise UsageError(f"{source} does not say for which image size it was trained: give --image-size, for example "
-                         "--image-size 64.")
-    if known.get("num_head_channels", -1) == -1 and "num_heads" not in known:
-        raise UsageError(f"{source} does not say how many attention heads the model has: give --num-head-channels (64 "
-                         "for the models of guided-diffusion, 32 for unet.cu's) or --num-heads (4 for those of "
-                         "improved-diffusion).")
-    try:
-        guessed = guess_unet_options(state_dict, known["image_size"])
-    except NumdiffError as error:
-        raise NumdiffError(f"cannot use {source}: {error}.") from None
-    known.update(known_classes(source, guessed["num_classes"], known.get("class_dropout", 0.0),
-                               free.get("num_classes")))
-    options = {**defaults_of(UNet), "num_head_channels": -1, **guessed, **known}
-    unet.check_options(options)
-    return options
-
-
-def complete_dit_options(source, state_dict, told, free):
-    """All options of the DiT, likewise."""
-    told = believed(told, free, FREE_DIT_OPTIONS, "DiT")
-    try:
-        guessed = guess_dit_options(state_dict)
-    except NumdiffError as error:
-        raise NumdiffError(f"cannot use {source}: {error}.") from None
-    rows = guessed.pop("rows")
-    heads = {key: told[key] for key in ("num_heads",) if key in told}  # those of a published size are only likely
-    known = {**told, **guessed, **heads, **free}
-    if "image_size" not in known:
-        raise UsageError(f"{source} does not say for which image size it was trained, as it has no pos_embed: give "
-                         "--image-size, for latents their side, for example --image-size 32.")
-    if "num_heads" not in known:
-        raise UsageError(f"{source} does not say how many attention heads the model has, and its size is no published "
-                         "one: give --num-heads.")
-    dropout = known.get("class_dropout", defaults_of(DiT)["class_dropout"])
-    options = {**defaults_of(DiT), **known, **known_classes(source, rows, dropout, free.get("num_classes"))}
-    dit.check_options(options)
-    return options
-
-
-def known_classes(source, rows, dropout, given):
-    """{"num_classes", "class_dropout"} of a model whose class table has `rows` rows (None: it has no classes), the last
-    for no class where there is dropout; given: the number of classes that the user tells, or None."""
-    if rows is None:
-        if given is not None:
-            raise UsageError(f"--num-classes {given}: {source} has no classes; leave it out.")
-        return {"num_classes": None}
-    if given in (rows, rows - 1):  # the user knows whether there is a null class
-        dropout = 0.0 if given == rows else dropout or defaults_of(DiT)["class_dropout"]
-    classes = rows - (dropout > 0)
-    if given not in (None, classes) or classes < 1:
-        raise UsageError(f"--num-classes {classes if given is None else given}: the class table of {source} has {rows} "
-                         f"rows, so the model has {rows - 1} classes and a null class, or {rows} and none: give one of "
-                         "these numbers.")
-    return {"num_classes": classes, "class_dropout": dropout}
-
-
-def believed(told, free, allowed, what):
-    """The options in `told` (words of a file) that may be true; refuses `free` ones that the model does not have."""
-    for key, value in free.items():
-        if key not in allowed:
-            raise UsageError(f"{flag(key)} means nothing for a {what}: leave it out.")
-        if not allowed[key](value):
-            raise UsageError(f"{flag(key)} {value} is out of range.")
-    return {k: v for k, v in told.items() if k in allowed and allowed[k](v)}
-
-
-def defaults_of(model):
-    """{option: default} of the constructor of a model or `Diffusion`, without where it computes and its seed."""
-    return {name: list(p.default) if isinstance(p.default, tuple) else p.default
-            for name, p in inspect.signature(model).parameters.items() if name not in ("device", "seed", "backend")}
-
-
-def flag(option):
-    """The command-line option that sets `option`."""
-    names = {"use_new_attention_order": "attention_order", "steps": "diffusion_steps"}
-    return "--" + names.get(option, option).replace("_", "-")
 
 
 def _is_hdf5(path):

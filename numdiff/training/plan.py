@@ -7,7 +7,6 @@
     compile_run(given, capability="9.0")        for another machine, which has such a GPU
 """
 import contextlib
-import dataclasses
 
 import numpy as np
 
@@ -49,7 +48,7 @@ def plan_previews(trainer, options, ranks):
 
 def planned_trainer(options, dataset, device, communicator):
     """The trainer of a run, on a stand-in for its GPU."""
-    options = dataclasses.replace(options, device=device)
+    options = options.changed(device=device)
     classes = len(dataset.classes) if options.class_cond else None
     ranks = PlannedRank(communicator.size, communicator.hosts, communicator.transport)
     return build_trainer(options, build_model(options, dataset.shape[3], classes), dataset, communicator=ranks)

@@ -26,6 +26,8 @@ from ..distributed.together import stop_signals
 from ..errors import NumdiffError, UsageError, visibly
 from ..nn.module import same_index
 from ..progress import doing
+from ..settings import flag
+from . import kinds
 from .build import (
     build_dataset,
     build_model,
@@ -45,8 +47,8 @@ from .checkpoint import (
     set_aside_later,
 )
 from .compiling import compiling
-from .model_files import KINDS, check_model_meta, defaults_of
-from .options import flag
+from .kinds.weights import defaults_of
+from .model_files import check_model_meta
 from .plan import plan_run
 from .previews import Previews, draws
 from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
@@ -161,7 +163,7 @@ def describe(options, dataset, trainer):
     yield f"data      {dataset.path}: {count:,} images of {height}×{width}×{channels}"
     if options.classes:
         yield f"classes   {', '.join(options.classes)}"
-    yield f"model     {describe_model(options, model)}"
+    yield f"model     {describe_model(options, model.options)}"
     yield f"diffusion {describe_diffusion(trainer.diffusion.options)}"
     shared = f"{ranks} × {part.batch}" if ranks > 1 else f"{options.batch}"
     yield (f"step      batch {shared} in {part.batch // part.microbatch} part(s), "
@@ -177,7 +179,7 @@ def describe(options, dataset, trainer):
 
 def check_same_options(meta, options, dataset, path):
     """Refuse to go on from a checkpoint of a model with other options than the run's."""
-    kind = KINDS[options.model]
+    kind = kinds.get(options.model).model_class
     own = model_options(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
     own = {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
     if meta["model"] != options.model or {**defaults_of(kind), **meta["model_options"]} != {**defaults_of(kind), **own}:

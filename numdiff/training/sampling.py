@@ -14,10 +14,11 @@ from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, visibly
 from ..files import check_output
 from ..progress_bar import progress_bar
+from ..settings import flag
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import load
-from .options import flag, resolve_device
+from .options import resolve_device
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file

@@ -6,6 +6,8 @@ import functools
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +16,23 @@ from ..data.loader import Loader
 from ..device import download
 from ..diffusion.process import make_diffusion
 from ..distributed.communicator import current
-from ..errors import NumdiffError, UsageError
+from ..errors import NumdiffError, UsageError, shown
 from ..nn import AdamW
 from ..nn.flops import forward_flops
+from ..nn.model import Model
 from ..nn.optimizer import PATIENCE, LossScale
 from ..progress import progress
+from ..settings import complete, shared, takes
 from .compiling import compile_for, plan_of
-from .options import check_values
 from .precision import precision_on
 from .step import RING, TrainingStep
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..arguments import TrainerArguments
+    from ..data.dataset import Dataset
+    from ..diffusion import Diffusion
 
 UNREPORTED = RING // 2  # steps after which a report is made at the latest, so that the ring never overwrites one
 
@@ -42,49 +52,45 @@ class StepReport:
     skipped: int = 0
 
 
+def check_objects(model, dataset):
+    """Raise a `UsageError` for what is no model or no dataset."""
+    if not isinstance(model, Model):
+        raise UsageError(f"a Trainer takes a model, such as a numdiff.nn.UNet, and not {shown(model)}.")
+    if len(getattr(dataset, "shape", ())) != 4 or not hasattr(dataset, "labels"):
+        raise UsageError(f"a Trainer takes a dataset, as numdiff.data.open_dataset gives it, and not {shown(dataset)}.")
+
+
 class NonFiniteError(NumdiffError):
     """The loss or the gradient stopped being finite; the weights are those before that step."""
 
 
+@takes("trainer")
 class Trainer:
     """Trains a model on a dataset.
 
     model: UNet or DiT; dataset: a `numdiff.data` Dataset of the model's image size
-    batch: images a step, over all ranks; microbatch: images a forward pass of a rank (None: all of its part of the
-        batch); flip: mirror images at random
     diffusion: Diffusion options, a dict of steps, schedule, prediction, timestep_scale, vlb_weight
-    ema_halflife: images after which the EMA has forgotten half of the old weights (0: no EMA): its decay, per step, is
-        0.5 ** (batch / ema_halflife); ema_decay: that decay itself, instead
-    ema_warmup: in step n the decay is the smaller of this and (1 + n) / (10 + n), so at first the half-life is shorter
-    the rest: as `numdiff.nn.AdamW`; seed: of data order, noise, timesteps and flips
-    precision: "fp32"; "tf32": as fp32, but operands of products rounded to 11 digits (on the CPU it changes nothing);
-        "fp16": activations and products in float16, weights, sums and statistics in float32, a GPU only; or "auto": see
-        precision.py
-    loss_scale, loss_scale_rule, loss_scale_interval: what `LossScale` begins with
-    eager: launch every kernel from Python at each step, where else a GPU replays a graph of them
-    recompute: keep only the inputs of the model's blocks for the backward pass; neither changes a bit
     communicator: of the ranks that train together (default: what `distributed.connect` gave, else one alone). All must
         make the same Trainer and call the same methods; rank 0's weights are everybody's
+    cosine, total_steps: whether the learning rate falls to zero, and when
+    ema_halflife, ema_decay: one of them; the decay, per step, is 0.5 ** (batch / ema_halflife)
+    On the CPU tf32 computes as fp32; fp16 wants a GPU. Neither eager nor recompute changes a bit.
+    Attributes step: optimiser steps done; settings: the arguments, all of them; model, optimizer, diffusion.
     """
 
-    def __init__(self, model, dataset, batch=32, microbatch=None, flip=True, diffusion=None, learning_rate=1e-4,
-                 warmup_steps=100, total_steps=0, cosine=False, beta1=0.9, beta2=0.999, adam_eps=1e-8, weight_decay=0.0,
-                 clip_norm=1.0, ema_halflife=0, seed=0, communicator=None, precision="auto", loss_scale=2.0**16,
-                 loss_scale_rule="doubling", loss_scale_interval=2000, eager=False, recompute=False, ema_decay=None,
-                 ema_warmup=True):
-        self.settings = {k: v for k, v in locals().items() if k not in ("self", "model", "dataset", "communicator")}
-        check_values({"batch": batch, "microbatch": microbatch, "flip": flip, "learning_rate": learning_rate,
-                      "warmup_steps": warmup_steps, "beta1": beta1, "beta2": beta2, "adam_eps": adam_eps,
-                      "weight_decay": weight_decay, "clip_norm": clip_norm, "ema_halflife": ema_halflife,
-                      "ema_decay": ema_decay, "ema_warmup": ema_warmup, "seed": seed,
-                      "precision": precision, "loss_scale": loss_scale, "loss_scale_rule": loss_scale_rule,
-                      "loss_scale_interval": loss_scale_interval, "eager": eager, "recompute": recompute})
-        if total_steps < 0 or cosine and not total_steps:
-            raise UsageError(f"total_steps {total_steps} must be at least {int(cosine)}{', to end a cosine' * cosine}.")
-        if ema_decay is not None and ema_halflife:
+    def __init__(self, model: Model, dataset: "Dataset", *, diffusion: "dict | Diffusion | None" = None,
+                 communicator=None, **settings: "Unpack[TrainerArguments]"):
+        given = complete("trainer", settings, "Trainer")
+        self.settings = {**given, "diffusion": diffusion}
+        s = SimpleNamespace(**given)
+        check_objects(model, dataset)
+        if s.total_steps < 0 or s.cosine and not s.total_steps:
+            raise UsageError(f"total_steps {s.total_steps} must be at least {int(s.cosine)}"
+                             f"{', to end a cosine' * s.cosine}.")
+        if s.ema_decay is not None and s.ema_halflife:
             raise UsageError("ema_decay and ema_halflife exclude each other: give one of them.")
         self.communicator = communicator or current()
-        part, microbatch = split_batch(batch, microbatch, self.communicator.size)
+        part, microbatch = split_batch(s.batch, s.microbatch, self.communicator.size)
         shape = (model.image_size, model.image_size, model.in_channels)
         if tuple(dataset.shape[1:]) != shape:
             raise UsageError("the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with "
@@ -100,29 +106,31 @@ class Trainer:
             raise UsageError(f"the model takes {model.in_channels} channels and gives {model.out_channels}: to be "
                              "trained here it must give as many, or with learn_sigma twice as many; build it without "
                              "out_channels.")
-        self.model, self.dataset, self.seed = model, dataset, seed
+        self.model, self.dataset, self.seed = model, dataset, s.seed
         if self.communicator.size > 1:
             self.communicator.check_data(dataset, self.communicator.build(lambda: self.fingerprint))
         self.diffusion = make_diffusion(diffusion, model.backend)
         model.diffusion = self.diffusion.options
         self._share_weights()
+        ema_decay = s.ema_decay
         if ema_decay is None:
-            ema_decay = 0.5 ** (batch / ema_halflife) if ema_halflife else 0.0
-        self.precision, scale = precision_on(precision, model.backend), None
-        if recompute:
+            ema_decay = 0.5 ** (s.batch / s.ema_halflife) if s.ema_halflife else 0.0
+        self.precision, scale = precision_on(s.precision, model.backend), None
+        if s.recompute:
             model.recompute_blocks()
         model.tf32 = self.precision == "tf32"
         model.compute_in_single()
         if self.precision == "fp16":
             model.compute_in_half()
-            scale = LossScale(model.parameters.data, loss_scale, loss_scale_rule, loss_scale_interval)
-        self.optimizer = AdamW(model.parameters, learning_rate, warmup_steps, total_steps, cosine, beta1, beta2,
-                               adam_eps, weight_decay, clip_norm, ema_decay, scale, ema_warmup)
+            scale = LossScale(model.parameters.data, s.loss_scale, s.loss_scale_rule, s.loss_scale_interval)
+        self.optimizer = AdamW(model.parameters, loss_scale=scale,
+                               **{**shared("trainer", "adamw", given), "ema_decay": ema_decay})
         self.exchange = self.communicator.exchange(model.parameters)
-        self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, flip, seed=seed,
-                                          capture=not eager, rank=self.communicator.rank, ranks=self.communicator.size,
-                                          exchange=self.exchange, dtype=getattr(dataset, "dtype", np.uint8))
-        self.batch = batch
+        self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, s.flip, seed=s.seed,
+                                          capture=not s.eager, rank=self.communicator.rank,
+                                          ranks=self.communicator.size, exchange=self.exchange,
+                                          dtype=getattr(dataset, "dtype", np.uint8))
+        self.batch = s.batch
         self.step = 0  # optimiser steps done
         self.compiles_ahead = hasattr(model.backend, "cache")  # whether the first `run` does, kernels side by side
         self._loader = None

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 import numdiff
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT
+from numdiff.settings import flag
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
 from numdiff.training.model_files import write_model_file
-from numdiff.training.options import flag, resolve, settings_of
+from numdiff.training.options import resolve, settings_of
 from numdiff.training.run_folder import create_run
 from numdiff_cli.main import COMMANDS, main
 

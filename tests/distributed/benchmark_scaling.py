@@ -11,7 +11,6 @@ THE PREDICTION
     `nccl`, which follow the backward pass; with `mpi` what is longer than the backward, about half of the step.
 """
 import argparse
-import dataclasses
 import time
 
 import numpy as np
@@ -88,7 +87,7 @@ def main():
     options = resolve({"model": given.model, "preset": given.preset, "device": given.device, "class_cond": False,
                        "batch": given.per_rank * size, "transport": given.transport,
                        "precision": given.precision})
-    single = dataclasses.replace(options, batch=given.per_rank)
+    single = options.changed(batch=given.per_rank)
     communicator = distributed.connect(options.transport, options.device)
     with communicator.job():
         if communicator.size == 1:

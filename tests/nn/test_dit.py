@@ -9,7 +9,7 @@ from numdiff.nn import DiT, Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.dit import MODELS
 from numdiff.nn.flops import dit_forward_flops, forward_flops
-from numdiff.training.options import ARCHITECTURES
+from numdiff.training.kinds.dit import ARCHITECTURES
 from numdiff.training.step import Randomness
 from tests.conftest import relative_error
 

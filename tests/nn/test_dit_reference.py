@@ -63,8 +63,8 @@ def test_ten_training_steps(engine):
     c = reference["info"]
     model = build(c, engine, c["weight_seed"])
     diffusion = Diffusion(c["T"], "linear", "eps", model.backend)
-    optimizer = AdamW(model.parameters, c["learning_rate"], beta1=c["beta1"], beta2=c["beta2"], eps=c["eps"],
-                      weight_decay=c["weight_decay"], clip_norm=c["clip_norm"], ema_decay=c["ema_decay"])
+    optimizer = AdamW(model.parameters, learning_rate=c["learning_rate"], beta1=c["beta1"], beta2=c["beta2"],
+                      eps=c["eps"], weight_decay=c["weight_decay"], clip_norm=c["clip_norm"], ema_decay=c["ema_decay"])
     start = model.arrays()
     for step in range(c["steps"]):
         x_0, eps, t, y = (engine(reference[name][step]) for name in ("x_0", "eps", "t", "y"))

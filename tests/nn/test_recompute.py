@@ -24,8 +24,8 @@ def step_of(model, microbatch=None, batch=4):
     rng = np.random.default_rng(1)  # no layer of zeros, through which no gradient would flow
     model.load_arrays({name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
                        for name, a in model.arrays().items()})
-    step = TrainingStep(model, Diffusion(backend=model.backend), AdamW(model.parameters, 1e-3, ema_decay=0.9), batch,
-                        microbatch, flip=True)
+    optimizer = AdamW(model.parameters, learning_rate=1e-3, ema_decay=0.9)
+    step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, batch, microbatch, flip=True)
     size, channels = model.image_size, model.in_channels
     step.load(rng.integers(0, 256, (batch, size, size, channels), np.uint8),
               None if model.num_classes is None else np.arange(batch, dtype=np.int32) % model.num_classes)

@@ -3,14 +3,14 @@ import pytest
 
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, Tensor, UNet
-from numdiff.nn.flops import unet_forward_flops
+from numdiff.nn.flops import forward_flops
 from tests.nn.test_tape import tiny
 
 
 def test_the_seeds_model_has_exactly_its_parameters():
     model = UNet(device="cpu")
     assert model.parameters.count == 20_494_211
-    assert 3 * 32 * unet_forward_flops(model) == pytest.approx(1.240e12, rel=1e-3)
+    assert 3 * 32 * forward_flops(model) == pytest.approx(1.240e12, rel=1e-3)
     assert UNet(device="cpu", conv_resample=True).parameters.count == 22_080_323
 
 

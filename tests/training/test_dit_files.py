@@ -9,7 +9,8 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, dit
 from numdiff.nn.convert import load_state_dict, to_numdiff_layout, with_positions
 from numdiff.nn.convert.diffusers import CONFIG, WEIGHTS
-from numdiff.training.model_files import complete_dit_options, convert, load, write_model_file
+from numdiff.training.kinds.dit import DIT
+from numdiff.training.model_files import convert, load, write_model_file
 from tests.conftest import relative_error
 from tests.reference import stored, stored_dit
 from tests.training.test_model_files import write_npz
@@ -128,7 +129,7 @@ def test_heads_that_a_file_tells_are_believed_of_a_published_size():
                "learn_sigma": True, "mlp_ratio": 4.0}
     shapes = {name: Shaped(shape) for name, shape in dit.dit_shapes(options).items()}
     for told, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
-        assert complete_dit_options("w.safetensors", shapes, told, {})["num_heads"] == heads
+        assert DIT.foreign().complete("w.safetensors", shapes, told, {})["num_heads"] == heads
 
 
 def test_what_is_missing_or_wrong_is_asked_for(tmp_path):

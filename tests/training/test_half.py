@@ -33,7 +33,8 @@ def update(optimizer, gradient):
 
 def optimizer_of(backend, **options):
     weights = Weights(np.linspace(-1, 1, 8), backend)
-    return AdamW(weights, 1e-2, clip_norm=1.0, ema_decay=0.9, loss_scale=LossScale(weights.data, **options))
+    scale = LossScale(weights.data, **options)
+    return AdamW(weights, learning_rate=1e-2, clip_norm=1.0, ema_decay=0.9, loss_scale=scale)
 
 
 @pytest.fixture(params=["cpu", *DEVICES])
@@ -43,7 +44,7 @@ def backend(request):
 
 def test_a_scaled_update_is_the_plain_update(backend, rng):
     scaled = optimizer_of(backend, start=4096.0)
-    plain = AdamW(Weights(np.linspace(-1, 1, 8), backend), 1e-2, clip_norm=1.0, ema_decay=0.9)
+    plain = AdamW(Weights(np.linspace(-1, 1, 8), backend), learning_rate=1e-2, clip_norm=1.0, ema_decay=0.9)
     for _ in range(3):
         gradient = rng.standard_normal(8).astype(np.float32)
         copy_into(plain.parameters.grad, gradient)
@@ -115,7 +116,7 @@ def one_step(model, precision, batch):
     if precision == "fp16":
         model.compute_in_half()
     scale = LossScale(model.parameters.data, 1024.0) if precision == "fp16" else None
-    optimizer = AdamW(model.parameters, 1e-3, clip_norm=1.0, loss_scale=scale)
+    optimizer = AdamW(model.parameters, learning_rate=1e-3, clip_norm=1.0, loss_scale=scale)
     step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, batch, capture=False)
     pixels = np.random.default_rng(0).integers(0, 256, step.images.shape, dtype=np.uint8)
     step.load(pixels, np.arange(0, 2 * batch, 2, dtype=np.int32) if model.num_classes else None)

@@ -1,6 +1,5 @@
 """What a run will launch is known before it, on every card; and ranks of one host share the compiling."""
 import contextlib
-import dataclasses
 
 import numpy as np
 import pytest
@@ -49,7 +48,7 @@ class Recorder(Planned):
 def gpu_options(model, preset, precision="fp16", **more):
     """As `numdiff train` resolves them on an H200."""
     options = resolve({"model": model, "preset": preset, "device": "cpu", **more})
-    return dataclasses.replace(options, precision=precision, device=Recorder(H200))
+    return options.changed(precision=precision, device=Recorder(H200))
 
 
 @pytest.mark.parametrize("model, preset, more", [
@@ -67,7 +66,7 @@ def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
     trainer = build_trainer(options, model, dataset)
     for _ in trainer.run(3, 1):
         pass
-    Previews(trainer, dataclasses.replace(options, sample_steps=4)).draw()
+    Previews(trainer, options.changed(sample_steps=4)).draw()
     trainer.close()
     launched = options.device.kernels
     assert len(launched) > 30 and set(launched) <= set(planned)

@@ -97,7 +97,7 @@ def test_the_averages_decay(given, decay):
     """With batches of 8, of `ema_halflife` images; from the first step on where there is no warm-up."""
     for warmup in (True, False):
         trainer = make(ema_warmup=warmup, **{"ema_halflife": 0, **given})
-        assert trainer.optimizer.ema_decay == pytest.approx(decay, rel=1e-12)
+        assert trainer.optimizer.settings.ema_decay == pytest.approx(decay, rel=1e-12)
         expected = trainer.model.parameters.data.astype(np.float64)
         for n in range(4):
             losses(trainer, 1)

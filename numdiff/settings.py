@@ -1,0 +1,346 @@
+"""Every setting of a training run, each in one place: its name, type, default, help, unit, range, whether a resumed run
+may change it, and who reads it.
+
+The classes below are the table: a class is a heading of help, an annotation the type (`| None`: may be left open). From
+it follow the options of the command line (cli/settings.py), `TrainOptions` and options.json and what is refused there
+(training/options.py), the keyword arguments of `Trainer` and of `nn.AdamW` with their checks (`complete`), and those of
+the model and the `Diffusion` that a run builds (`arguments`). What one kind of model alone has stands in its record, in
+training/kinds/, in the same form.
+
+Who reads a setting takes it as an argument of the same name and default, SAME, or as an `Argument` says; a plain value
+is another default: in Python one asks for little, on the command line for a good run.
+
+    python -m numdiff.settings      writes numdiff/arguments.pyi, which tells editors and type checkers of the arguments
+"""
+import difflib
+import inspect
+import math
+import numbers
+import pathlib
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .errors import UsageError, printable
+
+PRECISIONS = ("auto", "fp32", "tf32", "fp16")
+LOSS_SCALE_RULES = ("doubling", "log2")
+SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m")
+SEEDS = 2**32 - 1  # the largest seed
+MOST = 10**9  # steps, and what is counted in steps: counters on the device have 32 bits
+SAME = object()  # as the argument: of the setting's own name and default
+
+
+class Argument(NamedTuple):
+    """How a reader takes a setting. default: SAME or another; name: None or another; of: from the setting's value."""
+
+    default: Any = SAME
+    name: str | None = None
+    of: Callable | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the table.
+
+    kind: the type of a value, bool, int, float or str; many: it is a tuple of such; open: None goes, too
+    low, high: the smallest and largest value; above, below: limits that the value itself must not touch
+    resume: a run that goes on may change it and still be the same run
+    readers: {reader: Argument} of "trainer", "adamw", "model", "diffusion"
+    """
+
+    name: str
+    kind: type
+    many: bool
+    open: bool
+    default: Any
+    group: str
+    help: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple = ()
+    resume: bool = False
+    readers: dict = field(default_factory=dict)
+
+    def argument(self, reader):
+        """(name, default, of) as this reader takes it."""
+        default, name, of = self.readers[reader]
+        return name or self.name, self.default if default is SAME else default, of
+
+    @property
+    def range(self):
+        """Its range in words; empty if any value goes."""
+        limits = (("at least", self.low), ("above", self.above), ("at most", self.high), ("below", self.below))
+        return " and ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
+
+
+def setting(default: Any, help: str, *, trainer=None, adamw=None, model=None, diffusion=None, **more) -> Any:
+    """One line of a table: see `Setting` and the head of this file; None: this reader does not read it."""
+    readers = {"trainer": trainer, "adamw": adamw, "model": model, "diffusion": diffusion}
+    readers = {name: how if isinstance(how, Argument) else Argument(how) for name, how in readers.items()
+               if how is not None}
+    return {"default": default, "help": help, "readers": readers, **more}
+
+
+def settings_in(table):
+    """{name: Setting} of a class whose lines are `name: type = setting(…)`, in their order."""
+    found = {}
+    for name, hint in typing.get_type_hints(table).items():
+        parts = [part for part in typing.get_args(hint) if part is not types.NoneType]
+        open_ = types.NoneType in typing.get_args(hint)
+        (kind,) = parts if open_ else (hint,)
+        many = typing.get_origin(kind) is tuple
+        found[name] = Setting(name, typing.get_args(kind)[0] if many else kind, many, open_, group=table.__name__,
+                              **vars(table)[name])
+    return found
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+# What a resumed run may change is how long, how often and where. `steps` moves the end of a cosine schedule,
+# `microbatch` and `precision` change how numbers are rounded; the dataset may have moved.
+
+
+class Run:
+    model: str = setting("unet", "Model to train.")
+    preset: str | None = setting(None, "What fills the settings that you leave out.", unit="NAME")
+    outdir: str = setting("runs", "Folder of the numbered run folders.", unit="DIR", resume=True)
+    device: str = setting("auto", "Where to compute; auto: the GPU if there is one.",
+        choices=("auto", "cpu", "cuda", "emulator"), resume=True)
+    transport: str = setting("auto",
+        "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs of one host, else nccl if it is "
+        "installed, else mpi.", choices=("auto", "mpi", "peer", "nccl"), resume=True)
+    rank_timeout: float = setting(120.0,
+        "With several ranks: the time after which one that is stopped or stuck ends them all, compiling excepted; 0: "
+        "never.", unit="SECONDS", low=0, resume=True)
+    precision: str = setting("auto",
+        "Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of products to 11 digits, for tensor "
+        "cores; fp16, on a GPU, has activations and products in float16 on tensor cores, and scales the loss; auto: "
+        "fp16 on a GPU of compute capability 8.0 or later, else fp32.", choices=PRECISIONS, resume=True, trainer=SAME)
+    eager: bool = setting(False,
+        "Launch each kernel from Python, instead of replaying a graph of them: slower, with the same bits.",
+        resume=True, trainer=SAME)
+    recompute: bool = setting(False,
+        "Keep only the inputs of the model's blocks for the backward pass, which computes their insides again: less "
+        "memory, more time, the same bits.", resume=True, trainer=SAME)
+    seed: int = setting(0, "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0, high=SEEDS,
+        trainer=SAME)
+
+
+class Data:
+    data: str | None = setting(None,
+        "Dataset, as `numdiff data import` writes it.  [default: emoji64.h5, installed with numdiff]", unit="FILE.h5",
+        resume=True)
+    classes: tuple[str, ...] | None = setting(None,
+        "Names of the classes to train on, with commas between.  [default: all]", unit="NAME,…")
+    image_size: int = setting(64, "Side of the images; must divide that of the dataset's images.", unit="PX", low=1,
+        high=4096, model=SAME)
+    channels: int | None = setting(None, "Channels of the images.  [default: those of the dataset]", unit="N", low=1,
+        high=4096)
+    flip: bool = setting(False, "Mirror each image with probability one half.", trainer=True)
+
+
+class Model:
+    class_cond: bool = setting(False, "Tell the model the class of each image.")
+    class_dropout: float | None = setting(None,
+        "Share of the images that lose their class in training, so that there is a null class, for guidance; 0: "
+        "none.  [default: 0.1 for a DiT, 0 for a UNet]", unit="P", low=0, below=1, model=SAME)
+    learn_sigma: bool | None = setting(None,
+        "Learn the variance of the reverse steps too.  [default: yes for a DiT other than DiT-Tiny, else no]",
+        model=SAME)
+
+
+class Diffusion:
+    diffusion_steps: int = setting(1000, "Timesteps of the forward process.", unit="N", low=1, high=100000,
+        diffusion=Argument(name="steps"))
+    schedule: str = setting("linear", "How the noise grows.", choices=("linear", "cosine"), diffusion=SAME)
+    prediction: str = setting("eps", "What the model predicts: noise, velocity or image.",
+        choices=("eps", "v", "x_0"), diffusion=SAME)
+    rescale_timesteps: bool = setting(False,
+        "Tell the model timestep t as t · 1000 / --diffusion-steps, as improved-diffusion does.",
+        diffusion=Argument(name="timestep_scale"))
+    vlb_weight: float | None = setting(None,
+        "Weight of the variational bound in the loss of a learned variance; 1 as guided-diffusion without "
+        "rescale_learned_sigmas.  [default: --diffusion-steps / 1000, as with it]", unit="W", low=0, high=1e6,
+        diffusion=SAME)
+
+
+class Optimiser:
+    batch: int = setting(32, "Images a step, over all microbatches.", unit="IMAGES", low=1, high=1 << 20, trainer=SAME)
+    microbatch: int | None = setting(None, "Images a forward pass; must divide --batch.  [default: the batch]",
+        unit="IMAGES", low=1, high=1 << 20, resume=True, trainer=SAME)
+    steps: int = setting(10000, "Optimiser steps in all.", unit="STEPS", low=1, high=MOST, resume=True,
+        trainer=Argument(0, "total_steps"), adamw=Argument(0, "total_steps"))
+    learning_rate: float = setting(1e-4, "Learning rate after the warm-up.", unit="RATE", above=0, trainer=SAME,
+        adamw=SAME)
+    warmup_steps: int = setting(200, "Steps over which the learning rate rises.", unit="STEPS", low=0, high=MOST,
+        trainer=100, adamw=0)
+    lr_schedule: str = setting("constant",
+        "Learning rate after the warm-up: constant, or a cosine to 0 at the last step.",
+        choices=("constant", "cosine"), trainer=Argument(False, "cosine", lambda schedule: schedule == "cosine"),
+        adamw=Argument(False, "cosine", lambda schedule: schedule == "cosine"))
+    beta1: float = setting(0.9, "AdamW's decay of the mean gradient.", unit="B", low=0, below=1, trainer=SAME,
+        adamw=SAME)
+    beta2: float = setting(0.999, "AdamW's decay of the mean squared gradient.", unit="B", low=0, below=1,
+        trainer=SAME, adamw=SAME)
+    adam_eps: float = setting(1e-8, "AdamW's term against division by zero.", unit="EPS", low=1e-30, high=1,
+        trainer=SAME, adamw=Argument(name="eps"))
+    weight_decay: float = setting(0.0, "AdamW's decoupled weight decay.", unit="W", low=0, high=1e6, trainer=SAME,
+        adamw=SAME)
+    clip_norm: float = setting(1.0, "Clip the gradient to this global norm; 0: do not.", unit="NORM", low=0,
+        high=1e30, trainer=SAME, adamw=0.0)
+    loss_scale: float = setting(2.0**16, "With fp16: the loss scale at first; it finds its own value.", unit="X",
+        low=2.0**-24, high=2.0**64, trainer=SAME)
+    loss_scale_rule: str = setting("doubling",
+        "How the loss scale grows: doubling after --loss-scale-interval clean steps, or log2, 2^0.001 a step; an "
+        "overflow halves it.", choices=LOSS_SCALE_RULES, trainer=SAME)
+    loss_scale_interval: int = setting(2000, "Clean steps after which the loss scale is doubled.", unit="STEPS",
+        low=1, high=MOST, trainer=SAME)
+    ema_halflife: float = setting(20000.0,
+        "Images after which the averaged weights have forgotten half; 0: no average.", unit="IMAGES", low=0,
+        high=1e15, trainer=0.0)
+    ema_decay: float | None = setting(None,
+        "Decay of the averaged weights a step, such as 0.9999, instead of --ema-halflife; 0: no average.", unit="D",
+        low=0, below=1, trainer=SAME, adamw=0.0)
+    ema_warmup: bool = setting(True,
+        "In step n the average's decay is at most (1 + n) / (10 + n), so that it soon forgets the beginning.",
+        trainer=SAME, adamw=SAME)
+
+
+class Output:
+    checkpoint_every: int = setting(1000, "Steps between checkpoints; 0: only at the end.", unit="STEPS", low=0,
+        high=MOST, resume=True)
+    keep: int = setting(3, "Checkpoints to keep, the newest.", unit="N", low=1, high=MOST, resume=True)
+    sample_every: int = setting(1000, "Steps between sample grids; 0: only at the end.", unit="STEPS", low=0,
+        high=MOST, resume=True)
+    sample_count: int = setting(64, "Images of a sample grid; 0: none.", unit="IMAGES", low=0, high=4096, resume=True)
+    sampler: str = setting("ddim", "How samples are made.", choices=SAMPLERS, resume=True)
+    sample_steps: int = setting(50, "Model evaluations for each sample.", unit="STEPS", low=1, high=100000,
+        resume=True)
+    cfg_scale: float | None = setting(None,
+        "Classifier-free guidance of the sample grids, for a model with --class-dropout: 1 is plain, more exaggerates "
+        "the class.", unit="SCALE", low=-1000, high=1000, resume=True)
+    log_every: int = setting(50, "Steps between two lines of the report.", unit="STEPS", low=1, high=MOST, resume=True)
+
+
+COMMON = {name: line for table in (Run, Data, Model, Diffusion, Optimiser, Output)
+          for name, line in settings_in(table).items()}
+
+
+# Readers --------------------------------------------------------------------------------------------------------------
+
+def arguments(reader, options, table=COMMON):
+    """{argument: value} for a reader from what has the table's settings as attributes, such as `TrainOptions`."""
+    found = {}
+    for name, line in table.items():
+        if reader in line.readers:
+            argument, _, of = line.argument(reader)
+            value = getattr(options, name)
+            found[argument] = of(value) if of else value
+    return found
+
+
+def complete(reader, given, who):
+    """All of a reader's arguments, from those that its caller has given by name; who: it, in a message.
+
+    Raises a `UsageError` for one that it does not have, and for a value of the wrong type or out of range.
+    """
+    known = {line.argument(reader)[0]: line for line in COMMON.values() if reader in line.readers}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "leave it out."
+            raise UsageError(f"{who} has no argument {name!r}; {hint}")
+        line, (_, default, of) = known[name], known[name].argument(reader)
+        if of is not None:
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} {say(value)} must be True or False.")
+        elif value is not None or default is not None:
+            check_value(line, value, *(() if name == line.name else (name, False)))
+    return {name: given.get(name, line.argument(reader)[1]) for name, line in known.items()}
+
+
+def shared(reader, other, values):
+    """{argument: value} for another reader of those settings that both read, from the first one's arguments."""
+    return {line.argument(other)[0]: values[line.argument(reader)[0]] for line in COMMON.values()
+            if reader in line.readers and other in line.readers}
+
+
+def takes(reader):
+    """Decorator of a class whose constructor ends in `**settings`: its signature, for help and for editors, names
+    them, and its docstring has a line of each."""
+    def decorate(kind):
+        signature = inspect.signature(kind.__init__)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        lines = [line for line in COMMON.values() if reader in line.readers]
+        named = [inspect.Parameter(line.argument(reader)[0], inspect.Parameter.KEYWORD_ONLY,
+                                   default=line.argument(reader)[1]) for line in lines]
+        kind.__init__.__signature__ = signature.replace(parameters=[*own, *named])
+        told = [f"    {line.argument(reader)[0]}: {line.help}" for line in lines]
+        head = "    Settings, by name (numdiff/settings.py has their ranges):"
+        kind.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", head, *told, ""])
+        return kind
+    return decorate
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+def check_value(line, value, shown=None, limits=True):
+    """Raise a `UsageError` unless a value is of its setting's type and within its choices and range.
+
+    shown: how a message calls it (default: its option on the command line); limits: hold it against choices and range
+    """
+    shown = shown or flag(line.name)
+    if value is None and line.open:
+        return
+    if isinstance(value, tuple) != line.many:
+        raise UsageError(f"{shown} {say(value)} must be {'a list' if line.many else 'one value'}.")
+    for v in value if line.many else (value,):
+        number = isinstance(v, numbers.Real) and not isinstance(v, bool)
+        fits = {bool: isinstance(v, bool), str: isinstance(v, str), int: number and isinstance(v, numbers.Integral),
+                float: number and -math.inf < v < math.inf}[line.kind]
+        if not fits:
+            wanted = {bool: "yes or no", str: "text", int: "a whole number", float: "a finite number"}[line.kind]
+            raise UsageError(f"{shown} {say(value)} must be {wanted}.")
+        if limits and line.choices and v not in line.choices:
+            raise UsageError(f"{shown} {say(v)} does not exist; use {' or '.join(line.choices)}.")
+        if limits and ((line.low is not None and v < line.low) or (line.above is not None and v <= line.above)
+                       or (line.high is not None and v > line.high) or (line.below is not None and v >= line.below)):
+            raise UsageError(f"{shown} {say(value)} must be {line.range}.")
+
+
+def flag(name):
+    """The command line's name of a setting."""
+    return "--model" if name == "architecture" else "--" + name.replace("_", "-")
+
+
+def say(value):
+    """A value as one writes it on the command line."""
+    return printable(",".join(map(str, value)) or "none" if isinstance(value, tuple) else value, 200)
+
+
+# For type checkers ----------------------------------------------------------------------------------------------------
+
+STUB = pathlib.Path(__file__).with_name("arguments.pyi")
+
+
+def stub():
+    """The text of arguments.pyi: a TypedDict a reader that users call."""
+    text = ["# Written by `python -m numdiff.settings` from the table there; not there at run time.",
+            "from typing import TypedDict"]
+    for reader, name in (("trainer", "TrainerArguments"), ("adamw", "AdamWArguments")):
+        text += ["", f"class {name}(TypedDict, total=False):"]
+        for line in COMMON.values():
+            if reader in line.readers:
+                argument, default, of = line.argument(reader)
+                kind = "bool" if of else line.kind.__name__
+                text.append(f"    {argument}: {kind}{' | None' if line.open and default is None else ''}")
+    return "\n".join(text) + "\n"
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub(), encoding="utf-8")

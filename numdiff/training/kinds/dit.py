@@ -1,0 +1,142 @@
+"""The record of the DiT: settings, presets, checks; the model is nn/dit.py."""
+import math
+
+from ... import schema
+from ...errors import UsageError
+from ...settings import SAME, Argument, setting
+from .kind import ModelKind
+
+ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)), "DiT-Tiny")
+MAX_POSITION_BYTES = 32 << 20  # of a file's positions, or as many as its weights: they are not in the file
+
+
+class DiTSettings:
+    architecture: str = setting("DiT-B/4",
+        "Depth, width and patch size by name: DiT-S, -B, -L or -XL with /2, /4 or /8, or DiT-Tiny.", unit="NAME",
+        choices=ARCHITECTURES)
+    patch_size: int | None = setting(None, "Side of a token in pixels.  [default: by --model]", unit="PX", low=1,
+        high=4096, model=SAME)
+    hidden_size: int | None = setting(None, "Channels of a token.  [default: by --model]", unit="N", low=4,
+        high=1 << 14, model=SAME)
+    depth: int | None = setting(None, "Blocks.  [default: by --model]", unit="N", low=1, high=1024, model=SAME)
+    heads: int | None = setting(None, "Attention heads.  [default: by --model]", unit="N", low=1, high=1 << 14,
+        model=Argument(name="num_heads"))
+    mlp_ratio: float = setting(4.0, "How much wider the MLP is than a token.", unit="X", above=0, high=1024,
+        model=SAME)
+    num_classes: int | None = setting(None, "Classes of the model.  [default: those of the dataset]", unit="N", low=1,
+        high=1 << 20)
+
+
+PRESETS = {
+    # A small DiT that draws emoji of three kinds on request: for a laptop without a GPU. It learns slower than a UNet,
+    # so the learning rate is twice as high, and AdamW forgets large gradients of the beginning sooner.
+    "tiny": {
+        "architecture": "DiT-Tiny", "image_size": 32, "class_cond": True, "schedule": "cosine", "prediction": "x_0",
+        "batch": 8, "steps": 1400, "learning_rate": 2e-3, "warmup_steps": 20, "lr_schedule": "cosine", "beta2": 0.99,
+        "ema_halflife": 1600.0, "sample_every": 700, "sample_count": 24, "sampler": "dpm++2m", "sample_steps": 20,
+        "checkpoint_every": 200, "log_every": 20,
+    },
+    # DiT-S/4 on 64×64 pixels with a learned variance, as the paper has it, but for a minute on one GPU: it predicts v
+    # under a cosine schedule, and the learning rate is ten times as high and falls to zero. Its grids are drawn with a
+    # little guidance. For one GPU with 8 GB or more.
+    "small64": {
+        "architecture": "DiT-S/4", "image_size": 64, "class_cond": True, "schedule": "cosine", "prediction": "v",
+        "batch": 64, "steps": 8000, "learning_rate": 1e-3, "warmup_steps": 200, "lr_schedule": "cosine", "beta2": 0.99,
+        "ema_halflife": 20000.0, "sample_every": 2000, "sample_count": 63, "sampler": "dpm++2m", "sample_steps": 20,
+        "cfg_scale": 1.5, "checkpoint_every": 2000, "log_every": 200,
+    },
+}
+EMOJI = {"tiny": {"classes": ("Smileys & Emotion", "Food & Drink", "Flags"), "flip": True},
+         "small64": {}}  # mirrored, flags are none, and letters and figures no longer theirs
+
+
+HELP = {
+    "train": """Train a DiT, a diffusion transformer.
+
+    Without options: on emoji and their classes, with a model and a number of steps that suit this machine. What you
+    leave out, the preset fills. --classes takes names of classes, or one number: how many classes the model has. A
+    dataset whose images are floats is taken as it is, as latents are.
+
+    \b
+    numdiff train dit                                            on emoji
+    numdiff train dit --data photos.h5 --model DiT-S/4 --flip    on images of your own and their classes
+    numdiff train dit --data latents.h5 --model DiT-B/2          on latents: float images (N, H, W, C)
+    numdiff train dit --model DiT-XL/2 --size 32 --channels 4 --classes 1000 --dry-run
+    """,
+    "compile": """The kernels of `numdiff train dit` with the same options: training step and pictures.
+
+    \b
+    numdiff compile dit --capability 8.0
+    numdiff compile dit --model DiT-XL/2 --size 32 --channels 4 --classes 1000 --batch 32 --capability 9.0
+    """,
+    "bench step": "The DiT of a preset or of --model, on random images.",
+    "bench sample": "The DiT of a preset or of --model, with random weights."}
+
+
+class DiTKind(ModelKind):
+    def resolve(self, options, given):
+        """What the architecture's name says, where it was not set by itself."""
+        from ...nn.dit import MODELS  # here, as it loads the kernels
+        sizes = MODELS[options.architecture]
+        for name, line in self.own.items():
+            if getattr(options, name) is None and "model" in line.readers:
+                setattr(options, name, sizes[line.argument("model")[0]])
+
+    def learns_sigma(self, options):
+        return options.architecture != "DiT-Tiny"  # short runs on laptops have no use for a variance
+
+    def label(self, options):
+        return options.architecture
+
+    def check_options(self, options):
+        patch, hidden = options.patch_size, options.hidden_size
+        if None in (patch, hidden, options.heads):  # not resolved yet: the name decides, and its parts fit
+            return
+        if options.image_size % patch:
+            fits = [str(p) for p in (8, 4, 2) if options.image_size % p == 0]
+            raise UsageError(f"--image-size {options.image_size} is not divisible by the {patch} pixels of a patch; "
+                             f"use a multiple of {patch}{', or patches of ' + ' or '.join(fits) if fits else ''}.")
+        if hidden % options.heads or hidden % 4:
+            raise UsageError(f"--hidden-size {hidden} must be a multiple of 4 and of --heads {options.heads}; use "
+                             f"{max(1, round(hidden / math.lcm(4, options.heads))) * math.lcm(4, options.heads)}.")
+        if int(hidden * options.mlp_ratio) < 1:
+            raise UsageError(f"--mlp-ratio {options.mlp_ratio} leaves the MLP no channel; use a larger one.")
+        if options.num_classes is not None and not options.class_cond:
+            raise UsageError("--num-classes needs --class-cond; leave it out, or turn the classes on.")
+
+    def count_parameters(self, sizes):
+        from ...nn.dit import dit_parameter_counts
+        return dit_parameter_counts(sizes)
+
+    def forward_flops(self, sizes):
+        from ...nn.flops import dit_forward_flops
+        return dit_forward_flops(sizes)
+
+    def activations(self, sizes):
+        return 8 * sizes["depth"] * sizes["image_size"] ** 2 // sizes["patch_size"] ** 2 * sizes["hidden_size"]
+
+    def blocks(self, sizes):
+        return sizes["depth"]
+
+    def check_file(self, sizes, weights):
+        tokens = (sizes["image_size"] // sizes["patch_size"]) ** 2
+        if 4 * tokens * sizes["hidden_size"] > max(MAX_POSITION_BYTES, weights):
+            raise schema.Mismatch(f"model_options.image_size is {sizes['image_size']}, {tokens:,} patches, too many "
+                                  "for such a model")
+
+    def describe(self, options, sizes):
+        count, trained = self.count_parameters(sizes)
+        size = "×".join(str(sizes[key]) for key in ("image_size", "image_size", "in_channels"))
+        classes = f", {sizes['num_classes']:,} classes" if sizes["num_classes"] is not None else ""
+        return (f"{self.label(options)}, {size}{classes}: {count:,} parameters ({trained:,} trained, "
+                f"{count - trained:,} fixed positions), {sizes['depth']} blocks of {sizes['hidden_size']} channels, "
+                f"{sizes['num_heads']} heads, patches of {sizes['patch_size']}")
+
+
+DIT = DiTKind(
+    "dit", "DiT", "numdiff.nn.dit:DiT", settings=DiTSettings, presets=PRESETS,
+    default_preset={"cpu": "tiny", "cuda": "small64"}, emoji=EMOJI, measured=("architecture", "num_classes"),
+    sampled=("architecture", "num_classes"), check="numdiff.nn.dit:check_options",
+    weights="numdiff.training.kinds.dit_weights:DiTWeights",
+    twin="numdiff.benchmark.torch_dit:TorchDiT", class_dropout=0.1,
+    help=HELP)

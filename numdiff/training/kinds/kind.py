@@ -1,0 +1,156 @@
+"""What the rest of numdiff knows of a kind of model: `ModelKind`, of which there is one record a kind.
+
+A record is light: it names its classes by where they are, "module:name", which are imported when they are wanted, so
+that help needs no NumPy. What a record does not say has a default that fits a model without peculiarities:
+
+    class ToySettings:                                       # in the form of numdiff/settings.py
+        width: int = setting(32, "Channels inside.", unit="N", low=1, high=1024, model=SAME)
+
+    kinds.register(ModelKind("toy", "Toy", "mine.toy:Toy", settings=ToySettings,
+                             presets={"tiny": {"steps": 100}}, default_preset={"cpu": "tiny", "cuda": "tiny"}))
+
+`Toy` is a `numdiff.nn.model.Model` whose constructor takes image_size, in_channels, num_classes, class_dropout,
+learn_sigma, its own settings, device and seed. From then on there are `numdiff train toy`, `compile toy`, `bench step
+toy`, `bench sample toy` and `profile toy`, and its checkpoints are resumed and sampled.
+"""
+import functools
+import importlib
+import math
+from dataclasses import dataclass, field
+
+from ...settings import COMMON, arguments, settings_in
+
+
+def imported(where):
+    """What stands at "module:name"."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelKind:
+    """One kind of model.
+
+    name: the word of the command line and of files; title: of texts; model: where its class is
+    settings: the class with its own settings, whose heading in help is the title
+    presets: {name: {setting: value}}; default_preset: {"cpu", "cuda": name}
+    emoji: {preset: {setting: value}} filled in besides where the dataset is the default one
+    measured: its own settings that `bench` and `profile` have as options; sampled: those of `bench sample`
+    check: where a function is that refuses options of the class with which none can be laid out
+    weights: where the record of its foreign files is (weights.py); twin: where its counterpart in PyTorch is, for
+    `--versus torch`; twin_channels_last: whether that computes with images stored so
+    class_dropout: the default of --class-dropout
+    help: {"train", "compile", "bench step", "bench sample", "profile": text}, where the usual text does not do
+    """
+
+    name: str
+    title: str
+    model: str
+    settings: type
+    presets: dict
+    default_preset: dict
+    emoji: dict = field(default_factory=dict)
+    measured: tuple = ()
+    sampled: tuple = ()
+    check: str | None = None
+    weights: str = "numdiff.training.kinds.weights:Weights"
+    twin: str | None = None
+    twin_channels_last: bool = False
+    class_dropout: float = 0.0
+    help: dict = field(default_factory=dict)
+
+    # What it consists of ----------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def own(self):
+        """{name: Setting} that this kind alone has."""
+        lines = settings_in(self.settings)
+        return {name: type(line)(**{**vars(line), "group": self.title}) for name, line in lines.items()}
+
+    @functools.cached_property
+    def table(self):
+        """{name: Setting} of all settings of its runs, in the order in which they are shown: its own after the data."""
+        after = [name for name, line in COMMON.items() if line.group in ("Run", "Data")]
+        return {**{name: COMMON[name] for name in after}, **self.own, **COMMON}
+
+    @property
+    def model_class(self):
+        return imported(self.model)
+
+    def say(self, command):
+        """The text of `numdiff COMMAND` for this kind."""
+        usual = {"train": f"Train a {self.title}.", "profile": f"The training step of a {self.title}.",
+                 "compile": f"The kernels of `numdiff train {self.name}` with the same options: training step and "
+                            "pictures.",
+                 "bench step": f"The {self.title} of a preset, on random images.",
+                 "bench sample": f"The {self.title} of a preset, with random weights."}
+        return {**usual, **self.help}[command]
+
+    def foreign(self):
+        """The `Weights` of this kind: how other programs' files of it are read and written."""
+        return imported(self.weights)(self)
+
+    # Options of a run -------------------------------------------------------------------------------------------------
+
+    def resolve(self, options, given):
+        """Fill what follows from other settings, where it was not given: into a `TrainOptions`."""
+
+    def check_options(self, options):
+        """Raise a `UsageError` where the kind's settings of a run do not fit each other."""
+
+    def learns_sigma(self, options):
+        """The default of --learn-sigma."""
+        return False
+
+    def upgrade(self, values):
+        """Bring the values of an options.json that an older numdiff wrote up to date, in place."""
+
+    def label(self, options):
+        """The model of a run in a few words."""
+        return f"{self.name}, preset {options.preset}"
+
+    # The model, from its constructor's options (`sizes`), without building it -----------------------------------------
+
+    def sizes(self, options, channels=3, num_classes=None):
+        """The constructor's options, without device and seed, of the model that a run's options describe.
+
+        num_classes: of the dataset; the run's own number, where it has one, goes before.
+        """
+        own = getattr(options, "num_classes", None) if "num_classes" in self.own else None
+        return {**arguments("model", options, self.table), "in_channels": channels,
+                "num_classes": num_classes if own is None else own}
+
+    def check_sizes(self, sizes):
+        """Raise a `UsageError` for sizes with which no model can be laid out."""
+        if self.check:
+            imported(self.check)(sizes)
+
+    def laid_out(self, sizes):
+        """A model that has shapes and no memory."""
+        from ...nn.model import laid_out
+        return laid_out(self.model_class, sizes)
+
+    def count_parameters(self, sizes):
+        """(all parameters, those that are trained)."""
+        return 2 * (sum(math.prod(p.shape) for _, p in self.laid_out(sizes).named_parameters()),)
+
+    def forward_flops(self, sizes):
+        """FLOPs of one image through the model."""
+        return self.laid_out(sizes).forward_flops()
+
+    def activations(self, sizes):
+        """Numbers that an image leaves for the backward pass, counting only what is sure."""
+        return 0
+
+    def blocks(self, sizes):
+        """How many blocks there are at least, each with a parameter: what a file says is held against it."""
+        return 0
+
+    def check_file(self, sizes, weights):
+        """Raise a `Mismatch` for sizes in a file that would take memory out of proportion to its weights' bytes."""
+
+    def describe(self, options, sizes):
+        """One line about the model of a run."""
+        count, trained = self.count_parameters(sizes)
+        fixed = "" if trained == count else f" ({trained:,} trained)"
+        return f"{self.label(options)}: {count:,} parameters{fixed}"

@@ -1,0 +1,158 @@
+"""The record of the UNet: settings, presets, checks; the model is nn/unet.py."""
+from ...errors import UsageError
+from ...settings import SAME, flag, say, setting
+from .kind import ModelKind
+
+GROUPS = 32  # of every group normalisation: channels must be a multiple
+
+
+class UNetSettings:
+    model_channels: int = setting(64, "Channels of the first level; a multiple of 32.", unit="N", low=1, high=1 << 14,
+        model=SAME)
+    channel_mult: tuple[int, ...] = setting((1, 2, 3, 4),
+        "Channels of each level, in multiples of --model-channels; each level halves the size.", unit="N,N,…", low=1,
+        high=256, model=SAME)
+    num_res_blocks: int = setting(2, "Residual blocks a level.", unit="N", low=1, high=64, model=SAME)
+    attention_resolutions: tuple[int, ...] = setting((16, 8),
+        "Image sizes at which there is attention; `none` for only the one in the middle.", unit="PX,…", low=1,
+        high=4096, model=SAME)
+    num_heads: int = setting(1, "Attention heads, where --num-head-channels is -1.", unit="N", low=1, high=1 << 14,
+        model=SAME)
+    num_heads_upsample: int = setting(-1, "Attention heads on the way up, where they are others; -1: as --num-heads.",
+        unit="N", low=-1, high=1 << 14, model=SAME)
+    num_head_channels: int = setting(32,
+        "Channels of an attention head; -1: --num-heads counts, as it does where that alone is given.", unit="N",
+        low=-1, high=1 << 14, model=SAME)
+    use_scale_shift_norm: bool = setting(False, "The timestep scales and shifts the norm, instead of being added.",
+        model=SAME)
+    resblock_updown: bool = setting(False, "Residual blocks change the size.", model=SAME)
+    conv_resample: bool = setting(False, "Convolutions change the size, instead of pooling and repetition.",
+        model=SAME)
+    dropout: float = setting(0.0, "Share of the activations that are dropped.", unit="P", low=0, below=1, model=SAME)
+    use_new_attention_order: bool = setting(False, "Order of qkv as in the later of guided-diffusion's two.",
+        model=SAME)
+    max_period: float = setting(10000.0, "Longest period of the timestep embedding; unet.cu has 1000.", unit="STEPS",
+        low=1, high=1e30, model=SAME)
+
+
+PRESETS = {
+    # The smallest UNet that draws emoji: for a laptop without a GPU, about four minutes on two cores. In so short a run
+    # predicting the image itself under a cosine schedule gives the clearest pictures, one class of emoji is learnt
+    # sooner than nine (`EMOJI` below), many steps of few images teach more than few of many, and the learning rate is
+    # high, falls to zero, and comes with an average that soon forgets the beginning (PRESETS.md has the runs).
+    "tiny": {
+        "image_size": 32, "model_channels": 32, "channel_mult": (1, 2, 4), "num_res_blocks": 1,
+        "attention_resolutions": (8,), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",
+        "batch": 4, "steps": 1500, "learning_rate": 1e-3, "warmup_steps": 20, "lr_schedule": "cosine", "beta2": 0.99,
+        "ema_halflife": 800.0, "sample_every": 750, "sample_count": 24, "sampler": "dpm++2m", "sample_steps": 20,
+        "checkpoint_every": 250, "log_every": 25,
+    },
+    # The UNet that unet.cu trains, 20,494,211 parameters, on 64×64 images: for one GPU with 8 GB or more. The same
+    # choices as above; so many steps take an H200 less than a minute.
+    "unet64": {
+        "image_size": 64, "model_channels": 64, "channel_mult": (1, 2, 3, 4), "num_res_blocks": 2,
+        "attention_resolutions": (16, 8), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",
+        "batch": 32, "steps": 8000, "learning_rate": 5e-4, "warmup_steps": 100, "lr_schedule": "cosine",
+        "ema_halflife": 4000.0, "sample_every": 2000, "sample_count": 64, "sampler": "dpm++2m", "sample_steps": 20,
+        "checkpoint_every": 2000, "log_every": 200,
+    },
+}
+SMILEYS = {"classes": ("Smileys & Emotion",), "flip": True}
+
+
+HELP = {
+    "train": """Train a UNet.
+
+    Without options: on emoji, with a model and a number of steps that suit this machine. What you leave out, the preset
+    fills. The run gets its own folder, with checkpoints, pictures of samples, and the loss.
+
+    \b
+    numdiff train unet                                           on emoji
+    numdiff train unet --data photos.h5 --class-cond --flip      on images of your own (see numdiff data import)
+    numdiff train unet --resume                                  go on where the newest run stopped
+    """,
+    "compile": """The kernels of `numdiff train unet` with the same options: training step and pictures.
+
+    They are put where a run looks for them, NUMDIFF_CACHE_DIR or ~/.cache/numdiff: for a container, or for a cluster
+    whose nodes share a folder. Neither a GPU nor its driver is needed.
+
+    \b
+    numdiff compile unet                        for the GPU of this machine
+    numdiff compile unet --capability 9.0       for an H100 or H200
+    """}
+
+
+class UNetKind(ModelKind):
+    def resolve(self, options, given):
+        if "attention_resolutions" not in given:  # those of the preset that a model of this size has
+            options.attention_resolutions = tuple(r for r in options.attention_resolutions if r in _sizes(options))
+        numbers_given = [name for name in ("num_heads", "num_heads_upsample") if given.get(name, -1) != -1]
+        if numbers_given and given.get("num_head_channels", -1) != -1:
+            raise UsageError(f"{flag(numbers_given[0])} and --num-head-channels exclude each other: give one of them.")
+        if numbers_given:  # a number of heads that was given counts
+            options.num_head_channels = -1
+
+    def check_options(self, options):
+        _check_sizes(options)
+        _check_channels(options)
+
+    def upgrade(self, values):
+        if values.get("learn_sigma") is None:  # before these were a UNet's, too
+            values.update(learn_sigma=False, class_dropout=0.0)
+
+    def activations(self, sizes):
+        return 4 * sizes["num_res_blocks"] * sizes["image_size"] ** 2 * sizes["model_channels"]
+
+    def blocks(self, sizes):
+        return sizes["num_res_blocks"] * len(sizes["channel_mult"])
+
+    def describe(self, options, sizes):
+        return (f"{self.label(options)}: {self.count_parameters(sizes)[0]:,} parameters, {options.model_channels} "
+                f"channels × {tuple(options.channel_mult)}")
+
+
+def _sizes(o):
+    """The image sizes of the model's levels."""
+    return [o.image_size // 2**i for i in range(len(o.channel_mult))]
+
+
+def _check_sizes(o):
+    levels = len(o.channel_mult)
+    if not levels:
+        raise UsageError("--channel-mult must have at least one entry.")
+    if o.image_size % 2 ** (levels - 1):
+        raise UsageError(f"--image-size {o.image_size} cannot be halved {levels - 1} times, as the {levels} levels of "
+                         f"--channel-mult {say(o.channel_mult)} need; use a multiple of {2 ** (levels - 1)}, or fewer "
+                         "levels.")
+    for r in o.attention_resolutions:
+        if r not in _sizes(o):
+            raise UsageError(f"--attention-resolutions {say(o.attention_resolutions)}: the model never has size {r}; "
+                             f"use some of {say(tuple(_sizes(o)))}, or none.")
+
+
+def _check_channels(o):
+    channels = [o.model_channels * m for m in o.channel_mult]
+    if any(c % GROUPS for c in channels) or o.model_channels % GROUPS:
+        raise UsageError(f"--model-channels {o.model_channels} must be a multiple of {GROUPS}, the groups of the group "
+                         f"normalisation; use {max(GROUPS, round(o.model_channels / GROUPS) * GROUPS)}.")
+    for c, size in zip(channels, _sizes(o), strict=True):
+        if size not in o.attention_resolutions and size != _sizes(o)[-1]:  # the middle always has attention
+            continue
+        if o.num_head_channels == -1:
+            for name in ("num_heads", "num_heads_upsample"):
+                heads = getattr(o, name)
+                if heads == 0 or heads > 0 and c % heads:
+                    raise UsageError(f"{flag(name)} {heads} does not divide the {c} channels at size {size}; use a "
+                                     f"divisor of {c}.")
+        elif o.num_head_channels < 1 or c % o.num_head_channels:
+            raise UsageError(f"--num-head-channels {o.num_head_channels} does not divide the {c} channels at size "
+                             f"{size}; use a divisor of {c}, or -1 and --num-heads.")
+
+
+UNET = UNetKind(
+    "unet", "UNet", "numdiff.nn.unet:UNet", settings=UNetSettings, presets=PRESETS,
+    default_preset={"cpu": "tiny", "cuda": "unet64"}, emoji={"tiny": SMILEYS, "unet64": SMILEYS},
+    sampled=("class_cond", "class_dropout"), check="numdiff.nn.unet:check_options",
+    weights="numdiff.training.kinds.unet_weights:UNetWeights",
+    twin="numdiff.benchmark.torch_unet:TorchUNet", twin_channels_last=True, class_dropout=0.0,
+    help=HELP)

@@ -1,0 +1,123 @@
+"""Weights of other programs, as a kind of model knows them: `Weights`, which unet_weights.py and dit_weights.py fill.
+
+A kind without such a record has numdiff's own model files, and the plain exports (.npz, .safetensors) of its parameters
+under their own names; no foreign file is taken for it.
+"""
+import inspect
+import math
+
+from ...errors import UsageError
+
+MAX_IMAGE_SIZE = 4096  # as of a training run
+
+
+class Weights:
+    """How files of a kind are read and written that are not numdiff's.
+
+    free: {option: function} of what shapes of weights do not tell -> whether a value may be
+    may_rescale: whether programs that train such models rescale timesteps without saying so in the file
+    """
+
+    free = {}
+    may_rescale = False
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def recognises(self, state_dict):
+        """Whether a foreign state dict is of this kind."""
+        return False
+
+    def complete(self, source, state_dict, told, free):
+        """All options of the model: what shapes say, and for the rest the user (`free`), the file (`told`), the
+        defaults; a `NumdiffError` or a `UsageError` where they cannot be known."""
+        raise NotImplementedError
+
+    def hold(self, state_dict, sizes):
+        """The state dict's tensors that the model has; a `NumdiffError` names what does not fit."""
+        raise NotImplementedError
+
+    def exported(self, state_dict, sizes):
+        """What a state dict of the public names holds, from numdiff's arrays in PyTorch's layout."""
+        return state_dict
+
+    def notes(self, sizes, diffusion):
+        """[(heading, text)] of what whoever reads the state dict elsewhere must be told."""
+        return []
+
+    def with_convolutions(self, state_dict, sizes):
+        """(state dict, sizes) of the model that changes the size by convolutions; a `UsageError` where none does."""
+        raise UsageError(f"--conv-resample means nothing for a {self.kind.title}: leave it out.")
+
+    def write_folder(self, folder, sizes, state_dict, diffusion):
+        """Write diffusers' folder; returns notes. A `UsageError` for a model that diffusers' DiT cannot be."""
+        raise UsageError(f"OUT is {str(folder)!r}, a folder in diffusers' layout, which is for a DiT, and this is a "
+                         f"{self.kind.title}: let it end in .safetensors or .npz.")
+
+    def lines(self, target, result, sizes):
+        """What `numdiff convert` says of the model, line by line."""
+        yield (f"{target}: a {self.kind.title} of {result.parameters:,} parameters for {sizes['image_size']}×"
+               f"{sizes['image_size']} images")
+        yield f"classes     {sizes['num_classes'] or 'none'}"
+
+    def believed(self, told, free):
+        """The options in `told` (words of a file) that may be true; refuses `free` ones that it does not have."""
+        for key, value in free.items():
+            if key not in self.free:
+                raise UsageError(f"{flag(key)} means nothing for a {self.kind.title}: leave it out.")
+            if not self.free[key](value):
+                raise UsageError(f"{flag(key)} {value} is out of range.")
+        return {k: v for k, v in told.items() if k in self.free and self.free[k](v)}
+
+    def classes(self, source, rows, dropout, given):
+        """{"num_classes", "class_dropout"} of a model whose class table has `rows` rows (None: it has no classes), the
+        last for no class where there is dropout; given: the number of classes that the user tells, or None."""
+        if rows is None:
+            if given is not None:
+                raise UsageError(f"--num-classes {given}: {source} has no classes; leave it out.")
+            return {"num_classes": None}
+        if given in (rows, rows - 1):  # the user knows whether there is a null class
+            dropout = 0.0 if given == rows else dropout or NULL_CLASS_DROPOUT
+        classes = rows - (dropout > 0)
+        if given not in (None, classes) or classes < 1:
+            raise UsageError(f"--num-classes {classes if given is None else given}: the class table of {source} has "
+                             f"{rows} rows, so the model has {rows - 1} classes and a null class, or {rows} and none: "
+                             "give one of these numbers.")
+        return {"num_classes": classes, "class_dropout": dropout}
+
+
+NULL_CLASS_DROPOUT = 0.1  # of a foreign model with a null class, which does not say how often it was drawn
+
+
+def whole(low, high):
+    return lambda v: type(v) is int and low <= v <= high
+
+
+def number(low, high, low_too=True):
+    return lambda v: type(v) in (int, float) and (low <= v if low_too else low < v) and v < high
+
+
+IMAGE_SIZE, COUNT, CLASSES, SHARE = whole(1, MAX_IMAGE_SIZE), whole(1, 1 << 16), whole(1, 1 << 24), number(0, 1)
+
+
+def yes_or_no(v):
+    return type(v) is bool
+
+
+def count_or_none(v):
+    return v == -1 and type(v) is int or COUNT(v)
+
+
+PERIOD = number(0, math.inf, low_too=False)
+
+
+def defaults_of(model):
+    """{option: default} of the constructor of a model or `Diffusion`, without where it computes and its seed."""
+    return {name: list(p.default) if isinstance(p.default, tuple) else p.default
+            for name, p in inspect.signature(model).parameters.items() if name not in ("device", "seed", "backend")}
+
+
+def flag(option):
+    """The command-line option that sets `option`."""
+    names = {"use_new_attention_order": "attention_order", "steps": "diffusion_steps"}
+    return "--" + names.get(option, option).replace("_", "-")
