@@ -164,7 +164,7 @@ def measured(result):
 def torch_pairs(options, versus, modes, torch_precision):
     """The (mode, precision) pairs of PyTorch that are asked for; a `UsageError` where one does not exist."""
     from numdiff.benchmark.step import BEST_MODES, COMPARED
-    from numdiff.benchmark.torch_step import MODES, PRECISIONS, require_torch
+    from numdiff.benchmark.torch_step import MODES, PRECISIONS, require_torch, require_twin
     from numdiff.errors import UsageError
     if not versus:
         if modes or torch_precision:
@@ -175,6 +175,7 @@ def torch_pairs(options, versus, modes, torch_precision):
         for name in names or ():
             if name not in known and names != ("all",):
                 raise UsageError(f"{option} {name} does not exist; use some of {', '.join(known)}, or all.")
+    require_twin(options)
     require_torch()
     device = "cuda" if options.device == "cuda" else "cpu"
     if modes == ("all",):

@@ -25,12 +25,17 @@ def require_torch():
                            "out.")
 
 
-def build_twin(options, channels=3, num_classes=None):
-    """The PyTorch module with the architecture and parameter names of the model that a run's options describe."""
+def require_twin(options):
+    """Raise a `UsageError` where nobody has written the model of a run's options in PyTorch."""
     kind = kinds.get(options.model)
     if kind.twin is None:
         raise UsageError(f"--versus torch: there is no {kind.title} in PyTorch to compare with; leave it out.")
-    return imported(kind.twin)(**model_options(options, channels, num_classes))
+
+
+def build_twin(options, channels=3, num_classes=None):
+    """The PyTorch module with the architecture and parameter names of the model that a run's options describe."""
+    require_twin(options)
+    return imported(kinds.get(options.model).twin)(**model_options(options, channels, num_classes))
 
 
 class TorchTwin:
