@@ -22,7 +22,7 @@ COST
 SOURCE
     Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
-    groupnorm/launcher.py, where a group is many rows and a block adds it up in shared memory.
+    groupnorm/groups.py, where a group is many rows and a block adds it up in shared memory.
 """
 import math
 

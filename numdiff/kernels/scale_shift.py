@@ -20,7 +20,7 @@ COST
 SOURCE
     Perez et al. 2017, arXiv:1709.07871, eq. 2 (FiLM); Dhariwal and Nichol 2021, arXiv:2105.05233, eq. 3 (AdaGN).
 READ NEXT
-    groupnorm/launcher.py, whose output this scales.
+    groupnorm/reference.py, whose output this scales.
 """
 import numpy as np
 

@@ -43,8 +43,12 @@ from numdiff.kernels.elementwise import (
     silu_forward,
     silu_forward_cost,
 )
-from numdiff.kernels.groupnorm import groupnorm_backward, groupnorm_forward
-from numdiff.kernels.groupnorm.launcher import groupnorm_backward_cost, groupnorm_forward_cost
+from numdiff.kernels.groupnorm import (
+    groupnorm_backward,
+    groupnorm_backward_cost,
+    groupnorm_forward,
+    groupnorm_forward_cost,
+)
 from numdiff.kernels.matmul import (
     matmul_forward,
     matmul_forward_cost,

@@ -472,13 +472,13 @@ IN_KERNELS = {
     "norm, early end": InKernel("optimizer.grad_norm", "    partial[k] = value\n", "    partial[k] = value\n"
                                 "    if k >= 200:\n        return partial[k]\n", "global_norm", 1, "divergence",
                                 ("    cuda.syncthreads()",)),
-    "groupnorm, mean read late": InKernel("groupnorm.launcher", BARRIER, NONE, "groupnorm", 1, "race",
+    "groupnorm, mean read late": InKernel("groupnorm.groups", BARRIER, NONE, "groupnorm", 1, "race",
                                           ("average = tile[0]", "tile[t] = total"), 0),
     "groupnorm, not all of the tile": InKernel(
-        "groupnorm.launcher", "    tile[t] = total\n", "    if t < m:\n        tile[t] = total\n", "groupnorm", 1,
+        "groupnorm.groups", "    tile[t] = total\n", "    if t < m:\n        tile[t] = total\n", "groupnorm", 1,
         "uninitialised", ("tile[plane * BLOCK",)),
     "groupnorm, element before the group": InKernel(
-        "groupnorm.launcher", "* C + group * width + e % width]", "* C + group * width + e % width - 1]", "groupnorm",
+        "groupnorm.groups", "* C + group * width + e % width]", "* C + group * width + e % width - 1]", "groupnorm",
         1, "bounds", ("total += ",)),
     "layernorm, part of a warp": InKernel("layernorm", "ALL_LANES, value, 4", "0xFFFF, value, 4", "layernorm", 2,
                                           "divergence", ("0xFFFF, value, 4",)),

@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from numdiff.device import download, get_gpu, synchronize, upload, zeros
-from numdiff.kernels.groupnorm import launcher as GN
+from numdiff.kernels import groupnorm as GN
 from numdiff.kernels.groupnorm import one_pass
 from tests.kernels.benchmark_half_conv import BATCH, measured, replay
 

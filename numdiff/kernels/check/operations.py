@@ -10,6 +10,7 @@ from .. import (
     dropout,
     elementwise,
     embedding,
+    groupnorm,
     layernorm,
     linear,
     linear_group,
@@ -24,7 +25,6 @@ from ..attention import unfused as attention
 from ..concat import Pair
 from ..conv2d import im2col
 from ..diffusion import images, mse, q_sample, sampler
-from ..groupnorm import launcher as groupnorm
 from ..groupnorm import one_pass as groupnorm_one_pass
 from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import launcher, vectorised

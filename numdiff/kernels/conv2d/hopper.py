@@ -269,7 +269,7 @@ def leave_statistics(BN, tiles, at, statistics, to, left, columns):
 
     Of each two channels the mean goes to statistics[to …], the variance to `columns` later.
     A lane has two channels, of every second pixel where rows are short, so that a warp's loads touch each bank once. It
-    sums beside the first of its numbers, so that q - s² / n cancels no more than groupnorm/launcher.py says.
+    sums beside the first of its numbers, so that q - s² / n cancels no more than groupnorm/chunks.py says.
     """
     COLS = 64 if BN % 64 == 0 else 32
     LANES, PIXELS = COLS // 2, COLS  # of a pixel; of a lane

@@ -1,20 +1,23 @@
 """GroupNorm, with scale, shift and SiLU in the same pass. Read the files in this order.
 
-    launcher.py        the mathematics, v1 and v2, and which version runs
-    vectors.py         16 bytes of float16 or float32 at once
+    reference.py       what is computed, the derived gradients, and what it costs
+    groups.py          v1  a block a group
+    chunks.py          v2  a block a chunk of pixels with all their channels; small kernels join the chunks
+    cpu.py             what runs where there is no GPU
+    vectors.py             eight channels of a thread
     one_pass.py        v3  everything kept in shared memory
-    one_pass_half.py   v3  the same for float16, eight numbers at once
-    clusters.py        v4  a group shared by the blocks of a cluster
-    normalise.py       v5  with statistics that the convolution left
+    one_pass_half.py   v3  the float16 backward, sixteen channels a block
+    clusters.py        v3  one image shared by the blocks of a cluster
+    normalise.py       v4  with statistics that the convolution left
+    launcher.py        which of them runs
 
 READ NEXT
-    launcher.py
+    reference.py
 """
-from .launcher import (
-    groupnorm_backward,
+from .launcher import groupnorm_backward, groupnorm_forward
+from .reference import (
     groupnorm_backward_cost,
     groupnorm_backward_reference,
-    groupnorm_forward,
     groupnorm_forward_cost,
     groupnorm_forward_reference,
 )

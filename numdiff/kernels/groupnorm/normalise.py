@@ -26,7 +26,7 @@ DETERMINISM
 COST
     x and, with each block's pixels, its sample's statistics are read, y is written. Roof: memory bandwidth.
 SOURCE
-    launcher.py for the mathematics; joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
+    reference.py for the mathematics; joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
 READ NEXT
     conv2d/hopper.py, which leaves the statistics.
 """

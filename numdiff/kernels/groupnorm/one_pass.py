@@ -38,7 +38,7 @@ COST
     forward: x read and y written once; backward: x and dy (and the residual) read and dx written once. Roof: memory
     bandwidth.
 SOURCE
-    launcher.py for the mathematics; PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async);
+    reference.py for the mathematics; PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async);
     CUDA programming guide, "Memory Fence Functions", whose example is the last block that adds.
 READ NEXT
     one_pass_half.py, the backward that float16 takes where it fits; clusters.py.

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
+from numdiff.kernels import groupnorm as GN
 from numdiff.kernels import reduce as R
 from numdiff.kernels.concat import Pair
-from numdiff.kernels.groupnorm import launcher as GN
-from numdiff.kernels.groupnorm import normalise, one_pass
+from numdiff.kernels.groupnorm import cpu, normalise, one_pass
 from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
 
 # (B, ..., C, groups)
@@ -40,13 +40,27 @@ def backward_reference(dy, x, weight, bias, groups, silu):
     return dx, dweight, dbias
 
 
+@SILU
+def test_cpu_engine_is_the_reference(rng, silu, monkeypatch):
+    monkeypatch.setattr(cpu, "PART", 2 * 7 * 5 * 30)  # two images at a time
+    x, weight, bias, dy, groups = make(rng, (5, 7, 5, 30, 5), offset=3.0)
+    want, mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
+    assert all(map(np.allclose, cpu.groupnorm_forward_cpu(x, weight, bias, groups, silu=silu), (want, mean, rstd)))
+    for residual in (None, rng.standard_normal(x.shape)):
+        got, wanted = ([np.ones_like(weight), np.ones_like(bias)] for _ in range(2))
+        dx = cpu.groupnorm_backward_cpu(dy, x, weight, bias, mean, rstd, *got, groups, silu, residual)
+        assert np.allclose(dx, GN.groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, *wanted, groups, silu,
+                                                               residual))
+        assert all(map(np.allclose, got, wanted))
+
+
 @SHAPES
 @versions(1, 2, 3)
 @SILU
 def test_forward(engine, rng, shape, version, silu):
     usable(version, shape[-2])
     x, weight, bias, _, groups = make(rng, shape)
-    want = GN.groupnorm_forward(x, weight, bias, groups, silu=silu)
+    want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
     runs = [GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=silu, version=version)
             for _ in range(engine.repeats)]
     for got, again, expected in zip(runs[0], runs[-1], want, strict=True):

@@ -1,0 +1,270 @@
+"""GroupNorm v2: a block a chunk of pixels with all their channels, and small kernels that join the chunks.
+
+MATHEMATICS, SHAPES
+    as in reference.py; C a multiple of 4
+WHAT IS NEW
+    A thread keeps four neighbouring channels, so what depends on the channel alone (mean, rstd, weight, bias) is loaded
+    once for all its pixels, and a warp reads up to 512 neighbouring bytes. A channel's statistics in a chunk are a mean
+    and a sum of squares about that mean; any two such pairs join without cancellation, because
+        Σ (x - mean)² over everything = Σ over the parts of [their own sum of squares + count · (their mean - mean)²].
+VERSIONS
+    v2 blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide. Statistics of
+       chunks are joined by a small kernel in between; x is read twice, y written once.
+LAUNCH
+    grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB; between its passes grid (G, B), 64 threads
+DETERMINISM
+    sums of threads, chunks and groups are added in an order that the shape alone decides.
+COST
+    n elements of s bytes: 3·s·n bytes forward (x twice, y), 5·s·n backward (x and dy twice, dx). Roof: memory.
+SOURCE
+    joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
+READ NEXT
+    one_pass.py, which reads x once.
+"""
+import math
+
+import numpy as np
+
+from ...device import cuda, empty, float32, launch, load4, store4
+from ..any_batch import assumed
+from ..reduce import BLOCK, cut, tree_sum
+from .groups import affine, affine_gradient
+
+BLOCK4 = 4 * BLOCK  # shared elements where a thread brings one sum for each of its four channels
+BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # two sums a thread; two for each of its four channels
+SMALL_BLOCK = 64  # threads that join one group's chunks: (chunks × C/G) is 16 to 256 statistics
+
+
+@cuda.jit(device=True)
+def load_groups(values, first, c, width):
+    """The values of the groups that channels c to c + 3 belong to; the sample's own begin at `first`."""
+    return (values[first + c // width], values[first + (c + 1) // width], values[first + (c + 2) // width],
+            values[first + (c + 3) // width])
+
+
+@cuda.jit(device=True)
+def mean_and_squares(first, count, s, q):
+    """Mean and Σ (x - mean)² of `count` values from s = Σ (x - first) and q = Σ (x - first)².
+
+    `first` is one of the values, therefore (first - mean)² ≤ Σ (x - mean)² and q is at most (1 + count) times the
+    result: the subtraction cannot cancel more than that, whatever the mean.
+    """
+    return first + s / count, max(q - s * s / count, float32(0))
+
+
+@cuda.jit
+def groupnorm_chunk_kernel_v2(x, chunk_mean, chunk_squares, P, C, lanes, chunk):
+    """Mean and sum of squares about it, of every channel in every chunk: two arrays (B, chunks, C)."""
+    tile = cuda.shared.array(BLOCK4, float32)
+    t = cuda.threadIdx.x
+    rows = BLOCK // lanes
+    row, b = t // lanes, cuda.blockIdx.z
+    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    start = cuda.blockIdx.x * chunk
+    end = min(start + chunk, P)
+    m0 = m1 = m2 = m3 = s0 = s1 = s2 = s3 = q0 = q1 = q2 = q3 = float32(0)
+    count = float32(0)
+    if row < rows and c < C and start + row < end:
+        f0, f1, f2, f3 = load4(x, (b * P + start + row) * C + c)
+        count = float32(1)
+        for p in range(start + row + rows, end, rows):
+            x0, x1, x2, x3 = load4(x, (b * P + p) * C + c)
+            x0, x1, x2, x3 = x0 - f0, x1 - f1, x2 - f2, x3 - f3
+            s0 += x0
+            s1 += x1
+            s2 += x2
+            s3 += x3
+            q0 += x0 * x0
+            q1 += x1 * x1
+            q2 += x2 * x2
+            q3 += x3 * x3
+            count += float32(1)
+        m0, q0 = mean_and_squares(f0, count, s0, q0)
+        m1, q1 = mean_and_squares(f1, count, s1, q1)
+        m2, q2 = mean_and_squares(f2, count, s2, q2)
+        m3, q3 = mean_and_squares(f3, count, s3, q3)
+    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = count * m0, count * m1, count * m2, count * m3
+    tree_sum(tile, 4, t, lanes, rows)
+    lane, pixels = t % lanes, float32(end - start)
+    a0, a1, a2, a3 = tile[lane], tile[BLOCK + lane], tile[2 * BLOCK + lane], tile[3 * BLOCK + lane]
+    a0, a1, a2, a3 = a0 / pixels, a1 / pixels, a2 / pixels, a3 / pixels
+    cuda.syncthreads()  # all have read the sums before the tile is written again
+    tile[t] = q0 + count * (m0 - a0) * (m0 - a0)
+    tile[BLOCK + t] = q1 + count * (m1 - a1) * (m1 - a1)
+    tile[2 * BLOCK + t] = q2 + count * (m2 - a2) * (m2 - a2)
+    tile[3 * BLOCK + t] = q3 + count * (m3 - a3) * (m3 - a3)
+    tree_sum(tile, 4, t, lanes, rows)
+    if row == 0 and c < C:
+        i = (b * cuda.gridDim.x + cuda.blockIdx.x) * C + c
+        store4(chunk_mean, i, a0, a1, a2, a3)
+        store4(chunk_squares, i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
+
+
+@cuda.jit
+def groupnorm_join_kernel_v2(chunk_mean, chunk_squares, mean, rstd, P, C, width, chunk, chunks, eps):
+    """A group's mean and rstd from the statistics of its channels in all chunks."""
+    tile = cuda.shared.array(SMALL_BLOCK, float32)
+    t = cuda.threadIdx.x
+    group, b = cuda.blockIdx.x, cuda.blockIdx.y
+    m = float32(P * width)
+    total = float32(0)
+    for e in range(t, chunks * width, SMALL_BLOCK):  # chunk e // width, channel e % width of the group
+        pixels = float32(min(chunk, P - e // width * chunk))
+        total += pixels * chunk_mean[(b * chunks + e // width) * C + group * width + e % width]
+    tile[t] = total
+    tree_sum(tile, 1, t, 1, SMALL_BLOCK)
+    average = tile[0] / m
+    cuda.syncthreads()
+    total = float32(0)
+    for e in range(t, chunks * width, SMALL_BLOCK):
+        pixels = float32(min(chunk, P - e // width * chunk))
+        i = (b * chunks + e // width) * C + group * width + e % width
+        d = chunk_mean[i] - average
+        total += chunk_squares[i] + pixels * d * d
+    tile[t] = total
+    tree_sum(tile, 1, t, 1, SMALL_BLOCK)
+    if t == 0:
+        mean[b * cuda.gridDim.x + group] = average
+        rstd[b * cuda.gridDim.x + group] = float32(1) / math.sqrt(tile[0] / m + eps)
+
+
+@cuda.jit
+def groupnorm_normalise_kernel_v2(x, weight, bias, mean, rstd, y, P, C, width, lanes, chunk, activate):
+    t = cuda.threadIdx.x
+    rows = BLOCK // lanes
+    row, b = t // lanes, cuda.blockIdx.z
+    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    start = cuda.blockIdx.x * chunk
+    if row < rows and c < C:
+        m0, m1, m2, m3 = load_groups(mean, b * (C // width), c, width)
+        r0, r1, r2, r3 = load_groups(rstd, b * (C // width), c, width)
+        w0, w1, w2, w3 = load4(weight, c)
+        v0, v1, v2, v3 = load4(bias, c)
+        for p in range(start + row, min(start + chunk, P), rows):
+            i = (b * P + p) * C + c
+            x0, x1, x2, x3 = load4(x, i)
+            store4(y, i, affine((x0 - m0) * r0, w0, v0, activate), affine((x1 - m1) * r1, w1, v1, activate),
+                   affine((x2 - m2) * r2, w2, v2, activate), affine((x3 - m3) * r3, w3, v3, activate))
+
+
+@cuda.jit
+def groupnorm_gradient_sums_kernel_v2(dy, x, weight, bias, mean, rstd, partial, P, C, width, lanes, chunk, activate):
+    """Σ g · xhat and Σ g of every channel in every chunk: (2, B, chunks, C)."""
+    tile = cuda.shared.array(BLOCK8, float32)
+    t = cuda.threadIdx.x
+    rows = BLOCK // lanes
+    row, b = t // lanes, cuda.blockIdx.z
+    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    start = cuda.blockIdx.x * chunk
+    a0 = a1 = a2 = a3 = s0 = s1 = s2 = s3 = float32(0)
+    if row < rows and c < C:
+        m0, m1, m2, m3 = load_groups(mean, b * (C // width), c, width)
+        r0, r1, r2, r3 = load_groups(rstd, b * (C // width), c, width)
+        w0, w1, w2, w3 = load4(weight, c)
+        v0, v1, v2, v3 = load4(bias, c)
+        for p in range(start + row, min(start + chunk, P), rows):
+            i = (b * P + p) * C + c
+            x0, x1, x2, x3 = load4(x, i)
+            d0, d1, d2, d3 = load4(dy, i)
+            x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
+            d0, d1 = affine_gradient(d0, x0, w0, v0, activate), affine_gradient(d1, x1, w1, v1, activate)
+            d2, d3 = affine_gradient(d2, x2, w2, v2, activate), affine_gradient(d3, x3, w3, v3, activate)
+            a0 += d0 * x0
+            a1 += d1 * x1
+            a2 += d2 * x2
+            a3 += d3 * x3
+            s0 += d0
+            s1 += d1
+            s2 += d2
+            s3 += d3
+    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = a0, a1, a2, a3
+    tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t] = s0, s1, s2, s3
+    tree_sum(tile, 8, t, lanes, rows)
+    if row == 0 and c < C:
+        chunks = cuda.gridDim.x
+        i = (b * chunks + cuda.blockIdx.x) * C + c
+        store4(partial, i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
+        i += cuda.gridDim.z * chunks * C
+        store4(partial, i, tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t])
+
+
+@cuda.jit
+def groupnorm_gradient_join_kernel_v2(partial, weight, sums, averages, P, C, width, chunks):
+    """Channel sums (2, B, C) over all chunks, and the group averages (2, B, G) of h · xhat and h."""
+    tile = cuda.shared.array(BLOCK2, float32)
+    t = cuda.threadIdx.x
+    group, b = cuda.blockIdx.x, cuda.blockIdx.y
+    B, groups = cuda.gridDim.y, cuda.gridDim.x
+    total_hx = total_h = float32(0)
+    for c in range(group * width + t, group * width + width, SMALL_BLOCK):
+        sum_gx = sum_g = float32(0)
+        for k in range(chunks):
+            sum_gx += partial[(b * chunks + k) * C + c]
+            sum_g += partial[((B + b) * chunks + k) * C + c]
+        sums[b * C + c] = sum_gx
+        sums[(B + b) * C + c] = sum_g
+        total_hx += sum_gx * weight[c]
+        total_h += sum_g * weight[c]
+    tile[t], tile[BLOCK + t] = total_hx, total_h
+    tree_sum(tile, 2, t, 1, SMALL_BLOCK)
+    if t == 0:
+        averages[b * groups + group] = tile[0] / float32(P * width)
+        averages[(B + b) * groups + group] = tile[BLOCK] / float32(P * width)
+
+
+@cuda.jit
+def groupnorm_backward_kernel_v2(dy, x, weight, bias, mean, rstd, averages, residual, dx, P, C, width, lanes, chunk,
+                                 activate, adds):
+    t = cuda.threadIdx.x
+    rows = BLOCK // lanes
+    row, b = t // lanes, cuda.blockIdx.z
+    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    start = cuda.blockIdx.x * chunk
+    if row < rows and c < C:
+        m0, m1, m2, m3 = load_groups(mean, b * (C // width), c, width)
+        r0, r1, r2, r3 = load_groups(rstd, b * (C // width), c, width)
+        k0, k1, k2, k3 = load_groups(averages, b * (C // width), c, width)
+        h0, h1, h2, h3 = load_groups(averages, (cuda.gridDim.z + b) * (C // width), c, width)
+        w0, w1, w2, w3 = load4(weight, c)
+        v0, v1, v2, v3 = load4(bias, c)
+        for p in range(start + row, min(start + chunk, P), rows):
+            i = (b * P + p) * C + c
+            x0, x1, x2, x3 = load4(x, i)
+            d0, d1, d2, d3 = load4(dy, i)
+            x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
+            d0, d1 = affine_gradient(d0, x0, w0, v0, activate), affine_gradient(d1, x1, w1, v1, activate)
+            d2, d3 = affine_gradient(d2, x2, w2, v2, activate), affine_gradient(d3, x3, w3, v3, activate)
+            d0, d1 = r0 * (d0 * w0 - h0 - x0 * k0), r1 * (d1 * w1 - h1 - x1 * k1)
+            d2, d3 = r2 * (d2 * w2 - h2 - x2 * k2), r3 * (d3 * w3 - h3 - x3 * k3)
+            if adds:
+                x0, x1, x2, x3 = load4(residual, i)
+                d0, d1, d2, d3 = d0 + x0, d1 + x1, d2 + x2, d3 + x3
+            store4(dx, i, d0, d1, d2, d3)
+
+
+def chunks_forward(x, weight, bias, y, mean, rstd, P, groups, eps, activate):
+    """y, mean (B, G) and rstd of x (B, ..., C), P pixels, for arrays that launcher.py has checked."""
+    B, C = x.shape[0], x.shape[-1]
+    lanes, tiles, chunk, chunks = cut(assumed(B), P, C, 4)
+    chunk_mean, chunk_squares = empty(B * chunks * C, np.float32, like=x), empty(B * chunks * C, np.float32, like=x)
+    x, mean, rstd = x.reshape(-1), mean.reshape(-1), rstd.reshape(-1)
+    launch(groupnorm_chunk_kernel_v2, (chunks, tiles, B), BLOCK, x, chunk_mean, chunk_squares, P, C, lanes, chunk)
+    launch(groupnorm_join_kernel_v2, (groups, B), SMALL_BLOCK, chunk_mean, chunk_squares, mean, rstd, P, C, C // groups,
+           chunk, chunks, eps)
+    launch(groupnorm_normalise_kernel_v2, (chunks, tiles, B), BLOCK, x, weight, bias, mean, rstd, y.reshape(-1), P, C,
+           C // groups, lanes, chunk, int(activate))
+
+
+def chunks_backward(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, groups, activate):
+    """dx, and the channel sums (2, B, C) of g · xhat and g. residual: None, or like dx, which is added to it"""
+    B, C = x.shape[0], x.shape[-1]
+    width, common = C // groups, (dy.reshape(-1), x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1))
+    lanes, tiles, chunk, chunks = cut(B, P, C, 4)
+    partial, averages = (empty(2 * B * n, np.float32, like=x) for n in (chunks * C, groups))
+    launch(groupnorm_gradient_sums_kernel_v2, (chunks, tiles, B), BLOCK, *common, partial, P, C, width, lanes, chunk,
+           int(activate))
+    launch(groupnorm_gradient_join_kernel_v2, (groups, B), SMALL_BLOCK, partial, weight, sums.reshape(-1), averages, P,
+           C, width, chunks)
+    launch(groupnorm_backward_kernel_v2, (chunks, tiles, B), BLOCK, *common, averages,
+           (x if residual is None else residual).reshape(-1),  # not read without
+           dx.reshape(-1), P, C, width, lanes, chunk, int(activate), int(residual is not None))
