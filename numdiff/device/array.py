@@ -77,6 +77,15 @@ def with_dtype(array, dtype):
     return array.view(dtype)
 
 
+def as_words(array):
+    """The same memory as a flat float32 array: a word may hold two float16 numbers."""
+    if array.nbytes % 4:
+        raise ValueError(f"{array.dtype}{tuple(array.shape)} does not consist of whole words of 4 bytes")
+    if isinstance(array, DeviceArray):
+        return DeviceArray(array.backend, (array.nbytes // 4,), np.dtype(np.float32), array.memory, array.offset)
+    return array.reshape(-1).view(np.float32)
+
+
 def is_device(array):
     """True for a `DeviceArray`, False for a NumPy array."""
     return isinstance(array, DeviceArray)

@@ -73,13 +73,15 @@ class Denoiser:
         """NumPy labels (B,) as the model is asked: with guidance (2 B,), the null class for the second half."""
         return labels if self.cfg_scale is None else np.append(labels, np.full_like(labels, self.model.null_class))
 
-    def _answer(self, x_t, t, labels):
-        return self.model(Tensor(x_t), t, labels).data
+    def _answer(self, x_t, t, labels, *conditioning):
+        known = {"conditioning": [Tensor(part) for part in conditioning]} if conditioning else {}
+        return self.model(Tensor(x_t), t, labels, **known).data
 
-    def estimate(self, x, numbers, labels):
-        """`with_prediction` at the level with these `numbers`, float32 (4,) on the engine; labels: of `with_null`."""
+    def estimate(self, x, numbers, labels, conditioning=()):
+        """`with_prediction` at the level with these `numbers`, float32 (4,) on the engine; labels: of `with_null`;
+        conditioning: arrays of the model's for this level and these labels, where it is known."""
         x_t, t = model_input(x, numbers[:2], self.copies)
-        answer = evaluated(self._answer, x_t, t, labels, whole=not isinstance(self.model, Model))
+        answer = evaluated(self._answer, x_t, t, labels, *conditioning, whole=not isinstance(self.model, Model))
         if self.cfg_scale is not None:
             answer = guide(answer[:len(x)], answer[len(x):], self.cfg_scale, self.cfg_channels)
         return estimate_x_0(x, answer, numbers[2:], self.clip), answer

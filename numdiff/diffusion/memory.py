@@ -43,9 +43,7 @@ def bytes_for(sampling, twin, batch):
     device, taken = twin.backend, []
     device.arena = Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
     try:
-        run = sampling.new_run(batch, twin)
-        for step in dict.fromkeys(sampling.plan.steps):
-            run.launch(step)
+        sampling.new_run(batch, twin).rehearse()
     finally:
         device.arena = None
     return sum(taken)

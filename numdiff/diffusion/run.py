@@ -11,13 +11,15 @@ from ..device.traffic import Pace
 from ..kernels.diffusion.sampler import blend, combine, learned_step, weighted_sum
 from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
+from .ahead import Ahead, steps_ahead
 
 
 class Run:
     """The arrays of a batch of `size` images, and the steps of a `Plan` over them.
 
     denoiser: a `Denoiser` without labels; shape: of an image; given: {name: NumPy array (H, W, C)} of the plan's
-    further arrays; eager: launch each kernel from Python; arena: as `Replayed`'s
+    further arrays; eager: launch each kernel from Python; arena: as `Replayed`'s; where one is given, it is somebody
+    else's memory that is made use of, and nothing of the steps to come is computed ahead, which would take more
     """
 
     def __init__(self, plan, denoiser, size, shape, given=(), eager=False, arena=None):
@@ -34,6 +36,9 @@ class Run:
         self.kept = [zeros(self.shape, np.float32, self.backend) for _ in range(plan.places)]
         self.given = {name: upload(np.broadcast_to(array, self.shape), self.backend)
                       for name, array in dict(given).items()}
+        rows = size * denoiser.copies
+        steps = 0 if arena is not None else steps_ahead(self.model, rows, len(plan.steps))
+        self.ahead = Ahead(self.model, self.table, self.step, rows, steps) if steps else None
         self._replays, self._pace = {}, Pace(self.backend)
 
     def noise(self, seeds):
@@ -49,13 +54,18 @@ class Run:
         """
         copy_into(self.samples, seeds)
         if labels is not None:
-            copy_into(self.labels, self.denoiser.with_null(labels))
+            labels = self.denoiser.with_null(labels)
+            copy_into(self.labels, labels)
+            if self.ahead:
+                copy_into(self.ahead.labels, np.tile(labels, self.ahead.steps))
         self.rewind()
         copy_into(self.kept[0], combine((self.plan.start_scale, noise)))
-        for step, row in zip(self.plan.steps, self.plan.table, strict=True):
+        for number, (step, row) in enumerate(zip(self.plan.steps, self.plan.table, strict=True)):
+            if self.ahead and number % self.ahead.steps == 0:
+                self._replayed("ahead", self.ahead.launch)()
             if before and step.asks:
                 before(self.kept[step.operations[0].inputs[0][1]], row.view(np.float32))
-            self._replayed(step)()
+            self._replayed(step, lambda step=step: self.launch(step))()
             self._pace()
             if after and step.asks:
                 after()
@@ -65,12 +75,20 @@ class Run:
         """Go back to the table's first row."""
         fill_zero(self.step)
 
-    def _replayed(self, step):
-        """The function that runs a step with the weights that the model has now."""
-        key = step, self.model.place() if hasattr(self.backend, "capture") else None
+    def _replayed(self, name, function):
+        """The function that runs a step, or what has this name, with the weights that the model has now."""
+        key = name, self.model.place() if hasattr(self.backend, "capture") else None
         if key not in self._replays:
-            self._replays[key] = Replayed(lambda: self.launch(step), self.backend, self.arena, self.eager)
+            self._replays[key] = Replayed(function, self.backend, self.arena, self.eager)
         return self._replays[key]
+
+    def rehearse(self):
+        """Launch every kind of step once, kernel by kernel."""
+        if self.ahead:
+            self.ahead.launch()
+        for step in dict.fromkeys(self.plan.steps):
+            self.launch(step)
+            self.rewind()
 
     def launch(self, step):
         """Launch the kernels of one step: the next one of the table."""
@@ -89,7 +107,7 @@ class Run:
     def _compute(self, name, inputs, place):
         numbers = self.numbers[place]
         if name == "denoise":
-            return self.denoiser.estimate(*inputs, numbers, self.labels)
+            return self.denoiser.estimate(*inputs, numbers, self.labels, self.ahead.of_step() if self.ahead else ())
         if name == "noise":
             return random_normal(self.shape, 0, PURPOSE_SAMPLER, self.row[place], self.samples)
         if name == "combine":

@@ -147,9 +147,7 @@ class Sampling:
         sizes = {min(self.batch, self.count - start) for start in (0, (self.count - 1) // self.batch * self.batch)}
         for run in map(self._run, sizes):
             run.noise(np.zeros(run.shape[0], np.uint32))
-            for step in dict.fromkeys(self.plan.steps):
-                run.launch(step)
-                run.rewind()
+            run.rehearse()
             self._finished(run.kept[0])
 
     def new_run(self, size, model=None):

@@ -89,10 +89,6 @@ class Block(Module):
         self.mlp = Mlp(hidden, int(hidden * mlp_ratio))
         self.adaLN_modulation = Numbered({1: Linear(hidden, 6 * hidden, zero=True)})  # 0 is the SiLU, done once for all
 
-    def modulation(self, c):
-        """Shift, scale and gate of attention, then of the MLP, each (B, D)."""
-        return F.columns(self.adaLN_modulation[1](c), 6)
-
     def forward(self, x, y, modulation, following):
         """Tokens x with their norm y, and the same after this block; following: shift and scale of that last norm.
 
@@ -107,9 +103,6 @@ class FinalLayer(Module):
     def __init__(self, hidden, outputs):
         self.linear = Linear(hidden, outputs, zero=True)
         self.adaLN_modulation = Numbered({1: Linear(hidden, 2 * hidden, zero=True)})
-
-    def modulation(self, c):
-        return F.columns(self.adaLN_modulation[1](c), 2)  # shift, scale
 
     def forward(self, y):
         return self.linear(y)  # (B, T, patch² · out_channels)
@@ -148,19 +141,33 @@ class DiT(Model):
         positions = position_table(hidden_size, image_size // patch_size)
         self.pos_embed = upload(positions, self.backend)  # (T, D), never trained
 
-    def forward(self, x, t, y=None, randomness=None):
-        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
-
-        randomness: counts the class dropout of a training step; None: none. Returns a Tensor (B, H, W, out_channels).
-        """
-        self.check_inputs(t, y)
-        tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
+    def conditioning(self, t, y=None, randomness=None):
+        """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
+        scale and gate of attention, then of the MLP, and (B, 2 D) of the last layer's shift and scale."""
         c = self.t_embedder(t)  # (B, D)
         if y is not None:
             c = F.add(c, self.y_embedder(y, randomness))
         c = F.cast(F.silu(c), self.dtype)  # the first step of every adaLN_modulation
+        return [layer.adaLN_modulation[1](c) for layer in (*self.blocks.modules.values(), self.final_layer)]
+
+    def conditioning_columns(self):
+        """(columns of each of the arrays that `conditioning` gives, their dtype)."""
+        layers = (*self.blocks.modules.values(), self.final_layer)
+        return [layer.adaLN_modulation[1].weight.shape[0] for layer in layers], np.dtype(self.dtype)
+
+    def forward(self, x, t, y=None, randomness=None, conditioning=None):
+        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
+
+        randomness: counts the class dropout of a training step; None: none
+        conditioning: of these t and y, where it is known (see `conditioning`)
+        Returns a Tensor (B, H, W, out_channels).
+        """
+        self.check_inputs(t, y)
+        tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
         blocks = self.blocks.modules.values()
-        modulations = [layer.modulation(c) for layer in (*blocks, self.final_layer)]
+        if conditioning is None:
+            conditioning = self.conditioning(t, y, randomness)
+        modulations = [F.columns(c, 6) for c in conditioning[:-1]] + [F.columns(conditioning[-1], 2)]
         y = F.adaln(tokens, *modulations[0][:2], EPS)
         for block, own, following in zip(blocks, modulations, modulations[1:], strict=False):
             tokens, y = block(tokens, y, own, following[:2])

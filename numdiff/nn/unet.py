@@ -219,20 +219,31 @@ class UNet(Model):
         self.res_blocks = [b for stage in stages for b in stage.modules.values() if isinstance(b, ResBlock)]
         self._finish(device, seed)
 
-    def forward(self, x, t, y=None, randomness=None):
-        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
-
-        randomness: counts the dropout of a training step, of classes too; None: no dropout.
-        Returns a Tensor (B, H, W, out_channels).
-        """
-        self.check_inputs(t, y)
+    def conditioning(self, t, y=None, randomness=None):
+        """What the ResBlocks take from timestep and class, whatever the image: a float32 Tensor (B, C_out), or
+        (B, 2 C_out) with use_scale_shift_norm, for each of `res_blocks`."""
         emb = F.timestep_embedding(t, self.model_channels, self.max_period)  # (B, model_channels)
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
             emb = F.add(emb, self.label_emb(F.class_dropout(y, self.class_dropout, self.null_class, randomness)))
         layers = [block.emb_layers[1] for block in self.res_blocks]
-        embedded = dict(zip(self.res_blocks, F.linear_group(F.silu(emb), [(e.weight, e.bias) for e in layers]),
-                            strict=True))
+        return F.linear_group(F.silu(emb), [(e.weight, e.bias) for e in layers])
+
+    def conditioning_columns(self):
+        """(columns of each of the arrays that `conditioning` gives, their dtype)."""
+        return [block.emb_layers[1].weight.shape[0] for block in self.res_blocks], np.dtype(np.float32)
+
+    def forward(self, x, t, y=None, randomness=None, conditioning=None):
+        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
+
+        randomness: counts the dropout of a training step, of classes too; None: no dropout
+        conditioning: of these t and y, where it is known (see `conditioning`)
+        Returns a Tensor (B, H, W, out_channels).
+        """
+        self.check_inputs(t, y)
+        if conditioning is None:
+            conditioning = self.conditioning(t, y, randomness)
+        embedded = dict(zip(self.res_blocks, conditioning, strict=True))
         skips, h = [], F.cast(x, self.dtype)
         for stage in self.input_blocks.modules.values():
             h = stage(h, embedded, randomness)

@@ -24,7 +24,7 @@ from .. import (
 from ..attention import unfused as attention
 from ..concat import Pair
 from ..conv2d import im2col
-from ..diffusion import images, mse, q_sample, sampler
+from ..diffusion import ahead, images, mse, q_sample, sampler
 from ..groupnorm import one_pass as groupnorm_one_pass
 from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import launcher, vectorised
@@ -382,6 +382,19 @@ def update_cases():
     yield Case("next_row", lambda rng: {"table": rng.integers(0, 2**32, (3, 40)).astype(np.uint32),
                                         "step": np.array([1], np.uint32), "row": np.zeros(40, np.uint32)},
                in_place(lambda a, v: step_state.next_row(a.table, a.step, a.row), "step", "row"))
+    for label, columns in (("rows of 16 bytes", (12, 8)), ("odd", (7, 3))):
+        n = sum(columns)
+        for name, function, written in (
+                ("place", lambda a, v, at=columns[0]: ahead.place(a.ahead, a.source, at, version=v), "ahead"),
+                ("take", lambda a, v: ahead.take(a.ahead, a.step, a.begin, a.row, version=v), "row")):
+            yield Case(name, lambda rng, n=n, m=columns[1]: {
+                "ahead": rng.standard_normal((5, n)), "source": rng.standard_normal((5, m)), "row": np.zeros(n),
+                "step": np.array([9], np.uint32), "begin": np.array([6], np.uint32)}, in_place(function, written),
+                (1, 2) if n % 4 == 0 else (1,), label=label)
+    yield Case("timesteps_ahead", lambda rng: {
+        "table": rng.standard_normal((4, 3)).astype(np.float32).view(np.uint32), "t": np.zeros(15),
+        "step": np.array([2], np.uint32), "begin": np.zeros(1, np.uint32)},
+        in_place(lambda a, v: ahead.timesteps_ahead(a.table, a.step, a.begin, a.t, 3), "begin", "t"))
     yield Case("latch_nonfinite", state, in_place(
         lambda a, v: step_state.latch_nonfinite(a.first_bad, a.loss, a.norm, a.step), "first_bad", "norm"))
     yield Case("zero_ranges", lambda rng: {"flat": rng.standard_normal(2500),

@@ -1,0 +1,51 @@
+"""The conditioning of a sampler's next steps, computed together: many rows for one reading of the weights."""
+import numpy as np
+
+from ..device import empty, zeros
+from ..kernels.any_batch import any_batch
+from ..kernels.diffusion.ahead import place, take, timesteps_ahead
+from ..kernels.linear_group import split
+
+MAX_BYTES = 128 << 20  # that the conditioning of the steps to come may take
+MIN_STEPS = 2  # for which it is worth while
+
+
+def steps_ahead(model, rows, steps):
+    """For how many of a plan's steps to compute ahead, of `rows` samples each; 0: not at all."""
+    if model.backend is None or not hasattr(model, "conditioning_columns"):  # a CPU gains nothing by it
+        return 0
+    columns, dtype = model.conditioning_columns()
+    fits = min(steps, MAX_BYTES // (sum(columns) * rows * dtype.itemsize))
+    return fits if fits >= MIN_STEPS else 0
+
+
+class Ahead:
+    """What a model's `conditioning` gives for `rows` samples at each of `steps` steps to come.
+
+    table, step: those of a `Run`, whose first column is the timestep. `launch` computes the next `steps` steps, from
+    the one that `step` stands at; `of_step` gives the one that `next_row` has begun. labels: int32 (steps · rows,) on
+    the engine, those of a step again and again; None for a model without classes.
+    """
+
+    def __init__(self, model, table, step, rows, steps):
+        self.model, self.table, self.step, self.rows, self.steps = model, table, step, rows, steps
+        backend, (self.columns, dtype) = model.backend, model.conditioning_columns()
+        self.begin, self.t = zeros(1, np.uint32, backend), zeros(steps * rows, np.float32, backend)
+        self.labels = None if model.num_classes is None else zeros(steps * rows, np.int32, backend)
+        self.all = zeros((steps, rows * sum(self.columns)), dtype, backend)
+        self.row = empty(self.all.shape[1:], dtype, backend)
+        self.parts = split(self.row, rows, self.columns)
+
+    def launch(self):
+        timesteps_ahead(self.table, self.step, self.begin, self.t, self.rows)
+        offset = 0
+        with any_batch(len(self.t)), self.model.arithmetic():
+            for part in self.model.conditioning(self.t, self.labels):
+                part = part.data.reshape(self.steps, -1)
+                place(self.all, part, offset)
+                offset += part.shape[1]
+
+    def of_step(self):
+        """The arrays for the step that has begun, which the next step overwrites."""
+        take(self.all, self.step, self.begin, self.row)
+        return self.parts

@@ -1,0 +1,156 @@
+"""What the steps of a sampler need from their timesteps, made for many steps at a time.
+
+A model sees a step's timestep and its images' classes through a small network that knows nothing of the image: the
+conditioning. For the 32 rows of one step its products are a few microseconds of reading weights each, and there is one
+a block; for fifty steps' rows together they cost hardly more. So a sampler computes them ahead, and each step takes its
+own. Where it is in the sampler's table is known on the device only: a recorded step is replayed.
+
+MATHEMATICS
+    timesteps ahead   begin = step; t[k · R + r] = table[step + k, 0]        of R rows a step, the K steps to come; past
+                      the table's end its last row again
+    place             ahead[k, offset + i] = source[k, i]
+    take              row = ahead[step - 1 - begin]                          `next_row` has moved on to the next step
+SHAPES
+    table (steps, width) uint32, whose first column is a timestep, float32 by its bits (step_state.py); step, begin (1,)
+    uint32; t (K · R,) float32; ahead (K, n), source (K, m) and row (n,) of one dtype, float32 or float16
+VERSIONS
+    place, take: v1 one thread an element; v2 one thread 16 bytes.
+LAUNCH
+    ceil(n / 256) blocks of 256 threads; v2 of as many vectors.
+DETERMINISM
+    each number is written by one thread.
+COST
+    bytes: place 2 K m elements, take 2 n. Roof: memory bandwidth.
+SOURCE
+    plain copies; that the conditioning depends on timestep and class alone: Peebles and Xie 2023, arXiv:2212.09748,
+    section 3.2 (adaLN), and Nichol and Dhariwal 2021, arXiv:2102.09672.
+READ NEXT
+    sampler.py.
+"""
+import numpy as np
+
+from ...device import cuda, float32, is_device, launch, load4, store4, uint32, with_dtype
+from ...device.array import as_words
+
+BLOCK = 256  # threads
+
+
+# References -----------------------------------------------------------------------------------------------------------
+
+def timesteps_ahead_reference(table, step, begin, t, rows):
+    begin[...] = step
+    k = np.minimum(step[0] + np.arange(len(t) // rows), len(table) - 1)
+    t[...] = np.repeat(np.ascontiguousarray(table[k, 0]).view(np.float32), rows)
+
+
+def place_reference(ahead, source, offset):
+    ahead[:, offset:offset + source.shape[1]] = source
+
+
+def take_reference(ahead, step, begin, row):
+    row[...] = ahead[step[0] - uint32(1) - begin[0]]
+
+
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+@cuda.jit
+def timesteps_ahead_kernel_v1(table, step, begin, t, rows, width, last):
+    i = cuda.grid(1)
+    s = step[0]
+    if i < t.size:
+        t[i] = table[min(s + uint32(i // rows), uint32(last)) * uint32(width)]
+    if i == 0:
+        begin[0] = s
+
+
+@cuda.jit
+def place_kernel_v1(ahead, source, offset, n, m):
+    i = cuda.grid(1)
+    if i < source.size:
+        ahead[i // m * n + offset + i % m] = source[i]
+
+
+@cuda.jit
+def take_kernel_v1(ahead, step, begin, row):
+    i = cuda.grid(1)
+    if i < row.size:
+        row[i] = ahead[(step[0] - uint32(1) - begin[0]) * uint32(row.size) + uint32(i)]
+
+
+@cuda.jit
+def place_kernel_v2(ahead, source, offset, n, m):
+    i = cuda.grid(1) * 4
+    if i < source.size:
+        x0, x1, x2, x3 = load4(source, i)
+        store4(ahead, i // m * n + offset + i % m, x0, x1, x2, x3)
+
+
+@cuda.jit
+def take_kernel_v2(ahead, step, begin, row):
+    i = cuda.grid(1) * 4
+    if i < row.size:
+        x0, x1, x2, x3 = load4(ahead, (step[0] - uint32(1) - begin[0]) * uint32(row.size) + uint32(i))
+        store4(row, i, x0, x1, x2, x3)
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def _version(version, *bytes_between):
+    fits = not any(n % 16 for n in bytes_between)
+    if version == 2 and not fits:
+        raise ValueError("version 2 needs rows and places that are multiples of 16 bytes; use version=1")
+    return version or (2 if fits else 1)
+
+
+def timesteps_ahead(table, step, begin, t, rows):
+    """Writes begin = step, and into t the timesteps of the table's rows from `step` on, each `rows` times."""
+    if table.dtype != np.uint32 or t.dtype != np.float32 or len(t) % rows:
+        raise ValueError(f"table {table.dtype} must be uint32, and t {t.dtype}{tuple(t.shape)} float32, {rows} a step")
+    if not is_device(table):
+        timesteps_ahead_reference(table, step, begin, t, rows)
+    else:
+        launch(timesteps_ahead_kernel_v1, -(-len(t) // BLOCK), BLOCK, with_dtype(table, np.float32).reshape(-1), step,
+               begin, t, rows, table.shape[1], len(table) - 1)
+
+
+def place(ahead, source, offset, version=None):
+    """ahead[:, offset:offset + m] = source (K, m), in place."""
+    (steps, n), m = ahead.shape, source.shape[1]
+    if len(source) != steps or not 0 <= offset <= n - m or ahead.dtype != source.dtype or steps * n >= 2**31:
+        raise ValueError(f"source {source.dtype}{tuple(source.shape)} does not go to {offset} of {ahead.dtype}"
+                         f"{tuple(ahead.shape)}")
+    if not is_device(ahead):
+        place_reference(ahead, source, offset)
+        return
+    size = ahead.dtype.itemsize
+    if _version(version, n * size, m * size, offset * size) == 1:
+        launch(place_kernel_v1, -(-steps * m // BLOCK), BLOCK, ahead.reshape(-1), source.reshape(-1), offset, n, m)
+        return
+    ahead, source, offset, n, m = as_words(ahead), as_words(source), offset * size // 4, n * size // 4, m * size // 4
+    launch(place_kernel_v2, -(-source.size // 4 // BLOCK), BLOCK, ahead, source, offset, n, m)
+
+
+def take(ahead, step, begin, row, version=None):
+    """row = ahead[step - 1 - begin], in place."""
+    if ahead.shape[1:] != row.shape or ahead.dtype != row.dtype or ahead.size >= 2**31:
+        raise ValueError(f"a row {row.dtype}{tuple(row.shape)} is none of {ahead.dtype}{tuple(ahead.shape)}")
+    if not is_device(ahead):
+        take_reference(ahead, step, begin, row)
+    elif _version(version, row.size * row.dtype.itemsize) == 1:
+        launch(take_kernel_v1, -(-row.size // BLOCK), BLOCK, ahead.reshape(-1), step, begin, row)
+    else:
+        row = as_words(row)
+        launch(take_kernel_v2, -(-row.size // 4 // BLOCK), BLOCK, as_words(ahead), step, begin, row)
+
+
+def timesteps_ahead_cost(count, steps):
+    """(bytes, FLOPs) for `count` timesteps of so many steps."""
+    return 4 * (count + steps) + 8, 0
+
+
+def place_cost(steps, m, itemsize=4):
+    return 2 * steps * m * itemsize, 0
+
+
+def take_cost(n, itemsize=4):
+    return 2 * n * itemsize + 8, 0

@@ -1,0 +1,57 @@
+"""The conditioning of the steps to come, computed together, gives the bits of one computed step by step."""
+import numpy as np
+import pytest
+
+from numdiff.diffusion import Sampling
+from numdiff.diffusion import ahead as module
+from numdiff.nn import DiT, UNet
+from tests.device.recording import RecordingDevice
+
+MODELS = {
+    "dit": lambda device: DiT(image_size=2, in_channels=3, patch_size=2, hidden_size=16, depth=2, num_heads=1,
+                              num_classes=3, device=device, seed=1),
+    "unet": lambda device: UNet(image_size=2, model_channels=8, channel_mult=(1,), num_res_blocks=1, num_heads=1, groups=2,
+                                attention_resolutions=(), num_head_channels=-1, use_scale_shift_norm=True,
+                                device=device, seed=1)}
+
+
+def weights(model, rng):
+    """Random ones, as some layers of a new model are zeros."""
+    model.load_arrays({name: 0.1 * rng.standard_normal(array.shape).astype(np.float32)
+                       for name, array in model.arrays().items()})
+    return model
+
+
+def made(model, steps, monkeypatch, sampler, **how):
+    """Four images in batches of two with so many steps ahead, and for how many it was."""
+    monkeypatch.setattr("numdiff.diffusion.run.steps_ahead", lambda *_: steps)
+    sampling = Sampling(model, 4, 3, sampler, batch=2, **how)
+    images = np.concatenate([images for _, images in sampling.batches()])
+    ahead = sampling._run(2).ahead
+    return images, ahead and ahead.steps
+
+
+@pytest.mark.parametrize("kind, sampler", [("dit", "heun"), ("unet", "ddim"), ("dit", "ddpm")])
+def test_the_bits_of_step_by_step(kind, sampler, rng, monkeypatch):
+    model, how = weights(MODELS[kind]("cpu"), rng), {"cfg_scale": 2.0} if kind == "dit" else {}
+    wanted, _ = made(model, 0, monkeypatch, sampler, **how)
+    assert len(np.unique(wanted)) > 4
+    for steps in (2, 5, 9):  # several times on the way, or once
+        got, ahead = made(model, steps, monkeypatch, sampler, **how)
+        assert ahead == steps
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_as_many_steps_as_have_room(monkeypatch):
+    model = MODELS["unet"](RecordingDevice())
+    bytes_a_step = 4 * sum(model.conditioning_columns()[0]) * 2
+    for room, steps in ((9 * bytes_a_step, 5), (2 * bytes_a_step + 1, 2), (2 * bytes_a_step - 1, 0)):
+        monkeypatch.setattr(module, "MAX_BYTES", room)
+        assert module.steps_ahead(model, 2, 5) == steps
+    assert module.steps_ahead(MODELS["unet"]("cpu"), 2, 5) == 0
+
+
+def test_somebody_elses_arena_takes_no_more_memory(rng):
+    model = MODELS["unet"](RecordingDevice())
+    assert Sampling(model, 2, 3).new_run(2).ahead is not None
+    assert Sampling(model, 2, 3, arena=object()).new_run(2).ahead is None
