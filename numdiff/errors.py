@@ -29,6 +29,10 @@ class OutOfMemoryError(NumdiffError):
     """The device has no memory left for an array."""
 
 
+class TooManyElementsError(NumdiffError, ValueError):
+    """An array has more elements than a kernel's 32-bit indices tell apart."""
+
+
 def printable(text, length=None):
     """`text` with control, format and undecodable characters as Python escapes (\\x1b, \\n).
 

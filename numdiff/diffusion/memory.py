@@ -1,10 +1,12 @@
 """How many images at a time the memory of a GPU has room for: asked when it had none for those that were wanted."""
 import contextlib
+import math
 
 import numpy as np
 
 from ..device.arena import SEGMENT, Arena
 from ..device.ptx import PtxDevice
+from ..errors import TooManyElementsError
 
 
 class Measuring(PtxDevice):
@@ -29,9 +31,9 @@ class Measuring(PtxDevice):
         pass
 
 
-def measuring_twin(model):
+def measuring_twin(model, device=None):
     """The same model on a `Measuring` device."""
-    twin = type(model)(**model.options, device=Measuring(model.backend), seed=None)
+    twin = type(model)(**model.options, device=device or Measuring(model.backend), seed=None)
     twin.diffusion, twin.tf32 = model.diffusion, model.tf32
     if model.dtype == np.float16:
         twin.compute_in_half()
@@ -54,10 +56,17 @@ def largest_batch(sampling, room):
     twin, low, high = measuring_twin(sampling.model), 0, sampling.batch
     while high - low > max(1, low // 64):
         middle, fits = (low + high) // 2, False
-        with contextlib.suppress(ValueError):  # too large for the 32 bits of some kernel's indices
+        with contextlib.suppress(TooManyElementsError):
             fits = bytes_for(sampling, twin, middle) + SEGMENT <= room
         low, high = (middle, high) if fits else (low, middle)
     return low
+
+
+def say_what_counts(sampling):
+    """The sentence for a `Sampling` whose batch has more elements than kernels can count."""
+    most = largest_batch(sampling, math.inf)
+    advice = f"use --batch {most} or less" if most else "one has, too: use a smaller model"
+    return f"{sampling.batch:,} images at a time have arrays of 2³¹ elements or more, which is too many; {advice}."
 
 
 def say_what_fits(sampling, arena=None):

@@ -5,11 +5,11 @@ import math
 import numpy as np
 
 from ..device import download, upload
-from ..errors import OutOfMemoryError, UsageError
+from ..errors import OutOfMemoryError, TooManyElementsError, UsageError
 from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
 from .denoiser import Denoiser
-from .memory import say_what_fits
+from .memory import say_what_counts, say_what_fits
 from .plan import Plan
 from .process import Diffusion
 from .run import Run
@@ -134,7 +134,7 @@ class Sampling:
             rows = slice(start, min(start + self.batch, self.count))
             try:
                 made = self._make(rows, progress, watch)
-            except OutOfMemoryError:
+            except (OutOfMemoryError, TooManyElementsError):
                 made = None
             if made is None:  # here, where the arrays of the attempt are gone
                 self._run.cache_clear()
@@ -145,10 +145,13 @@ class Sampling:
         """Launch every kind of step once, kernel by kernel, and read nothing back: what a device that only notes
         launches needs to know of, and what compiles all kernels on one that computes."""
         sizes = {min(self.batch, self.count - start) for start in (0, (self.count - 1) // self.batch * self.batch)}
-        for run in map(self._run, sizes):
-            run.noise(np.zeros(run.shape[0], np.uint32))
-            run.rehearse()
-            self._finished(run.kept[0])
+        try:
+            for run in map(self._run, sizes):
+                run.noise(np.zeros(run.shape[0], np.uint32))
+                run.rehearse()
+                self._finished(run.kept[0])
+        except TooManyElementsError:
+            raise UsageError(say_what_counts(self)) from None
 
     def new_run(self, size, model=None):
         """The `Run` of a batch of `size` images; model: another one like this Sampling's, such as on another device."""

@@ -28,6 +28,7 @@ import numpy as np
 
 from ..device import cuda, empty, int32, is_device, launch, load4, over_batch, store4
 from ..device.tensor_core import load_words4, store_words4
+from ..errors import TooManyElementsError
 from .common import divide
 
 BLOCK = 256  # threads
@@ -169,7 +170,7 @@ def _launch_concat(kernels, version, joined, channels_a, channels_b, *arrays):
     widths = {1: 1, 2: 4, 3: 16 // joined.dtype.itemsize}  # channels that stay together
     fits = {v: channels_a % width == 0 and channels_b % width == 0 for v, width in widths.items()}
     if joined.size >= 2**31 - 4 * BLOCK * widths[3]:
-        raise ValueError(f"{joined.shape} has too many elements for 32-bit indices: split the batch")
+        raise TooManyElementsError(f"{joined.shape} has too many elements for 32-bit indices: split the batch")
     if version is None:
         fits[3] = fits[3] and all(x.offset % 16 == 0 for x in arrays)  # views may begin anywhere
         version = next(v for v in (3, 2, 1) if fits[v])

@@ -23,6 +23,7 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, empty, float32, is_device, launch, load4, store4
+from ..errors import TooManyElementsError
 from .common import divide
 
 BLOCK = 256  # threads
@@ -100,7 +101,7 @@ def repeat_blocks_kernel_v2(x, y, W, C, factor):
 def _launch_blocks(kernel_v1, kernel_v2, version, x, y, factor):
     w, c = y.shape[2:]
     if max(x.size, y.size) >= 2**31:
-        raise ValueError(f"{x.shape} or {y.shape} has too many elements for 32-bit indices: split the batch")
+        raise TooManyElementsError(f"{x.shape} or {y.shape} has too many elements for 32-bit indices: split the batch")
     if version is None:
         version = 2 if c % 4 == 0 else 1
     if version == 2 and c % 4:

@@ -21,8 +21,10 @@ from ..device.planned import card_of, collect
 from ..diffusion import Sampling
 from ..distributed.communicator import Alone, current
 from ..distributed.exchange import NoExchange, PeerExchange
+from ..errors import TooManyElementsError, UsageError
 from ..kernels.peer_reduce import MAX_RANKS
 from ..progress_bar import progress_bar
+from .memory import say_what_fits
 
 EVERY = 5.0  # seconds between lines where there is no terminal
 
@@ -45,10 +47,17 @@ class PlannedRank(Alone):
         """Nothing: what ranks compare is compared by the real ones."""
 
 
+def planned_rank(communicator):
+    """One rank of as many as there are, which is only planned."""
+    return PlannedRank(communicator.size, communicator.hosts, communicator.transport)
+
+
 def plan_trainer(trainer, communicator):
     """Launch what a training step does, on the stand-in on which this trainer was built."""
-    step = trainer.step_function
-    step.run()
+    try:
+        trainer.step_function.run()
+    except TooManyElementsError:
+        raise UsageError(say_what_fits(trainer, trainer.communicator)) from None
     if (communicator.size > 1 and communicator.hosts == 1 and communicator.size <= MAX_RANKS
             and communicator.transport in ("auto", "peer")):
         PeerExchange.planned(trainer.model.parameters, communicator.size)
@@ -73,9 +82,8 @@ def plan_of(trainer, card):
     communicator = trainer.communicator
 
     def work(device):
-        ranks = PlannedRank(communicator.size, communicator.hosts, communicator.transport)
         plan_trainer(type(trainer)(twin(trainer.model, device), trainer.dataset, **trainer.settings,
-                                   communicator=ranks), communicator)
+                                   communicator=planned_rank(communicator)), communicator)
 
     return collect(work, card)
 

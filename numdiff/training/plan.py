@@ -17,7 +17,7 @@ from ..device.planned import card_of, cards_with, collect
 from ..diffusion.sampling import PIXEL_CHANNELS
 from ..errors import NumdiffError, UsageError
 from .build import build_dataset, build_model, build_trainer
-from .compiling import PlannedRank, finish, plan_trainer
+from .compiling import PlannedRank, finish, plan_trainer, planned_rank
 from .options import resolve
 from .previews import Previews, draws
 
@@ -50,7 +50,7 @@ def planned_trainer(options, dataset, device, communicator):
     """The trainer of a run, on a stand-in for its GPU."""
     options = options.changed(device=device)
     classes = len(dataset.classes) if options.class_cond else None
-    ranks = PlannedRank(communicator.size, communicator.hosts, communicator.transport)
+    ranks = planned_rank(communicator)
     return build_trainer(options, build_model(options, dataset.shape[3], classes), dataset, communicator=ranks)
 
 

@@ -16,14 +16,15 @@ from ..data.loader import Loader
 from ..device import download
 from ..diffusion.process import make_diffusion
 from ..distributed.communicator import current
-from ..errors import NumdiffError, UsageError, shown
+from ..errors import NumdiffError, OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..nn import AdamW
 from ..nn.flops import forward_flops
 from ..nn.model import Model
 from ..nn.optimizer import PATIENCE, LossScale
 from ..progress import progress
 from ..settings import complete, shared, takes
-from .compiling import compile_for, plan_of
+from .compiling import compile_for, plan_of, planned_rank
+from .memory import room_of, say_what_fits
 from .precision import precision_on
 from .step import RING, TrainingStep
 
@@ -164,7 +165,7 @@ class Trainer:
         self._open_loader()
         while self.step < last:
             step.load(*next(self._loader))
-            step.run()
+            self._run_step(step)
             self.step += 1
             progress.doing = f"after step {self.step}"
             if stop is not None and self.communicator.largest(int(stop())):
@@ -179,6 +180,15 @@ class Trainer:
                 if step.lag == 0 or self.step == last:
                     yield self._reports(reported, asked)
                     reported = asked
+
+    def _run_step(self, step):
+        try:
+            step.run()
+            return
+        except (OutOfMemoryError, TooManyElementsError):
+            if not hasattr(self.model.backend, "memory_info"):
+                raise
+        raise OutOfMemoryError(say_what_fits(self, planned_rank(self.communicator), room_of(self)))  # here all is free
 
     def _compile_ahead(self):
         """Bring the kernels of a step into the cache, all cores at it, before the first launches them one by one."""

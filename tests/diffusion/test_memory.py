@@ -1,13 +1,15 @@
 """Too large a batch: what the arenas say that would fit."""
+import contextlib
 import functools
 
 import pytest
 
 from numdiff.device.arena import SEGMENT, Arena
+from numdiff.device.planned import CARDS, Planned
 from numdiff.device.ptx import PtxDevice
 from numdiff.diffusion import Sampling
 from numdiff.diffusion.memory import bytes_for, largest_batch, measuring_twin
-from numdiff.errors import OutOfMemoryError
+from numdiff.errors import OutOfMemoryError, UsageError
 from numdiff.nn import DiT, UNet
 
 
@@ -26,6 +28,10 @@ class Small(PtxDevice):
     def inference_arena(self):
         self.arenas.append(Arena(self._take))
         return self.arenas[-1]
+
+    @contextlib.contextmanager
+    def within(self, arena):
+        yield
 
     def memory_info(self):
         return self.total - self.taken, self.total
@@ -70,3 +76,13 @@ def test_a_batch_that_does_not_fit_is_told_with_one_that_does(which, half):
 def test_no_room_for_one():
     model, _ = next(models(Small(3 << 30)))
     assert largest_batch(Sampling(model, 8), 1 << 20) == 0
+
+
+def test_a_batch_that_32_bits_do_not_count_is_told_before_anything_is_compiled():
+    """60,000 images of 64×64 have 2³³ numbers in 64 channels."""
+    model, _ = next(models(Planned(CARDS[-4])))
+    with pytest.raises(UsageError, match=r"60,000 images at a time have arrays of 2³¹ elements.*--batch \d+") as error:
+        Sampling(model, 60_000, batch=60_000).rehearse()
+    most = int(str(error.value).split("--batch ")[1].split()[0])
+    assert 2_000 < most < 2**31 // (64 * 64 * 64)
+    Sampling(model, most, batch=most).rehearse()

@@ -35,7 +35,7 @@ class Estimate:
     def numbers(self, sigma):
         return (1 / (1 + sigma), 0.25)
 
-    def estimate(self, x, numbers, labels=None):
+    def estimate(self, x, numbers, labels=None, conditioning=()):
         x_0 = weighted_sum(numbers[:1], x)
         return x_0, concat_forward(x_0, silu_forward(x))
 

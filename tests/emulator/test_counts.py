@@ -30,7 +30,7 @@ from numdiff.kernels import (
 from numdiff.kernels.attention import unfused as attention
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.conv2d import im2col
-from numdiff.kernels.diffusion import class_dropout, images, mse, q_sample, sampler, vlb
+from numdiff.kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
 from numdiff.kernels.elementwise import (
     add_forward,
     add_forward_cost,
@@ -672,6 +672,12 @@ EXACT = [
     *case(lambda u, v: step_state.next_row(number(u, 3, np.uint32, 16 * 4).reshape(4, 16), number(u, 3, np.uint32),
                                            number(u, 0, np.uint32, 16)), (step_state.next_row_cost, 16),
           versions=[None]),
+    *case(lambda u, v: ahead.timesteps_ahead(number(u, 3, np.uint32, 16 * 4).reshape(4, 16), number(u, 1, np.uint32),
+                                             number(u, 0, np.uint32), u(6), 2), (ahead.timesteps_ahead_cost, 6, 3),
+          versions=[None]),
+    *case(lambda u, v: ahead.place(u(4, 24), u(4, 8), 8, version=v), (ahead.place_cost, 4, 8)),
+    *case(lambda u, v: ahead.take(u(4, 24), number(u, 3, np.uint32), number(u, 1, np.uint32), u(24), version=v),
+          (ahead.take_cost, 24)),
     *case(lambda u, v: images.pixels_forward(u(B, 3, 4, 3)), (images.pixels_forward_cost, B * 36), more=None,
           versions=[None]),
     # what is finite is not written down: the step is not read

@@ -26,6 +26,7 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, is_device, launch, load4, store4
+from ...errors import TooManyElementsError
 from ..common import divide
 
 BLOCK = 256  # threads
@@ -156,7 +157,7 @@ def im2col_backward_kernel_v2(dcol, dx, H, W, C, Ho, Wo, kernel, stride):
 def _launch_im2col(kernel_v1, kernel_v2, version, source, target, x_shape, kernel, stride):
     _, h, w, c = x_shape
     if max(source.size, target.size) >= 2**31:
-        raise ValueError(f"im2col of {x_shape} has too many elements for 32-bit indices: split the batch")
+        raise TooManyElementsError(f"im2col of {x_shape} has too many elements for 32-bit indices: split the batch")
     if version is None:
         version = 2 if c % 4 == 0 else 1
     if version == 2 and c % 4:

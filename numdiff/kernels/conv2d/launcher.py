@@ -28,6 +28,7 @@ import math
 import numpy as np
 
 from ...device import empty, is_device
+from ...errors import TooManyElementsError
 from ..any_batch import assumed
 from ..bias import channel_add_backward, channel_add_forward
 from ..concat import Pair
@@ -103,8 +104,8 @@ def _half_version(x, weight, stride, version, taken):
 
 def _check_size(*arrays):
     if max(a.size for a in arrays) >= 2**31:
-        raise ValueError(f"shapes {[tuple(a.shape) for a in arrays]}: an array of 2**31 elements or more is too large "
-                         "for 32-bit indices; split the batch")
+        raise TooManyElementsError(f"shapes {[tuple(a.shape) for a in arrays]}: an array of 2**31 elements or more is "
+                                   "too large for 32-bit indices; split the batch")
 
 
 def channel_statistics(x, weight, stride=1, least=WORTH_STATISTICS):

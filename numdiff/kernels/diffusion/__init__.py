@@ -3,6 +3,7 @@
     images.py         bytes to numbers between -1 and 1, and back
     q_sample.py       noise added to images, as much as the timestep says
     mse.py            the mean squared error and its gradient
+    ahead.py          the conditioning of many steps of a sampler at a time
     sampler.py        everything between two evaluations of the model
     class_dropout.py  classes that are sometimes lost, for guidance
     vlb.py            the hybrid loss of a learned variance

@@ -11,8 +11,8 @@ MATHEMATICS
     place             ahead[k, offset + i] = source[k, i]
     take              row = ahead[step - 1 - begin]                          `next_row` has moved on to the next step
 SHAPES
-    table (steps, width) uint32, whose first column is a timestep, float32 by its bits (step_state.py); step, begin (1,)
-    uint32; t (K · R,) float32; ahead (K, n), source (K, m) and row (n,) of one dtype, float32 or float16
+    table (steps, width) uint32, whose first column is a timestep, float32 by its bits (optimizer/step_state.py); step,
+    begin (1,) uint32; t (K · R,) float32; ahead (K, n), source (K, m) and row (n,) of one dtype, float32 or float16
 VERSIONS
     place, take: v1 one thread an element; v2 one thread 16 bytes.
 LAUNCH
@@ -29,7 +29,7 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, float32, is_device, launch, load4, store4, uint32, with_dtype
+from ...device import cuda, is_device, launch, load4, store4, uint32, with_dtype
 from ...device.array import as_words
 
 BLOCK = 256  # threads
@@ -104,7 +104,7 @@ def _version(version, *bytes_between):
 
 def timesteps_ahead(table, step, begin, t, rows):
     """Writes begin = step, and into t the timesteps of the table's rows from `step` on, each `rows` times."""
-    if table.dtype != np.uint32 or t.dtype != np.float32 or len(t) % rows:
+    if table.dtype != np.uint32 or (is_device(t) and t.dtype != np.float32) or len(t) % rows:
         raise ValueError(f"table {table.dtype} must be uint32, and t {t.dtype}{tuple(t.shape)} float32, {rows} a step")
     if not is_device(table):
         timesteps_ahead_reference(table, step, begin, t, rows)

@@ -20,6 +20,7 @@ import math
 import numpy as np
 
 from ...device import copy_into, empty, empty_like, is_device, launch
+from ...errors import TooManyElementsError
 from ..any_batch import assumed
 from ..concat import Pair
 from ..elementwise import cast_forward, gelu_backward, gelu_forward
@@ -293,8 +294,8 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
         raise ValueError(f"a batch of {outer} × {inner} matrices is more than one launch can count ({LARGEST_BATCH} on "
                          "each axis); split it")
     if max(M * a.row, K * a.column, K * b.row, N * b.column, M * c.row) >= LARGEST_MATRIX:
-        raise ValueError(f"a matrix of this product (M {M}, N {N}, K {K}) spans 2³¹ elements or more; use a "
-                         "smaller batch")
+        raise TooManyElementsError(f"a matrix of this product (M {M}, N {N}, K {K}) spans 2³¹ elements or more; use a "
+                                   "smaller batch")
     wide = (operand_by_four(a, a.column, a.row, K, M) and operand_by_four(b, b.row, b.column, K, N)
             and by_four(c, 1, c.row, N))
     if tf32.chosen(version, c.array.backend, wide):

@@ -26,6 +26,7 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, is_device, launch, load4, store4
+from ...errors import TooManyElementsError
 from ..common import divide
 
 BLOCK = 256  # threads
@@ -96,7 +97,7 @@ def unpatchify_kernel_v2(tokens, x, width, row, patch):
 
 def _launch(kernels, source, target, width, row, patch, version):
     if source.size >= 2**31:
-        raise ValueError(f"{tuple(source.shape)} has too many elements for 32-bit indices: split the batch")
+        raise TooManyElementsError(f"{tuple(source.shape)} has too many elements for 32-bit indices: split the batch")
     if version is None:
         version = 2 if row % 4 == 0 else 1
     if version == 2 and row % 4:

@@ -3,8 +3,9 @@ import pytest
 
 from numdiff.kernels.diffusion import ahead as A
 
-SIZES = pytest.mark.parametrize("dtype, columns", [(np.float32, (8, 4, 12)), (np.float16, (8, 16)), (np.float32, (5, 3)),
-                                                   (np.float16, (700, 1400, 8)), (np.float16, (2, 3))])
+SIZES = pytest.mark.parametrize("dtype, columns", [(np.float32, (8, 4, 12)), (np.float16, (8, 16)),
+                                                   (np.float32, (5, 3)), (np.float16, (700, 1400, 8)),
+                                                   (np.float16, (2, 3))])
 
 
 def counter(engine, value):

@@ -1,0 +1,44 @@
+"""Too many images at a time: what a trainer says that would fit."""
+import numpy as np
+import pytest
+
+from numdiff.device.planned import CARDS, Planned
+from numdiff.errors import OutOfMemoryError, UsageError
+from numdiff.nn import DiT
+from numdiff.training import Trainer
+from numdiff.training.compiling import PlannedRank, plan_trainer
+from tests.diffusion.test_memory import Small
+
+
+class Emoji:
+    """The shape of a dataset."""
+
+    shape, dtype, classes = (2000, 64, 64, 3), np.dtype(np.uint8), ["a", "b"]
+    labels = np.zeros(2000, np.int32)
+
+
+def trainer(device, batch):
+    model = DiT(image_size=64, in_channels=3, patch_size=4, hidden_size=384, depth=2, num_heads=6, num_classes=2,
+                device=device, seed=None)
+    return Trainer(model, Emoji, batch=batch, precision="fp32", communicator=PlannedRank())
+
+
+def test_a_batch_that_does_not_fit_is_told_with_a_microbatch_that_does():
+    device = Small(3 << 30)
+    run = trainer(device, 1536)
+    with pytest.raises(OutOfMemoryError, match=r"1,536 images at a time do not fit into the [\d,]+ MiB that Small GPU "
+                                               r"has left .*; use --microbatch \d+, which gives the same step in \d+ "
+                                               "parts") as error:
+        run._run_step(run.step_function)
+    most = int(str(error.value).split("--microbatch ")[1].split(",")[0])
+    assert most > 4 and 1536 % most == 0
+    fitting = Trainer(run.model, Emoji, batch=1536, microbatch=most, precision="fp32", communicator=PlannedRank())
+    fitting._run_step(fitting.step_function)
+
+
+def test_what_32_bits_do_not_count_is_told_before_anything_is_compiled():
+    run = trainer(Planned(CARDS[-4]), 12_000)
+    with pytest.raises(UsageError, match="12,000 images at a time have arrays of 2,147,483,648 elements or more.*"
+                                         "--microbatch [3456]") as error:
+        plan_trainer(run, PlannedRank())
+    assert 12_000 % int(str(error.value).split("--microbatch ")[1].split(",")[0]) == 0
