@@ -27,16 +27,23 @@ from ....device.hopper import (
     make_setmaxnreg,
     make_wgmma,
     make_wgmma_wait,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
     smem_u32,
     tma_load_2d,
     tma_load_4d,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait_1,
+)
+from ....device.pipeline import (
+    advance,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_ring,
+    make_ring,
+    producer_acquire,
+    producer_start,
+    stage_at,
 )
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
@@ -64,45 +71,41 @@ def encoded(address):
 @cuda.jit(launch_bounds=(THREADS, 1))
 def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
-    barriers = cuda.shared.array(BARRIERS, "uint64")
-    a_base, a_full = smem_u32(tiles), smem_u32(barriers)
-    b_base, a_empty = a_base + A_STAGES * A_BYTES, a_full + 8 * A_STAGES
-    b_full, b_empty = a_empty + 8 * A_STAGES, a_empty + 8 * (A_STAGES + B_STAGES)
-    across, down, blocks, t = W // TILE_W, H // TILE_H, C // BK, cuda.threadIdx.x
+    barriers, t = cuda.shared.array(BARRIERS, "uint64"), cuda.threadIdx.x
+    boxes = make_ring(smem_u32(tiles), A_BYTES, A_STAGES, smem_u32(barriers))
+    taps = make_ring(smem_u32(tiles) + A_STAGES * A_BYTES, B_BYTES, B_STAGES, smem_u32(barriers) + 16 * A_STAGES)
+    across, down, blocks = W // TILE_W, H // TILE_H, C // BK
     n, tile = cuda.blockIdx.x * BN, cuda.blockIdx.y
     w, h, image = tile % across * TILE_W, tile // across % down * TILE_H, tile // (across * down)
     if t == 0:
-        for stage in range(A_STAGES):
-            mbarrier_init(a_full + 8 * stage, 1)
-            mbarrier_init(a_empty + 8 * stage, 2)
-        for stage in range(B_STAGES):
-            mbarrier_init(b_full + 8 * stage, 1)
-            mbarrier_init(b_empty + 8 * stage, 2)
+        init_ring(boxes, 1, 2)
+        init_ring(taps, 1, 2)
         fence_barrier_init()
     cuda.syncthreads()
 
     if t < 128:
         give_registers()
         if t == 0:
-            for step in range(9 * blocks):  # all taps of 64 channels, then the next 64
-                block, tap = step // 9, step % 9
-                if tap == 0:
-                    stage = block % A_STAGES
-                    mbarrier_wait(a_empty + 8 * stage, block // A_STAGES % 2 ^ 1)
-                    mbarrier_expect_tx(a_full + 8 * stage, BOX_BYTES)
-                    tma_load_4d(a_base + stage * A_BYTES, map_x, a_full + 8 * stage, block * BK, w - 1, h - 1, image)
-                stage = step % B_STAGES
-                mbarrier_wait(b_empty + 8 * stage, step // B_STAGES % 2 ^ 1)
-                mbarrier_expect_tx(b_full + 8 * stage, B_BYTES)
-                tma_load_2d(b_base + stage * B_BYTES, map_weight, b_full + 8 * stage, tap * C + block * BK, n)
+            box, box_parity = producer_start()
+            stage, parity = producer_start()
+            for block in range(blocks):
+                full = producer_acquire(boxes, box, box_parity, BOX_BYTES)
+                tma_load_4d(stage_at(boxes, box), map_x, full, block * BK, w - 1, h - 1, image)
+                box, box_parity = advance(boxes, box, box_parity)
+                for tap in range(9):
+                    full = producer_acquire(taps, stage, parity, B_BYTES)
+                    tma_load_2d(stage_at(taps, stage), map_weight, full, tap * C + block * BK, n)
+                    stage, parity = advance(taps, stage, parity)
     else:
         take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1
-        mine = a_base + consumer * 8 * BOX_W * ROW  # this consumer's first pixel: eight rows of the box each
-        mbarrier_wait(a_full, 0)
-        mbarrier_wait(b_full, 0)
-        da, db = A_DESCRIPTOR | encoded(mine), B_DESCRIPTOR | encoded(b_base)
+        box, box_parity = consumer_start()
+        stage, parity = consumer_start()
+        consumer_wait(boxes, box, box_parity)
+        consumer_wait(taps, stage, parity)
+        mine = consumer * 8 * BOX_W * ROW  # this consumer's first pixel in a box: eight rows of it each
+        da, db = A_DESCRIPTOR | encoded(stage_at(boxes, box) + mine), B_DESCRIPTOR | encoded(stage_at(taps, stage))
         wgmma_fence()
         wgmma(acc, da, db, 0)
         wgmma(acc, da + K16, db + K16, 1)
@@ -110,12 +113,14 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
         wgmma(acc, da + K48, db + K48, 1)
         wgmma_commit()
         for step in range(1, 9 * blocks):
-            block, tap, stage = step // 9, step % 9, step % B_STAGES
+            tap, previous, previous_box = step % 9, stage, box
+            stage, parity = advance(taps, stage, parity)
             if tap == 0:
-                mbarrier_wait(a_full + 8 * (block % A_STAGES), block // A_STAGES % 2)
-            mbarrier_wait(b_full + 8 * stage, step // B_STAGES % 2)
-            shifted = mine + block % A_STAGES * A_BYTES + (tap // 3 * BOX_W + tap % 3) * ROW
-            da, db = A_DESCRIPTOR | encoded(shifted), B_DESCRIPTOR | encoded(b_base + stage * B_BYTES)
+                box, box_parity = advance(boxes, box, box_parity)
+                consumer_wait(boxes, box, box_parity)
+            consumer_wait(taps, stage, parity)
+            a = stage_at(boxes, box) + mine + (tap // 3 * BOX_W + tap % 3) * ROW
+            da, db = A_DESCRIPTOR | encoded(a), B_DESCRIPTOR | encoded(stage_at(taps, stage))
             wgmma_fence()
             wgmma(acc, da, db, 1)
             wgmma(acc, da + K16, db + K16, 1)
@@ -124,9 +129,9 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
             wgmma_commit()
             wgmma_wait_1()  # the tap before has been multiplied
             if t % 128 == 0:
-                mbarrier_arrive(b_empty + 8 * ((step - 1) % B_STAGES))
+                consumer_release(taps, previous)
                 if tap == 0:
-                    mbarrier_arrive(a_empty + 8 * ((block - 1) % A_STAGES))
+                    consumer_release(boxes, previous_box)
         wgmma_wait(acc)
 
         pixel = (image * H + h + consumer * 8 + t % 128 // 32 * 2) * W + w + t % 32 // 4

@@ -27,16 +27,23 @@ from ....device.hopper import (
     make_setmaxnreg,
     make_wgmma,
     make_wgmma_wait,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
     smem_u32,
     tma_load_2d,
     tma_load_4d,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait_1,
+)
+from ....device.pipeline import (
+    advance,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_ring,
+    make_ring,
+    producer_acquire,
+    producer_start,
+    stage_at,
 )
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
@@ -62,45 +69,44 @@ def descriptor(address):
 def conv2d_level_kernel_v1(map_x, map_weight, y, H, W, C, N):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
-    base, full = smem_u32(tiles), smem_u32(barriers)
-    empty, t = full + 8 * STAGES, cuda.threadIdx.x
+    ring, t = make_ring(smem_u32(tiles), STAGE_BYTES, STAGES, smem_u32(barriers)), cuda.threadIdx.x
     across, down, blocks = W // TILE_W, H // TILE_H, C // BK
     n, tile = cuda.blockIdx.x * BN, cuda.blockIdx.y
     w, h, image = tile % across * TILE_W, tile // across % down * TILE_H, tile // (across * down)
     if t == 0:
-        for stage in range(STAGES):
-            mbarrier_init(full + 8 * stage, 1)
-            mbarrier_init(empty + 8 * stage, 2)
+        init_ring(ring, 1, 2)
         fence_barrier_init()
     cuda.syncthreads()
 
     if t < 128:
         give_registers()
         if t == 0:
+            stage, parity = producer_start()
             for step in range(9 * blocks):
                 tap, block = step // blocks, step % blocks
-                stage, parity = step % STAGES, step // STAGES % 2
-                mbarrier_wait(empty + 8 * stage, parity ^ 1)
-                mbarrier_expect_tx(full + 8 * stage, STAGE_BYTES)
-                a = base + stage * STAGE_BYTES
-                tma_load_4d(a, map_x, full + 8 * stage, block * BK, w + tap % 3 - 1, h + tap // 3 - 1, image)
-                tma_load_2d(a + A_BYTES, map_weight, full + 8 * stage, step * BK, n)
+                full, a = producer_acquire(ring, stage, parity, STAGE_BYTES), stage_at(ring, stage)
+                tma_load_4d(a, map_x, full, block * BK, w + tap % 3 - 1, h + tap // 3 - 1, image)
+                tma_load_2d(a + A_BYTES, map_weight, full, step * BK, n)
+                stage, parity = advance(ring, stage, parity)
     else:
         take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1
-        mbarrier_wait(full, 0)
-        da, db = descriptor(base + consumer * 64 * ROW), descriptor(base + A_BYTES)
+        stage, parity = consumer_start()
+        consumer_wait(ring, stage, parity)
+        a = stage_at(ring, stage)
+        da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
         wgmma_fence()
         wgmma(acc, da, db, 0)
         wgmma(acc, da + K16, db + K16, 1)
         wgmma(acc, da + K32, db + K32, 1)
         wgmma(acc, da + K48, db + K48, 1)
         wgmma_commit()
-        for step in range(1, 9 * blocks):
-            stage, parity = step % STAGES, step // STAGES % 2
-            mbarrier_wait(full + 8 * stage, parity)
-            a = base + stage * STAGE_BYTES
+        for _ in range(1, 9 * blocks):
+            previous = stage
+            stage, parity = advance(ring, stage, parity)
+            consumer_wait(ring, stage, parity)
+            a = stage_at(ring, stage)
             da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
             wgmma_fence()
             wgmma(acc, da, db, 1)
@@ -110,7 +116,7 @@ def conv2d_level_kernel_v1(map_x, map_weight, y, H, W, C, N):
             wgmma_commit()
             wgmma_wait_1()
             if t % 128 == 0:
-                mbarrier_arrive(empty + 8 * ((step - 1) % STAGES))
+                consumer_release(ring, previous)
         wgmma_wait(acc)
 
         # rows lane // 4 and 8 more of a warp's 16: a pixel, and the one below it

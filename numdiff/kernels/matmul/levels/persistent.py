@@ -7,6 +7,7 @@ WHAT IS NEW
         than a stripe, share most of their operands, and find them in the L2 cache.
     Epilogue by TMA: 64 × 64 results of a consumer, as float16, go into a tile of shared memory, swizzled, and TMA
         writes them: full lines instead of four bytes a thread, and nobody computes addresses.
+    Words: what level 3 wrote out, a ring of stages with its barriers and parities, is device/pipeline.py's.
 THE EPILOGUE'S ORDER
     1. one thread waits until TMA has read the tile's last contents; bar_sync, a barrier of this warpgroup alone
     2. all store their results; fence_proxy_async, for TMA reads by another path; bar_sync
@@ -31,10 +32,6 @@ from ....device.hopper import (
     make_setmaxnreg,
     make_wgmma,
     make_wgmma_wait,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
     smem_u32,
     tma_load_2d,
     tma_store_2d,
@@ -44,6 +41,17 @@ from ....device.hopper import (
     wgmma_commit,
     wgmma_fence,
     wgmma_wait_1,
+)
+from ....device.pipeline import (
+    advance,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_ring,
+    make_ring,
+    producer_acquire,
+    producer_start,
+    stage_at,
 )
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
@@ -99,37 +107,33 @@ def store_tile(acc, tiles, base, map_c, m, n, consumer):
 def matmul_level_kernel_v4(map_a, map_b, map_c, rows, columns, steps):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
-    base, full = smem_u32(tiles), smem_u32(barriers)
-    empty, t = full + 8 * STAGES, cuda.threadIdx.x
+    base, t = smem_u32(tiles), cuda.threadIdx.x
+    ring = make_ring(base, STAGE_BYTES, STAGES, smem_u32(barriers))
     if t == 0:
-        for stage in range(STAGES):
-            mbarrier_init(full + 8 * stage, 1)
-            mbarrier_init(empty + 8 * stage, 2)
+        init_ring(ring, 1, 2)
         fence_barrier_init()
     cuda.syncthreads()
 
-    turn = 0  # counts the steps of all tiles
     if t < 128:
         give_registers()
         if t == 0:
+            stage, parity = producer_start()
             for tile in range(cuda.blockIdx.x, rows * columns, cuda.gridDim.x):
                 m, n = tile_place(tile, rows, columns)
                 for step in range(steps):
-                    stage, parity = turn % STAGES, turn // STAGES % 2
-                    mbarrier_wait(empty + 8 * stage, parity ^ 1)
-                    mbarrier_expect_tx(full + 8 * stage, STAGE_BYTES)
-                    a = base + stage * STAGE_BYTES
-                    tma_load_2d(a, map_a, full + 8 * stage, step * BK, m)
-                    tma_load_2d(a + A_BYTES, map_b, full + 8 * stage, step * BK, n)
-                    turn += 1
+                    full = producer_acquire(ring, stage, parity, STAGE_BYTES)
+                    tma_load_2d(stage_at(ring, stage), map_a, full, step * BK, m)
+                    tma_load_2d(stage_at(ring, stage) + A_BYTES, map_b, full, step * BK, n)
+                    stage, parity = advance(ring, stage, parity)
     else:
         take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1
+        stage, parity = consumer_start()
         for tile in range(cuda.blockIdx.x, rows * columns, cuda.gridDim.x):
             m, n = tile_place(tile, rows, columns)
-            mbarrier_wait(full + 8 * (turn % STAGES), turn // STAGES % 2)
-            a = base + turn % STAGES * STAGE_BYTES
+            consumer_wait(ring, stage, parity)
+            a = stage_at(ring, stage)
             da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
             wgmma_fence()
             wgmma(acc, da, db, 0)
@@ -137,10 +141,11 @@ def matmul_level_kernel_v4(map_a, map_b, map_c, rows, columns, steps):
             wgmma(acc, da + K32, db + K32, 1)
             wgmma(acc, da + K48, db + K48, 1)
             wgmma_commit()
-            turn += 1
             for _ in range(1, steps):
-                mbarrier_wait(full + 8 * (turn % STAGES), turn // STAGES % 2)
-                a = base + turn % STAGES * STAGE_BYTES
+                previous = stage
+                stage, parity = advance(ring, stage, parity)
+                consumer_wait(ring, stage, parity)
+                a = stage_at(ring, stage)
                 da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
                 wgmma_fence()
                 wgmma(acc, da, db, 1)
@@ -150,11 +155,11 @@ def matmul_level_kernel_v4(map_a, map_b, map_c, rows, columns, steps):
                 wgmma_commit()
                 wgmma_wait_1()
                 if t % 128 == 0:
-                    mbarrier_arrive(empty + 8 * ((turn - 1) % STAGES))
-                turn += 1
+                    consumer_release(ring, previous)
             wgmma_wait(acc)
             if t % 128 == 0:
-                mbarrier_arrive(empty + 8 * ((turn - 1) % STAGES))
+                consumer_release(ring, stage)
+            stage, parity = advance(ring, stage, parity)
             store_tile(acc, tiles, base, map_c, m, n, consumer)
         if t % 128 == 0:
             tma_store_wait_0()

@@ -1,0 +1,46 @@
+"""Rung 0 of the matmul, and its two orders of indices."""
+import numpy as np
+import pytest
+
+from numdiff.kernels import check
+from numdiff.kernels.check.run import counts_of
+from numdiff.kernels.matmul import first
+from numdiff.kernels.matmul.first import matmul_first_forward, matmul_first_forward_cost
+from tests.conftest import shapes, versions
+
+
+@shapes(minimal=(1, 1, 1), odd=(33, 9, 5), large=(500, 700, 300))
+@versions(1, 2)
+def test_first(engine, rng, shape, version):
+    M, N, K = shape
+    a, b = rng.standard_normal((M, K)), rng.standard_normal((K, N))
+    engine.check(matmul_first_forward(engine(a), engine(b), version=version), a @ b, 2e-6)
+
+
+def test_both_orders_give_the_same_bits(engine, rng):
+    a, b = engine(rng.standard_normal((9, 7))), engine(rng.standard_normal((7, 10)))
+    if engine.has_versions:
+        engine.check_equal(matmul_first_forward(a, b, version=1), matmul_first_forward(a, b, version=2))
+
+
+@pytest.mark.parametrize("version, loads, stores", [(1, "7.1", "17.5"), (2, "2.1", "3.2")])
+def test_what_coalescing_is(version, loads, stores):
+    """Transactions per request, as the docstring says them."""
+    case = next(case for case in check.CASES if case.name == "matmul_first")
+    table = counts_of(case, version).table(f"matmul_first_kernel_v{version}", 46, brief=True).splitlines()
+    load, store = (next(line for line in table if text in line).split() for text in ("total += A", "C[row, column]"))
+    assert (load[-2], store[-1]) == (loads, stores)
+    assert loads in first.__doc__ and stores in first.__doc__
+
+
+def test_errors_say_what_to_do(engine):
+    if not engine.has_versions:
+        return
+    with pytest.raises(ValueError, match=r"needs b \(64, N\)"):
+        matmul_first_forward(engine(np.ones((4, 64))), engine(np.ones((4, 64))))
+    with pytest.raises(ValueError, match="use 1 or 2"):
+        matmul_first_forward(engine(np.ones((4, 6))), engine(np.ones((6, 4))), version=3)
+
+
+def test_cost():
+    assert matmul_first_forward_cost(3, 4, 5) == (4 * (15 + 20 + 12), 2 * 3 * 4 * 5)

@@ -1,0 +1,73 @@
+"""The Hopper ladder, one change a level; problems of several tiles, in two thread orders, are the check's."""
+import ast
+import inspect
+
+import numpy as np
+import pytest
+
+from numdiff.kernels.matmul import matmul_forward
+from numdiff.kernels.matmul.levels import (
+    double_buffer,
+    matmul_level_forward,
+    matmul_level_forward_cost,
+    one_tile,
+    persistent,
+    producer_consumer,
+)
+from tests.conftest import shapes, versions
+
+TOLERANCE = 2e-3
+
+
+def halves(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float16)
+
+
+@shapes(minimal=(128, 256, 64), large=(640, 768, 1024))
+@versions(1, 2, 3, 4)
+def test_matmul_level(engine, rng, shape, version):
+    M, N, K = shape
+    a, b = halves(rng, M, K), halves(rng, N, K)
+    results = [matmul_level_forward(engine(a), engine(b), version=version) for _ in range(engine.repeats)]
+    assert results[0].dtype == np.float16
+    engine.check(results[0], a.astype(np.float64) @ b.astype(np.float64).T, TOLERANCE)
+    engine.check_equal(results[0], results[-1])
+
+
+def test_the_levels_are_the_models_product(engine, rng):
+    """What a level computes is matmul_forward's, to the last bit: both sum by wgmma, in one order."""
+    a, b = engine(halves(rng, 128, 64)), engine(halves(rng, 256, 64))
+    if engine.name in ("emulator", "cuda"):
+        engine.check_equal(matmul_level_forward(a, b, version=3), matmul_forward(a, b, False, True, version=6))
+
+
+def test_errors_say_what_to_do(engine, rng):
+    if not engine.has_versions:
+        return
+    a = engine(halves(rng, 128, 64))
+    with pytest.raises(ValueError, match="use matmul_forward"):
+        matmul_level_forward(a, a)  # 128 columns
+    with pytest.raises(ValueError, match=r"needs b \(N, 64\)"):
+        matmul_level_forward(a, engine(halves(rng, 256, 32)))
+    with pytest.raises(ValueError, match="use one of 1, 2, 3, 4"):
+        matmul_level_forward(a, engine(halves(rng, 256, 64)), version=9)
+
+
+def test_cost():
+    assert matmul_level_forward_cost(3, 4, 5) == (2 * (15 + 20 + 12), 2 * 3 * 4 * 5)
+
+
+def code_lines(module):
+    """Lines of a file that are neither its docstring nor imports; it takes nothing from other levels."""
+    text = inspect.getsource(module)
+    first, *rest = ast.parse(text).body
+    imports = [node for node in rest if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert all("device" in node.module for node in imports if isinstance(node, ast.ImportFrom))
+    return len(text.splitlines()) - sum(node.end_lineno - node.lineno + 1 for node in (first, *imports))
+
+
+@pytest.mark.parametrize("module", [one_tile, double_buffer, producer_consumer, persistent],
+                         ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_level_is_one_short_file(module):
+    """Complete in itself."""
+    assert code_lines(module) <= 120 and "READ NEXT" in module.__doc__
