@@ -45,8 +45,8 @@ from ..kernels.attention import (
     forward_hopper,
     forward_split,
 )
-from ..kernels.conv2d import hopper as conv2d_hopper
 from ..kernels.conv2d import (
+    direct,
     hopper_weight_gradient,
     hopper_weight_gradient_3x3,
     im2col,
@@ -54,11 +54,13 @@ from ..kernels.conv2d import (
     narrow,
     narrow_half,
 )
+from ..kernels.conv2d import hopper as conv2d_hopper
 from ..kernels.conv2d import levels as conv2d_levels
 from ..kernels.conv2d import mma as conv2d_mma
 from ..kernels.conv2d import tf32 as conv2d_tf32
 from ..kernels.conv2d.levels import halo, shifted_boxes
 from ..kernels.diffusion import class_dropout, images, mse, q_sample, sampler, vlb
+from ..kernels.groupnorm import chunks, groups, normalise, one_pass, one_pass_half
 from ..kernels.matmul import first, hopper, levels, mma, naive, register_tiles, tf32, tiled, vectorised
 from ..kernels.matmul.levels import double_buffer, one_tile, persistent, producer_consumer
 from ..kernels.optimizer import adamw, ema, grad_norm, loss_scale, step_state, telemetry, zero_ranges
@@ -198,8 +200,12 @@ def problems():
     add(layernorm.layernorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), mean=single(N * T),
         rstd=single(N * T), dweight=single(D), dbias=single(D))
     norm = {"weight": single(C), "bias": single(C), "groups": 32, "silu": True}
-    add(groupnorm.groupnorm_forward, x=image, **norm)
-    add(groupnorm.groupnorm_backward, dy=image, x=image, mean=single(B, 32), rstd=single(B, 32), dweight=single(C),
+    add(groupnorm.groupnorm_forward, groupnorm.launcher, (groups, 1), (chunks, 2), (one_pass, 3), versions=(1, 2, 3),
+        x=image, **norm)
+    add(groupnorm.groupnorm_forward, groupnorm.launcher, normalise, versions=(4,), note="statistics known", x=image,
+        statistics=single(B, SIDE * SIDE // 64, 2, C // 2), **norm)
+    add(groupnorm.groupnorm_backward, groupnorm.launcher, (groups, 1), (chunks, 2), (one_pass_half, 3),
+        versions=(1, 2, 3), dy=image, x=image, mean=single(B, 32), rstd=single(B, 32), dweight=single(C),
         dbias=single(C), **norm)
 
     square = {"a": single(2048, 2048), "b": single(2048, 2048)}
@@ -216,10 +222,12 @@ def problems():
     add(im2col.im2col_forward, x=half(B, SIDE, SIDE, C), kernel=3)
     add(im2col.im2col_backward, dcol=half(B, SIDE, SIDE, 3, 3, C), x_shape=(B, SIDE, SIDE, C), kernel=3)
     x, weight = single(B, SIDE, SIDE, C), single(C, 3, 3, C)
-    add(conv2d.conv2d_forward, conv2d.launcher, (implicit, 3), versions=(1, 2, 3), x=x, weight=weight)
+    add(conv2d.conv2d_forward, conv2d.launcher, (direct, 1, 2), (implicit, 3), versions=(1, 2, 3), x=x, weight=weight)
     add(conv2d.conv2d_forward, conv2d.launcher, conv2d_tf32, versions=(4,), precision="tf32", x=x, weight=weight)
-    add(conv2d_input_gradient, conv2d.launcher, (implicit, 3), versions=(2, 3), dy=x, weight=weight, x=x, stride=1)
-    add(conv2d_weight_gradient, conv2d.launcher, (implicit, 3), versions=(2, 3), dy=x, x=x, dweight=weight, stride=1)
+    add(conv2d_input_gradient, conv2d.launcher, (direct, 2), (implicit, 3), versions=(2, 3), dy=x,
+        weight=weight, x=x, stride=1)
+    add(conv2d_weight_gradient, conv2d.launcher, (direct, 2), (implicit, 3), versions=(2, 3), dy=x,
+        x=x, dweight=weight, stride=1)
     add(conv2d_weight_gradient, conv2d_tf32, versions=(4,), precision="tf32", dy=x, x=x, dweight=weight, stride=1)
     add(conv2d.conv2d_forward, narrow, versions=(3,), x=x, weight=single(3, 3, 3, C))
     add(conv2d_weight_gradient, narrow, versions=(3,), dy=x, x=pixels, dweight=single(C, 3, 3, 3), stride=1)
