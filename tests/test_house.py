@@ -27,8 +27,9 @@ NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
          "device/quick_types.py": {"numba.core.types.functions.BaseFunction",
                                    "numba.cuda.core.targetconfig.ConfigStack"},
          **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/bfloat16.py", "device/cluster.py",
-                          "device/eight.py", "device/hopper.py", "device/intrinsics.py", "device/system_scope.py",
-                          "device/tensor_core.py", "kernels/groupnorm/vectors.py"), INTRINSICS)}
+                          "device/eight.py", "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
+                          "device/tensor_core.py", "device/tma.py", "device/wgmma.py",
+                          "kernels/groupnorm/vectors.py"), INTRINSICS)}
 
 
 @functools.cache

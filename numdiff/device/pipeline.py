@@ -30,8 +30,8 @@ SOURCE
 from typing import NamedTuple
 
 from .gpu import cuda
-from .hopper import mbarrier_arrive, mbarrier_expect_tx, mbarrier_init, mbarrier_wait
 from .intrinsics import int32, uint32
+from .mbarrier import mbarrier_arrive, mbarrier_expect_tx, mbarrier_init, mbarrier_wait
 
 BARRIER_BYTES = 8
 

@@ -1,4 +1,4 @@
-"""Tensor maps: what the copy engine must know of an array, made on the host (see hopper.py, emulator/copy_engine.py).
+"""Tensor maps: what the copy engine must know of an array, made on the host (see tma.py, emulator/copy_engine.py).
 
     map_x = tensor_map(x, box=(64, 128))            # x (rows, 64·n): boxes of 128 rows by 64 columns
 

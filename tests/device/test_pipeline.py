@@ -7,7 +7,7 @@ import pytest
 
 from numdiff.device import cuda, get_backend, int32, launch, uint32, upload
 from numdiff.device.compiler import type_of_word
-from numdiff.device.hopper import fence_barrier_init, mbarrier_arrive, mbarrier_wait, smem_u32
+from numdiff.device.mbarrier import fence_barrier_init, mbarrier_arrive, mbarrier_wait, smem_u32
 from numdiff.device.pipeline import (
     advance,
     barrier_at,

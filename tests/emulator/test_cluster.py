@@ -13,7 +13,7 @@ from numdiff.device.cluster import (
     load_cluster_4,
 )
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.device.hopper import mbarrier_init, mbarrier_wait, smem_u32
+from numdiff.device.mbarrier import mbarrier_init, mbarrier_wait, smem_u32
 from numdiff.emulator import ORDERS, KernelFault, LaunchRefused, Unsupported
 from numdiff.kernels import check, conv2d
 from numdiff.kernels.check.run import run_once

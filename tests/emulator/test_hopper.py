@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from numdiff.device import cuda
-from numdiff.device.hopper import make_setmaxnreg, make_wgmma
 from numdiff.device.ptx import compile_to_ptx
 from numdiff.device.tensor_map import tensor_map
+from numdiff.device.wgmma import make_setmaxnreg, make_wgmma
 from numdiff.emulator import Emulator, KernelFault, LaunchRefused, Unsupported
 from tests.conftest import relative_error
 from tests.emulator.probes import hopper_conv, hopper_gemm, inputs, units

@@ -8,16 +8,9 @@ from numba import cuda
 from PIL import Image
 
 from numdiff import emulator
-from numdiff.device.hopper import (
-    fence_barrier_init,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
-    smem_u32,
-    tma_load_2d,
-    tma_load_3d,
-)
+from numdiff.device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
 from numdiff.device.tensor_map import tensor_map
+from numdiff.device.tma import tma_load_2d, tma_load_3d
 from numdiff.emulator import fragments, pictures
 from numdiff.emulator.drawing import COLOURS, FAULT, Picture
 from tests.emulator.kernels_mma import THREADS, TILE, matmul_mma_kernel

@@ -8,13 +8,7 @@ from numba import cuda
 from PIL import Image
 
 from numdiff import emulator
-from numdiff.device.hopper import (
-    fence_barrier_init,
-    mbarrier_arrive,
-    mbarrier_init,
-    mbarrier_wait,
-    smem_u32,
-)
+from numdiff.device.mbarrier import fence_barrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait, smem_u32
 from numdiff.device.tensor_map import tensor_map
 from tests.emulator.kernels_mma import THREADS as MMA_THREADS
 from tests.emulator.kernels_mma import TILE, matmul_mma_kernel

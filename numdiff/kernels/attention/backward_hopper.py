@@ -39,28 +39,26 @@ READ NEXT
 import math
 
 from ...device import afresh, cuda, float32, int32, launch, uint32
-from ...device.hopper import (
+from ...device.mbarrier import (
     bar_sync,
     fence_barrier_init,
-    fence_proxy_async,
-    make_setmaxnreg,
-    make_wgmma,
-    make_wgmma_a_registers,
-    make_wgmma_wait,
     mbarrier_arrive,
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
     smem_u32,
-    tma_prefetch,
-    tma_store_commit,
-    tma_store_wait_0,
-    tma_store_wait_read_0,
+)
+from ...device.tensor_core import float_of, load_words2, load_words4, store_word, unpack_half2, word_of
+from ...device.tma import fence_proxy_async, tma_prefetch, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
+from ...device.wgmma import (
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_a_registers,
+    make_wgmma_wait,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait_0,
 )
-from ...device.tensor_core import float_of, load_words2, load_words4, store_word, unpack_half2, word_of
 from ..common import divide
 from .backward_half import probability, write_dq
 from .forward import LOG2_E

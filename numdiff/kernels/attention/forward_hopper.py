@@ -30,27 +30,25 @@ import math
 
 from ...device import cuda, float32, int32, launch, uint32
 from ...device.approximate import power_of_two
-from ...device.hopper import (
+from ...device.mbarrier import (
     bar_sync,
     fence_barrier_init,
-    fence_proxy_async,
-    make_setmaxnreg,
-    make_wgmma,
-    make_wgmma_a_registers,
-    make_wgmma_wait,
     mbarrier_arrive,
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
     smem_u32,
-    tma_prefetch,
-    tma_store_commit,
-    tma_store_wait_0,
-    tma_store_wait_read_0,
+)
+from ...device.tensor_core import store_word
+from ...device.tma import fence_proxy_async, tma_prefetch, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
+from ...device.wgmma import (
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_a_registers,
+    make_wgmma_wait,
     wgmma_commit,
     wgmma_fence,
 )
-from ...device.tensor_core import store_word
 from ..common import divide
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import exponentials, hide_keys, largest_of_row, sum_of_row

@@ -18,9 +18,9 @@ READ NEXT
 import numpy as np
 
 from ...device import afresh, cuda, int32, uint32
-from ...device.hopper import tma_load_3d, tma_store_3d
 from ...device.tensor_core import pack_half2, store_word
 from ...device.tensor_map import tensor_map
+from ...device.tma import tma_load_3d, tma_store_3d
 
 u64 = np.uint64
 CHUNK = 16  # bytes: eight numbers, for each row of a ninth part

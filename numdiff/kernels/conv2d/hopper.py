@@ -55,17 +55,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, float32, int32, launch, uint32
-from ...device.hopper import (
+from ...device.mbarrier import (
     fence_barrier_init,
-    fence_proxy_async,
-    make_setmaxnreg,
-    make_wgmma,
-    make_wgmma_wait,
     mbarrier_arrive,
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
     smem_u32,
+)
+from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
+from ...device.tensor_map import tensor_map
+from ...device.tma import (
+    fence_proxy_async,
     tma_load_3d,
     tma_load_4d,
     tma_prefetch,
@@ -73,12 +74,8 @@ from ...device.hopper import (
     tma_store_commit,
     tma_store_wait_0,
     tma_store_wait_read_0,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait_1,
 )
-from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
-from ...device.tensor_map import tensor_map
+from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ..any_batch import assumed
 from ..common import divide, no_numbers
 from ..tuning import tuned_or
@@ -112,7 +109,7 @@ def descriptor(address, leading, stride, swizzle):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_first(BN, transposed, acc, a, b):
-    """acc = A · B for 16 channels. The 0 must be a literal: see ../../device/hopper.py."""
+    """acc = A · B for 16 channels. The 0 must be a literal: see ../../device/wgmma.py."""
     if transposed:
         if BN == 32:
             wgmma_t_32(acc, a, b, int32(0))

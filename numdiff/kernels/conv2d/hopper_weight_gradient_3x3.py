@@ -50,25 +50,19 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
-from ...device.hopper import (
+from ...device.mbarrier import (
     bar_sync,
     fence_barrier_init,
-    make_setmaxnreg,
-    make_wgmma,
-    make_wgmma_wait,
     mbarrier_arrive,
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
     smem_u32,
-    tma_load_4d,
-    tma_prefetch,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait_1,
 )
 from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16
 from ...device.tensor_map import tensor_map
+from ...device.tma import tma_load_4d, tma_prefetch
+from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ..common import divide, no_numbers
 from ..tuning import tuned_or
 from .hopper import BYTES_A_NS, ROW, SHARED, descriptor

@@ -22,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, float32, int32, load4, store4, uint32
-from ...device.hopper import (
-    bar_sync,
+from ...device.limits import FULL_MASK
+from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_expect_tx, mbarrier_wait
+from ...device.pipeline import barrier_at
+from ...device.tensor_core import load_word, load_words4, pack_half2, store_word, unpack_half2
+from ...device.tma import (
     fence_proxy_async,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
-    mbarrier_wait,
     tma_load_2d,
     tma_store_2d,
     tma_store_commit,
@@ -35,9 +35,6 @@ from ...device.hopper import (
     tma_store_wait_read_0,
     tma_store_wait_read_1,
 )
-from ...device.limits import FULL_MASK
-from ...device.pipeline import barrier_at
-from ...device.tensor_core import load_word, load_words4, pack_half2, store_word, unpack_half2
 from .fast_gelu import fast_gelu, fast_gelu_gradient
 from .mma import write_sums
 

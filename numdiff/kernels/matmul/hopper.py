@@ -60,21 +60,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
-from ...device.hopper import (
-    fence_barrier_init,
-    make_setmaxnreg,
-    make_wgmma,
-    make_wgmma_wait,
-    mbarrier_init,
-    smem_u32,
-    tma_load_2d,
-    tma_prefetch,
-    tma_store_wait_0,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait_1,
-)
 from ...device.limits import WARP, WARPGROUP
+from ...device.mbarrier import fence_barrier_init, mbarrier_init, smem_u32
 from ...device.pipeline import (
     advance,
     barrier_at,
@@ -89,6 +76,8 @@ from ...device.pipeline import (
 )
 from ...device.specialise import Constant, specialise
 from ...device.tensor_map import tensor_map
+from ...device.tma import tma_load_2d, tma_prefetch, tma_store_wait_0
+from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ..reduce import column_sum
 from .epilogues import (
     BK,

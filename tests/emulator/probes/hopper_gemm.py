@@ -5,18 +5,20 @@ import numpy as np
 from numba.cuda import types
 
 from numdiff.device import cuda
-from numdiff.device.hopper import (
+from numdiff.device.mbarrier import (
     fence_barrier_init,
-    make_wgmma,
-    make_wgmma_wait,
     mbarrier_arrive,
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
+    smem_u32,
+)
+from numdiff.device.tma import tma_load_2d
+from numdiff.device.wgmma import (
+    make_wgmma,
+    make_wgmma_wait,
     setmaxnreg_dec_40,
     setmaxnreg_inc_232,
-    smem_u32,
-    tma_load_2d,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait_1,

@@ -9,15 +9,10 @@ import numpy as np
 from numba.cuda import types
 
 from numdiff.device import cuda
-from numdiff.device.hopper import (
+from numdiff.device.mbarrier import (
     bar_arrive,
     bar_sync,
     fence_barrier_init,
-    fence_proxy_async,
-    fence_proxy_async_global,
-    make_wgmma,
-    make_wgmma_a_registers,
-    make_wgmma_wait,
     mbarrier_arrive,
     mbarrier_arrive_count,
     mbarrier_expect_tx,
@@ -28,6 +23,10 @@ from numdiff.device.hopper import (
     mbarrier_try_wait,
     mbarrier_wait,
     smem_u32,
+)
+from numdiff.device.tma import (
+    fence_proxy_async,
+    fence_proxy_async_global,
     tma_load_1d,
     tma_load_2d,
     tma_load_3d,
@@ -43,9 +42,8 @@ from numdiff.device.hopper import (
     tma_store_wait_0,
     tma_store_wait_read_0,
     tma_store_wait_read_1,
-    wgmma_commit,
-    wgmma_fence,
 )
+from numdiff.device.wgmma import make_wgmma, make_wgmma_a_registers, make_wgmma_wait, wgmma_commit, wgmma_fence
 
 u32, u64, i32 = np.uint32, np.uint64, np.int32
 

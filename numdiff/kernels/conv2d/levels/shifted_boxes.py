@@ -22,18 +22,7 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, launch
-from ....device.hopper import (
-    fence_barrier_init,
-    make_setmaxnreg,
-    make_wgmma,
-    make_wgmma_wait,
-    smem_u32,
-    tma_load_2d,
-    tma_load_4d,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait_1,
-)
+from ....device.mbarrier import fence_barrier_init, smem_u32
 from ....device.pipeline import (
     advance,
     consumer_release,
@@ -47,6 +36,8 @@ from ....device.pipeline import (
 )
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
+from ....device.tma import tma_load_2d, tma_load_4d
+from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 
 MINIMUM_CAPABILITY = (9, 0)
 TILE_H, TILE_W = 16, 8  # pixels of a block's tile

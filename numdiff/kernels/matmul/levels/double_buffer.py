@@ -24,21 +24,11 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, launch
-from ....device.hopper import (
-    fence_barrier_init,
-    make_wgmma,
-    make_wgmma_wait,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
-    smem_u32,
-    tma_load_2d,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait_0,
-)
+from ....device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
+from ....device.tma import tma_load_2d
+from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_0
 
 MINIMUM_CAPABILITY = (9, 0)
 BM, BN, BK = 64, 256, 64

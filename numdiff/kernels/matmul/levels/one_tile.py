@@ -27,16 +27,10 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, launch
-from ....device.hopper import (
-    fence_proxy_async,
-    make_wgmma,
-    make_wgmma_wait,
-    smem_u32,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait_0,
-)
+from ....device.mbarrier import smem_u32
 from ....device.tensor_core import load_words4, pack_half2, store_word, store_words4
+from ....device.tma import fence_proxy_async
+from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_0
 
 MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 BM, BN, BK = 64, 256, 64  # the tile of C, and a step along k

@@ -25,23 +25,7 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, launch
-from ....device.hopper import (
-    bar_sync,
-    fence_barrier_init,
-    fence_proxy_async,
-    make_setmaxnreg,
-    make_wgmma,
-    make_wgmma_wait,
-    smem_u32,
-    tma_load_2d,
-    tma_store_2d,
-    tma_store_commit,
-    tma_store_wait_0,
-    tma_store_wait_read_0,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait_1,
-)
+from ....device.mbarrier import bar_sync, fence_barrier_init, smem_u32
 from ....device.pipeline import (
     advance,
     consumer_release,
@@ -55,6 +39,15 @@ from ....device.pipeline import (
 )
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
+from ....device.tma import (
+    fence_proxy_async,
+    tma_load_2d,
+    tma_store_2d,
+    tma_store_commit,
+    tma_store_wait_0,
+    tma_store_wait_read_0,
+)
+from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 
 MINIMUM_CAPABILITY = (9, 0)
 BM, BN, BK, STAGES = 128, 256, 64, 4

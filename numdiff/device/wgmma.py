@@ -1,0 +1,248 @@
+"""wgmma: a warpgroup, 128 threads, multiplies matrices straight from shared memory (sm_90a).
+
+    products        make_wgmma(n), make_wgmma_a_registers(n), wgmma_fence, wgmma_commit, wgmma_wait_0 … _3,
+                    make_wgmma_wait(n)                                               PTX ISA, section 9.7.15
+    registers       setmaxnreg_dec_24, _dec_40, _inc_232, _inc_240; make_setmaxnreg                        9.7.19.5
+
+Matrix descriptors are 64-bit numbers (emulator/wgmma.py says how they are made up). How tiles come to shared memory and
+when they may be overwritten: tma.py, mbarrier.py.
+
+THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
+    Nothing but these intrinsics may touch it between the first wgmma and the wait. It is never filled with zeros: the
+    first wgmma of a tile gets scale_d = 0, and stands before the loop, not under an `if`; otherwise ptxas moves
+    registers between the instructions and runs them one at a time (its advisory C7515). The last wait takes the
+    accumulators with it (`make_wgmma_wait`), or the compilers read them before the wait (C7514). What ptxas says of a
+    kernel, `ptxas -v -arch sm_90a` tells without a GPU.
+
+NO BRANCH IN A GROUP, which it does not tell: where an `if` or a loop that is not unrolled stands between the wgmmas of
+    one commit, each piece of straight code ends a group of its own, and the commit becomes an empty one (in SASS
+    `HGMMA.64x8x16.F16 RZ`). `wgmma_wait_1` then waits for all that was started, and nothing overlaps.
+
+The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of a module: a kernel
+that closes over an intrinsic finds nothing in Numba's cache on disk.
+
+In the emulator each has its twin, right below it here: what it does is written in emulator/wgmma.py.
+"""
+import functools
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from ..emulator import twin, wgmma
+from .inline_ptx import F32, I32, I64, TypingError, statement
+
+u32, u64, void = types.uint32, types.uint64, types.void
+MAX_N = 256  # columns of a wgmma
+
+
+# wgmma ----------------------------------------------------------------------------------------------------------------
+
+@intrinsic
+def wgmma_fence(typingctx):
+    """Before the first wgmma, and before the next one after accumulators (or A's registers) were touched."""
+    return void(), statement("wgmma.fence.sync.aligned;", ordered=True, collective=True)
+
+
+@twin(wgmma_fence)
+def _wgmma_fence(machine):
+    wgmma.fence(machine)
+
+
+@intrinsic
+def wgmma_commit(typingctx):
+    """Close a group: the wgmma that this warp has given since the last one."""
+    return void(), statement("wgmma.commit_group.sync.aligned;", ordered=True, collective=True)
+
+
+@twin(wgmma_commit)
+def _wgmma_commit(machine):
+    wgmma.commit(machine)
+
+
+def _make_wait(pending):
+    @intrinsic
+    def wgmma_wait(typingctx):
+        """Wait until at most so many groups are under way; it does not make the accumulators readable."""
+        return void(), statement(f"wgmma.wait_group.sync.aligned {pending};", ordered=True, collective=True)
+
+    @twin(wgmma_wait)
+    def _wgmma_wait(machine):
+        wgmma.wait(machine, pending)
+
+    return wgmma_wait
+
+
+wgmma_wait_0, wgmma_wait_1, wgmma_wait_2, wgmma_wait_3 = (_make_wait(n) for n in range(4))
+
+
+def _check_columns(n):
+    if not 8 <= n <= MAX_N or n % 8:
+        raise ValueError(f"a wgmma has 8, 16, … {MAX_N} columns, not {n}.")
+
+
+def _require_accumulators(array, count):
+    if not isinstance(array, types.Array) or array.dtype != types.float32 or array.ndim != 1 or array.layout != "C":
+        raise TypingError(f"the accumulators must be a cuda.local.array({count}, float32), not {array}")
+
+
+def _is_zero(value):
+    """Whether an LLVM value is known to be the integer 0: a constant, or casts of one."""
+    while isinstance(value, ir.CastInstr):
+        value = value.operands[0]
+    return isinstance(value, ir.Constant) and value.constant in (0, False)
+
+
+def _through_accumulators(count, text, memory=False, fresh=None):
+    """Code generator of a statement that reads and writes `count` accumulators ($0 …) and takes the other arguments.
+
+    The accumulators are operands in and out, tied to each other, so the compiler knows that their values change here.
+    fresh: the text where the last argument is known to be 0, and the accumulators are operands out only. Without it the
+    compiler gives them some value first, behind the fence, and ptxas runs the instructions one at a time (C7514).
+    """
+
+    def codegen(context, builder, sig, args):
+        data = context.make_array(sig.args[0])(context, builder, value=args[0]).data
+        places = [builder.gep(data, [I32(k)]) for k in range(count)]
+        others = []
+        for value in args[1:]:
+            others.extend([builder.extract_value(value, k) for k in range(len(value.type))]
+                          if isinstance(value.type, (ir.ArrayType, ir.LiteralStructType)) else [value])
+        letters = {I32: "r", I64: "l"}
+        if fresh is not None and _is_zero(others[-1]):
+            others = others[:-1]
+            inputs, statement_text, tied = [], fresh, []
+        else:
+            inputs, statement_text, tied = [builder.load(p) for p in places], text, [str(k) for k in range(count)]
+        constraints = ["=f"] * count + tied + [letters[o.type] for o in others] + ["~{memory}"] * memory
+        operands = inputs + others
+        kind = ir.FunctionType(ir.LiteralStructType([F32] * count), [o.type for o in operands])
+        assembly = ir.InlineAsm(kind, statement_text, ",".join(constraints), side_effect=True)
+        sums = builder.call(assembly, operands, attrs=("convergent",))
+        for k, place in enumerate(places):
+            builder.store(builder.extract_value(sums, k), place)
+        return context.get_dummy_value()
+
+    return codegen
+
+
+def _wgmma_texts(n, a_operands, transposed):
+    """PTX of a wgmma with accumulators in and out, and of one with accumulators out only (scale_d = 0).
+
+    a_operands: how many registers name A; transposed: the flags at the end
+    """
+    count = n // 2
+    sums = ", ".join(f"${k}" for k in range(count))
+
+    def text(first, add):
+        names = [f"${first + k}" for k in range(a_operands + 1)]
+        a = names[0] if a_operands == 1 else f"{{{', '.join(names[:-1])}}}"
+        return (f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 "
+                f"{{{sums}}}, {a}, {names[-1]}, add, 1, 1, {', '.join(str(int(t)) for t in transposed)}; }}")
+
+    return text(2 * count, f"${2 * count + a_operands + 1}"), text(count, "0")
+
+
+@functools.cache
+def make_wgmma(n, transpose_a=False, transpose_b=False):
+    """wgmma(acc, descriptor_a, descriptor_b, scale_d): acc = A·B + scale_d · acc, A (64 × 16) and B (16 × n) of
+    float16.
+
+    acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile
+    The matrices lie K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
+    transpose_b: B is N-major. n: 8, 16, … 256
+    """
+    _check_columns(n)
+    count = n // 2
+    text, fresh = _wgmma_texts(n, 1, (transpose_a, transpose_b))
+
+    @intrinsic
+    def wgmma_shared(typingctx, acc, descriptor_a, descriptor_b, scale_d):
+        _require_accumulators(acc, count)
+        return void(acc, u64, u64, types.int32), _through_accumulators(count, text, fresh=fresh)
+
+    @twin(wgmma_shared)
+    def _wgmma_shared(machine, acc, descriptor_a, descriptor_b, scale_d):
+        wgmma.issue(machine, acc, n, descriptor_a, descriptor_b, scale_d, transpose_a, transpose_b)
+
+    return wgmma_shared
+
+
+@functools.cache
+def make_wgmma_a_registers(n, transpose_b=False):
+    """wgmma(acc, a, descriptor_b, scale_d): as `make_wgmma`, with A in registers.
+
+    a: tuple of four uint32, two float16 each; `emulator.wgmma.a_fragment_place` says which element lies where (as in
+    `ldmatrix_x4` of the warp's 16 rows). They too are in use until the wait.
+    """
+    _check_columns(n)
+    count = n // 2
+    text, fresh = _wgmma_texts(n, 4, (transpose_b,))
+
+    @intrinsic
+    def wgmma_registers(typingctx, acc, a, descriptor_b, scale_d):
+        _require_accumulators(acc, count)
+        return void(acc, types.UniTuple(u32, 4), u64, types.int32), _through_accumulators(count, text, fresh=fresh)
+
+    @twin(wgmma_registers)
+    def _wgmma_registers(machine, acc, a, descriptor_b, scale_d):
+        wgmma.issue(machine, acc, n, tuple(int(w) & 0xFFFFFFFF for w in a), descriptor_b, scale_d, False, transpose_b)
+
+    return wgmma_registers
+
+
+@functools.cache
+def make_wgmma_wait(n, pending=0, pin=True):
+    """wgmma_wait(acc): wait until at most `pending` groups are under way, and let no read of acc move above the wait.
+
+    pin: or each accumulator with a zero that ptxas cannot know to be one. ptxas joins two conversions of neighbours to
+        float16 into one, moves it above the wait, and then, to stay correct, runs all wgmma one at a time (C7514).
+        False saves these n / 2 instructions a thread, in a kernel that ptxas compiles without C7514 nevertheless: one
+        whose accumulators are converted by `pack_half2`, or not at all.
+    """
+    _check_columns(n)
+    text = f"wgmma.wait_group.sync.aligned {pending};"
+    if pin:
+        pinned = " ".join(f"or.b32 ${k}, ${k}, zero;" for k in range(n // 2))
+        text = f"{{ .reg .b32 zero; {text} mov.u32 zero, %ctaid.z; shr.u32 zero, zero, 31; {pinned} }}"
+
+    @intrinsic
+    def wgmma_wait_for(typingctx, acc):
+        _require_accumulators(acc, n // 2)
+        return void(acc), _through_accumulators(n // 2, text, memory=True)
+
+    @twin(wgmma_wait_for)
+    def _wgmma_wait_for(machine, acc):
+        wgmma.wait(machine, pending)
+
+    return wgmma_wait_for
+
+
+# Registers ------------------------------------------------------------------------------------------------------------
+
+@functools.cache
+def make_setmaxnreg(count, more):
+    """An intrinsic that changes the registers of each thread of a warpgroup to `count`: more of them, or fewer.
+
+    All four warps execute it. The producer gives registers back (24 or 40 are enough for it), the consumers take them:
+    with three warpgroups and 168 registers each at the start, 40 + 2 · 232 = 3 · 168. It needs the kernel's
+    `launch_bounds=(threads, 1)`, with the 1: otherwise ptxas gives a small kernel as few registers as it needs, and
+    ignores this (its advisory C7508).
+    """
+    if not 24 <= count <= 256 or count % 8:
+        raise ValueError(f"setmaxnreg takes 24, 32, … 256 registers, not {count}.")
+
+    @intrinsic
+    def setmaxnreg(typingctx):
+        return void(), statement(f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};", ordered=True,
+                                 collective=True)
+
+    @twin(setmaxnreg)
+    def _setmaxnreg(machine):
+        wgmma.set_registers(machine, count, more)
+
+    return setmaxnreg
+
+
+setmaxnreg_dec_24, setmaxnreg_dec_40 = (make_setmaxnreg(n, False) for n in (24, 40))
+setmaxnreg_inc_232, setmaxnreg_inc_240 = (make_setmaxnreg(n, True) for n in (232, 240))
