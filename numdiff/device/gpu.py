@@ -13,7 +13,7 @@ import threading
 import numpy as np
 from numba import config, cuda
 
-from ..emulator.machine import in_three
+from ..emulator.launch import in_three
 from ..errors import NumdiffError, OutOfMemoryError
 from ..progress import compiling
 from .arena import Arena

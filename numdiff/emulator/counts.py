@@ -38,8 +38,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .machine import SITES, Emulator
+from .launch import Emulator
 from .memory import CONSTANT, GLOBAL, LOCAL, SHARED
+from .rewrite import SITES
 from .schedule import WARP
 from .values import FLOATS, float16, float32, float64
 

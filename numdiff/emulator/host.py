@@ -11,8 +11,9 @@ import sys
 import numpy as np
 
 from .faults import Unsupported
-from .machine import MAX_BLOCK, MAX_GRID, MAX_THREADS, STATIC_SHARED, Emulator
+from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
 from .memory import GLOBAL, Memory, contiguous_strides
+from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace
 from .values import scalar
 

@@ -45,6 +45,9 @@ class Sites:
         return found[0]
 
 
+SITES = Sites()  # of all machines: site numbers are compiled into the rewritten functions
+
+
 def source_tree(function):
     """The syntax tree of a function's definition, line numbers as in its file; None where the source is not known."""
     if function.__code__.co_name == "<lambda>":

@@ -32,7 +32,8 @@ import greenlet
 from ..files import write_text
 from .drawing import COLOURS, GRID, INK, PALE, Picture
 from .host import device
-from .machine import SITES, Emulator
+from .launch import Emulator
+from .rewrite import SITES
 
 ENGINE, TENSOR, PHASES = "copy engine", "tensor cores", "mbarriers"
 BARS = {"copy completed": ("copy", "copy issued", ENGINE), "wgmma completed": ("wgmma", "wgmma issued", TENSOR)}

@@ -1,10 +1,6 @@
-"""The emulated GPU: launches kernels, keeps their memory, collects their faults."""
+"""The emulated GPU: launches kernels. Its memory is in memory_spaces.py, what it says of faults in reports.py."""
 import gc
-import linecache
-import math
 import operator
-import re
-import sys
 import warnings
 
 import numpy as np
@@ -12,22 +8,18 @@ import numpy as np
 from . import cluster as clusters
 from . import values
 from .asynchronous import Asynchronous
-from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
-from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Access, Busy, CheckedArray, Memory, plain_array
+from .faults import KernelFault, LaunchRefused, Unsupported
+from .memory import GLOBAL, Access, Busy, CheckedArray, Memory, plain_array
+from .memory_spaces import MemorySpaces
 from .namespace import Resolver
-from .rewrite import Sites, rewrite
+from .reports import Reports
+from .rewrite import SITES, rewrite
 from .schedule import PATIENCE, Dim3, Scheduler
 
 CHECKS = ("bounds", "uninitialised", "race", "divergence", "float64", "asynchronous")
 ORDERS = ("forward", "reversed", "shuffled")
 # Limits of a launch: CUDA programming guide, "Compute Capabilities", tables of technical specifications.
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
-STATIC_SHARED = 48 << 10  # bytes of shared memory that arrays of fixed size may take
-DYNAMIC_SHARED = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227,
-                  (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # KiB a block, by capability
-STATIC_BASE = 1 << 10  # where shared memory begins in its address space; all of it ends below 2**18, as on a GPU
-SITES = Sites()  # of all machines: site numbers are compiled into the rewritten functions
-_NAMES = {}  # (id of a code object, instruction) -> (the name that its line assigns to, the code object)
 _REWRITTEN = {}  # (id of a code object, checked) -> (the code object, what rewrite gave)
 
 
@@ -35,7 +27,7 @@ class Float64Warning(UserWarning):
     """A kernel whose arrays are float32 or narrower computes in float64, which most GPUs do 32 to 64 times slower."""
 
 
-class Emulator:
+class Emulator(MemorySpaces, Reports):
     """A GPU that is not there. Get one from `numdiff.emulator.device(...)`.
 
     cc: compute capability; checks: True (all), False (none), or names of CHECKS
@@ -254,11 +246,6 @@ class Emulator:
                                 f"{self.shared_limit} that a block has on compute capability "
                                 f"{self.cc[0]}.{self.cc[1]}.")
 
-    @property
-    def shared_limit(self):
-        """Bytes of shared memory that a block may have."""
-        return DYNAMIC_SHARED.get(self.cc, 227 if self.cc >= (9, 0) else 48) << 10
-
     def argument(self, value, name, back):
         """A launch argument as the kernel holds it; arrays that cannot be used in place are noted in `back`."""
         if type(value).__module__ == "numba.cuda.args":  # cuda.In, cuda.Out, cuda.InOut
@@ -314,12 +301,6 @@ class Emulator:
         for memory in self._memories.values():
             memory.writer, memory.reader = {}, {}
 
-    def block_starts(self, block):
-        block.static = Memory(SHARED, 0, "static", STATIC_BASE)
-        room = max(0, min(STATIC_SHARED, self.shared_limit - self.dynamic_shared))  # for static arrays, not yet known
-        block.dynamic = Memory(SHARED, self.dynamic_shared, "dynamic", STATIC_BASE + -(-room // 1024) * 1024)
-        block.static.met = block.dynamic.met = len(block.cluster.blocks) > 1
-
     def block_ends(self, block):
         clusters.block_ends(self, block)
         self.asynchronous.block_ends(block)
@@ -327,271 +308,6 @@ class Emulator:
             self.recorder.block_ends(block)
         if self.tracer is not None:
             self.tracer.block_ends(block)
-
-    # memory -----------------------------------------------------------------------------------------------------------
-
-    def shared_array(self, shape, dtype, alignment, frame):
-        """The block's shared array made at this place of the code (one for all its threads, however often).
-
-        It lies at one address in all blocks of a cluster, whichever makes it first.
-        """
-        block, key = self.thread.block, (frame.f_code, frame.f_lasti)
-        made = block.shared.get(key)
-        if made is not None:
-            return made
-        shape = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
-        name = _assigned_name(frame)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if shape == (0,):
-            memory, offset = block.dynamic, 0
-            shape = (self.dynamic_shared // dtype.itemsize,)
-        else:
-            memory = block.static
-            align = max(int(alignment or 0), 16 if size >= 16 else dtype.itemsize)
-            offset = block.cluster.offsets.get(key)
-            if offset is None:
-                offset = block.cluster.offsets[key] = -(-(STATIC_BASE + memory.size) // align) * align - STATIC_BASE
-                for each in block.cluster.blocks:
-                    each.static.grow(offset + size, STATIC_SHARED)
-            if memory.size > STATIC_SHARED:
-                raise LaunchRefused(f"{self.kernel}: its shared arrays of fixed size take {memory.size} bytes with "
-                                    f"{name}, the limit is {STATIC_SHARED}; take them from dynamic shared memory.")
-            if memory.size + self.dynamic_shared > self.shared_limit:
-                raise LaunchRefused(f"{self.kernel}: {memory.size} bytes of static and {self.dynamic_shared} of "
-                                    f"dynamic shared memory are more than the {self.shared_limit} of a block.")
-        if self.checked:
-            made = CheckedArray(self, memory, offset, shape, dtype, name=name)
-        else:
-            data = memory.bytes[offset:offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
-            if memory is block.static:  # an array of its own, found again by its address
-                data = np.full(-(-size // 16) * 16, 0xFF, np.uint8)
-                block.state.setdefault("static", []).append((STATIC_BASE + offset, data))
-                data = data[:size]
-            made = plain_array(data.view(dtype).reshape(shape))
-        block.shared[key] = made
-        return made
-
-    def element_name(self, memory, offset):
-        """Which element of which array of the launch a byte is; None if no array has it."""
-        if memory.space == GLOBAL:
-            arrays = [(array, "") for array in self._arguments]
-        else:
-            own = self.thread.block
-            arrays = [(array, "" if block is own else f" of block {block.index}") for block in own.cluster.blocks
-                      for array in block.shared.values()]
-        for array, whose in arrays:
-            if getattr(array, "memory", None) is memory:
-                rest, at = offset - array.offset, [0] * array.ndim
-                for axis in sorted(range(array.ndim), key=lambda k, array=array: -array.strides[k]):
-                    if array.strides[axis] > 0:
-                        at[axis], rest = divmod(rest, array.strides[axis])
-                if 0 <= rest < array.itemsize and all(0 <= i < n for i, n in zip(at, array.shape, strict=True)):
-                    return f"{array.name}[{', '.join(str(i) for i in at)}]{whose}"
-        return None
-
-    def shared_address(self, array):
-        """The address of a shared array's first element in the shared state space."""
-        if array.__class__ is CheckedArray:
-            return array.memory.address + array.offset
-        data = getattr(array, "data", array) if not isinstance(array, np.ndarray) else array
-        pointer = data.ctypes.data
-        block = self.thread.block
-        start = block.dynamic.bytes.ctypes.data
-        if start <= pointer < start + max(len(block.dynamic.bytes), 1):
-            return block.dynamic.address + pointer - start
-        for address, part in block.state.get("static", ()):
-            if part.ctypes.data <= pointer < part.ctypes.data + len(part):
-                return address + pointer - part.ctypes.data
-        raise Unsupported("an address was asked of an array that is not in shared memory.")
-
-    def shared_memory(self, address, block=None):
-        """(Memory, offset) of an address in the shared state space of a block (the current one); None outside of it."""
-        block, address = block or self.thread.block, int(address)
-        if block.dynamic.address <= address:
-            memory = block.dynamic
-        elif self.checked:
-            memory = block.static
-        else:
-            for start, part in block.state.get("static", ()):
-                if start <= address < start + len(part):
-                    memory = block.state.setdefault(("memory", start), Memory(SHARED, len(part), "", start, part, True))
-                    return memory, address - start
-            return None
-        offset = address - memory.address
-        return (memory, offset) if 0 <= offset < max(memory.size, 1) else None
-
-    def local_array(self, shape, dtype, frame):
-        """A thread's local array."""
-        shape = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
-        size = math.prod(shape) * dtype.itemsize
-        if not self.checked:
-            return plain_array(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))
-        return CheckedArray(self, Memory(LOCAL, size, _assigned_name(frame)), 0, shape, dtype)
-
-    def constant_array(self, name, array):
-        """A NumPy array that a kernel takes from its module, frozen as Numba freezes it."""
-        if not isinstance(array, np.ndarray):
-            return array
-        key = id(array)
-        if key not in self._constants:
-            data = np.ascontiguousarray(array).copy()
-            if self.checked:
-                memory = Memory(CONSTANT, data.nbytes, name, 0, data.reshape(-1).view(np.uint8), valid=True)
-                made = CheckedArray(self, memory, 0, data.shape, data.dtype, name=name)
-            else:
-                data.flags.writeable = False
-                made = plain_array(data)
-            self._constants[key] = array, made
-        return self._constants[key][1]
-
-    # reports ----------------------------------------------------------------------------------------------------------
-
-    def site_here(self):
-        """The site of the innermost kernel line that is running."""
-        frame = sys._getframe(1)
-        while frame is not None and "__emulated__" not in frame.f_globals:
-            frame = frame.f_back
-        return self.site_of(frame)
-
-    @staticmethod
-    def site_of(frame):
-        return SITES.number("?", "?", 0) if frame is None else SITES.of(frame)
-
-    def place(self, site, thread=None):
-        function, file, line = SITES.places[site]
-        return Place(function, file, line, thread and thread.block.index, thread and thread.index)
-
-    def report(self, kind, message, site, thread=None, others=()):
-        """Note a fault; the same kind at the same line is counted, not repeated."""
-        known = self.seen_faults.get((kind, site))
-        if known is not None:
-            known.count += 1
-            return
-        fault = Fault(kind, message, self.place(site, thread or self.thread), list(others), 1, self.kernel)
-        self.seen_faults[kind, site] = fault
-        self.faults.append(fault)
-
-    def thread_failed(self, thread, error):
-        """A Python exception came out of a thread."""
-        if isinstance(error, (KernelFault, LaunchRefused)):
-            raise error
-        site, trace = None, error.__traceback__
-        while trace is not None:
-            if "__emulated__" in trace.tb_frame.f_globals:
-                code = trace.tb_frame.f_code
-                site = SITES.number(code.co_name, code.co_filename, trace.tb_lineno)
-            trace = trace.tb_next
-        if isinstance(error, Unsupported):
-            raise Unsupported(f"{str(error).rstrip('.')}; used at {self.place(site)}.") from None
-        kind = {IndexError: "bounds", ZeroDivisionError: "division"}.get(type(error), "error")
-        site = SITES.number("?", "?", 0) if site is None else site
-        self.report(kind, f"{type(error).__name__}: {error}", site, thread)
-
-    def _here(self):
-        """Whether breakpoint() stops in this thread."""
-        if self.stop_at is None:
-            self.stop_at = self.thread.block.index, self.thread.index
-        return self.stop_at == (self.thread.block.index, self.thread.index)
-
-    def absent_lane(self, name, thread, lane):
-        block = thread.block
-        other = next((t for t in block.warp_threads(thread.warp) if t.lane == lane), None)
-        why = "does not exist" if other is None else "has ended" if other.done else "is not in the mask"
-        self.report("divergence", f"{name}: lane {thread.lane} takes a value from lane {lane}, which {why}",
-                    self.site_of(thread.wait[2] if thread.wait else self._frame_here()), thread)
-
-    @staticmethod
-    def _frame_here():
-        frame = sys._getframe(1)
-        while frame is not None and "__emulated__" not in frame.f_globals:
-            frame = frame.f_back
-        return frame
-
-    def check_meeting(self, block, name, arrived, count):
-        """A barrier is complete: did all the threads come to it, and to the same one?"""
-        if "divergence" not in self.checks or count is not None:
-            return
-        thread, _, first, *_ = arrived[0]
-        if block.alive < len(block.threads):
-            gone = next(t for t in block.threads if t.done)
-            self.report("divergence", f"{name} is reached by {block.alive} of the block's {len(block.threads)} "
-                                      f"threads: thread {gone.index} has ended before it", self.site_of(first), thread)
-        for other, _, frame, *_ in arrived:
-            if frame is not first and not _same_call(frame, first):
-                self.report("divergence", f"thread {thread.index} waits at this {name}, thread {other.index} at "
-                            "another", self.site_of(first), thread,
-                            [("the other is", self.place(self.site_of(frame), other))])
-                return
-
-    def check_gathering(self, name, mask, lanes):
-        """A warp operation is complete: was it the same one for all?"""
-        if "divergence" not in self.checks:
-            return
-        (_, first, thread, _), *others = lanes.values()
-        for _, frame, other, _ in others:
-            if not _same_call(frame, first):
-                self.report("divergence", f"lane {thread.lane} is at this {name}, lane {other.lane} at another",
-                            self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
-                return
-
-    def stuck(self, scheduler):
-        """Nobody can go on: report who waits where, and for what."""
-        waiting = [t for b in scheduler.blocks for t in b.threads if not t.done and t.wait is not None]
-        groups = {}
-        for thread in waiting:
-            wait = thread.wait
-            groups.setdefault((wait[0], self.site_of(wait[2]), str(wait[1])), []).append(thread)
-
-        def say(key, threads):
-            kind, site, detail = key
-            more = f" and {len(threads) - 1} more" if len(threads) > 1 else ""
-            what = {"loop": "turns in a loop", "warp operation": "waits for its warp"}.get(kind, "waits")
-            return f"thread {threads[0].index} of block {threads[0].block.index}{more} {what}" \
-                   f"{' at ' + self._say_wait(threads[0].wait) if kind != 'loop' else ''}:", self.place(site)
-
-        def deadlock(key):
-            thread = groups[key][0]
-            self.report("deadlock", f"no thread can go on: {self._say_wait(thread.wait)}", key[1], thread, others)
-
-        others = [say(key, threads) for key, threads in groups.items()]
-        at_mbarrier = next((key for key in groups if key[0] == "mbarrier"), None)
-        if at_mbarrier is not None:  # for whom others wait, at a barrier of the warp, the block or the cluster
-            deadlock(at_mbarrier)
-        for block in scheduler.blocks:
-            for (warp, name, mask), lanes in block.collectives.items():
-                missing = [t for t in block.warp_threads(warp) if mask >> t.lane & 1 and t.lane not in lanes
-                           and not t.done]
-                _, frame, thread, _ = next(iter(lanes.values()))
-                names = ", ".join(str(t.lane) for t in missing)
-                self.report("divergence", f"{name} with the mask {mask:#x} waits for lane{'s' * (len(missing) > 1)} "
-                                          f"{names}, which never come{'s' * (len(missing) == 1)}", self.site_of(frame),
-                            thread, others)
-            barriers = dict(block.arrived)
-            if block.waiting:
-                barriers["syncthreads"] = [(t, None, t.wait[2], None, None) for t in block.waiting]
-            for name, arrived in barriers.items():
-                thread, _, frame, _, count = arrived[0]
-                self.report("divergence", f"{name} is reached by {len(arrived)} of {count or block.alive} threads, the "
-                                          "others never come", self.site_of(frame), thread, others)
-        if not any(f.kind in ("divergence", "deadlock") for f in self.seen_faults.values()) and waiting:
-            deadlock(next((key for key in groups if key[0] != "loop"), next(iter(groups))))
-
-    @staticmethod
-    def _say_wait(wait):
-        if wait[0] == "loop":
-            return "a loop waits for something that never comes"
-        if wait[0] == "warp operation":
-            return f"{wait[1][0]} with the mask {wait[1][1]:#x}"
-        return str(wait[1])
-
-
-def _same_call(frame, other):
-    """Whether two threads are at the same call, reached through the same calls of device functions."""
-    while frame.f_lasti == other.f_lasti and frame.f_code is other.f_code:
-        frame, other = frame.f_back, other.f_back
-        if frame is None or other is None or "__emulated__" not in frame.f_globals:
-            return True
-    return False
 
 
 def in_three(size):
@@ -602,12 +318,3 @@ def in_three(size):
 
 def _type_name(value):
     return {int: "int64", float: "float64"}.get(value.__class__, value.__class__.__name__.lower())
-
-
-def _assigned_name(frame):
-    """The name to which the line of a frame assigns, for messages."""
-    key = id(frame.f_code), frame.f_lasti
-    if key not in _NAMES:
-        found = re.match(r"\s*(\w+)\s*=", linecache.getline(frame.f_code.co_filename, frame.f_lineno))
-        _NAMES[key] = found.group(1) if found else "array", frame.f_code
-    return _NAMES[key][0]

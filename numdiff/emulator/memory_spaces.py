@@ -1,0 +1,153 @@
+"""Where a kernel's arrays lie: a block's shared memory, a thread's local arrays, the constants of a module."""
+import linecache
+import math
+import re
+
+import numpy as np
+
+from .faults import LaunchRefused, Unsupported
+from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, CheckedArray, Memory, plain_array
+
+STATIC_SHARED = 48 << 10  # bytes of shared memory that arrays of fixed size may take
+DYNAMIC_SHARED = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227,
+                  (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # KiB a block, by capability
+STATIC_BASE = 1 << 10  # where shared memory begins in its address space; all of it ends below 2**18, as on a GPU
+_NAMES = {}  # (id of a code object, instruction) -> (the name that its line assigns to, the code object)
+
+
+class MemorySpaces:
+    """The part of an `Emulator` that makes arrays and finds them again by their addresses."""
+
+    @property
+    def shared_limit(self):
+        """Bytes of shared memory that a block may have."""
+        return DYNAMIC_SHARED.get(self.cc, 227 if self.cc >= (9, 0) else 48) << 10
+
+    def block_starts(self, block):
+        block.static = Memory(SHARED, 0, "static", STATIC_BASE)
+        room = max(0, min(STATIC_SHARED, self.shared_limit - self.dynamic_shared))  # for static arrays, not yet known
+        block.dynamic = Memory(SHARED, self.dynamic_shared, "dynamic", STATIC_BASE + -(-room // 1024) * 1024)
+        block.static.met = block.dynamic.met = len(block.cluster.blocks) > 1
+
+    def shared_array(self, shape, dtype, alignment, frame):
+        """The block's shared array made at this place of the code (one for all its threads, however often).
+
+        It lies at one address in all blocks of a cluster, whichever makes it first.
+        """
+        block, key = self.thread.block, (frame.f_code, frame.f_lasti)
+        made = block.shared.get(key)
+        if made is not None:
+            return made
+        shape = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
+        name = _assigned_name(frame)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if shape == (0,):
+            memory, offset = block.dynamic, 0
+            shape = (self.dynamic_shared // dtype.itemsize,)
+        else:
+            memory = block.static
+            align = max(int(alignment or 0), 16 if size >= 16 else dtype.itemsize)
+            offset = block.cluster.offsets.get(key)
+            if offset is None:
+                offset = block.cluster.offsets[key] = -(-(STATIC_BASE + memory.size) // align) * align - STATIC_BASE
+                for each in block.cluster.blocks:
+                    each.static.grow(offset + size, STATIC_SHARED)
+            if memory.size > STATIC_SHARED:
+                raise LaunchRefused(f"{self.kernel}: its shared arrays of fixed size take {memory.size} bytes with "
+                                    f"{name}, the limit is {STATIC_SHARED}; take them from dynamic shared memory.")
+            if memory.size + self.dynamic_shared > self.shared_limit:
+                raise LaunchRefused(f"{self.kernel}: {memory.size} bytes of static and {self.dynamic_shared} of "
+                                    f"dynamic shared memory are more than the {self.shared_limit} of a block.")
+        if self.checked:
+            made = CheckedArray(self, memory, offset, shape, dtype, name=name)
+        else:
+            data = memory.bytes[offset:offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
+            if memory is block.static:  # an array of its own, found again by its address
+                data = np.full(-(-size // 16) * 16, 0xFF, np.uint8)
+                block.state.setdefault("static", []).append((STATIC_BASE + offset, data))
+                data = data[:size]
+            made = plain_array(data.view(dtype).reshape(shape))
+        block.shared[key] = made
+        return made
+
+    def element_name(self, memory, offset):
+        """Which element of which array of the launch a byte is; None if no array has it."""
+        if memory.space == GLOBAL:
+            arrays = [(array, "") for array in self._arguments]
+        else:
+            own = self.thread.block
+            arrays = [(array, "" if block is own else f" of block {block.index}") for block in own.cluster.blocks
+                      for array in block.shared.values()]
+        for array, whose in arrays:
+            if getattr(array, "memory", None) is memory:
+                rest, at = offset - array.offset, [0] * array.ndim
+                for axis in sorted(range(array.ndim), key=lambda k, array=array: -array.strides[k]):
+                    if array.strides[axis] > 0:
+                        at[axis], rest = divmod(rest, array.strides[axis])
+                if 0 <= rest < array.itemsize and all(0 <= i < n for i, n in zip(at, array.shape, strict=True)):
+                    return f"{array.name}[{', '.join(str(i) for i in at)}]{whose}"
+        return None
+
+    def shared_address(self, array):
+        """The address of a shared array's first element in the shared state space."""
+        if array.__class__ is CheckedArray:
+            return array.memory.address + array.offset
+        data = getattr(array, "data", array) if not isinstance(array, np.ndarray) else array
+        pointer = data.ctypes.data
+        block = self.thread.block
+        start = block.dynamic.bytes.ctypes.data
+        if start <= pointer < start + max(len(block.dynamic.bytes), 1):
+            return block.dynamic.address + pointer - start
+        for address, part in block.state.get("static", ()):
+            if part.ctypes.data <= pointer < part.ctypes.data + len(part):
+                return address + pointer - part.ctypes.data
+        raise Unsupported("an address was asked of an array that is not in shared memory.")
+
+    def shared_memory(self, address, block=None):
+        """(Memory, offset) of an address in the shared state space of a block (the current one); None outside of it."""
+        block, address = block or self.thread.block, int(address)
+        if block.dynamic.address <= address:
+            memory = block.dynamic
+        elif self.checked:
+            memory = block.static
+        else:
+            for start, part in block.state.get("static", ()):
+                if start <= address < start + len(part):
+                    memory = block.state.setdefault(("memory", start), Memory(SHARED, len(part), "", start, part, True))
+                    return memory, address - start
+            return None
+        offset = address - memory.address
+        return (memory, offset) if 0 <= offset < max(memory.size, 1) else None
+
+    def local_array(self, shape, dtype, frame):
+        """A thread's local array."""
+        shape = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
+        size = math.prod(shape) * dtype.itemsize
+        if not self.checked:
+            return plain_array(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))
+        return CheckedArray(self, Memory(LOCAL, size, _assigned_name(frame)), 0, shape, dtype)
+
+    def constant_array(self, name, array):
+        """A NumPy array that a kernel takes from its module, frozen as Numba freezes it."""
+        if not isinstance(array, np.ndarray):
+            return array
+        key = id(array)
+        if key not in self._constants:
+            data = np.ascontiguousarray(array).copy()
+            if self.checked:
+                memory = Memory(CONSTANT, data.nbytes, name, 0, data.reshape(-1).view(np.uint8), valid=True)
+                made = CheckedArray(self, memory, 0, data.shape, data.dtype, name=name)
+            else:
+                data.flags.writeable = False
+                made = plain_array(data)
+            self._constants[key] = array, made
+        return self._constants[key][1]
+
+
+def _assigned_name(frame):
+    """The name to which the line of a frame assigns, for messages."""
+    key = id(frame.f_code), frame.f_lasti
+    if key not in _NAMES:
+        found = re.match(r"\s*(\w+)\s*=", linecache.getline(frame.f_code.co_filename, frame.f_lineno))
+        _NAMES[key] = found.group(1) if found else "array", frame.f_code
+    return _NAMES[key][0]

@@ -1,0 +1,156 @@
+"""What an emulated GPU says: where the code is, and what is wrong there."""
+import sys
+
+from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
+from .rewrite import SITES
+
+
+class Reports:
+    """The part of an `Emulator` that notes faults, and finds out why threads do not meet."""
+
+    def site_here(self):
+        """The site of the innermost kernel line that is running."""
+        frame = sys._getframe(1)
+        while frame is not None and "__emulated__" not in frame.f_globals:
+            frame = frame.f_back
+        return self.site_of(frame)
+
+    @staticmethod
+    def site_of(frame):
+        return SITES.number("?", "?", 0) if frame is None else SITES.of(frame)
+
+    def place(self, site, thread=None):
+        function, file, line = SITES.places[site]
+        return Place(function, file, line, thread and thread.block.index, thread and thread.index)
+
+    def report(self, kind, message, site, thread=None, others=()):
+        """Note a fault; the same kind at the same line is counted, not repeated."""
+        known = self.seen_faults.get((kind, site))
+        if known is not None:
+            known.count += 1
+            return
+        fault = Fault(kind, message, self.place(site, thread or self.thread), list(others), 1, self.kernel)
+        self.seen_faults[kind, site] = fault
+        self.faults.append(fault)
+
+    def thread_failed(self, thread, error):
+        """A Python exception came out of a thread."""
+        if isinstance(error, (KernelFault, LaunchRefused)):
+            raise error
+        site, trace = None, error.__traceback__
+        while trace is not None:
+            if "__emulated__" in trace.tb_frame.f_globals:
+                code = trace.tb_frame.f_code
+                site = SITES.number(code.co_name, code.co_filename, trace.tb_lineno)
+            trace = trace.tb_next
+        if isinstance(error, Unsupported):
+            raise Unsupported(f"{str(error).rstrip('.')}; used at {self.place(site)}.") from None
+        kind = {IndexError: "bounds", ZeroDivisionError: "division"}.get(type(error), "error")
+        site = SITES.number("?", "?", 0) if site is None else site
+        self.report(kind, f"{type(error).__name__}: {error}", site, thread)
+
+    def _here(self):
+        """Whether breakpoint() stops in this thread."""
+        if self.stop_at is None:
+            self.stop_at = self.thread.block.index, self.thread.index
+        return self.stop_at == (self.thread.block.index, self.thread.index)
+
+    def absent_lane(self, name, thread, lane):
+        block = thread.block
+        other = next((t for t in block.warp_threads(thread.warp) if t.lane == lane), None)
+        why = "does not exist" if other is None else "has ended" if other.done else "is not in the mask"
+        self.report("divergence", f"{name}: lane {thread.lane} takes a value from lane {lane}, which {why}",
+                    self.site_of(thread.wait[2] if thread.wait else self._frame_here()), thread)
+
+    @staticmethod
+    def _frame_here():
+        frame = sys._getframe(1)
+        while frame is not None and "__emulated__" not in frame.f_globals:
+            frame = frame.f_back
+        return frame
+
+    def check_meeting(self, block, name, arrived, count):
+        """A barrier is complete: did all the threads come to it, and to the same one?"""
+        if "divergence" not in self.checks or count is not None:
+            return
+        thread, _, first, *_ = arrived[0]
+        if block.alive < len(block.threads):
+            gone = next(t for t in block.threads if t.done)
+            self.report("divergence", f"{name} is reached by {block.alive} of the block's {len(block.threads)} "
+                                      f"threads: thread {gone.index} has ended before it", self.site_of(first), thread)
+        for other, _, frame, *_ in arrived:
+            if frame is not first and not _same_call(frame, first):
+                self.report("divergence", f"thread {thread.index} waits at this {name}, thread {other.index} at "
+                            "another", self.site_of(first), thread,
+                            [("the other is", self.place(self.site_of(frame), other))])
+                return
+
+    def check_gathering(self, name, mask, lanes):
+        """A warp operation is complete: was it the same one for all?"""
+        if "divergence" not in self.checks:
+            return
+        (_, first, thread, _), *others = lanes.values()
+        for _, frame, other, _ in others:
+            if not _same_call(frame, first):
+                self.report("divergence", f"lane {thread.lane} is at this {name}, lane {other.lane} at another",
+                            self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
+                return
+
+    def stuck(self, scheduler):
+        """Nobody can go on: report who waits where, and for what."""
+        waiting = [t for b in scheduler.blocks for t in b.threads if not t.done and t.wait is not None]
+        groups = {}
+        for thread in waiting:
+            wait = thread.wait
+            groups.setdefault((wait[0], self.site_of(wait[2]), str(wait[1])), []).append(thread)
+
+        def say(key, threads):
+            kind, site, detail = key
+            more = f" and {len(threads) - 1} more" if len(threads) > 1 else ""
+            what = {"loop": "turns in a loop", "warp operation": "waits for its warp"}.get(kind, "waits")
+            return f"thread {threads[0].index} of block {threads[0].block.index}{more} {what}" \
+                   f"{' at ' + self._say_wait(threads[0].wait) if kind != 'loop' else ''}:", self.place(site)
+
+        def deadlock(key):
+            thread = groups[key][0]
+            self.report("deadlock", f"no thread can go on: {self._say_wait(thread.wait)}", key[1], thread, others)
+
+        others = [say(key, threads) for key, threads in groups.items()]
+        at_mbarrier = next((key for key in groups if key[0] == "mbarrier"), None)
+        if at_mbarrier is not None:  # for whom others wait, at a barrier of the warp, the block or the cluster
+            deadlock(at_mbarrier)
+        for block in scheduler.blocks:
+            for (warp, name, mask), lanes in block.collectives.items():
+                missing = [t for t in block.warp_threads(warp) if mask >> t.lane & 1 and t.lane not in lanes
+                           and not t.done]
+                _, frame, thread, _ = next(iter(lanes.values()))
+                names = ", ".join(str(t.lane) for t in missing)
+                self.report("divergence", f"{name} with the mask {mask:#x} waits for lane{'s' * (len(missing) > 1)} "
+                                          f"{names}, which never come{'s' * (len(missing) == 1)}", self.site_of(frame),
+                            thread, others)
+            barriers = dict(block.arrived)
+            if block.waiting:
+                barriers["syncthreads"] = [(t, None, t.wait[2], None, None) for t in block.waiting]
+            for name, arrived in barriers.items():
+                thread, _, frame, _, count = arrived[0]
+                self.report("divergence", f"{name} is reached by {len(arrived)} of {count or block.alive} threads, the "
+                                          "others never come", self.site_of(frame), thread, others)
+        if not any(f.kind in ("divergence", "deadlock") for f in self.seen_faults.values()) and waiting:
+            deadlock(next((key for key in groups if key[0] != "loop"), next(iter(groups))))
+
+    @staticmethod
+    def _say_wait(wait):
+        if wait[0] == "loop":
+            return "a loop waits for something that never comes"
+        if wait[0] == "warp operation":
+            return f"{wait[1][0]} with the mask {wait[1][1]:#x}"
+        return str(wait[1])
+
+
+def _same_call(frame, other):
+    """Whether two threads are at the same call, reached through the same calls of device functions."""
+    while frame.f_lasti == other.f_lasti and frame.f_code is other.f_code:
+        frame, other = frame.f_back, other.f_back
+        if frame is None or other is None or "__emulated__" not in frame.f_globals:
+            return True
+    return False
