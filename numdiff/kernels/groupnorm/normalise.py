@@ -95,7 +95,7 @@ def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, r
     averages, roots = int32(biases + C), int32(biases + C + groups)  # means and rstd of the groups
     p, end = int32(cuda.blockIdx.x * pixels + row), int32(min((cuda.blockIdx.x + 1) * pixels, P))
     beyond, i, step = locate(c, p, b, P, C, seam, rows)
-    ask(one_of(beyond, x, x_2), p, end, rows, i, step, words_0, words_1, words_2, words_3)
+    ask(one_of(beyond, x, x_2), p, end, rows, i, step, (words_0, words_1, words_2, words_3))
 
     # of one pair of channels, every `slices`-th chunk's statistics, beside the mean of the group's first
     slices, half = rows // PAIRS_A_THREAD, int32(width >> 1)
@@ -176,7 +176,7 @@ def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, r
             numbers8(x, words_3, value)
             normalise8(y, i_y + 3 * step_y, value, scales, shifts, activate)
         p, i, i_y = int32(p + 4 * rows), i + 4 * step, i_y + 4 * step_y
-        ask(part_x, p, end, rows, i, step, words_0, words_1, words_2, words_3)
+        ask(part_x, p, end, rows, i, step, (words_0, words_1, words_2, words_3))
     if cuda.blockIdx.x == 0:
         n = t
         while n < groups:

@@ -47,6 +47,7 @@ import contextlib
 import functools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,7 +60,7 @@ from ..common import divide
 from ..concat import Pair, parts_of
 from . import clusters as groupnorm_clusters
 from .clusters import BLOCKS, groupnorm_backward_clusters
-from .one_pass_half import MOST, NEAR, PART, PIXELS, groupnorm_backward_sixteen
+from .one_pass_half import MOST, NEAR, PART, PIXELS, HalfCut, groupnorm_backward_sixteen
 from .vectors import (
     PARTS,
     THREADS,
@@ -67,6 +68,12 @@ from .vectors import (
     WARP,
     WARP_BITS,
     WORDS,
+    Affine,
+    Arrays,
+    BackwardWalk,
+    Shape,
+    Walk,
+    accumulate,
     add8,
     clear,
     copy8,
@@ -92,6 +99,60 @@ SIXTEEN_REGISTERS = 96  # which leaves room for five warps in each quarter of a 
 COUNTERS = 4096  # more than there are tiles
 
 
+# What the kernels are given, and where their threads are --------------------------------------------------------------
+
+class Cut(NamedTuple):
+    """How a block's memory is cut: see `Plan`. groups: of its channels"""
+
+    groups: int
+    ring: int
+    held: int
+    share: int
+
+
+class BackwardCut(NamedTuple):
+    """As `Cut`."""
+
+    groups: int
+    ring: int
+    held: int
+    share: int
+    team_bits: int
+
+
+class Thread(NamedTuple):
+    """A thread's place: number t of its block's `threads`, in a row of `lanes` of its `rows`; row: its first pixel."""
+
+    t: int
+    row: int
+    lanes: int
+    rows: int
+    threads: int
+
+
+class Left(NamedTuple):
+    """The first pixel of a thread that has no room in shared memory: its number, and its elements of x and dy."""
+
+    p: int
+    i: int
+    i_dy: int
+
+
+class Sums(NamedTuple):
+    """What follows the threads' sums in `sums`: those of channels, the groups' averages, whether the block is last."""
+
+    channels: int
+    averages: int
+    last: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def this_thread():
+    lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
+    row, threads = int32(cuda.threadIdx.y), int32(lanes * rows)
+    return Thread(int32(row * lanes + cuda.threadIdx.x), row, lanes, rows, threads)
+
+
 # Device functions -----------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
@@ -101,10 +162,10 @@ def pick(values, first, groups, into):
 
 
 @cuda.jit(device=True, forceinline=True)
-def place_of(row, rows, lane, lanes):
+def place_of(me):
     """Where a thread puts its sums among the `rows` of a channel: threads of a warp then use different banks."""
-    apart = divide(int32(WARP), lanes)[0]
-    return divide(int32(row + lane * max(int32(1), apart)), rows)[1]
+    apart = divide(int32(WARP), me.lanes)[0]
+    return divide(int32(me.row + int32(cuda.threadIdx.x) * max(int32(1), apart)), me.rows)[1]
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -115,10 +176,11 @@ def put(sums, first, rows, place, values):
 
 
 @cuda.jit(device=True, forceinline=True)
-def group_averages(sums, rows, averages, groups, width, m, warp, warps, lane, eps, roots):
+def group_averages(sums, me, averages, groups, width, m, eps, roots):
     """averages[group] from the threads' sums; with `roots` 1 / √(average + eps). All threads call it."""
+    lane, warp, warps = int32(me.t & (WARP - 1)), int32(me.t >> WARP_BITS), int32(me.threads >> WARP_BITS)
     cuda.syncthreads()  # all have brought their sums
-    group, count = int32(warp), int32(width * rows)
+    group, count = int32(warp), int32(width * me.rows)
     while group < groups:
         total = float32(0)
         e, first = int32(4 * lane), int32(group * count)
@@ -136,87 +198,74 @@ def group_averages(sums, rows, averages, groups, width, m, warp, warps, lane, ep
 # Forward --------------------------------------------------------------------------------------------------------------
 # `kept` sees the same memory as `sums`, from element `ring` on: a turn of all threads after the other, `held` pixels.
 
-@cuda.jit(launch_bounds=THREADS)
-def groupnorm_forward_kernel_v3(x, x_2, weight, bias, y, mean, rstd, P, C, seam, width, groups, ring, held, share, eps,
-                                activate):
-    """seam: channels of x, those of x_2 follow; groups: of this block; ring, held, share: see `Plan`."""
-    sums = cuda.shared.array(0, float32, alignment=128)
-    kept = cuda.shared.array(0, x.dtype.type, alignment=128)
-    value = cuda.local.array(VECTOR, float32)
-    total = cuda.local.array(VECTOR, float32)
-    means = cuda.local.array(VECTOR, float32)
-    scales = cuda.local.array(VECTOR, float32)
-    shifts = cuda.local.array(VECTOR, float32)
-    group = cuda.local.array(VECTOR, int32)
-    lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
-    row, tile, threads = int32(cuda.threadIdx.y), int32(VECTOR * lanes), int32(lanes * rows)
-    t = int32(row * lanes + cuda.threadIdx.x)
-    lane, warp, warps = int32(t & (WARP - 1)), int32(t >> WARP_BITS), int32(threads >> WARP_BITS)
-    in_tile = int32(VECTOR * cuda.threadIdx.x)
-    c, b = int32(cuda.blockIdx.x * tile + in_tile), int32(cuda.blockIdx.y)
-    beyond, first, step = locate(c, row, b, P, C, seam, rows)  # of this thread, in its part of x
-    part_x = one_of(beyond, x, x_2)
-    own = int32(ring + VECTOR * t)
-    turn = int32(VECTOR * threads)  # from a thread's pixel to its next in `kept`
-    averages = int32(VECTOR * threads)  # of the groups: what follows the threads' sums
+@cuda.jit(device=True, forceinline=True)
+def copy_ahead(kept, part_x, cut, me, walk):
+    """The producer: ask for this thread's pixels that shared memory keeps, in PARTS groups of copies.
 
-    p, at, i = row, own, first
+    Returns the first pixel that has no room there, and its element.
+    """
+    p, at, i = me.row, walk.own, walk.first
     for part in range(PARTS):
-        end = int32(min((part + 1) * share, held))
+        end = int32(min((part + 1) * cut.share, cut.held))
         while p < end:
             copy8(kept, at, part_x, i)
-            p, at, i = int32(p + rows), int32(at + turn), i + step
+            p, at, i = int32(p + me.rows), int32(at + walk.turn), i + walk.step
         cp_async_commit()
-    load8(weight, c, scales)
-    load8(bias, c, shifts)
-    find_groups(in_tile, width, group)
-    place, m = place_of(row, rows, int32(cuda.threadIdx.x), lanes), float32(P * width)
-    rest, rest_at = p, i
+    return p, i
 
+
+@cuda.jit(device=True, forceinline=True)
+def add_channels(total, kept, part_x, cut, me, walk, p, i):
+    """total: this thread's sums of its channels, first over the pixels from p on that have no room, then over those in
+    shared memory, as they come. It waits for its own copies alone: it reads what it asked for itself."""
+    value = cuda.local.array(VECTOR, float32)
     clear(total)
-    while p < P:
+    while p < walk.P:
         load8(part_x, i, value)
         for k in range(VECTOR):
             total[k] += value[k]
-        p, i = int32(p + rows), i + step
-    p, at = row, own
+        p, i = int32(p + me.rows), i + walk.step
+    p, at = me.row, walk.own
     for part in range(PARTS):
         cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
         cp_async_wait(PARTS)
-        end = int32(min((part + 1) * share, held))
+        end = int32(min((part + 1) * cut.share, cut.held))
         while p < end:
             load8(kept, at, value)
             for k in range(VECTOR):
                 total[k] += value[k]
-            p, at = int32(p + rows), int32(at + turn)
-    put(sums, in_tile * rows, rows, place, total)
-    group_averages(sums, rows, averages, groups, width, m, warp, warps, lane, eps, False)
-    pick(sums, averages, group, means)
+            p, at = int32(p + me.rows), int32(at + walk.turn)
 
+
+@cuda.jit(device=True, forceinline=True)
+def add_squares(total, means, kept, part_x, cut, me, walk, rest, rest_at):
+    """total: this thread's sums of (x - mean)², channel by channel, over all of its pixels."""
+    value = cuda.local.array(VECTOR, float32)
     clear(total)
-    p, at = row, own
-    while p < held:
+    p, at = me.row, walk.own
+    while p < cut.held:
         load8(kept, at, value)
         for k in range(VECTOR):
             d = value[k] - means[k]
             total[k] += d * d
-        p, at = int32(p + rows), int32(at + turn)
+        p, at = int32(p + me.rows), int32(at + walk.turn)
     p, i = rest, rest_at
-    while p < P:
+    while p < walk.P:
         load8(part_x, i, value)
         for k in range(VECTOR):
             d = value[k] - means[k]
             total[k] += d * d
-        p, i = int32(p + rows), i + step
-    put(sums, in_tile * rows, rows, place, total)
-    group_averages(sums, rows, averages + groups, groups, width, m, warp, warps, lane, eps, True)
-    for k in range(VECTOR):
-        scales[k] *= sums[averages + groups + group[k]]
+        p, i = int32(p + me.rows), i + walk.step
 
-    _, i_y, step_y = locate(c, row, b, P, C, C, rows)
-    p, at, i = row, own, first
-    while p < P:
-        if p < held:
+
+@cuda.jit(device=True, forceinline=True)
+def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, activate):
+    """The epilogue: y = (x - mean) · scale + shift, its SiLU with `activate`, of all this thread's pixels."""
+    value = cuda.local.array(VECTOR, float32)
+    means, scales, shifts = affine
+    p, at, i = me.row, walk.own, walk.first
+    while p < walk.P:
+        if p < cut.held:
             load8(kept, at, value)
         else:
             load8(part_x, i, value)
@@ -226,16 +275,200 @@ def groupnorm_forward_kernel_v3(x, x_2, weight, bias, y, mean, rstd, P, C, seam,
             for k in range(VECTOR):
                 value[k] *= sigmoid(value[k])
         store8(y, i_y, value)
-        p, at, i, i_y = int32(p + rows), int32(at + turn), i + step, i_y + step_y
-    n = t
-    while n < groups:
-        to = (b * cuda.gridDim.x + cuda.blockIdx.x) * groups + n
-        mean[to], rstd[to] = sums[averages + n], sums[averages + groups + n]
-        n += threads
+        p, at, i, i_y = int32(p + me.rows), int32(at + walk.turn), i + walk.step, i_y + step_y
+
+
+@cuda.jit(launch_bounds=THREADS)
+def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
+    """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array (B, P, C); shape: a `Shape`, cut: a `Cut`."""
+    sums = cuda.shared.array(0, float32, alignment=128)
+    kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
+    total = cuda.local.array(VECTOR, float32)
+    means = cuda.local.array(VECTOR, float32)
+    scales = cuda.local.array(VECTOR, float32)
+    shifts = cuda.local.array(VECTOR, float32)
+    group = cuda.local.array(VECTOR, int32)
+    P, C, seam, width = shape
+    me = this_thread()
+    in_tile = int32(VECTOR * cuda.threadIdx.x)
+    c, b = int32(cuda.blockIdx.x * int32(VECTOR * me.lanes) + in_tile), int32(cuda.blockIdx.y)
+    beyond, first, step = locate(c, me.row, b, P, C, seam, me.rows)  # of this thread, in its part of x
+    part_x = one_of(beyond, x.a, x.b)
+    walk = Walk(P, first, step, int32(cut.ring + VECTOR * me.t), int32(VECTOR * me.threads))
+    averages = int32(VECTOR * me.threads)  # of the groups: what follows the threads' sums
+
+    rest, rest_at = copy_ahead(kept, part_x, cut, me, walk)
+    load8(weight, c, scales)
+    load8(bias, c, shifts)
+    find_groups(in_tile, width, group)
+    place, m = place_of(me), float32(P * width)
+
+    add_channels(total, kept, part_x, cut, me, walk, rest, rest_at)
+    put(sums, in_tile * me.rows, me.rows, place, total)
+    group_averages(sums, me, averages, cut.groups, width, m, eps, False)
+    pick(sums, averages, group, means)
+    add_squares(total, means, kept, part_x, cut, me, walk, rest, rest_at)
+    put(sums, in_tile * me.rows, me.rows, place, total)
+    group_averages(sums, me, averages + cut.groups, cut.groups, width, m, eps, True)
+    for k in range(VECTOR):
+        scales[k] *= sums[averages + cut.groups + group[k]]
+
+    _, i_y, step_y = locate(c, me.row, b, P, C, C, me.rows)
+    write_normalised(y, i_y, step_y, Affine(means, scales, shifts), kept, part_x, cut, me, walk, activate)
+    n = me.t
+    while n < cut.groups:
+        to = (b * cuda.gridDim.x + cuda.blockIdx.x) * cut.groups + n
+        mean[to], rstd[to] = sums[averages + n], sums[averages + cut.groups + n]
+        n += me.threads
 
 
 # Backward -------------------------------------------------------------------------------------------------------------
 # In `kept` a turn of x is followed by the same turn of dy, which makes way for g.
+
+@cuda.jit(device=True, forceinline=True)
+def copy_both_ahead(kept, arrays, cut, me, walk):
+    """As `copy_ahead`, for x and dy. Returns what is `Left`, and the place behind this thread's last pixel."""
+    p, at, i, i_dy = me.row, walk.own, walk.first, walk.first_dy
+    for part in range(PARTS):
+        end = int32(min((part + 1) * cut.share, cut.held))
+        while p < end:
+            copy8(kept, at, arrays.x, i)
+            copy8(kept, at + walk.half, arrays.dy, i_dy)
+            p, at, i, i_dy = int32(p + me.rows), int32(at + walk.turn), i + walk.step, i_dy + walk.step_dy
+        cp_async_commit()
+    return Left(p, i, i_dy), at
+
+
+@cuda.jit(device=True, forceinline=True)
+def call_to_l2(arrays, me, walk, left, adds):
+    """What will be asked for late is on its way to the L2 cache, at least: pixels without room, and the residual."""
+    p, i, i_dy = left
+    while p < walk.P:
+        prefetch_l2(arrays.x, i)
+        prefetch_l2(arrays.dy, i_dy)
+        p, i, i_dy = int32(p + me.rows), i + walk.step, i_dy + walk.step_dy
+    if adds:
+        p, i = me.row, walk.first
+        while p < walk.P:
+            prefetch_l2(arrays.residual, i)
+            p, i = int32(p + me.rows), i + walk.step
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, activate):
+    """This thread's sums of g · (x - mean) and g, channel by channel. In shared memory g takes dy's place."""
+    value = cuda.local.array(VECTOR, float32)
+    d = cuda.local.array(VECTOR, float32)
+    means, scales, shifts = affine
+    clear(total_gx)
+    clear(total_g)
+    p, i, i_dy = left
+    while p < walk.P:  # what has no room, while the rest is on its way
+        load8(arrays.x, i, value)
+        load8(arrays.dy, i_dy, d)
+        gradient8(value, d, means, scales, shifts, activate)
+        accumulate(value, d, total_gx, total_g)
+        p, i, i_dy = int32(p + me.rows), i + walk.step, i_dy + walk.step_dy
+    p, at = me.row, walk.own
+    for part in range(PARTS):
+        cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
+        cp_async_wait(PARTS)
+        end = int32(min((part + 1) * cut.share, cut.held))
+        while p < end:
+            load8(kept, at, value)
+            load8(kept, at + walk.half, d)
+            gradient8(value, d, means, scales, shifts, activate)
+            if activate:
+                store8(kept, at + walk.half, d)
+            accumulate(value, d, total_gx, total_g)
+            p, at = int32(p + me.rows), int32(at + walk.turn)
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_channels(sums, places, totals, weight, rstd, me, team_bits, tile, statistics, width, C):
+    """The threads' sums become those of channels: to totals[b], and times the weight to sums[places.channels …].
+
+    A team of 2 ** team_bits threads adds a channel's, four at a time. All have brought theirs when it is called.
+    """
+    first_channel, b, B = int32(cuda.blockIdx.x * tile), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+    team = int32(1 << team_bits)
+    n, of_team, turns = int32(me.t >> team_bits), int32(me.t & (team - 1)), int32(me.rows >> (team_bits + 2))
+    start = divide(int32(4 * (me.t & (WARP - 1))), me.rows)[1]  # the channels of a warp start apart: all banks
+    while n < 2 * tile:
+        channel = int32(n if n < tile else n - tile)
+        w, r = weight[first_channel + channel], rstd[statistics + divide(channel, width)[0]]
+        total, e = float32(0), start
+        for _ in range(turns):
+            s0, s1, s2, s3 = load4(sums, n * me.rows + e)
+            total += (s0 + s1) + (s2 + s3)
+            e = int32(e + 4 * team)
+            if e >= me.rows:
+                e = int32(e - me.rows)
+        total = lanes_sum(total, team) * (r if n < tile else float32(1))  # xhat is r times what x is beside its mean
+        if of_team == 0:
+            totals[(b if n < tile else B + b) * C + first_channel + channel] = total
+            sums[places.channels + n] = total * w
+        n += int32(me.threads >> team_bits)
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True, forceinline=True)
+def average_groups(sums, places, rstd, me, groups, statistics, width, per_element):
+    """The groups' averages of h · xhat, then those of h, times rstd: their channels follow each other, too."""
+    n = me.t
+    while n < 2 * groups:
+        r, total = rstd[statistics + (n if n < groups else n - groups)], float32(0)
+        for k in range(width):
+            total += sums[places.channels + n * width + k]
+        total *= r * per_element
+        sums[places.averages + n] = total * r if n < groups else total
+        n += me.threads
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True, forceinline=True)
+def count_block(sums, last, counters, B):
+    """One thread's: count this block among the B of its tile; sums[last] says whether it is the last of them."""
+    fence()  # what the block has written is seen by whoever finds it counted
+    before_me = cuda.atomic.inc(counters, cuda.blockIdx.x, uint32(B - 1))
+    fence()  # nothing that is read from here on is older than the count
+    sums[last] = float32(1) if int32(before_me) == B - 1 else float32(0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_gradients(arrays, before, kept, affine, averages, cut, me, walk, own_end, left, activate, adds):
+    """The epilogue: dx of all this thread's pixels. What had no room comes where those lay that are done."""
+    value = cuda.local.array(VECTOR, float32)
+    d = cuda.local.array(VECTOR, float32)
+    means, scales, shifts = affine
+    average_hx, average_h = averages
+    rest, rest_at, rest_dy = left
+    p, at, i = me.row, walk.own, walk.first
+    while p < walk.P:
+        if p >= cut.held:
+            cp_async_wait_all()
+        load8(kept, at, value)
+        load8(kept, at + walk.half, d)
+        if rest < walk.P:  # what had no room comes where this was
+            copy8(kept, at, arrays.x, rest_at)
+            copy8(kept, at + walk.half, arrays.dy, rest_dy)
+            rest, rest_at, rest_dy = int32(rest + me.rows), rest_at + walk.step, rest_dy + walk.step_dy
+        if p < cut.held:
+            for k in range(VECTOR):
+                value[k] -= means[k]
+        else:
+            gradient8(value, d, means, scales, shifts, activate)
+        for k in range(VECTOR):
+            d[k] = d[k] * scales[k] - average_h[k] - value[k] * average_hx[k]  # rstd is in all three
+        if adds:
+            add8(arrays.dx, before, d)
+            if p + me.rows < walk.P:
+                fetch8(arrays.residual, i + walk.step, before)
+        store8(arrays.dx, i, d)
+        p, at, i = int32(p + me.rows), int32(at + walk.turn), i + walk.step
+        if at >= own_end:
+            at = walk.own
+
 
 @cuda.jit(device=True, forceinline=True)
 def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
@@ -275,14 +508,15 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
 
 
 @cuda.jit(launch_bounds=THREADS)
-def groupnorm_backward_kernel_v3(dy, x, x_2, weight, bias, mean, rstd, residual, residual_2, dx, dx_2, totals, dweight,
-                                 dbias, counters, P, C, seam, width, groups, ring, held, share, team_bits, activate,
-                                 adds):
-    """dx, and dweight and dbias added to; totals: for the sums of g · xhat and g of each sample, (2, B, C)."""
+def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape,
+                                 cut, activate, adds):
+    """dx (B, P, C), and the gradients of weight and bias added to.
+
+    x, residual, dx: `Pair`s; statistics: mean and rstd (B, G); totals: for the sums of g · xhat and g of each sample,
+    (2, B, C); parameters: dweight and dbias (C,); shape: a `Shape`, cut: a `BackwardCut`
+    """
     sums = cuda.shared.array(0, float32, alignment=128)
-    kept = cuda.shared.array(0, x.dtype.type, alignment=128)
-    value = cuda.local.array(VECTOR, float32)
-    d = cuda.local.array(VECTOR, float32)
+    kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
     total_gx = cuda.local.array(VECTOR, float32)
     total_g = cuda.local.array(VECTOR, float32)
     means = cuda.local.array(VECTOR, float32)
@@ -290,148 +524,48 @@ def groupnorm_backward_kernel_v3(dy, x, x_2, weight, bias, mean, rstd, residual,
     shifts = cuda.local.array(VECTOR, float32)
     group = cuda.local.array(VECTOR, int32)
     before = cuda.local.array(WORDS, uint32)
-    lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
-    row, tile, threads = int32(cuda.threadIdx.y), int32(VECTOR * lanes), int32(lanes * rows)
-    t = int32(row * lanes + cuda.threadIdx.x)
-    in_tile = int32(VECTOR * cuda.threadIdx.x)
+    (mean, rstd), (dweight, dbias), (P, C, seam, width) = statistics, parameters, shape
+    me = this_thread()
+    in_tile, tile = int32(VECTOR * cuda.threadIdx.x), int32(VECTOR * me.lanes)
     first_channel = int32(cuda.blockIdx.x * tile)
     c, b, B = int32(first_channel + in_tile), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-    beyond, first, step = locate(c, row, b, P, C, seam, rows)  # of this thread, in its parts of x and dx
-    _, first_dy, step_dy = locate(c, row, b, P, C, C, rows)
-    part_x, part_dx, before_dx = one_of(beyond, x, x_2), one_of(beyond, dx, dx_2), one_of(beyond, residual, residual_2)
-    own = int32(ring + VECTOR * t)
-    half = int32(VECTOR * threads)  # from x to dy
-    turn = int32(2 * half)  # from a thread's pixel to its next in `kept`
-    per_element = float32(1) / float32(P * width)
-    channels = int32(2 * half)  # the sums of channels, 2 · tile: what follows the threads' sums
-    averages = int32(channels + 2 * tile)  # of the groups, 2 · groups
-    last = int32(averages + 2 * groups)  # 1 if this block is the last of its tile
+    beyond, first, step = locate(c, me.row, b, P, C, seam, me.rows)  # of this thread, in its parts of x and dx
+    _, first_dy, step_dy = locate(c, me.row, b, P, C, C, me.rows)
+    arrays = Arrays(one_of(beyond, x.a, x.b), dy, one_of(beyond, residual.a, residual.b), one_of(beyond, dx.a, dx.b))
+    half = int32(VECTOR * me.threads)
+    walk = BackwardWalk(P, first, step, first_dy, step_dy, int32(cut.ring + VECTOR * me.t), int32(2 * half), half)
+    places = Sums(int32(2 * half), int32(2 * half + 2 * tile), int32(2 * half + 2 * tile + 2 * cut.groups))
 
-    p, at, i, i_dy = row, own, first, first_dy
-    for part in range(PARTS):
-        end = int32(min((part + 1) * share, held))
-        while p < end:
-            copy8(kept, at, part_x, i)
-            copy8(kept, at + half, dy, i_dy)
-            p, at, i, i_dy = int32(p + rows), int32(at + turn), i + step, i_dy + step_dy
-        cp_async_commit()
+    left, own_end = copy_both_ahead(kept, arrays, cut, me, walk)
     load8(weight, c, scales)
     load8(bias, c, shifts)
     find_groups(in_tile, width, group)
-    statistics = int32((b * cuda.gridDim.x + cuda.blockIdx.x) * groups)
-    pick(mean, statistics, group, means)
+    of_block = int32((b * cuda.gridDim.x + cuda.blockIdx.x) * cut.groups)  # the first of its groups
+    pick(mean, of_block, group, means)
     for k in range(VECTOR):
-        scales[k] *= rstd[statistics + group[k]]
-    if adds and row < P:
-        fetch8(before_dx, first, before)
-    place = place_of(row, rows, int32(cuda.threadIdx.x), lanes)
-    rest, rest_at, rest_dy = p, i, i_dy
-    end_of_kept = at  # for a thread that has pixels there
-    while p < P:  # what will be asked for late is on its way to the L2 cache, at least
-        prefetch_l2(part_x, i)
-        prefetch_l2(dy, i_dy)
-        p, i, i_dy = int32(p + rows), i + step, i_dy + step_dy
-    if adds:
-        p, i = row, first
-        while p < P:
-            prefetch_l2(before_dx, i)
-            p, i = int32(p + rows), i + step
+        scales[k] *= rstd[of_block + group[k]]
+    if adds and me.row < P:
+        fetch8(arrays.residual, first, before)
+    place = place_of(me)
+    call_to_l2(arrays, me, walk, left, adds)
 
-    clear(total_gx)
-    clear(total_g)
-    p, i, i_dy = rest, rest_at, rest_dy
-    while p < P:  # what has no room, while the rest is on its way
-        load8(part_x, i, value)
-        load8(dy, i_dy, d)
-        gradient8(value, d, means, scales, shifts, activate)
-        for k in range(VECTOR):
-            total_gx[k] += d[k] * value[k]
-            total_g[k] += d[k]
-        p, i, i_dy = int32(p + rows), i + step, i_dy + step_dy
-    p, at = row, own
-    for part in range(PARTS):
-        cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
-        cp_async_wait(PARTS)
-        end = int32(min((part + 1) * share, held))
-        while p < end:
-            load8(kept, at, value)
-            load8(kept, at + half, d)
-            gradient8(value, d, means, scales, shifts, activate)
-            if activate:
-                store8(kept, at + half, d)
-            for k in range(VECTOR):
-                total_gx[k] += d[k] * value[k]
-                total_g[k] += d[k]
-            p, at = int32(p + rows), int32(at + turn)
-    put(sums, in_tile * rows, rows, place, total_gx)
-    put(sums, half + in_tile * rows, rows, place, total_g)
+    affine = Affine(means, scales, shifts)
+    add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, activate)
+    put(sums, in_tile * me.rows, me.rows, place, total_gx)
+    put(sums, half + in_tile * me.rows, me.rows, place, total_g)
     cuda.syncthreads()
-
-    team = int32(1 << team_bits)  # threads that add the sums of a channel, four at a time
-    n, of_team, turns = int32(t >> team_bits), int32(t & (team - 1)), int32(rows >> (team_bits + 2))
-    start = divide(int32(4 * (t & (WARP - 1))), rows)[1]  # the channels of a warp start apart: all banks
-    while n < 2 * tile:
-        channel = int32(n if n < tile else n - tile)
-        w, r = weight[first_channel + channel], rstd[statistics + divide(channel, width)[0]]
-        total, e = float32(0), start
-        for _ in range(turns):
-            s0, s1, s2, s3 = load4(sums, n * rows + e)
-            total += (s0 + s1) + (s2 + s3)
-            e = int32(e + 4 * team)
-            if e >= rows:
-                e = int32(e - rows)
-        total = lanes_sum(total, team) * (r if n < tile else float32(1))  # xhat is r times what x is beside its mean
-        if of_team == 0:
-            totals[(b if n < tile else B + b) * C + first_channel + channel] = total
-            sums[channels + n] = total * w
-        n += int32(threads >> team_bits)
-    cuda.syncthreads()
-    n = t
-    while n < 2 * groups:  # those of h · xhat, then those of h: their channels follow each other, too
-        r, total = rstd[statistics + (n if n < groups else n - groups)], float32(0)
-        for k in range(width):
-            total += sums[channels + n * width + k]
-        total *= r * per_element
-        sums[averages + n] = total * r if n < groups else total
-        n += threads
-    cuda.syncthreads()
-    if t == threads - 1:  # while the others go on
-        fence()  # what the block has written is seen by whoever finds it counted
-        before_me = cuda.atomic.inc(counters, cuda.blockIdx.x, uint32(B - 1))
-        fence()  # nothing that is read from here on is older than the count
-        sums[last] = float32(1) if int32(before_me) == B - 1 else float32(0)
+    sum_channels(sums, places, totals, weight, rstd, me, cut.team_bits, tile, of_block, width, C)
+    average_groups(sums, places, rstd, me, cut.groups, of_block, width, float32(1) / float32(P * width))
+    if me.t == me.threads - 1:  # while the others go on
+        count_block(sums, places.last, counters, B)
     find_groups(in_tile, width, group)  # again: kept, it would take eight registers
-    pick(sums, averages, group, total_gx)
-    pick(sums, averages + groups, group, total_g)
+    pick(sums, places.averages, group, total_gx)
+    pick(sums, places.averages + cut.groups, group, total_g)
 
-    p, at, i = row, own, first
-    while p < P:
-        if p >= held:
-            cp_async_wait_all()
-        load8(kept, at, value)
-        load8(kept, at + half, d)
-        if rest < P:  # what had no room comes where this was
-            copy8(kept, at, part_x, rest_at)
-            copy8(kept, at + half, dy, rest_dy)
-            rest, rest_at, rest_dy = int32(rest + rows), rest_at + step, rest_dy + step_dy
-        if p < held:
-            for k in range(VECTOR):
-                value[k] -= means[k]
-        else:
-            gradient8(value, d, means, scales, shifts, activate)
-        for k in range(VECTOR):
-            d[k] = d[k] * scales[k] - total_g[k] - value[k] * total_gx[k]  # rstd is in all three
-        if adds:
-            add8(dx, before, d)
-            if p + rows < P:
-                fetch8(before_dx, i + step, before)
-        store8(part_dx, i, d)
-        p, at, i = int32(p + rows), int32(at + turn), i + step
-        if at >= end_of_kept:
-            at = own
+    write_gradients(arrays, before, kept, affine, (total_gx, total_g), cut, me, walk, own_end, left, activate, adds)
     cuda.syncthreads()
-    if sums[last] == float32(1):
-        add_samples(totals, sums, dweight, dbias, first_channel, tile, C, B, t, threads)
+    if sums[places.last] == float32(1):
+        add_samples(totals, sums, dweight, dbias, first_channel, tile, C, B, me.t, me.threads)
 
 
 # Which tile -----------------------------------------------------------------------------------------------------------
@@ -602,10 +736,10 @@ def one_pass_forward(x, weight, bias, groups, eps, silu, plan):
     first, second, seam = parts_of(x)
     y = empty(x.shape, x.dtype, like=first)
     mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
-    launch(groupnorm_forward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), first.reshape(-1),
-           second.reshape(-1), weight, bias, y.reshape(-1), mean.reshape(-1), rstd.reshape(-1), x.size // (B * C), C,
-           seam, C // groups, plan.tile * groups // C, plan.ring, plan.held, plan.share, float(eps), int(silu),
-           shared=plan.shared)
+    launch(groupnorm_forward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows),
+           Pair(first.reshape(-1), second.reshape(-1)), weight, bias, y.reshape(-1), mean.reshape(-1), rstd.reshape(-1),
+           Shape(x.size // (B * C), C, seam, C // groups),
+           Cut(plan.tile * groups // C, plan.ring, plan.held, plan.share), float(eps), int(silu), shared=plan.shared)
     return y, mean, rstd
 
 
@@ -613,18 +747,20 @@ def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, s
     B, C = x.shape[0], x.shape[-1]
     dx = Pair(*map(empty_like, x)) if isinstance(x, Pair) else empty_like(x)
     totals, seam = empty((2, B, C), np.float32, like=dy), parts_of(x)[2]
-    flat = [part.reshape(-1) for a in (x, x if residual is None else residual, dx) for part in parts_of(a)[:2]]
-    arguments = (dy.reshape(-1), *flat[:2], weight, bias, mean.reshape(-1), rstd.reshape(-1), *flat[2:],
-                 totals.reshape(-1), dweight, dbias, counters(dy.backend), x.size // (B * C * plan.blocks), C, seam,
-                 C // groups)
+    x_, residual_, dx_ = (Pair(*(part.reshape(-1) for part in parts_of(a)[:2]))
+                          for a in (x, x if residual is None else residual, dx))
+    arguments = (dy.reshape(-1), x_, weight, bias, (mean.reshape(-1), rstd.reshape(-1)), residual_, dx_,
+                 totals.reshape(-1), (dweight, dbias), counters(dy.backend),
+                 Shape(x.size // (B * C * plan.blocks), C, seam, C // groups))
     last = int(silu), int(residual is not None)
     if plan.near is not None:
         parts = plan.tile // PART
         kernel = groupnorm_backward_sixteen if plan.blocks == 1 else groupnorm_backward_clusters
-        launch(kernel, (C // plan.tile, B, plan.blocks), parts * (2 * plan.rows + WARP), *arguments, parts,
-               plan.rows, plan.ring, plan.share, plan.near, *last, shared=plan.shared,
+        launch(kernel, (C // plan.tile, B, plan.blocks), parts * (2 * plan.rows + WARP), *arguments,
+               HalfCut(parts, plan.rows, plan.ring, plan.share, plan.near), *last, shared=plan.shared,
                cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
     else:
         launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), *arguments,
-               plan.tile * groups // C, plan.ring, plan.held, plan.share, plan.team_bits, *last, shared=plan.shared)
+               BackwardCut(plan.tile * groups // C, plan.ring, plan.held, plan.share, plan.team_bits), *last,
+               shared=plan.shared)
     return dx

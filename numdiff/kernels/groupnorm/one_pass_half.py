@@ -25,11 +25,14 @@ DETERMINISM, ACCURACY, COST, SOURCE
 READ NEXT
     clusters.py.
 """
+from typing import NamedTuple
+
 from ...device import afresh, cuda, float32, int32, uint32
 from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
 from ...device.mbarrier import smem_u32
+from ...device.specialise import Constant, specialise
 from ..common import divide
 from .vectors import (
     PARTS,
@@ -37,6 +40,9 @@ from .vectors import (
     WARP,
     WARP_BITS,
     WORDS,
+    Affine,
+    BackwardWalk,
+    accumulate,
     add8,
     by_sign,
     clear,
@@ -62,11 +68,59 @@ NEAR = 2  # turns that registers may keep
 EVERYBODY = 0xFFFFFFFF
 
 
+class HalfCut(NamedTuple):
+    """How a block is cut.
+
+    parts: of the tile, sixteen channels each; rows: pixels of a turn, 16 for each warp of a part; ring: element at
+    which pixels start in shared memory; share: pixels of a group of copies; near: turns that registers keep, then P is
+    a multiple of the rows
+    """
+
+    parts: int
+    rows: int
+    ring: int
+    share: int
+    near: int
+
+
+class Lane(NamedTuple):
+    """A thread's place: its lane, its warp of the block's `warps` with pixels, which part of the tile that has, its
+    first pixel, and the first of its eight channels in the part."""
+
+    lane: int
+    warp: int
+    warps: int
+    part: int
+    row: int
+    in_part: int
+
+
+class Column(NamedTuple):
+    """Sum number `lane` of a warp: of g · xhat, or of g (`is_bias`), of a channel. of_group: rstd's element."""
+
+    is_bias: bool
+    channel: int
+    group: int
+    weight: float
+    rstd: float
+
+
+class Near(NamedTuple):
+    """x and dy, later g, of the turns that registers keep, as `fetch8` brings them."""
+
+    x_0: object
+    d_0: object
+    x_1: object
+    d_1: object
+
+
 @cuda.jit(device=True, forceinline=True)
-def accumulate(value, d, total_gx, total_g):
-    for k in range(VECTOR):
-        total_gx[k] += d[k] * value[k]
-        total_g[k] += d[k]
+def this_lane(cut):
+    t, team = int32(cuda.threadIdx.x), int32(cut.rows >> 4)  # the warps of a part that have pixels
+    lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
+    of_team, part = divide(warp, cut.parts)
+    row, in_part = int32(16 * of_team + (lane >> 1)), int32(VECTOR * (lane & 1))
+    return Lane(lane, warp, int32(team * cut.parts), part, row, in_part)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -95,8 +149,9 @@ def warp_sum(total_gx, total_g, lane):
 
 
 @cuda.jit(device=True, forceinline=True)
-def ask(residual, p, P, rows, i, step, before_0, before_1, before_2, before_3):
+def ask(residual, p, P, rows, i, step, before):
     """For the residual of a thread's next four pixels. All at once: ptxas has one thing to wait for for all of them."""
+    before_0, before_1, before_2, before_3 = before
     if p < P:
         fetch8(residual, i, before_0)
     if p + rows < P:
@@ -164,193 +219,259 @@ def sum_of_blocks(address, lane, blocks):
     return total
 
 
-CLUSTERS = False  # in clusters.py's copy of the kernel: True
+# The kernel's parts ---------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def ask_for_pixels(kept, near, x, dy, cut, me, walk):
+    """The producer: ask for x and dy of this thread's pixels.
+
+    The first `cut.near` turns come to registers, the others to `kept`, in PARTS groups of copies.
+    """
+    if cut.near > 0:
+        fetch8(x, walk.first, near.x_0)
+        fetch8(dy, walk.first_dy, near.d_0)
+    if cut.near > 1:
+        fetch8(x, walk.first + walk.step, near.x_1)
+        fetch8(dy, walk.first_dy + walk.step_dy, near.d_1)
+    p, at = int32(me.row + cut.near * cut.rows), walk.own
+    i, i_dy = walk.first + cut.near * walk.step, walk.first_dy + cut.near * walk.step_dy
+    for copies in range(PARTS):
+        end = int32(min(cut.near * cut.rows + (copies + 1) * cut.share, walk.P))
+        while p < end:
+            copy8(kept, at, x, i)
+            copy8(kept, at + walk.half, dy, i_dy)
+            p, at, i, i_dy = int32(p + cut.rows), int32(at + walk.turn), i + walk.step, i_dy + walk.step_dy
+        cp_async_commit()
 
 
-@cuda.jit(launch_bounds=MOST)
-def groupnorm_backward_sixteen(dy, x, x_2, weight, bias, mean, rstd, residual, residual_2, dx, dx_2, totals, dweight,
-                               dbias, counters, P, C, seam, width, parts, rows, ring, share, near, activate, adds):
-    """As groupnorm_backward_kernel_v3. parts: of the tile, sixteen channels each; rows: pixels of a turn, 16 for each
-    warp of a part; near: turns that registers keep, then P is a multiple of the rows; P: pixels of a block."""
-    sums = cuda.shared.array(0, float32, alignment=128)
-    kept = cuda.shared.array(0, x.dtype.type, alignment=128)
+@cuda.jit(device=True, forceinline=True)
+def call_to_l2(residual, cut, me, walk):
+    """Ask for the residual of this thread's pixels to come to the L2 cache, where the epilogue will ask for it."""
+    p, i = me.row, walk.first
+    while p < walk.P:
+        prefetch_l2(residual, i)
+        p, i = int32(p + cut.rows), i + walk.step
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_near(total_gx, total_g, kept, x_words, d_words, affine, activate):
+    """`add_gradients` for a pixel in registers: g takes dy's place."""
     value = cuda.local.array(VECTOR, float32)
     d = cuda.local.array(VECTOR, float32)
-    total_gx = cuda.local.array(VECTOR, float32)
-    total_g = cuda.local.array(VECTOR, float32)
-    means = cuda.local.array(VECTOR, float32)
-    scales = cuda.local.array(VECTOR, float32)
-    shifts = cuda.local.array(VECTOR, float32)
-    x_0 = cuda.local.array(WORDS, uint32)
-    x_1 = cuda.local.array(WORDS, uint32)
-    d_0 = cuda.local.array(WORDS, uint32)
-    d_1 = cuda.local.array(WORDS, uint32)
-    before_0 = cuda.local.array(WORDS, uint32)
-    before_1 = cuda.local.array(WORDS, uint32)
-    before_2 = cuda.local.array(WORDS, uint32)
-    before_3 = cuda.local.array(WORDS, uint32)
-    group = cuda.local.array(VECTOR, int32)
-    t, team = int32(cuda.threadIdx.x), int32(rows >> 4)  # the warps of a part that have pixels
-    lane, warp, warps, threads = int32(t & (WARP - 1)), int32(t >> WARP_BITS), int32(team * parts), 2 * rows * parts
-    of_team, part = divide(warp, parts)
-    row, in_part = int32(16 * of_team + (lane >> 1)), int32(VECTOR * (lane & 1))
-    first_channel = int32((cuda.blockIdx.x * parts + part) * PART)
-    c, b, B = int32(first_channel + in_part), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-    beyond, first, step = locate_pixels(CLUSTERS, c, row, b, P, C, seam, rows)
-    _, first_dy, step_dy = locate_pixels(CLUSTERS, c, row, b, P, C, C, rows)
-    half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)  # in `kept`: from x to dy, to the next pixel
-    own, own_row = int32(ring + VECTOR * t), int32(row + near * rows)
+    numbers8(kept, x_words, value)
+    numbers8(kept, d_words, d)
+    gradient8(value, d, affine.means, affine.scales, affine.shifts, activate)
+    accumulate(value, d, total_gx, total_g)
+    words8(kept, d, d_words)
 
-    if warp < warps:
-        part_x = one_of(beyond, x, x_2)
-        if near > 0:
-            fetch8(part_x, first, x_0)
-            fetch8(dy, first_dy, d_0)
-        if near > 1:
-            fetch8(part_x, first + step, x_1)
-            fetch8(dy, first_dy + step_dy, d_1)
-        p, at, i, i_dy = own_row, own, first + near * step, first_dy + near * step_dy
-        for copies in range(PARTS):
-            end = int32(min(near * rows + (copies + 1) * share, P))
-            while p < end:
-                copy8(kept, at, part_x, i)
-                copy8(kept, at + half, dy, i_dy)
-                p, at, i, i_dy = int32(p + rows), int32(at + turn), i + step, i_dy + step_dy
-            cp_async_commit()
-        if adds and (t & 1) == 0:  # both threads of a pixel have the same 32 bytes
-            p, i, before_dx = row, first, one_of(beyond, residual, residual_2)
-            while p < P:
-                prefetch_l2(before_dx, i)
-                p, i = int32(p + rows), i + step
 
-    statistics = int32(b * divide(C, width)[0])
-    find_groups(c, width, group)
-    load8(weight, c, scales)
-    load8(bias, c, shifts)
-    for k in range(VECTOR):
-        means[k] = mean[statistics + group[k]]
-        scales[k] *= rstd[statistics + group[k]]
+@cuda.jit(device=True, forceinline=True)
+def add_gradients(total_gx, total_g, kept, near, affine, cut, me, walk, activate):
+    """This thread's sums of g · (x - mean) and g, channel by channel, over its pixels as they come. g takes dy's place.
 
-    if warp < warps:
-        clear(total_gx)
-        clear(total_g)
-        if near > 0:
-            numbers8(x, x_0, value)
-            numbers8(x, d_0, d)
-            gradient8(value, d, means, scales, shifts, activate)
+    It waits for its own copies alone: it reads what it asked for itself.
+    """
+    value = cuda.local.array(VECTOR, float32)
+    d = cuda.local.array(VECTOR, float32)
+    clear(total_gx)
+    clear(total_g)
+    if cut.near > 0:
+        add_near(total_gx, total_g, kept, near.x_0, near.d_0, affine, activate)
+    if cut.near > 1:
+        add_near(total_gx, total_g, kept, near.x_1, near.d_1, affine, activate)
+    p, at, end = int32(me.row + cut.near * cut.rows), walk.own, int32(cut.near * cut.rows)
+    for _ in range(PARTS):
+        cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
+        cp_async_wait(PARTS)
+        end = int32(min(end + cut.share, walk.P))
+        while p < end:
+            load8(kept, at, value)
+            load8(kept, at + walk.half, d)
+            gradient8(value, d, affine.means, affine.scales, affine.shifts, activate)
+            if activate:
+                store8(kept, at + walk.half, d)
             accumulate(value, d, total_gx, total_g)
-            words8(x, d, d_0)
-        if near > 1:
-            numbers8(x, x_1, value)
-            numbers8(x, d_1, d)
-            gradient8(value, d, means, scales, shifts, activate)
-            accumulate(value, d, total_gx, total_g)
-            words8(x, d, d_1)
-        p, at, end = own_row, own, int32(near * rows)
-        for _ in range(PARTS):
-            cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
-            cp_async_wait(PARTS)
-            end = int32(min(end + share, P))
-            while p < end:
-                load8(kept, at, value)
-                load8(kept, at + half, d)
-                gradient8(value, d, means, scales, shifts, activate)
-                if activate:
-                    store8(kept, at + half, d)
-                accumulate(value, d, total_gx, total_g)
-                p, at = int32(p + rows), int32(at + turn)
-        column, total = warp_sum(total_gx, total_g, lane)
-        sums[WARP * warp + column] = total
-        # again: kept, they would take six registers
-        beyond, first, step = locate_pixels(CLUSTERS, afresh(c), row, b, P, C, seam, rows)
-        if adds:
-            ask(one_of(beyond, residual, residual_2), row, P, rows, first, step, before_0, before_1, before_2, before_3)
-    is_bias, channel = lane >= PART, int32(first_channel + (lane & (PART - 1)))  # of sum number `lane`
-    column_group = divide(channel, width)[0]
-    column_weight, r = weight[channel], rstd[statistics + column_group]
-    cuda.syncthreads()
+            p, at = int32(p + cut.rows), int32(at + walk.turn)
 
-    total, w = float32(0), part
-    while w + 3 * parts < warps:
-        s0, s1, s2, s3 = (sums[WARP * w + lane], sums[WARP * (w + parts) + lane], sums[WARP * (w + 2 * parts) + lane],
-                          sums[WARP * (w + 3 * parts) + lane])
+
+@cuda.jit(device=True, forceinline=True)
+def sum_of_warps(sums, cut, me):
+    """Sum number `lane` of all warps of this one's part, which all have brought theirs: `warp_sum`'s, 32 a warp."""
+    total, w, parts = float32(0), me.part, cut.parts
+    while w + 3 * parts < me.warps:
+        s0, s1, s2, s3 = (sums[WARP * w + me.lane], sums[WARP * (w + parts) + me.lane],
+                          sums[WARP * (w + 2 * parts) + me.lane], sums[WARP * (w + 3 * parts) + me.lane])
         total += (s0 + s1) + (s2 + s3)
         w = int32(w + 4 * parts)
-    while w < warps:
-        total += sums[WARP * w + lane]
+    while w < me.warps:
+        total += sums[WARP * w + me.lane]
         w = int32(w + parts)
-    if CLUSTERS:
-        mine = int32(WARP * (warps + part) + (2 * PART * parts if parts > 1 else 0))
-        if warp >= warps:
-            sums[mine + lane] = total
-        cluster_sync()
-        total = sum_of_blocks(smem_u32(sums) + uint32(4 * mine), lane, int32(cuda.gridDim.z))
-        cluster_sync_relaxed()  # nobody reads any more
-    if not is_bias:
-        total *= r  # xhat is rstd times what x is beside its mean
-    average = total * column_weight
-    if parts == 1:
+    return total
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_of_cluster(sums, total, cut, me):
+    """As `sum_of_warps`, of all blocks of the cluster: each part's last warp leaves the block's where all find it."""
+    mine = int32(WARP * (me.warps + me.part) + (2 * PART * cut.parts if cut.parts > 1 else 0))
+    if me.warp >= me.warps:
+        sums[mine + me.lane] = total
+    cluster_sync()
+    total = sum_of_blocks(smem_u32(sums) + uint32(4 * mine), me.lane, int32(cuda.gridDim.z))
+    cluster_sync_relaxed()  # nobody reads any more
+    return total
+
+
+@cuda.jit(device=True, forceinline=True)
+def average_of_group(sums, total, column, cut, me, width, count):
+    """Lane n: the average of h · xhat, times rstd² (n < 16), or of h, times rstd, over the group of its channel.
+
+    count: elements of a group. Where groups lie across parts, all threads of the block call it.
+    """
+    average = total * column.weight
+    if cut.parts == 1:
         average = lanes_sum(average, width)
     else:  # groups lie across parts
-        columns = int32(WARP * warps + (PART * parts if is_bias else 0) - cuda.blockIdx.x * PART * parts)
-        if warp >= warps:
-            sums[columns + channel] = average
+        columns = int32(WARP * me.warps + (PART * cut.parts if column.is_bias else 0)
+                        - cuda.blockIdx.x * PART * cut.parts)
+        if me.warp >= me.warps:
+            sums[columns + column.channel] = average
         cuda.syncthreads()
         average = float32(0)
         for k in range(width):
-            average += sums[columns + column_group * width + k]
-    average *= r * reciprocal(float32((P * cuda.gridDim.z if CLUSTERS else P) * width))
-    if not is_bias:
-        average *= r
+            average += sums[columns + column.group * width + k]
+    average *= column.rstd * reciprocal(float32(count))
+    return average if column.is_bias else average * column.rstd
 
-    if warp >= warps:
+
+@cuda.jit(device=True, forceinline=True)
+def count_part(totals, total, parameters, counters, column, first_channel, lane, C):
+    """The work of a part's last warp: write its sums, count them, and if they are the last add all samples' up."""
+    b, B = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+    totals[(B + b if column.is_bias else b) * C + column.channel] = total
+    before_me = int32(0)
+    cuda.syncwarp()
+    if lane == 0:
+        fence()  # what the warp has written is seen by whoever finds it counted
+        before_me = int32(cuda.atomic.inc(counters, first_channel >> 4, uint32(B - 1)))
+        fence()  # nothing that is read from here on is older than the count
+    if cuda.shfl_sync(EVERYBODY, before_me, 0) == B - 1:
+        cuda.syncwarp()
+        add_samples(totals, parameters[0], parameters[1], column.channel, column.is_bias, C, B)
+
+
+@cuda.jit(device=True, forceinline=True)
+def take(value, d, kept, at, half, x_words, d_words, in_registers):
+    """x and g of a pixel, from registers or from shared memory."""
+    if in_registers:
+        numbers8(kept, x_words, value)
+        numbers8(kept, d_words, d)
+    else:
+        load8(kept, at, value)
+        load8(kept, at + half, d)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_gradients(dx, residual, before, kept, near, factors, cut, me, walk, adds):
+    """The epilogue: dx of this thread's pixels, four at a time, whose residual has been asked for; so has the next.
+
+    factors: scales, slopes and offsets of `finish8`
+    """
+    value = cuda.local.array(VECTOR, float32)
+    d = cuda.local.array(VECTOR, float32)
+    scales, slopes, offsets = factors
+    before_0, before_1, before_2, before_3 = before
+    p, at, i, in_registers = me.row, int32(walk.own - cut.near * walk.turn), walk.first, cut.near * cut.rows
+    while p < walk.P:
+        take(value, d, kept, at, walk.half, near.x_0, near.d_0, p < in_registers)
+        finish8(dx, i, value, d, scales, slopes, offsets, before_0, adds)
+        p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
+        if p < walk.P:
+            take(value, d, kept, at, walk.half, near.x_1, near.d_1, p < in_registers)
+            finish8(dx, i, value, d, scales, slopes, offsets, before_1, adds)
+        p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
+        if p < walk.P:
+            load8(kept, at, value)
+            load8(kept, at + walk.half, d)
+            finish8(dx, i, value, d, scales, slopes, offsets, before_2, adds)
+        p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
+        if p < walk.P:
+            load8(kept, at, value)
+            load8(kept, at + walk.half, d)
+            finish8(dx, i, value, d, scales, slopes, offsets, before_3, adds)
+        p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
+        if adds:
+            ask(residual, p, walk.P, cut.rows, i, walk.step, before)
+
+
+CLUSTERS = False  # in groupnorm_clusters.py's copy of the kernel: True
+
+
+@cuda.jit(launch_bounds=MOST)
+def groupnorm_backward_sixteen(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape, cut,
+                               activate, adds):
+    """As groupnorm_backward_kernel_v3; cut: a `HalfCut`, P of the shape: pixels of a block."""
+    sums = cuda.shared.array(0, float32, alignment=128)
+    kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
+    total_gx = cuda.local.array(VECTOR, float32)
+    total_g = cuda.local.array(VECTOR, float32)
+    affine = Affine(cuda.local.array(VECTOR, float32), cuda.local.array(VECTOR, float32),
+                    cuda.local.array(VECTOR, float32))
+    near = Near(cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
+                cuda.local.array(WORDS, uint32))
+    before = (cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
+              cuda.local.array(WORDS, uint32))
+    group = cuda.local.array(VECTOR, int32)
+    (mean, rstd), (P, C, seam, width) = statistics, shape
+    me, threads = this_lane(cut), 2 * cut.rows * cut.parts
+    first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
+    c, b = int32(first_channel + me.in_part), int32(cuda.blockIdx.y)
+    beyond, first, step = locate_pixels(CLUSTERS, c, me.row, b, P, C, seam, cut.rows)
+    _, first_dy, step_dy = locate_pixels(CLUSTERS, c, me.row, b, P, C, C, cut.rows)
+    half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)  # in `kept`: from x to dy, to the next pixel
+    own = int32(cut.ring + VECTOR * int32(cuda.threadIdx.x))
+    walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
+
+    if me.warp < me.warps:
+        ask_for_pixels(kept, near, one_of(beyond, x.a, x.b), dy, cut, me, walk)
+        if adds and (int32(cuda.threadIdx.x) & 1) == 0:  # both threads of a pixel have the same 32 bytes
+            call_to_l2(one_of(beyond, residual.a, residual.b), cut, me, walk)
+    of_sample = int32(b * divide(C, width)[0])  # the first of its groups
+    find_groups(c, width, group)
+    load8(weight, c, affine.scales)
+    load8(bias, c, affine.shifts)
+    for k in range(VECTOR):
+        affine.means[k] = mean[of_sample + group[k]]
+        affine.scales[k] *= rstd[of_sample + group[k]]
+
+    if me.warp < me.warps:
+        add_gradients(total_gx, total_g, kept, near, affine, cut, me, walk, activate)
+        column, total = warp_sum(total_gx, total_g, me.lane)
+        sums[WARP * me.warp + column] = total
+        # again: kept, they would take six registers
+        beyond, first, step = locate_pixels(CLUSTERS, afresh(c), me.row, b, P, C, seam, cut.rows)
+        if adds:
+            ask(one_of(beyond, residual.a, residual.b), me.row, P, cut.rows, first, step, before)
+    channel = int32(first_channel + (me.lane & (PART - 1)))  # of sum number `lane`
+    of_group = divide(channel, width)[0]
+    mine = Column(me.lane >= PART, channel, of_group, weight[channel], rstd[of_sample + of_group])
+    cuda.syncthreads()
+
+    total = sum_of_warps(sums, cut, me)
+    if CLUSTERS:
+        total = sum_of_cluster(sums, total, cut, me)
+    if not mine.is_bias:
+        total *= mine.rstd  # xhat is rstd times what x is beside its mean
+    average = average_of_group(sums, total, mine, cut, me, width, (P * cuda.gridDim.z if CLUSTERS else P) * width)
+    if me.warp >= me.warps:
         if CLUSTERS and cuda.blockIdx.z > 0:  # the cluster's first block counts for all
             return
-        totals[(B + b if is_bias else b) * C + channel] = total
-        before_me = int32(0)
-        cuda.syncwarp()
-        if lane == 0:
-            fence()  # what the warp has written is seen by whoever finds it counted
-            before_me = int32(cuda.atomic.inc(counters, first_channel >> 4, uint32(B - 1)))
-            fence()  # nothing that is read from here on is older than the count
-        if cuda.shfl_sync(EVERYBODY, before_me, 0) == B - 1:
-            cuda.syncwarp()
-            add_samples(totals, dweight, dbias, channel, is_bias, C, B)
+        count_part(totals, total, parameters, counters, mine, first_channel, me.lane, C)
     else:
         for k in range(VECTOR):
-            slope = cuda.shfl_sync(EVERYBODY, average, in_part + k)
+            slope = cuda.shfl_sync(EVERYBODY, average, me.in_part + k)
             total_gx[k] = -slope
-            total_g[k] = means[k] * slope - cuda.shfl_sync(EVERYBODY, average, PART + in_part + k)
-        beyond, first, step = locate_pixels(CLUSTERS, afresh(c), row, b, P, C, seam, rows)
-        p, at, i, part_dx = row, int32(own - near * turn), first, one_of(beyond, dx, dx_2)
-        before_dx = one_of(beyond, residual, residual_2)
-        while p < P:  # four pixels
-            if p < near * rows:
-                numbers8(x, x_0, value)
-                numbers8(x, d_0, d)
-            else:
-                load8(kept, at, value)
-                load8(kept, at + half, d)
-            finish8(part_dx, i, value, d, scales, total_gx, total_g, before_0, adds)
-            p, at, i = int32(p + rows), int32(at + turn), i + step
-            if p < P:
-                if p < near * rows:
-                    numbers8(x, x_1, value)
-                    numbers8(x, d_1, d)
-                else:
-                    load8(kept, at, value)
-                    load8(kept, at + half, d)
-                finish8(part_dx, i, value, d, scales, total_gx, total_g, before_1, adds)
-            p, at, i = int32(p + rows), int32(at + turn), i + step
-            if p < P:
-                load8(kept, at, value)
-                load8(kept, at + half, d)
-                finish8(part_dx, i, value, d, scales, total_gx, total_g, before_2, adds)
-            p, at, i = int32(p + rows), int32(at + turn), i + step
-            if p < P:
-                load8(kept, at, value)
-                load8(kept, at + half, d)
-                finish8(part_dx, i, value, d, scales, total_gx, total_g, before_3, adds)
-            p, at, i = int32(p + rows), int32(at + turn), i + step
-            if adds:
-                ask(before_dx, p, P, rows, i, step, before_0, before_1, before_2, before_3)
+            total_g[k] = affine.means[k] * slope - cuda.shfl_sync(EVERYBODY, average, PART + me.in_part + k)
+        beyond, first, step = locate_pixels(CLUSTERS, afresh(c), me.row, b, P, C, seam, cut.rows)
+        walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
+        write_gradients(one_of(beyond, dx.a, dx.b), one_of(beyond, residual.a, residual.b), before, kept, near,
+                        (affine.scales, total_gx, total_g), cut, me, walk, adds)

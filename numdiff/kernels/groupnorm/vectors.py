@@ -13,6 +13,7 @@ SOURCE  PTX ISA, sections 9.7.9.22 (cvt.rn.f16x2.f32), 9.7.9.25.3
 """
 import math
 import sys
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -288,6 +289,58 @@ def _one_of(machine, sign, first, second):
     return first if sign < 0 else second
 
 
+# What kernels are given, and pass on ----------------------------------------------------------------------------------
+
+class Shape(NamedTuple):
+    """Of an array (B, P, C) that is read from two, of which the first has `seam` channels. width: channels a group"""
+
+    P: int
+    C: int
+    seam: int
+    width: int
+
+
+class Walk(NamedTuple):
+    """A thread's way over its pixels, of P: in x from the element `first` on, by steps; in shared memory from `own` on,
+    by turns."""
+
+    P: int
+    first: int
+    step: int
+    own: int
+    turn: int
+
+
+class BackwardWalk(NamedTuple):
+    """As `Walk`; in dy, too, which lies `half` behind x in shared memory."""
+
+    P: int
+    first: int
+    step: int
+    first_dy: int
+    step_dy: int
+    own: int
+    turn: int
+    half: int
+
+
+class Arrays(NamedTuple):
+    """In global memory; of x, residual and dx the one of two in which the thread's channels are."""
+
+    x: object
+    dy: object
+    residual: object
+    dx: object
+
+
+class Affine(NamedTuple):
+    """A thread's eight channels: z = (x - mean) · scale + shift."""
+
+    means: object
+    scales: object
+    shifts: object
+
+
 # Device functions -----------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
@@ -330,6 +383,13 @@ def lanes_sum(total, lanes):
         total += cuda.shfl_xor_sync(0xFFFFFFFF, total, step)
         step >>= int32(1)
     return total
+
+
+@cuda.jit(device=True, forceinline=True)
+def accumulate(value, d, total_gx, total_g):
+    for k in range(VECTOR):
+        total_gx[k] += d[k] * value[k]
+        total_g[k] += d[k]
 
 
 @cuda.jit(device=True, forceinline=True)
