@@ -37,7 +37,7 @@ def all_plans(x, backward):
                 yield plan
     for team in one_pass.TEAMS if backward else ():
         for cluster in (1, *one_pass.BLOCKS):
-            plan = one_pass.make_plan_of_sixteens(B, P, C, width, x.dtype.itemsize, team, one_pass.SHARED_LIMIT,
+            plan = one_pass.make_plan_half(B, P, C, width, x.dtype.itemsize, team, one_pass.SHARED_LIMIT,
                                                   one_pass.MULTIPROCESSORS, cluster)
             if plan is not None:
                 yield plan

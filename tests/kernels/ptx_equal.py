@@ -297,6 +297,7 @@ def assembled(text, arch):
         words = [f"{sum(map(int, re.findall(r'Used ([0-9]+) registers', said)))} registers"]
         if spilled := sum(map(int, re.findall(r"([0-9]+) bytes spill", said))):
             words.append(f"{spilled} bytes spilled")
+        words += sorted(set(re.findall(r"\(C75[0-9]*\)", said)))  # wgmma that waits for each other, say
         return instructions(made.read_bytes()) if made.exists() else said, " and ".join(words)
 
 

@@ -1,9 +1,9 @@
-"""Flash attention backward, rung 5: all five products with Hopper's wgmma, fed by the copy engine (sm_90a).
+"""Flash attention backward, rung 5: all five products with Hopper's wgmma, fed by TMA (sm_90a).
 
 WHAT IS NEW, AND WHY IT PAYS
     Rung 3 gives a mma.sync for every 16 × 8 × 16 and loads fragments for it. Here 64 keys meet 64 queries in one
     instruction for each 16 columns, straight from shared memory, and one thread, of a warpgroup that does little else,
-    asks the copy engine for all tiles (hopper_tiles.py): for the next queries, and for the keys of the next head while
+    asks TMA for all tiles (hopper_tiles.py): for the next queries, and for the keys of the next head while
     this one is computed. So memory, which is what limits this pass at 256 tokens, never rests.
     The sums D of dy · y are made by two warps of that warpgroup, from tiles in shared memory: each number of dy and y
     crosses the memory's bus once, and no kernel of its own, and no array of D, is left.
@@ -37,17 +37,24 @@ READ NEXT
     ../../nn/dit.py, whose blocks call all this.
 """
 import math
+from typing import NamedTuple
 
 from ...device import afresh, cuda, float32, int32, launch, uint32
-from ...device.mbarrier import (
-    bar_sync,
-    fence_barrier_init,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
-    smem_u32,
+from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_arrive, mbarrier_wait, smem_u32
+from ...device.pipeline import (
+    advance,
+    barrier_at,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_barriers,
+    init_ring,
+    make_ring,
+    producer_acquire,
+    producer_start,
+    stage_at,
 )
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import float_of, load_words2, load_words4, store_word, unpack_half2, word_of
 from ...device.tma import fence_proxy_async, tma_prefetch, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
 from ...device.wgmma import (
@@ -88,8 +95,8 @@ CONSUMER_KEYS = 2 * ROWS
 KEYS = 2 * CONSUMER_KEYS  # of a tile
 DS_ROW = 2 * QUERIES  # bytes: a key's dS
 BUFFERS = 2  # of k and v
-MOST_STAGES = 3
-BARRIERS = 2 * BUFFERS + 3 * MOST_STAGES + 2
+MAX_STAGES = 3
+BARRIERS = 2 * BUFFERS + 3 * MAX_STAGES + 2
 DS_COMPLETE, DS_FREE, OWN = 1, 2, 2  # named barriers: of both consumers; each one's own is OWN + its warpgroup
 
 product_32, product_64 = make_wgmma(32), make_wgmma(64)
@@ -98,6 +105,34 @@ keys_8, keys_16, keys_32 = (make_wgmma(n, True, True) for n in (8, 16, 32))
 wait_8, wait_16, wait_32, wait_64 = (make_wgmma_wait(n, pin=False) for n in (8, 16, 32, 64))
 wait_32_1, wait_64_1 = (make_wgmma_wait(n, pending=1, pin=False) for n in (32, 64))
 producer_registers, consumer_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
+
+
+def stages_of(HS):
+    return 2 if HS == 72 else 3
+
+
+def stage_bytes(HS):
+    """Of q and dy, then L and D: a multiple of 1024."""
+    return 2 * tile_bytes(HS, QUERIES) + 1024
+
+
+HS = Constant()  # the head size
+ROW, COLUMNS = Constant(row_bytes), Constant(lambda HS: min(HS, 64))
+N = Constant(lambda HS: 32 if HS == 72 else 64)  # queries of a product
+TILE, Q_TILE = Constant(lambda HS: tile_bytes(HS, KEYS)), Constant(lambda HS: tile_bytes(HS, QUERIES))
+V, DY = Constant(lambda TILE: TILE // CHUNK), Constant(lambda Q_TILE: Q_TILE // CHUNK)  # from k's place, from q's
+BUFFER, STAGE, STAGES = Constant(lambda TILE: 2 * TILE), Constant(stage_bytes), Constant(stages_of)  # k, v; q, dy
+NUMBERS = Constant(lambda Q_TILE: 2 * Q_TILE)  # within a stage: L, then D
+NINTH = Constant(lambda ROW: KEYS * ROW)  # within a tile
+DS_AT = Constant(lambda BUFFER: BUFFERS * BUFFER)  # bytes from the start of shared memory
+STAGES_AT = Constant(lambda DS_AT: DS_AT + KEYS * DS_ROW)
+Y_AT = Constant(lambda STAGES_AT, STAGES, STAGE: STAGES_AT + STAGES * STAGE)
+ZEROS = Constant(lambda Y_AT, Q_TILE: Y_AT + Q_TILE)  # behind all ninth parts
+ZERO_WORDS = CHUNK * ROWS // 4
+LANES = Constant(lambda HS: HS // 16 * 2)  # that share a row of dy and y for its sum
+PASS = Constant(lambda LANES: WARP // LANES)  # rows of a warp at a time
+SUMS = Constant(lambda COLUMNS: COLUMNS // 2)  # of dk, or dv, of 64 keys, in a thread
+SCORES, WORDS, DQ = Constant(lambda N: N // 2), Constant(lambda N: N // 4), Constant(lambda COLUMNS: COLUMNS // 4)
 
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -268,7 +303,7 @@ def pack_all(N, words, s):
 def store_ds(N, shared, at, words, chunk):
     """A thread's dS of N queries into shared memory, from a chunk of its key's row on; at: its word in the row's first.
 
-    The rows, 128 bytes, are swizzled as the copy engine does it.
+    The rows, 128 bytes, are swizzled as TMA does it.
     """
     at = afresh(at)
     for i in range(N // 16):
@@ -279,42 +314,86 @@ def store_ds(N, shared, at, words, chunk):
         store_word(shared, int32(next_place + 8 * DS_ROW), words[4 * i + 3])
 
 
+class Registers(NamedTuple):
+    """Of a consumer's thread: S, then P, and dP, then dS, of 64 keys; P and dS packed; its columns of dq."""
+
+    s: object
+    ds: object
+    words: object
+    ds_words: object
+    dq: object
+    dq_ninth: object
+
+
+class Gradients(NamedTuple):
+    """dk and dv of 64 keys, and of their ninth parts: accumulators that a thread keeps while the queries pass by."""
+
+    dk: object
+    dk_ninth: object
+    dv: object
+    dv_ninth: object
+
+
+class Queries(NamedTuple):
+    """A tile's places of q and of its ninth part, which dy follows; the barrier of L and D, its parity, and where in
+    shared memory this thread's are."""
+
+    q: int
+    q_ninth: int
+    barrier: int
+    parity: int
+    numbers_at: int
+
+
 @cuda.jit(device=True, forceinline=True)
-def add_block(HS, N, sizes, s, ds, words, ds_words, dk, dk_ninth, dv, dv_ninth, k, k_ninth, q, q_ninth, zeros, shared,
-              numbers, parity, numbers_at, c, ds_at, chunk, first):
+def add_block(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, chunk, first):
     """dv += P · dy and dk += dS · q for 64 keys and N queries; dS goes to shared memory, from a chunk of a row on.
 
-    k, q: places, from which those of v and dy follow; sizes: of a tile of k, and of q, likewise in 16 bytes
-    numbers: the barrier of L and D, numbers_at: where the thread's are; first: whether dS may still be read for dq
+    k: places, which those of v follow; first: whether dS may still be read for dq. On return S, dS and P are free, and
+    with HS over 32 all products are done.
     """
-    V, DY = sizes
     zeros = uint32(zeros)
-    k, k_ninth, q, q_ninth = uint32(afresh(k)), uint32(afresh(k_ninth)), uint32(afresh(q)), uint32(afresh(q_ninth))
+    k, k_ninth = uint32(afresh(k)), uint32(afresh(k_ninth))
+    q, q_ninth = uint32(afresh(tile.q)), uint32(afresh(tile.q_ninth))
     wgmma_fence()
-    multiply_along(HS, N, s, k, k_ninth, q, q_ninth, zeros)
+    multiply_along(HS, N, r.s, k, k_ninth, q, q_ninth, zeros)
     wgmma_commit()
-    multiply_along(HS, N, ds, k + uint32(V), k_ninth + uint32(V), q + uint32(DY), q_ninth + uint32(DY), zeros)
-    wgmma_commit()
-
-    mbarrier_wait(numbers, uint32(parity))
-    wait_for_scores(N, s)
-    probabilities(N, s, shared, numbers_at, c)
-    pack_all(N, words, s)
-    wgmma_fence()
-    add_queries(HS, N, dv, dv_ninth, words, q + uint32(DY), q_ninth + uint32(DY))
+    multiply_along(HS, N, r.ds, k + uint32(V), k_ninth + uint32(V), q + uint32(DY), q_ninth + uint32(DY), zeros)
     wgmma_commit()
 
-    wait_for_scores(N, ds)
-    score_gradients(N, ds, s, shared, int32(numbers_at + 4 * QUERIES))
-    pack_all(N, ds_words, ds)
+    mbarrier_wait(tile.barrier, uint32(tile.parity))
+    wait_for_scores(N, r.s)
+    probabilities(N, r.s, shared, tile.numbers_at, c)
+    pack_all(N, r.words, r.s)
     wgmma_fence()
-    add_queries(HS, N, dk, dk_ninth, ds_words, q, q_ninth)
+    add_queries(HS, N, sums.dv, sums.dv_ninth, r.words, q + uint32(DY), q_ninth + uint32(DY))
+    wgmma_commit()
+
+    wait_for_scores(N, r.ds)
+    score_gradients(N, r.ds, r.s, shared, int32(tile.numbers_at + 4 * QUERIES))
+    pack_all(N, r.ds_words, r.ds)
+    wgmma_fence()
+    add_queries(HS, N, sums.dk, sums.dk_ninth, r.ds_words, q, q_ninth)
     wgmma_commit()
     if first:
         bar_sync(uint32(DS_FREE), uint32(CONSUMERS))
-    store_ds(N, shared, ds_at, ds_words, chunk)
+    store_ds(N, shared, ds_at, r.ds_words, chunk)
     if HS > 32:
         wgmma_wait_0()  # there are no registers for the next products, too
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_keys(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, first):
+    """`add_block` for 64 keys and all queries of a tile: at once, or N in a loop."""
+    if N == QUERIES:
+        add_block(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, 0, first)
+    else:
+        query = afresh(int32(0))
+        while query < QUERIES:
+            part = Queries(int32(tile.q + query * (ROW // CHUNK)), int32(tile.q_ninth + query), tile.barrier,
+                           tile.parity, int32(tile.numbers_at + 4 * query))
+            add_block(r, sums, k, k_ninth, part, zeros, shared, c, ds_at, query >> 3, first and query == 0)
+            query = int32(query + N)
 
 
 # Results --------------------------------------------------------------------------------------------------------------
@@ -336,311 +415,350 @@ def place_of(unit, chunks, heads):
     return image, head, chunk
 
 
-def stages_of(HS):
-    return 2 if HS == 72 else 3
-
-
 def shared_bytes(HS):
     """Buffers of k and v; dSᵀ; stages of q, dy, L and D; y; the zeros behind a ninth part."""
     return BUFFERS * 2 * tile_bytes(HS, KEYS) + KEYS * DS_ROW + (CHUNK * ROWS if HS == 72 else 0) + \
         stages_of(HS) * stage_bytes(HS) + tile_bytes(HS, QUERIES)
 
 
-def stage_bytes(HS):
-    """Of q and dy, then L and D: a multiple of 1024."""
-    return 2 * tile_bytes(HS, QUERIES) + 1024
+class Maps(NamedTuple):
+    """q, k: of qkv, in boxes of 64 and 256 tokens; dy, y: of 64; out: of dqkv, of 128; with those of ninth parts."""
+
+    q: object
+    q_ninth: object
+    k: object
+    k_ninth: object
+    dy: object
+    dy_ninth: object
+    y: object
+    y_ninth: object
+    out: object
+    out_ninth: object
 
 
-def make_backward(HS):
-    """The kernel for one head size."""
-    ROW, COLUMNS = row_bytes(HS), min(HS, 64)
-    SUMS = COLUMNS // 2  # of dk, or dv, of 64 keys, in a thread
-    N = 32 if HS == 72 else 64  # queries of a product
-    SCORES, WORDS, DQ = N // 2, N // 4, COLUMNS // 4  # of a thread
-    TILE, Q_TILE = tile_bytes(HS, KEYS), tile_bytes(HS, QUERIES)
-    BUFFER, STAGE, STAGES = 2 * TILE, stage_bytes(HS), stages_of(HS)  # k, then v; q, then dy
-    NUMBERS, D_NUMBERS = 2 * Q_TILE, 2 * Q_TILE + 4 * QUERIES  # within a stage
-    NINTH = KEYS * ROW  # within a tile
-    SIZES = TILE // CHUNK, Q_TILE // CHUNK
-    DS_AT = BUFFERS * BUFFER  # bytes from the start of shared memory
-    STAGES_AT = DS_AT + KEYS * DS_ROW
-    Y_AT = STAGES_AT + STAGES * STAGE
-    ZEROS = Y_AT + Q_TILE  # behind all ninth parts
-    ZERO_WORDS = CHUNK * ROWS // 4
-    LANES = HS // 16 * 2  # that share a row of dy and y for its sum
-    PASS = WARP // LANES  # rows of a warp at a time
+class Problem(NamedTuple):
+    """dq of (image, token, head) lies at image · T · dq_row + token · dq_row + head · dq_head, and each further chunk's
+    behind all images. head_step: columns of qkv from a head to the next; part: from q's to k's and v's."""
 
-    def kernel(map_q, map_q_ninth, map_k, map_k_ninth, map_dy, map_dy_ninth, map_y, map_y_ninth, map_out,
-               map_out_ninth, logsumexp, dq_out, images, T, heads, head_step, part, dq_row, dq_head, chunks,
-               chunk_tiles, units, scale):
-        """map_q, map_k: of qkv, in boxes of 64 and 256 tokens; map_dy, map_y: of 64; map_out: of dqkv, of 128.
+    images: int
+    T: int
+    heads: int
+    head_step: int
+    part: int
+    dq_row: int
+    dq_head: int
+    chunks: int
+    chunk_tiles: int
+    units: int
+    scale: float
 
-        dq_out: where dq of (image, token, head) lies at image · T · dq_row + token · dq_row + head · dq_head, and each
-            further chunk's behind all images: dqkv itself, or float32
-        """
-        shared = cuda.shared.array(0, "uint8", alignment=1024)
-        barriers = cuda.shared.array(BARRIERS, "uint64")
-        base, full_0 = smem_u32(shared), smem_u32(barriers)
-        empty_0, numbers_0 = full_0 + uint32(8 * STAGES), full_0 + uint32(16 * STAGES)
-        k_full_0 = full_0 + uint32(24 * STAGES)
-        k_empty_0 = k_full_0 + uint32(8 * BUFFERS)
-        y_full, y_empty = k_full_0 + uint32(16 * BUFFERS), k_full_0 + uint32(16 * BUFFERS + 8)
-        t = int32(cuda.threadIdx.x)
-        warpgroup = int32(t >> 7)
+
+class Rings(NamedTuple):
+    """keys: buffers of k and v; queries: stages of q and dy, and of L and D, whose barriers begin at `numbers`; y."""
+
+    keys: object
+    queries: object
+    y: object
+    numbers: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def make_rings(base, barriers):
+    return Rings(make_ring(base, BUFFER, BUFFERS, barrier_at(barriers, 3 * STAGES)),
+                 make_ring(base + uint32(STAGES_AT), STAGE, STAGES, barriers),
+                 make_ring(base + uint32(Y_AT), Q_TILE, 1, barrier_at(barriers, 3 * STAGES + 2 * BUFFERS)),
+                 barrier_at(barriers, 2 * STAGES))
+
+
+@cuda.jit(device=True, forceinline=True)
+def set_up(shared, rings, maps):
+    """All threads: barriers, and the zeros behind ninth parts.
+
+    Two consumers read keys and queries; the two warps that make D read y, and fill L and D.
+    """
+    t = int32(cuda.threadIdx.x)
+    if t == 0:
+        init_ring(rings.queries, 1, 2)
+        init_barriers(rings.numbers, STAGES, 2 * WARP)
+        init_ring(rings.keys, 1, 2)
+        init_ring(rings.y, 1, 2 * WARP)
+        fence_barrier_init()
+        tma_prefetch(maps.q)
+        tma_prefetch(maps.k)
+        tma_prefetch(maps.dy)
+        tma_prefetch(maps.y)
+        tma_prefetch(maps.out)
+    if HS == 72:
+        if t < ZERO_WORDS:
+            store_word(shared, int32(ZEROS + t * 4), uint32(0))
+        fence_proxy_async()
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True, forceinline=True)
+def work_tile(unit, p):
+    """(image, head, first key, end of the keys, chunk) of a unit."""
+    image, head, chunk = place_of(unit, p.chunks, p.heads)
+    first_key = int32(chunk * p.chunk_tiles * KEYS)
+    return image, head, first_key, int32(min(int32(p.T), int32(first_key + p.chunk_tiles * KEYS))), chunk
+
+
+@cuda.jit(device=True, forceinline=True)
+def produce(maps, rings, p):
+    """The producer, one thread: asks TMA for each tile of k and v, and beside it for all tiles of q, dy and y.
+
+    It waits for a buffer of k and v until both consumers have stored what took its place, for a stage of q and dy until
+    both have made their dq, for y until its sums D are made.
+    """
+    stage, parity = producer_start()
+    buffer, k_parity = producer_start()
+    y_stage, y_parity = producer_start()
+    unit = int32(cuda.blockIdx.x)
+    while unit < p.units:
+        image, head, first_key, end, _ = work_tile(unit, p)
+        column = int32(head * p.head_step)
+        while first_key < end:
+            full, k = producer_acquire(rings.keys, buffer, k_parity, BUFFER), stage_at(rings.keys, buffer)
+            fetch_tile(HS, KEYS, k, maps.k, maps.k_ninth, full, int32(column + p.part), first_key, image)
+            fetch_tile(HS, KEYS, k + uint32(TILE), maps.k, maps.k_ninth, full, int32(column + 2 * p.part), first_key,
+                       image)
+            buffer, k_parity = advance(rings.keys, buffer, k_parity)
+            first = int32(0)
+            while first < p.T:
+                full, q = producer_acquire(rings.queries, stage, parity, 2 * Q_TILE), stage_at(rings.queries, stage)
+                fetch_tile(HS, QUERIES, q, maps.q, maps.q_ninth, full, column, first, image)
+                fetch_tile(HS, QUERIES, q + uint32(Q_TILE), maps.dy, maps.dy_ninth, full, int32(head * HS), first,
+                           image)
+                full = producer_acquire(rings.y, y_stage, y_parity, Q_TILE)
+                fetch_tile(HS, QUERIES, rings.y.base, maps.y, maps.y_ninth, full, int32(head * HS), first, image)
+                y_stage, y_parity = advance(rings.y, y_stage, y_parity)
+                stage, parity = advance(rings.queries, stage, parity)
+                first = int32(first + QUERIES)
+            first_key = int32(first_key + KEYS)
+        unit = int32(unit + cuda.gridDim.x)
+
+
+@cuda.jit(device=True, forceinline=True)
+def make_numbers(shared, logsumexp, rings, p):
+    """Two warps, each for half of a tile's queries: L, in units of ln 2, and D = Σ dy · y, beside q and dy.
+
+    They wait for dy and y, release y, and arrive at the stage's barrier `numbers`, for which consumers wait.
+    """
+    t = int32(cuda.threadIdx.x)
+    lane, rows = int32(t & 31), int32((t >> 5) * WARP - WARP)
+    row = int32(rows + lane // LANES)
+    stage, parity = consumer_start()
+    y_stage, y_parity = consumer_start()
+    unit = int32(cuda.blockIdx.x)
+    while unit < p.units:
+        image, head, first_key, end, _ = work_tile(unit, p)
+        numbers_at = (image * p.heads + head) * p.T
+        while first_key < end:
+            first = int32(0)
+            while first < p.T:
+                at = int32(STAGES_AT + stage * STAGE)
+                L = float32(0)
+                query = int32(first + rows + lane)
+                if query < p.T:
+                    L = LOG2_E * logsumexp[numbers_at + query]
+                consumer_wait(rings.queries, stage, parity)
+                consumer_wait(rings.y, y_stage, y_parity)
+                store_word(shared, int32(at + NUMBERS + (rows + lane) * 4), word_of(L))
+                i = afresh(row)
+                while i < int32(rows + WARP):  # two at a time, in turn: there are few registers
+                    to = int32(at + (NUMBERS + 4 * QUERIES))
+                    write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), i, lane, to)
+                    write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), int32(i + PASS), lane, to)
+                    i = int32(i + 2 * PASS)
+                consumer_release(rings.y, y_stage)
+                mbarrier_arrive(barrier_at(rings.numbers, stage))
+                y_stage, y_parity = advance(rings.y, y_stage, y_parity)
+                stage, parity = advance(rings.queries, stage, parity)
+                first = int32(first + QUERIES)
+            first_key = int32(first_key + KEYS)
+        unit = int32(unit + cuda.gridDim.x)
+
+
+class Consumer(NamedTuple):
+    """What stays of a consumer's thread. Places are in 16 bytes, what ends in _at in bytes from shared memory's start.
+
+    own_at, own_ninth_at: from a tile's start to this consumer's keys; side: from a row's start to its columns of dq, a
+    place; ds_at: dS of the thread's key in the first 64, of its first query; query: whose dq it writes, of a tile
+    """
+
+    number: int
+    lane: int
+    elected: bool
+    c: float
+    base_place: int
+    ds_place: int
+    zeros: int
+    own_at: int
+    own_ninth_at: int
+    side: int
+    ds_at: int
+    query: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def this_consumer(base, scale):
+    t = int32(cuda.threadIdx.x)
+    number, thread, lane = int32((t >> 7) - 1), int32(t & 127), int32(t & 31)
+    base_place = int32((base & ADDRESS) >> UNIT)
+    return Consumer(
+        number, lane, thread == 0, float32(scale * LOG2_E), base_place, int32(base_place + DS_AT // CHUNK),
+        int32(base_place + ZEROS // CHUNK), int32(number * (CONSUMER_KEYS * ROW)),
+        int32(NINTH + number * (CONSUMER_KEYS * CHUNK)), int32(number * (COLUMNS // 16)),
+        int32(DS_AT + (number * CONSUMER_KEYS + (thread >> 5) * 16 + (lane >> 2)) * DS_ROW + (lane >> 2) * CHUNK
+              + (lane & 3) * 4),
+        int32((thread >> 5) * 16 + (lane >> 2) + (lane & 1) * 8))  # see `four_neighbours`
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_dq_tile(r, me, all_place, queries, stage, dq_out, out_at, first, fresh, p):
+    """dq of a tile of queries, of which each consumer has half of the columns; the last eight of 72 are the second's.
+
+    Called by both consumers when their dS is stored; they wait for each other's, and release the stage of q and dy.
+    """
+    fence_proxy_async()
+    bar_sync(uint32(DS_COMPLETE), uint32(CONSUMERS))
+    wgmma_fence()
+    keys = uint32(afresh(all_place))
+    multiply_keys(HS, r.dq, uint32(afresh(me.ds_place)), keys + uint32(me.side))
+    wgmma_commit()
+    wait_for_dq(HS, r.dq)
+    if me.elected:
+        consumer_release(queries, stage)
+    query = int32(first + me.query)
+    write_queries(COLUMNS // 2, dq_out, out_at + query * p.dq_row, query < p.T, r.dq, p.scale, fresh, me.lane)
+    if HS == 72 and me.number == 1:
+        wgmma_fence()
+        multiply_ninth(r.dq_ninth, uint32(afresh(me.ds_place)), keys + uint32(NINTH // CHUNK))
+        wgmma_commit()
+        wait_8(r.dq_ninth)
+        write_queries(8, dq_out, out_at + query * p.dq_row + COLUMNS // 2, query < p.T, r.dq_ninth, p.scale, fresh,
+                      me.lane)
+
+
+@cuda.jit(device=True, forceinline=True)
+def clear_sums(sums):
+    clear(sums.dk, SUMS)
+    clear(sums.dv, SUMS)
+    if HS == 72:
+        clear(sums.dk_ninth, 4)
+        clear(sums.dv_ninth, 4)
+
+
+@cuda.jit(device=True, forceinline=True)
+def stash_keys(shared, base, me, sums_0, sums_1, k_at, scale):
+    """dk and dv of this consumer's keys, float16, where their k and v were; returns where, for the store by TMA.
+
+    Nobody needs the consumer's rows of v any more, nor, when both have made their dq (DS_FREE), those of k.
+    """
+    wait_for_sums(HS, sums_0.dk, sums_0.dk_ninth)
+    wait_for_sums(HS, sums_1.dk, sums_1.dk_ninth)
+    wait_for_sums(HS, sums_0.dv, sums_0.dv_ninth)
+    wait_for_sums(HS, sums_1.dv, sums_1.dv_ninth)
+    tile, ninth = int32(k_at + me.own_at), int32(k_at + me.own_ninth_at)
+    one = float32(1)
+    stash(HS, shared, int32(tile + TILE), int32(ninth + TILE), sums_0.dv, sums_0.dv_ninth, one, one)
+    stash(HS, shared, int32(tile + (TILE + ROWS * ROW)), int32(ninth + (TILE + ROWS * CHUNK)), sums_1.dv,
+          sums_1.dv_ninth, one, one)
+    bar_sync(uint32(DS_FREE), uint32(CONSUMERS))
+    stash(HS, shared, tile, ninth, sums_0.dk, sums_0.dk_ninth, scale, scale)
+    stash(HS, shared, int32(tile + ROWS * ROW), int32(ninth + ROWS * CHUNK), sums_1.dk, sums_1.dk_ninth, scale, scale)
+    fence_proxy_async()
+    bar_sync(uint32(OWN + 1 + me.number), uint32(128))
+    return base + uint32(tile), base + uint32(ninth)
+
+
+@cuda.jit(device=True, forceinline=True)
+def consume(shared, base, r, sums_0, sums_1, rings, maps, dq_out, p):
+    """A consumer, 128 threads: dk and dv of 128 of each tile's 256 keys, and half of the columns of dq.
+
+    It waits for k and v, q and dy, L and D; it releases q and dy when dq is made, k and v when dk and dv, which take
+    their place, have been read by TMA.
+    """
+    me = this_consumer(base, p.scale)
+    stage, parity = consumer_start()
+    buffer, k_parity = consumer_start()
+    owed = False  # whether this thread's stores may still read the other buffer of k and v
+    unit = int32(cuda.blockIdx.x)
+    while unit < p.units:
+        image, head, first_key, end, chunk = work_tile(unit, p)
+        own_column = int32(me.number * (COLUMNS // 2) + (me.lane & 2) * 2)
+        out_at = (chunk * p.images + image) * p.T * p.dq_row + head * p.dq_head + own_column
+        fresh = True  # the chunk's first tile of keys finds nothing to add to
+        while first_key < end:
+            k_at = int32(buffer * BUFFER)
+            all_place = int32(me.base_place + k_at // CHUNK)
+            k, k_ninth = int32(all_place + me.own_at // CHUNK), int32(all_place + me.own_ninth_at // CHUNK)
+            clear_sums(sums_0)
+            clear_sums(sums_1)
+            consumer_wait(rings.keys, buffer, k_parity)
+            first = int32(0)
+            while first < p.T:
+                at = int32(STAGES_AT + stage * STAGE)
+                q = int32(me.base_place + at // CHUNK)
+                tile = Queries(q, int32(q + QUERIES * ROW // CHUNK), barrier_at(rings.numbers, stage), parity,
+                               int32(at + NUMBERS + (me.lane & 3) * 8))
+                consumer_wait(rings.queries, stage, parity)
+                add_keys(r, sums_0, k, k_ninth, tile, me.zeros, shared, me.c, me.ds_at, True)
+                if me.elected and owed:
+                    tma_store_wait_read_0()
+                    consumer_release(rings.keys, buffer ^ 1)
+                owed = False
+                add_keys(r, sums_1, int32(k + ROWS * ROW // CHUNK), int32(k_ninth + ROWS), tile, me.zeros, shared, me.c,
+                         int32(me.ds_at + ROWS * DS_ROW), False)
+                write_dq_tile(r, me, all_place, rings.queries, stage, dq_out, out_at, first, fresh, p)
+                stage, parity = advance(rings.queries, stage, parity)
+                first = int32(first + QUERIES)
+
+            tile_at, ninth_at = stash_keys(shared, base, me, sums_0, sums_1, k_at, p.scale)
+            row = int32(first_key + me.number * CONSUMER_KEYS)
+            if me.elected and row < p.T:
+                column = int32(head * p.head_step + p.part)
+                write_tile(HS, tile_at, ninth_at, maps.out, maps.out_ninth, column, row, image)
+                write_tile(HS, tile_at + uint32(TILE), ninth_at + uint32(TILE), maps.out, maps.out_ninth,
+                           int32(column + p.part), row, image)
+                tma_store_commit()
+            owed = True
+            buffer, k_parity = advance(rings.keys, buffer, k_parity)
+            first_key = int32(first_key + KEYS)
+            fresh = False
+        unit = int32(unit + cuda.gridDim.x)
+    if me.elected:
+        tma_store_wait_0()
+
+
+def backward(maps, logsumexp, dq_out, p):
+    """dk and dv of dqkv, and dq in dq_out: dqkv itself, or float32. maps: `Maps`, p: a `Problem`."""
+    shared = cuda.shared.array(0, "uint8", alignment=1024)
+    barriers = cuda.shared.array(BARRIERS, "uint64")
+    base = smem_u32(shared)
+    rings = make_rings(base, smem_u32(barriers))
+    set_up(shared, rings, maps)
+    t = int32(cuda.threadIdx.x)
+    if t >> 7 == 0:
+        producer_registers()
         if t == 0:
-            for i in range(STAGES):
-                mbarrier_init(full_0 + uint32(8 * i), uint32(1))
-                mbarrier_init(empty_0 + uint32(8 * i), uint32(2))
-                mbarrier_init(numbers_0 + uint32(8 * i), uint32(2 * WARP))
-            for i in range(BUFFERS):
-                mbarrier_init(k_full_0 + uint32(8 * i), uint32(1))
-                mbarrier_init(k_empty_0 + uint32(8 * i), uint32(2))
-            mbarrier_init(y_full, uint32(1))
-            mbarrier_init(y_empty, uint32(2 * WARP))
-            fence_barrier_init()
-            tma_prefetch(map_q)
-            tma_prefetch(map_k)
-            tma_prefetch(map_dy)
-            tma_prefetch(map_y)
-            tma_prefetch(map_out)
-        if HS == 72:
-            if t < ZERO_WORDS:
-                store_word(shared, int32(ZEROS + t * 4), uint32(0))
-            fence_proxy_async()
-        cuda.syncthreads()
-        stage, buffer = int32(0), int32(0)
-        if warpgroup == 0:
-            producer_registers()
-            if t == 0:
-                parity, k_parity, y_parity = int32(1), int32(1), int32(1)  # fresh barriers let the first round through
-                unit = int32(cuda.blockIdx.x)
-                while unit < units:
-                    image, head, chunk = place_of(unit, chunks, heads)
-                    column = int32(head * head_step)
-                    first_key = int32(chunk * chunk_tiles * KEYS)
-                    end = int32(min(int32(T), int32(first_key + chunk_tiles * KEYS)))
-                    while first_key < end:
-                        full, k = k_full_0 + uint32(8) * uint32(buffer), base + uint32(buffer) * uint32(BUFFER)
-                        mbarrier_wait(k_empty_0 + uint32(8) * uint32(buffer), uint32(k_parity))
-                        mbarrier_expect_tx(full, uint32(BUFFER))
-                        fetch_tile(HS, KEYS, k, map_k, map_k_ninth, full, int32(column + part), first_key, image)
-                        fetch_tile(HS, KEYS, k + uint32(TILE), map_k, map_k_ninth, full, int32(column + 2 * part),
-                                   first_key, image)
-                        buffer = int32(buffer ^ 1)
-                        if buffer == 0:
-                            k_parity = int32(k_parity ^ 1)
-                        first = int32(0)
-                        while first < T:
-                            full = full_0 + uint32(8) * uint32(stage)
-                            q = base + uint32(STAGES_AT) + uint32(stage) * uint32(STAGE)
-                            mbarrier_wait(empty_0 + uint32(8) * uint32(stage), uint32(parity))
-                            mbarrier_expect_tx(full, uint32(2 * Q_TILE))
-                            fetch_tile(HS, QUERIES, q, map_q, map_q_ninth, full, column, first, image)
-                            fetch_tile(HS, QUERIES, q + uint32(Q_TILE), map_dy, map_dy_ninth, full, int32(head * HS),
-                                       first, image)
-                            mbarrier_wait(y_empty, uint32(y_parity))
-                            mbarrier_expect_tx(y_full, uint32(Q_TILE))
-                            fetch_tile(HS, QUERIES, base + uint32(Y_AT), map_y, map_y_ninth, y_full, int32(head * HS),
-                                       first, image)
-                            y_parity = int32(y_parity ^ 1)
-                            stage = int32(stage + 1)
-                            if stage == STAGES:
-                                stage, parity = int32(0), int32(parity ^ 1)
-                            first = int32(first + QUERIES)
-                        first_key = int32(first_key + KEYS)
-                    unit = int32(unit + cuda.gridDim.x)
-            elif t >= WARP and t < 3 * WARP:
-                lane, rows = int32(t & 31), int32((t >> 5) * WARP - WARP)  # a warp has half of the queries
-                row = int32(rows + lane // LANES)
-                parity, y_parity = int32(0), int32(0)
-                unit = int32(cuda.blockIdx.x)
-                while unit < units:
-                    image, head, chunk = place_of(unit, chunks, heads)
-                    numbers_at = (image * heads + head) * T
-                    first_key = int32(chunk * chunk_tiles * KEYS)
-                    end = int32(min(int32(T), int32(first_key + chunk_tiles * KEYS)))
-                    while first_key < end:
-                        first = int32(0)
-                        while first < T:
-                            at = int32(STAGES_AT + stage * STAGE)
-                            L = float32(0)
-                            query = int32(first + rows + lane)
-                            if query < T:
-                                L = LOG2_E * logsumexp[numbers_at + query]
-                            mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                            mbarrier_wait(y_full, uint32(y_parity))
-                            y_parity = int32(y_parity ^ 1)
-                            store_word(shared, int32(at + NUMBERS + (rows + lane) * 4), word_of(L))
-                            i = afresh(row)
-                            while i < int32(rows + WARP):  # two at a time, in turn: there are few registers
-                                write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), i, lane,
-                                              int32(at + D_NUMBERS))
-                                write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), int32(i + PASS), lane,
-                                              int32(at + D_NUMBERS))
-                                i = int32(i + 2 * PASS)
-                            mbarrier_arrive(y_empty)
-                            mbarrier_arrive(numbers_0 + uint32(8) * uint32(stage))
-                            stage = int32(stage + 1)
-                            if stage == STAGES:
-                                stage, parity = int32(0), int32(parity ^ 1)
-                            first = int32(first + QUERIES)
-                        first_key = int32(first_key + KEYS)
-                    unit = int32(unit + cuda.gridDim.x)
-        else:
-            consumer_registers()
-            s = cuda.local.array(SCORES, "float32")
-            ds = cuda.local.array(SCORES, "float32")
-            words = cuda.local.array(WORDS, "uint32")
-            ds_words = cuda.local.array(WORDS, "uint32")
-            dk_0 = cuda.local.array(SUMS, "float32")
-            dk_1 = cuda.local.array(SUMS, "float32")
-            dv_0 = cuda.local.array(SUMS, "float32")
-            dv_1 = cuda.local.array(SUMS, "float32")
-            dk_0_ninth = cuda.local.array(4, "float32")
-            dk_1_ninth = cuda.local.array(4, "float32")
-            dv_0_ninth = cuda.local.array(4, "float32")
-            dv_1_ninth = cuda.local.array(4, "float32")
-            dq = cuda.local.array(DQ, "float32")
-            dq_ninth = cuda.local.array(4, "float32")
-            consumer, thread, lane = int32(warpgroup - 1), int32(t & 127), int32(t & 31)
-            elected = thread == 0
-            c = float32(scale * LOG2_E)
-            parity, k_parity = int32(0), int32(0)
-            owed = False  # whether this thread's stores may still read the other buffer of k and v
-            base_place = int32((base & ADDRESS) >> UNIT)
-            ds_place, zeros = int32(base_place + DS_AT // CHUNK), int32(base_place + ZEROS // CHUNK)
-            # from a tile's start to the consumer's keys, and from a row's start to its columns of dq
-            own_at, own_ninth_at = int32(consumer * (CONSUMER_KEYS * ROW)), int32(
-                NINTH + consumer * (CONSUMER_KEYS * CHUNK))
-            side = int32(consumer * (COLUMNS // 16))
-            # dS of the thread's key in the first 64, of its first query
-            ds_at = int32(DS_AT + (consumer * CONSUMER_KEYS + (thread >> 5) * 16 + (lane >> 2)) * DS_ROW
-                          + (lane >> 2) * CHUNK + (lane & 3) * 4)
-            ds_at_1 = int32(ds_at + ROWS * DS_ROW)
-            own_query = int32((thread >> 5) * 16 + (lane >> 2) + (lane & 1) * 8)  # of dq: see `four_neighbours`
-            own_column = int32(consumer * (COLUMNS // 2) + (lane & 2) * 2)
-            unit = int32(cuda.blockIdx.x)
-            while unit < units:
-                image, head, chunk = place_of(unit, chunks, heads)
-                first_key = int32(chunk * chunk_tiles * KEYS)
-                end = int32(min(int32(T), int32(first_key + chunk_tiles * KEYS)))
-                out_at = (chunk * images + image) * T * dq_row + head * dq_head + own_column
-                fresh = True  # the chunk's first tile of keys finds nothing to add to
-                while first_key < end:
-                    k_at = int32(buffer * BUFFER)
-                    all_place = int32(base_place + k_at // CHUNK)
-                    k_place, k_ninth_place = int32(all_place + own_at // CHUNK), int32(
-                        all_place + own_ninth_at // CHUNK)
-                    k_place_1, k_ninth_place_1 = int32(k_place + ROWS * ROW // CHUNK), int32(k_ninth_place + ROWS)
-                    clear(dk_0, SUMS)
-                    clear(dk_1, SUMS)
-                    clear(dv_0, SUMS)
-                    clear(dv_1, SUMS)
-                    if HS == 72:
-                        clear(dk_0_ninth, 4)
-                        clear(dk_1_ninth, 4)
-                        clear(dv_0_ninth, 4)
-                        clear(dv_1_ninth, 4)
-                    mbarrier_wait(k_full_0 + uint32(8) * uint32(buffer), uint32(k_parity))
-                    first = int32(0)
-                    while first < T:
-                        at = int32(STAGES_AT + stage * STAGE)
-                        q_place = int32(base_place + at // CHUNK)
-                        q_ninth_place = int32(q_place + QUERIES * ROW // CHUNK)
-                        numbers, numbers_at = numbers_0 + uint32(8) * uint32(stage), int32(
-                            at + NUMBERS + (lane & 3) * 8)
-                        mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                        if N == QUERIES:
-                            add_block(HS, N, SIZES, s, ds, words, ds_words, dk_0, dk_0_ninth, dv_0, dv_0_ninth, k_place,
-                                      k_ninth_place, q_place, q_ninth_place, zeros, shared, numbers, parity, numbers_at,
-                                      c, ds_at, 0, True)
-                        else:
-                            query = afresh(int32(0))
-                            while query < QUERIES:
-                                add_block(HS, N, SIZES, s, ds, words, ds_words, dk_0, dk_0_ninth, dv_0, dv_0_ninth,
-                                          k_place, k_ninth_place, int32(q_place + query * (ROW // CHUNK)),
-                                          int32(q_ninth_place + query), zeros, shared, numbers, parity, int32(numbers_at
-                                          + 4 * query), c, ds_at, query >> 3, query == 0)
-                                query = int32(query + N)
-                        if elected and owed:
-                            tma_store_wait_read_0()
-                            mbarrier_arrive(k_empty_0 + uint32(8) * uint32(buffer ^ 1))
-                        owed = False
-                        if N == QUERIES:
-                            add_block(HS, N, SIZES, s, ds, words, ds_words, dk_1, dk_1_ninth, dv_1, dv_1_ninth,
-                                      k_place_1, k_ninth_place_1, q_place, q_ninth_place, zeros, shared, numbers,
-                                      parity, numbers_at, c, ds_at_1, 0, False)
-                        else:
-                            query = afresh(int32(0))
-                            while query < QUERIES:
-                                add_block(HS, N, SIZES, s, ds, words, ds_words, dk_1, dk_1_ninth, dv_1, dv_1_ninth,
-                                          k_place_1, k_ninth_place_1, int32(q_place + query * (ROW // CHUNK)),
-                                          int32(q_ninth_place + query), zeros, shared, numbers, parity, int32(numbers_at
-                                          + 4 * query), c, ds_at_1, query >> 3, False)
-                                query = int32(query + N)
-
-                        # dq, of which each consumer has half of the columns; the last eight of 72 are the second's
-                        fence_proxy_async()
-                        bar_sync(uint32(DS_COMPLETE), uint32(CONSUMERS))
-                        wgmma_fence()
-                        keys = uint32(afresh(all_place))
-                        multiply_keys(HS, dq, uint32(afresh(ds_place)), keys + uint32(side))
-                        wgmma_commit()
-                        wait_for_dq(HS, dq)
-                        if elected:
-                            mbarrier_arrive(empty_0 + uint32(8) * uint32(stage))
-                        query = int32(first + own_query)
-                        write_queries(COLUMNS // 2, dq_out, out_at + query * dq_row, query < T, dq, scale, fresh, lane)
-                        if HS == 72 and consumer == 1:
-                            wgmma_fence()
-                            multiply_ninth(dq_ninth, uint32(afresh(ds_place)), keys + uint32(NINTH // CHUNK))
-                            wgmma_commit()
-                            wait_8(dq_ninth)
-                            write_queries(8, dq_out, out_at + query * dq_row + COLUMNS // 2, query < T, dq_ninth, scale,
-                                          fresh, lane)
-                        stage = int32(stage + 1)
-                        if stage == STAGES:
-                            stage, parity = int32(0), int32(parity ^ 1)
-                        first = int32(first + QUERIES)
-                    wait_for_sums(HS, dk_0, dk_0_ninth)
-                    wait_for_sums(HS, dk_1, dk_1_ninth)
-                    wait_for_sums(HS, dv_0, dv_0_ninth)
-                    wait_for_sums(HS, dv_1, dv_1_ninth)
-                    # nobody needs the consumer's rows of v any more, nor, when all have made their dq, those of k
-                    tile, ninth = int32(k_at + own_at), int32(k_at + own_ninth_at)
-                    one = float32(1)
-                    stash(HS, shared, int32(tile + TILE), int32(ninth + TILE), dv_0, dv_0_ninth, one, one)
-                    stash(HS, shared, int32(tile + (TILE + ROWS * ROW)), int32(ninth + (TILE + ROWS * CHUNK)), dv_1,
-                          dv_1_ninth, one, one)
-                    bar_sync(uint32(DS_FREE), uint32(CONSUMERS))
-                    stash(HS, shared, tile, ninth, dk_0, dk_0_ninth, scale, scale)
-                    stash(HS, shared, int32(tile + ROWS * ROW), int32(ninth + ROWS * CHUNK), dk_1, dk_1_ninth, scale,
-                          scale)
-                    fence_proxy_async()
-                    bar_sync(uint32(OWN + warpgroup), uint32(128))
-                    row = int32(first_key + consumer * CONSUMER_KEYS)
-                    if elected and row < T:
-                        column = int32(head * head_step + part)
-                        k, k_ninth = base + uint32(tile), base + uint32(ninth)
-                        write_tile(HS, k, k_ninth, map_out, map_out_ninth, column, row, image)
-                        write_tile(HS, k + uint32(TILE), k_ninth + uint32(TILE), map_out, map_out_ninth,
-                                   int32(column + part), row, image)
-                        tma_store_commit()
-                    owed = True
-                    buffer = int32(buffer ^ 1)
-                    if buffer == 0:
-                        k_parity = int32(k_parity ^ 1)
-                    first_key = int32(first_key + KEYS)
-                    fresh = False
-                unit = int32(unit + cuda.gridDim.x)
-            if elected:
-                tma_store_wait_0()
-
-    kernel.__name__ = kernel.__qualname__ = f"flash_attention_backward_kernel_v5_{HS}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 1))
+            produce(maps, rings, p)
+        elif t >= WARP and t < 3 * WARP:
+            make_numbers(shared, logsumexp, rings, p)
+    else:
+        consumer_registers()
+        r = Registers(cuda.local.array(SCORES, "float32"), cuda.local.array(SCORES, "float32"),
+                      cuda.local.array(WORDS, "uint32"), cuda.local.array(WORDS, "uint32"),
+                      cuda.local.array(DQ, "float32"), cuda.local.array(4, "float32"))
+        sums_0 = Gradients(cuda.local.array(SUMS, "float32"), cuda.local.array(4, "float32"),
+                           cuda.local.array(SUMS, "float32"), cuda.local.array(4, "float32"))
+        sums_1 = Gradients(cuda.local.array(SUMS, "float32"), cuda.local.array(4, "float32"),
+                           cuda.local.array(SUMS, "float32"), cuda.local.array(4, "float32"))
+        consume(shared, base, r, sums_0, sums_1, rings, maps, dq_out, p)
 
 
-backward_kernels_v5 = {HS: make_backward(HS) for HS in (32, 64, 72)}
+backward_kernels_v5 = {size: specialise(backward, name=f"flash_attention_backward_kernel_v5_{size}",
+                                        launch_bounds=(THREADS, 1), HS=size) for size in (32, 64, 72)}
 
 
 def launch_backward(dy, qkv, y, logsumexp, dqkv, dq, dq_row, dq_head, heads, HS, head_step, part, chunks, chunk_tiles,
@@ -653,7 +771,9 @@ def launch_backward(dy, qkv, y, logsumexp, dqkv, dq, dq_row, dq_head, heads, HS,
     """
     B, T, _ = qkv.shape
     units = B * heads * chunks
-    launch(backward_kernels_v5[HS], min(units, multiprocessors), THREADS, *maps_of(qkv, HS, QUERIES),
-           *maps_of(qkv, HS, KEYS), *maps_of(dy, HS, QUERIES), *maps_of(y, HS, QUERIES),
-           *maps_of(dqkv, HS, CONSUMER_KEYS), logsumexp.reshape(-1), dq, B, T, heads, head_step, part, dq_row, dq_head,
-           chunks, chunk_tiles, units, 1 / math.sqrt(HS), shared=shared_bytes(HS))
+    launch(backward_kernels_v5[HS], min(units, multiprocessors), THREADS,
+           Maps(*maps_of(qkv, HS, QUERIES),
+                *maps_of(qkv, HS, KEYS), *maps_of(dy, HS, QUERIES), *maps_of(y, HS, QUERIES),
+                *maps_of(dqkv, HS, CONSUMER_KEYS)), logsumexp.reshape(-1), dq,
+           Problem(B, T, heads, head_step, part, dq_row, dq_head, chunks, chunk_tiles, units, 1 / math.sqrt(HS)),
+           shared=shared_bytes(HS))

@@ -1,10 +1,10 @@
-"""Flash attention forward, rung 5: Hopper's wgmma, fed by the copy engine (sm_90a).
+"""Flash attention forward, rung 5: Hopper's wgmma, fed by TMA (sm_90a).
 
 WHAT IS NEW, AND WHY IT PAYS
     wgmma multiplies 64 queries by 128 keys straight from shared memory, where rung 3 gives 64 times as many mma.sync
     and loads fragments for them. Its sums lie in the registers as those of mma.sync do, so that probabilities, packed,
     are again the left side of the next product (fragments.py).
-    One thread, of a warpgroup that else does nothing, asks the copy engine for q, k and v (hopper_tiles.py): for the
+    One thread, of a warpgroup that else does nothing, asks TMA for q, k and v (hopper_tiles.py): for the
     next tiles, and for the next head, while this one is computed. With 256 tokens, as image models have them, memory is
     what limits this kernel, and it must never rest.
     Each of two consumers has 64 queries. While one computes a softmax the other multiplies. And within one: the scores
@@ -27,18 +27,24 @@ READ NEXT
     backward_hopper.py
 """
 import math
+from typing import NamedTuple
 
 from ...device import cuda, float32, int32, launch, uint32
 from ...device.approximate import power_of_two
-from ...device.mbarrier import (
-    bar_sync,
-    fence_barrier_init,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
-    smem_u32,
+from ...device.mbarrier import bar_sync, fence_barrier_init, smem_u32
+from ...device.pipeline import (
+    advance,
+    barrier_at,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_ring,
+    make_ring,
+    producer_acquire,
+    producer_start,
+    stage_at,
 )
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import store_word
 from ...device.tma import fence_proxy_async, tma_prefetch, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
 from ...device.wgmma import (
@@ -74,8 +80,8 @@ QUERIES = 2 * ROWS
 KEYS = 128  # of a tile
 N = KEYS // 8  # groups of eight scores side by side
 SCORES, WORDS = KEYS // 2, KEYS // 4  # of a thread
-STAGES = 4
-BARRIERS = 2 * STAGES + 4
+STAGES, BUFFERS = 4, 2  # of k and v, of q
+BARRIERS = 2 * (STAGES + BUFFERS)
 
 wgmma_scores = make_wgmma(KEYS)
 wgmma_values_8, wgmma_values_32, wgmma_values_64 = (make_wgmma_a_registers(n, transpose_b=True) for n in (8, 32, 64))
@@ -164,172 +170,227 @@ def place_of(unit, tiles, heads):
 
 def shared_bytes(HS):
     """Stages of k and v, two buffers of q, and the zeros behind a ninth part."""
-    return STAGES * 2 * tile_bytes(HS, KEYS) + 2 * tile_bytes(HS, QUERIES) + (CHUNK * KEYS if HS == 72 else 0)
+    return STAGES * 2 * tile_bytes(HS, KEYS) + BUFFERS * tile_bytes(HS, QUERIES) + (CHUNK * KEYS if HS == 72 else 0)
 
 
-def make_forward(HS):
-    """The kernel for one head size."""
-    ROW, COLUMNS, OUTPUTS = row_bytes(HS), min(HS, 64), min(HS, 64) // 2
-    TILE, Q_TILE = tile_bytes(HS, KEYS), tile_bytes(HS, QUERIES)
-    STAGE = 2 * TILE  # k, then v
-    Q_FIRST = STAGES * STAGE  # bytes from the start of shared memory
-    ZEROS = Q_FIRST + 2 * Q_TILE
-    NINTH, Q_NINTH = KEYS * ROW, QUERIES * ROW  # within a tile
-    ZERO_WORDS = CHUNK * KEYS // 4
+class Problem(NamedTuple):
+    """T: tokens; head_step: columns from a head to the next; part: from q's to k's and v's; tiles: of queries."""
 
-    def kernel(map_q, map_q_ninth, map_y, map_y_ninth, logsumexp, T, heads, head_step, part, tiles, units, scale):
-        shared = cuda.shared.array(0, "uint8", alignment=1024)
-        barriers = cuda.shared.array(BARRIERS, "uint64")
-        base, full_0 = smem_u32(shared), smem_u32(barriers)
-        empty_0, q_full_0 = full_0 + uint32(8 * STAGES), full_0 + uint32(16 * STAGES)
-        q_empty_0 = q_full_0 + uint32(16)
-        t = int32(cuda.threadIdx.x)
-        warpgroup = int32(t >> 7)
-        if t == 0:
-            for s in range(STAGES):
-                mbarrier_init(full_0 + uint32(8 * s), uint32(1))
-                mbarrier_init(empty_0 + uint32(8 * s), uint32(2))
-            for s in range(2):
-                mbarrier_init(q_full_0 + uint32(8 * s), uint32(1))
-                mbarrier_init(q_empty_0 + uint32(8 * s), uint32(2))
-            fence_barrier_init()
-            tma_prefetch(map_q)
-            tma_prefetch(map_y)
-        if HS == 72:
-            for i in range((ZERO_WORDS + THREADS - 1) // THREADS):
-                if t + i * THREADS < ZERO_WORDS:
-                    store_word(shared, int32(ZEROS + (t + i * THREADS) * 4), uint32(0))
-            fence_proxy_async()
-        cuda.syncthreads()
-        stage, buffer, unit = int32(0), int32(0), int32(cuda.blockIdx.x)
-        if warpgroup == 0:
-            producer_registers()
-            if t == 0:
-                parity, q_parity = int32(1), int32(1)  # fresh barriers let the first round through
-                while unit < units:
-                    image, head, tile = place_of(unit, tiles, heads)
-                    column = int32(head * head_step)
-                    q_full = q_full_0 + uint32(8) * uint32(buffer)
-                    mbarrier_wait(q_empty_0 + uint32(8) * uint32(buffer), uint32(q_parity))
-                    mbarrier_expect_tx(q_full, uint32(Q_TILE))
-                    fetch_tile(HS, QUERIES, base + uint32(Q_FIRST) + uint32(buffer) * uint32(Q_TILE), map_q,
-                               map_q_ninth, q_full, column, int32(tile * QUERIES), image)
-                    buffer = int32(buffer ^ 1)
-                    if buffer == 0:
-                        q_parity = int32(q_parity ^ 1)
-                    first = int32(0)
-                    while first < T:
-                        full, k = full_0 + uint32(8) * uint32(stage), base + uint32(stage) * uint32(STAGE)
-                        mbarrier_wait(empty_0 + uint32(8) * uint32(stage), uint32(parity))
-                        mbarrier_expect_tx(full, uint32(STAGE))
-                        fetch_tile(HS, KEYS, k, map_q, map_q_ninth, full, int32(column + part), first, image)
-                        fetch_tile(HS, KEYS, k + uint32(TILE), map_q, map_q_ninth, full, int32(column + 2 * part),
-                                   first, image)
-                        stage = int32(stage + 1)
-                        if stage == STAGES:
-                            stage, parity = int32(0), int32(parity ^ 1)
-                        first = int32(first + KEYS)
-                    unit = int32(unit + cuda.gridDim.x)
-        else:
-            consumer_registers()
-            s = cuda.local.array(SCORES, "float32")
-            o = cuda.local.array(OUTPUTS, "float32")
-            o_ninth = cuda.local.array(4, "float32")
-            words = cuda.local.array(WORDS, "uint32")
-            largest = cuda.local.array(2, "float32")
-            l = cuda.local.array(2, "float32")
-            consumer, thread, lane = int32(warpgroup - 1), int32(t & 127), int32(t & 31)
-            elected, zeros = thread == 0, base + uint32(ZEROS)
-            c = float32(scale * LOG2_E)
-            parity, q_parity = int32(0), int32(0)
-            while unit < units:
-                image, head, tile = place_of(unit, tiles, heads)
-                q_at = int32(Q_FIRST + buffer * Q_TILE + consumer * (ROWS * ROW))  # bytes from the start
-                q_ninth_at = int32(Q_FIRST + buffer * Q_TILE + (Q_NINTH + consumer * (ROWS * CHUNK)))
-                q, q_ninth = base + uint32(q_at), base + uint32(q_ninth_at)
-                clear(o, OUTPUTS)
-                clear(o_ninth, 4)
-                largest[0], largest[1], l[0], l[1] = LOWEST, LOWEST, float32(0), float32(0)
+    T: int
+    heads: int
+    head_step: int
+    part: int
+    tiles: int
+    units: int
+    scale: float
 
-                mbarrier_wait(q_full_0 + uint32(8) * uint32(buffer), uint32(q_parity))
-                mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                k = base + uint32(stage) * uint32(STAGE)
-                wgmma_fence()
-                multiply_rows(HS, s, q, q_ninth, k, k + uint32(NINTH), zeros)
-                wgmma_commit()
-                wait_scores(s)
-                if T < KEYS:
-                    hide_keys(s, 1, N, T, lane)
-                probabilities(s, largest, l, c)
-                pack_all(words, s)
-                first = int32(KEYS)
-                while first < T:
-                    v, v_stage = k + uint32(TILE), stage
-                    stage = int32(stage + 1)
-                    if stage == STAGES:
-                        stage, parity = int32(0), int32(parity ^ 1)
-                    if first == KEYS:  # later ones have been waited for below
-                        mbarrier_wait(full_0 + uint32(8) * uint32(stage), uint32(parity))
-                    k = base + uint32(stage) * uint32(STAGE)
-                    wgmma_fence()
-                    multiply_rows(HS, s, q, q_ninth, k, k + uint32(NINTH), zeros)
-                    wgmma_commit()
-                    add_values(HS, o, o_ninth, words, v, v + uint32(NINTH))
-                    wgmma_commit()
-                    wait_scores_1(s)
-                    if T - first < KEYS:
-                        hide_keys(s, 1, N, int32(T - first), lane)
-                    shrink_0, shrink_1 = probabilities(s, largest, l, c)
-                    first = int32(first + KEYS)
-                    if first < T:  # here, so that ptxas cannot put the wait for the outputs before the softmax
-                        ahead = int32(stage + 1) if stage + 1 < STAGES else int32(0)
-                        mbarrier_wait(full_0 + uint32(8) * uint32(ahead), uint32(parity if ahead > 0 else parity ^ 1))
-                    wait_for_outputs(HS, o, o_ninth)
-                    if elected:
-                        mbarrier_arrive(empty_0 + uint32(8) * uint32(v_stage))
-                    scale_rows(o, COLUMNS, shrink_0, shrink_1)
-                    scale_rows(o_ninth, HS - COLUMNS, shrink_0, shrink_1)
-                    pack_all(words, s)
-                wgmma_fence()
-                add_values(HS, o, o_ninth, words, k + uint32(TILE), k + uint32(TILE + NINTH))
-                wgmma_commit()
-                above, below = sum_of_row(l[0]), sum_of_row(l[1])
-                query = int32(tile * QUERIES + consumer * ROWS + (thread >> 5) * 16 + (lane >> 2))
-                rows_at = (image * heads + head) * T
-                if lane & 3 == 0 and query < T:
-                    logsumexp[rows_at + query] = scale * largest[0] + LN_2 * math.log2(above)
-                if lane & 3 == 0 and query + 8 < T:
-                    logsumexp[rows_at + query + 8] = scale * largest[1] + LN_2 * math.log2(below)
-                wait_for_outputs(HS, o, o_ninth)
-                if elected:
-                    mbarrier_arrive(empty_0 + uint32(8) * uint32(stage))
-                stage = int32(stage + 1)
-                if stage == STAGES:
-                    stage, parity = int32(0), int32(parity ^ 1)
 
-                # nobody needs the consumer's rows of q any more: they take the outputs on their way
-                stash(HS, shared, q_at, q_ninth_at, o, o_ninth, float32(1) / above, float32(1) / below)
-                fence_proxy_async()
-                bar_sync(uint32(warpgroup), uint32(128))
-                if elected:
-                    row = int32(tile * QUERIES + consumer * ROWS)
-                    if row < T:
-                        write_tile(HS, q, q_ninth, map_y, map_y_ninth, int32(head * HS), row, image)
-                        tma_store_commit()
-                        tma_store_wait_read_0()
-                    mbarrier_arrive(q_empty_0 + uint32(8) * uint32(buffer))
-                buffer = int32(buffer ^ 1)
-                if buffer == 0:
-                    q_parity = int32(q_parity ^ 1)
-                unit = int32(unit + cuda.gridDim.x)
+class Registers(NamedTuple):
+    """Of a consumer's thread: scores, outputs, those of a ninth part, P packed; of two queries the largest score, l."""
+
+    s: object
+    o: object
+    o_ninth: object
+    words: object
+    largest: object
+    l: object
+
+
+HS = Constant()  # the head size
+ROW, COLUMNS, OUTPUTS = Constant(row_bytes), Constant(lambda HS: min(HS, 64)), Constant(lambda HS: min(HS, 64) // 2)
+TILE, Q_TILE = Constant(lambda HS: tile_bytes(HS, KEYS)), Constant(lambda HS: tile_bytes(HS, QUERIES))
+STAGE = Constant(lambda TILE: 2 * TILE)  # k, then v
+Q_FIRST = Constant(lambda STAGE: STAGES * STAGE)  # bytes from the start of shared memory
+ZEROS = Constant(lambda Q_FIRST, Q_TILE: Q_FIRST + BUFFERS * Q_TILE)
+NINTH, Q_NINTH = Constant(lambda ROW: KEYS * ROW), Constant(lambda ROW: QUERIES * ROW)  # within a tile
+ZERO_WORDS = CHUNK * KEYS // 4
+
+
+@cuda.jit(device=True, forceinline=True)
+def set_up(shared, keys, queries, map_q, map_y):
+    """All threads: barriers, and the zeros behind ninth parts. A stage is filled by one, and read by two consumers."""
+    t = int32(cuda.threadIdx.x)
+    if t == 0:
+        init_ring(keys, 1, 2)
+        init_ring(queries, 1, 2)
+        fence_barrier_init()
+        tma_prefetch(map_q)
+        tma_prefetch(map_y)
+    if HS == 72:
+        for i in range((ZERO_WORDS + THREADS - 1) // THREADS):
+            if t + i * THREADS < ZERO_WORDS:
+                store_word(shared, int32(ZEROS + (t + i * THREADS) * 4), uint32(0))
+        fence_proxy_async()
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True, forceinline=True)
+def produce(map_q, map_q_ninth, keys, queries, p):
+    """The producer, one thread: asks TMA for the queries of each unit and for all tiles of keys and values.
+
+    It waits for a stage until both consumers have released it: so it is up to four tiles, and one unit, ahead.
+    """
+    stage, parity = producer_start()
+    buffer, q_parity = producer_start()
+    unit = int32(cuda.blockIdx.x)
+    while unit < p.units:
+        image, head, tile = place_of(unit, p.tiles, p.heads)
+        column = int32(head * p.head_step)
+        full = producer_acquire(queries, buffer, q_parity, Q_TILE)
+        fetch_tile(HS, QUERIES, stage_at(queries, buffer), map_q, map_q_ninth, full, column, int32(tile * QUERIES),
+                   image)
+        buffer, q_parity = advance(queries, buffer, q_parity)
+        first = int32(0)
+        while first < p.T:
+            full, k = producer_acquire(keys, stage, parity, STAGE), stage_at(keys, stage)
+            fetch_tile(HS, KEYS, k, map_q, map_q_ninth, full, int32(column + p.part), first, image)
+            fetch_tile(HS, KEYS, k + uint32(TILE), map_q, map_q_ninth, full, int32(column + 2 * p.part), first, image)
+            stage, parity = advance(keys, stage, parity)
+            first = int32(first + KEYS)
+        unit = int32(unit + cuda.gridDim.x)
+
+
+@cuda.jit(device=True, forceinline=True)
+def first_scores(r, q, q_ninth, k, zeros, T, c):
+    """P of the unit's first tile of keys, packed; the maxima and l of the thread's two queries."""
+    wgmma_fence()
+    multiply_rows(HS, r.s, q, q_ninth, k, k + uint32(NINTH), zeros)
+    wgmma_commit()
+    wait_scores(r.s)
+    if T < KEYS:
+        hide_keys(r.s, 1, N, T, int32(cuda.threadIdx.x & 31))
+    probabilities(r.s, r.largest, r.l, c)
+    pack_all(r.words, r.s)
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
+    """One round of the main loop: the scores of a tile at k, of whose keys `left` exist, and with them under way the
+    outputs of the tile before, whose P is packed and whose values lie at v. Returns what scales its outputs.
+
+    ahead, ahead_parity: the stage after this one, whose coming is awaited here if it has keys
+    """
+    wgmma_fence()
+    multiply_rows(HS, r.s, q, q_ninth, k, k + uint32(NINTH), zeros)
+    wgmma_commit()
+    add_values(HS, r.o, r.o_ninth, r.words, v, v + uint32(NINTH))
+    wgmma_commit()
+    wait_scores_1(r.s)
+    if left < KEYS:
+        hide_keys(r.s, 1, N, left, int32(cuda.threadIdx.x & 31))
+    shrink_0, shrink_1 = probabilities(r.s, r.largest, r.l, c)
+    if left > KEYS:  # here, so that ptxas cannot put the wait for the outputs before the softmax
+        consumer_wait(keys, ahead, ahead_parity)
+    wait_for_outputs(HS, r.o, r.o_ninth)
+    return shrink_0, shrink_1
+
+
+@cuda.jit(device=True, forceinline=True)
+def last_outputs(r, k, logsumexp, query, rows_at, p):
+    """The outputs of the unit's last tile, at k, and log l of the thread's queries; returns the sums of their rows."""
+    lane = int32(cuda.threadIdx.x & 31)
+    wgmma_fence()
+    add_values(HS, r.o, r.o_ninth, r.words, k + uint32(TILE), k + uint32(TILE + NINTH))
+    wgmma_commit()
+    above, below = sum_of_row(r.l[0]), sum_of_row(r.l[1])
+    if lane & 3 == 0 and query < p.T:
+        logsumexp[rows_at + query] = p.scale * r.largest[0] + LN_2 * math.log2(above)
+    if lane & 3 == 0 and query + 8 < p.T:
+        logsumexp[rows_at + query + 8] = p.scale * r.largest[1] + LN_2 * math.log2(below)
+    wait_for_outputs(HS, r.o, r.o_ninth)
+    return above, below
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_outputs(shared, base, r, maps, q_at, q_ninth_at, above, below, column, row, image, T):
+    """The epilogue: y of a consumer's 64 queries, by way of their rows of q, which nobody needs any more.
+
+    All threads of the consumer call it; its first starts the store by TMA, and waits until q has been read.
+    """
+    stash(HS, shared, q_at, q_ninth_at, r.o, r.o_ninth, float32(1) / above, float32(1) / below)
+    fence_proxy_async()
+    bar_sync(uint32(int32(cuda.threadIdx.x) >> 7), uint32(128))
+    if int32(cuda.threadIdx.x) & 127 == 0 and row < T:
+        write_tile(HS, base + uint32(q_at), base + uint32(q_ninth_at), maps[0], maps[1], column, row, image)
+        tma_store_commit()
+        tma_store_wait_read_0()
+
+
+@cuda.jit(device=True, forceinline=True)
+def consume(shared, base, r, maps, logsumexp, keys, queries, p):
+    """A consumer, 128 threads: 64 queries of each unit. It waits for q and for tiles, and releases them when read."""
+    t = int32(cuda.threadIdx.x)
+    consumer, thread, lane = int32((t >> 7) - 1), int32(t & 127), int32(t & 31)
+    elected, zeros, c = thread == 0, base + uint32(ZEROS), float32(p.scale * LOG2_E)
+    stage, parity = consumer_start()
+    buffer, q_parity = consumer_start()
+    unit = int32(cuda.blockIdx.x)
+    while unit < p.units:
+        image, head, tile = place_of(unit, p.tiles, p.heads)
+        q_at = int32(Q_FIRST + buffer * Q_TILE + consumer * (ROWS * ROW))  # bytes from the start
+        q_ninth_at = int32(Q_FIRST + buffer * Q_TILE + (Q_NINTH + consumer * (ROWS * CHUNK)))
+        q, q_ninth = base + uint32(q_at), base + uint32(q_ninth_at)
+        clear(r.o, OUTPUTS)
+        clear(r.o_ninth, 4)
+        r.largest[0], r.largest[1], r.l[0], r.l[1] = LOWEST, LOWEST, float32(0), float32(0)
+
+        consumer_wait(queries, buffer, q_parity)
+        consumer_wait(keys, stage, parity)
+        k = stage_at(keys, stage)
+        first_scores(r, q, q_ninth, k, zeros, p.T, c)
+        first = int32(KEYS)
+        while first < p.T:
+            v, v_stage = k + uint32(TILE), stage
+            stage, parity = advance(keys, stage, parity)
+            if first == KEYS:  # later ones have been waited for in the round before
+                consumer_wait(keys, stage, parity)
+            k = stage_at(keys, stage)
+            ahead, ahead_parity = advance(keys, stage, parity)
+            shrink_0, shrink_1 = add_tile(r, q, q_ninth, k, v, zeros, int32(p.T - first), c, keys, ahead, ahead_parity)
+            first = int32(first + KEYS)
             if elected:
-                tma_store_wait_0()
+                consumer_release(keys, v_stage)
+            scale_rows(r.o, COLUMNS, shrink_0, shrink_1)
+            scale_rows(r.o_ninth, HS - COLUMNS, shrink_0, shrink_1)
+            pack_all(r.words, r.s)
 
-    kernel.__name__ = kernel.__qualname__ = f"flash_attention_forward_kernel_v5_{HS}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 1))
+        row = int32(tile * QUERIES + consumer * ROWS)
+        query = int32(row + (thread >> 5) * 16 + (lane >> 2))
+        above, below = last_outputs(r, k, logsumexp, query, (image * p.heads + head) * p.T, p)
+        if elected:
+            consumer_release(keys, stage)
+        stage, parity = advance(keys, stage, parity)
+        write_outputs(shared, base, r, maps, q_at, q_ninth_at, above, below, int32(head * HS), row, image, p.T)
+        if elected:
+            consumer_release(queries, buffer)
+        buffer, q_parity = advance(queries, buffer, q_parity)
+        unit = int32(unit + cuda.gridDim.x)
+    if elected:
+        tma_store_wait_0()
 
 
-forward_kernels_v5 = {HS: make_forward(HS) for HS in (32, 64, 72)}
+def forward(map_q, map_q_ninth, map_y, map_y_ninth, logsumexp, p):
+    """y, and logsumexp (B, heads, T), of qkv; map_q: of qkv, map_y: of y, as `maps_of` makes them; p: a `Problem`."""
+    shared = cuda.shared.array(0, "uint8", alignment=1024)
+    barriers = cuda.shared.array(BARRIERS, "uint64")
+    base, first_barrier = smem_u32(shared), smem_u32(barriers)
+    keys = make_ring(base, STAGE, STAGES, first_barrier)
+    queries = make_ring(base + uint32(Q_FIRST), Q_TILE, BUFFERS, barrier_at(first_barrier, 2 * STAGES))
+    set_up(shared, keys, queries, map_q, map_y)
+    if int32(cuda.threadIdx.x) >> 7 == 0:
+        producer_registers()
+        if int32(cuda.threadIdx.x) == 0:
+            produce(map_q, map_q_ninth, keys, queries, p)
+    else:
+        consumer_registers()
+        r = Registers(cuda.local.array(SCORES, "float32"), cuda.local.array(OUTPUTS, "float32"),
+                      cuda.local.array(4, "float32"), cuda.local.array(WORDS, "uint32"),
+                      cuda.local.array(2, "float32"), cuda.local.array(2, "float32"))
+        consume(shared, base, r, (map_y, map_y_ninth), logsumexp, keys, queries, p)
+
+
+forward_kernels_v5 = {size: specialise(forward, name=f"flash_attention_forward_kernel_v5_{size}",
+                                       launch_bounds=(THREADS, 1), HS=size) for size in (32, 64, 72)}
 
 
 def launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessors):
@@ -338,5 +399,5 @@ def launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessor
     tiles = -(-T // QUERIES)
     units = B * heads * tiles
     launch(forward_kernels_v5[HS], min(units, multiprocessors), THREADS, *maps_of(qkv, HS, QUERIES),
-           *maps_of(y, HS, ROWS), logsumexp.reshape(-1), T, heads, head_step, part, tiles, units, 1 / math.sqrt(HS),
-           shared=shared_bytes(HS))
+           *maps_of(y, HS, ROWS), logsumexp.reshape(-1),
+           Problem(T, heads, head_step, part, tiles, units, 1 / math.sqrt(HS)), shared=shared_bytes(HS))

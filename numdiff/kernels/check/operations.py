@@ -142,7 +142,7 @@ def norms_cases():
                 dx = groupnorm.groupnorm_backward(*arguments, residual=residual)
             else:
                 limit = 128 + (P // 16 - near) * 1024 if near else 1 << 17
-                plan = groupnorm_one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, limit, 132, cluster)
+                plan = groupnorm_one_pass.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
                 assert plan.near == near
                 dx = groupnorm_one_pass.one_pass_backward(*arguments, plan, residual)
             return dx, a.dweight, a.dbias

@@ -1,7 +1,7 @@
 """GroupNorm's backward by warps of sixteen channels, a tile's pixels shared by the blocks of a cluster (sm_90).
 
 WHAT IS NEW, AND WHY IT PAYS
-    one_pass_half.py keeps all pixels of its channels in one block's shared memory: 64×64 of sixteen fit, hardly;
+    one_pass_half.py keeps all pixels of its channels in one block's shared memory: 64×64 of sixteen just fit;
     larger images do not, nor 64×64 where groups of six channels make a tile of 48. Two, four or eight blocks, each with
     its part of the image, have room for them and read nothing twice: 130 µs instead of 215 for 64×64×192 with a
     residual, batch 32, on an H100. Where one block is enough, more of them are no faster.
@@ -18,23 +18,11 @@ SOURCE
 READ NEXT
     normalise.py, for arrays whose statistics come with them.
 """
-import types
-
-from ...device import cuda
-from . import one_pass_half as groupnorm_sixteen
-from .one_pass_half import MOST
+from ...device.specialise import specialise
+from .one_pass_half import MAX_THREADS, backward_half
 
 MINIMUM_CAPABILITY = (9, 0)
 BLOCKS = 2, 4, 8  # of a cluster
 
-
-def _copy_with_clusters():
-    """The kernel's text with CLUSTERS set, as a global: Numba's cache on disk cannot tell what a closure holds."""
-    text, name = groupnorm_sixteen.groupnorm_backward_sixteen.py_func, "groupnorm_backward_clusters"
-    function = types.FunctionType(text.__code__, {**vars(groupnorm_sixteen), "CLUSTERS": True, "__name__": __name__},
-                                  name)
-    function.__qualname__ = name
-    return cuda.jit(function, launch_bounds=MOST)
-
-
-groupnorm_backward_clusters = _copy_with_clusters()
+groupnorm_backward_clusters = specialise(backward_half, name="groupnorm_backward_clusters", module=__name__,
+                                         launch_bounds=MAX_THREADS, CLUSTERS=True)

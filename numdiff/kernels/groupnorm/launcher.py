@@ -80,8 +80,8 @@ def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, 
                        version=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias`.
 
-    residual: what has arrived for x on other ways, like dx, which is added to it; None: nothing has. For a `Pair` x dx
-        is one, too.
+    residual: the gradient of x from the other branches of the graph, like dx, to which it is added; None: there is
+        none. For a `Pair` x dx is one, too.
     """
     B, P, C, chosen, plan = _check(x, weight, bias, groups, version, dy)
     if residual is not None and (tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype):

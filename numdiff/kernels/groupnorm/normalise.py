@@ -31,6 +31,7 @@ READ NEXT
     conv2d/hopper.py, which leaves the statistics.
 """
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from ..any_batch import assumed
 from ..common import divide
 from ..concat import Pair, parts_of
 from .one_pass_half import ask
-from .vectors import VECTOR, WARP, WARP_BITS, WORDS, lanes_sum, load8, locate, numbers8, one_of, sigmoid, store8
+from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, load8, locate, numbers8, one_of, sigmoid, store8
 
 THREADS = 512
 CHUNK = 8  # pixels of a chunk's side
@@ -66,49 +67,42 @@ def normalise8(y, at, value, scales, shifts, activate):
     store8(y, at, value)
 
 
+class StreamCut(NamedTuple):
+    """chunks, chunks_2: statistics of a sample of x's parts; pixels: of a block; team: lanes that join a group's
+    statistics, a power of two."""
+
+    chunks: int
+    chunks_2: int
+    pixels: int
+    team: int
+
+
+class Places(NamedTuple):
+    """Where in `sums` (registers are short) weight and bias lie, and the groups' means and rstd: behind two numbers of
+    each thread."""
+
+    weights: int
+    biases: int
+    averages: int
+    roots: int
+
+
 @cuda.jit(device=True, forceinline=True)
-def known_mean(known, known_2, b, pair, seam, pairs, chunks, chunks_2):
+def known_mean(known, b, pair, seam, pairs, chunks, chunks_2):
     """The mean of a pair of channels over the first chunk of sample b; the first array has `seam` of all pairs."""
     after = int32(pair - seam)
-    return known[2 * b * chunks * seam + pair] if after < 0 else known_2[2 * b * chunks_2 * (pairs - seam) + after]
+    return known.a[2 * b * chunks * seam + pair] if after < 0 else known.b[2 * b * chunks_2 * (pairs - seam) + after]
 
 
-@cuda.jit(launch_bounds=(THREADS, 2))
-def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, rstd, P, C, seam, width, chunks,
-                                chunks_2, pixels, team, eps, activate):
-    """known, known_2: the statistics of x and x_2, of `chunks` and `chunks_2` a sample; pixels: of a block; team: lanes
-    that join a group's, a power of two."""
-    sums = cuda.shared.array(0, float32, alignment=16)
-    value = cuda.local.array(VECTOR, float32)
-    scales = cuda.local.array(VECTOR, float32)
-    shifts = cuda.local.array(VECTOR, float32)
-    words_0 = cuda.local.array(WORDS, uint32)
-    words_1 = cuda.local.array(WORDS, uint32)
-    words_2 = cuda.local.array(WORDS, uint32)
-    words_3 = cuda.local.array(WORDS, uint32)
-    lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
-    row, b, threads = int32(cuda.threadIdx.y), int32(cuda.blockIdx.y), int32(lanes * rows)
-    t = int32(row * lanes + cuda.threadIdx.x)
-    lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
-    c, groups = int32(VECTOR * cuda.threadIdx.x), divide(C, width)[0]
-    weights, biases = int32(2 * threads), int32(2 * threads + C)  # where in `sums` they are: registers are short
-    averages, roots = int32(biases + C), int32(biases + C + groups)  # means and rstd of the groups
-    p, end = int32(cuda.blockIdx.x * pixels + row), int32(min((cuda.blockIdx.x + 1) * pixels, P))
-    beyond, i, step = locate(c, p, b, P, C, seam, rows)
-    ask(one_of(beyond, x, x_2), p, end, rows, i, step, (words_0, words_1, words_2, words_3))
+@cuda.jit(device=True, forceinline=True)
+def sum_chunks(part, at, turn, columns, n, slices, chunks, origin):
+    """The sums of d, and of d² + variance, of one pair of channels in every `slices`-th chunk from the n-th on; d: a
+    chunk's mean beside `origin`.
 
-    # of one pair of channels, every `slices`-th chunk's statistics, beside the mean of the group's first
-    slices, half = rows // PAIRS_A_THREAD, int32(width >> 1)
-    first, pair = divide(t, C >> 1)
-    group, in_group = divide(pair, half)
-    origin = known_mean(known, known_2, b, group * half, seam >> 1, C >> 1, chunks, chunks_2)
-    after = int32(pair - (seam >> 1))
-    part, own_chunks = one_of(after, known, known_2), chunks if after < 0 else chunks_2
-    columns, column = (int32(seam >> 1), pair) if after < 0 else (int32((C - seam) >> 1), after)
-    at, turn = int32((b * own_chunks + first) * 2 * columns + column), int32(2 * columns * slices)
-    own_weight, own_bias = weight[min(t, C - 1)], bias[min(t, C - 1)]
-    total, squares, n = float32(0), float32(0), first
-    while n + 3 * slices < own_chunks:  # four at once: each takes its time
+    part: the statistics (B, chunks, 2, columns), at: of the n-th chunk's mean; `turn` elements further is the next
+    """
+    total, squares = float32(0), float32(0)
+    while n + 3 * slices < chunks:  # four at once: each takes its time
         d_0, d_1 = part[at] - origin, part[at + turn] - origin
         d_2, d_3 = part[at + 2 * turn] - origin, part[at + 3 * turn] - origin
         at += columns
@@ -116,25 +110,17 @@ def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, r
         total += (d_0 + d_1) + (d_2 + d_3)
         squares += (d_0 * d_0 + d_1 * d_1) + (d_2 * d_2 + d_3 * d_3) + within
         n, at = int32(n + 4 * slices), int32(at - columns + 4 * turn)
-    while n < own_chunks:
+    while n < chunks:
         d = part[at] - origin
         total += d
         squares += d * d + part[at + columns]
         n, at = int32(n + slices), int32(at + turn)
-    share = float32(1) / (float32(own_chunks) * float32(half))
-    sums[pair * slices + first], sums[threads + pair * slices + first] = total * share, squares * share
-    if first == 0 and in_group == 0:
-        sums[averages + group] = origin
-    n = t
-    while n < C:
-        sums[weights + n], sums[biases + n] = own_weight, own_bias
-        n += threads
-        if n < C:
-            own_weight, own_bias = weight[n], bias[n]
-    cuda.syncthreads()
+    return total, squares
 
-    # of a group, what its threads brought: `team` lanes add it
-    count = int32(slices * half)
+
+@cuda.jit(device=True, forceinline=True)
+def join_groups(sums, places, t, lane, warp, threads, groups, count, team, eps):
+    """The groups' means and rstd, to `places`, from what the `count` threads of each brought: `team` lanes add it."""
     of_warp, group = int32(warp * divide(WARP, team)[0]), divide(t, team)[0]  # the first group of a warp; a lane's
     while of_warp < groups:
         total, squares, e = float32(0), float32(0), int32(lane & (team - 1))
@@ -144,25 +130,31 @@ def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, r
             e += team
         total, squares = lanes_sum(total, team), lanes_sum(squares, team)
         if lane & (team - 1) == 0 and group < groups:
-            sums[averages + group] += total
-            sums[roots + group] = float32(1) / math.sqrt(max(squares - total * total, float32(0)) + eps)
+            sums[places.averages + group] += total
+            sums[places.roots + group] = float32(1) / math.sqrt(max(squares - total * total, float32(0)) + eps)
         of_warp, group = int32(of_warp + divide(threads, team)[0]), int32(group + divide(threads, team)[0])
-    cuda.syncthreads()
 
-    load8(sums, weights + c, scales)
-    load8(sums, biases + c, shifts)
+
+@cuda.jit(device=True, forceinline=True)
+def load_affine(sums, places, c, width, scales, shifts):
+    """z = x · scale + shift for the eight channels from c on, the mean in the shift."""
+    load8(sums, places.weights + c, scales)
+    load8(sums, places.biases + c, shifts)
     group, before = divide(c, width)
     left = int32(width - before)  # channels of this group from here on
     for k in range(VECTOR):
-        scales[k] *= sums[roots + group]
-        shifts[k] -= sums[averages + group] * scales[k]
+        scales[k] *= sums[places.roots + group]
+        shifts[k] -= sums[places.averages + group] * scales[k]
         left -= int32(1)
         if left == 0:
             group, left = int32(group + 1), int32(width)
-    c = afresh(c)  # what follows from it is computed again: kept, it would take ten registers
-    beyond, i, step = locate(c, p, b, P, C, seam, rows)
-    _, i_y, step_y = locate(c, p, b, P, C, C, rows)
-    part_x = one_of(beyond, x, x_2)
+
+
+@cuda.jit(device=True, forceinline=True)
+def stream(x, y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, activate):
+    """The epilogue: write y of this thread's next four pixels, which have been asked for, ask for the next, and on."""
+    value = cuda.local.array(VECTOR, float32)
+    words_0, words_1, words_2, words_3 = words
     while p < end:
         numbers8(x, words_0, value)
         normalise8(y, i_y, value, scales, shifts, activate)
@@ -176,11 +168,64 @@ def groupnorm_forward_kernel_v4(x, x_2, known, known_2, weight, bias, y, mean, r
             numbers8(x, words_3, value)
             normalise8(y, i_y + 3 * step_y, value, scales, shifts, activate)
         p, i, i_y = int32(p + 4 * rows), i + 4 * step, i_y + 4 * step_y
-        ask(part_x, p, end, rows, i, step, (words_0, words_1, words_2, words_3))
+        ask(x, p, end, rows, i, step, words)
+
+
+@cuda.jit(launch_bounds=(THREADS, 2))
+def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cut, eps, activate):
+    """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array; known: the statistics of its parts."""
+    sums = cuda.shared.array(0, float32, alignment=16)
+    scales = cuda.local.array(VECTOR, float32)
+    shifts = cuda.local.array(VECTOR, float32)
+    words = (cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
+             cuda.local.array(WORDS, uint32))
+    P, C, seam, width = shape
+    lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
+    row, b, threads = int32(cuda.threadIdx.y), int32(cuda.blockIdx.y), int32(lanes * rows)
+    t = int32(row * lanes + cuda.threadIdx.x)
+    lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
+    c, groups = int32(VECTOR * cuda.threadIdx.x), divide(C, width)[0]
+    places = Places(int32(2 * threads), int32(2 * threads + C), int32(2 * threads + C + C),
+                    int32(2 * threads + C + C + groups))
+    p, end = int32(cuda.blockIdx.x * cut.pixels + row), int32(min((cuda.blockIdx.x + 1) * cut.pixels, P))
+    beyond, i, step = locate(c, p, b, P, C, seam, rows)
+    ask(one_of(beyond, x.a, x.b), p, end, rows, i, step, words)
+
+    # of one pair of channels, every `slices`-th chunk's statistics, beside the mean of the group's first
+    slices = rows // PAIRS_A_THREAD
+    half = int32(width >> 1)
+    first, pair = divide(t, C >> 1)
+    group, in_group = divide(pair, half)
+    origin = known_mean(known, b, group * half, seam >> 1, C >> 1, cut.chunks, cut.chunks_2)
+    after = int32(pair - (seam >> 1))
+    part, chunks = one_of(after, known.a, known.b), cut.chunks if after < 0 else cut.chunks_2
+    columns, column = (int32(seam >> 1), pair) if after < 0 else (int32((C - seam) >> 1), after)
+    at, turn = int32((b * chunks + first) * 2 * columns + column), int32(2 * columns * slices)
+    own_weight, own_bias = weight[min(t, C - 1)], bias[min(t, C - 1)]
+    total, squares = sum_chunks(part, at, turn, columns, first, slices, chunks, origin)
+    share = float32(1) / (float32(chunks) * float32(half))
+    sums[pair * slices + first], sums[threads + pair * slices + first] = total * share, squares * share
+    if first == 0 and in_group == 0:
+        sums[places.averages + group] = origin
+    n = t
+    while n < C:
+        sums[places.weights + n], sums[places.biases + n] = own_weight, own_bias
+        n += threads
+        if n < C:
+            own_weight, own_bias = weight[n], bias[n]
+    cuda.syncthreads()
+    join_groups(sums, places, t, lane, warp, threads, groups, int32(slices * half), cut.team, eps)
+    cuda.syncthreads()
+
+    load_affine(sums, places, c, width, scales, shifts)
+    c = afresh(c)  # what follows from it is computed again: kept, it would take ten registers
+    beyond, i, step = locate(c, p, b, P, C, seam, rows)
+    _, i_y, step_y = locate(c, p, b, P, C, C, rows)
+    stream(one_of(beyond, x.a, x.b), y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, activate)
     if cuda.blockIdx.x == 0:
         n = t
         while n < groups:
-            mean[b * groups + n], rstd[b * groups + n] = sums[averages + n], sums[roots + n]
+            mean[b * groups + n], rstd[b * groups + n] = sums[places.averages + n], sums[places.roots + n]
             n += threads
 
 
@@ -218,8 +263,9 @@ def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
     mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
     rows, turns = block_shape(assumed(B), P, C, first.backend.multiprocessors)
     team = min(WARP, 1 << (rows // PAIRS_A_THREAD * (C // groups // 2) - 1).bit_length())
-    launch(groupnorm_forward_kernel_v4, (-(-P // (rows * turns)), B), (C // VECTOR, rows), first.reshape(-1),
-           second.reshape(-1), known.reshape(-1), known_2.reshape(-1), weight, bias, y.reshape(-1), mean.reshape(-1),
-           rstd.reshape(-1), P, C, seam, C // groups, known.shape[1], known_2.shape[1], rows * turns, team, float(eps),
-           int(silu), shared=8 * (C // VECTOR * rows + C + groups))
+    launch(groupnorm_forward_kernel_v4, (-(-P // (rows * turns)), B), (C // VECTOR, rows),
+           Pair(first.reshape(-1), second.reshape(-1)), Pair(known.reshape(-1), known_2.reshape(-1)), weight, bias,
+           y.reshape(-1), mean.reshape(-1), rstd.reshape(-1), Shape(P, C, seam, C // groups),
+           StreamCut(known.shape[1], known_2.shape[1], rows * turns, team), float(eps), int(silu),
+           shared=8 * (C // VECTOR * rows + C + groups))
     return y, mean, rstd

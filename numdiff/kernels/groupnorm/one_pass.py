@@ -60,7 +60,7 @@ from ..common import divide
 from ..concat import Pair, parts_of
 from . import clusters as groupnorm_clusters
 from .clusters import BLOCKS, groupnorm_backward_clusters
-from .one_pass_half import MOST, NEAR, PART, PIXELS, HalfCut, groupnorm_backward_sixteen
+from .one_pass_half import MAX_NEAR, MAX_THREADS, PART, PIXELS, HalfCut, groupnorm_backward_half
 from .vectors import (
     PARTS,
     THREADS,
@@ -95,7 +95,7 @@ RESERVED = 1 << 10  # bytes of shared memory that the system takes for each bloc
 REGISTERS = 65536  # of a multiprocessor
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 96, 128  # of a thread, as compiled for sm_80 and sm_90a, rounded up
 TEAMS = 16, 8, 5, 4, 3, 2, 1  # warps with the pixels of sixteen channels, where these are taken together
-SIXTEEN_REGISTERS = 96  # which leaves room for five warps in each quarter of a multiprocessor
+HALF_REGISTERS = 96  # which leaves room for five warps in each quarter of a multiprocessor
 COUNTERS = 4096  # more than there are tiles
 
 
@@ -579,7 +579,7 @@ ONE_MULTIPROCESSOR = 34  # what one of them can take, however idle the others ar
 SECTOR = 32  # bytes that memory delivers together
 LAUNCH = 2500  # from the end of one kernel to the start of the next, filling and draining included
 FORWARD_LATENCY, BACKWARD_LATENCY = 2500, 3500  # of a block: first bytes, barriers, last bytes; being counted
-SIXTEEN_LATENCY = 2500  # counted aside
+HALF_LATENCY = 2500  # its warps do not wait for the one that counts
 CLUSTER_LATENCY = 1500  # two barriers of a cluster, and sums from its other blocks
 FORWARD_ELEMENT, BACKWARD_ELEMENT = 0.1, 0.14  # of a multiprocessor's arithmetic: 2ˣ and 1/x, then the rest
 FORWARD_TURN, BACKWARD_TURN = 200, 220  # of a thread with eight channels of a pixel, were it alone
@@ -640,7 +640,7 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
                 shared)
 
 
-def make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors, cluster=1):
+def make_plan_half(B, P, C, width, itemsize, team, limit, multiprocessors, cluster=1):
     """The `Plan` of a backward by one_pass_half.py with `team` warps for 16 channels; None: it does not fit.
 
     cluster: how many blocks share a sample's pixels
@@ -650,19 +650,19 @@ def make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors
         return None
     P //= cluster
     parts, team = tile // PART, min(team, -(-P // PIXELS))
-    if itemsize != 2 or C % tile or (team + 1) * parts * WARP > MOST:
+    if itemsize != 2 or C % tile or (team + 1) * parts * WARP > MAX_THREADS:
         return None
     rows, threads = PIXELS * team, WARP * team * parts
     turns, turn = -(-P // rows), 2 * VECTOR * itemsize * threads
     ring = 4 * (threads + (2 * tile if parts > 1 else 0) + (2 * tile if cluster > 1 else 0))  # bytes
     near = max(0, turns - (limit - ring) // turn)
-    if near > NEAR or near == turns or near and P % rows:
+    if near > MAX_NEAR or near == turns or near and P % rows:
         return None
     kept = turns - near
     shared = ring + kept * turn
-    latency = SIXTEEN_LATENCY + (CLUSTER_LATENCY if cluster > 1 else 0)
+    latency = HALF_LATENCY + (CLUSTER_LATENCY if cluster > 1 else 0)
     ns = forecast(B * (C // tile) * cluster, P, tile, itemsize, 2, 0, turns, 0, shared, threads + WARP * parts, limit,
-                  multiprocessors, True, (SIXTEEN_REGISTERS, latency, BACKWARD_ELEMENT, BACKWARD_TURN))
+                  multiprocessors, True, (HALF_REGISTERS, latency, BACKWARD_ELEMENT, BACKWARD_TURN))
     return Plan(ns, tile, rows, ring // itemsize, P, -(-kept // PARTS) * rows, 0, shared, near, cluster)
 
 
@@ -696,7 +696,7 @@ def choose_plan(B, P, C, width, itemsize, backward, limit=SHARED_LIMIT, multipro
              for tile in tiles for threads in (*FEW_THREADS, THREADS)]
     if backward:
         for cluster in (1, *BLOCKS) if clusters else (1,):  # no more blocks than are needed to keep everything
-            sixteens = [make_plan_of_sixteens(B, P, C, width, itemsize, team, limit, multiprocessors, cluster)
+            sixteens = [make_plan_half(B, P, C, width, itemsize, team, limit, multiprocessors, cluster)
                         for team in TEAMS]
             if any(sixteens):
                 plans += sixteens
@@ -755,7 +755,7 @@ def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, s
     last = int(silu), int(residual is not None)
     if plan.near is not None:
         parts = plan.tile // PART
-        kernel = groupnorm_backward_sixteen if plan.blocks == 1 else groupnorm_backward_clusters
+        kernel = groupnorm_backward_half if plan.blocks == 1 else groupnorm_backward_clusters
         launch(kernel, (C // plan.tile, B, plan.blocks), parts * (2 * plan.rows + WARP), *arguments,
                HalfCut(parts, plan.rows, plan.ring, plan.share, plan.near), *last, shared=plan.shared,
                cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)

@@ -1,17 +1,18 @@
-"""GroupNorm's backward in one pass, float16, by warps of sixteen channels: sums without meetings, counting apart.
+"""GroupNorm's backward in one pass, float16, by warps of sixteen channels: one barrier, and a warp that only counts.
 
 WHAT IS NEW, AND WHY IT PAYS
-    In the one-pass backward for any tile (one_pass.py) nothing travels for half of the time. Here:
-    Sums meet once. A warp has 16 channels of 16 pixels, two threads each, and a thread 16 sums of its own: in four
-    steps threads exchange halves of what they have, 8 + 4 + 2 + 1 shuffles, and lane n is left with the warp's sum
+    In the one-pass backward for any tile (one_pass.py) memory idles for half of the time. Here:
+    Sums are joined once. A warp has 16 channels of 16 pixels, two threads each, and a thread 16 sums of its own: in
+    four steps threads exchange halves of what they have, 8 + 4 + 2 + 1 shuffles, and lane n is left with the warp's sum
     number n: of g · xhat for lanes 0 to 15, of g for the others. Each warp then adds the sums of all warps for itself
     and gets its averages by shuffles: one barrier instead of three, and 2 KiB of shared memory where the threads' sums
     took 32. Where groups do not divide 16, a tile is as many sixteens (`parts`) as whole groups make, and a second
     barrier joins those groups that lie across.
-    Everything stays. With that room 64×64 pixels of x and dy leave only an eighth over, which is kept in registers
+    Everything is kept. With that room 64×64 pixels of x and dy leave only an eighth over, which is kept in registers
     (`near` turns of a thread, one or two): nothing is read twice, and nothing is asked for late.
-    Counting is a warp's own work. Each part has a last warp without pixels: it writes the part's sums, counts them, and
-    if it is the last of all samples' adds these up, lane n column n, while the other warps write dx. Nobody waits.
+    One warp does nothing but count. Each part has a last warp without pixels: it writes the part's sums, counts them,
+    and if it is the last of all samples' adds these up, lane n column n, while the other warps write dx. Nobody
+    waits.
     The residual comes to the L2 cache behind x and dy, which takes no registers, and is asked for four turns at once.
     dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
     From sm_90 on up to eight blocks, a cluster, share a tile's pixels where one has no room for them: after the barrier
@@ -32,6 +33,7 @@ from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
 from ...device.mbarrier import smem_u32
+from ...device.limits import FULL_MASK
 from ...device.specialise import Constant, specialise
 from ..common import divide
 from .vectors import (
@@ -63,9 +65,9 @@ from .vectors import (
 
 PART = 16  # channels: 32 bytes of a pixel, as memory delivers them
 PIXELS = 16  # of a warp: two threads each
-MOST = 640  # threads: with the 96 registers that each needs, a multiprocessor has room for 20 warps
-NEAR = 2  # turns that registers may keep
-EVERYBODY = 0xFFFFFFFF
+MAX_THREADS = 640  # threads: with the 96 registers that each needs, a multiprocessor has room for 20 warps
+MAX_NEAR = 2  # turns that registers may keep
+CLUSTERS = Constant()  # whether the blocks of a cluster share a tile's pixels (clusters.py)
 
 
 class HalfCut(NamedTuple):
@@ -130,7 +132,7 @@ def halve(values, count, bit, lane):
     for k in range(half):
         mine = by_sign(side, values[k], values[half + k])
         other = by_sign(side, values[half + k], values[k])
-        values[k] = mine + cuda.shfl_xor_sync(EVERYBODY, other, bit)
+        values[k] = mine + cuda.shfl_xor_sync(FULL_MASK, other, bit)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -140,7 +142,7 @@ def warp_sum(total_gx, total_g, lane):
     for k in range(VECTOR):
         mine = by_sign(side, total_gx[k], total_g[k])
         other = by_sign(side, total_g[k], total_gx[k])
-        total_gx[k] = mine + cuda.shfl_xor_sync(EVERYBODY, other, 16)
+        total_gx[k] = mine + cuda.shfl_xor_sync(FULL_MASK, other, 16)
     halve(total_gx, 8, 8, lane)
     halve(total_gx, 4, 4, lane)
     halve(total_gx, 2, 2, lane)
@@ -197,9 +199,9 @@ def add_samples(totals, dweight, dbias, channel, is_bias, C, B):
 
 
 @cuda.jit(device=True, forceinline=True)
-def locate_pixels(clusters, c, row, b, P, C, seam, rows):
+def locate_pixels(c, row, b, P, C, seam, rows):
     """`locate` for a row of the pixels that this block of a cluster has."""
-    if not clusters:
+    if not CLUSTERS:
         return locate(c, row, b, P, C, seam, rows)
     mine = afresh(P)  # so that nothing of this is kept
     return locate(c, int32(row + mine * cuda.blockIdx.z), b, int32(mine * cuda.gridDim.z), C, seam, rows)
@@ -354,7 +356,7 @@ def count_part(totals, total, parameters, counters, column, first_channel, lane,
         fence()  # what the warp has written is seen by whoever finds it counted
         before_me = int32(cuda.atomic.inc(counters, first_channel >> 4, uint32(B - 1)))
         fence()  # nothing that is read from here on is older than the count
-    if cuda.shfl_sync(EVERYBODY, before_me, 0) == B - 1:
+    if cuda.shfl_sync(FULL_MASK, before_me, 0) == B - 1:
         cuda.syncwarp()
         add_samples(totals, parameters[0], parameters[1], column.channel, column.is_bias, C, B)
 
@@ -403,12 +405,8 @@ def write_gradients(dx, residual, before, kept, near, factors, cut, me, walk, ad
             ask(residual, p, walk.P, cut.rows, i, walk.step, before)
 
 
-CLUSTERS = False  # in groupnorm_clusters.py's copy of the kernel: True
-
-
-@cuda.jit(launch_bounds=MOST)
-def groupnorm_backward_sixteen(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape, cut,
-                               activate, adds):
+def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape, cut,
+                  activate, adds):
     """As groupnorm_backward_kernel_v3; cut: a `HalfCut`, P of the shape: pixels of a block."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
@@ -425,8 +423,8 @@ def groupnorm_backward_sixteen(dy, x, weight, bias, statistics, residual, dx, to
     me, threads = this_lane(cut), 2 * cut.rows * cut.parts
     first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
     c, b = int32(first_channel + me.in_part), int32(cuda.blockIdx.y)
-    beyond, first, step = locate_pixels(CLUSTERS, c, me.row, b, P, C, seam, cut.rows)
-    _, first_dy, step_dy = locate_pixels(CLUSTERS, c, me.row, b, P, C, C, cut.rows)
+    beyond, first, step = locate_pixels(c, me.row, b, P, C, seam, cut.rows)
+    _, first_dy, step_dy = locate_pixels(c, me.row, b, P, C, C, cut.rows)
     half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)  # in `kept`: from x to dy, to the next pixel
     own = int32(cut.ring + VECTOR * int32(cuda.threadIdx.x))
     walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
@@ -448,7 +446,7 @@ def groupnorm_backward_sixteen(dy, x, weight, bias, statistics, residual, dx, to
         column, total = warp_sum(total_gx, total_g, me.lane)
         sums[WARP * me.warp + column] = total
         # again: kept, they would take six registers
-        beyond, first, step = locate_pixels(CLUSTERS, afresh(c), me.row, b, P, C, seam, cut.rows)
+        beyond, first, step = locate_pixels(afresh(c), me.row, b, P, C, seam, cut.rows)
         if adds:
             ask(one_of(beyond, residual.a, residual.b), me.row, P, cut.rows, first, step, before)
     channel = int32(first_channel + (me.lane & (PART - 1)))  # of sum number `lane`
@@ -468,10 +466,14 @@ def groupnorm_backward_sixteen(dy, x, weight, bias, statistics, residual, dx, to
         count_part(totals, total, parameters, counters, mine, first_channel, me.lane, C)
     else:
         for k in range(VECTOR):
-            slope = cuda.shfl_sync(EVERYBODY, average, me.in_part + k)
+            slope = cuda.shfl_sync(FULL_MASK, average, me.in_part + k)
             total_gx[k] = -slope
-            total_g[k] = affine.means[k] * slope - cuda.shfl_sync(EVERYBODY, average, PART + me.in_part + k)
-        beyond, first, step = locate_pixels(CLUSTERS, afresh(c), me.row, b, P, C, seam, cut.rows)
+            total_g[k] = affine.means[k] * slope - cuda.shfl_sync(FULL_MASK, average, PART + me.in_part + k)
+        beyond, first, step = locate_pixels(afresh(c), me.row, b, P, C, seam, cut.rows)
         walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
         write_gradients(one_of(beyond, dx.a, dx.b), one_of(beyond, residual.a, residual.b), before, kept, near,
                         (affine.scales, total_gx, total_g), cut, me, walk, adds)
+
+
+groupnorm_backward_half = specialise(backward_half, name="groupnorm_backward_half", launch_bounds=MAX_THREADS,
+                                     CLUSTERS=False)

@@ -12,9 +12,9 @@ SHAPES
 VERSIONS
     v1 the kernels of gate.py and adaln.py, one after the other, and an addition.
     v2 one kernel each way. Forward: a warp a token, which it holds in registers between the sweeps. Backward: a block
-       owns a chunk of an image's tokens with all channels, a warp every so-manieth of them. A warp's next tokens are
-       copied to shared memory while it works on one; the sums over tokens stay in registers until the end, 24 of them
-       for each 256 channels. 16 bytes an instruction throughout. (C a multiple of 8, up to 1280; sm_80)
+       owns a chunk of an image's tokens with all channels, a warp every n-th of them, of n warps. A warp's next tokens
+       are copied to shared memory while it works on one; the sums over tokens stay in registers until the end, 24 of
+       them for each 256 channels. 16 bytes an instruction throughout. (C a multiple of 8, up to 1280; sm_80)
 LAUNCH
     forward: 256 threads for eight tokens, no shared memory. Backward: grid (chunks, B), up to 384 threads; two tokens a
     warp in dynamic shared memory, 150 KiB at 768 channels of float16. `choose_plan` picks chunks and warps.
@@ -33,12 +33,14 @@ READ NEXT
 """
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, zeros
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.eight import as_stored, copy8, load8, store8
+from ...device.specialise import Constant, specialise
 from ..attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
 from ..elementwise import add_forward
 from ..layernorm import warp_sum
@@ -50,10 +52,10 @@ WARP = 32
 BLOCK = 256  # threads of the forward
 ROWS = BLOCK // WARP
 SWEEP = 8 * WARP  # channels that a warp has at a time
-MOST_SWEEPS = 5  # their sums, 24 registers each, leave just enough for the rest
+MAX_SWEEPS = 5  # their sums, 24 registers each, leave just enough for the rest
 STAGES = 2  # tokens of a warp in shared memory: the one that it works on, and the next
 MINIMUM_CAPABILITY = (8, 0)
-MOST_CHUNKS = 16  # of an image
+MAX_CHUNKS = 16  # of an image
 OVERHEAD = 2  # tokens' worth of time that a block takes to begin and to end
 
 
@@ -179,51 +181,71 @@ def squares(x, average):
 
 # v2 forward: a warp a token -------------------------------------------------------------------------------------------
 
-def make_forward(SWEEPS, GATED):
-    """The kernel for tokens of up to 256 · SWEEPS channels. GATED: whether there are h and gate (else z is x)."""
-    KEPT = 8 * SWEEPS
+SWEEPS = Constant()  # a warp's over its token: it has up to 256 · SWEEPS channels
+GATED = Constant()  # whether there are h and gate; without, z is x
+KEPT = Constant(lambda SWEEPS: 8 * SWEEPS)  # numbers that a lane keeps
 
-    def kernel(x, h, gate, shift, scale, z, y, mean, rstd, rows, T, C, gate_first, gate_pitch, shift_first, scale_first,
-               pitch, eps):
-        lane = int32(cuda.threadIdx.x % WARP)
-        row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
-        if row < rows:  # the same for all lanes of a warp
-            kept = cuda.local.array(KEPT, "float32")
-            first, b = row * C + lane * 8, row // T
-            at = b * gate_pitch + gate_first + lane * 8
-            total = float32(0)
-            for s in range(SWEEPS):
-                c = int32(lane * 8 + s * SWEEP)
-                if c < C:
-                    v = load8(x, first + s * SWEEP)
-                    if GATED:
-                        v = gated(z, v, load8(h, first + s * SWEEP), load8(gate, at + s * SWEEP))
-                        store8(z, first + s * SWEEP, v)
-                    for i in range(8):
-                        kept[8 * s + i] = v[i]
-                    total += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
-            average = warp_sum(total) / float32(C)
-            total = float32(0)
-            for s in range(SWEEPS):
-                if lane * 8 + s * SWEEP < C:
-                    k = 8 * s
-                    total += squares((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average)
-                    total += squares((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average)
-            r = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
-            at_shift, at_scale = b * pitch + shift_first + lane * 8, b * pitch + scale_first + lane * 8
-            for s in range(SWEEPS):
-                if lane * 8 + s * SWEEP < C:
-                    k = 8 * s
-                    a, d = load8(scale, at_scale + s * SWEEP), load8(shift, at_shift + s * SWEEP)
-                    v = modulated((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average, r, a[:4], d[:4])
-                    w = modulated((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average, r, a[4:], d[4:])
-                    store8(y, first + s * SWEEP, v + w)
-            if lane == 0:
-                mean[row] = average
-                rstd[row] = r
 
-    kernel.__name__ = kernel.__qualname__ = f"{'gate_' * GATED}adaln_forward_kernel_v2_{SWEEPS}"
-    return cuda.jit(kernel, launch_bounds=BLOCK)
+class Shape(NamedTuple):
+    """`rows` tokens, T an image, of C channels."""
+
+    rows: int
+    T: int
+    C: int
+
+
+class ForwardPlaces(NamedTuple):
+    """Where image 0's gate, shift and scale begin, and how far the next image's are."""
+
+    gate: int
+    gate_pitch: int
+    shift: int
+    scale: int
+    pitch: int
+
+
+def adaln_forward_v2(x, h, gate, shift, scale, z, y, mean, rstd, shape, places, eps):
+    """z and y (B, T, C), mean and rstd (B · T,); shape: a `Shape`, places: `ForwardPlaces`."""
+    lane = int32(cuda.threadIdx.x % WARP)
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
+    if row < shape.rows:  # the same for all lanes of a warp
+        kept = cuda.local.array(KEPT, "float32")
+        first, b = row * shape.C + lane * 8, row // shape.T
+        at = b * places.gate_pitch + places.gate + lane * 8
+        total = float32(0)
+        for s in range(SWEEPS):
+            c = int32(lane * 8 + s * SWEEP)
+            if c < shape.C:
+                v = load8(x, first + s * SWEEP)
+                if GATED:
+                    v = gated(z, v, load8(h, first + s * SWEEP), load8(gate, at + s * SWEEP))
+                    store8(z, first + s * SWEEP, v)
+                for i in range(8):
+                    kept[8 * s + i] = v[i]
+                total += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
+        average = warp_sum(total) / float32(shape.C)
+        total = float32(0)
+        for s in range(SWEEPS):
+            if lane * 8 + s * SWEEP < shape.C:
+                k = 8 * s
+                total += squares((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average)
+                total += squares((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average)
+        r = float32(1) / math.sqrt(warp_sum(total) / float32(shape.C) + eps)
+        at_shift, at_scale = b * places.pitch + places.shift + lane * 8, b * places.pitch + places.scale + lane * 8
+        for s in range(SWEEPS):
+            if lane * 8 + s * SWEEP < shape.C:
+                k = 8 * s
+                a, d = load8(scale, at_scale + s * SWEEP), load8(shift, at_shift + s * SWEEP)
+                v = modulated((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average, r, a[:4], d[:4])
+                w = modulated((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average, r, a[4:], d[4:])
+                store8(y, first + s * SWEEP, v + w)
+        if lane == 0:
+            mean[row] = average
+            rstd[row] = r
+
+
+FORWARD = {(s, g): specialise(adaln_forward_v2, name=f"{'gate_' * g}adaln_forward_kernel_v2_{s}", launch_bounds=BLOCK,
+                              SWEEPS=s, GATED=g) for s in range(1, MAX_SWEEPS + 1) for g in (False, True)}
 
 
 # v2 backward: a block a chunk of an image's tokens --------------------------------------------------------------------
@@ -235,124 +257,162 @@ def threads_of(sweeps):
     return 384 if sweeps <= 4 else 256
 
 
-def make_backward(SWEEPS, GATED):
-    """The kernel for tokens of up to 256 · SWEEPS channels. GATED: whether there are h and gate."""
-    SCALE, GATE = 8 * SWEEPS, 16 * SWEEPS  # where their sums start in `totals`
-    TOTALS = 24 * SWEEPS if GATED else 16 * SWEEPS
-    ARRAYS = 4 if GATED else 3
-
-    def kernel(dy, z, dz, h, scale, gate, mean, rstd, dx, dh, shift_sums, scale_sums, gate_sums, T, C, chunk, ring,
-               has_dz, scale_first, scale_pitch, gate_first, gate_pitch, shift_to, shift_row, scale_to, scale_row,
-               gate_to, gate_row):
-        floats = cuda.shared.array(0, float32, alignment=128)
-        kept = cuda.shared.array(0, z.dtype.type, alignment=128)
-        t, threads = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
-        lane, warp, warps = int32(t % WARP), int32(t // WARP), int32(threads // WARP)
-        c = int32(lane * 8)
-        b = cuda.blockIdx.y
-        start, token = b * T, int32(cuda.blockIdx.x * chunk + warp)
-        end = int32(min(cuda.blockIdx.x * chunk + chunk, T))
-        own = int32(ring + warp * (STAGES * ARRAYS) * C + c)
-        for stage in range(STAGES):
-            ahead = int32(token + stage * warps)
-            if ahead < end:
-                at, i = int32(own + stage * ARRAYS * C), (start + ahead) * C
-                start_token(kept, at, dy, i, c, C)
-                start_token(kept, at + C, z, i, c, C)
-                if has_dz:
-                    start_token(kept, at + 2 * C, dz, i, c, C)
-                if GATED:
-                    start_token(kept, at + 3 * C, h, i, c, C)
-            cp_async_commit()
-        average = r = float32(0)
-        if token < end:
-            average, r = mean[start + token], rstd[start + token]
-        fill_factors(floats, 0, scale, b * scale_pitch + scale_first, C, float32(1), t, threads)
-        if GATED:
-            fill_factors(floats, SWEEPS * SWEEP, gate, b * gate_pitch + gate_first, C, float32(0), t, threads)
-        totals = cuda.local.array(TOTALS, "float32")
-        for i in range(TOTALS):
-            totals[i] = float32(0)
-        stage = int32(0)
-        cuda.syncthreads()  # the factors are there
-        while token < end:
-            next_average = next_r = float32(0)  # before they are needed: their way from memory is long
-            if token + warps < end:
-                next_average, next_r = mean[start + token + warps], rstd[start + token + warps]
-            cp_async_wait(1)
-            at = int32(own + stage)
-            sum_f = sum_fx = float32(0)
-            for s in range(SWEEPS):
-                if c + s * SWEEP < C:
-                    here = int32(at + s * SWEEP)
-                    d, x = load8(kept, here), load8(kept, here + C)
-                    low, high = factors_of(floats, s * SWEEP, lane)
-                    f, fx = look_at_four(totals, 8 * s, SCALE + 8 * s, d[:4], normalised(x[:4], average, r), low)
-                    sum_f += f
-                    sum_fx += fx
-                    f, fx = look_at_four(totals, 8 * s + 4, SCALE + 8 * s + 4, d[4:], normalised(x[4:], average, r),
-                                         high)
-                    sum_f += f
-                    sum_fx += fx
-            a, k = warp_sum(sum_f) / float32(C), warp_sum(sum_fx) / float32(C)
-            i = (start + token) * C + c
-            for s in range(SWEEPS):
-                if c + s * SWEEP < C:
-                    here = int32(at + s * SWEEP)
-                    d, x = load8(kept, here), load8(kept, here + C)
-                    low, high = factors_of(floats, s * SWEEP, lane)
-                    zero = float32(0)
-                    before = (zero, zero, zero, zero, zero, zero, zero, zero)
-                    if has_dz:
-                        before = load8(kept, here + 2 * C)
-                    g0 = norm_gradient(d[:4], normalised(x[:4], average, r), low, before[:4], r, a, k)
-                    g1 = norm_gradient(d[4:], normalised(x[4:], average, r), high, before[4:], r, a, k)
-                    store8(dx, i + s * SWEEP, g0 + g1)
-                    if GATED:
-                        branch = load8(kept, here + 3 * C)
-                        low, high = factors_of(floats, (SWEEPS + s) * SWEEP, lane)
-                        store8(dh, i + s * SWEEP, gate_gradient(totals, GATE + 8 * s, g0, branch[:4], low) +
-                               gate_gradient(totals, GATE + 8 * s + 4, g1, branch[4:], high))
-            ahead = int32(token + STAGES * warps)
-            if ahead < end:
-                i = (start + ahead) * C
-                start_token(kept, at, dy, i, c, C)
-                start_token(kept, at + C, z, i, c, C)
-                if has_dz:
-                    start_token(kept, at + 2 * C, dz, i, c, C)
-                if GATED:
-                    start_token(kept, at + 3 * C, h, i, c, C)
-            cp_async_commit()
-            token, average, r, stage = int32(token + warps), next_average, next_r, int32(ARRAYS * C - stage)
-
-        row = b * cuda.gridDim.x + cuda.blockIdx.x
-        place = int32(warp * C + c)  # the factors and the tokens give way to the warps' sums
-        cuda.syncthreads()
-        for s in range(SWEEPS):
-            if c + s * SWEEP < C:
-                bring(floats, place + s * SWEEP, totals, 8 * s)
-        cuda.syncthreads()
-        add_warps(floats, shift_sums, row * shift_row + shift_to, C, warps, t, threads)
-        cuda.syncthreads()
-        for s in range(SWEEPS):
-            if c + s * SWEEP < C:
-                bring(floats, place + s * SWEEP, totals, SCALE + 8 * s)
-        cuda.syncthreads()
-        add_warps(floats, scale_sums, row * scale_row + scale_to, C, warps, t, threads)
-        if GATED:
-            cuda.syncthreads()
-            for s in range(SWEEPS):
-                if c + s * SWEEP < C:
-                    bring(floats, place + s * SWEEP, totals, GATE + 8 * s)
-            cuda.syncthreads()
-            add_warps(floats, gate_sums, row * gate_row + gate_to, C, warps, t, threads)
-
-    kernel.__name__ = kernel.__qualname__ = f"{'gate_' * GATED}adaln_backward_kernel_v2_{SWEEPS}"
-    return cuda.jit(kernel, launch_bounds=(threads_of(SWEEPS), 1))
+SCALE, GATE = Constant(lambda SWEEPS: 8 * SWEEPS), Constant(lambda SWEEPS: 16 * SWEEPS)  # where, in `totals`
+TOTALS = Constant(lambda SWEEPS, GATED: 24 * SWEEPS if GATED else 16 * SWEEPS)
+ARRAYS = Constant(lambda GATED: 4 if GATED else 3)  # of a token in shared memory
 
 
-FORWARD = {(s, g): make_forward(s, g) for s in range(1, MOST_SWEEPS + 1) for g in (False, True)}
-BACKWARD = {(s, g): make_backward(s, g) for s in range(1, MOST_SWEEPS + 1) for g in (False, True)}
+class Chunks(NamedTuple):
+    """T tokens an image, of C channels; chunk: tokens of a block; ring: element at which tokens start in shared memory;
+    has_dz: whether z itself has a gradient."""
+
+    T: int
+    C: int
+    chunk: int
+    ring: int
+    has_dz: int
+
+
+class Factors(NamedTuple):
+    """Where image 0's scale and gate begin, and how far the next image's are."""
+
+    scale: int
+    scale_pitch: int
+    gate: int
+    gate_pitch: int
+
+
+class Places(NamedTuple):
+    """Where in the arrays of sums those of dshift, dscale and dgate begin, and how long their rows are."""
+
+    shift: int
+    shift_row: int
+    scale: int
+    scale_row: int
+    gate: int
+    gate_row: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def start_copies(kept, at, arrays, i, c, cut):
+    """The producer: start copies of this lane's channels of a token of dy, z, dz and h, one group."""
+    dy, z, dz, h = arrays
+    start_token(kept, at, dy, i, c, cut.C)
+    start_token(kept, at + cut.C, z, i, c, cut.C)
+    if cut.has_dz:
+        start_token(kept, at + 2 * cut.C, dz, i, c, cut.C)
+    if GATED:
+        start_token(kept, at + 3 * cut.C, h, i, c, cut.C)
+
+
+@cuda.jit(device=True, forceinline=True)
+def look_at_token(totals, floats, kept, at, c, lane, average, r, C):
+    """The first sweep over a token: adds to the sums of dshift and dscale; the averages of f and of f · xhat."""
+    sum_f = sum_fx = float32(0)
+    for s in range(SWEEPS):
+        if c + s * SWEEP < C:
+            here = int32(at + s * SWEEP)
+            d, x = load8(kept, here), load8(kept, here + C)
+            low, high = factors_of(floats, s * SWEEP, lane)
+            f, fx = look_at_four(totals, 8 * s, SCALE + 8 * s, d[:4], normalised(x[:4], average, r), low)
+            sum_f += f
+            sum_fx += fx
+            f, fx = look_at_four(totals, 8 * s + 4, SCALE + 8 * s + 4, d[4:], normalised(x[4:], average, r), high)
+            sum_f += f
+            sum_fx += fx
+    return warp_sum(sum_f) / float32(C), warp_sum(sum_fx) / float32(C)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_token(dx, dh, i, totals, floats, kept, at, c, lane, norm, averages, cut):
+    """The second sweep: dx and dh of a token, which starts at dx[i] for this lane; adds to the sums of dgate."""
+    (average, r), (a, k) = norm, averages
+    for s in range(SWEEPS):
+        if c + s * SWEEP < cut.C:
+            here = int32(at + s * SWEEP)
+            d, x = load8(kept, here), load8(kept, here + cut.C)
+            low, high = factors_of(floats, s * SWEEP, lane)
+            zero = float32(0)
+            before = (zero, zero, zero, zero, zero, zero, zero, zero)
+            if cut.has_dz:
+                before = load8(kept, here + 2 * cut.C)
+            g0 = norm_gradient(d[:4], normalised(x[:4], average, r), low, before[:4], r, a, k)
+            g1 = norm_gradient(d[4:], normalised(x[4:], average, r), high, before[4:], r, a, k)
+            store8(dx, i + s * SWEEP, g0 + g1)
+            if GATED:
+                branch = load8(kept, here + 3 * cut.C)
+                low, high = factors_of(floats, (SWEEPS + s) * SWEEP, lane)
+                store8(dh, i + s * SWEEP, gate_gradient(totals, GATE + 8 * s, g0, branch[:4], low) +
+                       gate_gradient(totals, GATE + 8 * s + 4, g1, branch[4:], high))
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_sums(out, start, floats, place, totals, first, c, C, warps):
+    """out[start …] = the block's sums, of which each lane has 8 · SWEEPS from totals[first] on. All threads call it."""
+    cuda.syncthreads()  # nobody reads what lies there any more
+    for s in range(SWEEPS):
+        if c + s * SWEEP < C:
+            bring(floats, place + s * SWEEP, totals, first + 8 * s)
+    cuda.syncthreads()
+    add_warps(floats, out, start, C, warps, int32(cuda.threadIdx.x), int32(cuda.blockDim.x))
+
+
+def adaln_backward_v2(dy, z, dz, h, scale, gate, mean, rstd, dx, dh, sums, cut, factors, places):
+    """dx and dh (B, T, C), and a block's sums for dshift, dscale and dgate, three arrays, where `places` says.
+
+    cut: `Chunks`; factors: `Factors`
+    """
+    floats = cuda.shared.array(0, float32, alignment=128)
+    kept = cuda.shared.array(0, z.dtype.type, alignment=128)
+    T, C, arrays = cut.T, cut.C, (dy, z, dz, h)
+    t, threads = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
+    lane, warp, warps = int32(t % WARP), int32(t // WARP), int32(threads // WARP)
+    c = int32(lane * 8)
+    b = cuda.blockIdx.y
+    start, token = b * T, int32(cuda.blockIdx.x * cut.chunk + warp)
+    end = int32(min(cuda.blockIdx.x * cut.chunk + cut.chunk, T))
+    own = int32(cut.ring + warp * (STAGES * ARRAYS) * C + c)
+    for stage in range(STAGES):
+        ahead = int32(token + stage * warps)
+        if ahead < end:
+            start_copies(kept, int32(own + stage * ARRAYS * C), arrays, (start + ahead) * C, c, cut)
+        cp_async_commit()
+    average = r = float32(0)
+    if token < end:
+        average, r = mean[start + token], rstd[start + token]
+    fill_factors(floats, 0, scale, b * factors.scale_pitch + factors.scale, C, float32(1), t, threads)
+    if GATED:
+        fill_factors(floats, SWEEPS * SWEEP, gate, b * factors.gate_pitch + factors.gate, C, float32(0), t, threads)
+    totals = cuda.local.array(TOTALS, "float32")
+    for i in range(TOTALS):
+        totals[i] = float32(0)
+    stage = int32(0)
+    cuda.syncthreads()  # the factors are there
+    while token < end:
+        next_average = next_r = float32(0)  # before they are needed: their way from memory is long
+        if token + warps < end:
+            next_average, next_r = mean[start + token + warps], rstd[start + token + warps]
+        cp_async_wait(1)
+        at = int32(own + stage)
+        averages = look_at_token(totals, floats, kept, at, c, lane, average, r, C)
+        write_token(dx, dh, (start + token) * C + c, totals, floats, kept, at, c, lane, (average, r), averages, cut)
+        ahead = int32(token + STAGES * warps)
+        if ahead < end:
+            start_copies(kept, at, arrays, (start + ahead) * C, c, cut)
+        cp_async_commit()
+        token, average, r, stage = int32(token + warps), next_average, next_r, int32(ARRAYS * C - stage)
+
+    row = b * cuda.gridDim.x + cuda.blockIdx.x
+    place = int32(warp * C + c)  # the factors and the tokens give way to the warps' sums
+    write_sums(sums[0], row * places.shift_row + places.shift, floats, place, totals, 0, c, C, warps)
+    write_sums(sums[1], row * places.scale_row + places.scale, floats, place, totals, SCALE, c, C, warps)
+    if GATED:
+        write_sums(sums[2], row * places.gate_row + places.gate, floats, place, totals, GATE, c, C, warps)
+
+
+BACKWARD = {(s, g): specialise(adaln_backward_v2, name=f"{'gate_' * g}adaln_backward_kernel_v2_{s}",
+                               launch_bounds=(threads_of(s), 1), SWEEPS=s, GATED=g)
+            for s in range(1, MAX_SWEEPS + 1) for g in (False, True)}
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -375,14 +435,14 @@ def choose_plan(B, T, C, itemsize, is_gated, limit=SHARED_LIMIT, multiprocessors
         return -(-B * n // multiprocessors) * (-(-chunk // warps) + OVERHEAD)
 
     if chunks is None:
-        chunks = min(range(1, min(T, MOST_CHUNKS) + 1), key=turns)
+        chunks = min(range(1, min(T, MAX_CHUNKS) + 1), key=turns)
         chunks = -(-T // -(-T // chunks))
     return warps, chunks, -(-T // chunks), before, before + warps * token
 
 
 def gate_adaln_takes(like, C):
     """Whether version 2 runs on tokens of C channels that lie where the array `like` does, and have its type."""
-    return (is_device(like) and C % 8 == 0 and C <= SWEEP * MOST_SWEEPS and like.dtype in (np.float16, np.float32)
+    return (is_device(like) and C % 8 == 0 and C <= SWEEP * MAX_SWEEPS and like.dtype in (np.float16, np.float32)
             and tuple(like.backend.capability)[:2] >= MINIMUM_CAPABILITY
             and choose_plan(1, 1, C, like.dtype.itemsize, True, shared_limit(like)) is not None)
 
@@ -400,7 +460,7 @@ def _check(x, h, vectors, version):
     if version is None:
         version = 2 if takes else 1
     if is_device(x) and (version == 2 and not takes or version == 1 and columns):
-        raise ValueError(f"version 2 takes a multiple of 8 channels, at most {SWEEP * MOST_SWEEPS}, on a device of "
+        raise ValueError(f"version 2 takes a multiple of 8 channels, at most {SWEEP * MAX_SWEEPS}, on a device of "
                          f"capability 8.0; version 1 takes whole arrays, not columns; not {C} channels here: use "
                          "version=1 and chunk")
     return B, T, C, version
@@ -424,8 +484,8 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, version=None):
     gate = as_columns(gate) if is_gated else scale
     flat, branch = x.reshape(-1), (h if is_gated else x).reshape(-1)
     launch(FORWARD[-(-C // SWEEP), is_gated], -(-B * T // ROWS), BLOCK, flat, branch, gate.flat, shift.flat, scale.flat,
-           z.reshape(-1), y.reshape(-1), mean, rstd, B * T, T, C, gate.first, gate.pitch, shift.first, scale.first,
-           scale.pitch, float(eps))
+           z.reshape(-1), y.reshape(-1), mean, rstd, Shape(B * T, T, C),
+           ForwardPlaces(gate.first, gate.pitch, shift.first, scale.first, scale.pitch), float(eps))
     return z, y, mean, rstd
 
 
@@ -455,9 +515,10 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, version=No
     flat, scale_, gate_ = z.reshape(-1), vectors[1], vectors[-1]  # without a gate, what stands for it is not looked at
     launch(BACKWARD[-(-C // SWEEP), is_gated], (chunks, B), WARP * warps, dy.reshape(-1), flat,
            flat if dz is None else dz.reshape(-1), h.reshape(-1) if is_gated else flat, scale_.flat, gate_.flat, mean,
-           rstd, dx.reshape(-1), (dh if is_gated else dx).reshape(-1), places[0], places[1], places[-1], T, C, chunk,
-           before // z.dtype.itemsize, int(dz is not None), scale_.first, scale_.pitch, gate_.first, gate_.pitch,
-           *(n for v in (*vectors[:2], gate_) for n in (v.first, v.pitch)), shared=nbytes)
+           rstd, dx.reshape(-1), (dh if is_gated else dx).reshape(-1), (places[0], places[1], places[-1]),
+           Chunks(T, C, chunk, before // z.dtype.itemsize, int(dz is not None)),
+           Factors(scale_.first, scale_.pitch, gate_.first, gate_.pitch),
+           Places(*(n for v in (*vectors[:2], gate_) for n in (v.first, v.pitch))), shared=nbytes)
     gradients = [g if isinstance(v, Columns) else g.whole() for v, g in zip((shift, scale, gate), gradients,
                                                                             strict=False)]
     return dx, dh, gradients[2] if is_gated else None, *gradients[:2]

@@ -180,9 +180,9 @@ def sixteens_results(engine, arrays, groups, silu, team, near, cluster, seam=Non
                                                  for k, a in enumerate(arrays))
     B, C = x.shape[0], x.shape[-1]
     P = x.size // (B * C)
-    plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, 1 << 20, 132, cluster)
+    plan = one_pass.make_plan_half(B, P, C, C // groups, 2, team, 1 << 20, 132, cluster)
     limit = plan.shared - near * 4 * plan.rows * plan.tile
-    plan = one_pass.make_plan_of_sixteens(B, P, C, C // groups, 2, team, limit, 132, cluster)
+    plan = one_pass.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
     assert plan.near == near and plan.blocks == cluster
     dweight, dbias = engine.zeros(C), engine.zeros(C)
     dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan,
@@ -337,10 +337,10 @@ def test_plans():
                 P //= plan.blocks
                 threads = plan.tile // 8 * plan.rows
                 assert plan.near is None or (backward and itemsize == 2 and plan.tile % 16 == plan.rows % 16 == 0
-                                             and threads + 2 * plan.tile <= one_pass.MOST
+                                             and threads + 2 * plan.tile <= one_pass.MAX_THREADS
                                              and (plan.near == 0 or P % plan.rows == 0))
                 assert C % plan.tile == plan.tile % width == plan.tile % 8 == 0 and plan.shared <= 227 << 10
-                assert threads % 32 == 0 and threads <= one_pass.MOST and plan.rows % 4 == 0
+                assert threads % 32 == 0 and threads <= one_pass.MAX_THREADS and plan.rows % 4 == 0
                 assert plan.held == P or plan.held % plan.rows == 0
                 kept = plan.held - (plan.near or 0) * plan.rows
                 assert plan.share % plan.rows == 0 and one_pass.PARTS * plan.share >= kept
