@@ -32,8 +32,8 @@ from ...device import afresh, cuda, float32, int32, uint32
 from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
-from ...device.mbarrier import smem_u32
 from ...device.limits import FULL_MASK
+from ...device.mbarrier import smem_u32
 from ...device.specialise import Constant, specialise
 from ..common import divide
 from .vectors import (
