@@ -115,7 +115,7 @@ class ConvolutionTiles:
     @staticmethod
     def estimated(shape, multiprocessors):
         plan = conv2d_hopper.choose_plan(*shape, True, multiprocessors)[1]
-        return [plan.bn, plan.pixels // 128, plan.together]
+        return [plan.bn, plan.pixels // 128, plan.taps_per_stage]
 
     @staticmethod
     def forced(choice):

@@ -155,7 +155,7 @@ def main():
             if options.tiles and wide and name == "wgrad":
                 variants = plans_of(size, c, n)
             elif options.tiles and wide:
-                variants = [(f"{128 * sub}x{bn}, {k}", 6, {"only": (bn, sub), "together": k})
+                variants = [(f"{128 * sub}x{bn}, {k}", 6, {"only": (bn, sub), "taps_per_stage": k})
                             for bn, sub in conv2d_hopper.VARIANTS for k in (1, 3)]
             if options.plans and wide and name == "wgrad":
                 variants += [(",".join(map(str, plan)), 6, {"only": plan}) for plan in options.plans]
@@ -163,7 +163,7 @@ def main():
                 variants += [("sums", 6, {"dbias": zeros((n,), np.float32, gpu),
                                           "dchannel": zeros((BATCH, n), np.float32, gpu)})]
             if options.old and wide:
-                variants += [("old", 6, {"general": True} if name == "wgrad" else {"together": 1})]
+                variants += [("old", 6, {"general": True} if name == "wgrad" else {"taps_per_stage": 1})]
             jobs, rows, want = [], [], expected(x, weight, dy, name)
             for label, version, forced in variants:
                 def once(version=version, forced=forced, name=name, dweight=dweight, x=x, dx=dx, dw=dw, ddy=ddy):

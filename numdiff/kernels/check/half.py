@@ -104,21 +104,21 @@ def convolution_cases():
         return a.dweight, a.dbias
 
     kernels = conv2d_hopper.conv2d_forward_kernels_v6
-    for *tile, together, size in ((64, 1, 1, 3), *((*key, key[2]) for key in kernels)):
+    for *tile, taps, size in ((64, 1, 1, 3), *((*key, key[2]) for key in kernels)):
         tile, inputs = tuple(tile), operands(2, 3, 8, 8, size)
-        label = f"float16, tile {tile}, {size} × {size}, {together} at once"
+        label = f"float16, tile {tile}, {size} × {size}, {taps} at once"
 
-        def forward(a, v, tile=tile, together=together):
+        def forward(a, v, tile=tile, taps=taps):
             if not is_device(a.x):
                 return (conv2d.conv2d_forward_reference(a.x, a.weight),)
             return (conv2d_hopper.hopper_convolution(a.x, a.weight, None, empty(a.dy.shape, np.float16, like=a.x),
-                                                     only=tile, together=together),)
+                                                     only=tile, taps_per_stage=taps),)
 
-        def gradient(a, v, tile=tile, together=together):
+        def gradient(a, v, tile=tile, taps=taps):
             if not is_device(a.x):
                 return (conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight),)
             return (conv2d_hopper.hopper_convolution(a.dy, a.weight, None, empty(a.x.shape, np.float16, like=a.x),
-                                                     gradient=True, only=tile, together=together),)
+                                                     gradient=True, only=tile, taps_per_stage=taps),)
 
         yield Case("conv2d", inputs, forward, tolerance=HALF_TOLERANCE, label=label)
         yield Case("conv2d_input_gradient", inputs, gradient, tolerance=HALF_TOLERANCE, label=label)
@@ -131,7 +131,7 @@ def convolution_cases():
                 y = conv2d.conv2d_forward_reference(a.x, a.weight, a.dbias, residual=a.dy)
                 return y, channel_statistics_reference(y)
             statistics, y = conv2d.channel_statistics(a.x, a.weight, least=0), empty(a.dy.shape, np.float16, like=a.x)
-            conv2d_hopper.hopper_convolution(a.x, a.weight, a.dbias, y, residual=a.dy, only=tile, together=1,
+            conv2d_hopper.hopper_convolution(a.x, a.weight, a.dbias, y, residual=a.dy, only=tile, taps_per_stage=1,
                                              statistics=statistics)
             return y, statistics
 

@@ -55,14 +55,27 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, float32, int32, launch, uint32
+from ...device.limits import FULL_MASK, HOPPER_SHARED
 from ...device.mbarrier import (
     fence_barrier_init,
     mbarrier_arrive,
     mbarrier_expect_tx,
-    mbarrier_init,
     mbarrier_wait,
     smem_u32,
 )
+from ...device.pipeline import (
+    Ring,
+    advance,
+    barrier_at,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_barriers,
+    producer_acquire,
+    producer_start,
+    stage_at,
+)
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ...device.tensor_map import tensor_map
 from ...device.tma import (
@@ -86,111 +99,146 @@ MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 THREADS = 384
 BK = 64  # input channels in a stage: 128 bytes, as far as the swizzle reaches
 ROW = 128  # bytes of a pixel in a stage
-MOST_A, MOST_B = 4, 12  # stages
-BARRIERS = 2 * MOST_A + 2 * MOST_B + 6
-SHARED = 227 * 1024 - 1024  # bytes of dynamic shared memory; the barriers and the alignment take less than the rest
-WIDTHS = 32, 64, 96, 128  # BN: output channels of a tile
-EVERYBODY = 0xFFFFFFFF
+MAX_A, MAX_B = 4, 12  # stages
+BARRIERS = 2 * MAX_A + 2 * MAX_B + 6
+SHARED = HOPPER_SHARED - 1024  # bytes of dynamic shared memory; barriers and alignment take less than the rest
+WIDTHS = 32, 64, 96, 128  # BN
 
-wgmma_32, wgmma_64, wgmma_96, wgmma_128 = (make_wgmma(n) for n in WIDTHS)
-wgmma_t_32, wgmma_t_64, wgmma_t_96, wgmma_t_128 = (make_wgmma(n, transpose_b=True) for n in WIDTHS)
-wait_32, wait_64, wait_96, wait_128 = (make_wgmma_wait(n) for n in WIDTHS)
 producer_registers, consumer_registers = make_setmaxnreg(72, False), make_setmaxnreg(216, True)
 
 
-# Device functions -----------------------------------------------------------------------------------------------------
+# Constants of a kernel ------------------------------------------------------------------------------------------------
 
-@cuda.jit(device=True, forceinline=True)
-def descriptor(address, leading, stride, swizzle):
-    """A wgmma's matrix descriptor; leading, stride: bytes; swizzle: 1 for 128 bytes, 2 for 64 (emulator/wgmma.py)."""
-    return (u64((address & uint32(0x3FFFF)) >> uint32(4)) | (u64(leading >> uint32(4)) << u64(16))
-            | (u64(stride >> uint32(4)) << u64(32)) | (u64(swizzle) << u64(62)))
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply_first(BN, transposed, acc, a, b):
-    """acc = A · B for 16 channels. The 0 must be a literal: see ../../device/wgmma.py."""
-    if transposed:
-        if BN == 32:
-            wgmma_t_32(acc, a, b, int32(0))
-        elif BN == 64:
-            wgmma_t_64(acc, a, b, int32(0))
-        elif BN == 96:
-            wgmma_t_96(acc, a, b, int32(0))
-        else:
-            wgmma_t_128(acc, a, b, int32(0))
-    else:
-        if BN == 32:
-            wgmma_32(acc, a, b, int32(0))
-        elif BN == 64:
-            wgmma_64(acc, a, b, int32(0))
-        elif BN == 96:
-            wgmma_96(acc, a, b, int32(0))
-        else:
-            wgmma_128(acc, a, b, int32(0))
+BN = Constant()  # output channels of a tile
+SUB = Constant()  # sub-blocks of 64 pixels that a consumer multiplies: 1 or 2
+# of the weight: 1, or 3 of a column. A constant, as a branch among the products of a round ends their group
+TAPS_PER_STAGE = Constant()
+# whether it is the input gradient. There the weight's tile is read across: its 64 rows are the inner dimension, and
+# output channels lie next to each other
+TRANSPOSED = Constant()
+ACCUMULATORS = Constant(lambda BN: BN // 2)  # of a thread for a sub-block
+COLS = Constant(lambda BN: 64 if BN % 64 == 0 else 32)  # channels in a row of an output buffer, of a transposed weight
+SLABS = Constant(lambda BN, COLS: BN // COLS)
+SLAB_BYTES = Constant(lambda COLS: 128 * COLS)  # of 64 such rows
+TAP_BYTES = Constant(lambda BN: BN * ROW)  # of the weight
+B_BYTES = Constant(lambda TAP_BYTES, TAPS_PER_STAGE: TAPS_PER_STAGE * TAP_BYTES)  # of a stage of it
+OUT_BYTES = Constant(lambda SUB, SLABS, SLAB_BYTES: SUB * SLABS * SLAB_BYTES)  # of a consumer's output buffer
+# in descriptors, where 16 bytes count 1: from a tap to the next; from 16 channels to the next
+B_TAP = Constant(lambda TAP_BYTES: u64(TAP_BYTES // 16))
+B_STEP = Constant(lambda TRANSPOSED, COLS: 2 * COLS if TRANSPOSED else 2)
+B_LEADING = Constant(lambda TRANSPOSED, SLAB_BYTES: SLAB_BYTES if TRANSPOSED else 16)
+B_STRIDE = Constant(lambda TRANSPOSED, COLS: 16 * COLS if TRANSPOSED else 8 * ROW)
+B_SWIZZLE = Constant(lambda TRANSPOSED, COLS: 2 if TRANSPOSED and COLS == 32 else 1)
+wgmma = Constant(lambda BN, TRANSPOSED: make_wgmma(BN, transpose_b=TRANSPOSED))
+wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN))
 
 
-@cuda.jit(device=True, forceinline=True)
-def multiply(BN, transposed, acc, a, b):
-    """acc += A · B for 16 channels."""
-    if transposed:
-        if BN == 32:
-            wgmma_t_32(acc, a, b, int32(1))
-        elif BN == 64:
-            wgmma_t_64(acc, a, b, int32(1))
-        elif BN == 96:
-            wgmma_t_96(acc, a, b, int32(1))
-        else:
-            wgmma_t_128(acc, a, b, int32(1))
-    else:
-        if BN == 32:
-            wgmma_32(acc, a, b, int32(1))
-        elif BN == 64:
-            wgmma_64(acc, a, b, int32(1))
-        elif BN == 96:
-            wgmma_96(acc, a, b, int32(1))
-        else:
-            wgmma_128(acc, a, b, int32(1))
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+class Maps(NamedTuple):
+    """Tensor maps of x (or dy), of the weight, of y and of the residual."""
+
+    x: object
+    weight: object
+    y: object
+    residual: object
 
 
-@cuda.jit(device=True, forceinline=True)
-def multiply_tap(BN, SUB, transposed, acc, acc_2, a_1, a_2, a_stride, b, b_step):
-    """acc += a tap's products for 64 channels, acc_2 likewise where a warpgroup has two sub-blocks.
+class Vectors(NamedTuple):
+    """What is added to each channel: bias (N,), channel (B · N,) of each image."""
 
-    a_1, a_2: addresses of the sub-blocks' pixels; b: the weight's descriptor, b_step: from 16 channels to the next
+    bias: object
+    channel: object
+
+
+class Shape(NamedTuple):
+    """Of y: images, height, width, N channels; channel_blocks: of 64 input channels; size: of the kernel."""
+
+    images: int
+    height: int
+    width: int
+    N: int
+    channel_blocks: int
+    size: int
+
+
+class Tiling(NamedTuple):
+    """How the work is cut, as in `Plan`."""
+
+    whole_halo: int
+    tile_w: int
+    tile_h: int
+    tile_images: int
+    a_stages: int
+    a_bytes: int
+    b_stages: int
+    resident: int
+    ping_pong: int
+
+
+class Epilogue(NamedTuple):
+    """What becomes of the accumulators; statistics: flat."""
+
+    has_bias: int
+    has_channel: int
+    has_residual: int
+    statistics: object
+    has_statistics: int
+
+
+# Where things lie -----------------------------------------------------------------------------------------------------
+
+class Boxes(NamedTuple):
+    """A box of pixels: padding, pixels in a row, rows; loads: boxes for one block of channels. The tiles: columns (of
+    BN output channels), across and down an image, all."""
+
+    pad: int
+    pitch: int
+    height: int
+    loads: int
+    columns: int
+    across: int
+    down: int
+    tiles: int
+
+
+class Buffers(NamedTuple):
+    """Shared memory of the results. tiles: all bytes, address: of the first consumer's output buffer, at: its first
+    byte; addends (float32): what is added to each channel of each sub-block, from addends_at on.
+
+    Barriers of the two consumers: ready: it may write (and the residual is there); written: it has written; turn: it
+    may multiply, with ping-pong.
     """
-    a = descriptor(a_1, uint32(16), a_stride, 1)
-    multiply(BN, transposed, acc, a, b)
-    multiply(BN, transposed, acc, a + u64(2), b + u64(b_step))
-    multiply(BN, transposed, acc, a + u64(4), b + u64(2 * b_step))
-    multiply(BN, transposed, acc, a + u64(6), b + u64(3 * b_step))
-    if SUB == 2:
-        a = descriptor(a_2, uint32(16), a_stride, 1)
-        multiply(BN, transposed, acc_2, a, b)
-        multiply(BN, transposed, acc_2, a + u64(2), b + u64(b_step))
-        multiply(BN, transposed, acc_2, a + u64(4), b + u64(2 * b_step))
-        multiply(BN, transposed, acc_2, a + u64(6), b + u64(3 * b_step))
+
+    tiles: object
+    address: int
+    at: int
+    addends: object
+    addends_at: int
+    ready: int
+    written: int
+    turn: int
 
 
 @cuda.jit(device=True, forceinline=True)
-def wait_for(BN, acc):
-    """Wait for all products; acc may be read then."""
-    if BN == 32:
-        wait_32(acc)
-    elif BN == 64:
-        wait_64(acc)
-    elif BN == 96:
-        wait_96(acc)
-    else:
-        wait_128(acc)
+def boxes_of(shape, tiling):
+    """The `Boxes` of a convolution."""
+    pad = int32(shape.size >> 1)
+    columns = divide(shape.N + BN - 1, BN)[0]
+    across = divide(shape.width + tiling.tile_w - 1, tiling.tile_w)[0]
+    down = divide(shape.height + tiling.tile_h - 1, tiling.tile_h)[0]
+    groups = divide(shape.images + tiling.tile_images - 1, tiling.tile_images)[0]
+    return Boxes(pad, int32(tiling.tile_w + 2 * pad if tiling.whole_halo else tiling.tile_w),
+                 int32(tiling.tile_h + 2 * pad), int32(1 if tiling.whole_halo else shape.size), columns, across, down,
+                 int32(columns * across * down * groups))
 
 
 @cuda.jit(device=True, forceinline=True)
-def place_of(tile, columns, across, down):
+def place_of(tile, boxes):
     """(column of tiles, tile across, tile down, group of images) of a tile; neighbours in a launch share pixels."""
-    rest, column = divide(tile, columns)
-    rest, i = divide(rest, across)
-    image, j = divide(rest, down)
+    rest, column = divide(tile, boxes.columns)
+    rest, i = divide(rest, boxes.across)
+    image, j = divide(rest, boxes.down)
     return column, i, j, image
 
 
@@ -210,65 +258,86 @@ def row_of(sub_block, tile_w, tile_h, pitch, box_h):
 
 
 @cuda.jit(device=True, forceinline=True)
-def bring_addends(BN, addends, at, first, N, bias, channel, channel_at, has_bias, has_channel):
+def descriptor(address, leading, stride, swizzle):
+    """A wgmma's matrix descriptor; leading, stride: bytes; swizzle: 1 for 128 bytes, 2 for 64 (emulator/wgmma.py)."""
+    return (u64((address & uint32(0x3FFFF)) >> uint32(4)) | (u64(leading >> uint32(4)) << u64(16))
+            | (u64(stride >> uint32(4)) << u64(32)) | (u64(swizzle) << u64(62)))
+
+
+# Producers: a thread for the pixels, a thread for the weight ----------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def load_pixels(ring, map_x, boxes, shape, tiling):
+    """One thread asks TMA for boxes of pixels, for all tiles of the block."""
+    tma_prefetch(map_x)
+    stage, parity = producer_start()
+    for tile in range(cuda.blockIdx.x, boxes.tiles, cuda.gridDim.x):
+        _, i, j, group = place_of(tile, boxes)
+        w, h = int32(i * tiling.tile_w - boxes.pad), int32(j * tiling.tile_h - boxes.pad)
+        image = int32(group * tiling.tile_images)
+        for block in range(shape.channel_blocks):
+            for load in range(boxes.loads):
+                full = producer_acquire(ring, stage, parity, boxes.pitch * boxes.height * tiling.tile_images * ROW)
+                tma_load_4d(stage_at(ring, stage), map_x, full, uint32(block * BK), uint32(w + load), uint32(h),
+                            uint32(image))
+                stage, parity = advance(ring, stage, parity)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_tap(address, map_weight, full, first, tap, taps, block):
+    """Ask TMA for a tap of the weight: BN output channels from `first` on, a block of 64 input channels."""
+    if TRANSPOSED:
+        for slab in range(SLABS):
+            tma_load_3d(address + uint32(slab * SLAB_BYTES), map_weight, full, uint32(first + slab * COLS),
+                        uint32(taps - 1 - tap), uint32(block * BK))
+    else:
+        tma_load_3d(address, map_weight, full, uint32(block * BK), uint32(tap), uint32(first))
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_weight(ring, map_weight, boxes, shape, tiling):
+    """One thread asks TMA for the weight, TAPS_PER_STAGE taps of a column at a time; once, if it is resident."""
+    tma_prefetch(map_weight)
+    stage, parity = producer_start()
+    size = shape.size
+    end = int32(cuda.blockIdx.x + 1) if tiling.resident else boxes.tiles
+    for tile in range(cuda.blockIdx.x, end, cuda.gridDim.x):
+        first = int32(divide(tile, boxes.columns)[1] * BN)
+        for block in range(shape.channel_blocks):
+            for column in range(size):
+                for part in range(1 if TAPS_PER_STAGE == 3 else size):
+                    full = producer_acquire(ring, stage, parity, B_BYTES)
+                    to = stage_at(ring, stage)
+                    for k in range(TAPS_PER_STAGE):
+                        load_tap(to, map_weight, full, first, int32((part + k) * size + column), size * size, block)
+                        to += uint32(TAP_BYTES)
+                    stage, parity = advance(ring, stage, parity)
+
+
+# Two warps beside them: results out, residuals in ---------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def stage_addends(addends, at, first, N, vectors, channel_at, epilogue):
     """addends[at … at + BN - 1] = what is added to each channel of a sub-block from `first` on, by a warp."""
     for k in range(BN // 32):
         n = int32(32 * k + (cuda.threadIdx.x & 31))
         total = float32(0)
         if first + n < N:
-            if has_bias:
-                total += bias[first + n]
-            if has_channel:
-                total += channel[channel_at + first + n]
+            if epilogue.has_bias:
+                total += vectors.bias[first + n]
+            if epilogue.has_channel:
+                total += vectors.channel[channel_at + first + n]
         addends[at + n] = total
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_sub_block(BN, tiles, at, acc, addends, addends_at, has_addends, has_residual):
-    """A warpgroup's 64 × BN sums into its buffer, as rows of COLS channels, swizzled as the copy engine takes them.
-
-    The residual lies where they go; all of it is asked for before any of it is needed. In a row of eight pixels, eight
-    rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight places, so that a warp's store
-    touches each bank once.
-    """
-    COLS = 64 if BN % 64 == 0 else 32
-    old = cuda.local.array(32, np.uint32)
-    thread = int32(cuda.threadIdx.x & 127)
-    lane = thread & 31
-    row = int32((thread >> 5) * 16 + (lane >> 2))
-    turn = row & 7 if COLS == 64 else (row >> 1) & 3
-    row_at = int32(at + row * 2 * COLS + (lane & 3) * 4)
-    if has_addends:
-        for j in range(BN // 8):
-            n = int32(addends_at + j * 8 + (lane & 3) * 2)
-            low, high = addends[n], addends[n + 1]
-            acc[4 * j] += low
-            acc[4 * j + 1] += high
-            acc[4 * j + 2] += low
-            acc[4 * j + 3] += high
-    if has_residual:
-        for j in range(BN // 8):
-            place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
-            old[2 * j], old[2 * j + 1] = load_word(tiles, place), load_word(tiles, int32(place + 16 * COLS))
-        for j in range(BN // 4):
-            low, high = unpack_half2(old[j])
-            acc[2 * j] += low
-            acc[2 * j + 1] += high
-    for j in range(BN // 8):
-        place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
-        store_word(tiles, place, pack_half2(acc[4 * j], acc[4 * j + 1]))
-        store_word(tiles, int32(place + 16 * COLS), pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
-
-
-@cuda.jit(device=True, forceinline=True)
-def leave_statistics(BN, tiles, at, statistics, to, left, columns):
+def write_statistics(tiles, at, statistics, to, left, columns):
     """Statistics of a sub-block as it lies in its buffer, by a warp; left: pairs of channels that exist.
 
     Of each two channels the mean goes to statistics[to …], the variance to `columns` later.
     A lane has two channels, of every second pixel where rows are short, so that a warp's loads touch each bank once. It
     sums beside the first of its numbers, so that q - s² / n cancels no more than groupnorm/chunks.py says.
     """
-    COLS = 64 if BN % 64 == 0 else 32
     LANES, PIXELS = COLS // 2, COLS  # of a pixel; of a lane
     words = cuda.local.array(8, np.uint32)
     lane = int32(cuda.threadIdx.x & 31)
@@ -289,296 +358,346 @@ def leave_statistics(BN, tiles, at, statistics, to, left, columns):
                 q += low * low + high * high
         mean, squares = first + s * share, max(q - s * s * share, float32(0))
         if COLS == 32:
-            mean_2 = cuda.shfl_xor_sync(EVERYBODY, mean, 16)
-            squares += cuda.shfl_xor_sync(EVERYBODY, squares, 16) + float32(PIXELS) * (mean - mean_2) * (mean - mean_2)
+            mean_2 = cuda.shfl_xor_sync(FULL_MASK, mean, 16)
+            squares += cuda.shfl_xor_sync(FULL_MASK, squares, 16) + float32(PIXELS) * (mean - mean_2) * (mean - mean_2)
             mean = float32(0.5) * (mean + mean_2)
         pair = int32(slab * LANES + own)
         if pair < left and half == 0:
             statistics[to + pair], statistics[to + columns + pair] = mean, squares * float32(1 / 128)
 
 
+@cuda.jit(device=True, forceinline=True)
+def load_residual(buffer, free, map_residual, first, w, h, image, consumer, tiling):
+    """Ask TMA for the residual of a consumer's sub-blocks, to where its results will lie."""
+    mbarrier_expect_tx(free, uint32(OUT_BYTES))
+    for slab in range(SUB * SLABS):
+        di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tiling.tile_w, tiling.tile_h)
+        tma_load_4d(buffer + uint32(slab * SLAB_BYTES), map_residual, free, uint32(first + slab % SLABS * COLS),
+                    uint32(w + di), uint32(h + dj), uint32(image + more))
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_results(buffer, map_y, first, w, h, image, consumer, tiling):
+    """Ask TMA to write a consumer's results."""
+    for slab in range(SUB * SLABS):
+        di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tiling.tile_w, tiling.tile_h)
+        tma_store_4d(buffer + uint32(slab * SLAB_BYTES), map_y, uint32(first + slab % SLABS * COLS), uint32(w + di),
+                     uint32(h + dj), uint32(image + more))
+    tma_store_commit()
+
+
+@cuda.jit(device=True, forceinline=True)
+def exchange(buffers, consumer, maps, vectors, boxes, shape, tiling, epilogue):
+    """A warp brings what a consumer's epilogue needs, for all tiles of the block, and takes away what it has written.
+    """
+    chosen = (cuda.threadIdx.x & 31) == 0
+    if chosen:
+        tma_prefetch(maps.y)
+    buffer = buffers.address + uint32(consumer * OUT_BYTES)
+    free, done = barrier_at(buffers.ready, consumer), barrier_at(buffers.written, consumer)
+    parity = uint32(0)
+    for tile in range(cuda.blockIdx.x, boxes.tiles, cuda.gridDim.x):
+        column, i, j, group = place_of(tile, boxes)
+        first = int32(column * BN)
+        w, h, image = int32(i * tiling.tile_w), int32(j * tiling.tile_h), int32(group * tiling.tile_images)
+        if epilogue.has_bias or epilogue.has_channel:
+            for sub in range(SUB):
+                more = sub_block_at(consumer * SUB + sub, tiling.tile_w, tiling.tile_h)[2]
+                mine = min(int32(image + more), int32(shape.images - 1))
+                stage_addends(buffers.addends, int32(buffers.addends_at + (consumer * SUB + sub) * BN), first, shape.N,
+                              vectors, mine * shape.N, epilogue)
+        cuda.syncwarp()
+        if chosen and epilogue.has_residual:
+            load_residual(buffer, free, maps.residual, first, w, h, image, consumer, tiling)
+        else:
+            mbarrier_arrive(free)  # every lane, for what it has written and read
+        mbarrier_wait(done, parity)
+        parity ^= uint32(1)
+        if chosen:
+            store_results(buffer, maps.y, first, w, h, image, consumer, tiling)
+        if not TRANSPOSED and epilogue.has_statistics:
+            for sub in range(SUB):
+                di, dj, more = sub_block_at(consumer * SUB + sub, tiling.tile_w, tiling.tile_h)
+                x, y, b = int32(w + di), int32(h + dj), int32(image + more)
+                if x < shape.width and y < shape.height and b < shape.images:
+                    chunk = int32(((b * shape.height + y) >> 3) * (shape.width >> 3) + (x >> 3))
+                    write_statistics(buffers.tiles, int32(buffers.at + consumer * OUT_BYTES + sub * SLABS * SLAB_BYTES),
+                                     epilogue.statistics, int32(chunk * shape.N + (first >> 1)),
+                                     int32((shape.N - first) >> 1), shape.N >> 1)
+            fence_proxy_async()  # the next residual comes to where was read
+        if chosen:
+            tma_store_wait_read_0()
+        cuda.syncwarp()
+    if chosen:
+        tma_store_wait_0()
+
+
+# Consumers ------------------------------------------------------------------------------------------------------------
+
+class View(NamedTuple):
+    """How a consumer sees a box. rows, rows_2: bytes to its sub-blocks; stride: from an image row to the next; rounds
+    of a tile; box_taps: that read one box; size: of the kernel; elected: whether this thread releases stages."""
+
+    rows: int
+    rows_2: int
+    stride: int
+    rounds: int
+    box_taps: int
+    size: int
+    elected: bool
+
+
+@cuda.jit(device=True, forceinline=True)
+def view_of(consumer, boxes, shape, tiling):
+    """The `View` of a consumer."""
+    rows = row_of(consumer * SUB, tiling.tile_w, tiling.tile_h, boxes.pitch, boxes.height)
+    rows_2 = row_of(consumer * SUB + 1, tiling.tile_w, tiling.tile_h, boxes.pitch, boxes.height)
+    size = shape.size
+    return View(uint32(rows) * uint32(ROW), uint32(rows_2) * uint32(ROW), uint32(uint32(boxes.pitch) * uint32(ROW)),
+                int32(shape.channel_blocks * size * (1 if TAPS_PER_STAGE == 3 else size)),
+                int32(size * size if tiling.whole_halo else size), size, (cuda.threadIdx.x & 127) == 0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def advance_weight(ring, stage, parity, resident):
+    """As `advance`; a weight that is resident stays in its first phase."""
+    stage = int32(stage + 1)
+    if stage == ring.stages:
+        stage = int32(0)
+        if not resident:
+            parity = uint32(parity ^ uint32(1))
+    return stage, parity
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_rest(acc, a, b):
+    """acc += a tap's products but those of the first 16 of 64 channels; a, b: descriptors."""
+    wgmma(acc, a + u64(2), b + u64(B_STEP), int32(1))
+    wgmma(acc, a + u64(4), b + u64(2 * B_STEP), int32(1))
+    wgmma(acc, a + u64(6), b + u64(3 * B_STEP), int32(1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_first(acc, a_at, stride, b):
+    """acc = a tap's products for 64 channels; a_at: address of the pixels, b: the weight's descriptor."""
+    a = descriptor(a_at, uint32(16), stride, 1)
+    wgmma(acc, a, b, int32(0))
+    multiply_rest(acc, a, b)
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_tap(acc, acc_2, a_1, a_2, stride, b):
+    """acc += a tap's products for 64 channels, acc_2 likewise where a warpgroup has two sub-blocks."""
+    a = descriptor(a_1, uint32(16), stride, 1)
+    wgmma(acc, a, b, int32(1))
+    multiply_rest(acc, a, b)
+    if SUB == 2:
+        a = descriptor(a_2, uint32(16), stride, 1)
+        wgmma(acc_2, a, b, int32(1))
+        multiply_rest(acc_2, a, b)
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_column(acc, acc_2, a_1, a_2, stride, b):
+    """The products of a stage's other two taps, below the first one, whose pixels lie at a_1 and a_2."""
+    if TAPS_PER_STAGE == 3:
+        multiply_tap(acc, acc_2, a_1 + stride, a_2 + stride, stride, b + B_TAP)
+        multiply_tap(acc, acc_2, a_1 + stride + stride, a_2 + stride + stride, stride, b + B_TAP + B_TAP)
+
+
+@cuda.jit(device=True, forceinline=True)
+def weight_at(ring, stage):
+    """The descriptor of a stage's first tap."""
+    return descriptor(stage_at(ring, stage), uint32(B_LEADING), uint32(B_STRIDE), B_SWIZZLE)
+
+
+@cuda.jit(device=True, forceinline=True)
+def main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage, b_parity, view, resident):
+    """acc, acc_2 = a tile's products, for boxes and weight whose first stages are there; returns where the rings stand.
+
+    The first round overwrites the accumulators; it stands before the loop so that ptxas sees it. Taps are counted down
+    each column: a row of taps is `stride` bytes on. A stage is released when the next round is under way.
+    """
+    stride = view.stride
+    a_at = stage_at(a_ring, a_stage)
+    b = weight_at(b_ring, b_stage)
+    wgmma_fence()
+    multiply_first(acc, a_at + view.rows, stride, b)
+    if SUB == 2:
+        multiply_first(acc_2, a_at + view.rows_2, stride, b)
+    multiply_column(acc, acc_2, a_at + view.rows, a_at + view.rows_2, stride, b)
+    wgmma_commit()
+
+    shift = uint32(TAPS_PER_STAGE) * stride
+    used, row = TAPS_PER_STAGE, TAPS_PER_STAGE  # taps that have read the stage, and those of the column
+    for _ in range(int32(1), view.rounds):
+        before_a, before_b = a_stage, b_stage
+        next_box = used == view.box_taps
+        if row == view.size:  # the next column of taps
+            row = int32(0)
+            shift += uint32(ROW) - uint32(view.size) * stride
+        if next_box:
+            used, shift = int32(0), uint32(0)
+            a_stage, a_parity = advance(a_ring, a_stage, a_parity)
+            consumer_wait(a_ring, a_stage, a_parity)
+            a_at = stage_at(a_ring, a_stage)
+        b_stage, b_parity = advance_weight(b_ring, b_stage, b_parity, resident)
+        consumer_wait(b_ring, b_stage, b_parity)
+        wgmma_fence()
+        a_1, a_2 = a_at + view.rows + shift, a_at + view.rows_2 + shift
+        b = weight_at(b_ring, b_stage)
+        multiply_tap(acc, acc_2, a_1, a_2, stride, b)
+        multiply_column(acc, acc_2, a_1, a_2, stride, b)
+        wgmma_commit()
+        shift += uint32(TAPS_PER_STAGE) * stride
+        used += TAPS_PER_STAGE
+        row += TAPS_PER_STAGE
+        wgmma_wait_1()
+        if view.elected:
+            if not resident:
+                consumer_release(b_ring, before_b)
+            if next_box:
+                consumer_release(a_ring, before_a)
+    return a_stage, a_parity, b_stage, b_parity
+
+
+@cuda.jit(device=True, forceinline=True)
+def stage_results(tiles, at, acc, addends, addends_at, epilogue):
+    """A warpgroup's 64 × BN results into its buffer, as rows of COLS channels, swizzled as TMA takes them.
+
+    The residual lies where they go; all of it is asked for before any of it is needed. In a row of eight pixels, eight
+    rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight places, so that a warp's store
+    touches each bank once.
+    """
+    old = cuda.local.array(32, np.uint32)
+    thread = int32(cuda.threadIdx.x & 127)
+    lane = thread & 31
+    row = int32((thread >> 5) * 16 + (lane >> 2))
+    turn = row & 7 if COLS == 64 else (row >> 1) & 3
+    row_at = int32(at + row * 2 * COLS + (lane & 3) * 4)
+    if epilogue.has_bias or epilogue.has_channel:
+        for j in range(BN // 8):
+            n = int32(addends_at + j * 8 + (lane & 3) * 2)
+            low, high = addends[n], addends[n + 1]
+            acc[4 * j] += low
+            acc[4 * j + 1] += high
+            acc[4 * j + 2] += low
+            acc[4 * j + 3] += high
+    if epilogue.has_residual:
+        for j in range(BN // 8):
+            place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
+            old[2 * j], old[2 * j + 1] = load_word(tiles, place), load_word(tiles, int32(place + 16 * COLS))
+        for j in range(BN // 4):
+            low, high = unpack_half2(old[j])
+            acc[2 * j] += low
+            acc[2 * j + 1] += high
+    for j in range(BN // 8):
+        place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
+        store_word(tiles, place, pack_half2(acc[4 * j], acc[4 * j + 1]))
+        store_word(tiles, int32(place + 16 * COLS), pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
+
+
+@cuda.jit(device=True, forceinline=True)
+def consume(consumer, a_ring, b_ring, buffers, boxes, shape, tiling, epilogue):
+    """A warpgroup multiplies its sub-blocks of all tiles of the block, and leaves the results in its buffer."""
+    acc = cuda.local.array(ACCUMULATORS, np.float32)
+    acc_2 = cuda.local.array(ACCUMULATORS, np.float32)
+    view = view_of(consumer, boxes, shape, tiling)
+    out = int32(buffers.at + consumer * OUT_BYTES)
+    a_stage, a_parity = consumer_start()
+    b_stage, b_parity = consumer_start()
+    out_parity, turn_parity = uint32(0), uint32(1 - consumer)  # of ping-pong, the first consumer begins
+    for _ in range(cuda.blockIdx.x, boxes.tiles, cuda.gridDim.x):
+        consumer_wait(b_ring, b_stage, b_parity)
+        consumer_wait(a_ring, a_stage, a_parity)
+        if tiling.ping_pong:
+            mbarrier_wait(barrier_at(buffers.turn, consumer), turn_parity)
+            turn_parity ^= uint32(1)
+        a_stage, a_parity, b_stage, b_parity = main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage,
+                                                         b_parity, view, tiling.resident)
+        if tiling.ping_pong:
+            mbarrier_arrive(barrier_at(buffers.turn, 1 - consumer))
+        wgmma_wait(acc)
+        if SUB == 2:
+            wgmma_wait(acc_2)
+        if view.elected:
+            if not tiling.resident:
+                consumer_release(b_ring, b_stage)
+            consumer_release(a_ring, a_stage)
+        a_stage, a_parity = advance(a_ring, a_stage, a_parity)
+        b_stage, b_parity = advance_weight(b_ring, b_stage, b_parity, tiling.resident)
+
+        mbarrier_wait(barrier_at(buffers.ready, consumer), out_parity)
+        out_parity ^= uint32(1)
+        addends_at = int32(buffers.addends_at + consumer * SUB * BN)
+        stage_results(buffers.tiles, out, acc, buffers.addends, addends_at, epilogue)
+        if SUB == 2:
+            stage_results(buffers.tiles, int32(out + SLABS * SLAB_BYTES), acc_2, buffers.addends,
+                          int32(addends_at + BN), epilogue)
+        fence_proxy_async()
+        mbarrier_arrive(barrier_at(buffers.written, consumer))
+
+
 # The kernel -----------------------------------------------------------------------------------------------------------
 
-def make_kernel(BN, SUB, together, transposed):
-    """The kernel for tiles of BN output channels and 128 · SUB pixels.
+@cuda.jit(device=True, forceinline=True)
+def set_up(a_ring, b_ring, buffers):
+    """Make all barriers; by one thread."""
+    init_barriers(a_ring.full, MAX_A, 1)
+    init_barriers(a_ring.empty, MAX_A, 2)
+    init_barriers(b_ring.full, MAX_B, 1)
+    init_barriers(b_ring.empty, MAX_B, 2)
+    init_barriers(buffers.ready, 2, 32)
+    init_barriers(buffers.written, 2, 128)
+    init_barriers(buffers.turn, 2, 128)  # by all, so that none still waits for the last
+    fence_barrier_init()
 
-    together: taps of the weight in a stage. A constant: a branch among the products of a turn ends their group.
-    transposed: the input gradient. There the weight's tile is read across: its 64 rows are the inner dimension, and
-        output channels lie next to each other.
-    """
-    R = BN // 2  # sums of a thread for a sub-block
-    COLS = 64 if BN % 64 == 0 else 32  # channels in a row of the output buffers, and of a transposed weight
-    SLABS = BN // COLS
-    SLAB = 128 * COLS  # bytes of 64 such rows
-    SWIZZLE = 1 if COLS == 64 else 2
-    B_BYTES, OUT_BYTES = BN * ROW, SUB * SLABS * SLAB  # of a stage of the weight; of a consumer's output buffer
-    B_LEADING, B_STRIDE = (SLAB, 16 * COLS) if transposed else (16, 8 * ROW)
-    B_TAP = u64(B_BYTES // 16)  # from a tap to the next in a descriptor
-    B_SWIZZLE, B_STEP = (SWIZZLE, 2 * COLS) if transposed else (1, 2)  # in descriptors 16 bytes count 1
 
-    def kernel(map_x, map_weight, map_y, map_residual, bias, channel, images, height, width, N, channel_blocks, size,
-               whole_halo, tile_w, tile_h, tile_images, a_stages, a_bytes, b_stages, resident, by_turns,
-               has_bias, has_channel, has_residual, statistics, has_statistics):
-        tiles = cuda.shared.array(0, np.uint8, alignment=1024)
-        addends = cuda.shared.array(0, np.float32, alignment=1024)  # sees the same memory
-        barriers = cuda.shared.array(BARRIERS, np.uint64)
-        b_base = smem_u32(tiles)
-        b_bytes = uint32(together * B_BYTES)
-        out_base = b_base + uint32(b_stages) * b_bytes
-        a_base = out_base + uint32(2 * OUT_BYTES)
-        addends_at = int32((b_stages * together * B_BYTES + 2 * OUT_BYTES + a_stages * a_bytes) >> 2)  # behind stages
-        a_full = smem_u32(barriers)
-        a_empty = a_full + uint32(8 * MOST_A)
-        b_full = a_full + uint32(16 * MOST_A)
-        b_empty = b_full + uint32(8 * MOST_B)
-        # of each consumer's output buffer: it may write (and the residual is there)
-        ready = b_full + uint32(16 * MOST_B)
-        written = ready + uint32(16)  # it has written
-        turn = ready + uint32(32)  # it may multiply, where they take turns
-        t = int32(cuda.threadIdx.x)
+def convolve(maps, vectors, shape, tiling, epilogue):
+    """maps: `Maps`, vectors: `Vectors`, shape: `Shape`, tiling: `Tiling`, epilogue: `Epilogue`."""
+    tiles = cuda.shared.array(0, np.uint8, alignment=1024)
+    addends = cuda.shared.array(0, np.float32, alignment=1024)  # sees the same memory
+    barriers = cuda.shared.array(BARRIERS, np.uint64)
+    first, base = smem_u32(barriers), smem_u32(tiles)
+    out_at = int32(tiling.b_stages * B_BYTES)  # behind the weight's stages; then come the pixels', then the addends
+    out_address = uint32(base + uint32(tiling.b_stages) * uint32(B_BYTES))
+    a_ring = Ring(uint32(out_address + uint32(2 * OUT_BYTES)), tiling.a_bytes, tiling.a_stages, first,
+                  barrier_at(first, MAX_A))
+    b_ring = Ring(base, B_BYTES, tiling.b_stages, barrier_at(first, 2 * MAX_A), barrier_at(first, 2 * MAX_A + MAX_B))
+    ready = barrier_at(first, 2 * MAX_A + 2 * MAX_B)
+    buffers = Buffers(tiles, out_address, out_at, addends,
+                      int32((out_at + 2 * OUT_BYTES + tiling.a_stages * tiling.a_bytes) >> 2),
+                      ready, barrier_at(ready, 2), barrier_at(ready, 4))
+    t = int32(cuda.threadIdx.x)
+    if t == 0:
+        set_up(a_ring, b_ring, buffers)
+    cuda.syncthreads()
+    boxes = boxes_of(shape, tiling)
+    warpgroup = t >> 7
+    if warpgroup == 0:
+        producer_registers()
         if t == 0:
-            for stage in range(MOST_A):
-                mbarrier_init(a_full + uint32(8 * stage), uint32(1))
-                mbarrier_init(a_empty + uint32(8 * stage), uint32(2))
-            for stage in range(MOST_B):
-                mbarrier_init(b_full + uint32(8 * stage), uint32(1))
-                mbarrier_init(b_empty + uint32(8 * stage), uint32(2))
-            for consumer in range(2):
-                mbarrier_init(ready + uint32(8 * consumer), uint32(32))
-                mbarrier_init(written + uint32(8 * consumer), uint32(128))
-                mbarrier_init(turn + uint32(8 * consumer), uint32(128))  # by all, so that none still waits for the last
-            fence_barrier_init()
-        cuda.syncthreads()
+            load_pixels(a_ring, maps.x, boxes, shape, tiling)
+        elif t == 96:
+            load_weight(b_ring, maps.weight, boxes, shape, tiling)
+        elif t >= 32 and t < 96:
+            exchange(buffers, int32((t >> 5) - 1), maps, vectors, boxes, shape, tiling, epilogue)
+    else:
+        consumer_registers()
+        consume(int32(warpgroup - 1), a_ring, b_ring, buffers, boxes, shape, tiling, epilogue)
 
-        pad = int32(size >> 1)
-        pitch = int32(tile_w + 2 * pad if whole_halo else tile_w)  # pixels in a row of a box
-        box_h = int32(tile_h + 2 * pad)
-        loads = int32(1 if whole_halo else size)  # boxes for one block of channels
-        columns = divide(N + BN - 1, BN)[0]
-        across, down = divide(width + tile_w - 1, tile_w)[0], divide(height + tile_h - 1, tile_h)[0]
-        last = int32(columns * across * down * divide(images + tile_images - 1, tile_images)[0])
-        warpgroup = t >> 7
 
-        if warpgroup == 0:
-            producer_registers()
-            if t == 0:  # boxes of pixels
-                tma_prefetch(map_x)
-                stage, parity = int32(0), uint32(1)
-                for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
-                    column, i, j, group = place_of(tile, columns, across, down)
-                    w, h, image = int32(i * tile_w - pad), int32(j * tile_h - pad), int32(group * tile_images)
-                    for block in range(channel_blocks):
-                        for load in range(loads):
-                            full = a_full + uint32(8) * uint32(stage)
-                            mbarrier_wait(a_empty + uint32(8) * uint32(stage), parity)
-                            mbarrier_expect_tx(full, uint32(pitch * box_h * tile_images * ROW))
-                            tma_load_4d(a_base + uint32(stage) * uint32(a_bytes), map_x, full, uint32(block * BK),
-                                        uint32(w + load), uint32(h), uint32(image))
-                            stage += int32(1)
-                            if stage == a_stages:
-                                stage, parity = int32(0), parity ^ uint32(1)
-            elif t == 96:  # the weight, `together` taps of a column at a time
-                tma_prefetch(map_weight)
-                stage, parity = int32(0), uint32(1)
-                end = int32(cuda.blockIdx.x + 1) if resident else last
-                for tile in range(cuda.blockIdx.x, end, cuda.gridDim.x):
-                    first = int32(divide(tile, columns)[1] * BN)
-                    for block in range(channel_blocks):
-                        for column in range(size):
-                            for part in range(1 if together == 3 else size):
-                                full = b_full + uint32(8) * uint32(stage)
-                                mbarrier_wait(b_empty + uint32(8) * uint32(stage), parity)
-                                mbarrier_expect_tx(full, b_bytes)
-                                to = b_base + uint32(stage) * b_bytes
-                                for k in range(together):
-                                    tap = int32((part + k) * size + column)
-                                    if transposed:
-                                        for slab in range(SLABS):
-                                            tma_load_3d(to + uint32(slab * SLAB), map_weight, full,
-                                                        uint32(first + slab * COLS), uint32(size * size - 1 - tap),
-                                                        uint32(block * BK))
-                                    else:
-                                        tma_load_3d(to, map_weight, full, uint32(block * BK), uint32(tap),
-                                                    uint32(first))
-                                    to += uint32(B_BYTES)
-                                stage += int32(1)
-                                if stage == b_stages:
-                                    stage, parity = int32(0), parity ^ uint32(1)
-            elif t >= 32 and t < 96:  # results out, residuals in
-                consumer, chosen = int32((t >> 5) - 1), (t & 31) == 0
-                if chosen:
-                    tma_prefetch(map_y)
-                buffer = out_base + uint32(consumer * OUT_BYTES)
-                free, done = ready + uint32(8 * consumer), written + uint32(8 * consumer)
-                parity = uint32(0)
-                for tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
-                    column, i, j, group = place_of(tile, columns, across, down)
-                    first = int32(column * BN)
-                    w, h, image = int32(i * tile_w), int32(j * tile_h), int32(group * tile_images)
-                    if has_bias or has_channel:
-                        for sub in range(SUB):
-                            more = sub_block_at(consumer * SUB + sub, tile_w, tile_h)[2]
-                            mine = min(int32(image + more), int32(images - 1))
-                            bring_addends(BN, addends, int32(addends_at + (consumer * SUB + sub) * BN), first, N, bias,
-                                          channel, mine * N, has_bias, has_channel)
-                    cuda.syncwarp()
-                    if chosen and has_residual:
-                        mbarrier_expect_tx(free, uint32(OUT_BYTES))
-                        for slab in range(SUB * SLABS):
-                            di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tile_w, tile_h)
-                            tma_load_4d(buffer + uint32(slab * SLAB), map_residual, free,
-                                        uint32(first + slab % SLABS * COLS), uint32(w + di), uint32(h + dj),
-                                        uint32(image + more))
-                    else:
-                        mbarrier_arrive(free)  # every lane, for what it has written and read
-                    mbarrier_wait(done, parity)
-                    parity ^= uint32(1)
-                    if chosen:
-                        for slab in range(SUB * SLABS):
-                            di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tile_w, tile_h)
-                            tma_store_4d(buffer + uint32(slab * SLAB), map_y, uint32(first + slab % SLABS * COLS),
-                                         uint32(w + di), uint32(h + dj), uint32(image + more))
-                        tma_store_commit()
-                    if not transposed and has_statistics:
-                        for sub in range(SUB):
-                            di, dj, more = sub_block_at(consumer * SUB + sub, tile_w, tile_h)
-                            x, y, b = int32(w + di), int32(h + dj), int32(image + more)
-                            if x < width and y < height and b < images:
-                                chunk = int32(((b * height + y) >> 3) * (width >> 3) + (x >> 3))
-                                at = int32(b_stages * together * B_BYTES + consumer * OUT_BYTES + sub * SLABS * SLAB)
-                                leave_statistics(BN, tiles, at, statistics, int32(chunk * N + (first >> 1)),
-                                                 int32((N - first) >> 1), N >> 1)
-                        fence_proxy_async()  # the next residual comes to where was read
-                    if chosen:
-                        tma_store_wait_read_0()
-                    cuda.syncwarp()
-                if chosen:
-                    tma_store_wait_0()
-        else:
-            consumer_registers()
-            acc = cuda.local.array(R, np.float32)
-            acc_2 = cuda.local.array(R, np.float32)
-            consumer = int32(warpgroup - 1)
-            arrives = (t & 127) == 0
-            out = int32(b_stages * together * B_BYTES + consumer * OUT_BYTES)
-            rows = uint32(row_of(consumer * SUB, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
-            rows_2 = uint32(row_of(consumer * SUB + 1, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
-            a_stride = uint32(pitch) * uint32(ROW)
-            rounds = int32(channel_blocks * size * (1 if together == 3 else size))
-            taps_a_load = int32(size * size if whole_halo else size)
-            a_stage, a_parity, b_stage, b_parity, out_parity = int32(0), uint32(0), int32(0), uint32(0), uint32(0)
-            my_turn, its_turn = turn + uint32(8 * consumer), turn + uint32(8 * (1 - consumer))
-            turn_parity = uint32(1 - consumer)  # the first consumer begins
-            for _tile in range(cuda.blockIdx.x, last, cuda.gridDim.x):
-                # the first tap: acc = …
-                mbarrier_wait(b_full + uint32(8) * uint32(b_stage), b_parity)
-                mbarrier_wait(a_full + uint32(8) * uint32(a_stage), a_parity)
-                if by_turns:
-                    mbarrier_wait(my_turn, turn_parity)
-                    turn_parity ^= uint32(1)
-                a_at = a_base + uint32(a_stage) * uint32(a_bytes)
-                b_at = b_base + uint32(b_stage) * b_bytes
-                da = descriptor(a_at + rows, uint32(16), a_stride, 1)
-                db = descriptor(b_at, uint32(B_LEADING), uint32(B_STRIDE), B_SWIZZLE)
-                wgmma_fence()
-                multiply_first(BN, transposed, acc, da, db)
-                multiply(BN, transposed, acc, da + u64(2), db + u64(B_STEP))
-                multiply(BN, transposed, acc, da + u64(4), db + u64(2 * B_STEP))
-                multiply(BN, transposed, acc, da + u64(6), db + u64(3 * B_STEP))
-                if SUB == 2:
-                    da = descriptor(a_at + rows_2, uint32(16), a_stride, 1)
-                    multiply_first(BN, transposed, acc_2, da, db)
-                    multiply(BN, transposed, acc_2, da + u64(2), db + u64(B_STEP))
-                    multiply(BN, transposed, acc_2, da + u64(4), db + u64(2 * B_STEP))
-                    multiply(BN, transposed, acc_2, da + u64(6), db + u64(3 * B_STEP))
-                shift = a_stride
-                if together == 3:
-                    a_1, a_2 = a_at + rows + shift, a_at + rows_2 + shift
-                    multiply_tap(BN, SUB, transposed, acc, acc_2, a_1, a_2, a_stride, db + B_TAP, B_STEP)
-                    multiply_tap(BN, SUB, transposed, acc, acc_2, a_1 + a_stride, a_2 + a_stride, a_stride,
-                                 db + B_TAP + B_TAP, B_STEP)
-                    shift += a_stride + a_stride
-                wgmma_commit()
-
-                # all others: acc += …. Taps are counted down each column: a row of taps is `a_stride` bytes on
-                used, row = together, together  # taps that have read the stage, and those of the column
-                for _ in range(int32(1), rounds):
-                    before_a, before_b = a_stage, b_stage
-                    next_box = used == taps_a_load
-                    if row == size:  # the next column of taps
-                        row = int32(0)
-                        shift += uint32(ROW) - uint32(size) * a_stride
-                    if next_box:
-                        used, shift = int32(0), uint32(0)
-                        a_stage += int32(1)
-                        if a_stage == a_stages:
-                            a_stage, a_parity = int32(0), a_parity ^ uint32(1)
-                        mbarrier_wait(a_full + uint32(8) * uint32(a_stage), a_parity)
-                        a_at = a_base + uint32(a_stage) * uint32(a_bytes)
-                    b_stage += int32(1)
-                    if b_stage == b_stages:
-                        b_stage = int32(0)
-                        if not resident:
-                            b_parity ^= uint32(1)
-                    mbarrier_wait(b_full + uint32(8) * uint32(b_stage), b_parity)
-                    b_at = b_base + uint32(b_stage) * b_bytes
-                    wgmma_fence()
-                    a_1, a_2 = a_at + rows + shift, a_at + rows_2 + shift
-                    db = descriptor(b_at, uint32(B_LEADING), uint32(B_STRIDE), B_SWIZZLE)
-                    multiply_tap(BN, SUB, transposed, acc, acc_2, a_1, a_2, a_stride, db, B_STEP)
-                    shift += a_stride
-                    if together == 3:
-                        multiply_tap(BN, SUB, transposed, acc, acc_2, a_1 + a_stride, a_2 + a_stride, a_stride,
-                                     db + B_TAP, B_STEP)
-                        multiply_tap(BN, SUB, transposed, acc, acc_2, a_1 + a_stride + a_stride,
-                                     a_2 + a_stride + a_stride, a_stride, db + B_TAP + B_TAP, B_STEP)
-                        shift += a_stride + a_stride
-                    wgmma_commit()
-                    used += together
-                    row += together
-                    wgmma_wait_1()  # the taps before have been multiplied: their stages may be filled again
-                    if arrives:
-                        if not resident:
-                            mbarrier_arrive(b_empty + uint32(8) * uint32(before_b))
-                        if next_box:
-                            mbarrier_arrive(a_empty + uint32(8) * uint32(before_a))
-                if by_turns:
-                    mbarrier_arrive(its_turn)
-                wait_for(BN, acc)
-                if SUB == 2:
-                    wait_for(BN, acc_2)
-                if arrives:
-                    if not resident:
-                        mbarrier_arrive(b_empty + uint32(8) * uint32(b_stage))
-                    mbarrier_arrive(a_empty + uint32(8) * uint32(a_stage))
-                a_stage += int32(1)
-                if a_stage == a_stages:
-                    a_stage, a_parity = int32(0), a_parity ^ uint32(1)
-                b_stage += int32(1)
-                if b_stage == b_stages:
-                    b_stage = int32(0)
-                    if not resident:
-                        b_parity ^= uint32(1)
-
-                # the results, through the buffer
-                mbarrier_wait(ready + uint32(8) * uint32(consumer), out_parity)
-                out_parity ^= uint32(1)
-                has_addends, at = has_bias or has_channel, int32(addends_at + consumer * SUB * BN)
-                write_sub_block(BN, tiles, out, acc, addends, at, has_addends, has_residual)
-                if SUB == 2:
-                    write_sub_block(BN, tiles, int32(out + SLABS * SLAB), acc_2, addends, int32(at + BN), has_addends,
-                                    has_residual)
-                fence_proxy_async()
-                mbarrier_arrive(written + uint32(8) * uint32(consumer))
-
-    kernel.__name__ = f"conv2d_{'input_gradient' if transposed else 'forward'}_kernel_v6_{128 * SUB}x{BN}_{together}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 1))
+def make_kernel(BN, SUB, taps_per_stage, transposed):
+    """The kernel for tiles of BN output channels and 128 · SUB pixels; transposed: the input gradient."""
+    kind = "input_gradient" if transposed else "forward"
+    return specialise(convolve, name=f"conv2d_{kind}_kernel_v6_{128 * SUB}x{BN}_{taps_per_stage}",
+                      launch_bounds=(THREADS, 1), BN=BN, SUB=SUB, TAPS_PER_STAGE=taps_per_stage, TRANSPOSED=transposed)
 
 
 VARIANTS = tuple((bn, sub) for sub in (1, 2) for bn in WIDTHS)
 conv2d_forward_kernels_v6, conv2d_input_gradient_kernels_v6 = (
-    {(*tile, together): make_kernel(*tile, together, transposed) for tile in VARIANTS for together in (1, 3)
-     if (*tile, together) != (128, 2, 3)}  # of these, no three stages fit beside the pixels
+    {(*tile, taps): make_kernel(*tile, taps, transposed) for tile in VARIANTS for taps in (1, 3)
+     if (*tile, taps) != (128, 2, 3)}  # of these, no three stages fit beside the pixels
     for transposed in (False, True))
 
 
@@ -595,9 +714,9 @@ class Plan(NamedTuple):
     a_stages: int
     a_bytes: int
     b_stages: int
-    together: int
+    taps_per_stage: int
     resident: bool
-    by_turns: bool
+    ping_pong: bool
     addends: bool
     tiles: int
 
@@ -607,7 +726,7 @@ class Plan(NamedTuple):
 
     @property
     def shared(self):
-        stages = self.b_stages * self.together * self.bn * ROW + self.a_stages * self.a_bytes
+        stages = self.b_stages * self.taps_per_stage * self.bn * ROW + self.a_stages * self.a_bytes
         return stages + output_bytes(self.bn, self.pixels, self.addends)
 
 
@@ -624,7 +743,7 @@ def output_bytes(bn, pixels, addends):
     return pixels * bn * 2 + (pixels // 64 * bn * 4 if addends else 0)
 
 
-def plans(B, H, W, C, N, size, whole_halo, bn, sub, together, addends):
+def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends):
     """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each."""
     pad, found = size // 2, []
     columns, steps = -(-N // bn), size * size * -(-C // BK)
@@ -634,7 +753,7 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, together, addends):
             images, rest = divmod(128 * sub, width * height)
             if rest or not images:
                 continue
-            b_bytes = together * bn * ROW
+            b_bytes = taps_per_stage * bn * ROW
             box = (width + 2 * pad * whole_halo) * (height + 2 * pad) * images
             if max(width, height) + 2 * pad > 256:
                 continue
@@ -642,44 +761,45 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, together, addends):
             tiles = columns * -(-W // width) * -(-H // height) * -(-B // images)
             left = SHARED - output_bytes(bn, 128 * sub, addends)
             for a_stages in (3, 2, 1)[:3 if boxes == 1 else 2]:  # a box goes back when the next has come
-                b_stages, resident = min((left - a_stages * a_bytes) // b_bytes, MOST_B), False
-                if columns == 1 and steps <= b_stages * together:
-                    b_stages, resident = steps // together, True
-                if resident or b_stages >= (4 if together == 1 else 3) or b_stages >= 2 and a_stages == together == 1:
-                    found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, b_stages, together,
-                                      resident, resident and boxes <= a_stages, addends, tiles))
+                b_stages, resident = min((left - a_stages * a_bytes) // b_bytes, MAX_B), False
+                if columns == 1 and steps <= b_stages * taps_per_stage:
+                    b_stages, resident = steps // taps_per_stage, True
+                enough = 4 if taps_per_stage == 1 else 3
+                if resident or b_stages >= enough or b_stages >= 2 and a_stages == taps_per_stage == 1:
+                    found.append(Plan(bn, width, height, images, whole_halo, a_stages, a_bytes, b_stages,
+                                      taps_per_stage, resident, resident and boxes <= a_stages, addends, tiles))
                     break
     return found
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, together=None, addends=True):
+def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, taps_per_stage=None, addends=True):
     """(estimate of nanoseconds, `Plan`) with the lowest estimate; only: (BN, SUB), to choose from these tiles alone.
 
-    together: taps of the weight in a stage, 1 or, of a 3 × 3 kernel, 3; None for either; addends: room for a bias's
+    taps_per_stage: of the weight, 1 or, of a 3 × 3 kernel, 3; None for either; addends: room for a bias's
 
     A block multiplies while its copies travel, so a tile takes the longer of the two, and a little; blocks take turns.
     """
     best = None
-    for (bn, sub), taps_a_stage in itertools.product(VARIANTS, (1, 3)[:1 + (size == 3)]):
-        if only not in (None, (bn, sub)) or together not in (None, taps_a_stage):
+    for (bn, sub), staged in itertools.product(VARIANTS, (1, 3)[:1 + (size == 3)]):
+        if only not in (None, (bn, sub)) or taps_per_stage not in (None, staged):
             continue
-        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_a_stage, addends):
+        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, staged, addends):
             blocks, taps = -(-C // BK), size * size
             loads = 1 if whole_halo else size
             moving = blocks * (loads * plan.a_bytes + (0 if plan.resident else taps * bn * ROW)) / BYTES_A_NS
             # A, 64 rows, crosses shared memory for each wgmma, and so does B
             tap = 8 * sub * max(bn / 2, 16 + bn / 4) / CYCLES_A_NS
-            multiplied = blocks * taps * (tap + max(0.0, ROUND_NS - tap / 4) / plan.together)
+            multiplied = blocks * taps * (tap + max(0.0, ROUND_NS - tap / 4) / plan.taps_per_stage)
             turns = -(-plan.tiles // multiprocessors)
             both = (1.3 if plan.a_stages == 1 else 1.0) * max(moving, multiplied) + 0.03 * min(moving, multiplied)
             estimate = START_NS + turns * (TILE_NS + OUTPUT_NS * plan.pixels * bn + both)
             if best is None or estimate < best[0]:
                 best = estimate, plan
     if best is None:
-        if only is not None or together is not None:
-            raise ValueError(f"no plan with {only} (BN, SUB) and {together} taps in a stage for a {size} × {size} "
-                             "convolution of these arrays.")
+        if only is not None or taps_per_stage is not None:
+            raise ValueError(f"no plan with {only} (BN, SUB) and {taps_per_stage} taps in a stage for a "
+                             f"{size} × {size} convolution of these arrays.")
         raise ValueError(f"a {size} × {size} convolution does not fit into shared memory: use version=1")
     return best
 
@@ -698,7 +818,7 @@ def statistics_shape(y_shape):
 
 
 def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient=False, whole_halo=True, only=None,
-                       together=None, statistics=None):
+                       taps_per_stage=None, statistics=None):
     """y = conv2d(x, weight) + …, or with `gradient` the input gradient from x = dy; launcher.py has checked them.
 
     statistics: of `statistics_shape`, to be written; not with `gradient`
@@ -707,19 +827,19 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     n, size = y.shape[3], weight.shape[1]
     backend = x.backend
 
-    def planned(only=None, together=None):
-        return choose_plan(assumed(b), h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only, together,
-                           bias is not None or channel is not None)[1]
+    def planned(only=None, taps_per_stage=None):
+        return choose_plan(assumed(b), h, w, c, n, size, bool(whole_halo), backend.multiprocessors, only,
+                           taps_per_stage, bias is not None or channel is not None)[1]
 
     def measured(choice):
         bn, sub, taps = choice
         return planned((bn, sub), taps)
 
-    if only is None and together is None:
+    if only is None and taps_per_stage is None:
         kind = "conv2d_input_gradient v6" if gradient else "conv2d v6"
         plan = tuned_or(planned, measured, backend, kind, assumed(b), h, w, c, n, size)
     else:
-        plan = planned(only, together)
+        plan = planned(only, taps_per_stage)
     if assumed(b) != b:  # so many tiles are there in truth
         plan = plan._replace(tiles=-(-n // plan.bn) * -(-w // plan.width) * -(-h // plan.height) * -(-b // plan.images))
     pad, columns = size // 2, 64 if plan.bn % 64 == 0 else 32
@@ -733,12 +853,15 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     map_residual = map_y if residual is None else tensor_map(residual, (columns, 8, 8, 1), swizzle=2 * columns)
     nothing = no_numbers(backend)
     kernels = conv2d_input_gradient_kernels_v6 if gradient else conv2d_forward_kernels_v6
-    launch(kernels[plan.bn, plan.pixels // 128, plan.together], min(plan.tiles, backend.multiprocessors), THREADS,
-           map_x, map_weight, map_y, map_residual, nothing if bias is None else bias,
-           nothing if channel is None else channel.reshape(-1), b, h, w, n, -(-c // BK), size, int(plan.whole_halo),
-           plan.width, plan.height, plan.images, plan.a_stages, plan.a_bytes, plan.b_stages, int(plan.resident),
-           int(plan.by_turns), int(bias is not None), int(channel is not None), int(residual is not None),
-           nothing if statistics is None else statistics.reshape(-1), int(statistics is not None), shared=plan.shared)
+    launch(kernels[plan.bn, plan.pixels // 128, plan.taps_per_stage], min(plan.tiles, backend.multiprocessors), THREADS,
+           Maps(map_x, map_weight, map_y, map_residual),
+           Vectors(nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1)),
+           Shape(b, h, w, n, -(-c // BK), size),
+           Tiling(int(plan.whole_halo), plan.width, plan.height, plan.images, plan.a_stages, plan.a_bytes,
+                  plan.b_stages, int(plan.resident), int(plan.ping_pong)),
+           Epilogue(int(bias is not None), int(channel is not None), int(residual is not None),
+                    nothing if statistics is None else statistics.reshape(-1), int(statistics is not None)),
+           shared=plan.shared)
     return y
 
 

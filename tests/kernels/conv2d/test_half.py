@@ -320,7 +320,7 @@ def test_the_plan_fills_shared_memory_and_no_more():
         for size in (1, 3, 5):
             for whole_halo in (True, False):
                 plan = conv2d_hopper.choose_plan(b, h, w, c, n, size, whole_halo, 132)[1]
-                assert plan.shared <= conv2d_hopper.SHARED and plan.b_stages <= conv2d_hopper.MOST_B
+                assert plan.shared <= conv2d_hopper.SHARED and plan.b_stages <= conv2d_hopper.MAX_B
                 assert plan.pixels in (128, 256) and plan.width % 8 == plan.height % 8 == 0
         for whole_halo in (True, False):
             plan = conv2d_hopper_gradient_3x3.choose_plan(b, h, w, c, n, whole_halo, 132)[1]
@@ -398,6 +398,6 @@ def test_overflow_is_infinite(engine):
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_a_pipeline_has_two_stages_where_a_tile_takes_two_boxes(size):
     """A box of x goes back only when the next has come: with one stage, nothing would go on."""
-    for channels, tile, together, whole in itertools.product((64, 128), conv2d_hopper.VARIANTS, (1, 3), (True, False)):
-        for plan in conv2d_hopper.plans(2, 16, 16, channels, 96, size, whole, *tile, together, True):
+    for channels, tile, taps, whole in itertools.product((64, 128), conv2d_hopper.VARIANTS, (1, 3), (True, False)):
+        for plan in conv2d_hopper.plans(2, 16, 16, channels, 96, size, whole, *tile, taps, True):
             assert plan.a_stages > 1 or channels == 64 and (whole or size == 1)
