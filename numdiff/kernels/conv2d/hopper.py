@@ -1,4 +1,4 @@
-"""Convolution on Hopper's tensor cores: an implicit GEMM that the copy engine feeds, forward and input gradient.
+"""Convolution on Hopper's tensor cores: an implicit GEMM fed by TMA, forward and input gradient.
 
 MATHEMATICS
     forward          y[p, n] = Σ_tap Σ_c x[p + tap - pad, c] · weight[n, tap, c]
@@ -7,25 +7,25 @@ MATHEMATICS
     the mean and variance of each two channels over each 8 × 8 pixels are left for it.
     A block takes a tile of pixels and of output channels, and sums over blocks of 64 input channels and, in each, over
     the taps. For one tap that is a plain matrix product: pixels × 64 by 64 × channels. The pixels of another tap are
-    the same ones moved by some rows and columns, so nothing is gathered: the copy engine brings the tile of pixels WITH
+    the same ones moved by some rows and columns, so nothing is gathered: TMA brings the tile of pixels WITH
     ITS HALO once, zeros where that leaves the image (which is the padding), and each tap begins to read it at another
     row.
 SHAPES
     x (B, H, W, C), weight (N, kernel, kernel, C), y and residual (B, H, W, N): float16
     bias (N,), channel (B, N): float32; statistics (B, H / 8 · W / 8, 2, N / 2) float32: groupnorm/normalise.py
-    C and N multiples of 8 (a row of the copy engine is a multiple of 16 bytes), kernel odd, stride 1; any B, H, W
+    C and N multiples of 8 (a row that TMA brings is a multiple of 16 bytes), kernel odd, stride 1; any B, H, W
 VERSIONS
     v5  for each column of taps its own box of pixels: tile_w columns wide, with a halo above and below. A row of it is
         a multiple of eight pixels, so every matrix begins where the swizzle's pattern begins.
     v6  one box with the whole halo. A box of 16 × 16 pixels becomes 18 × 18: 1.27 times the pixels cross from L2 where
         v5 moves 3.4 times and a box for each tap 9 times. The matrix of a tap begins at any row of 128 bytes: the
-        swizzle goes by the bits of the address, so that is where the copy engine has put it.
+        swizzle goes by the bits of the address, so that is where TMA has put it.
     The kernels are the same; what differs is told by their arguments.
 HOW A TILE LIES IN SHARED MEMORY
     A pixel is a row of 64 channels, 128 bytes. Eight neighbouring pixels of an image row are one group of a wgmma's
     matrix, the eight rows of images below each other its eight groups: a SUB-BLOCK of 8 × 8 pixels, whose groups lie
     one image row of the box apart. A wgmma takes one sub-block; a tile is 2, or 4, of them, side by side, below each
-    other, or in several images. Each is stored by itself, clipped by the copy engine where the image ends.
+    other, or in several images. Each is stored by itself, clipped by TMA where the image ends.
 WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
     warp 3 asks for the weight           one stage a tap, or a column of three (kernels of their own: a third of the
@@ -33,7 +33,7 @@ WHO DOES WHAT  (384 threads: three warpgroups)
     warps 1, 2 store what a consumer has written, make its statistics, and bring it the next residual, to where its
                                          result will lie, and what is added to each channel: while the others multiply
     warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels. Where shared memory holds all that a
-                                         tile needs they take turns (`by_turns`): one multiplies, one writes its results
+                                         tile needs they alternate (ping-pong): one multiplies, one writes its results
 LAUNCH
     as many blocks as multiprocessors, each walks over tiles; shared memory: weight stages, output buffers, pixel
     stages.
@@ -421,8 +421,9 @@ def exchange(buffers, consumer, maps, vectors, boxes, shape, tiling, epilogue):
                 x, y, b = int32(w + di), int32(h + dj), int32(image + more)
                 if x < shape.width and y < shape.height and b < shape.images:
                     chunk = int32(((b * shape.height + y) >> 3) * (shape.width >> 3) + (x >> 3))
-                    write_statistics(buffers.tiles, int32(buffers.at + consumer * OUT_BYTES + sub * SLABS * SLAB_BYTES),
-                                     epilogue.statistics, int32(chunk * shape.N + (first >> 1)),
+                    # buffers.at, from what it is made of: with few registers better computed again than kept
+                    at = int32(tiling.b_stages * B_BYTES + consumer * OUT_BYTES + sub * SLABS * SLAB_BYTES)
+                    write_statistics(buffers.tiles, at, epilogue.statistics, int32(chunk * shape.N + (first >> 1)),
                                      int32((shape.N - first) >> 1), shape.N >> 1)
             fence_proxy_async()  # the next residual comes to where was read
         if chosen:
@@ -778,7 +779,7 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, tap
 
     taps_per_stage: of the weight, 1 or, of a 3 × 3 kernel, 3; None for either; addends: room for a bias's
 
-    A block multiplies while its copies travel, so a tile takes the longer of the two, and a little; blocks take turns.
+    A block multiplies while its copies travel, so a tile takes the longer of the two, and a little.
     """
     best = None
     for (bn, sub), staged in itertools.product(VARIANTS, (1, 3)[:1 + (size == 3)]):
