@@ -1,6 +1,22 @@
-"""Numbers of the hardware that kernels name: one name for each, here."""
+"""Numbers of the hardware that kernels and launchers name: one name for each, here."""
+from ..emulator.launch import MAX_GRID
 
 WARP = 32  # threads that run in step
 WARPGROUP = 128  # threads that give a wgmma together
 FULL_MASK = 0xFFFFFFFF  # all lanes of a warp take part (in a shuffle, a vote, a match)
 HOPPER_SHARED = 227 << 10  # bytes of shared memory that a block may have on sm_90
+SHARED_RESERVED = 1 << 10  # bytes of shared memory that the system takes for each block
+REGISTERS = 65536  # of a multiprocessor
+MAX_BLOCKS_YZ = MAX_GRID[1]  # in a grid's second and third axis
+MAX_ELEMENTS = 2**31  # of an array, or a part of one, that a kernel counts in 32 bits
+MULTIPROCESSORS = 132  # of an H100: assumed where the backend has no number of its own
+
+
+def shared_limit(array):
+    """Bytes of shared memory that a block may have on the array's device; an H100's where it does not say."""
+    device = getattr(array.backend, "device", None)
+    return device.properties.max_shared_memory_per_block_optin if device else HOPPER_SHARED
+
+
+def multiprocessors_of(array):
+    return getattr(array.backend, "multiprocessors", MULTIPROCESSORS)

@@ -16,6 +16,7 @@ import math
 import numpy as np
 
 from numdiff.device import download, get_gpu, synchronize, upload, zeros
+from numdiff.device.limits import HOPPER_SHARED
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels.groupnorm import one_pass
 from tests.kernels.benchmark_half_conv import BATCH, measured, replay
@@ -31,13 +32,13 @@ def all_plans(x, backward):
     unit = math.lcm(width, one_pass.VECTOR)
     for tile in (n for n in range(unit, C + 1, unit) if C % n == 0):
         for threads in (*one_pass.FEW_THREADS, one_pass.THREADS):
-            plan = one_pass.make_plan(B, P, C, width, x.dtype.itemsize, backward, tile, threads, one_pass.SHARED_LIMIT,
+            plan = one_pass.make_plan(B, P, C, width, x.dtype.itemsize, backward, tile, threads, HOPPER_SHARED,
                                       one_pass.MULTIPROCESSORS)
             if plan is not None:
                 yield plan
     for team in one_pass.TEAMS if backward else ():
         for cluster in (1, *one_pass.BLOCKS):
-            plan = one_pass.make_plan_half(B, P, C, width, x.dtype.itemsize, team, one_pass.SHARED_LIMIT,
+            plan = one_pass.make_plan_half(B, P, C, width, x.dtype.itemsize, team, HOPPER_SHARED,
                                                   one_pass.MULTIPROCESSORS, cluster)
             if plan is not None:
                 yield plan

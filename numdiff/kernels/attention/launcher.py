@@ -19,6 +19,7 @@ import math
 import numpy as np
 
 from ...device import empty, is_device, launch
+from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of, shared_limit
 from ..any_batch import assumed
 from . import (
     backward,
@@ -36,14 +37,10 @@ from .reference import flash_attention_backward_reference, flash_attention_forwa
 from .unfused import check
 
 HEAD_SIZES = 32, 64, 72
-LARGEST_BATCH = 65535  # blocks in a grid's second and third axis
-LARGEST_IMAGE = 2**31  # elements; within an image the kernels count in 32 bits
-MULTIPROCESSORS = 132  # where the backend has no number of its own
 SMALL_BLOCK = 1.2  # time of a row in a block of 64 queries, for 1 in one of 128: it shares its keys with fewer
 MINIMUM_CAPABILITY = (8, 0)  # of versions 3 and 4
 FEW_TOKENS = 64  # up to which version 3 wastes less: version 5's tiles have 128 rows and more
 CHUNK = 0.1  # tiles' worth of work that a chunk costs: its dq is written apart, and read to be added
-SHARED_LIMIT = 227 << 10  # bytes that a block may have, where the backend has no number of its own: an H100's
 
 simple_kernels = {(HS, name): kernel for HS in HEAD_SIZES
                   for name, kernel in zip(("forward", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
@@ -60,16 +57,6 @@ def layout(qkv, heads, order):
     """(HS, head_step, part) of qkv's channels: see LAYOUT."""
     HS = qkv.shape[2] // (3 * heads)
     return (HS, 3 * HS, HS) if order == "legacy" else (HS, HS, heads * HS)
-
-
-def shared_limit(array):
-    """Bytes of shared memory that a block may have on the array's device."""
-    device = getattr(array.backend, "device", None)
-    return device.properties.max_shared_memory_per_block_optin if device else SHARED_LIMIT
-
-
-def multiprocessors_of(array):
-    return getattr(array.backend, "multiprocessors", MULTIPROCESSORS)
 
 
 def idling(warps):
@@ -149,7 +136,7 @@ def prepare(version, arrays, heads):
     if HS not in HEAD_SIZES:
         raise ValueError(f"flash attention has kernels for heads of 32, 64 and 72 channels, not {HS}; use "
                          "attention_forward and attention_backward")
-    if max(B, heads) > LARGEST_BATCH or T * width >= LARGEST_IMAGE:
+    if max(B, heads) > MAX_BLOCKS_YZ or T * width >= MAX_ELEMENTS:
         raise ValueError(f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the batch")
     half = qkv.dtype == np.float16
     if version is None:

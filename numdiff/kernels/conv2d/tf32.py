@@ -38,6 +38,7 @@ import numpy as np
 
 from ...device import cuda, empty, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.limits import multiprocessors_of
 from ..any_batch import assumed
 from ..common import divide
 from ..matmul.tf32 import (
@@ -395,7 +396,7 @@ def tf32_forward(x, weight, bias, y, stride, channel=None, residual=None, gradie
     size, pixels = weight.shape[1], b * ho * wo
     steps = size * size * -(-c // BK)
     tile, parts, part_steps = choose(assumed(pixels), n, steps, assumed(y.size),
-                                     getattr(x.backend, "multiprocessors", 132), False)
+                                     multiprocessors_of(x), False)
     flat = x.reshape(-1)
     biases, channels = flat if bias is None else bias, flat if channel is None else channel.reshape(-1)
     residuals = flat if residual is None else residual.reshape(-1)
@@ -423,7 +424,7 @@ def tf32_weight_gradient(dy, x, dweight, stride):
     size, pixels = dweight.shape[1], b * ho * wo
     columns = size * size * c
     tile, parts, part_steps = choose(n, columns, -(-pixels // BK), dweight.size,
-                                     getattr(x.backend, "multiprocessors", 132), True)
+                                     multiprocessors_of(x), True)
     partial = empty((parts, dweight.size), np.float32, like=dy)
     launch(WEIGHT_GRADIENT[tile], (-(-columns // tile[1]), -(-n // tile[0]), parts), THREADS, dy.reshape(-1),
            x.reshape(-1), partial.reshape(-1), h, w, c, ho, wo, n, size, stride, pixels, part_steps * BK,

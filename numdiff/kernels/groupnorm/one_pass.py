@@ -53,9 +53,16 @@ import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, int32, launch, load4, uint32, upload
 from ...device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
+from ...device.limits import (
+    HOPPER_SHARED,
+    MULTIPROCESSORS,
+    REGISTERS,
+    SHARED_RESERVED,
+    multiprocessors_of,
+    shared_limit,
+)
 from ...device.threads import kept
 from ..any_batch import assumed
-from ..attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
 from ..common import divide
 from ..concat import Pair, parts_of
 from . import clusters as groupnorm_clusters
@@ -91,8 +98,6 @@ from .vectors import (
 )
 
 FEW_THREADS = 256, 128  # where several blocks find room
-RESERVED = 1 << 10  # bytes of shared memory that the system takes for each block
-REGISTERS = 65536  # of a multiprocessor
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 96, 128  # of a thread, as compiled for sm_80 and sm_90a, rounded up
 TEAMS = 16, 8, 5, 4, 3, 2, 1  # warps with the pixels of sixteen channels, where these are taken together
 HALF_REGISTERS = 96  # which leaves room for five warps in each quarter of a multiprocessor
@@ -672,7 +677,8 @@ def forecast(blocks, P, tile, itemsize, arrays, again, turns, distant, shared, t
     registers, latency, element, chain = kernel or (
         (BACKWARD_REGISTERS, BACKWARD_LATENCY, BACKWARD_ELEMENT, BACKWARD_TURN) if backward else
         (FORWARD_REGISTERS, FORWARD_LATENCY, FORWARD_ELEMENT, FORWARD_TURN))
-    resident = max(1, min((limit + RESERVED) // (shared + RESERVED), REGISTERS // (registers * threads), 32))
+    resident = max(1, min((limit + SHARED_RESERVED) // (shared + SHARED_RESERVED), REGISTERS // (registers * threads),
+                          32))
     waves, each = -(-blocks // (resident * multiprocessors)), -(-blocks // multiprocessors)
     nbytes, sectors = P * tile * itemsize, P * SECTOR * pixel_sectors(tile, itemsize)
     total = blocks * (arrays + 1) * nbytes
@@ -685,7 +691,8 @@ def forecast(blocks, P, tile, itemsize, arrays, again, turns, distant, shared, t
 
 
 @functools.cache
-def choose_plan(B, P, C, width, itemsize, backward, limit=SHARED_LIMIT, multiprocessors=MULTIPROCESSORS, clusters=True):
+def choose_plan(B, P, C, width, itemsize, backward, limit=HOPPER_SHARED, multiprocessors=MULTIPROCESSORS,
+                clusters=True):
     """The `Plan` with the shortest forecast (of equals the one with more blocks), or None if no tile fits.
 
     clusters: whether the device has them

@@ -20,6 +20,7 @@ import math
 import numpy as np
 
 from ...device import copy_into, empty, empty_like, is_device, launch
+from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, MULTIPROCESSORS, multiprocessors_of
 from ...errors import TooManyElementsError
 from ..any_batch import assumed
 from ..concat import Pair
@@ -30,10 +31,7 @@ from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectoris
 from .operands import Matrices
 from .reference import matmul_forward_cost, matmul_forward_reference
 
-MULTIPROCESSORS = 132  # of an H100: assumed where the device does not say how many it has
 SQUARE = {v: (n, n) for v, n in ((1, naive.BLOCK), (2, tiled.TILE), (3, register_tiles.TILE))}  # their only tile
-LARGEST_BATCH = 65535  # what gridDim.y and gridDim.z can count
-LARGEST_MATRIX = 2**31  # elements: offsets within a matrix are int32 in the kernels
 SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the split saves
 SECOND_PASS = 400_000  # multiply-adds of one multiprocessor in the time that one more launch takes, about 3 µs
 SLICE_TRAFFIC = 0.25  # multiply-adds of one multiprocessor in the time that 132 write and read one partial sum
@@ -290,10 +288,10 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
 
     residual: like all of c's array, added to it
     """
-    if max(outer, inner) > LARGEST_BATCH:
-        raise ValueError(f"a batch of {outer} × {inner} matrices is more than one launch can count ({LARGEST_BATCH} on "
+    if max(outer, inner) > MAX_BLOCKS_YZ:
+        raise ValueError(f"a batch of {outer} × {inner} matrices is more than one launch can count ({MAX_BLOCKS_YZ} on "
                          "each axis); split it")
-    if max(M * a.row, K * a.column, K * b.row, N * b.column, M * c.row) >= LARGEST_MATRIX:
+    if max(M * a.row, K * a.column, K * b.row, N * b.column, M * c.row) >= MAX_ELEMENTS:
         raise TooManyElementsError(f"a matrix of this product (M {M}, N {N}, K {K}) spans 2³¹ elements or more; use a "
                                    "smaller batch")
     wide = (operand_by_four(a, a.column, a.row, K, M) and operand_by_four(b, b.row, b.column, K, N)
@@ -310,7 +308,7 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
                          f"multiples of 4 (M {M}, N {N}, K {K}, a {a[1:]}, b {b[1:]}, c {c[1:]}); use version=3")
     tile, slices = SQUARE.get(version), 1
     if version == 3 or version == 4:
-        multiprocessors = getattr(c.array.backend, "multiprocessors", MULTIPROCESSORS)
+        multiprocessors = multiprocessors_of(c.array)
         tiles = vectorised.TILES if version == 4 else (tile,)
         batch, rows = (assumed(outer) * inner, M) if a.outer else _as_assumed(outer * inner, M)  # a.outer: images
         tile, slices = choose_tile(batch, rows, N, K, multiprocessors, tiles)

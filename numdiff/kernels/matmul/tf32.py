@@ -47,6 +47,7 @@ import numpy as np
 
 from ...device import copy_into, cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.limits import multiprocessors_of
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
 from ..any_batch import assumed
 from .mma import add_partials
@@ -371,7 +372,7 @@ def launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residua
     flat_c = array.reshape(-1)[c.start:]
     batch, rows = (assumed(outer) * inner, M) if a.outer else (outer * inner, assumed(M))  # a.outer: images
     whole = batch == 1 and c.row == N and flat_c.size == M * N
-    tile, slices = choose(batch, rows, N, K, whole, getattr(array.backend, "multiprocessors", 132))
+    tile, slices = choose(batch, rows, N, K, whole, multiprocessors_of(array))
     flat_a, flat_b = (m.array.reshape(-1)[m.start:] for m in (a, b))
     biases = flat_a if bias is None else bias
     a_across, b_across = a.column != 1, b.row != 1

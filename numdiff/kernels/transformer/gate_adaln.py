@@ -40,8 +40,8 @@ import numpy as np
 from ...device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, zeros
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.eight import as_stored, copy8, load8, store8
+from ...device.limits import HOPPER_SHARED, MULTIPROCESSORS, multiprocessors_of, shared_limit
 from ...device.specialise import Constant, specialise
-from ..attention.launcher import MULTIPROCESSORS, SHARED_LIMIT, multiprocessors_of, shared_limit
 from ..elementwise import add_forward
 from ..layernorm import warp_sum
 from .adaln import adaln_backward, adaln_backward_reference, adaln_forward, adaln_forward_reference
@@ -418,7 +418,7 @@ BACKWARD = {(s, g): specialise(adaln_backward_v2, name=f"{'gate_' * g}adaln_back
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 @functools.cache
-def choose_plan(B, T, C, itemsize, is_gated, limit=SHARED_LIMIT, multiprocessors=MULTIPROCESSORS, chunks=None):
+def choose_plan(B, T, C, itemsize, is_gated, limit=HOPPER_SHARED, multiprocessors=MULTIPROCESSORS, chunks=None):
     """(warps, chunks of an image's tokens, tokens a chunk, bytes before the ring, shared bytes), or None.
 
     As many warps as there is shared memory for; as many chunks (if not told) as end soonest, counting turns of a warp.
