@@ -19,7 +19,8 @@ from ..kernels.concat import Pair
 # functions that are one pass of a convolution, on some rung -> which
 CONVOLUTIONS = re.compile(r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"
                           r"(?:_3x3)?$")
-PRODUCTS = re.compile(r"conv2d|linear|matmul|attention|(?:hopper|mma|tf32)_(?:forward|input|weight)")  # tensor cores
+# on tensor cores
+PRODUCTS = re.compile(r"conv2d|linear|matmul|(?:flash_)?attention|(?:hopper|mma|tf32)_(?:forward|input|weight)")
 IN_PLACE = ("adamw_update", "ema_update")  # what comes in also goes out, so their cost functions count the bytes
 
 

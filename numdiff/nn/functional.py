@@ -1,7 +1,8 @@
 """The differentiable operations: each calls one kernel forward and tells the tape the kernel for its backward.
 
 Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the backward adds into. Nothing here asks
-which device the arrays are on. The mathematics, shapes and sources are in the kernel files of the same names.
+which device the arrays are on. The mathematics, shapes and sources stand in numdiff/kernels, in the file of the
+operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
 """
 import numpy as np
 
@@ -312,7 +313,7 @@ def class_dropout(labels, probability, null_class, randomness):
 
 
 def dropout(x, probability, randomness, layer):
-    """Zero each element with `probability`, scale the others; `randomness` counts it (see training.trainer)."""
+    """Zero each element with `probability`, scale the others; `randomness` counts it (training.step.Randomness)."""
     if probability == 0 or randomness is None:
         return x
     where = (probability, randomness.seed, layer, randomness.step, randomness.samples)

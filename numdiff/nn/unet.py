@@ -1,7 +1,8 @@
 """The UNet of "Diffusion Models Beat GANs on Image Synthesis" (Dhariwal and Nichol 2021, arXiv:2105.05233).
 
-Every option of the public guided-diffusion implementation, and its parameter names, so that its weights load as they
-are. Read top-down: the blocks, then `UNet.__init__`, which lays them out, then `UNet.forward`, twelve lines.
+The options of the public guided-diffusion implementation that say what is computed, for images (its `dims` of 2), and
+its parameter names: `numdiff convert` only changes how the numbers lie, channels last. Precision and recomputation,
+options of its model, belong to the training here. Read top-down: the blocks, then `UNet.__init__`, which lays them out, then `UNet.forward`, twelve lines.
 
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """

@@ -7,7 +7,7 @@ MATHEMATICS
     Backward. First g = dy, or dy · SiLU'(z) with z computed anew from x (cheaper than a stored z is to read). Then
         dbias[c] += Σ_{b,p} g          dweight[c] += Σ_{b,p} g · xhat
     and, because each x moves its group's mean and variance too (two averages over the group, h = g · weight),
-        dx = rstd · (h - average(h) - xhat · average(h · xhat)) + what has arrived for x on other ways (`residual`)
+        dx = rstd · (h - average(h) - xhat · average(h · xhat)) + x's gradient from elsewhere (`residual`)
     Both averages are weighted sums of the channel sums that dbias and dweight need, so one pass gives all four.
 SHAPES
     x, y, dx, dy, residual (B, ..., C) float32 or float16, channels last, P pixels; weight, bias (C,); mean, rstd (B, G)

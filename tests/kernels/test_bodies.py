@@ -1,0 +1,121 @@
+"""A kernel reads as set-up, producer, main loop, epilogue: how long a body may be, how many arguments, how deep."""
+import ast
+
+import pytest
+
+from tests.kernels.test_reading_order import KERNELS
+
+LINES, ARGUMENTS, DEPTH = 80, 14, 6  # of a body without its docstring; blocks within blocks
+# Those that are over a bar: what they have, (lines, arguments, depth). Only ever shorter, and fewer.
+EXCEPTIONS = {
+    "attention/backward.py kernel": (96, 14, 4),
+    "attention/backward_half.py kernel": (133, 16, 5),
+    "attention/backward_split.py kernel": (100, 14, 6),
+    "attention/forward.py kernel": (100, 8, 3),
+    "conv2d/direct.py conv2d_forward_kernel_v1": (19, 17, 5),
+    "conv2d/hopper.py kernel": (251, 26, 9),
+    "conv2d/hopper_weight_gradient.py conv2d_weight_gradient_kernel_v6": (145, 19, 4),
+    "conv2d/hopper_weight_gradient_3x3.py kernel": (165, 24, 5),
+    "conv2d/implicit.py kernel_v3": (90, 15, 3),
+    "conv2d/mma.py conv2d_forward_kernel_v4": (77, 19, 4),
+    "conv2d/mma.py fetch_both": (9, 17, 0),
+    "conv2d/mma.py finish_pair": (13, 16, 2),
+    "conv2d/narrow.py conv2d_narrow_forward_kernel": (22, 15, 5),
+    "conv2d/narrow_half.py conv2d_narrow_weight_gradient_kernel_half": (89, 9, 4),
+    "conv2d/tf32.py finish_four": (14, 16, 2),
+    "conv2d/tf32.py kernel": (81, 19, 4),
+    "conv2d/tf32.py write_rows": (7, 16, 1),
+    "groupnorm/chunks.py groupnorm_backward_kernel_v2": (25, 16, 3),
+    "linear_group.py gather_kernel": (25, 18, 2),
+    "matmul/mma.py stash_half": (13, 15, 3),
+    "matmul/mma.py write_sums": (10, 15, 1),
+    "matmul/naive.py matmul_forward_kernel_v1": (12, 22, 2),
+    "matmul/register_tiles.py matmul_forward_kernel_v3": (38, 22, 2),
+    "matmul/tf32.py finish_rows": (8, 15, 1),
+    "matmul/tf32.py kernel": (49, 21, 2),
+    "matmul/tf32.py multiply_step": (14, 15, 2),
+    "matmul/tiled.py matmul_forward_kernel_v2": (38, 22, 2),
+    "matmul/vectorised.py kernel": (76, 22, 2),
+    "optimizer/adamw.py adamw_update_kernel_v1": (7, 17, 1),
+    "optimizer/adamw.py adamw_update_kernel_v2": (16, 17, 1),
+    "optimizer/adamw.py adamw_update_kernel_v3": (22, 22, 2),
+}
+
+
+HARDWARE = ("threadIdx", "blockIdx", "shared", "local", "grid", "syncthreads")  # of cuda: who names it runs on a GPU
+
+
+def gpu_functions(path):
+    """[function] of a file that a GPU runs: decorated by cuda.jit, given to it or to `specialise`, or one that asks for
+    its thread, where a factory's own helper compiles it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    given = {node.args[0].id for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args
+             and isinstance(node.args[0], ast.Name) and ast.unparse(node.func) in ("cuda.jit", "specialise")}
+
+    def asks(function):
+        inner = {each for other in ast.walk(function) if isinstance(other, ast.FunctionDef) and other is not function
+                 for each in ast.walk(other)}
+        return any(isinstance(node, ast.Attribute) and node.attr in HARDWARE and isinstance(node.value, ast.Name)
+                   and node.value.id == "cuda" for node in ast.walk(function) if node not in inner)
+
+    return [node for node in functions if node.name in given or asks(node)
+            or any("cuda.jit" in ast.unparse(each) for each in node.decorator_list)]
+
+
+def measure(function):
+    """(lines of the body without its docstring, arguments, blocks within blocks)."""
+    def depth(node):
+        if isinstance(node, ast.If) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):  # elif
+            return max(1 + max(map(depth, node.body)), depth(node.orelse[0]))
+        inner = max(map(depth, ast.iter_child_nodes(node)), default=0)
+        return inner + isinstance(node, (ast.For, ast.While, ast.If, ast.With))
+
+    start = function.body[ast.get_docstring(function) is not None]
+    return function.end_lineno - start.lineno + 1, len(function.args.args), depth(function)
+
+
+def measured():
+    """{"folder/file.py function": its measures} of what is over a bar; of namesakes the largest of each."""
+    found = {}
+    for path in sorted(KERNELS.rglob("*.py")):
+        for function in gpu_functions(path):
+            sizes = measure(function)
+            if any(size > bar for size, bar in zip(sizes, (LINES, ARGUMENTS, DEPTH), strict=True)):
+                name = f"{path.relative_to(KERNELS).as_posix()} {function.name}"
+                found[name] = tuple(map(max, sizes, found.get(name, sizes)))
+    return found
+
+
+def test_bodies_can_be_held():
+    found = measured()
+    assert not found.keys() - EXCEPTIONS.keys(), "cut it into named device functions, group its arguments: NamedTuple"
+    for name, most in EXCEPTIONS.items():
+        assert name in found, f"{name} is within the bars: take it from EXCEPTIONS"
+        assert all(size <= known for size, known in zip(found[name], most, strict=True)), f"{name}: {found[name]}"
+
+
+@pytest.mark.parametrize("text, sizes", [
+    ("def kernel(x):\n    '''X.'''\n    for i in x:\n        if i:\n            pass\n    return\n", (4, 1, 2)),
+    ("def kernel(x, y):\n    return\n", (1, 2, 0))])
+def test_what_is_measured(text, sizes):
+    assert measure(ast.parse(text).body[0]) == sizes
+
+
+def test_who_is_measured(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text("""
+@cuda.jit(device=True)
+def a():
+    pass
+def b():
+    pass
+def make():
+    def c():
+        pass
+    def d():
+        return cuda.threadIdx.x
+    return cuda.jit(c, launch_bounds=1), compiled(d)
+B = specialise(b, N=1)
+""")
+    assert sorted(function.name for function in gpu_functions(path)) == ["a", "b", "c", "d"]
