@@ -2,7 +2,8 @@
 
 The options of the public guided-diffusion implementation that say what is computed, for images (its `dims` of 2), and
 its parameter names: `numdiff convert` only changes how the numbers lie, channels last. Precision and recomputation,
-options of its model, belong to the training here. Read top-down: the blocks, then `UNet.__init__`, which lays them out, then `UNet.forward`, twelve lines.
+options of its model, belong to the training here. Read top-down: the blocks, then `UNet.__init__`, which lays them
+out, then `UNet.forward`.
 
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
