@@ -17,6 +17,7 @@ import numpy as np
 
 from ..device import empty, get_backend
 from ..device.planned import Planned, card_of
+from ..device.requires import supports
 from ..errors import NumdiffError, UsageError
 from ..files import atomic_file
 from ..kernels.conv2d import hopper as conv2d_hopper
@@ -185,7 +186,7 @@ def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.i
     if options.precision != "fp16":
         raise NumdiffError("the table is of float16 kernels; give --precision fp16.")
     end, backend = time.monotonic() + seconds, get_backend("cuda")
-    if tuple(backend.capability)[:2] != conv2d_hopper.MINIMUM_CAPABILITY:
+    if not supports(backend, conv2d_hopper.conv2d_forward_kernels_v6):
         raise NumdiffError(f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
                            f"has {'.'.join(map(str, backend.capability))}.")
     path = path or card_file(backend.device_name)

@@ -18,6 +18,7 @@ import numpy as np
 from .array import DeviceArray
 from .kernel_cache import Key, MachineCode
 from .quick_types import quick_types
+from .requires import check_supported
 
 PACKAGES = ("numdiff.kernels.", "numdiff.device.")  # whose kernels are kept: their code is in the cache's name
 
@@ -90,6 +91,7 @@ def compile_kernel(kernel, words, capability):
     from numba.core.types import void
     from numba.cuda import compiler
     from numba.cuda.cudadrv import nvvm
+    check_supported(capability, kernel)
     started, options = time.perf_counter(), kernel.targetoptions
     major, minor = capability[:2]
     fast = bool(options.get("fastmath"))

@@ -9,6 +9,7 @@ from ..emulator import ORDERS, Emulator
 from ..emulator.memory import GLOBAL, Memory
 from .array import POISON, DeviceArray
 from .compiler import scalar
+from .requires import check_supported
 from .threads import PerThread
 
 ALIGNMENT = 256  # bytes, of every array's address: as the arena's
@@ -71,6 +72,7 @@ class EmulatorDevice:
         pass
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
+        check_supported(self, kernel)
         arguments = _given(args)
         with self._turn:
             self.launched.add((kernel.py_func.__module__, kernel.py_func.__name__))

@@ -21,6 +21,7 @@ from .array import DeviceArray
 from .compiler import compile_kernel, is_kept, key_of, scalar
 from .cpu import prepare_cpu
 from .kernel_cache import KernelCache
+from .requires import check_supported
 from .threads import PerThread
 
 MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
@@ -341,6 +342,7 @@ class Gpu:
 
     def _load(self, launched, kernel, args):
         """The kernel for these arguments on the card: from the cache, else compiled here and now."""
+        check_supported(self, kernel, self.device_name)
         key, function = key_of(kernel, args), None
         code = self.cache.read(key) if is_kept(key) else None
         if code:

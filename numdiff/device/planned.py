@@ -12,6 +12,7 @@ from ..errors import UsageError
 from .compiler import is_kept, key_of
 from .gpu import restore_gpu
 from .ptx import PtxDevice
+from .requires import check_supported
 
 
 class Card(NamedTuple):
@@ -68,6 +69,7 @@ class Planned(PtxDevice):
         return restore_gpu, ()
 
     def launch(self, kernel, grid, block, args, *_):
+        check_supported(self, kernel, self.device_name)
         key = key_of(kernel, args)
         if is_kept(key):
             self.kernels[key] = None

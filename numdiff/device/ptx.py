@@ -6,7 +6,6 @@ an error.
 """
 import functools
 import re
-import sys
 import threading
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from ..emulator.values import leaves
 from .array import DeviceArray
 from .compiler import stand_in, type_of_word, word_of
+from .requires import supports
 from .threads import PerThread
 
 CAPABILITIES = ((8, 0), (9, 0, "a"))
@@ -38,9 +38,8 @@ def compile_for(kernel, signature, capabilities):
 
 
 def capabilities_of(kernel):
-    """The capabilities that a kernel is compiled for: its module's MINIMUM_CAPABILITY and more, if it has one."""
-    least = getattr(sys.modules[kernel.py_func.__module__], "MINIMUM_CAPABILITY", (0, 0))
-    return tuple(capability for capability in CAPABILITIES if capability[:2] >= least)
+    """Those of CAPABILITIES that run a kernel (requires.py)."""
+    return tuple(capability for capability in CAPABILITIES if supports(capability, kernel))
 
 
 def compile_to_ptx(kernel, signature, capability):

@@ -82,6 +82,7 @@ def _copy(function, replaced, name, module=None):
                   for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     copy = types.FunctionType(function.__code__, scope, name, function.__defaults__, cells)
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, name
+    copy.__dict__.update(function.__dict__)  # what it requires
     return copy
 
 

@@ -18,9 +18,9 @@ from .elementwise import (
 from .embedding import embedding_backward, embedding_forward, timestep_embedding_forward
 from .groupnorm import groupnorm_backward, groupnorm_forward
 from .layernorm import layernorm_backward, layernorm_forward
-from .linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_fuses
+from .linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_supports
 from .linear_group import linear_group_backward, linear_group_forward
-from .matmul import matmul_backward, matmul_forward, pair_fits
+from .matmul import matmul_backward, matmul_forward, pair_supports
 from .resample import avgpool_backward, avgpool_forward, upsample_backward, upsample_forward
 from .scale_shift import scale_shift_backward, scale_shift_forward
 from .softmax import softmax_backward, softmax_forward
@@ -29,7 +29,7 @@ from .transformer.bias_gelu import bias_gelu_backward, bias_gelu_forward
 from .transformer.chunk import chunk_backward, chunk_forward
 from .transformer.columns import columns_backward, columns_forward
 from .transformer.gate import gate_backward, gate_forward
-from .transformer.gate_adaln import gate_adaln_backward, gate_adaln_forward, gate_adaln_takes
+from .transformer.gate_adaln import gate_adaln_backward, gate_adaln_forward, gate_adaln_supports
 from .transformer.patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
 
 __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_backward", "attention_forward",
@@ -38,11 +38,11 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "chunk_backward", "chunk_forward", "class_dropout_forward", "columns_backward", "columns_forward",
            "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward", "dropout_backward",
            "dropout_forward", "embedding_backward", "embedding_forward", "flash_attention_backward",
-           "flash_attention_forward", "gate_adaln_backward", "gate_adaln_forward", "gate_adaln_takes", "gate_backward",
-           "gate_forward", "gelu_backward", "gelu_forward", "groupnorm_backward", "groupnorm_forward",
+           "flash_attention_forward", "gate_adaln_backward", "gate_adaln_forward", "gate_adaln_supports",
+           "gate_backward", "gate_forward", "gelu_backward", "gelu_forward", "groupnorm_backward", "groupnorm_forward",
            "hybrid_loss_backward", "hybrid_loss_forward", "layernorm_backward", "layernorm_forward", "linear_backward",
-           "linear_forward", "linear_gelu_forward", "linear_gelu_fuses", "linear_group_backward",
-           "linear_group_forward", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward", "pair_fits",
+           "linear_forward", "linear_gelu_forward", "linear_gelu_supports", "linear_group_backward",
+           "linear_group_forward", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward", "pair_supports",
            "patchify_backward", "patchify_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",
            "silu_forward", "softmax_backward", "softmax_forward", "timestep_embedding_forward", "unpatchify_backward",
            "unpatchify_forward", "upsample_backward", "upsample_forward"]

@@ -34,7 +34,7 @@ from .any_batch import blocks, filled, rows_of_a_sample
 from .concat import Pair
 from .elementwise import gelu_backward, gelu_forward
 from .matmul import (
-    gelu_fuses,
+    gelu_supports,
     matmul_forward,
     matmul_forward_cost,
     matmul_gelu_backward,
@@ -42,7 +42,7 @@ from .matmul import (
     matmul_pair_backward,
     matmul_pair_forward,
     matmul_pair_gradient,
-    pair_fits,
+    pair_supports,
 )
 from .reduce import column_sum
 
@@ -113,7 +113,7 @@ def linear_forward(x, weight, bias=None, version=None, residual=None):
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"x {x.shape} and weight {weight.shape} must agree in their last axis")
     if isinstance(x, Pair):
-        if version is None and residual is None and pair_fits(x, weight):
+        if version is None and residual is None and pair_supports(x, weight):
             return matmul_pair_forward(x, weight, bias)
         x = x.joined()
     if not is_device(x):
@@ -140,7 +140,7 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     if residual is not None and gelu_of is not None:
         raise ValueError("residual and gelu_of do not go together: add to what comes back")
     if isinstance(x, Pair):
-        if version is None and residual is None and gelu_of is None and pair_fits(x, weight):
+        if version is None and residual is None and gelu_of is None and pair_supports(x, weight):
             matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
             return matmul_pair_backward(dy, x, weight) if need_dx else None
         dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
@@ -162,7 +162,7 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
 
 
 def linear_gelu_forward(x, weight, bias, keeps_u=True):
-    """(u, GELU(u)) as new arrays, u = x·weightᵀ + bias; tanh form, in one kernel where `linear_gelu_fuses`.
+    """(u, GELU(u)) as new arrays, u = x·weightᵀ + bias; tanh form, in one kernel where `linear_gelu_supports`.
 
     keeps_u: False where no backward will ask for u, which may then be None
     """
@@ -174,9 +174,9 @@ def linear_gelu_forward(x, weight, bias, keeps_u=True):
     return u if u is None else u.reshape(shape), y.reshape(shape)
 
 
-def linear_gelu_fuses(x, weight):
+def linear_gelu_supports(x, weight):
     """True where GELU is part of the kernels of a layer on x, forward, and of the next one, backward."""
-    return gelu_fuses(x, *weight.shape)
+    return gelu_supports(x, *weight.shape)
 
 
 def linear_forward_cost(rows, N, K):

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import kernels as K
 from ..device import is_device
-from ..kernels.attention import HEAD_SIZES, flash_attention_takes
+from ..kernels.attention import HEAD_SIZES, flash_attention_supports
 from .tensor import Tensor, is_recording, record, record_parts
 
 
@@ -125,7 +125,7 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5):
 def attention(qkv, heads, order="legacy"):
     """Self-attention of packed qkv (B, T, 3C) -> (B, T, C); `order`: "legacy" (head, qkv, channel) or "new"."""
     saved = qkv.data
-    flash = saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_takes(saved, heads)
+    flash = saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_supports(saved, heads)
     if saved.dtype == np.float16 and not flash:
         return cast(attention(cast(qkv, np.float32), heads, order), np.float16)
     if flash:
@@ -205,7 +205,7 @@ def bias_gelu(x, bias):
 def mlp(x, weight, bias, weight_2, bias_2):
     """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M)."""
     saved, wants_dx = x.data, x.slot is not None
-    if not K.linear_gelu_fuses(saved, weight) or not K.linear_gelu_fuses(saved, weight_2):
+    if not K.linear_gelu_supports(saved, weight) or not K.linear_gelu_supports(saved, weight_2):
         return linear(bias_gelu(linear(x, weight), bias), weight_2, bias_2)
     u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data, keeps_u=is_recording())
 
@@ -231,7 +231,7 @@ def columns(x, count):
     Where their fast kernels do not run: float32 copies.
     """
     if is_device(x.data):
-        if not K.gate_adaln_takes(x.data, x.shape[1] // count):
+        if not K.gate_adaln_supports(x.data, x.shape[1] // count):
             return chunk(cast(x, np.float32), count)
     elif x.dtype == np.float16:
         x = cast(x, np.float32)
@@ -269,7 +269,7 @@ def concat(a, b):
 def pair(a, b):
     """As `concat`, to be read by `group_norm`, `linear` and `conv2d` alone: no copy where they take two arrays."""
     both = K.Pair(a.data, b.data)
-    if not K.pair_fits(both):
+    if not K.pair_supports(both):
         return concat(a, b)
     result = record("pair", both, (a, b), lambda dy: dy)
     if a.statistics is not None and b.statistics is not None:

@@ -10,9 +10,9 @@ from numdiff.device.compiler import compile_kernel, kernels_by_name, key_of, typ
 from numdiff.device.kernel_cache import KernelCache
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.ptx import compile_to_ptx, get_ptx_device
+from numdiff.device.requires import requires, supports
 from numdiff.device.specialise import Constant, specialise
 
-MINIMUM_CAPABILITY = (9, 0)
 COUNT = Constant()  # numbers that a thread adds up
 NEGATIVE = Constant()
 LAST = Constant(lambda COUNT: COUNT - 1)
@@ -46,6 +46,7 @@ def total_of(x, first):
     return total + kept[LAST]
 
 
+@requires("9.0a")
 def add_up(y, scale):
     i = int32(cuda.threadIdx.x)
     if i < scale.n:
@@ -100,6 +101,10 @@ def test_what_knows_no_constant_is_not_copied():
     signs = {copy.py_func.__globals__["signed"] for copy in copies}
     assert len(signs) == 2  # one for each sign, whatever COUNT is
     assert isinstance(COUNT, Constant) and add_up.__globals__["COUNT"] is COUNT  # the text itself stays as it was
+
+
+def test_each_requires_what_the_text_does():
+    assert all(supports((9, 0), kernel) and not supports((10, 0), kernel) for kernel in KERNELS.values())
 
 
 def test_the_same_values_give_the_same_kernel_and_a_name_has_one():

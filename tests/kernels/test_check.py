@@ -1,15 +1,14 @@
 """`numdiff kernels check`, which is how every kernel version goes through the emulator."""
-import inspect
 import json
-import re
-import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from numdiff.device import get_backend
+from numdiff.device import get_backend, specialise
+from numdiff.device.compiler import kernels_by_name
 from numdiff.device.emulator import EmulatorDevice
+from numdiff.device.requires import required
 from numdiff.emulator import KernelFault
 from numdiff.errors import UsageError
 from numdiff.kernels import check as checking
@@ -49,11 +48,32 @@ def test_no_kernel_is_left_out():
     assert checking.all_kernels() - set().union(*(kernels_of(*pair) for pair in VERSIONS)) == set()
 
 
-def test_no_architecture_is_left_out_by_an_import():
-    """A module's MINIMUM_CAPABILITY holds for all its kernels: it is set there, or imported and said in __all__."""
-    for module in {sys.modules[module] for module, _ in checking.all_kernels()}:
-        assert (not hasattr(module, "MINIMUM_CAPABILITY") or "MINIMUM_CAPABILITY" in getattr(module, "__all__", ())
-                or re.search("^MINIMUM_CAPABILITY = ", inspect.getsource(module), re.MULTILINE)), module
+NEEDED = {"async_copy": (8, 0), "tensor_core": (8, 0), "bfloat16": (8, 0), "cluster": (9, 0), "hopper": (9, 0, "a"),
+          "mbarrier": (9, 0), "tma": (9, 0), "wgmma": (9, 0, "a")}
+
+
+def reached(function, found):
+    """{module: …} of the device functions and intrinsics that a kernel's text names, and of those that these name."""
+    for value in specialise._known(function).values():
+        inner = getattr(value, "py_func", None)
+        if inner is not None and inner not in found:
+            found[inner] = inner.__module__
+            reached(inner, found)
+        elif inner is None and callable(value):
+            found[value] = getattr(value, "__module__", None) or ""
+    return found
+
+
+def test_no_architecture_is_left_out():
+    """A kernel requires no more than its instructions do. (That it requires no less, ptxas says.)"""
+    checking.all_kernels()  # imports their modules
+    kernels = kernels_by_name().values()
+    assert {"8.0", "9.0", "9.0a"} == {
+        f"{r[0]}.{r[1]}{''.join(r[2:])}" for r in map(required, kernels) if r != (0, 0)}
+    for kernel in kernels:
+        modules = {module.rpartition(".")[2] for module in reached(kernel.py_func, {}).values()
+                   if module.startswith("numdiff.device.")}
+        assert required(kernel) <= max([(0, 0), *(NEEDED[m] for m in modules & NEEDED.keys())]), kernel
 
 
 def case(run, **shapes):

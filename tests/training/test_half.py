@@ -172,7 +172,7 @@ def test_skips_without_copies_give_the_same_bits(device, monkeypatch):
         return one_step(model, "fp16", 2)
 
     (loss, gradients), again = step(), step(recomputed=True)
-    monkeypatch.setattr(K, "pair_fits", lambda pair: False)
+    monkeypatch.setattr(K, "pair_supports", lambda pair: False)
     for other_loss, others in (again, step()):
         assert other_loss == loss
         for name, gradient in gradients.items():

@@ -35,7 +35,7 @@ SOURCE
 READ NEXT
     reference.py
 """
-from .launcher import HEAD_SIZES, flash_attention_backward, flash_attention_forward, flash_attention_takes
+from .launcher import HEAD_SIZES, flash_attention_backward, flash_attention_forward, flash_attention_supports
 from .reference import (
     flash_attention_backward_cost,
     flash_attention_backward_reference,
@@ -46,4 +46,4 @@ from .unfused import attention_backward, attention_forward
 
 __all__ = ["HEAD_SIZES", "attention_backward", "attention_forward", "flash_attention_backward",
            "flash_attention_backward_cost", "flash_attention_backward_reference", "flash_attention_forward",
-           "flash_attention_forward_cost", "flash_attention_forward_reference", "flash_attention_takes"]
+           "flash_attention_forward_cost", "flash_attention_forward_reference", "flash_attention_supports"]

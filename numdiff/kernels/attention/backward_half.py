@@ -30,6 +30,7 @@ from ...device import afresh, cuda, float32, int32, load4, uint32
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.eight import load8
+from ...device.requires import requires
 from ...device.tensor_core import (
     float_of,
     ldmatrix_x2_trans,
@@ -208,6 +209,7 @@ def make_backward(HS, M, WARPS):
     LANES = 4 if HS == 32 else 8  # that share a row of dy and y for its sum, 16 bytes each
     BLOCKS = 1 if M == 2 else 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
 
+    @requires("8.0")
     def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale,
                y, own_sums):
         shared = cuda.shared.array(0, "uint8", alignment=128)

@@ -54,6 +54,7 @@ from ...device.pipeline import (
     producer_start,
     stage_at,
 )
+from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from ...device.tensor_core import float_of, load_words2, load_words4, store_word, unpack_half2, word_of
 from ...device.tma import fence_proxy_async, tma_prefetch, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
@@ -86,7 +87,6 @@ from .hopper_tiles import (
     write_tile,
 )
 
-MINIMUM_CAPABILITY = (9, 0)
 THREADS = 384  # a producer and two consumer warpgroups
 CONSUMERS = 256  # threads
 QUERIES = 64  # of a tile
@@ -731,6 +731,7 @@ def consume(shared, base, r, sums_0, sums_1, rings, maps, dq_out, p):
         tma_store_wait_0()
 
 
+@requires("9.0a")
 def backward(maps, logsumexp, dq_out, p):
     """dk and dv of dqkv, and dq in dq_out: dqkv itself, or float32. maps: `Maps`, p: a `Problem`."""
     shared = cuda.shared.array(0, "uint8", alignment=1024)

@@ -23,6 +23,7 @@ READ NEXT
 """
 from ...device import cuda, float32, int32, int64, load4
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.requires import requires
 from ...device.tensor_core import load_words4, store_word, word_of
 from .backward_half import NUMBERS, probabilities, score_gradients
 from .forward import LOG2_E
@@ -116,6 +117,7 @@ def make_backward(HS):
     NINTH = HS == 72  # the last warps have one more
     DQ = COLUMNS * 4 + (4 if NINTH else 0)
 
+    @requires("8.0")
     def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale):
         shared = cuda.shared.array(0, "uint8", alignment=128)
         k_tile = shared_address(shared)

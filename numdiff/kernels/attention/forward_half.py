@@ -24,6 +24,7 @@ import math
 from ...device import afresh, cuda, float32, int32
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
+from ...device.requires import requires
 from .forward import LN_2, LOG2_E, LOWEST
 from .fragments import (
     ALL,
@@ -123,6 +124,7 @@ def make_forward(HS, M):
     STAGES = QUERIES * PITCH
     BLOCKS = 2 if M == 2 else 3  # on a multiprocessor: at most 255, or 168, registers a thread
 
+    @requires("8.0")
     def kernel(qkv, y, logsumexp, T, width, head_step, part, scale):
         shared = cuda.shared.array(0, "uint8", alignment=128)
         q_tile = shared_address(shared)

@@ -44,6 +44,7 @@ from ...device.pipeline import (
     producer_start,
     stage_at,
 )
+from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from ...device.tensor_core import store_word
 from ...device.tma import fence_proxy_async, tma_prefetch, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
@@ -73,7 +74,6 @@ from .hopper_tiles import (
     write_tile,
 )
 
-MINIMUM_CAPABILITY = (9, 0)
 THREADS = 384  # a producer and two consumer warpgroups
 ROWS = 64  # queries of a consumer
 QUERIES = 2 * ROWS
@@ -369,6 +369,7 @@ def consume(shared, base, r, maps, logsumexp, keys, queries, p):
         tma_store_wait_0()
 
 
+@requires("9.0a")
 def forward(map_q, map_q_ninth, map_y, map_y_ninth, logsumexp, p):
     """y, and logsumexp (B, heads, T), of qkv; map_q: of qkv, map_y: of y, as `maps_of` makes them; p: a `Problem`."""
     shared = cuda.shared.array(0, "uint8", alignment=1024)

@@ -18,6 +18,7 @@ import math
 
 from ...device import afresh, cuda, float32, int32, int64
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
+from ...device.requires import requires
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
 from .fragments import WARP, by_chunk, by_row, clear
@@ -52,6 +53,7 @@ def make_forward(HS):
     K = QUERIES * PITCH
     V = K + KEYS * PITCH
 
+    @requires("8.0")
     def kernel(qkv, y, logsumexp, T, width, head_step, part, scale):
         shared = cuda.shared.array(0, "uint8", alignment=128)
         q_tile = shared_address(shared)

@@ -20,6 +20,7 @@ import numpy as np
 
 from ...device import empty, is_device, launch
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of, shared_limit
+from ...device.requires import supports
 from ..any_batch import assumed
 from . import (
     backward,
@@ -38,7 +39,6 @@ from .unfused import check
 
 HEAD_SIZES = 32, 64, 72
 SMALL_BLOCK = 1.2  # time of a row in a block of 64 queries, for 1 in one of 128: it shares its keys with fewer
-MINIMUM_CAPABILITY = (8, 0)  # of versions 3 and 4
 FEW_TOKENS = 64  # up to which version 3 wastes less: version 5's tiles have 128 rows and more
 CHUNK = 0.1  # tiles' worth of work that a chunk costs: its dq is written apart, and read to be added
 
@@ -108,15 +108,15 @@ def fitting(version, HS, array):
     if version == 2:
         return 4 * backward.shared_floats(HS) <= limit
     if version == 5:
-        return tuple(array.backend.capability)[:2] == forward_hopper.MINIMUM_CAPABILITY
-    if tuple(array.backend.capability)[:2] < MINIMUM_CAPABILITY:
+        return supports(array, forward_hopper.forward_kernels_v5)
+    if not supports(array, forward_kernels_v3, forward_kernels_v4):
         return version == 1
     if version == 3:
         return choose_tile(HS, KEYS, limit) is not None
     return version == 1 or backward_split.shared_bytes(HS) <= limit
 
 
-def flash_attention_takes(qkv, heads):
+def flash_attention_supports(qkv, heads):
     """Whether the fast kernels, forward and backward, run on this array (B, T, 3C); NumPy's always does."""
     if not is_device(qkv):
         return True

@@ -75,6 +75,7 @@ from ...device.pipeline import (
     producer_start,
     stage_at,
 )
+from ...device.requires import requires, supports
 from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
 from ...device.tensor_map import tensor_map
@@ -95,7 +96,6 @@ from ..tuning import tuned_or
 
 u64 = np.uint64
 
-MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 THREADS = 384
 BK = 64  # input channels in a stage: 128 bytes, as far as the swizzle reaches
 ROW = 128  # bytes of a pixel in a stage
@@ -654,6 +654,7 @@ def set_up(a_ring, b_ring, buffers):
     fence_barrier_init()
 
 
+@requires("9.0a")
 def convolve(maps, vectors, shape, tiling, epilogue):
     """maps: `Maps`, vectors: `Vectors`, shape: `Shape`, tiling: `Tiling`, epilogue: `Epilogue`."""
     tiles = cuda.shared.array(0, np.uint8, alignment=1024)
@@ -805,10 +806,10 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, tap
     return best
 
 
-def can_run(x, weight, stride):
+def hopper_supports(x, weight, stride):
     """Whether this rung takes these operands."""
     size, inputs = weight.shape[2:]
-    return (x.backend.capability[:2] == MINIMUM_CAPABILITY and x.dtype == weight.dtype == np.float16 and stride == 1
+    return (supports(x, conv2d_forward_kernels_v6) and x.dtype == weight.dtype == np.float16 and stride == 1
             and inputs % 8 == 0 and weight.shape[0] % 8 == 0 and size <= 7)
 
 

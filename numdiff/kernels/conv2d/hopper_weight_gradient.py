@@ -43,6 +43,7 @@ from ...device.mbarrier import (
     mbarrier_wait,
     smem_u32,
 )
+from ...device.requires import requires
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_4d, tma_prefetch
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
@@ -51,7 +52,6 @@ from ..reduce import column_sum, sample_sum
 from .hopper import ROW, SHARED, descriptor, row_of
 from .hopper_weight_gradient_3x3 import SIZE, add_columns, column_of, hopper_weight_gradient_3x3
 
-MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 THREADS = 512
 TILE = 64  # channels of dy, and of x
 TAPS = 9  # of a block, three for each consumer
@@ -81,6 +81,7 @@ def write_sums(partial, at, acc):
         store4(partial, at + k * 512, acc[4 * k], acc[4 * k + 1], acc[4 * k + 2], acc[4 * k + 3])
 
 
+@requires("9.0a")
 @cuda.jit(launch_bounds=(THREADS, 1))
 def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, images, height, width, C, N, size,
                                      whole_halo,

@@ -59,6 +59,7 @@ from ...device.mbarrier import (
     mbarrier_wait,
     smem_u32,
 )
+from ...device.requires import requires
 from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_4d, tma_prefetch
@@ -67,7 +68,6 @@ from ..common import divide, no_numbers
 from ..tuning import tuned_or
 from .hopper import BYTES_A_NS, ROW, SHARED, descriptor
 
-MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 THREADS = 512
 TILE = 64  # channels of dy
 WIDTHS = 64, 32, 16  # of x
@@ -261,6 +261,7 @@ def make_kernel(CW, SUBS):
     ACCUMULATORS, VECTORS = 3 * CW // 2, 3 * CW // 8
     X_ROW = 2 * CW  # bytes of a pixel in x's box
 
+    @requires("9.0a")
     def kernel(map_dy, map_x, dweight, dbias, out, bias_out, channel_out, images, across, down, C, N, whole_halo,
                tile_w, tile_h, tile_images, stages, x_bytes, part_chunks, more, blocks, share, has_bias, has_channel):
         """out (clusters, N, taps, C), bias_out (clusters, N): the clusters' sums, or dweight and dbias themselves.

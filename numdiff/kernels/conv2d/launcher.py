@@ -49,15 +49,15 @@ from .hopper import hopper_forward, hopper_input_gradient
 from .hopper_weight_gradient import hopper_weight_gradient
 from .im2col import output_size
 from .implicit import flipped_weight, implicit_forward, implicit_weight_gradient
-from .mma import mma_forward, mma_input_gradient, mma_takes, mma_weight_gradient
+from .mma import mma_forward, mma_input_gradient, mma_supports, mma_weight_gradient
 from .narrow import NARROW, narrow_forward, narrow_weight_gradient
 from .narrow_half import (
-    narrow_gradient_takes,
+    narrow_gradient_supports,
     narrow_half_forward,
     narrow_half_input_gradient,
     narrow_half_weight_gradient,
-    narrow_input_gradient_takes,
-    narrow_takes,
+    narrow_input_gradient_supports,
+    narrow_supports,
 )
 from .tf32 import tf32_chosen, tf32_forward, tf32_input_gradient, tf32_weight_gradient
 
@@ -114,7 +114,7 @@ def channel_statistics(x, weight, stride=1, least=WORTH_STATISTICS):
     Hopper's float16 kernel leaves them, beside a result of `least` bytes or more whose images 8 × 8 pixels tile.
     """
     shape = None
-    if not isinstance(x, Pair) and is_device(x) and conv2d_hopper.can_run(x, weight, stride):
+    if not isinstance(x, Pair) and is_device(x) and conv2d_hopper.hopper_supports(x, weight, stride):
         result = *x.shape[:3], weight.shape[0]
         if assumed(math.prod(result)) * x.dtype.itemsize >= least:
             shape = conv2d_hopper.statistics_shape(result)
@@ -147,8 +147,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
     _check_size(x, weight, y)
     if x.dtype == np.float16:
         version = _half_version(x, weight, stride, version, {
-            3: narrow_takes(x, weight, stride, plain), 4: mma_takes(x, weight),
-            5: conv2d_hopper.can_run(x, weight, stride), 6: conv2d_hopper.can_run(x, weight, stride)})
+            3: narrow_supports(x, weight, stride, plain), 4: mma_supports(x, weight),
+            5: conv2d_hopper.hopper_supports(x, weight, stride), 6: conv2d_hopper.hopper_supports(x, weight, stride)})
         if version >= 5:
             return hopper_forward(x, weight, bias, y, channel, residual, version == 6, statistics)
         if version == 4:
@@ -224,9 +224,9 @@ def _sums(dy, dbias, need_channel):
 
 def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel=False):
     """dweight and dbias from float16 arrays; returns the gradient of `channel`, or None."""
-    hopper = conv2d_hopper.can_run(x, weight, stride)
+    hopper = conv2d_hopper.hopper_supports(x, weight, stride)
     version = _half_version(x, weight, stride, version, {
-        3: narrow_gradient_takes(x, weight, stride), 4: mma_takes(x, weight), 5: hopper, 6: hopper})
+        3: narrow_gradient_supports(x, weight, stride), 4: mma_supports(x, weight), 5: hopper, 6: hopper})
     if version >= 5:
         return hopper_weight_gradient(dy, x, dweight, dbias, whole_halo=version == 6, need_channel=need_channel)
     dchannel, dbias = _sums(dy, dbias, need_channel)
@@ -241,9 +241,9 @@ def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_cha
 
 
 def _half_input_gradient(dy, weight, x, stride, version):
-    hopper = conv2d_hopper.can_run(x, weight, stride)
+    hopper = conv2d_hopper.hopper_supports(x, weight, stride)
     version = _half_version(x, weight, stride, version, {
-        3: narrow_input_gradient_takes(dy, weight, stride), 4: mma_takes(x, weight), 5: hopper, 6: hopper})
+        3: narrow_input_gradient_supports(dy, weight, stride), 4: mma_supports(x, weight), 5: hopper, 6: hopper})
     if version == 1:
         return _input_gradient(dy, weight, x, stride, 1)
     dx = empty(x.shape, x.dtype, like=x)

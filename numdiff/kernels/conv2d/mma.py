@@ -30,6 +30,7 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, cp_async_wait_all, shared_address
+from ...device.requires import requires, supports
 from ...device.tensor_core import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
@@ -44,7 +45,6 @@ from ...device.tensor_core import (
 from ..common import divide, no_numbers
 from .implicit import TRANSPOSE, add_parts, flip_weight_kernel, within
 
-MINIMUM_CAPABILITY = (8, 0)
 THREADS = 128
 TILE_M, TILE_N = 128, 64  # pixels and channels of a block
 BK = 32  # channels of a step: a row of a tile is 64 bytes, four chunks of 16
@@ -114,6 +114,7 @@ def finish_pair(results, row, column, low, high, pixel, n, pixels, N, per_image,
     store_word(results, (row * OUT_ROW + column) * 2, pack_half2(low, high))
 
 
+@requires("8.0")
 @cuda.jit(launch_bounds=THREADS)
 def conv2d_forward_kernel_v4(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, size, stride, spread, pixels,
                              has_bias, has_channel, has_residual):
@@ -219,6 +220,7 @@ def fetch_both(to, dy, x, pixel, last, n, N, r, s, H, W, C, c, Ho, Wo, stride, p
                       uint32(16 if inside else 0))
 
 
+@requires("8.0")
 @cuda.jit(launch_bounds=THREADS)
 def conv2d_weight_gradient_kernel_v4(dy, x, partial, H, W, C, Ho, Wo, N, size, stride, pixels, part_pixels):
     tiles = cuda.shared.array(GRADIENT_SHARED, np.uint8, alignment=128)
@@ -281,9 +283,9 @@ def conv2d_weight_gradient_kernel_v4(dy, x, partial, H, W, C, Ho, Wo, N, size, s
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def mma_takes(x, weight):
+def mma_supports(x, weight):
     """Whether this rung takes these operands."""
-    return (x.dtype == np.float16 and x.backend.capability[:2] >= MINIMUM_CAPABILITY and weight.shape[0] % 8 == 0
+    return (x.dtype == np.float16 and supports(x, conv2d_forward_kernel_v4) and weight.shape[0] % 8 == 0
             and weight.shape[3] % 8 == 0)
 
 

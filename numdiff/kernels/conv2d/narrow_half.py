@@ -38,11 +38,11 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
+from ...device.requires import requires, supports
 from ...device.tensor_core import load_word, load_words4, mma_m16n8k16_into, pack_half2, store_words4
 from ..common import divide, no_numbers
 from .implicit import within
 
-MINIMUM_CAPABILITY = (8, 0)
 NARROW = 7  # channels of the narrow side, at most: eight go to other versions
 SIZE, TAPS = 3, 9
 SLAB = 64  # wide channels of a block: eight for each of eight lanes, or 16 for each of four
@@ -98,6 +98,7 @@ def make_from_narrow(STEPS):
 
     WORDS, FRAGMENTS, INNER = SLAB * ROW, 16 * STEPS, 4 * STEPS
 
+    @requires("8.0")
     def kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, gradient):
         """gradient: the weight is (C, taps, N), and its taps are counted down."""
         words = cuda.shared.array(WORDS, np.uint32)
@@ -199,6 +200,7 @@ def sixteen(x, pixel, inside, c, C):
     return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
 
 
+@requires("8.0")
 @cuda.jit(launch_bounds=TO_BLOCK)
 def conv2d_to_narrow_kernel(x, weight, bias, y, H, W, C, N, has_bias):
     z = cuda.shared.array(Z_SIZE, float32)  # [pixel with halo][tap][channel]
@@ -304,6 +306,7 @@ def seen_number(tile, at, mask, tap):
     return tile[uint32(at)] if (mask >> tap) & 1 else float32(0)
 
 
+@requires("8.0")
 @cuda.jit(launch_bounds=GRADIENT_BLOCK)
 def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J, pixels, turns):
     """partial[part, group, slab] = sums[(tap, j), m] of the part's pixels, as its threads hold them; row 27 sums wide.
@@ -450,22 +453,22 @@ def _small(size, stride, wide):
     return size == SIZE and stride == 1 and wide % 8 == 0
 
 
-def narrow_takes(x, weight, stride, plain):
+def narrow_supports(x, weight, stride, plain):
     """Whether these kernels take the forward pass: to few channels, or from few; no addends but the bias (`plain`)."""
     n, size, _, c = weight.shape
     return (plain and (n <= NARROW and _small(size, stride, c) or c <= NARROW and _small(size, stride, n))
-            and x.dtype == np.float16 and x.backend.capability[:2] >= MINIMUM_CAPABILITY)
+            and x.dtype == np.float16 and supports(x, conv2d_to_narrow_kernel))
 
 
-def narrow_gradient_takes(x, weight, stride):
+def narrow_gradient_supports(x, weight, stride):
     """Whether they take the weight gradient: also the tile must fit."""
     few = min(weight.shape[0], weight.shape[3])
-    return bool(narrow_takes(x, weight, stride, True)) and gradient_tile(1, x.shape[2], few) <= MOST_SHARED
+    return bool(narrow_supports(x, weight, stride, True)) and gradient_tile(1, x.shape[2], few) <= MOST_SHARED
 
 
-def narrow_input_gradient_takes(dy, weight, stride):
+def narrow_input_gradient_supports(dy, weight, stride):
     """Whether they take the input gradient: of a layer to few channels."""
-    return bool(narrow_takes(dy, weight, stride, True)) and weight.shape[0] <= NARROW
+    return bool(narrow_supports(dy, weight, stride, True)) and weight.shape[0] <= NARROW
 
 
 def _from_narrow(x, weight, bias, y, gradient):

@@ -39,11 +39,11 @@ import numpy as np
 from ...device import cuda, empty, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import multiprocessors_of
+from ...device.requires import requires, supports
 from ..any_batch import assumed
 from ..common import divide
 from ..matmul.tf32 import (
     BK,
-    MINIMUM_CAPABILITY,
     NS_PER_BYTE,
     PENDING,
     ROW,
@@ -60,8 +60,6 @@ from ..matmul.tf32 import (
 )
 from .implicit import add_parts, column_source
 from .narrow import NARROW
-
-__all__ = ["MINIMUM_CAPABILITY", "tf32_chosen", "tf32_forward", "tf32_input_gradient", "tf32_weight_gradient"]
 
 VERSION = 4  # of launcher.py
 LARGEST_KERNEL = 5  # the taps of a window that lie inside the image are kept as bits of one number
@@ -144,6 +142,7 @@ def make_forward(tile_m, tile_n, gradient):
     FOURS = tile_n // 4  # of a row of n in the gradient's tile
     K_APART = THREADS // FOURS
 
+    @requires("8.0")
     def kernel(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, size, stride, pixels, part_steps, has_bias,
                has_channel, has_residual):
         tiles = cuda.shared.array(0, "uint8", alignment=128)
@@ -268,6 +267,7 @@ def make_weight_gradient(tile_n, tile_k):
     B_FIRST = STAGES * A_BYTES
     OF_DY, OF_X = tile_n // 4 // PER_PIXEL, tile_k // 4 // PER_PIXEL  # copies of a thread in a step
 
+    @requires("8.0")
     def kernel(dy, x, partial, H, W, C, Ho, Wo, N, size, stride, pixels, part_pixels):
         tiles = cuda.shared.array(0, "uint8", alignment=128)
         base = shared_address(tiles)
@@ -353,7 +353,7 @@ WEIGHT_GRADIENT = {tile: make_weight_gradient(*tile) for tile in GRADIENT_TILES}
 def tf32_chosen(x, weight, version):
     """Whether a convolution goes to this rung: forced by its version, or by the device's switch where it can be."""
     n, size, _, c = weight.shape
-    takes = (x.dtype == np.float32 and tuple(x.backend.capability)[:2] >= MINIMUM_CAPABILITY and n % 4 == c % 4 == 0
+    takes = (x.dtype == np.float32 and supports(x, FORWARD) and n % 4 == c % 4 == 0
              and size <= LARGEST_KERNEL and x.offset % 16 == weight.offset % 16 == 0)
     if version == VERSION and x.dtype == np.float32 and not takes:
         raise ValueError(f"version {VERSION} in float32 does not take x {tuple(x.shape)} and weight "

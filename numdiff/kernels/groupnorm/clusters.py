@@ -18,11 +18,11 @@ SOURCE
 READ NEXT
     normalise.py, for arrays whose statistics come with them.
 """
+from ...device.requires import requires
 from ...device.specialise import specialise
 from .one_pass_half import MAX_THREADS, backward_half
 
-MINIMUM_CAPABILITY = (9, 0)
 BLOCKS = 2, 4, 8  # of a cluster
 
-groupnorm_backward_clusters = specialise(backward_half, name="groupnorm_backward_clusters", module=__name__,
-                                         launch_bounds=MAX_THREADS, CLUSTERS=True)
+groupnorm_backward_clusters = requires("9.0")(specialise(
+    backward_half, name="groupnorm_backward_clusters", module=__name__, launch_bounds=MAX_THREADS, CLUSTERS=True))

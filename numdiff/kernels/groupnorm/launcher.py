@@ -25,7 +25,7 @@ from ..reduce import add_column_sums
 from .chunks import chunks_backward, chunks_forward
 from .cpu import groupnorm_backward_cpu, groupnorm_forward_cpu
 from .groups import groups_backward, groups_forward
-from .normalise import normalise_forward, normalise_takes
+from .normalise import normalise_forward, normalise_supports
 from .one_pass import one_pass_backward, one_pass_forward, plan_for, version_2_estimate
 
 
@@ -57,7 +57,7 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=Non
 
     statistics: what `conv2d_forward` left beside x; of a `Pair` a tuple of both. None: nothing, of either
     """
-    given = statistics is not None and is_device(parts_of(x)[0]) and normalise_takes(x, groups, statistics)
+    given = statistics is not None and is_device(parts_of(x)[0]) and normalise_supports(x, groups, statistics)
     if version == 4 and not given:
         raise ValueError("version 4 needs the statistics that a convolution left for x, float16 on a device, and "
                          "groups of an even number of channels; use version=3")

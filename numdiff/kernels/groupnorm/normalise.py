@@ -244,7 +244,7 @@ def block_shape(B, P, C, multiprocessors):
     return found
 
 
-def normalise_takes(x, groups, statistics):
+def normalise_supports(x, groups, statistics):
     """Whether rung 4 takes an array, or a `Pair`, with its statistics, of a `Pair` a tuple; None: it has none."""
     first, _, seam = parts_of(x)
     B, C = x.shape[0], x.shape[-1]

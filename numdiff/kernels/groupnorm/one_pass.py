@@ -61,11 +61,11 @@ from ...device.limits import (
     multiprocessors_of,
     shared_limit,
 )
+from ...device.requires import requires, supports
 from ...device.threads import kept
 from ..any_batch import assumed
 from ..common import divide
 from ..concat import Pair, parts_of
-from . import clusters as groupnorm_clusters
 from .clusters import BLOCKS, groupnorm_backward_clusters
 from .one_pass_half import MAX_NEAR, MAX_THREADS, PART, PIXELS, HalfCut, groupnorm_backward_half
 from .vectors import (
@@ -283,6 +283,7 @@ def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, activa
         p, at, i, i_y = int32(p + me.rows), int32(at + walk.turn), i + walk.step, i_y + step_y
 
 
+@requires("8.0")
 @cuda.jit(launch_bounds=THREADS)
 def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
     """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array (B, P, C); shape: a `Shape`, cut: a `Cut`."""
@@ -512,6 +513,7 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
         n += threads
 
 
+@requires("8.0")
 @cuda.jit(launch_bounds=THREADS)
 def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape,
                                  cut, activate, adds):
@@ -722,11 +724,11 @@ def plan_for(x, width, backward):
     first, _, seam = parts_of(x)
     B, C = x.shape[0], x.shape[-1]
     if (C % VECTOR or seam % VECTOR or x.dtype not in (np.float16, np.float32) or x.size >= B << 31
-            or tuple(first.backend.capability)[:2] < (8, 0)):
+            or not supports(first, groupnorm_forward_kernel_v3)):
         return None
     return choose_plan(assumed(B), x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
                        multiprocessors_of(first),
-                       tuple(first.backend.capability)[:2] >= groupnorm_clusters.MINIMUM_CAPABILITY)
+                       supports(first, groupnorm_backward_clusters))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
 from ...device.limits import FULL_MASK
 from ...device.mbarrier import smem_u32
+from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from ..common import divide
 from .vectors import (
@@ -405,6 +406,7 @@ def write_gradients(dx, residual, before, kept, near, factors, cut, me, walk, ad
             ask(residual, p, walk.P, cut.rows, i, walk.step, before)
 
 
+@requires("8.0")
 def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape, cut,
                   activate, adds):
     """As groupnorm_backward_kernel_v3; cut: a `HalfCut`, P of the shape: pixels of a block."""

@@ -22,7 +22,7 @@ SOURCE
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
 """
 from .launcher import (
-    gelu_fuses,
+    gelu_supports,
     matmul_backward,
     matmul_forward,
     matmul_gelu_backward,
@@ -31,11 +31,11 @@ from .launcher import (
     matmul_pair_forward,
     matmul_pair_gradient,
     matmul_strided,
-    pair_fits,
+    pair_supports,
 )
 from .operands import Matrices
 from .reference import matmul_forward_cost, matmul_forward_reference
 
-__all__ = ["Matrices", "gelu_fuses", "matmul_backward", "matmul_forward", "matmul_forward_cost",
+__all__ = ["Matrices", "gelu_supports", "matmul_backward", "matmul_forward", "matmul_forward_cost",
            "matmul_forward_reference", "matmul_gelu_backward", "matmul_gelu_forward", "matmul_pair_backward",
-           "matmul_pair_forward", "matmul_pair_gradient", "matmul_strided", "pair_fits"]
+           "matmul_pair_forward", "matmul_pair_gradient", "matmul_strided", "pair_supports"]

@@ -74,6 +74,7 @@ from ...device.pipeline import (
     producer_start,
     stage_at,
 )
+from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_2d, tma_prefetch, tma_store_wait_0
@@ -100,7 +101,6 @@ from .epilogues import (
 )
 from .mma import add_partials, unused
 
-MINIMUM_CAPABILITY = (9, 0)  # these kernels exist for no other architecture
 THREADS = 384  # a producer and two consumer warpgroups
 STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
 STAGING = 4 * BOX_BYTES  # two tiles for each consumer
@@ -388,6 +388,7 @@ def set_up(ring, loaded, ready, maps, how):
     tma_prefetch(maps.second)
 
 
+@requires("9.0a")
 def gemm(maps, arrays, work, how):
     """maps: `Maps`, arrays: `Arrays`, work: `Work`, how: `Epilogue`."""
     tiles = cuda.shared.array(0, "uint8", alignment=1024)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...device import copy_into, empty, empty_like, is_device, launch
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, MULTIPROCESSORS, multiprocessors_of
+from ...device.requires import supports
 from ...errors import TooManyElementsError
 from ..any_batch import assumed
 from ..concat import Pair
@@ -153,11 +154,10 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
         residual, accumulate = c, False  # each output is read by the thread that writes it, before it does
     wide = by_eight((a, b, c, residual), (M if transpose_a else K, K if transpose_b else N, N))
     wide = wide and (residual is None or c.dtype == np.float16)
-    capability = tuple(a.backend.capability)[:2]
     if version is None:
         version = 2
-        if wide and capability >= mma.MINIMUM_CAPABILITY:
-            version = 6 if capability == hopper.MINIMUM_CAPABILITY and batch == 1 else 5
+        if wide and supports(a, mma.KERNELS):
+            version = 6 if supports(a, hopper.KERNELS) and batch == 1 else 5
     if version not in (2, 5, 6):
         raise ValueError(f"version {version} of matmul is for float32: use 2, 5 or 6 for float16")
     if version > 2 and not wide:
@@ -186,12 +186,12 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
     _launch(2, SQUARE[2], left, right, target, M, N, K, K, 1, batch, bias, alpha, accumulate or residual is not None)
 
 
-def gelu_fuses(x, *extents):
+def gelu_supports(x, *extents):
     """True where rung 6 takes products of x, so that GELU and its derivative cost no pass of their own.
 
     extents: of the matrices along the axes that are contiguous in one of them
     """
-    return (is_device(x) and x.dtype == np.float16 and tuple(x.backend.capability)[:2] == hopper.MINIMUM_CAPABILITY
+    return (is_device(x) and x.dtype == np.float16 and supports(x, hopper.KERNELS)
             and by_eight((x,), extents))
 
 
@@ -203,14 +203,14 @@ def _launch_gelu(a, b, c, transpose_b, **options):
 
 
 def matmul_gelu_forward(a, b, bias, keeps_u=True):
-    """(u, GELU(u)) as new arrays, u = a (M, K) · b (N, K)ᵀ + bias (N,); in one kernel where `gelu_fuses`.
+    """(u, GELU(u)) as new arrays, u = a (M, K) · b (N, K)ᵀ + bias (N,); in one kernel where `gelu_supports`.
 
     keeps_u: False where no backward will ask for u, which is then None
     """
     (M, K), N = a.shape, b.shape[0]
     if tuple(b.shape) != (N, K) or tuple(bias.shape) != (N,):
         raise ValueError(f"a {a.shape} needs b (N, {K}) and bias (N,), not {b.shape} and {bias.shape}")
-    if not gelu_fuses(a, K, N) or b.dtype != np.float16 or bias.dtype != np.float32 or not by_eight((b,), ()):
+    if not gelu_supports(a, K, N) or b.dtype != np.float16 or bias.dtype != np.float32 or not by_eight((b,), ()):
         u = matmul_forward(a, b, transpose_b=True, bias=bias)
         return u, gelu_forward(u)
     y = empty((M, N), np.float16, like=a)
@@ -220,22 +220,22 @@ def matmul_gelu_forward(a, b, bias, keeps_u=True):
 
 
 def matmul_gelu_backward(a, b, u):
-    """(a (M, K) · b (K, N)) ∘ GELU'(u (M, N)) as a new array; in one kernel where `gelu_fuses`."""
+    """(a (M, K) · b (K, N)) ∘ GELU'(u (M, N)) as a new array; in one kernel where `gelu_supports`."""
     (M, K), N = a.shape, b.shape[1]
     if tuple(b.shape) != (K, N) or tuple(u.shape) != (M, N):
         raise ValueError(f"a {a.shape} needs b ({K}, N) and u ({M}, N), not {b.shape} and {u.shape}")
-    if not gelu_fuses(a, K, N) or b.dtype != np.float16 or u.dtype != np.float16 or not by_eight((b, u), ()):
+    if not gelu_supports(a, K, N) or b.dtype != np.float16 or u.dtype != np.float16 or not by_eight((b, u), ()):
         return gelu_backward(matmul_forward(a, b), u)
     c = empty((M, N), np.float16, like=a)
     _launch_gelu(a, b, c, False, gelu_of=u)
     return c
 
 
-def pair_fits(x, weight=None):
+def pair_supports(x, weight=None):
     """True where rung 6 reads a `Pair` x (..., K), or writes one like it, as it is; with this weight (N, K)."""
     a, b = x
     return (is_device(a) and a.dtype == b.dtype == np.float16 and a.shape[-1] % hopper.BOX == 0
-            and tuple(a.backend.capability)[:2] == hopper.MINIMUM_CAPABILITY
+            and supports(a, hopper.KERNELS)
             and by_eight((a, b, weight), (b.shape[-1], 8 if weight is None else len(weight)))
             and (weight is None or weight.dtype == np.float16))
 
@@ -250,7 +250,7 @@ def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_su
 
 
 def matmul_pair_forward(x, weight, bias=None):
-    """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_fits`, weight (N, K)."""
+    """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_supports`, weight (N, K)."""
     y = empty((*x.shape[:-1], len(weight)), np.float16, like=weight)
     _launch_pair(x.a, weight, y, x.b, len(weight), False, True, bias=bias)
     return y

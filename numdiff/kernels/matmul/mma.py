@@ -33,6 +33,7 @@ import numpy as np
 
 from ...device import DeviceArray, afresh, cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.requires import requires
 from ...device.tensor_core import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
@@ -46,7 +47,6 @@ from ...device.tensor_core import (
 )
 from .vectorised import write_four
 
-MINIMUM_CAPABILITY = (8, 0)
 BK = 32  # of K in a tile: two mma deep
 STAGES = 3
 PENDING = STAGES - 2  # groups that may be on their way while a tile is multiplied
@@ -162,6 +162,7 @@ def make_kernel(tile_m, tile_n, a_across, b_across, half):
     B_FIRST = STAGES * A_BYTES  # all stages of A, then those of B
     PATCH = ROWS * PITCH
 
+    @requires("8.0")
     def kernel(a, b, c_half, c_float, bias, residual, M, N, K, slice_length, alpha, has_bias, has_residual, accumulate):
         tiles = cuda.shared.array(0, "uint8", alignment=128)
         a_tiles = shared_address(tiles)

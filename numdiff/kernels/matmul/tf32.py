@@ -48,11 +48,11 @@ import numpy as np
 from ...device import copy_into, cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import multiprocessors_of
+from ...device.requires import requires, supports
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
 from ..any_batch import assumed
 from .mma import add_partials
 
-MINIMUM_CAPABILITY = (8, 0)
 VERSION = 5  # of matmul in float32: the number that mma.sync has in float16
 BK = 16  # of K in a tile: two mma deep; a row along k is 64 bytes, four chunks of 16
 ROW = BK * 4
@@ -72,7 +72,7 @@ SHORTEST_SLICE = 256  # of K
 
 def switched_on(backend):
     """Whether this device computes products of float32 in tf32: its switch is on, and it has the instructions."""
-    return bool(getattr(backend, "tf32", False)) and tuple(backend.capability)[:2] >= MINIMUM_CAPABILITY
+    return bool(getattr(backend, "tf32", False)) and supports(backend, KERNELS)
 
 
 def chosen(version, backend, wide):
@@ -271,6 +271,7 @@ def make_kernel(tile_m, tile_n, a_across, b_across):
     A_BYTES, B_BYTES = tile_m * ROW, tile_n * ROW
     B_FIRST = STAGES * A_BYTES  # all stages of A, then those of B
 
+    @requires("8.0")
     def kernel(a, b, c, bias, added, M, N, K, K_last, a_distance, b_distance, c_row, a_outer, a_inner, b_outer, b_inner,
                c_outer, c_inner, alpha, has_bias, has_added):
         tiles = cuda.shared.array(0, "uint8", alignment=128)

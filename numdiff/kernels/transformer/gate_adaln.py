@@ -41,6 +41,7 @@ from ...device import cuda, empty, empty_like, float32, int32, is_device, launch
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.eight import as_stored, copy8, load8, store8
 from ...device.limits import HOPPER_SHARED, MULTIPROCESSORS, multiprocessors_of, shared_limit
+from ...device.requires import requires, supports
 from ...device.specialise import Constant, specialise
 from ..elementwise import add_forward
 from ..layernorm import warp_sum
@@ -54,7 +55,6 @@ ROWS = BLOCK // WARP
 SWEEP = 8 * WARP  # channels that a warp has at a time
 MAX_SWEEPS = 5  # their sums, 24 registers each, leave just enough for the rest
 STAGES = 2  # tokens of a warp in shared memory: the one that it works on, and the next
-MINIMUM_CAPABILITY = (8, 0)
 MAX_CHUNKS = 16  # of an image
 OVERHEAD = 2  # tokens' worth of time that a block takes to begin and to end
 
@@ -357,6 +357,7 @@ def write_sums(out, start, floats, place, totals, first, c, C, warps):
     add_warps(floats, out, start, C, warps, int32(cuda.threadIdx.x), int32(cuda.blockDim.x))
 
 
+@requires("8.0")
 def adaln_backward_v2(dy, z, dz, h, scale, gate, mean, rstd, dx, dh, sums, cut, factors, places):
     """dx and dh (B, T, C), and a block's sums for dshift, dscale and dgate, three arrays, where `places` says.
 
@@ -440,10 +441,10 @@ def choose_plan(B, T, C, itemsize, is_gated, limit=HOPPER_SHARED, multiprocessor
     return warps, chunks, -(-T // chunks), before, before + warps * token
 
 
-def gate_adaln_takes(like, C):
+def gate_adaln_supports(like, C):
     """Whether version 2 runs on tokens of C channels that lie where the array `like` does, and have its type."""
     return (is_device(like) and C % 8 == 0 and C <= SWEEP * MAX_SWEEPS and like.dtype in (np.float16, np.float32)
-            and tuple(like.backend.capability)[:2] >= MINIMUM_CAPABILITY
+            and supports(like, FORWARD, BACKWARD)
             and choose_plan(1, 1, C, like.dtype.itemsize, True, shared_limit(like)) is not None)
 
 
@@ -456,7 +457,7 @@ def _check(x, h, vectors, version):
     for vector in vectors:
         if vector is not None and tuple(vector.shape) != (B, C):
             raise ValueError(f"gate_adaln: gate, shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}")
-    takes, columns = gate_adaln_takes(x, C), any(isinstance(vector, Columns) for vector in vectors)
+    takes, columns = gate_adaln_supports(x, C), any(isinstance(vector, Columns) for vector in vectors)
     if version is None:
         version = 2 if takes else 1
     if is_device(x) and (version == 2 and not takes or version == 1 and columns):

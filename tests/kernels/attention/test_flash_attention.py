@@ -140,7 +140,7 @@ def test_other_head_sizes(engine, rng):
     if not engine.has_versions:
         engine.check(F.flash_attention_forward(engine(qkv), heads)[0], A.attention_forward(qkv, heads)[0], 3e-6)
         return
-    assert not F.flash_attention_takes(engine(qkv), heads)
+    assert not F.flash_attention_supports(engine(qkv), heads)
     with pytest.raises(ValueError, match="not 20; use attention_forward"):
         F.flash_attention_forward(engine(qkv), heads)
 

@@ -5,7 +5,7 @@ import pytest
 from numdiff.kernels import matmul as P
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
-from numdiff.kernels.linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_fuses
+from numdiff.kernels.linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_supports
 from numdiff.kernels.matmul import hopper, launcher, mma
 from tests.conftest import large, relative_error, shapes, versions
 
@@ -217,7 +217,7 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
     assert runs[0][0].dtype == runs[0][1].dtype == np.float16
     u, alone = linear_gelu_forward(engine(x), engine(weight), engine(bias), keeps_u=False)  # as without a backward
     engine.check_equal(alone, runs[0][1])
-    assert u is None or not linear_gelu_fuses(engine(x), engine(weight))
+    assert u is None or not linear_gelu_supports(engine(x), engine(weight))
     u, dy = (2 * rng.standard_normal((M, N))).astype(np.float16), halves(rng, M, K)
     weight_2, h = halves(rng, K, N), gelu_forward(u.astype(np.float32)).astype(np.float16)
     gradients = [linear_backward(engine(dy), engine(h), engine(weight_2), engine.zeros((K, N)), engine.zeros(K),
@@ -294,7 +294,7 @@ def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
     results = []
     for joined in (False, True):
         pair, residual = (Pair(engine(a[..., :seam]), engine(a[..., seam:])) for a in (x, before))
-        assert P.pair_fits(pair) == (engine.name != "cpu" and seam % 64 == 0 and engine.backend.capability[0] == 9)
+        assert P.pair_supports(pair) == (engine.name != "cpu" and seam % 64 == 0 and engine.backend.capability[0] == 9)
         if joined:
             pair, residual = pair.joined(), residual.joined()
         y = linear_forward(pair, engine(weight), engine(bias))

@@ -34,12 +34,12 @@ from ....device.pipeline import (
     producer_start,
     stage_at,
 )
+from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_2d, tma_load_4d
 from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 
-MINIMUM_CAPABILITY = (9, 0)
 TILE_H, TILE_W, BN, BK = 16, 8, 128, 64
 BOX_H, BOX_W = TILE_H + 2, TILE_W + 2  # with the halo
 A_STAGES, B_STAGES = 2, 6
@@ -59,6 +59,7 @@ def encoded(address):
     return np.uint64((address & 0x3FFFF) >> 4)
 
 
+@requires("9.0a")
 @cuda.jit(launch_bounds=(THREADS, 1))
 def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)

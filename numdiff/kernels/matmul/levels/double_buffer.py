@@ -25,12 +25,12 @@ import numpy as np
 
 from ....device import cuda, launch
 from ....device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
+from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_2d
 from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_0
 
-MINIMUM_CAPABILITY = (9, 0)
 BM, BN, BK = 64, 256, 64
 THREADS, ACCUMULATORS = 128, BN // 2
 ROW = 2 * BK  # bytes
@@ -55,6 +55,7 @@ def fetch(step, base, full, map_a, map_b, m, n):
     tma_load_2d(a + A_BYTES, map_b, full + 8 * stage, step * BK, n)
 
 
+@requires("9.0a")
 @cuda.jit(launch_bounds=(THREADS, 1))
 def matmul_level_kernel_v2(map_a, map_b, c, N, K):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)

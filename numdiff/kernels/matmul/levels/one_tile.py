@@ -28,11 +28,11 @@ import numpy as np
 
 from ....device import cuda, launch
 from ....device.mbarrier import smem_u32
+from ....device.requires import requires
 from ....device.tensor_core import load_words4, pack_half2, store_word, store_words4
 from ....device.tma import fence_proxy_async
 from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_0
 
-MINIMUM_CAPABILITY = (9, 0)  # wgmma exists there and nowhere else
 BM, BN, BK = 64, 256, 64  # the tile of C, and a step along k
 THREADS, ACCUMULATORS = 128, BN // 2  # one warpgroup; float32 in each thread
 ROW = 2 * BK  # bytes of a row of a tile: as far as the swizzle reaches
@@ -56,6 +56,7 @@ def load_tile(tiles, offset, rows, x, first_row, k, K):
         store_words4(tiles, offset + row * ROW + ((j ^ (row % 8)) << 4), w0, w1, w2, w3)
 
 
+@requires("9.0a")
 @cuda.jit(launch_bounds=(THREADS, 1))
 def matmul_level_kernel_v1(a, b, c, N, K):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)

@@ -37,6 +37,7 @@ from ....device.pipeline import (
     producer_start,
     stage_at,
 )
+from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
 from ....device.tma import (
@@ -49,7 +50,6 @@ from ....device.tma import (
 )
 from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 
-MINIMUM_CAPABILITY = (9, 0)
 BM, BN, BK, STAGES = 128, 256, 64, 4
 THREADS, BARRIERS, ACCUMULATORS = 384, 2 * STAGES, BN // 2
 GROUP = 16  # rows of tiles that sweep over the columns together
@@ -96,6 +96,7 @@ def store_tile(acc, tiles, base, map_c, m, n, consumer):
             tma_store_commit()
 
 
+@requires("9.0a")
 @cuda.jit(launch_bounds=(THREADS, 1))
 def matmul_level_kernel_v4(map_a, map_b, map_c, rows, columns, steps):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)

@@ -33,12 +33,12 @@ from ....device.mbarrier import (
     mbarrier_wait,
     smem_u32,
 )
+from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_2d
 from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 
-MINIMUM_CAPABILITY = (9, 0)
 BM, BN, BK, STAGES = 128, 256, 64, 4
 THREADS, BARRIERS, ACCUMULATORS = 384, 2 * STAGES, BN // 2
 ROW = 2 * BK  # bytes
@@ -54,6 +54,7 @@ def descriptor(address):
     return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
 
 
+@requires("9.0a")
 @cuda.jit(launch_bounds=(THREADS, 1))  # the 1 is needed for setmaxnreg
 def matmul_level_kernel_v3(map_a, map_b, c, N, K):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
