@@ -1,5 +1,12 @@
 """Datasets: HDF5 files of images, their importers, and the loader that training reads them with."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .dataset import Dataset, open_dataset
+
+__all__ = ["Dataset", "open_dataset"]
+
 
 def __getattr__(name):
     """`open_dataset` and `Dataset`, imported on first use."""

@@ -15,10 +15,11 @@ import math
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import NumdiffError, UsageError
+from ..errors import NumdiffError, UsageError, shown
 from ..files import IrregularFile
 from ..hdf5 import Refused, is_hdf5, open_hdf5
 from ..progress import tick
@@ -41,7 +42,8 @@ def default_path():
                            "install numdiff again, or give a dataset file.") from None
 
 
-def open_dataset(path=None, image_size=None, classes=None):
+def open_dataset(path: str | os.PathLike | None = None, image_size: int | None = None,
+                 classes: Sequence[str] | None = None) -> "Dataset":
     """The dataset in the HDF5 file `path`; None is the default one, 1,906 emoji of 64×64 pixels in 9 classes.
 
     image_size: side of the images in pixels, if they are to be smaller than the file's; must divide that one, as the
@@ -55,7 +57,13 @@ class Dataset:
     """Images of one HDF5 file: `shape` (N, H, W, C), `dtype` uint8 (pixels) or float32 (as they are), `labels` int32
     (N,) or None, `classes` a list of names."""
 
-    def __init__(self, path, image_size=None, classes=None):
+    shape: tuple[int, int, int, int]
+    labels: np.ndarray | None
+    classes: list[str]
+
+    def __init__(self, path: str | os.PathLike, image_size: int | None = None, classes: Sequence[str] | None = None):
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"a dataset is opened by its path, and not by {shown(path)}.")
         self.path = os.fspath(path)
         self._file = _open_file(self.path)
         try:
@@ -96,7 +104,7 @@ class Dataset:
         self.close()
 
     @property
-    def image_size(self):
+    def image_size(self) -> int:
         """Side of the images; an error where they are not square."""
         if self.shape[1] != self.shape[2]:
             raise NumdiffError(f"the images of {self.path!r} are {self.shape[1]}×{self.shape[2]}, and the models take "
@@ -104,7 +112,7 @@ class Dataset:
         return self.shape[1]
 
     @property
-    def channels(self):
+    def channels(self) -> int:
         return self.shape[3]
 
     def read(self, rows, out=None):
@@ -151,7 +159,7 @@ class Dataset:
         mean = total / count
         return mean, np.sqrt(np.maximum(squares / count - mean * mean, 0))
 
-    def close(self):
+    def close(self) -> None:
         self._file.close()
 
     def _load(self, start, stop):

@@ -7,7 +7,7 @@ import numbers
 import numpy as np
 
 from ..device import is_device, upload
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..kernels.diffusion.q_sample import q_sample_forward, velocity_forward
 from ..kernels.embedding import embedding_forward
 from ..nn import functional as F
@@ -18,10 +18,15 @@ LARGEST_STEPS = 100_000
 
 
 def make_diffusion(options, backend=None):
-    """The `Diffusion` with these options (a dict, or None for the defaults); a `UsageError` for one that is none."""
-    known = list(inspect.signature(Diffusion).parameters)
+    """The `Diffusion` with these options (a dict, another Diffusion, or None for the defaults); a `UsageError` for what
+    is none."""
+    known = [name for name in inspect.signature(Diffusion).parameters if name != "backend"]
+    if isinstance(options, Diffusion):
+        options = options.options
+    if options is not None and not isinstance(options, dict):
+        raise UsageError(f"diffusion must be a dict of {', '.join(known)}, or a Diffusion, and not {shown(options)}.")
     for name in options or {}:
-        if name not in known or name == "backend":
+        if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise UsageError(f"there is no option {name!r} of the diffusion"
                              f"{f'; did you mean {near[0]!r}?' if near else '.'}")
@@ -42,8 +47,8 @@ class Diffusion:
         without a choice; 1: as guided-diffusion has it without
     """
 
-    def __init__(self, steps=1000, schedule="linear", prediction="eps", backend=None, timestep_scale=1.0,
-                 vlb_weight=None):
+    def __init__(self, steps: int = 1000, schedule: str = "linear", prediction: str = "eps", backend=None,
+                 timestep_scale: float = 1.0, vlb_weight: float | None = None):
         if prediction not in PREDICTIONS:
             raise UsageError(f"unknown prediction {prediction!r}: use {', '.join(PREDICTIONS)}.")
         if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or not 1 <= steps <= LARGEST_STEPS:
@@ -64,7 +69,7 @@ class Diffusion:
         self.bound_weight = (steps / 1000 if vlb_weight is None else vlb_weight) / math.log(2)  # in bits
 
     @property
-    def options(self):
+    def options(self) -> dict:
         """What to make it from again; timestep_scale and vlb_weight only where they are not what all had once."""
         more = {} if self.timestep_scale == 1 else {"timestep_scale": self.timestep_scale}
         if self.vlb_weight is not None:

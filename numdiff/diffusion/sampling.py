@@ -1,13 +1,16 @@
 """Making images with a model: one seed an image, so that an image does not depend on the batch it was made in."""
 import functools
 import math
+import numbers
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ..device import download, upload
-from ..errors import OutOfMemoryError, TooManyElementsError, UsageError
+from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
+from ..nn.model import Model
 from .denoiser import Denoiser
 from .memory import say_what_counts, say_what_fits
 from .plan import Plan
@@ -24,8 +27,9 @@ VARIANCES = ("small", "large", "learned")
 PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
 
 
-def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=None, progress=None,
-           **more):
+def sample(model: Model, count: int = 16, steps: int | str = 50, sampler: str = "ddim", eta: float | None = None,
+           seed: int = 0, y=None, batch: int = 16, clip: bool | None = None, progress: Callable | None = None,
+           **more) -> np.ndarray:
     """Images from a trained model, uint8 (count, H, W, C); a model of latents gives float32.
 
     The arguments are those of `Sampling`; progress: called after each model evaluation.
@@ -35,6 +39,17 @@ def sample(model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, 
     for rows, made in sampling.batches(progress):
         images[rows] = made
     return images
+
+
+def check_arguments(model, count, steps, seed, batch):
+    """Raise a `UsageError` for what is no model, and for numbers that are none."""
+    if not all(hasattr(model, name) for name in ("image_size", "in_channels", "diffusion")):
+        raise UsageError(f"samples are made from a model, as numdiff.load gives it, and not from {shown(model)}.")
+    for name, value in (("count", count), ("seed", seed), ("batch", batch)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise UsageError(f"{name} must be a whole number, and not {shown(value)}.")
+    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral | str):
+        raise UsageError(f"steps must be a whole number or a respacing such as 'ddim50', and not {shown(steps)}.")
 
 
 class Sampling:
@@ -67,10 +82,14 @@ class Sampling:
     says what batch would fit.
     """
 
-    def __init__(self, model, count=16, steps=50, sampler="ddim", eta=None, seed=0, y=None, batch=16, clip=None,
-                 variance=None, spacing=None, cfg_scale=None, cfg_channels=None, known=None, mask=None, jump=5,
-                 resamples=5, slerp=None, eager=False, arena=None, s_churn=None, s_tmin=None, s_tmax=None,
-                 s_noise=None):
+    def __init__(self, model: Model, count: int = 16, steps: int | str = 50, sampler: str = "ddim",
+                 eta: float | None = None, seed: int = 0, y=None, batch: int = 16, clip: bool | None = None,
+                 variance: str | None = None, spacing: str | None = None, cfg_scale: float | None = None,
+                 cfg_channels: int | None = None, known: np.ndarray | None = None, mask: np.ndarray | None = None,
+                 jump: int = 5, resamples: int = 5, slerp: int | None = None, eager: bool = False, arena=None,
+                 s_churn: float | None = None, s_tmin: float | None = None, s_tmax: float | None = None,
+                 s_noise: float | None = None):
+        check_arguments(model, count, steps, seed, batch)
         self.model, self.count, self.seed, self.slerp = model, count, seed, slerp
         self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
         outputs = getattr(model, "out_channels", model.in_channels)
@@ -124,7 +143,8 @@ class Sampling:
                 **({"respacing": self.respacing} if self.respacing else {}), "count": self.count, **self.settings,
                 "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels, "clip": self.clip, "slerp": self.slerp}
 
-    def batches(self, progress=None, watch=None, rank=0, ranks=1):
+    def batches(self, progress: Callable | None = None, watch: Callable | None = None, rank: int = 0,
+                ranks: int = 1) -> Iterator[tuple[slice, np.ndarray]]:
         """Yields (slice, images), batch by batch: uint8 (n, H, W, C), or float32 for a model of latents.
 
         progress: called after each model evaluation; watch: called as watch(slice, k, x_t) before the k-th

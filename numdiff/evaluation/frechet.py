@@ -16,7 +16,7 @@ import numpy as np
 CHUNK = 4096  # rows that are brought to float64 at a time
 
 
-def mean_and_covariance(features):
+def mean_and_covariance(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(mu, sigma) of features (N, D): float64, the covariance with N - 1 in the denominator, as np.cov has it."""
     count = len(features)
     mu = sum(np.sum(part, axis=0, dtype=np.float64) for part in _parts(features)) / count
@@ -27,7 +27,7 @@ def mean_and_covariance(features):
     return mu, sigma / max(count - 1, 1)
 
 
-def frechet_distance(mu_1, sigma_1, mu_2, sigma_2):
+def frechet_distance(mu_1: np.ndarray, sigma_1: np.ndarray, mu_2: np.ndarray, sigma_2: np.ndarray) -> float:
     """The distance d² of the module's docstring, from means (D,) and covariances (D, D)."""
     values, vectors = np.linalg.eigh((sigma_1 + sigma_1.T) / 2)
     root = vectors * np.sqrt(np.maximum(values, 0))  # L

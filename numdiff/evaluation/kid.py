@@ -12,7 +12,7 @@ import numpy as np
 CHUNK = 2048  # rows of the kernel matrix at a time
 
 
-def kid(x, y):
+def kid(x: np.ndarray, y: np.ndarray) -> float:
     """Unbiased mmd² of features x (N, D) and y (M, D), all pairs; float64."""
     if min(len(x), len(y)) < 2:
         raise ValueError("kid needs at least two rows in each set")
@@ -20,7 +20,8 @@ def kid(x, y):
     return _mean_off_diagonal(x) + _mean_off_diagonal(y) - 2 * _kernel_sum(x, y) / (len(x) * len(y))
 
 
-def kid_subsets(x, y, size=1000, subsets=100, seed=0):
+def kid_subsets(x: np.ndarray, y: np.ndarray, size: int = 1000, subsets: int = 100,
+                seed: int = 0) -> tuple[float, float]:
     """(mean, standard deviation) of mmd² over random subsets of both sets: the published protocol, and its spread.
 
     Where a set has no more than `size` rows, all pairs of both sets count once, and the deviation is NaN.

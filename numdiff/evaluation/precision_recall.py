@@ -11,7 +11,7 @@ import numpy as np
 CHUNK = 1024  # rows of the distance matrix at a time
 
 
-def precision_recall(samples, reference, nearest=3):
+def precision_recall(samples: np.ndarray, reference: np.ndarray, nearest: int = 3) -> tuple[float, float]:
     """(precision, recall) of features samples (N, D) against reference (M, D), as float."""
     if min(len(samples), len(reference)) <= nearest:
         raise ValueError(f"precision_recall needs more than {nearest} rows in each set")

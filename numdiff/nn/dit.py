@@ -122,8 +122,9 @@ class DiT(Model):
     kind = "dit"
     block_kinds = (Block,)
 
-    def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
-                 mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, device="auto", seed=0):
+    def __init__(self, image_size: int = 32, in_channels: int = 4, patch_size: int = 2, hidden_size: int = 1152,
+                 depth: int = 28, num_heads: int = 16, mlp_ratio: float = 4.0, num_classes: int | None = 1000,
+                 class_dropout: float = 0.1, learn_sigma: bool = True, device="auto", seed: int | None = 0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.patch_size = image_size, in_channels, patch_size

@@ -2,11 +2,14 @@
 import contextlib
 import math
 import numbers
+import types
+import typing
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..device import get_backend, is_device, is_planned, upload
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from .evaluation import evaluate
 from .module import FlatParameters, Module
 from .tensor import Tensor
@@ -27,9 +30,19 @@ class Model(Module):
     the GPU, or where there is none onto the CPU, in float32.
     """
 
-    kind = ""
-    null_class = None
-    block_kinds = ()  # classes of the modules that `recompute_blocks` is about
+    kind: str = ""
+    null_class: int | None = None
+    image_size: int
+    in_channels: int
+    out_channels: int
+    num_classes: int | None
+    learn_sigma: bool
+    options: dict
+    diffusion: dict
+    meta: dict
+    precision: str
+    parameters: FlatParameters
+    block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` is about
 
     def _finish(self, device, seed, fixed=0):
         if seed is not None and not (isinstance(seed, numbers.Integral) and 0 <= seed < SEEDS):
@@ -45,7 +58,7 @@ class Model(Module):
         if self.parameters.half is None:  # of a GPU's pickle, on the CPU
             self.dtype = np.float32
 
-    def __call__(self, *inputs, **options):
+    def __call__(self, *inputs, **options) -> Tensor:
         with self.arithmetic():
             return super().__call__(*inputs, **options)
 
@@ -74,7 +87,7 @@ class Model(Module):
         self.dtype = np.float16
         self.parameters.keep_half()
 
-    def recompute_blocks(self):
+    def recompute_blocks(self) -> None:
         """From now on keep only the inputs of the blocks for the backward pass, which computes their insides again."""
         stack = [self]
         while stack:
@@ -89,7 +102,7 @@ class Model(Module):
         return self.parameters.place(), np.dtype(self.dtype).name, (
             self.backend.tf32 if self.tf32 is None else self.tf32)
 
-    def predict(self, x_t, t, y=None):
+    def predict(self, x_t: np.ndarray, t, y=None) -> np.ndarray:
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 
         x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats: what lies between two
@@ -145,19 +158,19 @@ class Model(Module):
             raise UsageError("this model has classes: give y, one class index for each image" if y is None
                              else "this model has no classes: leave y out, or build it with num_classes")
 
-    def forward_flops(self):
+    def forward_flops(self) -> int:
         """FLOPs of one image through the model; here those of weights that each serve once: a subclass knows better."""
         return 2 * sum(math.prod(p.shape) for _, p in self.named_parameters())
 
-    def arrays(self):
+    def arrays(self) -> dict[str, np.ndarray]:
         """{name: NumPy array} of the weights, in numdiff's layout."""
         return self.parameters.arrays()
 
-    def gradients(self):
+    def gradients(self) -> dict[str, np.ndarray]:
         """{name: NumPy array} of the gradients, in numdiff's layout."""
         return self.parameters.arrays(self.parameters.grad)
 
-    def load_arrays(self, arrays):
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Overwrite all weights from {name: array}; a `NumdiffError` names what does not fit."""
         self.parameters.load_flat(self.parameters.flatten(arrays))
 
@@ -196,6 +209,33 @@ def parameter_shapes(kind, options):
 
 
 def constructor_options(values):
-    """The options among a constructor's `locals()`, as JSON can say them."""
+    """The options among a constructor's `locals()`, as JSON can say them; a `UsageError` for one of the wrong type, as
+    the constructor's hints have it."""
+    for name, hint in typing.get_type_hints(type(values["self"]).__init__).items():
+        if not _is(values.get(name), hint):
+            raise UsageError(f"{name} must be {_in_words(hint)}, and not {shown(values.get(name))}.")
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()
             if k not in ("self", "device", "seed", "__class__")}
+
+
+NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"), bool: (bool, "True or False"),
+           types.NoneType: (types.NoneType, "None"), str: (str, "a text")}
+
+
+def _is(value, hint):
+    """Whether a value is of the kind that a hint of a constructor says; True for hints of other kinds."""
+    if isinstance(hint, types.UnionType):
+        return any(_is(value, part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is Sequence:
+        (inner,) = typing.get_args(hint)
+        return isinstance(value, list | tuple) and all(_is(item, inner) for item in value)
+    known = NUMBERS.get(hint)
+    return known is None or isinstance(value, known[0]) and isinstance(value, bool) <= (hint is bool)
+
+
+def _in_words(hint):
+    if isinstance(hint, types.UnionType):
+        return " or ".join(map(_in_words, typing.get_args(hint)))
+    if typing.get_origin(hint) is Sequence:
+        return f"a list or tuple, each item {_in_words(*typing.get_args(hint))}"
+    return NUMBERS[hint][1]

@@ -3,6 +3,7 @@
 `update()` launches kernels and reads nothing back: the step number, the learning rate and the gradient norm are arrays
 of one element at fixed addresses, so a training step can be replayed without the host.
 """
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ..kernels.optimizer.step_state import (
     step_advance,
 )
 from ..settings import complete, takes
+from .module import FlatParameters
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,7 +69,8 @@ class AdamW:
     done; updates uint32 (1,): those that were not skipped; gradient_norm, rate (1,).
     """
 
-    def __init__(self, parameters, *, loss_scale=None, **settings: "Unpack[AdamWArguments]"):
+    def __init__(self, parameters: FlatParameters, *, loss_scale: LossScale | None = None,
+                 **settings: "Unpack[AdamWArguments]"):
         self.parameters = parameters
         self.settings = SimpleNamespace(**complete("adamw", settings, "AdamW"))
         like = parameters.data
@@ -88,7 +91,7 @@ class AdamW:
                              "first.")
         return vars(self).copy()
 
-    def update(self, loss, before_advance=None):
+    def update(self, loss, before_advance: Callable | None = None) -> None:
         """One update from the accumulated gradients. Changes nothing once `loss` or the norm was not finite; with a
         `LossScale` nothing in this step, but for the scale, and nothing more once too many steps were skipped.
 
@@ -110,7 +113,7 @@ class AdamW:
             before_advance()
         step_advance(self.step)
 
-    def state(self):
+    def state(self) -> dict[str, np.ndarray]:
         """{name: NumPy array}: what a bitwise resume needs, beside the parameters themselves."""
         return {name: download(array) for name, array in self.arrays().items()}
 
@@ -123,7 +126,7 @@ class AdamW:
             arrays.update(loss_scale=self.loss_scale.scale, loss_scale_counts=self.loss_scale.counts)
         return arrays
 
-    def load_state(self, state):
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from `state()`; what a state of another precision does not have keeps its first value."""
         state = {"updates": state["step"], **state}  # of before steps could be skipped
         for name, array in self.arrays().items():

@@ -68,7 +68,7 @@ class Tensor:
 
     __slots__ = ("data", "slot", "statistics")
 
-    def __init__(self, data, requires_grad=False, statistics=None):
+    def __init__(self, data, requires_grad: bool = False, statistics=None):
         self.data, self.statistics = data, statistics
         self.slot = Slot() if requires_grad else None
 
@@ -76,14 +76,14 @@ class Tensor:
     dtype = property(lambda self: self.data.dtype)
 
     @property
-    def requires_grad(self):
+    def requires_grad(self) -> bool:
         return self.slot is not None
 
     @property
     def grad(self):
         return self.slot.gradient if self.slot else None
 
-    def numpy(self):
+    def numpy(self) -> np.ndarray:
         """The values as a NumPy array (waits for the device)."""
         return download(self.data)
 
@@ -182,18 +182,18 @@ class Tape:
     `FloatingPointError` that names it. Slow: it reads every result back; meant for finding a fault.
     """
 
-    def __init__(self, check_finite=False):
+    def __init__(self, check_finite: bool = False):
         self.records = []
         self.check_finite = check_finite
 
-    def __enter__(self):
+    def __enter__(self) -> "Tape":
         _active.append(self)
         return self
 
     def __exit__(self, *exception):
         _active.remove(self)
 
-    def backward(self, output, gradient=None):
+    def backward(self, output: Tensor, gradient=None) -> None:
         """Play the tape back from `output`.
 
         gradient: array like `output.data`, the gradient that arrives there; None means ones (a scalar loss).

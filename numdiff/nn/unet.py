@@ -7,6 +7,8 @@ out, then `UNet.forward`.
 
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..errors import UsageError
@@ -151,11 +153,14 @@ class UNet(Model):
     kind = "unet"
     block_kinds = (ResBlock, AttentionBlock)
 
-    def __init__(self, image_size=64, in_channels=3, model_channels=64, out_channels=None, channel_mult=(1, 2, 3, 4),
-                 num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
-                 num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
-                 num_classes=None, learn_sigma=False, dropout=0.0, use_new_attention_order=False, max_period=10000.0,
-                 groups=32, class_dropout=0.0, device="auto", seed=0):
+    def __init__(self, image_size: int = 64, in_channels: int = 3, model_channels: int = 64,
+                 out_channels: int | None = None, channel_mult: Sequence[float] = (1, 2, 3, 4),
+                 num_res_blocks: int = 2, attention_resolutions: Sequence[int] = (16, 8), num_heads: int = 1,
+                 num_head_channels: int = 32, num_heads_upsample: int = -1, use_scale_shift_norm: bool = False,
+                 resblock_updown: bool = False, conv_resample: bool = False, num_classes: int | None = None,
+                 learn_sigma: bool = False, dropout: float = 0.0, use_new_attention_order: bool = False,
+                 max_period: float = 10000.0, groups: int = 32, class_dropout: float = 0.0, device="auto",
+                 seed: int | None = 0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.model_channels = image_size, in_channels, model_channels

@@ -1,5 +1,13 @@
 """Training: the loop, its options, checkpoints, reports."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .run import train
+    from .trainer import Trainer
+
+__all__ = ["Trainer", "train"]
+
 
 def __getattr__(name):
     """`Trainer` and `train`, imported on first use: they need everything below them."""

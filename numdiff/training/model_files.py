@@ -6,6 +6,7 @@ A model file is a checkpoint with the weights alone: the buffer "parameters" and
      "step": …}
 """
 import math
+import os
 import pathlib
 from dataclasses import dataclass
 
@@ -14,11 +15,11 @@ import numpy as np
 from .. import schema
 from ..diffusion import Diffusion, alpha_bars
 from ..diffusion.schedule import SCHEDULES
-from ..errors import NumdiffError, UsageError
+from ..errors import NumdiffError, UsageError, shown
 from ..files import Refused, atomic_file
 from ..hdf5 import is_hdf5
 from ..nn.convert import find_diffusers, read_weights, to_numdiff_layout, to_torch_layout, write_state_dict
-from ..nn.model import parameter_shapes
+from ..nn.model import Model, parameter_shapes
 from ..nn.module import ALIGNMENT
 from ..settings import COMMON
 from . import kinds
@@ -44,13 +45,16 @@ DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40),
              "timestep_scale": schema.number(1e-6, 1e6), "vlb_weight": schema.optional(schema.number(0, 1e6))}
 
 
-def load(path, device="auto", weights="ema", precision="auto"):
+def load(path: str | os.PathLike, device: str = "auto", weights: str = "ema", precision: str = "auto") -> Model:
     """The model in a checkpoint, a run folder (its newest checkpoint) or a file of `numdiff convert`.
 
     device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights where the file has them, or "raw"
     precision: "fp32", "tf32", "fp16" (a GPU's), or "auto": fp16 on GPUs from sm_80 on, else fp32
     `model.options`, `model.diffusion` and `model.meta` tell what it is and how it was trained.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"numdiff.load takes the path of a checkpoint, a run folder or a model file, and not "
+                         f"{shown(path)}.")
     options, arrays, meta = read_model_file(path, weights)
     model = kinds.get(meta["model"]).model_class(**options, device=device, seed=None)
     model.load_arrays(arrays)

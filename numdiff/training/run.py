@@ -16,6 +16,7 @@ import os
 import pathlib
 import signal
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from .. import __version__, plots
@@ -49,6 +50,7 @@ from .checkpoint import (
 from .compiling import compiling
 from .kinds.weights import defaults_of
 from .model_files import check_model_meta
+from .options import TrainOptions
 from .plan import plan_run
 from .previews import Previews, draws
 from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
@@ -66,7 +68,8 @@ class Stopped(NumdiffError):
         self.exit_code = 128 + signal_number
 
 
-def train(options, resume=None, dry_run=False, echo=print, new_data=False):
+def train(options: TrainOptions, resume: str | None = None, dry_run: bool = False, echo: Callable = print,
+          new_data: bool = False) -> pathlib.Path | None:
     """Train as `options` (a resolved `TrainOptions`) say; returns the run folder. Under `mpiexec`, collective.
 
     resume: None for a new run; else "auto", a run folder, its number or a checkpoint file

@@ -4,6 +4,8 @@
 """
 import functools
 import math
+import numbers
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -146,11 +148,12 @@ class Trainer:
         return fingerprint(self.dataset)
 
     @property
-    def flops_per_step(self):
+    def flops_per_step(self) -> int:
         """FLOPs of one step: forward, and twice that for the backward."""
         return 3 * forward_flops(self.model) * self.batch
 
-    def run(self, steps, report_every=UNREPORTED, stop=None):
+    def run(self, steps: int, report_every: int = UNREPORTED,
+            stop: Callable[[], object] | None = None) -> Iterator[list[StepReport]]:
         """Train `steps` more steps; yields a list of `StepReport`s, one for each step, up to every multiple of
         `report_every` and up to the last.
 
@@ -158,6 +161,10 @@ class Trainer:
         step; True, on any rank, ends the run there. Raises `NonFiniteError` at the report of a step whose loss or
         gradient was not finite; no later step has changed the weights then.
         """
+        for name, value in (("steps", steps), ("report_every", report_every)):
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < (name == "report_every"):
+                raise UsageError(f"{name} must be a whole number of at least {int(name == 'report_every')}, and not "
+                                 f"{shown(value)}.")
         if self.compiles_ahead:
             self._compile_ahead()
         step, last = self.step_function, self.step + steps
@@ -243,17 +250,17 @@ class Trainer:
                                   rank=self.communicator.rank, ranks=self.communicator.size,
                                   backend=self.model.backend)
 
-    def close(self):
+    def close(self) -> None:
         """Stop the loader's thread."""
         if self._loader is not None:
             self._loader.close()
             self._loader = None
 
-    def state(self):
+    def state(self) -> dict[str, np.ndarray]:
         """{name: NumPy array} of everything that a bitwise resume needs."""
         return {"parameters": download(self.model.parameters.data), **self.optimizer.state()}
 
-    def load_state(self, state):
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from `state()` of another trainer of the same model and settings; a `NumdiffError` for another."""
         for name, own in {"parameters": self.model.parameters.data, **self.optimizer.arrays()}.items():
             if name in state and (state[name].shape != tuple(own.shape) or state[name].dtype != own.dtype):
@@ -279,7 +286,7 @@ class Trainer:
             self.communicator.check_same(download(self.model.parameters.data), f"after step {self.step} the weights")
 
     @contextmanager
-    def ema_weights(self):
+    def ema_weights(self) -> Iterator[Model]:
         """Within the context the model computes with the averaged weights (with the plain ones if there is no EMA)."""
         parameters = self.model.parameters
         if self.optimizer.ema is not None:

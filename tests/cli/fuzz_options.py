@@ -53,7 +53,8 @@ def commands():
     while stack:
         words, command = stack.pop()
         if isinstance(command, click.Group):
-            stack += [((*words, name), child) for name, child in command.commands.items()]
+            context = click.Context(command)
+            stack += [((*words, name), command.get_command(context, name)) for name in command.list_commands(context)]
         else:
             yield " ".join(words), command
 
