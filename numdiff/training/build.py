@@ -58,7 +58,7 @@ def count_parameters(model, sizes):
 def check_memory(options, sizes):
     """A `UsageError` for a run on the CPU that this machine's memory cannot hold, counting only what is sure: weights,
     gradients, moments and average, the batch, and of each layer some activations that the backward pass needs."""
-    if options.device == "cuda":  # says it itself
+    if options.device not in ("cpu", "emulator"):  # a GPU, or what stands for one, says it itself
         return
     microbatch, pixels = options.microbatch or options.batch, sizes["image_size"] ** 2
     kept = kinds.get(options.model).activations(sizes)

@@ -6,7 +6,9 @@ from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import OutOfMemoryError, UsageError
 from numdiff.nn import DiT
 from numdiff.training import Trainer
+from numdiff.training.build import build_model
 from numdiff.training.compiling import PlannedRank, plan_trainer
+from numdiff.training.options import resolve
 from tests.diffusion.test_memory import Small
 
 
@@ -42,3 +44,12 @@ def test_what_32_bits_do_not_count_is_told_before_anything_is_compiled():
                                          "--microbatch [3456]") as error:
         plan_trainer(run, PlannedRank())
     assert 12_000 % int(str(error.value).split("--microbatch ")[1].split(",")[0]) == 0
+
+
+def test_the_memory_of_this_machine_is_not_the_gpus(monkeypatch):
+    """A run is planned for a card that has more memory than the machine has."""
+    monkeypatch.setattr("numdiff.training.build.machine_bytes", lambda: 1 << 20)
+    options = resolve({"model": "dit", "preset": "tiny", "device": "cpu"})
+    with pytest.raises(UsageError, match="needs at least"):
+        build_model(options)
+    assert build_model(options.changed(device=Planned(CARDS[-4]))).parameters.count > 4_000_000
