@@ -28,8 +28,7 @@ NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
                                    "numba.cuda.core.targetconfig.ConfigStack"},
          **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/bfloat16.py", "device/cluster.py",
                           "device/eight.py", "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
-                          "device/tensor_core.py", "device/tma.py", "device/wgmma.py",
-                          "kernels/groupnorm/vectors.py"), INTRINSICS)}
+                          "device/tensor_core.py", "device/tma.py", "device/wgmma.py"), INTRINSICS)}
 
 
 @functools.cache

@@ -36,11 +36,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import afresh, cuda, empty, float32, int32, launch, uint32
+from ...device.eight import load8_into, numbers8, one_of, store8_from
 from ..any_batch import assumed
 from ..common import divide
 from ..concat import Pair, parts_of
 from .one_pass_half import ask
-from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, load8, locate, numbers8, one_of, sigmoid, store8
+from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, locate, sigmoid
 
 THREADS = 512
 CHUNK = 8  # pixels of a chunk's side
@@ -64,7 +65,7 @@ def normalise8(y, at, value, scales, shifts, activate):
     if activate:
         for k in range(VECTOR):
             value[k] *= sigmoid(value[k])
-    store8(y, at, value)
+    store8_from(y, at, value)
 
 
 class StreamCut(NamedTuple):
@@ -138,8 +139,8 @@ def join_groups(sums, places, t, lane, warp, threads, groups, count, team, eps):
 @cuda.jit(device=True, forceinline=True)
 def load_affine(sums, places, c, width, scales, shifts):
     """z = x · scale + shift for the eight channels from c on, the mean in the shift."""
-    load8(sums, places.weights + c, scales)
-    load8(sums, places.biases + c, shifts)
+    load8_into(sums, places.weights + c, scales)
+    load8_into(sums, places.biases + c, shifts)
     group, before = divide(c, width)
     left = int32(width - before)  # channels of this group from here on
     for k in range(VECTOR):

@@ -53,6 +53,7 @@ import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, int32, launch, load4, uint32, upload
 from ...device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
+from ...device.eight import add8, copy8, fence, fetch8, load8_into, one_of, prefetch_l2, store8_from
 from ...device.limits import (
     HOPPER_SHARED,
     MULTIPROCESSORS,
@@ -81,20 +82,12 @@ from .vectors import (
     Shape,
     Walk,
     accumulate,
-    add8,
     clear,
-    copy8,
-    fence,
-    fetch8,
     find_groups,
     gradient8,
     lanes_sum,
-    load8,
     locate,
-    one_of,
-    prefetch_l2,
     sigmoid,
-    store8,
 )
 
 FEW_THREADS = 256, 128  # where several blocks find room
@@ -226,7 +219,7 @@ def add_channels(total, kept, part_x, cut, me, walk, p, i):
     value = cuda.local.array(VECTOR, float32)
     clear(total)
     while p < walk.P:
-        load8(part_x, i, value)
+        load8_into(part_x, i, value)
         for k in range(VECTOR):
             total[k] += value[k]
         p, i = int32(p + me.rows), i + walk.step
@@ -236,7 +229,7 @@ def add_channels(total, kept, part_x, cut, me, walk, p, i):
         cp_async_wait(PARTS)
         end = int32(min((part + 1) * cut.share, cut.held))
         while p < end:
-            load8(kept, at, value)
+            load8_into(kept, at, value)
             for k in range(VECTOR):
                 total[k] += value[k]
             p, at = int32(p + me.rows), int32(at + walk.turn)
@@ -249,14 +242,14 @@ def add_squares(total, means, kept, part_x, cut, me, walk, rest, rest_at):
     clear(total)
     p, at = me.row, walk.own
     while p < cut.held:
-        load8(kept, at, value)
+        load8_into(kept, at, value)
         for k in range(VECTOR):
             d = value[k] - means[k]
             total[k] += d * d
         p, at = int32(p + me.rows), int32(at + walk.turn)
     p, i = rest, rest_at
     while p < walk.P:
-        load8(part_x, i, value)
+        load8_into(part_x, i, value)
         for k in range(VECTOR):
             d = value[k] - means[k]
             total[k] += d * d
@@ -271,15 +264,15 @@ def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, activa
     p, at, i = me.row, walk.own, walk.first
     while p < walk.P:
         if p < cut.held:
-            load8(kept, at, value)
+            load8_into(kept, at, value)
         else:
-            load8(part_x, i, value)
+            load8_into(part_x, i, value)
         for k in range(VECTOR):
             value[k] = (value[k] - means[k]) * scales[k] + shifts[k]
         if activate:
             for k in range(VECTOR):
                 value[k] *= sigmoid(value[k])
-        store8(y, i_y, value)
+        store8_from(y, i_y, value)
         p, at, i, i_y = int32(p + me.rows), int32(at + walk.turn), i + walk.step, i_y + step_y
 
 
@@ -304,8 +297,8 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     averages = int32(VECTOR * me.threads)  # of the groups: what follows the threads' sums
 
     rest, rest_at = copy_ahead(kept, part_x, cut, me, walk)
-    load8(weight, c, scales)
-    load8(bias, c, shifts)
+    load8_into(weight, c, scales)
+    load8_into(bias, c, shifts)
     find_groups(in_tile, width, group)
     place, m = place_of(me), float32(P * width)
 
@@ -370,8 +363,8 @@ def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, 
     clear(total_g)
     p, i, i_dy = left
     while p < walk.P:  # what has no room, while the rest is on its way
-        load8(arrays.x, i, value)
-        load8(arrays.dy, i_dy, d)
+        load8_into(arrays.x, i, value)
+        load8_into(arrays.dy, i_dy, d)
         gradient8(value, d, means, scales, shifts, activate)
         accumulate(value, d, total_gx, total_g)
         p, i, i_dy = int32(p + me.rows), i + walk.step, i_dy + walk.step_dy
@@ -381,11 +374,11 @@ def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, 
         cp_async_wait(PARTS)
         end = int32(min((part + 1) * cut.share, cut.held))
         while p < end:
-            load8(kept, at, value)
-            load8(kept, at + walk.half, d)
+            load8_into(kept, at, value)
+            load8_into(kept, at + walk.half, d)
             gradient8(value, d, means, scales, shifts, activate)
             if activate:
-                store8(kept, at + walk.half, d)
+                store8_from(kept, at + walk.half, d)
             accumulate(value, d, total_gx, total_g)
             p, at = int32(p + me.rows), int32(at + walk.turn)
 
@@ -453,8 +446,8 @@ def write_gradients(arrays, before, kept, affine, averages, cut, me, walk, own_e
     while p < walk.P:
         if p >= cut.held:
             cp_async_wait_all()
-        load8(kept, at, value)
-        load8(kept, at + walk.half, d)
+        load8_into(kept, at, value)
+        load8_into(kept, at + walk.half, d)
         if rest < walk.P:  # what had no room comes where this was
             copy8(kept, at, arrays.x, rest_at)
             copy8(kept, at + walk.half, arrays.dy, rest_dy)
@@ -470,7 +463,7 @@ def write_gradients(arrays, before, kept, affine, averages, cut, me, walk, own_e
             add8(arrays.dx, before, d)
             if p + me.rows < walk.P:
                 fetch8(arrays.residual, i + walk.step, before)
-        store8(arrays.dx, i, d)
+        store8_from(arrays.dx, i, d)
         p, at, i = int32(p + me.rows), int32(at + walk.turn), i + walk.step
         if at >= own_end:
             at = walk.own
@@ -544,8 +537,8 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, 
     places = Sums(int32(2 * half), int32(2 * half + 2 * tile), int32(2 * half + 2 * tile + 2 * cut.groups))
 
     left, own_end = copy_both_ahead(kept, arrays, cut, me, walk)
-    load8(weight, c, scales)
-    load8(bias, c, shifts)
+    load8_into(weight, c, scales)
+    load8_into(bias, c, shifts)
     find_groups(in_tile, width, group)
     of_block = int32((b * cuda.gridDim.x + cuda.blockIdx.x) * cut.groups)  # the first of its groups
     pick(mean, of_block, group, means)

@@ -32,6 +32,19 @@ from ...device import afresh, cuda, float32, int32, uint32
 from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
+from ...device.eight import (
+    add8,
+    by_sign,
+    copy8,
+    fence,
+    fetch8,
+    load8_into,
+    numbers8,
+    one_of,
+    prefetch_l2,
+    store8_from,
+    words8,
+)
 from ...device.limits import FULL_MASK
 from ...device.mbarrier import smem_u32
 from ...device.requires import requires
@@ -46,22 +59,11 @@ from .vectors import (
     Affine,
     BackwardWalk,
     accumulate,
-    add8,
-    by_sign,
     clear,
-    copy8,
-    fence,
-    fetch8,
     find_groups,
     gradient8,
     lanes_sum,
-    load8,
     locate,
-    numbers8,
-    one_of,
-    prefetch_l2,
-    store8,
-    words8,
 )
 
 PART = 16  # channels: 32 bytes of a pixel, as memory delivers them
@@ -172,7 +174,7 @@ def finish8(dx, i, value, d, scales, slopes, offsets, before, adds):
         d[k] = d[k] * scales[k] + (value[k] * slopes[k] + offsets[k])
     if adds:
         add8(dx, before, d)
-    store8(dx, i, d)
+    store8_from(dx, i, d)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -288,11 +290,11 @@ def add_gradients(total_gx, total_g, kept, near, affine, cut, me, walk, activate
         cp_async_wait(PARTS)
         end = int32(min(end + cut.share, walk.P))
         while p < end:
-            load8(kept, at, value)
-            load8(kept, at + walk.half, d)
+            load8_into(kept, at, value)
+            load8_into(kept, at + walk.half, d)
             gradient8(value, d, affine.means, affine.scales, affine.shifts, activate)
             if activate:
-                store8(kept, at + walk.half, d)
+                store8_from(kept, at + walk.half, d)
             accumulate(value, d, total_gx, total_g)
             p, at = int32(p + cut.rows), int32(at + walk.turn)
 
@@ -369,8 +371,8 @@ def take(value, d, kept, at, half, x_words, d_words, in_registers):
         numbers8(kept, x_words, value)
         numbers8(kept, d_words, d)
     else:
-        load8(kept, at, value)
-        load8(kept, at + half, d)
+        load8_into(kept, at, value)
+        load8_into(kept, at + half, d)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -393,13 +395,13 @@ def write_gradients(dx, residual, before, kept, near, factors, cut, me, walk, ad
             finish8(dx, i, value, d, scales, slopes, offsets, before_1, adds)
         p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
         if p < walk.P:
-            load8(kept, at, value)
-            load8(kept, at + walk.half, d)
+            load8_into(kept, at, value)
+            load8_into(kept, at + walk.half, d)
             finish8(dx, i, value, d, scales, slopes, offsets, before_2, adds)
         p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
         if p < walk.P:
-            load8(kept, at, value)
-            load8(kept, at + walk.half, d)
+            load8_into(kept, at, value)
+            load8_into(kept, at + walk.half, d)
             finish8(dx, i, value, d, scales, slopes, offsets, before_3, adds)
         p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
         if adds:
@@ -437,8 +439,8 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
             call_to_l2(one_of(beyond, residual.a, residual.b), cut, me, walk)
     of_sample = int32(b * divide(C, width)[0])  # the first of its groups
     find_groups(c, width, group)
-    load8(weight, c, affine.scales)
-    load8(bias, c, affine.shifts)
+    load8_into(weight, c, affine.scales)
+    load8_into(bias, c, affine.shifts)
     for k in range(VECTOR):
         affine.means[k] = mean[of_sample + group[k]]
         affine.scales[k] *= rstd[of_sample + group[k]]
