@@ -170,14 +170,22 @@ def _passes(recorded):
     return found
 
 
+def check_version(dtype, version):
+    """As a convolution does for all its passes: a `ValueError` for a version that operands of this type do not have."""
+    if version is not None and version not in conv2d.VERSIONS[dtype]:
+        raise ValueError(f"there is no version {version} of a convolution of {dtype}")
+
+
 def conv2d_input_gradient(dy, weight, x, stride, version=None):
     """dx of a convolution by itself; x only for its shape."""
+    check_version(x.dtype, version)
     part = conv2d._half_input_gradient if x.dtype == np.float16 else conv2d._input_gradient
     return part(dy, weight, x, stride, version)
 
 
 def conv2d_weight_gradient(dy, x, dweight, stride, version=None):
     """dweight of a convolution by itself."""
+    check_version(x.dtype, version)
     if x.dtype == np.float16:
         weight = empty(dweight.shape, x.dtype, like=x)  # the launcher asks for its shape and dtype alone
         conv2d._add_half_gradients(dy, x, weight, dweight, None, stride, version)

@@ -9,6 +9,11 @@ SHAPES
 VERSIONS
     v1 one thread an element: makes four words and uses one.
     v2 one thread four elements: one Philox block, 16-byte load and store.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    dropout_forward, 32×64×64×64, 1, float16
+        v1      59.5 µs      564 GB/s   14 % of memory
+        v2*     16.6 µs    2,025 GB/s   49 % of memory   3.59 × v1
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM

@@ -12,6 +12,16 @@ VERSIONS
     class, backward: v1 one thread a (class, channel) that reads all labels: N · C · B reads.
        v2 one thread a (sample, channel). The first sample of a class gathers for all of its class, the others stop:
        B · C · B reads, and classes outside the batch cost nothing. Same order of additions, same bits.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    timestep_embedding_forward, 32, float32
+        *       1.39 µs     11.8 GB/s    0 % of memory
+    embedding_forward, 64, 1001×768, float32
+        v1      1.77 µs    1,844 GB/s   45 % of memory
+        v2*     1.69 µs    1,938 GB/s   47 % of memory   1.05 × v1
+    embedding_backward, 64×768, 64, float32
+        v1      77.4 µs     82.0 GB/s    2 % of memory
+        v2*     7.27 µs      873 GB/s   21 % of memory   10.6 × v1
 LAUNCH
     ceil(threads / 256) blocks of 256.
 DETERMINISM

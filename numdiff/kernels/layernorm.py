@@ -11,6 +11,14 @@ SHAPES
 VERSIONS
     v1 a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
     v2 a warp a row: its 32 threads exchange registers (shuffles), five times a sum and no barrier; 16-byte loads.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    layernorm_forward, 16384×768, 768, float16
+        v1       114 µs      444 GB/s   11 % of memory
+        v2*     19.5 µs    2,586 GB/s   63 % of memory   5.82 × v1
+    layernorm_backward, 16384×768, 16384×768, float16
+        v1     5,258 µs     14.4 GB/s    0 % of memory
+        v2*     47.7 µs    1,586 GB/s   39 % of memory    110 × v1
 LAUNCH
     v1 a block of 256 threads for every row, 1 or 2 KiB of shared memory; v2 256 threads for eight rows, none.
     Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 8 KiB, then reduce.py.

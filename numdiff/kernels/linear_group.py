@@ -14,6 +14,14 @@ VERSIONS
        chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp has few on their way.
     v2 tiles in shared memory, brought by 16-byte loads that all start before the first is needed; 4 × 4 sums a thread;
        both gradients in one launch, as both need the same tile of dy. K and where weights begin: multiples of four.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    linear_group_forward, 32×256, 482560, float32
+        v1      44.2 µs     49.8 GB/s    1 % of memory
+        v2*     4.59 µs      479 GB/s   12 % of memory   9.63 × v1
+    linear_group_backward, 32×256, 482560, float32
+        v1      84.7 µs     49.1 GB/s    1 % of memory
+        v2*     14.5 µs      287 GB/s    7 % of memory   5.84 × v1
 LAUNCH
     256 threads a block. v1: no shared memory; forward: a block eight outputs.
     v2: forward: a block 16 outputs for 32 samples, its warps share K, 50 KiB of shared memory. Backward: a block 32

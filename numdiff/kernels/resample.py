@@ -9,6 +9,14 @@ SHAPES
 VERSIONS
     v1 one thread an output. Channels are innermost, so a warp reads 128 neighbouring bytes of each of the pixels.
     v2 one thread four channels, by 16-byte loads and stores: a quarter of the index arithmetic and instructions.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    avgpool_forward, 32×64×64×64, float16
+        v1      13.3 µs    1,582 GB/s   39 % of memory
+        v2*     6.76 µs    3,100 GB/s   76 % of memory   1.96 × v1
+    upsample_forward, 32×32×32×128, float16
+        v1      79.2 µs      529 GB/s   13 % of memory
+        v2*     21.7 µs    1,934 GB/s   47 % of memory   3.65 × v1
 LAUNCH
     one thread an output (v1) or four (v2), 256 a block. No shared memory.
 DETERMINISM

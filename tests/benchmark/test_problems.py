@@ -40,7 +40,7 @@ def test_every_file_with_versions_has_a_problem():
 def test_problems_are_planned_without_a_gpu():
     """Each is taken by each of its versions, and what it must move and compute is known."""
     found, keys = problems.plan(problems.problems(), H200)
-    assert len({problem.name for problem in found}) == len(found) and len(keys) > 150
+    assert len({problem.name for problem in found}) == len(found) == len(problems.problems()) and len(keys) > 150
     for problem in found:
         assert problem.call.moved > 0, problem.name
         if any(word in problem.call.name for word in ("matmul", "conv2d", "attention", "linear_f", "linear_b")):
@@ -48,6 +48,8 @@ def test_problems_are_planned_without_a_gpu():
         versions = problem.versions or kernels.versions_of(problem.call.function)
         for some in problem.files.values():
             assert set(some or ()) <= set(versions), problem.name
+    on_a100 = {p.call.name for p in problems.plan(problems.problems(), next(c for c in CARDS if "A100" in c[0]))[0]}
+    assert "matmul_forward" in on_a100 and "groupnorm_forward" in on_a100
     launched = {key.name for key in keys}
     assert {"matmul_level_kernel_v4", "conv2d_level_kernel_v2", "matmul_first_kernel_v1"} <= launched
 

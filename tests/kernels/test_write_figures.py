@@ -10,7 +10,8 @@ from tests.kernels import write_figures
 
 def row(problem, version, us, **more):
     return {"problem": problem.name, "operation": problem.call.name, "version": version, "us": us, "tflops": 1e4 / us,
-            "gb_s": 1e5 / us, "roof": 10 / us, "bound": "memory", "torch_us": None, **more}
+            "gb_s": 1e5 / us, "roof": 10 / us, "bound": "memory", "torch_us": None, "bandwidth": 4e12,
+            "precision": "fp16", "peak": 1e15, **more}
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def results():
     """Of every version that a problem's files name, of all problems."""
     rows = []
     for problem in problems():
-        versions = sorted({v for some in problem.files.values() for v in some or ()}) or [1, 2]
+        versions = sorted(problem.versions or {v for some in problem.files.values() for v in some or ()}) or [1, 2]
         rows += [row(problem, f"v{v}" + "*" * (v == versions[-1]), 1000.0 / v) for v in versions]
     return {"card": "NVIDIA H200", "date": "2026-11-22", "torch": None, "rows": rows}
 
@@ -48,7 +49,7 @@ def test_every_file_gets_its_rows_and_nothing_else_changes(root, results):
             assert [line for line in new if line in set(old)] and set(old) <= set(new)
         assert text.partition('"""\n')[2].splitlines()[-1] == new[-1] and max(map(len, new)) <= 120
     softmax = docstring(root / "numdiff" / "kernels" / "softmax.py")
-    assert "\n        v2*      500 µs      200 GB/s    2 % of memory   2.00 × v1\n" in softmax
+    assert "\n        v2*      500 µs      201 GB/s    5 % of memory   2.00 × v1\n" in softmax
     assert softmax.index("VERSIONS") < softmax.index("MEASURED") < softmax.index("\nLAUNCH")
     tiled = docstring(root / "numdiff" / "kernels" / "matmul" / "tiled.py")
     assert "v2" in tiled and "× v1" in tiled and "        v3" not in tiled and "        v1 " not in tiled
@@ -87,3 +88,19 @@ def test_the_command(tmp_path, monkeypatch, results, capsys):
     write_figures.main()
     assert capsys.readouterr().out == ("a.py: nothing was measured, left as it is\n"
                                        "1 of 2 files have figures of NVIDIA H200\n")
+
+
+def test_results_are_joined_and_priced(results):
+    """The later file's rows of a problem; rates and shares of today's costs, and no version that it does not have."""
+    problem = next(p for p in problems() if p.call.name == "matmul_level_forward")
+    again = {**results, "rows": [row(problem, "v4*", 1600.0)]}
+    rows = [r for r in write_figures.joined([results, again])["rows"] if r["problem"] == problem.name]
+    assert [r["us"] for r in rows] == [1600.0]
+    with pytest.raises(ValueError, match="of different cards"):
+        write_figures.joined([results, {**results, "card": "NVIDIA B200"}])
+    again["rows"].append({**row(problem, "v4*", 1.0), "problem": "an operation of long ago"})
+    narrow = next(p for p in problems() if p.versions == (3,))
+    again["rows"].append(row(narrow, "v2", 1.0))
+    (only,) = write_figures.priced(again)["rows"]
+    assert only["tflops"] == 2 * 8192**3 / 1600 / 1e6 and only["bound"] == "arithmetic"
+    assert abs(only["roof"] - 2 * 8192**3 / 1e15 / 1600e-6) < 1e-12

@@ -1,10 +1,11 @@
 """Writes what was measured into the docstrings of the kernel files: their section MEASURED.
 
     numdiff bench kernels --of files --json results.json        on a GPU, with PyTorch for the share of cuBLAS and cuDNN
-    python -m tests.kernels.write_figures results.json          anywhere
+    python -m tests.kernels.write_figures results.json …        anywhere; of several files on one card later ones win
 
 Which rows a file gets says numdiff/benchmark/problems.py. A section that is there is replaced, else it is put behind
-VERSIONS, or before LAUNCH or whatever comes next. A file whose problems are not in the results stays as it is.
+VERSIONS, or before LAUNCH or whatever comes next. A file whose problems are not in the results stays as it is. Only the
+microseconds are taken as measured: rates and shares are what they make of the costs of today.
 """
 import json
 import pathlib
@@ -12,7 +13,9 @@ import re
 import sys
 
 import numdiff
-from numdiff.benchmark.problems import problems
+from numdiff.benchmark.costs import roof_of
+from numdiff.benchmark.problems import plan, problems
+from numdiff.device.planned import CARDS
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parents[1]
 HEADING = "MEASURED"
@@ -88,9 +91,42 @@ def with_section(text, lines):
     return text[:found.start(1)] + "\n".join(new) + text[found.end(1):]
 
 
+def priced(results):
+    """The rows of the problems and versions that there are today, with rates and shares of today's costs."""
+    card = next((card for card in CARDS if card.device_name == results["card"]), CARDS[0])
+    known = {problem.name: problem for problem in plan(problems(), card)[0]}
+    peaks = {row["precision"]: row["peak"] for row in results["rows"]}
+    rows = []
+    for row in results["rows"]:
+        problem = known.get(row.get("problem"))
+        if problem is None or problem.versions and version_of(row) not in problem.versions:
+            continue
+        call, us = problem.call, row["us"]
+        peak = peaks.get(roof_of(call.name, call.dtype, problem.precision))
+        by_memory = call.moved / row["bandwidth"] if row["bandwidth"] else 0.0
+        by_arithmetic = (call.flops or 0) / peak if peak else 0.0
+        rows.append({**row, "gb_s": call.moved / us / 1e3, "tflops": (call.flops or 0) / us / 1e6 or None,
+                     "roof": max(by_memory, by_arithmetic) * 1e6 / us or None,
+                     "bound": "memory" if by_memory >= by_arithmetic else "arithmetic"})
+    return {**results, "rows": rows}
+
+
+def joined(parts):
+    """One of several results: each problem's rows from the last that has it. A `ValueError` for two cards."""
+    if len({(part["card"], part["torch"]) for part in parts}) > 1:
+        raise ValueError("the files are of different cards or versions of PyTorch: write figures of one")
+    rows = {}
+    for part in parts:
+        found = {}
+        for row in part["rows"]:
+            found.setdefault(row.get("problem"), []).append(row)
+        rows.update(found)
+    return {**parts[-1], "rows": [row for group in rows.values() for row in group]}
+
+
 def write(results, root=ROOT):
     """Rewrite the files; returns {path: whether something was measured for it}."""
-    wanted = {}
+    wanted, results = {}, priced(results)
     for problem in problems():
         for module, versions in problem.files.items():
             wanted.setdefault(module, []).append((problem.name, versions))
@@ -104,11 +140,13 @@ def write(results, root=ROOT):
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    results = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
-    if not any("problem" in row for row in results["rows"]):
-        sys.exit(f"{sys.argv[1]} has no rows of `numdiff bench kernels --of files`: give --of files.")
+    parts = [json.loads(pathlib.Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:]]
+    for name, part in zip(sys.argv[1:], parts, strict=True):
+        if not any("problem" in row for row in part["rows"]):
+            sys.exit(f"{name} has no rows of `numdiff bench kernels --of files`: give --of files.")
+    results = joined(parts)
     done = write(results)
     for path, written in done.items():
         if not written:

@@ -21,6 +21,16 @@ VERSIONS
         v5 moves 3.4 times and a box for each tap 9 times. The matrix of a tap begins at any row of 128 bytes: the
         swizzle goes by the bits of the address, so that is where TMA has put it.
     The kernels are the same; what differs is told by their arguments.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    conv2d_forward, 32×64×64×64, 64×3×3×64, float16
+        v5*     21.1 µs   457 TFLOP/s   46 % of arithmetic   3.56 × v4   168 % of cuDNN
+        v6      21.3 µs   453 TFLOP/s   46 % of arithmetic   0.99 × v5   166 % of cuDNN
+    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float16
+        v5*     21.1 µs   458 TFLOP/s   46 % of arithmetic   3.71 × v4   145 % of cuDNN
+        v6      21.2 µs   456 TFLOP/s   46 % of arithmetic   1.00 × v5   144 % of cuDNN
+    conv2d_forward, 32×32×32×256, 256×3×3×256, float16
+        v6*     56.7 µs   681 TFLOP/s   69 % of arithmetic   101 % of cuDNN
 HOW A TILE LIES IN SHARED MEMORY
     A pixel is a row of 64 channels, 128 bytes. Eight neighbouring pixels of an image row are one group of a wgmma's
     matrix, the eight rows of images below each other its eight groups: a SUB-BLOCK of 8 × 8 pixels, whose groups lie

@@ -18,6 +18,35 @@ VERSIONS
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
     strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
     Arrays of the host: cpu.py.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    conv2d_forward, 32×64×64×64, 64×3×3×64, float32
+        v1    19,255 µs  0.50 TFLOP/s    1 % of arithmetic     1 % of cuDNN
+        v2       387 µs  25.0 TFLOP/s   37 % of arithmetic   49.8 × v1    74 % of cuDNN
+        v3*      265 µs  36.4 TFLOP/s   54 % of arithmetic   1.46 × v2   107 % of cuDNN
+    conv2d_forward, 32×64×64×64, 64×3×3×64, tf32
+        v4      74.6 µs   130 TFLOP/s   26 % of arithmetic    87 % of cuDNN
+    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
+        v2       383 µs  25.2 TFLOP/s   38 % of arithmetic    81 % of cuDNN
+        v3*      270 µs  35.8 TFLOP/s   54 % of arithmetic   1.42 × v2   116 % of cuDNN
+    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32
+        v2       364 µs  26.6 TFLOP/s   40 % of arithmetic   114 % of cuDNN
+        v3*      287 µs  33.7 TFLOP/s   50 % of arithmetic   1.27 × v2   145 % of cuDNN
+    conv2d_forward, 32×64×64×64, 64×3×3×64, float16
+        v1    19,305 µs  0.50 TFLOP/s    0 % of arithmetic     0 % of cuDNN
+        v4      75.2 µs   128 TFLOP/s   13 % of arithmetic    257 × v1    47 % of cuDNN
+        v5*     21.1 µs   457 TFLOP/s   46 % of arithmetic   3.56 × v4   168 % of cuDNN
+        v6      21.3 µs   453 TFLOP/s   46 % of arithmetic   0.99 × v5   166 % of cuDNN
+    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float16
+        v1     7,975 µs  1.21 TFLOP/s    0 % of arithmetic     0 % of cuDNN
+        v4      78.4 µs   123 TFLOP/s   12 % of arithmetic    102 × v1    39 % of cuDNN
+        v5*     21.1 µs   458 TFLOP/s   46 % of arithmetic   3.71 × v4   145 % of cuDNN
+        v6      21.2 µs   456 TFLOP/s   46 % of arithmetic   1.00 × v5   144 % of cuDNN
+    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float16
+        v1    48,742 µs  0.20 TFLOP/s    0 % of arithmetic     0 % of cuDNN
+        v4      92.8 µs   104 TFLOP/s   11 % of arithmetic    525 × v1    41 % of cuDNN
+        v5      29.0 µs   333 TFLOP/s   34 % of arithmetic   3.20 × v4   131 % of cuDNN
+        v6*     28.3 µs   342 TFLOP/s   35 % of arithmetic   1.03 × v5   135 % of cuDNN
 DETERMINISM
     every output's sum has a fixed order; where a sum is cut into parts, a second pass adds them in a fixed order.
 SOURCE

@@ -13,6 +13,12 @@ VERSIONS
     version 4 of launcher.py in float32, which runs where the device's switch `tf32` is on. Against version 3: products
     by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in shared
     memory, fragments and the rounding are those of matmul/tf32.py: read that first.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
+    conv2d_forward, 32×64×64×64, 64×3×3×64, tf32
+        v4      74.6 µs   130 TFLOP/s   26 % of arithmetic    87 % of cuDNN
+    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, tf32
+        v4       116 µs  83.3 TFLOP/s   17 % of arithmetic    95 % of cuDNN
 LAUNCH
     128 threads. Forward: 128 × 128 or 256 × 64 pixels × channels, or 64 × 64 where those are few; a warp has 64 × 64 or
     32 × 32. Grid (pixel tiles, channel tiles, parts): where the tiles do not fill a GPU, the taps and channels are cut

@@ -5,6 +5,12 @@ MATHEMATICS, SHAPES
 VERSIONS
     v1 two passes for mean and variance, a third to normalise. But a group of C/G = 2 to 16 channels is only 8 to 64
        bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest another block fetches again.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
+    groupnorm_forward, 32×64×64×64, 64, silu, float16
+        v1       150 µs      223 GB/s    5 % of memory    74 % of PyTorch
+    groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
+        v1       217 µs      232 GB/s    6 % of memory
 LAUNCH
     grid (G, B), 256 threads, 1 KiB of shared memory; backward 2 KiB
 DETERMINISM

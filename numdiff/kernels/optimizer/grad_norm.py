@@ -9,6 +9,11 @@ VERSIONS
        then its 256 sums by a tree in shared memory: one partial a block. The second kernel, a single block, sums the
        partials in the same way and takes the root.
     v2 the same, with four elements by one 16-byte load and four running sums, so that no addition waits for the last.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    global_norm, 20494272, float32
+        v1      32.9 µs    2,495 GB/s   61 % of memory
+        v2*     23.5 µs    3,487 GB/s   85 % of memory   1.40 × v1
 LAUNCH
     at most 512 blocks of 256 threads, then one block of 256; 1 KiB of shared memory.
 DETERMINISM

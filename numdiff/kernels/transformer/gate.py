@@ -10,6 +10,14 @@ VERSIONS
     v1 one thread an element; the backward a thread a channel of an image, which goes down all its tokens.
     v2 one thread four neighbouring channels, by 16-byte loads and stores (C a multiple of 4). The backward's blocks own
        a chunk of tokens, write dh, and add up their sums in a tree; the chunks' sums are added in a second pass.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    gate_forward, 64×256×768, 64×256×768, float16
+        v1      80.1 µs      944 GB/s   23 % of memory
+        v2*     25.2 µs    2,994 GB/s   73 % of memory   3.17 × v1
+    gate_backward, 64×256×768, 64×256×768, float16
+        v1       184 µs      413 GB/s   10 % of memory
+        v2*     32.9 µs    2,304 GB/s   56 % of memory   5.58 × v1
 LAUNCH
     forward: v1 ceil(n / 256) blocks of 256 threads, v2 a quarter. Backward: v1 ceil(B · C / 256) blocks; v2 grid
     (chunks, channel tiles, B), 256 threads, 4 KiB of shared memory.

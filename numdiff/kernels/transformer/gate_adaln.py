@@ -15,6 +15,14 @@ VERSIONS
        owns a chunk of an image's tokens with all channels, a warp every n-th of them, of n warps. A warp's next tokens
        are copied to shared memory while it works on one; the sums over tokens stay in registers until the end, 24 of
        them for each 256 channels. 16 bytes an instruction throughout. (C a multiple of 8, up to 1280; sm_80)
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    gate_adaln_forward, 64×256×768, 64×256×768, float16
+        v1      48.8 µs    2,073 GB/s   51 % of memory
+        v2*     31.2 µs    3,245 GB/s   79 % of memory   1.57 × v1
+    gate_adaln_backward, 64×256×768, 64×256×768, float16
+        v1       105 µs    1,452 GB/s   35 % of memory
+        v2*     69.3 µs    2,194 GB/s   53 % of memory   1.51 × v1
 LAUNCH
     forward: 256 threads for eight tokens, no shared memory. Backward: grid (chunks, B), up to 384 threads; two tokens a
     warp in dynamic shared memory, 150 KiB at 768 channels of float16. `choose_plan` picks chunks and warps.

@@ -17,6 +17,10 @@ A STEP OF 64 ALONG k
     to do so when the kernel is compiled.
 WHAT REMAINS
     While the threads load the tensor cores wait, and the other way round; and every number passes through a register.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
+    matmul_level_forward, 8192×8192, 8192×8192, float16
+        v1     8,784 µs   125 TFLOP/s   13 % of arithmetic    17 % of cuBLAS
 LAUNCH
     grid (N / 256, M / 64), 128 threads, 40 KiB of dynamic shared memory; M, N, K multiples of 64, 256, 64.
 SOURCE

@@ -1,0 +1,33 @@
+"""Every kernel file with a section VERSIONS says what was measured of them, and so does every Hopper level.
+
+`python -m tests.kernels.write_figures` writes it, from what `numdiff bench kernels --of files` has measured on a GPU.
+"""
+import ast
+import re
+
+import pytest
+
+from numdiff.benchmark.problems import problems
+from tests.kernels.write_figures import file_of
+
+# files whose problem is younger than the last measurement: to be taken out with the next
+NOT_YET = {"diffusion.ahead", "optimizer.zero_ranges", "groupnorm.normalise", "conv2d.hopper_weight_gradient"}
+WITH = sorted({module for problem in problems() for module in problem.files})
+HEAD = re.compile(r"\nMEASURED\n    (NVIDIA [\w ]+), \d{4}-\d\d-\d\d(?:, PyTorch [\d.]+)?: "
+                  "numdiff bench kernels --of files")
+LINE = re.compile(r"        (?:v\d+\*?|\*) +[\d,.]+ µs +[\d,.e-]+ (?:TFLOP/s|GB/s) +\d+ % of (?:arithmetic|memory)")
+
+
+@pytest.mark.parametrize("module", WITH, ids=lambda module: module.removeprefix("numdiff.kernels."))
+def test_a_file_has_its_figures(module):
+    """Card and day; for each problem its shape, and for each version µs, rate and share of the roof."""
+    if module.removeprefix("numdiff.kernels.") in NOT_YET:
+        return
+    text = ast.get_docstring(ast.parse(file_of(module).read_text(encoding="utf-8")), clean=False)
+    assert HEAD.search(text), f"{module}: run numdiff bench kernels --of files, then tests.kernels.write_figures"
+    section = re.split(r"\n(?=[A-Z])", text[text.index("\nMEASURED\n") + 1:])[0].splitlines()[2:]
+    named = [line for line in section if not line.startswith("        ")]
+    assert named and {line.strip() for line in named} <= {problem.name for problem in problems()}
+    assert all(LINE.match(line) for line in section if line not in named), section
+    if any(word in text for word in ("matmul_level_forward,", "conv2d_level_forward,")):
+        assert "% of cuBLAS" in text or "% of cuDNN" in text
