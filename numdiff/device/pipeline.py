@@ -34,6 +34,7 @@ from .intrinsics import int32, uint32
 from .mbarrier import mbarrier_arrive, mbarrier_expect_tx, mbarrier_init, mbarrier_wait
 
 BARRIER_BYTES = 8
+WORDS = True  # what the emulator finds wrong in them it reports at the line that uses them
 
 
 class Ring(NamedTuple):

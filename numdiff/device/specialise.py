@@ -129,6 +129,11 @@ def _options(kernel):
     return {name: value for name in OPTIONS if (value := getattr(kernel, "targetoptions", {}).get(name)) is not None}
 
 
+def _reloaded(old, new):
+    """Whether a function is another one's successor: of a module that has been imported anew."""
+    return old is not new and old.__qualname__ == new.__qualname__
+
+
 def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **constants):
     """The `@cuda.jit` kernel that `kernel` is with these values for its `Constant`s.
 
@@ -150,7 +155,7 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
     module = module or function.__module__
     options = _options(kernel) | ({} if launch_bounds is None else {"launch_bounds": launch_bounds})
     same = function, {given: _identity(value) for given, value in used.items()}, options
-    if (module, name) in _made:
+    if (module, name) in _made and not _reloaded(_made[module, name][0], function):
         *before, made, _ = _made[module, name]
         if tuple(before) != same:
             raise ValueError(f"specialise: {module}.{name} is there with other constants; give it another name.")

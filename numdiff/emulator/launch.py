@@ -134,7 +134,8 @@ class Emulator(MemorySpaces, Reports):
             _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked)
         code, names, constants, negative = _REWRITTEN[key][1]
         self.negative_sites |= negative
-        namespace = {**self.helpers, **constants, "__builtins__": __builtins__, "__name__": python.__module__}
+        namespace = {**self.helpers, **constants, "__builtins__": __builtins__, "__name__": python.__module__,
+                     "__words__": python.__globals__.get("WORDS", False)}
         closure = None
         function = type(python)(code, namespace, python.__name__, None,
                                 closure if not code.co_freevars else self._cells(python, code))

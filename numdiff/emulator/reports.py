@@ -17,6 +17,9 @@ class Reports:
 
     @staticmethod
     def site_of(frame):
+        """The site of the line that a frame is at; in a module of words (WORDS), of the line that uses the word."""
+        while frame is not None and frame.f_globals.get("__words__") and "__emulated__" in frame.f_back.f_globals:
+            frame = frame.f_back
         return SITES.number("?", "?", 0) if frame is None else SITES.of(frame)
 
     def place(self, site, thread=None):

@@ -1,5 +1,6 @@
 """One text, many kernels: each with its values, on every engine."""
 import re
+import types
 from typing import NamedTuple
 
 import numpy as np
@@ -78,8 +79,8 @@ def test_to_the_compilers_each_is_a_kernel_of_its_own():
     device = get_ptx_device()
     words = tuple(map(word_of, (upload(np.zeros(1, np.float32), device),
                                 Scale(0.5, upload(np.zeros(1, np.float32), device), 1))))
-    types = tuple(map(type_of_word, words))
-    texts = {key: compile_to_ptx(kernel, types, (9, 0, "a")) for key, kernel in KERNELS.items()}
+    kinds = tuple(map(type_of_word, words))
+    texts = {key: compile_to_ptx(kernel, kinds, (9, 0, "a")) for key, kernel in KERNELS.items()}
     adds = {key: len(re.findall(r"add\.rn\.f32|add\.f32|fma\.rn\.f32", text)) for key, text in texts.items()}
     assert adds[3, False] > adds[2, False] and len({re.sub(r"\w*add_up\w*", "", t) for t in texts.values()}) == 4
     assert not any(".local" in text for text in texts.values())  # as the size of `kept` is a constant
@@ -109,6 +110,9 @@ def test_each_requires_what_the_text_does():
 
 def test_the_same_values_give_the_same_kernel_and_a_name_has_one():
     assert specialise(add_up, COUNT=2, NEGATIVE=True) is KERNELS[2, True]
+    made = specialise(add_up, name="again", COUNT=2, NEGATIVE=True)
+    anew = types.FunctionType(add_up.__code__, add_up.__globals__)  # as after importlib.reload
+    assert specialise(anew, name="again", COUNT=3, NEGATIVE=True) is not made
     with pytest.raises(ValueError, match="add_up_2_True is there with other constants"):
         specialise(add_up, name="add_up_2_True", COUNT=4, NEGATIVE=True)
     with pytest.raises(TypeError, match="needs a value for NEGATIVE"):

@@ -280,18 +280,18 @@ def test_an_array_has_one_address_in_all_blocks(seed, order):
 GRADIENT = "numdiff.kernels.conv2d.hopper_weight_gradient_3x3"
 STAGES = {  # before, after, the fault's kind, what is at its line
     "nothing": None,
-    "a stage goes back while it is multiplied": ("                wgmma_wait_1()\n", "", "wgmma", "tma_load_4d("),
-    "an arrival that never comes": ("uint32(5 if sums_dy else 3)", "uint32(6 if sums_dy else 3)", "deadlock",
-                                    "mbarrier_wait(empty0"),
-    "a lane hands back what others still add": ("                    cuda.syncwarp()\n                    if lane",
-                                                "                    if lane", "race", "tma_load_4d("),
+    "a stage goes back while it is multiplied": ("        wgmma_wait_1()\n", "", "wgmma", "tma_load_4d("),
+    "an arrival that never comes": ("5 if own.sums_dy else 3", "6 if own.sums_dy else 3", "deadlock",
+                                    "producer_acquire("),
+    "a lane hands back what others still add": ("        cuda.syncwarp()\n        if lane", "        if lane", "race",
+                                                "tma_load_4d("),
 }
 
 
 @pytest.mark.parametrize("fault", STAGES)
 def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
     """Two stages for the three chunks of a block, in a cluster of two; the cases of `kernels check` use none again."""
-    monkeypatch.setattr(conv2d_hopper_gradient_3x3, "MOST_STAGES", 2)
+    monkeypatch.setattr(conv2d_hopper_gradient_3x3, "MAX_STAGES", 2)
     conv2d_hopper_gradient_3x3.choose_plan.cache_clear()
     device = EmulatorDevice(float64=False, order="shuffled")
     rng = np.random.default_rng(0)
@@ -317,8 +317,8 @@ def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
 
 
 def test_a_relaxed_barrier_planted_in_a_weight_gradient(copies):  # noqa: F811
-    path, _ = copies.plant(GRADIENT, "cluster_sync()  # all sums are there\n                add_up",
-                           "cluster_sync_relaxed()  # mine\n                add_up")
+    path, _ = copies.plant(GRADIENT, "cluster_sync()  # all sums are there\n        add_up",
+                           "cluster_sync_relaxed()  # mine\n        add_up")
     case = next(c for c in check.CASES if c.label == "float16, tile of 16, 64 pixels, 5 parts, 5 blocks a cluster")
     with pytest.raises(KernelFault) as caught:
         run_once(case, None, EmulatorDevice(float64=False))

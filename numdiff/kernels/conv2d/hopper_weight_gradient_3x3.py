@@ -55,16 +55,22 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
-from ...device.mbarrier import (
-    bar_sync,
-    fence_barrier_init,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
-    smem_u32,
+from ...device.limits import FULL_MASK
+from ...device.mbarrier import bar_sync, fence_barrier_init, smem_u32
+from ...device.pipeline import (
+    Ring,
+    advance,
+    barrier_at,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_ring,
+    producer_acquire,
+    producer_start,
+    stage_at,
 )
 from ...device.requires import requires
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_4d, tma_prefetch
@@ -80,39 +86,78 @@ PIXELS = 64, 128, 256  # of a chunk
 SIZE, TAPS = 3, 9
 CONSUMERS = 3 * 128  # threads that multiply
 AT_ONCE = 3  # vectors of four sums that a thread adds up at a time: so many loads are on their way
-MOST_STAGES = 16
-BARRIERS = 2 * MOST_STAGES
+MAX_STAGES = 16
+BARRIERS = 2 * MAX_STAGES
 CHANNELS_A_WARP = 32  # of dy, whose sums a warp makes
 ONES = uint32(0x3C003C00)  # two float16
 ADD_THREADS = 256  # of the second kernel
 ADD_FLOATS = 4 * ADD_THREADS
 ADD_WANTED = 132 * 2048  # threads that fill a GPU
 
-wgmma_192, wgmma_96, wgmma_48 = (make_wgmma(3 * width, True, True) for width in WIDTHS)
-wait_192, wait_96, wait_48 = (make_wgmma_wait(3 * width) for width in WIDTHS)
 producer_registers, consumer_registers = make_setmaxnreg(104, False), make_setmaxnreg(136, True)
 
 
-@cuda.jit(device=True, forceinline=True)
-def multiply(CW, acc, a, b):
-    """acc += A · B for 16 pixels."""
-    if CW == 64:
-        wgmma_192(acc, a, b, int32(1))
-    elif CW == 32:
-        wgmma_96(acc, a, b, int32(1))
-    else:
-        wgmma_48(acc, a, b, int32(1))
+# Constants of a kernel ------------------------------------------------------------------------------------------------
+
+CW = Constant()  # channels of x in a tile
+SUBS = Constant()  # sub-blocks of 64 pixels in a chunk: 1, 2 or 4
+ACCUMULATORS = Constant(lambda CW: 3 * CW // 2)  # of a thread: three taps
+VECTORS = Constant(lambda CW: 3 * CW // 8)  # the same in fours
+X_ROW = Constant(lambda CW: 2 * CW)  # bytes of a pixel in x's box
+X_SWIZZLE = Constant(lambda CW: {64: 1, 32: 2, 16: 3}[CW])  # of that box, in descriptors
+wgmma = Constant(lambda CW: make_wgmma(3 * CW, True, True))
+wgmma_wait = Constant(lambda CW: make_wgmma_wait(3 * CW))
 
 
-@cuda.jit(device=True, forceinline=True)
-def wait_for(CW, acc):
-    """Wait for all products; acc may be read then."""
-    if CW == 64:
-        wait_192(acc)
-    elif CW == 32:
-        wait_96(acc)
-    else:
-        wait_48(acc)
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+class Maps(NamedTuple):
+    """Tensor maps of dy and x."""
+
+    dy: object
+    x: object
+
+
+class Arrays(NamedTuple):
+    """All flat. out (clusters, N, taps, C), bias_out (clusters, N): the clusters' sums, or dweight and dbias
+    themselves; channel_out (places of a chunk in an image, B, N)."""
+
+    dweight: object
+    dbias: object
+    out: object
+    bias_out: object
+    channel_out: object
+
+
+class Shape(NamedTuple):
+    """across, down: tiles of pixels in an image."""
+
+    images: int
+    across: int
+    down: int
+    C: int
+    N: int
+
+
+class Tiling(NamedTuple):
+    """How a chunk is cut, as in `Plan`; x_bytes: of x's boxes in a stage."""
+
+    whole_halo: int
+    tile_w: int
+    tile_h: int
+    tile_images: int
+    stages: int
+    x_bytes: int
+
+
+class Parts(NamedTuple):
+    """How the chunks are shared. part_chunks: of a part, one more of the first `more`; blocks: of a cluster; share:
+    vectors of four sums that one of them adds up in each thread."""
+
+    part_chunks: int
+    more: int
+    blocks: int
+    share: int
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -121,13 +166,13 @@ def exchange(a0, a1, a2, a3, odd):
 
     Done twice, all is as it was.
     """
-    b0 = cuda.shfl_xor_sync(0xFFFFFFFF, a0 if odd else a2, 1)
-    b1 = cuda.shfl_xor_sync(0xFFFFFFFF, a1 if odd else a3, 1)
+    b0 = cuda.shfl_xor_sync(FULL_MASK, a0 if odd else a2, 1)
+    b1 = cuda.shfl_xor_sync(FULL_MASK, a1 if odd else a3, 1)
     return b0 if odd else a0, b1 if odd else a1, a2 if odd else b0, a3 if odd else b1
 
 
 @cuda.jit(device=True, forceinline=True)
-def read_tap(CW, tap, dweight, at, acc, left, first, last, odd):
+def read_tap(tap, dweight, at, acc, left, first, last, odd):
     """What a thread's sums of one of its taps start from: of vectors first … last - 1, dweight.
 
     left: channels from the tile's first, none beyond a row
@@ -141,7 +186,7 @@ def read_tap(CW, tap, dweight, at, acc, left, first, last, odd):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_tap(CW, tap, out, at, acc, left, odd):
+def write_tap(tap, out, at, acc, left, odd):
     """A thread's sums of one of its taps."""
     for j in range(CW // 8):
         k = 4 * (tap * (CW // 8) + j)
@@ -160,7 +205,7 @@ def four_of(address, exists):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_up(CW, place, rank, blocks, first, last, out, at, tap_row, left, odd):
+def add_up(place, rank, blocks, first, last, out, at, tap_row, left, odd):
     """out = the sums of all blocks of the cluster, of a thread's vectors first … last - 1.
 
     Each block begins with its own: where all began with the first block's, they would wait for its memory.
@@ -177,13 +222,13 @@ def add_up(CW, place, rank, blocks, first, last, out, at, tap_row, left, odd):
             s0, s1, s2, s3 = s0 + a0, s1 + a1, s2 + a2, s3 + a3
             t0, t1, t2, t3 = t0 + b0, t1 + b1, t2 + b2, t3 + b3
             u0, u1, u2, u3 = u0 + c0, u1 + c1, u2 + c2, u3 + c3
-        write_vector(CW, begin, last, out, at, tap_row, left, exchange(s0, s1, s2, s3, odd))
-        write_vector(CW, begin + 1, last, out, at, tap_row, left, exchange(t0, t1, t2, t3, odd))
-        write_vector(CW, begin + 2, last, out, at, tap_row, left, exchange(u0, u1, u2, u3, odd))
+        write_vector(begin, last, out, at, tap_row, left, exchange(s0, s1, s2, s3, odd))
+        write_vector(begin + 1, last, out, at, tap_row, left, exchange(t0, t1, t2, t3, odd))
+        write_vector(begin + 2, last, out, at, tap_row, left, exchange(u0, u1, u2, u3, odd))
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_vector(CW, v, last, out, at, tap_row, left, sums):
+def write_vector(v, last, out, at, tap_row, left, sums):
     """A thread's vector number v, where there is one."""
     tap = v // (CW // 8)
     c = (v - tap * (CW // 8)) * 8
@@ -222,6 +267,54 @@ def column_of(warp, lane):
     return int32(CHANNELS_A_WARP * warp + (lane & 3) * 8 + (lane >> 2))
 
 
+# Where things lie -----------------------------------------------------------------------------------------------------
+
+class Boxes(NamedTuple):
+    """What lies in a stage. pitch: pixels in a row of x's box, height: its rows; copies: boxes of x, copy_rows: pixels
+    of each; dy_bytes: of dy's box, which is the first."""
+
+    pitch: int
+    height: int
+    copies: int
+    copy_rows: int
+    dy_bytes: int
+
+
+class Own(NamedTuple):
+    """A block's work: column and line of its tile, its part of the pixels; group: its cluster of those of the tile, and
+    its rank there; its chunks; sums_dy: whether it sums dy's pixels, too."""
+
+    column: int
+    line: int
+    part: int
+    group: int
+    rank: int
+    first_chunk: int
+    last_chunk: int
+    sums_dy: bool
+
+
+@cuda.jit(device=True, forceinline=True)
+def boxes_of(tiling):
+    """The `Boxes` of a stage."""
+    pitch = int32(tiling.tile_w + 2 if tiling.whole_halo else tiling.tile_w)
+    height = int32(tiling.tile_h + 2)
+    pixels = int32(tiling.tile_w * tiling.tile_h * tiling.tile_images)
+    return Boxes(pitch, height, int32(1 if tiling.whole_halo else SIZE), int32(pitch * height * tiling.tile_images),
+                 uint32(pixels * ROW))
+
+
+@cuda.jit(device=True, forceinline=True)
+def own_work(parts, has_bias, has_channel):
+    """The block's `Own`."""
+    column, line, part = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
+    first_chunk = int32(part * parts.part_chunks + min(part, parts.more))
+    group, rank = divide(part, parts.blocks)
+    return Own(column, line, part, group, rank, first_chunk,
+               int32(first_chunk + parts.part_chunks + (1 if part < parts.more else 0)),
+               (has_bias != 0 or has_channel != 0) and column == 0)
+
+
 @cuda.jit(device=True, forceinline=True)
 def place_of(sub, tile_w, tile_h, pitch, lines):
     """Pixels from a box's first to those of its sub-block number `sub`; pitch: of a line, lines: of an image."""
@@ -230,224 +323,228 @@ def place_of(sub, tile_w, tile_h, pitch, lines):
     return uint32((image * lines + 8 * j) * pitch + 8 * i)
 
 
+# The producer's warpgroup ---------------------------------------------------------------------------------------------
+
 @cuda.jit(device=True, forceinline=True)
-def multiply_sub_block(CW, acc, a, b, dy_step, x_step):
+def load_boxes(ring, maps, boxes, own, shape, tiling):
+    """One thread asks TMA for dy's and x's boxes of all chunks of the block."""
+    stage, parity = producer_start()
+    rest, i = divide(own.first_chunk, shape.across)
+    before, j = divide(rest, shape.down)
+    for _ in range(own.first_chunk, own.last_chunk):
+        w, h, image = int32(i * tiling.tile_w), int32(j * tiling.tile_h), uint32(before * tiling.tile_images)
+        full = producer_acquire(ring, stage, parity, boxes.dy_bytes + uint32(boxes.copies * boxes.copy_rows * X_ROW))
+        to = stage_at(ring, stage)
+        tma_load_4d(to, maps.dy, full, uint32(own.line * TILE), uint32(w), uint32(h), image)
+        for copy in range(boxes.copies):
+            tma_load_4d(to + boxes.dy_bytes + uint32(copy * boxes.copy_rows * X_ROW), maps.x, full,
+                        uint32(own.column * CW), uint32(w - 1 + copy), uint32(h - 1), image)
+        i += int32(1)
+        if i == shape.across:
+            i, j = int32(0), int32(j + 1)
+            if j == shape.down:
+                j, before = int32(0), int32(before + 1)
+        stage, parity = advance(ring, stage, parity)
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_dy(ring, bias_sums, arrays, own, shape, tiling, blocks, has_bias, has_channel):
+    """Two warps sum 32 of dy's columns each, for dbias, and image by image for dchannel."""
+    lane, warp = int32(cuda.threadIdx.x & 31), int32((cuda.threadIdx.x >> 5) - 1)
+    n = int32(own.line * TILE + column_of(warp, lane))
+    sixty_fours = int32(tiling.tile_w * tiling.tile_h >> 6)
+    total = float32(0)
+    if has_bias and own.part == 0 and n < shape.N:
+        total = arrays.dbias[n]
+    stage, parity = consumer_start()
+    places = int32(shape.across * shape.down)
+    before, place = divide(own.first_chunk, places)
+    for _ in range(own.first_chunk, own.last_chunk):
+        consumer_wait(ring, stage, parity)
+        box = stage_at(ring, stage)
+        for i in range(tiling.tile_images):
+            mine = add_columns(box, sixty_fours, warp, lane)
+            box += uint32(sixty_fours * (64 * ROW))
+            total += mine
+            image = int32(before * tiling.tile_images + i)
+            if has_channel and n < shape.N and image < shape.images:
+                arrays.channel_out[(place * shape.images + image) * shape.N + n] = mine
+        place += int32(1)
+        if place == places:
+            place, before = int32(0), int32(before + 1)
+        cuda.syncwarp()
+        if lane == 0:
+            consumer_release(ring, stage)
+        stage, parity = advance(ring, stage, parity)
+    bias_sums[column_of(warp, lane)] = total
+    if has_bias and blocks == 1 and n < shape.N:
+        arrays.bias_out[own.part * shape.N + n] = total
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_bias(bias_sums, bias_out, own, N, blocks, has_bias):
+    """The producer's warpgroup in a cluster: warp 1 of the first block adds up all blocks' sums of dy."""
+    cuda.syncwarp()
+    bar_sync(uint32(1), uint32(THREADS))  # the stages are free
+    cluster_sync()  # all sums are there
+    four = int32(4 * (int32(cuda.threadIdx.x) - 32))
+    n = int32(own.line * TILE + four)
+    if has_bias and own.column == 0 and own.rank == 0 and four >= 0 and four < TILE and n < N:
+        place = smem_u32(bias_sums) + uint32(4 * four)
+        s0, s1, s2, s3 = load_cluster_4(place)
+        for other in range(int32(1), blocks):
+            a0, a1, a2, a3 = load_cluster_4(cluster_address(place, uint32(other)))
+            s0, s1, s2, s3 = s0 + a0, s1 + a1, s2 + a2, s3 + a3
+        store4(bias_out, own.group * N + n, s0, s1, s2, s3)
+    cluster_sync_relaxed()  # nobody reads any more
+
+
+# Consumers ------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_sub_block(acc, a, b, dy_step, x_step):
     """acc += the products of 8 × 8 pixels."""
-    multiply(CW, acc, a, b)
-    multiply(CW, acc, a + dy_step, b + x_step)
-    multiply(CW, acc, a + dy_step + dy_step, b + x_step + x_step)
-    multiply(CW, acc, a + dy_step + dy_step + dy_step, b + x_step + x_step + x_step)
+    wgmma(acc, a, b, int32(1))
+    wgmma(acc, a + dy_step, b + x_step, int32(1))
+    wgmma(acc, a + dy_step + dy_step, b + x_step + x_step, int32(1))
+    wgmma(acc, a + dy_step + dy_step + dy_step, b + x_step + x_step + x_step, int32(1))
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_chunk(CW, SUBS, acc, dy_at, x_at, dy_stride, x_stride, places):
+def multiply_chunk(acc, dy_at, x_at, dy_stride, x_stride, places):
     """acc += the products of a chunk's SUBS sub-blocks; the strides: bytes from eight pixels to those below.
 
     Without a branch: where there is one, ptxas ends the group of products, and the wait for all but the last group
     becomes a wait for this chunk.
     """
-    X_ROW, SWIZZLE = 2 * CW, 1 if CW == 64 else 2 if CW == 32 else 3
-    a, b = descriptor(dy_at, uint32(16), dy_stride, 1), descriptor(x_at, x_stride, x_stride, SWIZZLE)
+    a, b = descriptor(dy_at, uint32(16), dy_stride, 1), descriptor(x_at, x_stride, x_stride, X_SWIZZLE)
     dy_step, x_step = np.uint64(dy_stride >> uint32(3)), np.uint64(x_stride >> uint32(3))  # 16 pixels, in descriptors
     dy_1, x_1, dy_2, x_2, dy_3, x_3 = places
-    multiply_sub_block(CW, acc, a, b, dy_step, x_step)
+    multiply_sub_block(acc, a, b, dy_step, x_step)
     if SUBS > 1:
-        multiply_sub_block(CW, acc, a + np.uint64(dy_1 * uint32(ROW // 16)), b + np.uint64(x_1 * uint32(X_ROW // 16)),
+        multiply_sub_block(acc, a + np.uint64(dy_1 * uint32(ROW // 16)), b + np.uint64(x_1 * uint32(X_ROW // 16)),
                            dy_step, x_step)
     if SUBS > 2:
-        multiply_sub_block(CW, acc, a + np.uint64(dy_2 * uint32(ROW // 16)), b + np.uint64(x_2 * uint32(X_ROW // 16)),
+        multiply_sub_block(acc, a + np.uint64(dy_2 * uint32(ROW // 16)), b + np.uint64(x_2 * uint32(X_ROW // 16)),
                            dy_step, x_step)
-        multiply_sub_block(CW, acc, a + np.uint64(dy_3 * uint32(ROW // 16)), b + np.uint64(x_3 * uint32(X_ROW // 16)),
+        multiply_sub_block(acc, a + np.uint64(dy_3 * uint32(ROW // 16)), b + np.uint64(x_3 * uint32(X_ROW // 16)),
                            dy_step, x_step)
 
 
-def make_kernel(CW, SUBS):
-    """The kernel for tiles of CW channels of x and chunks of SUBS sub-blocks, 64 pixels each."""
-    ACCUMULATORS, VECTORS = 3 * CW // 2, 3 * CW // 8
-    X_ROW = 2 * CW  # bytes of a pixel in x's box
+@cuda.jit(device=True, forceinline=True)
+def main_loop(acc, ring, x_shift, dy_stride, x_stride, places, chunks, elected):
+    """acc += the products of so many chunks; x_shift: bytes from a stage to the pixels of x that the taps see.
 
-    @requires("9.0a")
-    def kernel(map_dy, map_x, dweight, dbias, out, bias_out, channel_out, images, across, down, C, N, whole_halo,
-               tile_w, tile_h, tile_images, stages, x_bytes, part_chunks, more, blocks, share, has_bias, has_channel):
-        """out (clusters, N, taps, C), bias_out (clusters, N): the clusters' sums, or dweight and dbias themselves.
+    A stage is released when the products of the next chunk are under way.
+    """
+    stage, parity = consumer_start()
+    consumer_wait(ring, stage, parity)
+    wgmma_fence()
+    multiply_chunk(acc, ring.base, ring.base + x_shift, dy_stride, x_stride, places)
+    wgmma_commit()
+    for _ in range(int32(1), chunks):
+        previous = stage
+        stage, parity = advance(ring, stage, parity)
+        at = stage_at(ring, stage)
+        consumer_wait(ring, stage, parity)
+        wgmma_fence()
+        multiply_chunk(acc, at, at + x_shift, dy_stride, x_stride, places)
+        wgmma_commit()
+        wgmma_wait_1()
+        if elected:
+            consumer_release(ring, previous)
+    wgmma_wait(acc)
+    if elected:
+        consumer_release(ring, stage)
 
-        channel_out (places of a chunk in an image, B, N); across, down: tiles of pixels in an image
-        part_chunks: chunks of a part, one more of the first `more`; blocks: of a cluster; share: vectors of four sums
-        that one of them adds up in each thread
-        """
-        tiles = cuda.shared.array(0, np.uint8, alignment=1024)
-        sums = cuda.shared.array(0, float32, alignment=1024)  # in the same place, once all is multiplied
-        barriers = cuda.shared.array(BARRIERS, np.uint64)
-        bias_sums = cuda.shared.array(TILE, float32)
-        base, full0 = smem_u32(tiles), smem_u32(barriers)
-        empty0 = full0 + uint32(8 * MOST_STAGES)
-        t = int32(cuda.threadIdx.x)
-        warpgroup = t >> 7
 
-        pitch = int32(tile_w + 2 if whole_halo else tile_w)
-        box_h = int32(tile_h + 2)
-        copy_rows = int32(pitch * box_h * tile_images)
-        copies = int32(1 if whole_halo else SIZE)
-        pixels = int32(tile_w * tile_h * tile_images)
-        dy_bytes = uint32(pixels * ROW)
-        stage_bytes = dy_bytes + uint32(x_bytes)
-        column, line, part = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
-        sums_dy = (has_bias != 0 or has_channel != 0) and column == 0
-        first_chunk = int32(part * part_chunks + min(part, more))
-        last_chunk = int32(first_chunk + part_chunks + (1 if part < more else 0))
-        group, rank = divide(part, blocks)
+@cuda.jit(device=True, forceinline=True)
+def consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts):
+    """A warpgroup multiplies a column of three taps for all chunks of the block, and writes, or adds up, the results.
+    """
+    acc = cuda.local.array(ACCUMULATORS, np.float32)
+    thread = int32(cuda.threadIdx.x) & 127
+    tap_column = int32(warpgroup - 1)
+    x_shift = boxes.dy_bytes + uint32(tap_column * (1 if tiling.whole_halo else boxes.copy_rows) * X_ROW)
+    dy_stride, x_stride = uint32(tiling.tile_w * ROW), uint32(boxes.pitch * X_ROW)
+    w, h = tiling.tile_w, tiling.tile_h
+    places = (place_of(1, w, h, w, h), place_of(1, w, h, boxes.pitch, boxes.height),
+              place_of(2, w, h, w, h), place_of(2, w, h, boxes.pitch, boxes.height),
+              place_of(3, w, h, w, h), place_of(3, w, h, boxes.pitch, boxes.height))
+
+    # a thread reads and writes four neighbouring channels at a time, of row n or of row n + 8
+    odd = thread & 1
+    n = int32(own.line * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + odd * 8)
+    first_c = int32(own.column * CW)
+    to = int32(n * (TAPS * shape.C) + tap_column * shape.C + first_c + (thread & 2) * 2)
+    left = int32(shape.C - first_c if n < shape.N else 0)
+    tap_row = int32(SIZE * shape.C)
+    first = int32(min(own.rank * parts.share, VECTORS))
+    last = int32(min(first + parts.share, VECTORS))
+    start = int32(left if own.group == 0 else 0)
+    read_tap(0, arrays.dweight, to, acc, start, first, last, odd)
+    read_tap(1, arrays.dweight, to + tap_row, acc, start, first, last, odd)
+    read_tap(2, arrays.dweight, to + 2 * tap_row, acc, start, first, last, odd)
+    wgmma_wait(acc)  # no product is on its way yet: for the compilers, the accumulators are complete from here on
+    main_loop(acc, ring, x_shift, dy_stride, x_stride, places, int32(own.last_chunk - own.first_chunk), thread == 0)
+
+    mine = np.int64(own.group) * int32(shape.N * TAPS * shape.C) + to
+    if parts.blocks == 1:
+        write_tap(0, arrays.out, mine, acc, left, odd)
+        write_tap(1, arrays.out, mine + tap_row, acc, left, odd)
+        write_tap(2, arrays.out, mine + 2 * tap_row, acc, left, odd)
+    else:
+        bar_sync(uint32(1), uint32(THREADS))  # the stages are free
+        consumer = int32(int32(cuda.threadIdx.x) - 128)
+        for v in range(VECTORS):
+            store4(sums, 4 * (v * CONSUMERS + consumer), acc[4 * v], acc[4 * v + 1], acc[4 * v + 2], acc[4 * v + 3])
+        cluster_sync()  # all sums are there
+        add_up(ring.base + uint32(16 * consumer), own.rank, parts.blocks, first, last, arrays.out, mine, tap_row, left,
+               odd)
+        cluster_sync_relaxed()  # nobody reads any more
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+@requires("9.0a")
+def weight_gradient(maps, arrays, shape, tiling, parts, has_bias, has_channel):
+    """maps: `Maps`, arrays: `Arrays`, shape: `Shape`, tiling: `Tiling`, parts: `Parts`."""
+    tiles = cuda.shared.array(0, np.uint8, alignment=1024)
+    sums = cuda.shared.array(0, float32, alignment=1024)  # in the same place, once all is multiplied
+    barriers = cuda.shared.array(BARRIERS, np.uint64)
+    bias_sums = cuda.shared.array(TILE, float32)
+    first = smem_u32(barriers)
+    boxes, own = boxes_of(tiling), own_work(parts, has_bias, has_channel)
+    ring = Ring(smem_u32(tiles), uint32(boxes.dy_bytes + uint32(tiling.x_bytes)), tiling.stages, first,
+                barrier_at(first, MAX_STAGES))
+    t = int32(cuda.threadIdx.x)
+    if t == 0:
+        tma_prefetch(maps.dy)
+        tma_prefetch(maps.x)
+        init_ring(ring, 1, 5 if own.sums_dy else 3)
+        fence_barrier_init()
+    cuda.syncthreads()
+    warpgroup = t >> 7
+    if warpgroup == 0:
+        producer_registers()
         if t == 0:
-            tma_prefetch(map_dy)
-            tma_prefetch(map_x)
-            for stage in range(stages):
-                mbarrier_init(full0 + uint32(8 * stage), uint32(1))
-                mbarrier_init(empty0 + uint32(8 * stage), uint32(5 if sums_dy else 3))
-            fence_barrier_init()
-        cuda.syncthreads()
-
-        if warpgroup == 0:
-            producer_registers()
-            if t == 0:
-                stage, parity = int32(0), uint32(1)
-                rest, i = divide(first_chunk, across)
-                before, j = divide(rest, down)
-                for _ in range(first_chunk, last_chunk):
-                    w, h, image = int32(i * tile_w), int32(j * tile_h), uint32(before * tile_images)
-                    full = full0 + uint32(8) * uint32(stage)
-                    mbarrier_wait(empty0 + uint32(8) * uint32(stage), parity)
-                    mbarrier_expect_tx(full, dy_bytes + uint32(copies * copy_rows * X_ROW))
-                    to = base + uint32(stage) * stage_bytes
-                    tma_load_4d(to, map_dy, full, uint32(line * TILE), uint32(w), uint32(h), image)
-                    for copy in range(copies):
-                        tma_load_4d(to + dy_bytes + uint32(copy * copy_rows * X_ROW), map_x, full, uint32(column * CW),
-                                    uint32(w - 1 + copy), uint32(h - 1), image)
-                    i += int32(1)
-                    if i == across:
-                        i, j = int32(0), int32(j + 1)
-                        if j == down:
-                            j, before = int32(0), int32(before + 1)
-                    stage += int32(1)
-                    if stage == stages:
-                        stage, parity = int32(0), parity ^ uint32(1)
-            elif t >= 32 and t < 96 and sums_dy:
-                lane, warp = t & 31, int32((t >> 5) - 1)
-                n = int32(line * TILE + column_of(warp, lane))
-                sixty_fours = int32(tile_w * tile_h >> 6)
-                total = float32(0)
-                if has_bias and part == 0 and n < N:
-                    total = dbias[n]
-                stage, parity = int32(0), uint32(0)
-                places = int32(across * down)
-                before, place = divide(first_chunk, places)
-                for _ in range(first_chunk, last_chunk):
-                    mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
-                    box = base + uint32(stage) * stage_bytes
-                    for i in range(tile_images):
-                        mine = add_columns(box, sixty_fours, warp, lane)
-                        box += uint32(sixty_fours * (64 * ROW))
-                        total += mine
-                        image = int32(before * tile_images + i)
-                        if has_channel and n < N and image < images:
-                            channel_out[(place * images + image) * N + n] = mine
-                    place += int32(1)
-                    if place == places:
-                        place, before = int32(0), int32(before + 1)
-                    cuda.syncwarp()
-                    if lane == 0:
-                        mbarrier_arrive(empty0 + uint32(8) * uint32(stage))
-                    stage += int32(1)
-                    if stage == stages:
-                        stage, parity = int32(0), parity ^ uint32(1)
-                bias_sums[column_of(warp, lane)] = total
-                if has_bias and blocks == 1 and n < N:
-                    bias_out[part * N + n] = total
-            if blocks > 1:
-                cuda.syncwarp()
-                bar_sync(uint32(1), uint32(THREADS))  # the stages are free
-                cluster_sync()  # all sums are there
-                four = int32(4 * (t - 32))
-                n = int32(line * TILE + four)
-                if has_bias and column == 0 and rank == 0 and four >= 0 and four < TILE and n < N:
-                    place = smem_u32(bias_sums) + uint32(4 * four)
-                    s0, s1, s2, s3 = load_cluster_4(place)
-                    for other in range(int32(1), blocks):
-                        a0, a1, a2, a3 = load_cluster_4(cluster_address(place, uint32(other)))
-                        s0, s1, s2, s3 = s0 + a0, s1 + a1, s2 + a2, s3 + a3
-                    store4(bias_out, group * N + n, s0, s1, s2, s3)
-                cluster_sync_relaxed()  # nobody reads any more
-        else:
-            consumer_registers()
-            acc = cuda.local.array(ACCUMULATORS, np.float32)
-            arrives = (t & 127) == 0
-            tap_column = int32(warpgroup - 1)
-            shift = dy_bytes + uint32(tap_column * (1 if whole_halo else copy_rows) * X_ROW)
-            dy_stride, x_stride = uint32(tile_w * ROW), uint32(pitch * X_ROW)
-            places = (place_of(1, tile_w, tile_h, tile_w, tile_h), place_of(1, tile_w, tile_h, pitch, box_h),
-                      place_of(2, tile_w, tile_h, tile_w, tile_h), place_of(2, tile_w, tile_h, pitch, box_h),
-                      place_of(3, tile_w, tile_h, tile_w, tile_h), place_of(3, tile_w, tile_h, pitch, box_h))
-            stage, parity = int32(0), uint32(0)
-
-            # a thread reads and writes four neighbouring channels at a time, of row n or of row n + 8
-            thread = t & 127
-            odd = thread & 1
-            n = int32(line * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + odd * 8)
-            first_c = int32(column * CW)
-            to = int32(n * (TAPS * C) + tap_column * C + first_c + (thread & 2) * 2)
-            left = int32(C - first_c if n < N else 0)
-            tap_row = int32(SIZE * C)
-            first = int32(min(rank * share, VECTORS))
-            last = int32(min(first + share, VECTORS))
-            start = int32(left if group == 0 else 0)
-            read_tap(CW, 0, dweight, to, acc, start, first, last, odd)
-            read_tap(CW, 1, dweight, to + tap_row, acc, start, first, last, odd)
-            read_tap(CW, 2, dweight, to + 2 * tap_row, acc, start, first, last, odd)
-            wait_for(CW, acc)  # no product is on its way yet: for the compilers, the sums are complete from here on
-
-            # the first chunk, whose stage goes back with the second's
-            mbarrier_wait(full0, uint32(0))
-            wgmma_fence()
-            multiply_chunk(CW, SUBS, acc, base, base + shift, dy_stride, x_stride, places)
-            wgmma_commit()
-
-            # all others: acc += …
-            for _ in range(int32(first_chunk + 1), last_chunk):
-                before = stage
-                stage += int32(1)
-                if stage == stages:
-                    stage, parity = int32(0), parity ^ uint32(1)
-                at = base + uint32(stage) * stage_bytes
-                mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
-                wgmma_fence()
-                multiply_chunk(CW, SUBS, acc, at, at + shift, dy_stride, x_stride, places)
-                wgmma_commit()
-                wgmma_wait_1()
-                if arrives:  # the stage before has been multiplied
-                    mbarrier_arrive(empty0 + uint32(8) * uint32(before))
-            wait_for(CW, acc)
-            if arrives:
-                mbarrier_arrive(empty0 + uint32(8) * uint32(stage))
-            mine = np.int64(group) * int32(N * TAPS * C) + to
-            if blocks == 1:
-                write_tap(CW, 0, out, mine, acc, left, odd)
-                write_tap(CW, 1, out, mine + tap_row, acc, left, odd)
-                write_tap(CW, 2, out, mine + 2 * tap_row, acc, left, odd)
-            else:
-                bar_sync(uint32(1), uint32(THREADS))  # the stages are free
-                consumer = int32(t - 128)
-                for v in range(VECTORS):
-                    store4(sums, 4 * (v * CONSUMERS + consumer), acc[4 * v], acc[4 * v + 1], acc[4 * v + 2],
-                           acc[4 * v + 3])
-                cluster_sync()  # all sums are there
-                add_up(CW, base + uint32(16 * consumer), rank, blocks, first, last, out, mine, tap_row, left, odd)
-                cluster_sync_relaxed()  # nobody reads any more
-
-    kernel.__name__ = f"conv2d_weight_gradient_3x3_kernel_v6_{CW}_{64 * SUBS}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 1))
+            load_boxes(ring, maps, boxes, own, shape, tiling)
+        elif t >= 32 and t < 96 and own.sums_dy:
+            sum_dy(ring, bias_sums, arrays, own, shape, tiling, parts.blocks, has_bias, has_channel)
+        if parts.blocks > 1:
+            add_bias(bias_sums, arrays.bias_out, own, shape.N, parts.blocks, has_bias)
+    else:
+        consumer_registers()
+        consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts)
 
 
-conv2d_weight_gradient_3x3_kernels_v6 = {(width, pixels): make_kernel(width, pixels // 64)
-                                         for width in WIDTHS for pixels in PIXELS}
+conv2d_weight_gradient_3x3_kernels_v6 = {
+    (width, pixels): specialise(weight_gradient, name=f"conv2d_weight_gradient_3x3_kernel_v6_{width}_{pixels}",
+                                launch_bounds=(THREADS, 1), CW=width, SUBS=pixels // 64)
+    for width in WIDTHS for pixels in PIXELS}
 
+
+# The second kernel: adds the clusters' sums ---------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
 def four(array, at, exists):
@@ -574,7 +671,7 @@ def choose_plan(B, H, W, C, N, whole_halo, multiprocessors, only=None):
                         continue
                     rows = (width + 2 * whole_halo) * (height + 2) * images * (1 if whole_halo else SIZE)
                     x_bytes = -(-rows * 2 * channels // 1024) * 1024
-                    stages = min(SHARED // (pixels * ROW + x_bytes), MOST_STAGES)
+                    stages = min(SHARED // (pixels * ROW + x_bytes), MAX_STAGES)
                     if stages < 2:
                         continue
                     chunks = -(-W // width) * -(-H // height) * -(-B // images)
@@ -632,11 +729,11 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
     # where a chunk has all of an image, its sums are the result
     channel_out = channel_target if dchannel is None or places == 1 else empty((places * b * n,), np.float32, like=dy)
     kernel = conv2d_weight_gradient_3x3_kernels_v6[plan.channels, plan.width * plan.height * plan.images]
-    launch(kernel, (-(-c // plan.channels), -(-n // TILE), plan.parts), THREADS, map_dy, map_x, weight_target,
-           bias_target, out, bias_out, channel_out, b, across, down, c, n, int(whole_halo), plan.width, plan.height,
-           plan.images, plan.stages, plan.x_bytes, *divmod(plan.chunks, plan.parts), plan.blocks, plan.share,
-           int(dbias is not None), int(dchannel is not None), shared=plan.shared,
-           cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
+    launch(kernel, (-(-c // plan.channels), -(-n // TILE), plan.parts), THREADS, Maps(map_dy, map_x),
+           Arrays(weight_target, bias_target, out, bias_out, channel_out), Shape(b, across, down, c, n),
+           Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes),
+           Parts(*divmod(plan.chunks, plan.parts), plan.blocks, plan.share), int(dbias is not None),
+           int(dchannel is not None), shared=plan.shared, cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
     vectors = 0 if alone else dweight.size // 4
     bias_vectors = 0 if alone or dbias is None else n // 4
     channel_vectors = 0 if dchannel is None or places == 1 else b * n // 4

@@ -13,7 +13,7 @@ VERSIONS
     In float16 (sums in float32, the result rounded once; dweight and dbias float32):
     v1 and v3 as above, converting what they load; v3 where one side has up to 8 channels (narrow_half.py).
     v4 implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (mma.py).
-    v5, v6 by wgmma and the copy engine, sm_90a, stride 1 (hopper.py, hopper_weight_gradient.py, for 3 × 3 taps
+    v5, v6 by wgmma and TMA, sm_90a, stride 1 (hopper.py, hopper_weight_gradient.py, for 3 × 3 taps
         hopper_weight_gradient_3x3.py).
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
     strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.

@@ -325,7 +325,7 @@ def test_the_plan_fills_shared_memory_and_no_more():
         for whole_halo in (True, False):
             plan = conv2d_hopper_gradient_3x3.choose_plan(b, h, w, c, n, whole_halo, 132)[1]
             assert plan.parts == plan.blocks * plan.groups <= plan.chunks and plan.blocks <= 8
-            assert 2 <= plan.stages <= conv2d_hopper_gradient_3x3.MOST_STAGES and plan.shared <= conv2d_hopper.SHARED
+            assert 2 <= plan.stages <= conv2d_hopper_gradient_3x3.MAX_STAGES and plan.shared <= conv2d_hopper.SHARED
 
 
 @pytest.mark.parametrize("c, n", [(192, 256), (256, 256), (512, 256)])
