@@ -72,14 +72,14 @@ def _store4(machine, array, index, *values):
 
 
 @intrinsic
-def afresh(typingctx, number):
-    """`number` (int32), as if new: what is computed from it is computed here, and not kept in a register since it was
+def opaque(typingctx, number):
+    """`number` (int32) as an opaque value: what follows from it is computed here, and not kept in a register since it was
     computed before."""
     return types.int32(types.int32), statement("mov.b32 $0, $1;", [I32], ordered=True)
 
 
-@twin(afresh)
-def _afresh(machine, number):
+@twin(opaque)
+def _opaque(machine, number):
     return number
 
 

@@ -9,7 +9,7 @@
     fragments.py           tiles of float16 for the tensor cores
     forward_half.py    v3  float16, mma.sync: probabilities never leave the registers
     backward_half.py   v3  scores the other way round; 256 keys a block, so that most images need no second pass
-    hopper_tiles.py        the same tiles for wgmma: the copy engine brings them, descriptors name them
+    hopper_tiles.py        the same tiles for wgmma: TMA brings them, descriptors name them
     forward_hopper.py  v5  float16, wgmma: a warpgroup that only fetches, two that multiply, the softmax beside products
     backward_hopper.py v5  128 keys a warpgroup, dS through shared memory, the next head's keys on their way
     split.py               float32 on the tensor cores: a product of tf32, and one of bfloat16 for what it leaves out

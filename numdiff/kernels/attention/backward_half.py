@@ -30,7 +30,7 @@ SOURCE
 READ NEXT
     split.py: float32 on the same tensor cores, from two products.
 """
-from ...device import afresh, cuda, float32, int32, load4, uint32
+from ...device import cuda, float32, int32, load4, opaque, uint32
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.eight import load8
@@ -241,10 +241,10 @@ def make_backward(HS, M, WARPS):
             exist = int32(T - first_key)  # keys of the tile, or more
             at = start + part + first_key * width
             cuda.syncthreads()  # nobody needs the tiles of the round before
-            t_start = afresh(t)
+            t_start = opaque(t)
             fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t_start, THREADS)
             fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t_start, THREADS)
-            first = afresh(int32(0))  # query of the tile
+            first = opaque(int32(0))  # query of the tile
             fetch_rows(k_tile + STAGES, PITCH, qkv, start + first * width, width, T, QUERIES, HS, t_start, THREADS)
             fetch_rows(k_tile + (STAGES + G), PITCH, dy, dy_start + first * dy_step, dy_step, T, QUERIES, HS, t_start,
                        THREADS)
@@ -262,13 +262,13 @@ def make_backward(HS, M, WARPS):
                 ahead = int32(first + QUERIES)
                 if ahead < T:
                     other = k_tile + int32(2 * STAGES + STAGE - stage)
-                    t_next = afresh(t)
+                    t_next = opaque(t)
                     fetch_rows(other, PITCH, qkv, start + ahead * width, width, T - ahead, QUERIES, HS, t_next, THREADS)
                     fetch_rows(other + G, PITCH, dy, dy_start + ahead * dy_step, dy_step, T - ahead, QUERIES, HS,
                                t_next, THREADS)
                     fetch_numbers(other + ROW_NUMBERS, logsumexp, D, numbers_start + ahead, T - ahead, t_next)
                     cp_async_commit()
-                t_now = afresh(t)
+                t_now = opaque(t)
                 lane, warp = int32(t_now % WARP), int32(t_now // WARP)
                 row_place, chunk_place = by_row(lane, PITCH), by_chunk(lane, PITCH)
                 k_rows = k_tile + int32(warp * ROWS * PITCH + row_place)
@@ -316,7 +316,7 @@ def make_backward(HS, M, WARPS):
                         i = int32(i + 16)
                 cuda.syncthreads()  # dS is complete
 
-                t_dq = afresh(t)
+                t_dq = opaque(t)
                 lane_dq, group, side = int32(t_dq % WARP), int32(t_dq // WARP % 4), int32(t_dq // (4 * WARP))
                 ds_rows = k_tile + int32(DS + by_chunk(lane_dq, DS_PITCH) + group * 32)  # dS of the warp's 16 queries
                 k_columns = k_tile + int32(by_row(lane_dq, PITCH) + side * (PAIRS * 32))  # its part of k's columns
@@ -325,7 +325,7 @@ def make_backward(HS, M, WARPS):
                     clear(sums, DQ)
                     add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
                     query = int32(first + group * 16 + lane_dq // 4 + lane_dq % 2 * 8)
-                    at = (afresh(chunk) * cuda.gridDim.z + image) * T * dq_row + head * dq_head  # of the head's dq
+                    at = (opaque(chunk) * cuda.gridDim.z + image) * T * dq_row + head * dq_head  # of the head's dq
                     at += query * dq_row + int32(side * (PAIRS * 16) + lane_dq % 4 // 2 * 4)
                     for n in range(2 * PAIRS):
                         write_dq(dq, at + 8 * n, query < T, sums, 4 * n, scale, fresh, lane_dq)
@@ -335,7 +335,7 @@ def make_backward(HS, M, WARPS):
                 first = ahead
 
             cuda.syncthreads()  # k is no longer read: a warp's rows of k and v take its dk and dv on their way
-            t_end = afresh(t)
+            t_end = opaque(t)
             lane_end, warp_end = int32(t_end % WARP), int32(t_end // WARP)
             patch = int32(warp_end * ROWS * PITCH)
             for m in range(M):

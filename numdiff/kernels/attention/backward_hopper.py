@@ -43,7 +43,7 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ...device import afresh, cuda, float32, int32, launch, uint32
+from ...device import cuda, float32, int32, launch, opaque, uint32
 from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_arrive, mbarrier_wait, smem_u32
 from ...device.pipeline import (
     advance,
@@ -309,7 +309,7 @@ def store_ds(N, shared, at, words, chunk):
 
     The rows, 128 bytes, are swizzled as TMA does it.
     """
-    at = afresh(at)
+    at = opaque(at)
     for i in range(N // 16):
         place, next_place = int32(at ^ ((chunk + 2 * i) * CHUNK)), int32(at ^ ((chunk + 2 * i + 1) * CHUNK))
         store_word(shared, place, words[4 * i])
@@ -357,8 +357,8 @@ def add_block(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, chunk, first):
     with HS over 32 all products are done.
     """
     zeros = uint32(zeros)
-    k, k_ninth = uint32(afresh(k)), uint32(afresh(k_ninth))
-    q, q_ninth = uint32(afresh(tile.q)), uint32(afresh(tile.q_ninth))
+    k, k_ninth = uint32(opaque(k)), uint32(opaque(k_ninth))
+    q, q_ninth = uint32(opaque(tile.q)), uint32(opaque(tile.q_ninth))
     wgmma_fence()
     multiply_along(HS, N, r.s, k, k_ninth, q, q_ninth, zeros)
     wgmma_commit()
@@ -392,7 +392,7 @@ def add_keys(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, first):
     if N == QUERIES:
         add_block(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, 0, first)
     else:
-        query = afresh(int32(0))
+        query = opaque(int32(0))
         while query < QUERIES:
             part = Queries(int32(tile.q + query * (ROW // CHUNK)), int32(tile.q_ninth + query), tile.barrier,
                            tile.parity, int32(tile.numbers_at + 4 * query))
@@ -568,7 +568,7 @@ def make_numbers(shared, logsumexp, rings, p):
                 consumer_wait(rings.queries, stage, parity)
                 consumer_wait(rings.y, y_stage, y_parity)
                 store_word(shared, int32(at + NUMBERS + (rows + lane) * 4), word_of(L))
-                i = afresh(row)
+                i = opaque(row)
                 while i < int32(rows + WARP):  # two at a time, in turn: there are few registers
                     to = int32(at + (NUMBERS + 4 * QUERIES))
                     write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), i, lane, to)
@@ -627,8 +627,8 @@ def write_dq_tile(r, me, all_place, queries, stage, dq_out, out_at, first, fresh
     fence_proxy_async()
     bar_sync(uint32(DS_COMPLETE), uint32(CONSUMERS))
     wgmma_fence()
-    keys = uint32(afresh(all_place))
-    multiply_keys(HS, r.dq, uint32(afresh(me.ds_place)), keys + uint32(me.side))
+    keys = uint32(opaque(all_place))
+    multiply_keys(HS, r.dq, uint32(opaque(me.ds_place)), keys + uint32(me.side))
     wgmma_commit()
     wait_for_dq(HS, r.dq)
     if me.elected:
@@ -637,7 +637,7 @@ def write_dq_tile(r, me, all_place, queries, stage, dq_out, out_at, first, fresh
     write_queries(COLUMNS // 2, dq_out, out_at + query * p.dq_row, query < p.T, r.dq, p.scale, fresh, me.lane)
     if HS == 72 and me.number == 1:
         wgmma_fence()
-        multiply_ninth(r.dq_ninth, uint32(afresh(me.ds_place)), keys + uint32(NINTH // CHUNK))
+        multiply_ninth(r.dq_ninth, uint32(opaque(me.ds_place)), keys + uint32(NINTH // CHUNK))
         wgmma_commit()
         wait_8(r.dq_ninth)
         write_queries(8, dq_out, out_at + query * p.dq_row + COLUMNS // 2, query < p.T, r.dq_ninth, p.scale, fresh,

@@ -25,7 +25,7 @@ READ NEXT
 """
 import math
 
-from ...device import afresh, cuda, float32, int32
+from ...device import cuda, float32, int32, opaque
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ...device.requires import requires
@@ -163,7 +163,7 @@ def make_forward(HS, M):
             ahead = int32(first + KEYS)
             if ahead < T:
                 other = q_tile + int32(2 * STAGES + STAGE - stage)
-                t_next = afresh(t)
+                t_next = opaque(t)
                 fetch_rows(other, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, t_next, THREADS)
                 fetch_rows(other + KEYS * PITCH, PITCH, qkv, v_start + ahead * width, width, T - ahead, KEYS, HS,
                            t_next, THREADS)
@@ -190,7 +190,7 @@ def make_forward(HS, M):
 
         # q's rows are no longer needed by the warp, and no other warp reads them: they take the outputs on their way
         cuda.syncwarp()
-        t_end = afresh(t)
+        t_end = opaque(t)
         lane_end, warp_end = int32(t_end % WARP), int32(t_end // WARP)
         patch = int32(warp_end * ROWS * PITCH)
         row = int32(first_query + warp_end * ROWS)  # of the warp's first query

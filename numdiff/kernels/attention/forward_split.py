@@ -20,7 +20,7 @@ READ NEXT
 """
 import math
 
-from ...device import afresh, cuda, float32, int32, int64
+from ...device import cuda, float32, int32, int64, opaque
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ...device.requires import requires
 from .forward import LN_2, LOG2_E, LOWEST
@@ -100,7 +100,7 @@ def make_forward(HS):
                            THREADS)
                 cp_async_commit()
             if ahead > T:
-                hide_keys(s, 1, N, T - first, afresh(lane))
+                hide_keys(s, 1, N, T - first, opaque(lane))
             online_softmax(s, o, largest, l, 1, C, c)
             clear(sums, OUTPUTS)
             for n in range(N):

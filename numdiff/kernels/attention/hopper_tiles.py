@@ -1,9 +1,9 @@
-"""Tiles of float16 for wgmma: how the copy engine brings them, and how a product names them.
+"""Tiles of float16 for wgmma: how TMA brings them, and how a product names them.
 
 A TILE
     has a row of HS numbers for each token. The first 64 of them (32 for HS 32) are a row of 128 (64) bytes in shared
     memory, swizzled over as many; the last 8 of HS 72, its ninth chunk, lie in a part of their own behind all rows, 16
-    bytes a token, without a swizzle. The copy engine knows qkv as (B, T, channels): what lies beyond an image's last
+    bytes a token, without a swizzle. TMA knows qkv as (B, T, channels): what lies beyond an image's last
     token comes as zeros, and is not written.
 EITHER WAY ROUND
     One descriptor serves two kinds of products, as HS is what they sum over (q·kᵀ) or what lies across (P·v):
@@ -17,7 +17,7 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import afresh, cuda, int32, uint32
+from ...device import cuda, int32, opaque, uint32
 from ...device.tensor_core import pack_half2, store_word
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_3d, tma_store_3d
@@ -74,7 +74,7 @@ def place_in_tile(HS, tile, row, chunk):
 @cuda.jit(device=True, forceinline=True)
 def stash(HS, shared, tile, ninth, sums, sums_ninth, f_0, f_1):
     """A warpgroup's 64 rows as float16 into a tile: a thread's first row times f_0, the one eight below times f_1."""
-    thread = int32(afresh(int32(cuda.threadIdx.x)) & 127)
+    thread = int32(opaque(int32(cuda.threadIdx.x)) & 127)
     lane = thread & 31
     row = int32((thread >> 5) * 16 + (lane >> 2))
     column = int32((lane & 3) * 4)

@@ -29,7 +29,7 @@ SOURCE
 READ NEXT
     forward_split.py
 """
-from ...device import afresh, cuda, int32, uint32
+from ...device import cuda, int32, opaque, uint32
 from ...device.async_copy import cp_async_16_zfill
 from ...device.bfloat16 import mma_m16n8k16_bf16, pack_bfloat2
 from ...device.tensor_core import float_of, ldmatrix_x4, load_word, mma_m16n8k8_tf32_into, word_of
@@ -46,8 +46,8 @@ def pitch_of(HS):
 
 @cuda.jit(device=True, forceinline=True)
 def thread_anew(t):
-    """`afresh` without a sign: divisions by powers of two are then one instruction each, and not six."""
-    return uint32(afresh(t))
+    """`opaque` without a sign: divisions by powers of two are then one instruction each, and not six."""
+    return uint32(opaque(t))
 
 
 @cuda.jit(device=True, forceinline=True)

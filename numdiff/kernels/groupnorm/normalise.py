@@ -219,7 +219,7 @@ def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cu
     cuda.syncthreads()
 
     load_affine(sums, places, c, width, scales, shifts)
-    c = afresh(c)  # what follows from it is computed again: kept, it would take ten registers
+    c = opaque(c)  # what follows from it is computed again: kept, it would take ten registers
     beyond, i, step = locate(c, p, b, P, C, seam, rows)
     _, i_y, step_y = locate(c, p, b, P, C, C, rows)
     stream(one_of(beyond, x.a, x.b), y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, activate)

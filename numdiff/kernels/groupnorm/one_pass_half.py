@@ -32,7 +32,7 @@ READ NEXT
 """
 from typing import NamedTuple
 
-from ...device import afresh, cuda, float32, int32, uint32
+from ...device import cuda, float32, int32, opaque, uint32
 from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
@@ -210,7 +210,7 @@ def locate_pixels(c, row, b, P, C, seam, rows):
     """`locate` for a row of the pixels that this block of a cluster has."""
     if not CLUSTERS:
         return locate(c, row, b, P, C, seam, rows)
-    mine = afresh(P)  # so that nothing of this is kept
+    mine = opaque(P)  # so that nothing of this is kept
     return locate(c, int32(row + mine * cuda.blockIdx.z), b, int32(mine * cuda.gridDim.z), C, seam, rows)
 
 
@@ -454,7 +454,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
         column, total = warp_sum(total_gx, total_g, me.lane)
         sums[WARP * me.warp + column] = total
         # again: kept, they would take six registers
-        beyond, first, step = locate_pixels(afresh(c), me.row, b, P, C, seam, cut.rows)
+        beyond, first, step = locate_pixels(opaque(c), me.row, b, P, C, seam, cut.rows)
         if adds:
             ask(one_of(beyond, residual.a, residual.b), me.row, P, cut.rows, first, step, before)
     channel = int32(first_channel + (me.lane & (PART - 1)))  # of sum number `lane`
@@ -477,7 +477,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
             slope = cuda.shfl_sync(FULL_MASK, average, me.in_part + k)
             total_gx[k] = -slope
             total_g[k] = affine.means[k] * slope - cuda.shfl_sync(FULL_MASK, average, PART + me.in_part + k)
-        beyond, first, step = locate_pixels(afresh(c), me.row, b, P, C, seam, cut.rows)
+        beyond, first, step = locate_pixels(opaque(c), me.row, b, P, C, seam, cut.rows)
         walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
         write_gradients(one_of(beyond, dx.a, dx.b), one_of(beyond, residual.a, residual.b), before, kept, near,
                         (affine.scales, total_gx, total_g), cut, me, walk, adds)

@@ -35,7 +35,7 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import DeviceArray, afresh, cuda, empty, float32, int32, launch, load4, store4, uint32
+from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, opaque, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.requires import requires
 from ...device.tensor_core import (
@@ -217,7 +217,7 @@ def make_kernel(tile_m, tile_n, a_across, b_across, half):
                 stage = int32(0)
             k = int32(k + BK)
 
-        t_end = afresh(t)
+        t_end = opaque(t)
         lane, warp = int32(t_end % 32), int32(t_end // 32)
         row = int32(first_row + warp // WARPS_N * ROWS)  # of the warp's first output
         column = int32(first_column + warp % WARPS_N * COLUMNS)
