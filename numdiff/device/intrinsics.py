@@ -73,8 +73,8 @@ def _store4(machine, array, index, *values):
 
 @intrinsic
 def opaque(typingctx, number):
-    """`number` (int32) as an opaque value: what follows from it is computed here, and not kept in a register since it was
-    computed before."""
+    """`number` (int32) as an opaque value: what follows from it is computed here, where a register would have kept what
+    was computed before."""
     return types.int32(types.int32), statement("mov.b32 $0, $1;", [I32], ordered=True)
 
 
