@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import afresh, cuda, empty, float32, int32, launch, uint32
+from ...device import cuda, empty, float32, int32, launch, opaque, uint32
 from ...device.eight import load8_into, numbers8, one_of, store8_from
 from ..any_batch import assumed
 from ..common import divide
