@@ -1,12 +1,22 @@
-"""Every operation's tests run on each engine that is there: NumPy, PTX compilation, the emulator, and a GPU.
+"""Every operation's tests run on each engine that is there: NumPy, launchers alone, the emulator, PTX, and a GPU.
 
-One body serves all. On the CPU engine it holds the reference's float32 against its float64; on `ptx` the launchers run
-and every kernel is compiled, but there are no values to check; in the emulator (on the tiny shapes, its threads taking
-turns in another order at each launch) and on a GPU the kernels are held against the float64 reference.
+One body serves all. On the CPU engine it holds the reference's float32 against its float64; in the emulator (on the
+tiny shapes, its threads taking turns in another order at each launch) and on a GPU the kernels are held against the
+float64 reference; on `launch` the launchers run, without their kernels, on the shapes that the emulator does not take;
+on `ptx`, which is of the exhaustive part, they run on all of them, and every kernel is compiled.
+
+What cannot run is no test: see `where` for what an engine cannot do, and `needs` for what a machine does not have,
+which is said once, at the end of a run. README.md, beside this file, says which tests are of the exhaustive part.
 """
+import collections
+import functools
 import gc
-import hashlib
-import json
+import importlib.util
+import inspect
+import os
+import pathlib
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -14,62 +24,105 @@ import pytest
 import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
 from numdiff.device.quick_types import quick_types
+from tests import kept
+
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+NEEDS = {  # what a test may need: (whether it is there, how to get it)
+    "gpu": (lambda: not why_no_gpu(), "an NVIDIA GPU"),
+    "torch": (lambda: importlib.util.find_spec("torch"), "PyTorch: pip install torch"),
+    "mpi": (lambda: importlib.util.find_spec("mpi4py") and MPIEXEC, "mpi4py and mpiexec: pip install -e '.[mpi]'"),
+    "ptxas": (kept.find_ptxas, "ptxas: pip install -e '.[test]'"),
+    "proc": (pathlib.Path("/proc/self/maps").exists, "/proc"),
+    "posix": (lambda: os.name == "posix", "a system with kill -9 and limits"),
+    "full": (pathlib.Path("/dev/full").exists, "/dev/full"),
+}
+has = functools.cache(lambda name: bool(NEEDS[name][0]()))
+missing = collections.Counter()  # {what is needed and not there: tests that this costs}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Neighbouring tests on one worker, as far as it goes: `ptx` then compiles a kernel once, not once a worker."""
+    """Neighbouring tests on one worker, as far as it goes, which then compiles a kernel once; who is done first takes
+    over what others have not begun."""
     from xdist.scheduler import WorkStealingScheduling
     return WorkStealingScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(items):
-    """What an engine cannot run is no test. ptxas's logs come last: many of their kernels are compiled by then, and
-    short tests end all workers together."""
-    items[:] = sorted(filter(runs, items), key=lambda item: item.path.name == "test_compile_logs.py")
+    """What cannot run is no test; the slow ones come first, so that all workers end together."""
+    kept_items = []
+    for item in filter(runs, items):
+        lacking = [name for mark in item.iter_markers("needs") for name in mark.args if not has(name)]
+        missing.update(lacking[:1])
+        if not lacking:
+            kept_items.append(item)
+        if not holds(item, "quick"):
+            item.add_marker(exhaustive)
+    items[:] = sorted(kept_items, key=lambda item: not item.get_closest_marker("slow"))
 
 
 def runs(item):
-    """Whether a test's engine can run it: the emulator takes small shapes alone, and the CPU engine has one version."""
+    """Whether a test's engine can run it: the emulator takes small shapes alone, `launch` the others, the CPU engine
+    has one version, and what else `where` says of it."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    if given.get("engine") == "emulator":
-        return not item.get_closest_marker("large")
-    return given.get("engine") != "cpu" or given.get("version") is None
+    engine, is_large = given.get("engine"), item.get_closest_marker("large") is not None
+    if engine == ("emulator" if is_large else "launch") or engine == "cpu" and given.get("version") is not None:
+        return False
+    return holds(item, "where")
+
+
+def holds(item, marker):
+    """Whether what the markers of this name ask is true of a test's parameters."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    for mark in item.iter_markers(marker):
+        names = inspect.signature(mark.args[0]).parameters
+        if given.keys() >= names.keys() and not mark.args[0](**{name: given[name] for name in names}):
+            return False
+    return True
 
 
 def pytest_collection_finish(session):
-    """What is there for good, ten thousand tests among it, the garbage collector need not look at again and again."""
+    """What is there for good, thousands of tests among it, the garbage collector need not look at again and again."""
     gc.collect()
     gc.freeze()
 
 
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["missing"] = dict(missing)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    for name, count in getattr(node, "workeroutput", {}).get("missing", {}).items():
+        missing[name] = count  # every worker has collected all tests
+
+
+def pytest_terminal_summary(terminalreporter):
+    for name, count in missing.items():
+        terminalreporter.write_line(f"{count} tests are left out: they need {NEEDS[name][1]}")
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _compile_once(request, tmp_path_factory):
-    """What has been compiled to PTX is there for all tests, and on all workers."""
-    worker = getattr(request.config, "workerinput", {}).get("workerid")
-    base = tmp_path_factory.getbasetemp()
-    folder, compiled = (base.parent if worker else base) / "ptx", ptx.PtxDevice.compile
-    folder.mkdir(exist_ok=True)
+def _compile_once(request):
+    """What has been compiled to PTX is there for all tests, on all workers and in the next run."""
+    compiled = ptx.PtxDevice.compile
 
     def compile_once(kernel, signature, capabilities):
-        name = repr((kernel.py_func.__module__, kernel.py_func.__name__, signature, capabilities))
-        path = folder / hashlib.sha256(name.encode()).hexdigest()
-        if path.exists():
-            return dict(zip(capabilities, json.loads(path.read_text()), strict=True))
-        with quick_types():
-            texts = compiled(kernel, signature, capabilities)
-        unfinished = path.with_suffix(f".{worker}")
-        unfinished.write_text(json.dumps(list(texts.values())))
-        unfinished.replace(path)
-        return texts
+        def make():
+            with quick_types():
+                return list(compiled(kernel, signature, capabilities).values())
+        return dict(zip(capabilities, kept.ptx(kernel, signature, capabilities, make), strict=True))
 
+    kept.begin(request.config)
     ptx.PtxDevice.compile = staticmethod(compile_once)
     yield
     ptx.PtxDevice.compile = staticmethod(compiled)
 
 
 def engines():
-    return ["cpu", "ptx", "emulator"] + ([] if why_no_gpu() else ["cuda"])
+    return ["cpu", "launch", "emulator", pytest.param("ptx", marks=exhaustive), *(["cuda"] if has("gpu") else [])]
 
 
 class Engine:
@@ -77,10 +130,11 @@ class Engine:
 
     def __init__(self, name):
         self.name = name
-        self.backend = get_backend(name)
+        self.device = "ptx" if name == "launch" else name
+        self.backend = get_backend(self.device)
         if name == "emulator":
             self.backend.vary_order = True  # two runs must give the same bits in whatever order the threads take turns
-        self.computes = name != "ptx"
+        self.computes = name not in ("launch", "ptx")
         self.has_versions = name != "cpu"
         self.repeats = 1 if name == "emulator" else 2  # there `numdiff kernels check` compares two thread orders
 
@@ -132,9 +186,23 @@ def numerical_gradient(function, x, dy, step=1e-5):
     return gradient
 
 
+exhaustive = pytest.mark.exhaustive  # for what the README's command leaves to `pytest -m exhaustive`
+
+
+def exhaustively(*values):
+    """These parameters for parametrize, in the exhaustive part."""
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=exhaustive) for value in values]
+
+
+THREAD_ORDERS = pytest.mark.parametrize("order", ["shuffled", *exhaustively("forward", "reversed")])
+large = pytest.mark.large  # for tests and parameters that are too large for the emulator
+
+
 @pytest.fixture(params=engines())
-def engine(request):
+def engine(request, monkeypatch):
     """The engine under test, with every new array poisoned with NaN."""
+    if request.param == "launch":
+        monkeypatch.setattr(ptx.PtxDevice, "compile", staticmethod(lambda *_: {}))
     old = device_module.set_poison(True)
     yield Engine(request.param)
     device_module.set_poison(old)
@@ -152,7 +220,24 @@ def shapes(**named):
     return pytest.mark.parametrize("shape", values)
 
 
-large = pytest.mark.large  # for tests and parameters that are too large for the emulator
+def where(holds):
+    """Collect a test only where `holds` is true of its parameters (if it has them), which it takes by name."""
+    return pytest.mark.where.with_args(holds)
+
+
+def quick(holds):
+    """Where `holds` is not true of a test's parameters (if it has them) it is of the exhaustive part."""
+    return pytest.mark.quick.with_args(holds)
+
+
+def on(*names):
+    """Collect a test only on these engines (without a name: on all that launch kernels)."""
+    return where(lambda engine: engine in names if names else engine != "cpu")
+
+
+def needs(*names):
+    """Collect a test only on a machine that has these, keys of NEEDS."""
+    return pytest.mark.needs(*names)
 
 
 def versions(*numbers):

@@ -12,6 +12,7 @@ from numdiff.benchmark.torch_sample import SAMPLERS, TorchSample
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn.convert.layout import to_torch_layout
 from numdiff.training.options import resolve
+from tests.conftest import needs
 
 from .fake_gpu import FakeGpu
 from .test_profile import TINY_DIT, small_unet
@@ -94,9 +95,10 @@ CASES = [("unet", sampler, {}) for sampler in SAMPLERS] + [
 
 
 @pytest.mark.parametrize("model, sampler, more", CASES)
+@needs("torch")
 def test_twins_sample_the_same(model, sampler, more):
     """From the same weights and noise PyTorch's side makes the images that numdiff makes."""
-    torch = pytest.importorskip("torch")
+    import torch
     scale = more.pop("cfg_scale", None) if (more := dict(more)) else None
     options = (tiny_dit(batch=3, **more) if model == "dit" else
                small_unet(batch=3, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,), **more))
@@ -123,8 +125,8 @@ def philox(torch, sampling):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@needs("torch")
 def test_samples_of_pytorch(precision):
-    pytest.importorskip("torch")
     options = tiny_dit(class_cond=True, num_classes=5)
     result = bench_sample(options, 1, 0, [("eager", precision)], steps=2, cfg_scale=2.0)
     row = result["versus"][0]
@@ -132,9 +134,10 @@ def test_samples_of_pytorch(precision):
     assert row["ratio"] == pytest.approx(row["ms"] / result["ms"])
 
 
+@needs("torch")
 def test_compiled_by_pytorch():
     """One function is compiled for all levels: no level is compiled anew."""
-    torch = pytest.importorskip("torch")
+    import torch
     options, compiled = tiny_dit(), itertools.count()
     ours = NumdiffSample(options, sampler="ddim", steps=3)
     twin = TorchSample(options, ours.sampling)

@@ -9,6 +9,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, UNet
 from numdiff.nn.convert.layout import to_torch_layout
 from numdiff.training.options import resolve
+from tests.conftest import needs
 
 from .test_profile import TINY_DIT, small_unet
 
@@ -103,8 +104,9 @@ def twins():
 
 
 @pytest.mark.parametrize("number", range(4))
+@needs("torch")
 def test_twins_compute_the_same(number):
-    torch = pytest.importorskip("torch")
+    import torch
     ours, theirs, options, y = list(twins())[number]
     model, twin = ours(**options, device="cpu"), theirs(**options).eval()
     generator = np.random.default_rng(number)
@@ -123,8 +125,10 @@ def test_twins_compute_the_same(number):
     assert error < 1e-5
 
 
+@needs("torch")
 def test_seed_model_has_its_parameters():
-    torch = pytest.importorskip("torch")
+    import torch
+
     from numdiff.benchmark.torch_step import build_twin
     with torch.device("meta"):
         twin = build_twin(resolve({"model": "unet", "preset": "unet64", "device": "cpu"}))
@@ -132,8 +136,8 @@ def test_seed_model_has_its_parameters():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@needs("torch")
 def test_a_step_of_pytorch(precision):
-    pytest.importorskip("torch")
     result = bench_step(resolve({**TINY_DIT, "device": "cpu"}), 1, 0, [("eager", precision)])
     row = result["versus"][0]
     assert row["ms"] > 0 and row["parameters"] == result["parameters"]

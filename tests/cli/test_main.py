@@ -1,6 +1,5 @@
 """The command line: help of every command, and one sentence for every error."""
 import errno
-import os
 import subprocess
 import sys
 
@@ -19,6 +18,7 @@ from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve, settings_of
 from numdiff.training.run_folder import create_run
 from numdiff_cli.main import COMMANDS, main
+from tests.conftest import needs
 
 
 def run(*arguments):
@@ -32,7 +32,7 @@ def test_help(command):
     assert result.exit_code == 0 and result.output.startswith("Usage: ")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@needs("full")
 def test_help_on_a_full_disk_is_one_sentence():
     with open("/dev/full", "w") as full:
         script = "from numdiff_cli.main import main; main()"

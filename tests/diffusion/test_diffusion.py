@@ -9,6 +9,7 @@ from numdiff.diffusion.sampling import spherical_mean
 from numdiff.diffusion.schedule import SPACINGS, respaced_timesteps, sampling_sigmas, sigma_table, timestep_at
 from numdiff.errors import UsageError
 from numdiff.nn import Tensor
+from tests.conftest import on
 from tests.diffusion.stub import MEANS, STD, GaussianModel
 from tests.nn.test_tape import tiny
 
@@ -256,9 +257,8 @@ def test_an_image_depends_on_its_seed_and_not_on_its_batch(rng, name, options):
 
 
 @pytest.mark.parametrize("name, options", [*STOCHASTIC, *DETERMINISTIC, ("ddpm", {"learn_sigma": True})])
+@on("cuda")
 def test_a_gpu_makes_the_images_of_the_cpu(engine, name, options):
-    if engine.name != "cuda":
-        pytest.skip("needs a GPU")
     model = tiny(device=engine.backend, learn_sigma=options.get("learn_sigma", False))
     options = {k: v for k, v in options.items() if k != "learn_sigma"}
     flat = 0.05 * np.random.default_rng(0).standard_normal(model.parameters.total)

@@ -74,7 +74,7 @@ def methods(folder):
                 (lambda: communicator.first(fail, "on rank 0", 0, rank), "on rank 0"),
                 (lambda: communicator.everywhere(fail, "on rank 1", 1, rank), "on rank 1"),
                 (lambda: communicator.check_same(np.array([rank == 1]), "the flags"), "the flags of rank 1 differ"),
-                (lambda: communicator.check_options({"--batch": 8 + rank // 2}), "disagree on --batch: rank 0 has 8")):
+                (lambda: communicator.check_options({"--batch": 8 + rank}), "disagree on --batch: rank 0 has 8")):
             try:
                 wrong()
             except AgreedError as error:

@@ -1,10 +1,8 @@
 """Several ranks: what they compute, what they leave, how they end. The jobs run under mpiexec, on the CPU engine."""
-import importlib.util
 import multiprocessing
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,14 +21,11 @@ from numdiff.nn import UNet
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
 from numdiff.training.trainer import split_batch
-from tests.conftest import relative_error
+from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs, relative_error
 from tests.distributed import ranks
 from tests.distributed.watched import watched
 from tests.training.test_trainer import losses, make
 
-MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
-mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None or MPIEXEC is None,
-                         reason="needs mpi4py and mpiexec: pip install -e '.[mpi]'")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
                "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",  # as a container's tests are
@@ -58,25 +53,30 @@ def check_done(result):
 
 # What they compute ----------------------------------------------------------------------------------------------------
 
+@pytest.fixture(scope="module", params=[(2,), *exhaustively(((1, 2, 4),))], ids=str)
+def counts(request):
+    """Of how many ranks there is a job."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """What jobs of one, two and four ranks have left: losses and states, runs and resumed runs."""
-    if not (importlib.util.find_spec("mpi4py") and MPIEXEC):
-        pytest.skip("needs mpi4py and mpiexec")
+def folder(tmp_path_factory, counts):
+    """What these jobs have left: losses and states, runs and resumed runs."""
     folder = tmp_path_factory.mktemp("ranks")
-    check_done(run(task(1, "steps", folder)))
-    text = check_done(run(task(2, "steps,runs", folder)))
-    assert text.count("resumed after step 5 of 10") == 1 and "ranks     2 on 1 host; gradients by mpi" in text
-    check_done(run(task(4, "steps,methods,runs", folder)))
+    for count in counts:
+        text = check_done(run(task(count, "steps" if count == 1 else "steps,methods,runs", folder)))
+        if count == 2:
+            assert text.count("resumed after step 5 of 10") == 1 and "ranks     2 on 1 host; gradients by mpi" in text
     return folder
 
 
-def test_ranks_train_as_one(folder):
+@needs("mpi")
+def test_ranks_train_as_one(folder, counts):
     """Twenty steps on 1, 2 and 4 ranks of the same batch: the same losses, and on all ranks the same bits."""
     alone = make()
     expected = losses(alone, 20)
     alone.close()
-    for count in (1, 2, 4):
+    for count in counts:
         left = [dict(np.load(folder / f"{rank}-of-{count}.npz")) for rank in range(count)]
         np.testing.assert_allclose(left[0]["losses"], expected, rtol=1e-5, atol=1e-5)
         for other in left[1:]:
@@ -87,11 +87,13 @@ def test_ranks_train_as_one(folder):
         assert all(row["workers"] <= max(1, cores // count) for row in left)  # the cores are shared, too
 
 
-def test_every_method_of_the_communicator(folder):
-    assert len(list(folder.glob("methods-*"))) == 4
+@needs("mpi")
+def test_every_method_of_the_communicator(folder, counts):
+    assert len(list(folder.glob("methods-*"))) == max(counts)
 
 
-def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder):
+@needs("mpi")
+def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder, counts):
     ranks.runs(folder)
 
     def final(name):
@@ -100,7 +102,7 @@ def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder):
     whole = final("whole/00000-unet-tiny")
     for name, array in whole.items():
         np.testing.assert_array_equal(array, final("resumed-2")[name], err_msg=name)
-        for other in ("resumed-1", "resumed-4"):
+        for other in ["resumed-1", *(["resumed-4"] if 4 in counts else [])]:
             assert relative_error(final(other)[name], array) < 1e-4, (other, name)
     pictures = [(folder / name / "samples-00000010.png") for name in ("whole/00000-unet-tiny", "resumed-2")]
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
@@ -124,28 +126,26 @@ def train(count, model, outdir, steps, *options):
     return read_stats(folder)[1], load_checkpoint(newest_checkpoint(folder))[0]["parameters"]
 
 
-@mpi
+@needs("mpi")
 @pytest.mark.slow
-@pytest.mark.parametrize("model, counts", [("unet", (4,)), ("dit", ())], ids=list(MODELS))
-def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, model, counts):
+@pytest.mark.parametrize("model, others, parts", [
+    ("dit", (), ((2, 7), (1, 20, "--resume"))),
+    *exhaustively(("unet", (4,), ((2, 7), (4, 14, "--resume"), (1, 20, "--resume"))),
+                  ("dit", (), ((2, 7), (4, 14, "--resume"), (1, 20, "--resume"))))])
+def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, model, others, parts):
     """1 rank and others of one batch; and 2, resumed on 4, resumed on 1: the same twenty losses within 1e-5."""
     expected, weights = train(1, model, tmp_path / "1", 20)
-    results = [train(count, model, tmp_path / str(count), 20) for count in counts]
-    for count, steps, *resume in ((2, 7), (4, 14, "--resume"), (1, 20, "--resume")):
+    results = [train(count, model, tmp_path / str(count), 20) for count in others]
+    for count, steps, *resume in parts:
         resumed = train(count, model, tmp_path / "resumed", steps, *resume)
-    for values, others in (*results, resumed):
+    for values, found in (*results, resumed):
         assert len(values) == 20
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
-        assert relative_error(others, weights) < 1e-4
+        assert relative_error(found, weights) < 1e-4
 
 
-def no_gpu():
-    from numdiff.device import why_no_gpu
-    return bool(why_no_gpu())
-
-
-@mpi
-@pytest.mark.skipif(no_gpu(), reason="no GPU")
+@needs("mpi")
+@needs("gpu")
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("transport", ["peer", "mpi"])
 def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
@@ -176,9 +176,9 @@ def start(name, folder, count=2):
     return process
 
 
-@mpi
-@pytest.mark.parametrize("name, victim", [("endless", 0), ("endless", 1), pytest.param(
-    "peer_endless", 1, marks=pytest.mark.skipif(no_gpu(), reason="no GPU"))])
+@needs("mpi")
+@pytest.mark.parametrize("name, victim", [("endless", 1), *exhaustively(("endless", 0)), pytest.param(
+    "peer_endless", 1, marks=needs("gpu"))])
 def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
     process = start(name, tmp_path)
     killed = time.time()
@@ -190,25 +190,26 @@ def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
     assert load_checkpoint(checkpoint)[1]["step"] >= 2
 
 
-@mpi
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_path, victim):
-    process = start("watched", tmp_path, 4)
+@needs("mpi")
+@pytest.mark.parametrize("count, victim", [(2, 0), *exhaustively((4, 0), (4, 1))])
+def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_path, count, victim):
+    process = start("watched", tmp_path, count)
     stopped = time.time()
     os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGSTOP)
     _, err = process.communicate(timeout=40)
     assert 2 < time.time() - stopped < 20 and process.returncode != 0
-    for rank in {0, 1, 2, 3} - {victim}:
-        assert re.search(rf"Error: rank {rank} of 4, after step \d+ \(training/\w+.py, line \d+\), waits for rank "
-                         rf"{victim}, of which nothing has been heard for 3 s .* last checkpoint with --resume", err)
-        assert f"Error: rank {rank} of 4" in (next((tmp_path / "runs").iterdir()) / "watchdog.log").read_text()
-    for rank in range(4):
+    for rank in set(range(count)) - {victim}:
+        assert re.search(rf"Error: rank {rank} of {count}, after step \d+ \(training/\w+.py, line \d+\), waits for "
+                         rf"rank {victim}, of which nothing has been heard for 3 s .* checkpoint with --resume", err)
+        assert f"Error: rank {rank} of {count}" in (next((tmp_path / "runs").iterdir()) / "watchdog.log").read_text()
+    for rank in range(count):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
     assert newest_checkpoint(next((tmp_path / "runs").iterdir())) is not None
 
 
-@mpi
+@exhaustive
+@needs("mpi")
 def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path):
     process = start("watched", tmp_path)
     pids = [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(2)]
@@ -220,7 +221,8 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path):
     assert "stopped after step" in err and "waits for" not in err
 
 
-@mpi
+@exhaustive
+@needs("mpi")
 def test_a_stuck_rank_ends_the_job_and_all_say_where(tmp_path):
     process = start("hung", tmp_path)
     _, err = process.communicate(timeout=40)
@@ -229,7 +231,8 @@ def test_a_stuck_rank_ends_the_job_and_all_say_where(tmp_path):
     assert re.search(r"rank 1 of 2, after step \d+ \(data/loader.py, line \d+\), has made no progress for \d+ s", err)
 
 
-@mpi
+@exhaustive
+@needs("mpi")
 def test_a_rank_that_never_starts_mpi_ends_the_job(tmp_path):
     result = run(task(3, "never", tmp_path))
     assert result.returncode != 0
@@ -237,7 +240,8 @@ def test_a_rank_that_never_starts_mpi_ends_the_job(tmp_path):
         assert f"rank {rank} of 3, at the start of MPI, has waited 3 s for rank 1, which ended" in result.stderr
 
 
-@mpi
+@exhaustive
+@needs("mpi")
 def test_a_signal_to_one_rank_while_it_draws_stops_all(tmp_path):
     process = start("drawing", tmp_path)
     time.sleep(1)
@@ -247,7 +251,7 @@ def test_a_signal_to_one_rank_while_it_draws_stops_all(tmp_path):
     assert time.time() - asked < 15 and "stopped after step 2 of 100000" in err  # on machines with other work, too
 
 
-@mpi
+@needs("mpi")
 def test_a_fault_of_one_rank_ends_the_job_with_its_message(tmp_path):
     started = time.time()
     result = run(task(2, "fault", tmp_path))
@@ -256,7 +260,7 @@ def test_a_fault_of_one_rank_ends_the_job_with_its_message(tmp_path):
     assert newest_checkpoint(next((tmp_path / "runs").iterdir())) is not None
 
 
-@mpi
+@needs("mpi")
 def test_a_signal_to_one_rank_stops_all_and_saves(tmp_path):
     process = start("endless", tmp_path)
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
@@ -267,12 +271,12 @@ def test_a_signal_to_one_rank_stops_all_and_saves(tmp_path):
     assert load_checkpoint(newest_checkpoint(next((tmp_path / "runs").iterdir())))[1]["step"] == step
 
 
-@mpi
+@needs("mpi")
 @pytest.mark.parametrize("name, text", [
-    ("overflow", "is the first non-finite tensor"), ("disk", "the disk is full"),
     ("differ", "after step 5 the weights of rank 1 differ from those of rank 0"),
-    ("crowded", "which has 1 GPU: start at most one rank a GPU, or use --device cpu"),
-    ("absent", "started as one of 2, and mpi4py is not installed: pip install 'numdiff[mpi]'")])
+    *exhaustively(("overflow", "is the first non-finite tensor"), ("disk", "the disk is full"),
+                  ("crowded", "which has 1 GPU: start at most one rank a GPU, or use --device cpu"),
+                  ("absent", "started as one of 2, and mpi4py is not installed: pip install 'numdiff[mpi]'"))])
 def test_an_expected_error_is_said_once(tmp_path, name, text):
     result = run(task(2, name, tmp_path))
     assert result.returncode != 0 and result.stderr.count(text) == 1, result.stderr
@@ -283,12 +287,12 @@ SMALL = ["train", "unet", "--device", "cpu", "--image-size", "16", "--channel-mu
          "8", "--steps", "2", "--outdir"]
 
 
-@mpi
+@needs("mpi")
 @pytest.mark.parametrize("first, second, text", [
-    (["--batch", "9"], ["--batch", "9"], "--batch 9 cannot be shared evenly by 2 ranks; use 8 or 10"),
     (["--batch", "8"], ["--batch", "16"], "the ranks disagree on --batch: rank 0 has 8, rank 1 has 16"),
-    (["--transport", "peer"], ["--transport", "peer"], "--transport peer joins GPUs"),
-], ids=["batch", "options", "transport"])
+    *exhaustively((["--batch", "9"], ["--batch", "9"], "--batch 9 cannot be shared evenly by 2 ranks; use 8 or 10"),
+                  (["--transport", "peer"], ["--transport", "peer"], "--transport peer joins GPUs")),
+], ids=["options", "batch", "transport"])
 def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
     folder = str(tmp_path / "runs")
     result = run([MPIEXEC, "-n", "1", *MAIN, *SMALL, folder, *first, ":", "-n", "1", *MAIN, *SMALL, folder, *second])
@@ -296,11 +300,12 @@ def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
     assert "Traceback" not in result.stderr and not os.path.exists(folder)
 
 
-@mpi
+@needs("mpi")
 @pytest.mark.parametrize("first, second, text", [
     ("own", "fewer", "rank 0 has 60 uint8 images of 16×16×3, rank 1 30 uint8 images of 16×16×3; give all"),
-    ("fewer", "own", "rank 0 has 30 uint8 images of 16×16×3, rank 1 60 uint8 images of 16×16×3; give all"),
-    ("turned", "own", "class 0 of rank 0 is 'b', of rank 1 'a'; give all")])
+    *exhaustively(
+        ("fewer", "own", "rank 0 has 30 uint8 images of 16×16×3, rank 1 60 uint8 images of 16×16×3; give all"),
+        ("turned", "own", "class 0 of rank 0 is 'b', of rank 1 'a'; give all"))])
 def test_ranks_with_different_data_are_refused(tmp_path, first, second, text):
     """As where every host has its own file of that name: here each rank its own working folder."""
     images, labels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), np.uint8), np.arange(60) % 2

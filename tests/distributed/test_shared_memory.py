@@ -1,13 +1,11 @@
 """What killed jobs leave in memory: removed, unless somebody has it."""
 import mmap
 import os
-import pathlib
-
-import pytest
 
 from numdiff.distributed.shared_memory import remove_stray_memory
+from tests.conftest import needs
 
-pytestmark = pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="needs /proc")
+pytestmark = needs("proc")
 
 
 def test_only_what_nobody_has_is_removed(tmp_path):

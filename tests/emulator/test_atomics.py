@@ -4,13 +4,14 @@ import pytest
 
 from numdiff.device import cuda, float32, int32
 from numdiff.device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
-from numdiff.emulator import ORDERS, EmulatedArray
+from numdiff.emulator import EmulatedArray
+from tests.conftest import THREAD_ORDERS, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
 
 INTEGERS = (np.int32, np.uint32, np.int64, np.uint64)
 FLOATS = (np.float32, np.float64)
-MODES = pytest.mark.parametrize("options", [*({"order": o} for o in ORDERS), {"checks": False}],
-                                ids=[*ORDERS, "unchecked"])
+MODES = pytest.mark.parametrize("options", [{"order": "shuffled"}, {"checks": False}, *exhaustively(
+    {"order": "forward"}, {"order": "reversed"})], ids=["shuffled", "unchecked", "forward", "reversed"])
 
 
 def kernel_of(name):
@@ -204,7 +205,7 @@ def test_the_last_block_may_read_what_the_others_left(options):
     assert out[0] == x.sum()
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_without_its_fence_that_is_a_race(order):
     @cuda.jit
     def kernel(partial, done, out):
@@ -253,7 +254,7 @@ def test_a_counter_without_a_lock(options):
     assert np.array_equal(y, x * x) and head[0] == 40 + 16
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 @pytest.mark.parametrize("case, kind", [(0, "race"), (1, "bounds"), (2, "uninitialised"), (3, "race")])
 def test_faults_of_atomics(case, kind, order):
     @cuda.jit
@@ -294,7 +295,7 @@ def add_to_a_copy(x, y):
     y[t] = tile[t]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_an_atomic_on_what_a_copy_still_writes(order):
     x, y = np.zeros(32, np.float32), np.zeros(32, np.float32)
     faults = faults_of(add_to_a_copy, 1, 32, x, y, order=order)

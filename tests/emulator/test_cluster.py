@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from numdiff.device import cuda, download, float32, get_gpu, int32, launch, uint32, upload, why_no_gpu
+from numdiff.device import cuda, download, float32, get_gpu, int32, launch, uint32, upload
 from numdiff.device.cluster import (
     cluster_address,
     cluster_rank,
@@ -14,14 +14,14 @@ from numdiff.device.cluster import (
 )
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.mbarrier import mbarrier_init, mbarrier_wait, smem_u32
-from numdiff.emulator import ORDERS, KernelFault, LaunchRefused, Unsupported
+from numdiff.emulator import KernelFault, LaunchRefused, Unsupported
 from numdiff.kernels import check, conv2d
 from numdiff.kernels.check.run import run_once
 from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
+from tests.conftest import THREAD_ORDERS, needs
 from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
 
 THREADS, NUMBERS, ROUNDS = 32, 128, 2  # four numbers a thread
-ORDER = pytest.mark.parametrize("order", ORDERS)
 
 
 def sums_of_blocks(fault=None):
@@ -60,7 +60,7 @@ def numbers(blocks, rng=None):
     return x.reshape(-1), np.zeros(x.size, np.float32)
 
 
-@ORDER
+@THREAD_ORDERS
 @pytest.mark.parametrize("checks", (True, False))
 @pytest.mark.parametrize("blocks", (1, 2, 3, 8))
 def test_blocks_of_a_cluster_read_each_other(blocks, checks, order):
@@ -72,7 +72,7 @@ def test_blocks_of_a_cluster_read_each_other(blocks, checks, order):
     assert np.array_equal(y.reshape(2, blocks, -1), np.broadcast_to(want[:, None], (2, blocks, NUMBERS)))
 
 
-@pytest.mark.skipif(why_no_gpu() is not None, reason="no GPU")
+@needs("gpu")
 @pytest.mark.parametrize("blocks", (1, 2, 3, 8))
 def test_on_a_gpu(blocks):
     gpu = get_gpu()
@@ -99,7 +99,7 @@ def test_ranks_count_along_x_then_y_then_z():
     assert np.array_equal(out, x % 3 + 3 * z)
 
 
-@ORDER
+@THREAD_ORDERS
 @pytest.mark.parametrize("fault, kind, mark", [
     ("a block too far", "bounds", "read"), ("beyond the end", "bounds", "read"), ("not aligned", "alignment", "read"),
     ("a number is not written", "uninitialised", "read"), ("leaves early", "cluster", "read")])
@@ -109,7 +109,7 @@ def test_a_fault_at_a_load(fault, kind, mark, order):
     fault_at(faults, kind, __file__, marked(__file__, mark))
 
 
-@ORDER
+@THREAD_ORDERS
 @pytest.mark.parametrize("fault", ("no barrier after the write", "no barrier after the read", "a relaxed barrier"))
 def test_a_race_between_blocks(fault, order):
     x, y = numbers(2)
@@ -133,7 +133,7 @@ def waiting_kernel(x):
     cluster_sync()  # second
 
 
-@ORDER
+@THREAD_ORDERS
 def test_a_barrier_that_not_all_reach(order):
     faults = faults_of(absent_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order)
     assert any(f.kind in ("divergence", "deadlock") for f in faults), listed(faults)
@@ -150,7 +150,7 @@ def loop_kernel(x):
     cluster_sync()  # alone
 
 
-@ORDER
+@THREAD_ORDERS
 def test_a_barrier_that_a_block_never_reaches(order):
     faults = faults_of(loop_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order, patience=0.2)
     assert "32 of the cluster's 64 threads" in fault_at(faults, "deadlock", __file__, marked(__file__, "alone")).message
@@ -168,7 +168,7 @@ def mbarrier_kernel(x):
     cluster_sync()
 
 
-@ORDER
+@THREAD_ORDERS
 def test_a_deadlock_is_reported_where_it_begins(order):
     faults = faults_of(mbarrier_kernel, 4, 32, np.zeros(1, np.float32), cluster=2, order=order)
     found = fault_at(faults, "deadlock", __file__, marked(__file__, "for nobody"))
@@ -187,7 +187,7 @@ def spinning_kernel(x):
     cluster_sync()
 
 
-@ORDER
+@THREAD_ORDERS
 def test_a_block_that_waits_for_anothers_memory_does_not_hang(order):
     start = time.monotonic()
     faults = faults_of(spinning_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order, patience=0.5)
@@ -209,7 +209,7 @@ def global_kernel(x, y):
     y[32 * b + t] = x[32 * (1 - b) + t]
 
 
-@ORDER
+@THREAD_ORDERS
 def test_the_barrier_orders_global_memory_too(order):
     x, y = np.zeros(64, np.float32), np.zeros(64, np.float32)
     run(global_kernel, 2, 32, x, y, cluster=2, order=order)
@@ -235,7 +235,7 @@ def changing_kernel(x, y):
         y[32 * rank + t] = x[t] + before  # unchanged
 
 
-@ORDER
+@THREAD_ORDERS
 @pytest.mark.parametrize("blocks", (2, 3))
 def test_a_block_changes_what_another_may_still_read(blocks, order):
     faults = faults_of(changing_kernel, blocks, 32, np.zeros(32, np.float32), np.zeros(32 * blocks, np.float32),
@@ -269,7 +269,7 @@ def arrays_kernel(x, y):
     cluster_sync_relaxed()
 
 
-@ORDER
+@THREAD_ORDERS
 @pytest.mark.parametrize("seed", range(3))
 def test_an_array_has_one_address_in_all_blocks(seed, order):
     x, y = np.arange(32, dtype=np.float32), np.zeros((2, 2, 32), np.float32)

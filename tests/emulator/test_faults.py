@@ -11,10 +11,11 @@ import pytest
 from numdiff.device import cuda, float32, int32, load4, store4, upload
 from numdiff.device.async_copy import cp_async_16, cp_async_commit, cp_async_wait, shared_address
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.emulator import ORDERS, EmulatedArray, KernelFault
+from numdiff.emulator import EmulatedArray, KernelFault
 from numdiff.kernels import check
 from numdiff.kernels.check.run import run_once
 from numdiff.kernels.matmul import matmul_forward
+from tests.conftest import THREAD_ORDERS
 from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
 
 TILE = 4
@@ -392,7 +393,7 @@ CASES = pytest.mark.parametrize("case", PLANTED, ids=[f"{c.kernel.__name__}: {c.
                                                       for c in PLANTED])
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 @CASES
 def test_a_planted_fault_is_found(case, order):
     kernel, (grid, block, arguments, _) = case.kernel(case.fault), case.launch()
@@ -412,7 +413,7 @@ def test_a_planted_fault_is_found(case, order):
         assert case.block is None or fault.block == case.block, str(fault)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 @pytest.mark.parametrize("maker, launch", {c.kernel: c.launch for c in PLANTED}.items(),
                          ids=[k.__name__ for k in {c.kernel: 0 for c in PLANTED}])
 def test_without_the_fault_there_is_no_report(maker, launch, order):

@@ -10,7 +10,8 @@ from numba import cuda, float32, int32
 from numba.cuda.random import xoroshiro128p_dtype, xoroshiro128p_uniform_float32
 
 from numdiff import emulator
-from numdiff.emulator import ORDERS, EmulatedArray, Unsupported
+from numdiff.emulator import EmulatedArray, Unsupported
+from tests.conftest import exhaustively
 from tests.emulator.planting import marked
 
 TPB = 8
@@ -18,7 +19,7 @@ WEIGHTS = np.array([0.25, 0.5, 0.25], np.float32)
 SHAPE = (TPB, TPB)
 
 
-@pytest.fixture(params=[*ORDERS, "unchecked"])
+@pytest.fixture(params=["shuffled", "unchecked", *exhaustively("forward", "reversed")])
 def gpu(request):
     unchecked = request.param == "unchecked"
     with emulator.device(order="forward" if unchecked else request.param, checks=not unchecked) as machine:

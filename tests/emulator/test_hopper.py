@@ -12,9 +12,9 @@ from numdiff.device.ptx import compile_to_ptx
 from numdiff.device.tensor_map import tensor_map
 from numdiff.device.wgmma import make_setmaxnreg, make_wgmma
 from numdiff.emulator import Emulator, KernelFault, LaunchRefused, Unsupported
-from tests.conftest import relative_error
+from tests.conftest import THREAD_ORDERS, exhaustive, needs, relative_error
 from tests.emulator.probes import hopper_conv, hopper_gemm, inputs, units
-from tests.kernels.compile_logs import assemble, find_ptxas
+from tests.kernels.compile_logs import assemble
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
 ORDERS = ("forward", "reversed", "shuffled")
@@ -77,7 +77,7 @@ def test_a_tensor_map_beyond_its_array_or_misaligned_is_refused():
 
 
 @MODES
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_a_pipeline_of_loads_and_stores(rng, checks, order):
     x, y = rng.standard_normal((7, 32)).astype(np.float32), np.zeros((7, 32), np.float32)
     launch(units.double_rows, 32, tensor_map(x, (32, 1), 0), tensor_map(y, (32, 1), 0), 7, checks=checks, order=order)
@@ -101,7 +101,7 @@ def test_phases_of_an_mbarrier(checks):
 
 
 @MODES
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_named_barriers(checks, order):
     x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
     launch(units.relay, 128, x, y, checks=checks, order=order)
@@ -558,16 +558,16 @@ def test_a_fault_planted_in_a_small_kernel_is_found(tmp_path, name):
 HOPPER = 9, 0, "a"
 
 
+@exhaustive
 @pytest.mark.parametrize("make, columns", [(hopper_gemm.make_gemm, 64), (hopper_gemm.make_gemm, 128),
                                            (hopper_gemm.make_gemm, 256), (hopper_conv.make_conv3x3, 64)])
+@needs("ptxas")
 def test_the_first_kernels_compile_without_advice_from_ptxas(make, columns):
     signature = (hopper_gemm if make is hopper_gemm.make_gemm else hopper_conv).SIGNATURE
     kernel = cuda.jit(launch_bounds=(hopper_gemm.THREADS, 1))(make(columns, 4)[0])
     text = compile_to_ptx(kernel, signature, HOPPER)
     assert f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16" in text and ".f64" not in text
     assert ".minnctapersm 1" in text  # without it ptxas ignores setmaxnreg
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not installed")
     assert assemble(text, HOPPER) == (168, [])
 
 
@@ -583,9 +583,9 @@ def unit_kernels():
             "through_global": (units.through_global, (types.float32[::1], maps, types.float32[::1]))}
 
 
+@exhaustive
+@needs("ptxas")
 def test_every_intrinsic_assembles():
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not installed")
     for name, (kernel, signature) in unit_kernels().items():
         _, wrong = assemble(compile_to_ptx(kernel, signature, HOPPER), HOPPER)
         if name == "groups":  # where ptxas waits for both groups at once

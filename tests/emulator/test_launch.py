@@ -6,7 +6,8 @@ import pytest
 
 from numdiff import emulator
 from numdiff.device import cuda, float32, int32
-from numdiff.emulator import ORDERS, Emulator, Float64Warning, KernelFault, LaunchRefused, Unsupported
+from numdiff.emulator import Emulator, Float64Warning, KernelFault, LaunchRefused, Unsupported
+from tests.conftest import THREAD_ORDERS
 from tests.emulator.planting import fault_at, faults_of, marked, run
 
 
@@ -69,7 +70,7 @@ def test_static_shared_memory_is_limited(checks):
         run(large, 1, 1, np.zeros(1), checks=checks, shared=64 << 10, cc=(8, 6))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_indices_and_sizes(order):
     @cuda.jit
     def kernel(out):
@@ -105,7 +106,7 @@ def nested(x, y):
     y[i] = middle(x, i)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_a_fault_in_a_device_function_is_reported_there(order):
     faults = faults_of(nested, 2, 4, np.zeros(8, np.float32), np.zeros(8, np.float32), order=order)
     fault = fault_at(faults, "bounds", __file__, marked(__file__, "inner"))
@@ -140,7 +141,7 @@ def test_exceptions_keep_their_line(case, kind, text, mark, checks):
     assert text in fault.message and fault.thread == (2, 0, 0)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_breakpoint_stops_at_one_thread(monkeypatch, order):
     @cuda.jit
     def kernel(x):

@@ -8,11 +8,13 @@ import pytest
 
 from numdiff.device import cuda, float32, int32
 from numdiff.emulator import ORDERS, KernelFault
+from tests.conftest import THREAD_ORDERS, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
 
 ALL = 0xFFFFFFFF
-MODES = pytest.mark.parametrize("options", [*({"order": o} for o in ORDERS), {"order": "shuffled", "seed": 7},
-                                            {"checks": False}], ids=[*ORDERS, "seed 7", "unchecked"])
+MODES = pytest.mark.parametrize("options", [
+    {"order": "shuffled"}, {"checks": False}, *exhaustively({"order": "forward"}, {"order": "reversed"}, {
+        "order": "shuffled", "seed": 7})], ids=["shuffled", "unchecked", "forward", "reversed", "seed 7"])
 float64 = np.float64
 
 
@@ -186,7 +188,7 @@ def test_right_programs_give_no_report(kernel, options):
 
 # the same programs with a fault ---------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_one_buffer_needs_two_barriers(order):
     @cuda.jit
     def kernel(x, y, n):
@@ -201,7 +203,7 @@ def test_one_buffer_needs_two_barriers(order):
     race_between(faults, __file__, marked(__file__, "one buffer"), marked(__file__, "is read"))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_a_grid_barrier_that_is_missing(order):
     @cuda.jit
     def kernel(x):

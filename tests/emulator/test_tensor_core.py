@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from numdiff.device import cuda, float32, int32, why_no_gpu
+from numdiff.device import cuda, float32, int32
 from numdiff.device.async_copy import (
     cp_async_4,
     cp_async_4_zfill,
@@ -45,9 +45,9 @@ from numdiff.device.tensor_core import (
 )
 from numdiff.emulator import Emulator, KernelFault, fragments
 from numdiff.emulator.counts import Recorder
-from tests.conftest import relative_error
+from tests.conftest import exhaustive, needs, relative_error
 from tests.emulator import kernels_mma
-from tests.kernels.compile_logs import architecture, assemble, find_ptxas
+from tests.kernels.compile_logs import architecture, assemble
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
 ORDERS = ("forward", "reversed", "shuffled")
@@ -597,16 +597,16 @@ def all_kernels():
             "groups": (groups_kernel, signature(half(2), half(2), 0))}
 
 
+@exhaustive
 @pytest.mark.parametrize("name, capability", [*[(name, (8, 0)) for name in all_kernels()], ("gemm", (9, 0, "a"))],
                          ids=lambda value: value if isinstance(value, str) else architecture(value))
+@needs("ptxas")
 def test_kernels_compile_without_spills(name, capability):
     text = compile_to_ptx(*all_kernels()[name], capability)
     assert ".f64" not in text
     if name == "gemm":
         assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in text and "ldmatrix.sync" in text
         assert "cp.async.wait_group 1;" in text
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not installed")
     assert assemble(text, capability)[1] == []
 
 
@@ -621,7 +621,7 @@ def test_a_wait_for_a_number_that_is_not_known_is_refused():
 
 # on a GPU, where there is one -----------------------------------------------------------------------------------------
 
-@pytest.mark.skipif(bool(why_no_gpu()), reason="no GPU")
+@needs("gpu")
 class TestHardware:
     """The hardware gives what the twins give: the same bits, but for the order in which an mma sums."""
 

@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 
 from numdiff.device import cuda, float32, int32, uint32
-from numdiff.emulator import ORDERS
+from tests.conftest import THREAD_ORDERS, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, run
 
 ALL = 0xFFFFFFFF
-MODES = pytest.mark.parametrize("options", [*({"order": o} for o in ORDERS), {"checks": False}],
-                                ids=[*ORDERS, "unchecked"])
+MODES = pytest.mark.parametrize("options", [{"order": "shuffled"}, {"checks": False}, *exhaustively(
+    {"order": "forward"}, {"order": "reversed"})], ids=["shuffled", "unchecked", "forward", "reversed"])
 
 
 @cuda.jit
@@ -128,7 +128,7 @@ def aggregated(x, counter, out, n):
         out[first + cuda.popc(mask & cuda.lanemask_lt())] = x[i]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 def test_activemask_names_no_lane_that_has_gone_elsewhere(order):
     """Which lanes it names is for the hardware to say; lanes that have ended, or wait elsewhere, are not among them."""
     @cuda.jit
@@ -167,7 +167,7 @@ def faulty(x, n):
         cuda.syncthreads()
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@THREAD_ORDERS
 @pytest.mark.parametrize("n, marks, text", [
     (0, ["lane not in the mask"], "does not name"),
     (1, ["lane 31 is not there"], "waits for lane 31, which never comes"),

@@ -14,6 +14,7 @@ from numdiff.evaluation import RandomConv, find_extractor, frechet_distance, kid
 from numdiff.evaluation.features import CHANNELS, extract, random_conv_weight
 from numdiff.evaluation.sources import Features, Images, Statistics, open_source, save_features, save_statistics
 from numdiff_cli.main import main
+from tests.conftest import on
 from tests.evaluation import extractors
 
 MEANS = "tests.evaluation.extractors:means"
@@ -86,9 +87,8 @@ def test_random_conv_weights_are_normal_and_keep_the_size_of_activations(rng):
     assert all(0.02 < np.sqrt((p**2).mean()) < 2 for p in parts)
 
 
+@on("cuda")
 def test_random_conv_on_a_gpu(engine, rng):
-    if engine.name != "cuda":
-        pytest.skip("needs a GPU")
     images = rng.integers(0, 256, (2, 18, 16, 3)).astype(np.uint8)
     features, spatial = RandomConv(engine.backend)(images)
     wanted, wanted_spatial = RandomConv()(images)

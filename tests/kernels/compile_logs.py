@@ -38,8 +38,8 @@ class Recorder(PtxDevice):
 
 
 @functools.cache
-def tensor_core_kernels():
-    """{name: (kernel, types of its arguments)} of kernels that the check's cases launch, from files that name mma.
+def kernels():
+    """{name: (kernel, types of its arguments)} of all kernels that the check's cases launch.
 
     Nothing runs and nothing is compiled: it takes a fifth of a second.
     """
@@ -47,7 +47,13 @@ def tensor_core_kernels():
     for case in CASES:
         for version in case.versions:
             run_once(case, version, Recorder(found))
-    return {name: item for name, item in sorted(found.items()) if uses_tensor_cores(item[0].py_func.__module__)}
+    return dict(sorted(found.items()))
+
+
+@functools.cache
+def tensor_core_kernels():
+    """Those from files that name mma."""
+    return {name: item for name, item in kernels().items() if uses_tensor_cores(item[0].py_func.__module__)}
 
 
 @functools.cache
@@ -62,7 +68,7 @@ def find_ptxas():
 
 def ptx_of(name):
     """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch` compiles it."""
-    kernel, signature = tensor_core_kernels()[name]
+    kernel, signature = kernels()[name]
     return PtxDevice.compile(kernel, signature, capabilities_of(kernel))
 
 

@@ -15,6 +15,7 @@ from numdiff.kernels import check as checking
 from numdiff.kernels import elementwise
 from numdiff.kernels.check.run import run_once
 from numdiff_cli.main import main
+from tests.conftest import exhaustive
 
 
 class Names(EmulatorDevice):
@@ -34,12 +35,14 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("orders", [("shuffled",), pytest.param(("forward", "shuffled"), marks=exhaustive)],
+                         ids="-".join)
 @pytest.mark.parametrize("case, version", VERSIONS, ids=[checking.Outcome(*pair).name for pair in VERSIONS])
-def test_every_kernel_passes_in_two_thread_orders(case, version):
-    """…within the case's tolerance of float64, with the same bits in both orders, without a fault."""
+def test_every_kernel_passes(case, version, orders):
+    """…within the case's tolerance of float64, with the same bits in two thread orders, without a fault."""
     launched = get_backend("emulator").launched
     launched.clear()
-    outcome = checking.check_case(case, version, "emulator", ("forward", "shuffled"))
+    outcome = checking.check_case(case, version, "emulator", orders)
     assert outcome.passed, outcome.fault or f"error {outcome.error}, same bits: {outcome.same}"
     assert launched == kernels_of(case, version)
 

@@ -1,18 +1,50 @@
-"""ptxas's log of every tensor-core kernel, for each architecture that it is for; compile_logs.py says them one by one.
+"""What the compilers say of the kernels, without a GPU; compile_logs.py says it one by one.
 
-A kernel that the `ptx` engine has met in another test is there as PTX (conftest.py), so that only ptxas runs here.
+Numba and NVVM take every kernel; ptxas spills none that uses tensor cores. A kernel that another test has compiled, or
+the last run, is there as PTX (tests/kept.py).
 """
+import re
+
 import pytest
 
+from numdiff.device.ptx import CAPABILITIES, PtxDevice, capabilities_of
 from numdiff.kernels import check
-from tests.kernels.compile_logs import compile_log, find_ptxas, tensor_core_kernels, uses_tensor_cores
+from tests.conftest import exhaustive, needs
+from tests.kernels.compile_logs import compile_log, kernels, ptx_of, tensor_core_kernels, uses_tensor_cores
 
 
-@pytest.mark.slow
+def one_of_each_source():
+    """The names of kernels no two of which come from the same lines."""
+    return list({kernel.py_func.__code__.co_code + repr((kernel.py_func.__code__.co_filename,
+                                                         kernel.py_func.__code__.co_firstlineno)).encode(): name
+                 for name, (kernel, _) in reversed(kernels().items())}.values())[::-1]
+
+
+def check_text(text):
+    assert ".entry" in text and not re.search(r"\.f64|\.extern .*__half", text)
+
+
+@pytest.mark.parametrize("name", [name for name in one_of_each_source() if name not in tensor_core_kernels()])
+def test_a_variant_of_each_kernel_compiles(name):
+    """…for an H100, and no float64 has come in. Those of tensor cores take three times as long as all others."""
+    kernel, signature = kernels()[name]
+    (text,) = PtxDevice.compile(kernel, signature, CAPABILITIES[-1:]).values()
+    check_text(text)
+
+
+@exhaustive
+@pytest.mark.parametrize("name", kernels())
+def test_every_variant_compiles_for_every_capability(name):
+    texts = ptx_of(name)
+    assert tuple(texts) == capabilities_of(kernels()[name][0])
+    for text in texts.values():
+        check_text(text)
+
+
+@needs("ptxas")
+@exhaustive
 @pytest.mark.parametrize("name", tensor_core_kernels())
 def test_no_spills_and_no_advisories(name):
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not installed")
     logs = compile_log(name)
     assert logs and all(registers for _, registers, _ in logs) and not any(wrong for *_, wrong in logs), logs
 

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import layernorm as LN
-from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
+from tests.conftest import large, numerical_gradient, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 3), odd=(3, 12), not_aligned=(2, 5, 33), one_vector=(9, 4), tokens=(4, 64, 384),
                 wide=(7, 1156), large=(3, 700, 192))
+USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
 AFFINE = pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
 
 
@@ -15,16 +16,11 @@ def make(rng, shape, affine):
     return (x, dy, 1 + 0.5 * weight, bias) if affine else (x, dy, None, None)
 
 
-def usable(engine, version, C):
-    if version == 2 and C % 4:
-        pytest.skip("version 2 needs a multiple of 4")
-
-
 @SHAPES
 @versions(1, 2)
 @AFFINE
+@USABLE
 def test_forward(engine, rng, shape, version, affine):
-    usable(engine, version, shape[-1])
     x, _, weight, bias = make(rng, shape, affine)
     want = LN.layernorm_forward(x, weight, bias)
     on_engine = [None if a is None else engine(a) for a in (x, weight, bias)]
@@ -37,8 +33,8 @@ def test_forward(engine, rng, shape, version, affine):
 @SHAPES
 @versions(1, 2)
 @AFFINE
+@USABLE
 def test_backward(engine, rng, shape, version, affine):
-    usable(engine, version, shape[-1])
     x, dy, weight, bias = make(rng, shape, affine)
     _, mean, rstd = LN.layernorm_forward(x, weight, bias)
     start, runs = rng.standard_normal((2, shape[-1])), []

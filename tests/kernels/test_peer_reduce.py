@@ -4,22 +4,17 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels import peer_reduce as P
-from tests.conftest import shapes, versions
+from tests.conftest import on, shapes, versions, where
 
 SHAPES = shapes(minimal=(1,), odd=(37,), not_aligned=(1030,), fewer_than_ranks=(4,), large=(1 << 18,))
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 
 
-def skip_where_version_2_cannot(version, ranks, n):
-    if version == 2 and (ranks not in (2, 4, 8) or n % 4):
-        pytest.skip("version 2 takes 2, 4 or 8 ranks and a multiple of 4")
-
-
 @RANKS
 @SHAPES
 @versions(1, 2)
+@where(lambda version, ranks, shape: version != 2 or ranks in (2, 4, 8) and shape[0] % 4 == 0)
 def test_sum_over_ranks(engine, rng, shape, ranks, version):
-    skip_where_version_2_cannot(version, ranks, *shape)
     x = rng.standard_normal((ranks, *shape)).astype(np.float32)
     buffers = [engine(row) for row in x]
     for rank in range(ranks):
@@ -96,9 +91,8 @@ def test_barrier_gives_up_on_who_never_comes_and_does_not_wait_again(engine):
         assert download(status)[0] == 3 and download(counter)[0] == 2
 
 
+@on()  # the reference counts in Python's integers
 def test_the_counter_may_pass_2_to_the_31(engine):
-    if engine.name == "cpu":
-        pytest.skip("the reference counts in Python's integers")
     flags = engine(np.full(P.MAX_RANKS * P.STRIDE, -2**31, np.int32))
     counter, status = engine(np.array([2**31 - 1], np.int32)), engine.zeros(1, np.int32)
     P.peer_barrier([flags], counter, status, 0, 1000)

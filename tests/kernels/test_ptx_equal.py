@@ -9,6 +9,7 @@ import pytest
 
 from numdiff.device.compiler import type_of_word
 from numdiff.device.ptx import compile_to_ptx
+from tests.conftest import needs
 from tests.kernels import ptx_equal
 from tests.kernels.ptx_equal import Sources, compare, difference, normalised, paired
 
@@ -104,7 +105,7 @@ def test_what_is_said(monkeypatch):
     assert compare(before, after, r"x\.a$", said.append) == (1, 0)  # only those
 
 
-@pytest.mark.skipif(not ptx_equal.find_ptxas(), reason="without the toolkit's package there is no ptxas")
+@needs("ptxas")
 def test_what_ptxas_makes_of_both(ptx):
     """Two instructions that change places are other PTX, and the same machine code; another instruction is not."""
     text = normalised(ptx(BEFORE, "scaling", "scale"))

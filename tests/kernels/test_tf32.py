@@ -15,25 +15,15 @@ from numdiff.kernels.conv2d import direct
 from numdiff.kernels.conv2d import tf32 as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
-from tests.conftest import large, relative_error, shapes
+from tests.conftest import exhaustive, large, on, relative_error, shapes, where
 from tests.kernels.compile_logs import ptx_of, tensor_core_kernels
 
 TOLERANCE = 5e-4
 FEW = 2e-3  # for a handful of numbers, one of which may be a small difference of large products
 TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
                                      ids=["nn", "nt", "tn", "tt"])
-
-
-@pytest.fixture(autouse=True)
-def _device_only(request):
-    if "engine" in request.fixturenames and not request.getfixturevalue("engine").has_versions:
-        pytest.skip("the CPU engine has no tensor cores")
-
-
-def skip_ptx(engine):
-    """A kernel takes seconds to compile, and test_compile_logs.py compiles them all."""
-    if engine.name == "ptx":
-        pytest.skip("compiled elsewhere")
+# the CPU engine has no tensor cores, and a kernel takes seconds to compile: test_compile_logs.py compiles them all
+pytestmark = on("launch", "emulator", "cuda")
 
 
 def choose(monkeypatch, tile=(64, 64), slices=1):
@@ -86,7 +76,6 @@ def test_rounding(engine, rng):
 
 def test_results_are_not_biased(engine, rng, monkeypatch):
     """Of numbers of one sign all errors of a cut would add up: 5e-4. Rounded they cancel."""
-    skip_ptx(engine)
     choose_small(engine, monkeypatch)
     a, b = rng.uniform(1, 2, (16, 256)), rng.uniform(1, 2, (16, 256))
     engine.check(P.matmul_forward(engine(a), engine(b), False, True, version=5), a @ b.T, 4e-5)
@@ -98,8 +87,6 @@ def test_results_are_not_biased(engine, rng, monkeypatch):
 @shapes(minimal=(4, 4, 4), odd=(36, 20, 44), not_aligned=(1000, 348, 524), large=(640, 768, 1024))
 @TRANSPOSES
 def test_products(engine, rng, monkeypatch, shape, transposes):
-    if engine.name == "ptx" and (shape != (4, 4, 4) or transposes != (False, True)):
-        skip_ptx(engine)
     choose_small(engine, monkeypatch)
     M, N, K = shape
     a, b = operands(rng, M, N, K, transposes)
@@ -109,11 +96,9 @@ def test_products(engine, rng, monkeypatch, shape, transposes):
 
 @pytest.mark.parametrize("tile", tf32.TILES, ids=str)
 @TRANSPOSES
+@where(lambda engine, tile: engine != "emulator" or tile == (64, 64))  # `kernels check` has every tile
 def test_every_tile(engine, rng, monkeypatch, tile, transposes):
     """A result of one tile and a bit, so that a block's edges and its second tile are seen."""
-    skip_ptx(engine)
-    if engine.name == "emulator" and tile != (64, 64):
-        pytest.skip("the cases of `numdiff kernels check` run every tile there")
     choose(monkeypatch, tile)
     M, N, K = (tile[0] + 8, tile[1] - 20, 20) if transposes[0] else (tile[0] - 12, tile[1] + 4, 20)
     a, b = operands(rng, M, N, K, transposes)
@@ -123,7 +108,6 @@ def test_every_tile(engine, rng, monkeypatch, tile, transposes):
 @pytest.mark.parametrize("slices", [1, 3])
 def test_epilogue(engine, rng, monkeypatch, slices):
     """alpha, bias, residual or what `out` held; and the same bits again."""
-    skip_ptx(engine)
     M, N, K = (20, 24, 72) if engine.name == "emulator" else (260, 264, 2000)
     choose(monkeypatch, (64, 64), slices)
     a, b = operands(rng, M, N, K, (True, False))
@@ -141,7 +125,6 @@ def test_epilogue(engine, rng, monkeypatch, slices):
 
 def test_batches_and_strides(engine, rng, monkeypatch):
     """Attention multiplies slices of a packed array where they lie, an inner batch within an outer one."""
-    skip_ptx(engine)
     choose_small(engine, monkeypatch)
     monkeypatch.setattr(engine.backend, "tf32", True)
     B, T, heads, HS = (2, 8, 2, 8) if engine.name == "emulator" else (3, 68, 5, 36)
@@ -159,7 +142,6 @@ def test_batches_and_strides(engine, rng, monkeypatch):
 @pytest.mark.parametrize("rows", [(3, 5), pytest.param((40, 1000), marks=large)])
 def test_linear(engine, rng, monkeypatch, rows):
     """Forward and backward of a layer, chosen by the switch; the bias's gradient keeps all its digits."""
-    skip_ptx(engine)
     choose_small(engine, monkeypatch)
     monkeypatch.setattr(engine.backend, "tf32", True)
     K, N = 24, 12
@@ -211,14 +193,12 @@ def check_convolution(engine, rng, shape, version=4):
         pixels=(3, 7, 9, 68, 132, 1, 1), pixels_strided=(2, 9, 8, 24, 40, 1, 2), wide=(2, 12, 10, 16, 12, 5, 1),
         large=(4, 32, 32, 64, 128, 3, 1), many_channels=(2, 8, 8, 512, 256, 3, 1))
 def test_convolutions(engine, rng, monkeypatch, shape):
-    skip_ptx(engine)
     choose_small(engine, monkeypatch)
     check_convolution(engine, rng, shape)
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 4, 4, 8, 3, 2), (2, 3, 3, 8, 4, 1, 2)])
 def test_strides(engine, rng, monkeypatch, shape):
-    skip_ptx(engine)
     choose_small(engine, monkeypatch)
     check_convolution(engine, rng, shape)
 
@@ -226,11 +206,9 @@ def test_strides(engine, rng, monkeypatch, shape):
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("tile", conv2d_tf32.TILES, ids=str)
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+@on("cuda")  # the cases of `numdiff kernels check` run every tile in the emulator
 def test_convolution_tiles(engine, rng, monkeypatch, tile, gradient, parts):
     """Two tiles of pixels and two of channels, in one part and in three."""
-    skip_ptx(engine)
-    if engine.name == "emulator":
-        pytest.skip("the cases of `numdiff kernels check` run every tile there")
     size, inner = (3, 4) if parts == 3 else (1, 20)
     b, h, w, outer = 1, tile[0] // 8, 9, tile[1] + 4
     a = convolution(rng, (b, h, w, *((outer, inner) if gradient else (inner, outer)), size, 1))
@@ -249,11 +227,9 @@ def test_convolution_tiles(engine, rng, monkeypatch, tile, gradient, parts):
 
 
 @pytest.mark.parametrize("tile", conv2d_tf32.GRADIENT_TILES, ids=str)
+@where(lambda engine, tile: engine != "emulator" or tile == (64, 128))
 def test_gradient_tiles(engine, rng, monkeypatch, tile):
     """Two tiles of channels and two of columns, in three parts of the pixels."""
-    skip_ptx(engine)
-    if engine.name == "emulator" and tile != (64, 128):
-        pytest.skip("the cases of `numdiff kernels check` run every tile there")
     size, parts = (1, 2) if engine.name == "emulator" else (3, 3)
     c, n = tile[1] + 4 if size == 1 else 36, tile[0] + 4
     b, h, w = 2, 3, 5
@@ -269,43 +245,56 @@ def test_gradient_tiles(engine, rng, monkeypatch, tile):
 
 # The switch -----------------------------------------------------------------------------------------------------------
 
+@on("emulator", "cuda")
 def test_the_switch(engine, rng, monkeypatch):
     """Off, nothing is rounded; on, what comes in fours is, and all else is not."""
     assert engine.backend.tf32 is False
     choose_small(engine, monkeypatch)
-    if engine.name == "ptx":  # which kernels would run
-        for module in (tf32, launcher, conv2d_tf32, direct):
-            monkeypatch.setattr(module, "launch", lambda kernel, *a, **k: ran.append(kernel.py_func.__name__))
-    ran = []
+    run, want = three_operations(engine, rng)
+
+    def errors():
+        return [relative_error(download(got), w) for got, w in zip(run(), want, strict=True)]
+
+    assert max(errors()) < 2e-6
+    monkeypatch.setattr(engine.backend, "tf32", True)
+    rounded, convolved, odd = errors()
+    assert 5e-5 < rounded < TOLERANCE and 5e-5 < convolved < TOLERANCE and odd < 2e-6
+
+
+@large
+@on("launch")
+def test_the_switch_chooses_kernels(engine, rng, monkeypatch):
+    """…of tensor cores where the card has some."""
+    ran, (run, _) = [], three_operations(engine, rng)
+    for module in (tf32, launcher, conv2d_tf32, direct):
+        monkeypatch.setattr(module, "launch", lambda kernel, *a, **k: ran.append("tf32" in kernel.py_func.__name__))
+    run()
+    assert ran and not any(ran)
+    monkeypatch.setattr(engine.backend, "tf32", True)
+    ran.clear()
+    run()
+    assert ran == [True, True, False]
+    monkeypatch.setattr(type(engine.backend), "capability", (7, 5))
+    ran.clear()
+    run()
+    assert ran and not any(ran)
+
+
+def three_operations(engine, rng):
+    """(function that runs a product and a convolution that come in fours, and a product that does not; results)."""
     a, b = operands(rng, 12, 8, 12, (False, True))
     x, weight = rng.standard_normal((1, 4, 4, 12)), rng.standard_normal((12, 3, 3, 12))
     odd_a, odd_b = operands(rng, 9, 5, 7, (False, True))
-    want = a @ b.T, C.conv2d_forward_reference(x, weight), odd_a @ odd_b.T
 
-    def errors():
-        got = (P.matmul_forward(engine(a), engine(b), False, True), C.conv2d_forward(engine(x), engine(weight)),
-               P.matmul_forward(engine(odd_a), engine(odd_b), False, True))
-        return [relative_error(download(g), w) for g, w in zip(got, want, strict=True)] if engine.computes else None
+    def run():
+        return (P.matmul_forward(engine(a), engine(b), False, True), C.conv2d_forward(engine(x), engine(weight)),
+                P.matmul_forward(engine(odd_a), engine(odd_b), False, True))
 
-    off = errors()
-    assert not any("tf32" in name for name in ran)
-    monkeypatch.setattr(engine.backend, "tf32", True)
-    ran.clear()
-    on = errors()
-    if engine.computes:
-        assert max(off) < 2e-6
-        assert all(5e-5 < error < TOLERANCE for error in on[:2]) and on[2] < 2e-6
-    else:
-        assert [("tf32" in name) for name in ran] == [True, True, False]
-        monkeypatch.setattr(type(engine.backend), "capability", (7, 5))
-        ran.clear()
-        errors()
-        assert not any("tf32" in name for name in ran)
+    return run, (a @ b.T, C.conv2d_forward_reference(x, weight), odd_a @ odd_b.T)
 
 
 def test_channels_that_do_not_come_in_fours(engine, rng, monkeypatch):
     """A UNet's first and last layer stay on the float32 rungs."""
-    skip_ptx(engine)
     choose_small(engine, monkeypatch)
     monkeypatch.setattr(engine.backend, "tf32", True)
     for c, n in ((3, 12), (12, 3)):
@@ -345,6 +334,7 @@ def test_choices_fill_a_gpu():
         assert -(-n // tile[0]) * -(-9 * c // tile[1]) * parts >= 120
 
 
+@exhaustive
 @pytest.mark.parametrize("name", [name for name in tensor_core_kernels() if "_tf32_" in name])
 def test_the_instruction(name):
     """…is the tf32 one; what ptxas says of it, and that no float64 crept in: test_compile_logs.py."""

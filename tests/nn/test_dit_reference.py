@@ -13,7 +13,7 @@ from tests.reference import stored, stored_dit
 
 
 def build(info, engine, seed):
-    model = DiT(**info["options"], device=engine.name, seed=0)
+    model = DiT(**info["options"], device=engine.device, seed=0)
     model.load_arrays(to_numdiff_layout(stored_dit.state_dict(info["shapes"], seed)))
     return model
 

@@ -4,11 +4,11 @@ import gc
 import numpy as np
 import pytest
 
-from numdiff.device import why_no_gpu
 from numdiff.nn import UNet, evaluation
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
 from numdiff.nn.model import Model
+from tests.conftest import needs
 from tests.device.recording import RecordingDevice
 
 
@@ -54,7 +54,7 @@ def test_few_shapes_stay_recorded_and_none_of_a_model_that_is_gone(rng):
     assert len(evaluation._recorded) == count - 1
 
 
-@pytest.mark.skipif(bool(why_no_gpu()), reason="needs a GPU")
+@needs("gpu")
 @pytest.mark.parametrize("half", [False, True])
 def test_a_gpu_predicts_the_same_bits_again(rng, half):
     model = UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device="cuda")

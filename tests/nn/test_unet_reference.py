@@ -15,7 +15,7 @@ FORWARD, BACKWARD, TRAJECTORY = 1e-4, 1e-3, 1e-3
 
 
 def build(options, shapes, engine, seed):
-    model = UNet(**options, device=engine.name, seed=0)
+    model = UNet(**options, device=engine.device, seed=0)
     model.load_arrays(to_numdiff_layout(stored.state_dict(shapes, seed)))
     return model
 

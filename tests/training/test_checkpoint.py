@@ -2,7 +2,6 @@
 import errno
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from numdiff.training.checkpoint import (
     save_checkpoint,
     why_damaged,
 )
+from tests.conftest import needs
 
 META = {"format": "numdiff-checkpoint", "version": 1, "step": 7, "losses": [0.5, None], "name": "∂"}
 
@@ -156,6 +156,7 @@ def test_full_disk(tmp_path, monkeypatch, fails_after):
     assert newest_checkpoint(tmp_path) == tmp_path / checkpoint_name(2)
 
 
+@needs("posix")
 def test_full_disk_for_real(tmp_path):
     """A limit on the size of files makes the system itself refuse the write; the process ends as it should."""
     script = f"""
@@ -169,7 +170,6 @@ try:
 except NumdiffError as error:
     print(error)
 """
-    pytest.importorskip("resource")
     save_steps(tmp_path, 1)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -224,7 +224,7 @@ while True:
 """
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs kill -9")
+@needs("posix")
 def test_kill_at_random_moments(tmp_path, rng):
     """Whatever moment kill -9 comes at, the newest checkpoint is valid and no older than the last one reported."""
     step = 0

@@ -10,7 +10,7 @@ from numdiff.training import Trainer
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.options import resolve
 from numdiff.training.run import train
-from tests.conftest import relative_error
+from tests.conftest import needs, relative_error
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
 
 
@@ -41,9 +41,8 @@ def test_microbatches_give_the_same_step(device):  # noqa: F811
     assert relative_error(one.state()["parameters"], many.state()["parameters"]) < 1e-4
 
 
+@needs("gpu")
 def test_gpu_and_cpu_engine_give_the_same_ten_losses():
-    if numdiff.device.why_no_gpu():
-        pytest.skip("no GPU")
     np.testing.assert_allclose(losses(make("cpu"), 10), losses(make("cuda"), 10), rtol=1e-4)
 
 

@@ -21,6 +21,7 @@ from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newes
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 from numdiff_cli.main import main
+from tests.conftest import exhaustive, exhaustively, needs
 
 SMALL = {"device": "cpu", "image_size": 16, "channel_mult": (1, 2), "attention_resolutions": (8,), "batch": 4,
          "log_every": 2, "sample_every": 0, "sample_count": 4, "sample_steps": 2, "checkpoint_every": 3, "seed": 5}
@@ -190,7 +191,8 @@ def start(outdir, *more, after, nohup=False, stderr=subprocess.STDOUT):
     raise AssertionError("".join(seen))
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("number, code", [
+    (signal.SIGTERM, 143), *exhaustively((signal.SIGINT, 130), (signal.SIGHUP, 129))])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000")
     process.send_signal(number)
@@ -202,6 +204,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     assert meta["step"] >= 3 and f"stopped after step {meta['step']}" in text
 
 
+@exhaustive
 def test_a_terminal_that_is_closed_sends_sighup_twice(tmp_path):
     process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000")
     for _ in range(3):
@@ -209,6 +212,7 @@ def test_a_terminal_that_is_closed_sends_sighup_twice(tmp_path):
     assert "Traceback" not in process.communicate(timeout=60)[0] and process.returncode == 129
 
 
+@exhaustive
 def test_nohup_is_left_alone(tmp_path):
     process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", nohup=True)
     process.send_signal(signal.SIGHUP)
@@ -228,7 +232,7 @@ def test_a_reader_that_leaves_stops_the_run_in_order(tmp_path):
     process.stderr.close()
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@needs("full")
 def test_a_full_disk_behind_the_output_is_no_reason_to_stop(tmp_path):
     with open("/dev/full", "w") as full:
         result = subprocess.run(command(tmp_path, "--steps", "3"), stdout=full, stderr=subprocess.PIPE, text=True,
@@ -237,10 +241,11 @@ def test_a_full_disk_behind_the_output_is_no_reason_to_stop(tmp_path):
     assert [r["step"] for r in records(next(tmp_path.iterdir()))] == [1, 2, 3]
 
 
-def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
+@pytest.mark.parametrize("times", [1, *exhaustively(4)])
+def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path, times):
     rng = np.random.default_rng(0)
     process, _ = start(tmp_path, "--steps", "5000", after=" 2/5000")
-    for _ in range(3):
+    for _ in range(times):
         time.sleep(rng.uniform(0, 0.5))
         process.kill()
         process.communicate()
@@ -255,9 +260,9 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, word, code", [
-    (["--microbatch", "3"], "--microbatch", 2), (["--image-size", "17"], "--image-size", 2),
-    (["--data", "nowhere.h5"], "nowhere.h5", 2), (["--classes", "Nothing"], "Nothing", 2),
-    (["--resume", "nowhere"], "nowhere", 1), (["--new-data"], "--new-data belongs to --resume", 2)])
+    (["--microbatch", "3"], "--microbatch", 2), (["--resume", "nowhere"], "nowhere", 1), *exhaustively(
+        (["--image-size", "17"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 2),
+        (["--classes", "Nothing"], "Nothing", 2), (["--new-data"], "--new-data belongs to --resume", 2))])
 def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
     result = subprocess.run([*command(tmp_path / "runs", "--steps", "2"), *arguments], capture_output=True, text=True,
                             timeout=60)

@@ -26,7 +26,8 @@ from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_p
 from numdiff.training.sampling import class_indices, classes_from, find_model, sample_command
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
-from tests.distributed.test_distributed import MAIN, MPIEXEC, check_done, job, mpi
+from tests.conftest import MPIEXEC, exhaustively, needs
+from tests.distributed.test_distributed import MAIN, check_done, job
 from tests.distributed.test_distributed import run as run_job
 
 CLASSES = ["Cats & Dogs", "birds", "7"]
@@ -213,10 +214,10 @@ def test_the_rest_of_the_images_has_its_classes():
     assert classes_from(np.arange(1000) % 100, 240, 100) == ", with a --class for each of them, from 40 on"
 
 
-@mpi
+@needs("mpi")
 @pytest.mark.parametrize("first, second, text", [
     (["a/m.h5", "--class", "0"], ["a/m.h5", "--class", "1"], r"--class: rank 0 has \('0',\), rank 1 has \('1',\);"),
-    (["m.h5", "-wdir", "a"], ["m.h5", "-wdir", "b"], "what is in m.h5: rank 0 has"),
+    *exhaustively((["m.h5", "-wdir", "a"], ["m.h5", "-wdir", "b"], "what is in m.h5: rank 0 has")),
 ], ids=["options", "models"])
 def test_ranks_that_would_make_different_images_are_refused(tmp_path, first, second, text):
     for seed, name in enumerate("ab"):
@@ -233,17 +234,18 @@ def test_ranks_that_would_make_different_images_are_refused(tmp_path, first, sec
     assert "Traceback" not in result.stderr and not (tmp_path / "x.npz").exists()
 
 
-@mpi
-def test_ranks_make_the_images_of_one(model_file, tmp_path):
-    """Four ranks, of which one has nothing to do in the end."""
+@needs("mpi")
+@pytest.mark.parametrize("count", [2, *exhaustively(4)])
+def test_ranks_make_the_images_of_one(model_file, tmp_path, count):
+    """Several ranks, of which one has nothing to do in the end."""
     options = ["--count", 7, "--steps", 2, "--batch", 1, "--cfg-scale", 1, "--seed", 3, "--device", "cpu"]
     assert run(model_file, *options[:-2], "--npz", tmp_path / "one.npz").exit_code == 0
-    out = check_done(run_job(job(4, *MAIN, "sample", *map(str, (model_file, *options, "--npz", tmp_path / "four.npz",
-                                                                 "--grid", tmp_path / "four.png")))))
-    assert len(out.splitlines()) == 1 and "four.npz" in out
-    for one, four in zip(read_npz(tmp_path / "one.npz"), read_npz(tmp_path / "four.npz"), strict=True):
+    out = check_done(run_job(job(count, *MAIN, "sample", *map(str, (model_file, *options, "--npz", tmp_path / "all.npz",
+                                                                 "--grid", tmp_path / "all.png")))))
+    assert len(out.splitlines()) == 1 and "all.npz" in out
+    for one, four in zip(read_npz(tmp_path / "one.npz"), read_npz(tmp_path / "all.npz"), strict=True):
         assert np.array_equal(one, four)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["four.npz", "four.png", "one.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.npz", "all.png", "one.npz"]
 
 
 # Inpainting -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from numdiff.nn import UNet
 from numdiff.training import Trainer
 from numdiff.training.step import TrainingStep
 from numdiff.training.trainer import NonFiniteError
-from tests.conftest import relative_error
+from tests.conftest import needs, relative_error
 
 
 def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, **options):
@@ -46,11 +46,8 @@ class FixedImages(RandomImages):
         return out
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs("gpu"))])
 def device(request):
-    from numdiff.device import why_no_gpu
-    if request.param == "cuda" and why_no_gpu():
-        pytest.skip("no GPU")
     return request.param
 
 
@@ -73,10 +70,8 @@ def test_ten_steps_are_five_and_five_resumed_bitwise(device):
         trainer.close()
 
 
+@needs("gpu")
 def test_a_captured_step_has_the_bits_of_the_eager_one():
-    from numdiff.device import why_no_gpu
-    if why_no_gpu():
-        pytest.skip("no GPU")
     captured, eager = make(device="cuda"), make(device="cuda")
     eager.step_function.capture = False
     assert losses(captured, 6) == losses(eager, 6)
@@ -155,10 +150,8 @@ def test_a_trainer_is_not_copied():
     trainer.close()
 
 
+@needs("gpu")
 def test_gpu_and_cpu_engine_give_the_same_ten_losses():
-    from numdiff.device import why_no_gpu
-    if why_no_gpu():
-        pytest.skip("no GPU")
     on_cpu, on_gpu = make(device="cpu"), make(device="cuda")
     np.testing.assert_allclose(losses(on_gpu, 10), losses(on_cpu, 10), rtol=1e-3)
     on_cpu.close()
@@ -205,10 +198,8 @@ def test_wrong_options_are_errors(options, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+@needs("gpu")
 def test_tf32_learns_as_float32_does():
-    from numdiff.device import why_no_gpu
-    if why_no_gpu():
-        pytest.skip("no GPU")
     exact, rounded = losses(make(device="cuda"), 10), losses(make(device="cuda", precision="tf32"), 10)
     again = losses(make(device="cuda", precision="tf32"), 10)
     assert rounded == again != exact and relative_error(rounded, exact) < 5e-3
@@ -318,10 +309,8 @@ def test_how_a_step_is_run_changes_no_bit(device, options):
     other.close()
 
 
+@needs("gpu")
 def test_half_precision_gives_the_same_bits_however_it_is_run():
-    from numdiff.device import why_no_gpu
-    if why_no_gpu():
-        pytest.skip("no GPU")
     plain = make(device="cuda", precision="fp16")
     expected = losses(plain, 6)
     for options in ({}, {"eager": True}, {"recompute": True}):

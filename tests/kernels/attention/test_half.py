@@ -4,7 +4,7 @@ import pytest
 
 from numdiff.kernels import attention as F
 from numdiff.kernels.attention import launcher
-from tests.conftest import large, shapes, versions
+from tests.conftest import on, shapes, versions, where
 from tests.kernels.attention.test_unfused import make
 
 TOLERANCE = 2e-3
@@ -40,12 +40,11 @@ def check_both(engine, given, heads, order, wanted, version, count=2):
         not_aligned=(1, 67, 3, 72, "new"), unet=(2, 256, 6, 32, "legacy"), dit=(2, 256, 3, 64, "new"),
         dit_xl=(1, 256, 4, 72, "new"), large=(1, 300, 2, 64, "legacy"), large_72=(1, 1000, 1, 72, "new"))
 @versions(1, 3)  # None is version 5 for more than 64 tokens, else 3
+@on()  # NumPy's float16 is no engine
+@where(lambda engine, shape: engine != "launch" or shape[2] != 6)  # the reference takes its time
+@where(lambda engine, shape, version: engine != "ptx" or shape[1] in (3, 67) or shape[1] == 64 and version is None)
 def test_float16(engine, rng, shape, version):
     *shape, order = shape
-    if engine.name == "cpu":
-        return  # NumPy's float16 is no engine
-    if engine.name == "ptx" and (shape[1] not in (3, 67, 64) or shape[1] == 64 and version is not None):
-        pytest.skip("compiled elsewhere")
     given, heads, wanted = problem(rng, shape, order)
     check_both(engine, given, heads, order, wanted, version)
 
@@ -53,10 +52,8 @@ def test_float16(engine, rng, shape, version):
 @pytest.mark.parametrize("HS", [32, 64, 72])
 @pytest.mark.parametrize("queries, tile", list(zip((64, 128), TILES, strict=True)), ids=["small", "large"])
 @pytest.mark.parametrize("T", [5, 64, 200, 513])
-@large  # the cases of `numdiff kernels check` run every tile in the emulator
+@on("cuda")  # the cases of `numdiff kernels check` run every tile in the emulator
 def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
-    if not (engine.has_versions and engine.computes):
-        pytest.skip("nothing to choose, or compiled elsewhere")
     monkeypatch.setattr(launcher, "choose_queries", lambda *_: queries)
     monkeypatch.setattr(launcher, "choose_tile", lambda *_: tile)
     given, heads, wanted = problem(rng, (1, T, 1, HS), "legacy")
@@ -66,11 +63,9 @@ def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
 @pytest.mark.parametrize("HS", [32, 64, 72])
 @pytest.mark.parametrize("T, heads, chunks", [(1, 3, (1, 1)), (100, 2, (1, 1)), (256, 150, (1, 1)), (257, 1, (1, 2)),
                                               (300, 2, (2, 1)), (700, 3, (2, 2))])
-@large  # likewise
+@on("cuda")  # likewise
 def test_version_5(engine, rng, monkeypatch, HS, T, heads, chunks):
     """One tile and several, more heads than multiprocessors, keys in one chunk and in two."""
-    if not (engine.has_versions and engine.computes):
-        pytest.skip("nothing to cut, or nothing to see")
     if tuple(engine.backend.capability)[:2] != (9, 0):
         pytest.skip("for sm_90a")
     monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
@@ -79,11 +74,9 @@ def test_version_5(engine, rng, monkeypatch, HS, T, heads, chunks):
 
 
 @pytest.mark.parametrize("chunks", [(1, 2), (2, 1)])
-@large  # likewise
+@on("cuda")  # likewise
 def test_keys_in_parts(engine, rng, monkeypatch, chunks):
     """A second tile of keys with a single key: for the same block, or for another one; and a second one of queries."""
-    if not (engine.has_versions and engine.computes):
-        pytest.skip("nothing to cut, or nothing to see")
     monkeypatch.setattr(launcher, "choose_tile", lambda *_: TILES[0])
     monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
     given, heads, wanted = problem(rng, (1, 65, 1, 32), "new")
@@ -96,11 +89,9 @@ def test_keys_in_parts(engine, rng, monkeypatch, chunks):
 
 @pytest.mark.parametrize("HS", [64, 72])
 @pytest.mark.parametrize("T", [3, 200, 1024, 3000])
-@large  # likewise
+@on("cuda")  # likewise
 def test_float32(engine, rng, HS, T):
     """Version 4; 1e-5 over long sums."""
-    if not (engine.has_versions and engine.computes):
-        pytest.skip("compiled elsewhere")
     given, heads, wanted = problem(rng, (1, T, 1, HS), "new", np.float32)
     dy, qkv, y, logsumexp = map(engine, given)
     results = *F.flash_attention_forward(qkv, heads, "new", version=4), F.flash_attention_backward(
@@ -110,19 +101,17 @@ def test_float32(engine, rng, HS, T):
 
 
 @shapes(large=(1, 2048, 1, 32))
+@on("cpu", "cuda")
 def test_a_mean_that_stays(engine, rng, shape):
     """Long sums of one sign, where tensor cores that cut off instead of rounding lose most."""
-    if engine.name == "ptx":
-        pytest.skip("compiled elsewhere")
     given, heads, _ = problem(rng, shape, "legacy", np.float32)
     shifted = given[1] + np.repeat(np.float32([0, 0, 3]), 32)  # v around 3
     want = F.flash_attention_forward(shifted.astype(np.float64), heads)
     engine.check(F.flash_attention_forward(engine(shifted), heads)[0], want[0], 3e-6)
 
 
+@on("emulator", "cuda")
 def test_only_from_sm_80_on(engine, rng, monkeypatch):
-    if not (engine.has_versions and engine.computes):
-        pytest.skip("NumPy has no capability")
     qkv = engine(make(rng, (1, 4, 1, 32))[0], np.float16)
     monkeypatch.setattr(engine.backend, "capability", (7, 5))
     assert launcher.prepare(None, (qkv,), 1) == 1

@@ -11,7 +11,7 @@ from numdiff.kernels.conv2d import hopper as conv2d_hopper
 from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.conv2d import narrow_half as conv2d_narrow_half
 from numdiff.kernels.groupnorm.normalise import channel_statistics_reference
-from tests.conftest import large, relative_error
+from tests.conftest import large, on, quick, relative_error, where
 
 TOLERANCE = 2e-3
 
@@ -89,9 +89,9 @@ def half_shapes(tiny):
 
 @pytest.mark.parametrize("version, shape",
                          [(v, s) for v, shapes in ((1, GENERIC), (3, NARROW), (4, MMA)) for s in shapes])
+@on()
+@quick(lambda engine, shape: engine != "emulator" or shape in (GENERIC[1], NARROW[1], MMA[1]))
 def test_portable_versions(engine, rng, version, shape):
-    if not engine.has_versions:
-        pytest.skip("the CPU engine has one version")
     again = engine.repeats > 1 or version == 1
     y, run = check_forward(engine, rng, shape, version, ("bias",) if version == 3 else ("bias", "channel", "residual"))
     if again:
@@ -107,10 +107,10 @@ def test_portable_versions(engine, rng, version, shape):
     *[pytest.param(None, 4, s, marks=large) for s in (
         (32, 64, 64, 3, 64, 3, 1), (32, 64, 64, 64, 3, 3, 1), (5, 61, 67, 5, 72, 3, 1), (3, 30, 300, 136, 7, 3, 1))]],
     ids=str)
+@on()
+@where(lambda engine, blocks: engine != "launch")  # the reference takes its time
 def test_narrow_weight_gradient(engine, rng, monkeypatch, blocks, turns, shape):
     """Several groups of a warp in a chunk, several chunks of a block, several blocks."""
-    if not engine.has_versions:
-        pytest.skip("a kernel of the GPU's")
     if blocks is not None:
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks)
     monkeypatch.setattr(conv2d_narrow_half, "MOST_TURNS", turns)
@@ -133,10 +133,9 @@ def test_narrow_weight_gradient(engine, rng, monkeypatch, blocks, turns, shape):
 
 
 @half_shapes([(1, 3, 5, 8, 16, 3, 1)])
+@on("cpu", "launch", "cuda")  # elsewhere the versions are forced one by one
 def test_whatever_is_chosen(engine, rng, shape):
     """…by the launcher: on the CPU the reference, else the fastest version."""
-    if engine.name in ("emulator", "ptx"):
-        pytest.skip("the versions are forced one by one")
     y, run = check_forward(engine, rng, shape, None)
     repeat(engine, y, run)
     got, run = check_backward(engine, rng, shape, None)
@@ -144,16 +143,14 @@ def test_whatever_is_chosen(engine, rng, shape):
 
 
 @pytest.mark.parametrize("version, shape", [(6, (1, 3, 9, 8, 16, 3, 1)), (5, (2, 5, 5, 16, 8, 3, 1))])
+@on()
 def test_hopper_forward(engine, rng, version, shape):
-    if not engine.has_versions:
-        pytest.skip("the CPU engine has one version")
     check_forward(engine, rng, shape, version)
 
 
 @pytest.mark.parametrize("version, shape", [(6, (2, 7, 5, 16, 8, 3, 1)), (5, (1, 3, 9, 8, 16, 3, 1))])
+@on()
 def test_hopper_backward(engine, rng, version, shape):
-    if not engine.has_versions:
-        pytest.skip("the CPU engine has one version")
     got, run = check_backward(engine, rng, shape, version)
     if engine.name == "cuda" or version == 5:
         repeat(engine, got, run)
@@ -162,11 +159,11 @@ def test_hopper_backward(engine, rng, version, shape):
 @pytest.mark.parametrize("shape", [(1, 8, 16, 8, 40), (3, 8, 8, 72, 16), (32, 64, 64, 64, 64), (7, 48, 48, 72, 72),
                                    (33, 8, 8, 192, 256), (4, 16, 16, 128, 200)], ids=str)
 @pytest.mark.parametrize("addends", [False, True], ids=["alone", "with addends"])
+@on()
+@where(lambda engine, shape, addends: engine == "cuda" or np.prod(shape) <= 2 << 18 and addends == (shape[3] == 8))
 def test_statistics_beside_the_result(engine, rng, shape, addends):
     """Means and variances of two channels in 8 × 8 pixels, where a GroupNorm will want them; y has the same bits."""
     b, h, w, c, n = shape
-    if not engine.has_versions or engine.name != "cuda" and (b * h * w * c * n > 2 << 18 or addends != (c == 8)):
-        pytest.skip("of kernels alone, and of small arrays where there is no GPU")
     a, _ = operands(rng, (*shape, 3, 1))
     x, weight = engine(a["x"], np.float16), engine(a["weight"], np.float16)
     rest, rest_ = (None, None, None), (None, None, None)
@@ -203,10 +200,10 @@ def test_where_no_statistics_come(engine):
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 @pytest.mark.parametrize("tile", conv2d_hopper.VARIANTS, ids=str)
 @pytest.mark.parametrize("whole_halo", [True, False], ids=["v6", "v5"])
+@on()
+@where(lambda engine, tile, whole_halo, gradient: engine == "cuda" or (tile, whole_halo, gradient) in ONE_OF_EACH)
 def test_hopper_tiles(engine, rng, tile, whole_halo, gradient):
     """Each kernel, on more blocks of channels, images and tiles than one."""
-    if not engine.has_versions or engine.name != "cuda" and (tile, whole_halo, gradient) not in ONE_OF_EACH:
-        pytest.skip("a kernel of each kind is enough here")
     b, h, w, c, n = (1, 11, 10, 72, 40) if engine.name == "emulator" else (3, 20, 19, 136, 200)
     a, _ = operands(rng, (b, h, w, c, n, 3, 1))
     weight = engine(a["weight"], np.float16)
@@ -235,10 +232,10 @@ ONE_OF_EACH = {((64, 2), True, False), ((96, 1), True, True)}
     (6, (2, 2, 1, 8, 8, 1, 1), np.float16),
     (None, (3, 2, 3, 8, 4, 1, 1), np.float32), (None, (2, 3, 2, 8, 12, 3, 1), np.float32),
     *[pytest.param(None, s, np.float16, marks=large) for s in ON_A_GPU]], ids=str)
+@where(lambda engine, version: engine != "cpu" or version is None)
+@quick(lambda engine, version, shape: engine != "emulator" or version is None and shape[5] == 3 or version == 3)
 def test_channel_gradient(engine, rng, version, shape, dtype):
     """The sums of dy over each image's pixels, and dbias with them."""
-    if not engine.has_versions and version is not None:
-        pytest.skip("the CPU engine has one version")
     a, _ = operands(rng, shape)
     want_weight, want_bias = np.zeros_like(a["weight"]), rng.standard_normal(a["bias"].shape)
     start = want_bias.astype(np.float32)
@@ -263,15 +260,14 @@ def test_channel_gradient(engine, rng, version, shape, dtype):
 @pytest.mark.parametrize("only", [(64, 1, None), (32, 2, 64, 1), (16, 2, 64, 2), (16, 3, 128, 3), (64, 2, 256, 1),
                                   (32, 4, 256, 4), (16, 1, 128), (64, 8, 64, 8), (32, 8, 128, 2), (32, 4, 64, 2),
                                   (64, 15, 64, 5), (16, 7, 64, 7)], ids=str)
+@on()
+@where(lambda engine, only: engine != "emulator" or only[1] <= 4 and only[2] != 256 and only[1:] != (3, 128, 3))
+@quick(lambda engine, only: engine != "emulator" or only in ((64, 1, None), (32, 2, 64, 1)))
 def test_three_taps_in_one_product(engine, rng, only):
     """Each width of tile, alone, in clusters and in parts, on more tiles, chunks and images than one.
 
     v5's boxes for one of them.
     """
-    if not engine.has_versions:
-        pytest.skip("a kernel of the GPU's")
-    if engine.name == "emulator" and (only[1] > 4 or only[2] == 256 or only[1:] == (3, 128, 3)):
-        pytest.skip("too long there")
     shape = (3, 3, 9, 8, 16) if engine.name == "emulator" else (5, 20, 19, 72, 136)
     a, _ = operands(rng, (*shape, 3, 1))
     want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
@@ -296,9 +292,8 @@ def test_three_taps_in_one_product(engine, rng, only):
 
 @pytest.mark.parametrize("only", [None, (64, 8, None, 8), (32, 4, None, 4), (16, 2, None, 2), (64, 6, None, 6)],
                          ids=str)
+@on("cuda")  # too long elsewhere
 def test_weight_gradients_of_odd_sizes_in_clusters(engine, rng, only):
-    if engine.name != "cuda":
-        pytest.skip("too long there")
     a, _ = operands(rng, (7, 48, 48, 72, 72, 3, 1))
     want = rng.standard_normal(a["weight"].shape)
     start, dy, x = want.astype(np.float32), engine(a["dy"], np.float16), engine(a["x"], np.float16)
@@ -373,9 +368,8 @@ def test_addends_in_float32(engine, rng):
                      1e-5)
 
 
+@on()  # NumPy takes them
 def test_half_operands_that_do_not_fit_say_so(engine):
-    if not engine.has_versions:
-        pytest.skip("NumPy takes them")
     x, weight = engine(np.ones((1, 4, 4, 12)), np.float16), engine(np.ones((20, 3, 3, 12)), np.float16)
     with pytest.raises(ValueError, match="version 6 does not take"):
         C.conv2d_forward(x, weight, version=6)

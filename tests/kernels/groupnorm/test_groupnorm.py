@@ -6,12 +6,13 @@ from numdiff.kernels import groupnorm as GN
 from numdiff.kernels import reduce as R
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.groupnorm import cpu, normalise, one_pass
-from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
+from tests.conftest import large, numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 # (B, ..., C, groups)
 SHAPES = shapes(minimal=(1, 3, 4, 1), odd=(2, 3, 3, 8, 2), one_group=(3, 4, 4, 20, 1), not_aligned=(2, 7, 5, 30, 5),
                 groups_of_one=(2, 9, 8, 8), image=(2, 16, 16, 64, 32), large=(3, 37, 23, 192, 32),
                 wide=(1, 9, 9, 1536, 32))
+USABLE = where(lambda version, shape: shape[-2] % {2: 4, 3: 8}.get(version, 1) == 0)
 SILU = pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 
 
@@ -25,11 +26,6 @@ def make(rng, shape, offset=0.0):
 def two(engine, a, seam, dtype=None):
     """The channels of `a` before the seam and the others, as two arrays."""
     return Pair(engine(a[..., :seam], dtype), engine(a[..., seam:], dtype))
-
-
-def usable(version, C):
-    if C % {2: 4, 3: 8}.get(version, 1):
-        pytest.skip("version 2 needs a multiple of 4, version 3 of 8")
 
 
 def backward_reference(dy, x, weight, bias, groups, silu):
@@ -57,8 +53,8 @@ def test_cpu_engine_is_the_reference(rng, silu, monkeypatch):
 @SHAPES
 @versions(1, 2, 3)
 @SILU
+@USABLE
 def test_forward(engine, rng, shape, version, silu):
-    usable(version, shape[-2])
     x, weight, bias, _, groups = make(rng, shape)
     want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
     runs = [GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=silu, version=version)
@@ -71,8 +67,8 @@ def test_forward(engine, rng, shape, version, silu):
 @SHAPES
 @versions(1, 2, 3)
 @SILU
+@USABLE
 def test_backward(engine, rng, shape, version, silu):
-    usable(version, shape[-2])
     x, weight, bias, dy, groups = make(rng, shape)
     _, mean, rstd = GN.groupnorm_forward(x, weight, bias, groups, silu=silu)
     residual = rng.standard_normal(x.shape) if silu else None
@@ -151,9 +147,9 @@ def one_pass_results(engine, arrays, groups, silu, tile, threads, turns, seam=No
     pytest.param((1, 97, 16, 1), 16, 128, 9, False, id="threads_share_a_channel"),
     pytest.param((1, 150, 8, 2), 8, 32, 9, False, id="more_turns_than_parts"),
     pytest.param((1, 150, 8, 1), 8, 32, 3, True, id="reads_again")])
+@on()
+@quick(lambda engine, dtype: engine != "emulator" or dtype == np.float16)
 def test_one_pass(engine, rng, dtype, shape, tile, threads, turns, again):
-    if not engine.has_versions:
-        pytest.skip("the CPU engine has one version")
     x, weight, bias, dy, groups = make(rng, shape)
     x, dy, residual = x.astype(dtype), dy.astype(dtype), rng.standard_normal(x.shape).astype(dtype)
     runs = [one_pass_results(engine, (x, weight, bias, dy, residual), groups, True, tile, threads, turns)
@@ -200,13 +196,13 @@ SIXTEENS = {"tiles": ((3, 3, 3, 32, 8), 1, 0), "odd_pixels": ((2, 7, 13, 16, 16)
 
 
 @SILU
-@pytest.mark.parametrize("name", SIXTEENS)
+@pytest.mark.parametrize("name", SIXTEENS)  # SiLU and the residual concern the turns in registers alone
+@on()
+@where(lambda engine, name, silu: engine != "emulator" or silu or SIXTEENS[name][2] or name == "tiles")
+@quick(lambda engine, name, silu: engine != "emulator" or silu and name in (
+    "tiles", "odd_pixels", "two_turns_in_registers", "cluster_of_two", "cluster_of_eight_with_registers"))
 def test_sixteens(engine, rng, name, silu):
-    if not engine.has_versions:
-        pytest.skip("the CPU engine has one version")
     shape, team, near, cluster = (*SIXTEENS[name], 1)[:4]
-    if engine.name == "emulator" and not silu and near == 0 and name != "tiles":
-        pytest.skip("SiLU and the residual have to do with the turns in registers, and with nothing else here")
     x, weight, bias, dy, groups = make(rng, shape)
     x, dy, residual = (a.astype(np.float16) for a in (x, dy, rng.standard_normal(x.shape)))
     wide = x.astype(np.float64)
@@ -268,10 +264,10 @@ def with_statistics(engine, rng, shape, offset=0.0):
                          ids=str)
 @pytest.mark.parametrize("offset", [0.0, 40.0])
 @SILU
+@on()
+@where(lambda engine, shape: engine == "cuda" or np.prod(shape) <= 10_000)
 def test_known_statistics(engine, rng, shape, groups, offset, silu):
     """Version 4; a mean forty times the deviation costs no digits."""
-    if not engine.has_versions or engine.name != "cuda" and np.prod(shape) > 10_000:
-        pytest.skip("of kernels alone, and of small arrays in the emulator")
     x, x_, known = with_statistics(engine, rng, shape, offset)
     _, weight, bias, _, _ = make(rng, (1, shape[-1], groups))
     want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
@@ -286,10 +282,10 @@ def test_known_statistics(engine, rng, shape, groups, offset, silu):
 
 @pytest.mark.parametrize("sizes, channels, groups", [((8, 16), (16, 8), 4), ((16, 16), (8, 8), 8),
                                                      ((32, 64), (128, 64), 32)], ids=str)
+@on()
+@where(lambda engine, sizes: engine == "cuda" or sizes[1] <= 16)
 def test_known_statistics_of_two_arrays(engine, rng, sizes, channels, groups):
     """…of which the first was made larger: its statistics are those of the small image. A group lies across."""
-    if not engine.has_versions or engine.name != "cuda" and sizes[1] > 16:
-        pytest.skip("of kernels alone, and of small arrays in the emulator")
     (small, _, known), (x_2, second, known_2) = (
         with_statistics(engine, rng, (2, size, size, c), offset)
         for size, c, offset in zip(sizes, channels, (0.0, 3.0), strict=True))

@@ -7,11 +7,13 @@ from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_supports
 from numdiff.kernels.matmul import hopper, launcher, mma
-from tests.conftest import large, relative_error, shapes, versions
+from tests.conftest import large, on, quick, relative_error, shapes, versions, where
 
 TOLERANCE = 2e-3
 TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
                                      ids=["nn", "nt", "tn", "tt"])
+# A kernel takes seconds to compile: test_float16 has one of each rung, test_compile_logs.py has all.
+QUICK, KERNELS = on("cpu", "launch", "emulator", "cuda"), on("launch", "emulator", "cuda")
 NARROWEST = {5: (64, 64), 6: (128, 64)}
 
 
@@ -33,12 +35,6 @@ def choose(monkeypatch, tile, slices=1):
     monkeypatch.setattr(launcher, "choose_half", lambda *_: (tile, slices, 0.0))
 
 
-def skip_ptx(engine):
-    """A kernel takes seconds to compile, and test_float16 compiles one of each rung."""
-    if engine.name == "ptx":
-        pytest.skip("compiled elsewhere")
-
-
 def small_tiles(monkeypatch, version):
     """In the emulator, the narrowest tile of a version."""
     if version in NARROWEST:
@@ -49,21 +45,23 @@ def small_tiles(monkeypatch, version):
 SHAPES = shapes(minimal=(8, 8, 8), odd=(72, 40, 40), not_aligned=(1000, 344, 520), large=(640, 768, 1024))
 
 
+def is_no_repetition(engine, version, shape, transposes):
+    """test_matmul.py has version 2; of larger results the emulator does the other cases in test_every_tile."""
+    if engine not in ("emulator", "ptx"):
+        return True
+    first = shape == (8, 8, 8) and transposes == (False, True)
+    return version is not None and (first or engine == "emulator" and version != 2 and (
+        shape == (8, 8, 8) or transposes == (False, False)))
+
+
 @SHAPES
 @versions(2, 5, 6)
 @TRANSPOSES
+@where(is_no_repetition)
 def test_float16(engine, rng, monkeypatch, shape, version, transposes):
     M, N, K = shape
     a, b = operands(rng, M, N, K, transposes)
     if engine.name in ("emulator", "ptx"):
-        if version is None:
-            pytest.skip("one of those that are forced")
-        if version == 2 and (transposes != (False, True) or shape != (8, 8, 8)):
-            pytest.skip("tested in test_matmul.py")
-        if engine.name == "emulator" and shape != (8, 8, 8) and transposes != (False, False):
-            pytest.skip("of larger results the emulator does the other cases in test_every_tile")
-        if engine.name == "ptx" and (shape != (8, 8, 8) or transposes != (False, True)):
-            skip_ptx(engine)
         small_tiles(monkeypatch, version)
     got = P.matmul_forward(engine(a), engine(b), *transposes, version=version)
     assert got.dtype == np.float16
@@ -72,11 +70,10 @@ def test_float16(engine, rng, monkeypatch, shape, version, transposes):
 
 @pytest.mark.parametrize("tile", [*mma.TILES, *((hopper.BM, n) for n in hopper.STAGES)], ids=str)
 @pytest.mark.parametrize("half", [True, False], ids=["half", "float"])
+@KERNELS
+@quick(lambda engine, half: engine != "emulator" or half)
 def test_every_tile(engine, rng, monkeypatch, tile, half):
     """A result of one tile and a bit, so that a block's edges, and its second tile, are seen."""
-    skip_ptx(engine)
-    if engine.name == "cpu":
-        return
     version = 5 if tile in mma.TILES else 6
     choose(monkeypatch, tile)
     transposes = (False, True) if half else (True, False)
@@ -89,11 +86,10 @@ def test_every_tile(engine, rng, monkeypatch, tile, half):
 
 
 @pytest.mark.parametrize("version", [None, 2, 5, 6])
+@QUICK
+@where(lambda engine, version: engine != "cpu" or version is None)
 def test_epilogue_float16(engine, rng, monkeypatch, version):
     """alpha, bias and residual, rounded once; and the same bits again."""
-    skip_ptx(engine)
-    if not engine.has_versions and version is not None:
-        return
     if engine.name == "emulator" and version is not None:
         small_tiles(monkeypatch, version)
     M, N, K = (24, 40, 24) if engine.name == "emulator" else (264, 264, 72)
@@ -112,14 +108,14 @@ def test_epilogue_float16(engine, rng, monkeypatch, version):
 
 @pytest.mark.parametrize("slices", [1, 3, 9])
 @pytest.mark.parametrize("version", [None, 5, 6])
+@QUICK
+@where(lambda version, slices: version is not None or slices == 1)
+@quick(lambda engine, slices: engine != "emulator" or slices != 3)
 def test_weight_gradient(engine, rng, monkeypatch, version, slices):
     """dyᵀ·x, added into float32; the long sum, of any length, in slices.
 
     Tensor cores cut off low bits of a long sum instead of rounding: 3.6e-6 for 3,001 products on an H100.
     """
-    skip_ptx(engine)
-    if not engine.has_versions and version is not None or version is None and slices > 1:
-        return
     if version is not None:
         choose(monkeypatch, NARROWEST[version], slices)
     M, N, K = (24, 16, 140 if slices < 9 else 520) if engine.name == "emulator" else (264, 200, 3001)
@@ -139,11 +135,10 @@ def test_weight_gradient(engine, rng, monkeypatch, version, slices):
 
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("version", [None, 2, 5, 6])
+@QUICK
+@where(lambda version, slices: version not in (None, 2) or slices == 1)
 def test_row_sums(engine, rng, monkeypatch, version, slices):
     """The bias's gradient beside the weight's: both are added to what was there."""
-    skip_ptx(engine)
-    if not engine.has_versions and version is not None or version in (None, 2) and slices > 1:
-        return
     few_blocks = engine.name == "emulator" and version == 6
     if version in NARROWEST:
         choose(monkeypatch, NARROWEST[version], slices)
@@ -165,9 +160,9 @@ def test_row_sums(engine, rng, monkeypatch, version, slices):
 
 
 @pytest.mark.parametrize("transposes", [(False, True), (False, False)])
+@QUICK
 def test_batch(engine, rng, monkeypatch, transposes):
     """A batch goes to rung 5."""
-    skip_ptx(engine)
     if engine.name == "emulator":
         choose(monkeypatch, NARROWEST[5])
     a, b = operands(rng, 24, 16, 24, transposes, (2, 1))
@@ -178,9 +173,9 @@ def test_batch(engine, rng, monkeypatch, transposes):
 
 @pytest.mark.parametrize("shape", [(5, 7, 3), (20, 12, 9)])
 @pytest.mark.parametrize("out", [np.float16, np.float32])
+@QUICK
 def test_extents_that_do_not_come_in_eights(engine, rng, shape, out):
     """They fall back to rung 2, with every epilogue."""
-    skip_ptx(engine)
     M, N, K = shape
     a, b = operands(rng, M, N, K)
     bias, residual = rng.standard_normal(N), halves(rng, M, N)
@@ -195,15 +190,15 @@ def test_extents_that_do_not_come_in_eights(engine, rng, shape, out):
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("width", [None, *hopper.STAGES])
+@QUICK
+@where(lambda engine, width, blocks: engine != "cpu" or width is None)
+@where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (128, 1))
 def test_gelu(engine, rng, monkeypatch, width, blocks):
     """u and GELU(u) from one product; another one times GELU'(u). With few blocks each has several tiles.
 
     In the emulator `numdiff kernels check` has a tile of each width; here one block has two tiles of two steps, more
     than 64 rows high.
     """
-    skip_ptx(engine)
-    if width is not None and engine.name == "cpu" or engine.name == "emulator" and (width, blocks) != (128, 1):
-        return
     if width is not None:
         choose(monkeypatch, (hopper.BM, width))
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
@@ -228,11 +223,9 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
         engine.check_equal(first, second)
 
 
+@KERNELS
 def test_persistent_blocks(engine, rng, monkeypatch):
     """More tiles than blocks: stages, parities and the two buffers of the epilogue go on from tile to tile."""
-    skip_ptx(engine)
-    if engine.name == "cpu":
-        return
     choose(monkeypatch, (128, 64))
     monkeypatch.setattr(type(engine.backend), "multiprocessors", 1, raising=False)
     if engine.name == "cuda":
@@ -251,8 +244,8 @@ def test_every_tile_has_one_place(grid):
 
 
 @pytest.mark.parametrize("rows", [(3, 5), (1, 9)])
+@QUICK
 def test_linear(engine, rng, rows):
-    skip_ptx(engine)
     K, N = 24, 16
     x, weight, dy = halves(rng, *rows, K), halves(rng, N, K), halves(rng, *rows, N)
     bias, residual = rng.standard_normal(N), halves(rng, *rows, N)
@@ -272,19 +265,18 @@ def test_linear(engine, rng, rows):
 
 @pytest.mark.parametrize("seam", [64, 128, 40])
 @pytest.mark.parametrize("width", [None, *hopper.STAGES])
+@QUICK
+@where(lambda engine, width: engine != "cpu" or width is None)
+@where(lambda engine, width, seam: engine != "emulator" or (width, seam) in (
+    (64, 40), (64, 128), (128, 64), (128, 128), (192, 64), (256, 128)))
+@quick(lambda engine, width, seam: engine != "emulator" or (width, seam) in ((64, 40), (128, 64)))
 def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
     """x and dx in two arrays, side by side as one: the bits of the layer on their concatenation.
 
     A seam that is no multiple of 64: they are joined first. In the emulator a seam inside of a tile for each width that
     has one, and between two tiles.
     """
-    skip_ptx(engine)
-    if not engine.has_versions and width is not None:
-        return
     rows, N, K = ((2, 7), 40, seam + 24) if engine.name == "emulator" else ((3, 431), 264, seam + 136)
-    if engine.name == "emulator" and (width, seam) not in ((64, 40), (64, 128), (128, 64), (128, 128), (192, 64),
-                                                           (256, 128)):
-        return
     if width is not None:
         monkeypatch.setattr(launcher, "choose_half", lambda *given: ((hopper.BM, width), 1 + given[5], 0.0))
         if engine.name == "emulator":
@@ -326,9 +318,9 @@ def test_the_cpu_rounds_once(rng):
     assert relative_error(P.matmul_forward(a, b, False, True, out_dtype=np.float32), product(a, b)) < 1e-6
 
 
+@large
+@on("launch")
 def test_the_launcher_chooses(engine, rng, monkeypatch):
-    if engine.name != "ptx":
-        return
     launched = []
     monkeypatch.setattr(hopper, "launch", lambda kernel, *a, **k: launched.append(6))
     monkeypatch.setattr(mma, "launch", lambda kernel, *a, **k: launched.append(5))
@@ -375,9 +367,8 @@ def test_splits_fill_a_gpu():
     assert launcher.choose_half(6, 1, 768, 768, 16384, False, 132)[1] == 1
 
 
+@KERNELS
 def test_errors_say_what_to_do(engine, rng):
-    if not engine.has_versions:
-        return
     a, b = operands(rng, 16, 12, 16)
     a, b = engine(a), engine(b)
     for version in (5, 6):
@@ -395,10 +386,8 @@ def test_errors_say_what_to_do(engine, rng):
         P.matmul_forward(a, b, False, True, residual=a, out=a, accumulate=True)
 
 
-@large
+@on("cuda")
 def test_two_runs_are_equal(engine, rng):
-    if not engine.computes or engine.name == "cpu":
-        return
     a, b = operands(rng, 1024, 1280, 2048)
     first, second = (P.matmul_forward(engine(a), engine(b), False, True) for _ in range(2))
     engine.check_equal(first, second)

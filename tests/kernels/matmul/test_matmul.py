@@ -3,18 +3,14 @@ import pytest
 
 from numdiff.kernels import matmul as P
 from numdiff.kernels.matmul import launcher, vectorised
-from tests.conftest import large, numerical_gradient, relative_error, shapes, versions
+from tests.conftest import large, numerical_gradient, quick, relative_error, shapes, versions, where
 
 # (batch, M, N, K)
 SHAPES = shapes(minimal=(1, 4, 4, 4), odd=(2, 5, 7, 3), one_tile=(1, 64, 64, 16), not_aligned=(3, 67, 130, 45),
                 vectors=(2, 132, 68, 36), large=(1, 300, 260, 516))
+USABLE = where(lambda version, shape: version != 4 or not any(n % 4 for n in shape[1:]))
 TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
                                      ids=["nn", "nt", "tn", "tt"])
-
-
-def usable(version, shape):
-    if version == 4 and any(n % 4 for n in shape[1:]):
-        pytest.skip("version 4 needs multiples of 4")
 
 
 def operands(rng, shape, transposes=(False, False)):
@@ -49,8 +45,8 @@ def test_gradient(rng, transposes):
 @SHAPES
 @versions(1, 2, 3, 4)
 @TRANSPOSES
+@USABLE
 def test_matmul(engine, rng, shape, version, transposes):
-    usable(version, shape)
     a, b = operands(rng, shape, transposes)
     bias = rng.standard_normal(shape[2])
     c = P.matmul_forward(engine(a), engine(b), *transposes, bias=engine(bias), alpha=0.5, version=version)
@@ -62,8 +58,8 @@ def test_matmul(engine, rng, shape, version, transposes):
 
 @SHAPES
 @versions(1, 2, 3, 4)
+@USABLE
 def test_out(engine, rng, shape, version):
-    usable(version, shape)
     a, b = operands(rng, shape)
     start = rng.standard_normal((shape[0], shape[1], shape[2]))
     out = engine(start)
@@ -85,6 +81,7 @@ def test_backward(engine, rng, shape, transposes):
 
 @pytest.mark.parametrize("tile", vectorised.TILES)
 @pytest.mark.parametrize("shape", [(1, 4, 4, 4), None, pytest.param((2, 132, 196, 44), marks=large)])
+@quick(lambda engine: engine != "emulator")  # the cases of `numdiff kernels check` have each tile
 def test_each_tile_of_version_4(engine, rng, monkeypatch, shape, tile):
     """One chunk; one tile and a bit, of either extent; several."""
     shape = shape or (1, tile[0] + 4, tile[1] + 8, 12)
@@ -98,8 +95,8 @@ def test_each_tile_of_version_4(engine, rng, monkeypatch, shape, tile):
 @pytest.mark.parametrize("shape", [(1, 8, 4, 100), (1, 5, 7, 97), pytest.param((1, 64, 27, 5000), marks=large),
                                    pytest.param((1, 64, 576, 4100), marks=large)])
 @pytest.mark.parametrize("version", [3, 4])
+@USABLE
 def test_split_k(engine, rng, monkeypatch, shape, version):
-    usable(version, shape)
     monkeypatch.setattr(launcher, "choose_tile", lambda *a: ((64, 64), 3))
     _, M, N, K = shape
     a, b, start = rng.standard_normal((K, M)), rng.standard_normal((N, K)), rng.standard_normal((M, N))
