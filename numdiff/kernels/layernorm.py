@@ -37,12 +37,11 @@ import math
 import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, zeros
+from ..device.limits import FULL_MASK, WARP
 from .reduce import BLOCK, add_column_sums, column_sum_reference, cut, tree_sum
 
 BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # shared elements for two sums a thread; for two in each of its four columns
-WARP = 32
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
-ALL_LANES = 0xffffffff  # every thread of the warp takes part in a shuffle
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -143,11 +142,11 @@ def layernorm_parameter_kernel_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
 @cuda.jit(device=True)
 def warp_sum(value):
     """The sum over the warp's 32 lanes, in every lane (a + b = b + a, so all hold the same bits)."""
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 16)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 2)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 1)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 16)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 8)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 4)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 2)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 1)
     return value
 
 

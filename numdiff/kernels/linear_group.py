@@ -41,12 +41,11 @@ READ NEXT
 import numpy as np
 
 from ..device import DeviceArray, cuda, empty, float32, int32, is_device, launch, load4, store4, upload
+from ..device.limits import FULL_MASK, WARP
 from .linear import linear_backward_reference, linear_forward_reference
 from .reduce import column_sum
 
 BLOCK = 256  # threads
-WARP = 32
-FULL = 0xFFFFFFFF
 CHUNK = 64  # outputs that one block of the input gradient's first pass adds up (v1)
 WEIGHT, BIAS, PLACE, STRIDE, COLUMNS = 0, 1, 2, 3, 4  # columns of the table, and how many there are
 SAMPLES = 32  # of a tile (v2)
@@ -97,7 +96,7 @@ def linear_group_forward_kernel_v1(x, parameters, table, y, batch, K, N):
                 total += parameters[weight + k] * x[b * K + k]
             distance = WARP // 2
             while distance > 0:
-                total += cuda.shfl_xor_sync(FULL, total, distance)
+                total += cuda.shfl_xor_sync(FULL_MASK, total, distance)
                 distance //= 2
             if lane == 0:
                 y[place + b * stride] = parameters[bias] + total

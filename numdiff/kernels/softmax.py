@@ -39,12 +39,11 @@ import math
 import numpy as np
 
 from ..device import cuda, empty_like, float32, is_device, launch, load4, store4
+from ..device.limits import FULL_MASK, WARP
 
 BLOCK = 128  # threads: a power of two, for the tree
-WARP = 32
 ROWS = BLOCK // WARP  # that a block of v2 and v3 takes, one to each of its warps
 LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf − inf = NaN
-ALL = 0xFFFFFFFF  # all lanes of a warp take part in a shuffle
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -143,8 +142,8 @@ def warp_softmax(largest, total):
     """The (maximum, sum) of all lanes, from each lane's own, in all of them."""
     distance = WARP // 2
     while distance > 0:
-        other_largest = cuda.shfl_xor_sync(ALL, largest, distance)
-        other_total = cuda.shfl_xor_sync(ALL, total, distance)
+        other_largest = cuda.shfl_xor_sync(FULL_MASK, largest, distance)
+        other_total = cuda.shfl_xor_sync(FULL_MASK, total, distance)
         larger = max(largest, other_largest)
         total = total * math.exp(largest - larger) + other_total * math.exp(other_largest - larger)
         largest = larger
@@ -156,7 +155,7 @@ def warp_softmax(largest, total):
 def warp_sum(value):
     distance = WARP // 2
     while distance > 0:
-        value += cuda.shfl_xor_sync(ALL, value, distance)
+        value += cuda.shfl_xor_sync(FULL_MASK, value, distance)
         distance //= 2
     return value
 

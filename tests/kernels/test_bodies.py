@@ -13,7 +13,6 @@ EXCEPTIONS = {
     "attention/backward_split.py kernel": (100, 14, 6),
     "attention/forward.py kernel": (100, 8, 3),
     "conv2d/direct.py conv2d_forward_kernel_v1": (19, 17, 5),
-    "conv2d/hopper_weight_gradient.py conv2d_weight_gradient_kernel_v6": (145, 19, 4),
     "conv2d/implicit.py kernel_v3": (90, 15, 3),
     "conv2d/mma.py conv2d_forward_kernel_v4": (77, 19, 4),
     "conv2d/mma.py fetch_both": (9, 17, 0),

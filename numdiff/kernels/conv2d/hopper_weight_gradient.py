@@ -35,13 +35,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
-from ...device.mbarrier import (
-    fence_barrier_init,
-    mbarrier_arrive,
-    mbarrier_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
-    smem_u32,
+from ...device.mbarrier import fence_barrier_init, smem_u32
+from ...device.pipeline import (
+    Ring,
+    advance,
+    barrier_at,
+    consumer_release,
+    consumer_start,
+    consumer_wait,
+    init_barriers,
+    producer_acquire,
+    producer_start,
+    stage_at,
 )
 from ...device.requires import requires
 from ...device.tensor_map import tensor_map
@@ -55,14 +60,14 @@ from .hopper_weight_gradient_3x3 import SIZE, add_columns, column_of, hopper_wei
 THREADS = 512
 TILE = 64  # channels of dy, and of x
 TAPS = 9  # of a block, three for each consumer
-MOST_STAGES = 6
-BARRIERS = 2 * MOST_STAGES
+MAX_STAGES = 6
+BARRIERS = 2 * MAX_STAGES
 SUMS = TAPS * TILE * TILE  # of a block
 ADDED = 32  # vectors of four sums in a block of the second kernel
 SHARES = 8  # threads that share the parts of each
 BLOCK_SUMS = 4 * ADDED * SHARES
 
-multiply_64 = make_wgmma(64, True, True)
+wgmma_64 = make_wgmma(64, True, True)
 wait_64 = make_wgmma_wait(64)
 producer_registers, consumer_registers = make_setmaxnreg(104, False), make_setmaxnreg(136, True)
 
@@ -75,162 +80,244 @@ def tap_rows(tap, size, pitch, whole_halo, copy_rows):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_sums(partial, at, acc):
+def write_tap(partial, at, acc):
     """A thread's 32 sums of a tap, four by four, each time next to those of its neighbours."""
     for k in range(8):
         store4(partial, at + k * 512, acc[4 * k], acc[4 * k + 1], acc[4 * k + 2], acc[4 * k + 3])
 
 
+class Maps(NamedTuple):
+    """Tensor maps of dy and x."""
+
+    dy: object
+    x: object
+
+
+class Shape(NamedTuple):
+    """Of dy; C: channels of x, size: of the kernel."""
+
+    images: int
+    height: int
+    width: int
+    C: int
+    N: int
+    size: int
+
+
+class Tiling(NamedTuple):
+    """How the pixels are cut, as in `Plan`."""
+
+    whole_halo: int
+    tile_w: int
+    tile_h: int
+    tile_images: int
+    stages: int
+    x_bytes: int
+    chunks: int
+    part_chunks: int
+
+
+class Boxes(NamedTuple):
+    """What lies in a stage. pad: of the kernel; pitch: pixels in a row of x's box, height: its rows; copies: boxes of
+    x, copy_rows: pixels of each; pixels: of dy's box, dy_bytes: its bytes."""
+
+    pad: int
+    pitch: int
+    height: int
+    copies: int
+    copy_rows: int
+    pixels: int
+    dy_bytes: int
+
+
+class Own(NamedTuple):
+    """A block's work: the column, line and group of nine taps of its tile; its chunks; whether it sums dy's pixels."""
+
+    column: int
+    line: int
+    group: int
+    first_chunk: int
+    last_chunk: int
+    sums_bias: bool
+
+
+@cuda.jit(device=True, forceinline=True)
+def boxes_of(shape, tiling):
+    """The `Boxes` of a stage."""
+    pad = int32(shape.size >> 1)
+    pitch = int32(tiling.tile_w + 2 * pad if tiling.whole_halo else tiling.tile_w)
+    height = int32(tiling.tile_h + 2 * pad)
+    pixels = int32(tiling.tile_w * tiling.tile_h * tiling.tile_images)
+    return Boxes(pad, pitch, height, int32(1 if tiling.whole_halo else shape.size),
+                 int32(pitch * height * tiling.tile_images), pixels, uint32(pixels * ROW))
+
+
+@cuda.jit(device=True, forceinline=True)
+def own_work(shape, tiling, has_bias):
+    """The block's `Own`."""
+    rest, column = divide(cuda.blockIdx.x, divide(shape.C + TILE - 1, TILE)[0])
+    group, line = divide(rest, divide(shape.N + TILE - 1, TILE)[0])
+    first_chunk = int32(cuda.blockIdx.y * tiling.part_chunks)
+    return Own(column, line, group, first_chunk, int32(min(first_chunk + tiling.part_chunks, tiling.chunks)),
+               has_bias != 0 and column == 0 and group == 0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_boxes(ring, maps, boxes, own, shape, tiling):
+    """One thread asks TMA for dy's and x's boxes of all chunks of the block."""
+    tma_prefetch(maps.dy)
+    tma_prefetch(maps.x)
+    across = divide(shape.width + tiling.tile_w - 1, tiling.tile_w)[0]
+    down = divide(shape.height + tiling.tile_h - 1, tiling.tile_h)[0]
+    stage, parity = producer_start()
+    for chunk in range(own.first_chunk, own.last_chunk):
+        rest, i = divide(chunk, across)
+        images_before, j = divide(rest, down)
+        w, h, image = int32(i * tiling.tile_w), int32(j * tiling.tile_h), uint32(images_before * tiling.tile_images)
+        full = producer_acquire(ring, stage, parity, boxes.dy_bytes + uint32(boxes.copies * boxes.copy_rows * ROW))
+        to = stage_at(ring, stage)
+        tma_load_4d(to, maps.dy, full, uint32(own.line * TILE), uint32(w), uint32(h), image)
+        for copy in range(boxes.copies):
+            tma_load_4d(to + boxes.dy_bytes + uint32(copy * boxes.copy_rows * ROW), maps.x, full,
+                        uint32(own.column * TILE), uint32(w - boxes.pad + copy), uint32(h - boxes.pad), image)
+        stage, parity = advance(ring, stage, parity)
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_dy(ring, bias_partial, boxes, own, N):
+    """Two warps sum 32 of dy's columns each, for dbias."""
+    lane, warp = int32(cuda.threadIdx.x & 31), int32((cuda.threadIdx.x >> 5) - 1)
+    total = float32(0)
+    stage, parity = consumer_start()
+    for _ in range(own.first_chunk, own.last_chunk):
+        consumer_wait(ring, stage, parity)
+        total += add_columns(stage_at(ring, stage), int32(boxes.pixels >> 6), warp, lane)
+        cuda.syncwarp()
+        if lane == 0:
+            consumer_release(ring, stage)
+        stage, parity = advance(ring, stage, parity)
+    n = int32(own.line * TILE + column_of(warp, lane))
+    if n < N:
+        bias_partial[cuda.blockIdx.y * N + n] = total
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_three(acc_0, acc_1, acc_2, a, b_0, b_1, b_2):
+    """acc += the products of 16 pixels, for three taps."""
+    wgmma_64(acc_0, a, b_0, int32(1))
+    wgmma_64(acc_1, a, b_1, int32(1))
+    wgmma_64(acc_2, a, b_2, int32(1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def main_loop(acc_0, acc_1, acc_2, ring, shifts, boxes, tiling, chunks, elected):
+    """acc = the products of so many chunks, for three taps; shifts: bytes from a stage to the pixels that each sees.
+
+    The first 64 pixels overwrite the accumulators; they stand before the loop so that ptxas sees it. A stage is
+    released when the products of the next are under way.
+    """
+    shift_0, shift_1, shift_2 = shifts
+    dy_stride, x_stride = uint32(tiling.tile_w * ROW), uint32(boxes.pitch * ROW)  # from eight pixels to those below
+    dy_step, x_step = np.uint64(dy_stride >> uint32(3)), np.uint64(x_stride >> uint32(3))  # 16 pixels, in descriptors
+    sub_blocks = boxes.pixels >> 6
+    stage, parity = consumer_start()
+    sub, at = int32(0), ring.base
+    consumer_wait(ring, stage, parity)
+    a = descriptor(at, uint32(16), dy_stride, 1)
+    b_0 = descriptor(at + shift_0, uint32(16), x_stride, 1)
+    b_1 = descriptor(at + shift_1, uint32(16), x_stride, 1)
+    b_2 = descriptor(at + shift_2, uint32(16), x_stride, 1)
+    wgmma_fence()
+    wgmma_64(acc_0, a, b_0, int32(0))
+    wgmma_64(acc_1, a, b_1, int32(0))
+    wgmma_64(acc_2, a, b_2, int32(0))
+    for _ in range(3):
+        a += dy_step
+        b_0 += x_step
+        b_1 += x_step
+        b_2 += x_step
+        multiply_three(acc_0, acc_1, acc_2, a, b_0, b_1, b_2)
+    wgmma_commit()
+    for _ in range(int32(1), int32(chunks * sub_blocks)):
+        previous = stage
+        sub += int32(1)
+        if sub == sub_blocks:
+            sub = int32(0)
+            stage, parity = advance(ring, stage, parity)
+            at = stage_at(ring, stage)
+            consumer_wait(ring, stage, parity)
+        x_at = at + uint32(row_of(sub, tiling.tile_w, tiling.tile_h, boxes.pitch, boxes.height)) * uint32(ROW)
+        dy_row = row_of(sub, tiling.tile_w, tiling.tile_h, tiling.tile_w, tiling.tile_h)
+        a = descriptor(at + uint32(dy_row) * uint32(ROW), uint32(16), dy_stride, 1)
+        b_0 = descriptor(x_at + shift_0, uint32(16), x_stride, 1)
+        b_1 = descriptor(x_at + shift_1, uint32(16), x_stride, 1)
+        b_2 = descriptor(x_at + shift_2, uint32(16), x_stride, 1)
+        wgmma_fence()
+        for _ in range(4):
+            multiply_three(acc_0, acc_1, acc_2, a, b_0, b_1, b_2)
+            a += dy_step
+            b_0 += x_step
+            b_1 += x_step
+            b_2 += x_step
+        wgmma_commit()
+        wgmma_wait_1()
+        if elected and sub == 0:  # the stage before has been multiplied
+            consumer_release(ring, previous)
+    wait_64(acc_0)
+    wait_64(acc_1)
+    wait_64(acc_2)
+    if elected:
+        consumer_release(ring, stage)
+
+
+@cuda.jit(device=True, forceinline=True)
+def consume(ring, warpgroup, partial, boxes, own, shape, tiling):
+    """A warpgroup multiplies three taps for all chunks of the block, and writes the results."""
+    acc_0 = cuda.local.array(32, np.float32)
+    acc_1 = cuda.local.array(32, np.float32)
+    acc_2 = cuda.local.array(32, np.float32)
+    thread = int32(cuda.threadIdx.x) & 127
+    size, taps = shape.size, int32(shape.size * shape.size)
+    tap = int32(own.group * TAPS + (warpgroup - 1) * 3)
+    # a tap beyond the last repeats it, and nobody reads its results
+    row_0 = tap_rows(min(tap, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
+    row_1 = tap_rows(min(tap + 1, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
+    row_2 = tap_rows(min(tap + 2, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
+    shifts = (uint32(row_0) * uint32(ROW) + boxes.dy_bytes, uint32(row_1) * uint32(ROW) + boxes.dy_bytes,
+              uint32(row_2) * uint32(ROW) + boxes.dy_bytes)
+    main_loop(acc_0, acc_1, acc_2, ring, shifts, boxes, tiling, int32(own.last_chunk - own.first_chunk), thread == 0)
+    to = (cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x) * SUMS + (warpgroup - 1) * (SUMS // 3) + thread * 4
+    write_tap(partial, to, acc_0)
+    write_tap(partial, to + TILE * TILE, acc_1)
+    write_tap(partial, to + 2 * TILE * TILE, acc_2)
+
+
 @requires("9.0a")
 @cuda.jit(launch_bounds=(THREADS, 1))
-def conv2d_weight_gradient_kernel_v6(map_dy, map_x, partial, bias_partial, images, height, width, C, N, size,
-                                     whole_halo,
-                                     tile_w, tile_h, tile_images, stages, x_bytes, chunks, part_chunks, has_bias):
+def conv2d_weight_gradient_kernel_v6(maps, partial, bias_partial, shape, tiling, has_bias):
+    """maps: `Maps`, shape: `Shape`, tiling: `Tiling`."""
     tiles = cuda.shared.array(0, np.uint8, alignment=1024)
     barriers = cuda.shared.array(BARRIERS, np.uint64)
-    base, full0 = smem_u32(tiles), smem_u32(barriers)
-    empty0 = full0 + uint32(8 * MOST_STAGES)
+    first = smem_u32(barriers)
+    boxes, own = boxes_of(shape, tiling), own_work(shape, tiling, has_bias)
+    ring = Ring(smem_u32(tiles), uint32(boxes.dy_bytes + uint32(tiling.x_bytes)), tiling.stages, first,
+                barrier_at(first, MAX_STAGES))
     t = int32(cuda.threadIdx.x)
-    warpgroup = t >> 7
-
-    pad = int32(size >> 1)
-    pitch = int32(tile_w + 2 * pad if whole_halo else tile_w)
-    box_h = int32(tile_h + 2 * pad)
-    copy_rows = int32(pitch * box_h * tile_images)
-    copies = int32(1 if whole_halo else size)
-    pixels = int32(tile_w * tile_h * tile_images)
-    dy_bytes = uint32(pixels * ROW)
-    stage_bytes = dy_bytes + uint32(x_bytes)
-    across, down = divide(width + tile_w - 1, tile_w)[0], divide(height + tile_h - 1, tile_h)[0]
-    tiles_c = divide(C + TILE - 1, TILE)[0]
-    tiles_n = divide(N + TILE - 1, TILE)[0]
-    rest, column = divide(cuda.blockIdx.x, tiles_c)
-    group, line = divide(rest, tiles_n)  # of nine taps
-    sums_bias = has_bias != 0 and column == 0 and group == 0
-    first_chunk = int32(cuda.blockIdx.y * part_chunks)
-    last_chunk = int32(min(first_chunk + part_chunks, chunks))
     if t == 0:
-        for stage in range(MOST_STAGES):
-            mbarrier_init(full0 + uint32(8 * stage), uint32(1))
-            mbarrier_init(empty0 + uint32(8 * stage), uint32(5 if sums_bias else 3))
+        init_barriers(ring.full, MAX_STAGES, 1)
+        init_barriers(ring.empty, MAX_STAGES, 5 if own.sums_bias else 3)
         fence_barrier_init()
     cuda.syncthreads()
-
+    warpgroup = t >> 7
     if warpgroup == 0:
         producer_registers()
         if t == 0:
-            tma_prefetch(map_dy)
-            tma_prefetch(map_x)
-            stage, parity = int32(0), uint32(1)
-            for chunk in range(first_chunk, last_chunk):
-                rest, i = divide(chunk, across)
-                images_before, j = divide(rest, down)
-                w, h, image = int32(i * tile_w), int32(j * tile_h), uint32(images_before * tile_images)
-                full = full0 + uint32(8) * uint32(stage)
-                mbarrier_wait(empty0 + uint32(8) * uint32(stage), parity)
-                mbarrier_expect_tx(full, dy_bytes + uint32(copies * copy_rows * ROW))
-                to = base + uint32(stage) * stage_bytes
-                tma_load_4d(to, map_dy, full, uint32(line * TILE), uint32(w), uint32(h), image)
-                for copy in range(copies):
-                    tma_load_4d(to + dy_bytes + uint32(copy * copy_rows * ROW), map_x, full, uint32(column * TILE),
-                                uint32(w - pad + copy), uint32(h - pad), image)
-                stage += int32(1)
-                if stage == stages:
-                    stage, parity = int32(0), parity ^ uint32(1)
-        elif t >= 32 and t < 96 and sums_bias:
-            lane, warp = t & 31, int32((t >> 5) - 1)
-            total = float32(0)
-            stage, parity = int32(0), uint32(0)
-            for _ in range(first_chunk, last_chunk):
-                mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
-                total += add_columns(base + uint32(stage) * stage_bytes, int32(pixels >> 6), warp, lane)
-                cuda.syncwarp()
-                if lane == 0:
-                    mbarrier_arrive(empty0 + uint32(8) * uint32(stage))
-                stage += int32(1)
-                if stage == stages:
-                    stage, parity = int32(0), parity ^ uint32(1)
-            n = int32(line * TILE + column_of(warp, lane))
-            if n < N:
-                bias_partial[cuda.blockIdx.y * N + n] = total
+            load_boxes(ring, maps, boxes, own, shape, tiling)
+        elif t >= 32 and t < 96 and own.sums_bias:
+            sum_dy(ring, bias_partial, boxes, own, shape.N)
     else:
         consumer_registers()
-        acc_0 = cuda.local.array(32, np.float32)
-        acc_1 = cuda.local.array(32, np.float32)
-        acc_2 = cuda.local.array(32, np.float32)
-        arrives = (t & 127) == 0
-        taps = int32(size * size)
-        tap = int32(group * TAPS + (warpgroup - 1) * 3)
-        # a tap beyond the last repeats it, and nobody reads its sums
-        shift_0 = uint32(tap_rows(min(tap, taps - 1), size, pitch, whole_halo, copy_rows)) * uint32(ROW) + dy_bytes
-        shift_1 = uint32(tap_rows(min(tap + 1, taps - 1), size, pitch, whole_halo, copy_rows)) * uint32(ROW) + dy_bytes
-        shift_2 = uint32(tap_rows(min(tap + 2, taps - 1), size, pitch, whole_halo, copy_rows)) * uint32(ROW) + dy_bytes
-        dy_stride, x_stride = uint32(tile_w * ROW), uint32(pitch * ROW)  # from eight pixels to those below
-        # 16 pixels, in descriptors
-        dy_step, x_step = np.uint64(dy_stride >> uint32(3)), np.uint64(x_stride >> uint32(3))
-        sub_blocks = pixels >> 6
-        stage, parity, sub = int32(0), uint32(0), int32(0)
-        at = base
-
-        # the first 64 pixels: acc = …
-        mbarrier_wait(full0, uint32(0))
-        da = descriptor(at, uint32(16), dy_stride, 1)
-        db_0 = descriptor(at + shift_0, uint32(16), x_stride, 1)
-        db_1 = descriptor(at + shift_1, uint32(16), x_stride, 1)
-        db_2 = descriptor(at + shift_2, uint32(16), x_stride, 1)
-        wgmma_fence()
-        multiply_64(acc_0, da, db_0, int32(0))
-        multiply_64(acc_1, da, db_1, int32(0))
-        multiply_64(acc_2, da, db_2, int32(0))
-        for _ in range(3):
-            da += dy_step
-            db_0 += x_step
-            db_1 += x_step
-            db_2 += x_step
-            multiply_64(acc_0, da, db_0, int32(1))
-            multiply_64(acc_1, da, db_1, int32(1))
-            multiply_64(acc_2, da, db_2, int32(1))
-        wgmma_commit()
-
-        # all others: acc += …
-        for _ in range(int32(1), int32((last_chunk - first_chunk) * sub_blocks)):
-            before = stage
-            sub += int32(1)
-            if sub == sub_blocks:
-                sub = int32(0)
-                stage += int32(1)
-                if stage == stages:
-                    stage, parity = int32(0), parity ^ uint32(1)
-                at = base + uint32(stage) * stage_bytes
-                mbarrier_wait(full0 + uint32(8) * uint32(stage), parity)
-            x_at = at + uint32(row_of(sub, tile_w, tile_h, pitch, box_h)) * uint32(ROW)
-            da = descriptor(at + uint32(row_of(sub, tile_w, tile_h, tile_w, tile_h)) * uint32(ROW), uint32(16),
-                            dy_stride, 1)
-            db_0 = descriptor(x_at + shift_0, uint32(16), x_stride, 1)
-            db_1 = descriptor(x_at + shift_1, uint32(16), x_stride, 1)
-            db_2 = descriptor(x_at + shift_2, uint32(16), x_stride, 1)
-            wgmma_fence()
-            for _ in range(4):
-                multiply_64(acc_0, da, db_0, int32(1))
-                multiply_64(acc_1, da, db_1, int32(1))
-                multiply_64(acc_2, da, db_2, int32(1))
-                da += dy_step
-                db_0 += x_step
-                db_1 += x_step
-                db_2 += x_step
-            wgmma_commit()
-            wgmma_wait_1()
-            if arrives and sub == 0:  # the stage before has been multiplied
-                mbarrier_arrive(empty0 + uint32(8) * uint32(before))
-        wait_64(acc_0)
-        wait_64(acc_1)
-        wait_64(acc_2)
-        if arrives:
-            mbarrier_arrive(empty0 + uint32(8) * uint32(stage))
-        to = (cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x) * SUMS + (warpgroup - 1) * (SUMS // 3) + (t & 127) * 4
-        write_sums(partial, to, acc_0)
-        write_sums(partial, to + TILE * TILE, acc_1)
-        write_sums(partial, to + 2 * TILE * TILE, acc_2)
+        consume(ring, warpgroup, partial, boxes, own, shape, tiling)
 
 
 @cuda.jit
@@ -298,7 +385,7 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
                     continue
                 box = (width + 2 * pad * whole_halo) * (height + 2 * pad) * images
                 x_bytes = -(-box * ROW * (1 if whole_halo else size) // 1024) * 1024
-                stages = min(SHARED // (pixels * ROW + x_bytes), MOST_STAGES)
+                stages = min(SHARED // (pixels * ROW + x_bytes), MAX_STAGES)
                 if stages < 2:
                     continue
                 chunks = -(-W // width) * -(-H // height) * -(-B // images)
@@ -344,10 +431,10 @@ def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=
     tiles = -(-c // TILE) * -(-n // TILE) * -(-size * size // TAPS)
     partial = empty((plan.parts, tiles * SUMS), np.float32, like=dy)
     bias_partial = no_numbers(backend) if dbias is None else empty((plan.parts, n), np.float32, like=dy)
-    launch(conv2d_weight_gradient_kernel_v6, (tiles, plan.parts), THREADS, map_dy, map_x, partial.reshape(-1),
-           bias_partial.reshape(-1), b, h, w, c, n, size, int(whole_halo), plan.width, plan.height, plan.images,
-           plan.stages,
-           plan.x_bytes, plan.chunks, plan.part_chunks, int(dbias is not None),
+    launch(conv2d_weight_gradient_kernel_v6, (tiles, plan.parts), THREADS, Maps(map_dy, map_x), partial.reshape(-1),
+           bias_partial.reshape(-1), Shape(b, h, w, c, n, size),
+           Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes, plan.chunks,
+                  plan.part_chunks), int(dbias is not None),
            shared=plan.stages * (plan.width * plan.height * plan.images * ROW + plan.x_bytes))
     launch(add_weight_gradient_kernel, tiles * SUMS // 4 // ADDED, (ADDED, min(plan.parts, SHARES)),
            partial.reshape(-1), dweight.reshape(-1),

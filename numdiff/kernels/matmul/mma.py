@@ -1,8 +1,8 @@
 """Matmul in float16, rung 5: the tensor cores of every GPU from sm_80 on.
 
 WHAT IS NEW, AND WHY IT PAYS
-    mma.sync: a warp multiplies 16 × 16 by 16 × 8 in one instruction, 4096 multiply-adds where rung 4 spends 64
-        instructions of two each. Sums stay float32, operands are float16: half the bytes as well.
+    mma.sync: a warp multiplies 16 × 16 by 16 × 8 in one instruction, 2,048 multiply-adds where rung 4 spends 64
+        instructions of 32 (one a lane). Accumulators stay float32, operands are float16: half the bytes as well.
     ldmatrix: loads the fragments that mma.sync wants, spread over the lanes as it wants them; `.trans` turns an operand
         round that is contiguous along m or n. So all four cases of transposes read memory as it lies.
     cp.async in STAGES stages: tiles travel from memory into shared memory past the registers, two of them on their way
@@ -14,9 +14,9 @@ TILES IN SHARED MEMORY, and their swizzles: eight addresses of an ldmatrix must 
         along k          rows of 32 k, 64 bytes: chunk c (16 bytes) of row r lies at c ^ (r / 2 % 4)
         along m or n     a row for each k, of the tile's 64 or 128 columns: chunk c of row k lies at c ^ (k % 8)
 EPILOGUE
-    alpha · sum + bias + residual in float32. float16: rounded, through a patch of shared memory of each warp's own, so
-    that four lanes write 64 neighbouring bytes. float32: pairs of lanes exchange halves and write 16 bytes each;
-    this is also how a slice of a split K writes its partial sums, which `add_partials_kernel` adds up.
+    alpha · accumulator + bias + residual in float32. float16: rounded, through a patch of shared memory of each warp's
+    own, so that four lanes write 64 neighbouring bytes. float32: pairs of lanes exchange halves and write 16 bytes
+    each; this is also how a slice of a split K writes its partial sums, which `add_partials_kernel` adds up.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
@@ -31,12 +31,13 @@ DETERMINISM
 SOURCE
     PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.25.3 (cp.async).
 READ NEXT
-    hopper.py, where a copy engine and instructions four times as large take over.
+    hopper.py, where TMA and instructions up to 128 times as large take over.
 """
 import numpy as np
 
 from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, opaque, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.limits import FULL_MASK
 from ...device.requires import requires
 from ...device.tensor_core import (
     ldmatrix_x4,
@@ -57,7 +58,6 @@ PENDING = STAGES - 2  # groups that may be on their way while a tile is multipli
 TILES = {(128, 128): (2, 4), (64, 64): (2, 2)}  # tile of C -> warps along m and n
 COLUMNS = 32  # of C for each warp
 PITCH = COLUMNS * 2 + 16  # bytes of a row of a warp's patch: eight rows start in eight different groups of banks
-ALL_LANES = 0xFFFFFFFF
 PARTIALS_BLOCK = 256
 PLANES = 4 * PARTIALS_BLOCK  # shared elements: four planes
 MANY_PARTIALS = 8  # slices from which the warps of a block share them: one thread's loads would come one by one
@@ -125,8 +125,8 @@ def write_sums(c, start, a0, a1, a2, a3, row, column, lane, M, N, bias, alpha, h
     row: of the lane; column: where the fragment's 8 columns begin
     """
     even = lane & 1 == 0
-    got0 = cuda.shfl_xor_sync(ALL_LANES, a2 if even else a0, 1)
-    got1 = cuda.shfl_xor_sync(ALL_LANES, a3 if even else a1, 1)
+    got0 = cuda.shfl_xor_sync(FULL_MASK, a2 if even else a0, 1)
+    got1 = cuda.shfl_xor_sync(FULL_MASK, a3 if even else a1, 1)
     v0, v1, v2, v3 = a0, a1, got0, got1
     if not even:
         v0, v1, v2, v3 = got0, got1, a2, a3
