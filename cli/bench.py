@@ -17,7 +17,7 @@ MEASURED = tuple(name for kind in kinds.KINDS.values() for name in kind.measured
 
 @click.group(cls=Group)
 def bench():
-    """Measure how long a training step takes, samples, and the kernels of both."""
+    """Measure how long a training step, sampling and their kernels take."""
 
 
 def measured_by(*options):
@@ -35,33 +35,33 @@ def measurement(*options):
 
 
 VERSUS = (
-    ("--versus", {"type": click.Choice(["torch"]), "help": "Measure PyTorch with the same model, too, in turns with "
+    ("--versus", {"type": click.Choice(["torch"]), "help": "Also measure PyTorch with the same model, in turns with "
                   "numdiff."}),
-    ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs "
-                 "(compiled, with CUDA graphs), or all; to compile takes a minute or so.  [default: eager,graphs; on "
-                 "the CPU eager,compile]"}),
+    ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs (compiled, "
+                 "with CUDA graphs), or all. Compiling takes about a minute.  [default: eager,graphs; on the CPU "
+                 "eager,compile]"}),
     ("--torch-precision", {"metavar": "NAME,…", "type": ListOf(str), "help": "PyTorch's arithmetic: fp32 (strict), "
-                           "tf32, bf16, fp16, or all.  [default: what compares with --precision; bf16 for fp16]"}))
+                           "tf32, bf16, fp16, or all.  [default: the counterpart of --precision; bf16 for fp16]"}))
 
 
 STEP = measured_by(
     ("--steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 20, "show_default": True,
                  "help": "Steps to measure; their median is reported."}),
     ("--warmup", {"metavar": "STEPS", "type": click.IntRange(0), "default": 5, "show_default": True,
-                  "help": "Steps before, which do not count."}), *VERSUS)
+                  "help": "Steps to run before, not measured."}), *VERSUS)
 SAMPLE = measured_by(
     ("--sampler", {"type": click.Choice(SAMPLERS), "metavar": "NAME", "default": "ddim", "show_default": True,
                    "help": f"How samples are made: {', '.join(SAMPLERS)}."}),
     ("--sample-steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 50, "show_default": True,
-                        "help": "Steps of the sampler, each an evaluation of the model (of heun two)."}),
+                        "help": "Steps of the sampler; each evaluates the model once (heun: twice)."}),
     ("--batch", {"metavar": "IMAGES", "type": click.IntRange(1), "default": 32, "show_default": True,
                  "help": "Images at a time."}),
-    ("--cfg-scale", {"metavar": "SCALE", "type": float, "help": "Classifier-free guidance; each evaluation "
-                     "then is of both halves as one batch, twice the images.  [default: without]"}),
+    ("--cfg-scale", {"metavar": "SCALE", "type": float, "help": "Classifier-free guidance; each evaluation then takes "
+                     "both halves in one batch of twice the images.  [default: none]"}),
     ("--batches", {"metavar": "N", "type": click.IntRange(1), "default": 5, "show_default": True,
                    "help": "Batches to measure; their median is reported."}),
     ("--warmup", {"metavar": "N", "type": click.IntRange(0), "default": 1, "show_default": True,
-                  "help": "Batches before, besides the first two, which do not count."}), *VERSUS)
+                  "help": "Batches to run before, in addition to the first two; not measured."}), *VERSUS)
 
 
 def step_command(kind):
@@ -74,12 +74,12 @@ def sample_command(kind):
 
 @bench.group(cls=KindGroup, make=step_command)
 def step():
-    """A whole training step of a model: noise, forward, backward, update."""
+    """Measure a whole training step of a model: noise, forward, backward, update."""
 
 
 @bench.group(cls=KindGroup, make=sample_command)
 def sample():
-    """Samples of a model: the same evaluations as `numdiff sample`, on random weights."""
+    """Measure sampling from a model: the evaluations of `numdiff sample`, with random weights."""
 
 
 def model_name(options):
@@ -144,7 +144,7 @@ def measure_samples(model, sampler, sample_steps, cfg_scale, batches, warmup, ve
 
 
 def sample_comparison(result, precision):
-    """Lines of the table of both programs' samples."""
+    """Lines of the table that compares the sampling of both programs."""
     yield f"{'':24s} images/s  ms a batch  ms an evaluation  first s  peak MiB  numdiff takes"
     for name, row in (("numdiff " + precision, {**result, "first_s": result["first_batch_s"]}),
                       *((f"PyTorch {r['mode']} {r['precision']}", r) for r in result["versus"])):
@@ -162,7 +162,7 @@ def measured(result):
 
 
 def torch_pairs(options, versus, modes, torch_precision):
-    """The (mode, precision) pairs of PyTorch that are asked for; a `UsageError` where one does not exist."""
+    """The (mode, precision) pairs of PyTorch to measure; a `UsageError` for one that does not exist."""
     from numdiff.benchmark.step import BEST_MODES, COMPARED
     from numdiff.benchmark.torch_step import MODES, PRECISIONS, require_torch, require_twin
     from numdiff.errors import UsageError
@@ -188,7 +188,7 @@ def torch_pairs(options, versus, modes, torch_precision):
 
 
 def comparison(result, precision):
-    """Lines of the table of both steps."""
+    """Lines of the table that compares the steps."""
     yield f"{'':24s}        ms  TFLOP/s    MFU  peak MiB  against numdiff"
     for name, row in (("numdiff " + precision, result),
                       *((f"PyTorch {r['mode']} {r['precision']}", r) for r in result["versus"])):
@@ -199,7 +199,7 @@ def comparison(result, precision):
         ratio = f"{row['ratio']:.2f} times as long" if "ratio" in row else ""
         peak = f"{row['peak_mib']:9,.0f}" if row["peak_mib"] else f"{'–':>9}"
         yield f"{name:24s} {row['ms']:9.2f} {row['tflops']:8.3g} {mfu} {peak}  {ratio}"
-    yield "PyTorch's step is without noise, clipping and average of weights, which numdiff's has."
+    yield "PyTorch's step leaves out noise, clipping and the average of the weights, which numdiff's includes."
 
 
 @bench.command(cls=GroupedCommand)
@@ -208,21 +208,21 @@ def comparison(result, precision):
     ("--of", {"type": click.Choice([*kinds.names(), "files"]), "default": kinds.names()[0], "show_default": True,
               "help": "Whose shapes: those of a training step of this model; files: a problem or two for each file of "
                       "numdiff/kernels, as its docstring tells them under MEASURED."}),
-    ("--chosen", {"is_flag": True, "help": "Only the version that the launcher chooses, not each."}),
-    ("--shapes", {"metavar": "N", "type": click.IntRange(1), "help": "Shapes of each operation, the largest.  "
-                  "[default: 3; all where operations are named]"}),
-    ("--versus", {"type": click.Choice(["torch"]), "help": "cuBLAS and cuDNN beside it, by PyTorch.  [default: where "
-                  "it is installed]"}),
+    ("--chosen", {"is_flag": True, "help": "Only the version that the launcher chooses, instead of each."}),
+    ("--shapes", {"metavar": "N", "type": click.IntRange(1), "help": "How many shapes of each operation to measure, "
+                  "the largest first.  [default: 3; all if operations are named]"}),
+    ("--versus", {"type": click.Choice(["torch"]), "help": "Also measure cuBLAS and cuDNN, through PyTorch.  [default: "
+                  "if it is installed]"}),
     ("--json", {"metavar": "FILE.json", "type": click.Path(dir_okay=False), "help": "Write the rows, after each "
                 "problem; with --of files it is what `python -m tests.kernels.write_figures` reads."}),
     ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw the rows that compute under "
                "the roof of the card: TFLOP/s over FLOPs a byte."}))
 @settings(*KERNELS, *MEASURED)
 def kernels(operations, of, chosen, shapes, versus, json, png, **given):
-    """Each version of the operations (default: all) at a model's own shapes.
+    """Measure each version of the operations (default: all) at the shapes of a model.
 
-    A star marks the version that the launcher chooses. Rates are of the bytes and FLOPs that the operation needs at
-    least; the roof is the memory's measured speed or the arithmetic's peak, whichever the operation meets first.
+    A star marks the version that the launcher chooses. Rates count the bytes and FLOPs that the operation needs at
+    least. The roof is the measured speed of the memory or the peak of the arithmetic, whichever limits the operation.
     """
     from numdiff.benchmark.kernels import bench_kernels, results_of
     from numdiff.files import check_output, write_json
@@ -281,7 +281,7 @@ def files_rows(operations, chosen, shapes, versus, given):
 
 
 def check_picture(path):
-    """Refuse a picture that could not be written, before the long work whose result it shows."""
+    """Refuse a picture that could not be written before the long work that it shows begins."""
     if path:
         from numdiff.files import check_output
         from numdiff.plots import check_ending
@@ -291,20 +291,21 @@ def check_picture(path):
 @bench.command(cls=GroupedCommand)
 @measurement(
     ("--of", {"type": click.Choice(kinds.names()), "default": kinds.names()[0], "show_default": True,
-              "help": "Whose shapes: those of a training step of this model."}),
+              "help": "The model whose training step gives the shapes."}),
     ("--shapes", {"metavar": "N", "type": click.IntRange(1),
-                  "help": "Shapes of each kind, those with most arithmetic.  [default: all]"}),
+                  "help": "How many shapes of each kind to measure, those with most arithmetic first.  [default: "
+                          "all]"}),
     ("--timeout", {"metavar": "SECONDS", "type": click.FloatRange(0), "default": math.inf,
-                   "help": "After which no other shape is begun; largest come first.  [default: none]"}),
+                   "help": "Time after which no further shape is begun; the largest come first.  [default: none]"}),
     ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
-               "help": "The table to write; one that exists keeps what it has of other shapes.  [default: this card's, "
-                       "in numdiff/kernels/tuning]"}))
+               "help": "The table to write; an existing one keeps its entries for other shapes.  [default: this "
+                       "card's, in numdiff/kernels/tuning]"}))
 @settings(*KERNELS, *MEASURED)
 def tune(of, shapes, timeout, out, **given):
     """Measure which tiles are best for the float16 kernels on this card, and write its table.
 
-    Launchers choose tiles by an estimate; the table has the shapes for which another choice is faster. It is written
-    after each shape: what was found is kept, whenever this is interrupted.
+    Launchers choose tiles by an estimate. The table lists the shapes for which another choice is faster. It is written
+    after each shape, so an interruption loses nothing.
     """
     from numdiff.benchmark.tune import tune as measure_tiles
     from numdiff.training.options import resolve

@@ -6,14 +6,15 @@ from .settings import KindGroup, Setting, classes_by_number, kind_command
 
 OPTIONS = (
     click.option("--capability", metavar="X.Y", cls=Setting, heading="Machine",
-                 help="Compute capability of the GPU that the kernels are for.  [default: that of the GPU here]"),
+                 help="Compute capability of the GPU that the kernels are for.  [default: that of this machine's "
+                      "GPU]"),
     click.option("--ranks", metavar="N", type=click.IntRange(1), default=1, show_default=True, cls=Setting,
-                 heading="Machine", help="GPUs that are going to train together."))
+                 heading="Machine", help="GPUs that will train together."))
 
 
 @click.group(cls=KindGroup, make=lambda kind: kind_command(kind, "compile", options=OPTIONS, run=run_compiling))
 def compile():
-    """Compile the kernels of a run ahead of time, also on a machine without a GPU."""
+    """Compile the kernels of a run ahead of time, even on a machine without a GPU."""
 
 
 def run_compiling(model, capability, ranks, **given):

@@ -1,4 +1,4 @@
-"""`numdiff convert`: weights of other programs into numdiff's model files, and back."""
+"""`numdiff convert`: weights of other programs to numdiff's model files, and back."""
 import click
 
 from .output import echo
@@ -8,34 +8,34 @@ from .output import echo
 @click.argument("source", type=click.Path(), metavar="IN")
 @click.argument("target", type=click.Path(), metavar="OUT")
 @click.option("--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
-              help="Which weights to take where IN holds both: averaged, or as trained.")
+              help="Which weights to take if IN holds both: averaged, or as trained.")
 @click.option("--image-size", type=click.IntRange(1, 4096), metavar="PX", help="Side of the images of the model.")
 @click.option("--num-head-channels", type=click.IntRange(1, 4096), metavar="N", help="Channels of an attention head.")
 @click.option("--num-heads", type=click.IntRange(1, 4096), metavar="N",
-              help="Number of attention heads, instead of --num-head-channels; of a DiT only where its size is not a "
+              help="Number of attention heads, instead of --num-head-channels; for a DiT only if its size is not a "
                    "published one.")
 @click.option("--num-heads-upsample", type=click.IntRange(1, 4096), metavar="N",
-              help="Another number of heads on the way up.  [default: as --num-heads]")
+              help="Number of heads on the way up.  [default: --num-heads]")
 @click.option("--num-classes", type=click.IntRange(1), metavar="N",
-              help="Classes of the model; its class table may have one row more, for no class.  [default: of a DiT one "
-                   "less than the rows, of a UNet the rows]")
+              help="Classes of the model; its class table may have one more row, for the null class.  [default: for a "
+                   "DiT one less than the rows, for a UNet the rows]")
 @click.option("--attention-order", type=click.Choice(["legacy", "new"]),
               help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
                    "[default: legacy]")
 @click.option("--max-period", type=click.FloatRange(0, min_open=True), metavar="STEPS",
-              help="Longest period of the timestep embedding.  [default: 10000; unet.cu's 1000 where IN is its]")
+              help="Longest period of the timestep embedding.  [default: 10000; 1000 if IN is unet.cu's]")
 @click.option("--diffusion-steps", type=click.IntRange(1, 100000), metavar="N",
-              help="Timesteps it was trained with.  [default: 1000]")
+              help="Timesteps the model was trained with.  [default: 1000]")
 @click.option("--schedule", type=click.Choice(["linear", "cosine"]),
-              help="Noise schedule it was trained with.  [default: linear]")
-@click.option("--prediction", type=click.Choice(["eps", "v", "x_0"]), help="What it predicts.  [default: eps]")
+              help="Noise schedule the model was trained with.  [default: linear]")
+@click.option("--prediction", type=click.Choice(["eps", "v", "x_0"]), help="What the model predicts.  [default: eps]")
 @click.option("--rescale-timesteps/--no-rescale-timesteps", default=None,
-              help="Whether it sees timestep t as t · 1000 / --diffusion-steps: rescale_timesteps of "
-                   "improved-diffusion (its default) and guided-diffusion.  [must be told of a UNet with other than "
-                   "1000 steps]")
+              help="Whether the model sees timestep t as t · 1000 / --diffusion-steps: rescale_timesteps of "
+                   "improved-diffusion (its default) and guided-diffusion.  [required for a UNet with other than 1000 "
+                   "steps]")
 @click.option("--conv-resample", is_flag=True,
-              help="Write the pooling and repetition of a UNet as the convolutions that do the same: "
-                   "guided-diffusion's scripts load no other.")
+              help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
+                   "scripts need these.")
 def convert(source, target, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
             attention_order, max_period, diffusion_steps, schedule, prediction, rescale_timesteps, conv_resample):
     """Write the weights in IN as OUT.
@@ -43,12 +43,11 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
     IN is a state dict of guided-diffusion's UNet or of the public DiT (.pt of torch.save, bare or a training
     checkpoint; .npz or .safetensors), unet.cu's .bin, or a numdiff checkpoint or run folder. A .pt is read without
     PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff model file (`numdiff sample` takes it), or in .npz
-    or .safetensors for the public names and PyTorch's layout; without an ending it is a folder in diffusers' layout,
-    for a DiT.
+    or .safetensors for the public names and PyTorch's layout; without a suffix it is a folder in diffusers' layout (DiT
+    only).
 
-    The sizes of the model are seen from the weights. What weights do not show must be said, unless IN is unet.cu's or
-    numdiff's own: the image size and the attention heads; for a DiT only the image size, and only where IN has no
-    pos_embed.
+    The sizes of the model follow from the weights. Unless IN is unet.cu's or numdiff's own, you must give what weights
+    do not show: the image size and the attention heads; for a DiT only the image size, and only if IN has no pos_embed.
 
     \b
     numdiff convert DiT-XL-2-256x256.pt dit-xl-2.h5
@@ -72,7 +71,7 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
 
 
 def describe(target, result):
-    """The lines that say what was converted."""
+    """Lines that describe what was converted."""
     from numdiff.training import kinds
     from numdiff.training.build import describe_diffusion
 

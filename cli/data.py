@@ -1,4 +1,4 @@
-"""`numdiff data`: bring one's own images into numdiff, and look at what a dataset holds."""
+"""`numdiff data`: import images, and describe what a dataset holds."""
 import os
 
 import click
@@ -11,35 +11,36 @@ LISTED = 60  # classes printed
 
 @click.group(cls=Group)
 def data():
-    """Import images, and look into datasets."""
+    """Import images, and describe datasets."""
 
 
 @data.command("import", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="SOURCE")
 @click.argument("out", type=click.Path(), metavar="OUT.h5")
 @click.option("--size", type=click.IntRange(1, 1024), metavar="PX",
-              help="Side of the images in pixels.  [default: their own, if it is one and square]")
+              help="Side of the images in pixels.  [default: their own, if all are square and of one size]")
 @click.option("--fit", type=click.Choice(["crop", "pad", "stretch"]), default="crop", show_default=True,
-              help="How to make images square: cut out the middle, add bars of the background, or distort.")
+              help="How to make images square: crop to the centre, pad with the background, or stretch.")
 @click.option("--rgb/--grey", "rgb", default=None,
-              help="Three channels or one.  [default: as the first image]")
+              help="Three channels or one.  [default: those of the first image]")
 @click.option("--background", metavar="COLOUR", default="white", show_default=True,
-              help="What shows through transparent images: a name or #rrggbb.")
+              help="Colour behind transparent images: a name or #rrggbb.")
 @click.option("--labels", metavar="auto|folders|prefix|none|FILE", default="auto", show_default=True,
-              help="Classes by sub-folders, by the files' names up to the first _ (cat_001.png), none, or by a .csv or "
-                   ".json file (auto: a labels.csv, labels.json or dataset.json among the images, else sub-folders).")
+              help="Where classes come from: sub-folders, the file names up to the first _ (cat_001.png), a .csv or "
+                   ".json file, or none. auto: a labels.csv, labels.json or dataset.json among the images, else "
+                   "sub-folders.")
 @click.option("--class-order", type=click.Choice(["numbers", "words"]), default="numbers", show_default=True,
               help="Order of classes whose names are numbers: 0, 1, 2, 10, or 0, 1, 10, 2, as torchvision's "
                    "ImageFolder and guided-diffusion number them.")
 @click.option("--latents/--pixels", "latents", default=None,
-              help="Floats of an array or dataset are latents, taken as they are, or pixels.  [default: as their "
-                   "values and channels look, and said]")
+              help="Whether floats of an array or dataset are latents, used as they are, or pixels.  [default: judged "
+                   "by their values and channels, and reported]")
 @click.option("--force", is_flag=True, help="Replace OUT.h5 if it exists.")
 def import_command(source, out, size, fit, rgb, background, labels, class_order, latents, force):
     """Write the images of SOURCE into the dataset file OUT.h5.
 
     SOURCE is a folder of images, a zip of one, cifar-10-python.tar.gz, MNIST's train-images-idx3-ubyte.gz (the labels
-    are found beside it), an .npz or .npy, unet.cu's .bin, or another dataset file. What it is, is seen from its
+    are found beside it), an .npz or .npy, unet.cu's .bin, or another dataset file. The format is recognised by the
     contents. Images that cannot be read are named and left out. Floats of an .npz, .npy or dataset may be latents,
     which are neither scaled nor resized.
 
@@ -65,9 +66,9 @@ def import_command(source, out, size, fit, rgb, background, labels, class_order,
               help="Where to write the contact sheet.  [default: NAME-sheet.png in the current folder]")
 @click.option("--no-sheet", is_flag=True, help="Write no contact sheet.")
 def info_command(file, sheet, no_sheet):
-    """Print what the dataset FILE holds, and write a contact sheet of it: one row of images a class.
+    """Describe the dataset FILE, and write a contact sheet of it: one row of images for each class.
 
-    Without FILE it shows the default dataset, emoji64.h5.
+    Without FILE, the default dataset, emoji64.h5.
     """
     from numdiff.data.dataset import open_dataset
     from numdiff.data.sheet import save_sheet

@@ -1,4 +1,4 @@
-"""`numdiff evaluate`: how good samples are, against a reference."""
+"""`numdiff evaluate`: compare samples with a reference."""
 import click
 
 from .output import echo
@@ -8,34 +8,34 @@ from .output import echo
 @click.argument("samples", metavar="SAMPLES")
 @click.argument("reference", metavar="[REFERENCE]", required=False)
 @click.option("--features", metavar="MODULE:FUNCTION",
-              help="What makes features of images: your own function of uint8 (B, H, W, 3).  [default: random-conv, a "
+              help="Your own function from images, uint8 (B, H, W, 3), to features (B, D).  [default: random-conv, a "
                    "fixed random network]")
 @click.option("--classes", metavar="NAME,…",
-              help="Keep these classes of a REFERENCE that is a dataset.  [default: all]")
+              help="If REFERENCE is a dataset, keep only these classes.  [default: all]")
 @click.option("--nearest", metavar="K", type=click.IntRange(1), default=3, show_default=True,
-              help="Neighbours that span the manifolds of precision and recall.")
+              help="Number of nearest neighbours that define the manifolds of precision and recall.")
 @click.option("--subsets", metavar="N", type=click.IntRange(1, 10**5), default=100, show_default=True,
               help="Random subsets over which KID is averaged.")
 @click.option("--subset-size", metavar="IMAGES", type=click.IntRange(2), default=1000, show_default=True,
-              help="Images of such a subset; sets that are no larger are compared whole.")
+              help="Images in such a subset; smaller sets are compared as a whole.")
 @click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Seed of the subsets.")
 @click.option("--batch", metavar="IMAGES", type=click.IntRange(1), default=64, show_default=True,
-              help="Images whose features are made at a time.")
+              help="Images whose features are computed at a time.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
               help="Where random-conv computes; auto: the GPU if there is one.")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "tf32"]), default="auto", show_default=True,
-              help="Arithmetic of random-conv; auto: fp32 everywhere, so that figures of all machines compare. tf32 is "
-                   "quicker on a GPU, and its figures compare with tf32's alone.")
+              help="Arithmetic of random-conv; auto: fp32 everywhere, so that figures from all machines can be "
+                   "compared. tf32 is faster on a GPU; its figures can only be compared with those of tf32.")
 @click.option("--save-stats", metavar="FILE.npz",
               help="Write the statistics of SAMPLES: mu, sigma (EDM) and mu_s, sigma_s (guided-diffusion).")
 @click.option("--save-features", "save_feature_file", metavar="FILE.npz", help="Write the features of SAMPLES.")
-@click.option("--json", "json_file", metavar="FILE.json", help="Write the figures, and what belongs to them.")
+@click.option("--json", "json_file", metavar="FILE.json", help="Write the figures and their settings.")
 def evaluate(samples, reference, classes, **options):
     """Compare SAMPLES with a REFERENCE: Fréchet distance, KID, precision and recall.
 
-    Either is an npz of images (arr_0, as numdiff sample --npz writes it), a folder of pictures, a dataset of numdiff
-    data import, features (npz, npy), or statistics (mu, sigma) of guided-diffusion or EDM. The figures are of the
-    features that --features makes; those of random-conv compare your own runs, and are not FID.
+    Each is an npz of images (arr_0, as numdiff sample --npz writes it), a folder of pictures, a dataset of numdiff data
+    import, features (npz, npy), or statistics (mu, sigma) of guided-diffusion or EDM. The figures describe the features
+    that --features computes. Those of random-conv compare your own runs; they are not FID.
 
     \b
     numdiff sample auto --count 1000 --npz samples.npz

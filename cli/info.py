@@ -11,7 +11,7 @@ TOOLKIT = ("cuda-bindings", "cuda-core", "nvidia-cuda-runtime", "nvidia-cuda-nvr
 
 
 def version(package):
-    """The installed version of a package; None where there is none. Imports nothing."""
+    """The installed version of a package, or None. Imports nothing."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -33,10 +33,10 @@ def info():
     say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores")
     say("packages", ", ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES))
     toolkit = [f"{name} {version(name)}" for name in TOOLKIT if version(name)]
-    say("cuda wheels", ", ".join(toolkit) or "none; with a GPU: pip install 'numdiff[cuda13]', or [cuda12] where the "
+    say("cuda wheels", ", ".join(toolkit) or "none; with a GPU: pip install 'numdiff[cuda13]', or [cuda12] if the "
         "driver is older than 580")
     reason = why_no_gpu()
-    say("gpu", f"none that can be used: {reason}" if reason else describe_gpus())
+    say("gpu", f"none usable:  {reason}" if reason else describe_gpus())
     say("mpi", describe_mpi())
     cache = cache_directory()
     say("cache", f"{cache} ({'has compiled kernels' if os.path.isdir(cache) else 'made when a kernel is compiled'})")
@@ -82,7 +82,7 @@ def driver_version(nvml):
 
 
 def describe_mpi():
-    """Which MPI mpi4py would use; mpi4py is imported only where it is installed, and never initialised."""
+    """Which MPI mpi4py would use; mpi4py is imported only if it is installed, and never initialised."""
     if version("mpi4py") is None:
         return "mpi4py is not installed; pip install 'numdiff[mpi]' (one process works without it)"
     try:

@@ -1,4 +1,4 @@
-"""`numdiff kernels`: hold the kernels against their references, and look into them."""
+"""`numdiff kernels`: check the kernels against their references, and inspect them."""
 import os
 
 import click
@@ -8,34 +8,34 @@ from .suggest import Group
 
 @click.group(cls=Group)
 def kernels():
-    """Look into the kernels."""
+    """Check the kernels, and inspect them."""
 
 
 @kernels.command()
 @click.argument("operations", metavar="[OPERATION]…", nargs=-1)
 @click.option("--device", type=click.Choice(["emulator", "cuda", "ptx", "cpu"]), default="emulator", show_default=True,
-              help="Where they run. The emulator needs no GPU and reports races, bounds, unset memory and more; ptx "
-                   "only compiles them, for two GPU generations.")
+              help="Where they run. The emulator needs no GPU and reports races, indices out of bounds, uninitialised "
+                   "memory and more; ptx only compiles them, for two GPU generations.")
 @click.option("--orders", metavar="N", type=click.IntRange(1, 3), default=2, show_default=True,
               help="Thread orders that the emulator tries: forward, shuffled, reversed.")
 @click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True,
-              help="Of the shuffled order.")
+              help="Seed of the shuffled order.")
 @click.option("--against", type=click.Choice(["emulator", "cuda"]), default=None,
-              help="Compare the bits with this device's, too.")
+              help="Also compare the bits with those of this device.")
 @click.option("--version", metavar="N", type=click.IntRange(1), default=None,
               help="Only this version of each operation.")
 @click.option("--counts", is_flag=True,
-              help="For each kernel a table of its source lines: requests of warps, transactions per request, bank "
-                   "conflicts, FLOPs. (In the emulator, each kernel on the first problem that launches it.)")
+              help="Print a table of each kernel's source lines: requests of warps, transactions per request, bank "
+                   "conflicts, FLOPs. (Counted in the emulator, on the first problem that launches the kernel.)")
 @click.option("--trace", "trace_file", metavar="FILE", type=click.Path(dir_okay=False),
               help="Write a timeline of barriers and copies of the first problem: .svg, .png, .txt, or .json for "
                    "chrome://tracing.")
 @click.option("--list", "only_list", is_flag=True, help="Show the names of the operations and exit.")
 def check(operations, device, orders, seed, against, version, counts, trace_file, only_list):
-    """Run every version of the operations (default: all) on a small problem.
+    """Run every version of the operations (default: all) on small problems.
 
-    A version passes if it is within 1e-5 of the float64 reference, gives the same bits in every run and thread order,
-    and has no fault. The exit code is 1 if one does not pass.
+    A version passes if it agrees with the float64 reference (to within 1e-5 in float32), gives the same bits in every
+    run and thread order, and has no fault. The exit code is 1 if any version fails.
     """
     from numdiff.errors import NumdiffError, UsageError
     from numdiff.kernels import check as checking

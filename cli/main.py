@@ -1,6 +1,6 @@
 """The command `numdiff`: finds its subcommands, and turns errors into one sentence and an exit code.
 
-0 done · 1 something went wrong that the message tells how to mend · 2 wrong usage · 130 interrupted by Ctrl-C
+Exit codes: 0 done · 1 an error, whose message says what to do · 2 wrong usage · 130 interrupted by Ctrl-C
 """
 import contextlib
 import errno
@@ -16,18 +16,18 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
     "evaluate": (".evaluate", "Measure samples against a reference."),
-    "data": (".data", "Import images, and look into datasets."),
-    "convert": (".convert", "Convert weights from and to other programs."),
+    "data": (".data", "Import images, and describe datasets."),
+    "convert": (".convert", "Convert weights from and to the formats of other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),
-    "bench": (".bench", "Measure a training step and its kernels, beside PyTorch where wanted."),
+    "bench": (".bench", "Measure training steps, samples and kernels, optionally beside PyTorch."),
     "profile": (".profile", "Show where a training step's time goes, by kernel and by layer."),
-    "compile": (".compile", "Compile the kernels of a run ahead of time, also without a GPU."),
+    "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
 }
 
 
 def job():
-    """`distributed.job()`, whose module is imported only where it has something to do."""
+    """`distributed.job()`, whose module is imported only if there are ranks."""
     from numdiff.distributed.launcher import launched
     if launched() is None:
         return contextlib.nullcontext()
@@ -51,7 +51,7 @@ class Commands(Group):
         open_streams()
         try:
             return super().main(*args, **kwargs)
-        except OSError as error:  # what cannot be written on stdout: a help on a full disk
+        except OSError as error:  # stdout cannot be written: help redirected to a full disk
             if not kwargs.get("standalone_mode", True):
                 raise
             click.echo(f"Error: {error.strerror or error}.", err=True)
@@ -70,7 +70,7 @@ class Commands(Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def invoke(self, ctx):
-        """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks one speaks."""
+        """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks, one reports it."""
         try:
             with job():
                 return super().invoke(ctx)
@@ -81,14 +81,14 @@ class Commands(Group):
             raise Failure(f"this machine is out of memory{reason}; use a smaller --microbatch, --batch or "
                           "model.") from error
         except BrokenPipeError:
-            raise  # click ends quietly when a reader such as `head` has gone
+            raise  # click exits quietly when a reader such as `head` has gone
         except OSError as error:
             if error.strerror is None:
                 raise
             where = f"{error.filename}: " if error.filename else ""
             from numdiff.files import REASONS
             reason = f"{os.strerror(error.errno)}; check the path and its permissions"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):  # permissions are not to blame
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):  # not a matter of permissions
                 reason = REASONS[error.errno]
             raise Failure(f"{where}{reason}.") from error
         except Exception as error:
@@ -99,19 +99,19 @@ class Commands(Group):
 
 
 def open_streams():
-    """Open what a caller has closed (`2>&-`) as /dev/null: else the next file that is opened takes the number of
-    stderr, and what libraries print lands in it."""
+    """Open the standard streams that the caller has closed (`2>&-`) as /dev/null: otherwise the next file opened takes
+    the number of stderr, and receives what libraries print."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            if os.open(os.devnull, os.O_RDWR) != number:  # takes the lowest that is free
+            if os.open(os.devnull, os.O_RDWR) != number:  # takes the lowest free one
                 raise
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name that is not of this encoding can be shown, too
+            stream.reconfigure(errors="backslashreplace")  # so that names outside this encoding can be shown, too
 
 
 def print_version(ctx, _, wanted):
@@ -125,9 +125,9 @@ def print_version(ctx, _, wanted):
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version,
               help="Show the version and exit.")
 def main():
-    """Diffusion models, trained end to end by GPU kernels that are written in Python.
+    """Diffusion models, trained end to end by GPU kernels written in Python.
 
     \b
     numdiff train unet                   train on emoji, on a GPU if there is one
-    numdiff sample runs/00000-unet-tiny  make images with what was trained
+    numdiff sample runs/00000-unet-tiny  make images with the trained model
     """

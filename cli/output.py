@@ -1,8 +1,8 @@
-"""What the commands print: texts that come from files (names of classes, paths) in visible characters."""
+"""What the commands print. Text that comes from files (names of classes, paths) is shown in visible characters."""
 import click
 
 
 def echo(text="", err=False):
-    """Print one line; nothing in it tells the terminal anything."""
+    """Print one line, in which control characters are escaped."""
     from numdiff.errors import printable
     click.echo(printable(text), err=err)

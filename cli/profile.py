@@ -18,11 +18,11 @@ OPTIONS = (
     output("--rows", metavar="N", type=click.IntRange(1), default=30, show_default=True,
            help="Rows of each table, the longest times first."),
     output("--depth", metavar="N", type=click.IntRange(1), default=2, show_default=True,
-           help="Parts of a layer's name by which layers are told apart."),
+           help="How many parts of a layer's name tell layers apart."),
     click.option("--clock", cls=Setting, heading="Measurement", type=click.Choice(["auto", "graph", "events"]),
                  default="auto", show_default=True,
                  help="How kernels are timed on a GPU: inside the replayed graph (by CUPTI, through PyTorch's "
-                      "profiler), or one by one between events; auto: the first where PyTorch is installed."))
+                      "profiler), or one by one between events; auto: the former if PyTorch is installed."))
 
 
 def profile_command(kind):
@@ -31,7 +31,7 @@ def profile_command(kind):
 
 @click.group(cls=KindGroup, make=profile_command)
 def profile():
-    """Show where the time of a training step goes, by kernel and by layer, and what holds its memory."""
+    """Show where the time of a training step goes, by kernel and by layer, and what its memory holds."""
 
 
 def show(model, out, png, rows, depth, clock, **given):
@@ -70,7 +70,7 @@ def show(model, out, png, rows, depth, clock, **given):
 
 
 def table(found, title, rows):
-    """Lines of a table of `Profile.table`'s rows; what is not shown is summed up in the last."""
+    """Lines of a table of `Profile.table`'s rows; the last one sums up what is not shown."""
     width = max([len(title), *(len(row[0]) for row in found[:rows])])
     yield f"{title:{width}}  calls        µs  share     GB/s  TFLOP/s  of roof"
     for name, calls, us, share, moved, flops, roof in found[:rows]:
@@ -86,15 +86,15 @@ def table(found, title, rows):
 
 
 def footer(found):
-    """Lines that hold the sum over all kernels against the step."""
+    """Lines that compare the sum over all kernels with the step."""
     total, step = found.total_us, 1e3 * found.step_ms
     yield f"{'together':10} {len(found.launches):,} in {total:,.1f} µs; the step, measured by itself: {step:,.1f} µs"
 
 
 def memory_table(peak, held, rows):
-    """Lines about what holds the memory when most is held."""
+    """Lines about what is in memory at the peak."""
     width = max(len(name) for name, _ in held[:rows])
-    yield f"{'memory held when most is':{width}}       MiB  share"
+    yield f"{'memory at the peak':{width}}       MiB  share"
     for name, nbytes in held[:rows]:
         yield f"{name:{width}}  {nbytes / 2**20:9,.1f} {100 * nbytes / peak:4.1f} %"
     if held[rows:]:

@@ -36,68 +36,71 @@ class Steps(click.ParamType):
 @option("What", "--seed", metavar="N", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True,
         help="Seed of the first image; image i has seed N + i, whatever the batch.")
 @option("What", "--class", "class_name", metavar="CLASS", multiple=True,
-        help="Class of the images, by name (in any case) or index, for a model with classes; given several times, they "
-             "are taken in turn.  [default: all in turn]")
+        help="Class of the images, by name (in any case) or index, for a model with classes; several of them take "
+             "turns.  [default: all in turn]")
 @option("What", "--cfg-scale", metavar="SCALE", type=float,
-        help="Classifier-free guidance, for a model with a null class: 0 ignores the class, 1 is plain, more "
-             "exaggerates it.  [default: 1]")
+        help="Classifier-free guidance, for a model with a null class: 0 ignores the class, 1 is no guidance, more "
+             "exaggerates the class.  [default: 1]")
 @option("What", "--cfg-channels", metavar="N", type=click.IntRange(1),
-        help="Guide only the first N channels; 3 as the public DiT does.  [default: all]")
+        help="Guide only the first N channels; the public DiT guides 3.  [default: all]")
 @option("What", "--slerp", metavar="IMAGES", type=click.IntRange(2),
-        help="Rows of so many images, each from one seed's image to that of the next; needs a sampler without noise.")
+        help="Interpolate in rows of this many images, each from one seed's image to the next seed's; needs a sampler "
+             "without noise.")
 @option("What", "--inpaint", metavar="PICTURE",
-        help="Make the masked part of a picture anew (RePaint), once for each image.")
+        help="Repaint the masked part of a picture (RePaint), once for each image.")
 @option("What", "--mask", metavar="MASK",
-        help="What is made anew: a picture that is white there, or left, right, top, bottom, centre.")
+        help="The part to repaint: a picture that is white there, or left, right, top, bottom or centre.")
 @option("How", "--sampler", metavar="NAME", type=click.Choice(SAMPLERS),
         help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: ddim]")
 @option("How", "--steps", metavar="STEPS", type=Steps(), default=50, show_default=True,
-        help="Steps; each asks the model once, of heun twice. A number, or timesteps as guided-diffusion respaces "
-             "them: ddim50, or 10,15,20 for so many in each third.")
+        help="Number of steps, each of which evaluates the model once (heun: twice); or guided-diffusion's respacing: "
+             "ddim50, or 10,15,20 for that many timesteps in each third.")
 @option("How", "--eta", metavar="ETA", type=click.FloatRange(0, 1),
-        help="Noise that ddim and euler-ancestral add at each step, 0 to 1.  [default: 0 and 1]")
+        help="Noise that ddim and euler-ancestral add at each step, 0 to 1.  [default: 0 for ddim, 1 for "
+             "euler-ancestral]")
 @option("How", "--variance", metavar="KIND", type=click.Choice(["small", "large", "learned"]),
-        help="Variance of ddpm's steps: small, large or learned.  [default: learned if the model has, else small]")
+        help="Variance of ddpm's steps: small, large or learned.  [default: learned if the model learned it, else "
+             "small]")
 @option("How", "--spacing", metavar="NAME", type=click.Choice(["timesteps", "karras", "logsnr"]),
-        help="Noise levels: at even timesteps, karras (EDM's), or logsnr, even in log sigma.  [default: timesteps for "
-             "ddpm and ddim, karras for the others]")
+        help="Noise levels: timesteps (evenly spaced), karras (EDM's), or logsnr (even in log sigma).  [default: "
+             "timesteps for ddpm and ddim, karras for the others]")
 @option("How", "--s-churn", metavar="NOISE", type=click.FloatRange(0),
-        help="Noise that heun and euler add on the way, over all steps, as EDM's stochastic sampler.  [default: 0]")
+        help="Noise that heun and euler add over all steps, as in EDM's stochastic sampler.  [default: 0]")
 @option("How", "--s-tmin", metavar="SIGMA", type=click.FloatRange(0),
-        help="Noise level from which on --s-churn adds.  [default: 0]")
+        help="Lowest noise level at which --s-churn adds noise.  [default: 0]")
 @option("How", "--s-tmax", metavar="SIGMA", type=click.FloatRange(0),
-        help="Noise level up to which it does.  [default: any]")
+        help="Highest noise level at which it does.  [default: any]")
 @option("How", "--s-noise", metavar="STD", type=click.FloatRange(0),
-        help="Standard deviation of that noise, a little above 1 where details get lost.  [default: 1]")
+        help="Standard deviation of that noise; a little above 1 if details get lost.  [default: 1]")
 @option("How", "--clip/--no-clip", default=None,
         help="Keep each estimate of the image within the range of pixels.  [default: clip pixels, not latents]")
 @option("How", "--jump", metavar="STEPS", type=click.IntRange(1), default=5, show_default=True,
-        help="Inpainting goes back so many steps at a time.")
+        help="How many steps inpainting goes back at a time.")
 @option("How", "--resamples", metavar="TIMES", type=click.IntRange(1), default=5, show_default=True,
         help="How often inpainting runs each stretch of steps.")
 @option("Output", "--grid", metavar="FILE.png",
-        help="Picture of the first 256 images.  [default: samples.png, unless there is an npz or animation]")
+        help="Picture of the first 256 images.  [default: samples.png, unless --npz or --animation is given]")
 @option("Output", "--npz", metavar="FILE.npz",
         help="All images as uint8 (N, H, W, 3), for numdiff evaluate and other evaluators.")
 @option("Output", "--animation", metavar="FILE.gif|.png",
         help="The denoising of the first 64 images, as a GIF or an animated PNG.")
 @option("Output", "--frames", metavar="N", type=click.IntRange(1, 1000), default=40, show_default=True,
-        help="Frames of the animation, besides the last.")
+        help="Frames of the animation, in addition to the last.")
 @option("Output", "--columns", metavar="N", type=click.IntRange(1),
-        help="Columns of the grid and the animation.  [default: about square, or one a class]")
+        help="Columns of the grid and the animation.  [default: about square, or one for each class]")
 @option("Run", "--batch", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
-        help="Images made at a time: more need more memory, and give the same images.")
+        help="Images made at a time: more need more memory and give the same images.")
 @option("Run", "--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
         help="Averaged weights, or those of the last step.")
 @option("Run", "--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
         help="Where to compute; auto: the GPU if there is one.")
 @option("Run", "--precision", type=click.Choice(["auto", "fp32", "tf32", "fp16"]), default="auto", show_default=True,
-        help="Arithmetic: float32; products on tensor cores by TF32; activations and products in float16 (a GPU); "
-             "auto: fp16 on a GPU of compute capability 8.0 and later, else fp32.")
+        help="Arithmetic: fp32: float32; tf32: matrix products in TF32 on tensor cores; fp16: activations and products "
+             "in float16 (GPUs only); auto: fp16 on a GPU of compute capability 8.0 or later, else fp32.")
 @option("Run", "--eager/--no-eager", default=False, show_default=True,
-        help="Launch each kernel from Python, where a GPU else replays a graph of a step; changes no bit.")
+        help="Launch each kernel from Python, instead of replaying a graph of a step on the GPU: same bits, slower.")
 @option("Run", "--outdir", metavar="DIR", default="runs", show_default=True,
-        help="Where run numbers are looked up.")
+        help="Folder in which run numbers are looked up.")
 def sample(run, **options):
     """Make images with a trained model.
 

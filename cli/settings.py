@@ -12,7 +12,7 @@ WIDEST = 30  # characters of the column of option names, so that the groups line
 
 
 class ListOf(click.ParamType):
-    """Values with commas between them; "none" is the empty list."""
+    """Values separated by commas; "none" is the empty list."""
 
     name = "list"
 
@@ -27,11 +27,11 @@ class ListOf(click.ParamType):
         try:
             return tuple(self.kind(v.strip()) for v in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers with commas between them.", param, ctx)
+            self.fail(f"{value!r} is not a list of whole numbers separated by commas.", param, ctx)
 
 
 class Setting(click.Option):
-    """An option that knows the heading under which help shows it."""
+    """An option with the heading under which help shows it."""
 
     def __init__(self, *args, heading="Options", **kwargs):
         super().__init__(*args, **kwargs)
@@ -97,8 +97,8 @@ def classes_by_number(model, given):
 
 
 def settings(*names, model=None):
-    """Decorator: an option for each of the named settings (default: all of the model's). What the user left out is
-    None. model: the kind whose defaults help tells; None: those that all kinds share."""
+    """Decorator: an option for each of the named settings (default: all of the model's). An option that was not given
+    is None. model: the kind whose defaults help tells; None: those that all kinds share."""
     def decorate(command):
         for name in reversed(names or settings_of(model)):
             line = table(model)[name]
@@ -133,10 +133,10 @@ def _attributes(line, model):
 
 
 def _help(line, model):
-    """The help text with the default, or with what each preset says where they differ."""
+    """The help text with the default, or with the values of the presets if they differ."""
     if line.name == "preset":
         default = kinds.get(model).default_preset
-        return f"{line.help}  [default: {{cuda}} where there is a GPU, else {{cpu}}]".format(**default)
+        return f"{line.help}  [default: {{cuda}} with a GPU, {{cpu}} without]".format(**default)
     shown = [kinds.get(model)] if model else kinds.KINDS.values()
     values = [(name, preset.get(line.name, line.default)) for kind in shown for name, preset in kind.presets.items()]
     if any(value != values[0][1] for _, value in values):
@@ -147,7 +147,7 @@ def _help(line, model):
 
 
 def text(value):
-    """A value as one writes it on the command line."""
+    """A value as it is written on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
     if isinstance(value, bool):

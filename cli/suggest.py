@@ -1,11 +1,11 @@
-"""A group of commands that knows what `numdiff trian` meant."""
+"""A group of commands that suggests `train` for `numdiff trian`."""
 import difflib
 
 import click
 
 
 class Group(click.Group):
-    """Suggests near subcommands for one that does not exist, in the words in which click does for options."""
+    """Suggests similar subcommands for one that does not exist, in the words that click uses for options."""
 
     group_class = type  # of its sub-groups
 

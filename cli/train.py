@@ -6,11 +6,11 @@ from .settings import KindGroup, Setting, classes_by_number, kind_command, text
 
 OPTIONS = (
     click.option("--resume", metavar="RUN", is_flag=False, flag_value="auto", cls=Setting, heading="Run",
-                 help="Go on with a run: its folder, its number, or one of its checkpoints; without a value (or "
-                      "`auto`) the newest run in --outdir that has a valid checkpoint."),
+                 help="Continue a run: its folder, its number, or one of its checkpoints; without a value (or with "
+                      "`auto`), the newest run in --outdir that has a valid checkpoint."),
     click.option("--new-data", is_flag=True, cls=Setting, heading="Run",
-                 help="With --resume: go on although the data is not what the run was trained on; its classes must be "
-                      "the same, in the same order."),
+                 help="With --resume: continue on other data than the run was trained on; the classes must be the "
+                      "same, in the same order."),
     click.option("--dry-run", is_flag=True, cls=Setting, heading="Run",
                  help="Print the settings, the parameter count and the TFLOP of a step, and exit."))
 
@@ -21,14 +21,14 @@ def train():
 
 
 def run_training(model, resume, dry_run, new_data, **given):
-    """Resolve what was given, and train; imports last what takes a second to load, so that errors come at once."""
+    """Resolve the settings, and train. What takes a second to import comes last, so that errors come at once."""
     from numdiff.errors import UsageError
     from numdiff.training.options import resolve, resolve_resumed
     from numdiff.training.run_folder import check_outdir, find_resume, load_options
 
     given = classes_by_number(model, given)
     if new_data and not resume:
-        raise UsageError("--new-data belongs to --resume: leave it out.")
+        raise UsageError("--new-data needs --resume; add it, or leave --new-data out.")
     given = {name: value for name, value in given.items() if value is not None}
     if resume:
         asked, outdir = resume, given.pop("outdir", None)

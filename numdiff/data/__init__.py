@@ -1,4 +1,4 @@
-"""Datasets: HDF5 files of images, their importers, and the loader that training reads them with."""
+"""Datasets: HDF5 files of images, importers that write them, and the loader with which training reads them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,14 +1,14 @@
 """A set of images in an HDF5 file, as training reads it.
 
 THE FILE
-    images   uint8 (N, H, W, C), pixels of 0 … 255, C = 1 (grey) or 3 (RGB); or a float type (N, H, W, C) of any C,
-             which a model sees as it is, such as latents; best in chunks of 64 images
+    images   uint8 (N, H, W, C), pixels of 0 … 255, C = 1 (grey) or 3 (RGB); or a float type (N, H, W, C) with any C,
+    such as latents, which the model sees as they are; best in chunks of 64 images
     labels   any integer type (N,), optional: an index into `classes`
     classes  attribute of the file, optional: the names of the classes, in the order of their labels
 `numdiff data import` writes such files (see importers/); so can any HDF5 library.
 
-A set below two gigabytes is read into memory once. A larger one stays on disk: rows are read a chunk at a time, and the
-last chunks read are kept, as many as the loader's order (loader.py) comes back to.
+A set below two gigabytes is read into memory once. A larger one stays on disk: rows are read a chunk at a time, and as
+many of the last chunks are kept as the loader's order (loader.py) returns to.
 """
 import importlib.resources
 import math
@@ -46,8 +46,8 @@ def open_dataset(path: str | os.PathLike | None = None, image_size: int | None =
                  classes: Sequence[str] | None = None) -> "Dataset":
     """The dataset in the HDF5 file `path`; None is the default one, 1,906 emoji of 64×64 pixels in 9 classes.
 
-    image_size: side of the images in pixels, if they are to be smaller than the file's; must divide that one, as the
-    pixels are averaged over whole squares. classes: the names of the classes to keep (labels are then counted anew, in
+    image_size: side of the images in pixels, if they are to be smaller than in the file; must divide that size, because
+    pixels are averaged over whole squares. classes: the names of the classes to keep (labels are then renumbered, in
     the file's order); None keeps every image.
     """
     return Dataset(default_path() if path is None else path, image_size, classes)
@@ -105,7 +105,7 @@ class Dataset:
 
     @property
     def image_size(self) -> int:
-        """Side of the images; an error where they are not square."""
+        """Side of the images; an error if they are not square."""
         if self.shape[1] != self.shape[2]:
             raise NumdiffError(f"the images of {self.path!r} are {self.shape[1]}×{self.shape[2]}, and the models take "
                                "square ones: import them again with --size.")
@@ -129,7 +129,7 @@ class Dataset:
         return out
 
     def chunk(self, index):
-        """Rows 64·index up to 64·(index+1), from memory if they were read lately."""
+        """Rows 64·index to 64·(index+1), from memory if they were read recently."""
         start, stop = index * CHUNK, min((index + 1) * CHUNK, len(self))
         if self.in_memory:
             return self._images[start:stop]
@@ -171,7 +171,7 @@ class Dataset:
             else:
                 rows = self._rows[start:stop]
                 images = np.empty((len(rows), *self._source.shape[1:]), self._source.dtype)
-                for index in np.unique(rows // CHUNK):  # whole chunks, then a choice: faster than HDF5's own selection
+                for index in np.unique(rows // CHUNK):  # whole chunks, then the rows: faster than HDF5's selection
                     chosen = rows // CHUNK == index
                     images[chosen] = self._source.read(index * CHUNK, (index + 1) * CHUNK)[rows[chosen] - index * CHUNK]
         except Refused as error:
@@ -182,7 +182,7 @@ class Dataset:
         finite = np.isfinite(images).all((1, 2, 3))
         if not finite.all():
             raise NumdiffError(f"image {start + int(np.argmin(finite))} of {self.path!r} holds values that are not "
-                               "finite: mend the file.")
+                               "finite: fix the file.")
         return images
 
     def _select(self, names):
@@ -209,7 +209,7 @@ class Dataset:
 
 def _open_file(path):
     if os.path.isdir(path):
-        raise UsageError(f"{path!r} is a folder and not a dataset: run `numdiff data import {path} OUT.h5` first.")
+        raise UsageError(f"{path!r} is a folder, not a dataset: run `numdiff data import {path} OUT.h5` first.")
     try:
         if is_hdf5(path):
             return open_hdf5(path)
@@ -273,13 +273,13 @@ def _read_labels(path, file, count):
 
 
 def _reduction(path, images, image_size):
-    """By what integer the images' sides are divided to reach `image_size`."""
+    """The integer by which the images' sides are divided to reach `image_size`."""
     if image_size is None:
         return 1
     height, width = images.shape[1:3]
     if images.dtype != np.uint8 and (height, width) != (image_size, image_size):
-        raise UsageError(f"the images of {path!r} are {images.dtype} of {height}×{width} and are taken as they are: "
-                         f"use image size {height}.")
+        raise UsageError(f"the images of {path!r} are {images.dtype} of {height}×{width} and are used as they are: use "
+                         f"image size {height}.")
     if height != width:
         raise UsageError(f"the images of {path!r} are {height}×{width} and not square, so they cannot be brought to "
                          f"{image_size}×{image_size}: import them again with --size {image_size}.")
@@ -300,7 +300,7 @@ def _average(images, factor):
 
 
 def _listed(names):
-    """The names, as words of a sentence; only the first of a long list."""
+    """The names as part of a sentence; only the first ones of a long list."""
     names = [repr(name) for name in names]
     rest = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,10 +1,10 @@
-"""What two sets of images must share to be the same data: for ranks that train together, and for runs that go on.
+"""What identifies a set of images: compared between ranks that train together, and between a run and its resumption.
 
     {"rule": 1, "shape": [N, H, W, C], "dtype": "uint8", "classes": [names], "labels": digest or None, "rows": digest}
 
-It is of the images as training sees them: of the chosen classes, in the size asked for, wherever the file lies. Of a
-set in memory up to 32 MB are hashed, whole images evenly spaced from the first to the last; of one on disk, where a
-chunk of 64 is the least that is read, eight images of each of four chunks.
+It describes the images as training sees them: the chosen classes, in the chosen size, wherever the file is. Of a set in
+    memory up to 32 MB are hashed: whole images, evenly spaced from the first to the last. Of a set on disk, where at
+    least a chunk of 64 is read at a time, eight images of each of four chunks.
 """
 import hashlib
 
@@ -12,13 +12,13 @@ import numpy as np
 
 from .dataset import CHUNK
 
-RULE = 1  # a number for how the rows are chosen and hashed: digests of two rules are not compared
+RULE = 1  # how the rows are chosen and hashed: digests of different rules are not compared
 SAMPLE_BYTES = 32 << 20
 SAMPLE_CHUNKS, SAMPLE_ROWS = 4, 8
 
 
 def fingerprint(dataset):
-    """The fingerprint of a `Dataset`, which JSON can say."""
+    """The fingerprint of a `Dataset`, a dict for JSON."""
     digest, dtype = hash_of(), np.dtype(getattr(dataset, "dtype", np.uint8))
     rows = sampled_rows(dataset.shape, dtype.itemsize, getattr(dataset, "in_memory", True))
     for start in range(0, len(rows), CHUNK):
@@ -30,7 +30,7 @@ def fingerprint(dataset):
 
 
 def sampled_rows(shape, itemsize, in_memory):
-    """The rows that are hashed, int64, ascending, of a set of images of this shape (N, H, W, C)."""
+    """The rows that are hashed, int64, ascending, for a set of images of this shape (N, H, W, C)."""
     if in_memory:
         return spaced(shape[0], max(SAMPLE_ROWS, SAMPLE_BYTES // (int(np.prod(shape[1:])) * itemsize)))
     first = spaced(-(-shape[0] // CHUNK), SAMPLE_CHUNKS)[:, None] * CHUNK
@@ -48,7 +48,7 @@ def hash_of(data=b""):
 
 
 def difference(one, other, first, second):
-    """What differs between two fingerprints, in words; `first` and `second` name whose they are. None: nothing."""
+    """What differs between two fingerprints, in words, or None; `first` and `second` name their owners."""
     if one["shape"] != other["shape"] or one["dtype"] != other["dtype"]:
         return f"{first} has {describe(one)}, {second} {describe(other)}"
     if one["classes"] != other["classes"]:
@@ -65,7 +65,7 @@ def difference(one, other, first, second):
 
 
 def reordered(one, other, first, second):
-    """The first class that has another name in the other list, in words. None: one list is the other's beginning."""
+    """The first class whose names differ in the two lists, in words; None if one list is the beginning of the other."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return f"class {index} of {first} is {a!r}, of {second} {b!r}"

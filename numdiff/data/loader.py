@@ -1,13 +1,13 @@
-"""Batches for training: which images stand in step s, read ahead in a thread.
+"""Batches for training: which images are in step s; read ahead by a thread.
 
 THE ORDER
-    The images of an epoch form a row, epochs follow each other without a gap, and step s takes places
-    [s·batch, (s+1)·batch) of that endless row. So every batch is full, and what a step sees follows from (seed, step)
-    alone: a run resumes from one integer, in the middle of an epoch, and N ranks see what one rank would.
+    The images of an epoch form a sequence, epochs follow each other without a gap, and step s takes places [s·batch,
+    (s+1)·batch) of that endless sequence. So every batch is full, and what a step sees depends on (seed, step) only: a
+    run resumes from one integer, in the middle of an epoch, and N ranks see what one rank would.
 
     Within an epoch the order is chunk-aligned and quasi-random: the chunks of 64 images are put in random order, and
-    the images are shuffled within windows of many chunks. A set of less than 256 MB is one window, which is a perfect
-    shuffle; of a larger one every chunk is read from disk only once an epoch.
+    the images are shuffled within windows of many chunks. A set of less than 256 MB is one window, so the shuffle is
+    perfect; of a larger one every chunk is read from disk only once per epoch.
 
 WHAT IT DOES NOT DO
     flip and normalise: kernels do both on the device (kernels/diffusion/images.py), so a batch travels as uint8.
@@ -43,8 +43,8 @@ class Loader:
 
     batch: images of a step over all ranks; rank r of `ranks` gets rows [r·b, (r+1)·b) of it, b = batch / ranks.
     start_step: the step of the first batch. prefetch: batches made ahead by a thread; 0 makes them on demand.
-    backend: a device with a method `pinned(shape, dtype)`: batches then stand in page-locked buffers, used in turn, and
-    the arrays of step s are overwritten once step s + 2 is asked for. Without it every batch is a new array.
+    backend: a device with a method `pinned(shape, dtype)`: batches then lie in page-locked buffers, used in turn, and
+        the arrays of step s are overwritten when step s + 2 is requested. Without it every batch is a new array.
     """
 
     def __init__(self, dataset, batch, seed, start_step=0, rank=0, ranks=1, prefetch=2, backend=None):
@@ -57,7 +57,7 @@ class Loader:
         self._order = functools.lru_cache(maxsize=3)(self._make_order)
         pinned = getattr(backend, "pinned", None)
         self._free = None
-        if pinned:  # those in the queue, the one being filled, the two that the caller may still use
+        if pinned:  # those in the queue, the one being filled, and the two that the caller may still use
             self._free = queue.Queue()
             for _ in range(prefetch + 3):
                 self._free.put((pinned((self.rows_per_rank, *dataset.shape[1:]), getattr(dataset, "dtype", np.uint8)),
@@ -70,7 +70,7 @@ class Loader:
             self._ready = queue.Queue(prefetch)
             self._thread = threading.Thread(target=self._produce, args=(start_step,), daemon=True)
             self._thread.start()
-            atexit.register(self.close)  # a script that ends without: the thread fills memory that is freed then
+            atexit.register(self.close)  # for a script that exits without closing: the thread would fill freed memory
 
     def __iter__(self):
         return self
@@ -144,7 +144,7 @@ class Loader:
         raise StopIteration
 
     def _buffers(self):
-        """Buffers to fill next: None for new arrays; waits for the caller to be done with the oldest."""
+        """Buffers to fill next, or None for new arrays; waits until the caller is done with the oldest."""
         while self._free is not None and not self._stop.is_set():
             try:
                 return self._free.get(timeout=POLL)
@@ -160,7 +160,7 @@ class Loader:
                 if self._stop.is_set():
                     return
                 result = self._fill(step, buffers)
-            except BaseException as error:  # every error is the caller's to see: this thread has nobody to tell
+            except BaseException as error:  # pass every error on to the caller
                 result = error
             while not self._stop.is_set():
                 try:
@@ -173,11 +173,12 @@ class Loader:
             try:
                 self._read_ahead(step)
             except Exception:
-                pass  # met again, and reported, when the chunk's own turn comes
+                pass  # it occurs again, and is reported, when the chunk is needed
             step += 1
 
     def _read_ahead(self, step):
-        """Read the next window's chunks one by one while this window is in use, not all at once when it begins."""
+        """Read the next window's chunks one by one while this window is in use, instead of all at once when it
+        begins."""
         if self.dataset.in_memory:
             return
         chunks = -(-len(self.dataset) // CHUNK)

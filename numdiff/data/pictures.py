@@ -1,8 +1,8 @@
-"""The one place that opens pictures: which formats, how large, and from the file's pixels to upright grey or RGB.
+"""The one place that opens pictures: which formats, how large, and how they become upright grey or RGB images.
 
-Formats are those that Pillow decodes itself and that say in their first bytes what they are (of PostScript it would
-start Ghostscript). A picture is bounded before it is decoded: bytes of the file, pixels, tags, scans. Threads that
-decode share one allowance of memory: many small pictures at a time, large ones one after the other.
+Formats are those that Pillow decodes itself and that are recognised by their first bytes (for PostScript it would start
+Ghostscript). A picture is checked before it is decoded: bytes of the file, pixels, tags, scans. Threads that decode
+share one memory budget: many small pictures at a time, large ones one after the other.
 """
 import contextlib
 import functools
@@ -40,7 +40,7 @@ class Unreadable(Exception):
 
 
 class Allowance:
-    """So many bytes for all threads together; one alone may take more."""
+    """A budget of bytes for all threads together; a single picture may take more."""
 
     def __init__(self, nbytes):
         self.nbytes, self.taken, self._changed = nbytes, 0, threading.Condition()
@@ -63,14 +63,14 @@ _files, _pixels = Allowance(MAXIMUM_FILE_BYTES // 2), Allowance(8 * MAXIMUM_PIXE
 
 @functools.cache
 def formats():
-    """Those of FORMATS that this Pillow was built with."""
+    """The FORMATS that this Pillow was built with."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
 @contextlib.contextmanager
 def quiet():
-    """Without Pillow's remarks on odd files: what cannot be read is reported by name."""
+    """Context without Pillow's warnings about odd files: what cannot be read is reported by name."""
     logger = logging.getLogger("PIL")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -101,15 +101,15 @@ def open_picture(path):
 
 @contextlib.contextmanager
 def decoded(nbytes, read, wanted=None):
-    """`with decoded(…) as image`: the decoded PIL image in a file of so many bytes, which `read()` gives.
+    """`with decoded(…) as image`: the decoded PIL image of a file of this many bytes, which `read()` returns.
 
     wanted: the size that it will be brought to; lets JPEG decode a much larger photo at 1/2, 1/4 or 1/8 of its size.
-    The share of the memory that the image takes is held up to the end of the block. `Unreadable` says why it cannot be.
+    The image's share of the memory budget is held until the end of the block. `Unreadable` says why it cannot be read.
     """
     if not nbytes:
         raise Unreadable("empty file")
     if nbytes > MAXIMUM_FILE_BYTES:
-        raise Unreadable(f"a file of {nbytes:,} bytes, more than any picture that is read")
+        raise Unreadable(f"a file of {nbytes:,} bytes, which is more than numdiff reads")
     with _files.take(nbytes):
         with _reasons():
             data = read()
@@ -130,7 +130,7 @@ def decoded(nbytes, read, wanted=None):
 
 @contextlib.contextmanager
 def _reasons():
-    """Decoders meet broken files with errors of every kind."""
+    """Context that turns the decoders' errors on broken files into `Unreadable`."""
     try:
         yield
     except Unreadable:
@@ -156,7 +156,7 @@ def _checked_pixels(image, data):
     if max(image.size) > MAXIMUM_SIDE:
         raise Unreadable(_too_large(image))
     jpeg = image.format in ("JPEG", "MPO") or image.info.get("compression") == "jpeg"
-    if jpeg and data.count(b"\xff\xda") * pixels > MAXIMUM_SCANNED:  # Pillow goes over all pixels for each
+    if jpeg and data.count(b"\xff\xda") * pixels > MAXIMUM_SCANNED:  # Pillow traverses all pixels for each
         raise Unreadable("far more scans than a JPEG has")
     return pixels
 
@@ -164,7 +164,7 @@ def _checked_pixels(image, data):
 # What Pillow believes a file's header, and should not -----------------------------------------------------------------
 
 def _check(data):
-    """Refuse a file that says little and makes Pillow take much, before it sees it."""
+    """Refuse a small file that would make Pillow use much memory or time, before Pillow sees it."""
     if data[:2] in (b"II", b"MM"):
         _check_tags(data)
     elif data[:3] == b"\xff\xd8\xff":
@@ -178,7 +178,7 @@ def _check(data):
 
 
 def _check_tags(data):
-    """The directory of a TIFF, which EXIF is, too: Pillow copies every value, and values may lie over one another."""
+    """The directory of a TIFF (EXIF is one, too): Pillow copies every value, and values may overlap."""
     order = {b"II": "<", b"MM": ">"}.get(data[:2])
     if order is None or len(data) < 16:
         return
@@ -231,7 +231,7 @@ def _jpeg_tags(data):
 
 
 def _check_icon(data):
-    """The pictures in an icon, whose own headers alone count when they are decoded."""
+    """The pictures in an icon; only their own headers count when they are decoded."""
     for i in range(min(int.from_bytes(data[4:6], "little"), 1000)):
         offset = int.from_bytes(data[18 + 16 * i:22 + 16 * i], "little")
         head = data[offset:offset + 24]
@@ -244,7 +244,7 @@ def _check_icon(data):
 
 
 def _check_codestream(header):
-    """The SIZ segment of JPEG 2000: the decoder goes by it, whatever the box around it says."""
+    """The SIZ segment of JPEG 2000: the decoder relies on it, whatever the enclosing box says."""
     if len(header) < 38:
         return
     right, bottom, left, top = struct.unpack(">IIII", header[4:20])
@@ -273,9 +273,8 @@ def _grey_of_16_bits(image, data):
 
 
 def flatten(image, background):
-    """An upright 8-bit image of mode L or RGB, transparent parts laid over the background (red, green, blue).
-
-    It is grey where the file and the background are. 16-bit grey is rounded to 8.
+    """An upright 8-bit image of mode L or RGB, transparent parts composed over the background (red, green, blue). It is
+    grey if the file and the background are. 16-bit grey is rounded to 8.
     """
     image = _upright(image)
     if image.mode == "F":
@@ -301,7 +300,7 @@ def _upright(image):
         for tags in (exif, bytes.fromhex("".join(raw.split("\n")[3:]))):
             _check_tags(tags.removeprefix(b"Exif\0\0"))
         turn = TURNS.get(image.getexif().get(ORIENTATION))
-    except Exception:  # damaged EXIF: the pixels are good, only how to turn them is unknown
+    except Exception:  # damaged EXIF: the pixels are good, only the orientation is unknown
         return image
     return image if turn is None else image.transpose(turn)
 

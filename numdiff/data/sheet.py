@@ -12,7 +12,7 @@ INK, PAPER = (30, 30, 30), (255, 255, 255)
 
 
 def rows_of_sheet(dataset):
-    """A list of (caption, rows of the dataset): spread evenly over each class, or over all where there are none."""
+    """A list of (caption, rows of the dataset), spread evenly over each class, or over all images without classes."""
     if dataset.labels is None:
         count = min(len(dataset), COLUMNS * COLUMNS)
         chosen = _spread(np.arange(len(dataset)), count)
@@ -54,7 +54,7 @@ def as_pixels(images, statistics):
 
 
 def save_sheet(dataset, path):
-    """Write the contact sheet as a PNG; the file is whole or not there."""
+    """Write the contact sheet as a PNG, completely or not at all."""
     sheet = contact_sheet(dataset)
     try:
         with atomic_file(path, "the contact sheet") as file:
@@ -79,7 +79,7 @@ def _font():
 
 
 def _printable(text):
-    """Text that every version of Pillow's own font can draw."""
+    """Text restricted to what every version of Pillow's own font can draw."""
     text = printable(text)
     text = text if len(text) <= 40 else text[:39] + "~"
     return text.encode("latin-1", "replace").decode("latin-1")

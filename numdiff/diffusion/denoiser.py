@@ -1,17 +1,17 @@
-"""What a sampler asks: a trained model as an estimate of x_0 at any noise level, with classifier-free guidance.
+"""A trained model as the denoiser that samplers call: an estimate of x_0 at any noise level, with guidance.
 
-A model answers for x_t = √ᾱ·(x_0 + σ·eps) and the timestep whose √((1-ᾱ)/ᾱ) is σ. What it was trained to give is linear
-in x_0 and in the sampler's x = x_0 + σ·eps, so that the estimate is a·x + b·answer:
+The model is evaluated at x_t = √ᾱ·(x_0 + σ·eps) and at the timestep for which √((1-ᾱ)/ᾱ) is σ. What it was trained to
+predict is linear in x_0 and in the sampler's x = x_0 + σ·eps, so the estimate is a·x + b·answer:
 
     eps   x_0 = x - σ · answer
     v     x_0 = ᾱ · x - σ·√ᾱ · answer               from v = √ᾱ·eps - √(1-ᾱ)·x_0
     x_0   x_0 = answer
 
-Guidance (Ho and Salimans 2022, arXiv:2207.12598, eq. 6, counted so that 1 is none):
+Guidance (Ho and Salimans 2022, arXiv:2207.12598, eq. 6, with the scale shifted so that 1 means no guidance):
 
     answer = unconditional + cfg_scale · (conditional - unconditional)
 
-For eps this is the papers' formula; v and x_0 are linear in eps at a given x_t, so it is the same guidance for them.
+For eps this is the papers' formula; v and x_0 are linear in eps at a given x_t, so for them it is the same guidance.
 """
 import copy
 import math
@@ -31,8 +31,8 @@ class Denoiser:
 
     model: a UNet or DiT; diffusion: its `Diffusion`; labels: int32 (B,) on the model's engine, or None
     clip: keep each estimate within [-1, 1]
-    cfg_scale: strength of the guidance, None or 1 for none; cfg_channels: guide only the first so many channels. Both
-        answers are asked for as one batch of 2 B: first those with the classes, then those without.
+    cfg_scale: strength of the guidance, None or 1 for none; cfg_channels: how many channels to guide, the first ones.
+        Both answers are computed as one batch of 2 B: first those with the classes, then those without.
     """
 
     def __init__(self, model, diffusion, labels=None, clip=True, cfg_scale=None, cfg_channels=None):
@@ -45,11 +45,11 @@ class Denoiser:
 
     @property
     def copies(self):
-        """How many times over the model sees each image."""
+        """How many copies of each image the model is given."""
         return 1 if self.cfg_scale is None else 2
 
     def of(self, model):
-        """The same of another model."""
+        """The same for another model."""
         new = copy.copy(self)
         new.model = model
         return new
@@ -66,11 +66,11 @@ class Denoiser:
         return self.with_prediction(x, sigma)[0]
 
     def with_prediction(self, x, sigma):
-        """(x_0, the model's whole answer): a model with learned variance has further channels."""
+        """(x_0, the model's whole answer): with a learned variance it has further channels."""
         return self.estimate(x, on_engine(np.array(self.numbers(sigma), np.float32), x), self.labels)
 
     def with_null(self, labels):
-        """NumPy labels (B,) as the model is asked: with guidance (2 B,), the null class for the second half."""
+        """NumPy labels (B,) as the model takes them: with guidance (2 B,), the null class in the second half."""
         return labels if self.cfg_scale is None else np.append(labels, np.full_like(labels, self.model.null_class))
 
     def _answer(self, x_t, t, labels, *conditioning):

@@ -1,4 +1,4 @@
-"""How many images at a time the memory of a GPU has room for: asked when it had none for those that were wanted."""
+"""How many images fit into the memory of a GPU at a time: computed when a batch did not fit."""
 import contextlib
 import math
 
@@ -41,7 +41,7 @@ def measuring_twin(model, device=None):
 
 
 def bytes_for(sampling, twin, batch):
-    """Bytes that a GPU must give, the model not counted, for batches of so many images of a `Sampling`."""
+    """Bytes that a GPU needs, besides the model, for batches of this many images of a `Sampling`."""
     device, taken = twin.backend, []
     device.arena = Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
     try:
@@ -52,7 +52,7 @@ def bytes_for(sampling, twin, batch):
 
 
 def largest_batch(sampling, room):
-    """The most images at a time for which `room` bytes suffice, to one in 64; 0 if there is not room for one."""
+    """The largest batch for which `room` bytes suffice, to within 1/64; 0 if not even one image fits."""
     twin, low, high = measuring_twin(sampling.model), 0, sampling.batch
     while high - low > max(1, low // 64):
         middle, fits = (low + high) // 2, False
@@ -75,6 +75,6 @@ def say_what_fits(sampling, arena=None):
     arenas = {gpu.arenas[0], arena or gpu.inference_arena}
     room = gpu.memory_info()[0] + sum(a.reserved_bytes - a.used_bytes for a in arenas)
     most = largest_batch(sampling, room)
-    advice = f"use --batch {most} or less" if most else "one does not, either: use a smaller model or --precision fp16"
+    advice = f"use --batch {most} or less" if most else "nor does one image: use a smaller model or --precision fp16"
     return (f"{sampling.batch:,} images at a time do not fit into the {room >> 20:,} MiB that {gpu.device_name} has "
             f"left beside the model; {advice}.")

@@ -1,8 +1,8 @@
-"""What a sampler will do, known before it runs: the same few operations step after step, with other numbers.
+"""What a sampler will do, worked out before it runs: the same few operations in every step, with other numbers.
 
-A sampler of samplers.py is a function over arrays. Given `Value`s in place of arrays it computes nothing, but notes
-what it would compute: a `Plan`. Its steps begin where the model is asked. Most of a plan's steps are equal but for
-their numbers (coefficients, timesteps, noise counters), and these a plan keeps in a table, a row a step, which goes to
+A sampler of samplers.py is a function over arrays. Given `Value`s instead of arrays it computes nothing, but records
+what it would compute: a `Plan`. A step begins where the model is evaluated. Most steps of a plan differ only in their
+numbers (coefficients, timesteps, noise counters). The plan keeps these in a table with one row per step, which goes to
 the device as a whole. So a step is recorded once and replayed with one row after the other.
 
     plan = Plan(euler, denoise, sigmas, {})       steps: [(denoise, slope, combine)] × 50, table: uint32 (50, 9)
@@ -19,7 +19,7 @@ from ..kernels.diffusion import sampler as kernels
 
 
 class Value:
-    """An array of a plan, which has no numbers yet."""
+    """An array of a plan, whose contents are not known yet."""
 
     __slots__ = ("plan", "number")
 
@@ -50,9 +50,9 @@ def blend(mask, known, x):
 
 
 class Operation(NamedTuple):
-    """One operation of a step: its name, where its inputs are, how many results it has, and the place of its numbers.
+    """One operation of a step: its name, where its inputs are, how many results it has, and where its numbers are.
 
-    inputs: ("given", name) an array that stays the same; ("kept", i) what the step before has left in place i; or
+    inputs: ("given", name) an array that stays the same; ("kept", i) what the previous step has left in place i; or
         ("made", i) the i-th result of this step
     """
 
@@ -71,18 +71,18 @@ class Step(NamedTuple):
 
     @property
     def asks(self):
-        """Whether the model is asked, which is then the first operation."""
+        """Whether the model is evaluated, which is then the first operation."""
         return bool(self.operations) and self.operations[0].name == "denoise"
 
 
 class Plan:
     """What `sampler(denoise, x, sigmas, noise, **settings)` does.
 
-    numbers_of(sigma): what `denoise` needs to know of a level, as floats; given: names of further arrays that the
+    numbers_of(sigma): what `denoise` needs to know about a level, as floats; given: names of further arrays that the
     sampler takes, as keywords. Attributes: steps, a list of `Step`s; table, uint32 (steps, width): their numbers, those
-    of an operation from its place `first` on, float32 by their bits, but for noise, whose counter is an integer;
-    places: how many arrays a step leaves at most. Before the first step the starting noise times `start_scale` lies in
-    place 0, and after the last one the result does.
+    of an operation from column `first` on, as the bits of float32 (the counter of noise is an integer); places: how
+    many arrays a step leaves at most. Before the first step, place 0 holds the starting noise times `start_scale`;
+    after the last one it holds the result.
     """
 
     def __init__(self, sampler, numbers_of, sigmas, settings, given=()):
@@ -93,7 +93,7 @@ class Plan:
         self._given = {self._new(): name for name in given}
         values = {name: Value(self, number) for number, name in self._given.items()}
         result = sampler(_Denoise(self), Value(self, start), sigmas, self._noise, **settings, **values)
-        if not self._made[0]:  # nothing to do before the model is asked
+        if not self._made[0]:  # nothing to do before the model is evaluated
             del self._made[0], self._rows[0]
         self.steps = self._finish(start, result.number)
         width = max(map(len, self._rows))
@@ -106,7 +106,7 @@ class Plan:
         return self._count - 1
 
     def note(self, name, inputs, numbers=(), results=1):
-        """Note an operation over `Value`s; returns its result, or a tuple of them."""
+        """Record an operation over `Value`s; returns its result, or a tuple of results."""
         row, made = self._rows[-1], [self._new() for _ in range(results)]
         words = np.array(numbers, np.uint32 if name == "noise" else np.float32).view(np.uint32).tolist()
         self._made[-1].append((name, [value.number for value in inputs], made, len(row), len(words)))
@@ -118,7 +118,7 @@ class Plan:
         return self.note("noise", (), [i + 1])  # counter 0 is the starting noise
 
     def ask(self, x, sigma):
-        """(x_0, the model's answer): here a step begins."""
+        """(x_0, the model's answer); begins a step."""
         self._made.append([])
         self._rows.append([])
         return self.note("denoise", (x,), self._numbers_of(sigma), results=2)
@@ -143,7 +143,7 @@ class Plan:
 
 
 class _Denoise:
-    """What a sampler calls while it is planned."""
+    """What a sampler calls as `denoise` while it is planned."""
 
     def __init__(self, plan):
         self._plan = plan

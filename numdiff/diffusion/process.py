@@ -1,4 +1,4 @@
-"""The diffusion process that a model is trained on: what it sees, what it is asked to predict, and the loss."""
+"""The diffusion process that a model is trained on: what it sees, what it is to predict, and the loss."""
 import difflib
 import inspect
 import math
@@ -28,8 +28,7 @@ def make_diffusion(options, backend=None):
     for name in options or {}:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            raise UsageError(f"there is no option {name!r} of the diffusion"
-                             f"{f'; did you mean {near[0]!r}?' if near else '.'}")
+            raise UsageError(f"the diffusion has no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
     return Diffusion(**(options or {}), backend=backend)
 
 
@@ -42,9 +41,9 @@ class Diffusion:
     timestep_scale: the model sees timestep t as t · timestep_scale; 1000 / T is `rescale_timesteps` of
         improved-diffusion and guided-diffusion (the first's default)
     backend: where the tables lie (None: NumPy)
-    vlb_weight: of the variational bound in the loss of a learned variance, whose terms are in bits. None: T / 1000, T
-        terms times the paper's λ of 0.001, as guided-diffusion has it with rescale_learned_sigmas and the public DiT
-        without a choice; 1: as guided-diffusion has it without
+    vlb_weight: weight of the variational bound, in bits, in the loss of a learned variance. None: T / 1000, that is T
+        terms times the paper's λ of 0.001, as in the public DiT and in guided-diffusion with rescale_learned_sigmas; 1:
+        as in guided-diffusion without it
     """
 
     def __init__(self, steps: int = 1000, schedule: str = "linear", prediction: str = "eps", backend=None,
@@ -54,7 +53,8 @@ class Diffusion:
         if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or not 1 <= steps <= LARGEST_STEPS:
             raise UsageError(f"diffusion steps {steps} must be a whole number from 1 to {LARGEST_STEPS:,}.")
         if not (isinstance(timestep_scale, numbers.Real) and 0 < timestep_scale < math.inf):
-            raise UsageError(f"timestep_scale must be a number above 0, as 1000 / {steps} is, not {timestep_scale!r}.")
+            raise UsageError(f"timestep_scale must be a number above 0, such as 1000 / {steps}, not "
+                             f"{timestep_scale!r}.")
         self.steps, self.schedule, self.prediction = steps, schedule, prediction
         self.timestep_scale = float(timestep_scale)
         self.alpha_bar = alpha_bars(schedule, steps)  # float64, on the host
@@ -70,7 +70,8 @@ class Diffusion:
 
     @property
     def options(self) -> dict:
-        """What to make it from again; timestep_scale and vlb_weight only where they are not what all had once."""
+        """The arguments to rebuild it; timestep_scale and vlb_weight only if they differ from the values of old
+        checkpoints."""
         more = {} if self.timestep_scale == 1 else {"timestep_scale": self.timestep_scale}
         if self.vlb_weight is not None:
             more["vlb_weight"] = self.vlb_weight
@@ -83,19 +84,19 @@ class Diffusion:
         return q_sample_forward(x_0, eps, t, *self.tables)
 
     def _checked(self, t):
-        """Whole timesteps of this process; a `UsageError` for others, which NumPy would count from the end."""
+        """Check that these are timesteps of this process; NumPy would count negative ones from the end."""
         t = np.asarray(t)
         if t.dtype.kind not in "iu" or not ((t >= 0) & (t < self.steps)).all():
-            raise UsageError(f"timesteps of the diffusion are whole numbers from 0 to {self.steps - 1}, not "
+            raise UsageError(f"timesteps must be whole numbers from 0 to {self.steps - 1}, not "
                              f"{t[:3] if t.ndim else t}.")
         return t
 
     def model_timesteps(self, t):
-        """What the model is given for timesteps t, int32 (B,): t itself, or float32 (B,) where they are rescaled."""
+        """What the model is given for timesteps t, int32 (B,): t itself, or float32 (B,) if they are rescaled."""
         return t if self.timestep_scale == 1 else embedding_forward(t, self.seen_timesteps).reshape(t.shape)
 
     def target(self, x_0, eps, t):
-        """What the model should answer for x_t."""
+        """What the model should predict for x_t."""
         if self.prediction == "eps":
             return eps
         if self.prediction == "x_0":
@@ -118,8 +119,8 @@ class Diffusion:
     def _bound_tables(self):
         """(k, low, width) of kernels/diffusion/vlb.py in float64: low = log β̃_t and low + width = log β_t.
 
-        β̃_0 is zero, and its logarithm taken from β̃_1. k turns an error of the prediction into one of the reverse
-        step's mean, √ᾱ_{t-1}·β_t/(1-ᾱ_t)·x_0 + …, through x_0 = (x_t - √(1-ᾱ)·eps)/√ᾱ = √ᾱ·x_t - √(1-ᾱ)·v.
+        β̃_0 is zero, so the logarithm of β̃_1 takes its place. k turns an error of the prediction into one of the
+        reverse step's mean, √ᾱ_{t-1}·β_t/(1-ᾱ_t)·x_0 + …, through x_0 = (x_t - √(1-ᾱ)·eps)/√ᾱ = √ᾱ·x_t - √(1-ᾱ)·v.
         """
         now = self.alpha_bar
         before = np.concatenate(([1.0], now[:-1]))

@@ -1,7 +1,7 @@
 """Running a sampler's plan over one batch: on a GPU each kind of step is recorded once and replayed.
 
 All that changes from step to step lies in device memory: the table of the plan's numbers and the number of the step,
-which a kernel moves on; what one step leaves for the next lies in arrays that keep their places. So the host's part of
+which a kernel increments; what one step leaves for the next lies in arrays at fixed addresses. So the host's part of
 a step is one launch of a graph, and nothing is read back before the batch is done.
 """
 import numpy as np
@@ -50,7 +50,8 @@ class Run:
         """The finished images (size, H, W, C), from the starting noise; the array is overwritten by the next call.
 
         seeds: of the noise on the way; labels: int32 NumPy (size,), or None
-        before: called with the image x and its numbers' NumPy row before the model is asked; after: when it was
+        before: called with the image x and the step's numbers, a NumPy row, before the model is evaluated; after:
+            called then
         """
         copy_into(self.samples, seeds)
         if labels is not None:
@@ -91,7 +92,7 @@ class Run:
             self.rewind()
 
     def launch(self, step):
-        """Launch the kernels of one step: the next one of the table."""
+        """Launch the kernels of one step, the next one in the table."""
         next_row(self.table, self.step, self.row)
         made = []
 
@@ -115,10 +116,10 @@ class Run:
         return learned_step(*inputs, numbers) if name == "learned_step" else blend(*inputs)
 
     def _keep(self, arrays):
-        """Copy what the step leaves to its places."""
+        """Copy what the step leaves to where the next one expects it."""
         moved = [any(array is kept for kept in self.kept) and array is not self.kept[i]
                  for i, array in enumerate(arrays)]
-        if any(moved):  # from place to place: aside first, as one copy may overwrite what another one reads
+        if any(moved):  # between places: through a buffer, as one copy may overwrite what another one reads
             arrays = [_copy(array) if aside else array for array, aside in zip(arrays, moved, strict=True)]
         for array, place in zip(arrays, self.kept, strict=False):
             if array is not place:

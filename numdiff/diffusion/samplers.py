@@ -1,11 +1,11 @@
-"""Samplers: from noise to images, one pure function each, all of one signature.
+"""Samplers: from noise to images, each one a pure function, all with one signature.
 
     sampler(denoise, x, sigmas, noise, **settings) -> x at the level sigmas[-1]
 
 denoise(x, sigma): the estimate of the image x_0, an array like x, for a float sigma
 x: float32 (B, H, W, C), an image plus noise of standard deviation sigmas[0]: x = x_0 + sigma · eps
 sigmas: descending floats, the noise levels to visit; the last is usually 0, the finished image
-noise(i): standard normal noise like x, another for every i; a deterministic sampler never calls it
+noise(i): standard normal noise like x, different for every i; a deterministic sampler never calls it
 
 All of them compute in this one scale, where noise is added and the image is not shrunk ("variance exploding"). The
 process that the models are trained on shrinks it, x_t = √ᾱ·x_0 + √(1-ᾱ)·eps, and is the same process in other units:
@@ -14,12 +14,12 @@ process that the models are trained on shrinks it, x_t = √ᾱ·x_0 + √(1-ᾱ
 
 `Denoiser` (denoiser.py) makes the change for the model; schedule.py chooses the sigmas. In these units several papers
 meet: DDIM without noise takes Euler's steps, and DDPM with the small variance those of Euler-ancestral. Each is written
-here as its paper has it, and a test holds them against each other.
+here as in its paper, and a test compares them.
 
 Each step is linear in x, the estimates and the noise: its coefficients are computed here in float64, and a kernel does
-the rest. Everything works on NumPy arrays as on a GPU's; and on `Value`s, which stand for arrays: so `Sampling` learns
-beforehand what there is to do, and records a step once to replay it with other coefficients (plan.py). Which operations
-a step has may depend on the sigmas and settings, then, and never on what is in an array.
+the rest. Everything works on NumPy arrays and on a GPU's; and on `Value`s, which stand for arrays: so `Sampling` knows
+beforehand what there is to do, and records a step once to replay it with other coefficients (plan.py). The operations
+of a step may therefore depend on the sigmas and settings, but never on the contents of an array.
 """
 import itertools
 import math
@@ -34,8 +34,8 @@ WIDE = 100  # times the next level: above EDM's range Heun does not correct such
 def ddpm(denoise, x, sigmas, noise, variance="small"):
     """DDPM, ancestral sampling: draws from q(x_s | x_t, x_0). Ho et al. 2020 (arXiv:2006.11239), eq. 6, 7, algorithm 2.
 
-    variance: "small", the posterior's β̃; "large", β; or "learned", between the two on a logarithmic scale, as the
-    model's further channels say (Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 15).
+    variance: "small", the posterior's β̃; "large", β; or "learned", between the two on a logarithmic scale, chosen by
+        the model's further channels (Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 15).
     On a subsequence of the timesteps β is that of the jump, 1 - ᾱ_t / ᾱ_s (same paper, section 4).
     """
     for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
@@ -111,16 +111,17 @@ def heun(denoise, x, sigmas, noise=None, **churn):
 
 
 def corrected(now, then):
-    """Whether Heun takes the slope at a step's end into the mean: not at 0, where there is none, and not on the way
-    down from noise alone, a step so wide that the mean of the slopes at both ends says nothing of it."""
+    """Whether Heun averages the slopes at both ends of a step: not for a step to 0, where there is no slope, and not
+    for the first step down from pure noise, which is so wide that the average says nothing about it."""
     return then > 0 and (now <= SIGMA_MAX or now < WIDE * then)
 
 
 def raised(x, sigma, i, steps, noise, s_churn=0.0, s_tmin=0.0, s_tmax=math.inf, s_noise=1.0):
-    """(x, sigma) before step i of so many, noised up to where the step then begins: algorithm 2, lines 4 to 6.
+    """(x, sigma) before step i of `steps`, with noise added up to the level where the step begins: algorithm 2, lines 4
+    to 6.
 
-    s_churn: noise of the whole path; each step from a level within [s_tmin, s_tmax] rises by the share
-    min(s_churn / steps, √2 - 1); s_noise: standard deviation of the noise, a little above 1 where details get lost
+    s_churn: noise over the whole path; each level within [s_tmin, s_tmax] is raised by the fraction min(s_churn /
+        steps, √2 - 1); s_noise: standard deviation of the noise; a little above 1 if details get lost
     """
     if s_churn == 0 or not s_tmin <= sigma <= s_tmax:
         return x, sigma
@@ -129,7 +130,7 @@ def raised(x, sigma, i, steps, noise, s_churn=0.0, s_tmin=0.0, s_tmax=math.inf, 
 
 
 def dpm_solver_pp_2m(denoise, x, sigmas, noise=None):
-    """DPM-Solver++(2M): second order with one evaluation a step, as the last estimate serves again.
+    """DPM-Solver++(2M): second order with one evaluation a step, because the last estimate is used again.
 
     Lu et al. 2022 (arXiv:2211.01095), algorithm 2, in λ = -log σ. The first step, and a step to 0, are of first order.
     """
@@ -149,7 +150,8 @@ def repaint(denoise, x, sigmas, noise, known, mask, jump=5, resamples=5):
     """Inpainting: `ddpm` steps, after each of which the known pixels are put back, with the level's noise.
 
     Lugmayr et al. 2022 (arXiv:2201.09865), eq. 8 and algorithm 1, with the jumps of its section 4.2: every stretch of
-    `jump` steps is run `resamples` times, noised again in between, so that what is made can agree with what is known.
+    `jump` steps is run `resamples` times, with noise added in between, so that the new pixels can come to agree with
+    the known ones.
     known: image like x; mask: like x, 1 where a pixel is known, 0 where it is made
     """
     draw = itertools.count()

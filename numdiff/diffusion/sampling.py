@@ -1,4 +1,4 @@
-"""Making images with a model: one seed an image, so that an image does not depend on the batch it was made in."""
+"""Make images with a model. Each image has a seed, so it does not depend on the batch that it was made in."""
 import functools
 import math
 import numbers
@@ -21,7 +21,7 @@ from .schedule import sampling_sigmas
 
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
 SPACING = {"ddpm": "timesteps", "ddim": "timesteps", "repaint": "timesteps"}  # of the others: karras
-WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # samplers that take an eta, and their own
+WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # samplers that take an eta, and their defaults
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
 VARIANCES = ("small", "large", "learned")
 PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
@@ -53,33 +53,33 @@ def check_arguments(model, count, steps, seed, batch):
 
 
 class Sampling:
-    """All that decides a set of samples, checked; `batches` makes them, as often as it is called.
+    """The checked settings of a set of samples; `batches` makes them, as often as it is called.
 
     On a GPU each kind of step is recorded as a CUDA graph at its second run and replayed from then on: the same bits as
-    launched one by one, in a fraction of the time. The object keeps the graphs, so whoever samples again from the same
-    model with the same options keeps the object; other weights at the same place (those of later training steps) are no
-    hindrance, and weights at another place are recorded anew.
+    launched one by one, in a fraction of the time. The object keeps the graphs: keep the object to sample again from
+    the same model with the same options. Weights may change in place, as in training; weights at another address are
+    recorded again.
 
     model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as `numdiff.load` gives it
     count: images; image i is made from the seed `seed` + i alone, whatever the batch
-    steps: of the sampler; heun evaluates the model twice a step, the others once. A number, or as guided-diffusion
-        respaces the timesteps: "ddim50", "10,15,20" (see `respaced_timesteps`)
+    steps: of the sampler; heun evaluates the model twice a step, the others once. A number, or guided-diffusion's
+        respacing: "ddim50", "10,15,20" (see `respaced_timesteps`)
     sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0 to 1
-    variance: of ddpm, "small", "large" or "learned" (default: learned if the model has learned it, else small)
-    spacing: of the levels, "timesteps" (default of ddpm and ddim), "karras" (of the others) or "logsnr"
-    s_churn, s_tmin, s_tmax, s_noise: of heun and euler, noise on the way as EDM adds it (see `raised` in samplers.py;
-        default: s_churn 0, none)
-    y: class indices (count,), or one for all, for a model with classes; None draws them round robin
-    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: where the model makes pixels)
+    variance: of ddpm, "small", "large" or "learned" (default: learned if the model learned it, else small)
+    spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or "logsnr"
+    s_churn, s_tmin, s_tmax, s_noise: for heun and euler, noise added as in EDM (see `raised` in samplers.py; default:
+        s_churn 0, none)
+    y: class indices (count,), or one for all, for a model with classes; None takes them in turn
+    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: if the model makes pixels)
     cfg_scale: classifier-free guidance, eps_uncond + cfg_scale · (eps_cond - eps_uncond); None or 1: without
-    cfg_channels: guide only the first so many channels (default: all of the image's)
+    cfg_channels: how many channels to guide, the first ones (default: all of the image's)
     known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is to be kept;
         jump, resamples: as in `repaint`
-    slerp: images a row of which each goes from one seed's noise to the next seed's; image i is in row i // slerp
-    eager: launch every kernel from Python; changes no bit. arena: of device memory for what a step computes on its way
+    slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i is in row i // slerp
+    eager: launch every kernel from Python; changes no bit. arena: device memory for the intermediate results of a step
         (default: the one that all inference shares)
     Raises `UsageError` for options that do not fit the model or each other. `batches` raises `OutOfMemoryError`, which
-    says what batch would fit.
+    says which batch would fit.
     """
 
     def __init__(self, model: Model, count: int = 16, steps: int | str = 50, sampler: str = "ddim",
@@ -96,7 +96,7 @@ class Sampling:
         if outputs < model.in_channels:
             raise UsageError(f"the model takes {model.in_channels} channels and gives {outputs}: some of its input is "
                              "not noise but given, such as the low-resolution picture of super-resolution, which no "
-                             "sampler here takes; sample a model that gives what it takes, or ask this one by "
+                             "sampler here supports; sample a model with as many outputs as inputs, or call "
                              "model.predict.")
         self.sampler = sampler if known is None else "repaint"
         self.function = get_sampler(sampler) if known is None else repaint
@@ -108,7 +108,7 @@ class Sampling:
         steps = int(steps) if isinstance(steps, str) and steps.isascii() and steps.isdecimal() else steps
         self.respacing = steps if isinstance(steps, str) else None
         if self.respacing and spacing not in (None, "timesteps"):
-            raise UsageError(f"steps {steps!r} say at which timesteps: leave spacing {spacing} out.")
+            raise UsageError(f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out.")
         self.spacing = spacing or ("timesteps" if self.respacing else SPACING.get(self.sampler, "karras"))
         self.sigmas = sampling_sigmas(self.diffusion.alpha_bar, self.spacing, steps)
         self.steps = len(self.sigmas) - 1
@@ -133,12 +133,12 @@ class Sampling:
 
     @property
     def evaluations(self):
-        """How often the model is asked for each batch (with guidance, for both answers at once)."""
+        """How often the model is evaluated for each batch (with guidance, for both answers at once)."""
         return sum(step.asks for step in self.plan.steps)
 
     @property
     def options(self):
-        """What decides the images besides the model and their classes, as JSON can say it."""
+        """What determines the images besides the model and their classes, as values for JSON."""
         return {"sampler": self.sampler, "steps": self.steps, "spacing": self.spacing, "seed": self.seed,
                 **({"respacing": self.respacing} if self.respacing else {}), "count": self.count, **self.settings,
                 "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels, "clip": self.clip, "slerp": self.slerp}
@@ -156,14 +156,14 @@ class Sampling:
                 made = self._make(rows, progress, watch)
             except (OutOfMemoryError, TooManyElementsError):
                 made = None
-            if made is None:  # here, where the arrays of the attempt are gone
+            if made is None:  # here, where the arrays of the failed attempt are freed
                 self._run.cache_clear()
                 raise OutOfMemoryError(say_what_fits(self, self.arena))
             yield rows, made
 
     def rehearse(self):
-        """Launch every kind of step once, kernel by kernel, and read nothing back: what a device that only notes
-        launches needs to know of, and what compiles all kernels on one that computes."""
+        """Launch every kind of step once, kernel by kernel, and read nothing back: to record the kernels on a planning
+        device, and to compile them on a real one."""
         sizes = {min(self.batch, self.count - start) for start in (0, (self.count - 1) // self.batch * self.batch)}
         try:
             for run in map(self._run, sizes):
@@ -174,7 +174,8 @@ class Sampling:
             raise UsageError(say_what_counts(self)) from None
 
     def new_run(self, size, model=None):
-        """The `Run` of a batch of `size` images; model: another one like this Sampling's, such as on another device."""
+        """The `Run` of a batch of `size` images; model: a twin of this Sampling's model, for instance on another
+        device."""
         denoiser = self.denoiser if model is None else self.denoiser.of(model)
         return Run(self.plan, denoiser, size, self.shape, self.inpainted, self.eager, self.arena)
 
@@ -198,7 +199,7 @@ class Sampling:
         return pixels_forward(x) if self.pixels else x
 
     def _seeds(self, rows):
-        """(seeds, next seeds, share of the latter) of the images; the last two serve slerp alone."""
+        """(seeds, next seeds, share of the latter) of the images; the last two are for slerp only."""
         i = np.arange(rows.start, rows.stop)
         if not self.slerp:
             return (self.seed + i).astype(np.uint32), None, None
@@ -218,17 +219,17 @@ class Sampling:
         if variance not in (None, *VARIANCES):
             raise UsageError(f"unknown variance {variance!r}: use {', '.join(VARIANCES)}.")
         if variance == "learned" and not learned:
-            raise UsageError("the model has not learned a variance: use small or large, or a model trained with "
+            raise UsageError("the model did not learn a variance: use small or large, or a model trained with "
                              "learn_sigma.")
         if churn and name not in WITH_CHURN:
             raise UsageError(f"{next(iter(churn))} belongs to {' and '.join(WITH_CHURN)}, and {name} takes none: leave "
                              "it out, or use heun.")
         for key, value in churn.items():
             if not 0 <= value < math.inf:
-                raise UsageError(f"{key} must be a number from 0, not {value}.")
+                raise UsageError(f"{key} must be a finite number of at least 0, not {value}.")
         if churn and not churn.get("s_churn"):
             for key in churn.keys() - {"s_churn"}:
-                raise UsageError(f"{key} is about the noise that s_churn adds: give an s_churn above 0, too.")
+                raise UsageError(f"{key} only affects the noise that s_churn adds: give an s_churn above 0, too.")
         elif churn:
             return {key: float(value) for key, value in churn.items()}
         if name in WITH_ETA:
@@ -240,7 +241,7 @@ class Sampling:
             return
         if self.slerp < 2 or self.count % self.slerp:
             raise UsageError(f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
-                             f"of {self.slerp}: change the count or the row.")
+                             f"of {self.slerp}: change the count or the length of the rows.")
         if self.sampler in ("ddpm", "repaint") or "s_churn" in self.settings or self.settings.get("eta", 0) > 0:
             raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
                              "euler, heun or dpm++2m.")
@@ -248,7 +249,7 @@ class Sampling:
     def _check_guidance(self):
         scale, channels = self.cfg_scale, self.cfg_channels
         if channels is not None and scale in (None, 1):
-            raise UsageError("cfg_channels tells which channels are guided: give a cfg_scale other than 1, too.")
+            raise UsageError("cfg_channels has no effect without guidance: give a cfg_scale other than 1, too.")
         if channels is not None and not 1 <= channels <= self.model.in_channels:
             raise UsageError(f"cfg_channels must be between 1 and the model's {self.model.in_channels}, not "
                              f"{channels}.")
@@ -289,9 +290,8 @@ def class_labels(model, y, count, slerp=None):
 
 
 def spherical_mean(a, b, share):
-    """From a (share 0) to b (share 1) along the great circle through both, sample by sample (Shoemake 1985, slerp).
-
-    A plain mean of two normal samples is too short for the model; on the circle the length stays that of noise.
+    """From a (share 0) to b (share 1) along the great circle through both, sample by sample (Shoemake 1985, slerp). A
+    linear mix of two normal samples is too short for the model; on the circle it keeps the length of noise.
     """
     u, v = a.reshape(len(a), -1).astype(np.float64), b.reshape(len(b), -1).astype(np.float64)
     cosine = (u * v).sum(1) / np.sqrt((u * u).sum(1) * (v * v).sum(1))
@@ -301,5 +301,5 @@ def spherical_mean(a, b, share):
 
 
 def to_uint8(x):
-    """[-1, 1] -> 0 … 255, rounded; what lies outside is cut off."""
+    """[-1, 1] -> 0 … 255, rounded and clipped."""
     return pixels_forward(x)

@@ -1,4 +1,5 @@
-"""Noise schedules: how much of the image is left after each step of the forward process; and where a sampler stops.
+"""Noise schedules: how much of the image is left after each step of the forward process; and the levels that samplers
+visit.
 
     q(x_t | x_0) = N(√ᾱ_t · x_0, (1 - ᾱ_t) · I),   ᾱ_t = Π_{s ≤ t} (1 - β_s)
 
@@ -8,7 +9,7 @@ cosine: ᾱ_t = f(t) / f(0), f(t) = cos²((t/T + 0.008) / 1.008 · π/2), β at 
 arXiv:2102.09672, equation 17).
 
 The same process in the units of the samplers is x_0 + σ · eps with σ = √((1 - ᾱ) / ᾱ), for any σ between those of the
-first and the last timestep: the model is then asked at a timestep between two whole ones.
+first and the last timestep: the model is then evaluated at a timestep between two whole ones.
 
 Everything here is float64 on the host; `Diffusion` rounds the tables to float32 once.
 """
@@ -58,19 +59,19 @@ def spaced_timesteps(total, count):
 def respaced_timesteps(total, spacing):
     """The timesteps that guided-diffusion's `timestep_respacing` names, descending (int32).
 
-    spacing: "ddim50", every so many-th from 0, so that 50 are left (a `UsageError` where no stride leaves so many);
-        "10,15,20", so many in each third, evenly from the first to the last of it; or "250", evenly from all
+    spacing: "ddim50", a stride from 0 that leaves exactly 50 (a `UsageError` if there is none); "10,15,20", that many
+        in each third, evenly from its first to its last; or "250", evenly from all
     """
     stride = re.fullmatch(r"ddim([0-9]{1,6})", spacing)
     if stride:
         count = int(stride[1])
         steps = next((steps for i in range(1, total) if len(steps := range(0, total, i)) == count), None)
         if steps is None:
-            raise UsageError(f"no stride takes {count} of the {total} timesteps of the diffusion: use another number "
-                             f"than in {spacing!r}, or {count} without the word.")
+            raise UsageError(f"no stride takes {count} of the {total} timesteps of the diffusion: use another number, "
+                             f"or {count} without the word.")
         return np.array(steps[::-1], np.int32)
     if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", spacing):
-        raise UsageError(f"sampling steps are a number, or as guided-diffusion has them, ddim50 or 10,15,20, not "
+        raise UsageError("sampling steps must be a number, or a respacing such as ddim50 or 10,15,20, not "
                          f"{spacing[:60]!r}.")
     counts = [int(count) for count in spacing.split(",")]
     if len(counts) == 1:
@@ -83,12 +84,12 @@ def respaced_timesteps(total, spacing):
     starts = itertools.accumulate(sizes, initial=0)
     steps = [t for first, size, count in zip(starts, sizes, counts, strict=False) for t in _section(first, size, count)]
     if not steps:
-        raise UsageError(f"sampling steps {spacing!r} are none: give at least one.")
+        raise UsageError(f"sampling steps {spacing!r} choose no timestep: give at least one.")
     return np.array(steps[::-1], np.int32)
 
 
 def _section(first, size, count):
-    """`count` whole numbers, evenly over `size` from `first`; a sum of strides rounded, as guided-diffusion has it."""
+    """`count` whole numbers, evenly over `size` from `first`; a rounded sum of strides, as in guided-diffusion."""
     strides = itertools.repeat((size - 1) / (count - 1) if count > 1 else 1)
     return [first + round(at) for at in itertools.islice(itertools.accumulate(strides, initial=0.0), count)]
 
@@ -105,7 +106,7 @@ def sigma_table(alpha_bar):
 
 
 def timestep_at(sigma, table):
-    """The timestep of a σ, a float: interpolated in log σ, and whole, exactly, at a level of the table."""
+    """The timestep of a σ, a float: interpolated in log σ, and exactly whole at a level of the table."""
     t = float(np.interp(math.log(sigma), np.log(table), np.arange(len(table))))
     return float(round(t)) if abs(t - round(t)) < 1e-6 else t
 
@@ -121,7 +122,7 @@ def karras_sigmas(table, steps):
 
 
 def logsnr_sigmas(table, steps):
-    """Even steps in λ = -log σ, for which DPM-Solver is stated: Lu et al. 2022 (arXiv:2206.00927), section 3.4."""
+    """Even steps in λ = -log σ, in which DPM-Solver is formulated: Lu et al. 2022 (arXiv:2206.00927), section 3.4."""
     return _levels(table, steps, np.geomspace)
 
 
@@ -145,13 +146,13 @@ def sampling_sigmas(alpha_bar, spacing, steps):
 
 
 def _levels(table, steps, between):
-    """`steps` levels by between(high, low, count) over EDM's range; where the schedule goes on above it, the first is
-    the schedule's last.
+    """`steps` levels by between(high, low, count) over EDM's range; if the schedule continues above it, the first level
+    is the schedule's last.
 
-    A sampler begins with noise alone, which is what the model saw at the last timestep and not yet at σ = 80: images of
-    64×64×3 pixels with a mean of 0.5 are 59 long in that direction, so that noise without them is off by 0.7 standard
-    deviations, and every sample too dark. One step from the top brings the mean. (With a denoiser that knows emoji64
-    exactly, 20 steps of DPM-Solver++(2M) are at a Fréchet distance of 0.25 with it and of 0.76 without.)
+    A sampler begins with pure noise, which is what the model saw at the last timestep, but not at σ = 80: images of
+    64×64×3 pixels with a mean of 0.5 have a length of 59 in that direction, so noise without them is off by 0.7
+    standard deviations, and every sample comes out too dark. One step from the top restores the mean. (With an exact
+    denoiser of emoji64, 20 steps of DPM-Solver++(2M) reach a Fréchet distance of 0.25 with it and of 0.76 without.)
     """
     low, high, top = max(SIGMA_MIN, table[0]), min(SIGMA_MAX, table[-1]), table[-1]
     if top > high:

@@ -1,8 +1,8 @@
-"""How good are the samples: distances between two sets of images, measured on their features.
+"""How good the samples are: distances between two sets of images, measured on their features.
 
-frechet.py, kid.py and precision_recall.py hold the mathematics, on NumPy arrays of features; features.py makes features
-of images; sources.py reads and writes images, features and statistics, of numdiff and of other programs; evaluate.py
-joins them.
+frechet.py, kid.py and precision_recall.py hold the mathematics, on NumPy arrays of features; features.py computes
+features of images; sources.py reads and writes images, features and statistics, of numdiff and of other programs;
+evaluate.py joins them.
 """
 from .features import RandomConv, find_extractor
 from .frechet import frechet_distance, mean_and_covariance

@@ -1,4 +1,4 @@
-"""What `numdiff evaluate` does: figures of samples against a reference, each with what it must be read with."""
+"""What `numdiff evaluate` does: figures that compare samples with a reference, each with the settings it belongs to."""
 import math
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
     else:
         described = [_say_source(s) for s in sources]
         if features:
-            raise UsageError("--features makes features of images, and there are none to make: leave it out.")
+            raise UsageError("--features computes features of images, and neither side has images: leave it out.")
     for what, text in zip(("samples", "reference"), described, strict=False):
         echo(f"{what:<11}{text}")
     echo(f"{'features':<11}{_say_features(sources)}")
@@ -68,7 +68,7 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
 
 
 def measure(samples, reference, nearest=3, subsets=100, subset_size=1000, seed=0):
-    """[(figure, value, remark)] of two `Features` or `Statistics`: what can be had of them."""
+    """[(figure, value, remark)] that can be computed from two `Features` or `Statistics`."""
     ours, theirs = samples.statistics(), reference.statistics()
     figures = [("frechet_distance", frechet_distance(ours.mu, ours.sigma, theirs.mu, theirs.sigma), "")]
     if ours.mu_s is not None and theirs.mu_s is not None:
@@ -86,7 +86,7 @@ def measure(samples, reference, nearest=3, subsets=100, subset_size=1000, seed=0
 
 
 def table(figures, samples, reference):
-    """A line a figure, with the count, seed, steps, sampler and EMA beside it."""
+    """A line for each figure, with the count, seed, steps, sampler and EMA."""
     record = samples.record
     beside = [f"{_count(samples)} / {_count(reference)}", record.get("seed", UNKNOWN), record.get("steps", UNKNOWN),
               record.get("sampler", UNKNOWN), _ema(record)]
@@ -101,14 +101,15 @@ def warnings(samples, reference):
     dimensions = len(samples.statistics().mu)
     few = [s.count for s in (samples, reference) if s.count is not None and s.count <= dimensions]
     if few:
-        yield (f"note: {min(few):,} images are fewer than the {dimensions} features, so the Fréchet distance is far "
-               "above that of many images: compare figures of equal counts only.")
+        yield (f"note: {min(few):,} images are fewer than the {dimensions} features, so the Fréchet distance is much "
+               "larger than it would be for many images: compare figures of equal counts only.")
     if isinstance(samples, Statistics) or isinstance(reference, Statistics):
-        yield "note: KID, precision and recall need the features of both sides, and there are statistics only."
+        yield "note: KID, precision and recall need the features of both sides; one side has only statistics."
 
 
 def _of_one_size(sources, classes):
-    """Datasets of larger images are averaged down to the other side's; a `UsageError` where that cannot be."""
+    """Average the images of a larger dataset down to the size of the other side; a `UsageError` if that is
+    impossible."""
     if len(sources) < 2 or not all(isinstance(s, Images) for s in sources) or sources[0].size == sources[1].size:
         return sources
     small, large = sorted(sources, key=lambda s: s.size[0])
@@ -135,14 +136,14 @@ def _check_comparable(samples, reference):
                          "extractor for both.")
     ours, theirs = (s.mu.size if isinstance(s, Statistics) else s.features.shape[1] for s in (samples, reference))
     if ours != theirs:
-        raise UsageError(f"{samples.path} has {ours} features an image and {reference.path} has {theirs}: use one "
+        raise UsageError(f"{samples.path} has {ours} features per image and {reference.path} has {theirs}: use one "
                          "extractor for both (--features).")
     for s in (samples, reference):
         if s.count is not None and s.count < 2:
             raise UsageError(f"{s.path} holds one image, and the figures need at least two.")
     ours, theirs = (None if s is None else s.shape[-1] for s in _spatial(samples, reference))
     if None not in (ours, theirs) and ours != theirs:
-        raise UsageError(f"{samples.path} has {ours} spatial features an image and {reference.path} has {theirs}: use "
+        raise UsageError(f"{samples.path} has {ours} spatial features per image and {reference.path} has {theirs}: use "
                          "one extractor for both (--features).")
 
 
@@ -173,8 +174,8 @@ def _say_features(sources):
     name = _extractor(sources)
     size = sources[0].mu.size if isinstance(sources[0], Statistics) else sources[0].features.shape[1]
     if str(name).startswith(RandomConv.name):
-        return (f"{name}: {size} numbers an image, of a fixed random network; not Inception's, so that a Fréchet "
-                "distance of them is not FID")
+        return (f"{name}: {size} numbers per image, of a fixed random network, not Inception: a Fréchet distance of "
+                "them is not FID")
     return f"{name or 'of an extractor that the files do not name'}: {size} numbers an image"
 
 
@@ -190,8 +191,7 @@ def _ema(record):
 def _save(source, stats, feature_file, echo):
     if feature_file:
         if isinstance(source, Statistics):
-            raise UsageError(f"{source.path} holds statistics, from which no features can be saved: leave "
-                             "--save-features out.")
+            raise UsageError(f"{source.path} holds statistics, which contain no features: leave --save-features out.")
         save_features(feature_file, source)
         echo(f"{'written':<11}{feature_file}: features of {_count(source)} images")
     if stats:

@@ -1,13 +1,13 @@
-"""From images to features: numdiff's own extractor, and how another is plugged in.
+"""From images to features: numdiff's own extractor, and how to plug in another.
 
 RandomConv, "random-conv-1". A convolutional network that was never trained: four 3×3 convolutions of stride 2 with
 SiLU, to 32, 64, 128 and 256 channels, whose normal weights are counted by Philox from one seed and scaled so that the
 activations keep their size. Its features are the mean over the pixels of each level's channels, 480 numbers an image;
 its spatial features the first 7 channels of the third level, averaged to 4×4, 112 numbers.
 
-Random features tell distributions of colours, edges and small shapes apart (Naeem et al. 2020, arXiv:2002.09797, used
-them so), need no download, and are the same on every machine up to rounding. They know nothing of objects. **Distances
-in them are not FID**: they compare runs on one dataset with each other, and with nothing published.
+Random features distinguish distributions of colours, edges and small shapes (Naeem et al. 2020, arXiv:2002.09797, used
+them so), need no download, and are the same on every machine up to rounding. They know nothing about objects.
+**Distances in them are not FID**: they compare runs on one dataset with each other, not with published figures.
 
 A plug-in is a callable, named `module:function`: it gets uint8 images (B, H, W, 3) and returns features (B, D), or a
 pair of features and spatial features (B, S). With an Inception network's pool3 features as public evaluators make them,
@@ -38,8 +38,8 @@ SMALLEST = 16  # pixels: below, the last level has no neighbourhood left
 class RandomConv:
     """The extractor of the docstring; backend: where it computes (None: NumPy).
 
-    precision: "fp32", on every machine unless told otherwise, so that figures compare; or "tf32" on a GPU from sm_80
-        on, whose features are another extractor's by name
+    precision: "fp32", the default on every machine, so that figures can be compared; or "tf32" on a GPU from sm_80 on,
+        which counts as another extractor, with another name
     """
 
     name = "random-conv-1"
@@ -70,7 +70,7 @@ class RandomConv:
 
 @contextlib.contextmanager
 def tf32_switched(backend, on):
-    """Within the context the device's switch stands so."""
+    """Context in which the device's TF32 switch is set."""
     before = getattr(backend, "tf32", None)
     if before is not None:
         backend.tf32 = on
@@ -110,12 +110,12 @@ def find_extractor(name=None, backend=None, precision="auto"):
         extractor = RandomConv(backend, "fp32" if precision == "auto" else precision)
         return extractor, extractor.name
     if precision != "auto":
-        raise UsageError(f"--precision {precision} is random-conv's, and --features {name} chooses its own: leave it "
-                         "out.")
+        raise UsageError(f"--precision {precision} belongs to random-conv, and --features {name} chooses its own: "
+                         "leave it out.")
     module, colon, function = str(name).partition(":")
     if not (module and colon and function):
         raise UsageError(f"--features {name} must be random-conv, or a function of your own as module:function.")
-    if os.getcwd() not in sys.path:  # `numdiff` is started from elsewhere, and the user's module lies here
+    if os.getcwd() not in sys.path:  # `numdiff` is installed elsewhere, and the user's module is in the current folder
         sys.path.insert(0, os.getcwd())
     try:
         found = importlib.import_module(module)

@@ -3,13 +3,14 @@
     d² = |mu_1 - mu_2|² + tr Σ_1 + tr Σ_2 - 2 tr (Σ_1 Σ_2)^½
 
 Dowson and Landau 1982; Heusel et al. 2017 (arXiv:1706.08500) took it to features of an Inception network and called
-that FID. Only with those very features, and 50,000 samples, is it comparable with published FIDs.
+that FID. It is comparable with published FIDs only with those same features and 50,000 samples.
 
 The eigenvalue form. (Σ_1 Σ_2)^½ need not be computed: its trace is the sum of the square roots of the eigenvalues of
-Σ_1 Σ_2. These are those of the symmetric Lᵀ Σ_2 L with Σ_1 = L Lᵀ, real and not negative, and found without the
-imaginary parts that a matrix square root of a product has where a covariance is singular.
+Σ_1 Σ_2. They are also the eigenvalues of the symmetric Lᵀ Σ_2 L with Σ_1 = L Lᵀ, which are real and not negative, and
+found without the imaginary parts that the matrix square root of a product has when a covariance is singular.
 
-Two finite sets of one distribution have d² > 0, the more so the fewer they are: figures of equal counts alone compare.
+Two finite sets from one distribution have d² > 0, and the smaller the sets, the larger it is: only compare figures of
+equal counts.
 """
 import numpy as np
 

@@ -4,7 +4,7 @@
     mmd² = mean of k(x_i, x_j), i ≠ j  +  mean of k(y_i, y_j), i ≠ j  -  2 · mean of k(x_i, y_j)
 
 Bińkowski et al. 2018 (arXiv:1801.01401), section 4. Leaving out i = j makes it unbiased: for two sets of one
-distribution its expectation is 0 whatever their size, so that it may be below 0, and sets of different sizes can be
+distribution its expectation is 0 whatever their sizes. So it may be below 0, and sets of different sizes can be
 compared.
 """
 import numpy as np
@@ -24,7 +24,7 @@ def kid_subsets(x: np.ndarray, y: np.ndarray, size: int = 1000, subsets: int = 1
                 seed: int = 0) -> tuple[float, float]:
     """(mean, standard deviation) of mmd² over random subsets of both sets: the published protocol, and its spread.
 
-    Where a set has no more than `size` rows, all pairs of both sets count once, and the deviation is NaN.
+    If a set has no more than `size` rows, all pairs of both sets are used once, and the deviation is NaN.
     """
     if min(len(x), len(y)) <= size:
         return kid(x, y), float("nan")

@@ -1,4 +1,4 @@
-"""Precision and recall: how many samples look real, and how much of what is real the samples reach.
+"""Precision and recall: how many samples look real, and how much of the real data the samples cover.
 
 Each set's manifold is the union of balls around its points, each as wide as the distance to its k-th nearest neighbour
 in the set. Precision is the share of the samples that lie in the reference's manifold, recall the share of the
@@ -25,7 +25,7 @@ def radii(points, nearest):
     """Squared distance of each point to its `nearest`-th neighbour among the others."""
     found = []
     for rows, distances in _distances(points, points):
-        distances[np.arange(len(distances)), rows] = -1.0  # the point itself comes first, whatever is beside it
+        distances[np.arange(len(distances)), rows] = -1.0  # the point itself, even if another coincides
         found.append(np.partition(distances, nearest, axis=1)[:, nearest])
     return np.concatenate(found)
 
@@ -37,7 +37,7 @@ def share_within(points, centres, squared_radii):
 
 
 def _distances(a, b):
-    """(row numbers, squared distances to all of b) for some rows of a after another."""
+    """Yields (row numbers, squared distances to all of b) for the rows of a, block by block."""
     norms = np.einsum("nd,nd->n", b, b)
     for start in range(0, len(a), CHUNK):
         part = a[start:start + CHUNK]

@@ -3,10 +3,10 @@
     images       an npz with arr_0 uint8 (N, H, W, 1 or 3), as `numdiff sample --npz` and guided-diffusion write it;
                  a folder of pictures, its sub-folders included; a dataset of `numdiff data import` (.h5)
     features     an npz with features (N, D), and spatial (N, S) if there are any; arr_0 (N, D) of a float type; a .npy
-    statistics   an npz with mu (D,) and sigma (D, D), as EDM writes it, and mu_s, sigma_s besides, as guided-diffusion
-                 writes it, for spatial features; what numdiff writes holds all that it knows, and both read it
-An npz may hold more than one of these; the first in the order statistics, features, images counts, as in guided-
-diffusion. Files of numdiff carry how they were made in a further text, `numdiff`. Pickled arrays are refused.
+    statistics   an npz with mu (D,) and sigma (D, D), as EDM writes it, and also mu_s, sigma_s for spatial features, as
+                 guided-diffusion writes it; numdiff writes all that it has, and both can read it
+An npz may hold more than one of these; as in guided-diffusion, statistics are preferred to features and these to
+images. Files of numdiff also say how they were made, in a text named `numdiff`. Pickled arrays are refused.
 """
 import contextlib
 import io
@@ -29,7 +29,7 @@ from .frechet import mean_and_covariance
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 PICKLES = (".pkl", ".pickle")
-SPARE_BYTES = 64 << 20  # that an npz may hold in memory beyond four times its size
+SPARE_BYTES = 64 << 20  # that an npz may take in memory beyond four times its size
 MAX_PIXELS = 1 << 22  # of an image
 LARGEST = 1e100  # of statistics, so that their products are numbers, too
 MAX_BATCH_BYTES = 256 << 20  # of images
@@ -105,7 +105,7 @@ def open_source(path, classes=None, size=None):
     if path.suffix == ".h5":
         return _dataset(path, classes, size)
     if classes:
-        raise UsageError(f"{path} is no dataset (.h5), and only of one can classes be chosen: leave --classes out.")
+        raise UsageError(f"{path} is not a dataset (.h5), and only a dataset has classes: leave --classes out.")
     if path.is_dir():
         return _folder(path)
     if not path.exists():
@@ -113,7 +113,7 @@ def open_source(path, classes=None, size=None):
     if path.suffix in PICKLES:
         raise UsageError(_pickle_refused(path))
     if path.suffix not in (".npy", ".npz"):
-        raise UsageError(f"{path} is no npz, npy, dataset (.h5) or folder of pictures: give one of these.")
+        raise UsageError(f"{path} is not an npz, npy, dataset (.h5) or folder of pictures: give one of these.")
     with _damage_named(path):
         if path.suffix == ".npz":
             with _Npz(path) as file:
@@ -124,7 +124,7 @@ def open_source(path, classes=None, size=None):
 
 
 class _Npz:
-    """The arrays of an npz; together at most four times what the file has, but for some, are read into memory."""
+    """The arrays of an npz; in all at most four times the file's size and a fixed allowance are read into memory."""
 
     def __init__(self, path):
         self._path, self._zip = path, ZipReader(path)
@@ -150,22 +150,22 @@ class _Npz:
         return array
 
     def header(self, name):
-        """(shape, dtype, whether columns come first) of an array whose values are all there."""
+        """(shape, dtype, whether in column-major order) of an array whose values are complete."""
         with self.open(name) as stream:
             shape, fortran, dtype, length = read_npy_header(stream)
         announced, there = math.prod(shape) * dtype.itemsize, self._members[name].file_size - length
         if announced > there:
-            raise NumdiffError(f"{self._path} is truncated: copy or make it again.")
+            raise NumdiffError(f"{self._path} is truncated: copy it again, or make it again.")
         if announced < there:
             raise BadArchive(f"{name} announces {dtype} {shape}, which is not what it holds")
         return shape, dtype, fortran
 
 
 def _pickle_refused(path):
-    """Why EDM2's statistics, a dict of "mu" and "sigma" for each kind of features, are not read; and what to do."""
-    return (f"{path} is a pickle, which may run code, and is not opened: if you trust it, make an npz of it with\n"
+    """Why EDM2's statistics, a dict of "mu" and "sigma" for each kind of features, are not read, and what to do."""
+    return (f"{path} is a pickle, which may run code, so it is not opened; if you trust it, convert it to an npz with\n"
             f"import numpy, pathlib, pickle; s = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
-            "s = s.get('fid', s);\n"
+            f"s = s.get('fid', s);\n"
             f"numpy.savez({str(path.with_suffix('.npz'))!r}, mu=s['mu'], sigma=s['sigma'])")
 
 
@@ -191,7 +191,7 @@ def _npz(path, file):
                            f"{'decode the latents first' if dtype.kind == 'f' else 'write it again'}.")
     if shape[1] * shape[2] > MAX_PIXELS:
         raise NumdiffError(f"the images of {path} are {shape[1]}×{shape[2]}, and at most {MAX_PIXELS:,} pixels are "
-                           "compared: make them smaller.")
+                           "supported: make them smaller.")
     return Images(str(path), shape[0], shape[1:3], lambda batch: _npz_batches(path, shape, batch), record)
 
 
@@ -254,7 +254,8 @@ def _folder(path):
             for file, image in zip(files[start:], images, strict=False):
                 if image.shape[:2] != size:
                     raise UsageError(f"{file} is {image.shape[1]}×{image.shape[0]} and {files[0]} is "
-                                     f"{size[1]}×{size[0]}: make all pictures of one size (numdiff data import does).")
+                                     f"{size[1]}×{size[0]}: bring all pictures to one size (numdiff data import does "
+                                     "so).")
             yield np.stack(images)
 
     return Images(str(path), len(files), size, read)
@@ -273,7 +274,7 @@ def _dataset(path, classes, size):
     dataset = open_dataset(path, size and size[0], classes or None)
     count, height, width, _ = dataset.shape
     if dataset.read([0]).dtype != np.uint8:
-        raise UsageError(f"{path} holds latents and not images: decode them first.")
+        raise UsageError(f"{path} holds latents, not images: decode them first.")
     note = f"averaged to {height}×{width}" if size else ""
     note = ", ".join(filter(None, [f"classes {', '.join(dataset.classes)}" if classes else "", note]))
 
@@ -289,13 +290,13 @@ def _check_features(path, features):
         raise NumdiffError(f"{path} holds {features.dtype} {features.shape}, and features are floats (N, D), D at most "
                            f"{MAX_DIMENSIONS:,}.")
     if not np.isfinite(features).all() or float(np.abs(features).max()) > LARGEST:
-        raise NumdiffError(f"{path} holds features that are not finite: make them again.")
+        raise NumdiffError(f"{path} holds features that are not finite: compute them again.")
     return features
 
 
 @contextlib.contextmanager
 def _damage_named(path):
-    """What the readers say of damaged files becomes one sentence."""
+    """Context that turns the readers' errors on damaged files into one sentence."""
     try:
         yield
     except OSError as error:
@@ -303,7 +304,7 @@ def _damage_named(path):
     except (BadArchive, Refused, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0].strip("'\"")[:200] if str(error) else type(error).__name__
         if "pickle" in reason:
-            raise NumdiffError(f"{path} holds pickled objects, which numdiff does not run: write plain "
+            raise NumdiffError(f"{path} holds pickled objects, which numdiff does not load: write plain "
                                "arrays.") from None
         raise NumdiffError(f"{path} cannot be read ({reason}): copy or make it again.") from None
 

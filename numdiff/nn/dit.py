@@ -52,7 +52,7 @@ class TimestepEmbedder(Module):
 
 
 class LabelEmbedder(Module):
-    """A row for each class, and with class dropout one more, for no class."""
+    """A row for each class, and with class dropout one more, for the null class."""
 
     def __init__(self, classes, hidden, dropout):
         self.embedding_table = Embedding(classes + (dropout > 0), hidden, gaussian(0.02))
@@ -87,12 +87,11 @@ class Block(Module):
     def __init__(self, hidden, heads, mlp_ratio):
         self.attn = Attention(hidden, heads)
         self.mlp = Mlp(hidden, int(hidden * mlp_ratio))
-        self.adaLN_modulation = Numbered({1: Linear(hidden, 6 * hidden, zero=True)})  # 0 is the SiLU, done once for all
+        self.adaLN_modulation = Numbered({1: Linear(hidden, 6 * hidden, zero=True)})  # 0 is the SiLU, done once
 
     def forward(self, x, y, modulation, following):
-        """Tokens x with their norm y, and the same after this block; following: shift and scale of that last norm.
-
-        A gate and the norm that reads what it gives are one operation, so a block's first norm is done before it.
+        """From tokens x and their norm y to both after this block; following: shift and scale of that last norm. A gate
+        and the norm that reads its result are one operation, so the first norm of a block is computed before it.
         """
         _, _, gate, shift, scale, gate_mlp = modulation
         x, y = F.gate_adaln(x, self.attn(y), gate, shift, scale, EPS)
@@ -109,13 +108,14 @@ class FinalLayer(Module):
 
 
 class DiT(Model):
-    """Predicts noise, velocity or x_0 from x_t, t and a class; with learn_sigma also where the variance lies.
+    """Predicts noise, velocity or x_0 from x_t, t and a class; with learn_sigma also the variance.
 
     image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels): pixels or latents
     patch_size: side of a token in pixels; hidden_size: channels of a token; depth: blocks; num_heads: of attention
-    mlp_ratio: how much wider the MLP is; num_classes: None builds a model without classes
+    mlp_ratio: width of the MLP relative to hidden_size; num_classes: None builds a model without classes
     class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes
-    learn_sigma: twice as many channels come out, the second half placing the variance (see kernels/diffusion/vlb.py)
+    learn_sigma: the output has twice as many channels; the second half gives the variance (see
+        kernels/diffusion/vlb.py)
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
@@ -181,7 +181,8 @@ class DiT(Model):
 
 
 def position_table(channels, grid):
-    """The fixed positions of grid × grid tokens, float32 (T, channels): sines and cosines of column, then of row.
+    """The fixed position embedding of grid × grid tokens, float32 (T, channels): sines and cosines of column, then of
+    row.
 
     Each coordinate p has channels / 2 numbers: sin(p·ω_k) for all k, then cos(p·ω_k), ω_k = 10000^(-4k / channels).
     The column comes first, as in the public implementation. Computed in float64.
@@ -219,7 +220,7 @@ def dit_shapes(options):
 
 
 def dit_parameter_counts(options):
-    """(all parameters with the fixed positions, those that are trained)."""
+    """(number of all parameters, fixed positions included; number of those that are trained)."""
     shapes = dit_shapes(options)
     count = sum(map(math.prod, shapes.values()))
     return count, count - math.prod(shapes["pos_embed"])
@@ -239,9 +240,9 @@ def check_options(options):
     if hidden % heads:
         raise UsageError(f"hidden_size {hidden} does not divide into {heads} heads: change num_heads.")
     if hidden % 4:
-        raise UsageError(f"hidden_size {hidden} must be a multiple of 4: sine and cosine of row and column share it.")
+        raise UsageError(f"hidden_size {hidden} must be a multiple of 4: sines and cosines of row and column share it.")
     if int(hidden * options["mlp_ratio"]) < 1:
-        raise UsageError(f"mlp_ratio {options['mlp_ratio']} leaves the MLP no channel: use a larger one.")
+        raise UsageError(f"mlp_ratio {options['mlp_ratio']} leaves the MLP without channels: use a larger one.")
     if options["num_classes"] is not None and options["num_classes"] < 1:
         raise UsageError(f"num_classes {options['num_classes']} must be at least 1, or None for a model without "
                          "classes.")

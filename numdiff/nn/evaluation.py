@@ -1,4 +1,5 @@
-"""Evaluations of a model that a GPU replays: of each shape the first is launched, the second recorded (replay.py)."""
+"""Evaluations of a model that a GPU replays: for each shape, the first is launched and the second recorded
+(replay.py)."""
 import weakref
 from collections import OrderedDict
 
@@ -7,13 +8,13 @@ import numpy as np
 from ..device import Replayed, copy_into, download, empty
 from .tensor import Tensor
 
-KEPT = 8  # shapes of a model that stay recorded: the last that were asked for
+KEPT = 8  # shapes of a model that stay recorded, the most recent ones
 
 _recorded = weakref.WeakKeyDictionary()  # model -> {shape and more: Evaluation}; no part of the model nor its copies
 
 
 class Evaluation:
-    """A model's answer to inputs of one shape, in arrays that keep their places."""
+    """A model's output for inputs of one shape, in arrays at fixed addresses."""
 
     def __init__(self, model, inputs):
         backend, x_t = model.backend, inputs[0]
@@ -35,7 +36,7 @@ class Evaluation:
 
 
 def evaluate(model, x_t, t, y):
-    """The model's answer to NumPy arrays x_t (B, H, W, C), t (B,) and y (B,) or None on a GPU, as NumPy."""
+    """The model's output on a GPU, as NumPy, for NumPy arrays x_t (B, H, W, C), t (B,) and y (B,) or None."""
     inputs = x_t, t, y
     with model.backend.turn:
         known = _recorded.setdefault(model, OrderedDict())

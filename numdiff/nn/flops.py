@@ -7,7 +7,7 @@ import math
 
 
 def conv_flops(conv, size):
-    """Of a convolution over a size × size image, for one image."""
+    """FLOPs of a convolution over one size × size image."""
     outputs, kernel, _, inputs = conv.weight.shape
     return 2 * (size // conv.stride) ** 2 * outputs * kernel * kernel * inputs
 
@@ -22,7 +22,7 @@ def forward_flops(model):
 
 
 def dit_forward_flops(options):
-    """FLOPs of one image through a DiT with these options, which need not be built."""
+    """FLOPs of one image through a DiT with these options, which is not built."""
     D, patch = options["hidden_size"], options["patch_size"]
     tokens = (options["image_size"] // patch) ** 2
     pixels = patch * patch * options["in_channels"]

@@ -1,4 +1,4 @@
-"""The differentiable operations: each calls one kernel forward and tells the tape the kernel for its backward.
+"""The differentiable operations: each calls a kernel forward and gives the tape the kernel for its backward.
 
 Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the backward adds into. Nothing here asks
 which device the arrays are on. The mathematics, shapes and sources stand in numdiff/kernels, in the file of the
@@ -13,12 +13,12 @@ from .tensor import Tensor, is_recording, record, record_parts
 
 
 def add(a, b):
-    """a + b of one shape."""
+    """a + b, both of one shape."""
     return record("add", K.add_forward(a.data, b.data), (a, b), lambda dy: (dy, dy))
 
 
 def cast(x, dtype):
-    """x as float16 or float32; x itself if that is what it is."""
+    """x as float16 or float32; x itself if it has that dtype."""
     before = x.dtype
     if before == dtype:
         return x
@@ -38,9 +38,8 @@ def gelu(x):
 
 
 def linear(x, weight, bias=None, residual=None):
-    """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); more axes of weight are read as K.
-
-    residual: a tensor like the result, added to it in the same kernel where that can
+    """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); further axes of weight count as K.
+    residual: a tensor like the result, added to it, in the same kernel if that supports it
     """
     saved, wants_dx, rows, adds = x.data, x.slot is not None, weight.shape[0], residual is not None
 
@@ -60,7 +59,7 @@ def linear_group(x, layers):
     saved = x.data
 
     def backward(dys):
-        accumulate = not all(w.stale for w, _ in layers)  # one kernel fills all weights' gradients, in one way
+        accumulate = not all(w.stale for w, _ in layers)  # one kernel writes all weights' gradients, or adds to all
         gradients = [(w.grad if accumulate else w.grad_to_fill()[0], b.grad) for w, b in layers]
         return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers], gradients,
                                         accumulate=accumulate),)
@@ -72,8 +71,8 @@ def linear_group(x, layers):
 def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None, statistics=False):
     """x (B, H, W, C_in), weight (C_out, k, k, C_in), zero padding k // 2 -> (B, H/stride, W/stride, C_out).
 
-    channel, residual: tensors (B, C_out) and like the result, added to it in the same kernel where that can
-    statistics: leave those of the result for a `group_norm` that will read it, where a kernel can
+    channel, residual: tensors (B, C_out) and like the result, added to it, in the same kernel if that supports it
+    statistics: keep those of the result for a `group_norm` that will read it, if a kernel computes them
     """
     saved, wants_dx = x.data, x.slot is not None
     wants_channel, adds = channel is not None, residual is not None  # `backward` must not keep the tensors
@@ -129,7 +128,7 @@ def attention(qkv, heads, order="legacy"):
     if saved.dtype == np.float16 and not flash:
         return cast(attention(cast(qkv, np.float32), heads, order), np.float16)
     if flash:
-        # keeps one number a token and head, where the other way keeps T
+        # keeps one number per token and head; the other way keeps T
         y, logsumexp = K.flash_attention_forward(saved, heads, order)
         return record("flash_attention", y, (qkv,),
                       lambda dy: (K.flash_attention_backward(dy, saved, y, logsumexp, heads, order),))
@@ -181,7 +180,7 @@ def adaln(x, shift, scale, eps=1e-6):
 
 
 def gate_adaln(x, h, gate, shift, scale, eps=1e-6):
-    """`gate`, then `adaln` of what that gives: both results, from one kernel where that can."""
+    """`gate`, then `adaln` of its result: returns both, from one kernel if there is one."""
     branch, vectors = h.data, (gate.data, shift.data, scale.data)
     z, y, mean, rstd = K.gate_adaln_forward(x.data, branch, *vectors, eps)
     return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale),
@@ -196,7 +195,7 @@ def gate(x, h, gate):
 
 
 def bias_gelu(x, bias):
-    """GELU (tanh form) of x + bias, for a linear layer that has left its bias (C,) to this pass."""
+    """GELU (tanh form) of x + bias, for a linear layer that leaves its bias (C,) to this pass."""
     saved = x.data
     return record("bias_gelu", K.bias_gelu_forward(saved, bias.data), (x,),
                   lambda dy: (K.bias_gelu_backward(dy, saved, bias.data, bias.grad),), has_parameters=True)
@@ -226,9 +225,8 @@ def chunk(x, count):
 
 
 def columns(x, count):
-    """As `chunk`, with no copies: parts of x for `adaln` and `gate_adaln`, each to be used once.
-
-    Where their fast kernels do not run: float32 copies.
+    """As `chunk`, without copies: parts of x for `adaln` and `gate_adaln`, each to be used once. If their fast kernels
+    do not run, float32 copies.
     """
     if is_device(x.data):
         if not K.gate_adaln_supports(x.data, x.shape[1] // count):
@@ -267,7 +265,7 @@ def concat(a, b):
 
 
 def pair(a, b):
-    """As `concat`, to be read by `group_norm`, `linear` and `conv2d` alone: no copy where they take two arrays."""
+    """As `concat`, only for `group_norm`, `linear` and `conv2d`: no copy if they can read two arrays."""
     both = K.Pair(a.data, b.data)
     if not K.pair_supports(both):
         return concat(a, b)
@@ -285,7 +283,7 @@ def avgpool(x):
 def upsample(x):
     """Every pixel twice in each direction."""
     result = record("upsample", K.upsample_forward(x.data), (x,), lambda dy: (K.upsample_backward(dy),))
-    result.statistics = x.statistics  # each number four times: the same averages
+    result.statistics = x.statistics  # each number occurs four times: the same averages
     return result
 
 
@@ -323,7 +321,7 @@ def dropout(x, probability, randomness, layer):
 def mse(prediction, target, scale=1.0):
     """Mean of (prediction - target)² over the target's channels, as a tensor of one value.
 
-    scale multiplies the gradient only, not the value: a step over several microbatches passes 1 / their number.
+    scale multiplies the gradient only, not the value: a step of several microbatches passes 1 / their number.
     """
     saved = prediction.data
 

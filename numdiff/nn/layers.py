@@ -19,7 +19,8 @@ def uniform(fan_in):
 
 
 def xavier(generator, shape):
-    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); axes after the first make up fan_in."""
+    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); the the the axes after the first make up
+    fan_in."""
     bound = math.sqrt(6 / (shape[0] + math.prod(shape[1:])))
     return generator.uniform(-bound, bound, shape)
 
@@ -40,8 +41,8 @@ def normal(generator, shape):
 class Linear(Module):
     """y = x·weightᵀ + bias over the last axis; weight (out, in), bias (out,).
 
-    inputs: how many, or the several axes of the weight that make them up, such as a patch's (row, column, channel)
-    initial: what the weight starts from, the bias then from zero; the default is `uniform` for both.
+    inputs: how many, or the axes of the weight that make them up, such as (row, column, channel) of a patch
+    initial: what the weight starts from (the bias then starts from zero); the default is `uniform` for both
     """
 
     def __init__(self, inputs, outputs, zero=False, initial=None):
@@ -57,7 +58,7 @@ class Linear(Module):
 class Conv2d(Module):
     """k×k convolution, zero padding k // 2; weight (out, k, k, in), bias (out,).
 
-    statistics: the result goes into a `GroupNorm` later, which gains by knowing its statistics
+    statistics: a `GroupNorm` will read the result, and is faster if it knows its statistics
     """
 
     def __init__(self, inputs, outputs, kernel=3, stride=1, zero=False, statistics=False):

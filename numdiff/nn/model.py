@@ -15,19 +15,19 @@ from .module import FlatParameters, Module
 from .tensor import Tensor
 
 SEEDS = 2**64
-LARGEST_TIMESTEP = 100_000  # of a model whose diffusion is not known: the most steps that one can have
+LARGEST_TIMESTEP = 100_000  # of a model whose diffusion is not known: the largest number of steps
 
 
 class Model(Module):
     """A network that takes noisy images and timesteps. A subclass lays out its modules and then calls `_finish`.
 
-    Attributes: kind (the name of its record in training/kinds/), options (what to build it from again), image_size,
+    Attributes: kind (the name of its record in training/kinds/), options (to build it again), image_size,
     in_channels, out_channels, learn_sigma, num_classes (None: without classes), null_class (the index that stands for
     no class, or None), backend, parameters, diffusion (options of the Diffusion it was trained with; empty: the
-    defaults), tf32 (whether products are rounded to tf32; None: as the device's switch says).
+    defaults), tf32 (whether products use TF32; None: as the device's switch says).
 
-    Can be copied by `copy.deepcopy` and pickled: a copy has weights of its own. A pickle made on a GPU is loaded onto
-    the GPU, or where there is none onto the CPU, in float32.
+    Can be copied by `copy.deepcopy` and pickled: a copy has its own weights. A pickle made on a GPU is loaded onto the
+    GPU, or onto the CPU, in float32, if there is none.
     """
 
     kind: str = ""
@@ -42,7 +42,7 @@ class Model(Module):
     meta: dict
     precision: str
     parameters: FlatParameters
-    block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` is about
+    block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
 
     def _finish(self, device, seed, fixed=0):
         if seed is not None and not (isinstance(seed, numbers.Integral) and 0 <= seed < SEEDS):
@@ -55,7 +55,7 @@ class Model(Module):
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        if self.parameters.half is None:  # of a GPU's pickle, on the CPU
+        if self.parameters.half is None:  # a GPU's pickle on the CPU
             self.dtype = np.float32
 
     def __call__(self, *inputs, **options) -> Tensor:
@@ -64,7 +64,7 @@ class Model(Module):
 
     @contextlib.contextmanager
     def arithmetic(self):
-        """Within the context the model's device computes as this model does: its switch `tf32` stands as it should."""
+        """Context in which the device's switch `tf32` is set as this model needs it."""
         before = getattr(self.backend, "tf32", None)
         if self.tf32 is None or before is None:
             yield
@@ -81,14 +81,15 @@ class Model(Module):
         self.parameters.drop_half()
 
     def compute_in_half(self):
-        """From now on compute in float16, with a copy of the weights; statistics, embeddings and sums stay float32."""
+        """From now on compute in float16, with a copy of the weights; statistics, embeddings and accumulators stay
+        float32."""
         if self.backend is None:
             raise UsageError("--precision fp16 computes on a GPU; on the CPU use --precision fp32.")
         self.dtype = np.float16
         self.parameters.keep_half()
 
     def recompute_blocks(self) -> None:
-        """From now on keep only the inputs of the blocks for the backward pass, which computes their insides again."""
+        """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside."""
         stack = [self]
         while stack:
             module = stack.pop()
@@ -105,11 +106,10 @@ class Model(Module):
     def predict(self, x_t: np.ndarray, t, y=None) -> np.ndarray:
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 
-        x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats: what lies between two
-            timesteps is computed as such; from 0 to the diffusion's number of steps. A model with a timestep_scale sees
-            them scaled
+        x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats from 0 to the diffusion's
+            number of steps; values between two timesteps are allowed. A model with a timestep_scale sees them scaled
         y: class indices (B,), or one for all, if the model has classes
-        A GPU replays what it recorded at the second call with a shape, with the same bits.
+        From the second call with a shape on, a GPU records and replays the evaluation, with the same bits.
         """
         x_t = np.ascontiguousarray(x_t, np.float32)
         expected = (self.image_size, self.image_size, self.in_channels)
@@ -135,17 +135,18 @@ class Model(Module):
         return self(Tensor(upload(x_t, self.backend)), t, y).numpy()
 
     def checked_classes(self, y):
-        """Class indices as int32; a `UsageError` for those that the model does not have. It has its null class."""
+        """Class indices as int32; a `UsageError` for those that the model does not have. The null class is allowed."""
         last = self.num_classes - 1 if self.null_class is None else self.null_class
         y = np.asarray(y)
         if not np.issubdtype(y.dtype, np.integer) or not ((y >= 0) & (y <= last)).all():
-            null = "" if self.null_class is None else f", and {self.null_class} for none of them"
+            null = "" if self.null_class is None else f", and {self.null_class} for no class"
             raise UsageError(f"y holds a class that does not exist: the model has classes 0 to {self.num_classes - 1}"
                              f"{null}.")
         return y.astype(np.int32)
 
     def check_inputs(self, t, y):
-        """Raise a `UsageError` for timesteps or classes that cannot be, where the host sees them: not on a device."""
+        """Raise a `UsageError` for invalid timesteps or classes that are on the host; those on a device are not
+        read."""
         self.require_classes(y)
         if not is_device(t):
             checked_timesteps(t, LARGEST_TIMESTEP)
@@ -153,7 +154,7 @@ class Model(Module):
             self.checked_classes(y)
 
     def require_classes(self, y):
-        """Raise a `UsageError` where classes are given and the model has none, or the reverse."""
+        """Raise a `UsageError` if classes are given and the model has none, or the other way round."""
         if (y is None) != (self.num_classes is None):
             raise UsageError("this model has classes: give y, one class index for each image" if y is None
                              else "this model has no classes: leave y out, or build it with num_classes")
@@ -176,13 +177,13 @@ class Model(Module):
 
 
 def checked_timesteps(t, last):
-    """Timesteps as int32, or float32 where they are floats; a `UsageError` unless all lie between 0 and `last`."""
+    """Timesteps as int32, or as float32 if they are floats; a `UsageError` unless all lie between 0 and `last`."""
     t = np.asarray(t)
     if t.dtype.kind not in "iuf":
         raise UsageError(f"timesteps must be numbers, not {t.dtype}.")
     wrong = t[~((t >= 0) & (t <= last))]  # a NaN, too
     if wrong.size:
-        raise UsageError(f"timestep {wrong[0]:g} is not between 0 and {last}, where the model's timesteps lie.")
+        raise UsageError(f"timestep {wrong[0]:g} is not between 0 and {last}, the range of the model's timesteps.")
     return t.astype(np.float32 if t.dtype.kind == "f" else np.int32)
 
 
@@ -191,7 +192,8 @@ class _Laid(Exception):  # noqa: N818 - no error
 
 
 def laid_out(kind, options):
-    """A model of `kind` (a subclass of `Model`) that is not built: its parameters have shapes, and take no memory."""
+    """A model of `kind` (a subclass of `Model`) that is laid out but not built: its parameters have shapes and take no
+    memory."""
     class Sketch(kind):
         def _finish(self, *_, **__):
             raise _Laid(self)
@@ -203,8 +205,8 @@ def laid_out(kind, options):
 
 
 def parameter_shapes(kind, options):
-    """{name: shape} of the parameters of a model that is not built, so that options from a file can be held against
-    the weights beside them first."""
+    """{name: shape} of the parameters of a model that is not built, so that options from a file can first be checked
+    against the weights beside them."""
     return {name: tuple(p.shape) for name, p in laid_out(kind, options).named_parameters()}
 
 

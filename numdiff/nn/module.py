@@ -1,7 +1,7 @@
 """Modules: named containers of parameters, and the flat buffers that hold all of a model's parameters.
 
-Both can be copied (`copy.deepcopy`) and pickled. A copy is whole: it has buffers of its own, on the same device, and
-its parameters are views of those. A pickle holds weights as NumPy arrays and devices by name, but no gradients.
+Both can be copied (`copy.deepcopy`) and pickled. A copy is independent: it has its own buffers, on the same device, and
+its parameters are views of them. A pickle holds weights as NumPy arrays and devices by name, but no gradients.
 """
 import copy
 import math
@@ -21,9 +21,9 @@ ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every vi
 class Module:
     """Something with parameters. Attributes that are Parameters or Modules are found by name, in the order assigned."""
 
-    name = ""  # full name within the model, given by `FlatParameters`; the tape's records carry it
-    uncopied = ()  # names of attributes that copies and pickles go without, such as captured graphs
-    recomputed = False  # whether the backward pass computes its inside again (recompute.py)
+    name = ""  # full name within the model, set by `FlatParameters`; the tape's records have it
+    uncopied = ()  # names of attributes that copies and pickles leave out, such as captured graphs
+    recomputed = False  # whether the backward pass recomputes what is inside (recompute.py)
 
     def forward(self, *inputs):
         raise NotImplementedError
@@ -46,7 +46,7 @@ class Module:
         return new
 
     def __getstate__(self):
-        """The attributes that a copy or a pickle has, too."""
+        """The attributes that copies and pickles keep."""
         return {name: value for name, value in vars(self).items() if name not in self.uncopied}
 
     def __setstate__(self, state):
@@ -68,7 +68,7 @@ class Module:
 
 
 class Numbered(Module):
-    """Modules under numbers, which are their names: `Numbered({0: norm, 2: conv})` has `0.weight`, `2.weight`, …"""
+    """Modules with numbers as names: `Numbered({0: norm, 2: conv})` has `0.weight`, `2.weight`, …"""
 
     def __init__(self, modules=()):
         self.modules = dict(modules)
@@ -89,10 +89,10 @@ class Numbered(Module):
 class FlatParameters:
     """All parameters of a model as views of one float32 buffer, and their gradients as views of another.
 
-    data, grad: float32 (total,) on the engine; half: float16 copy of what the parameters read, or None
+    data, grad: float32 (total,) on the engine; half: float16 copy of the weights in use, or None
     index: [{"name", "shape", "offset"}], offsets in elements, multiples of 64. The gaps between parameters hold zeros
-    and stay zero. trained: how many parameters there are, gaps not counted; count: those and the `fixed` ones that the
-    model holds elsewhere; zeros: names of those that start from zero.
+    and stay zero. trained: number of parameters, without gaps; count: with the `fixed` ones that the model holds
+    elsewhere; zeros: names of those that start from zero.
     """
 
     def __init__(self, module, backend=None, seed=0, fixed=0):
@@ -105,13 +105,13 @@ class FlatParameters:
         self.count = self.trained + fixed
         self.total = offset
         self.data, self.zeros = zeros(offset, np.float32, backend), []
-        if seed is not None:  # else other values are about to be loaded
+        if seed is not None:  # otherwise other values are about to be loaded
             self._initialise(seed)
         self.grad = zeros(offset, np.float32, backend)
         self._attach(half=False)
 
     def __deepcopy__(self, memo):
-        """A copy of the weights that the parameters read at the moment: of an EMA while one is bound."""
+        """A copy of the weights in use: those of an EMA while one is bound."""
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         vars(new).update(vars(self), index=copy.deepcopy(self.index, memo))
@@ -157,7 +157,7 @@ class FlatParameters:
             parameter.stale = parameter.written
 
     def end_gradients(self):
-        """After them: the gradient of a parameter that no operation has used is zero, too."""
+        """After them: zero the gradients of parameters that no operation has used."""
         for parameter in self.parameters.values():
             if parameter.stale:
                 parameter.stale = False
@@ -171,7 +171,7 @@ class FlatParameters:
         return buffer[entry["offset"]:entry["offset"] + math.prod(entry["shape"])].reshape(*entry["shape"])
 
     def _initialise(self, seed):
-        """Starting values, each parameter from its own counted stream, so that they do not depend on the device."""
+        """Initial values, each parameter from its own counted stream, so that they do not depend on the device."""
         def draw(numbered):
             number, (_, parameter) = numbered
             generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, number]))
@@ -192,7 +192,7 @@ class FlatParameters:
         self.round()
 
     def place(self):
-        """Where the values that the parameters read lie on a device: a recorded graph serves while that is the same."""
+        """Where the weights in use lie on a device: a recorded graph is valid as long as this stays the same."""
         return tuple(buffer.backend.pointer(buffer) for buffer in (self._bound, self.half) if buffer is not None)
 
     def keep_half(self):
@@ -203,13 +203,13 @@ class FlatParameters:
         self.round()
 
     def drop_half(self):
-        """Keep no float16 copy any more."""
+        """Drop the float16 copy."""
         self.half = None
         for parameter in self.parameters.values():
             parameter.half = None
 
     def round(self):
-        """Make the float16 copy, if there is one, anew from the values that the parameters read."""
+        """Refresh the float16 copy, if there is one, from the weights in use."""
         if self.half is not None:
             cast_into(self._bound, self.half)
 
@@ -225,7 +225,7 @@ class FlatParameters:
         unexpected = [name for name in arrays if name not in self.parameters]
         if missing or unexpected:
             lists = (("missing", missing), ("unexpected", unexpected))
-            raise NumdiffError("these weights are of another model: "
+            raise NumdiffError("these weights belong to another model: "
                                + "; ".join(f"{what} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
                                            for what, names in lists if names)
                                + ". Check the model options.")

@@ -1,21 +1,21 @@
-"""Recomputation: a block keeps its inputs alone, and computes its inside again when its gradient is wanted.
+"""Recomputation: a block keeps only its inputs, and runs again when its gradient is needed.
 
-The forward pass of a recomputed block runs without a tape, so what it computes on the way is free again at once. Its
-one record runs the block a second time, under a tape of its own, and plays that back. One more forward pass of a block
-is paid for the memory of all but one block's inside.
+The forward pass of a recomputed block runs without a tape, so its intermediate results are freed at once. Its single
+record runs the block a second time, under a tape of its own, and plays that back. This costs one more forward pass, and
+saves the memory of the inside of all blocks but one.
 
-Same bits as without: the same kernels run on the same numbers (dropout is counted, not drawn), and the tensors of the
-second run have the slots of the first run's, so that gradients meet in the same order, too.
+The bits are the same as without: the same kernels run on the same numbers (dropout is counted, not drawn), and the
+tensors of the second run have the slots of the first run's, so gradients are added in the same order, too.
 """
 from . import tensor
 from .tensor import Slots, Tape, Tensor, scope
 
 
 def recompute(module, *arguments, **options):
-    """`module.forward` of tensors among the arguments, which returns one or a list; its inside is not kept."""
+    """`module.forward`, which returns a tensor or a list; its intermediate results are not kept."""
     plain = type(module).forward
     tape = tensor._active[-1] if tensor._active else None
-    if tape is None or tape.check_finite:  # a fault is to be named where it arises
+    if tape is None or tape.check_finite:  # name a fault where it arises
         return plain(module, *arguments, **options)
     tensor._active.append(None)  # nothing is recorded
     try:
@@ -45,7 +45,8 @@ def recompute(module, *arguments, **options):
 
 
 def _again(value):
-    """`value` with new tensors for those in it, in lists, tuples and dicts: of the same arrays, with the same slots."""
+    """`value` with its tensors, also within lists, tuples and dicts, replaced by new ones of the same arrays and
+    slots."""
     if isinstance(value, Tensor):
         new = Tensor(value.data, statistics=value.statistics)
         new.slot = value.slot

@@ -11,8 +11,8 @@ that needs it has been played back.
 
 Accumulation. Parameter gradients are added into the model's flat gradient buffer by the operations themselves (+=).
 Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones. An
-operation whose backward kernel can add on its way takes what has arrived for its first input already (`adds=True`):
-then no pass over memory is spent on the sum.
+operation whose backward kernel can add takes the gradient that its first input already has (`adds=True`), which saves a
+pass over memory.
 """
 import copy
 
@@ -48,7 +48,7 @@ class Slots:
 
     @property
     def gradient(self):
-        """A list with one gradient (None where nothing arrived) for each output; None if nothing arrived at all."""
+        """A list with a gradient for each output (None if nothing arrived); None if nothing arrived at all."""
         gradients = [slot.gradient for slot in self.slots]
         return None if all(g is None for g in gradients) else gradients
 
@@ -63,7 +63,7 @@ class Tensor:
 
     data: NumPy array or DeviceArray, or a `Pair` of two (`functional.pair`); requires_grad: collect `grad` for it (it
     is a leaf). After `tape.backward`, `grad` of such a leaf is an array like `data`.
-    statistics: what the convolution that made it left for a GroupNorm, or None; of a `Pair` a tuple of both
+    statistics: those that the convolution before left for a GroupNorm, or None; for a `Pair` a tuple of both
     """
 
     __slots__ = ("data", "slot", "statistics")
@@ -95,9 +95,9 @@ class Parameter:
     """A trained array: views of the model's flat weight and gradient buffers, bound when the model is built.
 
     data, grad: float32; half: the float16 copy of data, or None
-    written: whether the operation that uses it can write the gradient instead of adding to it (`grad_to_fill`); then
-        nothing need be zeroed before, which for a DiT's weights is most of the buffer
-    stale: the gradient is that of the step before, and the first operation to come writes it
+    written: whether the operation that uses it can write the gradient instead of adding to it (`grad_to_fill`); then it
+        need not be zeroed before; for a DiT that is most of the buffer
+    stale: the gradient is that of the previous step; the first operation overwrites it
     """
 
     __slots__ = ("shape", "initial", "data", "half", "written", "stale", "_grad")
@@ -119,23 +119,23 @@ class Parameter:
         self._grad = view
 
     def grad_to_fill(self):
-        """(gradient, whether to add to it): an operation that can do both writes what is stale."""
+        """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
         accumulate, self.stale = not self.stale, False
         return self._grad, accumulate
 
     def __deepcopy__(self, memo):
-        """Arrays of its own; those of a whole model are bound to the copy's buffers by `FlatParameters`."""
+        """A copy with its own arrays; in the copy of a whole model, `FlatParameters` binds them to its buffers."""
         new = Parameter(self.shape, self.initial, self.written)
         for name in ("data", "grad", "half"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         return new
 
     def __reduce__(self):
-        """Its values as NumPy; what it began with, a function, and the gradient are left out."""
+        """Its values as NumPy, without the gradient and the function for its initial values."""
         return restored_parameter, (self.shape, self.written, None if self.data is None else download(self.data))
 
     def like(self, x):
-        """The values in the dtype of an activation x: what a product with it takes."""
+        """The values in the dtype of an activation x, for a product with it."""
         return self.half if x.dtype == np.float16 else self.data
 
 
@@ -148,8 +148,8 @@ def restored_parameter(shape, written, data):
 class Record:
     """One executed operation: what to call with the output's gradient, and where its results go.
 
-    adds: `backward` takes a second argument, the gradient that has arrived for the first input so far or None, and the
-    first gradient that it returns is the sum
+    adds: `backward` takes a second argument, the gradient so far of the first input or None, and adds it to the first
+        gradient that it returns
     """
 
     __slots__ = ("name", "output", "inputs", "backward", "adds")
@@ -158,11 +158,12 @@ class Record:
         self.name, self.output, self.inputs, self.backward, self.adds = name, output, inputs, backward, adds
 
     def outputs(self):
-        """The slots of what the operation gave."""
+        """The slots of the results."""
         return self.output.slots if isinstance(self.output, Slots) else (self.output,)
 
     def play(self, arrived):
-        """The gradients of the inputs, from the output's; for the first of them, what it had received is in it."""
+        """The gradients of the inputs from that of the output; that of the first input includes what it had received
+        before."""
         if not self.adds:
             return self.backward(arrived)
         slot, before = self.inputs[0], None
@@ -175,8 +176,8 @@ class Tape:
     """Records operations while active (`with Tape() as tape:`); `tape.backward(y)` then gives every gradient.
 
     A tape records what its own thread does. Two threads may differentiate at the same time, each with its own tape,
-    and also ask one model for gradients of its inputs; but gradients of parameters are added up in the model, so
-    threads that want those need a model each (`copy.deepcopy`).
+    and also ask one model for gradients of its inputs; but gradients of parameters are summed in the model, so threads
+    that need them must each have a model (`copy.deepcopy`).
 
     check_finite: stop at the first operation, forward or backward, whose result holds an infinity or a NaN, with a
     `FloatingPointError` that names it. Slow: it reads every result back; meant for finding a fault.
@@ -226,7 +227,7 @@ class Tape:
 
 
 def is_recording():
-    """Whether a tape of this thread is active: else nothing is needed but results."""
+    """Whether a tape of this thread is active; if not, only results are needed."""
     return bool(_active) and _active[-1] is not None
 
 
@@ -234,8 +235,8 @@ def record(name, result, inputs, backward, has_parameters=False, adds=False):
     """Wrap an operation's `result` array as a Tensor, and put the operation on the active tape.
 
     inputs: Tensors; backward: gradient of the result -> a tuple with one gradient (or None) for each input.
-    has_parameters: the operation also adds to parameter gradients, so it is recorded whatever its inputs.
-    adds: `backward` also takes what has arrived for the first input so far (or None), and adds it (see `Record`).
+    has_parameters: the operation also adds to gradients of parameters, so it is always recorded.
+    adds: `backward` also takes the gradient so far of the first input (or None), and adds it (see `Record`).
     """
     tape = _active[-1] if _active else None
     if tape is None or not (has_parameters or any(x.slot for x in inputs)):
@@ -262,7 +263,7 @@ def record_parts(name, results, inputs, backward):
     return outputs
 
 
-scope = Stack()  # full names of the modules being executed in this thread, innermost last: they name a record
+scope = Stack()  # full names of the modules that this thread is executing, innermost last, to name records
 
 
 def check_finite(array, name):

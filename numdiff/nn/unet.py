@@ -57,7 +57,7 @@ class ResBlock(Module):
 
     def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, layer, resample=None):
         self.in_layers = Numbered({0: GroupNorm(channels, groups, silu=True), 2: Conv2d(channels, out_channels)})
-        # 0 is the SiLU; the UNet does it and the layer itself for all blocks at once
+        # 0 is the SiLU; the UNet computes it, and this layer, for all blocks at once
         self.emb_layers = Numbered({1: Linear(emb_channels, out_channels * (2 if scale_shift else 1))})
         self.out_layers = Numbered({0: GroupNorm(out_channels, groups, silu=not scale_shift),
                                     3: Conv2d(out_channels, out_channels, zero=True, statistics=True)})
@@ -67,7 +67,7 @@ class ResBlock(Module):
         self.dropout, self.scale_shift, self.layer = dropout, scale_shift, layer
 
     def forward(self, x, embedded, randomness=None):
-        """embedded: the result of each block's emb_layers, by block."""
+        """embedded: {block: result of its emb_layers}."""
         h = self.in_layers[0](x)  # (B, H, W, C)
         if self.resample:
             h, x = self.resample(h), self.resample(x)
@@ -114,7 +114,7 @@ class AttentionBlock(Module):
 
 
 class Stage(Numbered):
-    """Blocks run one after the other; those that take the embedding get it."""
+    """Blocks that run one after the other; those that take the embedding get it."""
 
     def forward(self, x, embedded, randomness):
         for block in self.modules.values():
@@ -138,12 +138,12 @@ class UNet(Model):
     out_channels: default in_channels, or twice that with learn_sigma
     num_res_blocks: ResBlocks per level
     attention_resolutions: image sizes, in pixels, at which attention follows each ResBlock
-    num_head_channels: channels of an attention head; -1: there are num_heads heads (num_heads_upsample on the way up)
+    num_head_channels: channels of an attention head; -1: use num_heads heads (num_heads_upsample on the way up)
     use_scale_shift_norm: the embedding scales and shifts the second norm, instead of being added before it
-    resblock_updown: ResBlocks resample; else conv_resample: a convolution does, else pooling and nearest neighbour
+    resblock_updown: ResBlocks resample; otherwise, with conv_resample, convolutions; else pooling and nearest neighbour
     num_classes: adds a class embedding to the timestep's, and the model then takes y
     class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes,
-        whose row is the embedding's last (guided-diffusion has none: for it that is one class more)
+        whose row is the embedding's last (guided-diffusion has none, and sees one more class)
     use_new_attention_order: qkv channels in the order (qkv, head, channel) instead of (head, qkv, channel)
     max_period: of the timestep embedding's slowest sinusoid (10000 in guided-diffusion, 1000 in unet.cu)
     groups: of every group normalisation
@@ -172,7 +172,7 @@ class UNet(Model):
         if num_heads_upsample == -1:
             num_heads_upsample = num_heads
         order = "new" if use_new_attention_order else "legacy"
-        layers = iter(range(10**6))  # number of each ResBlock: its own stream of dropout
+        layers = iter(range(10**6))  # numbers the ResBlocks, each with its own stream of dropout
 
         def res(channels, outputs, resample=None):
             return ResBlock(channels, emb_channels, outputs, dropout, use_scale_shift_norm, groups, next(layers),
@@ -257,7 +257,7 @@ class UNet(Model):
             skips.append(h)
         h = self.middle_block(h, embedded, randomness)
         for stage in self.output_blocks.modules.values():
-            join = F.pair if hasattr(stage[0], "skip_connection") else F.concat  # else its input is added as it is
+            join = F.pair if hasattr(stage[0], "skip_connection") else F.concat  # otherwise the input is added as it is
             h = stage(join(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 

@@ -119,7 +119,7 @@ def check_model_meta(path, meta):
         kind.check_sizes(options)
         Diffusion(**meta.get("diffusion") or {})
         if parameter_shapes(kind.model_class, options) != shapes:
-            raise NumdiffError(f"{path}: these weights are of another model than its options describe; use another "
+            raise NumdiffError(f"{path}: these weights belong to another model than its options describe; use another "
                                "checkpoint.")
         kind.check_file(options, 4 * sum(map(math.prod, shapes.values())))
     except (Refused, UsageError) as error:

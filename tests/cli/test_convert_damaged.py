@@ -130,7 +130,7 @@ def test_one_sentence_each(tmp_path, monkeypatch, rng, kind):
         if kind is hostile:
             assert "which is not on the list of what weights need, and was not run" in lines[0]
         if kind is wrong_types and total <= 4:
-            assert "in the file, and weights are float16" in lines[0]
+            assert "in the file, but weights are float16" in lines[0]
     assert total >= 10 and refused >= (total if kind is not flipped else total // 2)
 
 

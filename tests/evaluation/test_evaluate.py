@@ -199,7 +199,7 @@ def test_the_layouts_of_guided_diffusion_and_edm(tmp_path, rng):
         np.testing.assert_allclose(ours["sigma"], sigma, rtol=1e-10)
         np.testing.assert_allclose(ours["mu_s"], mu_s, rtol=1e-10)
     result = run(tmp_path / "guided.npz", tmp_path / "edm.npz")
-    assert result.exit_code == 0 and "statistics only" in result.output and "spatial" not in result.output
+    assert result.exit_code == 0 and "only statistics" in result.output and "spatial" not in result.output
     np.savez(tmp_path / "arr.npz", x.astype(np.float32))
     np.save(tmp_path / "plain.npy", x)
     assert open_source(tmp_path / "arr.npz").features.shape == open_source(tmp_path / "plain.npy").features.shape
@@ -300,7 +300,7 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
         target.writestr("arr_0.npy", source.read("arr_0.npy")[:5000])
     monkeypatch.chdir(tmp_path)
     cases = [
-        ("nowhere.npz good.npz", "does not exist"), ("text.bin good.npz", "is no npz, npy"),
+        ("nowhere.npz good.npz", "does not exist"), ("text.bin good.npz", "is not an npz, npy"),
         ("none good.npz", "holds no pictures"), ("broken.npz good.npz", "broken.npz cannot be read"),
         ("not.npz good.npz", "not.npz cannot be read"), ("short.npz reference.npz", "short.npz is truncated"),
         ("latents.npz good.npz", "decode the latents"), ("nothing.npz good.npz", "looks for arr_0"),
@@ -308,14 +308,14 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
         ("half.npz good.npz", "looks for arr_0"), ("odd.npz good.npz", "a mean (D,)"),
         ("nan.npz good.npz", "not finite"),
         ("infinite.npz good.npz", "not finite"), ("ints.npz good.npz", "features are floats"),
-        ("wide.npz good.npz", "has 7 features an image and good.npz has 3"), ("one.npz good.npz", "at least two"),
+        ("wide.npz good.npz", "has 7 features per image and good.npz has 3"), ("one.npz good.npz", "at least two"),
         ("objects.npz good.npz", "objects.npz"), ("list.npz good.npz", "damaged"),
         ("text.npz good.npz", "cannot be read"),
         ("pair.npz good.npz", "20 features and 5 spatial"),
         ("samples.npz mine.npz --features " + MEANS, "of mine on the other"),
-        ("samples.npz good.npz", "has 480 features an image and good.npz has 3"),
-        ("good.npz good.npz --features " + MEANS, "there are none to make"),
-        ("samples.npz", "nothing to compare with"), ("samples.npz reference.npz --classes a", "is no dataset"),
+        ("samples.npz good.npz", "has 480 features per image and good.npz has 3"),
+        ("good.npz good.npz --features " + MEANS, "neither side has images"),
+        ("samples.npz", "nothing to compare with"), ("samples.npz reference.npz --classes a", "is not a dataset"),
         ("samples.npz --save-stats a.npy --features " + MEANS, "must end in .npz"),
         ("odd.h5 good.npz", "odd.h5"), ("samples.npz reference.npz --features nothing", "module:function"),
         ("good.npz good.npz --json no/f.json", "does not exist"),
@@ -340,7 +340,7 @@ def test_statistics_in_a_pickle_are_not_opened_and_the_recipe_works(tmp_path, rn
     path.write_bytes(pickle.dumps({"fid": statistics, "fd_dinov2": {}} if nested else statistics))
     result = CliRunner().invoke(main, ["evaluate", str(path), str(path)])
     assert isinstance(result.exception, UsageError) or result.exit_code == 2
-    with pytest.raises(UsageError, match="is a pickle, which may run code, and is not opened") as caught:
+    with pytest.raises(UsageError, match="is a pickle, which may run code, so it is not opened") as caught:
         open_source(path)
     sentence, *recipe = str(caught.value).split("\n")
     assert len(recipe) == 2
@@ -355,7 +355,7 @@ def test_precision_is_random_convs_and_part_of_its_name(engine, rng):
     assert find_extractor(None, None)[1] == find_extractor("random-conv", None, "fp32")[1] == RandomConv.name
     with pytest.raises(UsageError, match="--precision tf32 needs a GPU"):
         find_extractor(None, None, "tf32")
-    with pytest.raises(UsageError, match="--precision tf32 is random-conv's"):
+    with pytest.raises(UsageError, match="--precision tf32 belongs to random-conv"):
         find_extractor("math:sqrt", None, "tf32")
     if engine.name in ("ptx", "cuda"):
         extractor, name = find_extractor(None, engine.backend, "tf32")

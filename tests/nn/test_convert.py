@@ -237,7 +237,7 @@ def test_zip_files_that_are_not_weights(tmp_path):
 
 
 @pytest.mark.parametrize("content, message", [
-    (b"", "is empty"), (b"hello, this is not a model" * 30, "no file of weights that numdiff knows"),
+    (b"", "is empty"), (b"hello, this is not a model" * 30, "not a file of weights that numdiff knows"),
     (pickle.dumps({"a": 1}), "not one of torch.save"), (b"PK\x03\x04", "truncated, damaged"),
     (b"\x80", "truncated, damaged")])
 @pytest.mark.parametrize("suffix", [".pt", ".npz", ".bin"])

@@ -54,11 +54,11 @@ def test_averages_without_names(tmp_path, state, averaged, wrap):
 def test_averages_that_cannot_be_named(tmp_path, state, averaged):
     shadow = list(averaged.values())
     for content, message in (
-            ({"ema": {"shadow_params": shadow}}, "no state dict beside them that gives these: save them by name .ema"),
+            ({"ema": {"shadow_params": shadow}}, "no state dict beside them to take names from: save them by"),
             ({"shadow_params": shadow}, "no state dict beside them"),
-            ({"ema": {"shadow_params": shadow[1:]}, "model": state}, "are not, one by one, .* or take --weights raw"),
-            ({"ema": {"shadow_params": shadow[::-1]}, "model": state}, "are not, one by one"),
-            ({"ema": {"shadow_params": [1] * len(shadow)}, "model": state}, "are not, one by one")):
+            ({"ema": {"shadow_params": shadow[1:]}, "model": state}, "do not match, one by one, .*--weights raw"),
+            ({"ema": {"shadow_params": shadow[::-1]}, "model": state}, "do not match, one by one"),
+            ({"ema": {"shadow_params": [1] * len(shadow)}, "model": state}, "do not match, one by one")):
         with pytest.raises(NumdiffError, match=message):
             load_state_dict(write(tmp_path / "w.pt", content))
     assert same(load_state_dict(tmp_path / "w.pt", "raw"), state)

@@ -218,7 +218,7 @@ def test_settings_of_diffusers(tmp_path):
     assert (found["hidden_size"], found["depth"], found["num_classes"], found["learn_sigma"]) == (1152, 28, 1000, False)
     for changed, message in (
             ({"qk_norm": "rms"}, "sets 'qk_norm', which numdiff does not know"),
-            ({"norm_type": "ada_norm"}, "sets norm_type to 'ada_norm', and numdiff's DiT has only 'ada_norm_zero'"),
+            ({"norm_type": "ada_norm"}, "sets norm_type to 'ada_norm', but numdiff's DiT has only 'ada_norm_zero'"),
             ({"activation_fn": "geglu"}, "activation_fn"), ({"attention_bias": False}, "attention_bias"),
             ({"norm_eps": 1e-3}, "norm_eps"), ({"attention_bias": 1}, "attention_bias"),
             ({"num_layers": 0}, "num_layers to '0', which must be"), ({"patch_size": True}, "patch_size"),
@@ -229,7 +229,7 @@ def test_settings_of_diffusers(tmp_path):
             read_config(write_config(tmp_path, **changed))
     for text in ("", "[]", "{", "[" * 10**5, "\ud800"):
         (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-        with pytest.raises(NumdiffError, match="is damaged, or no configuration"):
+        with pytest.raises(NumdiffError, match="is damaged, or is not a configuration"):
             read_config(tmp_path)
 
 

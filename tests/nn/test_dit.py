@@ -157,7 +157,7 @@ def test_wrong_inputs_are_named():
     x = np.zeros((2, 8, 8, 3))
     with pytest.raises(UsageError, match="has classes"):
         model.predict(x, 0)
-    with pytest.raises(UsageError, match="classes 0 to 3, and 4 for none of them"):
+    with pytest.raises(UsageError, match="classes 0 to 3, and 4 for no class"):
         model.predict(x, 0, [0, 5])
     with pytest.raises(UsageError, match="classes 0 to 3[.]"):
         tiny(class_dropout=0.0).predict(x, 0, [0, 4])

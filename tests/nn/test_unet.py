@@ -122,7 +122,7 @@ def test_timesteps_and_classes_that_cannot_be_are_errors(kind):
     with pytest.raises(UsageError, match=r"x_t has shape \(0, 8, 8, 3\)"):
         model.predict(x[:0], 3, 0)
     for t in (-1, -1e-3, 600.5, 601, 2**40, 1e300, np.nan, np.inf, -np.inf, [3, np.nan], np.float16(np.inf)):
-        with pytest.raises(UsageError, match="is not between 0 and 600, where the model's timesteps lie"):
+        with pytest.raises(UsageError, match="is not between 0 and 600, the range of the model's timesteps"):
             model.predict(x, t, 0)
     with pytest.raises(UsageError, match="timesteps must be numbers"):
         model.predict(x, "3", 0)

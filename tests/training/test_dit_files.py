@@ -162,7 +162,7 @@ def test_numdiff_files_of_another_kind(tmp_path):
     _, state = stored_state("latents")
     arrays = to_numdiff_layout(state)
     write_model_file(tmp_path / "m.h5", {**stored_dit.MODELS["latents"], "depth": 3}, arrays, model="dit")
-    with pytest.raises(NumdiffError, match="these weights are of another model"):
+    with pytest.raises(NumdiffError, match="these weights belong to another model"):
         load(tmp_path / "m.h5", "cpu")
     write_model_file(tmp_path / "m.h5", stored_dit.MODELS["latents"], arrays, model="unet")
     with pytest.raises(NumdiffError, match="options that this numdiff does not know"):

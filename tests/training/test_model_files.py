@@ -141,7 +141,7 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
     write_model_file(tmp_path / "m.h5", {**options, "colour": 3}, arrays)
     refused("options that this numdiff does not know", tmp_path / "m.h5")
     write_model_file(tmp_path / "m.h5", {**options, "num_res_blocks": 2}, arrays)
-    refused("these weights are of another model", tmp_path / "m.h5")
+    refused("these weights belong to another model", tmp_path / "m.h5")
     save_checkpoint(tmp_path / "m.h5", {"parameters": np.ones(3)}, {**meta})
     refused("holds no whole model", tmp_path / "m.h5")
     save_checkpoint(tmp_path / "m.h5", {"parameters": np.ones(3)}, {**meta, "model": "gan"})

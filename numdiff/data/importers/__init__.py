@@ -1,4 +1,4 @@
-"""Importers: images as people have them, into the one HDF5 form that training reads (see ../dataset.py).
+"""Importers: convert images in common formats to the one HDF5 format that training reads (see ../dataset.py).
 
 | source | recognised by | file |
 | --- | --- | --- |
@@ -9,8 +9,9 @@
 | unet.cu .bin | magic number 20240620, gzip or not | arrays.py |
 | numdiff's HDF5 | HDF5's magic | arrays.py |
 
-What a file is, is seen from its contents; its name does not matter. Images pass through one at a time. What a file says
-of its sizes is held against what it can hold before memory is taken for it (../../archives.py, ../pictures.py).
+The format of a file is recognised by its contents, not by its name. Images are converted one at a time. The sizes that
+a file announces are checked against what it can hold before memory is allocated for it (../../archives.py,
+../pictures.py).
 """
 import contextlib
 import os
@@ -42,7 +43,7 @@ from .writer import Writer
 
 KNOWN = ("a folder or zip of images, cifar-10-python.tar.gz, MNIST's idx files, .npz, .npy, unet.cu's .bin, "
          "or a numdiff .h5")
-WORKERS = min(16, os.cpu_count() or 1)  # threads that decode pictures: Pillow lets go of the interpreter meanwhile
+WORKERS = min(16, os.cpu_count() or 1)  # threads that decode pictures: Pillow releases the GIL meanwhile
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Report:
     notes: list = field(default_factory=list)
 
     def sentences(self):
-        """The summary, for people."""
+        """The summary as sentences."""
         count, height, width, channels = self.shape
         text = f"Wrote {self.path}: {count:,} {self.noun} of {height}×{width}×{channels} from a {self.source}"
         if self.classes:

@@ -52,7 +52,7 @@ def rows_per_block(row_bytes):
 
 
 def row_blocks(path, header_bytes, count, row_bytes):
-    """The bytes behind the header of a file, plain or gzip, a whole number of rows at a time."""
+    """The bytes after the header of a file, plain or gzip, a whole number of rows at a time."""
     with open_stream(path) as stream:
         read_exactly(stream, header_bytes, path)
         for start in range(0, count, rows_per_block(row_bytes)):
@@ -62,7 +62,7 @@ def row_blocks(path, header_bytes, count, row_bytes):
 
 
 def checked_size(count, shape, itemsize, path):
-    """Bytes of one image of this shape; refuses what only a damaged header can say."""
+    """Bytes of one image of this shape; refuses values that only a damaged header can have."""
     nbytes = math.prod(shape) * itemsize
     if count < 0 or min(shape) < 1 or nbytes > MAXIMUM_IMAGE_BYTES:
         raise damaged(path, f"its header speaks of {count} images of {'×'.join(map(str, shape))}")
@@ -184,8 +184,8 @@ class NpyStream:
         if self.header_bytes + nbytes > size:
             raise damaged(path, f"{name} ends before the {nbytes:,} bytes that its header announces")
         if self.fortran and nbytes > MAXIMUM_COLUMNS_FIRST:
-            raise NumdiffError(f"{name} in {str(path)!r} lies columns first, and its {nbytes:,} bytes would have to be "
-                               "read as a whole: save it through np.ascontiguousarray.")
+            raise NumdiffError(f"{name} in {str(path)!r} is in column-major order, and its {nbytes:,} bytes would have "
+                               "to be read as a whole: save it through np.ascontiguousarray.")
 
     def blocks(self):
         """Arrays of consecutive rows."""
@@ -194,7 +194,7 @@ class NpyStream:
             raise damaged(self.path, f"{self.name} has shape {self.shape}")
         with damage_named(self.path), self.opener() as stream:
             stream.read(self.header_bytes)
-            if self.fortran:  # columns first: no row is whole before all is read
+            if self.fortran:  # column-major: no row is complete before all is read
                 data = np.frombuffer(read_exactly(stream, row * self.shape[0], self.path), self.dtype)
                 data = data.reshape(self.shape, order="F")
                 for start in range(0, self.shape[0], rows_per_block(row)):
@@ -256,7 +256,7 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
         raise NumdiffError(f"{images.name} in {str(path)!r} has shape {shape}, and images are (N, H, W, C) or "
                            "(N, H, W), of 1 to 4 channels: save it in that form.")
     checked_size(shape[0], shape[1:], images.dtype.itemsize, path)
-    notes = ["The channels stood before height and width, and were moved behind them."] if channels_first else []
+    notes = ["The channels came before height and width, and were moved to the end."] if channels_first else []
     scale, note = _range_of(path, images, channels, latents)
     notes += [note] if note else []
     dtype = np.float16 if images.dtype == np.float16 else np.float32
@@ -272,7 +272,7 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
         for block in images.blocks():
             block = block.transpose(0, 2, 3, 1) if channels_first else block[..., None] if block.ndim == 3 else block
             if scale is None:
-                with np.errstate(over="ignore"):  # which is told as a value that is not finite
+                with np.errstate(over="ignore"):  # which is reported as a value that is not finite
                     yield np.ascontiguousarray(block, dtype)
             else:
                 yield block if block.dtype == np.uint8 else to_bytes(block, *scale)
@@ -282,11 +282,10 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
 
 
 def _range_of(path, images, channels, latents):
-    """((value of black, value of white), note), or (None, note) where the floats are latents, to be taken as they are.
-
-    latents: True, False, or None to decide. What integers of 8 and 16 bits mean is known. Floats of 0 … 1, -1 … 1 and
-    0 … 255 are pixels. Beyond that, negative ones of other channels than 1 and 3 are latents, and so are all of more
-    than 4 channels; of 1 or 3 they may be pixels that were not scaled well, and the user is asked.
+    """((value of black, value of white), note), or (None, note) if the floats are latents, to be used as they are.
+    latents: True, False, or None to decide. The meaning of 8-bit and 16-bit integers is known. Floats in 0 … 1, -1 … 1
+    and 0 … 255 are pixels. Otherwise, arrays with negative values and neither 1 nor 3 channels are latents, as are all
+    with more than 4 channels; with 1 or 3 channels they may be badly scaled pixels, and the user is asked.
     """
     floats = images.dtype.kind == "f"
     if latents and not floats:
@@ -299,7 +298,7 @@ def _range_of(path, images, channels, latents):
     for block in images.blocks():
         low, high = min(low, float(block.min())), max(high, float(block.max()))
         if not math.isfinite(block.sum(dtype=np.float64)):
-            raise NumdiffError(f"{images.name} in {str(path)!r} holds values that are not finite: mend the file.")
+            raise NumdiffError(f"{images.name} in {str(path)!r} holds values that are not finite: fix the file.")
     found = f"{images.name} in {str(path)!r} is {images.dtype} from {low:g} to {high:g}"
     scale = next((scale for scale in ((0, 1), (-1, 1), (0, 255)) if scale[0] <= low and high <= scale[1]
                   and (floats or scale == (0, 255))), None)
@@ -310,10 +309,10 @@ def _range_of(path, images, channels, latents):
             raise UsageError(f"{found} with {channels} channels, which may be pixels with alpha or latents: add "
                              "--pixels or --latents.")
     if latents:
-        return None, (f"Taken as latents, as they are, neither scaled nor resized: {images.dtype} of {channels} "
-                      f"channels from {low:g} to {high:g}.")
+        return None, (f"Taken as latents, neither scaled nor resized: {images.dtype} of {channels} channels from "
+                      f"{low:g} to {high:g}.")
     if scale is None:
-        more = ", or add --latents if they are latents, to be taken as they are" if floats else ""
+        more = ", or add --latents if they are latents" if floats else ""
         raise UsageError(f"{found}: bring it to 0 … 255{', 0 … 1 or -1 … 1' * floats} first{more}.")
     return scale, (f"Taken as pixels, {scale[0]} black and {scale[1]} white: {images.dtype} from {low:g} to {high:g}."
                    if floats else None)
@@ -347,7 +346,7 @@ def number_labels(values):
         whole = values[:0] if not np.isfinite(values).all() else np.rint(values)
     if values.dtype.kind not in "iuf" or len(whole) != len(values) or (whole != values).any():
         odd = values[0] if len(whole) != len(values) or values.dtype.kind == "b" else values[np.argmax(whole != values)]
-        raise UsageError(f"a label is {odd}, and a label must be a word or an integer: mend the labels.")
+        raise UsageError(f"a label is {odd}, and a label must be a word or an integer: fix the labels.")
     distinct, labels = np.unique(whole, return_inverse=True)
     if len(distinct) > MAXIMUM_CLASSES:
         raise UsageError(f"there are {len(distinct):,} different labels, more than {MAXIMUM_CLASSES:,} classes: check "
@@ -360,9 +359,9 @@ def _named(path, classes, numbers, names):
     values = np.array([int(word) for word in classes])
     if names.ndim != 1 or names.dtype.kind not in "US" or values.min() < 0 or values.max() >= len(names):
         raise NumdiffError(f"`classes` in {str(path)!r} is {names.dtype} {names.shape}, and must be one name for each "
-                           f"label from 0 to {values.max()}: mend it, or use --labels none.")
+                           f"label from 0 to {values.max()}: fix it, or use --labels none.")
     names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names.tolist()]
-    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # half a letter cannot be written
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # half a surrogate pair
     return names, values[numbers]
 
 
@@ -373,7 +372,7 @@ def open_hdf5(path, labels, latents=None):
     dataset = open_dataset(path)
     try:
         if dataset.dtype != np.uint8 and latents is not False:
-            scale, note = None, "Floats of a dataset are latents: taken as they are, neither scaled nor resized."
+            scale, note = None, "Floats of a dataset are latents: neither scaled nor resized."
             _checked_latent(path, dataset.shape, dataset.dtype.itemsize)
         else:
             scale, note = _range_of(path, Hdf5Stream(path, dataset), dataset.channels, latents)

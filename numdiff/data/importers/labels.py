@@ -17,7 +17,7 @@ LINE = re.compile(rf"[^\r\n]{{0,{LINE_LETTERS + 1}}}(?:\r\n|\r|\n|)")
 
 
 def from_folders(names, order="numbers"):
-    """(classes, labels) by the topmost folder that tells the files apart; (None, None) where there are no folders."""
+    """(classes, labels) by the topmost level of folders that distinguishes the files; (None, None) without folders."""
     prefix = common_folder(names)
     parts = [name[len(prefix):].split("/") for name in names]
     if all(len(part) == 1 for part in parts):
@@ -35,13 +35,13 @@ def from_prefixes(names, order="numbers"):
     files = [posixpath.basename(name) for name in names]
     without = [name for name in files if "_" not in name]
     if without:
-        raise UsageError(f"{examples(without)} ha{'s' if len(without) == 1 else 've'} no _ behind a class in the name: "
+        raise UsageError(f"{examples(without)} ha{'s' if len(without) == 1 else 've'} no _ after a class in the name: "
                          "name the files like cat_001.png, or use another --labels.")
     return number_classes([file.split("_")[0] for file in files], order)
 
 
 def from_file(names, path, text, base="", order="numbers"):
-    """(classes, labels, note or None) for image files by a labels file whose text this is; `base` is its folder."""
+    """(classes, labels, note or None) for image files by the text of a labels file; `base` is its folder."""
     is_json = path.lower().endswith(".json")
     pairs, classes = _parse_json(path, text) if is_json else _parse_table(path, text, names, base)
     if pairs is None:
@@ -58,7 +58,7 @@ def from_file(names, path, text, base="", order="numbers"):
                              f"{short(value)}: remove one.")
     if not values:
         raise UsageError(f"{path} names none of the images (it has {examples(missing)}, the images are "
-                         f"{examples(names)}): mend the names in it, or add --labels none.")
+                         f"{examples(names)}): fix the names in it, or add --labels none.")
     without = [name for i, name in enumerate(names) if i not in values]
     if without:
         raise UsageError(f"{path} gives no label to {len(without)} of {len(names)} images ({examples(without)}): "
@@ -77,7 +77,7 @@ def _index_in(classes, index, value, path):
         return value
     if isinstance(value, (str, int)) and value in index:
         return index[value]
-    raise UsageError(f"{path} has the label {short(value)}, which is none of its {len(classes)} classes: mend it.")
+    raise UsageError(f"{path} has the label {short(value)}, which is none of its {len(classes)} classes: fix it.")
 
 
 class _Finder:
@@ -100,22 +100,21 @@ class _Finder:
                 return self.exact[key]
         key = name if name in self.loose else posixpath.basename(name)
         if key in self.loose and self.loose[key] is None:
-            raise UsageError(f"{self.path} names {short(name)}, and several images are called so: write their "
-                             "folders too.")
+            raise UsageError(f"{self.path} names {short(name)}, and several images have this name: add their folders.")
         return self.loose.get(key)
 
 
 def _parse_json(path, text):
-    """(pairs of file name and label, classes or None); (None, None) where the file says that there are no labels."""
+    """(pairs of file name and label, classes or None); (None, None) if the file says that there are no labels."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid JSON ({error}): mend it, or add --labels none.") from None
+        raise UsageError(f"{path} is not valid JSON ({error}): fix it, or add --labels none.") from None
     classes = None
     if isinstance(data, dict) and "labels" in data and not isinstance(data["labels"], (str, int)):
         data, classes = data["labels"], data.get("classes")
         if classes is not None and not isinstance(classes, list):
-            raise UsageError(f"`classes` in {path} must be a list of names: mend it.")
+            raise UsageError(f"`classes` in {path} must be a list of names: fix it.")
     if data is None:
         return None, None
     if isinstance(data, dict):
@@ -127,7 +126,7 @@ def _parse_json(path, text):
         file, label = _columns([key.lower() for key in keys])
         if label is not None and all(keys[file] in row and keys[label] in row for row in data):
             return [(row[keys[file]], row[keys[label]]) for row in data], classes
-    raise UsageError(f"{path} does not have a form that numdiff knows: use {{\"a.png\": \"cat\", …}} or "
+    raise UsageError(f"{path} does not have a format that numdiff knows: use {{\"a.png\": \"cat\", …}} or "
                      "{\"labels\": [[\"a.png\", 3], …]}.")
 
 
@@ -163,13 +162,13 @@ def _rows(path, text, find):
                                  "on each.")
             yield row[file], row[label]
     except csv.Error as error:
-        raise UsageError(f"{path} is not a table of text ({error}): mend it, or add --labels none.") from None
+        raise UsageError(f"{path} is not a table of text ({error}): fix it, or add --labels none.") from None
     if heading is None:
         raise UsageError(f"{path} is empty: write a line `file,label` for every image, or add --labels none.")
 
 
 def _columns(heading):
-    """Which columns hold the file and the label; the second None where there is but one column."""
+    """Which columns hold the file and the label; the second is None if there is only one column."""
     file = next((heading.index(word) for word in FILE_COLUMNS if word in heading), 0)
     rest = [i for i in range(len(heading)) if i != file]
     label = next((heading.index(word) for word in LABEL_COLUMNS if word in heading), rest[0] if rest else None)
@@ -177,7 +176,7 @@ def _columns(heading):
 
 
 def common_folder(names):
-    """The folder, with its slash, that all the files lie in, however deep; "" where it is the root."""
+    """The deepest folder, with its slash, that contains all the files; "" for the root."""
     if not names:
         return ""
     folder = posixpath.commonpath([posixpath.dirname("/" + name) for name in names])[1:]
@@ -185,6 +184,6 @@ def common_folder(names):
 
 
 def examples(names):
-    """The first few names, as words of a sentence."""
+    """The first few names as part of a sentence."""
     shown = [str(name)[:SHOWN_LETTERS] for name in names[:SHOWN]]
     return ", ".join(shown) + (", …" if len(names) > SHOWN else "")

@@ -1,4 +1,4 @@
-"""From a decoded picture to a uint8 array of the wanted size: laid over a colour, cut, resized."""
+"""From a decoded picture to a uint8 array of the wanted size: composed over a colour, cropped, resized."""
 import math
 
 import numpy as np
@@ -30,7 +30,7 @@ def parse_colour(text):
 
 
 class Fitting:
-    """Brings every image to one size and one number of channels; what the user left open, the first image decides."""
+    """Brings every image to one size and one number of channels; the first image decides what the user left open."""
 
     def __init__(self, size=None, fit="crop", channels=None, background="white"):
         if size is not None and not 1 <= size <= LARGEST:
@@ -76,28 +76,28 @@ class Fitting:
 
 
 class AsTheyAre:
-    """Takes latents, floats (H, W, C), as they are; refuses what was asked for beside that."""
+    """Passes latents, floats (H, W, C), on unchanged; refuses options that would change them."""
 
     size = None
 
     def __init__(self, path, size, channels):
         self.path, self.wanted = path, size
         if channels is not None:
-            raise UsageError(f"{str(path)!r} holds latents, which are taken as they are: leave --rgb and --grey out, "
-                             "or add --pixels where they are pictures.")
+            raise UsageError(f"{str(path)!r} holds latents, which are not converted: leave --rgb and --grey out, or "
+                             "add --pixels if they are pictures.")
 
     def decide(self, image, name):
         height, width = image.shape[:2]
         if height != width:
             raise UsageError(f"{str(self.path)!r} holds latents of {height}×{width}, and the models take square ones: "
-                             "cut them before.")
+                             "crop them first.")
         if self.wanted not in (None, height):
-            raise UsageError(f"{str(self.path)!r} holds latents of {height}×{width}, which are taken as they are: "
-                             "leave --size out, or add --pixels where they are pictures.")
+            raise UsageError(f"{str(self.path)!r} holds latents of {height}×{width}, which are not resized: leave "
+                             "--size out, or add --pixels if they are pictures.")
 
     def __call__(self, image, name):
         if not np.isfinite(image).all():
-            raise NumdiffError(f"{name} of {str(self.path)!r} holds values that are not finite: mend the file.")
+            raise NumdiffError(f"{name} of {str(self.path)!r} holds values that are not finite: fix the file.")
         return image
 
 

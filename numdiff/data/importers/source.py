@@ -1,4 +1,4 @@
-"""What every importer gives: a `Source` of items, one an image, and the helpers that several of them need."""
+"""What every importer provides: a `Source` of items, one for each image; and helpers that several of them need."""
 import contextlib
 import gzip
 import lzma
@@ -58,7 +58,7 @@ class Source:
 
 @contextlib.contextmanager
 def damage_named(path):
-    """Turn whatever a cut or damaged file makes the readers raise into one sentence about `path`."""
+    """Context that turns the readers' errors on a truncated or damaged file into one sentence about `path`."""
     try:
         yield
     except TooMuch as error:
@@ -76,7 +76,7 @@ def damaged(path, why):
 
 
 def read_exactly(stream, nbytes, path):
-    """`nbytes` bytes of a stream, or an error that says that the file is truncated."""
+    """`nbytes` bytes of a stream, or an error saying that the file is truncated."""
     with damage_named(path):
         data = stream.read(nbytes)
     if len(data) != nbytes:
@@ -126,10 +126,10 @@ def _tidy(value):
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"a label is {short(value)}, and a label must be a word or an integer: mend the labels.")
+        raise UsageError(f"a label is {short(value)}, and a label must be a word or an integer: fix the labels.")
     if isinstance(value, float):
         if not value.is_integer():
-            raise UsageError(f"a label is {value!r}, and a label must be a word or an integer: mend the labels.")
+            raise UsageError(f"a label is {value!r}, and a label must be a word or an integer: fix the labels.")
         return int(value)
     return value.strip() if isinstance(value, str) else value
 

@@ -1,4 +1,4 @@
-"""A folder or a zip of image files. Nothing is ever unpacked to the disk."""
+"""A folder or a zip of image files. Nothing is unpacked to disk."""
 import os
 import posixpath
 import zipfile
@@ -26,7 +26,7 @@ class Folder:
         self.names = sorted(self._paths, key=lambda name: name.split("/"))
 
     def _walk(self, path, prefix, seen):
-        """Note all files below `path`; follows links, but into no folder twice."""
+        """Collect all files below `path`; follows links, but enters no folder twice."""
         with damage_named(path):
             state = os.stat(path)
             entries = list(os.scandir(path))
@@ -53,7 +53,7 @@ class Folder:
 
 
 class Zip:
-    """The files in a zip. Their names only ever name things: `../../x.png` is the image x.png and writes nowhere."""
+    """The files in a zip. Their names are only names: `../../x.png` is the image x.png, and nothing is written."""
 
     kind = "zip"
 
@@ -131,7 +131,7 @@ def _load(tree, name, wanted):
 
 
 def _note_on_order(classes, order):
-    """Said where class folders are numbers that another program would sort in another way."""
+    """The note for class folders whose names are numbers, which other programs sort differently."""
     if order == "words" or not classes or classes == sorted(classes):
         return None
     there = label_files.examples(sorted(classes))
@@ -147,7 +147,7 @@ def _label(tree, pictures, labels, order):
     if labels == "folders":
         classes, numbers = label_files.from_folders(pictures, order)
         if classes is None:
-            raise UsageError(f"{str(tree.path)!r} has no folders that tell classes apart: leave out --labels folders.")
+            raise UsageError(f"{str(tree.path)!r} has no folders that distinguish classes: leave --labels folders out.")
         return classes, numbers, None, None
     if labels == "prefix":
         return *label_files.from_prefixes(pictures, order), None, None
@@ -163,7 +163,7 @@ def _label(tree, pictures, labels, order):
 
 
 def _find_labels_file(tree, pictures):
-    """A labels file in the folder that all pictures lie in, or in one above it."""
+    """A labels file in the folder that contains all pictures, or in one above it."""
     folder = label_files.common_folder(pictures)
     while True:
         found = [name for name in tree.names if posixpath.dirname(name) == folder.rstrip("/")
@@ -181,8 +181,7 @@ def _read_text(path, opener, size=None):
     """The text of a labels file, UTF-8 with or without a byte order mark."""
     path = str(path)
     if not path.lower().endswith((".csv", ".tsv", ".txt", ".json")):
-        raise UsageError(f"--labels {path!r} is not a way to label: use auto, folders, prefix, none, or a .csv or "
-                         ".json file.")
+        raise UsageError(f"--labels {path!r} is unknown: use auto, folders, prefix, none, or a .csv or .json file.")
     try:
         if not size or size <= MAXIMUM_LABELS_BYTES:
             with damage_named(path), opener(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Writes a dataset file image by image, under a temporary name until it is whole."""
+"""Writes a dataset file image by image, under a temporary name until it is complete."""
 import contextlib
 import errno
 import os
@@ -12,20 +12,20 @@ from ...files import check_target
 from ..dataset import CHUNK
 
 MAX_CHUNK_BYTES = 64 << 20  # of images above about 590×590 there are fewer in a chunk
-GZIP = 4  # emoji shrink to a quarter, photos hardly; unpacking is as fast at every level
+GZIP = 4  # emoji shrink to a quarter, photos hardly; unpacking is equally fast at every level
 
 
 class PatientFile:
-    """A file for HDF5 to write to, that keeps a failed write to itself: `error` tells afterwards.
+    """A file for HDF5 to write to that hides a failed write, and keeps it in `error`.
 
-    HDF5 cannot bear a full disk: it fails again when the file is closed, and then crashes the process at its end. So it
-    is told that all went well, and the file that it believes to have written is thrown away.
+    HDF5 cannot cope with a full disk: it fails again when the file is closed, and then crashes the process at exit. So
+        it is told that all went well, and the file that it believes it has written is deleted.
     """
 
     def __init__(self, path):
-        with contextlib.suppress(FileNotFoundError):  # of a killed process that had our number
+        with contextlib.suppress(FileNotFoundError):  # left by a killed process with the same number
             os.unlink(path)
-        self._file = open(path, "x+b", buffering=0)  # HDF5 gathers its writes itself
+        self._file = open(path, "x+b", buffering=0)  # HDF5 buffers its writes itself
         self.error = None
         self.read, self.readinto, self.seek, self.tell = (
             self._file.read, self._file.readinto, self._file.seek, self._file.tell)
@@ -34,7 +34,7 @@ class PatientFile:
         data = memoryview(data).cast("B")
         done = 0
         try:
-            while self.error is None and done < len(data):  # the system may take less than it is offered
+            while self.error is None and done < len(data):  # the system may write less than requested
                 done += self._file.write(data[done:])
         except OSError as error:
             self.error = error
@@ -71,7 +71,7 @@ class Writer:
         if not os.path.isdir(folder):
             raise UsageError(f"there is no folder {folder!r} to write into: make it first.")
         if os.path.exists(self.path) and not force:
-            raise UsageError(f"{self.path!r} exists already: choose another name, or add --force to replace it.")
+            raise UsageError(f"{self.path!r} already exists: choose another name, or add --force to replace it.")
         check_target("the dataset", self.path)
         self._temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
         self._disk = self._file = self._images = None
@@ -95,7 +95,7 @@ class Writer:
             self._flush()
 
     def finish(self, classes):
-        """Write what is left, make it durable, give it its name."""
+        """Write the rest, sync it, and rename the file."""
         self._flush()
         try:
             if classes is not None:
@@ -120,7 +120,7 @@ class Writer:
                 self._disk = PatientFile(self._temporary)
                 self._file = h5py.File(self._disk, "w", libver=("v108", "latest"))
                 packed = {} if block.dtype.kind == "f" else {"compression": "gzip", "compression_opts": GZIP}
-                self._images = self._file.create_dataset(  # of floats gzip saves a tenth and takes its time
+                self._images = self._file.create_dataset(  # gzip saves only a tenth of floats, and is slow
                     "images", (0, *block.shape[1:]), block.dtype, maxshape=(None, *block.shape[1:]),
                     chunks=(rows, *block.shape[1:]), **packed)
             self._images.resize(self._count + len(block), axis=0)
@@ -154,6 +154,6 @@ class Writer:
         try:
             self._close()
         except (OSError, RuntimeError):
-            pass  # what went wrong has been said
+            pass  # the error has been reported
         if os.path.exists(self._temporary):
             os.unlink(self._temporary)

@@ -1,4 +1,4 @@
-"""A state dict held against the names and shapes that a model has."""
+"""Check a state dict against the names and shapes of a model."""
 import numpy as np
 
 from ...errors import NumdiffError
@@ -18,7 +18,7 @@ def check_shapes(state_dict, expected, what, optional=()):
     for name, shape in expected.items():
         kind = np.dtype(getattr(state_dict.get(name), "dtype", np.float32))
         if kind.kind != "f":
-            raise NumdiffError(f"{name} is {kind} in the file, and weights are float16, bfloat16, float32 or float64")
+            raise NumdiffError(f"{name} is {kind} in the file, but weights are float16, bfloat16, float32 or float64")
         got = tuple(state_dict[name].shape) if name in state_dict else shape
         if got != shape and got + (1,) != shape:
             raise NumdiffError(f"{name} has the shape {got} in the file and {shape} in the model; "
@@ -27,7 +27,8 @@ def check_shapes(state_dict, expected, what, optional=()):
 
 
 def known_shape(state_dict, name, dimensions, what):
-    """The shape of a tensor that every model of a kind has; a `NumdiffError` where it is missing or of another kind."""
+    """The shape of a tensor that every model of a kind has; a `NumdiffError` if it is missing or has another number of
+    axes."""
     if name not in state_dict:
         some = ", ".join(list(state_dict)[:3])
         raise NumdiffError(f"these are not the weights of a {what}: there is no {name} (but {some}, …)")

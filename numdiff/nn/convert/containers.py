@@ -1,10 +1,10 @@
-"""Which of the tensors in a foreign file are the model's: training checkpoints, averages, wrappers, further buffers.
+"""Find the model's tensors in a foreign file: training checkpoints, averages, wrappers, other buffers.
 
     {"model": {…}, "ema": {…}}                    a state dict each, by key
     {"ema": {"shadow_params": […]}, "model": …}   torch-ema and diffusers: without names, in the order of the parameters
     "model.time_embed.0.weight", …                a prefix, of Lightning, DataParallel, torch.compile, an EMA module
     "model_ema.time_embed0weight", …              an average in buffers, whose names may have no dots (LDM)
-    "betas", "alphas_cumprod", …                  tables of the diffusion, which say the schedule
+    "betas", "alphas_cumprod", …                  tables of the diffusion, which reveal the schedule
 """
 import re
 
@@ -17,7 +17,7 @@ DEPTH = 3  # containers within containers
 SPARE = 1 << 24  # bytes that a file may hold beyond 4 for each of its own (repeated rows are stored once)
 SHADOW = "shadow_params"
 UNTRAINED = "pos_embed"  # a parameter that some averages leave out
-ANCHORS = ("time_embed.0.weight", "x_embedder.proj.weight")  # the layer of a UNet, of a DiT, that prefixes are seen by
+ANCHORS = ("time_embed.0.weight", "x_embedder.proj.weight")  # of a UNet, of a DiT: show the prefix
 TABLES = {  # of a diffusion that is a module: no weights
     "betas", "alphas", "alphas_cumprod", "alphas_cumprod_prev", "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod",
     "log_one_minus_alphas_cumprod", "sqrt_recip_alphas_cumprod", "sqrt_recipm1_alphas_cumprod", "posterior_variance",
@@ -26,7 +26,7 @@ TABLES = {  # of a diffusion that is a module: no weights
 
 
 def choose(found, path, weights):
-    """{name: array} of the state dict in what a `.pt` file holds."""
+    """{name: array} of the state dict in the contents of a `.pt` file."""
     keys = EMA_KEYS + RAW_KEYS if weights == "ema" else RAW_KEYS + EMA_KEYS
     tensors = _named(found, keys)
     if sum(t.nbytes for t in tensors.values()) > 4 * path.stat().st_size + SPARE:
@@ -54,27 +54,27 @@ def _named(found, keys):
 
 
 def _with_names(shadow, beside):
-    """The averaged parameters, a list in the order of the model's, under the names that the state dict beside has."""
+    """The averaged parameters, a list in the model's order, under the names of the state dict beside it."""
     remedy = ("save them by name (ema.copy_to(model.parameters()), then torch.save(model.state_dict(), …)), or take "
               "--weights raw")
     try:
         raw = _named({k: v for k, v in beside.items() if k in RAW_KEYS}, RAW_KEYS)
     except NumdiffError:
-        raise NumdiffError(f"its averaged weights ({SHADOW}) have no names, and there is no state dict beside them "
-                           f"that gives these: {remedy.rpartition(', or')[0]}") from None
+        raise NumdiffError(f"its averaged weights ({SHADOW}) have no names, and there is no state dict beside them to "
+                           f"take names from: {remedy.rpartition(', or')[0]}") from None
     trained = [name for name in raw if _last(name) not in TABLES]
     for names in (trained, [name for name in trained if _last(name) != UNTRAINED]):
         if (len(names) == len(shadow) and all(isinstance(t, pickles.Tensor) and t.shape == raw[name].shape
                                               for name, t in zip(names, shadow, strict=True))):
             return dict(zip(names, shadow, strict=True))
-    raise NumdiffError(f"its {len(shadow)} averaged weights ({SHADOW}) are not, one by one, of the shapes of the "
+    raise NumdiffError(f"its {len(shadow)} averaged weights ({SHADOW}) do not match, one by one, the shapes of the "
                        f"{len(trained)} in the state dict beside them: {remedy}")
 
 
 def weights_of_model(state_dict, weights="ema"):
     """(state dict without what wraps the model, {"betas": array} or {"alphas_cumprod": array} if the file has one).
 
-    Names keep to the model of one prefix: an averaged one for "ema", else one that is not, where both are there.
+    Only the names of one prefix are kept: if both are there, the averaged one for "ema", the other one for "raw".
     """
     tables = {}
     for name in sorted(state_dict):
@@ -101,7 +101,7 @@ def weights_of_model(state_dict, weights="ema"):
 
 
 def _averaged_in_buffers(state_dict, model, prefix):
-    """The model's weights, averaged where the file has them as `model_ema.` and a parameter's name without dots."""
+    """The model's weights, averaged if the file has them as `model_ema.` and the parameter's name without dots."""
     top, rest = ("model.", prefix.removeprefix("model.")) if prefix.startswith("model.") else ("", prefix)
     keys = {name: "model_ema." + name.removeprefix(top).replace(".", "") for name in model
             if name.startswith(top + rest)}

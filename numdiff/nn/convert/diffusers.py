@@ -1,13 +1,13 @@
 """The folder layout of Hugging Face's diffusers for a DiT: config.json beside diffusion_pytorch_model.safetensors.
 
 `DiTTransformer2DModel.from_pretrained(folder)` reads it. The names differ from the public DiT's, query, key and value
-are three layers there, every block carries its own copy of the timestep's and the class's embedding, and the positions
-are left to the library. Only models with a null class have a place there.
+are three layers, every block has its own copy of the embedding of timestep and class, and the library makes the
+positions. The format is only for models with a null class.
 
-One thing the library does otherwise, and no setting of config.json changes it: the frequencies of its timestep
-embedding fall by 10000^(1/127) a step (`downscale_freq_shift=1`), where the public DiT's, from which the published
-folders were made, fall by 10000^(1/128). So it gives other outputs, by percents at late timesteps, until `REMEDY` has
-been run on what it loaded; then both give the same up to rounding (tried with diffusers 0.42).
+One thing differs in the library, and no setting of config.json changes it: the frequencies of its timestep embedding
+fall by 10000^(1/127) a step (`downscale_freq_shift=1`), those of the public DiT, from which the published folders were
+made, by 10000^(1/128). So its outputs differ, by several percent at late timesteps, until `REMEDY` has been run on the
+loaded model; then both agree up to rounding (tried with diffusers 0.42).
 """
 import os
 import pathlib
@@ -21,14 +21,14 @@ from ..dit import EPS, position_table
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 PICKLED_WEIGHTS = "diffusion_pytorch_model.bin"
-PIPELINE, INSIDE = "model_index.json", ("transformer", "unet")  # a whole pipeline's folder, and where its model lies
+PIPELINE, INSIDE = "model_index.json", ("transformer", "unet")  # a whole pipeline's folder, and where its model is
 LARGEST_CONFIG = 1 << 20  # bytes
 CLASSES = ("DiTTransformer2DModel", "Transformer2DModel")  # now, and in the published folders
 REMEDY = "for block in model.transformer_blocks: block.norm1.emb.time_proj.downscale_freq_shift = 0"
-NUMBERS = {  # settings that say a size: diffusers' name -> its default
+NUMBERS = {  # settings that give a size: diffusers' name -> its default
     "num_attention_heads": 16, "attention_head_dim": 72, "in_channels": 4, "out_channels": None, "num_layers": 28,
     "sample_size": 32, "patch_size": 2, "num_embeds_ada_norm": 1000}
-FIXED = {  # settings that a public DiT has alone: name -> (default, what goes)
+FIXED = {  # settings for which a public DiT has one value: name -> (default, accepted values)
     "activation_fn": ("gelu-approximate", ("gelu-approximate",)), "attention_bias": (True, (True,)),
     "norm_type": ("ada_norm_zero", ("ada_norm_zero",)), "norm_elementwise_affine": (False, (False,)),
     "norm_eps": (1e-5, (1e-5, EPS)), "upcast_attention": (False, (False, True)), "dropout": (0.0, (0,)),
@@ -38,12 +38,12 @@ FIXED = {  # settings that a public DiT has alone: name -> (default, what goes)
     "use_linear_projection": (False, (False,)), "attention_type": ("default", ("default",)),
     "caption_channels": (None, (None,)), "interpolation_scale": (None, (None, 1, 1.0))}
 POSITIONS = "pos_embed.pos_embed"  # older versions keep them
-OUTSIDE = {  # the names of layers that stand once, here and there
+OUTSIDE = {  # names of the layers that exist once, here and in diffusers
     "x_embedder.proj": "pos_embed.proj",
     "final_layer.adaLN_modulation.1": "proj_out_1",
     "final_layer.linear": "proj_out_2",
 }
-SHARED = {  # stand once here, and in every block there
+SHARED = {  # exist once here, and in every block in diffusers
     "t_embedder.mlp.0": "timestep_embedder.linear_1",
     "t_embedder.mlp.2": "timestep_embedder.linear_2",
     "y_embedder.embedding_table": "class_embedder.embedding_table",
@@ -57,12 +57,12 @@ BLOCK = {  # layers of a block
 
 
 def diffusers_config(options):
-    """What config.json says of a DiT with these options; a `UsageError` where the format cannot say it."""
+    """The config.json of a DiT with these options; a `UsageError` if the format has no place for it."""
     if options["num_classes"] is None or options["class_dropout"] == 0:
-        raise UsageError("diffusers' DiT always has classes and a null class, and this model has not: write "
+        raise UsageError("diffusers' DiT always has classes and a null class, but this model does not: write "
                          ".safetensors or .npz instead.")
     if options["mlp_ratio"] != 4:
-        raise UsageError(f"diffusers' DiT has an MLP ratio of 4, and this model has {options['mlp_ratio']:g}: write "
+        raise UsageError(f"diffusers' DiT has an MLP ratio of 4, but this model has {options['mlp_ratio']:g}: write "
                          ".safetensors or .npz instead.")
     return {
         "_class_name": "DiTTransformer2DModel", "activation_fn": "gelu-approximate",
@@ -129,18 +129,18 @@ def read_config(folder):
     except schema.Mismatch:
         config = None
     if not isinstance(config, dict):
-        raise NumdiffError(f"{path} is damaged, or no configuration: copy the folder again.")
+        raise NumdiffError(f"{path} is damaged, or is not a configuration: copy the folder again.")
     kind = config.get("_class_name")
     if kind not in CLASSES:
         raise NumdiffError(f"{path} is of a {str(kind)[:60]!r}, and of diffusers numdiff reads {CLASSES[0]} alone.")
     for key, value in config.items():
-        if key.startswith("_"):  # its class, the version that wrote it
+        if key.startswith("_"):  # its class, and the version that wrote it
             continue
         if key not in NUMBERS and key not in FIXED:
             raise NumdiffError(f"{path} sets {key[:60]!r}, which numdiff does not know for a DiT: it is another model.")
         if key in FIXED and not any(value == v and isinstance(value, bool) == isinstance(v, bool)
                                     for v in FIXED[key][1]):
-            raise NumdiffError(f"{path} sets {key} to {str(value)[:60]!r}, and numdiff's DiT has only "
+            raise NumdiffError(f"{path} sets {key} to {str(value)[:60]!r}, but numdiff's DiT has only "
                                f"{' or '.join(map(repr, FIXED[key][1]))}: it is another model.")
         fits = type(value) is int and 0 < value <= 1 << 24 or value is None and key == "out_channels"
         if key in NUMBERS and not fits:
@@ -159,7 +159,7 @@ def read_config(folder):
 def public_state_dict(state_dict, options):
     """{the public DiT's name: array} of weights under diffusers' names: what `diffusers_state_dict` undoes.
 
-    options: of `read_config`. A `NumdiffError` where the blocks, which have an embedding each, do not have the same.
+    options: from `read_config`. A `NumdiffError` if the blocks, which have an embedding each, do not have the same one.
     """
     depth, found = options["depth"], dict(state_dict)
     if POSITIONS in found:
@@ -187,7 +187,7 @@ def public_state_dict(state_dict, options):
                 if first + name in found and not np.array_equal(found[first + name],
                                                                 take(f"transformer_blocks.{i}.norm1.emb.{name}")):
                     raise NumdiffError(f"block {i} has another {name} than block 0: the blocks were trained with an "
-                                       "embedding each, as diffusers does, and numdiff's have one for all")
+                                       "embedding each, as in diffusers; numdiff's blocks share one")
     for source, target in OUTSIDE.items():
         copy(source, target)
     for source, target in SHARED.items():

@@ -1,8 +1,8 @@
-"""What the names and shapes of a public DiT's weights say about it.
+"""What the names and shapes of a public DiT's weights reveal about it.
 
-The counterpart of unet.py: `guess_dit_options` finds the options from a state dict, `check_dit_state_dict` holds one
-against them. Names and shapes are those of facebookresearch/DiT. What shapes cannot tell is the number of attention
-heads, known here for the published sizes, and without the fixed positions the size of the image.
+The counterpart of unet.py: `guess_dit_options` finds the options from a state dict, `check_dit_state_dict` checks one
+against them. Names and shapes are those of facebookresearch/DiT. Shapes do not reveal the number of attention heads,
+known here for the published sizes, nor, without the fixed positions, the size of the image.
 """
 import math
 import re
@@ -25,9 +25,8 @@ def is_dit(state_dict):
 
 def guess_dit_options(state_dict):
     """The options of `numdiff.nn.DiT` that shapes determine: in_channels, patch_size, hidden_size, depth, mlp_ratio,
-    learn_sigma; image_size where the positions are there; num_heads for a published size; and `rows`, those of the
-    class table (None without classes), which has one more than the model has classes if it was trained with class
-    dropout."""
+    learn_sigma; image_size if the positions are there; num_heads for a published size; and `rows` of the class table
+    (None without classes), one more than there are classes if the model was trained with class dropout."""
     hidden, channels, patch, width = known_shape(state_dict, "x_embedder.proj.weight", 4, WHAT)
     outputs = known_shape(state_dict, "final_layer.linear.weight", 2, WHAT)[0]
     inner = known_shape(state_dict, "blocks.0.mlp.fc1.weight", 2, WHAT)[0]
@@ -46,7 +45,7 @@ def guess_dit_options(state_dict):
     if POSITIONS in state_dict:
         tokens = known_shape(state_dict, POSITIONS, 3, WHAT)[1]
         if math.isqrt(tokens) ** 2 != tokens:
-            raise NumdiffError(f"{POSITIONS} has {tokens} tokens, which are no square image")
+            raise NumdiffError(f"{POSITIONS} has {tokens} tokens, which do not make a square image")
         options["image_size"] = math.isqrt(tokens) * patch
     for size in MODELS.values():
         if (size["hidden_size"], size["depth"]) == (hidden, len(blocks)):
@@ -57,7 +56,7 @@ def guess_dit_options(state_dict):
 def check_dit_state_dict(state_dict, options):
     """The trained weights in module order; a `NumdiffError` names what differs from `dit_shapes(options)`.
 
-    The positions may be missing; where they are there, they must be the fixed ones, which the model makes itself.
+    The positions may be missing; if they are there, they must be the fixed ones, which the model makes itself.
     """
     state_dict = check_shapes(state_dict, dit_shapes(options), "DiT", optional=(POSITIONS,))
     if POSITIONS in state_dict:
@@ -71,6 +70,6 @@ def check_dit_state_dict(state_dict, options):
 
 
 def with_positions(state_dict, options):
-    """The state dict with the fixed positions, first, where the public DiT has them."""
+    """The state dict with the fixed positions in first place, as in the public DiT."""
     table = position_table(options["hidden_size"], options["image_size"] // options["patch_size"])
     return {POSITIONS: table[None], **state_dict}

@@ -17,8 +17,8 @@ from .containers import SPARE, choose, weights_of_model
 from .unet import canonical_names
 from .unet_cu import is_unet_cu, read_unet_cu
 
-METADATA = "numdiff_options"  # where an export keeps the model options: safetensors' metadata, the comment of an npz
-DIFFUSION = "numdiff_diffusion"  # and where those of the diffusion
+METADATA = "numdiff_options"  # where an export stores the model options: safetensors' metadata, the comment of an npz
+DIFFUSION = "numdiff_diffusion"  # and where it stores those of the diffusion
 SAFETENSORS_HEADER_BYTES = 32 << 20
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
                "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
@@ -28,7 +28,8 @@ def load_state_dict(path, weights="ema"):
     """{name: array} of a weight file, in PyTorch's layout, under guided-diffusion's names, in the file's own dtypes.
 
     path: .pt or .pth of torch.save (zip and legacy format, read without PyTorch and without running anything in it),
-        .npz, .safetensors (needs the safetensors package), or unet.cu's .bin; the content decides, not the name
+        .npz, .safetensors (needs the safetensors package), or unet.cu's .bin; recognised by its contents, not by its
+        name
     weights: which to take from a file that holds both, "ema" (averaged) or "raw"
     Raises `NumdiffError` in one sentence for anything that is not a readable file of weights.
     """
@@ -36,9 +37,8 @@ def load_state_dict(path, weights="ema"):
 
 
 def read_weights(path, weights="ema"):
-    """(state dict as `load_state_dict` gives it, what the file itself tells).
-
-    Told are model options, and of the diffusion its options ("diffusion") or a table ("betas", "alphas_cumprod").
+    """(state dict as from `load_state_dict`, what else the file says): options of the model, and for the diffusion its
+    options ("diffusion") or a table ("betas", "alphas_cumprod").
     """
     if weights not in ("ema", "raw"):
         raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
@@ -66,7 +66,7 @@ def read_weights(path, weights="ema"):
 
 def _damaged(path, error):
     reason = _one_line(error)[:150] or type(error).__name__
-    return NumdiffError(f"{path} is truncated, damaged or no file of weights ({reason}); copy or save it again.")
+    return NumdiffError(f"{path} is truncated, damaged or not a file of weights ({reason}); copy or save it again.")
 
 
 def _one_line(error):
@@ -83,7 +83,7 @@ def _read(path, file, weights):
             return choose(pickles.read_zip(archive), path, weights), {}
     if is_unet_cu(head):
         return read_unet_cu(path)
-    if head[8:9] == b"{" or path.suffix == ".safetensors" and head[:1] != b"\x80":  # its first byte is a length's
+    if head[8:9] == b"{" or path.suffix == ".safetensors" and head[:1] != b"\x80":  # whose first bytes are a length
         return _read_safetensors(path)
     if head[:1] == b"\x80":
         return choose(pickles.read_legacy(file), path, weights), {}
@@ -91,7 +91,7 @@ def _read(path, file, weights):
         raise NumdiffError("it is a tar file, as PyTorch wrote before version 0.2; save it again with a newer PyTorch")
     if not head:
         raise NumdiffError("it is empty; copy or save it again")
-    raise NumdiffError("it is no file of weights that numdiff knows (.pt, .npz, .safetensors, unet.cu's .bin)")
+    raise NumdiffError("it is not a file of weights that numdiff knows (.pt, .npz, .safetensors, unet.cu's .bin)")
 
 
 def _read_npz(archive, most):
@@ -137,13 +137,13 @@ def _read_safetensors(path):
 
 
 def _parse_comment(text):
-    """The JSON value of a zip's comment; None where another program wrote something else."""
+    """The JSON value of a zip's comment; None if another program wrote something else."""
     with contextlib.suppress(schema.Mismatch):
         return schema.parse_json(text)
 
 
 def _told_all(metadata):
-    """Options of the model, and of its diffusion under "diffusion", as a file's metadata has them."""
+    """Options of the model, and of its diffusion under "diffusion", from a file's metadata."""
     if not isinstance(metadata, dict):
         return {}
     diffusion = _told(metadata, DIFFUSION)
@@ -162,13 +162,13 @@ def write_state_dict(file, state_dict, kind, options=None, diffusion=None):
     of its diffusion."""
     metadata = {key: json.dumps(told) for key, told in ((METADATA, options), (DIFFUSION, diffusion)) if told}
     if kind == "npz":
-        with zipfile.ZipFile(file, "w") as archive:  # as np.savez, and a comment, which np.load does not mind
+        with zipfile.ZipFile(file, "w") as archive:  # as np.savez, with a comment, which np.load ignores
             for name, array in state_dict.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
             archive.comment = json.dumps(metadata).encode() if metadata else b""
     elif kind == "safetensors":
-        metadata["format"] = "pt"  # PyTorch's layout; some readers ask
+        metadata["format"] = "pt"  # PyTorch's layout; some readers require it
         file.write(_safetensors().numpy.save({k: np.ascontiguousarray(v) for k, v in state_dict.items()}, metadata))
     else:
         raise ValueError(f"unknown kind {kind!r}: use npz or safetensors")

@@ -1,4 +1,4 @@
-"""A UNet's and a diffusion's options in the words of guided-diffusion's and improved-diffusion's scripts."""
+"""The options of a UNet and its diffusion as flags of guided-diffusion's and improved-diffusion's scripts."""
 import numpy as np
 
 SCRIPT_CLASSES = 1000  # NUM_CLASSES there
@@ -17,7 +17,7 @@ def guided_diffusion_flags(options, diffusion):
         "image_size": size, "num_channels": options["model_channels"],
         "channel_mult": ",".join(f"{m:g}" for m in options["channel_mult"]),
         "num_res_blocks": options["num_res_blocks"],
-        "attention_resolutions": ",".join(map(str, attended)) or str(2 * size),  # a size that never comes: no level
+        "attention_resolutions": ",".join(map(str, attended)) or str(2 * size),  # a size that no level has
         "num_heads": options["num_heads"], "num_heads_upsample": options["num_heads_upsample"],
         "num_head_channels": options["num_head_channels"], "dropout": f"{options['dropout']:g}",
         "class_cond": options["num_classes"] is not None, "use_scale_shift_norm": options["use_scale_shift_norm"],
@@ -42,7 +42,7 @@ def _without_flag(options, diffusion):
         what = f"{classes} classes and a null class, the last row of label_emb" if null else f"{classes} classes"
         missing.append(f"{what}: set NUM_CLASSES in script_util.py{f' to {classes + 1}' if null else ''}")
     if any(m != int(m) for m in options["channel_mult"]):
-        missing.append("a channel_mult that is no whole number: channel_mult of UNetModel")
+        missing.append("a channel_mult that is not a whole number: channel_mult of UNetModel")
     if options["max_period"] != SCRIPT_PERIOD:
         missing.append(f"a max_period of {options['max_period']:g}: timestep_embedding in nn.py")
     if options["groups"] != SCRIPT_GROUPS:

@@ -1,9 +1,9 @@
-"""PyTorch's memory layout of weights and numdiff's, and nothing else.
+"""Conversion of weights between PyTorch's memory layout and numdiff's.
 
               PyTorch              numdiff
     patches   (D, C, p, p)         (D, p, p, C)           the DiT's x_embedder.proj, a convolution of stride p
-    conv      (C_out, C_in, h, w)  (C_out, h, w, C_in)    channels last: the operand (N, K) of a product as it lies
-    attention (N, K, 1)            (N, K)                 the UNet's qkv and proj_out are 1×1 convolutions there
+    conv      (C_out, C_in, h, w)  (C_out, h, w, C_in)    channels last: in memory already the operand (N, K) of a
+    product attention (N, K, 1)            (N, K)                 the UNet's qkv and proj_out are 1×1 convolutions there
     linear    (N, K)               (N, K)
     norm      (C,)                 (C,)
 """
@@ -27,7 +27,7 @@ def _to_numdiff(array):
         array = array.transpose(0, 2, 3, 1)
     elif array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    with np.errstate(over="ignore"):  # of float64: infinities, which whoever converts looks for
+    with np.errstate(over="ignore"):  # of float64: infinities, which the callers check for
         return np.ascontiguousarray(array, np.float32)
 
 

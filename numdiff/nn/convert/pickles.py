@@ -1,7 +1,8 @@
 """Reads PyTorch's `.pt` files without PyTorch and without Python's unpickler.
 
 A pickle is a program; the machine of ../../unpickle.py runs it as data only, within bounds, and the few names in
-`GLOBALS` stand for functions of this file. Nothing is ever imported or called by name, so a file can at worst be wrong.
+`GLOBALS` stand for functions of this file. Nothing is ever imported or called by name, so the worst that a file can do
+is to be wrong.
 
 THE FORMATS (both of `torch.save`)
     zip      entries <prefix>/data.pkl (the pickle), <prefix>/data/<key> (one storage each, little-endian),
@@ -22,7 +23,7 @@ from ...unpickle import MAXIMUM_BYTES, MAXIMUM_OPERATIONS, Name, expect, integer
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
-FEW = 1000  # operations that the first pickles of a legacy file take at most
+FEW = 1000  # limit on the operations of the first pickles of a legacy file
 STORAGES = {  # the name after `torch.` -> how the elements lie in the file; NumPy has no bfloat16
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "bfloat16",
     "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "|i1", "ByteStorage": "|u1",
@@ -30,7 +31,7 @@ STORAGES = {  # the name after `torch.` -> how the elements lie in the file; Num
 
 
 class Tensor:
-    """A view of a storage that has perhaps not been read yet."""
+    """A view of a storage that may not have been read yet."""
 
     __slots__ = ("storage", "offset", "shape", "strides")
 
@@ -68,7 +69,7 @@ class Tensor:
 
 
 class Storage:
-    """A row of elements in the file, read once, when the first tensor asks for it."""
+    """A row of elements in the file, read when the first tensor needs it."""
 
     def __init__(self, dtype, count, load):
         self.dtype, self.count, self.load, self.array = dtype, count, load, None

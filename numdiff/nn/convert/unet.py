@@ -1,8 +1,8 @@
-"""What the names and shapes of a guided-diffusion UNet's weights say about it, and what its options say about them.
+"""What the names and shapes of a guided-diffusion UNet's weights reveal about its options, and the other way round.
 
 Two functions that are each other's inverse: `unet_shapes` lists every parameter of a UNet with given options, and
-`guess_unet_options` finds the options from a state dict. What shapes cannot tell (the image's size, the number of
-attention heads and their order, the period of the timestep embedding) is left to the user.
+`guess_unet_options` finds the options from a state dict. What shapes do not reveal (the image's size, the number of
+attention heads and their order, the period of the timestep embedding) the user must give.
 
 Names and shapes here are PyTorch's, as in guided-diffusion's state dicts.
 """
@@ -21,7 +21,7 @@ UNET_CU_OPTIONS = {"num_head_channels": 32, "use_new_attention_order": True, "ma
 
 
 def canonical_names(state_dict):
-    """(the state dict under guided-diffusion's names, the options that the names give away)."""
+    """(the state dict under guided-diffusion's names, the options that the names reveal)."""
     renamed, options = {}, {}
     for name, array in state_dict.items():
         while name.startswith(PREFIXES):
@@ -107,7 +107,7 @@ def unet_shapes(options):
 
 
 def guess_unet_options(state_dict, image_size=64):
-    """Options of the UNet that has these weights; a `NumdiffError` where they are not those of a guided-diffusion UNet.
+    """Options of the UNet that has these weights; a `NumdiffError` if they are not those of a guided-diffusion UNet.
 
     Returned are the options that shapes determine: in_channels, model_channels, out_channels, channel_mult,
     num_res_blocks, attention_resolutions (in pixels, so they need `image_size`), use_scale_shift_norm, resblock_updown,
@@ -132,7 +132,7 @@ def guess_unet_options(state_dict, image_size=64):
     res_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.in_layers\.", k) for k in names)]
     conv_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.conv\.", k) for k in names)]
     pooled = sorted(set(range(max(down) + 1)) - set(down))
-    # every level but the lowest ends in a resampling: where the first of them stands gives the blocks in a level
+    # every level but the lowest ends in a resampling: the place of the first one gives the blocks of a level
     per_level = (res_up or conv_up or [(pooled[0] if pooled else max(down) + 1) - 1])[0] + 1
     levels = len(up) // per_level
     if levels < 1 or levels * per_level != len(up) or max(down) + 1 != len(up) or per_level < 2:
@@ -155,7 +155,7 @@ def guess_unet_options(state_dict, image_size=64):
 
 
 def check_state_dict(state_dict, options):
-    """Hold names and shapes against `unet_shapes(options)`; a `NumdiffError` names what differs.
+    """Check names and shapes against `unet_shapes(options)`; a `NumdiffError` names what differs.
 
     Returns the state dict in module order. Attention weights may also come without their last axis of one.
     """

@@ -20,7 +20,7 @@ HEADER = 256  # int32 numbers
 
 
 def is_unet_cu(head):
-    """Whether a file that starts with these bytes is one."""
+    """Whether a file that starts with these bytes is unet.cu's."""
     return head[:4] == MAGIC.to_bytes(4, "little")
 
 
@@ -33,8 +33,8 @@ def read_unet_cu(path):
     _, _, in_channels, base, outputs, height, width, max_period, has_moments, has_random = map(int, header[:10])
     if not (0 < in_channels <= 1024 and 0 < outputs <= 1024 and 0 < base <= 4096 and 0 < max_period and height == width
             and 8 <= height <= 4096 and height % 8 == 0):
-        raise NumdiffError(f"its header describes no model (channels {in_channels}, {base}, {outputs}, "
-                           f"image {height} × {width}, max period {max_period}); copy the file again")
+        raise NumdiffError(f"its header does not describe a model (channels {in_channels}, {base}, {outputs}, image "
+                           f"{height} × {width}, max period {max_period}); copy the file again")
     options = {"image_size": height, "in_channels": in_channels, "model_channels": base,
                "out_channels": None if outputs == in_channels else outputs, "channel_mult": [1, 2, 3, 4],
                "num_res_blocks": 2, "attention_resolutions": [height // 4, height // 8], "use_scale_shift_norm": False,
@@ -44,8 +44,8 @@ def read_unet_cu(path):
     count = sum(map(math.prod, shapes.values()))
     needed = 4 * (HEADER + count * (3 if has_moments else 1))
     if size < needed or (size > needed and not has_random):
-        raise NumdiffError(f"it has {size:,} bytes where its header asks for {needed:,}: it is truncated or of another "
-                           "model; copy the file again")
+        raise NumdiffError(f"it has {size:,} bytes where its header asks for {needed:,}: it is truncated, or belongs "
+                           "to another model; copy the file again")
     values = np.fromfile(path, "<f4", count, offset=4 * HEADER)
     state_dict, position = {}, 0
     for name, shape in shapes.items():
