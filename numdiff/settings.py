@@ -107,7 +107,7 @@ def settings_in(table):
 
 class Run:
     model: str = setting("unet", "Model to train.")
-    preset: str | None = setting(None, "What fills the settings that you leave out.", unit="NAME")
+    preset: str | None = setting(None, "Where the settings that you leave out come from.", unit="NAME")
     outdir: str = setting("runs", "Folder of the numbered run folders.", unit="DIR", resume=True)
     device: str = setting("auto", "Where to compute; auto: the GPU if there is one.",
         choices=("auto", "cpu", "cuda", "emulator"), resume=True)
@@ -115,18 +115,19 @@ class Run:
         "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs of one host, else nccl if it is "
         "installed, else mpi.", choices=("auto", "mpi", "peer", "nccl"), resume=True)
     rank_timeout: float = setting(120.0,
-        "With several ranks: the time after which one that is stopped or stuck ends them all, compiling excepted; 0: "
-        "never.", unit="SECONDS", low=0, resume=True)
+        "With several ranks: time after which a rank that is stopped or stuck ends the job, not counting compilation; "
+        "0: never.", unit="SECONDS", low=0, resume=True)
     precision: str = setting("auto",
-        "Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of products to 11 digits, for tensor "
-        "cores; fp16, on a GPU, has activations and products in float16 on tensor cores, and scales the loss; auto: "
-        "fp16 on a GPU of compute capability 8.0 or later, else fp32.", choices=PRECISIONS, resume=True, trainer=SAME)
+        "Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of products to 10 mantissa bits, for "
+        "tensor cores; fp16, on a GPU, has activations and products in float16 on tensor cores, and scales the loss; "
+        "auto: fp16 on a GPU of compute capability 8.0 or later, else "
+        "fp32.", choices=PRECISIONS, resume=True, trainer=SAME)
     eager: bool = setting(False,
         "Launch each kernel from Python, instead of replaying a graph of them: slower, with the same bits.",
         resume=True, trainer=SAME)
     recompute: bool = setting(False,
-        "Keep only the inputs of the model's blocks for the backward pass, which computes their insides again: less "
-        "memory, more time, the same bits.", resume=True, trainer=SAME)
+        "Keep only the inputs of the model's blocks for the backward pass and recompute the rest: less memory, more "
+        "time, the same bits.", resume=True, trainer=SAME)
     seed: int = setting(0, "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0, high=SEEDS,
         trainer=SAME)
 
@@ -136,7 +137,7 @@ class Data:
         "Dataset, as `numdiff data import` writes it.  [default: emoji64.h5, installed with numdiff]", unit="FILE.h5",
         resume=True)
     classes: tuple[str, ...] | None = setting(None,
-        "Names of the classes to train on, with commas between.  [default: all]", unit="NAME,…")
+        "Names of the classes to train on, separated by commas.  [default: all]", unit="NAME,…")
     image_size: int = setting(64, "Side of the images; must divide that of the dataset's images.", unit="PX", low=1,
         high=4096, model=SAME)
     channels: int | None = setting(None, "Channels of the images.  [default: those of the dataset]", unit="N", low=1,
@@ -147,10 +148,10 @@ class Data:
 class Model:
     class_cond: bool = setting(False, "Tell the model the class of each image.")
     class_dropout: float | None = setting(None,
-        "Share of the images that lose their class in training, so that there is a null class, for guidance; 0: "
-        "none.  [default: 0.1 for a DiT, 0 for a UNet]", unit="P", low=0, below=1, model=SAME)
+        "Share of the images that lose their class in training, which makes a null class, for guidance; 0: none.  "
+        "[default: 0.1 for a DiT, 0 for a UNet]", unit="P", low=0, below=1, model=SAME)
     learn_sigma: bool | None = setting(None,
-        "Learn the variance of the reverse steps too.  [default: yes for a DiT other than DiT-Tiny, else no]",
+        "Also learn the variance of the reverse steps.  [default: yes for a DiT other than DiT-Tiny, else no]",
         model=SAME)
 
 
@@ -164,14 +165,15 @@ class Diffusion:
         "Tell the model timestep t as t · 1000 / --diffusion-steps, as improved-diffusion does.",
         diffusion=Argument(name="timestep_scale"))
     vlb_weight: float | None = setting(None,
-        "Weight of the variational bound in the loss of a learned variance; 1 as guided-diffusion without "
+        "Weight of the variational bound in the loss of a learned variance; 1 is guided-diffusion without "
         "rescale_learned_sigmas.  [default: --diffusion-steps / 1000, as with it]", unit="W", low=0, high=1e6,
         diffusion=SAME)
 
 
 class Optimiser:
-    batch: int = setting(32, "Images a step, over all microbatches.", unit="IMAGES", low=1, high=1 << 20, trainer=SAME)
-    microbatch: int | None = setting(None, "Images a forward pass; must divide --batch.  [default: the batch]",
+    batch: int = setting(32, "Images per step, over all "
+                             "microbatches.", unit="IMAGES", low=1, high=1 << 20, trainer=SAME)
+    microbatch: int | None = setting(None, "Images per forward pass; must divide --batch.  [default: the batch]",
         unit="IMAGES", low=1, high=1 << 20, resume=True, trainer=SAME)
     steps: int = setting(10000, "Optimiser steps in all.", unit="STEPS", low=1, high=MOST, resume=True,
         trainer=Argument(0, "total_steps"), adamw=Argument(0, "total_steps"))
@@ -187,13 +189,13 @@ class Optimiser:
         adamw=SAME)
     beta2: float = setting(0.999, "AdamW's decay of the mean squared gradient.", unit="B", low=0, below=1,
         trainer=SAME, adamw=SAME)
-    adam_eps: float = setting(1e-8, "AdamW's term against division by zero.", unit="EPS", low=1e-30, high=1,
+    adam_eps: float = setting(1e-8, "AdamW's epsilon, against division by zero.", unit="EPS", low=1e-30, high=1,
         trainer=SAME, adamw=Argument(name="eps"))
     weight_decay: float = setting(0.0, "AdamW's decoupled weight decay.", unit="W", low=0, high=1e6, trainer=SAME,
         adamw=SAME)
-    clip_norm: float = setting(1.0, "Clip the gradient to this global norm; 0: do not.", unit="NORM", low=0,
+    clip_norm: float = setting(1.0, "Clip the gradient to this global norm; 0: no clipping.", unit="NORM", low=0,
         high=1e30, trainer=SAME, adamw=0.0)
-    loss_scale: float = setting(2.0**16, "With fp16: the loss scale at first; it finds its own value.", unit="X",
+    loss_scale: float = setting(2.0**16, "With fp16: the initial loss scale; it then adapts.", unit="X",
         low=2.0**-24, high=2.0**64, trainer=SAME)
     loss_scale_rule: str = setting("doubling",
         "How the loss scale grows: doubling after --loss-scale-interval clean steps, or log2, 2^0.001 a step; an "
@@ -204,17 +206,17 @@ class Optimiser:
         "Images after which the averaged weights have forgotten half; 0: no average.", unit="IMAGES", low=0,
         high=1e15, trainer=0.0)
     ema_decay: float | None = setting(None,
-        "Decay of the averaged weights a step, such as 0.9999, instead of --ema-halflife; 0: no average.", unit="D",
+        "Decay of the averaged weights per step, such as 0.9999, instead of --ema-halflife; 0: no average.", unit="D",
         low=0, below=1, trainer=SAME, adamw=0.0)
     ema_warmup: bool = setting(True,
-        "In step n the average's decay is at most (1 + n) / (10 + n), so that it soon forgets the beginning.",
+        "In step n the average's decay is at most (1 + n) / (10 + n), so that it quickly forgets the initial weights.",
         trainer=SAME, adamw=SAME)
 
 
 class Output:
     checkpoint_every: int = setting(1000, "Steps between checkpoints; 0: only at the end.", unit="STEPS", low=0,
         high=MOST, resume=True)
-    keep: int = setting(3, "Checkpoints to keep, the newest.", unit="N", low=1, high=MOST, resume=True)
+    keep: int = setting(3, "How many checkpoints to keep, the newest ones.", unit="N", low=1, high=MOST, resume=True)
     sample_every: int = setting(1000, "Steps between sample grids; 0: only at the end.", unit="STEPS", low=0,
         high=MOST, resume=True)
     sample_count: int = setting(64, "Images of a sample grid; 0: none.", unit="IMAGES", low=0, high=4096, resume=True)
@@ -222,9 +224,9 @@ class Output:
     sample_steps: int = setting(50, "Model evaluations for each sample.", unit="STEPS", low=1, high=100000,
         resume=True)
     cfg_scale: float | None = setting(None,
-        "Classifier-free guidance of the sample grids, for a model with --class-dropout: 1 is plain, more exaggerates "
-        "the class.", unit="SCALE", low=-1000, high=1000, resume=True)
-    log_every: int = setting(50, "Steps between two lines of the report.", unit="STEPS", low=1, high=MOST, resume=True)
+        "Classifier-free guidance of the sample grids, for a model with --class-dropout: 1 is no guidance, more "
+        "exaggerates the class.", unit="SCALE", low=-1000, high=1000, resume=True)
+    log_every: int = setting(50, "Steps between two lines of the log.", unit="STEPS", low=1, high=MOST, resume=True)
 
 
 COMMON = {name: line for table in (Run, Data, Model, Diffusion, Optimiser, Output)

@@ -1,7 +1,7 @@
 """Float32 on tensor cores by way of tf32: products and convolutions against float64, and the switch that chooses them.
 
-Of normal random operands a result errs by about 3e-4 in the 2-norm, which is what rounding both of them to 11 digits
-does (0.29 · 2⁻¹⁰ each, as the root of a mean square); a wrong index errs by 1.
+Of normal random operands a result errs by about 3e-4 in the 2-norm, which is what rounding both of them to 10 mantissa
+bits does (0.29 · 2⁻¹⁰ each, as the root of a mean square); a wrong index errs by 1.
 """
 import numpy as np
 import pytest
@@ -56,7 +56,8 @@ def round_kernel(x, y):
 
 
 def test_rounding(engine, rng):
-    """To the nearest with 11 digits, just below a power of two to one of the two nearest; NaN if it is not finite."""
+    """To the nearest with 10 mantissa bits, just below a power of two to one of the two nearest; NaN if it is not
+    finite."""
     drawn = rng.standard_normal(500) * 2.0 ** rng.integers(-100, 100, 500)
     below = 2 - np.arange(1, 20) * 2.0**-16
     x = np.concatenate([drawn, below, -below, [0.0, -0.0, 1.0, -1.5]]).astype(np.float32)
@@ -67,7 +68,7 @@ def test_rounding(engine, rng):
     if engine.computes:
         y, z = download(y), download(z)
         fraction, exponent = np.frexp(np.abs(x))
-        allowed = np.where(fraction < 0.9998, 0.5, 1.0) * 2.0 ** (exponent - 11)  # of the last of 11 digits
+        allowed = np.where(fraction < 0.9998, 0.5, 1.0) * 2.0 ** (exponent - 11)  # of the last mantissa bit
         assert (np.abs(y.astype(np.float64) - x) <= allowed).all()
         assert not (y.view(np.uint32) & 0x1FFF).any()
         assert np.array_equal(z[:2], [1, 1 + 2**-9])  # ties go to the even ones

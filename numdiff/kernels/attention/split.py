@@ -1,11 +1,11 @@
 """Float32 on the tensor cores: tf32 for what counts most, bfloat16 for what it leaves out.
 
 WHAT IT DOES
-    A tensor core multiplies tf32: float32 with 11 digits instead of 24. But x = h + l, where h is x cut off to 11
-    digits, as the tensor core itself does it, and l what is left, below 2⁻¹⁰ of x. Then
+    A tensor core multiplies tf32: float32 with 10 mantissa bits instead of 23. But x = h + l, where h is x cut off to
+    10 mantissa bits, as the tensor core itself does it, and l what is left, below 2⁻¹⁰ of x. Then
         a·b = h_a·h_b + (l_a·b + a·l_b) − l_a·l_b
-    of which the last is below 2⁻²⁰ of the first and is left out. Of the two in the middle eight digits are enough:
-    numbers of bfloat16, which has float32's range. Their rounding costs some 2⁻¹⁹ of a product, now up, now down.
+    of which the last is below 2⁻²⁰ of the first and is left out. For the two in the middle bfloat16 is enough: 7
+    mantissa bits, with the range of float32. Their rounding costs some 2⁻¹⁹ of a product, now up, now down.
     An mma of bfloat16 is 16 deep and takes as long as one of tf32 that is 8 deep. So l and x of eight columns of the
     left side lie side by side in one fragment, x and l of the right side in another, and one mma does both: two mma
     stand for what the other units do in 32 instructions, where tf32 alone (3×TF32) takes three.

@@ -4,7 +4,7 @@ from ..conv2d import tf32 as conv2d_tf32
 from ..matmul import tf32
 from .case import Case, normal
 
-TF32_TOLERANCE = 5e-4  # operands are rounded to 11 digits
+TF32_TOLERANCE = 5e-4  # operands are rounded to 10 mantissa bits
 
 
 def chosen(module, choice, function):
