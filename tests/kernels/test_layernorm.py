@@ -30,6 +30,14 @@ def test_forward(engine, rng, shape, version, affine):
         engine.check_equal(got, again)
 
 
+@versions(1, 2)
+def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
+    """A variance of a tenth of eps, which stands within the root."""
+    x = 1e-3 * rng.standard_normal((3, 12))
+    for got, expected in zip(LN.layernorm_forward(engine(x), version=version), LN.layernorm_forward(x), strict=True):
+        engine.check(got, expected, 1e-5)
+
+
 @SHAPES
 @versions(1, 2)
 @AFFINE

@@ -272,8 +272,8 @@ def convolutions_cases():
     for label, (size, c, n, kernel, stride), versions in (
             ("3×3", (3, 8, 20, 3, 1), (1, 2, 3)), ("wide", (3, 8, 68, 3, 1), (3,)),
             ("odd", (4, 3, 19, 3, 1), (1, 2, 3)),
-            ("stride 2", (5, 4, 8, 3, 2), (1, 2, 3)), ("to 3 channels", (4, 8, 3, 3, 1), (3,)),
-            ("1×1", (3, 8, 12, 1, 1), (None,))):
+            ("stride 2", (5, 4, 8, 3, 2), (1, 2, 3)), ("wide, stride 2", (4, 8, 20, 3, 2), (3,)),
+            ("to 3 channels", (4, 8, 3, 3, 1), (3,)), ("1×1", (3, 8, 12, 1, 1), (None,))):
         shapes = {"x": (1, size, size, c), "weight": (n, kernel, kernel, c), "bias": (n,)}
         yield Case("conv2d", normal(**shapes), one(lambda a, v, s=stride: conv2d.conv2d_forward(
             a.x, a.weight, a.bias, s, version=v)), versions, label=label)

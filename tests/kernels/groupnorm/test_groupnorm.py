@@ -64,6 +64,16 @@ def test_forward(engine, rng, shape, version, silu):
         engine.check_equal(got, again)
 
 
+@versions(1, 2, 3)
+def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
+    """A variance of a tenth of eps, which stands within the root."""
+    x, weight, bias = 1e-3 * rng.standard_normal((2, 3, 3, 8)), *rng.standard_normal((2, 8))
+    want = GN.groupnorm_forward_reference(x, weight, bias, 2)
+    got = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), 2, version=version)
+    for one, expected in zip(got, want, strict=True):
+        engine.check(one, expected, 1e-5)
+
+
 @SHAPES
 @versions(1, 2, 3)
 @SILU

@@ -26,6 +26,15 @@ def test_forward(engine, rng, shape, version):
         engine.check_equal(got, again)
 
 
+@versions(1, 2)
+def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
+    """A variance of eps, which stands within the root."""
+    x, (shift, scale) = 1e-3 * rng.standard_normal((2, 3, 12)), rng.standard_normal((2, 2, 12))
+    got = A.adaln_forward(engine(x), engine(shift), engine(scale), version=version)
+    for one, expected in zip(got, A.adaln_forward(x, shift, scale), strict=True):
+        engine.check(one, expected, 1e-5)
+
+
 @SHAPES
 @versions(1, 2)
 @USABLE

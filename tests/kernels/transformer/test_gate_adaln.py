@@ -55,6 +55,15 @@ def test_forward(engine, rng, shape, dtype, gated, version):
         engine.check_equal(got, again)
 
 
+@versions(1, 2)
+def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
+    """A variance of eps, which stands within the root."""
+    x, (shift, scale) = 1e-3 * rng.standard_normal((2, 3, 8)), rng.standard_normal((2, 2, 8))
+    got = G.gate_adaln_forward(engine(x), None, None, engine(shift), engine(scale), version=version)
+    for one, expected in zip(got, G.gate_adaln_forward(x, None, None, shift, scale), strict=True):
+        engine.check(one, expected, 1e-5)
+
+
 @SHAPES
 @TYPES
 @GATED
