@@ -55,11 +55,15 @@ def normalised(text):
 def paired(before, after):
     """[(launch or None, launch or None)] of the launches (module, name, types) of one case at two revisions.
 
-    One by one where there are as many; else those belong together whose arguments' types do, in their order.
+    One by one where there are as many; else those belong together whose arguments' types do, in their order. A tuple
+    counts as its elements: so Numba passes it.
     """
+    def elements(launch):
+        return re.sub(r"[\w.]*\(|\)", "", ",".join(launch[2]))
+
     if len(before) == len(after):
         return list(zip(before, after, strict=True))
-    blocks = difflib.SequenceMatcher(None, [tuple(b[2]) for b in before], [tuple(a[2]) for a in after], autojunk=False)
+    blocks = difflib.SequenceMatcher(None, list(map(elements, before)), list(map(elements, after)), autojunk=False)
     pairs = []
     for tag, a, b, c, d in blocks.get_opcodes():
         if tag == "equal":

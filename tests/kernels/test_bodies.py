@@ -33,9 +33,6 @@ EXCEPTIONS = {
     "matmul/tf32.py multiply_step": (14, 15, 2),
     "matmul/tiled.py matmul_forward_kernel_v2": (38, 22, 2),
     "matmul/vectorised.py kernel": (76, 22, 2),
-    "optimizer/adamw.py adamw_update_kernel_v1": (7, 17, 1),
-    "optimizer/adamw.py adamw_update_kernel_v2": (16, 17, 1),
-    "optimizer/adamw.py adamw_update_kernel_v3": (22, 22, 2),
 }
 
 

@@ -77,6 +77,8 @@ def test_launches_of_a_case_are_paired():
     assert paired([a, b], [moved, launch("op.v2.b", "float16[1]", "int32")])[1][0] == b  # as many: by their places
     assert paired([a, b, c], [moved, renamed]) == [(a, moved), (b, None), (c, renamed)]
     assert paired([c], [a, c]) == [(None, a), (c, c)] and paired([], [a]) == [(None, a)]
+    grouped = launch("x.d", "x.Pair(float32[1],x.Inner(int32))", "(int32)")  # arguments that became tuples of the same
+    assert paired([launch("x.d", "float32[1]", "int32", "int32")], [a, grouped])[1][1] == grouped
 
 
 class Tree:

@@ -40,6 +40,7 @@ READ NEXT
     ema.py, the average by itself.
 """
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,93 +88,134 @@ def adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient
         w -= s
 
 
-# Device function: one element -----------------------------------------------------------------------------------------
+# What a kernel is given -----------------------------------------------------------------------------------------------
 
-@cuda.jit(device=True)
-def updated(w, g, m, v, keep, step_size, eps_root2, beta1, rest1, beta2, rest2):
-    """New (weight, m, v) of one element; rest1 = 1 - β₁ and rest2 = 1 - β₂ come from the host, free of cancellation."""
-    m = beta1 * m + rest1 * g
-    v = beta2 * v + rest2 * (g * g)
-    return keep * w - step_size * (m / (math.sqrt(v) + eps_root2)), m, v
+class Arrays(NamedTuple):
+    """Flat (n,): what an update reads, and all but the gradient what it writes."""
+
+    weight: Any
+    gradient: Any
+    m: Any
+    v: Any
 
 
-@cuda.jit(device=True)
-def step_scalars(step, learning_rate, norm, unscale, log_beta1, log_beta2, eps, decay, clip_norm):
-    """(clip · unscale, keep, step_size, eps · root2): what all elements of this step share."""
-    t = float32(step[0]) + float32(1)
-    rate = learning_rate[0]
-    root2 = math.sqrt(-math.expm1(t * log_beta2))
+class State(NamedTuple):
+    """(1,), on the device: what may change from one step to the next."""
+
+    step: Any
+    learning_rate: Any
+    gradient_norm: Any
+    unscale: Any
+
+
+class Settings(NamedTuple):
+    """rest1 = 1 - β₁, rest2 = 1 - β₂ and the logarithms come from the host's float64, free of cancellation."""
+
+    beta1: float
+    rest1: float
+    log_beta1: float
+    beta2: float
+    rest2: float
+    log_beta2: float
+    eps: float
+    decay: float
+    clip_norm: float
+
+
+class Followers(NamedTuple):
+    """What follows the new weight (v3). averages: 0 where there is no `ema`, 1 with warm-up, 2 without, and `rest` is
+    1 - its decay; halves: whether there is a `half`. What is not there is neither read nor written."""
+
+    ema: Any
+    rest: float
+    averages: int
+    half: Any
+    halves: int
+
+
+class Shared(NamedTuple):
+    """What all elements of a step share: clip is c · u, keep 1 - lr · decay, root2 √(1 - β₂ᵗ)."""
+
+    clip: float
+    keep: float
+    step_size: float
+    eps_root2: float
+
+
+# Device functions -----------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def shared_of(state, settings):
+    t = float32(state.step[0]) + float32(1)
+    rate = state.learning_rate[0]
+    root2 = math.sqrt(-math.expm1(t * settings.log_beta2))
     clip = float32(1)
-    if clip_norm > float32(0):
-        clip = min(float32(1), clip_norm / (norm + float32(CLIP_EPSILON)))
-    return clip * unscale[0], float32(1) - rate * decay, rate * root2 / -math.expm1(t * log_beta1), eps * root2
+    if settings.clip_norm > float32(0):
+        clip = min(float32(1), settings.clip_norm / (state.gradient_norm[0] + float32(CLIP_EPSILON)))
+    return Shared(clip * state.unscale[0], float32(1) - rate * settings.decay,
+                  rate * root2 / -math.expm1(t * settings.log_beta1), settings.eps * root2)
+
+
+@cuda.jit(device=True, forceinline=True)
+def updated(w, g, m, v, shared, settings):
+    """New (weight, m, v) of one element."""
+    g *= shared.clip
+    m = settings.beta1 * m + settings.rest1 * g
+    v = settings.beta2 * v + settings.rest2 * (g * g)
+    return shared.keep * w - shared.step_size * (m / (math.sqrt(v) + shared.eps_root2)), m, v
+
+
+@cuda.jit(device=True, forceinline=True)
+def update4(arrays, i, shared, settings):
+    """Update elements i to i + 3; their new weights."""
+    w0, w1, w2, w3 = load4(arrays.weight, i)
+    g0, g1, g2, g3 = load4(arrays.gradient, i)
+    m0, m1, m2, m3 = load4(arrays.m, i)
+    v0, v1, v2, v3 = load4(arrays.v, i)
+    w0, m0, v0 = updated(w0, g0, m0, v0, shared, settings)
+    w1, m1, v1 = updated(w1, g1, m1, v1, shared, settings)
+    w2, m2, v2 = updated(w2, g2, m2, v2, shared, settings)
+    w3, m3, v3 = updated(w3, g3, m3, v3, shared, settings)
+    store4(arrays.weight, i, w0, w1, w2, w3)
+    store4(arrays.m, i, m0, m1, m2, m3)
+    store4(arrays.v, i, v0, v1, v2, v3)
+    return w0, w1, w2, w3
 
 
 # v1: one thread an element --------------------------------------------------------------------------------------------
 
 @cuda.jit
-def adamw_update_kernel_v1(weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, beta1, rest1, log_beta1,
-                           beta2, rest2, log_beta2, eps, decay, clip_norm):
+def adamw_update_kernel_v1(arrays, state, settings):
+    weight, gradient, m, v = arrays
     i = cuda.grid(1)
-    norm = gradient_norm[0]
-    if i < weight.size and math.isfinite(norm):
-        clip, keep, step_size, eps_root2 = step_scalars(step, learning_rate, norm, unscale, log_beta1, log_beta2, eps,
-                                                        decay, clip_norm)
-        weight[i], m[i], v[i] = updated(weight[i], gradient[i] * clip, m[i], v[i], keep, step_size, eps_root2, beta1,
-                                        rest1, beta2, rest2)
+    if i < weight.size and math.isfinite(state.gradient_norm[0]):
+        shared = shared_of(state, settings)
+        weight[i], m[i], v[i] = updated(weight[i], gradient[i], m[i], v[i], shared, settings)
 
 
 # v2: one thread four elements -----------------------------------------------------------------------------------------
 
 @cuda.jit
-def adamw_update_kernel_v2(weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, beta1, rest1, log_beta1,
-                           beta2, rest2, log_beta2, eps, decay, clip_norm):
+def adamw_update_kernel_v2(arrays, state, settings):
     i = cuda.grid(1) * 4
-    norm = gradient_norm[0]
-    if i < weight.size and math.isfinite(norm):
-        clip, keep, step_size, eps_root2 = step_scalars(step, learning_rate, norm, unscale, log_beta1, log_beta2, eps,
-                                                        decay, clip_norm)
-        w0, w1, w2, w3 = load4(weight, i)
-        g0, g1, g2, g3 = load4(gradient, i)
-        m0, m1, m2, m3 = load4(m, i)
-        v0, v1, v2, v3 = load4(v, i)
-        w0, m0, v0 = updated(w0, g0 * clip, m0, v0, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
-        w1, m1, v1 = updated(w1, g1 * clip, m1, v1, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
-        w2, m2, v2 = updated(w2, g2 * clip, m2, v2, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
-        w3, m3, v3 = updated(w3, g3 * clip, m3, v3, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
-        store4(weight, i, w0, w1, w2, w3)
-        store4(m, i, m0, m1, m2, m3)
-        store4(v, i, v0, v1, v2, v3)
+    if i < arrays.weight.size and math.isfinite(state.gradient_norm[0]):
+        update4(arrays, i, shared_of(state, settings), settings)
 
 
 # v3: the average and the float16 copy in the same pass ----------------------------------------------------------------
 # The new weight is in a register: the average's and the copy's kernels would each read it back from memory.
 
 @cuda.jit
-def adamw_update_kernel_v3(weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, beta1, rest1, log_beta1,
-                           beta2, rest2, log_beta2, eps, decay, clip_norm, ema, rest, averages, half, halves):
+def adamw_update_kernel_v3(arrays, state, settings, followers):
     i = cuda.grid(1) * 4
-    norm = gradient_norm[0]
-    if i < weight.size and math.isfinite(norm):
-        clip, keep, step_size, eps_root2 = step_scalars(step, learning_rate, norm, unscale, log_beta1, log_beta2, eps,
-                                                        decay, clip_norm)
-        w0, w1, w2, w3 = load4(weight, i)
-        g0, g1, g2, g3 = load4(gradient, i)
-        m0, m1, m2, m3 = load4(m, i)
-        v0, v1, v2, v3 = load4(v, i)
-        w0, m0, v0 = updated(w0, g0 * clip, m0, v0, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
-        w1, m1, v1 = updated(w1, g1 * clip, m1, v1, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
-        w2, m2, v2 = updated(w2, g2 * clip, m2, v2, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
-        w3, m3, v3 = updated(w3, g3 * clip, m3, v3, keep, step_size, eps_root2, beta1, rest1, beta2, rest2)
-        store4(weight, i, w0, w1, w2, w3)
-        store4(m, i, m0, m1, m2, m3)
-        store4(v, i, v0, v1, v2, v3)
-        if averages:
-            r = rest_of(step, rest, averages == int32(1))
-            e0, e1, e2, e3 = load4(ema, i)
-            store4(ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
-        if halves:
-            store4(half, i, w0, w1, w2, w3)
+    if i < arrays.weight.size and math.isfinite(state.gradient_norm[0]):
+        w0, w1, w2, w3 = update4(arrays, i, shared_of(state, settings), settings)
+        if followers.averages:
+            r = rest_of(state.step, followers.rest, followers.averages == int32(1))
+            e0, e1, e2, e3 = load4(followers.ema, i)
+            store4(followers.ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
+        if followers.halves:
+            store4(followers.half, i, w0, w1, w2, w3)
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------
@@ -208,11 +250,13 @@ def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, bet
     if unscale is None:
         unscale = upload(np.ones(1, np.float32), weight)
     scalars = (beta1, 1.0 - beta1, log_of(beta1), beta2, 1.0 - beta2, log_of(beta2), eps, weight_decay, clip_norm)
-    arguments = (weight, gradient, m, v, step, learning_rate, gradient_norm, unscale, *(float32(s) for s in scalars))
+    arguments = (Arrays(weight, gradient, m, v), State(step, learning_rate, gradient_norm, unscale),
+                 Settings._make(map(float32, scalars)))
     if version == 3:
         averages = 0 if ema is None else 1 if ema_warmup else 2
-        launch(adamw_update_kernel_v3, -(-n // (4 * BLOCK)), BLOCK, *arguments, weight if ema is None else ema,
-               float32(1.0 - ema_decay), averages, weight if half is None else half, int(half is not None))
+        followers = Followers(weight if ema is None else ema, float32(1.0 - ema_decay), averages,
+                              weight if half is None else half, int(half is not None))
+        launch(adamw_update_kernel_v3, -(-n // (4 * BLOCK)), BLOCK, *arguments, followers)
         return
     kernel, threads = (adamw_update_kernel_v1, n) if version == 1 else (adamw_update_kernel_v2, n // 4)
     launch(kernel, -(-threads // BLOCK), BLOCK, *arguments)
