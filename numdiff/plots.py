@@ -207,6 +207,10 @@ def check_ending(path):
     return path
 
 
+class NoPlotsError(NumdiffError):
+    """What draws is not there, or is broken."""
+
+
 class _Matplotlib:
     """The parts of matplotlib that are used."""
 
@@ -217,7 +221,7 @@ class _Matplotlib:
             from matplotlib.figure import Figure
             from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
         except ImportError as error:
-            raise NumdiffError(f"plots need matplotlib, which cannot be imported ({error}); pip install "
+            raise NoPlotsError(f"plots need matplotlib, which cannot be imported ({error}); pip install "
                                "matplotlib.") from error
         self.rc_context, self.Figure = rc_context, Figure
         self.FixedLocator, self.FuncFormatter = FixedLocator, FuncFormatter

@@ -234,7 +234,7 @@ def _train(options, trainer, run_dir, output):
     peak = peak_flops(backend, options.precision)
     peak = peak and peak * communicator.size
     with quiet_overflows(), stop_signals() as request, contextlib.ExitStack() as held:
-        reporters, written = [], []  # rank 0's; written: the first checkpoint, while it is on its way
+        reporters, written, said = [], [], set()  # rank 0's; written: the first checkpoint, while it is on its way
         communicator.first(lambda: reporters.append(held.enter_context(Reporter(
             run_dir, options.steps, options.batch, trainer.step, trainer.flops_per_step, peak, output=output))))
 
@@ -268,7 +268,12 @@ def _train(options, trainer, run_dir, output):
         def draw(images):
             if images is not None:
                 save_png(sample_path(run_dir, trainer.step), sample_grid(trainer.model, images))
-            plots.loss_curve(run_dir / "loss.png", *read_stats(run_dir))  # last: it shows that all is there
+            try:
+                plots.loss_curve(run_dir / "loss.png", *read_stats(run_dir))  # last: it shows that all is there
+            except plots.NoPlotsError as error:  # no reason to end a run
+                if str(error) not in said:
+                    output(f"note      loss.png is not drawn: {error}")
+                    said.add(str(error))
 
         def due(every):
             return trainer.step == options.steps or (every and trainer.step % every == 0)

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import numdiff
+from numdiff import plots
 from numdiff.device.traffic import Readback
 from numdiff.diffusion import Sampling
 from numdiff.errors import NumdiffError, UsageError
@@ -129,6 +130,16 @@ def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
     save_checkpoint(newest_checkpoint(folder), buffers, {**meta, "step": 6})
     with pytest.raises(UsageError, match="class 0 of the run"):
         run(tmp_path / "runs", 8, resume=str(folder), data=files["turned"], **few)
+
+
+def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch):
+    def fail(*_):
+        raise plots.NoPlotsError("plots need matplotlib")
+
+    monkeypatch.setattr(plots, "loss_curve", fail)
+    folder, lines = run(tmp_path, 4, sample_every=2)
+    assert [line for line in lines if "loss.png" in line] == ["note      loss.png is not drawn: plots need matplotlib"]
+    assert (folder / "samples-00000004.png").exists() and list_checkpoints(folder)
 
 
 def test_a_run_that_was_killed_before_its_pictures_draws_them(tmp_path):
