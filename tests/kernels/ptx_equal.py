@@ -55,8 +55,8 @@ def normalised(text):
 def paired(before, after):
     """[(launch or None, launch or None)] of the launches (module, name, types) of one case at two revisions.
 
-    One by one where there are as many; else those belong together whose arguments' types do, in their order. A tuple
-    counts as its elements: so Numba passes it.
+    One by one where there are as many; else those belong together whose arguments' types do, in their order, and of the
+    others those of one name. A tuple counts as its elements: so Numba passes it.
     """
     def elements(launch):
         return re.sub(r"[\w.]*\(|\)", "", ",".join(launch[2]))
@@ -70,7 +70,13 @@ def paired(before, after):
             pairs += zip(before[a:b], after[c:d], strict=True)
         else:
             pairs += [(launch, None) for launch in before[a:b]] + [(None, launch) for launch in after[c:d]]
-    return pairs
+    new = [launch for one, launch in pairs if one is None]
+    for i, (one, other) in enumerate(pairs):
+        namesake = next((launch for launch in new if launch[1] == one[1]), None) if other is None else None
+        if namesake is not None:
+            new.remove(namesake)
+            pairs[i] = one, namesake
+    return [pair for pair in pairs if pair[0] is not None or pair[1] in new]
 
 
 # The source of a kernel -----------------------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ def test_launches_of_a_case_are_paired():
     assert paired([c], [a, c]) == [(None, a), (c, c)] and paired([], [a]) == [(None, a)]
     grouped = launch("x.d", "x.Pair(float32[1],x.Inner(int32))", "(int32)")  # arguments that became tuples of the same
     assert paired([launch("x.d", "float32[1]", "int32", "int32")], [a, grouped])[1][1] == grouped
+    fewer = launch("op.v2.b", "int32", "int32")  # moved, and other arguments
+    assert paired([a, b], [c, a, fewer]) == [(None, c), (a, a), (b, fewer)]
 
 
 class Tree:
