@@ -25,17 +25,17 @@ READ NEXT
     backward.py
 """
 import math
+from typing import NamedTuple
 
 from ...device import cuda, float32, int32
+from ...device.limits import FULL_MASK, WARP
+from ...device.specialise import Constant, specialise
 from .patches import (
-    ALL,
     KEYS,
     PAD,
     SCORE_ROW,
-    WARP,
     combine,
     combine_column,
-    compile_kernel,
     dots,
     fetch_tile,
     key_row,
@@ -84,9 +84,9 @@ def largest_of_row(m, left, right):
     """Of m and a row's scores in all eight threads that share the row: those whose lanes differ in bits 1, 2 and 3."""
     m = max(max(m, max(max(left[0], left[1]), max(left[2], left[3]))),
             max(max(right[0], right[1]), max(right[2], right[3])))
-    m = max(m, cuda.shfl_xor_sync(ALL, m, 2))
-    m = max(m, cuda.shfl_xor_sync(ALL, m, 4))
-    return max(m, cuda.shfl_xor_sync(ALL, m, 8))
+    m = max(m, cuda.shfl_xor_sync(FULL_MASK, m, 2))
+    m = max(m, cuda.shfl_xor_sync(FULL_MASK, m, 4))
+    return max(m, cuda.shfl_xor_sync(FULL_MASK, m, 8))
 
 
 @cuda.jit(device=True)
@@ -126,9 +126,9 @@ def sums(l, left, right):
 
 @cuda.jit(device=True)
 def total_of_row(l):
-    l += cuda.shfl_xor_sync(ALL, l, 2)
-    l += cuda.shfl_xor_sync(ALL, l, 4)
-    return l + cuda.shfl_xor_sync(ALL, l, 8)
+    l += cuda.shfl_xor_sync(FULL_MASK, l, 2)
+    l += cuda.shfl_xor_sync(FULL_MASK, l, 4)
+    return l + cuda.shfl_xor_sync(FULL_MASK, l, 8)
 
 
 @cuda.jit(device=True)
@@ -174,23 +174,196 @@ def write_logsumexp(logsumexp, at, exist, m, l):
                                            LN_2 * (m[2] + math.log2(l[2])), LN_2 * (m[3] + math.log2(l[3]))))
 
 
+# The kernel's parts ---------------------------------------------------------------------------------------------------
+
+HS = Constant()  # channels of a head
+WARPS = Constant()  # of a block: 4 or 2
+THREADS = Constant(lambda WARPS: WARP * WARPS)
+QUERIES = Constant(lambda WARPS: WARP_QUERIES * WARPS)
+ROW = Constant(lambda HS: HS + PAD)
+K = Constant(lambda QUERIES, ROW: QUERIES * ROW)  # where the tiles start in shared memory; q's is the first
+V = Constant(lambda K, ROW: K + KEYS * ROW)
+P = Constant(lambda V, ROW: V + KEYS * ROW)
+STEP = Constant(lambda HS: 4 if HS == 32 else 8)  # columns a turn of the loop over them: 8 if the registers suffice
+RIGHT = Constant(lambda HS: HS >= 64)  # a thread owns columns 32 + 4x … too
+NINTH = Constant(lambda HS: HS == 72)  # and column 64 + x
+EARLY = Constant(lambda WARPS: WARPS == 4)  # tiles are fetched a round ahead; 64 threads lack the registers for that
+
+
+class Place(NamedTuple):
+    """A thread's: its first query in the tile (the fifth: row + 16), its x, and where in shared memory are its first
+    query, its first key, its first columns of v, and its row of scores."""
+
+    row: int
+    x: int
+    q: int
+    k: int
+    v: int
+    p: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def place_of(t):
+    lane_y, lane_x = lane_place(t % WARP)
+    row = int32(t // WARP * WARP_QUERIES + 4 * lane_y)
+    return Place(row, lane_x, int32(row * ROW), int32(K + lane_x * ROW), int32(V + 4 * lane_x),
+                 int32(P + row * SCORE_ROW))
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_queries(shared, qkv, start, width, scale, first_query, T, t):
+    """q, times scale, into shared memory, for as long as the block lives."""
+    for tile in range(QUERIES // KEYS):
+        query = int32(first_query + tile * KEYS)
+        q_tile = fetch_tile(qkv, start + query * width, width, T - query, t, HS, THREADS)
+        store_tile(shared, tile * KEYS * ROW, q_tile, scale * LOG2_E, t, HS, THREADS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def scores_of(shared, me, first, T):
+    """8 × 8 scores: rows `row` and `row + 16`, keys x, x + 8 … of the tile's first 32, and of its last. The tile begins
+    with key `first`; scores of keys from T on are hidden."""
+    scores = zero_patch(), zero_patch(), zero_patch(), zero_patch()
+    for d in range(0, HS, STEP):
+        d = int32(d)
+        scores = add_scores(scores, shared, me.q + d, me.k + d, ROW)
+        if STEP > 4:
+            scores = add_scores(scores, shared, me.q + d + 4, me.k + d + 4, ROW)
+    s, s_right, s_16, s_16_right = scores
+    if first + KEYS > T:
+        exist = int32(T - first - me.x)
+        s, s_16 = hide(s, exist), hide(s_16, exist)
+        s_right, s_16_right = hide(s_right, exist - 32), hide(s_16_right, exist - 32)
+    return s, s_right, s_16, s_16_right
+
+
+@cuda.jit(device=True, forceinline=True)
+def online_softmax(m, m_16, l, l_16, scores):
+    """(maxima, the thread's share of their sums, 2^(scores − maxima), what the outputs so far are multiplied by)."""
+    s, s_right, s_16, s_16_right = scores
+    higher, higher_16 = largest(m, s, s_right), largest(m_16, s_16, s_16_right)
+    shrink, shrink_16 = shrinkage(m, higher), shrinkage(m_16, higher_16)
+    s, s_right = powers(s, higher), powers(s_right, higher)
+    s_16, s_16_right = powers(s_16, higher_16), powers(s_16_right, higher_16)
+    l = sums(multiply_fours(l, shrink), s, s_right)
+    l_16 = sums(multiply_fours(l_16, shrink_16), s_16, s_16_right)
+    return (higher, higher_16), (l, l_16), (s, s_right, s_16, s_16_right), (shrink, shrink_16)
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_scores(shared, me, scores):
+    s, s_right, s_16, s_16_right = scores
+    at = me.p + 4 * me.x
+    store_rows(shared, at, SCORE_ROW, s)
+    store_rows(shared, at + 32, SCORE_ROW, s_right)
+    store_rows(shared, at + 16 * SCORE_ROW, SCORE_ROW, s_16)
+    store_rows(shared, at + 16 * SCORE_ROW + 32, SCORE_ROW, s_16_right)
+
+
+@cuda.jit(device=True, forceinline=True)
+def shrink_outputs(outputs, shrink, shrink_16):
+    o, o_right, ninth, o_16, o_16_right, ninth_16 = outputs
+    o, o_16 = scale_rows(o, shrink), scale_rows(o_16, shrink_16)
+    if RIGHT:
+        o_right, o_16_right = scale_rows(o_right, shrink), scale_rows(o_16_right, shrink_16)
+    if NINTH:
+        ninth, ninth_16 = multiply_fours(ninth, shrink), multiply_fours(ninth_16, shrink_16)
+    return o, o_right, ninth, o_16, o_16_right, ninth_16
+
+
 @cuda.jit(device=True)
-def add_outputs(outputs, shared, p_at, v_at, lane_x, g, HS):
+def add_outputs(outputs, shared, p_at, v_at, lane_x, g):
     """What four positions of the scores, 4g … 4g + 3, give to a thread's 8 × HS / 8 outputs."""
-    ROW = HS + PAD
     o, o_right, ninth, o_16, o_16_right, ninth_16 = outputs
     v_at = int32(v_at + key_row(g) * ROW)
     a = load_rows(shared, p_at, SCORE_ROW)
     a_16 = load_rows(shared, p_at + 16 * SCORE_ROW, SCORE_ROW)
     b = load_rows(shared, v_at, 8 * ROW)
     o, o_16 = combine(o, a, b), combine(o_16, a_16, b)
-    if HS >= 64:
+    if RIGHT:
         b = load_rows(shared, v_at + 32, 8 * ROW)
         o_right, o_16_right = combine(o_right, a, b), combine(o_16_right, a_16, b)
-    if HS == 72:
+    if NINTH:
         b_ninth = load_column(shared, v_at + 64 - 3 * lane_x, 8 * ROW)
         ninth, ninth_16 = combine_column(ninth, a, b_ninth), combine_column(ninth_16, a_16, b_ninth)
     return o, o_right, ninth, o_16, o_16_right, ninth_16
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_values(outputs, shared, me):
+    """What a tile of keys gives to a thread's 8 × HS / 8 outputs, from the scores in shared memory."""
+    for g in range(0, KEYS // 4, 2):
+        outputs = add_outputs(outputs, shared, me.p + 4 * g, me.v, me.x, g)
+        outputs = add_outputs(outputs, shared, me.p + 4 * g + 4, me.v, me.x, g + 1)
+    return outputs
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_outputs(y, at, step, exist, outputs, f, f_16, lane_x):
+    """Outputs, their rows times f and f_16, to rows of y that are `step` apart, as far as they exist."""
+    o, o_right, ninth, o_16, o_16_right, ninth_16 = outputs
+    write_rows(y, at, step, exist, o, f)
+    write_rows(y, at + 16 * step, step, exist - 16, o_16, f_16)
+    if RIGHT:
+        write_rows(y, at + 32, step, exist, o_right, f)
+        write_rows(y, at + 16 * step + 32, step, exist - 16, o_16_right, f_16)
+    if NINTH:
+        at += 64 - 3 * lane_x
+        write_column(y, at, step, exist, multiply_fours(ninth, f))
+        write_column(y, at + 16 * step, step, exist - 16, multiply_fours(ninth_16, f_16))
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+def flash_attention_forward_kernel_v2(qkv, y, logsumexp, T, width, head_step, part, scale):
+    shared = cuda.shared.array(0, float32)
+    t = int32(cuda.threadIdx.x)
+    head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
+    first_query = int32(cuda.blockIdx.x * QUERIES)
+    start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
+    one = float32(1)
+    store_queries(shared, qkv, start, width, scale, first_query, T, t)
+
+    me = place_of(t)
+    low, zero = (LOWEST, LOWEST, LOWEST, LOWEST), (float32(0), float32(0), float32(0), float32(0))
+    m, m_16, l, l_16 = low, low, zero, zero
+    outputs = zero_patch(), zero_patch(), zero, zero_patch(), zero_patch(), zero
+    if EARLY:
+        k_next = fetch_tile(qkv, start + part, width, T, t, HS, THREADS)
+        v_next = fetch_tile(qkv, start + 2 * part, width, T, t, HS, THREADS)
+    first = int32(0)
+    while first < T:
+        cuda.syncthreads()  # nobody needs the tiles of the round before
+        if EARLY:
+            store_tile(shared, K, k_next, one, t, HS, THREADS)
+            store_tile(shared, V, v_next, one, t, HS, THREADS)
+        else:
+            at = start + part + first * width
+            store_tile(shared, K, fetch_tile(qkv, at, width, T - first, t, HS, THREADS), one, t, HS, THREADS)
+            store_tile(shared, V, fetch_tile(qkv, at + part, width, T - first, t, HS, THREADS), one, t, HS, THREADS)
+        cuda.syncthreads()
+        scores = scores_of(shared, me, first, T)
+        (m, m_16), (l, l_16), scores, (shrink, shrink_16) = online_softmax(m, m_16, l, l_16, scores)
+        store_scores(shared, me, scores)
+        outputs = shrink_outputs(outputs, shrink, shrink_16)
+        cuda.syncwarp()
+        first = int32(first + KEYS)
+        if EARLY:  # the next tiles, zeros after the last, start on their way
+            at = start + part + first * width
+            k_next = fetch_tile(qkv, at, width, T - first, t, HS, THREADS)
+            v_next = fetch_tile(qkv, at + part, width, T - first, t, HS, THREADS)
+        outputs = add_values(outputs, shared, me)
+
+    l, l_16 = totals(l), totals(l_16)
+    exist = int32(T - first_query - me.row)
+    query = first_query + me.row
+    if me.x == 0:
+        at = (image * heads + head) * T + query
+        write_logsumexp(logsumexp, at, exist, m, l)
+        write_logsumexp(logsumexp, at + 16, exist - 16, m_16, l_16)
+    l, l_16 = inverses(l), inverses(l_16)
+    step = heads * HS
+    write_outputs(y, (image * T + query) * step + head * HS + 4 * me.x, step, exist, outputs, l, l_16, me.x)
 
 
 def shared_floats(HS, warps):
@@ -200,120 +373,6 @@ def shared_floats(HS, warps):
 
 
 def make_forward(HS, warps):
-    """The kernel for one head size and 32 · warps queries a block; what depends on them is constant in it."""
-    THREADS = WARP * warps
-    QUERIES = WARP_QUERIES * warps
-    ROW = HS + PAD
-    K = QUERIES * ROW  # where the tiles start in shared memory; q's is the first
-    V = K + KEYS * ROW
-    P = V + KEYS * ROW
-    BLOCKS = (3 if HS == 32 else 2) * 4 // warps  # on a multiprocessor: at most 168, or 255, registers a thread
-    STEP = 4 if HS == 32 else 8  # columns a turn of the loop over them: with 8 the registers would not suffice
-    RIGHT = HS >= 64  # a thread owns columns 32 + 4x … too
-    NINTH = HS == 72  # and column 64 + x
-    EARLY = warps == 4  # tiles are fetched a round ahead; 64 threads have no registers for what 128 can hold
-
-    def kernel(qkv, y, logsumexp, T, width, head_step, part, scale):
-        shared = cuda.shared.array(0, float32)
-        t = int32(cuda.threadIdx.x)
-        head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
-        first_query = int32(cuda.blockIdx.x * QUERIES)
-        start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
-        one = float32(1)
-        for tile in range(QUERIES // KEYS):  # q, for as long as the block lives
-            query = int32(first_query + tile * KEYS)
-            q_tile = fetch_tile(qkv, start + query * width, width, T - query, t, HS, THREADS)
-            store_tile(shared, tile * KEYS * ROW, q_tile, scale * LOG2_E, t, HS, THREADS)
-
-        lane_y, lane_x = lane_place(t % WARP)
-        row = int32(t // WARP * WARP_QUERIES + 4 * lane_y)  # this thread's first query in the tile; the fifth: row + 16
-        q_at = int32(row * ROW)
-        k_at = int32(K + lane_x * ROW)
-        v_at = int32(V + 4 * lane_x)
-        p_at = int32(P + row * SCORE_ROW)
-        low, zero = (LOWEST, LOWEST, LOWEST, LOWEST), (float32(0), float32(0), float32(0), float32(0))
-        m, m_16, l, l_16 = low, low, zero, zero
-        o, o_16, o_right, o_16_right = zero_patch(), zero_patch(), zero_patch(), zero_patch()
-        ninth, ninth_16 = zero, zero
-        if EARLY:
-            k_next = fetch_tile(qkv, start + part, width, T, t, HS, THREADS)
-            v_next = fetch_tile(qkv, start + 2 * part, width, T, t, HS, THREADS)
-        first = int32(0)
-        while first < T:
-            cuda.syncthreads()  # nobody needs the tiles of the round before
-            if EARLY:
-                store_tile(shared, K, k_next, one, t, HS, THREADS)
-                store_tile(shared, V, v_next, one, t, HS, THREADS)
-            else:
-                at = start + part + first * width
-                store_tile(shared, K, fetch_tile(qkv, at, width, T - first, t, HS, THREADS), one, t, HS, THREADS)
-                store_tile(shared, V, fetch_tile(qkv, at + part, width, T - first, t, HS, THREADS), one, t, HS, THREADS)
-            cuda.syncthreads()
-
-            # 8 × 8 scores: rows `row` and `row + 16`, keys x, x + 8 … of the tile's first 32, and of its last
-            scores = zero_patch(), zero_patch(), zero_patch(), zero_patch()
-            for d in range(0, HS, STEP):
-                d = int32(d)
-                scores = add_scores(scores, shared, q_at + d, k_at + d, ROW)
-                if STEP > 4:
-                    scores = add_scores(scores, shared, q_at + d + 4, k_at + d + 4, ROW)
-            s, s_right, s_16, s_16_right = scores
-            if first + KEYS > T:
-                exist = int32(T - first - lane_x)
-                s, s_16 = hide(s, exist), hide(s_16, exist)
-                s_right, s_16_right = hide(s_right, exist - 32), hide(s_16_right, exist - 32)
-
-            # their softmax so far
-            higher, higher_16 = largest(m, s, s_right), largest(m_16, s_16, s_16_right)
-            shrink, shrink_16 = shrinkage(m, higher), shrinkage(m_16, higher_16)
-            m, m_16 = higher, higher_16
-            s, s_right = powers(s, m), powers(s_right, m)
-            s_16, s_16_right = powers(s_16, m_16), powers(s_16_right, m_16)
-            l = sums(multiply_fours(l, shrink), s, s_right)
-            l_16 = sums(multiply_fours(l_16, shrink_16), s_16, s_16_right)
-            store_rows(shared, p_at + 4 * lane_x, SCORE_ROW, s)
-            store_rows(shared, p_at + 4 * lane_x + 32, SCORE_ROW, s_right)
-            store_rows(shared, p_at + 4 * lane_x + 16 * SCORE_ROW, SCORE_ROW, s_16)
-            store_rows(shared, p_at + 4 * lane_x + 16 * SCORE_ROW + 32, SCORE_ROW, s_16_right)
-            o, o_16 = scale_rows(o, shrink), scale_rows(o_16, shrink_16)
-            if RIGHT:
-                o_right, o_16_right = scale_rows(o_right, shrink), scale_rows(o_16_right, shrink_16)
-            if NINTH:
-                ninth, ninth_16 = multiply_fours(ninth, shrink), multiply_fours(ninth_16, shrink_16)
-            cuda.syncwarp()
-
-            first = int32(first + KEYS)
-            if EARLY:  # the next tiles, zeros after the last, start on their way
-                at = start + part + first * width
-                k_next = fetch_tile(qkv, at, width, T - first, t, HS, THREADS)
-                v_next = fetch_tile(qkv, at + part, width, T - first, t, HS, THREADS)
-
-            # 8 × HS / 8 outputs
-            outputs = o, o_right, ninth, o_16, o_16_right, ninth_16
-            for g in range(0, KEYS // 4, 2):
-                outputs = add_outputs(outputs, shared, p_at + 4 * g, v_at, lane_x, g, HS)
-                outputs = add_outputs(outputs, shared, p_at + 4 * g + 4, v_at, lane_x, g + 1, HS)
-            o, o_right, ninth, o_16, o_16_right, ninth_16 = outputs
-
-        l, l_16 = totals(l), totals(l_16)
-        exist = int32(T - first_query - row)
-        query = first_query + row
-        if lane_x == 0:
-            at = (image * heads + head) * T + query
-            write_logsumexp(logsumexp, at, exist, m, l)
-            write_logsumexp(logsumexp, at + 16, exist - 16, m_16, l_16)
-        l, l_16 = inverses(l), inverses(l_16)
-        step = heads * HS
-        at = (image * T + query) * step + head * HS + 4 * lane_x
-        write_rows(y, at, step, exist, o, l)
-        write_rows(y, at + 16 * step, step, exist - 16, o_16, l_16)
-        if RIGHT:
-            write_rows(y, at + 32, step, exist, o_right, l)
-            write_rows(y, at + 16 * step + 32, step, exist - 16, o_16_right, l_16)
-        if NINTH:
-            at += 64 - 3 * lane_x
-            write_column(y, at, step, exist, multiply_fours(ninth, l))
-            write_column(y, at + 16 * step, step, exist - 16, multiply_fours(ninth_16, l_16))
-
-    kernel.__name__ = f"flash_attention_forward_kernel_v2_{HS}_{warps}"
-    return compile_kernel(kernel, THREADS, BLOCKS)
+    """The kernel for one head size and 32 · warps queries a block."""
+    blocks = (3 if HS == 32 else 2) * 4 // warps  # on a multiprocessor: at most 168, or 255, registers a thread
+    return specialise(flash_attention_forward_kernel_v2, launch_bounds=(WARP * warps, blocks), HS=HS, WARPS=warps)
