@@ -19,8 +19,8 @@ VERSIONS
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     peer_reduce_scatter, 20494272, 20494272, float32 (both ranks' arrays on one card)
-        v1      59.2 µs    2,076 GB/s   51 % of memory
-        v2*     31.4 µs    3,912 GB/s   95 % of memory   1.88 × v1
+        v1      59.0 µs    2,085 GB/s   50 % of memory
+        v2*     31.5 µs    3,903 GB/s   94 % of memory   1.87 × v1
 LAUNCH
     reduce and gather: blocks of 256 threads, at most 8 a multiprocessor, each thread strides through the slice; the
     gather has a second grid axis, one row of blocks a peer, so that all links are busy. Barrier: 32 threads.

@@ -26,7 +26,7 @@ MEASURED
     conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
         v2       383 µs  25.2 TFLOP/s   38 % of arithmetic    81 % of cuDNN
     conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32
-        v2       364 µs  26.6 TFLOP/s   40 % of arithmetic   114 % of cuDNN
+        v2       363 µs  26.7 TFLOP/s   40 % of arithmetic   114 % of cuDNN
 LAUNCH
     v1: one thread an output, 256 a block. v2: as im2col.py and matmul/.
 DETERMINISM

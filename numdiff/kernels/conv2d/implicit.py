@@ -21,7 +21,7 @@ MEASURED
     conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
         v3*      270 µs  35.8 TFLOP/s   54 % of arithmetic   1.42 × v2   116 % of cuDNN
     conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32
-        v3*      287 µs  33.7 TFLOP/s   50 % of arithmetic   1.27 × v2   145 % of cuDNN
+        v3*      287 µs  33.8 TFLOP/s   50 % of arithmetic   1.27 × v2   145 % of cuDNN
 LAUNCH
     one thread for 8 × 8 outputs, 256 or 128 a block, and 16.5 KiB of shared memory. Grid (row tiles, column tiles,
     parts): where the tiles are too few to fill a GPU, the inner dimension is cut into parts. At most 128 registers a

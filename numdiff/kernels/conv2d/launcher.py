@@ -30,8 +30,8 @@ MEASURED
         v2       383 µs  25.2 TFLOP/s   38 % of arithmetic    81 % of cuDNN
         v3*      270 µs  35.8 TFLOP/s   54 % of arithmetic   1.42 × v2   116 % of cuDNN
     conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32
-        v2       364 µs  26.6 TFLOP/s   40 % of arithmetic   114 % of cuDNN
-        v3*      287 µs  33.7 TFLOP/s   50 % of arithmetic   1.27 × v2   145 % of cuDNN
+        v2       363 µs  26.7 TFLOP/s   40 % of arithmetic   114 % of cuDNN
+        v3*      287 µs  33.8 TFLOP/s   50 % of arithmetic   1.27 × v2   145 % of cuDNN
     conv2d_forward, 32×64×64×64, 64×3×3×64, float16
         v1    19,305 µs  0.50 TFLOP/s    0 % of arithmetic     0 % of cuDNN
         v4      75.2 µs   128 TFLOP/s   13 % of arithmetic    257 × v1    47 % of cuDNN
@@ -43,10 +43,10 @@ MEASURED
         v5*     21.1 µs   458 TFLOP/s   46 % of arithmetic   3.71 × v4   145 % of cuDNN
         v6      21.2 µs   456 TFLOP/s   46 % of arithmetic   1.00 × v5   144 % of cuDNN
     conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float16
-        v1    48,742 µs  0.20 TFLOP/s    0 % of arithmetic     0 % of cuDNN
-        v4      92.8 µs   104 TFLOP/s   11 % of arithmetic    525 × v1    41 % of cuDNN
-        v5      29.0 µs   333 TFLOP/s   34 % of arithmetic   3.20 × v4   131 % of cuDNN
-        v6*     28.3 µs   342 TFLOP/s   35 % of arithmetic   1.03 × v5   135 % of cuDNN
+        v1    48,779 µs  0.20 TFLOP/s    0 % of arithmetic     0 % of cuDNN
+        v4      91.4 µs   106 TFLOP/s   11 % of arithmetic    533 × v1    40 % of cuDNN
+        v5      27.4 µs   353 TFLOP/s   36 % of arithmetic   3.34 × v4   132 % of cuDNN
+        v6*     27.0 µs   358 TFLOP/s   36 % of arithmetic   1.01 × v5   134 % of cuDNN
 DETERMINISM
     every output's sum has a fixed order; where a sum is cut into parts, a second pass adds them in a fixed order.
 SOURCE

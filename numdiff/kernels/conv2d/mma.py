@@ -19,7 +19,7 @@ MEASURED
     conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float16
         v4      78.4 µs   123 TFLOP/s   12 % of arithmetic    102 × v1    39 % of cuDNN
     conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float16
-        v4      92.8 µs   104 TFLOP/s   11 % of arithmetic    525 × v1    41 % of cuDNN
+        v4      91.4 µs   106 TFLOP/s   11 % of arithmetic    533 × v1    40 % of cuDNN
 LAUNCH
     forward: 128 threads for 128 pixels × 64 channels; a warp has 64 × 32. Grid (pixel tiles, channel tiles).
     weight gradient: 128 threads for 64 × 64 channels of one tap; a warp has 32 × 32. Grid (taps · tiles of C, tiles of

@@ -15,7 +15,7 @@ MEASURED
     conv2d_forward, 32×64×64×64, 3×3×3×64, float32
         v3*      126 µs      279 GB/s    7 % of memory   158 % of cuDNN
     conv2d_weight_gradient, 32×64×64×64, 32×64×64×3, float32
-        v3*     64.8 µs      542 GB/s   13 % of memory    76 % of cuDNN
+        v3*     64.1 µs      548 GB/s   13 % of memory    76 % of cuDNN
 LAUNCH
     forward: grid (pixels / 128, C_out / 4), weight gradient: grid (K / 128, C_out / 4, parts); 128 threads. No shared
     memory: the caches hold what neighbours share.

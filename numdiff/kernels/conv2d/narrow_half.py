@@ -27,7 +27,7 @@ MEASURED
     conv2d_input_gradient, 32×64×64×3, 3×3×3×64, float16
         v3*     14.6 µs    1,205 GB/s   29 % of memory   200 % of cuDNN
     conv2d_weight_gradient, 32×64×64×3, 32×64×64×64, float16
-        v3*     15.7 µs    1,121 GB/s   27 % of memory   287 % of cuDNN
+        v3*     15.5 µs    1,134 GB/s   27 % of memory   297 % of cuDNN
 LAUNCH
     from few: 128 threads, each warp walks over groups of 16 pixels, for a slab of 64 channels; the weight in registers.
     to few: 256 threads for TILE_H × TILE_W pixels and three channels; z, with its halo, in 37 KiB of shared memory.

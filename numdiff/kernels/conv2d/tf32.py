@@ -18,7 +18,7 @@ MEASURED
     conv2d_forward, 32×64×64×64, 64×3×3×64, tf32
         v4      74.6 µs   130 TFLOP/s   26 % of arithmetic    87 % of cuDNN
     conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, tf32
-        v4       116 µs  83.3 TFLOP/s   17 % of arithmetic    95 % of cuDNN
+        v4       114 µs  84.5 TFLOP/s   17 % of arithmetic    94 % of cuDNN
 LAUNCH
     128 threads. Forward: 128 × 128 or 256 × 64 pixels × channels, or 64 × 64 where those are few; a warp has 64 × 64 or
     32 × 32. Grid (pixel tiles, channel tiles, parts): where the tiles do not fill a GPU, the taps and channels are cut

@@ -13,7 +13,7 @@ VERSIONS
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v2      33.7 µs      995 GB/s   24 % of memory   4.46 × v1   330 % of PyTorch
+        v2      33.2 µs    1,012 GB/s   24 % of memory   4.52 × v1   330 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
         v2      60.2 µs      837 GB/s   20 % of memory   3.61 × v1
 LAUNCH

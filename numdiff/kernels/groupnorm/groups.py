@@ -8,7 +8,7 @@ VERSIONS
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v1       150 µs      223 GB/s    5 % of memory    74 % of PyTorch
+        v1       150 µs      224 GB/s    5 % of memory    73 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
         v1       217 µs      232 GB/s    6 % of memory
 LAUNCH

@@ -15,6 +15,10 @@ STATISTICS
     Sums are taken beside the first chunk's mean, one of the numbers, so that one sweep is enough and little cancels (as
     in rung 2). An image that was made larger, each pixel four times, has the statistics of
     the small one, and of a `Pair`, each part its own.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    groupnorm_forward, 32×64×64×64, 64, silu, float16 (statistics known)
+        v4*     13.8 µs    2,473 GB/s   60 % of memory   793 % of PyTorch
 LAUNCH
     grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight channels, as in rung 3.
     Dynamic shared memory: two floats for each thread, channel and group.
