@@ -29,7 +29,7 @@ PRECISIONS = ("auto", "fp32", "tf32", "fp16")
 LOSS_SCALE_RULES = ("doubling", "log2")
 SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m")
 SEEDS = 2**32 - 1  # the largest seed
-MOST = 10**9  # steps, and what is counted in steps: counters on the device have 32 bits
+MAX_COUNT = 10**9  # steps, and what is counted in steps: counters on the device have 32 bits
 SAME = object()  # as the argument: of the setting's own name and default
 
 
@@ -175,11 +175,11 @@ class Optimiser:
                              "microbatches.", unit="IMAGES", low=1, high=1 << 20, trainer=SAME)
     microbatch: int | None = setting(None, "Images per forward pass; must divide --batch.  [default: the batch]",
         unit="IMAGES", low=1, high=1 << 20, resume=True, trainer=SAME)
-    steps: int = setting(10000, "Optimiser steps in all.", unit="STEPS", low=1, high=MOST, resume=True,
+    steps: int = setting(10000, "Optimiser steps in all.", unit="STEPS", low=1, high=MAX_COUNT, resume=True,
         trainer=Argument(0, "total_steps"), adamw=Argument(0, "total_steps"))
     learning_rate: float = setting(1e-4, "Learning rate after the warm-up.", unit="RATE", above=0, trainer=SAME,
         adamw=SAME)
-    warmup_steps: int = setting(200, "Steps over which the learning rate rises.", unit="STEPS", low=0, high=MOST,
+    warmup_steps: int = setting(200, "Steps over which the learning rate rises.", unit="STEPS", low=0, high=MAX_COUNT,
         trainer=100, adamw=0)
     lr_schedule: str = setting("constant",
         "Learning rate after the warm-up: constant, or a cosine to 0 at the last step.",
@@ -201,7 +201,7 @@ class Optimiser:
         "How the loss scale grows: doubling after --loss-scale-interval clean steps, or log2, 2^0.001 a step; an "
         "overflow halves it.", choices=LOSS_SCALE_RULES, trainer=SAME)
     loss_scale_interval: int = setting(2000, "Clean steps after which the loss scale is doubled.", unit="STEPS",
-        low=1, high=MOST, trainer=SAME)
+        low=1, high=MAX_COUNT, trainer=SAME)
     ema_halflife: float = setting(20000.0,
         "Images after which the averaged weights have forgotten half; 0: no average.", unit="IMAGES", low=0,
         high=1e15, trainer=0.0)
@@ -215,10 +215,11 @@ class Optimiser:
 
 class Output:
     checkpoint_every: int = setting(1000, "Steps between checkpoints; 0: only at the end.", unit="STEPS", low=0,
-        high=MOST, resume=True)
-    keep: int = setting(3, "How many checkpoints to keep, the newest ones.", unit="N", low=1, high=MOST, resume=True)
+        high=MAX_COUNT, resume=True)
+    keep: int = setting(3, "How many checkpoints to keep, the newest ones.", unit="N", low=1, high=MAX_COUNT,
+        resume=True)
     sample_every: int = setting(1000, "Steps between sample grids; 0: only at the end.", unit="STEPS", low=0,
-        high=MOST, resume=True)
+        high=MAX_COUNT, resume=True)
     sample_count: int = setting(64, "Images of a sample grid; 0: none.", unit="IMAGES", low=0, high=4096, resume=True)
     sampler: str = setting("ddim", "How samples are made.", choices=SAMPLERS, resume=True)
     sample_steps: int = setting(50, "Model evaluations for each sample.", unit="STEPS", low=1, high=100000,
@@ -226,7 +227,8 @@ class Output:
     cfg_scale: float | None = setting(None,
         "Classifier-free guidance of the sample grids, for a model with --class-dropout: 1 is no guidance, more "
         "exaggerates the class.", unit="SCALE", low=-1000, high=1000, resume=True)
-    log_every: int = setting(50, "Steps between two lines of the log.", unit="STEPS", low=1, high=MOST, resume=True)
+    log_every: int = setting(50, "Steps between two lines of the log.", unit="STEPS", low=1, high=MAX_COUNT,
+        resume=True)
 
 
 COMMON = {name: line for table in (Run, Data, Model, Diffusion, Optimiser, Output)

@@ -24,14 +24,14 @@ from ..kernels.conv2d import conv2d_input_gradient_cost
 from ..kernels.conv2d import launcher as conv2d
 from ..kernels.transformer.columns import Columns
 from .costs import arrays_in, cost_of, roof_of
-from .replays import MOST_CALLS, REPLAY_S, repeated
+from .replays import MAX_CALLS, REPLAY_S, repeated
 from .torch_kernels import torch_call
 from .watch import watching_launches, watching_operations
 
 ROUNDS = 9
 SLOW_S = 0.1  # a call that takes longer is timed once
 CACHE = 150e6  # bytes that the copies of the arguments should exceed together
-MOST_COPIES = 8
+MAX_COPIES = 8
 POOL = 2**22 - 3  # random numbers, used again and again: no multiple of a row
 POSITIVE = ("v", "rstd", "probabilities")  # arguments that are never below zero
 SHAPES = 3  # of an operation that was not named
@@ -218,7 +218,7 @@ class Measured:
     def arguments(self, recorded):
         """Copies of a call's arguments, as many as together exceed a cache."""
         nbytes = sum(np.prod(a.shape, dtype=np.int64) * a.dtype.itemsize for a in recorded._arrays())
-        copies = int(np.clip(-(-CACHE // max(nbytes, 1)), 2, MOST_COPIES)) if self.arena else 1
+        copies = int(np.clip(-(-CACHE // max(nbytes, 1)), 2, MAX_COPIES)) if self.arena else 1
         first = self._make(recorded.arguments)
         return [first, *(self._copy(first) for _ in range(copies - 1))]
 
@@ -277,7 +277,7 @@ class Measured:
         taken = time.perf_counter() - start
         if taken > SLOW_S or self.arena is None:
             return lambda: once(0), wait, 1
-        calls = int(np.clip(4 * REPLAY_S / max(taken, 1e-6), 4, MOST_CALLS))  # a launch by Python takes its time, too
+        calls = int(np.clip(4 * REPLAY_S / max(taken, 1e-6), 4, MAX_CALLS))  # a launch by Python takes its time, too
         with backend.within(self.arena):
             for i in range(len(sets)):  # what is made once for each address, such as tensor maps
                 once(i)

@@ -4,8 +4,8 @@ import time
 import numpy as np
 
 REPLAY_S = 2e-3  # of what is timed: long beside the host's clock and its waiting
-MOST_CALLS = 40  # of a graph
-MOST_TURNS = 50  # replays of it that are timed together
+MAX_CALLS = 40  # of a graph
+MAX_TURNS = 50  # replays of it that are timed together
 
 
 def repeated(replay, wait, calls):
@@ -15,7 +15,7 @@ def repeated(replay, wait, calls):
         start = time.perf_counter()
         replay()
         wait()
-    turns = int(np.clip(REPLAY_S / (time.perf_counter() - start), 1, MOST_TURNS))
+    turns = int(np.clip(REPLAY_S / (time.perf_counter() - start), 1, MAX_TURNS))
 
     def run():
         for _ in range(turns):

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..device import download
 from ..kernels.concat import Pair
-from .replays import MOST_CALLS, REPLAY_S, repeated
+from .replays import MAX_CALLS, REPLAY_S, repeated
 
 
 def torch_call(call, arguments, precision):
@@ -44,7 +44,7 @@ def _captured(torch, stream, once):
         start = time.perf_counter()
         once()
         torch.cuda.synchronize()
-    calls = int(np.clip(4 * REPLAY_S / (time.perf_counter() - start), 4, MOST_CALLS))
+    calls = int(np.clip(4 * REPLAY_S / (time.perf_counter() - start), 4, MAX_CALLS))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(calls):

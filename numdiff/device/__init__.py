@@ -32,7 +32,7 @@ __all__ = ["DeviceArray", "HostTwin", "PtxError", "Replayed", "opaque", "between
 def get_backend(name, index=None):
     """What `empty(..., like=...)` takes for a device's name: None for "cpu", the GPU for "cuda", by "auto" either.
 
-    index: of the GPU; None: the one that `choose_gpu` set, at first 0.
+    index: of the GPU; None: the one that `choose_gpu` set, initially 0.
     """
     if name == "auto":
         name = "cpu" if why_no_gpu() else "cuda"
@@ -51,7 +51,7 @@ def get_backend(name, index=None):
 
 
 def between(backend, action):
-    """Call `action()`, a function of the host, at this place among the launches; in every replay, too."""
+    """Call `action()`, a function of the host, at this place among the launches, and in every replay."""
     if hasattr(backend, "between"):
         backend.between(action)
     else:

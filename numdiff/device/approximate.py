@@ -1,10 +1,10 @@
-"""Special functions as the hardware has them: one instruction each, a few last bits short of what `math` gives.
+"""The hardware's approximate special functions: one instruction each, accurate to all but the last few bits.
 
     tanh_approximate(x)     relative error at most 2⁻¹¹
     power_of_two(x)         2ˣ, at most 2⁻²²; 0 where that is below 2⁻¹²⁶
     reciprocal(x)           1/x, to one unit in the last place; 0 where that is below 2⁻¹²⁶
 
-The emulator takes the correctly rounded values.
+The emulator gives the correctly rounded values.
 
 SOURCE  PTX ISA, section 9.7.3: `tanh.approx.f32` (sm_75 and later), `ex2.approx.ftz.f32`, `rcp.approx.ftz.f32`.
 """

@@ -1,8 +1,8 @@
 """A memory arena whose addresses repeat from step to step.
 
-A training step asks for the same arrays in the same order every time, and lets go of them in the same order. So the
-arena answers the same request sequence with the same addresses: after the first step nothing is taken from the driver
-any more, and a captured step can be replayed over the same memory. Blocks return to the arena when the last array that
+A training step asks for the same arrays in the same order every time, and frees them in the same order. So the arena
+answers the same sequence of requests with the same addresses: after the first step nothing more is taken from the
+driver, and a captured step can be replayed over the same memory. Blocks return to the arena when the last array that
 uses them is dropped (Python's reference counts decide, so the moment is exact), and are reused in stream order.
 
 Allocation is best fit over a free list sorted by address; neighbouring free blocks are joined again. Threads take
@@ -37,7 +37,7 @@ class Arena:
         self._addresses = []  # of the free blocks, ascending
         self._sizes = {}  # free block address -> bytes
         self._turn = threading.Lock()
-        self._returned = deque()  # (address, bytes) of blocks that were let go and are not in the free list yet
+        self._returned = deque()  # (address, bytes) of freed blocks that are not in the free list yet
         self._segment_starts = set()  # blocks of two segments are never joined, though they may touch
         self.reserved_bytes = 0
         self.used_bytes = 0
@@ -75,7 +75,7 @@ class Arena:
         return address
 
     def _release(self, address, nbytes):
-        """A block comes back: now, or before the next is given out, if the arena is busy (Python may drop the last
+        """A block comes back: now, or before the next allocation if the arena is busy (Python may drop the last
         reference at any instruction, in `allocate` too)."""
         self._returned.append((address, nbytes))
         if self._turn.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""Arrays on a device, and the handful of functions that everything above uses to make, move and launch over them.
+"""Arrays on a device, and the handful of functions with which everything above makes, moves and computes on them.
 
 A `DeviceArray` is an address, a shape and a dtype; always contiguous, row-major. It carries no arithmetic: kernels do
 that. Which device it lives on is its `backend`, an object with five methods (`allocate`, `upload`, `download`, `fill`,
@@ -158,8 +158,8 @@ def copy_into(target, source):
 def launch(kernel, grid, block, *args, shared=0, cluster=1):
     """Launch a `@cuda.jit` kernel over device arrays, in stream order, without waiting.
 
-    args: arrays and numbers, and tuples of such: what belongs together goes best as a NamedTuple of a module's own,
-    which the kernel reads by its names.
+    args: arrays and numbers, and tuples of them: what belongs together is best a NamedTuple of the module's own, which
+        the kernel reads by name.
     grid, block: an int or a tuple of up to three; shared: bytes of dynamic shared memory. Python ints travel as int32
     (int64 where they do not fit), floats as float32, so that no kernel is dragged into 64-bit arithmetic by a scalar.
     cluster: how many blocks, neighbours along x, y and z of the grid, run together and reach each other's shared memory
@@ -170,7 +170,7 @@ def launch(kernel, grid, block, *args, shared=0, cluster=1):
 
 
 def set_poison(on):
-    """Fill every new array with NaN (tests do: what a kernel forgot to write is then seen); returns the old setting."""
+    """Fill every new array with NaN (tests do, to see what a kernel forgot to write); returns the old setting."""
     global _poison
     old, _poison = _poison, bool(on)
     return old

@@ -1,8 +1,8 @@
-"""Copies from global to shared memory that go on while threads compute: `cp.async`, on sm_80 and later.
+"""Copies from global to shared memory that run while threads compute: `cp.async`, on sm_80 and later.
 
 A thread starts copies of 4, 8 or 16 bytes each, closes a group with `cp_async_commit`, goes on with other work, and at
-`cp_async_wait(n)` waits until at most its n youngest groups are still on their way. The data takes no registers on the
-way, and while one tile is multiplied the next ones travel: a pipeline of STAGES tiles is
+`cp_async_wait(n)` waits until at most its n youngest groups are still on their way. The data passes through no
+registers, and the next tiles travel while one is multiplied: a pipeline of STAGES tiles is
 
     for s in range(STAGES - 1):                 # fill it
         start the copies of tile s; cp_async_commit()
@@ -12,14 +12,14 @@ way, and while one tile is multiplied the next ones travel: a pipeline of STAGES
         start the copies of tile i + STAGES - 1 into the stage of tile i - 1; cp_async_commit()
         multiply tile i
 
-A wait is for the thread's own copies only: without the barrier after it other threads read what has not arrived. The
-group is committed in the last turns too, empty, or the count of groups would not move on.
+A wait is for the thread's own copies only: without the barrier after it other threads read what has not arrived. An
+empty group is committed in the last iterations too, or the count of groups would be wrong.
 
 ADDRESSES
     Shared memory is named by 32-bit addresses in bytes, `shared_address(array) + offset`: computed once, they make
     swizzles and stages plain integer arithmetic, and they are what the instructions take. Global memory is named by a
     contiguous array and the index of an element in it, counted over all its axes. Both must be multiples of the size of
-    the copy; for a copy filled up with zeros too.
+    the copy, even of one filled up with zeros.
 
     cp_async_16(address, array, index)                      16 bytes, past the L1 cache (.cg)
     cp_async_16_zfill(address, array, index, count)         of which `count` bytes are read, the others are zeros
@@ -28,8 +28,8 @@ ADDRESSES
 
 IN THE EMULATOR
     A copy arrives as late as the rules allow: at the wait that covers its group, or when its thread ends. Until then
-    whoever touches its destination, or writes its source, has a fault of the kind "cp.async". That others no longer use
-    its destination is checked when it starts, as for a write; the bytes count as written at the wait.
+    touching its destination, or writing its source, is a fault of the kind "cp.async". When it starts, its
+    destination is checked for other users, as for a write; the bytes count as written at the wait.
 
 SOURCE  PTX ISA, section 9.7.9.25.3, `cp.async`, `cp.async.commit_group`, `cp.async.wait_group`, `cp.async.wait_all`.
 """

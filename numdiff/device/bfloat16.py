@@ -1,4 +1,4 @@
-"""bfloat16 on the tensor cores of sm_80 and later: float32's range in 16 bits, with 8 digits instead of 24.
+"""bfloat16 on the tensor cores of sm_80 and later: float32's range in 16 bits, with 8 significant bits instead of 24.
 
     pack_bfloat2(low, high)         two float32, each rounded to the nearest bfloat16 (ties to even), as a word
     mma_m16n8k16_bf16(a, b, c)      4, 2 and 4 registers → 4: a · b + c over the warp; fragments lie as float16's do

@@ -1,8 +1,8 @@
 """Thread block clusters (sm_90): blocks that run at the same time and read each other's shared memory.
 
 `launch(kernel, grid, block, …, cluster=(1, 1, 4))` makes clusters of four blocks, neighbours along z. A block's number
-in its cluster is its rank: x first, then y, then z. All blocks of a cluster run on multiprocessors that lie together,
-so there are at most 8 (16 on request), and a cluster starts when there is room for all of it.
+in its cluster is its rank: x first, then y, then z. All blocks of a cluster run on neighbouring multiprocessors, so
+there are at most 8 (16 on request), and a cluster starts when there is room for all of it.
 
     partial[t] = …                                          # in the block's own shared memory
     cluster_sync()                                          # now all blocks of the cluster have written theirs
@@ -69,8 +69,8 @@ def _load_cluster_4(machine, address):
 def cluster_sync(typingctx):
     """A barrier of all threads of the cluster that have not ended, wherever they call it.
 
-    What they have stored before, in shared or global memory, all of them see after it. The first one of a kernel also
-    makes sure that the other blocks run, without which their memory is not there.
+    After it, all of them see what any of them has stored, in shared or global memory. The first one of a kernel also
+    makes sure that the other blocks are running: before that, their memory does not exist.
     """
     return void(), statement("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", ordered=True,
                              collective=True)
@@ -83,9 +83,9 @@ def _cluster_sync(machine):
 
 @intrinsic
 def cluster_sync_relaxed(typingctx):
-    """As `cluster_sync`, but what was stored before need not be seen after: for the end of a kernel.
+    """As `cluster_sync`, but earlier stores need not be visible after it: for the end of a kernel.
 
-    It waits for no store of the thread, which takes as long as the L2 cache. Each load must have been used before.
+    It does not wait for the thread's stores to reach the L2 cache. The results of all loads must have been used before.
     """
     return void(), statement("barrier.cluster.arrive.relaxed; barrier.cluster.wait;", ordered=True, collective=True)
 

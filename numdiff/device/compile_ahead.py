@@ -1,11 +1,11 @@
-"""Compiling kernels side by side, in processes of their own, before one process needs them one after another.
+"""Compiles kernels in parallel, in processes of their own, before they are needed one after another.
 
     compilation = CompileAhead(keys, cache)       begins; keys as a `Planned` device has noted them
     …                                             something else meanwhile
     compilation.finish(progress)                  waits until all are in the cache, or have failed
 
-A process a core, as far as the memory goes; those kernels first that take longest, for the last to be ready decides.
-What could not be compiled here is no error: it is compiled when it is launched, and says then what is wrong with it.
+One process a core, as far as memory allows; the slowest kernels first, since the last to finish decides. A kernel that
+fails to compile here is no error: it is compiled when it is launched, and reports then what is wrong with it.
 """
 import collections
 import json
@@ -19,22 +19,22 @@ import threading
 from .cpu import cores
 from .kernel_cache import remove_unfinished
 
-MEMORY = 1 << 30  # bytes that a process is reckoned to take; 0.6 GiB after all of numdiff's kernels
+MEMORY = 1 << 30  # bytes allowed for a process; it takes 0.6 GiB after all of numdiff's kernels
 START = ("import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from numdiff.device.compile_worker import main; "
-         "main(*sys.argv[1:])")  # with this process's own path: what it has imported is what the other one imports
-ATTEMPTS = 2  # times that a kernel is begun: a process may be killed for something else's sake
-# Seconds of the slowest on one core of 2024, by what the names of their modules hold: the rest take less than one
+         "main(*sys.argv[1:])")  # with this process's sys.path, so that both import the same files
+ATTEMPTS = 2  # attempts at a kernel: a process may be killed for reasons of its own
+# Seconds of the slowest on one core of 2024, by parts of their modules' names: all others take less than one
 SLOW = {"conv2d.hopper": 5.0, "attention.backward": 4.5, "conv2d.tf32": 4.0, "attention.": 3.0,
         "gate_adaln": 3.0, "groupnorm": 3.0, "hopper": 2.5, "conv2d": 2.0, "matmul": 2.0, "linear_group": 1.5}
 
 
 def expected_seconds(key):
-    """How long a kernel may take to compile: by this the order is chosen."""
+    """How long a kernel may take to compile, which decides the order."""
     return next((seconds for part, seconds in SLOW.items() if part in key.module), 0.3)
 
 
 def available_memory():
-    """Bytes that this machine, or the container's limit, still has; None where nobody says."""
+    """Bytes that this machine, or the container's limit, still has; None where it is unknown."""
     found = []
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -52,18 +52,18 @@ def available_memory():
 
 
 def worker_count(kernels, available=None):
-    """How many processes compile so many kernels on these cores (numbers; default: this process's)."""
+    """How many processes compile `kernels` kernels on these cores (numbers; default: this process's)."""
     memory = available_memory()
     most = len(available or cores()) if memory is None else min(len(available or cores()), memory // MEMORY)
     return max(1, min(most, kernels))
 
 
 class CompileAhead:
-    """Compiles those of some kernels that a cache does not have, from now on, in other processes.
+    """Starts compiling, in other processes, those of some kernels that a cache does not have.
 
     keys: of kernels (`Key`); cache: a `KernelCache`; workers: processes (default: by cores and memory)
-    on: numbers of the cores for them (default: this process's); complain: told once where the cache cannot be written
-    Attributes wanted: keys that were missing; faults: {key: why} of those that could not be compiled; workers.
+    on: numbers of the cores for them (default: this process's); complain: called once if the cache cannot be written
+    Attributes: wanted, the missing keys; faults, {key: why} of those that could not be compiled; workers.
     """
 
     def __init__(self, keys, cache, workers=None, on=None, complain=None):
@@ -89,9 +89,9 @@ class CompileAhead:
             threading.Thread(target=self._drive, name="numdiff compiling", daemon=True).start()
 
     def finish(self, progress=lambda left: None, every=None):
-        """Wait for all. progress(left): called with the kernels that are left, after each and every so many seconds.
+        """Wait for all. progress(left): called with the number of kernels left, after each and every `every` seconds.
 
-        An exception meanwhile, such as Ctrl-C, ends the processes at once; nothing is left half-written.
+        An exception, such as Ctrl-C, ends the processes at once; nothing is left half-written.
         """
         left = len(self.wanted) - len(self.faults)
         try:
@@ -109,7 +109,7 @@ class CompileAhead:
         return self.faults
 
     def close(self):
-        """End the processes, whatever they do."""
+        """End the processes, whatever they are doing."""
         with self._lock:
             self._ended = True
             processes = list(self._processes)
@@ -155,7 +155,7 @@ class CompileAhead:
         return process
 
     def _lost(self, process, key):
-        """A process ended before it answered: whatever it was, once more in a new one."""
+        """A process ended before it answered: try again in a new one, whatever the reason."""
         code = process.wait() if process else "none could be started"
         how = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended: {code}"
         with self._lock:
@@ -164,7 +164,7 @@ class CompileAhead:
             given_up = [] if self._attempts[key] < ATTEMPTS else [key]
             if not given_up:
                 self._waiting.appendleft(key)
-            if self._barren > ATTEMPTS * (self.workers + 1):  # none ever answers: so it would be with the others
+            if self._barren > ATTEMPTS * (self.workers + 1):  # none ever answers, nor would others
                 given_up += self._waiting
                 self._waiting.clear()
         for each in given_up:

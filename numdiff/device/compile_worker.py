@@ -1,7 +1,8 @@
 """A process that compiles kernels for another one, as compile_ahead.py starts it.
 
 It reads lines of JSON, [module, name, [types]], and answers each with a line, {"seconds": …} once the kernel is in the
-cache's folder, else {"fault": …}. It ends, whatever it is doing, when its input does: when who started it is gone.
+cache's folder, else {"fault": …}. It ends, whatever it is doing, when its input does: when the process that started it
+is gone.
 """
 import contextlib
 import json
@@ -13,7 +14,7 @@ import threading
 
 
 def read_lines(lines):
-    """Hand on what arrives; end the process with the input."""
+    """Pass on what arrives; end the process when the input ends."""
     for line in sys.stdin.buffer:
         lines.put(line)
     os._exit(0)
@@ -27,7 +28,7 @@ def main(folder, capability, cores):
     threading.Thread(target=read_lines, args=(lines,), daemon=True).start()
     cores = json.loads(cores)
     if cores and hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):  # a job may be kept to some: to those, then
+        with contextlib.suppress(OSError):  # the job may be confined to some cores: then to those
             os.sched_setaffinity(0, cores)
     from .compiler import compile_kernel, find_kernel
     from .kernel_cache import KernelCache, Key

@@ -2,8 +2,8 @@
 
 The steps are those of Numba's own dispatcher, so that the code is the same, bit by bit: type inference and lowering to
 NVVM's intermediate representation (two thirds of the time, in Python), its optimisation at link time with ptxas behind
-it (one third). What Numba does besides is left out: it also makes PTX of each kernel, to look for functions that
-numdiff's kernels do not use. Where nvJitLink is not installed, PTX is made, and the driver's linker takes it.
+it (one third). Numba also makes PTX of each kernel, to look for functions that numdiff's kernels do not use: this is
+left out. Where nvJitLink is not installed, PTX is made, and the driver's linker takes it.
 """
 import contextlib
 import functools
@@ -44,7 +44,7 @@ def word_of(argument):
     return word(scalar(argument).dtype)
 
 
-@functools.cache  # NumPy takes its time for a name
+@functools.cache  # NumPy is slow to make a name
 def word(dtype, axes=0):
     return f"{dtype.name}[{axes}]" if axes else dtype.name
 
@@ -63,7 +63,7 @@ def type_of_word(word):
 
 
 def words_within(text):
-    """The words between a tuple's parentheses, which may be tuples' themselves."""
+    """The words between a tuple's parentheses, which may be tuples themselves."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -81,7 +81,7 @@ def key_of(kernel, arguments):
 
 
 def is_kept(key):
-    """Whether a kernel may be found by its name: one of somebody's own code may change without its name."""
+    """Whether a kernel may be found by its name: a user's own kernel may change while its name does not."""
     return key.module.startswith(PACKAGES)
 
 

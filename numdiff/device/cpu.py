@@ -2,7 +2,7 @@
 
 NumPy runs an elementwise operation on one core, and BLAS's own threads wait for each other by spinning, which on a busy
 machine can cost a hundred times the product itself. So numdiff gives BLAS one thread and splits the batch instead: each
-worker takes some of the samples through a whole operation, its arrays staying in its own core's cache.
+worker takes some of the samples through a whole operation, its arrays staying in the cache of its own core.
 """
 import collections
 import ctypes
@@ -16,12 +16,12 @@ import threadpoolctl
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 LARGEST_HEAP_ARRAY = 32 << 20  # bytes; glibc's own upper limit for M_MMAP_THRESHOLD
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 WORKER = "numdiff worker"  # how their threads' names begin
 WORTH_SHARING = 1 << 16  # elements below which handing work to a thread costs more than it saves
 
 
-_share = None  # cores that this process was told to use; None: all it may
+_share = None  # cores that this process was told to use; None: all that it may use
 
 
 def cores():
@@ -30,7 +30,7 @@ def cores():
 
 
 def share_cores(count):
-    """Use `count` cores from now on: several ranks on one host must not each take all of it. None: all again."""
+    """Use `count` cores from now on: several ranks on one host must not each take all cores. None: all again."""
     global _share
     _share = count
     workers.cache_clear()
@@ -42,7 +42,7 @@ def share_cores(count):
 @functools.cache
 def workers():
     """How many threads share a batch: the cores this process may use, at most 16."""
-    return max(1, min(_share or len(cores()), MOST_WORKERS))
+    return max(1, min(_share or len(cores()), MAX_WORKERS))
 
 
 @functools.cache
@@ -53,8 +53,8 @@ def _pool():
 def over_batch(function, count, elements):
     """Call `function(slice)` for contiguous parts of range(count), side by side; returns the results in order.
 
-    elements: how many array elements the work touches in all; little work is done in one call. The parts depend only on
-    `count`, `elements` and the number of cores, so a machine repeats its own bits.
+    elements: how many array elements the work touches in all; a little work is done in one call. The parts depend only
+        on `count`, `elements` and the number of cores, so on one machine the bits repeat.
     """
     parts = min(workers(), count)
     if parts < 2 or elements < WORTH_SHARING or threading.current_thread().name.startswith(WORKER):
@@ -64,7 +64,7 @@ def over_batch(function, count, elements):
 
 
 def side_by_side(function, items):
-    """Yields function(item) for each item, in order; some are computed ahead of the one that is taken."""
+    """Yields function(item) for each item, in order; some are computed in advance."""
     waiting = collections.deque()
     for item in items:
         waiting.append(_pool().submit(function, item))

@@ -1,8 +1,8 @@
 """Eight neighbours at a time: 16 bytes of float16 in one instruction, 32 bytes of float32 in two.
 
-`load4` moves 8 bytes of float16; a warp then asks for 256 bytes a time, and a kernel that does little else needs twice
-the instructions, and twice the loads under way, for the same bytes. As with `load4`, arithmetic is float32: what is
-loaded is widened, what is stored is rounded to the nearest float16, ties to even.
+`load4` moves 8 bytes of float16; a warp then asks for 256 bytes at a time, and a memory-bound kernel needs twice the
+instructions, and twice the loads in flight, for the same bytes. As with `load4`, arithmetic is float32: what is loaded
+is widened, what is stored is rounded to the nearest float16, ties to even.
 
     load8(array, index), store8(array, index, values)   `index` a multiple of 8, values a tuple of eight
     copy8(target, to, source, index)                    the same, started by cp.async, from memory to shared memory
@@ -13,8 +13,8 @@ For a thread that keeps its numbers in local arrays:
     load8_into(array, index, into)                      into[0 … 7] = array[index …]
     store8_from(array, index, values)                   array[index …] = values[0 … 7]
     fetch8(array, index, words), numbers8(array, words, values)
-                                                        the first half of a load and the second: whoever does not look
-                                                        at the words yet goes on
+                                                        the two halves of a load: the thread goes on until it looks at
+                                                        the words
     add8(array, words, values), words8(array, values, words)
                                                         numbers += words; numbers to words
     prefetch_l2(array, index)                           global memory to the L2 cache
@@ -52,7 +52,7 @@ def _address(context, builder, array_type, array, index, first, kind):
     return builder.bitcast(pointer, ir.VectorType(kind, 4).as_pointer(getattr(pointer.type, "addrspace", 0)))
 
 
-# As plain casts of the two halves, the compiler would split the load in two: it prefers vectors of four.
+# With plain casts of the two halves the compiler would split the load in two: it prefers vectors of four.
 UNPACK = "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"
 PACK = "cvt.rn.f16x2.f32 $0, $2, $1;"
 
@@ -240,7 +240,7 @@ def _store8_from(machine, array, index, values):
 
 @intrinsic
 def fetch8(typingctx, array, index, words):
-    """As `load8_into`, but unconverted, into a local array of eight uint32: who does not look at them yet goes on."""
+    """As `load8_into`, but unconverted, into a local array of eight uint32: nothing waits until they are used."""
     require_contiguous("fetch8", array)
 
     def codegen(context, builder, sig, args):
@@ -329,12 +329,12 @@ def prefetch_l2(typingctx, array, index):
 
 @twin(prefetch_l2)
 def _prefetch_l2(machine, array, index):
-    """Nothing that a program could see."""
+    """It has no visible effect."""
 
 
 @intrinsic
 def fence(typingctx):
-    """As `cuda.threadfence`, which also puts all fences of the device into one order, and takes longer for that."""
+    """As `cuda.threadfence`, but without its single order of all fences of the device, which takes longer."""
     return types.void(), statement("fence.acq_rel.gpu;", ordered=True)
 
 
@@ -346,7 +346,7 @@ def _fence(machine):
 
 @intrinsic
 def by_sign(typingctx, sign, positive, negative):
-    """`positive` where `sign` is 0 or more, otherwise `negative`: both are there already, no branch, no address."""
+    """`positive` where `sign` is 0 or more, otherwise `negative`: both are already computed: no branch, no address."""
     return types.float32(types.int32, types.float32, types.float32), statement("slct.f32.s32 $0, $2, $3, $1;", [F32])
 
 
@@ -359,8 +359,8 @@ def _by_sign(machine, sign, positive, negative):
 def one_of(typingctx, sign, first, second):
     """`first` where `sign` is negative, otherwise `second`: arrays of one type in global memory.
 
-    Of an array that Python's `if` chose ptxas does not know that it is no shared memory: its loads and stores would
-    have to keep their places among those that are.
+    ptxas does not know that an array chosen by Python's `if` is not in shared memory, and keeps its loads and stores in
+    order with those that are.
     """
     require_contiguous("one_of", first)
 

@@ -21,7 +21,7 @@ class EmulatorDevice:
     name = "emulator"
     tf32 = PerThread(False)  # as in `Gpu`
     device_name = "emulated GPU (on the CPU, thread by thread)"
-    multiprocessors = 2  # small, so that a tiny shape already has more blocks than that
+    multiprocessors = 2  # so few that even a tiny shape has more blocks
     peak_float32_flops = None  # there is no share of a peak to report
 
     def __init__(self, **options):
@@ -29,7 +29,7 @@ class EmulatorDevice:
         self.capability = self.machine.cc
         self.launched = set()  # names of the kernels that have run
         self._turn = threading.Lock()  # it emulates one launch at a time
-        self.vary_order = False  # whether each launch has a thread order of its own, as the tests want
+        self.vary_order = False  # whether each launch has a thread order of its own: tests set it
         self._random = random.Random(0)
 
     def __deepcopy__(self, memo):
@@ -65,7 +65,7 @@ class EmulatorDevice:
 
     def fill(self, array, byte):
         array.memory.bytes[array.offset:array.offset + array.nbytes] = byte
-        if byte != POISON:  # poison is what memory holds that nobody has written
+        if byte != POISON:  # poison is what unwritten memory holds
             array.memory.mark_written(array.offset, array.offset + array.nbytes)
 
     def synchronize(self):

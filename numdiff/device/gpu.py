@@ -1,8 +1,9 @@
 """The GPU: the one module that imports Numba's CUDA target and the CUDA driver bindings.
 
-numba-cuda is in maintenance; its successor changes the import below and the intrinsics, and nothing else in numdiff.
+numba-cuda is in maintenance; moving to its successor changes the import below and the intrinsics, nothing else in
+numdiff.
 
-Launching goes past Numba's dispatcher: arguments are laid out once per array and the compiled kernel is looked up by
+Launching bypasses Numba's dispatcher: arguments are laid out once per array and the compiled kernel is looked up by
 its argument types, which leaves about 10 µs a launch where `kernel[grid, block](...)` takes 23 µs and more.
 """
 import contextlib
@@ -43,7 +44,7 @@ class Mapping:
 
 
 class Turn:
-    """Context: this thread alone speaks to the GPU, whose CUDA context is current in it. May be entered again inside.
+    """Context: only this thread talks to the GPU, whose CUDA context is current in it. Re-entrant.
 
     All threads share one stream, so what one launches while another records a graph would become part of that graph.
     """
@@ -64,15 +65,16 @@ class Turn:
 class Gpu:
     """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`. Any thread may use it.
 
-    tf32: a switch of each thread, off at first. Where it is on, matrix products and convolutions of float32 arrays run
-        on tensor cores (sm_80 and later, extents in fours) with operands rounded to tf32, 10 bits of fraction; sums and
-        all else stay float32. Each launch asks it, so a captured graph keeps what it was captured with.
+    tf32: a switch of each thread, initially off. Where it is on, matrix products and convolutions of float32 arrays run
+        on tensor cores (sm_80 and later, extents in fours) with operands rounded to tf32 (10 mantissa bits);
+        accumulators and all else stay float32. It is read at each launch, so a captured graph keeps the setting it was
+        captured with.
     """
 
     name = "cuda"
     tf32 = PerThread(False)
     turn = Turn()
-    _arena = PerThread(None)  # the one that answers now; None: the first
+    _arena = PerThread(None)  # the current one; None: the first
 
     def __init__(self, index=0):
         from cuda.bindings import driver
@@ -111,7 +113,7 @@ class Gpu:
         return restore_gpu, ()
 
     def check(self, result):
-        """Unwrap a driver call, or raise with the driver's own word."""
+        """Unwrap a driver call, or raise with the driver's own error name."""
         if int(result[0]) != 0:
             raise NumdiffError(f"the CUDA driver reported {result[0].name}; if it repeats, run with --device cpu.")
         return result[1] if len(result) > 1 else None
@@ -145,7 +147,7 @@ class Gpu:
             self._upload(source, target)
 
     def _upload(self, source, target):
-        if self._parts is not None:  # while a step is captured: now, not in every replay
+        if self._parts is not None:  # while a step is captured: upload now, not in every replay
             if self._beside is None:
                 self._beside = self.check(self._driver.cuStreamCreate(
                     self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
@@ -186,7 +188,7 @@ class Gpu:
         return sum(arena.peak_bytes for arena in self.arenas)
 
     def new_arena(self):
-        """An arena of its own, for work that is captured: nothing else may take memory that a replay writes to."""
+        """An arena of its own, for work that is captured: no other may use memory that a replay writes to."""
         self.arenas.append(Arena(self._take_segment))
         return self.arenas[-1]
 
@@ -212,7 +214,7 @@ class Gpu:
         `action()` there. (CUDA programming guide, "CUDA Graphs", stream capture.)
         """
         with self.turn:
-            self.synchronize()  # what `upload` brings meanwhile goes past the stream: nothing may be under way there
+            self.synchronize()  # uploads during the capture bypass the stream: nothing may be under way there
             self._parts = []
             self._begin_part()
             try:
@@ -227,7 +229,8 @@ class Gpu:
         return parts[0] if len(parts) == 1 else replay
 
     def between(self, action):
-        """Call `action()`, a function of the host, once all so far is launched; while capturing, in every replay."""
+        """Call `action()`, a function of the host, once everything before it is launched; while capturing, in every
+        replay."""
         with self.turn:  # if it is captured, then by this thread
             if self._parts is not None:
                 self._end_part()
@@ -265,8 +268,8 @@ class Gpu:
     def share(self, array):
         """What another process of this host needs to open `array`, as picklable values.
 
-        A handle stands for a whole allocation of the driver, so the array's place in it goes along. The arena's
-        segments are such allocations, of 64 MiB and more: the driver puts nothing else beside them.
+        A handle names a whole allocation of the driver, so the array's offset in it is part of the answer. The arena's
+        segments are such allocations, of 64 MiB and more: the driver puts nothing else in them.
         """
         base = int(self.check(self._driver.cuMemGetAddressRange(self.pointer(array))))
         handle = self.check(self._driver.cuIpcGetMemHandle(base))
@@ -275,7 +278,7 @@ class Gpu:
     def open_shared(self, shared):
         """The `DeviceArray` that another process gave to `share`, mapped into this one."""
         data, offset, shape, dtype = shared
-        if data not in self._opened:  # one mapping an allocation, however many arrays of it are shared
+        if data not in self._opened:  # one mapping per allocation, however many of its arrays are shared
             handle = self._driver.CUipcMemHandle()
             ctypes.memmove(handle.getPtr(), data, IPC_HANDLE_BYTES)
             lazy = self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -341,12 +344,12 @@ class Gpu:
         return (array.dtype, len(shape)), values
 
     def _load(self, launched, kernel, args):
-        """The kernel for these arguments on the card: from the cache, else compiled here and now."""
+        """The kernel for these arguments on the card: from the cache, or compiled here and now."""
         check_supported(self, kernel, self.device_name)
         key, function = key_of(kernel, args), None
         code = self.cache.read(key) if is_kept(key) else None
         if code:
-            with contextlib.suppress(Exception):  # made by a newer ptxas than this driver knows, say: compiled again
+            with contextlib.suppress(Exception):  # such as one by a ptxas newer than the driver: compile again
                 function = self._loaded(code)
         if function is None:
             with compiling():
@@ -375,8 +378,9 @@ class Gpu:
 class HostTwin:
     """A page-locked copy of a flat device array on the host, and copies of its parts that run beside the kernels.
 
-    host: the NumPy array. Copies down start when what was launched before them is done, and `join` lets what is
-    launched later wait for the copies up. Each way has its own stream, as the card has an engine for each.
+    host: the NumPy array. Copies to the host start when what was launched before them is done, and `join` makes later
+        launches wait for the copies to the device. Each direction has its own stream, as the card has a copy engine for
+        each.
     """
 
     def __init__(self, array):

@@ -19,7 +19,7 @@ def statement(text, results=(), ordered=False, collective=False):
     text: the PTX; $0, $1, … are the registers of the results, then those of the arguments (a tuple is its elements one
         by one, an array and the index after it are one 64-bit address in the global state space, a literal is none)
     results: LLVM types of what it gives: none, one number, or a tuple of several
-    ordered: it reads or writes memory, or its moment matters: it is kept, and keeps its place among memory accesses
+    ordered: it reads or writes memory, or its timing matters: it is kept, in its place among memory accesses
     collective: the lanes of a warp execute it together: it is never copied into the branches of an `if`
     """
 
@@ -74,7 +74,7 @@ def element_pointer(context, builder, array_type, array, index):
 
 
 def require_contiguous(name, array):
-    """Refuse, while a kernel is compiled, an argument that is no contiguous array."""
+    """Refuse, while a kernel is compiled, an argument that is not a contiguous array."""
     if not isinstance(array, types.Array) or array.layout != "C":
         raise TypingError(f"{name} takes a contiguous array, not {array}")
 

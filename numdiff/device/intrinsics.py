@@ -1,7 +1,7 @@
 """What Python cannot say to a GPU: intrinsics, each with its functional twin for the emulator beside it.
 
 `load4` and `store4` move four neighbouring elements with one instruction (PTX ISA, section 9.7.9, `ld`/`st` with
-`.v4`). Four times fewer memory instructions is what brings a streaming kernel to the memory's own speed.
+`.v4`). Four times fewer memory instructions is what brings a streaming kernel to the speed of memory.
 
 Of a float16 array they give and take float32: 8 bytes move, and what is stored is rounded to the nearest float16, ties
 to even. So a kernel written with them computes in float32 whichever of the two its arrays hold.
@@ -73,8 +73,8 @@ def _store4(machine, array, index, *values):
 
 @intrinsic
 def opaque(typingctx, number):
-    """`number` (int32) as an opaque value: what follows from it is computed here, where a register would have kept what
-    was computed before."""
+    """`number` (int32) as an opaque value: what follows from it is computed here, not kept in a register from an
+    earlier computation."""
     return types.int32(types.int32), statement("mov.b32 $0, $1;", [I32], ordered=True)
 
 

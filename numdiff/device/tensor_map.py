@@ -1,4 +1,4 @@
-"""Tensor maps: what the copy engine must know of an array, made on the host (see tma.py, emulator/copy_engine.py).
+"""Tensor maps: what TMA must know of an array, made on the host (see tma.py, emulator/tma.py).
 
     map_x = tensor_map(x, box=(64, 128))            # x (rows, 64·n): boxes of 128 rows by 64 columns
 
@@ -14,7 +14,7 @@ import ctypes
 
 import numpy as np
 
-from ..emulator import copy_engine
+from ..emulator import tma
 from .array import DeviceArray, upload
 
 _TYPES = {"float16": "FLOAT16", "float32": "FLOAT32", "float64": "FLOAT64", "uint8": "UINT8", "uint16": "UINT16",
@@ -33,7 +33,7 @@ def tensor_map(array, box, swizzle=128, dims=None, strides=None):
     Raises `LaunchRefused` for what the hardware cannot copy.
     """
     if not isinstance(array, DeviceArray):
-        return copy_engine.tensor_map(array, box, swizzle, dims, strides)
+        return tma.tensor_map(array, box, swizzle, dims, strides)
     backend = array.backend
     if backend.name != "emulator":  # whose maps name the memory itself, not its address
         address = backend.pointer(array) if hasattr(backend, "pointer") else 0
@@ -41,13 +41,13 @@ def tensor_map(array, box, swizzle=128, dims=None, strides=None):
                strides and tuple(strides))
         kept = _kept.get(key)
         if kept is None:
-            made = copy_engine.map_of(None, 0, array.shape, array.dtype, box, swizzle, dims, strides, address)
+            made = tma.map_of(None, 0, array.shape, array.dtype, box, swizzle, dims, strides, address)
             # from the first arena, which lives as long as the backend
             with backend.within(backend.arenas[0]) if address else contextlib.nullcontext():
                 kept = upload(_encode(made, array.dtype, backend) if address else made.descriptor(), backend)
             kept = _kept.setdefault(key, kept)  # of two threads that made one, both use the first, which stays
         return kept
-    made = copy_engine.map_of(array.memory, array.offset, array.shape, array.dtype, box, swizzle, dims, strides)
+    made = tma.map_of(array.memory, array.offset, array.shape, array.dtype, box, swizzle, dims, strides)
     return upload(made.descriptor(), backend)
 
 

@@ -9,14 +9,14 @@ that `tensor_map` makes on the host (tensor_map.py). Coordinates and sizes of bo
 innermost coordinate must be a multiple of 16 bytes, and no coordinate of a store negative, or a GPU ends with an
 illegal instruction.
 
-In the emulator each has its twin, right below it here: what it does is written in emulator/copy_engine.py.
+In the emulator each has its twin, right below it here: what it does is written in emulator/tma.py.
 """
 import functools
 
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from ..emulator import copy_engine, twin
+from ..emulator import tma, twin
 from ..emulator.memory import GLOBAL
 from .inline_ptx import I32, I64, element_pointer, emit, require_contiguous, statement
 
@@ -93,7 +93,7 @@ def tma_load_1d(typingctx, smem, descriptor, barrier, x):
 
 @twin(tma_load_1d)
 def _tma_load_1d(machine, smem, descriptor, barrier, *at):
-    copy_engine.load(machine, smem, descriptor, barrier, at)
+    tma.load(machine, smem, descriptor, barrier, at)
 
 
 @intrinsic
@@ -104,7 +104,7 @@ def tma_load_2d(typingctx, smem, descriptor, barrier, x, y):
 
 @twin(tma_load_2d)
 def _tma_load_2d(machine, smem, descriptor, barrier, *at):
-    copy_engine.load(machine, smem, descriptor, barrier, at)
+    tma.load(machine, smem, descriptor, barrier, at)
 
 
 @intrinsic
@@ -115,7 +115,7 @@ def tma_load_3d(typingctx, smem, descriptor, barrier, x, y, z):
 
 @twin(tma_load_3d)
 def _tma_load_3d(machine, smem, descriptor, barrier, *at):
-    copy_engine.load(machine, smem, descriptor, barrier, at)
+    tma.load(machine, smem, descriptor, barrier, at)
 
 
 @intrinsic
@@ -126,7 +126,7 @@ def tma_load_4d(typingctx, smem, descriptor, barrier, c, w, h, n):
 
 @twin(tma_load_4d)
 def _tma_load_4d(machine, smem, descriptor, barrier, *at):
-    copy_engine.load(machine, smem, descriptor, barrier, at)
+    tma.load(machine, smem, descriptor, barrier, at)
 
 
 @intrinsic
@@ -137,7 +137,7 @@ def tma_load_5d(typingctx, smem, descriptor, barrier, a, b, c, d, e):
 
 @twin(tma_load_5d)
 def _tma_load_5d(machine, smem, descriptor, barrier, *at):
-    copy_engine.load(machine, smem, descriptor, barrier, at)
+    tma.load(machine, smem, descriptor, barrier, at)
 
 
 @intrinsic
@@ -153,7 +153,7 @@ def tma_store_1d(typingctx, smem, descriptor, x):
 
 @twin(tma_store_1d)
 def _tma_store_1d(machine, smem, descriptor, *at):
-    copy_engine.store(machine, smem, descriptor, at)
+    tma.store(machine, smem, descriptor, at)
 
 
 @intrinsic
@@ -164,7 +164,7 @@ def tma_store_2d(typingctx, smem, descriptor, x, y):
 
 @twin(tma_store_2d)
 def _tma_store_2d(machine, smem, descriptor, *at):
-    copy_engine.store(machine, smem, descriptor, at)
+    tma.store(machine, smem, descriptor, at)
 
 
 @intrinsic
@@ -175,7 +175,7 @@ def tma_store_3d(typingctx, smem, descriptor, x, y, z):
 
 @twin(tma_store_3d)
 def _tma_store_3d(machine, smem, descriptor, *at):
-    copy_engine.store(machine, smem, descriptor, at)
+    tma.store(machine, smem, descriptor, at)
 
 
 @intrinsic
@@ -186,7 +186,7 @@ def tma_store_4d(typingctx, smem, descriptor, c, w, h, n):
 
 @twin(tma_store_4d)
 def _tma_store_4d(machine, smem, descriptor, *at):
-    copy_engine.store(machine, smem, descriptor, at)
+    tma.store(machine, smem, descriptor, at)
 
 
 @intrinsic
@@ -197,7 +197,7 @@ def tma_store_5d(typingctx, smem, descriptor, a, b, c, d, e):
 
 @twin(tma_store_5d)
 def _tma_store_5d(machine, smem, descriptor, *at):
-    copy_engine.store(machine, smem, descriptor, at)
+    tma.store(machine, smem, descriptor, at)
 
 
 @intrinsic
@@ -208,7 +208,7 @@ def tma_store_commit(typingctx):
 
 @twin(tma_store_commit)
 def _tma_store_commit(machine):
-    copy_engine.commit(machine)
+    tma.commit(machine)
 
 
 @functools.cache
@@ -225,7 +225,7 @@ def make_tma_store_wait(pending, read=False):
 
     @twin(tma_store_wait)
     def _tma_store_wait(machine):
-        copy_engine.wait(machine, pending, read)
+        tma.wait(machine, pending, read)
 
     return tma_store_wait
 
@@ -249,4 +249,4 @@ def tma_prefetch(typingctx, descriptor):
 
 @twin(tma_prefetch)
 def _tma_prefetch(machine, descriptor):
-    copy_engine.map_from(machine, descriptor)
+    tma.map_from(machine, descriptor)

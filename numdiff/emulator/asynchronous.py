@@ -2,17 +2,17 @@
 
 An asynchronous instruction puts a `Pending` on the memory that it uses. As long as it is there, touching what it
 writes, or writing what it reads, is a fault. It completes as late as the rules allow: a copy with groups at the wait
-for its group, a copy with an mbarrier when no thread can go on without it, a wgmma at its wait. So a wait that is
-missing is seen every time, not only when a GPU happens to be slow.
+for its group, a copy with an mbarrier when no thread can go on without it, a wgmma at its wait. So a missing wait is
+detected every time, not only when a GPU happens to be slow.
 
-That an operation is complete is not enough: a thread must know it. A `Completion` lists the threads that waited for the
-end of an operation, and when; whoever comes after one of them (in the order of memory.py) may use its bytes again, and
-nobody else. So the `Pending` of an operation that is complete stays, with its `done`, until its bytes are used anew.
+It is not enough that an operation is complete: a thread must know it. A `Completion` lists the threads that waited for
+the end of an operation, and when; whoever comes after one of them (in the order of memory.py) may use its bytes again,
+and nobody else. So the `Pending` of an operation that is complete stays, with its `done`, until its bytes are used
+again.
 
-THE PROXIES. The copy engine and the tensor cores reach shared memory on another way than loads and stores do: what a
-thread has stored is sure to be seen by them only after a `fence.proxy.async` on the way from the store to the
-instruction (PTX ISA, sections 8.5, "Proxies", and 9.7.13.4, "membar / fence"). `Asynchronous.fence` notes such fences,
-`visible` asks for them.
+THE PROXIES. TMA and the tensor cores reach shared memory by another path than loads and stores: they are sure to see
+what a thread has stored only after a `fence.proxy.async` between the store and the instruction (PTX ISA, sections 8.5,
+"Proxies", and 9.7.13.4, "membar / fence"). `Asynchronous.fence` notes such fences, `visible` asks for them.
 """
 from bisect import bisect_left
 
@@ -57,7 +57,7 @@ class Completion:
 
 
 class Pieces:
-    """Ranges of `length` bytes that begin at `starts` (ascending offsets), for what is not one range."""
+    """Ranges of `length` bytes that begin at `starts` (ascending offsets), for operations on several ranges."""
 
     __slots__ = ("starts", "length")
 
@@ -113,7 +113,7 @@ class Watch:
 
 
 class Asynchronous:
-    """The asynchronous side of a machine: its copy engine's queue, and the checks of ranges in use."""
+    """The asynchronous side of a machine: its queue of copies, and the checks of ranges in use."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -121,7 +121,7 @@ class Asynchronous:
         self.queue = []  # functions that complete one operation each, in the order in which they were started
 
     def deliver(self):
-        """Complete the oldest operation that nobody can hurry; False if there is none."""
+        """Complete the oldest queued operation; False if there is none."""
         if not self.queue:
             return False
         self.queue.pop(0)()
@@ -163,7 +163,7 @@ class Asynchronous:
                        others=[("started at", machine.place(pending.site, pending.thread))])
 
     def claim(self, memory, start, stop, writes, what, site, pieces=None):
-        """The current thread starts an operation on bytes start … stop - 1: hold it against all that came before.
+        """The current thread starts an operation on bytes start … stop - 1: check it against all that came before.
 
         Returns what it comes after: [Pending of complete operations], [writes by threads, as (stamp, site, offset)].
         what: the instruction, for messages; pieces: which bytes of the range, if not all
@@ -197,7 +197,7 @@ class Asynchronous:
         return None
 
     def _threads_before(self, memory, start, stop, writes, what, site, pieces):
-        """The order of an operation with what threads did there by loads and stores; the distinct writes."""
+        """Check an operation's order against the loads and stores of threads there; returns the distinct writes."""
         machine, access = self.machine, self.machine.access
         token, everywhere = machine.token, memory.met
         ranges = [(start, stop)] if pieces is None else [(s, s + pieces.length) for s in pieces.starts]

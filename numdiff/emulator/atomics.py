@@ -1,8 +1,8 @@
 """Atomic operations on an array's element: each returns the old value (PTX ISA, section 9.7.13, `atom`).
 
-Atomics at one place are ordered with each other, and hand on what their threads had done before their last fence: to
-threads of the same block what came before a barrier, a threadfence_block() or a threadfence(), to other blocks what
-came before a threadfence(). A plain access after an atomic is not ordered by it.
+Atomics at one place are ordered among themselves, and publish what their threads had done before their last fence: to
+    threads of the same block, what came before a barrier, a threadfence_block() or a threadfence(); to other blocks,
+    what came before a threadfence(). A plain access after an atomic is not ordered by it.
 """
 import math
 
@@ -53,13 +53,13 @@ class Atomic:
         return old
 
     def _note(self, old, new):
-        """A change may let others go on; an atomic that changes nothing, as a lock that is not free, is no progress."""
+        """A change may let others go on; an atomic that changes nothing, like a lock that is taken, is no progress."""
         if old != new:
             self._machine.stores += 1
             self._machine.scheduler.progress += 1
 
     def _order(self, memory, offset, thread):
-        """What earlier atomics here hand on, this thread has seen; and what it has seen, it hands on."""
+        """This thread has now seen what earlier atomics here published, and publishes what it has seen."""
         block, released = thread.block, memory.released.setdefault(offset, {})
         own = released.get(block)
         if len(released) > (own is not None):

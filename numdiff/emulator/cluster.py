@@ -1,10 +1,11 @@
 """Clusters of blocks: addresses in the shared memory of another block, loads from there, the cluster's barrier.
 
 An address of the cluster's shared memory is one of a block's own shared memory, plus the block's rank + 1 from bit RANK
-on; an own address, with nothing there, is one as well (PTX ISA, section 5.1.7, "Shared State Space").
+on; an address of the block's own, with zeros there, is one as well (PTX ISA, section 5.1.7, "Shared State Space").
 
 The blocks of a cluster run together (schedule.py). Their barrier joins what their threads have seen, so that memory.py
-tells races between them. What a block reads from another is noted there: at its end, it must come after all of it.
+tells races between them. What a block reads from another is noted in the other, whose end must come after all these
+reads.
 """
 import numpy as np
 
@@ -13,7 +14,7 @@ from .memory import POISON
 
 RANK = 24  # bit
 WORD = 0xFFFFFFFF  # an address is a uint32: sums of two of those are longer in Numba
-MOST = 8  # blocks of a cluster that every GPU with clusters takes
+MAX_BLOCKS = 8  # blocks of a cluster that every GPU with clusters takes
 NOTHING = tuple(np.full(16, POISON, np.uint8).view(np.float32))
 
 
@@ -67,7 +68,7 @@ def sync(machine, relaxed=False):
 
 
 def block_ends(machine, block):
-    """A block has ended: other blocks must have read all they want of its shared memory before."""
+    """A block has ended: other blocks must have finished reading its shared memory."""
     for (thread, clock), site in block.reads.items():
         if thread.block not in block.met or block.met[thread.block][thread.tid] < clock:
             _report_end(machine, block, thread, site)

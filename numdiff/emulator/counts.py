@@ -7,9 +7,9 @@
 WHAT IS COUNTED, for each line of source
     reads, writes       elements and bytes of each memory space; an atomic operation counts as one write
     FLOPs               add, subtract, multiply and divide 1, fused multiply-add 2, by the type of the result. Negation,
-                        absolute value, minimum, maximum, comparison and conversion count nothing, nor what a compiler
-                        computes beforehand (an expression of constants)
-    special functions   square roots, exponentials, logarithms, trigonometry: one each, whatever instructions it takes
+                        absolute value, minimum, maximum, comparison and conversion count nothing, nor does what a
+                        compiler computes in advance (an expression of constants)
+    special functions   square roots, exponentials, logarithms, trigonometry: one each, whatever its instructions
     integer operations  apart from the FLOPs; a compiler may remove many of them (address arithmetic)
     tensor-core FLOPs   2·M·N·K of each matrix instruction
     global memory       one request is one instruction of one warp. It moves sectors of 32 bytes: those that its lanes
@@ -17,13 +17,13 @@ WHAT IS COUNTED, for each line of source
     shared memory       32 banks of 4 bytes. In one wavefront each bank gives one word, to as many lanes as want it: a
                         request takes as many wavefronts as the busiest bank has words. Accesses of 8 bytes are
                         served by half warps, those of 16 bytes by quarter warps. Wavefronts beyond that are bank
-                        conflicts. What the copy engine and wgmma read and write there is not counted
+                        conflicts. What TMA and wgmma read and write there is not counted
     distinct bytes      of global memory that a launch reads or writes at all: what must move even with perfect caches
 
 WHICH LANES BELONG TO ONE REQUEST
     Threads run one after another here, so a warp's request is put together afterwards: the k-th execution of an
-    instruction by each of its lanes, counted anew after each barrier of the block. That is what a GPU does wherever
-    lanes leave a loop early, and not where they run through loops inside of loops a different number of times.
+    instruction by each of its lanes, counted from zero after each barrier of the block. A GPU does the same where lanes
+    leave a loop early, but not where they run nested loops a different number of times.
 
 A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. Sources: CUDA C++ programming
 guide, "Device Memory Accesses" and "Shared Memory" of each compute capability; Nsight Compute, "Memory Tables".
@@ -55,7 +55,7 @@ ONE_FLOP = frozenset("add sub mul div fdividef fadd fsub fmul fdiv dadd dmul ddi
 
 @dataclass
 class Figures:
-    """What was counted: on one line, or in a sum of lines. Counters hold 0 for what never came."""
+    """What was counted: on one line, or in a sum of lines. Counters hold 0 for what never occurred."""
 
     reads: Counter = field(default_factory=Counter)  # memory space -> elements
     read_bytes: Counter = field(default_factory=Counter)
@@ -135,7 +135,7 @@ class Recorder:
 
     @staticmethod
     def count_functions(resolver):
-        """Make a machine's `math`, `numpy`, `libdevice` and the functions of `cuda` counted ones."""
+        """Replace a machine's `math`, `numpy`, `libdevice` and the functions of `cuda` with counted ones."""
         machine, cuda = resolver.machine, resolver.cuda.__dict__
         resolver.math = CountedFunctions(machine, resolver.math)
         resolver.numpy = CountedFunctions(machine, resolver.numpy)
@@ -191,7 +191,7 @@ class Recorder:
         self._evaluate(self.launches[-1].lines[site], memory, lanes, len(offsets), size, step, writes)
 
     def bulk(self, memory, runs, site, writes):
-        """The copy engine moves bytes of global memory: runs of neighbours, as (offset, bytes) pairs."""
+        """TMA moves bytes of global memory: runs of neighbours, as (offset, bytes) pairs."""
         figures = self.launches[-1].lines[site]
         total = sum(size for _, size in runs)
         (figures.write_bytes if writes else figures.read_bytes)[GLOBAL] += total
@@ -212,7 +212,7 @@ class Recorder:
         self._token = None
 
     def launch_ends(self):
-        """A launch has ended, also one that was abandoned."""
+        """A launch has ended, or was abandoned."""
         launch = self.launches[-1]
         for block in list(self._blocks):
             self.block_ends(block)
@@ -230,7 +230,7 @@ class Recorder:
     # from accesses to requests ----------------------------------------------------------------------------------------
 
     def _resume(self):
-        """Another block runs, or this one comes from a barrier, before which all its lanes' accesses are complete."""
+        """Another block runs, or this one comes from a barrier; all accesses before a barrier are complete."""
         machine = self.machine
         block, self._token = machine.block, machine.token
         state = block.state
@@ -244,7 +244,7 @@ class Recorder:
         self._warps = state["accesses"]
 
     def _align(self, warp):
-        """Lanes that did not take part in the last requests of an instruction are absent from those."""
+        """Mark lanes that did not take part in an instruction's last requests as absent from them."""
         done = []
         for key, lanes in warp.items():
             lengths = [len(lane) for lane in lanes]

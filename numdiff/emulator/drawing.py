@@ -9,7 +9,7 @@ from ..files import atomic_file, write_text
 
 INK, PALE, GRID = "#1b1f24", "#6b7280", "#c9ced6"
 FAULT = "#c0392b"
-# Eight colours that can be told apart, also by most who see few of them, and that dark text can stand on.
+# Eight colours that most colour-blind readers can tell apart too, light enough for dark text.
 COLOURS = ("#8ecae6", "#ffd166", "#a3d9a5", "#f4a6b7", "#cdb4f0", "#d8cfa0", "#9fe0d6", "#f6b98c")
 FONTS = ("DejaVuSans.ttf", "Arial.ttf", "LiberationSans-Regular.ttf"), \
     ("DejaVuSans-Bold.ttf", "Arial Bold.ttf", "LiberationSans-Bold.ttf")
@@ -95,7 +95,7 @@ class Picture:
             self.image(scale).save(file, "PNG")
 
     def save(self, path):
-        """Write an SVG or a PNG file, as the name ends."""
+        """Write an SVG or a PNG file, by the name's suffix."""
         if str(path).endswith(".png"):
             self.png(path)
         elif str(path).endswith(".svg"):

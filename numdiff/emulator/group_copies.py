@@ -2,7 +2,7 @@
 
 Each thread has the copies that it has started and not yet put in a group, and its groups, oldest first; only its own
 waits count. A copy arrives at the wait that covers its group, or at the end of its thread: as late as the rules allow,
-so that a wait that is missing is seen every time. Until then its destination and source are in use (asynchronous.py).
+so that a missing wait is detected every time. Until then its destination and source are in use (asynchronous.py).
 """
 import numpy as np
 
@@ -35,7 +35,7 @@ class Copy:
         return "commit it to a group and wait for that"
 
     def arrive(self, machine):
-        """The bytes are there; in the order of things they are written now."""
+        """The bytes have arrived: for the order of accesses, they are written now."""
         memory, offset, end = self.memory, self.offset, self.offset + self.size
         filled = offset + self.count
         memory.bytes[offset:filled] = self.data[self.first:self.first + self.count]

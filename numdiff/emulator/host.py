@@ -1,8 +1,8 @@
 """The host's side of an emulated GPU: its arrays, and a context in which Numba's own launches come to it.
 
 Inside `with device():` a kernel made by `cuda.jit` is launched as always, `kernel[grid, block](…)`; `cuda.to_device`,
-`cuda.device_array` and their kin give `EmulatedArray`s. Outside, everything is as before. Numba is patched where it has
-been imported, and never imported from here.
+`cuda.device_array` and their kin give `EmulatedArray`s. Outside, nothing changes. Numba is patched if it has been
+imported, and never imported from here.
 """
 import contextlib
 import functools
@@ -19,7 +19,8 @@ from .values import scalar
 
 
 class EmulatedArray:
-    """An array in the emulated GPU's memory, with what Numba's device arrays offer; unwritten without `contents`."""
+    """An array in the emulated GPU's memory, with the methods of Numba's device arrays; uninitialised without
+    `contents`."""
 
     def __init__(self, shape, dtype=np.float64, contents=None):
         self.shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
@@ -267,7 +268,7 @@ def _for_other_targets(numba, name):
 @contextlib.contextmanager
 def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None, break_at=None,
            recorder=None, tracer=None, patience=5.0):
-    """An emulated GPU, as a context; also Numba's own `kernel[grid, block](...)` runs on it inside.
+    """An emulated GPU, as a context; inside, Numba's own `kernel[grid, block](...)` runs on it too.
 
     cc: compute capability (limits of shared memory); checks: True, False, or names (`numdiff.emulator.CHECKS`)
     order: "forward", "reversed" or "shuffled" by `seed`: in which order threads take their turns

@@ -1,4 +1,4 @@
-"""The emulated GPU: launches kernels. Its memory is in memory_spaces.py, what it says of faults in reports.py."""
+"""The emulated GPU: launches kernels. Its memory is in memory_spaces.py, its reports of faults in reports.py."""
 import gc
 import operator
 import warnings
@@ -28,14 +28,14 @@ class Float64Warning(UserWarning):
 
 
 class Emulator(MemorySpaces, Reports):
-    """A GPU that is not there. Get one from `numdiff.emulator.device(...)`.
+    """An emulated GPU. Get one from `numdiff.emulator.device(...)`.
 
     cc: compute capability; checks: True (all), False (none), or names of CHECKS
     order: in which order threads take their turns; seed: of the order "shuffled"
     on_fault: "raise" a `KernelFault` at the end of a launch that had faults, or "collect" them in `faults`
     float64: whether float64 arithmetic is meant. False: it is a fault. None: it is meant where a kernel is given a
         float64 array; elsewhere, if there is no other fault, it is a `Float64Warning`
-    patience: seconds without progress after which a loop that waits is called endless
+    patience: seconds without progress after which a waiting loop is called endless
     """
 
     def __init__(self, cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None,
@@ -161,10 +161,10 @@ class Emulator(MemorySpaces, Reports):
     # launching --------------------------------------------------------------------------------------------------------
 
     def launch(self, kernel, grid, block, *args, shared=0, cluster=1):
-        """Run a kernel over NumPy arrays (in place), `EmulatedArray`s and numbers.
+        """Run a kernel on NumPy arrays (in place), `EmulatedArray`s and numbers.
 
         grid, block: an int or up to three; shared: bytes of dynamic shared memory. Faults end in a `KernelFault`.
-        cluster: blocks that form one, along each dimension of the grid
+        cluster: its size in blocks, along each dimension of the grid
         """
         grid, block, cluster = in_three(grid), in_three(block), in_three(cluster)
         python = getattr(kernel, "py_func", kernel)
@@ -216,7 +216,7 @@ class Emulator(MemorySpaces, Reports):
             raise KernelFault(self.kernel, faults)
 
     def _refuse(self, kernel, grid, block, shared, cluster):
-        """Raise where a GPU of this compute capability would not take the launch."""
+        """Raise where a GPU of this compute capability would refuse the launch."""
         threads, name = block[0] * block[1] * block[2], self.kernel
         bound = getattr(kernel, "targetoptions", {}).get("launch_bounds")
         bound = bound[0] if isinstance(bound, (tuple, list)) else bound
@@ -236,8 +236,9 @@ class Emulator(MemorySpaces, Reports):
         blocks = cluster[0] * cluster[1] * cluster[2]
         if blocks != 1 and self.cc < (9, 0):
             raise LaunchRefused(f"{name}: there are no clusters on compute capability {self.cc[0]}.{self.cc[1]}.")
-        if blocks > clusters.MOST:
-            raise LaunchRefused(f"{name}: a cluster of {blocks} blocks; {clusters.MOST} is the limit on every GPU.")
+        if blocks > clusters.MAX_BLOCKS:
+            raise LaunchRefused(f"{name}: a cluster of {blocks} blocks; {clusters.MAX_BLOCKS} is the limit on "
+                                "every GPU.")
         if any(n % k for n, k in zip(grid, cluster, strict=True)):
             raise LaunchRefused(f"{name}: grid {grid} is not a multiple of the cluster {cluster}.")
         if shared < 0:
@@ -293,7 +294,7 @@ class Emulator(MemorySpaces, Reports):
         return memory, offset, array.strides
 
     def _forget(self):
-        """After a launch: what happened to global memory is ordered before all that comes."""
+        """After a launch: what it did to global memory is ordered before all that follows."""
         for memory in self._memories.values():
             memory.writer, memory.reader, memory.busy, memory.released = {}, {}, Busy(), {}
         self._memories, self._hosts, self._arguments = {}, {}, []

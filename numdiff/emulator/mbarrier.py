@@ -1,18 +1,19 @@
 """mbarriers: barriers in shared memory that count arrivals and bytes (PTX ISA, section 9.7.13.15, "mbarrier").
 
-A barrier has an expected count of arrivals. A phase is over when so many have come and its transaction count, the bytes
-that are announced (`expect_tx`) and have not yet come (`complete_tx`, done by the copy engine), is zero; then the next
-one begins at once. Who waits names the parity of a phase: the wait for parity p ends as soon as the phase under way has
-the other parity, that is at once if the last phase that ended had parity p. A barrier begins in phase 0, so a wait for
-parity 1 gets through a fresh one: that is how a producer finds all its stages empty.
+A barrier has an expected count of arrivals. A phase is over when that many have come and its transaction count, the
+bytes announced (`expect_tx`) that have not yet come (`complete_tx`, done by TMA), is zero; the next one begins at once.
+A waiting thread names the parity of a phase: the wait for parity p ends as soon as the current phase has the other
+parity, so at once if the last phase that ended had parity p. A barrier begins in phase 0, so a wait for parity 1 gets
+through a fresh one: this is how a producer finds all its stages empty at the start.
 
-ORDER. An arrival releases and a wait that succeeds acquires: who waited for a phase comes after all that the threads
-that arrived in it had done (vector clocks, see memory.py), and after the copies whose bytes it counted (`Completion`).
+ORDER. An arrival releases and a successful wait acquires: a thread that waited for a phase comes after all that the
+threads that arrived in it had done (vector clocks, see memory.py), and after the copies whose bytes it counted
+(`Completion`).
 
-FAULTS, of the kind "mbarrier" if nothing else is said: a barrier that is not initialised, or whose initialisation the
-thread does not come after; more arrivals than the count; bytes that come and were not announced, at the line of their
-copy; a phase that ends while a thread has not yet looked at the one before; a parity that is not 0 or 1. A wait that
-never ends is a "deadlock", which names the barrier, its phase and what is missing.
+FAULTS, of the kind "mbarrier" unless noted: a barrier that is not initialised, or whose initialisation is not ordered
+before the thread; more arrivals than the count; bytes that come unannounced, at the line of their copy; a phase that
+ends while a thread has not yet looked at the one before; a parity that is not 0 or 1. A wait that never ends is a
+"deadlock", which names the barrier, its phase and what is missing.
 
 Named barriers (`bar.sync`, `bar.arrive`: section 9.7.13.1, "barrier") are here too.
 """
@@ -57,7 +58,7 @@ class Barrier:
     # arriving ---------------------------------------------------------------------------------------------------------
 
     def expect(self, count, site):
-        """`expect_tx`: so many bytes more will come in this phase."""
+        """`expect_tx`: `count` more bytes will come in this phase."""
         self.tx += count
         if self.tx > MAX_COUNT:
             self.machine.report("mbarrier", f"expects {self.tx} bytes at {self}, the limit is {MAX_COUNT}", site)
@@ -100,8 +101,8 @@ class Barrier:
         self.end_if_complete(copy.site, None)
 
     def end_if_complete(self, site, thread):
-        """End the phase if all of it has come: begin the next one, wake who waited. thread: whose arrival was the
-        last."""
+        """End the phase if all of it has come: begin the next one, wake those who waited. thread: the last to
+        arrive."""
         if self.missing or self.tx:
             return
         machine = self.machine
@@ -249,7 +250,7 @@ def expect_tx(machine, address, count):
 
 
 def arrive(machine, address, count=1, expected=0):
-    """`mbarrier.arrive` of `count`, with `expect_tx` of so many bytes before it."""
+    """`mbarrier.arrive` of `count`, after an `expect_tx` of `expected` bytes."""
     barrier = find(machine, address, "arrives at")
     if barrier is not None:
         site, count, expected = machine.site_here(), int(count), int(expected)
@@ -290,7 +291,7 @@ def wait(machine, address, parity):
 def try_wait(machine, address, parity):
     """`mbarrier.try_wait.parity` and `test_wait`: whether the phase of this parity is over.
 
-    A thread that is told no has let all others run before.
+    A thread is told no only after all others have run.
     """
     barrier, parity = find(machine, address, "waits at"), int(parity)
     if barrier is None or _ready(machine, barrier, parity):
@@ -311,7 +312,7 @@ def try_wait(machine, address, parity):
 # Named barriers -------------------------------------------------------------------------------------------------------
 
 class Named:
-    """One of the block's barriers with a number: who waits, who has arrived without waiting."""
+    """One of the block's numbered barriers: who waits, and who has arrived without waiting."""
 
     def __init__(self, number):
         self.number, self.count, self.waiting, self.passing, self.site = number, 0, [], [], None

@@ -2,16 +2,16 @@
 
 `Memory` is a range of bytes: a global array, a block's static or dynamic shared memory, a thread's local array. A
 kernel sees it through an array: a plain NumPy view where nothing is checked (`IntegerArray` for integers, whose
-numbers must be Numba's), a `CheckedArray` where every access is.
+    elements must be Numba's), a `CheckedArray` where every access is.
 
 ORDER. Whether two accesses are ordered is decided by vector clocks: thread t has a clock, and `seen[u]` is the latest
-clock of thread u whose accesses t is known to come after. A barrier joins what its threads have seen and moves their
-clocks on. An access by u at clock c is ordered before t's if t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI
-2009; a barrier of the whole block makes one list that all its threads share.)
+clock of thread u whose accesses t is known to come after. A barrier joins what its threads have seen and advances their
+clocks. An access by u at clock c is ordered before t's if t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI 2009;
+a barrier of the whole block makes one list that all its threads share.)
 
-Blocks are ordered by the barriers of the grid and of their cluster, and by atomics: what a thread had seen at its last
-threadfence() is handed on with each of its atomic operations to the blocks whose atomics come after it at the same
-place (`Memory.released`), or that see its result in the condition of a `while` loop.
+Blocks are ordered by the barriers of the grid and of their cluster, and by atomics: each atomic operation of a thread
+    publishes what it had seen at its last threadfence(), to the blocks whose atomics come later at the same place
+    (`Memory.released`), or that see its result in the condition of a `while` loop.
 """
 import functools
 import math
@@ -43,7 +43,7 @@ class Memory:
         self.busy = Busy()  # asynchronous operations that still read or write here (asynchronous.py)
         self.barriers = {}  # offset -> mbarrier
         self.released = {}  # offset -> {block: what its threads had seen at their last atomic there}
-        self.layouts = {}  # offset -> (bytes, swizzle): tiles that the copy engine wrote
+        self.layouts = {}  # offset -> (bytes, swizzle): tiles that TMA wrote
         # What is known of accesses, by offset. writer: ((thread, clock), site, token, atomic) of the last write
         # reader: [token, (thread, clock), site, (thread, clock), site, …] of the reads since
         self.writer, self.reader = {}, {}
@@ -51,7 +51,7 @@ class Memory:
     def grow(self, size, room):
         """Make it `size` bytes long, of `room` at most: shared arrays of fixed size are found one by one.
 
-        All of the room is taken at once, so that views from before stay good.
+        All of the room is taken at once, so that earlier views stay valid.
         """
         if not self.size:
             self.bytes, self.valid, self.views = np.empty(room, np.uint8), bytearray(room), {}
@@ -145,7 +145,7 @@ class CheckedArray:
         self.shift = self.itemsize.bit_length() - 1  # sizes are powers of two
         self.rows, self.columns, self.row, self.column = 0, 0, 0, 0  # lengths and strides of one or two dimensions
         if dtype.names:
-            pass  # records go the long way, through `locate`
+            pass  # records take the long way, through `locate`
         elif self.ndim == 1:
             (self.rows,), (self.row,) = shape, self.strides
         elif self.ndim == 2:
@@ -452,14 +452,14 @@ class Access:
         return store
 
     def _earlier(self, memory, log):
-        """What stays of a log of readers at the first read after a barrier: what may be of another block."""
+        """What a log of readers keeps at the first read after a barrier: entries that may be of another block."""
         if not memory.met:
             return []
         blocks = self.machine.thread.block.cluster.blocks
         if memory.space is GLOBAL and len(blocks) == 1:
             return log[1:3]
         unordered = [k for k in range(1, len(log), 2) if not self._ordered(log[k])]
-        if memory.space is GLOBAL:  # of the blocks that ran before, one is enough
+        if memory.space is GLOBAL:  # one of the blocks that ran before is enough
             elsewhere = [k for k in unordered if log[k][0].block not in blocks]
             unordered = elsewhere[:1] + [k for k in unordered if log[k][0].block in blocks]
         return [entry for k in unordered for entry in log[k:k + 2]]
@@ -474,7 +474,7 @@ class Access:
         return acquired is not None and other.block in acquired and acquired[other.block][other.tid] >= clock
 
     def fence(self, everywhere=True):
-        """threadfence() or threadfence_block(): what the thread has seen until now its atomics can hand on."""
+        """threadfence() or threadfence_block(): the thread's atomics can publish what it has seen until now."""
         thread = self.machine.thread
         seen = list(thread.seen)
         seen[thread.tid] = thread.clock
@@ -503,9 +503,9 @@ class Access:
         self._race(memory, offset, writer[0], writer[1], site, "reads", "written", writer[3])
 
     def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False):
-        """Hold a write of the current thread against the last accesses there, and remember it.
+        """Check a write of the current thread against the last accesses there, and remember it.
 
-        Where several threads write the same value with the same line, as a flag that all set, nothing is said.
+        Nothing is reported where several threads write the same value on the same line, such as a flag that all set.
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
         writer, log = memory.writer.get(offset), memory.reader.get(offset)

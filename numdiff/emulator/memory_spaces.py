@@ -32,7 +32,7 @@ class MemorySpaces:
     def shared_array(self, shape, dtype, alignment, frame):
         """The block's shared array made at this place of the code (one for all its threads, however often).
 
-        It lies at one address in all blocks of a cluster, whichever makes it first.
+        It has the same address in all blocks of a cluster, whichever makes it first.
         """
         block, key = self.thread.block, (frame.f_code, frame.f_lasti)
         made = block.shared.get(key)

@@ -37,7 +37,7 @@ def is_numba(value):
 
 
 class Namespace:
-    """An object of attributes; one that is missing is an `Unsupported` that says its name."""
+    """An object of attributes; a missing one raises `Unsupported` with its name."""
 
     def __init__(self, name, attributes):
         self.__dict__.update(attributes)
@@ -214,7 +214,7 @@ class EmulatedNumpy:
 
 
 class Libdevice:
-    """numba.cuda.libdevice: the fast_ functions and the rounding ones, in the arithmetic of their argument."""
+    """numba.cuda.libdevice: the fast_ functions and those that round, in the type of their argument."""
 
     _NAMES = {"fast_expf": "exp", "fast_exp10f": "exp10", "fast_logf": "log", "fast_log2f": "log2",
               "fast_log10f": "log10", "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_powf": "pow"}

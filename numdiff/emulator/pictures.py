@@ -1,4 +1,4 @@
-"""Pictures of what lies where: fragments of a warp, a swizzled tile, a box of the copy engine, a wgmma's accumulators.
+"""Pictures of what lies where: fragments of a warp, a swizzled tile, a TMA box, a wgmma's accumulators.
 
     from numdiff.emulator import pictures
     pictures.mma("m16n8k16", lane=5).save("fragments.svg")
@@ -15,9 +15,9 @@ product, the bytes that a copy has brought to shared memory, the tensor map of a
 import numpy as np
 
 from . import fragments as layouts
-from .copy_engine import CHUNK, swizzled
 from .counts import BANKS, WORD, count_wavefronts
 from .drawing import COLOURS, FAULT, GRID, INK, PALE, Picture
+from .tma import CHUNK, swizzled
 from .warp_matrix import float16_of_words, tf32_of_words
 from .wgmma import accumulator_place
 
@@ -57,9 +57,9 @@ def numbers(product):
 
 
 def mma(shape="m16n8k16", lane=5):
-    """Fragments of A, B and C of an mma as the product is written: B above C, A to its left.
+    """Fragments of A, B and C of an mma, laid out as the product is written: B above C, A to its left.
 
-    shape: of the instruction, or one of `Tracer.products`, whose numbers are then written (those of D in C's place).
+    shape: of the instruction, or one of `Tracer.products`, whose numbers are then shown (those of D in C's place).
     Each element says its lane (T5) and its register (a2; b0.1 is the upper half of register b0), or its number. The
     colour is the register's, and the elements of one lane have a thick edge.
     """
@@ -127,7 +127,7 @@ def ldmatrix(count=4, transposed=False, lane=5):
 
 
 def _fragment(picture, left, top, size, layout, name, wide, high, lane, title, values=None, first=0):
-    """Draw a fragment. values: {(row, column): number}, to be written in the place of registers; first: number of the
+    """Draw a fragment. values: {(row, column): number}, written in place of registers; first: number of the
     first register"""
     rows, columns = size
     found = owners(layout)
@@ -211,7 +211,7 @@ def numbered(shape, dtype=np.float16):
 
 
 def chunks_found(copy):
-    """Where a load of the copy engine has put the chunks of its box: an int array (rows, chunks a row) of byte offsets
+    """Where a TMA load has put the chunks of its box: an int array (rows, chunks a row) of byte offsets
     in the tile, -1 for chunks outside of the tensor. It is read off the bytes in shared memory, which must all be
     different (see `numbered`), as long as nobody has written there since.
     """
@@ -240,7 +240,7 @@ def chunks_found(copy):
 
 
 def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chunk=2):
-    """A tile in shared memory: left as the program means it, right as it lies there; colours are banks.
+    """A tile in shared memory: on the left as the program sees it, on the right as it lies there; colours are banks.
 
     copy: a load of `Tracer.copies`, whose bytes are looked at in shared memory; without one the tile is worked out from
     rows, row_bytes and swizzle (0, 32, 64, 128 bytes) at a shared address. At most `rows` rows are drawn.
@@ -311,7 +311,7 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
     return picture
 
 
-# Boxes of the copy engine ---------------------------------------------------------------------------------------------
+# Boxes of TMA ---------------------------------------------------------------------------------------------------------
 
 def tma_box(copy, x_axis=None, y_axis=None):
     """The box of a tensor copy over its image; what lies outside is hatched, and comes as zeros.

@@ -1,4 +1,4 @@
-"""What an emulated GPU says: where the code is, and what is wrong there."""
+"""What an emulated GPU reports: where the code is, and what is wrong there."""
 import sys
 
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
@@ -120,7 +120,7 @@ class Reports:
 
         others = [say(key, threads) for key, threads in groups.items()]
         at_mbarrier = next((key for key in groups if key[0] == "mbarrier"), None)
-        if at_mbarrier is not None:  # for whom others wait, at a barrier of the warp, the block or the cluster
+        if at_mbarrier is not None:  # others wait for it, at a barrier of the warp, the block or the cluster
             deadlock(at_mbarrier)
         for block in scheduler.blocks:
             for (warp, name, mask), lanes in block.collectives.items():

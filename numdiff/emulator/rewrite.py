@@ -6,10 +6,10 @@ that tracebacks, `breakpoint()` and coverage point into the real source:
     a + b           __Add(a, b)              Numba's types and rounding (values.py)
     0.5             a float64 constant       which is what Numba takes it for
     a[i], a[i] = v  __load(a, i), __store    only where accesses are checked
-    while c:        while __turn(1) and c:   so that an endless wait gives others a turn, and is noticed
+    while c:        while __turn(1) and c:   so that a waiting loop gives others a turn, and an endless one is noticed
     breakpoint()    __here() and breakpoint()   at the chosen block and thread only
 
-In a checked function each of these calls also carries the number of its site, that is of its line.
+In a checked function each of these calls also carries the number of its site (its line).
 """
 import ast
 import inspect

@@ -1,12 +1,12 @@
-"""Threads of a GPU as greenlets: who runs next, where threads meet, and what it means when nobody can go on.
+"""Threads of a GPU as greenlets: which runs next, where threads meet, and what it means when none can go on.
 
 A thread runs until it must wait: at a barrier, for the other lanes of its warp, for an mbarrier. Then the next one
-runs. Nothing is ever preempted (a `while` loop that turns and turns gives others a chance), so a launch is
+runs. Nothing is ever preempted (a `while` loop that spins gives others a turn), so a launch is
 deterministic, and the order in which threads take their turns (forward, reversed, or shuffled by a seed) is an option:
 a correct kernel gives the same bits in each.
 
 Blocks run one after another, those of a cluster together; the next one starts early only when all that have started
-wait for something that none of them can give, as they do at a grid-wide barrier.
+wait for something that none of them can provide, as at a grid-wide barrier.
 """
 import contextvars
 import random
@@ -18,10 +18,10 @@ import numpy as np
 
 WARP, FULL = 32, 0xFFFFFFFF  # lanes, and the mask that names them all
 TURNS = 4096  # turns of `while` loops after which a thread lets the others run
-WAITING = 64  # for how many turns one counts of a loop that seems to wait: its condition reads memory, or is constant
-ROUNDS = 16  # that loops may go on for before another block starts, which they may be waiting for
+WAITING = 64  # turns that one turn counts for in a loop that seems to wait: its condition is constant or reads memory
+ROUNDS = 16  # of looping before another block starts, which the loops may be waiting for
 PATIENCE = 5.0  # seconds without any progress after which a wait counts as endless
-LONGEST = 12  # times the patience: so long may loops turn that change nothing but their own variables
+LONGEST = 12  # times the patience: how long loops may run that change nothing but their own variables
 
 
 class Dim3:
@@ -56,7 +56,7 @@ class Thread:
         self.state = {}  # what asynchronous instructions keep for each thread
 
     def tick(self, seen):
-        """Time goes on: what comes now is after all that `seen` says, and can be told from what was before."""
+        """Advance the clock: what comes now is after all in `seen`, and can be told from what came before."""
         self.seen = seen
         self.clock += 1
         self.stamp = (self, self.clock)
@@ -90,7 +90,7 @@ class Block:
 
 
 class Cluster:
-    """Blocks that run together and reach each other's shared memory; most have one block alone."""
+    """Blocks that run together and reach each other's shared memory; most clusters are a single block."""
 
     def __init__(self):
         self.blocks = []
@@ -179,7 +179,7 @@ class Scheduler:
             for thread in ready:
                 if thread.done:
                     continue
-                if machine.block is thread.block:  # as `enter`, for the thread that comes most often
+                if machine.block is thread.block:  # what `enter` does, inlined for the most frequent case
                     machine.thread = thread
                     at.x, at.y, at.z = thread.index
                 else:
@@ -282,7 +282,7 @@ class Scheduler:
         self.awake.extend(threads)
 
     def _after_barrier(self, block, threads):
-        """All of the block have seen all that any of them did."""
+        """All threads of the block have now seen what any of them did."""
         seen = [t.clock for t in block.threads]
         for thread in threads:
             thread.seen = seen
@@ -440,7 +440,7 @@ class Scheduler:
     # loops that wait --------------------------------------------------------------------------------------------------
 
     def turn(self, weight):
-        """One turn of a `while` loop of the current thread, which counts for `weight`; True."""
+        """One turn of a `while` loop of the current thread, counted as `weight` turns; returns True."""
         thread = self.machine.thread
         thread.turns += weight
         if thread.turns >= TURNS:

@@ -6,20 +6,20 @@
 
 LOGICAL TIME
     Threads run one after another here, so the wall clock says nothing. Each thread has a clock of its own instead: a
-    load, a store and an arithmetic operation take one tick; whoever waits goes on at the time of what it waited for
-    (Lamport 1978, "Time, Clocks, and the Ordering of Events in a Distributed System"). A warp's time is that of its
+    load, a store and an arithmetic operation take one tick; a thread that waits goes on at the time of what it waited
+    for (Lamport 1978, "Time, Clocks, and the Ordering of Events in a Distributed System"). A warp's time is that of its
     last lane. Blocks begin at 0. An asynchronous copy arrives as late as the rules allow: where a wait covers it, or
-    when nobody can go on without it. So a timeline shows which order the program enforces, and not how long a GPU would
+    when nobody can go on without it. So a timeline shows the order that the program enforces, not how long a GPU would
     take.
 
 EVENTS
-    The parts of the emulator report `machine.tracer.event(kind, text, thread, site, about)`. `about` is the thing that
-    it happens to (an mbarrier, a copy); what is released at one time is acquired no earlier. Kinds with a meaning:
-        "copy issued" … "copy completed"     a bar in the row of the copy engine
-        "wgmma issued" … "wgmma completed"   a bar in the row of the tensor cores
+    The parts of the emulator report `machine.tracer.event(kind, text, thread, site, about)`. `about` is what it happens
+        to (an mbarrier, a copy); what is released at one time is acquired no earlier. Kinds with a meaning: "copy
+        issued" … "copy completed"     a bar in TMA's row
+        "wgmma issued" … "wgmma completed"   a bar in the tensor cores' row
         "wait", "barrier"                    a bar in the row of the warp that waits
         "phase"                              a mark in the row of the mbarriers: a phase of one has ended
-    Every other kind is a mark in its warp's row, or in the copy engine's where `thread` is None.
+    Every other kind is a mark in its warp's row, or in TMA's where `thread` is None.
 """
 import contextlib
 import json
@@ -35,8 +35,8 @@ from .host import device
 from .launch import Emulator
 from .rewrite import SITES
 
-ENGINE, TENSOR, PHASES = "copy engine", "tensor cores", "mbarriers"
-BARS = {"copy completed": ("copy", "copy issued", ENGINE), "wgmma completed": ("wgmma", "wgmma issued", TENSOR)}
+TMA, TENSOR, PHASES = "TMA", "tensor cores", "mbarriers"
+BARS = {"copy completed": ("copy", "copy issued", TMA), "wgmma completed": ("wgmma", "wgmma issued", TENSOR)}
 STARTS = {start: kind for kind, start, _ in BARS.values()}
 WAITS = ("barrier", "wait")
 KEPT = 256  # matrix products that a tracer keeps
@@ -57,7 +57,7 @@ class Product:
 class Event:
     """Something on the timeline, from `start` to `end` (the same for a mark).
 
-    launch: number of the launch; block: its index; row: "warp 0", "copy engine", "tensor cores" or "mbarriers"
+    launch: number of the launch; block: its index; row: "warp 0", "TMA", "tensor cores" or "mbarriers"
     lanes: how many lanes of the warp took part; place: "file:line" or ""
     """
 
@@ -80,7 +80,7 @@ class Event:
 class Tracer:
     """Collects the events of the launches of one emulator.
 
-    copies: the tensor copies of the copy engine as the emulator keeps them (copy_engine.py), for pictures.py
+    copies: TMA's tensor copies as the emulator keeps them (tma.py), for pictures.py
     products: the first `KEPT` matrix products of warps (mma), with their registers, for pictures.py
     """
 
@@ -132,7 +132,7 @@ class Tracer:
         self._note("wait", text, start, end, thread, site)
 
     def event(self, kind, text, thread=None, site=None, about=None):
-        """Something has happened: to a thread, or in the copy engine (None)."""
+        """Something has happened: to a thread, or in TMA (None)."""
         clock, block = self.clock, self._block_of(thread, about)
         if kind == "phase":  # ended by the last arrival, or by the copy that has just come
             now = max(self._released[about], 0 if thread else self._released[block])
@@ -142,7 +142,7 @@ class Tracer:
         if thread is not None:
             clock[thread] += 1
             now = clock[thread]
-        elif greenlet.getcurrent() is self.machine.scheduler.hub:  # as late as can be: all have come to their waits
+        elif greenlet.getcurrent() is self.machine.scheduler.hub:  # as late as possible: all wait
             now = max([self._released[block], *(clock[t] for t in block.threads if not t.done)])
         else:
             now = clock[self.machine.thread]
@@ -190,7 +190,7 @@ class Tracer:
             warps[thread.warp] = max(warps.get(thread.warp, 0), self.clock.pop(thread, 0))
 
     def launch_ends(self):
-        """A launch has ended, also one that was abandoned."""
+        """A launch has ended, or was abandoned."""
         for block in self._blocks:
             if any(t in self.clock for t in block.threads):
                 self.block_ends(block)
@@ -215,7 +215,7 @@ class Tracer:
 
     def _note(self, kind, text, start, end, thread, site, block=None):
         if thread is None:
-            self._add(kind, text, start, end, block, ENGINE, None, site)
+            self._add(kind, text, start, end, block, TMA, None, site)
         else:
             self._add(kind, text, start, end, thread.block, thread.warp, thread.lane, site)
 
@@ -227,7 +227,7 @@ class Tracer:
 
     @property
     def events(self):
-        """`Event`s by time; what the lanes of a warp did together is one."""
+        """`Event`s by time; what the lanes of a warp did together is one event."""
         counts, groups = defaultdict(int), {}
         for kind, text, start, end, launch, block, row, lane, site in self.events_of_threads:
             key = kind, text, launch, block, row, site
@@ -240,7 +240,7 @@ class Tracer:
         events = []
         for (kind, text, launch, block, row, site, *_), times in groups.items():
             name = f"warp {row}" if isinstance(row, int) else row
-            if name in (ENGINE, TENSOR, PHASES) and len(times) > 1:
+            if name in (TMA, TENSOR, PHASES) and len(times) > 1:
                 text = f"{len(times)} × {text}"
             events.append(Event(kind, text, max(t[0] for t in times), max(t[1] for t in times), launch, block, name,
                                 len(times) if isinstance(row, int) else 0, self._say(site)))
@@ -289,7 +289,7 @@ class Tracer:
         return json.dumps({"traceEvents": found, "displayTimeUnit": "ns"}, indent=0)
 
     def save(self, path, **options):
-        """Write .json (Chrome trace), .txt, .svg or .png, as the name ends; options are those of `picture`."""
+        """Write .json (Chrome trace), .txt, .svg or .png, by the name's suffix; options are those of `picture`."""
         ending = os.path.splitext(str(path))[1]
         if ending in (".json", ".txt"):
             write_text(path, self.chrome() if ending == ".json" else self.timeline() + "\n", "the trace")
@@ -301,7 +301,7 @@ class Tracer:
         return self.picture(**options).svg()
 
     def picture(self, launch=-1, blocks=2, width=1280):
-        """A `Picture`: one row a warp, one for the copy engine, one for the tensor cores.
+        """A `Picture`: one row a warp, one for TMA, one for the tensor cores.
 
         launch: which launch; blocks: how many blocks of it, or a list of block indices; width: pixels
         """
@@ -345,7 +345,7 @@ class _Drawing:
     def _rows(self, events, ends):
         """[(row, how many lanes of height it needs)]"""
         rows = [(f"warp {w}", 1) for w in sorted(ends)]
-        for name in (PHASES, ENGINE, TENSOR):
+        for name in (PHASES, TMA, TENSOR):
             mine = [e for e in events if e.row == name]
             if mine:
                 rows.append((name, max(self._stack(mine).values()) + 1))
@@ -353,7 +353,7 @@ class _Drawing:
 
     @staticmethod
     def _stack(events):
-        """{id of an event: line of the row}: bars that overlap lie above each other."""
+        """{id of an event: line of the row}: bars that overlap are stacked."""
         free, place = [], {}
         for e in sorted(events, key=lambda e: (e.start, e.end)):
             k = next((k for k, until in enumerate(free) if until <= e.start), len(free))
@@ -446,7 +446,7 @@ _MARKS = ("#1f6fb2", "#d1495b", "#2e8b57", "#8e5ea2", "#b8860b", "#1b1f24", "#00
 
 
 def _together(events):
-    """Events with what several warps did alike put together: "warps 0-3, 5"."""
+    """Events, with those that several warps have in common merged: "warps 0-3, 5"."""
     groups = {}
     for e in events:
         key = (e.launch, e.block, e.kind, e.text, e.start, e.end, e.place, e.lanes if e.lanes else e.row)
@@ -471,12 +471,12 @@ def _ranges(numbers):
 
 
 def _rank(event):
-    """The order of what happens at one time: what arrives, who issues and signals, phases, who goes on after them."""
-    return 0 if event.row in (ENGINE, TENSOR) else 2 if event.row == PHASES else 3 if event.kind in WAITS else 1
+    """The order of events at one time: arrivals, issues and signals, phases, then those who go on after them."""
+    return 0 if event.row in (TMA, TENSOR) else 2 if event.row == PHASES else 3 if event.kind in WAITS else 1
 
 
 def _number(row):
-    """Rows in their order: warps by number."""
+    """A sort key of rows: warps by number."""
     return (0, int(row.split()[1])) if row.startswith("warp") else (1, row)
 
 

@@ -9,8 +9,8 @@ A kernel's numbers are represented by the cheapest Python object that still know
     bool         bool, numpy.bool_
 
 The rules of promotion are Numba's, not NumPy's nor C's: int32 + int32 is int64, uint32 · uint32 is uint64, and
-float32 · int32 is float64, which is how float64 creeps into a kernel. (`tests/emulator/test_values.py` holds the
-table against Numba's own typing.)
+float32 · int32 is float64, which is how float64 creeps into a kernel. (`tests/emulator/test_values.py` checks the table
+against Numba's own typing.)
 """
 import math
 import operator
@@ -23,7 +23,7 @@ BITS64, HALF64, BITS32, HALF32 = (1 << 64) - 1, 1 << 63, (1 << 32) - 1, 1 << 31
 
 
 class Int8(int):
-    """int8: with float16 it gives float16, with float32 float32."""
+    """int8: with float16 it gives float16, with float32 it gives float32."""
     __slots__ = ()
 
 
@@ -143,7 +143,7 @@ def mod(a, b):
 
 
 def _in_float32(function, a, b):
-    """As `_mixed`; but Numba has these operations on float16 in float32 only."""
+    """As `_mixed`; but for float16 Numba has these operations only in float32."""
     a, b = (float32(v) if v.__class__ is float16 else v for v in (a, b))
     return _mixed(function, a, b)
 
@@ -225,7 +225,7 @@ def float32_bits(x):
 
 
 def _to_int(value):
-    """A number as an int: floats are cut towards zero, as `cvt.rzi` does; NaN is 0."""
+    """A number as an int: floats are truncated, as by `cvt.rzi`; NaN is 0."""
     if value.__class__ in FLOATS or value.__class__ is float:
         if math.isnan(value):
             return 0
@@ -278,12 +278,12 @@ ALIASES = {"boolean": "bool", "bool_": "bool", "intp": "int64", "uintp": "uint64
 
 
 def type_named(name):
-    """The type of a name such as "int32", "f4" or "boolean"; None if it is no such name."""
+    """The type of a name such as "int32", "f4" or "boolean"; None for any other name."""
     return TYPES.get(ALIASES.get(name, name))
 
 
 def dtype_of(kind):
-    """The NumPy dtype that a kernel named: by NumPy's type, Numba's, ours, or a string."""
+    """The NumPy dtype that a kernel names by NumPy's type, Numba's, the emulator's, or a string."""
     if isinstance(kind, IntegerType):
         return kind.dtype
     name = getattr(kind, "name", None)
@@ -301,7 +301,7 @@ def scalar(value):
 
 
 def leaves(arguments):
-    """The arrays and numbers among a launch's arguments, those in tuples too, in their order."""
+    """The arrays and numbers among a launch's arguments, in order, those in tuples included."""
     for argument in arguments:
         if isinstance(argument, tuple):
             yield from leaves(argument)
@@ -318,7 +318,7 @@ def choose(choice, noticed=None):
         for value in others:
             c, d = best.__class__, value.__class__
             if c is not d and (c is UInt64 and d in SIGNED or d is UInt64 and c in SIGNED):
-                best = float64(choice(best, value))  # the one type that Numba finds for int64 and uint64
+                best = float64(choice(best, value))  # the type that Numba gives the pair int64 and uint64
                 continue
             a, b = _LETTER[c], _LETTER[d]
             kind = a if a == b else _PROMOTED[a, b]
@@ -458,8 +458,8 @@ MATH = EmulatedMath()
 def fma(a, b, c):
     """a·b + c, rounded once to the arguments' type.
 
-    float32: the product is exact in float64; the sum is made in float64 with rounding to odd, after which rounding to
-    float32 is right (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums").
+    float32: the product is exact in float64; the sum is computed in float64 with rounding to odd, after which rounding
+        to float32 is correct (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums").
     """
     kind = a.__class__
     if kind is float64:

@@ -2,8 +2,8 @@
 
 PTX ISA, sections 9.7.9.6 (`shfl.sync`) and 9.7.13 (`vote.sync`, `match.sync`).
 
-All lanes that the mask names must come to the same operation. A lane that has ended no longer counts for the waiting,
-but a value taken from a lane that is not there is undefined, and reported.
+All lanes that the mask names must come to the same operation. Nobody waits for a lane that has ended, but a value taken
+from a missing lane is undefined, and reported.
 """
 import sys
 
@@ -106,7 +106,7 @@ def warp_functions(machine):
 
 
 def _undefined(value):
-    """A value that nobody mistakes for a result: NaN, or all bits set."""
+    """A value that nobody would mistake for a result: NaN, or all bits set."""
     if isinstance(value, int):
         return value.__class__(-1) if value.__class__ in (int, Int32) else value.__class__(FULL)
     return value.__class__("nan")

@@ -15,7 +15,7 @@ NAN_WORD = 0x7FFF7FFF  # NaN as float16, twice, and as tf32
 
 
 def places(fragment, columns):
-    """Index array (32, registers, elements): where in a flat matrix of so many columns each element of each lane is."""
+    """Index array (32, registers, elements): where each lane's elements are in a flat matrix of `columns` columns."""
     return np.array([[[row * columns + column for row, column in register] for register in fragment(lane)]
                      for lane in range(LANES)])
 
@@ -38,7 +38,7 @@ def _check_lanes(machine, name, threads, frame):
 # ldmatrix -------------------------------------------------------------------------------------------------------------
 
 def load_matrices(machine, address, count, transposed, frame):
-    """`count` 8 × 8 matrices of 16-bit elements from shared memory: a register of each for every lane.
+    """`count` 8 × 8 matrices of 16-bit elements from shared memory: for every lane, one register of each.
 
     Lane l gives the address of row l % 8 of matrix l // 8, and reads it; addresses of further lanes are not used.
     """
@@ -115,7 +115,7 @@ class MatrixProduct:
         return result.reshape(-1)[self.c_places]
 
     def __call__(self, machine, a, b, c, frame):
-        """The twin, called by each lane with its registers: float32 (4,), the lane's sums."""
+        """The twin, called by each lane with its registers: float32 (4,), the lane's accumulators."""
         def combine(lanes, threads):
             _check_lanes(machine, self.name, threads, frame)
             a, b, c = zip(*[lanes.get(lane, self.absent) for lane in range(LANES)], strict=True)

@@ -12,24 +12,24 @@ MATRICES IN SHARED MEMORY are named by a 64-bit descriptor (section 9.7.15.5.1.2
     bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
 A matrix is made of 16-byte chunks, eight float16 along its contiguous dimension. With a swizzle of S bytes, rows of S
-bytes lie one after another, eight of them are a group. `chunk_offsets` says where each chunk lies; r is the row, c the
-chunk in the row, along the other dimension:
+bytes lie one after another, eight to a group. `chunk_offsets` says where each chunk lies; r is the row, c the chunk in
+the row, along the other dimension:
 
     K-major, swizzled     r % 8 · S + r // 8 · SBO + c · 16          r is m or n, two chunks along k; LBO is not used
     K-major, none         r % 8 · 16 + r // 8 · SBO + c · LBO
     MN-major, swizzled    k % 8 · S + k // 8 · SBO + c % (S / 16) · 16 + c // (S / 16) · LBO     chunks along m or n
     MN-major, none        k % 8 · 16 + k // 8 · LBO + c · SBO
 
-and the swizzle then xors bits of the resulting address, as the copy engine's does (copy_engine.py).
+and the swizzle then xors bits of the resulting address, as TMA's does (tma.py).
 
 REGISTERS. `accumulator_place` and `a_fragment_place` say which element of D and A lies in which register of which
 thread.
 
 WHEN. A wgmma reads its matrices and writes its accumulators at the first wait that covers its group. From the
-instruction until a thread's own wait its accumulators are in use, and until somebody's wait the matrices.
+instruction on, a thread's accumulators are in use until its own wait, and the matrices until any thread's.
 
 ARITHMETIC. Each instruction's sum over k is exact here and added to D with one rounding to float32. The hardware adds
-with fewer bits, cut off instead of rounded (Fasi, Higham, Mikaitis and Pranesh 2021, "Numerical behavior of NVIDIA
+with fewer bits, truncated instead of rounded (Fasi, Higham, Mikaitis and Pranesh 2021, "Numerical behavior of NVIDIA
 tensor cores"), so its results differ in the last bits.
 """
 import functools
@@ -38,9 +38,9 @@ from collections import deque
 import numpy as np
 
 from .asynchronous import Completion, Pending, Pieces, Watch
-from .copy_engine import CHUNK, SWIZZLES
 from .faults import Unsupported
 from .memory import CheckedArray
+from .tma import CHUNK, SWIZZLES
 
 WARPGROUP, M, K = 128, 64, 16
 SWIZZLE_OF_MODE = (0, 128, 64, 32)  # bytes, by the descriptor's bits 62-63
@@ -146,7 +146,7 @@ class Operand:
 # Instructions ---------------------------------------------------------------------------------------------------------
 
 class Operation:
-    """One wgmma of a warpgroup, as its threads give it one by one."""
+    """One wgmma of a warpgroup, which its threads issue one by one."""
 
     __slots__ = ("kind", "bits_a", "bits_b", "scale", "a", "b", "n", "count", "arrays", "fragments", "site", "thread",
                  "done", "waiting", "pendings", "after", "checked")
@@ -222,7 +222,7 @@ def _fragments(words):
 
 
 class Issuer:
-    """One thread's side: which operations it has given, in which groups, and what it must not touch meanwhile."""
+    """One thread's side: which operations it has issued, in which groups, and what it must not touch meanwhile."""
 
     __slots__ = ("group", "given", "open", "groups", "fenced", "dirty", "in_use")
 
@@ -298,7 +298,7 @@ def issue(machine, array, n, a, bits_b, scale, a_mn_major=False, b_mn_major=Fals
 
 
 def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major):
-    """The operation that the first of its threads gives; None after a fault."""
+    """The operation that the first of its threads issues; None after a fault."""
     site = machine.site_here()
     if not group.complete:
         machine.report("wgmma", f"a wgmma needs all {WARPGROUP} threads of a warpgroup; the block's last one has "
@@ -324,7 +324,7 @@ def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major):
 
 
 def _check_operand(machine, operation, operand, name):
-    """Where a matrix lies, who wrote it, and that it is in use from now on."""
+    """Check where a matrix lies and who wrote it, and mark it as in use."""
     site, d = operation.site, operand.descriptor
     if operand.memory is None:
         machine.report("bounds", f"matrix {name} of the wgmma, from the shared address {d.address:#x} on, does not lie "
@@ -348,7 +348,7 @@ def _check_operand(machine, operation, operand, name):
 
 
 def _check_layout(machine, operand, name, site):
-    """Hold a descriptor against the tile that the copy engine wrote there, if nobody has stored into it since."""
+    """Check a descriptor against the tile that TMA wrote there, if nobody has stored into it since."""
     memory, d, pieces = operand.memory, operand.descriptor, operand.pieces
     if not machine.asynchronous.checked:
         return
@@ -359,12 +359,12 @@ def _check_layout(machine, operand, name, site):
             continue
         period = d.swizzle * 8
         if swizzle != d.swizzle:
-            machine.report("descriptor", f"the descriptor of matrix {name} says {_say(d.swizzle)}, but the copy engine "
+            machine.report("descriptor", f"the descriptor of matrix {name} says {_say(d.swizzle)}, but TMA "
                                          "wrote "
                                          f"the tile at {machine.access.say(memory, start)} with {_say(swizzle)}", site)
         elif not swizzle and row != CHUNK:
             machine.report("descriptor", f"the descriptor of matrix {name}, with {_say(d.swizzle)}, reads rows of "
-                                         f"{d.swizzle or CHUNK} bytes, but the copy engine wrote rows of {row} bytes "
+                                         f"{d.swizzle or CHUNK} bytes, but TMA wrote rows of {row} bytes "
                                          f"to the tile at {machine.access.say(memory, start)}", site)
         elif period and ((memory.address + start) % period >> 7) != d.base_offset:
             machine.report("alignment", f"the tile of matrix {name} begins at the shared address "
@@ -407,7 +407,7 @@ def _claim_registers(machine, thread, issuer, array, n, operation):
 
 
 def _comes_after(machine, thread, operation):
-    """Hold another thread of the warpgroup against what the matrices' bytes were written by."""
+    """Check that another thread of the warpgroup comes after the writes of the matrices' bytes."""
     key = id(thread.seen)
     for memory, after, writers in operation.after:
         for pending in after:
@@ -486,7 +486,7 @@ def set_registers(machine, count, more):
 
 
 def _check_registers(machine, block, state):
-    """At the end of a block: whole warpgroups took part, and there were enough registers for all of them."""
+    """At the end of a block: check that whole warpgroups took part, and that all of them had enough registers."""
     for (group, site), (calls, thread, _) in state["sites"].items():
         size = min(WARPGROUP, len(block.threads) - group * WARPGROUP)
         if calls % size:

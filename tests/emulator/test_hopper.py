@@ -26,7 +26,7 @@ def launch(kernel, block, *arguments, grid=1, shared=0, **options):
     return machine
 
 
-# The copy engine ------------------------------------------------------------------------------------------------------
+# TMA ------------------------------------------------------------------------------------------------------------------
 
 @MODES
 @pytest.mark.parametrize("name", inputs.COPIES)
@@ -285,7 +285,7 @@ GEMM_FAULTS = {
         "= types.float16(acc[4 * j])", "which the wgmma still writes: commit its group"),
     "descriptor without the swizzle": (
         [(" | (u64(1) << u64(62))", "")], 1, "descriptor", "wgmma(acc, da, db, i32(0))",
-        "the descriptor of matrix A says no swizzle, but the copy engine wrote the tile at tiles.* with a swizzle of "
+        "the descriptor of matrix A says no swizzle, but TMA wrote the tile at tiles.* with a swizzle of "
         "128"),
     "descriptor that begins outside of the pattern": (
         [("STAGE = A_BYTES + B_BYTES", "STAGE = A_BYTES + B_BYTES + 128"),

@@ -183,7 +183,7 @@ def test_copies_are_issued_then_complete_then_end_a_phase_then_a_wait(gemm):
     issued, copies = gemm.of("copy issued"), gemm.of("copy")
     assert [e.text for e in issued] == [f"map_{m}[{BK * k}, 0]" for k in range(K_TILES) for m in "ab"]
     assert [e.text for e in copies] == [e.text for e in issued]
-    assert {e.row for e in issued} == {"warp 0"} and {e.row for e in copies} == {"copy engine"}
+    assert {e.row for e in issued} == {"warp 0"} and {e.row for e in copies} == {"TMA"}
     assert {e.lanes for e in issued} == {1}
     ended = {e.text.split(":")[0] + e.text.split("phase")[1]: e.end for e in gemm.of("phase")}
     for number, (start, bar) in enumerate(zip(issued, copies, strict=True)):
@@ -241,7 +241,7 @@ def test_a_group_of_cp_async_completes_at_the_wait_that_covers_it(mma):
         # the wait leaves one group on its way: tile 0 is there at the first barrier, tile 1 at the second
         assert issued[0] < groups[0].end < first
         assert issued[1] < first < groups[1].end < second
-    assert {e.row for e in mma.of("copy")} == {"copy engine"}
+    assert {e.row for e in mma.of("copy")} == {"TMA"}
 
 
 def test_products_keep_their_registers(mma):
@@ -272,7 +272,7 @@ def test_svg(gemm, tmp_path):
     for event in gemm.events:
         assert str(event) in tips, event
     texts = [e.text for e in root.iter(tag + "text")]
-    rows = [f"warp {w}" for w in range(12)] + ["mbarriers", "copy engine", "tensor cores"]
+    rows = [f"warp {w}" for w in range(12)] + ["mbarriers", "TMA", "tensor cores"]
     assert [t for t in texts if t in rows] == rows
     assert {"waits at a barrier", "copy under way", "wgmma under way", "logical time"} <= set(texts)
     width, height = (float(root.get(a)) for a in ("width", "height"))

@@ -10,7 +10,7 @@
     split_k.py          a long sum shared by many blocks
     mma.py              v5  float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
     tf32.py             v5  float32 on the same units, rounded to tf32 on the way, where the device's switch says so
-    hopper.py           v6  float16 on Hopper: wgmma, the copy engine, warps that only fetch or only multiply
+    hopper.py           v6  float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply
     epilogues.py   what becomes of its sums: bias, residual, GELU, sums of rows
     fast_gelu.py        GELU in few instructions
     launcher.py         which of them runs

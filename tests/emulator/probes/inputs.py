@@ -4,7 +4,7 @@ import numpy as np
 DESCRIPTOR_MODE = {0: 0, 128: 1, 64: 2, 32: 3}  # PTX ISA 9.7.15.5.1.2.2, bits 62-63, by bytes
 
 
-# The copy engine ------------------------------------------------------------------------------------------------------
+# TMA ------------------------------------------------------------------------------------------------------------------
 
 def box_of(x, at, box):
     """The box of `box` elements at `at` (both innermost dimension first) of x, zeros where x ends, element by

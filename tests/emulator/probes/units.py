@@ -221,7 +221,7 @@ def relay(x, y):
 
 @cuda.jit
 def double_rows(map_x, map_y, rows):
-    """y = 2 x, 32 float32 a row: loaded and stored by the copy engine, doubled by one warp, in two tiles by turns."""
+    """y = 2 x, 32 float32 a row: loaded and stored by TMA, doubled by one warp, in two tiles by turns."""
     tiles = cuda.shared.array((2, 32), types.float32, alignment=128)
     barrier = cuda.shared.array(1, types.uint64)
     base, full = smem_u32(tiles), smem_u32(barrier)
@@ -249,7 +249,7 @@ def double_rows(map_x, map_y, rows):
 
 @cuda.jit
 def through_global(x, map_x, y):
-    """Threads store to global memory, the copy engine loads it: 32 float32."""
+    """Threads store to global memory, TMA loads it: 32 float32."""
     tile = cuda.shared.array(32, types.float32, alignment=128)
     barrier = cuda.shared.array(1, types.uint64)
     full = smem_u32(barrier)

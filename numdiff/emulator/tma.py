@@ -1,31 +1,31 @@
-"""The copy engine (TMA): boxes of a tensor in global memory, to and from tiles in shared memory.
+"""TMA: boxes of a tensor in global memory, to and from tiles in shared memory.
 
 A tensor map says where a tensor of one to five dimensions lies in global memory, how large a box of it is copied, and
 how the box is laid out in shared memory. All its sizes run innermost first, as the coordinates of an instruction do.
 (CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, sections 5.5, "Tensors", and 9.7.9.27, "cp.async.bulk.tensor".)
 
-THE TILE. The box's elements lie one after another, innermost dimension first. What of a box lies outside of the tensor
-is zeros; outside elements are not written by a store. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks
-inside each such range of bytes, by address bits of shared memory (`swizzled`):
+THE TILE. The box's elements lie one after another, innermost dimension first. Elements of a box outside the tensor are
+loaded as zeros, and not written by a store. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks inside each
+such range of bytes, by address bits of shared memory (`swizzled`):
 
     128 bytes: bits 4-6 of the address are xored with bits 7-9        the pattern repeats every 1024 bytes
      64 bytes: bits 4-5 with bits 7-8                                                        512 bytes
      32 bytes: bit 4 with bit 7                                                              256 bytes
 
 so that a column of chunks, the same chunk of eight neighbouring rows, lies in eight different groups of four banks.
-Rows that are shorter than the swizzle begin as many bytes apart as it has; what lies between them is left alone.
+Rows shorter than the swizzle begin that many bytes apart; the bytes between them are left alone.
 
-WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a load also before the tensor's first
-element, a store not. Else a GPU ends with an illegal instruction. (This and the distance of short rows are not in the
-PTX ISA: so it was on an H100, and `python -m tests.emulator.compare_hopper` tries it again.)
+WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a load may begin before the tensor's first
+element, a store may not. Otherwise a GPU ends with an illegal instruction. (This and the distance of short rows are not
+in the PTX ISA: they were observed on an H100, and `python -m tests.emulator.compare_hopper` checks them again.)
 
-WHEN. A load arrives when no thread can go on without it; then its bytes are announced to its mbarrier. A store reads
+WHEN. A load arrives when no thread can go on without it; its mbarrier then counts its bytes. A store reads
 its tile and writes its box when its thread waits for its group, or when its block ends. Until then these bytes are in
 use (asynchronous.py). A load whose block ends before it has arrived, and a store whose thread ends before the tile has
 been read, are faults.
 
 A `TensorMap` is the host's side; `tensor_map` makes one for arrays of the emulator. Its 128 bytes begin with a number
-by which the emulator knows it again, in whatever memory they lie.
+by which the emulator recognises it, in whatever memory they lie.
 """
 import functools
 import itertools
@@ -126,8 +126,8 @@ class TensorMap:
     # boxes ------------------------------------------------------------------------------------------------------------
 
     def inside(self, at):
-        """What of the box at coordinates `at` lies in the tensor: [(first, last)] of box coordinates, innermost
-        first."""
+        """The part of the box at coordinates `at` that lies in the tensor: [(first, last)] of box coordinates,
+        innermost first."""
         return [(max(0, -c), max(0, -c, min(n, d - c))) for c, n, d in zip(at, self.box, self.dims, strict=True)]
 
     def elements(self, at, inside):
@@ -215,7 +215,7 @@ def _known_pieces(machine, tensor, at, inside):
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 class Load:
-    """A copy on its way into shared memory; called, it arrives."""
+    """A copy on its way into shared memory; calling it makes it arrive."""
 
     __slots__ = ("machine", "block", "tensor", "at", "memory", "offset", "barrier", "thread", "site", "seen", "clock",
                  "phase", "pending", "source")
@@ -266,7 +266,7 @@ def _tile(machine, address, tensor, what):
 def _begin(machine, descriptor, coordinates, what):
     """(TensorMap, coordinates) of a copy; None after a fault."""
     if machine.cc < (9, 0):
-        raise Unsupported(f"the copy engine's tensors need compute capability 9.0, not {machine.cc[0]}.{machine.cc[1]}")
+        raise Unsupported(f"TMA needs compute capability 9.0, not {machine.cc[0]}.{machine.cc[1]}")
     tensor = map_from(machine, descriptor)
     if tensor is None:
         return None
@@ -312,7 +312,7 @@ def load(machine, address, descriptor, barrier, coordinates):
 
 
 def _named(copy, descriptor):
-    """The name of a copy's tensor in a trace; an array without one is called as the kernel calls its map."""
+    """The name of a copy's tensor in a trace; for an array without one, the kernel's name for its map."""
     if copy.tensor.name == "array":
         copy.tensor.name = getattr(descriptor, "name", "") or "array"
     return copy.tensor.name
@@ -362,7 +362,7 @@ class Store:
     __slots__ = ("tensor", "at", "memory", "offset", "thread", "stamp", "site", "reads", "writes", "tile")
 
     def read(self, machine):
-        """The tile has been read: its thread, and who comes after, may overwrite it."""
+        """The tile has been read: its thread, and threads ordered after it, may overwrite it."""
         if self.tile is not None:
             return
         tensor, memory = self.tensor, self.memory
