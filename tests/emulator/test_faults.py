@@ -492,7 +492,7 @@ IN_KERNELS = {
     "matmul, guard of a load": InKernel("matmul.tiled", "b_c < N and", "b_c <= N and", "matmul", 2, "bounds",
                                         ("value = b[b_start",)),
     "matmul v3, second barrier": InKernel("matmul.register_tiles", BARRIER, NONE, "long", 3, "race",
-                                          ("tile_a[k, r] = fetch", "sums0 = add_row("), 1),
+                                          ("tile_a[k, r] = fetch", "row0 = add_row("), 1),
     "matmul v4, one buffer": InKernel("matmul.vectorised", "buffer = int32(1 - buffer)", "buffer = int32(buffer)",
                                       "long", 4, "race", ()),
     "matmul v4, barrier": InKernel("matmul.vectorised", BARRIER, NONE, "long", 4, "race", (), 1),

@@ -23,15 +23,9 @@ EXCEPTIONS = {
     "conv2d/tf32.py write_rows": (7, 16, 1),
     "groupnorm/chunks.py groupnorm_backward_kernel_v2": (25, 16, 3),
     "linear_group.py gather_kernel": (25, 18, 2),
-    "matmul/mma.py stash_half": (13, 15, 3),
-    "matmul/mma.py write_sums": (10, 15, 1),
-    "matmul/naive.py matmul_forward_kernel_v1": (12, 22, 2),
-    "matmul/register_tiles.py matmul_forward_kernel_v3": (38, 22, 2),
     "matmul/tf32.py finish_rows": (8, 15, 1),
     "matmul/tf32.py kernel": (49, 21, 2),
     "matmul/tf32.py multiply_step": (14, 15, 2),
-    "matmul/tiled.py matmul_forward_kernel_v2": (38, 22, 2),
-    "matmul/vectorised.py kernel": (76, 22, 2),
 }
 
 

@@ -36,7 +36,7 @@ from ...device.tma import (
     tma_store_wait_read_1,
 )
 from .fast_gelu import fast_gelu, fast_gelu_gradient
-from .mma import write_sums
+from .mma import write_fragment
 
 BM, BK = 128, 64  # rows of a block's tile; a step along K: 128 bytes of float16, the widest swizzle
 BOX = 64  # side of a box of an operand that is contiguous along m or n, and of a tile of the epilogue
@@ -291,8 +291,8 @@ def epilogue_float(block, acc, place, c, start, bias, work, how):
     if column < work.N and first_row < work.M:
         for j in range(8):
             i = 32 * block + 4 * j
-            write_sums(c, start, acc[i], acc[i + 1], acc[i + 2], acc[i + 3], int32(first_row + thread_row),
-                       int32(column + 8 * j), lane, work.M, work.N, bias, how.alpha, how.has_bias, how.accumulate)
+            write_fragment(c, start, acc[i], acc[i + 1], acc[i + 2], acc[i + 3], int32(first_row + thread_row),
+                           int32(column + 8 * j), lane, work, bias, how)
 
 
 # Row sums of A --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from ..elementwise import cast_forward, gelu_backward, gelu_forward
 from ..reduce import column_sum
 from ..tuning import tuned_or
 from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectorised
-from .operands import Matrices
+from .operands import Epilogue, Matrices, Shape, Strides
 from .reference import matmul_forward_cost, matmul_forward_reference
 
 SQUARE = {v: (n, n) for v, n in ((1, naive.BLOCK), (2, tiled.TILE), (3, register_tiles.TILE))}  # their only tile
@@ -321,7 +321,8 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
             Matrices(partial, N, 1, inner=M * N), M, N, length, K - (slices - 1) * length, 1, slices, None, 1.0, False)
     target, flat = c.array.reshape(-1)[c.start:], partial.reshape(-1)
     launch(split_k.sum_slices_kernel, -(-M * N // split_k.OUTPUTS), (split_k.OUTPUTS, split_k.SHARES), flat, slices,
-           target, flat if bias is None else bias, M, N, c.row, float(alpha), int(bias is not None), int(accumulate))
+           target, flat if bias is None else bias, M, N, c.row,
+           Epilogue(float(alpha), int(bias is not None), int(accumulate)))
 
 
 def _launch(version, tile, a, b, c, M, N, K, K_last, outer, inner, bias, alpha, accumulate):
@@ -337,8 +338,9 @@ def _launch(version, tile, a, b, c, M, N, K, K_last, outer, inner, bias, alpha, 
     else:
         raise ValueError(f"there is no version {version} of matmul in float32: use 1, 2, 3, 4 or 5")
     launch(kernel, (-(-M // tile[0]) * -(-N // tile[1]), inner, outer), block, flat_a, flat_b, flat_c,
-           flat_a if bias is None else bias, M, N, K, K_last, a.row, a.column, b.row, b.column, c.row, a.outer, a.inner,
-           b.outer, b.inner, c.outer, c.inner, float(alpha), int(bias is not None), int(accumulate))
+           flat_a if bias is None else bias, Shape(M, N, K, K_last),
+           Strides(a.row, a.column, b.row, b.column, c.row, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner),
+           Epilogue(float(alpha), int(bias is not None), int(accumulate)))
 
 
 def _whole(x, transpose):

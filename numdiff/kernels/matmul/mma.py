@@ -33,12 +33,15 @@ SOURCE
 READ NEXT
     hopper.py, where TMA and instructions up to 128 times as large take over.
 """
+from typing import NamedTuple
+
 import numpy as np
 
 from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, opaque, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import FULL_MASK
 from ...device.requires import requires
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
@@ -50,6 +53,7 @@ from ...device.tensor_core import (
     store_words4,
     unpack_half2,
 )
+from .operands import Epilogue
 from .vectorised import write_four
 
 BK = 32  # of K in a tile: two mma deep
@@ -61,6 +65,39 @@ PITCH = COLUMNS * 2 + 16  # bytes of a row of a warp's patch: eight rows start i
 PARTIALS_BLOCK = 256
 PLANES = 4 * PARTIALS_BLOCK  # shared elements: four planes
 MANY_PARTIALS = 8  # slices from which the warps of a block share them: one thread's loads would come one by one
+
+# Of each kernel: the tile of C, the case of transposes (across: contiguous along m or n), the kind of result
+TILE_M, TILE_N, A_ACROSS, B_ACROSS, HALF = Constant(), Constant(), Constant(), Constant(), Constant()
+THREADS = Constant(lambda TILE_M, TILE_N: threads_of((TILE_M, TILE_N)))
+WARPS_N = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N][1])
+ROWS = Constant(lambda TILE_M, TILE_N: TILE_M // TILES[TILE_M, TILE_N][0])  # of a warp, and accumulators of a thread
+FRAGMENTS = Constant(lambda ROWS: ROWS // 16)
+A_BYTES, B_BYTES = Constant(lambda TILE_M: TILE_M * BK * 2), Constant(lambda TILE_N: TILE_N * BK * 2)
+B_FIRST = Constant(lambda A_BYTES: STAGES * A_BYTES)  # all stages of A, then those of B
+
+
+class Operand(NamedTuple):
+    """A block's part of A or B: where the matrix starts, the first row of the tile (B: column), how many there are."""
+
+    start: int
+    first: int
+    extent: int
+
+
+class Extents(NamedTuple):
+    """Of C."""
+
+    M: int
+    N: int
+
+
+class Place(NamedTuple):
+    """Where a warp's outputs go: where C begins, its first row and column there, the byte of its patch."""
+
+    start: int
+    row: int
+    column: int
+    patch: int
 
 
 # Tiles in shared memory -----------------------------------------------------------------------------------------------
@@ -118,11 +155,11 @@ def load_b(tile, column, step, across, columns, lane):
 # Epilogues ------------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def write_sums(c, start, a0, a1, a2, a3, row, column, lane, M, N, bias, alpha, has_bias, accumulate):
-    """A fragment's four sums as float32. A lane has two of `row` and two of the row 8 below, so it gives one pair to
-    its neighbour and gets another: even lanes write 16 bytes of `row`, odd ones of the row below.
+def write_fragment(c, start, a0, a1, a2, a3, row, column, lane, shape, bias, epilogue):
+    """A fragment's four accumulators as float32. A lane has two of `row` and two of the row 8 below, so it gives one
+    pair to its neighbour and gets another: even lanes write 16 bytes of `row`, odd ones of the row below.
 
-    row: of the lane; column: where the fragment's 8 columns begin
+    row: of the lane; column: where the fragment's 8 columns begin; shape: has M and N
     """
     even = lane & 1 == 0
     got0 = cuda.shfl_xor_sync(FULL_MASK, a2 if even else a0, 1)
@@ -132,134 +169,142 @@ def write_sums(c, start, a0, a1, a2, a3, row, column, lane, M, N, bias, alpha, h
         v0, v1, v2, v3 = got0, got1, a2, a3
         row = int32(row + 8)
     n = int32(column + lane % 4 // 2 * 4)
-    if row < M:
-        write_four(c, start + row * N + n, v0, v1, v2, v3, n, N, bias, alpha, has_bias, accumulate)
+    if row < shape.M:
+        write_four(c, start + row * shape.N + n, v0, v1, v2, v3, n, shape.N, bias, epilogue)
 
 
 @cuda.jit(device=True, forceinline=True)
-def stash_half(tiles, patch, sums, i, row, column, lane, M, N, start, bias, residual, alpha, has_bias, has_residual):
-    """The warp's rows 16 · i …: finished, rounded to float16, into its patch of shared memory."""
+def write_float(c, start, accumulators, row, column, lane, shape, bias, epilogue):
+    """The warp's outputs as float32; row, column: of its first."""
+    for i in range(FRAGMENTS):
+        for j in range(4):
+            s, m = 16 * i + 4 * j, int32(row + 16 * i + lane // 4)
+            write_fragment(c, start, accumulators[s], accumulators[s + 1], accumulators[s + 2], accumulators[s + 3], m,
+                           int32(column + 8 * j), lane, shape, bias, epilogue)
+
+
+@cuda.jit(device=True, forceinline=True)
+def stash_half(tiles, accumulators, i, place, lane, shape, bias, residual, epilogue, has_residual):
+    """The warp's rows 16 · i …: scaled and added to, rounded to float16, into its patch of shared memory."""
     for j in range(4):
-        n = int32(column + 8 * j + lane % 4 * 2)
+        n = int32(place.column + 8 * j + lane % 4 * 2)
         b0 = b1 = float32(0)
-        if has_bias and n < N:
+        if epilogue.has_bias and n < shape.N:
             b0, b1 = bias[uint32(n)], bias[uint32(n + 1)]
         for half in range(2):
-            s, m = 16 * i + 4 * j + 2 * half, int32(row + 16 * i + 8 * half + lane // 4)
-            v0, v1 = alpha * sums[s] + b0, alpha * sums[s + 1] + b1
-            if has_residual and m < M and n < N:
-                r0, r1 = unpack_half2(load_word(residual, start + m * N + n))
+            s, m = 16 * i + 4 * j + 2 * half, int32(place.row + 16 * i + 8 * half + lane // 4)
+            v0, v1 = epilogue.alpha * accumulators[s] + b0, epilogue.alpha * accumulators[s + 1] + b1
+            if has_residual and m < shape.M and n < shape.N:
+                r0, r1 = unpack_half2(load_word(residual, place.start + m * shape.N + n))
                 v0, v1 = v0 + r0, v1 + r1
-            at = patch + (16 * i + 8 * half + lane // 4) * PITCH + 16 * j + lane % 4 * 4
+            at = place.patch + (16 * i + 8 * half + lane // 4) * PITCH + 16 * j + lane % 4 * 4
             store_word(tiles, at, pack_half2(v0, v1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_half(c, tiles, accumulators, place, lane, shape, bias, residual, epilogue, has_residual):
+    """The warp's outputs as float16, through its patch of shared memory, which nobody may use any more."""
+    # not in a loop: accumulators stay in registers only under constant indices
+    stash_half(tiles, accumulators, 0, place, lane, shape, bias, residual, epilogue, has_residual)
+    stash_half(tiles, accumulators, 1, place, lane, shape, bias, residual, epilogue, has_residual)
+    if FRAGMENTS > 2:
+        stash_half(tiles, accumulators, 2, place, lane, shape, bias, residual, epilogue, has_residual)
+        stash_half(tiles, accumulators, 3, place, lane, shape, bias, residual, epilogue, has_residual)
+    cuda.syncwarp()
+    for i in range(ROWS // 8):  # 32 lanes, 8 rows of 4 chunks
+        m, n = int32(place.row + 8 * i + lane // 4), int32(place.column + lane % 4 * 8)
+        if m < shape.M and n < shape.N:
+            w = load_words4(tiles, place.patch + (8 * i + lane // 4) * PITCH + lane % 4 * 16)
+            store_words4(c, place.start + m * shape.N + n, w[0], w[1], w[2], w[3])
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
 
-def make_kernel(tile_m, tile_n, a_across, b_across, half):
+@cuda.jit(device=True, forceinline=True)
+def fetch_tiles(a, b, a_tile, b_tile, of_a, of_b, k, k_end, K, t):
+    """Start this thread's copies of both tiles at k, and make them a group."""
+    fetch_tile(a_tile, a, of_a.start, of_a.first, k, of_a.extent, k_end, K, TILE_M, A_ACROSS, t, THREADS)
+    fetch_tile(b_tile, b, of_b.start, of_b.first, k, of_b.extent, k_end, K, TILE_N, B_ACROSS, t, THREADS)
+    cp_async_commit()
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_tiles(accumulators, a_tile, b_tile, warp_row, warp_column, lane):
+    """accumulators += the warp's part of one tile of A times one of B: BK of k."""
+    for step in range(BK // 16):
+        left = load_b(b_tile, warp_column, step, B_ACROSS, TILE_N, lane)
+        right = load_b(b_tile, warp_column + 16, step, B_ACROSS, TILE_N, lane)
+        for i in range(FRAGMENTS):
+            a4 = load_a(a_tile, warp_row + 16 * i, step, A_ACROSS, TILE_M, lane)
+            mma_m16n8k16_into(accumulators, 16 * i, a4, (left[0], left[1]))
+            mma_m16n8k16_into(accumulators, 16 * i + 4, a4, (left[2], left[3]))
+            mma_m16n8k16_into(accumulators, 16 * i + 8, a4, (right[0], right[1]))
+            mma_m16n8k16_into(accumulators, 16 * i + 12, a4, (right[2], right[3]))
+
+
+@requires("8.0")
+def gemm_mma(a, b, c_half, c_float, bias, residual, M, N, K, slice_length, alpha, has_bias, has_residual, accumulate):
+    tiles = cuda.shared.array(0, "uint8", alignment=128)
+    a_tiles = shared_address(tiles)
+    b_tiles = a_tiles + B_FIRST
+    t = int32(cuda.threadIdx.x)
+    lane, warp = int32(t % 32), int32(t // 32)
+    tiles_n = (N + TILE_N - 1) // TILE_N
+    first_row, first_column = int32(cuda.blockIdx.x // tiles_n * TILE_M), int32(cuda.blockIdx.x % tiles_n * TILE_N)
+    warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
+    batch = cuda.blockIdx.z
+    of_a, of_b = Operand(batch * (M * K), first_row, M), Operand(batch * (N * K), first_column, N)
+    c_start = batch * (M * N)
+    k = int32(cuda.blockIdx.y * slice_length)
+    k_end = int32(min(int32(k + slice_length), int32(K)))
+    accumulators = cuda.local.array(ROWS, "float32")
+    for i in range(ROWS):
+        accumulators[i] = float32(0)
+
+    for s in range(STAGES - 1):
+        fetch_tiles(a, b, a_tiles + s * A_BYTES, b_tiles + s * B_BYTES, of_a, of_b, int32(k + s * BK), k_end, K, t)
+    stage = int32(0)
+    while k < k_end:
+        cp_async_wait(PENDING)  # this thread's part of the tile at k is there
+        cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
+        ahead = int32(stage + STAGES - 1 if stage == 0 else stage - 1)
+        fetch_tiles(a, b, a_tiles + ahead * A_BYTES, b_tiles + ahead * B_BYTES, of_a, of_b,
+                    int32(k + (STAGES - 1) * BK), k_end, K, t)
+        multiply_tiles(accumulators, a_tiles + stage * A_BYTES, b_tiles + stage * B_BYTES, warp_row, warp_column, lane)
+        stage = int32(stage + 1)
+        if stage == STAGES:
+            stage = int32(0)
+        k = int32(k + BK)
+
+    t_end = opaque(t)
+    lane, warp = int32(t_end % 32), int32(t_end // 32)
+    row = int32(first_row + warp // WARPS_N * ROWS)  # of the warp's first output
+    column = int32(first_column + warp % WARPS_N * COLUMNS)
+    shape, epilogue = Extents(M, N), Epilogue(alpha, has_bias, accumulate)
+    if HALF:
+        cp_async_wait(0)
+        cuda.syncthreads()  # the tiles are no longer read, nor written: their memory is the warps' patches now
+        place = Place(c_start, row, column, int32(warp * (ROWS * PITCH)))
+        write_half(c_half, tiles, accumulators, place, lane, shape, bias, residual, epilogue, has_residual)
+    else:
+        c_start += cuda.blockIdx.y * (M * N)  # a slice's partial sums
+        write_float(c_float, c_start, accumulators, row, column, lane, shape, bias, epilogue)
+
+
+def make_kernel(tile, a_across, b_across, half):
     """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one kind of result."""
-    WARPS_M, WARPS_N = TILES[tile_m, tile_n]
-    THREADS = 32 * WARPS_M * WARPS_N
-    ROWS = tile_m // WARPS_M  # of a warp; it always has 32 columns
-    FRAGMENTS, SUMS = ROWS // 16, ROWS
-    A_BYTES, B_BYTES = tile_m * BK * 2, tile_n * BK * 2
-    B_FIRST = STAGES * A_BYTES  # all stages of A, then those of B
-    PATCH = ROWS * PITCH
-
-    @requires("8.0")
-    def kernel(a, b, c_half, c_float, bias, residual, M, N, K, slice_length, alpha, has_bias, has_residual, accumulate):
-        tiles = cuda.shared.array(0, "uint8", alignment=128)
-        a_tiles = shared_address(tiles)
-        b_tiles = a_tiles + B_FIRST
-        t = int32(cuda.threadIdx.x)
-        lane, warp = int32(t % 32), int32(t // 32)
-        tiles_n = (N + tile_n - 1) // tile_n
-        first_row, first_column = int32(cuda.blockIdx.x // tiles_n * tile_m), int32(cuda.blockIdx.x % tiles_n * tile_n)
-        warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
-        batch = cuda.blockIdx.z
-        a_start, b_start, c_start = batch * (M * K), batch * (N * K), batch * (M * N)
-        k = int32(cuda.blockIdx.y * slice_length)
-        k_end = int32(min(int32(k + slice_length), int32(K)))
-
-        sums = cuda.local.array(SUMS, "float32")
-        for i in range(SUMS):
-            sums[i] = float32(0)
-
-        for s in range(STAGES - 1):
-            k_ahead = int32(k + s * BK)
-            fetch_tile(a_tiles + s * A_BYTES, a, a_start, first_row, k_ahead, M, k_end, K, tile_m, a_across, t, THREADS)
-            fetch_tile(b_tiles + s * B_BYTES, b, b_start, first_column, k_ahead, N, k_end, K, tile_n, b_across, t,
-                       THREADS)
-            cp_async_commit()
-        stage = int32(0)
-        while k < k_end:
-            cp_async_wait(PENDING)  # this thread's part of the tile at k is there
-            cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
-            ahead = int32(stage + STAGES - 1 if stage == 0 else stage - 1)
-            k_ahead = int32(k + (STAGES - 1) * BK)
-            fetch_tile(a_tiles + ahead * A_BYTES, a, a_start, first_row, k_ahead, M, k_end, K, tile_m, a_across, t,
-                       THREADS)
-            fetch_tile(b_tiles + ahead * B_BYTES, b, b_start, first_column, k_ahead, N, k_end, K, tile_n, b_across, t,
-                       THREADS)
-            cp_async_commit()
-            a_tile, b_tile = a_tiles + stage * A_BYTES, b_tiles + stage * B_BYTES
-            for step in range(BK // 16):
-                left = load_b(b_tile, warp_column, step, b_across, tile_n, lane)
-                right = load_b(b_tile, warp_column + 16, step, b_across, tile_n, lane)
-                for i in range(FRAGMENTS):
-                    a4 = load_a(a_tile, warp_row + 16 * i, step, a_across, tile_m, lane)
-                    mma_m16n8k16_into(sums, 16 * i, a4, (left[0], left[1]))
-                    mma_m16n8k16_into(sums, 16 * i + 4, a4, (left[2], left[3]))
-                    mma_m16n8k16_into(sums, 16 * i + 8, a4, (right[0], right[1]))
-                    mma_m16n8k16_into(sums, 16 * i + 12, a4, (right[2], right[3]))
-            stage = int32(stage + 1)
-            if stage == STAGES:
-                stage = int32(0)
-            k = int32(k + BK)
-
-        t_end = opaque(t)
-        lane, warp = int32(t_end % 32), int32(t_end // 32)
-        row = int32(first_row + warp // WARPS_N * ROWS)  # of the warp's first output
-        column = int32(first_column + warp % WARPS_N * COLUMNS)
-        if half:
-            cp_async_wait(0)
-            cuda.syncthreads()  # the tiles are no longer read, nor written: their memory is the warps' patches now
-            patch = int32(warp * PATCH)
-            # not in a loop: sums stay in registers only under constant indices
-            stash_half(tiles, patch, sums, 0, row, column, lane, M, N, c_start, bias, residual, alpha, has_bias,
-                       has_residual)
-            stash_half(tiles, patch, sums, 1, row, column, lane, M, N, c_start, bias, residual, alpha, has_bias,
-                       has_residual)
-            if FRAGMENTS > 2:
-                stash_half(tiles, patch, sums, 2, row, column, lane, M, N, c_start, bias, residual, alpha, has_bias,
-                           has_residual)
-                stash_half(tiles, patch, sums, 3, row, column, lane, M, N, c_start, bias, residual, alpha, has_bias,
-                           has_residual)
-            cuda.syncwarp()
-            for i in range(ROWS // 8):  # 32 lanes, 8 rows of 4 chunks
-                m, n = int32(row + 8 * i + lane // 4), int32(column + lane % 4 * 8)
-                if m < M and n < N:
-                    w = load_words4(tiles, patch + (8 * i + lane // 4) * PITCH + lane % 4 * 16)
-                    store_words4(c_half, c_start + m * N + n, w[0], w[1], w[2], w[3])
-        else:
-            c_start += cuda.blockIdx.y * (M * N)  # a slice's partial sums
-            for i in range(FRAGMENTS):
-                for j in range(4):
-                    s, m = 16 * i + 4 * j, int32(row + 16 * i + lane // 4)
-                    write_sums(c_float, c_start, sums[s], sums[s + 1], sums[s + 2], sums[s + 3], m,
-                               int32(column + 8 * j), lane, M, N, bias, alpha, has_bias, accumulate)
-
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
-    kernel.__name__ = kernel.__qualname__ = f"gemm_mma_{tile_m}x{tile_n}_{case}_{'half' if half else 'float'}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 2))
-
-
-KERNELS = {(tile, a, b, half): make_kernel(*tile, a, b, half)
-           for tile in TILES for a in (False, True) for b in (False, True) for half in (False, True)}
+    return specialise(gemm_mma, name=f"gemm_mma_{tile[0]}x{tile[1]}_{case}_{'half' if half else 'float'}",
+                      launch_bounds=(threads_of(tile), 2), TILE_M=tile[0], TILE_N=tile[1], A_ACROSS=a_across,
+                      B_ACROSS=b_across, HALF=half)
 
 
 def threads_of(tile):
     return 32 * TILES[tile][0] * TILES[tile][1]
+
+
+KERNELS = {(tile, a, b, half): make_kernel(tile, a, b, half)
+           for tile in TILES for a in (False, True) for b in (False, True) for half in (False, True)}
 
 
 def shared_bytes(tile):
@@ -302,16 +347,16 @@ def slices_of(i, slices, row_parts, MN, M):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, accumulate):
+def write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, epilogue):
     if i < MN:
-        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, alpha, has_bias, accumulate)
+        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, epilogue)
     else:
         b0, b1, b2, b3 = load4(row_sums, i - MN)
         store4(row_sums, i - MN, b0 + v0, b1 + v1, b2 + v2, b3 + v3)
 
 
 @cuda.jit
-def add_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N, alpha, has_bias, accumulate):
+def add_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N, epilogue):
     """Four neighbouring outputs a thread: their slices, in order, then what `write_output` does."""
     i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
     if i < MN + M:
@@ -320,11 +365,11 @@ def add_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N,
         for s in range(1, count):
             p0, p1, p2, p3 = load4(partial, first + s * between)
             v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
-        write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, accumulate)
+        write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, epilogue)
 
 
 @cuda.jit
-def add_many_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N, alpha, has_bias, accumulate):
+def add_many_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N, epilogue):
     """The same for small results of many slices: the eight warps of a block share them, for the same 128 outputs.
 
     Warp w adds slices w, w + 8, …; then the first adds up the warps' sums, in their order.
@@ -345,7 +390,7 @@ def add_many_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, 
         for w in range(32 + t, PARTIALS_BLOCK, 32):
             v0, v1 = v0 + sums[w], v1 + sums[PARTIALS_BLOCK + w]
             v2, v3 = v2 + sums[2 * PARTIALS_BLOCK + w], v3 + sums[3 * PARTIALS_BLOCK + w]
-        write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, alpha, has_bias, accumulate)
+        write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, epilogue)
 
 
 def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums=None, row_parts=0):
@@ -355,5 +400,5 @@ def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums
     if slices >= MANY_PARTIALS:
         kernel, outputs = add_many_partials_kernel, 4 * 32
     launch(kernel, -(-(c.size + M) // outputs), PARTIALS_BLOCK, partial, c.reshape(-1), bias,
-           bias if row_sums is None else row_sums, slices, row_parts, c.size, M, c.shape[-1], alpha, has_bias,
-           int(accumulate))
+           bias if row_sums is None else row_sums, slices, row_parts, c.size, M, c.shape[-1],
+           Epilogue(alpha, has_bias, int(accumulate)))

@@ -24,23 +24,20 @@ READ NEXT
     tiled.py, where a block fetches each number once for all its threads.
 """
 from ...device import cuda, float32
-from .operands import first_output, write_output
+from .operands import first_output, length_of, start_of_c, starts_of, write_output
 
 BLOCK = 16  # 16 × 16 = 256 threads
 
 
 @cuda.jit
-def matmul_forward_kernel_v1(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, a_outer, a_inner,
-                             b_outer, b_inner, c_outer, c_inner, alpha, has_bias, accumulate):
-    first_row, first_column = first_output(N, BLOCK, BLOCK)
+def matmul_forward_kernel_v1(a, b, c, bias, shape, strides, epilogue):
+    first_row, first_column = first_output(shape.N, BLOCK, BLOCK)
     row, column = first_row + cuda.threadIdx.y, first_column + cuda.threadIdx.x
-    inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
-    length = K_last if inner == cuda.gridDim.y - 1 else K
-    if row < M and column < N:
-        a_start = outer * a_outer + inner * a_inner + row * a_row
-        b_start = outer * b_outer + inner * b_inner + column * b_column
+    length = length_of(shape)
+    if row < shape.M and column < shape.N:
+        a_start, b_start = starts_of(strides)
+        a_start, b_start = a_start + row * strides.a_row, b_start + column * strides.b_column
         total = float32(0)
         for k in range(length):
-            total += a[a_start + k * a_k] * b[b_start + k * b_k]
-        i = outer * c_outer + inner * c_inner + row * c_row + column
-        write_output(c, i, total, column, bias, alpha, has_bias, accumulate)
+            total += a[a_start + k * strides.a_k] * b[b_start + k * strides.b_k]
+        write_output(c, start_of_c(strides) + row * strides.c_row + column, total, column, bias, epilogue)

@@ -6,14 +6,11 @@ one image to the next (outer) and, within it, from one head to the next (inner).
 packed qkv array where they lie.
 
 ARGUMENTS OF EVERY KERNEL
-    a, b, c         flat float32 arrays that start at the first matrix
-    bias            (N,), read only if has_bias
-    M, N, K         c is (M, N), and K is summed over; in the batch's last matrix over K_last ≤ K (see split_k.py)
-    a_row, a_k      element (m, k) of A lies at m·a_row + k·a_k; one of the two is usually 1
-    b_k, b_column   element (k, n) of B lies at k·b_k + n·b_column
-    c_row           element (m, n) of C lies at m·c_row + n
-    *_outer, *_inner   the two batch distances of each operand
-    alpha, has_bias, accumulate   what happens to a sum before it is written: see write_output
+    a, b, c    flat float32 arrays that start at the first matrix
+    bias       (N,), read only if has_bias
+    shape      `Shape`: how large the matrices are
+    strides    `Strides`: where their elements lie
+    epilogue   `Epilogue`: what happens to a sum before it is written, see write_output
 
 GRID OF EVERY KERNEL
     x the tiles of C, row by row (see first_output); y the inner batch, z the outer one. Only x may pass 65,535, and M
@@ -42,6 +39,62 @@ class Matrices(NamedTuple):
         return self._replace(row=self.column, column=self.row)
 
 
+class Shape(NamedTuple):
+    """c is (M, N), and K is summed over; in the batch's last matrix over K_last ≤ K (see split_k.py)."""
+
+    M: int
+    N: int
+    K: int
+    K_last: int
+
+
+class Strides(NamedTuple):
+    """Distances in elements: of one matrix, then the two of the batch for each operand.
+
+    Element (m, k) of A lies at m·a_row + k·a_k, one of which is usually 1; element (k, n) of B at k·b_k + n·b_column;
+    element (m, n) of C at m·c_row + n.
+    """
+
+    a_row: int
+    a_k: int
+    b_k: int
+    b_column: int
+    c_row: int
+    a_outer: int
+    a_inner: int
+    b_outer: int
+    b_inner: int
+    c_outer: int
+    c_inner: int
+
+
+class Epilogue(NamedTuple):
+    """c = alpha · sum, plus the bias if has_bias, plus what c held if accumulate."""
+
+    alpha: float
+    has_bias: int
+    accumulate: int
+
+
+@cuda.jit(device=True)
+def starts_of(strides):
+    """(where A begins, where B begins) of this block's matrices in the batch."""
+    inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
+    return outer * strides.a_outer + inner * strides.a_inner, outer * strides.b_outer + inner * strides.b_inner
+
+
+@cuda.jit(device=True)
+def start_of_c(strides):
+    """Where C begins of this block's matrices."""
+    return cuda.blockIdx.z * strides.c_outer + cuda.blockIdx.y * strides.c_inner
+
+
+@cuda.jit(device=True)
+def length_of(shape):
+    """How many products this block's outputs sum."""
+    return shape.K_last if cuda.blockIdx.y == cuda.gridDim.y - 1 else shape.K
+
+
 @cuda.jit(device=True)
 def first_output(N, tile_m, tile_n):
     """(row, column) of a block's first output. Blocks that run side by side share rows of A, the larger operand."""
@@ -51,11 +104,11 @@ def first_output(N, tile_m, tile_n):
 
 
 @cuda.jit(device=True)
-def write_output(c, i, total, column, bias, alpha, has_bias, accumulate):
+def write_output(c, i, total, column, bias, epilogue):
     """The epilogue: scale, bias and accumulation ride on a write that has to happen anyway."""
-    value = alpha * total
-    if has_bias:
+    value = epilogue.alpha * total
+    if epilogue.has_bias:
         value += bias[column]
-    if accumulate:
+    if epilogue.accumulate:
         value += c[i]
     c[i] = value

@@ -13,8 +13,8 @@ WHICH 4 × 4
     Thread (x, y) owns rows y, y + 16, y + 32, y + 48 and columns x, x + 16, x + 32, x + 48. So in every load of B's
     tile neighbouring threads read neighbouring banks, and in every load of A's tile half a warp reads one address.
 REGISTERS
-    The sums are tuples, not a `cuda.local.array`: an array could land in memory if the compiler left any loop over it
-    in place; a tuple's elements can only be named one by one, so they are registers.
+    The accumulators are tuples, not a `cuda.local.array`: an array could land in memory if the compiler left any loop
+    over it in place; a tuple's elements can only be named one by one, so they are registers.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     matmul_forward, 2048×2048, 2048×2048, float32
@@ -30,7 +30,7 @@ READ NEXT
     vectorised.py, the fast one.
 """
 from ...device import cuda, float32, int32
-from .operands import first_output, write_output
+from .operands import first_output, length_of, start_of_c, starts_of, write_output
 
 TILE = 64  # outputs along each side of a block
 STEP = 16  # elements of K fetched at a time
@@ -57,61 +57,66 @@ def fetch(x, start, r, k, row_distance, k_distance, rows, length):
 
 
 @cuda.jit(device=True)
-def add_row(sums, a, b0, b1, b2, b3):
-    return sums[0] + a * b0, sums[1] + a * b1, sums[2] + a * b2, sums[3] + a * b3
+def add_row(accumulators, a, b0, b1, b2, b3):
+    """One row of an outer product, onto that row's four accumulators."""
+    return (accumulators[0] + a * b0, accumulators[1] + a * b1, accumulators[2] + a * b2, accumulators[3] + a * b3)
 
 
 @cuda.jit(device=True)
-def write_row(c, start, row, column, M, N, sums, bias, alpha, has_bias, accumulate):
-    if row < M:
-        if column < N:
-            write_output(c, start + column, sums[0], column, bias, alpha, has_bias, accumulate)
-        if column + SIDE < N:
-            write_output(c, start + column + SIDE, sums[1], column + SIDE, bias, alpha, has_bias, accumulate)
-        if column + 2 * SIDE < N:
-            write_output(c, start + column + 2 * SIDE, sums[2], column + 2 * SIDE, bias, alpha, has_bias, accumulate)
-        if column + 3 * SIDE < N:
-            write_output(c, start + column + 3 * SIDE, sums[3], column + 3 * SIDE, bias, alpha, has_bias, accumulate)
+def multiply(accumulators, tile_a, tile_b, x, y):
+    """Four rows of accumulators plus the products of two tiles: STEP outer products of 4 by 4 elements."""
+    row0, row1, row2, row3 = accumulators
+    for k in range(STEP):
+        b0 = tile_b[k, x]
+        b1 = tile_b[k, x + SIDE]
+        b2 = tile_b[k, x + 2 * SIDE]
+        b3 = tile_b[k, x + 3 * SIDE]
+        row0 = add_row(row0, tile_a[k, y], b0, b1, b2, b3)
+        row1 = add_row(row1, tile_a[k, y + SIDE], b0, b1, b2, b3)
+        row2 = add_row(row2, tile_a[k, y + 2 * SIDE], b0, b1, b2, b3)
+        row3 = add_row(row3, tile_a[k, y + 3 * SIDE], b0, b1, b2, b3)
+    return row0, row1, row2, row3
+
+
+@cuda.jit(device=True)
+def write_row(c, start, row, column, shape, accumulators, bias, epilogue):
+    """The epilogue of a row's four outputs, those that lie in C; start: of the row."""
+    if row < shape.M:
+        if column < shape.N:
+            write_output(c, start + column, accumulators[0], column, bias, epilogue)
+        if column + SIDE < shape.N:
+            write_output(c, start + column + SIDE, accumulators[1], column + SIDE, bias, epilogue)
+        if column + 2 * SIDE < shape.N:
+            write_output(c, start + column + 2 * SIDE, accumulators[2], column + 2 * SIDE, bias, epilogue)
+        if column + 3 * SIDE < shape.N:
+            write_output(c, start + column + 3 * SIDE, accumulators[3], column + 3 * SIDE, bias, epilogue)
 
 
 @cuda.jit
-def matmul_forward_kernel_v3(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, a_outer, a_inner,
-                             b_outer, b_inner, c_outer, c_inner, alpha, has_bias, accumulate):
+def matmul_forward_kernel_v3(a, b, c, bias, shape, strides, epilogue):
     tile_a = cuda.shared.array((STEP, PADDED), float32)  # [k][row]: what a thread reads for one k lies in one row
     tile_b = cuda.shared.array((STEP, PADDED), float32)  # [k][column]
     t = cuda.threadIdx.x
     x, y = int32(t % SIDE), int32(t // SIDE)
-    first_row, first_column = first_output(N, TILE, TILE)
-    inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
-    a_start = outer * a_outer + inner * a_inner
-    b_start = outer * b_outer + inner * b_inner
-    length = K_last if inner == cuda.gridDim.y - 1 else K
+    first_row, first_column = first_output(shape.N, TILE, TILE)
+    a_start, b_start = starts_of(strides)
+    length = length_of(shape)
 
-    sums0 = (float32(0), float32(0), float32(0), float32(0))  # of row y
-    sums1 = sums0  # of row y + 16
-    sums2 = sums0  # of row y + 32
-    sums3 = sums0  # of row y + 48
+    zeros = (float32(0), float32(0), float32(0), float32(0))
+    accumulators = zeros, zeros, zeros, zeros  # of rows y, y + 16, y + 32, y + 48
     for k0 in range(0, length, STEP):
         for i in range(FETCHES):
-            r, k = tile_position(t + i * THREADS, a_k == 1)
-            tile_a[k, r] = fetch(a, a_start, first_row + r, k0 + k, a_row, a_k, M, length)
-            r, k = tile_position(t + i * THREADS, b_k == 1)
-            tile_b[k, r] = fetch(b, b_start, first_column + r, k0 + k, b_column, b_k, N, length)
+            r, k = tile_position(t + i * THREADS, strides.a_k == 1)
+            tile_a[k, r] = fetch(a, a_start, first_row + r, k0 + k, strides.a_row, strides.a_k, shape.M, length)
+            r, k = tile_position(t + i * THREADS, strides.b_k == 1)
+            tile_b[k, r] = fetch(b, b_start, first_column + r, k0 + k, strides.b_column, strides.b_k, shape.N, length)
         cuda.syncthreads()
-        for k in range(STEP):
-            b0 = tile_b[k, x]
-            b1 = tile_b[k, x + SIDE]
-            b2 = tile_b[k, x + 2 * SIDE]
-            b3 = tile_b[k, x + 3 * SIDE]
-            sums0 = add_row(sums0, tile_a[k, y], b0, b1, b2, b3)
-            sums1 = add_row(sums1, tile_a[k, y + SIDE], b0, b1, b2, b3)
-            sums2 = add_row(sums2, tile_a[k, y + 2 * SIDE], b0, b1, b2, b3)
-            sums3 = add_row(sums3, tile_a[k, y + 3 * SIDE], b0, b1, b2, b3)
+        accumulators = multiply(accumulators, tile_a, tile_b, x, y)
         cuda.syncthreads()
 
-    row, column = first_row + y, first_column + x
-    start = outer * c_outer + inner * c_inner + row * c_row
-    write_row(c, start, row, column, M, N, sums0, bias, alpha, has_bias, accumulate)
-    write_row(c, start + SIDE * c_row, row + SIDE, column, M, N, sums1, bias, alpha, has_bias, accumulate)
-    write_row(c, start + 2 * SIDE * c_row, row + 2 * SIDE, column, M, N, sums2, bias, alpha, has_bias, accumulate)
-    write_row(c, start + 3 * SIDE * c_row, row + 3 * SIDE, column, M, N, sums3, bias, alpha, has_bias, accumulate)
+    row, column, c_row = first_row + y, first_column + x, strides.c_row
+    start = start_of_c(strides) + row * c_row
+    write_row(c, start, row, column, shape, accumulators[0], bias, epilogue)
+    write_row(c, start + SIDE * c_row, row + SIDE, column, shape, accumulators[1], bias, epilogue)
+    write_row(c, start + 2 * SIDE * c_row, row + 2 * SIDE, column, shape, accumulators[2], bias, epilogue)
+    write_row(c, start + 3 * SIDE * c_row, row + 3 * SIDE, column, shape, accumulators[3], bias, epilogue)

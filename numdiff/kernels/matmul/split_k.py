@@ -25,7 +25,7 @@ SHARES = 8  # warps of a block, each with every 8th slice: eight loads in flight
 
 
 @cuda.jit
-def sum_slices_kernel(partial, slices, c, bias, M, N, c_row, alpha, has_bias, accumulate):
+def sum_slices_kernel(partial, slices, c, bias, M, N, c_row, epilogue):
     sums = cuda.shared.array((SHARES, OUTPUTS), float32)
     x, share = cuda.threadIdx.x, cuda.threadIdx.y
     i = cuda.blockIdx.x * OUTPUTS + x
@@ -39,4 +39,4 @@ def sum_slices_kernel(partial, slices, c, bias, M, N, c_row, alpha, has_bias, ac
         for s in range(1, SHARES):
             total += sums[s, x]
         row, column = i // N, i % N
-        write_output(c, row * c_row + column, total, column, bias, alpha, has_bias, accumulate)
+        write_output(c, row * c_row + column, total, column, bias, epilogue)

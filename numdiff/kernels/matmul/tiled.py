@@ -27,30 +27,28 @@ READ NEXT
     register_tiles.py, where a thread computes more than one output.
 """
 from ...device import cuda, float32
-from .operands import first_output, write_output
+from .operands import first_output, length_of, start_of_c, starts_of, write_output
 
 TILE = 16  # outputs along each side of a block, and elements of K a step: one element of each tile for each thread
 PADDED = TILE + 1  # a tile written along its columns then spreads over the banks of shared memory
 
 
 @cuda.jit
-def matmul_forward_kernel_v2(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, a_outer, a_inner,
-                             b_outer, b_inner, c_outer, c_inner, alpha, has_bias, accumulate):
+def matmul_forward_kernel_v2(a, b, c, bias, shape, strides, epilogue):
     tile_a = cuda.shared.array((TILE, PADDED), float32)  # [row][k]
     tile_b = cuda.shared.array((TILE, PADDED), float32)  # [k][column]
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    M, N = shape.M, shape.N
     first_row, first_column = first_output(N, TILE, TILE)
-    inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
-    a_start = outer * a_outer + inner * a_inner
-    b_start = outer * b_outer + inner * b_inner
-    length = K_last if inner == cuda.gridDim.y - 1 else K
+    a_start, b_start = starts_of(strides)
+    length = length_of(shape)
 
     # which element of each tile this thread fetches: x runs along the axis whose elements are neighbours in memory
-    if a_k == 1:
+    if strides.a_k == 1:
         a_r, a_kk = y, x
     else:
         a_r, a_kk = x, y
-    if b_column == 1:
+    if strides.b_column == 1:
         b_c, b_kk = x, y
     else:
         b_c, b_kk = y, x
@@ -59,11 +57,11 @@ def matmul_forward_kernel_v2(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_
     for k0 in range(0, length, TILE):
         value = float32(0)
         if first_row + a_r < M and k0 + a_kk < length:
-            value = a[a_start + (first_row + a_r) * a_row + (k0 + a_kk) * a_k]
+            value = a[a_start + (first_row + a_r) * strides.a_row + (k0 + a_kk) * strides.a_k]
         tile_a[a_r, a_kk] = value
         value = float32(0)
         if first_column + b_c < N and k0 + b_kk < length:
-            value = b[b_start + (k0 + b_kk) * b_k + (first_column + b_c) * b_column]
+            value = b[b_start + (k0 + b_kk) * strides.b_k + (first_column + b_c) * strides.b_column]
         tile_b[b_kk, b_c] = value
         cuda.syncthreads()
         for k in range(TILE):
@@ -72,5 +70,4 @@ def matmul_forward_kernel_v2(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_
 
     row, column = first_row + y, first_column + x
     if row < M and column < N:
-        i = outer * c_outer + inner * c_inner + row * c_row + column
-        write_output(c, i, total, column, bias, alpha, has_bias, accumulate)
+        write_output(c, start_of_c(strides) + row * strides.c_row + column, total, column, bias, epilogue)

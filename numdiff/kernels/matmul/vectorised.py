@@ -43,27 +43,76 @@ SOURCE
 READ NEXT
     split_k.py, for results too small to fill a GPU.
 """
+from typing import NamedTuple
+
 from ...device import cuda, float32, int32, load4, store4, uint32
-from .operands import first_output
+from ...device.specialise import Constant, specialise
+from .operands import first_output, length_of, start_of_c, starts_of
 
 STEP = 8  # elements of K in a tile: two groups of four in memory, and a loop that can be written out
 PAD = 4  # elements after each row of a tile: moves the next row 4 banks on and keeps it 16-byte aligned
 WARP_ROWS, WARP_COLUMNS = 32, 64  # outputs of a warp: 4 × 8 threads with 8 × 8 each
+TILES = (128, 128), (128, 64), (64, 64)  # of a block
 
+# Of each kernel, from its block tile
+TILE_M, TILE_N = Constant(), Constant()
+THREADS = Constant(lambda TILE_M, TILE_N: threads_of(TILE_M, TILE_N))
+WARPS_N = Constant(lambda TILE_N: TILE_N // WARP_COLUMNS)  # warps side by side
+ROW_A, ROW_B = Constant(lambda TILE_M: TILE_M + PAD), Constant(lambda TILE_N: TILE_N + PAD)
+BUFFER_A, BUFFER_B = Constant(lambda ROW_A: STEP * ROW_A), Constant(lambda ROW_B: STEP * ROW_B)
+BOTH_A, BOTH_B = Constant(lambda BUFFER_A: 2 * BUFFER_A), Constant(lambda BUFFER_B: 2 * BUFFER_B)
+TWO_A = Constant(lambda TILE_M, THREADS: TILE_M * STEP // 4 == 2 * THREADS)  # a thread fetches two groups, not one
+TWO_B = Constant(lambda TILE_N, THREADS: TILE_N * STEP // 4 == 2 * THREADS)
+
+
+def threads_of(tile_m, tile_n):
+    """Threads of a block: one for every 8 × 8 outputs."""
+    return tile_m * tile_n // 64
+
+
+class Operand(NamedTuple):
+    """A block's part of A or B: where it starts, from row to row (of A; B: columns) and from k to k, how many rows
+    there are, and whether its neighbours in memory run along k."""
+
+    start: int
+    distance: int
+    k_distance: int
+    rows: int
+    along_k: bool
+
+
+class Group(NamedTuple):
+    """Four neighbours of a tile: their offset in memory and in shared memory, and the k0 that they are below.
+
+    In the tile that starts at k0 they lie inside the matrix if k0 is below `limit`, which is 0 where their row is
+    outside.
+    """
+
+    source: int
+    target: int
+    limit: int
+
+
+class Groups(NamedTuple):
+    """What a thread fetches of each pair of tiles; a2 and b2 only where TWO_A and TWO_B."""
+
+    a: Group
+    b: Group
+    a2: Group
+    b2: Group
+
+
+# From memory to shared memory -----------------------------------------------------------------------------------------
 
 @cuda.jit(device=True)
-def locate(group, along_k, extent, distance, k_distance, rows, length, tile_row):
-    """Group number `group` of four of an operand's tile: (offset in memory, offset in shared memory, k0 it is below).
-
-    Neighbouring threads take neighbouring groups in memory. In the tile that starts at k0 the group lies inside the
-    matrix if k0 is below the third number, which is 0 where its row (a row of A, a column of B) is outside.
-    """
-    if along_k:
+def locate(group, x, extent, length, tile_row):
+    """Group number `group` of an operand's tile. Neighbouring threads take neighbouring groups in memory."""
+    if x.along_k:
         row, k = group // (STEP // 4), group % (STEP // 4) * 4
     else:
         row, k = group % (extent // 4) * 4, group // (extent // 4)
-    limit = length - k if row < rows else 0
-    return int32(row * distance + k * k_distance), int32(k * tile_row + row), int32(limit)
+    limit = length - k if row < x.rows else 0
+    return Group(int32(row * x.distance + k * x.k_distance), int32(k * tile_row + row), int32(limit))
 
 
 @cuda.jit(device=True)
@@ -89,147 +138,180 @@ def stash(tile, i, tile_row, along_k, values):
         store4(tile, i, values[0], values[1], values[2], values[3])
 
 
+@cuda.jit(device=True, forceinline=True)
+def load_first_tiles(a, b, of_a, of_b, length, tile_a, tile_b, t):
+    """The tiles at k = 0 into the first buffers; returns this thread's `Groups` of all tiles."""
+    a_1, b_1 = locate(t, of_a, TILE_M, length, ROW_A), locate(t, of_b, TILE_N, length, ROW_B)
+    stash(tile_a, a_1.target, ROW_A, of_a.along_k, fetch(a, of_a.start + a_1.source, a_1.limit > 0))
+    stash(tile_b, b_1.target, ROW_B, of_b.along_k, fetch(b, of_b.start + b_1.source, b_1.limit > 0))
+    a_2, b_2 = a_1, b_1
+    if TWO_A:
+        a_2 = locate(t + THREADS, of_a, TILE_M, length, ROW_A)
+        stash(tile_a, a_2.target, ROW_A, of_a.along_k, fetch(a, of_a.start + a_2.source, a_2.limit > 0))
+    if TWO_B:
+        b_2 = locate(t + THREADS, of_b, TILE_N, length, ROW_B)
+        stash(tile_b, b_2.target, ROW_B, of_b.along_k, fetch(b, of_b.start + b_2.source, b_2.limit > 0))
+    return Groups(a_1, b_1, a_2, b_2)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_at(x, operand, group, k0):
+    """A group of the tile at k0."""
+    return fetch(x, operand.start + int32(group.source + k0 * operand.k_distance), k0 < group.limit)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_tiles(a, b, of_a, of_b, groups, k0):
+    """This thread's groups of the tiles at k0: on their way into registers, as (a, b, a2, b2)."""
+    a_1, b_1 = fetch_at(a, of_a, groups.a, k0), fetch_at(b, of_b, groups.b, k0)
+    a_2, b_2 = a_1, b_1
+    if TWO_A:
+        a_2 = fetch_at(a, of_a, groups.a2, k0)
+    if TWO_B:
+        b_2 = fetch_at(b, of_b, groups.b2, k0)
+    return a_1, b_1, a_2, b_2
+
+
+@cuda.jit(device=True, forceinline=True)
+def stash_tiles(tile_a, tile_b, of_a, of_b, groups, buffer, fetched):
+    """What `fetch_tiles` has brought goes into a buffer."""
+    stash(tile_a, buffer * BUFFER_A + groups.a.target, ROW_A, of_a.along_k, fetched[0])
+    stash(tile_b, buffer * BUFFER_B + groups.b.target, ROW_B, of_b.along_k, fetched[1])
+    if TWO_A:
+        stash(tile_a, buffer * BUFFER_A + groups.a2.target, ROW_A, of_a.along_k, fetched[2])
+    if TWO_B:
+        stash(tile_b, buffer * BUFFER_B + groups.b2.target, ROW_B, of_b.along_k, fetched[3])
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
 @cuda.jit(device=True)
-def add_row(sums, a, left, right):
-    """One row of an outer product, onto that row's eight sums."""
-    return (sums[0] + a * left[0], sums[1] + a * left[1], sums[2] + a * left[2], sums[3] + a * left[3],
-            sums[4] + a * right[0], sums[5] + a * right[1], sums[6] + a * right[2], sums[7] + a * right[3])
+def add_row(accumulators, a, left, right):
+    """One row of an outer product, onto that row's eight accumulators."""
+    return (accumulators[0] + a * left[0], accumulators[1] + a * left[1], accumulators[2] + a * left[2],
+            accumulators[3] + a * left[3], accumulators[4] + a * right[0], accumulators[5] + a * right[1],
+            accumulators[6] + a * right[2], accumulators[7] + a * right[3])
 
 
 @cuda.jit(device=True)
-def add_outer_product(sums, tile_a, i, tile_b, j):
-    """8 × 8 sums plus (8 elements of A) × (8 elements of B), all of one k. Tuples of tuples are 64 registers."""
+def add_outer_product(rows, tile_a, i, tile_b, j):
+    """8 × 8 accumulators plus (8 elements of A) × (8 elements of B), all of one k. Tuples of tuples: 64 registers."""
     top = load4(tile_a, i)
     bottom = load4(tile_a, i + WARP_ROWS // 2)
     left = load4(tile_b, j)
     right = load4(tile_b, j + WARP_COLUMNS // 2)
-    return (add_row(sums[0], top[0], left, right), add_row(sums[1], top[1], left, right),
-            add_row(sums[2], top[2], left, right), add_row(sums[3], top[3], left, right),
-            add_row(sums[4], bottom[0], left, right), add_row(sums[5], bottom[1], left, right),
-            add_row(sums[6], bottom[2], left, right), add_row(sums[7], bottom[3], left, right))
+    return (add_row(rows[0], top[0], left, right), add_row(rows[1], top[1], left, right),
+            add_row(rows[2], top[2], left, right), add_row(rows[3], top[3], left, right),
+            add_row(rows[4], bottom[0], left, right), add_row(rows[5], bottom[1], left, right),
+            add_row(rows[6], bottom[2], left, right), add_row(rows[7], bottom[3], left, right))
 
+
+@cuda.jit(device=True, forceinline=True)
+def no_products():
+    """8 × 8 accumulators before the first product."""
+    zero = float32(0)
+    row = zero, zero, zero, zero, zero, zero, zero, zero
+    return row, row, row, row, row, row, row, row
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply(accumulators, tile_a, i, tile_b, j, row_a, row_b):
+    """accumulators plus the STEP outer products of two tiles, written out so that the compiler overlaps their loads.
+
+    row_a, row_b: from one k to the next in a tile
+    """
+    accumulators = add_outer_product(accumulators, tile_a, i, tile_b, j)
+    accumulators = add_outer_product(accumulators, tile_a, i + row_a, tile_b, j + row_b)
+    accumulators = add_outer_product(accumulators, tile_a, i + 2 * row_a, tile_b, j + 2 * row_b)
+    accumulators = add_outer_product(accumulators, tile_a, i + 3 * row_a, tile_b, j + 3 * row_b)
+    accumulators = add_outer_product(accumulators, tile_a, i + 4 * row_a, tile_b, j + 4 * row_b)
+    accumulators = add_outer_product(accumulators, tile_a, i + 5 * row_a, tile_b, j + 5 * row_b)
+    accumulators = add_outer_product(accumulators, tile_a, i + 6 * row_a, tile_b, j + 6 * row_b)
+    return add_outer_product(accumulators, tile_a, i + 7 * row_a, tile_b, j + 7 * row_b)
+
+
+# Epilogue -------------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True)
-def write_four(c, i, v0, v1, v2, v3, column, N, bias, alpha, has_bias, accumulate):
+def write_four(c, i, v0, v1, v2, v3, column, N, bias, epilogue):
     """write_output of operands.py, for four neighbours."""
     if column < N:
+        alpha = epilogue.alpha
         v0, v1, v2, v3 = alpha * v0, alpha * v1, alpha * v2, alpha * v3
-        if has_bias:
+        if epilogue.has_bias:
             v0 += bias[uint32(column)]
             v1 += bias[uint32(column + 1)]
             v2 += bias[uint32(column + 2)]
             v3 += bias[uint32(column + 3)]
-        if accumulate:
+        if epilogue.accumulate:
             c0, c1, c2, c3 = load4(c, i)
             v0, v1, v2, v3 = v0 + c0, v1 + c1, v2 + c2, v3 + c3
         store4(c, i, v0, v1, v2, v3)
 
 
 @cuda.jit(device=True)
-def write_row(c, start, row, column, M, N, sums, bias, alpha, has_bias, accumulate):
-    if row < M:
-        write_four(c, start + column, sums[0], sums[1], sums[2], sums[3], column, N, bias, alpha, has_bias, accumulate)
+def write_row(c, start, row, column, shape, v, bias, epilogue):
+    """A row's eight outputs, if it lies in C: four from `column` on, four half a warp's columns further."""
+    if row < shape.M:
+        write_four(c, start + column, v[0], v[1], v[2], v[3], column, shape.N, bias, epilogue)
         column += WARP_COLUMNS // 2
-        write_four(c, start + column, sums[4], sums[5], sums[6], sums[7], column, N, bias, alpha, has_bias, accumulate)
+        write_four(c, start + column, v[4], v[5], v[6], v[7], column, shape.N, bias, epilogue)
 
 
-def threads_of(tile_m, tile_n):
-    """Threads of a block: one for every 8 × 8 outputs."""
-    return tile_m * tile_n // 64
+@cuda.jit(device=True, forceinline=True)
+def write_outputs(c, start, c_row, row, column, shape, rows, bias, epilogue):
+    """The thread's 8 × 8 outputs: rows row … row + 3, and four half a warp's rows further; start: of the first."""
+    write_row(c, start, row, column, shape, rows[0], bias, epilogue)
+    write_row(c, start + c_row, row + 1, column, shape, rows[1], bias, epilogue)
+    write_row(c, start + 2 * c_row, row + 2, column, shape, rows[2], bias, epilogue)
+    write_row(c, start + 3 * c_row, row + 3, column, shape, rows[3], bias, epilogue)
+    row += WARP_ROWS // 2
+    start += WARP_ROWS // 2 * c_row
+    write_row(c, start, row, column, shape, rows[4], bias, epilogue)
+    write_row(c, start + c_row, row + 1, column, shape, rows[5], bias, epilogue)
+    write_row(c, start + 2 * c_row, row + 2, column, shape, rows[6], bias, epilogue)
+    write_row(c, start + 3 * c_row, row + 3, column, shape, rows[7], bias, epilogue)
 
 
-def make_kernel(tile_m, tile_n):
-    """The kernel for block tiles of tile_m × tile_n; what depends on them is constant in it."""
-    THREADS = threads_of(tile_m, tile_n)
-    WARPS_N = tile_n // WARP_COLUMNS  # warps side by side
-    ROW_A, ROW_B = tile_m + PAD, tile_n + PAD
-    BUFFER_A, BUFFER_B = STEP * ROW_A, STEP * ROW_B
-    BOTH_A, BOTH_B = 2 * BUFFER_A, 2 * BUFFER_B
-    TWO_A = tile_m * STEP // 4 == 2 * THREADS  # a thread fetches two groups of A's tile instead of one
-    TWO_B = tile_n * STEP // 4 == 2 * THREADS
+# The kernel -----------------------------------------------------------------------------------------------------------
 
-    def kernel(a, b, c, bias, M, N, K, K_last, a_row, a_k, b_k, b_column, c_row, a_outer, a_inner, b_outer, b_inner,
-               c_outer, c_inner, alpha, has_bias, accumulate):
-        tile_a = cuda.shared.array(BOTH_A, float32)
-        tile_b = cuda.shared.array(BOTH_B, float32)
-        t = cuda.threadIdx.x
-        inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
-        first_row, first_column = first_output(N, tile_m, tile_n)
-        rows, columns = int32(M - first_row), int32(N - first_column)
-        length = int32(K_last if inner == cuda.gridDim.y - 1 else K)
-        a_start = outer * a_outer + inner * a_inner + first_row * a_row
-        b_start = outer * b_outer + inner * b_inner + first_column * b_column
-        a_along_k, b_along_k = a_k == 1, b_k == 1
+def matmul_forward_kernel_v4(a, b, c, bias, shape, strides, epilogue):
+    tile_a = cuda.shared.array(BOTH_A, float32)
+    tile_b = cuda.shared.array(BOTH_B, float32)
+    t = cuda.threadIdx.x
+    first_row, first_column = first_output(shape.N, TILE_M, TILE_N)
+    a_start, b_start = starts_of(strides)
+    length = int32(length_of(shape))
+    of_a = Operand(a_start + first_row * strides.a_row, strides.a_row, strides.a_k, int32(shape.M - first_row),
+                   strides.a_k == 1)
+    of_b = Operand(b_start + first_column * strides.b_column, strides.b_column, strides.b_k,
+                   int32(shape.N - first_column), strides.b_k == 1)
+    groups = load_first_tiles(a, b, of_a, of_b, length, tile_a, tile_b, t)
+    cuda.syncthreads()
 
-        # the first tiles, into the first buffers
-        a_from, a_to, a_below = locate(t, a_along_k, tile_m, a_row, a_k, rows, length, ROW_A)
-        b_from, b_to, b_below = locate(t, b_along_k, tile_n, b_column, b_k, columns, length, ROW_B)
-        stash(tile_a, a_to, ROW_A, a_along_k, fetch(a, a_start + a_from, a_below > 0))
-        stash(tile_b, b_to, ROW_B, b_along_k, fetch(b, b_start + b_from, b_below > 0))
-        if TWO_A:
-            a_from2, a_to2, a_below2 = locate(t + THREADS, a_along_k, tile_m, a_row, a_k, rows, length, ROW_A)
-            stash(tile_a, a_to2, ROW_A, a_along_k, fetch(a, a_start + a_from2, a_below2 > 0))
-        if TWO_B:
-            b_from2, b_to2, b_below2 = locate(t + THREADS, b_along_k, tile_n, b_column, b_k, columns, length, ROW_B)
-            stash(tile_b, b_to2, ROW_B, b_along_k, fetch(b, b_start + b_from2, b_below2 > 0))
+    # this thread's first output within the block
+    warp, lane = t // 32, t % 32
+    row = int32(warp // WARPS_N * WARP_ROWS + lane // 8 * 4)
+    column = int32(warp % WARPS_N * WARP_COLUMNS + lane % 8 * 4)
+    accumulators = no_products()
+    k0, buffer = int32(0), int32(0)
+    while k0 < length:
+        # the next tiles start on their way; after the last ones these are zeros that nobody reads
+        k0 = int32(k0 + STEP)
+        fetched = fetch_tiles(a, b, of_a, of_b, groups, k0)
+        # meanwhile: STEP outer products
+        accumulators = multiply(accumulators, tile_a, int32(buffer * BUFFER_A + row), tile_b,
+                                int32(buffer * BUFFER_B + column), ROW_A, ROW_B)
+        # what was fetched goes into the other buffers, which were last read before the barrier of the step before
+        buffer = int32(1 - buffer)
+        stash_tiles(tile_a, tile_b, of_a, of_b, groups, buffer, fetched)
         cuda.syncthreads()
 
-        # this thread's first output within the block
-        warp, lane = t // 32, t % 32
-        row = int32(warp // WARPS_N * WARP_ROWS + lane // 8 * 4)
-        column = int32(warp % WARPS_N * WARP_COLUMNS + lane % 8 * 4)
-        zero = float32(0)
-        zeros = (zero, zero, zero, zero, zero, zero, zero, zero)
-        sums = (zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
-        k0, buffer = int32(0), int32(0)
-        while k0 < length:
-            # the next tiles start on their way; after the last ones these are zeros that nobody reads
-            k0 = int32(k0 + STEP)
-            a_next = fetch(a, a_start + int32(a_from + k0 * a_k), k0 < a_below)
-            b_next = fetch(b, b_start + int32(b_from + k0 * b_k), k0 < b_below)
-            if TWO_A:
-                a_next2 = fetch(a, a_start + int32(a_from2 + k0 * a_k), k0 < a_below2)
-            if TWO_B:
-                b_next2 = fetch(b, b_start + int32(b_from2 + k0 * b_k), k0 < b_below2)
-
-            # meanwhile: STEP outer products
-            i = int32(buffer * BUFFER_A + row)
-            j = int32(buffer * BUFFER_B + column)
-            sums = add_outer_product(sums, tile_a, i, tile_b, j)
-            sums = add_outer_product(sums, tile_a, i + ROW_A, tile_b, j + ROW_B)
-            sums = add_outer_product(sums, tile_a, i + 2 * ROW_A, tile_b, j + 2 * ROW_B)
-            sums = add_outer_product(sums, tile_a, i + 3 * ROW_A, tile_b, j + 3 * ROW_B)
-            sums = add_outer_product(sums, tile_a, i + 4 * ROW_A, tile_b, j + 4 * ROW_B)
-            sums = add_outer_product(sums, tile_a, i + 5 * ROW_A, tile_b, j + 5 * ROW_B)
-            sums = add_outer_product(sums, tile_a, i + 6 * ROW_A, tile_b, j + 6 * ROW_B)
-            sums = add_outer_product(sums, tile_a, i + 7 * ROW_A, tile_b, j + 7 * ROW_B)
-
-            # what was fetched goes into the other buffers, which were last read before the barrier of the step before
-            buffer = int32(1 - buffer)
-            stash(tile_a, buffer * BUFFER_A + a_to, ROW_A, a_along_k, a_next)
-            stash(tile_b, buffer * BUFFER_B + b_to, ROW_B, b_along_k, b_next)
-            if TWO_A:
-                stash(tile_a, buffer * BUFFER_A + a_to2, ROW_A, a_along_k, a_next2)
-            if TWO_B:
-                stash(tile_b, buffer * BUFFER_B + b_to2, ROW_B, b_along_k, b_next2)
-            cuda.syncthreads()
-
-        row, column = int32(row + first_row), int32(column + first_column)
-        start = outer * c_outer + inner * c_inner + row * c_row
-        write_row(c, start, row, column, M, N, sums[0], bias, alpha, has_bias, accumulate)
-        write_row(c, start + c_row, row + 1, column, M, N, sums[1], bias, alpha, has_bias, accumulate)
-        write_row(c, start + 2 * c_row, row + 2, column, M, N, sums[2], bias, alpha, has_bias, accumulate)
-        write_row(c, start + 3 * c_row, row + 3, column, M, N, sums[3], bias, alpha, has_bias, accumulate)
-        row += WARP_ROWS // 2
-        start += WARP_ROWS // 2 * c_row
-        write_row(c, start, row, column, M, N, sums[4], bias, alpha, has_bias, accumulate)
-        write_row(c, start + c_row, row + 1, column, M, N, sums[5], bias, alpha, has_bias, accumulate)
-        write_row(c, start + 2 * c_row, row + 2, column, M, N, sums[6], bias, alpha, has_bias, accumulate)
-        write_row(c, start + 3 * c_row, row + 3, column, M, N, sums[7], bias, alpha, has_bias, accumulate)
-
-    kernel.__name__ = f"matmul_forward_kernel_v4_{tile_m}x{tile_n}"
-    return cuda.jit(kernel)
+    row, column = int32(row + first_row), int32(column + first_column)
+    start = start_of_c(strides) + row * strides.c_row
+    write_outputs(c, start, strides.c_row, row, column, shape, accumulators, bias, epilogue)
 
 
-TILES = (128, 128), (128, 64), (64, 64)
-matmul_forward_kernels_v4 = {tile: make_kernel(*tile) for tile in TILES}
+matmul_forward_kernels_v4 = {
+    (m, n): specialise(matmul_forward_kernel_v4, name=f"matmul_forward_kernel_v4_{m}x{n}", TILE_M=m, TILE_N=n)
+    for m, n in TILES}
