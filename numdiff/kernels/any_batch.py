@@ -1,9 +1,9 @@
-"""The same bits for an image in whatever batch.
+"""The same bits for an image in any batch.
 
-A sum's bits depend on how it is cut into partial sums, and launchers cut by the extents of the whole problem: a batch
-of one image fills a GPU only if long sums are split, one of 32 without. Within `any_batch(rows)` they choose versions,
-tiles and splits as though the batch always had `ASSUMED` rows, so that what comes out for an image is the same alone as
-among others. Sampling computes so. Training, whose batch is what it is, does not.
+A sum's bits depend on how it is cut into partial sums, and launchers cut by the size of the whole problem: a batch of
+one image fills a GPU only if long sums are split, a batch of 32 fills it without. Within `any_batch(rows)` launchers
+choose versions, tiles and splits as if the batch always had `ASSUMED` rows, so that an image's result is the same alone
+as among others. Sampling does this; training, whose batch size is fixed, does not need to.
 
 SOURCE
     plain bookkeeping; that a sum's bits depend on its order: Goldberg 1991, "What every computer scientist should know
@@ -17,11 +17,11 @@ import numpy as np
 from ..device import is_device, over_batch
 
 ASSUMED = 32
-WHOLE_MODEL = 1 << 30  # elements that a function touches which is many operations: more than what is worth sharing
+WHOLE_MODEL = 1 << 30  # elements touched by a function of many operations: enough to be worth sharing among cores
 
 
 class _Known(threading.local):
-    """rows: of the batch that this thread computes; None: launchers choose for the extents as they are."""
+    """rows: of the batch that this thread computes; None: launchers choose for the actual extents."""
 
     rows = None
 
@@ -31,7 +31,7 @@ _known = _Known()
 
 @contextlib.contextmanager
 def any_batch(rows):
-    """Within the context an image's results do not depend on the others of its batch, nor on their number, `rows`."""
+    """Within the context an image's results depend neither on the rest of its batch nor on its size, `rows`."""
     outer, _known.rows = _known.rows, rows
     try:
         yield
@@ -43,7 +43,8 @@ def evaluated(function, x, *others, whole=False):
     """function(x, *others), an array with a row for each sample, with the same bits for a sample in any batch.
 
     x, others: arrays with a row for each sample, or None. On the CPU engine each core takes some of the samples through
-    the whole function: a model has hundreds of operations, and cores that share each of them wait hundreds of times.
+    the whole function: a model has hundreds of operations, and cores that shared each of them would wait for each other
+    hundreds of times.
     whole: call the function once, from this thread
     """
     def rows(share):
@@ -59,12 +60,12 @@ def evaluated(function, x, *others, whole=False):
 
 
 def blocks(rows, least):
-    """How many samples the CPU engine takes through a product at a time, if `rows` rows belong to each; None: as many
-    as it likes. A short last block is to be filled up.
+    """How many samples the CPU engine multiplies at a time, if each has `rows` rows; None: any number. The caller pads
+    a short last block with zeros (`filled`).
 
-    BLAS picks its inner loops by the extents, so products of other extents differ in their last bits; within one
-    product a row's bits do not depend on its place, if the rows come in sixteens. least: rows of a product, a power of
-    two, below which it would be slow; samples whose rows do not divide it are taken one by one.
+    BLAS picks its inner loops by the extents, so products of different extents differ in their last bits; within one
+    product a row's bits do not depend on its place if the number of rows is a multiple of 16. least: a power of two,
+    the rows below which a product would be slow; samples whose rows do not divide it are taken one by one.
     """
     if _known.rows is None:
         return None
@@ -72,17 +73,17 @@ def blocks(rows, least):
 
 
 def rows_of_a_sample(count):
-    """Rows that belong to each sample of the batch, of `count` in all."""
+    """Rows of each sample of the batch, where all of them have `count`."""
     return max(1, count // (_known.rows or count))
 
 
 def filled(rows, count):
-    """An array with zeros appended along its first axis, to `count`; itself where it has as many."""
+    """An array padded with zeros along its first axis to `count` rows; the array itself if it has as many."""
     if len(rows) == count:
         return rows
     return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def assumed(extent):
-    """An extent that grows with the batch, such as B or B·T, as launchers are to see it when they choose."""
+    """What launchers should take, when they choose, for an extent that grows with the batch, such as B or B·T."""
     return extent if _known.rows is None else extent * ASSUMED // _known.rows

@@ -1,4 +1,4 @@
-"""What kernels of every kind share: the quotient and remainder of an index; an array for one that is not there.
+"""What kernels of every kind share: the quotient and remainder of an index; a placeholder for an absent array.
 
 READ NEXT
     bias.py
@@ -12,12 +12,12 @@ from ..device.threads import kept
 @cuda.jit(device=True)
 def divide(a, b):
     """(a // b, a % b) of two numbers ≥ 0, in 32 bits: Python's own signed // becomes a 64-bit division, several times
-    slower on a GPU, and convolutions divide wherever a running number becomes row, column and channel."""
+    slower on a GPU, and convolutions divide wherever a flat index becomes row, column and channel."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)
 
 
 @kept
 def no_numbers(backend):
-    """What a kernel is given for an array that it will not read."""
+    """The array that a kernel is given in place of one that it will not read."""
     return upload(np.zeros(4, np.float32), backend)

@@ -25,10 +25,10 @@ LAUNCH
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
 COST
-    forward: 8 n bytes (a row is read three times, but only once from memory: then it lies in the L1 cache).
+    forward: 8 n bytes (a row is read three times, but from memory only once: after that it is in the L1 cache).
     backward: 12 n bytes for dx, 8 n more for dweight and dbias. Roof: memory bandwidth.
 SOURCE
-    Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9, shfl.sync.
+    Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9.6 (shfl.sync).
 READ NEXT
     groupnorm/groups.py, where a group is many rows and a block adds it up in shared memory.
 """
@@ -136,8 +136,8 @@ def layernorm_parameter_kernel_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
 
 
 # v2: a warp a row -----------------------------------------------------------------------------------------------------
-# The lanes of a warp can read each other's registers. In five exchanges, with the lane 16, 8, 4, 2, 1 away, every lane
-# has the sum of all 32, without shared memory and without waiting for other warps.
+# The lanes of a warp can read each other's registers. After five exchanges, with the lane 16, 8, 4, 2, 1 away, every
+# lane has the sum of all 32, without shared memory and without waiting for other warps.
 
 @cuda.jit(device=True)
 def warp_sum(value):

@@ -40,10 +40,10 @@ import numpy as np
 from ..device import cuda, empty, float32, is_device, launch, load4
 
 BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
-BLOCK4 = 4 * BLOCK  # shared elements where each thread brings four sums
-DIRECT = 512  # rows that one pass takes: two or three dozen loads a thread cost less than a second launch
+BLOCK4 = 4 * BLOCK  # shared elements where each thread has four sums
+DIRECT = 512  # rows that one pass takes: at most 16 loads a thread, which cost less than a second launch
 GRID = 512  # blocks that a first pass is cut into: about four for each of an H100's 132 multiprocessors
-CHUNK = 1024  # rows that the reference adds as they come, before it adds those sums: keeps float32 accurate to 1e-6
+CHUNK = 1024  # rows that the reference sums at a time, before it adds those sums: keeps float32 accurate to 1e-6
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def tree_sum(tile, planes, t, lanes, rows):
     Thread t owns element t of every plane. All threads of the block call it, and may read the sums when it returns.
     """
     left = rows
-    while left > 1:  # fold the lower half of the rows that are left onto the upper half
+    while left > 1:  # add the second half of the rows that are left to the first half
         half = (left + 1) >> 1
         cuda.syncthreads()
         if t < (left - half) * lanes:
@@ -107,7 +107,7 @@ def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
     n = cuda.blockIdx.y * lanes + t % lanes
     start = cuda.blockIdx.x * chunk
     total = float32(0)
-    if row < rows and n < N:  # the others (lanes need not divide 256) bring zeros
+    if row < rows and n < N:  # the other threads (`lanes` need not divide 256) contribute zeros
         for p in range(start + row, min(start + chunk, P), rows):
             total += float32(x[(b * P + p) * N + n])
     tile[t] = total

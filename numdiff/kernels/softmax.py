@@ -32,7 +32,7 @@ COST
 SOURCE
     the one-pass maximum and sum: Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3.
 READ NEXT
-    attention/unfused.py, whose middle it is.
+    attention/unfused.py, which has it between two products.
 """
 import math
 

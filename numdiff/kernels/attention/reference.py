@@ -26,14 +26,14 @@ import numpy as np
 from ...device import over_batch
 from .unfused import merge_heads, split_heads
 
-MOST_SCORES = 1 << 17  # scores in a working set: 256 KiB of float32, half of a small core's own cache
+MAX_SCORES = 1 << 17  # scores in a working set: 256 KiB of float32, half of a small core's own cache
 
 
 def pieces(part, heads, T):
     """Slices (images, heads, queries) that cut the scores of images `part` into working sets."""
-    images = max(1, MOST_SCORES // (heads * T * T))
-    some = max(1, min(heads, MOST_SCORES // (T * T)))
-    rows = max(1, min(T, MOST_SCORES // T))
+    images = max(1, MAX_SCORES // (heads * T * T))
+    some = max(1, min(heads, MAX_SCORES // (T * T)))
+    rows = max(1, min(T, MAX_SCORES // T))
     return [(slice(b, min(b + images, part.stop)), slice(h, min(h + some, heads)), slice(t, min(t + rows, T)))
             for b in range(part.start, part.stop, images) for h in range(0, heads, some) for t in range(0, T, rows)]
 

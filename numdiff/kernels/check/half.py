@@ -54,18 +54,18 @@ def product_cases():
 
         return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
 
-    def gelu(tile, ending):
+    def gelu(tile, epilogue):
         def run(a, v):
-            if ending == "gelu":
+            if epilogue == "gelu":
                 return with_tile(tile, 6, 1, lambda: matmul.matmul_gelu_forward(a.a, a.b, a.bias))
             return (with_tile(tile, 6, 1, lambda: matmul.matmul_gelu_backward(a.a, a.b, a.u)),)
 
         def inputs(rng):
             N = tile - 24  # each 64 columns have an epilogue of their own
-            return {**halves(a=(8, 8), b=(N, 8) if ending == "gelu" else (8, N), u=(8, N))(rng),
+            return {**halves(a=(8, 8), b=(N, 8) if epilogue == "gelu" else (8, N), u=(8, N))(rng),
                     "bias": rng.standard_normal(N).astype(np.float32)}
 
-        return Case(f"matmul_{ending}", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
+        return Case(f"matmul_{epilogue}", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
 
     def pair(a, v):
         def layer():

@@ -1,10 +1,10 @@
 """Convolution: as a matrix product of shifted pixels, from im2col to Hopper. Read the files in this order.
 
-    direct.py        the mathematics and the reference; v1 straight from the formula, v2 by im2col and matmul
+    direct.py            the mathematics and the reference; v1 straight from the formula, v2 by im2col and matmul
     im2col.py            the shifted pixels written out as rows of a matrix, and the way back
-    cpu.py           what runs where there is no GPU: few large products, on rows that BLAS takes as they lie
-    winograd.py      there, too: four pixels for 16 products in place of 36
-    implicit.py      v3  the matrix gathered on the way, never written
+    cpu.py           where there is no GPU: a few large products, on rows that BLAS reads in place
+    winograd.py          on the CPU, too: 16 products instead of 36 for four pixels
+    implicit.py      v3  the matrix is gathered on the way and never written
     narrow.py        v3  three channels: one thread a pixel
     mma.py           v4  float16 on the tensor cores of sm_80 and later
     tf32.py          v4  float32 on the same units, rounded to tf32

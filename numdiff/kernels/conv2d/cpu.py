@@ -1,16 +1,16 @@
-"""Convolution on the CPU engine: few large products, on rows that BLAS takes as they lie.
+"""Convolution on the CPU engine: a few large products, on rows that BLAS reads in place.
 
 MATHEMATICS
     that of direct.py. Channels are innermost, so the `kernel` taps of one row of a window are one run of kernel·C
     numbers, and the runs of image row h serve the windows of `kernel` output rows. We copy those runs once, image rows
-    outermost. Then tap row r of all windows is a plain slice, a matrix that BLAS takes as it lies: three products of
-    width 3·C in place of one of width 9·C, and a third of im2col's copying.
-    What winograd.py supports goes there.
+    outermost. Then tap row r of all windows is a plain slice, a matrix that BLAS reads in place: three products of
+    width 3·C instead of one of width 9·C, and a third of im2col's copying.
+    Convolutions that winograd.py supports go there.
 SHAPES
     as in direct.py, of any float; float16 is computed in float32 and rounded once
 DETERMINISM
-    the cores share the images, and add their parts of a weight gradient up in order; within `any_batch` products have
-    the same number of rows in any batch.
+    the cores share the images, and their parts of a weight gradient are added in order; within `any_batch` a product
+    has the same number of rows in any batch.
 READ NEXT
     winograd.py.
 """
@@ -39,7 +39,7 @@ def tap_rows(x, kernel, stride):
 
 
 def cache_sized(x, kernel, share):
-    """The images of the slice `share`, as slices of so many as make CACHE bytes of tap rows (one at least)."""
+    """The slice `share` cut into slices whose images have CACHE bytes of tap rows at most (but one image at least)."""
     images = max(1, CACHE // (kernel * x[:1].nbytes))
     return [slice(i, min(i + images, share.stop)) for i in range(share.start, share.stop, images)]
 
@@ -68,7 +68,7 @@ def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=No
             if bias is not None:
                 total += bias
             y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)[:part.stop - part.start]
-            if channel is not None:  # here, where the part still lies in the core's cache
+            if channel is not None:  # here, while the part is still in the core's cache
                 y[part] += channel[part, None, None]
             if residual is not None:
                 y[part] += residual[part]

@@ -3,12 +3,14 @@
 MATHEMATICS
     forward   y[b,i,j,n] = bias[n] + Σ_rsc x[b, i·stride + r - pad, j·stride + s - pad, c] · weight[n,r,s,c]
               x is zero outside the image, pad = kernel // 2
-    Call the K = kernel²·C_in numbers that one output pixel sees a row of col (im2col.py), and let a pixel be a row:
+    An output pixel sees K = kernel²·C_in numbers of x. Write them as a row of a matrix col (im2col.py), a row for each
+    pixel; then
               y = col · weightᵀ + bias
     backward  dcol = dy · weight, so dx = col2im(dcol);  dweight += dyᵀ · col;  dbias += Σ_pixels dy
-              of a vector added to each image's pixels dchannel[b,n] = Σ_ij dy[b,i,j,n]; then dbias += Σ_b of it
-    With stride 1, dx is itself a convolution. x[h,w] reached y[h + pad - r, w + pad - s] through tap (r,s); count the
-    taps from the other end, r' = kernel - 1 - r, and that is y[h + r' - pad, w + s' - pad]:
+              A vector channel[b,n] that was added to all pixels of image b has dchannel[b,n] = Σ_ij dy[b,i,j,n]; then
+              dbias += Σ_b dchannel[b]
+    With stride 1, dx is itself a convolution. x[h,w] reached y[h + pad - r, w + pad - s] through tap (r,s). Count the
+    taps from the other end, r' = kernel - 1 - r, and that is y[h + r' - pad, w + s' - pad], because kernel - 1 = 2·pad:
               dx = conv2d(dy, flipped),  flipped[c,r',s',n] = weight[n, kernel-1-r', kernel-1-s', c]
 SHAPES
     x (B, H, W, C_in), weight (C_out, kernel, kernel, C_in), bias (C_out,) or None, y (B, Ho, Wo, C_out), float32
@@ -32,8 +34,8 @@ LAUNCH
 DETERMINISM
     every output's sum has a fixed order; v2's as in matmul/.
 COST
-    2·pixels·C_out·K FLOPs forward and twice that backward, for reading x, weight and writing y once: at 64 channels and
-    3 × 3 taps about 140 FLOPs a byte. Roof: arithmetic.
+    2·pixels·C_out·K FLOPs forward and twice that backward, with x and weight read and y written once: at 64 channels
+    and 3 × 3 taps about 140 FLOPs a byte. Roof: arithmetic.
 SOURCE
     LeCun et al. 1989, "Backpropagation Applied to Handwritten Zip Code Recognition"; the GEMM view as in im2col.py.
 READ NEXT
@@ -78,7 +80,7 @@ def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need
 
 
 # v1: one thread an output ---------------------------------------------------------------------------------------------
-# The output channel is innermost, so the threads of a warp share a pixel's window, and differ in the weight's row.
+# Output channels are innermost, so the threads of a warp share a pixel's window and each reads its own row of weights.
 
 @cuda.jit
 def conv2d_forward_kernel_v1(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, kernel, stride, has_bias,
@@ -134,7 +136,7 @@ def conv2d_weight_gradient_kernel_v1(dy, x, dweight, B, H, W, C, Ho, Wo, N, kern
         for image in range(B):
             for i in range(Ho):
                 h = i * stride + r - kernel // 2
-                row_total = float32(0)  # sums of sums: a running sum over 100,000 pixels would lose two digits
+                row_total = float32(0)  # one sum for each row: a running sum over 100,000 pixels would lose two digits
                 for j in range(Wo):
                     w = j * stride + s - kernel // 2
                     if h >= 0 and h < H and w >= 0 and w < W:
@@ -201,7 +203,7 @@ def columns_weight_gradient(dy, x, dweight, stride):
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def conv2d_forward_cost(B, H, W, C_in, C_out, kernel, stride=1):
-    """(bytes, FLOPs): every operand once; the FLOPs count padding's zeros too, as everyone's do."""
+    """(bytes, FLOPs): every operand once; the FLOPs include those with the padding's zeros, as is usual."""
     pixels = B * output_size(H, stride) * output_size(W, stride)
     taps = kernel * kernel * C_in
     return 4 * (B * H * W * C_in + C_out * taps + C_out + pixels * C_out), 2 * pixels * C_out * taps

@@ -7,9 +7,8 @@ MATHEMATICS
     the mean and variance of each two channels over each 8 × 8 pixels are left for it.
     A block takes a tile of pixels and of output channels, and sums over blocks of 64 input channels and, in each, over
     the taps. For one tap that is a plain matrix product: pixels × 64 by 64 × channels. The pixels of another tap are
-    the same ones moved by some rows and columns, so nothing is gathered: TMA brings the tile of pixels WITH
-    ITS HALO once, zeros where that leaves the image (which is the padding), and each tap begins to read it at another
-    row.
+    the same ones shifted by some rows and columns, so nothing is gathered: TMA loads the tile of pixels WITH ITS HALO
+    once, with zeros outside the image (which is the padding), and each tap begins to read it at another row.
 SHAPES
     x (B, H, W, C), weight (N, kernel, kernel, C), y and residual (B, H, W, N): float16
     bias (N,), channel (B, N): float32; statistics (B, H / 8 · W / 8, 2, N / 2) float32: groupnorm/normalise.py
@@ -17,10 +16,10 @@ SHAPES
 VERSIONS
     v5  for each column of taps its own box of pixels: tile_w columns wide, with a halo above and below. A row of it is
         a multiple of eight pixels, so every matrix begins where the swizzle's pattern begins.
-    v6  one box with the whole halo. A box of 16 × 16 pixels becomes 18 × 18: 1.27 times the pixels cross from L2 where
-        v5 moves 3.4 times and a box for each tap 9 times. The matrix of a tap begins at any row of 128 bytes: the
-        swizzle goes by the bits of the address, so that is where TMA has put it.
-    The kernels are the same; what differs is told by their arguments.
+    v6  one box with the whole halo. A tile of 16 × 16 pixels becomes a box of 18 × 18: 1.27 times its pixels cross from
+        L2, where v5 moves them 3.4 times and a box for each tap 9 times. A tap's matrix may begin at any row of 128
+        bytes, because TMA and wgmma both swizzle by the bits of the address.
+    The kernels are the same; their arguments say which.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     conv2d_forward, 32×64×64×64, 64×3×3×64, float16
@@ -32,21 +31,21 @@ MEASURED
     conv2d_forward, 32×32×32×256, 256×3×3×256, float16
         v6*     56.7 µs   681 TFLOP/s   69 % of arithmetic   101 % of cuDNN
 HOW A TILE LIES IN SHARED MEMORY
-    A pixel is a row of 64 channels, 128 bytes. Eight neighbouring pixels of an image row are one group of a wgmma's
-    matrix, the eight rows of images below each other its eight groups: a SUB-BLOCK of 8 × 8 pixels, whose groups lie
-    one image row of the box apart. A wgmma takes one sub-block; a tile is 2, or 4, of them, side by side, below each
-    other, or in several images. Each is stored by itself, clipped by TMA where the image ends.
+    A pixel is a row of 64 channels, 128 bytes. Eight neighbouring pixels of an image row are one group of eight rows of
+    a wgmma's matrix, and eight image rows below each other are its eight groups: a SUB-BLOCK of 8 × 8 pixels, whose
+    groups are one row of the box apart. A wgmma takes one sub-block; a tile is 2 or 4 of them, side by side, below each
+    other, or in several images. Each is stored by itself, and TMA clips it where the image ends.
 WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
     warp 3 asks for the weight           one stage a tap, or a column of three (kernels of their own: a third of the
-                                         waits); where all of it fits, once and for all tiles (`resident`)
-    warps 1, 2 store what a consumer has written, make its statistics, and bring it the next residual, to where its
-                                         result will lie, and what is added to each channel: while the others multiply
-    warpgroups 1, 2 multiply: sub_blocks of 64 pixels each, by BN output channels. Where shared memory holds all that a
-                                         tile needs they alternate (ping-pong): one multiplies, one writes its results
+                                         waits); where all of it fits, once for all tiles (`resident`)
+    warps 1, 2 run beside the products   each stores a consumer's results, makes their statistics, and brings the next
+                                         residual, to the place of the next results, and what is added to each channel
+    warpgroups 1, 2 multiply             sub-blocks of 64 pixels by BN output channels. Where shared memory holds all
+                                         that a tile needs they ping-pong: one multiplies, one writes its results
 LAUNCH
-    as many blocks as multiprocessors, each walks over tiles; shared memory: weight stages, output buffers, pixel
-    stages.
+    as many blocks as multiprocessors, each of which walks over work tiles; shared memory: weight stages, output
+    buffers, pixel stages.
 DETERMINISM
     one warpgroup sums an output, in the order of channels and taps.
 COST
@@ -471,7 +470,7 @@ def view_of(consumer, boxes, shape, tiling):
 
 @cuda.jit(device=True, forceinline=True)
 def advance_weight(ring, stage, parity, resident):
-    """As `advance`; a weight that is resident stays in its first phase."""
+    """As `advance`; the stages of a resident weight stay in their first phase."""
     stage = int32(stage + 1)
     if stage == ring.stages:
         stage = int32(0)
@@ -482,7 +481,7 @@ def advance_weight(ring, stage, parity, resident):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_rest(acc, a, b):
-    """acc += a tap's products but those of the first 16 of 64 channels; a, b: descriptors."""
+    """acc += a tap's products, except those of the first 16 of its 64 channels; a, b: descriptors."""
     wgmma(acc, a + u64(2), b + u64(B_STEP), int32(1))
     wgmma(acc, a + u64(4), b + u64(2 * B_STEP), int32(1))
     wgmma(acc, a + u64(6), b + u64(3 * B_STEP), int32(1))
@@ -524,7 +523,7 @@ def weight_at(ring, stage):
 
 @cuda.jit(device=True, forceinline=True)
 def main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage, b_parity, view, resident):
-    """acc, acc_2 = a tile's products, for boxes and weight whose first stages are there; returns where the rings stand.
+    """acc, acc_2 = a tile's products, once the first stages of pixels and weight are there; returns the rings' state.
 
     The first round overwrites the accumulators; it stands before the loop so that ptxas sees it. Taps are counted down
     each column: a row of taps is `stride` bytes on. A stage is released when the next round is under way.
@@ -574,10 +573,10 @@ def main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage, b_parity, 
 
 @cuda.jit(device=True, forceinline=True)
 def stage_results(tiles, at, acc, addends, addends_at, epilogue):
-    """A warpgroup's 64 × BN results into its buffer, as rows of COLS channels, swizzled as TMA takes them.
+    """Write a warpgroup's 64 × BN results to its buffer, as rows of COLS channels, swizzled as TMA expects them.
 
-    The residual lies where they go; all of it is asked for before any of it is needed. In a row of eight pixels, eight
-    rows of lanes write the same chunk of 16 bytes: the swizzle puts them in eight places, so that a warp's store
+    The residual is already where they go; all of it is loaded before any of it is used. The lanes of eight neighbouring
+    pixels write the same 16-byte chunk of their rows: the swizzle puts these in eight places, so that a warp's store
     touches each bank once.
     """
     old = cuda.local.array(32, np.uint32)

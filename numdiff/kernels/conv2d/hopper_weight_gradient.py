@@ -18,8 +18,8 @@ WHO DOES WHAT  (512 threads: four warpgroups)
     warp 0 asks for boxes of dy and x           one stage for each group of 128 or 256 pixels
     warps 1, 2 sum 32 of dy's columns each      while the boxes lie there anyway, for dbias
     warpgroups 1, 2, 3 multiply three taps each: three times 64 × 64 sums, 96 registers of a thread
-    Both matrices lie with their inner dimension, the pixels, across (eight pixels of an image row are eight rows of 128
-    bytes), which a wgmma of float16 takes as it lies: nothing is transposed.
+    In both matrices the inner dimension, the pixels, runs from row to row (eight pixels of an image row are eight rows
+    of 128 bytes). wgmma reads float16 operands that way, too, so nothing is transposed.
 LAUNCH
     grid (tiles of 64 × 64 channels × groups of nine taps, parts): the pixels are shared among as many parts as fill the
     GPU.
@@ -216,7 +216,7 @@ def multiply_three(acc_0, acc_1, acc_2, a, b_0, b_1, b_2):
 
 @cuda.jit(device=True, forceinline=True)
 def main_loop(acc_0, acc_1, acc_2, ring, shifts, boxes, tiling, chunks, elected):
-    """acc = the products of so many chunks, for three taps; shifts: bytes from a stage to the pixels that each sees.
+    """acc = the products of `chunks` chunks, for three taps; shifts: bytes from a stage to the pixels that each sees.
 
     The first 64 pixels overwrite the accumulators; they stand before the loop so that ptxas sees it. A stage is
     released when the products of the next are under way.

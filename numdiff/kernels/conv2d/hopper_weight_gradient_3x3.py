@@ -11,14 +11,14 @@ WHAT IS NEW, AND WHY IT PAYS
     from one run of channels to the next (its leading dimension), so with one row as that distance a single product is
     64 channels of dy by CW channels of x for three taps: 3 · CW columns. A matrix of dy is read from shared memory once
     for three taps, so narrow tiles are fast, too: CW is 64, 32 or 16.
-    Narrow tiles are what a small image needs. Its pixels must be shared among many blocks, each of which has float32
-    sums of its own that must be added: of 128 blocks with 9 · 64 · 64 sums 19 MB, with 9 · 64 · 16 only 5.
-    Up to eight blocks with parts of one tile's pixels are a cluster. Each leaves its sums in its shared memory, where
-    the pixels were, and adds up one share of the tile from the memories of all. Where one cluster takes all pixels that
-    is the result: no partial sums go through the L2 cache, and no second kernel adds them. Where more clusters share
-    the pixels each writes its sums once, an eighth of what its blocks would.
-    A block's sums start from what dweight holds, in the share that it will add up; it loads that while the first
-    pixels are on their way.
+    Small images need narrow tiles. Their pixels must be shared among many blocks, each of which has float32 partial
+    sums that must be added: 19 MB for 128 blocks with 9 · 64 · 64 sums, only 5 MB with 9 · 64 · 16.
+    Up to eight blocks with parts of one tile's pixels form a cluster. Each leaves its accumulators in its shared
+    memory, where the pixels were, and adds up one share of the tile from the shared memory of all. If one cluster has
+    all the pixels, that is the result: no partial sums go through the L2 cache, and no second kernel adds them. If
+    several clusters share the pixels, each writes its sums once, an eighth of what its blocks would write.
+    The share that a block will add up starts from what dweight holds; the block loads that while the first pixels are
+    on their way.
     A chunk's products are one stretch of code without a branch, so a kernel is made for each number of pixels: see
     `multiply_chunk`.
 WHO DOES WHAT  (512 threads: four warpgroups)
@@ -85,7 +85,7 @@ WIDTHS = 64, 32, 16  # of x
 PIXELS = 64, 128, 256  # of a chunk
 SIZE, TAPS = 3, 9
 CONSUMERS = 3 * 128  # threads that multiply
-AT_ONCE = 3  # vectors of four sums that a thread adds up at a time: so many loads are on their way
+AT_ONCE = 3  # vectors of four sums that a thread adds up at a time: that many loads are in flight
 MAX_STAGES = 16
 BARRIERS = 2 * MAX_STAGES
 CHANNELS_A_WARP = 32  # of dy, whose sums a warp makes
@@ -164,7 +164,7 @@ class Parts(NamedTuple):
 def exchange(a0, a1, a2, a3, odd):
     """A thread has two sums of row n and two of row n + 8: in pairs of lanes, four neighbours of one row instead.
 
-    Done twice, all is as it was.
+    Applied twice, it changes nothing.
     """
     b0 = cuda.shfl_xor_sync(FULL_MASK, a0 if odd else a2, 1)
     b1 = cuda.shfl_xor_sync(FULL_MASK, a1 if odd else a3, 1)
@@ -208,7 +208,7 @@ def four_of(address, exists):
 def add_up(place, rank, blocks, first, last, out, at, tap_row, left, odd):
     """out = the sums of all blocks of the cluster, of a thread's vectors first … last - 1.
 
-    Each block begins with its own: where all began with the first block's, they would wait for its memory.
+    Each block begins with its own sums: if all began with the first block's, they would queue for its memory.
     """
     for begin in range(first, last, AT_ONCE):
         s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = u0 = u1 = u2 = u3 = float32(0)
@@ -414,8 +414,8 @@ def multiply_sub_block(acc, a, b, dy_step, x_step):
 def multiply_chunk(acc, dy_at, x_at, dy_stride, x_stride, places):
     """acc += the products of a chunk's SUBS sub-blocks; the strides: bytes from eight pixels to those below.
 
-    Without a branch: where there is one, ptxas ends the group of products, and the wait for all but the last group
-    becomes a wait for this chunk.
+    It has no branch: at a branch ptxas would end the group of products, and the wait for all but the last group would
+    become a wait for this chunk.
     """
     a, b = descriptor(dy_at, uint32(16), dy_stride, 1), descriptor(x_at, x_stride, x_stride, X_SWIZZLE)
     dy_step, x_step = np.uint64(dy_stride >> uint32(3)), np.uint64(x_stride >> uint32(3))  # 16 pixels, in descriptors
@@ -433,7 +433,7 @@ def multiply_chunk(acc, dy_at, x_at, dy_stride, x_stride, places):
 
 @cuda.jit(device=True, forceinline=True)
 def main_loop(acc, ring, x_shift, dy_stride, x_stride, places, chunks, elected):
-    """acc += the products of so many chunks; x_shift: bytes from a stage to the pixels of x that the taps see.
+    """acc += the products of `chunks` chunks; x_shift: bytes from a stage to the pixels of x that the taps see.
 
     A stage is released when the products of the next chunk are under way.
     """
@@ -558,9 +558,9 @@ def four(array, at, exists):
 @cuda.jit
 def add_gradient_parts_kernel(partial, dweight, vectors, blocks, bias_partial, dbias, bias_vectors, bias_blocks, parts,
                               channel_partial, dchannel, channel_vectors, places):
-    """dweight = the sum of the parts, four by four, dbias likewise; dchannel = that of the places. One, then another.
+    """dweight and dbias = the sums of their parts, dchannel = that of its places, four numbers a thread.
 
-    A block's rows share the parts.
+    The first blocks sum dweight, the next ones dbias, the last ones dchannel. A block's rows share the parts.
     """
     tile = cuda.shared.array(ADD_FLOATS, float32)
     lane, share = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -637,8 +637,8 @@ WRITTEN_A_NS, READ_A_NS = 3000.0, 4000.0  # bytes of the parts, through the L2 c
 PRODUCTS_A_NS = 6500.0  # FLOPs of a multiprocessor, where shared memory keeps up
 # a cluster's barriers, for each of its blocks; bytes that a block writes to its shared memory, and reads from another's
 CLUSTER_NS, KEPT_A_NS, FETCHED_A_NS = 500.0, 200.0, 25.0
-# clusters of so many blocks that an H100 with 132 multiprocessors runs at once: cuOccupancyMaxActiveClusters. What one
-# more would cost was measured: it runs after the others, and all takes twice as long
+# how many clusters of each size an H100 with 132 multiprocessors runs at once (cuOccupancyMaxActiveClusters). Measured:
+# one cluster more runs after the others, and the kernel takes twice as long
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 

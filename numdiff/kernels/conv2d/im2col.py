@@ -4,7 +4,7 @@ MATHEMATICS
     forward   col[b,i,j,r,s,c] = x[b, i·stride + r - pad, j·stride + s - pad, c], pad = kernel // 2; zero outside x
     backward  dx[b,h,w,c] = Σ dcol[b,i,j,r,s,c] over all taps (r,s) and output pixels (i,j) that read (h,w):
               i·stride = h + pad - r and j·stride = w + pad - s
-    A row of col holds all that one output pixel sees, so convolution becomes col · weightᵀ: im2col moves, matmul adds.
+    A row of col holds all that one output pixel sees, so convolution becomes col · weightᵀ: im2col copies, matmul adds.
 SHAPES
     x, dx (B, H, W, C); col, dcol (B, Ho, Wo, kernel, kernel, C), Ho = (H - 1) // stride + 1; float32; kernel odd
 VERSIONS
@@ -124,7 +124,7 @@ def im2col_backward_kernel_v1(dcol, dx, H, W, C, Ho, Wo, kernel, stride):
 
 
 # v2: one thread four channels -----------------------------------------------------------------------------------------
-# The divisions that find a thread's pixel and tap cost more than its load; here four numbers share them.
+# The divisions that find a thread's pixel and tap cost more than its load; here four channels share them.
 
 @cuda.jit
 def im2col_forward_kernel_v2(x, col, H, W, C, Ho, Wo, kernel, stride):

@@ -1,8 +1,8 @@
 """Float16 convolution with few channels on one side: the first layer of a UNet (3 → 64) and the last (64 → 3).
 
 MATHEMATICS
-    as in direct.py. Memory is the roof: the wide side crosses once, 16 bytes a load or store. The arithmetic is small
-    but too much for one multiply-add a product, so it goes to the tensor cores, whose tiles are filled by taps:
+    as in direct.py. Memory is the roof: the wide side is read or written once, 16 bytes an instruction. The arithmetic
+    is small, but still too much for ordinary multiply-adds, so it goes to the tensor cores, whose tiles taps fill:
     from few channels  y[p, n] = Σ_k col[p, k] · weight[n, k] with k = tap · C + c: 27 of 32 for three channels.
     to few channels    Σ_c comes first: z[q, (tap, n)] = Σ_c x[q, c] · weight[n, tap, c], 27 of 32 columns for three
                        channels; then y[p, n] = bias[n] + Σ_tap z[p + tap - pad, (tap, n)].
@@ -14,10 +14,10 @@ SHAPES
     the other a multiple of 8. Elsewhere version 1 runs.
 VERSIONS
     this is version 3 of launcher.py for float16, by mma.sync: sm_80 and later.
-    Where an inner index lies in a fragment is free as long as both operands agree, and so is the order of output
-    columns: they are chosen so that a lane loads or stores eight neighbouring channels of its pixels, 16 bytes, and
+    An inner index may have any place in a fragment, as long as both operands agree, and output columns may come in any
+    order. Both are chosen so that a lane loads or stores eight neighbouring channels of its pixels, 16 bytes, and
     nothing of the wide side passes through shared memory. The narrow side is gathered number by number: it is small,
-    and stays in the L1 cache, or for the gradient in shared memory.
+    and stays in the L1 cache or, for the gradient, in shared memory.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     conv2d_forward, 32×64×64×3, 64×3×3×3, float16
@@ -32,10 +32,10 @@ LAUNCH
     from few: 128 threads, each warp walks over groups of 16 pixels, for a slab of 64 channels; the weight in registers.
     to few: 256 threads for TILE_H × TILE_W pixels and three channels; z, with its halo, in 37 KiB of shared memory.
     weight gradient: 512 threads, one block a multiprocessor, for chunks of up to 1,024 pixels. What the chunk sees of
-    the narrow side, with the image rows before and behind it, is one run of memory: it comes into shared memory first,
-    where 27 numbers a pixel are gathered without a wait. Meanwhile each warp's first 16 pixels of the wide side are on
-    their way, and so are the next 16 while these are multiplied. In the end the warps lay their sums side by side in 64
-    KiB of shared memory, the second eight first, and all threads add them up.
+    the narrow side, with the image rows before and after it, is one run of memory: it is copied to shared memory first,
+    where 27 numbers a pixel are gathered without waiting for memory. Meanwhile each warp's first 16 pixels of the wide
+    side are on their way, and the next 16 while these are multiplied. In the end the warps leave their accumulators
+    side by side in 64 KiB of shared memory, the second eight warps first, and all threads add them up.
 DETERMINISM
     a fixed order in each warp; the gradient's warps are added in a fixed order, and then its blocks.
 COST
@@ -43,7 +43,7 @@ COST
 SOURCE
     PTX ISA, section 9.7.14.5 (mma), whose fragments are written down in emulator/fragments.py.
 READ NEXT
-    matmul/hopper.py, tensor cores that read shared memory by themselves.
+    matmul/hopper.py, where tensor cores read their operands straight from shared memory.
 """
 import numpy as np
 
@@ -53,13 +53,13 @@ from ...device.tensor_core import load_word, load_words4, mma_m16n8k16_into, pac
 from ..common import divide, no_numbers
 from .implicit import within
 
-NARROW = 7  # channels of the narrow side, at most: eight go to other versions
+NARROW = 7  # channels of the narrow side, at most: other versions take eight
 SIZE, TAPS = 3, 9
 SLAB = 64  # wide channels of a block: eight for each of eight lanes, or 16 for each of four
 GROUP = 16  # pixels of a warp's step
-OUTSIDE = 31  # the number of a tap that is none: no mask has its bit
+OUTSIDE = 31  # stands for "no tap": no mask has this bit
 BLOCK = 128  # threads, from few channels
-BLOCKS = 4  # of them on a multiprocessor
+BLOCKS = 4  # such blocks on a multiprocessor
 THREE = 3  # narrow channels of a block, to few channels and in the gradient: 27 of 32 rows or columns are used
 COLUMNS = 32
 TILE_H, TILE_W = 8, 32  # output pixels of a block to few channels: one for each thread
@@ -72,9 +72,9 @@ GRADIENT_BLOCK = 512
 GRADIENT_WARPS = GRADIENT_BLOCK // 32
 SUMS = COLUMNS * SLAB  # of a warp, and of a block, of the gradient
 SLOTS = GRADIENT_WARPS // 2
-MOST_TURNS = 4  # groups of a warp in a chunk
+MAX_TURNS = 4  # groups of a warp in a chunk
 AT_ONCE = 8  # loads of a thread on their way
-MOST_SHARED = 96 << 10  # bytes: what every GPU with these instructions gives a block
+MAX_SHARED = 96 << 10  # bytes: what every GPU with these instructions gives a block
 ADD_ROWS = 32  # threads that share the parts of a sum
 ADD_SUMS = 32 * ADD_ROWS
 
@@ -473,7 +473,7 @@ def narrow_supports(x, weight, stride, plain):
 def narrow_gradient_supports(x, weight, stride):
     """Whether they take the weight gradient: also the tile must fit."""
     few = min(weight.shape[0], weight.shape[3])
-    return bool(narrow_supports(x, weight, stride, True)) and gradient_tile(1, x.shape[2], few) <= MOST_SHARED
+    return bool(narrow_supports(x, weight, stride, True)) and gradient_tile(1, x.shape[2], few) <= MAX_SHARED
 
 
 def narrow_input_gradient_supports(dy, weight, stride):
@@ -522,8 +522,8 @@ def narrow_half_weight_gradient(dy, x, dweight, dbias=None):
     wide, narrow, m, j = (x, dy, c, n) if to_few else (dy, x, n, c)
     slabs, threes, pixels = -(-m // SLAB), -(-j // THREE), b * h * w
     most = max(1, dy.backend.multiprocessors // (slabs * threes))
-    turns = min(MOST_TURNS, -(-pixels // (GRADIENT_WARPS * GROUP * most)))
-    while turns > 1 and gradient_tile(turns, w, j) > MOST_SHARED:
+    turns = min(MAX_TURNS, -(-pixels // (GRADIENT_WARPS * GROUP * most)))
+    while turns > 1 and gradient_tile(turns, w, j) > MAX_SHARED:
         turns -= 1
     parts = min(-(-pixels // (GROUP * GRADIENT_WARPS * turns)), most)
     partial = empty((parts, threes * slabs * SUMS), np.float32, like=dy)

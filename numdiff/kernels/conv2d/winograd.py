@@ -1,4 +1,4 @@
-"""Winograd's convolution on the CPU engine: four pixels of a 3 × 3 convolution for 16 products in place of 36.
+"""Winograd's convolution on the CPU engine: 16 products instead of 36 for four pixels of a 3 × 3 convolution.
 
 MATHEMATICS
     In one dimension two outputs of three taps g, y0 = d0·g0 + d1·g1 + d2·g2 and y1 = d1·g0 + d2·g1 + d3·g2, take four
@@ -14,14 +14,14 @@ MATHEMATICS
         dg_c = Gᵀ·[Σ_tiles (A·dY·Aᵀ) ∘ (Bᵀ·d_c·B)]·G, 16 products (C_in, tiles) · (tiles, C_out)
 SHAPES
     x (B, H, W, C_in), weight (C_out, 3, 3, C_in), y (B, H, W, C_out), float32, stride 1
-    A tile stands for a row of 16 matrices: 16 × tiles × C numbers, four times the image. So they are made and used
-    slice by slice, of one or a few images, or of some rows of one, such that they stay in a core's cache.
+    A tile becomes one row in each of 16 matrices: 16 × tiles × C numbers, four times the image. So they are made and
+    used slice by slice (a few images, one image, or some rows of one), small enough to stay in a core's cache.
 DETERMINISM
-    slices are of a size that the image's decides, so within `any_batch` an image's bits are its own.
+    the size of a slice depends on the image's alone, so within `any_batch` an image has the same bits in any batch.
 COST
     16/36 of the multiply-adds, and about ten additions for each number of x and of y. On a core of an AMD EPYC (Zen 4),
-    against three products of tap rows (cpu.py): 24 images of 32 × 32, 32 to 32 channels, 5.4 for
-    6.7 ms; 16 × 16, 64 to 64: 3.5 for 6.2 ms; 8 × 8, 128 to 128: 3.4 for 5.2 ms.
+    where three products of tap rows (cpu.py) take the time in brackets: 24 images of 32 × 32, 32 to 32 channels, 5.4 ms
+    (6.7); 16 × 16, 64 to 64: 3.5 ms (6.2); 8 × 8, 128 to 128: 3.4 ms (5.2).
     All coefficients are 0, ±1 and ½: the error against float64 is no larger than that of the plain sum.
 SOURCE
     Winograd 1980, "Arithmetic Complexity of Computations"; Lavin and Gray 2016, "Fast Algorithms for Convolutional
@@ -38,13 +38,13 @@ G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float
 G_ROWS_AND_COLUMNS = np.kron(G, G)  # (16, 9): takes the nine taps to the sixteen factors
 MIN_CHANNELS = 16  # on each side: below, the additions cost more than the products they save
 MIN_PIXELS = 1024  # of the batch: below, the weight's transformation costs more
-ROWS = 128  # tiles of a product, where so many images, at most IMAGES, have them
-IMAGES = 4  # of a slice: a batch is cut into slices, and what is missing from the last is computed all the same
+ROWS = 128  # tiles of a product, if IMAGES images or fewer have that many
+IMAGES = 4  # of a slice, at most: a batch is cut into slices, and the last is computed as if it were full
 MAX_ROWS = 256  # tiles of a product: larger images are cut
 
 
 def winograd_supports(x, weight, stride):
-    """Whether this is a convolution to compute so. float64 is not: it is what results are held against."""
+    """Whether this convolution is computed here. Not in float64, which results are compared with."""
     n, kernel, _, c = weight.shape
     return (kernel == 3 and stride == 1 and min(n, c) >= MIN_CHANNELS and x.dtype == np.float32
             and assumed(x.size // c) >= MIN_PIXELS)
@@ -111,7 +111,7 @@ def four_of_two(y, out):
 
 
 def images_of_a_slice(tiles):
-    """How many images of `tiles` tiles go through a product: with `any_batch` their rows have to come in sixteens."""
+    """How many images of `tiles` tiles a product has: with `any_batch` its rows must be a multiple of 16."""
     return max(16 // tiles, min(IMAGES, ROWS // tiles)) if ROWS % tiles == 0 else 1
 
 
@@ -145,7 +145,7 @@ def winograd_forward(x, weight, bias=None, channel=None, residual=None):
                 two_of_four(m, half)
                 two_of_four(half.swapaxes(0, 1), pixels.swapaxes(0, 1))
                 put(pixels[:, :, :count], y[part, 2 * rows.start:2 * rows.stop])
-            if residual is not None:  # here, where the part still lies in the core's cache
+            if residual is not None:  # here, while the part is still in the core's cache
                 y[part] += residual[part]
 
     over_batch(convolve, -(-b // size) if fixed else b, 3 * y.size)

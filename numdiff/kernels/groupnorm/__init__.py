@@ -1,10 +1,10 @@
 """GroupNorm, with scale, shift and SiLU in the same pass. Read the files in this order.
 
     reference.py       what is computed, the derived gradients, and what it costs
-    groups.py          v1  a block a group
-    chunks.py          v2  a block a chunk of pixels with all their channels; small kernels join the chunks
+    groups.py          v1  one block for each group
+    chunks.py          v2  one block for each chunk of pixels, with all their channels; small kernels join the chunks
     cpu.py             what runs where there is no GPU
-    vectors.py             eight channels of a thread
+    vectors.py             what the one-pass kernels share: eight channels a thread
     one_pass.py        v3  everything kept in shared memory
     one_pass_half.py   v3  the float16 backward, sixteen channels a block
     clusters.py        v3  one image shared by the blocks of a cluster

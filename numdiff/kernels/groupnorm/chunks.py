@@ -1,4 +1,4 @@
-"""GroupNorm v2: a block a chunk of pixels with all their channels, and small kernels that join the chunks.
+"""GroupNorm v2: one block for each chunk of pixels, with all their channels, and small kernels that join the chunks.
 
 MATHEMATICS, SHAPES
     as in reference.py; C a multiple of 4

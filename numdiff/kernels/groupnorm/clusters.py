@@ -1,22 +1,22 @@
 """GroupNorm's backward by warps of sixteen channels, a tile's pixels shared by the blocks of a cluster (sm_90).
 
 WHAT IS NEW, AND WHY IT PAYS
-    one_pass_half.py keeps all pixels of its channels in one block's shared memory: 64×64 of sixteen just fit;
-    larger images do not, nor 64×64 where groups of six channels make a tile of 48. Two, four or eight blocks, each with
-    its part of the image, have room for them and read nothing twice: 130 µs instead of 215 for 64×64×192 with a
-    residual, batch 32, on an H100. Where one block is enough, more of them are no faster.
-    It costs two barriers of the cluster, and each warp reads its 32 sums from the other blocks' shared memory, where
-    they were left at one place in all: the same sums in the same order in all blocks, so all get the same averages.
+    one_pass_half.py keeps all pixels of its channels in one block's shared memory: 64×64 pixels of sixteen channels
+    just fit. Larger images do not, nor do 64×64 where groups of six channels make a tile of 48. Two, four or eight
+    blocks, each with its part of the image, have room for them and read nothing twice: 130 µs instead of 215 for
+    64×64×192 with a residual, batch 32, on an H100. Where one block is enough, more are no faster.
+    It costs two barriers of the cluster, and each warp reads 32 sums from every other block's shared memory, where all
+    left them at the same address. All blocks add the same sums in the same order, so they get the same averages.
     The first block writes the cluster's sums, and counts.
 LAUNCH
-    grid (C / tile, B, blocks), cluster (1, 1, blocks); the rest as one_pass_half.py, with 128 bytes of shared
-    memory more for each part. The text is that file's, with CLUSTERS set.
+    grid (C / tile, B, blocks), cluster (1, 1, blocks); otherwise as one_pass_half.py, with 128 more bytes of shared
+    memory for each part. The kernel's source is in that file, compiled with CLUSTERS set.
 DETERMINISM
     the sums of a cluster's blocks are added in the order of their rank.
 SOURCE
     device/cluster.py
 READ NEXT
-    normalise.py, for arrays whose statistics come with them.
+    normalise.py, where the statistics come with the array.
 """
 from ...device.requires import requires
 from ...device.specialise import specialise

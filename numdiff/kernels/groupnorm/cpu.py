@@ -1,7 +1,7 @@
-"""GroupNorm on the CPU engine: the batch in parts that stay in a core's cache, through all passes, one after the other.
+"""GroupNorm on the CPU engine: the batch in parts that fit a core's cache, each taken through all passes.
 
 MATHEMATICS
-    that of reference.py. Sums over pixels are products with ones, by BLAS; what a step needs it overwrites.
+    that of reference.py. Sums over pixels are products with ones, by BLAS; a step overwrites what it no longer needs.
 SHAPES
     as in reference.py, of any float
 DETERMINISM

@@ -1,4 +1,4 @@
-"""GroupNorm v1: a block a group, three passes over what it normalises.
+"""GroupNorm v1: one block for each group, three passes over what it normalises.
 
 MATHEMATICS, SHAPES
     as in reference.py

@@ -2,19 +2,19 @@
 
 WHAT IS NEW, AND WHY IT PAYS
     A block of rung 3 must see all pixels of its groups before it may write the first: it reads, then waits, then
-    writes, and memory idles in between. The convolution that wrote x had every number in a register. It leaves the
-    mean and the variance of each two channels over each 8 × 8 pixels (conv2d/hopper.py), 1/32 of x's bytes,
-    and nothing keeps this kernel from streaming: a block asks for its first pixels, joins the statistics while they
-    travel, and then reads and writes in turn. Any pixels can be a block, so that all channels of a pixel are read
-    together, in full lines of memory, however many pixels there are.
+    writes, and memory idles in between. But the convolution that wrote x had every number in a register. It leaves the
+    mean and the variance of each pair of channels over each 8 × 8 pixels (conv2d/hopper.py), 1/32 of x's bytes, and
+    now nothing keeps this kernel from streaming: a block asks for its first pixels, joins the statistics while they are
+    on their way, and then reads and writes alternately. A block may have any pixels, so all channels of a pixel are
+    read together, in full lines of memory, however many pixels there are.
 STATISTICS
-    (B, chunks, 2, C / 2) float32, for each chunk of a sample's pixels: means of two neighbouring channels together,
-    then variances. Chunks have equally many pixels, whose number drops out:
+    (B, chunks, 2, C / 2) float32, for each chunk of a sample's pixels: the means of pairs of neighbouring channels,
+    then their variances. All chunks have the same number of pixels, which drops out:
         mean of a group = average of its chunks' means
         variance        = average of (a chunk's variance + (its mean - mean)²)
-    Sums are taken beside the first chunk's mean, one of the numbers, so that one sweep is enough and little cancels (as
-    in rung 2). An image that was made larger, each pixel four times, has the statistics of
-    the small one, and of a `Pair`, each part its own.
+    The first chunk's mean is subtracted before numbers are summed, so that one sweep is enough and little cancels (as
+    in rung 2). An upsampled image, each pixel four times, has the statistics of the small one. Each part of a `Pair`
+    has statistics of its own.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_forward, 32×64×64×64, 64, silu, float16 (statistics known)
@@ -23,8 +23,8 @@ LAUNCH
     grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight channels, as in rung 3.
     Dynamic shared memory: two floats for each thread, channel and group.
 ACCURACY
-    z = x · scale + shift, where shift has the mean in it: what that cancels, 2⁻²⁴ of the mean, is far below the 2⁻¹¹
-    that x itself, in float16, is known to.
+    z = x · scale + shift, where shift contains the mean: the error of that subtraction, 2⁻²⁴ of the mean, is far below
+    the 2⁻¹¹ to which x itself, in float16, is known.
 DETERMINISM
     every block of a sample adds the chunks' statistics in the same order; the first of them writes mean and rstd.
 COST
@@ -49,7 +49,7 @@ from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, locate, s
 
 THREADS = 512
 CHUNK = 8  # pixels of a chunk's side
-SHAPES = (512, 8), (256, 4)  # threads at most, turns: pixels of a thread. The first if it makes blocks enough
+SHAPES = (512, 8), (256, 4)  # threads at most, turns: pixels of a thread. The first if it makes enough blocks
 BLOCKS_A_MULTIPROCESSOR = 1.9
 PAIRS_A_THREAD = 4  # of channels, so many rows share what belongs to one
 

@@ -1,29 +1,31 @@
 """GroupNorm, rung 3: one kernel a pass, which keeps what it normalises in shared memory.
 
 WHAT IS NEW, AND WHY IT PAYS
-    A block owns whole groups of one sample with all their pixels, so nothing is left for other kernels to join: forward
-    is 1 launch where version 2 has 3, backward 1 for 5, and each that waits for the one before costs about 4 µs. What
-    is read stays in shared memory for the later sweeps over it. Copies by cp.async need no registers on the way, so
-    all of the block's reading is under way at once, and sums begin while the rest still travels.
-    SiLU is four instructions besides a product: 2ˣ and 1/x as the hardware has them. Only 16 of either start in a
-    cycle, an eighth of what products do, so the backward computes SiLU' once: g = dy · SiLU' takes dy's place.
-    What a thread needs beside pixels (weights, statistics, which group) it asks for while these are on their way.
+    A block owns whole groups of one sample with all their pixels, so nothing is left for other kernels to join: the
+    forward is 1 launch instead of version 2's 3, the backward 1 instead of 5, and each launch that waits for the one
+    before costs about 4 µs. What is read stays in shared memory for the later sweeps over it. Copies by cp.async need
+    no registers on the way, so all of the block's loads are in flight at once, and the sums begin before the last have
+    arrived.
+    SiLU is four instructions and a product: 2ˣ and 1/x as the hardware has them. A multiprocessor starts only 16 of
+    either in a cycle, an eighth of its multiply-adds, so the backward computes SiLU' once: g = dy · SiLU' takes dy's
+    place.
+    What a thread needs besides pixels (weights, statistics, which group) it loads while the pixels are on their way.
 PARAMETER GRADIENTS
     A block leaves the sums of its channels in memory and counts itself. The last of the B blocks that share channels
-    adds them up over the samples, in the order of the samples whoever is last: no second launch, and the same bits in
-    every run. A fence on both sides of the count is what lets it see the others' sums. `cuda.atomic.inc` wraps:
-    the counter is 0 again for the next launch.
+    adds them up over the samples, in the order of the samples, whichever block is last: no second launch, and the same
+    bits in every run. A fence on both sides of the count lets it see the others' sums. `cuda.atomic.inc` wraps, so the
+    counter is 0 again for the next launch.
 TILE
-    `tile` neighbouring channels (whole groups, a multiple of 8) with all pixels. Pixels that find no room in shared
-    memory are read again in each sweep, from the L2 cache most likely, to which the backward calls them at the start;
-    in its last sweep they come to the places of those that are done.
-    A thread keeps eight channels: 16 bytes of float16, 32 of float32. It reads what it copied itself, so that only sums
-    need barriers.
+    `tile` neighbouring channels (whole groups, a multiple of 8) with all pixels. Pixels that do not fit in shared
+    memory are read again in each sweep, most likely from the L2 cache, into which the backward prefetches them at the
+    start; in its last sweep they take the places of pixels that are done.
+    A thread has eight channels: 16 bytes of float16, 32 of float32. It reads only what it copied itself, so only the
+    sums need barriers.
 TWO ARRAYS AS ONE
-    x may be a `Pair` (concat.py): two arrays whose channels are numbered through, as where a UNet's skip connection
-    joins. The seam is a multiple of 8, so that a thread's channels are in one of the two, which it chooses once, at the
-    start; a group may lie across. Its gradient is a Pair, too, and so is the residual. One array is the Pair of it and
-    itself, with the seam at C.
+    x may be a `Pair` (concat.py): two arrays whose channels are numbered consecutively, as where a UNet's skip
+    connection joins. The seam is a multiple of 8, so all channels of a thread are in one of the two, which it chooses
+    once, at the start; a group may have channels of both. The gradient is a Pair, too, and so is the residual. A single
+    array is passed as the Pair of itself and itself, with the seam at C.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_forward, 32×64×64×64, 64, silu, float16
@@ -42,8 +44,8 @@ COST
     forward: x read and y written once; backward: x and dy (and the residual) read and dx written once. Roof: memory
     bandwidth.
 SOURCE
-    reference.py for the mathematics; PTX ISA, sections 9.7.3.14 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async);
-    CUDA programming guide, "Memory Fence Functions", whose example is the last block that adds.
+    reference.py for the mathematics; PTX ISA, sections 9.7.3.13 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async);
+    CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds the others' sums.
 READ NEXT
     one_pass_half.py, the backward that float16 takes where it fits; clusters.py.
 """
@@ -343,8 +345,8 @@ def copy_both_ahead(kept, arrays, cut, me, walk):
 
 
 @cuda.jit(device=True, forceinline=True)
-def call_to_l2(arrays, me, walk, left, adds):
-    """What will be asked for late is on its way to the L2 cache, at least: pixels without room, and the residual."""
+def prefetch_to_l2(arrays, me, walk, left, adds):
+    """Prefetch into the L2 cache what will be loaded late: pixels that shared memory has no room for, the residual."""
     p, i, i_dy = left
     while p < walk.P:
         prefetch_l2(arrays.x, i)
@@ -551,7 +553,7 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, 
     if adds and me.row < P:
         fetch8(arrays.residual, first, before)
     place = place_of(me)
-    call_to_l2(arrays, me, walk, left, adds)
+    prefetch_to_l2(arrays, me, walk, left, adds)
 
     affine = Affine(means, scales, shifts)
     add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, activate)

@@ -1,22 +1,22 @@
-"""GroupNorm's backward in one pass, float16, by warps of sixteen channels: one barrier, and a warp that only counts.
+"""GroupNorm's backward in one pass, float16, a warp for sixteen channels: one barrier, and a warp that only adds up.
 
 WHAT IS NEW, AND WHY IT PAYS
     In the one-pass backward for any tile (one_pass.py) memory idles for half of the time. Here:
-    Sums are joined once. A warp has 16 channels of 16 pixels, two threads each, and a thread 16 sums of its own: in
-    four steps threads exchange halves of what they have, 8 + 4 + 2 + 1 shuffles, and lane n is left with the warp's sum
-    number n: of g · xhat for lanes 0 to 15, of g for the others. Each warp then adds the sums of all warps for itself
-    and gets its averages by shuffles: one barrier instead of three, and 2 KiB of shared memory where the threads' sums
-    took 32. Where groups do not divide 16, a tile is as many sixteens (`parts`) as whole groups make, and a second
-    barrier joins those groups that lie across.
-    Everything is kept. With that room 64×64 pixels of x and dy leave only an eighth over, which is kept in registers
-    (`near` turns of a thread, one or two): nothing is read twice, and nothing is asked for late.
-    One warp does nothing but count. Each part has a last warp without pixels: it writes the part's sums, counts them,
-    and if it is the last of all samples' adds these up, lane n column n, while the other warps write dx. Nobody
-    waits.
-    The residual comes to the L2 cache behind x and dy, which takes no registers, and is asked for four turns at once.
+    Sums are joined once. A warp has 16 channels of 16 pixels, two threads for each pixel, and each thread has 16 sums
+    (two for each of its eight channels). In four steps threads exchange halves of what they have, 8 + 4 + 2 + 1
+    shuffles, until lane n has the warp's sum number n: of g · xhat in lanes 0 to 15, of g in the others. Each warp then
+    adds the sums of all warps for itself and gets its averages by shuffles: one barrier instead of three, and 2 KiB of
+    shared memory instead of 32. Where the size of a group does not divide 16, a tile is as many sixteens (`parts`) as
+    make whole groups, and a second barrier joins the groups that lie in two parts.
+    Everything is kept. Of 64×64 pixels of x and dy all but an eighth now fit in shared memory, and that eighth is kept
+    in registers (`near` turns of a thread, one or two): nothing is read twice, and nothing is loaded late.
+    One warp only adds up. Each part has a last warp without pixels: it writes the part's sums, counts them, and if it
+    is the last one of all samples, adds these up, lane n column n, while the other warps write dx. No warp waits.
+    The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then loaded four turns at
+    a time.
     dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
-    From sm_90 on up to eight blocks, a cluster, share a tile's pixels where one has no room for them: after the barrier
-    each leaves its sums where the others read them (clusters.py).
+    From sm_90 on, up to eight blocks (a cluster) share a tile's pixels where one block has no room for them: after the
+    barrier each leaves its sums where the others read them (clusters.py).
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
@@ -159,7 +159,7 @@ def warp_sum(total_gx, total_g, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def ask(residual, p, P, rows, i, step, before):
-    """For the residual of a thread's next four pixels. All at once: ptxas has one thing to wait for for all of them."""
+    """Load the residual of a thread's next four pixels, all at once, so that ptxas waits once for all four."""
     before_0, before_1, before_2, before_3 = before
     if p < P:
         fetch8(residual, i, before_0)
@@ -254,8 +254,8 @@ def ask_for_pixels(kept, near, x, dy, cut, me, walk):
 
 
 @cuda.jit(device=True, forceinline=True)
-def call_to_l2(residual, cut, me, walk):
-    """Ask for the residual of this thread's pixels to come to the L2 cache, where the epilogue will ask for it."""
+def prefetch_to_l2(residual, cut, me, walk):
+    """Prefetch the residual of this thread's pixels into the L2 cache, from which the epilogue will load it."""
     p, i = me.row, walk.first
     while p < walk.P:
         prefetch_l2(residual, i)
@@ -278,7 +278,7 @@ def add_near(total_gx, total_g, kept, x_words, d_words, affine, activate):
 def add_gradients(total_gx, total_g, kept, near, affine, cut, me, walk, activate):
     """This thread's sums of g · (x - mean) and g, channel by channel, over its pixels as they come. g takes dy's place.
 
-    It waits for its own copies alone: it reads what it asked for itself.
+    It waits only for its own copies, as it reads only what it copied itself.
     """
     value = cuda.local.array(VECTOR, float32)
     d = cuda.local.array(VECTOR, float32)
@@ -440,7 +440,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
     if me.warp < me.warps:
         ask_for_pixels(kept, near, one_of(beyond, x.a, x.b), dy, cut, me, walk)
         if adds and (int32(cuda.threadIdx.x) & 1) == 0:  # both threads of a pixel have the same 32 bytes
-            call_to_l2(one_of(beyond, residual.a, residual.b), cut, me, walk)
+            prefetch_to_l2(one_of(beyond, residual.a, residual.b), cut, me, walk)
     of_sample = int32(b * divide(C, width)[0])  # the first of its groups
     find_groups(c, width, group)
     load8_into(weight, c, affine.scales)

@@ -4,7 +4,7 @@ MATHEMATICS
     Sample b's channels are cut into G groups of C/G neighbours; a group has m = P · C/G elements.
         mean = Σ x / m          var = Σ (x - mean)² / m          rstd = 1 / √(var + eps)
         xhat = (x - mean) · rstd          z = xhat · weight[c] + bias[c]          y = z, or SiLU(z)
-    Backward. First g = dy, or dy · SiLU'(z) with z computed anew from x (cheaper than a stored z is to read). Then
+    Backward. First g = dy, or dy · SiLU'(z) with z computed again from x (cheaper than reading a stored z). Then
         dbias[c] += Σ_{b,p} g          dweight[c] += Σ_{b,p} g · xhat
     and, because each x moves its group's mean and variance too (two averages over the group, h = g · weight),
         dx = rstd · (h - average(h) - xhat · average(h · xhat)) + x's gradient from elsewhere (`residual`)

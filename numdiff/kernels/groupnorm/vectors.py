@@ -13,7 +13,7 @@ WARP, WARP_BITS = 32, 5  # threads; t >> 5 is t // 32 without a division
 VECTOR = 8  # channels of a thread
 WORDS = 8  # that eight float32 take; float16 use the first four
 THREADS = 512  # at most: 16 warps hide a multiprocessor's latencies where its shared memory is filled by one block
-PARTS = 4  # groups of copies: sums begin when the first has come
+PARTS = 4  # groups of copies: the sums begin when the first group has arrived
 LOG2_E = float32(math.log2(math.e))
 
 
@@ -29,8 +29,8 @@ class Shape(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A thread's way over its pixels, of P: in x from the element `first` on, by steps; in shared memory from `own` on,
-    by turns."""
+    """How a thread walks over its pixels, P in all: in x from element `first` on, `step` elements at a time; in shared
+    memory from element `own` on, `turn` at a time."""
 
     P: int
     first: int
@@ -40,7 +40,7 @@ class Walk(NamedTuple):
 
 
 class BackwardWalk(NamedTuple):
-    """As `Walk`; in dy, too, which lies `half` behind x in shared memory."""
+    """As `Walk`, over dy, too, which is `half` elements after x in shared memory."""
 
     P: int
     first: int
@@ -53,7 +53,7 @@ class BackwardWalk(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """In global memory; of x, residual and dx the one of two in which the thread's channels are."""
+    """In global memory; x, residual and dx: the one of the two arrays that has the thread's channels."""
 
     x: object
     dy: object

@@ -10,12 +10,11 @@
     split_k.py          a long sum shared by many blocks
     mma.py              v5  float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
     tf32.py             v5  float32 on the same units, rounded to tf32 on the way, where the device's switch says so
+    levels/                 the Hopper ladder: one idea a level, on the way to v6
     hopper.py           v6  float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply
-    epilogues.py   what becomes of its sums: bias, residual, GELU, sums of rows
-    fast_gelu.py        GELU in few instructions
-    launcher.py         which of them runs
-
-float32, 2048³ on one H100, TFLOP/s: v1 0.9, v2 6.1, v3 10.1, v4 38.9; v4 at 4096³ 41 to 44, by transpose case.
+    epilogues.py            what becomes of its accumulators: bias, residual, GELU, sums of rows
+    fast_gelu.py            GELU in few instructions
+    launcher.py             which of them runs
 
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice

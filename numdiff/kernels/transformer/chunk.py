@@ -27,7 +27,7 @@ from ...device import cuda, empty, float32, is_device, launch, zeros
 from ..common import divide
 
 BLOCK = 256  # threads
-MOST = 6  # parts: shift, scale and gate of attention, and of the MLP
+MAX_PARTS = 6  # parts: shift, scale and gate of attention, and of the MLP
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ def chunk_backward_kernel_v1(p0, p1, p2, p3, p4, p5, dx, count, C):
 
 def chunk_forward(x, count):
     """The `count` parts (B, C) of x (B, count · C), side by side in memory one after the other."""
-    if x.ndim != 2 or not 0 < count <= MOST or x.shape[1] % count:
-        raise ValueError(f"chunk cuts (B, n·C) into at most {MOST} parts, and not {tuple(x.shape)} into {count}")
+    if x.ndim != 2 or not 0 < count <= MAX_PARTS or x.shape[1] % count:
+        raise ValueError(f"chunk cuts (B, n·C) into at most {MAX_PARTS} parts, and not {tuple(x.shape)} into {count}")
     if not is_device(x):
         return chunk_forward_reference(x, count)
     B, C = x.shape[0], x.shape[1] // count
@@ -93,15 +93,15 @@ def chunk_forward(x, count):
 def chunk_backward(parts):
     """dx (B, n·C) from the n gradients (B, C) of the parts; None where a part was not used."""
     given = next(p for p in parts if p is not None)
-    if len(parts) > MOST or any(p is not None and p.shape != given.shape for p in parts):
-        raise ValueError(f"chunk joins at most {MOST} parts of one shape")
+    if len(parts) > MAX_PARTS or any(p is not None and p.shape != given.shape for p in parts):
+        raise ValueError(f"chunk joins at most {MAX_PARTS} parts of one shape")
     if not is_device(given):
         return chunk_backward_reference(parts)
     (B, C), count = given.shape, len(parts)
     flat = [(zeros((B, C), like=given) if p is None else p).reshape(-1) for p in parts]
     dx = empty((B, count * C), np.float32, like=given)
-    launch(chunk_backward_kernel_v1, -(-dx.size // BLOCK), BLOCK, *flat, *flat[-1:] * (MOST - count), dx.reshape(-1),
-           count, C)
+    launch(chunk_backward_kernel_v1, -(-dx.size // BLOCK), BLOCK, *flat, *flat[-1:] * (MAX_PARTS - count),
+           dx.reshape(-1), count, C)
     return dx
 
 

@@ -26,10 +26,10 @@ def logsumexp_of(qkv, heads, order):
 
 
 @ORDERS
-@pytest.mark.parametrize("most_scores", [1, 40, reference.MOST_SCORES])
-def test_reference_head_by_head(rng, order, most_scores, monkeypatch):
+@pytest.mark.parametrize("max_scores", [1, 40, reference.MAX_SCORES])
+def test_reference_head_by_head(rng, order, max_scores, monkeypatch):
     """However it is cut into working sets, it is the attention that keeps its probabilities."""
-    monkeypatch.setattr(reference, "MOST_SCORES", most_scores)
+    monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
     qkv, dy, heads = make(rng, (3, 5, 3, 4))
     want_y, p = head_by_head(qkv, heads, order)
     y, logsumexp = F.flash_attention_forward(qkv, heads, order)

@@ -113,7 +113,7 @@ def test_narrow_weight_gradient(engine, rng, monkeypatch, blocks, turns, shape):
     """Several groups of a warp in a chunk, several chunks of a block, several blocks."""
     if blocks is not None:
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks)
-    monkeypatch.setattr(conv2d_narrow_half, "MOST_TURNS", turns)
+    monkeypatch.setattr(conv2d_narrow_half, "MAX_TURNS", turns)
     a, _ = operands(rng, shape)
     want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
     start, start_bias = want.astype(np.float32), want_bias.astype(np.float32)

@@ -1,9 +1,9 @@
 """A 3 × 3 convolution on Hopper in two levels, float16, one idea each. Read them after ../../matmul/levels/.
 
-    shifted_boxes.py        level 1  for each tap a box of pixels, moved by it: a matrix product with other coordinates
-    halo.py                 level 2  one box with its halo, read nine times where it lies
+    shifted_boxes.py        level 1  a shifted box of pixels for each tap: a matrix product with other coordinates
+    halo.py                 level 2  one box with its halo, which all nine taps read in place
 
-What the models run is ../hopper.py, for every shape; here the ideas stand one by one.
+The models run ../hopper.py, which handles every shape; here its ideas come one at a time.
 
 VERSIONS
     1, 2: the levels.

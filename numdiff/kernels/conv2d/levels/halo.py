@@ -1,17 +1,18 @@
 """A 3 × 3 convolution on Hopper, level 2: one box of pixels with its halo serves all nine taps.
 
 WHAT IS NEW
-    For 64 channels of 16 × 8 pixels TMA brings 18 × 10 pixels once, the tile and what its taps reach around it. A tap's
-    matrix is read from there: it begins r rows and s pixels further, and eight pixels of an image row are one group of
-    its rows, with the next group a row of the box later: 10 · 128 bytes, the stride in the descriptor. No byte moves.
-    A tap may begin at any pixel, in the middle of the swizzle's pattern of eight rows: hardware swizzles by the bits of
-    the address, so it finds what TMA has put there by the same rule.
-    Two pipelines: boxes of pixels, 2 stages, one for 64 channels; the weight, 6 stages, one a tap.
+    For 64 channels of 16 × 8 pixels TMA loads 18 × 10 pixels once: the tile and its halo, which the taps at its edge
+    reach. Each tap's matrix is read from that box: it begins r rows and s pixels further on. Eight pixels of an image
+    row are one group of eight rows of the matrix, and the next group is one row of the box later: 10 · 128 bytes, the
+    stride in the descriptor. No byte moves.
+    A tap may begin at any pixel, even in the middle of the swizzle's pattern of eight rows: the hardware swizzles by
+    the bits of the address, and TMA has stored the pixels by the same rule.
+    Two pipelines: boxes of pixels, 2 stages, one for each 64 channels; the weight, 6 stages, one for each tap.
 WHY IT PAYS
-    180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, beside 147 KB of weight.
+    180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, beside 147 KB of weights.
 WHAT REMAINS
-    ../hopper.py: tiles for other images and channels, three taps a stage, blocks that go on to another tile,
-    results by TMA with bias and residual, the input gradient, and statistics for the GroupNorm that follows.
+    ../hopper.py adds tiles for other images and channels, three taps a stage, persistence, a TMA store of the results
+    with bias and residual, the input gradient, and statistics for the GroupNorm that follows.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     conv2d_level_forward, 32×32×32×256, 256×3×3×256, float16

@@ -2,15 +2,16 @@
 
 MATHEMATICS
     y[b, h, w, n] = Σ_r Σ_s Σ_c x[b, h + r - 1, w + s - 1, c] · weight[n, r, s, c], with x = 0 outside of the image
-WHAT IS NEW, beside ../../matmul/levels/producer_consumer.py
-    The sum over (r, s, c) is the product's k, 9 taps of C channels each; weight (N, 3, 3, C) is B, (N, 9 · C), as it
-    lies. A, the pixels of each tap, is never written (../im2col.py writes it, nine times the size of x): for 16 × 8
-    pixels of y, a tap's are the same 16 × 8 pixels of x, moved by (r - 1, s - 1). They are a box of a tensor of four
-    dimensions: TMA brings it with one instruction, and zeros for what lies outside of the image, which is the padding.
-    So the kernel is the matrix product's, but for the coordinates in the producer and the place of a result.
-A TILE'S ROWS are its pixels, row of the image by row: 64 of them, 8 × 8 pixels, for each of the two consumers.
+WHAT IS NEW, compared with ../../matmul/levels/producer_consumer.py
+    The sum over (r, s, c) is the product's sum over k: 9 taps of C channels each. The weight (N, 3, 3, C) is B,
+    (N, 9 · C), without a copy. A, the pixels of each tap, is never written (../im2col.py writes it, nine times the
+    size of x): for 16 × 8 pixels of y, a tap sees the same 16 × 8 pixels of x, shifted by (r - 1, s - 1). They are a
+    box of a four-dimensional tensor: TMA loads it with one instruction, with zeros for what lies outside the image,
+    which is the padding. So the kernel is the matrix product's, except for the producer's coordinates and the place of
+    a result.
+THE ROWS OF A TILE are its pixels, one image row after the other: 64 of them, 8 × 8 pixels, for each consumer.
 WHAT REMAINS
-    Each pixel crosses from the L2 cache to shared memory nine times, and so does all of the weight for each tile.
+    Each pixel crosses from the L2 cache to shared memory nine times, and for each tile all of its weights cross once.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     conv2d_level_forward, 32×32×32×256, 256×3×3×256, float16

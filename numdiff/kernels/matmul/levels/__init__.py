@@ -1,12 +1,12 @@
 """The Hopper ladder: C = A·Bᵀ in float16 by wgmma, one change a level. Read them in this order, after ../mma.py.
 
     one_tile.py             level 1  wgmma on one tile, loaded by threads
-    double_buffer.py        level 2  TMA, and a step ahead
-    producer_consumer.py    level 3  a warpgroup that only asks for tiles, two that only multiply
-    persistent.py           level 4  a block a multiprocessor, and TMA writes the results
+    double_buffer.py        level 2  TMA loads the tiles, one step ahead
+    producer_consumer.py    level 3  warp specialisation: one warpgroup only loads, two only multiply
+    persistent.py           level 4  one block for each multiprocessor, and TMA stores the results
 
-Each is a complete kernel for the simplest case: whole tiles, one layout, no epilogue but the rounding to float16. What
-the models run is ../hopper.py, the same kernel for every shape and layout; here its ideas stand one by one.
+Each is a complete kernel for the simplest case: whole tiles, one layout, and an epilogue that only rounds to float16.
+The models run ../hopper.py, which handles every shape and layout; here its ideas come one at a time.
 
 VERSIONS
     1 … 4: the levels.

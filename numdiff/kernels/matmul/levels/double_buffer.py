@@ -1,19 +1,19 @@
 """Hopper, level 2: TMA loads the tiles, one step ahead of the products.
 
 WHAT IS NEW
-    TMA: one thread asks for a box of a matrix, and hardware brings it to shared memory, swizzled. No thread computes an
-        address, no register holds data on its way. The map (tensor_map, made by the host) says where the matrix lies
-        and how large a box is.
-    mbarrier: what is awaited. It counts arrivals and bytes: the thread that asks arrives and says how many bytes will
-        come (expect_tx), TMA counts them as they do. A barrier is used again and again: its phases are numbered 0, 1,
-        0, 1 …, and one waits for the phase of a parity to end.
+    TMA: one thread asks for a box of a matrix, and the tensor memory accelerator copies it to shared memory, swizzled.
+        No thread computes an address, and no register holds data on its way. The tensor map, made by the host, says
+        where the matrix is and how large a box is.
+    mbarrier: what threads wait for. It counts arrivals and bytes: the thread that asks arrives and says how many bytes
+        to expect (expect_tx); TMA counts them as they come. A phase ends when all have arrived and all bytes have come;
+        then the next begins. Phases have parity 0, 1, 0, 1 …, and a thread waits for the phase of a parity to end.
     Double buffer: while step k is multiplied, the tiles of step k + 1 are on their way to the other half of shared
         memory.
 WHY IT PAYS
     Loading and multiplying overlap, and the warpgroup's instructions are products and little else.
 WHAT REMAINS
-    All 128 threads meet after each step, before its tiles may be overwritten, and the tensor cores wait meanwhile: the
-    same threads ask for tiles and multiply them.
+    The same threads ask for tiles and multiply them. So all 128 meet at a barrier after each step, before its tiles may
+    be overwritten, and meanwhile the tensor cores are idle.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     matmul_level_forward, 8192×8192, 8192×8192, float16
@@ -51,7 +51,7 @@ def descriptor(address):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch(step, base, full, map_a, map_b, m, n):
-    """Ask for the tiles of a step; one thread does."""
+    """Ask TMA for the tiles of a step; called by one thread."""
     stage = step % 2
     a = base + stage * STAGE_BYTES
     mbarrier_expect_tx(full + 8 * stage, STAGE_BYTES)

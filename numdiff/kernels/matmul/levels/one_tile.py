@@ -1,22 +1,24 @@
 """Hopper, level 1: a warpgroup multiplies one tile of C with wgmma; its threads have loaded the operands.
 
 WHAT IS NEW
-    wgmma: 128 threads together give one instruction, which multiplies a 64 × 16 tile of A by a 16 × 256 tile of B, both
-    read by the tensor cores straight from shared memory. (../mma.py spends an instruction on every 16 × 8 × 16, and
-    others to bring its operands into registers.) The 64 × 256 results are 128 accumulators in each thread.
+    wgmma: 128 threads (four warps, a warpgroup) issue one instruction together, which multiplies a 64 × 16 tile of A by
+    a 16 × 256 tile of B; the tensor cores read both straight from shared memory. (../mma.py spends an instruction on
+    every 16 × 8 × 16, and others to load its operands into registers.) The 64 × 256 results are 128 float32
+    accumulators in each thread.
 HOW A TILE LIES
-    64 float16 along k are a row of 128 bytes, eight chunks of 16. Chunk j of row r lies at j ^ (r % 8), the swizzle of
-    128 bytes: so one chunk of eight rows falls into all banks. A descriptor of 64 bits names the tile: its
-    address / 16; 1024 bytes from eight rows to the next eight; the swizzle. The next 16 of k are 32 bytes further.
+    64 float16 along k are a row of 128 bytes, eight chunks of 16. Chunk j of row r is stored at j ^ (r % 8), the
+    128-byte swizzle: the same chunk of eight neighbouring rows then covers all 32 banks. A 64-bit descriptor tells
+    wgmma where the tile is: its address / 16; the distance from eight rows to the next eight, 1024 bytes; the swizzle.
+    The next 16 of k are 32 bytes further on.
 A STEP OF 64 ALONG k
     1. the threads load both tiles, 16 bytes at a time, and store them swizzled;
-    2. fence_proxy_async, for the tensor cores read shared memory by a path of their own; then a barrier;
-    3. wgmma_fence, four wgmmas, commit, wait: they run beside the threads until somebody waits;
-    4. a barrier: no tile is overwritten that is still being read.
+    2. fence_proxy_async, because the tensor cores read shared memory through a path of their own; then a barrier;
+    3. wgmma_fence, four wgmmas, commit, wait: wgmma is asynchronous, so the threads run on until they wait for it;
+    4. a barrier: no thread may overwrite a tile that another warp's products still read.
     The first step stands before the loop: its first wgmma overwrites the accumulators (scale_d = 0), and must be known
     to do so when the kernel is compiled.
 WHAT REMAINS
-    While the threads load the tensor cores wait, and the other way round; and every number passes through a register.
+    While the threads load, the tensor cores wait, and vice versa; and every number passes through a register.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     matmul_level_forward, 8192×8192, 8192×8192, float16
@@ -41,13 +43,14 @@ BM, BN, BK = 64, 256, 64  # the tile of C, and a step along k
 THREADS, ACCUMULATORS = 128, BN // 2  # one warpgroup; float32 in each thread
 ROW = 2 * BK  # bytes of a row of a tile: as far as the swizzle reaches
 A_BYTES, B_BYTES = BM * ROW, BN * ROW
-DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # swizzle of 128 bytes; 1024 bytes between eights
+DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # 128-byte swizzle; 1024 bytes from 8 rows to the next
 K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)  # 16, 32, 48 of k further: 32, 64, 96 bytes / 16
 wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
 
 
 @cuda.jit(device=True, forceinline=True)
 def descriptor(address):
+    """The matrix descriptor of a tile at a shared address; bits 0 to 13 are the address / 16."""
     return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
 
 
@@ -92,7 +95,7 @@ def matmul_level_kernel_v1(a, b, c, N, K):
         wgmma(acc, da + K48, db + K48, 1)
         wgmma_commit()
         wgmma_wait_0()
-    wgmma_wait(acc)  # tells the compilers, too, that the accumulators may be read now
+    wgmma_wait(acc)  # it also tells the compilers that the accumulators may be read from here on
 
     # accumulators 4j … 4j + 3: columns 8j + 2 · (lane % 4) and the next, in a row and in the one 8 below
     row, column = m + t // 32 * 16 + t % 32 // 4, n + t % 4 * 2

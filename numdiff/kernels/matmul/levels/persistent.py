@@ -1,26 +1,26 @@
-"""Hopper, level 4: a block for each multiprocessor that takes one tile after the other, and TMA writes the results.
+"""Hopper, level 4: a persistent kernel, one block for each multiprocessor, and TMA stores the results.
 
 WHAT IS NEW
-    Persistence: as many blocks as multiprocessors; each takes every gridDim-th tile. The producer knows no end of a
-        tile: while the consumers write one, it already fills the stages of the next.
-    Order: 16 rows of tiles sweep over the columns together. The tiles at work at a time then lie in a square rather
-        than a stripe, share most of their operands, and find them in the L2 cache.
-    Epilogue by TMA: 64 × 64 results of a consumer, as float16, go into a tile of shared memory, swizzled, and TMA
-        writes them: full lines instead of four bytes a thread, and nobody computes addresses.
-    Words: what level 3 wrote out, a ring of stages with its barriers and parities, is device/pipeline.py's.
-THE EPILOGUE'S ORDER
-    1. one thread waits until TMA has read the tile's last contents; bar_sync, a barrier of this warpgroup alone
-    2. all store their results; fence_proxy_async, for TMA reads by another path; bar_sync
-    3. one thread asks TMA to store, and commits; all go on
+    Persistence: there are as many blocks as multiprocessors, and each takes every gridDim-th work tile. The producer
+        does not stop at a tile's end: while the consumers store one, it already fills the stages for the next.
+    Order: 16 rows of tiles sweep over the columns together. The tiles that are computed at the same time then form a
+        square rather than a stripe, share most of their operands, and find them in the L2 cache.
+    TMA store: 64 × 64 results of a consumer, rounded to float16, go into a swizzled tile of shared memory, from which
+        TMA stores them: full lines instead of four bytes a thread, and no thread computes addresses.
+    Pipeline words: what level 3 wrote out, a ring of stages with its barriers and parities, is in device/pipeline.py.
+THE ORDER IN THE EPILOGUE
+    1. one thread waits until TMA has read what the tile held before; bar_sync, a barrier of this warpgroup alone
+    2. all write their results; fence_proxy_async, because TMA reads through another path; bar_sync
+    3. one thread asks TMA to store the tile, and commits; all go on
 WHAT REMAINS
-    ../hopper.py: tiles of other sizes for small products, sums over k in slices for few tiles, transposed operands,
+    ../hopper.py adds tiles of other sizes for small products, split K where there are few tiles, transposed operands,
     edges, and bias, residual and GELU in the epilogue.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_level_forward, 8192×8192, 8192×8192, float16
         v4*    1,501 µs   733 TFLOP/s   74 % of arithmetic   1.15 × v3   101 % of cuBLAS
 LAUNCH
-    one block a multiprocessor, 384 threads, 208 KiB of dynamic shared memory; M, N, K multiples of 128, 256, 64.
+    one block for each multiprocessor, 384 threads, 208 KiB of dynamic shared memory; M, N, K multiples of 128, 256, 64.
 SOURCE
     PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor).
 READ NEXT
@@ -72,7 +72,7 @@ def descriptor(address):
 
 @cuda.jit(device=True, forceinline=True)
 def tile_place(tile, rows, columns):
-    """First row and column of a tile of C, which has so many rows and columns of tiles."""
+    """First row and column of work tile number `tile` of C, which is cut into `rows` × `columns` tiles."""
     group = tile // (GROUP * columns)
     height = min(GROUP, rows - group * GROUP)  # of the last group
     inside = tile % (GROUP * columns)

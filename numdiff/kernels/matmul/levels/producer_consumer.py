@@ -1,20 +1,24 @@
-"""Hopper, level 3: a warpgroup that only asks for tiles, and two that only multiply.
+"""Hopper, level 3: warp specialisation, a warpgroup that only asks TMA for tiles, and two that only multiply.
 
 WHAT IS NEW
-    Warp specialisation: one thread of warpgroup 0, the producer, asks for tiles; warpgroups 1 and 2, the consumers,
-        multiply 64 rows each of a tile of 128 × 256. They no longer meet: four stages of shared memory lie between
-        them, and two mbarriers for each. TMA and the producer complete `full`; the consumers arrive at `empty` when
-        they have read a stage, and the producer waits for that before it asks for the next tiles there.
+    Producer and consumers: one thread of warpgroup 0, the producer, asks for tiles; warpgroups 1 and 2, the consumers,
+        multiply 64 rows each of a tile of 128 × 256. They never meet at a block-wide barrier: between them are four
+        stages of shared memory, with two mbarriers each. A stage's `full` completes when TMA has delivered its bytes;
+        the consumers wait for it. They arrive at `empty` when they have read the stage; the producer waits for both
+        arrivals before it asks for the next tiles there.
     setmaxnreg: the producer gives registers back, the consumers take them: 40 + 2 · 232 = 3 · 168.
-    A product under way: wgmma_wait_1 waits for the step before, not for the one just given, so that the tensor cores
-        always have work.
+    A step in flight: wgmma_wait_1 waits for all but the last group of products, so the step just issued keeps the
+        tensor cores busy while the stage of the step before it is released.
 WHY IT PAYS
-    Nobody waits for a whole block any more; four steps may be on their way while one is multiplied.
+    No thread waits for the whole block any more, and the tiles of up to three steps are on their way while one is
+    multiplied. Two consumers share each tile of B: 48 KiB come in for a step where two blocks of level 2 fetch 80.
 STAGE AND PARITY
-    A stage is used again after four steps, in the next phase of its barriers. The consumers wait for phase 0 of `full`
-    first. The producer's first round needs no waiting: a wait for parity 1 of a fresh barrier returns at once.
+    A stage is used again after four steps, in the next phase of its barriers. The consumers begin with parity 0 of
+    `full`. In the first four steps the producer must not wait, as every stage is still empty: it begins with parity 1
+    of `empty`, and a wait for parity 1 of a new barrier returns at once.
 WHAT REMAINS
-    A block ends with its tile: while it writes, the tensor cores are idle, and the next block begins with empty stages.
+    A block ends with its tile: while it writes the results, the tensor cores are idle, and the next block begins with
+    empty stages.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     matmul_level_forward, 8192×8192, 8192×8192, float16
@@ -59,7 +63,7 @@ def descriptor(address):
 
 
 @requires("9.0a")
-@cuda.jit(launch_bounds=(THREADS, 1))  # the 1 is needed for setmaxnreg
+@cuda.jit(launch_bounds=(THREADS, 1))  # one block a multiprocessor: 168 registers a thread, which setmaxnreg moves
 def matmul_level_kernel_v3(map_a, map_b, c, N, K):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
@@ -68,12 +72,12 @@ def matmul_level_kernel_v3(map_a, map_b, c, N, K):
     m, n, t, steps = cuda.blockIdx.y * BM, cuda.blockIdx.x * BN, cuda.threadIdx.x, K // BK
     if t == 0:
         for stage in range(STAGES):
-            mbarrier_init(full + 8 * stage, 1)  # the producer
-            mbarrier_init(empty + 8 * stage, 2)  # a thread of each consumer
-        fence_barrier_init()
+            mbarrier_init(full + 8 * stage, 1)  # one arrival a phase: the producer's
+            mbarrier_init(empty + 8 * stage, 2)  # two: one thread of each consumer
+        fence_barrier_init()  # TMA, too, sees the barriers initialised
     cuda.syncthreads()
 
-    if t < 128:
+    if t < 128:  # the producer's warpgroup
         give_registers()
         if t == 0:
             for step in range(steps):
@@ -83,14 +87,14 @@ def matmul_level_kernel_v3(map_a, map_b, c, N, K):
                 a = base + stage * STAGE_BYTES
                 tma_load_2d(a, map_a, full + 8 * stage, step * BK, m)
                 tma_load_2d(a + A_BYTES, map_b, full + 8 * stage, step * BK, n)
-    else:
+    else:  # the consumers
         take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
-        consumer = t // 128 - 1
+        consumer = t // 128 - 1  # 0: the upper 64 rows of the tile, 1: the lower
         mbarrier_wait(full, 0)
         da, db = descriptor(base + consumer * 64 * ROW), descriptor(base + A_BYTES)
         wgmma_fence()
-        wgmma(acc, da, db, 0)
+        wgmma(acc, da, db, 0)  # the first step overwrites the accumulators
         wgmma(acc, da + K16, db + K16, 1)
         wgmma(acc, da + K32, db + K32, 1)
         wgmma(acc, da + K48, db + K48, 1)
@@ -111,6 +115,7 @@ def matmul_level_kernel_v3(map_a, map_b, c, N, K):
                 mbarrier_arrive(empty + 8 * ((step - 1) % STAGES))
         wgmma_wait(acc)
 
+        # the epilogue: accumulators lie as in one_tile.py
         row, column = m + consumer * 64 + t % 128 // 32 * 16 + t % 32 // 4, n + t % 4 * 2
         for j in range(BN // 8):
             store_word(c, row * N + column + 8 * j, pack_half2(acc[4 * j], acc[4 * j + 1]))
