@@ -30,6 +30,7 @@ READ NEXT
     fragments.py
 """
 import math
+from typing import NamedTuple
 
 from ...device import cuda, float32, int32, load4, store4, uint32
 from .forward import LOG2_E
@@ -62,6 +63,36 @@ NOTHING = float32(3.4e38)  # logsumexp of a query that does not exist: its proba
 SUM_LANES = 8  # threads that share a row in row_sums_kernel_v2
 SUM_ROWS = THREADS // SUM_LANES
 LARGEST_CHUNKS = 16
+
+
+class Problem(NamedTuple):
+    """qkv is (images, T, width); k of a head lies `part` after its q, and its v as far after that. dq of (chunk of
+    keys, image, token, head) lies by tokens `dq_row` apart and heads `dq_head` apart; a chunk is so many tiles."""
+
+    T: int
+    width: int
+    head_step: int
+    part: int
+    dq_row: int
+    dq_head: int
+    chunk_tiles: int
+    scale: float
+
+
+class Head(NamedTuple):
+    """Where a block's head begins: its q in qkv, its dy, and its numbers of L and D."""
+
+    start: int
+    dy_start: int
+    dy_step: int
+    numbers_start: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def head_of(problem, HS):
+    head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
+    return Head(image * problem.T * problem.width + head * problem.head_step, (image * problem.T * heads + head) * HS,
+                int32(heads * HS), (image * heads + head) * problem.T)
 
 
 @cuda.jit
@@ -204,13 +235,12 @@ def make_backward(HS):
     RIGHT = HS >= 64  # a thread owns columns 32 + 4x … too
     NINTH = HS == 72  # and column 64 + x
 
-    def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale):
+    def kernel(dy, qkv, logsumexp, D, dqkv, dq, problem):
+        T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale = problem
         shared = cuda.shared.array(0, float32)
         t = int32(cuda.threadIdx.x)
-        chunk, head, image, heads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
-        start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
-        dy_start, dy_step = (image * T * heads + head) * HS, int32(heads * HS)
-        rows_start = (image * heads + head) * T
+        chunk, head, image = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        start, dy_start, dy_step, rows_start = head_of(problem, HS)
         dq_start = (chunk * cuda.gridDim.z + image) * T * dq_row + head * dq_head
         one, zero = float32(1), float32(0)
 

@@ -30,11 +30,15 @@ SOURCE
 READ NEXT
     split.py: float32 on the same tensor cores, from two products.
 """
+from typing import NamedTuple
+
 from ...device import cuda, float32, int32, load4, opaque, uint32
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.eight import load8
+from ...device.limits import FULL_MASK, WARP
 from ...device.requires import requires
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import (
     float_of,
     ldmatrix_x2_trans,
@@ -43,10 +47,10 @@ from ...device.tensor_core import (
     mma_m16n8k16_into,
     store_word,
 )
+from .backward import head_of
 from .forward import LOG2_E
 from .fragments import (
     CHUNK,
-    WARP,
     add_products,
     by_chunk,
     by_row,
@@ -66,7 +70,6 @@ from .fragments import (
 QUERIES = 64  # of a tile
 DS_PITCH = QUERIES * 2 + CHUNK  # bytes of a row of dSᵀ: an odd number of chunks
 NUMBERS = 8  # bytes a query: L and D
-ALL = 0xFFFFFFFF  # lanes of a warp
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -101,9 +104,9 @@ def row_product(dy, y, row, c, HS):
 def write_row_sum(D, to, total, exists, lane, LANES):
     """D[to] = the sum over the `LANES` lanes that share a row; all lanes of a warp call it."""
     if LANES == 8:
-        total += cuda.shfl_xor_sync(ALL, total, 4)
-    total += cuda.shfl_xor_sync(ALL, total, 2)
-    total += cuda.shfl_xor_sync(ALL, total, 1)
+        total += cuda.shfl_xor_sync(FULL_MASK, total, 4)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 2)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 1)
     if lane == 0 and exists:
         D[to] = total
 
@@ -190,165 +193,220 @@ def shared_bytes(HS, M, WARPS):
     return 2 * keys * pitch_of(HS) + 2 * QUERIES * (2 * pitch_of(HS) + NUMBERS) + keys * DS_PITCH
 
 
+# The kernel's parts ---------------------------------------------------------------------------------------------------
+
+HS = Constant()  # channels of a head
+M = Constant()  # fragments of 16 keys of a warp
+WARPS = Constant()  # of a block
+PITCH = Constant(lambda HS: pitch_of(HS))
+THREADS = Constant(lambda WARPS: WARP * WARPS)
+ROWS = Constant(lambda M: 16 * M)  # keys of a warp
+KEYS = Constant(lambda ROWS, WARPS: ROWS * WARPS)
+LEFT = Constant(lambda HS, M: M * (HS // 16 * 4 + HS % 16 // 4))  # words of k, or v, in a lane
+KEEP_K = Constant(lambda HS, M: M == 1 or HS <= 64)  # whether these stay in registers; there are not enough for all
+KEEP_V = Constant(lambda HS, M: M == 1 or HS == 32)
+TOTALS = Constant(lambda HS, M: M * HS // 2)  # numbers of dk, or dv, in a lane
+SCORES, WORDS = Constant(lambda M: M * 8), Constant(lambda M: M * 4)  # of 16 queries' S; packed
+V = Constant(lambda KEYS, PITCH: KEYS * PITCH)  # bytes from the start of shared memory, where k is
+STAGES = Constant(lambda V: 2 * V)
+G = Constant(lambda PITCH: QUERIES * PITCH)  # of dy within a stage: q comes first
+ROW_NUMBERS = Constant(lambda G: 2 * G)
+STAGE = Constant(lambda ROW_NUMBERS: ROW_NUMBERS + QUERIES * NUMBERS)  # bytes of a stage
+DS = Constant(lambda STAGES, STAGE: STAGES + 2 * STAGE)
+PARTS = Constant(lambda WARPS: WARPS // 4)  # of dq's columns: four warps have 16 queries each, of the tile's 64
+PAIRS = Constant(lambda HS, PARTS: HS // 16 // PARTS)  # pairs of fragments of dq in a warp
+NINTH = Constant(lambda HS: HS == 72)
+DQ = Constant(lambda PAIRS, NINTH: PAIRS * 8 + (4 if NINTH else 0))
+LANES = Constant(lambda HS: 4 if HS == 32 else 8)  # that share a row of dy and y for its sum, 16 bytes each
+
+
+class Registers(NamedTuple):
+    """A lane's: fragments of k and v; S, then P, and dP, then dS, of 16 queries; either packed; dk, dv; a tile's dq."""
+
+    k: object
+    v: object
+    words: object
+    s: object
+    ds: object
+    dk: object
+    dv: object
+    dq: object
+
+
+class Lane(NamedTuple):
+    """A lane's places: of the warp's keys in shared memory, of its dS there, and within 16 rows of a tile."""
+
+    k_rows: int
+    ds_words: int
+    by_row: int
+    by_chunk: int
+    numbers: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_queries(tile, qkv, dy, head, problem, first, exist, t):
+    """Start the copies of q and dy of a tile of queries, from query `first` on."""
+    fetch_rows(tile, PITCH, qkv, head.start + first * problem.width, problem.width, exist, QUERIES, HS, t, THREADS)
+    fetch_rows(tile + G, PITCH, dy, head.dy_start + first * head.dy_step, head.dy_step, exist, QUERIES, HS, t, THREADS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_keys(s, keep, kept, k_rows, rows, lane):
+    """s = the warp's keys · (16 queries)ᵀ, or v and dy; the left fragments are `kept`, or loaded as they are needed."""
+    clear(s, SCORES)
+    if keep:
+        multiply_rows(s, 0, 2, kept, rows + lane.by_chunk, rows + lane.by_row, M, HS)
+    else:
+        multiply_tiles(s, 2, k_rows, rows + lane.by_chunk, rows + lane.by_row, M, PITCH, HS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_ds(shared, to, words, m):
+    """Fragment m of dSᵀ, 16 keys by 16 queries, into shared memory."""
+    store_word(shared, to, words[4 * m])
+    store_word(shared, to + 8 * DS_PITCH, words[4 * m + 1])
+    store_word(shared, to + CHUNK, words[4 * m + 2])
+    store_word(shared, to + 8 * DS_PITCH + CHUNK, words[4 * m + 3])
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_round(r, shared, lane, q_rows, at_numbers, i, c):
+    """dv += Pᵀ·dy and dk += dSᵀ·q for 16 queries, from query i of the tile on; their dS goes to shared memory."""
+    g_rows = q_rows + G
+    multiply_keys(r.s, KEEP_K, r.k, lane.k_rows, q_rows, lane)
+    left = load_words4(shared, at_numbers)  # L, D, L and D of a lane's two queries
+    right = load_words4(shared, at_numbers + 8 * NUMBERS)  # and of those 8 further on
+    for m in range(M):
+        probabilities(r.s, 8 * m, c, left)
+        probabilities(r.s, 8 * m + 4, c, right)
+        pack(r.words, m, r.s, 8 * m)
+    add_products(r.dv, r.words, g_rows + lane.by_row, M, HS)
+
+    multiply_keys(r.ds, KEEP_V, r.v, lane.k_rows + V, g_rows, lane)
+    left = load_words4(shared, at_numbers)  # again: they would take eight registers meanwhile
+    right = load_words4(shared, at_numbers + 8 * NUMBERS)
+    for m in range(M):
+        score_gradients(r.ds, 8 * m, r.s, left)
+        score_gradients(r.ds, 8 * m + 4, r.s, right)
+        pack(r.words, m, r.ds, 8 * m)
+        store_ds(shared, int32(lane.ds_words + m * 16 * DS_PITCH + i * 2), r.words, m)
+    add_products(r.dk, r.words, q_rows + lane.by_row, M, HS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_queries(r, shared, k_tile, stage, first, T, exist, c, t):
+    """dk and dv of the warp's keys, if any exist, from a tile of queries; dSᵀ of both in shared memory."""
+    number, warp = int32(t % WARP), int32(t // WARP)
+    row_place, chunk_place = by_row(number, PITCH), by_chunk(number, PITCH)
+    lane = Lane(k_tile + int32(warp * ROWS * PITCH + row_place),
+                int32(DS + (warp * ROWS + number // 4) * DS_PITCH + number % 4 * 4), row_place, chunk_place,
+                number % 4 * 2)
+    if warp * ROWS < exist:
+        if KEEP_K and first == 0:
+            load_left(r.k, lane.k_rows, M, PITCH, HS)
+        if KEEP_V and first == 0:
+            load_left(r.v, lane.k_rows + V, M, PITCH, HS)
+        i = int32(0)
+        while i < QUERIES and first + i < T:
+            at_numbers = int32(stage + ROW_NUMBERS + (i + lane.numbers) * NUMBERS)
+            add_round(r, shared, lane, k_tile + int32(stage + i * PITCH), at_numbers, i, c)
+            i = int32(i + 16)
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_dq(sums, dq, k_tile, problem, first, exist, fresh, t):
+    """dq of a tile of queries, summed over the block's keys: the warp's 16 queries, and its part of the columns."""
+    lane, group, side = int32(t % WARP), int32(t // WARP % 4), int32(t // (4 * WARP))
+    ds_rows = k_tile + int32(DS + by_chunk(lane, DS_PITCH) + group * 32)  # dS of the warp's 16 queries
+    k_columns = k_tile + int32(by_row(lane, PITCH) + side * (PAIRS * 32))  # its part of k's columns
+    if first + group * 16 < problem.T:
+        last = NINTH and side == PARTS - 1
+        clear(sums, DQ)
+        add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
+        query = int32(first + group * 16 + lane // 4 + lane % 2 * 8)
+        at = (opaque(cuda.blockIdx.x) * cuda.gridDim.z + cuda.blockIdx.z) * problem.T * problem.dq_row
+        at += cuda.blockIdx.y * problem.dq_head  # of the head's dq
+        at += query * problem.dq_row + int32(side * (PAIRS * 16) + lane % 4 // 2 * 4)
+        for n in range(2 * PAIRS):
+            write_dq(dq, at + 8 * n, query < problem.T, sums, 4 * n, problem.scale, fresh, lane)
+        if last:
+            write_dq(dq, at + 16 * PAIRS, query < problem.T, sums, 8 * PAIRS, problem.scale, fresh, lane)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_keys(r, shared, dqkv, start, problem, first_key, t):
+    """The epilogue: a warp's dk and dv, by way of its rows of k and v in shared memory, which nobody reads any more."""
+    lane, warp = int32(t % WARP), int32(t // WARP)
+    patch = int32(warp * ROWS * PITCH)
+    for m in range(M):
+        stash(shared, int32(patch + m * 16 * PITCH), PITCH, r.dk, m, HS // 8, problem.scale, problem.scale, lane)
+        stash(shared, int32(V + patch + m * 16 * PITCH), PITCH, r.dv, m, HS // 8, float32(1), float32(1), lane)
+    cuda.syncwarp()
+    key = int32(first_key + warp * ROWS)
+    at = start + problem.part + key * problem.width
+    exist = int32(problem.T - key)
+    copy_out(shared, patch, PITCH, dqkv, at, problem.width, exist, ROWS, HS, lane)
+    copy_out(shared, int32(V + patch), PITCH, dqkv, at + problem.part, problem.width, exist, ROWS, HS, lane)
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+@requires("8.0")
+def flash_attention_backward_kernel_v3(dy, qkv, logsumexp, D, dqkv, dq, problem, y, own_sums):
+    shared = cuda.shared.array(0, "uint8", alignment=128)
+    k_tile = shared_address(shared)
+    t = int32(cuda.threadIdx.x)
+    T, width, part = problem.T, problem.width, problem.part
+    head = head_of(problem, HS)
+    c = float32(problem.scale * LOG2_E)
+    r = Registers(cuda.local.array(LEFT, "uint32"), cuda.local.array(LEFT, "uint32"),
+                  cuda.local.array(WORDS, "uint32"), cuda.local.array(SCORES, "float32"),
+                  cuda.local.array(SCORES, "float32"), cuda.local.array(TOTALS, "float32"),
+                  cuda.local.array(TOTALS, "float32"), cuda.local.array(DQ, "float32"))
+    first_key = int32(cuda.blockIdx.x * problem.chunk_tiles * KEYS)
+    end = int32(min(T, first_key + problem.chunk_tiles * KEYS))
+    fresh = True  # the chunk's first tile of keys finds nothing to add to
+    while first_key < end:
+        exist = int32(T - first_key)  # keys of the tile, or more
+        at = head.start + part + first_key * width
+        cuda.syncthreads()  # nobody needs the tiles of the round before
+        t_start = opaque(t)
+        fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t_start, THREADS)
+        fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t_start, THREADS)
+        first = opaque(int32(0))  # query of the tile
+        fetch_queries(k_tile + STAGES, qkv, dy, head, problem, first, T, t_start)
+        if own_sums and fresh:
+            write_row_sums(D, dy, y, head.dy_start, head.dy_step, head.numbers_start, T, HS, LANES, t_start, THREADS)
+            cuda.syncthreads()  # D is there for all threads of the block
+        fetch_numbers(k_tile + (STAGES + ROW_NUMBERS), logsumexp, D, head.numbers_start, T, t_start)
+        cp_async_commit()
+        clear(r.dk, TOTALS)
+        clear(r.dv, TOTALS)
+        stage = int32(STAGES)
+        while first < T:
+            cp_async_wait(0)  # this thread's part of the tile is there
+            cuda.syncthreads()  # so is everybody's, and nobody reads the other stage, or dS, any more
+            ahead = int32(first + QUERIES)
+            if ahead < T:
+                other = k_tile + int32(2 * STAGES + STAGE - stage)
+                t_next = opaque(t)
+                fetch_queries(other, qkv, dy, head, problem, ahead, T - ahead, t_next)
+                fetch_numbers(other + ROW_NUMBERS, logsumexp, D, head.numbers_start + ahead, T - ahead, t_next)
+                cp_async_commit()
+            add_queries(r, shared, k_tile, stage, first, T, exist, c, opaque(t))
+            cuda.syncthreads()  # dS is complete
+            sum_dq(r.dq, dq, k_tile, problem, first, exist, fresh, opaque(t))
+            stage = int32(2 * STAGES + STAGE - stage)
+            first = ahead
+
+        cuda.syncthreads()  # k is no longer read: a warp's rows of k and v take its dk and dv on their way
+        write_keys(r, shared, dqkv, head.start, problem, first_key, opaque(t))
+        first_key = int32(first_key + KEYS)
+        fresh = False
+
+
 def make_backward(HS, M, WARPS):
     """The kernel for one head size, `WARPS` warps and M fragments of 16 keys a warp."""
-    PITCH = pitch_of(HS)
-    THREADS = WARP * WARPS
-    ROWS = 16 * M  # keys of a warp
-    KEYS = ROWS * WARPS
-    LEFT = M * (HS // 16 * 4 + HS % 16 // 4)  # words of k, or v, in a lane
-    KEEP_K = M == 1 or HS <= 64  # whether these fragments stay in registers; there are not enough for all
-    KEEP_V = M == 1 or HS == 32
-    TOTALS, SCORES, WORDS = M * HS // 2, M * 8, M * 4  # numbers of dk, or dv, and of 16 queries' S, in a lane
-    V = KEYS * PITCH  # bytes from the start of shared memory
-    STAGES = 2 * V
-    G = QUERIES * PITCH  # within a stage: q comes first
-    ROW_NUMBERS = 2 * G
-    STAGE = ROW_NUMBERS + QUERIES * NUMBERS
-    DS = STAGES + 2 * STAGE
-    PARTS = WARPS // 4  # of dq's columns: four warps have 16 queries each, of the tile's 64
-    PAIRS = HS // 16 // PARTS  # pairs of fragments of dq in a warp
-    NINTH = HS == 72
-    DQ = PAIRS * 8 + (4 if NINTH else 0)
-    LANES = 4 if HS == 32 else 8  # that share a row of dy and y for its sum, 16 bytes each
-    BLOCKS = 1 if M == 2 else 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
-
-    @requires("8.0")
-    def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale,
-               y, own_sums):
-        shared = cuda.shared.array(0, "uint8", alignment=128)
-        k_tile = shared_address(shared)
-        t = int32(cuda.threadIdx.x)
-        chunk, head, image, heads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
-        start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
-        dy_start, dy_step = (image * T * heads + head) * HS, int32(heads * HS)
-        numbers_start = (image * heads + head) * T
-        c = float32(scale * LOG2_E)
-
-        k = cuda.local.array(LEFT, "uint32")
-        v = cuda.local.array(LEFT, "uint32")
-        words = cuda.local.array(WORDS, "uint32")
-        s = cuda.local.array(SCORES, "float32")
-        ds = cuda.local.array(SCORES, "float32")
-        dk = cuda.local.array(TOTALS, "float32")
-        dv = cuda.local.array(TOTALS, "float32")
-        sums = cuda.local.array(DQ, "float32")
-
-        first_key = int32(chunk * chunk_tiles * KEYS)
-        end = int32(min(T, first_key + chunk_tiles * KEYS))
-        fresh = True  # the chunk's first tile of keys finds nothing to add to
-        while first_key < end:
-            exist = int32(T - first_key)  # keys of the tile, or more
-            at = start + part + first_key * width
-            cuda.syncthreads()  # nobody needs the tiles of the round before
-            t_start = opaque(t)
-            fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t_start, THREADS)
-            fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t_start, THREADS)
-            first = opaque(int32(0))  # query of the tile
-            fetch_rows(k_tile + STAGES, PITCH, qkv, start + first * width, width, T, QUERIES, HS, t_start, THREADS)
-            fetch_rows(k_tile + (STAGES + G), PITCH, dy, dy_start + first * dy_step, dy_step, T, QUERIES, HS, t_start,
-                       THREADS)
-            if own_sums and fresh:
-                write_row_sums(D, dy, y, dy_start, dy_step, numbers_start, T, HS, LANES, t_start, THREADS)
-                cuda.syncthreads()  # D is there for all threads of the block
-            fetch_numbers(k_tile + (STAGES + ROW_NUMBERS), logsumexp, D, numbers_start, T, t_start)
-            cp_async_commit()
-            clear(dk, TOTALS)
-            clear(dv, TOTALS)
-            stage = int32(STAGES)
-            while first < T:
-                cp_async_wait(0)  # this thread's part of the tile is there
-                cuda.syncthreads()  # so is everybody's, and nobody reads the other stage, or dS, any more
-                ahead = int32(first + QUERIES)
-                if ahead < T:
-                    other = k_tile + int32(2 * STAGES + STAGE - stage)
-                    t_next = opaque(t)
-                    fetch_rows(other, PITCH, qkv, start + ahead * width, width, T - ahead, QUERIES, HS, t_next, THREADS)
-                    fetch_rows(other + G, PITCH, dy, dy_start + ahead * dy_step, dy_step, T - ahead, QUERIES, HS,
-                               t_next, THREADS)
-                    fetch_numbers(other + ROW_NUMBERS, logsumexp, D, numbers_start + ahead, T - ahead, t_next)
-                    cp_async_commit()
-                t_now = opaque(t)
-                lane, warp = int32(t_now % WARP), int32(t_now // WARP)
-                row_place, chunk_place = by_row(lane, PITCH), by_chunk(lane, PITCH)
-                k_rows = k_tile + int32(warp * ROWS * PITCH + row_place)
-                ds_words = int32(DS + (warp * ROWS + lane // 4) * DS_PITCH + lane % 4 * 4)  # where this lane's dS go
-                if warp * ROWS < exist:
-                    if KEEP_K and first == 0:
-                        load_left(k, k_rows, M, PITCH, HS)
-                    if KEEP_V and first == 0:
-                        load_left(v, k_rows + V, M, PITCH, HS)
-                    i = int32(0)
-                    while i < QUERIES and first + i < T:
-                        q_rows = k_tile + int32(stage + i * PITCH)
-                        g_rows = q_rows + G
-                        at_numbers = int32(stage + ROW_NUMBERS + (i + lane % 4 * 2) * NUMBERS)
-                        clear(s, SCORES)
-                        if KEEP_K:
-                            multiply_rows(s, 0, 2, k, q_rows + chunk_place, q_rows + row_place, M, HS)
-                        else:
-                            multiply_tiles(s, 2, k_rows, q_rows + chunk_place, q_rows + row_place, M, PITCH, HS)
-                        left = load_words4(shared, at_numbers)  # L, D, L and D of a lane's two queries
-                        right = load_words4(shared, at_numbers + 8 * NUMBERS)  # and of those 8 further on
-                        for m in range(M):
-                            probabilities(s, 8 * m, c, left)
-                            probabilities(s, 8 * m + 4, c, right)
-                            pack(words, m, s, 8 * m)
-                        add_products(dv, words, g_rows + row_place, M, HS)
-
-                        clear(ds, SCORES)
-                        if KEEP_V:
-                            multiply_rows(ds, 0, 2, v, g_rows + chunk_place, g_rows + row_place, M, HS)
-                        else:
-                            multiply_tiles(ds, 2, k_rows + V, g_rows + chunk_place, g_rows + row_place, M, PITCH, HS)
-                        left = load_words4(shared, at_numbers)  # again: they would take eight registers meanwhile
-                        right = load_words4(shared, at_numbers + 8 * NUMBERS)
-                        for m in range(M):
-                            score_gradients(ds, 8 * m, s, left)
-                            score_gradients(ds, 8 * m + 4, s, right)
-                            pack(words, m, ds, 8 * m)
-                            to = int32(ds_words + m * 16 * DS_PITCH + i * 2)
-                            store_word(shared, to, words[4 * m])
-                            store_word(shared, to + 8 * DS_PITCH, words[4 * m + 1])
-                            store_word(shared, to + CHUNK, words[4 * m + 2])
-                            store_word(shared, to + 8 * DS_PITCH + CHUNK, words[4 * m + 3])
-                        add_products(dk, words, q_rows + row_place, M, HS)
-                        i = int32(i + 16)
-                cuda.syncthreads()  # dS is complete
-
-                t_dq = opaque(t)
-                lane_dq, group, side = int32(t_dq % WARP), int32(t_dq // WARP % 4), int32(t_dq // (4 * WARP))
-                ds_rows = k_tile + int32(DS + by_chunk(lane_dq, DS_PITCH) + group * 32)  # dS of the warp's 16 queries
-                k_columns = k_tile + int32(by_row(lane_dq, PITCH) + side * (PAIRS * 32))  # its part of k's columns
-                if first + group * 16 < T:
-                    last = NINTH and side == PARTS - 1
-                    clear(sums, DQ)
-                    add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
-                    query = int32(first + group * 16 + lane_dq // 4 + lane_dq % 2 * 8)
-                    at = (opaque(chunk) * cuda.gridDim.z + image) * T * dq_row + head * dq_head  # of the head's dq
-                    at += query * dq_row + int32(side * (PAIRS * 16) + lane_dq % 4 // 2 * 4)
-                    for n in range(2 * PAIRS):
-                        write_dq(dq, at + 8 * n, query < T, sums, 4 * n, scale, fresh, lane_dq)
-                    if last:
-                        write_dq(dq, at + 16 * PAIRS, query < T, sums, 8 * PAIRS, scale, fresh, lane_dq)
-                stage = int32(2 * STAGES + STAGE - stage)
-                first = ahead
-
-            cuda.syncthreads()  # k is no longer read: a warp's rows of k and v take its dk and dv on their way
-            t_end = opaque(t)
-            lane_end, warp_end = int32(t_end % WARP), int32(t_end // WARP)
-            patch = int32(warp_end * ROWS * PITCH)
-            for m in range(M):
-                stash(shared, int32(patch + m * 16 * PITCH), PITCH, dk, m, HS // 8, scale, scale, lane_end)
-                stash(shared, int32(V + patch + m * 16 * PITCH), PITCH, dv, m, HS // 8, float32(1), float32(1),
-                      lane_end)
-            cuda.syncwarp()
-            key = int32(first_key + warp_end * ROWS)
-            at = start + part + key * width
-            copy_out(shared, patch, PITCH, dqkv, at, width, int32(T - key), ROWS, HS, lane_end)
-            copy_out(shared, int32(V + patch), PITCH, dqkv, at + part, width, int32(T - key), ROWS, HS, lane_end)
-            first_key = int32(first_key + KEYS)
-            fresh = False
-
-    kernel.__name__ = kernel.__qualname__ = f"flash_attention_backward_kernel_v3_{HS}_{KEYS}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, BLOCKS))
+    blocks = 1 if M == 2 else 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
+    return specialise(flash_attention_backward_kernel_v3, launch_bounds=(WARP * WARPS, blocks), HS=HS, M=M, WARPS=WARPS,
+                      name=f"flash_attention_backward_kernel_v3_{HS}_{16 * M * WARPS}")

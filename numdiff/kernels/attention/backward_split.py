@@ -29,6 +29,7 @@ from ...device import cuda, float32, int32, int64, load4
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.requires import requires
 from ...device.tensor_core import load_words4, store_word, word_of
+from .backward import head_of
 from .backward_half import NUMBERS, probabilities, score_gradients
 from .forward import LOG2_E
 from .fragments import CHUNK, WARP, by_chunk, by_row, clear, four_neighbours, write_four
@@ -122,14 +123,13 @@ def make_backward(HS):
     DQ = COLUMNS * 4 + (4 if NINTH else 0)
 
     @requires("8.0")
-    def kernel(dy, qkv, logsumexp, D, dqkv, dq, T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale):
+    def kernel(dy, qkv, logsumexp, D, dqkv, dq, problem):
+        T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale = problem
         shared = cuda.shared.array(0, "uint8", alignment=128)
         k_tile = shared_address(shared)
         t = int32(cuda.threadIdx.x)
-        chunk, head, image, heads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
-        start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
-        dy_start, dy_step = (image * T * heads + head) * HS, int32(heads * HS)
-        numbers_start = (image * heads + head) * T
+        chunk, head, image = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        start, dy_start, dy_step, numbers_start = head_of(problem, HS)
         dq_start = (chunk * cuda.gridDim.z + image) * T * dq_row + head * dq_head
         c = float32(scale * LOG2_E)
         place = int64(lane_place(int32(t % WARP), PITCH))

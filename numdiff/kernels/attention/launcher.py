@@ -253,8 +253,9 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
                rows, T, heads, HS)
     apart = chunks > 1 or version == 3 and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
     dq, *dq_steps = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
-    launch(kernel, (chunks, heads, B), WARP * warps, *arrays, dq, T, width, head_step, part, *dq_steps, chunk_tiles,
-           scale, *((flat_y, int(own_sums)) if version == 3 else ()), shared=nbytes)
+    problem = backward.Problem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
+    launch(kernel, (chunks, heads, B), WARP * warps, *arrays, dq, problem,
+           *((flat_y, int(own_sums)) if version == 3 else ()), shared=nbytes)
     if apart:
         add_chunks(dq, dqkv, chunks, heads, HS, head_step)
     return dqkv
