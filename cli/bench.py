@@ -246,13 +246,13 @@ def kernels(operations, of, chosen, shapes, versus, json, png, **given):
             write_json(json, results_of(rows), "the rows")
         if row["operation"] != last:
             last = row["operation"]
-            click.echo(f"\n{last:46} {'calls':>5} {'µs':>9} {'GB/s':>7} {'TFLOP/s':>8} {'of roof':>10} "
+            click.echo(f"\n{last:63} {'calls':>5} {'µs':>9} {'GB/s':>7} {'TFLOP/s':>8} {'of roof':>10} "
                        f"{'PyTorch µs':>10}")
         roof = "–" if row["roof"] is None else f"{100 * row['roof']:.0f} % {row['bound'][:3]}"
         theirs = "–" if row["torch_us"] is None else f"{row['torch_us']:.1f}"
         speed = f"{row['tflops']:8.2f}" if row["tflops"] else f"{'–':>8}"
-        click.echo(f"  {row['shape']:40} {row['version']:>3} {row['calls']:>5} {row['us']:9.1f} {row['gb_s']:7,.1f} "
-                   f"{speed} {roof:>10} {theirs:>10}")
+        click.echo(f"  {row['shape']:40} {row['version']:3} {row['name'] or '':16} {row['calls']:>5} {row['us']:9.1f} "
+                   f"{row['gb_s']:7,.1f} {speed} {roof:>10} {theirs:>10}")
     if json:
         click.echo(f"\nrows         {json}, {len(rows)}")
     if png:

@@ -18,11 +18,11 @@ import numpy as np
 from ..device import DeviceArray, copy_into, empty, empty_like, synchronize, upload
 from ..device.roof import Roof
 from ..errors import NumdiffError, UsageError
-from ..kernels.check import CASES
 from ..kernels.concat import Pair
 from ..kernels.conv2d import conv2d_input_gradient_cost
 from ..kernels.conv2d import launcher as conv2d
 from ..kernels.transformer.columns import Columns
+from ..kernels.versions import label, name_of, numbers_of, versions_by_name
 from .costs import arrays_in, cost_of, roof_of
 from .replays import MAX_CALLS, REPLAY_S, repeated
 from .torch_kernels import torch_call
@@ -176,6 +176,7 @@ def check_version(dtype, version):
         raise ValueError(f"there is no version {version} of a convolution of {dtype}")
 
 
+@versions_by_name
 def conv2d_input_gradient(dy, weight, x, stride, version=None):
     """dx of a convolution by itself; x only for its shape."""
     check_version(x.dtype, version)
@@ -183,6 +184,7 @@ def conv2d_input_gradient(dy, weight, x, stride, version=None):
     return part(dy, weight, x, stride, version)
 
 
+@versions_by_name
 def conv2d_weight_gradient(dy, x, dweight, stride, version=None):
     """dweight of a convolution by itself."""
     check_version(x.dtype, version)
@@ -197,14 +199,7 @@ def versions_of(function):
     """The versions that an operation may have, of which some calls are refused; () if it has no `version`."""
     if "version" not in inspect.signature(function).parameters:
         return ()
-    name = function.__name__
-    if name.startswith("conv2d") and "level" not in name:
-        return tuple(sorted({v for known in conv2d.VERSIONS.values() for v in known}))
-    short = name.removesuffix("_forward").removesuffix("_update")
-    if short in ("linear", "linear_backward"):
-        short = "matmul"
-    names = {name, short, short.removesuffix("_backward")}
-    return tuple(sorted({v for case in CASES if case.name in names for v in case.versions if v is not None}))
+    return numbers_of(function.__name__)
 
 
 class Measured:
@@ -327,9 +322,10 @@ def wanted_calls(calls, operations, shapes):
 
 def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=False):
     """Yields a dict for each version of each operation at each shape of a training step of the options' model:
-    operation, shape, version ("v3", with a star where the launcher chooses it), calls (a step), us, gb_s, tflops, roof
-    (share), bound ("memory" or "arithmetic"), torch_us (None where PyTorch has no counterpart or is not installed);
-    bandwidth (bytes/s), precision and peak (FLOP/s in it): the roof, None where nobody knows; dtype; card.
+    operation, shape, version ("v3", with a star where the launcher chooses it), name (of the version, or None), calls
+    (a step), us, gb_s, tflops, roof (share), bound ("memory" or "arithmetic"), torch_us (None where PyTorch has no
+    counterpart or is not installed); bandwidth (bytes/s), precision and peak (FLOP/s in it): the roof, None where
+    nobody knows; dtype; card.
 
     operations: names, all for none; chosen: no other version than the launcher's; shapes: how many of each operation
     versus: PyTorch must be there
@@ -367,7 +363,7 @@ def bench_call(call, measured, roof, precision, chosen=False, versions=None):
         except (ValueError, NumdiffError):  # not for these operands
             continue
         except Exception as fault:  # what one version cannot do must not hide the others
-            warnings.warn(f"{call.name} v{version} failed: {fault}", stacklevel=2)
+            warnings.warn(f"{call.name} version {label(call.name, version, call.dtype)} failed: {fault}", stacklevel=2)
             continue
         if launched == favourite and labels[:1] == ["*"]:
             labels[0] = f"v{version}*"
@@ -377,11 +373,11 @@ def bench_call(call, measured, roof, precision, chosen=False, versions=None):
     theirs = torch_call(call, sets[0], precision) if backend is None or measured.arena else None
     times = microseconds_in_turns(jobs + ([theirs] if theirs else []))
     theirs_us = times.pop() if theirs else None
-    for us, label in sorted(zip(times, labels, strict=True), key=lambda pair: pair[1]):
+    for us, told in sorted(zip(times, labels, strict=True), key=lambda pair: pair[1]):
         kind = roof_of(call.name, call.dtype, precision)
         share, bound = roof.share(us / 1e6, call.moved, call.flops, kind)
-        yield {"operation": call.name, "shape": call.shape(), "dtype": call.dtype.name, "version": label,
-               "calls": call.count, "us": us,
+        yield {"operation": call.name, "shape": call.shape(), "dtype": call.dtype.name, "version": told,
+               "name": name_of(call.name, int(told.strip("v*") or 0), call.dtype), "calls": call.count, "us": us,
                "gb_s": call.moved / us / 1e3, "tflops": call.flops and call.flops / us / 1e6, "roof": share,
                "bound": bound, "torch_us": theirs_us, "bandwidth": roof.bandwidth, "precision": kind,
                "peak": roof.flops(kind), "card": getattr(backend, "device_name", None)}

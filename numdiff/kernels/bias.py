@@ -7,8 +7,8 @@ MATHEMATICS
 SHAPES
     x, y (B, ..., C) float32, channels last; bias (C,); e (B, C)
 VERSIONS
-    v1 one thread an element.
-    v2 one thread four neighbouring channels, by 16-byte loads and one 16-byte store (C a multiple of 4).
+    v1 naive: one thread an element.
+    v2 vectorised: one thread four neighbouring channels, by 16-byte loads and one 16-byte store (C a multiple of 4).
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     bias_add_forward, 16384×768, 768, float16
@@ -31,6 +31,7 @@ READ NEXT
 """
 from ..device import cuda, empty_like, float32, is_device, launch, load4, store4
 from .reduce import column_sum, column_sum_cost, sample_sum, sample_sum_cost
+from .versions import versions_by_name
 
 BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
 
@@ -74,13 +75,15 @@ def _launch_channel_add(x, e, sample, version):
     if version is None:
         version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
-        raise ValueError(f"version 2 takes four channels at a time, and {C} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) takes four channels at a time, and {C} is not a multiple of 4; use "
+                         "version=1")
     y = empty_like(x)
     kernel, width = (channel_add_forward_kernel_v1, 1) if version == 1 else (channel_add_forward_kernel_v2, 4)
     launch(kernel, -(-n // (width * BLOCK)), BLOCK, x.reshape(-1), e.reshape(-1), y.reshape(-1), sample, C)
     return y
 
 
+@versions_by_name
 def bias_add_forward(x, bias, version=None):
     """x (..., C) + bias (C,), as a new array."""
     if tuple(bias.shape) != (x.shape[-1],):
@@ -95,6 +98,7 @@ def bias_add_backward(dy, dbias):
     column_sum(dy, out=dbias)
 
 
+@versions_by_name
 def channel_add_forward(x, e, version=None):
     """x (B, ..., C) + e (B, C) at every pixel, as a new array."""
     if tuple(e.shape) != (x.shape[0], x.shape[-1]):

@@ -5,9 +5,10 @@ MATHEMATICS
 SHAPES
     a (..., Ca), b (..., Cb), y (..., Ca + Cb) float32 or float16, equal leading axes, read together as P pixels
 VERSIONS
-    v1 one thread a number of y: it finds its pixel and channel, and with them its source (backward: its target).
-    v2 one thread four channels, by one load and store, where both parts are multiples of four channels.
-    v3 16 bytes a load and store in float16 too (eight channels), two of them a thread, both loads before the stores.
+    v1 naive: one thread a number of y: it finds its pixel and channel, and with them its source (backward: its target).
+    v2 vectorised: one thread four channels, by one load and store, where both parts are multiples of four channels.
+    v3 unrolled: 16 bytes a load and store in float16 too (eight channels), two of them a thread, both loads before the
+       stores.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     concat_forward, 32×64×64×128, 32×64×64×64, float16
@@ -40,6 +41,7 @@ from ..device import cuda, empty, int32, is_device, launch, load4, over_batch, s
 from ..device.tensor_core import load_words4, store_words4
 from ..errors import TooManyElementsError
 from .common import divide
+from .versions import label, versions_by_name
 
 BLOCK = 256  # threads
 
@@ -185,8 +187,8 @@ def _launch_concat(kernels, version, joined, channels_a, channels_b, *arrays):
         fits[3] = fits[3] and all(x.offset % 16 == 0 for x in arrays)  # views may begin anywhere
         version = next(v for v in (3, 2, 1) if fits[v])
     if not fits[version]:
-        raise ValueError(f"version {version} moves {widths[version]} channels at a time, and {channels_a} and "
-                         f"{channels_b} are not both multiples of {widths[version]}; use version=1")
+        raise ValueError(f"version {label('concat', version)} moves {widths[version]} channels at a time, and "
+                         f"{channels_a} and {channels_b} are not both multiples of {widths[version]}; use version=1")
     threads = -(-joined.size // widths[version])
     if version == 3:
         launch(kernels[2], -(-threads // (2 * BLOCK)), BLOCK, *(x.reshape(-1) for x in arrays), channels_a, channels_b,
@@ -200,6 +202,7 @@ FORWARD = concat_forward_kernel_v1, concat_forward_kernel_v2, concat_forward_ker
 BACKWARD = concat_backward_kernel_v1, concat_backward_kernel_v2, concat_backward_kernel_v3
 
 
+@versions_by_name
 def concat_forward(a, b, version=None):
     """a (..., Ca) and b (..., Cb) side by side, as a new array (..., Ca + Cb)."""
     if a.shape[:-1] != b.shape[:-1]:
@@ -212,6 +215,7 @@ def concat_forward(a, b, version=None):
     return y
 
 
+@versions_by_name
 def concat_backward(dy, channels_a, version=None):
     """(da, db): the first `channels_a` channels of dy and the others, as new arrays."""
     channels_b = dy.shape[-1] - channels_a

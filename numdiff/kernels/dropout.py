@@ -7,8 +7,8 @@ MATHEMATICS
 SHAPES
     x (B, ...) float32; step (1,) uint32; samples (B,) uint32, the samples' numbers in the run
 VERSIONS
-    v1 one thread an element: makes four words and uses one.
-    v2 one thread four elements: one Philox block, 16-byte load and store.
+    v1 naive: one thread an element: makes four words and uses one.
+    v2 vectorised: one thread four elements: one Philox block, 16-byte load and store.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     dropout_forward, 32×64×64×64, 1, float16
@@ -41,6 +41,7 @@ from .random import (
     random_elements_reference,
     seed_words,
 )
+from .versions import versions_by_name
 
 
 def dropout_forward_reference(x, probability, seed, layer, step, samples):
@@ -84,6 +85,7 @@ def dropout_forward_kernel_v2(x, y, count, threshold, scale, seed_low, seed_high
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
+@versions_by_name
 def dropout_forward(x, probability, seed, layer, step, samples, version=None):
     """x with each element zeroed with this probability and the others scaled by 1 / (1 - probability)."""
     check_counters(step, samples, x.shape[0])
@@ -102,6 +104,7 @@ def dropout_forward(x, probability, seed, layer, step, samples, version=None):
     return y
 
 
+@versions_by_name
 def dropout_backward(dy, probability, seed, layer, step, samples, version=None):
     """dx: the mask and scale of the forward with the same arguments, applied to dy."""
     return dropout_forward(dy, probability, seed, layer, step, samples, version)

@@ -9,8 +9,10 @@ MATHEMATICS
 SHAPES
     every array is read as one long row of n elements, whatever its shape; float32 (cast: float32 ↔ float16)
 VERSIONS
-    v1 one thread an element: neighbouring threads read neighbouring addresses, so a warp's 32 loads are one request.
-    v2 one thread four elements, by one 16-byte load and one 16-byte store: a quarter of the memory instructions.
+    v1 naive: one thread an element: neighbouring threads read neighbouring addresses, so a warp's 32 loads are one
+       request.
+    v2 vectorised: one thread four elements, by one 16-byte load and one 16-byte store: a quarter of the memory
+       instructions.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     add_forward, 32×64×64×64, 32×64×64×64, float16
@@ -35,6 +37,7 @@ import math
 import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
+from .versions import versions_by_name
 
 BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
 GELU_SLOPE = np.float32(math.sqrt(2.0 / math.pi))
@@ -202,10 +205,12 @@ def _launch_elementwise(kernel_v1, kernel_v2, version, *arrays):
     elif n % 4 == 0:
         launch(kernel_v2, -(-n // (4 * BLOCK)), BLOCK, *flat)
     else:
-        raise ValueError(f"version 2 moves four elements at a time, and {n} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {n} is not a multiple of 4; use "
+                         "version=1")
     return arrays[-1]
 
 
+@versions_by_name
 def add_forward(a, b, version=None):
     """a + b, both of one shape, as a new array."""
     if not is_device(a):
@@ -213,6 +218,7 @@ def add_forward(a, b, version=None):
     return _launch_elementwise(add_forward_kernel_v1, add_forward_kernel_v2, version, a, b, empty_like(a))
 
 
+@versions_by_name
 def silu_forward(x, version=None):
     """SiLU of every element, as a new array."""
     if not is_device(x):
@@ -220,6 +226,7 @@ def silu_forward(x, version=None):
     return _launch_elementwise(silu_forward_kernel_v1, silu_forward_kernel_v2, version, x, empty_like(x))
 
 
+@versions_by_name
 def silu_backward(dy, x, version=None):
     """dx from dy and the forward's input x."""
     if not is_device(x):
@@ -227,6 +234,7 @@ def silu_backward(dy, x, version=None):
     return _launch_elementwise(silu_backward_kernel_v1, silu_backward_kernel_v2, version, dy, x, empty_like(x))
 
 
+@versions_by_name
 def gelu_forward(x, version=None):
     """GELU (tanh form) of every element, as a new array."""
     if not is_device(x):
@@ -234,6 +242,7 @@ def gelu_forward(x, version=None):
     return _launch_elementwise(gelu_forward_kernel_v1, gelu_forward_kernel_v2, version, x, empty_like(x))
 
 
+@versions_by_name
 def gelu_backward(dy, x, version=None):
     """dx from dy and the forward's input x."""
     if not is_device(x):
@@ -241,6 +250,7 @@ def gelu_backward(dy, x, version=None):
     return _launch_elementwise(gelu_backward_kernel_v1, gelu_backward_kernel_v2, version, dy, x, empty_like(x))
 
 
+@versions_by_name
 def cast_forward(x, dtype, version=None):
     """x in another float dtype, as a new array; its backward is the cast back."""
     if not is_device(x):
@@ -248,6 +258,7 @@ def cast_forward(x, dtype, version=None):
     return cast_into(x, empty(x.shape, dtype, like=x), version)
 
 
+@versions_by_name
 def cast_into(x, y, version=None):
     """x in the dtype of y, written to y, in place; returns y."""
     if not is_device(x):

@@ -8,10 +8,10 @@ SHAPES
     t (B,) int32 or float32 → (B, dim) float32;  labels (B,) int32, weight (N, C) → (B, C); dy (B, C), dweight (N, C)
 VERSIONS
     timestep v1 one thread an output; an image's row is computed from its own timestep.
-    class, forward: v1 one thread an element; v2 one thread four elements.
-    class, backward: v1 one thread a (class, channel) that reads all labels: N · C · B reads.
-       v2 one thread a (sample, channel). The first sample of a class gathers for all of its class, the others stop:
-       B · C · B reads, and classes outside the batch cost nothing. Same order of additions, same bits.
+    class, forward: v1 naive: one thread an element; v2 vectorised: one thread four elements.
+    class, backward: v1 per-class: one thread a (class, channel) that reads all labels: N · C · B reads.
+       v2 per-sample: one thread a (sample, channel). The first sample of a class gathers for all of its class, the
+       others stop: B · C · B reads, and classes outside the batch cost nothing. Same order of additions, same bits.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     timestep_embedding_forward, 32, float32
@@ -39,6 +39,7 @@ import numpy as np
 
 from ..device import cuda, empty, float32, int32, is_device, launch, load4, store4, uint32
 from .random import cosine_sine
+from .versions import versions_by_name
 
 BLOCK = 256  # threads
 NAN = np.float32(np.nan)
@@ -174,6 +175,7 @@ def _check_labels(labels, batch):
         raise ValueError(f"labels must be int32 of shape ({batch},), got {labels.dtype}{tuple(labels.shape)}")
 
 
+@versions_by_name
 def embedding_forward(labels, weight, version=None):
     """weight[labels]; on a device a label outside the table gives a row of NaN."""
     _check_labels(labels, labels.shape[0])
@@ -183,7 +185,8 @@ def embedding_forward(labels, weight, version=None):
     if version is None:
         version = 2 if channels % 4 == 0 else 1
     elif version == 2 and channels % 4:
-        raise ValueError(f"version 2 copies four channels at a time, {channels} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) copies four channels at a time, {channels} is not a multiple of 4; "
+                         "use version=1")
     y = empty((labels.shape[0], channels), weight.dtype, like=weight)
     if version == 1:
         launch(embedding_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, labels, weight, y)
@@ -193,6 +196,7 @@ def embedding_forward(labels, weight, version=None):
     return y
 
 
+@versions_by_name
 def embedding_backward(dy, labels, dweight, version=None):
     """Adds every sample's dy into its class's row of dweight, in place."""
     _check_labels(labels, dy.shape[0])

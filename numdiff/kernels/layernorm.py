@@ -9,8 +9,9 @@ MATHEMATICS
 SHAPES
     x, y, dx, dy (..., C) float32; weight, bias (C,) or None; mean, rstd (rows,): the other axes in one
 VERSIONS
-    v1 a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
-    v2 a warp a row: its 32 threads exchange registers (shuffles), five times a sum and no barrier; 16-byte loads.
+    v1 block-per-row: a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
+    v2 warp-per-row: a warp a row: its 32 threads exchange registers (shuffles), five times a sum and no barrier;
+       16-byte loads.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     layernorm_forward, 16384×768, 768, float16
@@ -39,6 +40,7 @@ import numpy as np
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, zeros
 from ..device.limits import FULL_MASK, WARP
 from .reduce import BLOCK, add_column_sums, column_sum_reference, cut, tree_sum
+from .versions import versions_by_name
 
 BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # shared elements for two sums a thread; for two in each of its four columns
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
@@ -252,10 +254,12 @@ def _check(x, weight, version):
     if version is None:
         version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
-        raise ValueError(f"version 2 takes four columns at a time, and {C} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (warp-per-row) takes four columns at a time, and {C} is not a multiple of 4; use "
+                         "version=1")
     return x.size // C, C, version
 
 
+@versions_by_name
 def layernorm_forward(x, weight=None, bias=None, eps=1e-5, version=None):
     """(y, mean (rows,), rstd (rows,)) of x (..., C); weight and bias are both given or both None."""
     rows, C, version = _check(x, weight, version)
@@ -274,6 +278,7 @@ def layernorm_forward(x, weight=None, bias=None, eps=1e-5, version=None):
     return y, mean, rstd
 
 
+@versions_by_name
 def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, version=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias` (None: not wanted)."""
     rows, C, version = _check(x, weight, version)

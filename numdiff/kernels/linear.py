@@ -53,6 +53,7 @@ from .matmul import (
     pair_supports,
 )
 from .reduce import column_sum
+from .versions import versions_by_name
 
 LEAST_ROWS = 256  # of a product, where `any_batch` cuts the batch
 
@@ -113,6 +114,7 @@ def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, 
     return dx
 
 
+@versions_by_name
 def linear_forward(x, weight, bias=None, version=None, residual=None):
     """x·weightᵀ + bias over the last axis, plus `residual` (like y) where it is given, as a new array.
 
@@ -133,6 +135,7 @@ def linear_forward(x, weight, bias=None, version=None, residual=None):
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
+@versions_by_name
 def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=None, residual=None, gelu_of=None,
                     accumulate=True):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias.

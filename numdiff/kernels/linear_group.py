@@ -10,10 +10,11 @@ MATHEMATICS
 SHAPES
     x (B, K), weight_i (N_i, K), bias_i (N_i,), y_i (B, N_i), float32; all weights and biases views of one buffer
 VERSIONS
-    v1 forward: a warp an output, for all samples; weight gradient: a thread an element; input gradient: N cut into
-       chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp has few on their way.
-    v2 tiles in shared memory, brought by 16-byte loads that all start before the first is needed; 4 × 4 sums a thread;
-       both gradients in one launch, as both need the same tile of dy. K and where weights begin: multiples of four.
+    v1 naive: forward: a warp an output, for all samples; weight gradient: a thread an element; input gradient: N cut
+       into chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp has few on their way.
+    v2 tiled: tiles in shared memory, brought by 16-byte loads that all start before the first is needed; 4 × 4 sums a
+       thread; both gradients in one launch, as both need the same tile of dy. K and where weights begin: multiples of
+       four.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     linear_group_forward, 32×256, 482560, float32
@@ -44,6 +45,7 @@ from ..device import DeviceArray, cuda, empty, float32, int32, is_device, launch
 from ..device.limits import FULL_MASK, WARP
 from .linear import linear_backward_reference, linear_forward_reference
 from .reduce import column_sum
+from .versions import versions_by_name
 
 BLOCK = 256  # threads
 CHUNK = 64  # outputs that one block of the input gradient's first pass adds up (v1)
@@ -349,8 +351,8 @@ def _version(version, x, *groups):
     """2 where vectors of four stay together in x and all weights, else 1; or the forced one."""
     aligned = x.shape[1] % 4 == 0 and all(a.offset % 16 == 0 for a in (x, *(w for group in groups for w, _ in group)))
     if version == 2 and not aligned:
-        raise ValueError(f"version 2 reads four numbers at a time: K ({x.shape[1]}) and where x and the weights begin "
-                         "must be multiples of 4; use version=1")
+        raise ValueError(f"version 2 (tiled) reads four numbers at a time: K ({x.shape[1]}) and where x and the "
+                         "weights begin must be multiples of 4; use version=1")
     return version or (2 if aligned else 1)
 
 
@@ -372,6 +374,7 @@ def _check(x, layers):
                          f"{[(tuple(w.shape), tuple(b.shape)) for w, b in layers]}")
 
 
+@versions_by_name
 def linear_group_forward(x, layers, version=None):
     """[x·weightᵀ + bias] for layers [(weight, bias)], as new arrays (B, N_i); on a device, neighbours in memory."""
     _check(x, layers)
@@ -396,6 +399,7 @@ def split(flat, batch, widths):
     return [flat[end - batch * width:end].reshape(batch, width) for end, width in zip(ends, widths, strict=True)]
 
 
+@versions_by_name
 def linear_group_backward(dys, x, layers, gradients, version=None, accumulate=True):
     """dx as a new array; the parameters' gradients are added into `gradients` [(dweight, dbias)].
 

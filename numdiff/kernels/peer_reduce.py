@@ -13,9 +13,9 @@ SHAPES
     buffers: one float32 (n,) a rank; scalars: one float32 (1,) a rank; flags: one int32 (MAX_RANKS · STRIDE,) a rank;
     counter, status int32 (1,) of the rank itself. Those of the other ranks are their memory, mapped by CUDA IPC.
 VERSIONS
-    v1 one element a thread and step, any number of ranks up to 8.
-    v2 16 bytes a load; the loads from all ranks (2, 4 or 8 of them) stand in one block of code, so that they are under
-       way together: a load over NVLink takes longer than one from the GPU's own memory.
+    v1 naive: one element a thread and step, any number of ranks up to 8.
+    v2 vectorised: 16 bytes a load; the loads from all ranks (2, 4 or 8 of them) stand in one block of code, so that
+       they are under way together: a load over NVLink takes longer than one from the GPU's own memory.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     peer_reduce_scatter, 20494272, 20494272, float32 (both ranks' arrays on one card)
@@ -37,6 +37,7 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, int32, int64, is_device, launch, load4, load_acquire, nanoseconds, store4, store_release
+from .versions import versions_by_name
 
 MAX_RANKS = 8  # GPUs of a host: each is an argument of the kernels
 BLOCK = 256  # threads
@@ -275,6 +276,7 @@ REDUCE_V2 = {2: peer_reduce_scatter_kernel_v2_of_2, 4: peer_reduce_scatter_kerne
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
+@versions_by_name
 def peer_reduce_scatter(buffers, rank, version=None):
     """buffers[rank][slice of rank] = the sum of that slice over all buffers, in rank order; the rest stays."""
     n = _check(buffers, rank)
@@ -284,8 +286,8 @@ def peer_reduce_scatter(buffers, rank, version=None):
     fits = n % 4 == 0 and len(buffers) in REDUCE_V2
     version = version or (2 if fits else 1)
     if version == 2 and not fits:
-        raise ValueError(f"version 2 takes 2, 4 or 8 ranks and a multiple of 4 elements, not {len(buffers)} ranks and "
-                         f"{n} elements; use version=1")
+        raise ValueError("version 2 (vectorised) takes 2, 4 or 8 ranks and a multiple of 4 elements, not "
+                         f"{len(buffers)} ranks and {n} elements; use version=1")
     if first == stop:
         return
     grid = _blocks(buffers[rank], stop - first, version)
@@ -295,6 +297,7 @@ def peer_reduce_scatter(buffers, rank, version=None):
         launch(peer_reduce_scatter_kernel_v1, grid, BLOCK, *_eight(buffers), buffers[rank], first, stop, len(buffers))
 
 
+@versions_by_name
 def peer_all_gather(buffers, rank, version=None):
     """buffers[rank][slice of s] = buffers[s][slice of s] for every rank s."""
     n = _check(buffers, rank)
@@ -302,7 +305,8 @@ def peer_all_gather(buffers, rank, version=None):
         return peer_all_gather_reference(buffers, rank)
     version = version or (2 if n % 4 == 0 else 1)
     if version == 2 and n % 4:
-        raise ValueError(f"version 2 moves four elements at a time, and {n} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {n} is not a multiple of 4; use "
+                         "version=1")
     if len(buffers) == 1:
         return
     size = slice_of(n, 0, len(buffers))[1]

@@ -13,8 +13,8 @@ SHAPES
     samples (B,) uint32, step (1,) uint32 → y (B, ...) float32; integers (B,) int32
     step and samples are arrays on the engine, since a captured step is replayed while they change.
 VERSIONS
-    v1 one thread an element: makes four words and uses one.
-    v2 one thread four elements: all four words are used, and leave by one 16-byte store.
+    v1 naive: one thread an element: makes four words and uses one.
+    v2 vectorised: one thread four elements: all four words are used, and leave by one 16-byte store.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     random_normal, 1, 32, float32
@@ -38,6 +38,7 @@ import numpy as np
 
 from ..device import cuda, empty, float32, int32, is_device, launch, store4, uint32
 from ..device.philox import philox4x32, philox_columns_reference
+from .versions import versions_by_name
 
 BLOCK = 256  # threads
 CHUNK = 8192  # counters of four words that the reference makes at a time: its six uint64 arrays stay in the cache
@@ -220,7 +221,7 @@ def choose_version(version, count, what):
     if version is None:
         return 2 if count % 4 == 0 else 1
     if version == 2 and count % 4:
-        raise ValueError(f"version 2 of {what} takes four elements at a time, and a sample has {count}, "
+        raise ValueError(f"version 2 (vectorised) of {what} takes four elements at a time, and a sample has {count}, "
                          "not a multiple of 4; use version=1")
     return version
 
@@ -236,6 +237,7 @@ def _launch_random(kernels, shape, seed, purpose, step, samples, version, what):
     return y
 
 
+@versions_by_name
 def random_uniform(shape, seed, purpose, step, samples, like=None, version=None):
     """Uniform float32 in [0, 1), on the engine of `samples` (`like` is not needed)."""
     check_counters(step, samples, shape[0])
@@ -245,6 +247,7 @@ def random_uniform(shape, seed, purpose, step, samples, like=None, version=None)
     return _launch_random(kernels, shape, seed, purpose, step, samples, version, "random_uniform")
 
 
+@versions_by_name
 def random_normal(shape, seed, purpose, step, samples, like=None, version=None):
     """Normal float32 of mean 0 and variance 1, on the engine of `samples` (`like` is not needed)."""
     check_counters(step, samples, shape[0])

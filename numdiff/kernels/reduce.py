@@ -8,10 +8,10 @@ MATHEMATICS
 SHAPES
     x (B, P, N) float32, contiguous; partial (B, chunks, N); out (B, N)
 VERSIONS
-    v1 one thread a column: neighbours read neighbouring addresses, but N threads are far too few to fill a GPU.
-    v2 blocks own a chunk of rows. Their 256 threads share the rows; a tree in shared memory adds up what they found and
-       one row of partial sums a chunk is written. The same kernel, over the partial sums, is the second pass.
-    v3 as v2, every thread four columns by 16-byte loads.
+    v1 naive: one thread a column: neighbours read neighbouring addresses, but N threads are far too few to fill a GPU.
+    v2 tree: blocks own a chunk of rows. Their 256 threads share the rows; a tree in shared memory adds up what they
+       found and one row of partial sums a chunk is written. The same kernel, over the partial sums, is the second pass.
+    v3 vectorised: as v2, every thread four columns by 16-byte loads.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     column_sum, 131072×64, float32
@@ -38,6 +38,7 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, empty, float32, is_device, launch, load4
+from .versions import versions_by_name
 
 BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
 BLOCK4 = 4 * BLOCK  # shared elements where each thread has four sums
@@ -188,7 +189,8 @@ def _sum_rows(x, out, B, P, N, accumulate, version):
     if version is None:
         version = 3 if N % 4 == 0 else 2
     if version == 3 and N % 4:
-        raise ValueError(f"version 3 reads four columns at a time, and {N} is not a multiple of 4; use version=2")
+        raise ValueError(f"version 3 (vectorised) reads four columns at a time, and {N} is not a multiple of 4; use "
+                         "version=2")
     if version == 1:
         launch(sum_rows_kernel_v1, -(-B * N // BLOCK), BLOCK, x.reshape(-1), out.reshape(-1), B, P, N, int(accumulate))
         return
@@ -202,6 +204,7 @@ def _sum_rows(x, out, B, P, N, accumulate, version):
         _sum_rows(partial, out, B, chunks, N, accumulate, version)
 
 
+@versions_by_name
 def column_sum(x, out=None, version=None):
     """Sum over all axes but the last, as a new array (N,); ADDED into `out` where that is given (and returned)."""
     N = x.shape[-1]
@@ -230,6 +233,7 @@ def add_column_sums(x, out_0, out_1):
         launch(sum_rows_pair_kernel_v2, (1, tiles, 2), BLOCK, x.reshape(-1), out_0, out_1, M, N, lanes)
 
 
+@versions_by_name
 def sample_sum(x, version=None):
     """Sum over all axes but the first and the last: (B, ..., C) to a new array (B, C)."""
     if x.ndim < 2:
@@ -242,6 +246,7 @@ def sample_sum(x, version=None):
     return total
 
 
+@versions_by_name
 def total_sum(x, version=None):
     """Sum of all elements, as a new array of shape (1,)."""
     if not is_device(x):

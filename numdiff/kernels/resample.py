@@ -7,8 +7,10 @@ MATHEMATICS
 SHAPES
     x (B, H, W, C) float32; avgpool y (B, H/2, W/2, C), H and W even; upsample y (B, 2H, 2W, C)
 VERSIONS
-    v1 one thread an output. Channels are innermost, so a warp reads 128 neighbouring bytes of each of the pixels.
-    v2 one thread four channels, by 16-byte loads and stores: a quarter of the index arithmetic and instructions.
+    v1 naive: one thread an output. Channels are innermost, so a warp reads 128 neighbouring bytes of each of the
+       pixels.
+    v2 vectorised: one thread four channels, by 16-byte loads and stores: a quarter of the index arithmetic and
+       instructions.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     avgpool_forward, 32×64×64×64, float16
@@ -33,6 +35,7 @@ import numpy as np
 from ..device import cuda, empty, float32, is_device, launch, load4, store4
 from ..errors import TooManyElementsError
 from .common import divide
+from .versions import versions_by_name
 
 BLOCK = 256  # threads
 
@@ -113,7 +116,8 @@ def _launch_blocks(kernel_v1, kernel_v2, version, x, y, factor):
     if version is None:
         version = 2 if c % 4 == 0 else 1
     if version == 2 and c % 4:
-        raise ValueError(f"version 2 moves four channels at a time, and {c} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) moves four channels at a time, and {c} is not a multiple of 4; use "
+                         "version=1")
     threads = y.size if version == 1 else y.size // 4
     launch(kernel_v1 if version == 1 else kernel_v2, -(-threads // BLOCK), BLOCK, x.reshape(-1), y.reshape(-1), w, c,
            float32(factor))
@@ -138,21 +142,25 @@ def _repeat_blocks(x, factor, version):
     return _launch_blocks(repeat_blocks_kernel_v1, repeat_blocks_kernel_v2, version, x, y, factor)
 
 
+@versions_by_name
 def avgpool_forward(x, version=None):
     """Mean of every 2 × 2 block of pixels: (B, H, W, C) to a new (B, H/2, W/2, C)."""
     return _sum_blocks(x, 0.25, version)
 
 
+@versions_by_name
 def avgpool_backward(dy, version=None):
     """dx (B, 2·H, 2·W, C) of dy (B, H, W, C): each of a block's four pixels had a quarter of the say."""
     return _repeat_blocks(dy, 0.25, version)
 
 
+@versions_by_name
 def upsample_forward(x, version=None):
     """Every pixel repeated into a 2 × 2 block: (B, H, W, C) to a new (B, 2·H, 2·W, C)."""
     return _repeat_blocks(x, 1.0, version)
 
 
+@versions_by_name
 def upsample_backward(dy, version=None):
     """dx (B, H/2, W/2, C) of dy (B, H, W, C): the sum over the block that each pixel went into."""
     return _sum_blocks(dy, 1.0, version)

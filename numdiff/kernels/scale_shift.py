@@ -7,9 +7,10 @@ MATHEMATICS
 SHAPES
     x, y, dx, dy (B, ..., C) float32, channels last, P pixels; scale, shift, dscale, dshift (B, C)
 VERSIONS
-    v1 one thread an element; the backward a thread a channel of a sample, which goes down all its pixels.
-    v2 one thread four neighbouring channels, by 16-byte loads and stores (C a multiple of 4). The backward's blocks own
-       a chunk of pixels, write dx, and add up their sums in a tree; the chunks' sums are added in a second pass.
+    v1 naive: one thread an element; the backward a thread a channel of a sample, which goes down all its pixels.
+    v2 vectorised: one thread four neighbouring channels, by 16-byte loads and stores (C a multiple of 4). The
+       backward's blocks own a chunk of pixels, write dx, and add up their sums in a tree; the chunks' sums are added in
+       a second pass.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     scale_shift_forward, 32×64×64×64, 32×64, float16
@@ -34,6 +35,7 @@ import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
 from .reduce import BLOCK, cut, sample_sum, sample_sum_reference, tree_sum
+from .versions import versions_by_name
 
 BLOCK8 = 8 * BLOCK  # shared elements: two sums in each of a thread's four channels
 
@@ -140,10 +142,12 @@ def _check(x, version, *vectors):
     if version is None:
         version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
-        raise ValueError(f"version 2 takes four channels at a time, and {C} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) takes four channels at a time, and {C} is not a multiple of 4; use "
+                         "version=1")
     return B, x.size // (B * C), C, version
 
 
+@versions_by_name
 def scale_shift_forward(x, scale, shift, version=None):
     """x (B, ..., C) · (1 + scale (B, C)) + shift (B, C) at every pixel, as a new array."""
     B, P, C, version = _check(x, version, scale, shift)
@@ -156,6 +160,7 @@ def scale_shift_forward(x, scale, shift, version=None):
     return y
 
 
+@versions_by_name
 def scale_shift_backward(dy, x, scale, version=None):
     """(dx, dscale (B, C), dshift (B, C))."""
     B, P, C, version = _check(x, version, scale)

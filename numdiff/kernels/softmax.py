@@ -6,12 +6,12 @@ MATHEMATICS
 SHAPES
     x, y, dy, dx (..., N) float32: read as (rows, N)
 VERSIONS
-    v1 one block a row: its 128 threads each see every 128th element, and meet in shared memory to combine what they
-       found in a tree of seven steps with a barrier each.
-    v2 one warp a row: 32 threads need no barrier and no shared memory, for they can read each other's registers
-       (shuffles, five steps). And maximum and sum come from one pass over the row: a thread whose maximum grows
-       multiplies the sum it has by e^(old − new). The forward reads x twice instead of three times.
-    v3 as v2 with 16-byte loads and stores: a quarter of the memory instructions.
+    v1 block-per-row: one block a row: its 128 threads each see every 128th element, and meet in shared memory to
+       combine what they found in a tree of seven steps with a barrier each.
+    v2 warp-per-row: one warp a row: 32 threads need no barrier and no shared memory, for they can read each other's
+       registers (shuffles, five steps). And maximum and sum come from one pass over the row: a thread whose maximum
+       grows multiplies the sum it has by e^(old − new). The forward reads x twice instead of three times.
+    v3 vectorised: as v2 with 16-byte loads and stores: a quarter of the memory instructions.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     softmax_forward, 49152×256, float32
@@ -40,6 +40,7 @@ import numpy as np
 
 from ..device import cuda, empty_like, float32, is_device, launch, load4, store4
 from ..device.limits import FULL_MASK, WARP
+from .versions import versions_by_name
 
 BLOCK = 128  # threads: a power of two, for the tree
 ROWS = BLOCK // WARP  # that a block of v2 and v3 takes, one to each of its warps
@@ -244,12 +245,14 @@ def _launch_rows(kernels, arrays, scale, version):
     if version == 1:
         launch(kernels[0], rows, BLOCK, *flat, N, float(scale))
     elif version == 3 and not wide:
-        raise ValueError(f"version 3 moves four elements at a time, rows of {N} are not made of fours; use version=2")
+        raise ValueError(f"version 3 (vectorised) moves four elements at a time, rows of {N} are not made of fours; "
+                         "use version=2")
     else:
         launch(kernels[version - 1], -(-rows // ROWS), BLOCK, *flat, rows, N, float(scale))
     return arrays[-1]
 
 
+@versions_by_name
 def softmax_forward(x, scale=1.0, out=None, version=None):
     """softmax(scale · x) over the last axis, as a new array or in `out` (which may be x itself)."""
     if not is_device(x):
@@ -258,6 +261,7 @@ def softmax_forward(x, scale=1.0, out=None, version=None):
     return _launch_rows(kernels, (x, empty_like(x) if out is None else out), scale, version)
 
 
+@versions_by_name
 def softmax_backward(dy, y, scale=1.0, out=None, version=None):
     """dx from dy and the forward's result y, as a new array or in `out` (which may be dy itself)."""
     if not is_device(y):

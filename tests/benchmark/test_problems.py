@@ -66,9 +66,9 @@ def gpu(monkeypatch):
 
 def test_rows(gpu):
     rows = list(problems.bench_files(gpu, ("mse_backward", "linear_group_forward"), lambda line: None))
-    assert {(row["operation"], row["version"]) for row in rows} == {
-        ("mse_backward", "v1"), ("mse_backward", "v2*"), ("linear_group_forward", "v1"),
-        ("linear_group_forward", "v2*")}
+    assert {(row["operation"], row["version"], row["name"]) for row in rows} == {
+        ("mse_backward", "v1", "naive"), ("mse_backward", "v2*", "vectorised"), ("linear_group_forward", "v1", "naive"),
+        ("linear_group_forward", "v2*", "tiled")}
     assert all(row["us"] > 0 and row["problem"].startswith(row["operation"]) and row["card"] for row in rows)
     with pytest.raises(UsageError, match="no file's problem is of an operation 'conv3d'"):
         problems.problems_named(("conv3d",))

@@ -133,4 +133,18 @@ def test_counts_on_request(tmp_path, monkeypatch):
 
 def test_bad_options_of_the_command():
     assert "written as .svg, .png, .txt or .json" in kernels("add", "--trace", "a.gif").output
-    assert "has a version 9" in kernels("add", "--version", 9).output
+    assert "has a version 9: use naive, vectorised or a number." in kernels("add", "--version", 9).output
+    assert "has a version hopper: leave out --version." in kernels("chunk", "--version", "hopper").output
+    refused = kernels("gelu", "gate_adaln", "--version", "hoper")
+    assert refused.exit_code == 2 and ("none of these operations has a version hoper: use fused, naive, unfused, "
+                                       "vectorised or a number.") in refused.output
+
+
+def test_a_version_by_its_name():
+    result = kernels("add", "gelu", "gate_adaln", "--version", "vectorised")
+    assert result.exit_code == 0 and "of 3 passed" in result.output, result.output
+    assert "add ((4, 8)) v2 vectorised  " in result.output
+    wanted = [(case, version) for case in checking.CASES for version in case.versions
+              if checking.run._is_wanted(case, version, "tf32")]
+    assert {(case.name, version) for case, version in wanted} >= {("matmul", 5), ("conv2d", 4)}
+    assert all("float16" not in case.label for case, _ in wanted)

@@ -2,19 +2,19 @@
 
     unfused.py             three operations in a row, with the T × T matrix; what all others are held against
     reference.py       what is computed, how the backward does without the probabilities, and what it costs
-    simple.py          v1  one thread a row; tiles of the other side in shared memory; the online softmax
+    simple.py          v1 naive: one thread a row; tiles of the other side in shared memory; the online softmax
     patches.py             what a warp does with tiles: 4 × 4 patches in registers, 16-byte loads, no bank conflicts
-    forward.py         v2  64 scores and up to 72 outputs a thread, the softmax once a tile
-    backward.py        v2  dq, dk and dv in one kernel, five products instead of seven, without atomics
+    forward.py         v2 register-tiled: 64 scores and up to 72 outputs a thread, the softmax once a tile
+    backward.py        v2 register-tiled: dq, dk and dv in one kernel, five products instead of seven, without atomics
     fragments.py           tiles of float16 for the tensor cores
-    forward_half.py    v3  float16, mma.sync: probabilities never leave the registers
-    backward_half.py   v3  scores the other way round; 256 keys a block, so that most images need no second pass
+    forward_half.py    v3 mma: float16, mma.sync: probabilities never leave the registers
+    backward_half.py   v3 mma: scores the other way round; 256 keys a block, so that most images need no second pass
     hopper_tiles.py        the same tiles for wgmma: TMA brings them, descriptors name them
-    forward_hopper.py  v5  float16, wgmma: a warpgroup that only fetches, two that multiply, the softmax beside products
-    backward_hopper.py v5  128 keys a warpgroup, dS through shared memory, the next head's keys on their way
+    forward_hopper.py  v5 hopper: float16, wgmma: a warpgroup only fetches, two multiply, the softmax beside products
+    backward_hopper.py v5 hopper: 128 keys a warpgroup, dS through shared memory, the next head's keys on their way
     split.py               float32 on the tensor cores: a product of tf32, and one of bfloat16 for what it leaves out
-    forward_split.py   v4  v3 in float32
-    backward_split.py  v4
+    forward_split.py   v4 tf32-bf16: v3 in float32
+    backward_split.py  v4 tf32-bf16: as well
     launcher.py            which of them runs
 
 SHAPES

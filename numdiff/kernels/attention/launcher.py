@@ -22,6 +22,7 @@ from ...device import empty, is_device, launch
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of, shared_limit
 from ...device.requires import supports
 from ..any_batch import assumed
+from ..versions import label, versions_by_name
 from . import (
     backward,
     backward_half,
@@ -147,14 +148,16 @@ def prepare(version, arrays, heads):
                          f"{'1, 3 or 5' if half else '1, 2 or 4'}")
     if not fitting(version, HS, qkv):
         if version == 5:
-            raise ValueError("version 5 needs a device of capability 9.0; use version=3")
-        raise ValueError(f"version {version} needs more shared memory for heads of {HS} channels than a block may have "
-                         "on this device, or a device of capability 8.0; use version=1")
+            raise ValueError("version 5 (hopper) needs a device of capability 9.0; use version=3")
+        raise ValueError(f"version {label('flash_attention', version)} needs more shared memory for heads of {HS} "
+                         "channels than a block may have on this device, or a device of capability 8.0; use version=1")
     if version > 1 and any(a.offset % 16 for a in arrays):
-        raise ValueError(f"version {version} moves 16 bytes at a time, and an array starts in between; use version=1")
+        raise ValueError(f"version {label('flash_attention', version)} moves 16 bytes at a time, and an array starts "
+                         "in between; use version=1")
     return version
 
 
+@versions_by_name
 def flash_attention_forward(qkv, heads, order="legacy", version=None):
     """(y (B, T, C), logsumexp (B, heads, T)) of qkv (B, T, 3C); y is of qkv's type, logsumexp float32 on a GPU."""
     check(qkv, heads, order)
@@ -204,6 +207,7 @@ def add_chunks(dq, dqkv, chunks, heads, HS, head_step):
            chunks, width, head_step, heads, HS)
 
 
+@versions_by_name
 def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", version=None):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave."""
     check(qkv, heads, order)

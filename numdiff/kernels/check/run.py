@@ -1,4 +1,5 @@
 """Running cases on a device, and judging what comes out."""
+import functools
 import importlib
 import pkgutil
 import re
@@ -11,6 +12,7 @@ from ...device import PtxError, download, get_backend, synchronize, upload
 from ...device.emulator import EmulatorDevice
 from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
 from ...errors import UsageError
+from ..versions import FOR, NAMES, name_of, operation_of
 from .case import Arrays, Case
 from .flash import flash_cases
 from .half import convolution_cases, product_cases
@@ -58,11 +60,37 @@ class Outcome:
     @property
     def name(self):
         label = f" ({self.case.label})" if self.case.label else ""
-        return f"{self.case.name}{label}" + ("" if self.version is None else f" v{self.version}")
+        if self.version is None:
+            return f"{self.case.name}{label}"
+        return f"{self.case.name}{label} v{self.version} {name_of(self.case.name, self.version, dtype_of(self.case))}"
 
 
 def _inputs(case):
     return case.inputs(np.random.default_rng(list(f"{case.name} {case.label}".encode())))
+
+
+@functools.cache
+def _type_of(inputs):
+    arrays = inputs(np.random.default_rng(0)).values()
+    return "float16" if next(a.dtype for a in arrays if a.dtype.kind == "f") == np.float16 else "float32"
+
+
+def dtype_of(case):
+    """The type of a case's operands on a device; None where names of its versions do not depend on it."""
+    return _type_of(case.inputs) if FOR.keys() & NAMES.get(operation_of(case.name), {}).keys() else None
+
+
+def _is_wanted(case, each, version):
+    """Whether to run the version `each` of a case; version: a number, a name, or None for all."""
+    if version is None or each == version:
+        return True
+    if not isinstance(version, str):
+        return each is None
+    names = NAMES.get(operation_of(case.name), {})
+    if version not in names:
+        return False
+    number = names[version] if each is None else each
+    return number == names[version] and name_of(case.name, number, dtype_of(case)) == version
 
 
 def _on_device(arrays, backend):
@@ -120,11 +148,21 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
 
 
 def check(names=(), device="emulator", orders=ORDERS[:2], seed=0, version=None):
-    """Check the operations of these names (all for none), one `Outcome` after the other; version: only this one."""
-    for case in cases_named(names):
+    """Check the operations of these names (all for none), one `Outcome` after the other.
+
+    version: only this one, a number or a name; a `UsageError` where none of them has it
+    """
+    count = 0
+    cases = cases_named(names)
+    for case in cases:
         for each in case.versions if device != "cpu" else (None,):
-            if version is None or each in (version, None):
+            if _is_wanted(case, each, version):
+                count += 1
                 yield check_case(case, each, device, orders, seed)
+    if not count:
+        known = sorted({name for case in cases for name in NAMES.get(operation_of(case.name), ())})
+        raise UsageError(f"none of these operations has a version {version}: "
+                         + (f"use {', '.join(known)} or a number." if known else "leave out --version."))
 
 
 def counts_of(case, version):

@@ -14,11 +14,11 @@ SHAPES
     bias (N,), channel (B, N): float32; statistics (B, H / 8 · W / 8, 2, N / 2) float32: groupnorm/normalise.py
     C and N multiples of 8 (a row that TMA brings is a multiple of 16 bytes), kernel odd, stride 1; any B, H, W
 VERSIONS
-    v5  for each column of taps its own box of pixels: tile_w columns wide, with a halo above and below. A row of it is
-        a multiple of eight pixels, so every matrix begins where the swizzle's pattern begins.
-    v6  one box with the whole halo. A tile of 16 × 16 pixels becomes a box of 18 × 18: 1.27 times its pixels cross from
-        L2, where v5 moves them 3.4 times and a box for each tap 9 times. A tap's matrix may begin at any row of 128
-        bytes, because TMA and wgmma both swizzle by the bits of the address.
+    v5  hopper-columns: for each column of taps its own box of pixels: tile_w columns wide, with a halo above and below.
+        A row of it is a multiple of eight pixels, so every matrix begins where the swizzle's pattern begins.
+    v6  hopper: one box with the whole halo. A tile of 16 × 16 pixels becomes a box of 18 × 18: 1.27 times its pixels
+        cross from L2, where v5 moves them 3.4 times and a box for each tap 9 times. A tap's matrix may begin at any row
+        of 128 bytes, because TMA and wgmma both swizzle by the bits of the address.
     The kernels are the same; their arguments say which.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice

@@ -7,8 +7,8 @@ SHAPES
     dy (B, H, W, N), x (B, H, W, C): float16; dweight (N, kernel, kernel, C), dbias (N,): float32, added to
     C and N multiples of 8, kernel odd, stride 1
 VERSIONS
-    v5, v6 as in hopper.py: x comes in a box for each column of taps, or in one with its whole halo. All nine
-    taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
+    v5 hopper-columns, v6 hopper: as in hopper.py: x comes in a box for each column of taps, or in one with its whole
+    halo. All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     conv2d_weight_gradient, 32×32×32×128, 32×32×32×128, float16 (1 × 1 taps)

@@ -8,8 +8,9 @@ MATHEMATICS
 SHAPES
     x, dx (B, H, W, C); col, dcol (B, Ho, Wo, kernel, kernel, C), Ho = (H - 1) // stride + 1; float32; kernel odd
 VERSIONS
-    v1 one thread a number. The channels are innermost, so neighbouring threads read and write neighbouring addresses.
-    v2 one thread four channels, by 16-byte loads and stores; the index arithmetic is shared by the four.
+    v1 naive: one thread a number. The channels are innermost, so neighbouring threads read and write neighbouring
+       addresses.
+    v2 vectorised: one thread four channels, by 16-byte loads and stores; the index arithmetic is shared by the four.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     im2col_forward, 32×64×64×64, float16
@@ -36,6 +37,7 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, is_device, launch, load4, store4
 from ...errors import TooManyElementsError
 from ..common import divide
+from ..versions import versions_by_name
 
 BLOCK = 256  # threads
 
@@ -169,13 +171,15 @@ def _launch_im2col(kernel_v1, kernel_v2, version, source, target, x_shape, kerne
     if version is None:
         version = 2 if c % 4 == 0 else 1
     if version == 2 and c % 4:
-        raise ValueError(f"version 2 moves four channels at a time, and {c} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) moves four channels at a time, and {c} is not a multiple of 4; use "
+                         "version=1")
     threads = target.size if version == 1 else target.size // 4
     launch(kernel_v1 if version == 1 else kernel_v2, -(-threads // BLOCK), BLOCK, source.reshape(-1),
            target.reshape(-1), h, w, c, output_size(h, stride), output_size(w, stride), kernel, stride)
     return target
 
 
+@versions_by_name
 def im2col_forward(x, kernel, stride=1, version=None):
     """Every output pixel's neighbourhood (B, Ho, Wo, kernel, kernel, C) of x (B, H, W, C), as a new array."""
     if not is_device(x):
@@ -185,6 +189,7 @@ def im2col_forward(x, kernel, stride=1, version=None):
     return _launch_im2col(im2col_forward_kernel_v1, im2col_forward_kernel_v2, version, x, col, x.shape, kernel, stride)
 
 
+@versions_by_name
 def im2col_backward(dcol, x_shape, kernel, stride=1, version=None):
     """dx of shape `x_shape`: each pixel's sum over the neighbourhoods that it is in (col2im)."""
     if not is_device(dcol):

@@ -9,7 +9,7 @@ MATHEMATICS
 SHAPES
     as in direct.py; every array flat, float32, fewer than 2³¹ elements
 VERSIONS
-    this is version 3 of launcher.py. There are three kernels of each kind, made by one function (Python's closure does
+    v3 implicit-gemm: of launcher.py. There are three kernels of each kind, made by one function (Python's closure does
     what a template does in C++):
       128 × 128 outputs a block, where C_out fills whole tiles of 128;
       128 × 64, where it would leave more of them empty (64, 192, 320);
@@ -469,7 +469,8 @@ def implicit_forward(x, weight, bias, y, stride):
     n, kernel = weight.shape[:2]
     b, ho, wo, _ = y.shape
     if kernel > LARGEST_KERNEL:
-        raise ValueError(f"version 3 takes kernels up to {LARGEST_KERNEL} pixels wide, not {kernel}; use version=2")
+        raise ValueError(f"version 3 (implicit-gemm) takes kernels up to {LARGEST_KERNEL} pixels wide, not {kernel}; "
+                         "use version=2")
     tile_n, by_four = (tile_width(n), True) if c % STEP == 0 else (64, False)
     grid = -(-b * ho * wo // TILE_M), -(-n // tile_n)
     threads = 2 * tile_n

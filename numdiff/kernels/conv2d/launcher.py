@@ -4,17 +4,17 @@ SHAPES
     as in direct.py; x may be a Pair (concat.py), and then dx is one: linear.py takes it as it is, else the two
     are joined
 VERSIONS
-    v1, v2 direct.py.
-    v3 implicit GEMM (implicit.py): the matmul's tiles are filled straight from x; col never exists. For up to
-       8 output channels narrow.py, since a 64-wide tile would be nearly empty. On an H100, batch 32: 64 to 64
-       channels at 64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
-    v4 where the device's switch `tf32` is on: implicit GEMM on tensor cores by mma.sync, operands rounded to tf32
+    v1 direct, v2 im2col: direct.py.
+    v3 implicit-gemm: the matmul's tiles are filled straight from x; col never exists (implicit.py). For up to 8 output
+       channels narrow.py, since a 64-wide tile would be nearly empty. On an H100, batch 32: 64 to 64 channels at
+       64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
+    v4 tf32: where the device's switch `tf32` is on: implicit GEMM on tensor cores by mma.sync, operands rounded to tf32
        (tf32.py), sm_80 and later.
     In float16 (sums in float32, the result rounded once; dweight and dbias float32):
-    v1 and v3 as above, converting what they load; v3 where one side has up to 8 channels (narrow_half.py).
-    v4 implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (mma.py).
-    v5, v6 by wgmma and TMA, sm_90a, stride 1 (hopper.py, hopper_weight_gradient.py, for 3 × 3 taps
-        hopper_weight_gradient_3x3.py).
+    v1 as above, converting what it loads; v3 narrow: where one side has up to 8 channels (narrow_half.py).
+    v4 mma: implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (mma.py).
+    v5 hopper-columns, v6 hopper: by wgmma and TMA, sm_90a, stride 1 (hopper.py, hopper_weight_gradient.py, for
+        3 × 3 taps hopper_weight_gradient_3x3.py).
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
     strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
     Arrays of the host: cpu.py.
@@ -64,6 +64,7 @@ from ..concat import Pair
 from ..elementwise import add_forward
 from ..linear import linear_backward, linear_forward
 from ..reduce import column_sum
+from ..versions import label, versions_by_name
 from . import hopper as conv2d_hopper
 from .cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from .direct import (
@@ -125,8 +126,9 @@ def _half_version(x, weight, stride, version, taken):
     """
     if version is not None:
         if not taken.get(version, True):
-            raise ValueError(f"version {version} does not take x {tuple(x.shape)}, weight {tuple(weight.shape)} and "
-                             f"stride {stride} on this device; use version=1, or None for the fastest")
+            raise ValueError(f"version {label('conv2d', version, x.dtype)} does not take x {tuple(x.shape)}, weight "
+                             f"{tuple(weight.shape)} and stride {stride} on this device; use version=1, or None for "
+                             "the fastest")
         return version
     return next(v for v in PREFERRED if taken.get(v, True))
 
@@ -150,6 +152,7 @@ def channel_statistics(x, weight, stride=1, least=WORTH_STATISTICS):
     return None if shape is None else empty(shape, np.float32, like=x)
 
 
+@versions_by_name
 def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, residual=None, statistics=None):
     """Convolution of x (B, H, W, C_in), padded by kernel // 2, as a new array (B, Ho, Wo, C_out).
 
@@ -164,7 +167,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
     plain = channel is None and residual is None
     if statistics is not None:
         if version not in (None, 5, 6):
-            raise ValueError(f"version {version} leaves no statistics; use version=6, or None")
+            raise ValueError(f"version {label('conv2d', version, x.dtype)} leaves no statistics; use version=6, or "
+                             "None")
         version = version or 6
     if kernel == stride == 1 and version is None and plain:
         return linear_forward(x, weight.reshape(n, c), bias)
@@ -201,6 +205,7 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
     return y
 
 
+@versions_by_name
 def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, version=None, need_channel=False):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias.
 

@@ -9,7 +9,7 @@ MATHEMATICS
 SHAPES
     as in direct.py; x, weight, y, dy, dx, residual float16, bias, channel, dweight float32; C and N multiples of 8
 VERSIONS
-    version 4 of launcher.py in float16. Against version 3 in float32: the products are mma.m16n8k16, whose operands a
+    v4 mma: of launcher.py in float16. Against version 3 in float32: the products are mma.m16n8k16, whose operands a
     warp loads from shared memory with ldmatrix; tiles travel to shared memory by cp.async, three stages deep, without
     passing through registers, zeros where a tap leaves the image.
 MEASURED

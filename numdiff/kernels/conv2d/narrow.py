@@ -6,8 +6,9 @@ MATHEMATICS
 SHAPES
     as in direct.py, C_out ≤ NARROW
 VERSIONS
-    version 3 of launcher.py for these shapes. Forward: one thread a pixel, four output channels. Each number of x it
-    loads feeds four products; the weights are the same for all threads, one broadcast from the cache for a warp.
+    v3 implicit-gemm: of launcher.py, for these shapes. Forward: one thread a pixel, four output channels. Each number
+    of x it loads feeds four products; the weights are the same for all threads, one broadcast from the cache for a
+    warp.
     Weight gradient: one thread a column k = (r, s, c) of col, four output channels, over a part of the image rows. A
     warp reads 32 neighbouring channels of x; here dy is the same for all threads.
 MEASURED

@@ -13,7 +13,7 @@ SHAPES
     x, weight, y, dy, dx float16; bias, dweight, dbias float32. 3 × 3 kernel, stride 1; one side up to NARROW channels,
     the other a multiple of 8. Elsewhere version 1 runs.
 VERSIONS
-    this is version 3 of launcher.py for float16, by mma.sync: sm_80 and later.
+    v3 narrow: of launcher.py for float16, by mma.sync: sm_80 and later.
     An inner index may have any place in a fragment, as long as both operands agree, and output columns may come in any
     order. Both are chosen so that a lane loads or stores eight neighbouring channels of its pixels, 16 bytes, and
     nothing of the wide side passes through shared memory. The narrow side is gathered number by number: it is small,

@@ -10,7 +10,7 @@ MATHEMATICS
 SHAPES
     as in direct.py; all float32, C and N multiples of 4
 VERSIONS
-    version 4 of launcher.py in float32, which runs where the device's switch `tf32` is on. Against version 3: products
+    v4 tf32: of launcher.py in float32, which runs where the device's switch `tf32` is on. Against version 3: products
     by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in shared
     memory, fragments and the rounding are those of matmul/tf32.py: read that first.
 MEASURED
@@ -64,6 +64,7 @@ from ..matmul.tf32 import (
     row_at,
     switched_on,
 )
+from ..versions import label
 from .implicit import add_parts, column_source
 from .narrow import NARROW
 
@@ -362,9 +363,9 @@ def tf32_chosen(x, weight, version):
     takes = (x.dtype == np.float32 and supports(x, FORWARD) and n % 4 == c % 4 == 0
              and size <= LARGEST_KERNEL and x.offset % 16 == weight.offset % 16 == 0)
     if version == VERSION and x.dtype == np.float32 and not takes:
-        raise ValueError(f"version {VERSION} in float32 does not take x {tuple(x.shape)} and weight "
-                         f"{tuple(weight.shape)} on this device: channels must come in fours; use version=3, or None "
-                         "for the fastest that does it")
+        raise ValueError(f"version {label('conv2d', VERSION, 'float32')} in float32 does not take x {tuple(x.shape)} "
+                         f"and weight {tuple(weight.shape)} on this device: channels must come in fours; use "
+                         "version=3, or None for the fastest that does it")
     return takes and (version == VERSION or version is None and min(n, c) > NARROW and switched_on(x.backend))
 
 

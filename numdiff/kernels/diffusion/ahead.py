@@ -14,7 +14,7 @@ SHAPES
     table (steps, width) uint32, whose first column is a timestep, float32 by its bits (optimizer/step_state.py); step,
     begin (1,) uint32; t (K · R,) float32; ahead (K, n), source (K, m) and row (n,) of one dtype, float32 or float16
 VERSIONS
-    place, take: v1 one thread an element; v2 one thread 16 bytes.
+    place, take: v1 naive: one thread an element; v2 vectorised: one thread 16 bytes.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     place, 50×442368, 50×36864, float16
@@ -39,6 +39,7 @@ import numpy as np
 
 from ...device import cuda, is_device, launch, load4, store4, uint32, with_dtype
 from ...device.array import as_words
+from ..versions import versions_by_name
 
 BLOCK = 256  # threads
 
@@ -106,7 +107,7 @@ def take_kernel_v2(ahead, step, begin, row):
 def _version(version, *bytes_between):
     fits = not any(n % 16 for n in bytes_between)
     if version == 2 and not fits:
-        raise ValueError("version 2 needs rows and places that are multiples of 16 bytes; use version=1")
+        raise ValueError("version 2 (vectorised) needs rows and places that are multiples of 16 bytes; use version=1")
     return version or (2 if fits else 1)
 
 
@@ -121,6 +122,7 @@ def timesteps_ahead(table, step, begin, t, rows):
                begin, t, rows, table.shape[1], len(table) - 1)
 
 
+@versions_by_name
 def place(ahead, source, offset, version=None):
     """ahead[:, offset:offset + m] = source (K, m), in place."""
     (steps, n), m = ahead.shape, source.shape[1]
@@ -138,6 +140,7 @@ def place(ahead, source, offset, version=None):
     launch(place_kernel_v2, -(-source.size // 4 // BLOCK), BLOCK, ahead, source, offset, n, m)
 
 
+@versions_by_name
 def take(ahead, step, begin, row, version=None):
     """row = ahead[step - 1 - begin], in place."""
     if ahead.shape[1:] != row.shape or ahead.dtype != row.dtype or ahead.size >= 2**31:

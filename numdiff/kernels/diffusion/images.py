@@ -6,9 +6,9 @@ MATHEMATICS
 SHAPES
     x (B, H, W, C) uint8, flip (B,) int32 or None → y (B, H, W, C) float32 in [-1, 1]; x float32 → pixels uint8
 VERSIONS
-    v1 one thread an element.
-    v2 one thread four neighbouring elements of one image row, stored at once; the four bytes are read singly, since
-       mirroring turns the order of pixels but not of the channels inside one.
+    v1 naive: one thread an element.
+    v2 vectorised: one thread four neighbouring elements of one image row, stored at once; the four bytes are read
+       singly, since mirroring turns the order of pixels but not of the channels inside one.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     images_forward, 32×64×64×3, 32, float32
@@ -30,6 +30,7 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, float32, is_device, launch, store4, uint32, zeros
+from ..versions import versions_by_name
 
 BLOCK = 256  # threads
 HALF_RANGE = np.float32(127.5)
@@ -103,6 +104,7 @@ def images_forward_kernel_v2(x, flip, y, height, width, channels):
 
 # Launcher -------------------------------------------------------------------------------------------------------------
 
+@versions_by_name
 def images_forward(images, flip=None, version=None):
     """uint8 images (B, H, W, C) → float32 in [-1, 1], mirrored left to right where flip[b] is not 0."""
     if images.ndim != 4 or images.dtype != np.uint8:
@@ -115,7 +117,8 @@ def images_forward(images, flip=None, version=None):
     if version is None:
         version = 2 if width * channels % 4 == 0 else 1
     elif version == 2 and width * channels % 4:
-        raise ValueError(f"version 2 needs image rows of a multiple of 4 bytes, got {width * channels}; use version=1")
+        raise ValueError(f"version 2 (vectorised) needs image rows of a multiple of 4 bytes, got {width * channels}; "
+                         "use version=1")
     if flip is None:
         flip = zeros((batch,), np.int32, like=images)
     y = empty(images.shape, np.float32, like=images)

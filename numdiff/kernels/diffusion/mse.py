@@ -8,8 +8,8 @@ MATHEMATICS
 SHAPES
     prediction (B, ..., Cp), target (B, ..., C), Cp ≥ C, float32 → loss (1,), dprediction (B, ..., Cp); dloss (1,)
 VERSIONS
-    v1 one element a step; finds its place in the prediction by a division.
-    v2 where Cp = C: both arrays are one row of equal length, read four elements at a time.
+    v1 naive: one element a step; finds its place in the prediction by a division.
+    v2 vectorised: where Cp = C: both arrays are one row of equal length, read four elements at a time.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     mse_forward, 32×64×64×3, 32×64×64×3, float32
@@ -34,6 +34,7 @@ import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
+from ..versions import versions_by_name
 
 # References -----------------------------------------------------------------------------------------------------------
 
@@ -125,10 +126,11 @@ def _choose(prediction, target, version):
                          "or that shape with more channels")
     fits = prediction.shape == target.shape and target.size % 4 == 0
     if version == 2 and not fits:
-        raise ValueError("version 2 needs equal shapes of a multiple of 4 elements; use version=1")
+        raise ValueError("version 2 (vectorised) needs equal shapes of a multiple of 4 elements; use version=1")
     return version or (2 if fits else 1)
 
 
+@versions_by_name
 def mse_forward(prediction, target, version=None):
     """The mean squared error over the target's elements, as an array (1,)."""
     version = _choose(prediction, target, version)
@@ -147,6 +149,7 @@ def mse_forward(prediction, target, version=None):
     return loss
 
 
+@versions_by_name
 def mse_backward(prediction, target, scale=1.0, dloss=None, version=None):
     """dprediction = dloss · scale · 2/n · (prediction - target); zero in channels that the target does not have.
 

@@ -7,8 +7,9 @@ MATHEMATICS
 SHAPES
     x_0, eps (B, ...) float32; t (B,) int32, one timestep an image; tables √ᾱ and √(1 - ᾱ) (T,) float32
 VERSIONS
-    v1 one thread an element.
-    v2 one thread four elements of one sample, by 16-byte loads and stores; they share the division that finds it.
+    v1 naive: one thread an element.
+    v2 vectorised: one thread four elements of one sample, by 16-byte loads and stores; they share the division that
+       finds it.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     q_sample_forward, 32×64×64×3, 32×64×64×3, float32
@@ -30,6 +31,7 @@ import math
 import numpy as np
 
 from ...device import cuda, empty_like, is_device, launch, load4, store4, uint32
+from ..versions import versions_by_name
 
 BLOCK = 256  # threads
 
@@ -111,7 +113,8 @@ def _launch(kernels, x_0, eps, t, tables, version):
     if version is None:
         version = 2 if count % 4 == 0 else 1
     elif version == 2 and count % 4:
-        raise ValueError(f"version 2 needs samples of a multiple of 4 elements, got {count}; use version=1")
+        raise ValueError(f"version 2 (vectorised) needs samples of a multiple of 4 elements, got {count}; use "
+                         "version=1")
     y = empty_like(x_0)
     threads = y.size if version == 1 else y.size // 4
     launch(kernels[version - 1], -(-threads // BLOCK), BLOCK, x_0.reshape(-1), eps.reshape(-1), t, *tables,
@@ -119,6 +122,7 @@ def _launch(kernels, x_0, eps, t, tables, version):
     return y
 
 
+@versions_by_name
 def q_sample_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
     """x_t of every sample at its own timestep t[b]."""
     _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
@@ -128,6 +132,7 @@ def q_sample_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, vers
     return _launch(kernels, x_0, eps, t, (sqrt_alpha_bar, sqrt_one_minus_alpha_bar), version)
 
 
+@versions_by_name
 def velocity_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
     """The v target of every sample at its own timestep t[b]."""
     _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)

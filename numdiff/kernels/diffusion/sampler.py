@@ -17,8 +17,8 @@ SHAPES
     one float32 array on the engine, so that a recorded step may be replayed with the next step's numbers in it; or as
     Python floats, of which such an array is made. scale: a Python float, as it is the same in all steps
 VERSIONS
-    v1 one thread an element; v2 (combine, estimate_x_0, model_input) one thread four elements, by 16-byte loads and
-    stores.
+    v1 naive: one thread an element.
+    v2 vectorised: combine, estimate_x_0 and model_input, one thread four elements, by 16-byte loads and stores.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     estimate_x_0, 32×64×64×3, 32×64×64×3, float32
@@ -46,6 +46,7 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
+from ..versions import versions_by_name
 
 BLOCK = 256  # threads
 
@@ -226,7 +227,7 @@ def _check_prediction(x, prediction, parts=1):
 
 def _choose(version, fits, why):
     if version == 2 and not fits:
-        raise ValueError(f"version 2 needs {why}; use version=1")
+        raise ValueError(f"version 2 (vectorised) needs {why}; use version=1")
     return version or (2 if fits else 1)
 
 
@@ -244,6 +245,7 @@ def _launch_elementwise(kernels, version, y, *args):
     return y
 
 
+@versions_by_name
 def weighted_sum(weights, *arrays, version=None):
     """Σ weights[k] · arrays[k] over one to three arrays of one shape, as a new array.
 
@@ -260,11 +262,13 @@ def weighted_sum(weights, *arrays, version=None):
                                on_engine(weights, x), *arrays, *[x] * (3 - len(arrays)))
 
 
+@versions_by_name
 def combine(*terms, version=None):
     """Σ scalar · array over one to three pairs (scalar, array), as a new array; the arrays have one shape."""
     return weighted_sum([scalar for scalar, _ in terms], *(array for _, array in terms), version=version)
 
 
+@versions_by_name
 def estimate_x_0(x, prediction, weights, clip=True, version=None):
     """a · x + b · prediction over x's channels, clipped to [-1, 1] if asked, as a new array like x; weights: a, b."""
     _check_prediction(x, prediction)
@@ -308,6 +312,7 @@ def blend(mask, known, x):
     return _launch_elementwise((blend_kernel_v1,), 1, empty_like(x), mask, known, x)
 
 
+@versions_by_name
 def model_input(x, numbers, copies=1, version=None):
     """(a · x, `copies` times over: (copies · B, ...); t for each sample of that: float32 (copies · B,)), as new arrays.
 

@@ -18,8 +18,8 @@ SHAPES
     prediction (B, ..., 2C), target and x_0 (B, ..., C) float32, t (B,) int32; tables k, low, width (T,) float32
     → loss (1,), dprediction (B, ..., 2C)
 VERSIONS
-    v1 one element of the target a step; finds its place in the prediction by divisions.
-    v2 four channels of a pixel at a time, by 16-byte loads and stores (C a multiple of 4, as latents have).
+    v1 naive: one element of the target a step; finds its place in the prediction by divisions.
+    v2 vectorised: four channels of a pixel at a time, by 16-byte loads and stores (C a multiple of 4, as latents have).
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     hybrid_loss_forward, 64×32×32×8, 64×32×32×4, float32
@@ -47,6 +47,7 @@ import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
+from ..versions import versions_by_name
 from .mse import sum_partials_kernel
 from .q_sample import per_sample
 
@@ -258,10 +259,12 @@ def _check(prediction, target, x_0, t, tables, version):
     if any(table.ndim != 1 or table.shape != tables[0].shape for table in tables):
         raise ValueError("the tables must be rows of one length, one value a timestep")
     if version == 2 and C % 4:
-        raise ValueError(f"version 2 takes four channels at a time, and {C} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) takes four channels at a time, and {C} is not a multiple of 4; use "
+                         "version=1")
     return version or (2 if C % 4 == 0 else 1)
 
 
+@versions_by_name
 def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, version=None):
     """Mean squared error + weight · mean of the bound's terms, as an array (1,)."""
     version = _check(prediction, target, x_0, t, (k, low, width), version)
@@ -276,6 +279,7 @@ def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, versi
     return loss
 
 
+@versions_by_name
 def hybrid_loss_backward(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None,
                          version=None):
     """dprediction: the squared error's gradient in the first C channels, the bound's in the others, times `scale`.

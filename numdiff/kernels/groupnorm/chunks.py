@@ -8,8 +8,8 @@ WHAT IS NEW
     and a sum of squares about that mean; any two such pairs join without cancellation, because
         Σ (x - mean)² over everything = Σ over the parts of [their own sum of squares + count · (their mean - mean)²].
 VERSIONS
-    v2 blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide. Statistics of
-       chunks are joined by a small kernel in between; x is read twice, y written once.
+    v2 chunked: blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide.
+       Statistics of chunks are joined by a small kernel in between; x is read twice, y written once.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     groupnorm_forward, 32×64×64×64, 64, silu, float16

@@ -3,8 +3,9 @@
 MATHEMATICS, SHAPES
     as in reference.py
 VERSIONS
-    v1 two passes for mean and variance, a third to normalise. But a group of C/G = 2 to 16 channels is only 8 to 64
-       bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest another block fetches again.
+    v1 block-per-group: two passes for mean and variance, a third to normalise. But a group of C/G = 2 to 16 channels is
+       only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest another block fetches
+       again.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     groupnorm_forward, 32×64×64×64, 64, silu, float16

@@ -4,13 +4,14 @@ SHAPES
     as in reference.py; x, dx and residual may be Pairs (concat.py): version 3 reads and writes two arrays, the others
     join them first
 VERSIONS
-    v1 a block a group (groups.py). v2 blocks own a chunk of pixels with all channels (chunks.py).
-    v3 a block some groups of a sample, kept in shared memory: one kernel a pass, x read once, the last block adds the
-       parameters' gradients (one_pass.py; one_pass_half.py, the float16 backward). C a multiple of 8.
+    v1 block-per-group: a block a group (groups.py).
+    v2 chunked: blocks own a chunk of pixels with all channels (chunks.py).
+    v3 one-pass: a block some groups of a sample, kept in shared memory: one kernel a pass, x read once, the last block
+       adds the parameters' gradients (one_pass.py; one_pass_half.py, the float16 backward). C a multiple of 8.
        Taken where `choose_plan` forecasts less than `version_2_estimate`: not where its blocks would be too few, or
        each much larger than shared memory.
-    v4 forward, where a convolution left the statistics beside its float16 result: reads and writes in turn
-       (normalise.py).
+    v4 known-statistics: forward, where a convolution left the statistics beside its float16 result: reads and writes
+       in turn (normalise.py).
     Arrays of the host: cpu.py.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
@@ -34,6 +35,7 @@ from ...device import empty, empty_like, is_device
 from ..any_batch import assumed
 from ..concat import Pair, parts_of
 from ..reduce import add_column_sums
+from ..versions import label, versions_by_name
 from .chunks import chunks_backward, chunks_forward
 from .cpu import groupnorm_backward_cpu, groupnorm_forward_cpu
 from .groups import groups_backward, groups_forward
@@ -51,19 +53,20 @@ def _check(x, weight, bias, groups, version, dy=None):
                          f"not {tuple(weight.shape)} and {tuple(bias.shape)}")
     P, plan = x.size // (B * C), None
     if version in (2, 3) and C % 4:
-        raise ValueError(f"version {version} takes four channels at a time, and {C} is not a multiple of 4; use "
-                         "version=1")
+        raise ValueError(f"version {label('groupnorm', version)} takes four channels at a time, and {C} is not a "
+                         "multiple of 4; use version=1")
     if is_device(parts_of(x)[0]) and version in (None, 3):
         plan = plan_for(x, C // groups, dy is not None) if dy is None or dy.dtype == x.dtype else None
         if version == 3 and plan is None:
-            raise ValueError(f"version 3 finds no tile for groups of {C // groups} channels that a block of this "
-                             "device could keep, or dy is not of x's type; use version=2")
+            raise ValueError(f"version 3 (one-pass) finds no tile for groups of {C // groups} channels that a block "
+                             "of this device could keep, or dy is not of x's type; use version=2")
         if version is None:
             estimate = version_2_estimate(assumed(B), P, C, x.dtype.itemsize, dy is not None)
             version = 1 if C % 4 else 3 if plan is not None and plan.ns < estimate else 2
     return B, P, C, version, plan
 
 
+@versions_by_name
 def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=None, statistics=None):
     """(y, mean (B, G), rstd (B, G)) of x (B, ..., C), or a `Pair`; with `silu`, y = SiLU of the normalised x.
 
@@ -71,8 +74,8 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=Non
     """
     given = statistics is not None and is_device(parts_of(x)[0]) and normalise_supports(x, groups, statistics)
     if version == 4 and not given:
-        raise ValueError("version 4 needs the statistics that a convolution left for x, float16 on a device, and "
-                         "groups of an even number of channels; use version=3")
+        raise ValueError("version 4 (known-statistics) needs the statistics that a convolution left for x, float16 "
+                         "on a device, and groups of an even number of channels; use version=3")
     B, P, _, chosen, plan = _check(x, weight, bias, groups, version)
     if given and version in (None, 4):
         return normalise_forward(x, weight, bias, groups, eps, silu, statistics)
@@ -88,6 +91,7 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=Non
     return y, mean, rstd
 
 
+@versions_by_name
 def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None,
                        version=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias`.

@@ -3,15 +3,15 @@
     reference.py        what is computed, the derived gradients, and what it costs
     operands.py         how a kernel is told where its matrices lie: transposes and batches without copies
     first.py            rung 0, with six arguments; and what coalescing is
-    naive.py            v1  one thread, one output
-    tiled.py            v2  tiles in shared memory: each number fetched once for a whole block
-    register_tiles.py   v3  a tile of outputs in each thread's registers: each number read once for several outputs
-    vectorised.py       v4  16-byte loads, 8 × 8 outputs a thread, the next tile fetched while this one is used
+    naive.py            v1 naive: one thread, one output
+    tiled.py            v2 tiled: tiles in shared memory: each number fetched once for a whole block
+    register_tiles.py   v3 register-tiled: outputs in each thread's registers, each number read once for several of them
+    vectorised.py       v4 vectorised: 16-byte loads, 8 × 8 outputs a thread, the next tile prefetched
     split_k.py          a long sum shared by many blocks
-    mma.py              v5  float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
-    tf32.py             v5  float32 on the same units, rounded to tf32 on the way, where the device's switch says so
+    mma.py              v5 mma: float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
+    tf32.py             v5 tf32: float32 on the same units, rounded to tf32 on the way, where the device's switch is on
     levels/                 the Hopper ladder: one idea a level, on the way to v6
-    hopper.py           v6  float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply
+    hopper.py           v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply
     epilogues.py            what becomes of its accumulators: bias, residual, GELU, sums of rows
     fast_gelu.py            GELU in few instructions
     launcher.py             which of them runs

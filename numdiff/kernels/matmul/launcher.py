@@ -28,6 +28,7 @@ from ..concat import Pair
 from ..elementwise import cast_forward, gelu_backward, gelu_forward
 from ..reduce import column_sum
 from ..tuning import tuned_or
+from ..versions import label, versions_by_name
 from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .operands import Epilogue, Matrices, Shape, Strides
 from .reference import matmul_forward_cost, matmul_forward_reference
@@ -159,13 +160,14 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
         if wide and supports(a, mma.KERNELS):
             version = 6 if supports(a, hopper.KERNELS) and batch == 1 else 5
     if version not in (2, 5, 6):
-        raise ValueError(f"version {version} of matmul is for float32: use 2, 5 or 6 for float16")
+        raise ValueError(f"version {label('matmul', version, a.dtype)} of matmul is for float32: use 2, 5 or 6 for "
+                         "float16")
     if version > 2 and not wide:
-        raise ValueError(f"version {version} moves eight float16 at a time: contiguous extents must be multiples of 8 "
-                         f"(M {M}, N {N}, K {K}), arrays aligned to 16 bytes, and a residual needs a float16 result; "
-                         "use version=2")
+        raise ValueError(f"version {label('matmul', version, a.dtype)} moves eight float16 at a time: contiguous "
+                         f"extents must be multiples of 8 (M {M}, N {N}, K {K}), arrays aligned to 16 bytes, and a "
+                         "residual needs a float16 result; use version=2")
     if version == 6 and batch > 1:
-        raise ValueError(f"version 6 takes one pair of matrices, not a batch of {batch}; use version=5")
+        raise ValueError(f"version 6 (hopper) takes one pair of matrices, not a batch of {batch}; use version=5")
     if row_sums is not None and (version != 6 or c.dtype != np.float32 or row_sums.offset % 16):
         column_sum(a, row_sums)
         row_sums = None
@@ -282,6 +284,7 @@ def matmul_pair_gradient_cost(rows, N, K):
 
 # float32 --------------------------------------------------------------------------------------------------------------
 
+@versions_by_name
 def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None,
                    residual=None):
     """c = alpha · a·b + bias for outer · inner matrices wherever they lie; a, b, c: `Matrices`, c with column == 1.
@@ -304,8 +307,9 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
     if version is None:
         version = 4 if wide else 3
     elif version == 4 and not wide:
-        raise ValueError("version 4 moves 16 bytes at a time: extents and distances along the operands' rows must be "
-                         f"multiples of 4 (M {M}, N {N}, K {K}, a {a[1:]}, b {b[1:]}, c {c[1:]}); use version=3")
+        raise ValueError("version 4 (vectorised) moves 16 bytes at a time: extents and distances along the operands' "
+                         f"rows must be multiples of 4 (M {M}, N {N}, K {K}, a {a[1:]}, b {b[1:]}, c {c[1:]}); use "
+                         "version=3")
     tile, slices = SQUARE.get(version), 1
     if version == 3 or version == 4:
         multiprocessors = multiprocessors_of(c.array)
@@ -364,6 +368,7 @@ def _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residua
     return out
 
 
+@versions_by_name
 def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None, accumulate=False,
                    version=None, residual=None, out_dtype=None, row_sums=None):
     """alpha · A·B + bias + residual, as a new array or in `out` (added to what `out` holds if `accumulate`).
@@ -422,6 +427,7 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
     return c
 
 
+@versions_by_name
 def matmul_backward(dc, a, b, transpose_a=False, transpose_b=False, alpha=1.0, version=None):
     """(da, db) from dc and the forward's operands: two more matmuls, see reference.py."""
     if transpose_a:

@@ -55,6 +55,7 @@ from ...device.limits import multiprocessors_of
 from ...device.requires import requires, supports
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
 from ..any_batch import assumed
+from ..versions import label
 from .mma import add_partials
 
 VERSION = 5  # of matmul in float32: the number that mma.sync has in float16
@@ -82,8 +83,9 @@ def switched_on(backend):
 def chosen(version, backend, wide):
     """Whether a product goes to this rung: forced by its version, or by the device's switch where it can be."""
     if version == VERSION and not wide:
-        raise ValueError(f"version {VERSION} in float32 moves 16 bytes at a time: extents and distances along the "
-                         "operands' rows must be multiples of 4; use version=3, or None for the fastest that does it")
+        raise ValueError(f"version {label('matmul', VERSION, 'float32')} in float32 moves 16 bytes at a time: extents "
+                         "and distances along the operands' rows must be multiples of 4; use version=3, or None for "
+                         "the fastest that does it")
     return version == VERSION or version is None and wide and switched_on(backend)
 
 

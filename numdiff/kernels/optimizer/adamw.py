@@ -13,9 +13,10 @@ SHAPES
     unscale (1,) float32
     The three scalars lie on the device: a captured training step is replayed while they change.
 VERSIONS
-    v1 one thread an element.
-    v2 one thread four elements, by 16-byte loads and stores. The average and the copy are kernels of their own.
-    v3 v2 with both in the same pass: 38 n bytes where three kernels move 46 n.
+    v1 naive: one thread an element.
+    v2 vectorised: one thread four elements, by 16-byte loads and stores. The average and the copy are kernels of their
+       own.
+    v3 fused: v2 with both in the same pass: 38 n bytes where three kernels move 46 n.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     adamw_update, 20494272, 20494272, float32
@@ -46,6 +47,7 @@ import numpy as np
 
 from ...device import cuda, float32, int32, is_device, launch, load4, store4, upload
 from ..elementwise import cast_into
+from ..versions import label, versions_by_name
 from .ema import ema_update, ema_update_reference, rest_of
 
 BLOCK = 256  # threads
@@ -220,6 +222,7 @@ def adamw_update_kernel_v3(arrays, state, settings, followers):
 
 # Launcher -------------------------------------------------------------------------------------------------------------
 
+@versions_by_name
 def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
                  clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, version=None, ema_warmup=True):
     """One AdamW update of flat arrays, in place; `step` counts the updates already done.
@@ -245,8 +248,8 @@ def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, bet
     if version is None:
         version = 3 if n % 4 == 0 else 1
     elif version > 1 and n % 4:
-        raise ValueError(f"version {version} updates four elements at a time, and {n} is not a multiple of 4; use "
-                         "version=1")
+        raise ValueError(f"version {label('adamw', version)} updates four elements at a time, and {n} is not a "
+                         "multiple of 4; use version=1")
     if unscale is None:
         unscale = upload(np.ones(1, np.float32), weight)
     scalars = (beta1, 1.0 - beta1, log_of(beta1), beta2, 1.0 - beta2, log_of(beta2), eps, weight_decay, clip_norm)

@@ -8,7 +8,7 @@ MATHEMATICS
 SHAPES
     ema, weight flat (n,) float32; step (1,) uint32 = updates done before this one; gradient_norm (1,) float32
 VERSIONS
-    v1 one thread an element; v2 one thread four, by 16-byte loads and stores.
+    v1 naive: one thread an element; v2 vectorised: one thread four, by 16-byte loads and stores.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     ema_update, 20494272, 20494272, float32
@@ -30,6 +30,7 @@ import math
 import numpy as np
 
 from ...device import cuda, float32, is_device, launch, load4, store4
+from ..versions import versions_by_name
 
 BLOCK = 256  # threads
 CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
@@ -78,6 +79,7 @@ def ema_update_kernel_v2(ema, weight, step, gradient_norm, rest, warmup):
 
 # Launcher -------------------------------------------------------------------------------------------------------------
 
+@versions_by_name
 def ema_update(ema, weight, step, gradient_norm, decay, warmup=True, version=None):
     """Moves `ema` towards `weight`, both flat, in place."""
     n = ema.size
@@ -89,7 +91,8 @@ def ema_update(ema, weight, step, gradient_norm, decay, warmup=True, version=Non
     if version is None:
         version = 2 if n % 4 == 0 else 1
     elif version == 2 and n % 4:
-        raise ValueError(f"version 2 updates four elements at a time, and {n} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) updates four elements at a time, and {n} is not a multiple of 4; "
+                         "use version=1")
     kernel, threads = (ema_update_kernel_v1, n) if version == 1 else (ema_update_kernel_v2, n // 4)
     launch(kernel, -(-threads // BLOCK), BLOCK, ema, weight, step, gradient_norm, float32(1.0 - decay), int(warmup))
 

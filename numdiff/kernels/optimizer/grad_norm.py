@@ -5,10 +5,11 @@ MATHEMATICS
 SHAPES
     x flat (n,) float32 → (1,) float32
 VERSIONS
-    v1 two passes. Block p sums the squares of its share (thread k of it the elements k, k + stride, …) in registers,
-       then its 256 sums by a tree in shared memory: one partial a block. The second kernel, a single block, sums the
-       partials in the same way and takes the root.
-    v2 the same, with four elements by one 16-byte load and four running sums, so that no addition waits for the last.
+    v1 tree: two passes. Block p sums the squares of its share (thread k of it the elements k, k + stride, …) in
+       registers, then its 256 sums by a tree in shared memory: one partial a block. The second kernel, a single block,
+       sums the partials in the same way and takes the root.
+    v2 vectorised: the same, with four elements by one 16-byte load and four running sums, so that no addition waits for
+       the last.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     global_norm, 20494272, float32
@@ -31,6 +32,7 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, float32, is_device, launch, load4
+from ..versions import versions_by_name
 
 BLOCK = 256  # threads, a power of two for the tree
 MAX_BLOCKS = 512  # enough to fill any GPU, few enough that the second pass is short
@@ -108,6 +110,7 @@ def sum_of_squares_kernel_v2(x, partials):
 
 # Launcher -------------------------------------------------------------------------------------------------------------
 
+@versions_by_name
 def global_norm(x, version=None):
     """√Σx² of a flat array, as an array (1,)."""
     if not is_device(x):
@@ -115,7 +118,8 @@ def global_norm(x, version=None):
     if version is None:
         version = 2 if x.size % 4 == 0 else 1
     elif version == 2 and x.size % 4:
-        raise ValueError(f"version 2 reads four elements at a time, and {x.size} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) reads four elements at a time, and {x.size} is not a multiple of 4; "
+                         "use version=1")
     partials = empty((max(1, min(MAX_BLOCKS, -(-x.size // (4 * BLOCK)))),), np.float32, like=x)
     norm = empty((1,), np.float32, like=x)
     launch(sum_of_squares_kernel_v1 if version == 1 else sum_of_squares_kernel_v2, partials.size, BLOCK, x.reshape(-1),

@@ -10,8 +10,8 @@ MATHEMATICS, for token t of image b
 SHAPES
     x, y, dx, dy (B, T, C) float32; shift, scale, dshift, dscale (B, C); mean, rstd (B · T,)
 VERSIONS
-    v1 a block a token: its threads meet in a tree in shared memory.
-    v2 a warp a token: shuffles instead of barriers, 16-byte loads (C a multiple of 4).
+    v1 block-per-row: a block a token: its threads meet in a tree in shared memory.
+    v2 warp-per-row: a warp a token: shuffles instead of barriers, 16-byte loads (C a multiple of 4).
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     adaln_forward, 64×256×768, 64×768, float16
@@ -42,6 +42,7 @@ import numpy as np
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
 from ..layernorm import warp_sum
 from ..reduce import BLOCK, cut, sample_sum, tree_sum
+from ..versions import versions_by_name
 
 BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # shared elements for two sums a thread; for two in each of its four channels
 WARP = 32
@@ -254,10 +255,12 @@ def _check(x, version, *vectors):
     if version is None:
         version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
-        raise ValueError(f"version 2 takes four channels at a time, and {C} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (warp-per-row) takes four channels at a time, and {C} is not a multiple of 4; "
+                         "use version=1")
     return B, T, C, version
 
 
+@versions_by_name
 def adaln_forward(x, shift, scale, eps=1e-6, version=None):
     """(y, mean (B·T,), rstd (B·T,)): LayerNorm of x (B, T, C) · (1 + scale (B, C)) + shift (B, C)."""
     B, T, C, version = _check(x, version, shift, scale)
@@ -272,6 +275,7 @@ def adaln_forward(x, shift, scale, eps=1e-6, version=None):
     return y, mean, rstd
 
 
+@versions_by_name
 def adaln_backward(dy, x, scale, mean, rstd, version=None):
     """(dx, dshift (B, C), dscale (B, C)) from dy and what the forward took and gave."""
     B, T, C, version = _check(x, version, scale)

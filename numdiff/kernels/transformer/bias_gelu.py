@@ -6,9 +6,10 @@ MATHEMATICS
 SHAPES
     x, y, dx, dy (..., C) float32, the other axes read as M rows; bias, dbias (C,)
 VERSIONS
-    v1 one thread an element; the backward a thread a column, which goes down all rows.
-    v2 one thread four neighbouring columns, by 16-byte loads and stores (C a multiple of 4). The backward's blocks own
-       a chunk of rows, write dx, and add up its columns on the way, in a tree: dx is not read again for dbias.
+    v1 naive: one thread an element; the backward a thread a column, which goes down all rows.
+    v2 vectorised: one thread four neighbouring columns, by 16-byte loads and stores (C a multiple of 4). The backward's
+       blocks own a chunk of rows, write dx, and add up its columns on the way, in a tree: dx is not read again for
+       dbias.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     bias_gelu_forward, 64×256×3072, 3072, float16
@@ -36,6 +37,7 @@ import numpy as np
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
 from ..elementwise import GELU_CUBIC, GELU_SLOPE, gelu, gelu_gradient
 from ..reduce import BLOCK, column_sum, cut, tree_sum
+from ..versions import versions_by_name
 
 BLOCK4 = 4 * BLOCK  # shared elements: a sum in each of a thread's four columns
 SLOPE, BOTH = float(GELU_SLOPE), float(GELU_SLOPE) * float(GELU_CUBIC)  # Python floats take the arrays' type
@@ -168,10 +170,12 @@ def _check(x, bias, version):
     if version is None:
         version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
-        raise ValueError(f"version 2 takes four columns at a time, and {C} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) takes four columns at a time, and {C} is not a multiple of 4; use "
+                         "version=1")
     return x.size // C, C, version
 
 
+@versions_by_name
 def bias_gelu_forward(x, bias, version=None):
     """GELU(x (..., C) + bias (C,)), tanh form, as a new array."""
     _, C, version = _check(x, bias, version)
@@ -183,6 +187,7 @@ def bias_gelu_forward(x, bias, version=None):
     return y
 
 
+@versions_by_name
 def bias_gelu_backward(dy, x, bias, dbias, version=None):
     """dx from dy and the forward's input x; the gradient of the bias is added into `dbias`."""
     rows, C, version = _check(x, bias, version)

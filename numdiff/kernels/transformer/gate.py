@@ -7,9 +7,10 @@ MATHEMATICS
 SHAPES
     x, h, y, dy, dh (B, ..., C) float32, channels last, T tokens; gate, dgate (B, C)
 VERSIONS
-    v1 one thread an element; the backward a thread a channel of an image, which goes down all its tokens.
-    v2 one thread four neighbouring channels, by 16-byte loads and stores (C a multiple of 4). The backward's blocks own
-       a chunk of tokens, write dh, and add up their sums in a tree; the chunks' sums are added in a second pass.
+    v1 naive: one thread an element; the backward a thread a channel of an image, which goes down all its tokens.
+    v2 vectorised: one thread four neighbouring channels, by 16-byte loads and stores (C a multiple of 4). The
+       backward's blocks own a chunk of tokens, write dh, and add up their sums in a tree; the chunks' sums are added in
+       a second pass.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     gate_forward, 64×256×768, 64×256×768, float16
@@ -35,6 +36,7 @@ import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
 from ..reduce import BLOCK, cut, sample_sum, tree_sum
+from ..versions import versions_by_name
 
 BLOCK4 = 4 * BLOCK  # shared elements: a sum in each of a thread's four channels
 
@@ -138,10 +140,12 @@ def _check(h, gate, version):
     if version is None:
         version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
-        raise ValueError(f"version 2 takes four channels at a time, and {C} is not a multiple of 4; use version=1")
+        raise ValueError(f"version 2 (vectorised) takes four channels at a time, and {C} is not a multiple of 4; use "
+                         "version=1")
     return B, h.size // (B * C), C, version
 
 
+@versions_by_name
 def gate_forward(x, h, gate, version=None):
     """x (B, ..., C) + gate (B, C) · h (B, ..., C), as a new array."""
     B, T, C, version = _check(h, gate, version)
@@ -156,6 +160,7 @@ def gate_forward(x, h, gate, version=None):
     return y
 
 
+@versions_by_name
 def gate_backward(dy, h, gate, version=None):
     """(dh, dgate (B, C)); the gradient of x is `dy` itself."""
     B, T, C, version = _check(h, gate, version)

@@ -10,11 +10,11 @@ SHAPES
     x, h, z, y and their gradients (B, T, C) float16 or float32; gate, shift, scale (B, C), arrays or `Columns`; mean,
     rstd (B · T,) float32. dgate, dshift, dscale: float32 (B, C) for arrays, for columns what columns.py adds up
 VERSIONS
-    v1 the kernels of gate.py and adaln.py, one after the other, and an addition.
-    v2 one kernel each way. Forward: a warp a token, which it holds in registers between the sweeps. Backward: a block
-       owns a chunk of an image's tokens with all channels, a warp every n-th of them, of n warps. A warp's next tokens
-       are copied to shared memory while it works on one; the sums over tokens stay in registers until the end, 24 of
-       them for each 256 channels. 16 bytes an instruction throughout. (C a multiple of 8, up to 1280; sm_80)
+    v1 unfused: the kernels of gate.py and adaln.py, one after the other, and an addition.
+    v2 fused: one kernel each way. Forward: a warp a token, which it holds in registers between the sweeps. Backward: a
+       block owns a chunk of an image's tokens with all channels, a warp every n-th of them, of n warps. A warp's next
+       tokens are copied to shared memory while it works on one; the sums over tokens stay in registers until the end,
+       24 of them for each 256 channels. 16 bytes an instruction throughout. (C a multiple of 8, up to 1280; sm_80)
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     gate_adaln_forward, 64×256×768, 64×256×768, float16
@@ -53,6 +53,7 @@ from ...device.requires import requires, supports
 from ...device.specialise import Constant, specialise
 from ..elementwise import add_forward
 from ..layernorm import warp_sum
+from ..versions import versions_by_name
 from .adaln import adaln_backward, adaln_backward_reference, adaln_forward, adaln_forward_reference
 from .columns import Columns, as_columns
 from .gate import gate_backward, gate_backward_reference, gate_forward, gate_forward_reference
@@ -469,12 +470,13 @@ def _check(x, h, vectors, version):
     if version is None:
         version = 2 if takes else 1
     if is_device(x) and (version == 2 and not takes or version == 1 and columns):
-        raise ValueError(f"version 2 takes a multiple of 8 channels, at most {SWEEP * MAX_SWEEPS}, on a device of "
-                         f"capability 8.0; version 1 takes whole arrays, not columns; not {C} channels here: use "
-                         "version=1 and chunk")
+        raise ValueError(f"version 2 (fused) takes a multiple of 8 channels, at most {SWEEP * MAX_SWEEPS}, on a "
+                         f"device of capability 8.0; version 1 (unfused) takes whole arrays, not columns; not {C} "
+                         "channels here: use version=1 and chunk")
     return B, T, C, version
 
 
+@versions_by_name
 def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, version=None):
     """(z, y, mean (B·T,), rstd (B·T,)): z = x + gate · h and its norm, times 1 + scale, plus shift.
 
@@ -498,6 +500,7 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, version=None):
     return z, y, mean, rstd
 
 
+@versions_by_name
 def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, version=None):
     """(dx, dh, dgate, dshift, dscale) from the gradients of z (None: nothing has arrived) and of y (None: so, too).
 

@@ -8,9 +8,9 @@ MATHEMATICS
 SHAPES
     x (B, h·p, w·p, C) float32, channels last; tokens (B, h·w, p·p·C), elements in the order (row, column, channel)
 VERSIONS
-    v1 one thread an element: finds its pixel and channel by divisions.
-    v2 one thread four elements: a patch's row, p·C elements, lies together in both arrays, so where p·C is a multiple
-       of 4 sixteen bytes move at a time and the divisions are shared.
+    v1 naive: one thread an element: finds its pixel and channel by divisions.
+    v2 vectorised: one thread four elements: a patch's row, p·C elements, lies together in both arrays, so where p·C is
+       a multiple of 4 sixteen bytes move at a time and the divisions are shared.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     patchify_forward, 64×32×32×4, float16
@@ -36,6 +36,7 @@ import numpy as np
 from ...device import cuda, empty, is_device, launch, load4, store4
 from ...errors import TooManyElementsError
 from ..common import divide
+from ..versions import versions_by_name
 
 BLOCK = 256  # threads
 
@@ -109,13 +110,14 @@ def _launch(kernels, source, target, width, row, patch, version):
     if version is None:
         version = 2 if row % 4 == 0 else 1
     if version == 2 and row % 4:
-        raise ValueError(f"version 2 moves four elements of a patch's row, and its {row} are no multiple of 4; use "
-                         "version=1")
+        raise ValueError(f"version 2 (vectorised) moves four elements of a patch's row, and its {row} are no multiple "
+                         "of 4; use version=1")
     threads = source.size if version == 1 else source.size // 4
     launch(kernels[version - 1], -(-threads // BLOCK), BLOCK, source.reshape(-1), target.reshape(-1), width, row, patch)
     return target
 
 
+@versions_by_name
 def patchify_forward(x, patch, version=None):
     """Tokens (B, h·w, patch²·C) of images x (B, H, W, C)."""
     if x.ndim != 4 or x.shape[1] % patch or x.shape[2] % patch:
@@ -128,6 +130,7 @@ def patchify_forward(x, patch, version=None):
     return _launch((patchify_kernel_v1, patchify_kernel_v2), x, tokens, W, patch * C, patch, version)
 
 
+@versions_by_name
 def unpatchify_forward(tokens, patch, height, width, version=None):
     """Images (B, height, width, C) of tokens (B, h·w, patch²·C)."""
     count = height // patch * (width // patch)
@@ -142,11 +145,13 @@ def unpatchify_forward(tokens, patch, height, width, version=None):
     return _launch((unpatchify_kernel_v1, unpatchify_kernel_v2), tokens, x, width, patch * C, patch, version)
 
 
+@versions_by_name
 def patchify_backward(dtokens, patch, height, width, version=None):
     """dx: what was moved there moves back."""
     return unpatchify_forward(dtokens, patch, height, width, version)
 
 
+@versions_by_name
 def unpatchify_backward(dx, patch, version=None):
     """dtokens."""
     return patchify_forward(dx, patch, version)

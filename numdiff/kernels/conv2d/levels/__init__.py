@@ -6,7 +6,7 @@
 The models run ../hopper.py, which handles every shape; here its ideas come one at a time.
 
 VERSIONS
-    1, 2: the levels.
+    v1 shifted-boxes, v2 halo: the levels.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     conv2d_level_forward, 32×32×32×256, 256×3×3×256, float16
@@ -20,6 +20,7 @@ COST
 import numpy as np
 
 from ....device import empty, is_device
+from ...versions import versions_by_name
 from .. import conv2d_forward_reference
 from .halo import launch_halo
 from .shifted_boxes import launch_shifted_boxes
@@ -28,6 +29,7 @@ LEVELS = {1: launch_shifted_boxes, 2: launch_halo}
 TILE = 16, 8, 64, 128  # what H, W, C and N must be multiples of
 
 
+@versions_by_name
 def conv2d_level_forward(x, weight, version=None):
     """x (B, H, W, C) convolved with weight (N, 3, 3, C), as a new array (B, H, W, N), all float16.
 

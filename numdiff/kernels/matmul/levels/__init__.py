@@ -9,7 +9,7 @@ Each is a complete kernel for the simplest case: whole tiles, one layout, and an
 The models run ../hopper.py, which handles every shape and layout; here its ideas come one at a time.
 
 VERSIONS
-    1 … 4: the levels.
+    v1 one-tile, v2 double-buffered, v3 warp-specialised, v4 persistent: the levels.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_level_forward, 8192×8192, 8192×8192, float16
@@ -27,6 +27,7 @@ SOURCE
 import numpy as np
 
 from ....device import empty, is_device
+from ...versions import versions_by_name
 from ..reference import matmul_forward_cost
 from .double_buffer import launch_double_buffer
 from .one_tile import launch_one_tile
@@ -37,6 +38,7 @@ LEVELS = {1: launch_one_tile, 2: launch_double_buffer, 3: launch_producer_consum
 TILE = 128, 256, 64  # what M, N and K must be multiples of
 
 
+@versions_by_name
 def matmul_level_forward(a, b, version=None):
     """A·Bᵀ as a new array (M, N): a (M, K), b (N, K), all float16. version: the level; None: the last."""
     (M, K), N = a.shape, len(b)

@@ -1,0 +1,138 @@
+"""Versions have names: one table for launchers, `numdiff kernels check`, the benchmarks, docstrings and messages."""
+import ast
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import re
+
+import numpy as np
+import pytest
+
+import numdiff.kernels
+from numdiff.device import download, upload
+from numdiff.device.emulator import EmulatorDevice
+from numdiff.kernels import check as checking
+from numdiff.kernels import conv2d, elementwise, matmul
+from numdiff.kernels.check.run import dtype_of, run_once
+from numdiff.kernels.conv2d.launcher import VERSIONS as CONVOLUTIONS
+from numdiff.kernels.diffusion import sampler
+from numdiff.kernels.versions import FOR, NAMES, label, name_of, number_of, numbers_of, operation_of
+
+MODULES = [importlib.import_module(info.name) for info in pkgutil.walk_packages(
+    numdiff.kernels.__path__, "numdiff.kernels.") if ".check" not in info.name]
+LAUNCHERS = [f for module in MODULES for name, f in vars(module).items() if inspect.isfunction(f)
+             and f.__module__ == module.__name__ and not name.startswith("_") and f.__name__ == name
+             and getattr(inspect.signature(f).parameters.get("version"), "default", inspect.Parameter.empty) is None]
+SAID = re.compile(r"\bv(\d) +([a-z][\w-]*)(?=[:,])")  # "v2 vectorised: …" in a docstring
+TOLD = re.compile(r"\bversion (\d) \(([a-z][\w-]*)\)")  # "version 2 (vectorised) needs …" in a message
+
+
+class Launches(EmulatorDevice):
+    """Runs no kernel: keeps what would be launched."""
+
+    def launch(self, kernel, grid, block, *_):
+        self.kept.append((kernel.py_func.__module__, kernel.py_func.__name__, grid, block))
+
+
+def launches(run):
+    device = Launches()
+    device.kept = []
+    run(device)
+    return device.kept
+
+
+def test_every_launcher_takes_names():
+    assert len(LAUNCHERS) > 70
+    assert not [f.__name__ for f in LAUNCHERS if not hasattr(f, "__wrapped__") or operation_of(f.__name__) is None]
+
+
+def test_every_version_has_a_name():
+    """…and a number has two only where they are for different types."""
+    for case in checking.CASES:
+        for version in case.versions:
+            assert version is None or name_of(case.name, version), (case.name, version)
+    for operation, names in NAMES.items():
+        assert all(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name) for name in names)
+        assert numbers_of(operation) == tuple(range(1, max(names.values()) + 1))
+        for number in names.values():
+            shared = [name for name, other in names.items() if other == number]
+            assert len({FOR.get(name) for name in shared}) == len(shared)
+    assert {v for known in CONVOLUTIONS.values() for v in known} == set(numbers_of("conv2d"))
+
+
+FIRST = list({(case.name, version, dtype_of(case) if "mma or" in str(name_of(case.name, version)) else None):
+              (case, version) for case in checking.CASES for version in case.versions if version}.values())
+
+
+@pytest.mark.parametrize("case, version", FIRST, ids=[checking.Outcome(*pair).name for pair in FIRST])
+def test_a_name_launches_what_its_number_does(case, version):
+    name = name_of(case.name, version, dtype_of(case))
+    assert number_of(case.name, name, dtype_of(case)) == version
+    wanted = launches(lambda device: run_once(case, version, device))
+    assert wanted and launches(lambda device: run_once(case, name, device)) == wanted
+
+
+def test_every_place_of_the_argument():
+    """By keyword, by position and after a list of arrays; on the CPU, where versions are the reference, too."""
+    x = np.ones((4, 8), np.float32)
+    device = EmulatorDevice()
+    assert (elementwise.silu_forward(x, "naive") == elementwise.silu_forward(x, version=1)).all()
+    image, weight = upload(x.reshape(1, 2, 2, 8), device), upload(np.ones((8, 1, 1, 8), np.float32), device)
+    by_number, by_name = (conv2d.conv2d_forward(image, weight, None, 1, version) for version in (2, "im2col"))
+    assert (download(by_number) == download(by_name)).all()
+    with pytest.raises(ValueError, match="version 'narrow' of conv2d is for float16"):
+        conv2d.conv2d_forward(image, weight, None, 1, "narrow")
+    x = upload(x, device)
+    assert (download(sampler.combine((0.5, x), (0.5, x), version="vectorised")) == 1).all()
+
+
+def test_what_there_is_not():
+    x = np.ones((4, 8), np.float32)
+    with pytest.raises(ValueError, match=r"^there is no version 'hoper' of matmul: use naive, tiled, register-tiled, "
+                                         r"vectorised, mma, tf32 or hopper, or a number from 1 to 6$"):
+        matmul.matmul_forward(x, x, transpose_b=True, version="hoper")
+    half = upload(x.astype(np.float16), EmulatorDevice())
+    with pytest.raises(ValueError, match="^version 'tf32' of matmul is for float32, and these operands are float16: "
+                                         "use version='mma', or cast_forward first$"):
+        matmul.matmul_forward(half, half, transpose_b=True, version="tf32")
+    assert label("matmul_backward", 6) == "6 (hopper)" and label("matmul", 5, np.float16) == "5 (mma)"
+    assert label("matmul", 9) == "9" and name_of("matmul", 5) == "mma or tf32" and name_of("chunk", 1) is None
+
+
+def sections(module):
+    """Where a module's docstring, or its folder's, tells the versions; without their figures."""
+    package = importlib.import_module(module.__package__)
+    for each in (module, package) if package is not numdiff.kernels else (module,):
+        yield re.sub(r"(?ms)^MEASURED$.*?(?=^[A-Z])", "", each.__doc__ or "")
+
+
+def names_of_files(module):
+    """{(name, number)} of the operations of a module's folder; of one beside the folders, its own."""
+    place = module.__name__ if module.__package__ == "numdiff.kernels" else module.__package__
+    operations = {operation_of(f.__name__) for f in LAUNCHERS if f.__module__.startswith(place)}
+    return {pair for operation in operations for pair in NAMES[operation].items()}
+
+
+def test_docstrings_tell_the_names():
+    """Of a launcher each version, in its file or its folder's; and no file says another name."""
+    for f in LAUNCHERS:
+        operation = operation_of(f.__name__)
+        if operation in ("linear", "total_sum"):  # matmul's; column_sum's
+            continue
+        told = {(name, int(number)) for text in sections(inspect.getmodule(f)) for number, name in SAID.findall(text)}
+        assert set(NAMES[operation].items()) <= told, f.__name__
+    for module in MODULES:
+        told = {(name, int(number)) for number, name in SAID.findall(next(sections(module)))}
+        assert told <= names_of_files(module), module.__name__
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.removeprefix("numdiff.kernels."))
+def test_messages_tell_the_names(module):
+    """A message that names a version by its number says its name, too, and rightly."""
+    source = pathlib.Path(module.__file__).read_text(encoding="utf-8")
+    names = names_of_files(module)
+    for raised in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)):
+        text = ast.unparse(raised.exc.args[0] if isinstance(raised.exc, ast.Call) and raised.exc.args else raised.exc)
+        assert not re.search(r"(?<!no )\bversion (\d|\{version\}|\{VERSION\})(?! \()", text), text
+        assert {(name, int(number)) for number, name in TOLD.findall(text)} <= names, text
