@@ -1,10 +1,11 @@
-"""Compiled kernels on disk: one file a kernel, machine code and all that a launch asks of it.
+"""Compiled kernels on disk: one file a kernel, with its machine code and all that a launch needs to know.
 
 A file's name is a hash of what its content depends on: the kernel's module and name, the types of its arguments, the
-architecture, the versions of the compilers; and the folder's name is one of the code of numdiff's kernels. So whatever
-is there under the name is what is wanted, a cache of another card or another Numba is simply never looked at, and two
-processes that compile the same kernel at the same time write the same file: no lock. A file appears under its name when
-it is complete (written beside it, then renamed), and its content has a checksum: what is damaged counts as missing.
+architecture, the versions of the compilers; the folder's name is a hash of the code of numdiff's kernels. So a file
+under that name is the right one, entries for another card or another Numba are simply never looked at, and two
+processes that compile the same kernel at the same time write the same file: no lock is needed. A file appears under its
+name only when complete (it is written beside it, then renamed), and its content has a checksum: a damaged file counts
+as missing.
 
 Where the folder cannot be written, kernels go to a temporary one, which lasts as long as the process that made it.
 """
@@ -25,7 +26,7 @@ from typing import NamedTuple
 MAGIC = b"numdiff kernel 1\n"
 STALE = 3600  # seconds after which a file that nobody finished is removed
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc-cu12",
-             "nvidia-nvjitlink-cu12")  # the packages whose versions decide what machine code comes out
+             "nvidia-nvjitlink-cu12")  # the packages whose versions decide the machine code
 
 
 class Key(NamedTuple):
@@ -54,7 +55,7 @@ def cache_directory():
 
 @functools.cache
 def code_digest():
-    """A kernel may call functions of many files: all of them together decide."""
+    """A hash of all files: a kernel may call functions of many of them."""
     package = pathlib.Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for folder in ("device", "kernels"):
@@ -65,12 +66,12 @@ def code_digest():
 
 @functools.cache
 def toolchain():
-    """What compiles, as text: another version may make other machine code."""
+    """The compilers' versions as text: another version may make other machine code."""
     found = []
     for name in COMPILERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")  # a toolkit that did not come as packages
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")  # a toolkit not installed as packages
     return ", ".join([*found, os.path.realpath(home)] if home else found)
 
 
@@ -96,7 +97,7 @@ class KernelCache:
         return f"{key.name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
     def has(self, key):
-        """Whether a kernel is there, and sound: 84 files are looked through in 20 ms."""
+        """Whether a kernel is there and intact: 84 files are checked in 20 ms."""
         return self.read(key) is not None
 
     def read(self, key):
@@ -108,7 +109,7 @@ class KernelCache:
         return None
 
     def write(self, key, code):
-        """Keep a compiled kernel. Raises OSError where that does not work: see `writable`."""
+        """Keep a compiled kernel. Raises OSError where it cannot be written: see `writable`."""
         folder = self.more[-1] if self.more else self.folder
         folder.mkdir(parents=True, exist_ok=True)
         name = self.file_name(key)
@@ -122,14 +123,14 @@ class KernelCache:
     def writable(self, complain=None):
         """The folder that new kernels go to. Where the cache's own cannot be written it is a temporary one.
 
-        complain(sentence): says so, once a process (default: on stderr)
+        complain(sentence): called to say so, once a process (default: on stderr)
         """
         if self.more:
             return self.more[-1]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder) as file:
-                file.write(bytes(4096))  # a full disk takes a name, but no bytes
+                file.write(bytes(4096))  # a full disk takes a name but no bytes
         except OSError as error:
             self.more.append(temporary_folder(str(self.folder), error.strerror, complain))
             return self.more[-1]
@@ -139,7 +140,7 @@ class KernelCache:
 
 @functools.cache
 def temporary_folder(folder, reason, complain):
-    """A folder that goes with this process, in place of one that cannot be written; says so."""
+    """A folder that is removed with this process, in place of one that cannot be written; says so."""
     (complain or functools.partial(print, file=sys.stderr))(
         f"the kernel cache {folder} cannot be written ({reason}): kernels are compiled anew in every run; set "
         "NUMDIFF_CACHE_DIR to a folder that can be.")
@@ -149,7 +150,7 @@ def temporary_folder(folder, reason, complain):
 
 
 def remove_stale(folder):
-    """Remove what processes left behind that were killed while they wrote."""
+    """Remove what processes that were killed while writing left behind."""
     with contextlib.suppress(OSError):
         for path in folder.glob(".*.[0-9]*"):
             if time.time() - path.stat().st_mtime > STALE:
@@ -171,7 +172,7 @@ def pack(code):
 
 
 def unpack(data):
-    """The `MachineCode` in a kernel's file; ValueError or KeyError where it is none, or damaged."""
+    """The `MachineCode` in a kernel's file; ValueError or KeyError if it is none, or damaged."""
     at = len(MAGIC) + hashlib.sha256().digest_size
     rest = data[at:]
     if data[:len(MAGIC)] != MAGIC or hashlib.sha256(rest).digest() != data[len(MAGIC):at]:

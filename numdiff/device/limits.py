@@ -1,11 +1,11 @@
-"""Numbers of the hardware that kernels and launchers name: one name for each, here."""
+"""The hardware's numbers that kernels and launchers use: one name for each."""
 from ..emulator.launch import MAX_GRID
 
 WARP = 32  # threads that run in step
-WARPGROUP = 128  # threads that give a wgmma together
+WARPGROUP = 128  # threads that issue a wgmma together
 FULL_MASK = 0xFFFFFFFF  # all lanes of a warp take part (in a shuffle, a vote, a match)
 HOPPER_SHARED = 227 << 10  # bytes of shared memory that a block may have on sm_90
-SHARED_RESERVED = 1 << 10  # bytes of shared memory that the system takes for each block
+SHARED_RESERVED = 1 << 10  # bytes of shared memory that the system reserves for each block
 REGISTERS = 65536  # of a multiprocessor
 MAX_BLOCKS_YZ = MAX_GRID[1]  # in a grid's second and third axis
 MAX_ELEMENTS = 2**31  # of an array, or a part of one, that a kernel counts in 32 bits

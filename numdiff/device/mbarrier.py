@@ -68,7 +68,7 @@ def _mbarrier_init(machine, barrier, count):
 
 @intrinsic
 def mbarrier_inval(typingctx, barrier):
-    """The bytes of an mbarrier that nobody uses any more may hold something else."""
+    """Invalidate an mbarrier that is no longer used: its bytes may then hold something else."""
     return void(u32), statement("mbarrier.inval.shared::cta.b64 [$0];", ordered=True)
 
 
@@ -101,7 +101,7 @@ def _mbarrier_expect_tx_only(machine, barrier, tx_bytes):
 
 @intrinsic
 def mbarrier_arrive(typingctx, barrier):
-    """Arrive: who waits for this phase will see what this thread has done before."""
+    """Arrive: threads that wait for this phase will see what this thread has done before."""
     return void(u32), statement("mbarrier.arrive.shared::cta.b64 _, [$0];", ordered=True)
 
 
@@ -123,8 +123,8 @@ def _mbarrier_arrive_count(machine, barrier, count):
 
 @intrinsic
 def mbarrier_wait(typingctx, barrier, parity):
-    """Wait until the phase of this parity is over: at once if it was the last that ended; a fresh barrier is in phase
-    0, and a wait for parity 1 gets through it."""
+    """Wait until the phase of this parity is over; returns at once if it was the last to end. A fresh barrier is in
+    phase 0, so a wait for parity 1 gets through it."""
     return void(u32, u32), statement(
         "{ .reg .pred over; WAIT_${:uid}: mbarrier.try_wait.parity.shared::cta.b64 over, [$0], $1; @!over bra "
         "WAIT_${:uid}; }", ordered=True)
@@ -136,7 +136,7 @@ def _mbarrier_wait(machine, barrier, parity):
 
 
 def _asks(instruction):
-    """Code generator of a question to a barrier, answered with a boolean."""
+    """Code generator of a test of a barrier that gives a boolean."""
     def codegen(context, builder, sig, args):
         text = (f"{{ .reg .pred over; mbarrier.{instruction}.parity.shared::cta.b64 over, [$1], $2; "
                 "selp.u32 $0, 1, 0, over; }")

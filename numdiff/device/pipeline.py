@@ -1,8 +1,8 @@
 """A pipeline through shared memory, in words: a ring of stages between those who fill them and those who read them.
 
-A fast Hopper kernel keeps several stages of shared memory under way. A producer's thread asks TMA to fill one after the
-other; consumers multiply what has come. Each stage has two mbarriers: `full` completes when its bytes have arrived,
-`empty` when all consumers have read them. In which round of the ring a stage is, a parity bit tells. With the words of
+A fast Hopper kernel keeps several stages of shared memory in flight. A producer thread asks TMA to fill one after the
+other; consumers multiply what has arrived. Each stage has two mbarriers: `full` completes when its bytes have arrived,
+`empty` when all consumers have read them. A parity bit tells which round of the ring a stage is in. In the words of
 this file the two loops read
 
     producer                                                      consumers
@@ -18,9 +18,9 @@ this file the two loops read
 after `if thread == 0: init_ring(ring, producers, consumers); fence_barrier_init()` and a `cuda.syncthreads()`.
 
 A `Ring` is a named tuple of integers, made once in a kernel. Inlined, all of this becomes the PTX of the same loop with
-the arithmetic written out: tuples that device functions take and return are taken apart by the compiler. (A tuple that
-a loop carries from round to round is, too, but comes out in another order of registers; so stage and parity are two
-variables.) What does not change, such as the number of stages, should be a constant of the kernel: it is then one in
+the arithmetic written out: tuples that device functions take and return are taken apart by the compiler. (So is a tuple
+that a loop carries from round to round, but the registers come out in another order; so stage and parity are two
+variables.) What does not change, such as the number of stages, should be a constant of the kernel, so that it is one in
 the machine code. The emulator runs the words as they stand.
 
 SOURCE
@@ -34,7 +34,7 @@ from .intrinsics import int32, uint32
 from .mbarrier import mbarrier_arrive, mbarrier_expect_tx, mbarrier_init, mbarrier_wait
 
 BARRIER_BYTES = 8
-WORDS = True  # what the emulator finds wrong in them it reports at the line that uses them
+WORDS = True  # the emulator reports their faults at the line that uses them
 
 
 class Ring(NamedTuple):
@@ -61,13 +61,13 @@ def make_ring(base, stage_bytes, stages, barriers):
 
 @cuda.jit(device=True, forceinline=True)
 def barrier_at(first, number):
-    """The address of a barrier that stands so many after the first one, such as a stage's."""
+    """The address of barrier `number` of a row that begins at `first`, such as a stage's."""
     return uint32(first + uint32(BARRIER_BYTES) * uint32(number))
 
 
 @cuda.jit(device=True, forceinline=True)
 def init_barriers(first, count, arrivals):
-    """Make `count` barriers, each of whose phases takes so many arrivals; by one thread.
+    """Make `count` barriers, whose phases take `arrivals` arrivals each; one thread does it.
 
     Before they are used: `fence_barrier_init()` in this thread, and a `cuda.syncthreads()`.
     """
@@ -114,7 +114,7 @@ def stage_at(ring, stage):
 
 @cuda.jit(device=True, forceinline=True)
 def producer_acquire(ring, stage, parity, tx_bytes):
-    """Wait until a stage is empty, and announce that TMA will bring so many bytes; returns its barrier `full`."""
+    """Wait until a stage is empty, and announce that TMA will bring `tx_bytes`; returns its barrier `full`."""
     full = barrier_at(ring.full, stage)
     mbarrier_wait(barrier_at(ring.empty, stage), parity)
     mbarrier_expect_tx(full, uint32(tx_bytes))

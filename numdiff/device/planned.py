@@ -1,7 +1,7 @@
 """Which kernels some work will launch, found without running it: on a stand-in for a GPU, which only takes notes.
 
     keys = collect(lambda device: …, card)        any work over arrays of `device`; nothing is computed
-    keys = collect(work, card_of(get_gpu()))      …as the GPU that is here would do it
+    keys = collect(work, card_of(get_gpu()))      …as the GPU of this machine would do it
 
 What a launcher chooses depends on shapes and types, on the card's size and on its table of tiles, never on values: so
 the notes are complete, and an evening's training is planned in a tenth of a second.
@@ -24,7 +24,7 @@ class Card(NamedTuple):
     shared: int
 
 
-# Cards that people have, for planning where there is none: the first of its compute capability stands for all of them
+# Common cards, for planning without one: the first of a compute capability stands for all of it
 CARDS = (Card("Tesla T4", (7, 5), 40, 64 << 10), Card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 << 10),
          Card("NVIDIA A10", (8, 6), 72, 99 << 10), Card("NVIDIA GeForce RTX 3090", (8, 6), 82, 99 << 10),
          Card("NVIDIA L4", (8, 9), 58, 99 << 10), Card("NVIDIA L40S", (8, 9), 142, 99 << 10),
@@ -56,7 +56,7 @@ class Planned(PtxDevice):
     kernels: {key: None} of what is launched, in the order of the first launches
     """
 
-    name = "cuda"  # whoever asks, does as there
+    name = "cuda"  # so that callers act as on a GPU
     plans = True
 
     def __init__(self, card):
@@ -91,5 +91,5 @@ def collect(work, card):
 
 
 def is_planned(backend):
-    """Whether nothing is computed there, so that no values are needed."""
+    """Whether the backend computes nothing, so that no values are needed."""
     return getattr(backend, "plans", False)

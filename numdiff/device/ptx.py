@@ -20,13 +20,14 @@ CAPABILITIES = ((8, 0), (9, 0, "a"))
 
 
 class PtxError(Exception):
-    """A kernel whose PTX is not what a kernel of this project may be."""
+    """A kernel whose PTX breaks a rule of this project."""
 
 
 def compile_for(kernel, signature, capabilities):
     """{capability: PTX text} of a `@cuda.jit` kernel for argument types `signature`.
 
-    All that Numba does before NVVM, most of the time, is the same for all capabilities from 7.5 on: done once.
+    All that Numba does before NVVM, which takes most of the time, is the same for all capabilities from 7.5 on: done
+    once.
     """
     from numba.cuda import compiler
     options = kernel.targetoptions
@@ -38,7 +39,7 @@ def compile_for(kernel, signature, capabilities):
 
 
 def capabilities_of(kernel):
-    """Those of CAPABILITIES that run a kernel (requires.py)."""
+    """Those of CAPABILITIES on which a kernel runs (requires.py)."""
     return tuple(capability for capability in CAPABILITIES if supports(capability, kernel))
 
 

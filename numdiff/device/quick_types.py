@@ -1,8 +1,8 @@
 """Type inference with a memory: kernels compile in three quarters of the time, to the same PTX.
 
-For each operation of a function, in each round of its inference and in each function anew, Numba tries the operation's
-templates, up to a dozen, until one takes the types of the arguments. What it finds depends on the operation, on these
-types and on the compiler's options alone: so the signature and its implementation are kept.
+For each operation, in every round of inference of every function, Numba tries the operation's templates, up to
+a dozen, until one takes the types of the arguments. What it finds depends only on the operation, these types and the
+compiler's options, so the signature and its implementation are kept.
 """
 import contextlib
 
@@ -15,7 +15,7 @@ except (ImportError, AttributeError):  # not in this version of Numba
     available = False
 
 answers = {}  # ids of function and context, types, options -> signature, its implementation, and whose the ids are
-texts = {}  # id of options -> they themselves, and as text
+texts = {}  # id of options -> the options, and their text
 
 
 def options_text():
@@ -36,7 +36,7 @@ def get_call_type(self, context, args, kws):
 
 @contextlib.contextmanager
 def quick_types():
-    """Within it Numba compiles with a memory; plainly where this version of Numba has not what it takes."""
+    """Context: Numba compiles with a memory; without one where this version of Numba lacks what it takes."""
     if available:
         BaseFunction.get_call_type = get_call_type
     try:

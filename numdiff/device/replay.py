@@ -1,16 +1,16 @@
-"""Work that is launched kernel by kernel once, recorded the second time and replayed from then on."""
+"""Work that is launched kernel by kernel the first time, recorded the second time and replayed from then on."""
 
 
 class Replayed:
     """A function of no arguments that launches the same kernels over the same addresses whenever it is called.
 
     On a GPU the first call launches them one by one, which compiles them; the second records them as a CUDA graph, and
-    that and every later one replays it: the same kernels with the same bits, a microsecond each. What the function
-    allocates and drops comes from `arena`, and is free again after each call; what it leaves, and what it reads, must
-    lie in arrays that others hold. Elsewhere, and with `eager`, every call launches.
+    that and every later one replays it: the same kernels with the same bits, launched in a microsecond each. What the
+    function allocates and frees comes from `arena`, and is free again after each call; what it leaves, and what it
+    reads, must lie in arrays that others hold. Elsewhere, and with `eager`, every call launches.
 
     arena: of the device (default: the one that all inference shares); several functions may share one, as they run one
-        after the other, and so may a training step's
+        after the other; a training step's will do as well
     """
 
     def __init__(self, function, backend, arena=None, eager=False):

@@ -1,11 +1,11 @@
-"""The compute capability that a kernel needs: written above it, asked by whoever launches, compiles or chooses it.
+"""The compute capability that a kernel needs: written above it, and checked by all that launch, compile or choose it.
 
     @requires("8.0")                 # cp.async, mma.sync: there and on everything later
     @cuda.jit
     def product_kernel(…): …
 
     @requires("9.0a")                # wgmma: on that architecture alone
-    def gemm(…): …                   # a text that `cuda.jit` or `specialise` makes kernels of: so will each of them
+    def gemm(…): …                   # a text from which `cuda.jit` or `specialise` makes kernels, each needs it
 
     supports(x, product_kernel)      # whether the device of x runs it
 
@@ -30,8 +30,8 @@ def requires(capability):
 
 
 def required(kernel):
-    """What `requires` has said: (8, 0) or (9, 0, "a"); (0, 0) where it has said nothing. Of a dict of variants, which
-    are made of one text, what the first needs."""
+    """What `requires` has said: (8, 0) or (9, 0, "a"); (0, 0) where it has said nothing. For a dict of variants, which
+    are made from one text, what the first needs."""
     if isinstance(kernel, dict):
         kernel = next(iter(kernel.values()))
     return getattr(getattr(kernel, "py_func", kernel), "requires", (0, 0))

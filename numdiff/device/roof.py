@@ -1,7 +1,8 @@
-"""What a card can do at most: its arithmetic by its maker's word, its memory by copying.
+"""What a card can do at most: its arithmetic by the maker's data sheet, its memory by measuring copies.
 
-The makers' figures are for dense matrices and sums in float32. Where a card is not in the table, its arithmetic is that
-of its multiprocessors' tensor cores at the highest clock that the driver reports, which few cards hold under load.
+The makers' figures are for dense matrices with float32 accumulators. Where a card is not in the table, its arithmetic
+is that of its multiprocessors' tensor cores at the highest clock that the driver reports, which few cards hold under
+load.
 """
 import time
 
@@ -11,8 +12,8 @@ from . import empty, synchronize
 PUBLISHED = {"NVIDIA H100 80GB HBM3": (989.4, 494.7), "NVIDIA H100 PCIe": (756.0, 378.0), "NVIDIA H200": (989.4, 494.7),
              "NVIDIA GH200": (989.4, 494.7), "NVIDIA A100": (312.0, 156.0), "NVIDIA L40S": (362.0, 183.0),
              "NVIDIA L4": (121.0, 60.0), "NVIDIA A10": (125.0, 62.5)}
-# FLOPs of a multiprocessor in a clock with float16 operands, by compute capability; TF32 halves it, and so do GeForce
-# cards, whose sums in float32 take twice as long
+# FLOPs of a multiprocessor per clock with float16 operands, by compute capability; TF32 halves it, and so do GeForce
+# cards, whose float32 accumulation takes twice as long
 PER_CLOCK = {(7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 7): 1024, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192,
              (12, 0): 1024}
 COPIED = 256 << 20  # bytes, several times a second-level cache
@@ -20,7 +21,8 @@ PRECISIONS = ("fp32", "tf32", "fp16")
 
 
 def peak_flops(backend, precision):
-    """FLOP/s that the card reaches at best in "fp32", "tf32" or "fp16" ("bf16" is as fast); None where nobody knows."""
+    """FLOP/s that the card reaches at best in "fp32", "tf32" or "fp16" ("bf16" is as fast); None where it is
+    unknown."""
     float32 = getattr(backend, "peak_float32_flops", None)
     if float32 is None or precision == "fp32":
         return float32
@@ -37,7 +39,7 @@ def peak_flops(backend, precision):
 
 
 def memory_bandwidth(backend, repeats=5):
-    """Bytes a second, read and written, of the best of some copies; None where there is no device."""
+    """Bytes a second, read and written, in the best of several copies; None where there is no device."""
     if getattr(backend, "peak_float32_flops", None) is None:
         return None
     source, target = (empty(min(COPIED, backend.memory_info()[0] // 8), "uint8", backend) for _ in range(2))

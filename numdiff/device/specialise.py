@@ -7,8 +7,8 @@
     def gemm(map_a, map_b, …): …                                    # names BN, wgmma, and device functions that do
     KERNELS = {BN: specialise(gemm, launch_bounds=(384, 1), BN=BN) for BN in (64, 128, 256)}
 
-A branch on a constant is gone in the machine code, a loop over one is unrolled, a local array may have its size, and
-an intrinsic need not be chosen by `if BN == 64: … elif …`.
+A branch on a constant vanishes from the machine code, a loop over one is unrolled, a local array may take its size from
+one, and an intrinsic need not be chosen by `if BN == 64: … elif …`.
 
 What is copied is the kernel's function, and each device function (down the calls, from any file) that knows one of the
 constants; the copies have the values in place of the `Constant`s among their globals. Device functions that know none
@@ -120,7 +120,7 @@ class _Specialiser:
 
 
 def _identity(value):
-    """By what a constant is compared: a number by type and value, anything else as an object."""
+    """What a constant is compared by: a number by type and value, anything else as an object."""
     return repr((type(value).__name__, value)) if isinstance(value, (bool, int, float, str)) or hasattr(
         value, "dtype") else f"object {id(value)}"
 
@@ -130,12 +130,12 @@ def _options(kernel):
 
 
 def _reloaded(old, new):
-    """Whether a function is another one's successor: of a module that has been imported anew."""
+    """Whether a function replaces another one because its module was imported again."""
     return old is not new and old.__qualname__ == new.__qualname__
 
 
 def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **constants):
-    """The `@cuda.jit` kernel that `kernel` is with these values for its `Constant`s.
+    """The `@cuda.jit` kernel that `kernel` becomes with these values for its `Constant`s.
 
     kernel: a function, or a `@cuda.jit` kernel, whose options are kept
     name: of the new one (default: the old name and the values); module: whose it is (default: the function's)
@@ -145,7 +145,7 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
     known = {given: value for names in _reachable(function).values() for given, value in names.items()
              if isinstance(value, Constant)}
     needed = dict(known)
-    for constant in known.values():  # what others follow from need not be named in the text itself
+    for constant in known.values():  # constants that others follow from need not occur in the text itself
         needed |= dict.fromkeys(inspect.signature(constant.value).parameters if constant.value else ())
     if unknown := constants.keys() - needed.keys():
         raise TypeError(f"specialise: {function.__qualname__} has no constant {', '.join(sorted(unknown))}.")
@@ -161,5 +161,5 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
             raise ValueError(f"specialise: {module}.{name} is there with other constants; give it another name.")
         return made
     made = cuda.jit(_copy(function, new, name, module), **options)
-    _made[module, name] = *same, made, used  # the values themselves, so that no other object gets their id
+    _made[module, name] = *same, made, used  # keep the values alive, so that no other object gets their id
     return made

@@ -1,8 +1,8 @@
-"""Words between GPUs: loads and stores that another GPU's threads are sure to see in order, and a clock.
+"""Flags between GPUs: loads and stores that another GPU's threads are sure to see in order, and a clock.
 
 A thread that has filled a buffer tells another GPU by a flag. For that to work the flag must not overtake the data, so
 it is written by a store with `release` semantics at `system` scope, and read by a load with `acquire` semantics: what
-came before the store is there for whoever has seen it (PTX ISA, "Memory Consistency Model", sections on scopes and
+came before the store is visible to whoever has seen it (PTX ISA, "Memory Consistency Model", sections on scopes and
 release and acquire patterns; `ld.acquire.sys` and `st.release.sys` need sm_70). Addresses are generic, so no state
 space is named.
 """

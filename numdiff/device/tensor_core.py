@@ -1,8 +1,8 @@
 """Tensor cores of sm_80 and later: `ldmatrix`, `mma.sync`, and the words of float16 that travel between them.
 
-A tensor-core instruction is given by a whole warp. Each of its operands, a small matrix called a fragment, lies spread
-over the registers of the 32 lanes; which element lies where is written down in `numdiff/emulator/fragments.py`. A warp
-loads fragments from shared memory with `ldmatrix`, which spreads them in just that way, and sums products of them:
+A tensor-core instruction is executed by a whole warp. Each of its operands, a small matrix called a fragment, is spread
+over the registers of the 32 lanes; which element lies where is documented in `numdiff/emulator/fragments.py`. A warp
+loads fragments from shared memory with `ldmatrix`, which spreads them in just that way, and accumulates their products:
 
     a = ldmatrix_x4(a_address)                          # 16 × 16 of float16
     b = ldmatrix_x4(b_address)                          # 16 × 16 of float16: two fragments of 16 × 8
@@ -11,9 +11,9 @@ loads fragments from shared memory with `ldmatrix`, which spreads them in just t
 
 WORDS AND FRAGMENTS
     A fragment of float16 or tf32 is a tuple of uint32, each with two float16 (the low half is the first) or one tf32;
-    where it is a single register, a plain uint32. Sums are float32: a tuple of four, or (…_into) four neighbours in a
-    `cuda.local.array` of one axis, which a loop can index. Such an array stays in registers as long as every index into
-    it is known once its loops are unrolled.
+    where it is a single register, a plain uint32. Accumulators are float32: a tuple of four, or (…_into) four
+    neighbours in a `cuda.local.array` of one axis, which a loop can index. Such an array stays in registers as long as
+    every index into it is known once its loops are unrolled.
 
     ldmatrix_x1, _x2, _x4 (address), ldmatrix_x1_trans, …   one, two or four 8 × 8 matrices of 16-bit elements
     mma_m16n8k16(a, b, c)       float16: 4, 2 and 4 registers → 4       mma_m16n8k16_into(sums, first, a, b)
@@ -31,7 +31,7 @@ ADDRESSES
 ACCUMULATION
     Products of two float16, or of two tf32, are exact in float32. The emulator adds them to c one by one in the order
     of k, rounding each sum to the nearest float32. The hardware adds a group of products and c in one step, aligned to
-    the largest of them and cut off (Fasi, Higham, Mikaitis and Pranesh 2021, "Numerical behavior of NVIDIA tensor
+    the largest of them and truncated (Fasi, Higham, Mikaitis and Pranesh 2021, "Numerical behavior of NVIDIA tensor
     cores"), so results differ in their last bits. Of tf32 operands the low 13 bits are ignored.
 
 SOURCE  PTX ISA, sections 9.7.9.22 (`cvt`) and 9.7.14.5 (`mma`, `ldmatrix`).
@@ -104,7 +104,7 @@ def _unpack_half2(machine, word):
 
 @intrinsic
 def round_tf32(typingctx, x):
-    """A float32 rounded to tf32 (10 bits of fraction, ties away from zero), as the word that an mma takes."""
+    """A float32 rounded to tf32 (10 mantissa bits, ties away from zero), as the word that an mma takes."""
     return types.uint32(types.float32), statement("cvt.rna.tf32.f32 $0, $1;", [I32])
 
 
@@ -112,12 +112,12 @@ def round_tf32(typingctx, x):
 def _round_tf32(machine, x):
     if not math.isfinite(x):
         return UInt32(0x7FFFFFFF) if x != x else word_of_float(x)
-    return UInt32(word_of_float(x) + 0x1000 & 0xFFFFE000)  # half of the last bit that stays
+    return UInt32(word_of_float(x) + 0x1000 & 0xFFFFE000)  # half of the last bit that is kept
 
 
 @intrinsic
 def word_of(typingctx, x):
-    """The bits of a float32 as a uint32. An mma takes them for tf32 cut off instead of rounded."""
+    """The bits of a float32 as a uint32. An mma reads them as a tf32 that is truncated instead of rounded."""
     return types.uint32(types.float32), lambda context, builder, sig, args: builder.bitcast(args[0], I32)
 
 
@@ -366,7 +366,7 @@ def _mma(text, a, b):
 
 
 def _mma_into(text, sums, a, b):
-    """Signature and code of the form whose sums are four neighbours in an array."""
+    """Signature and code of the form whose accumulators are four neighbours in an array."""
     require_contiguous("an mma", sums)
     if sums.dtype != types.float32:
         raise TypingError(f"an mma sums in float32, not in {sums}")

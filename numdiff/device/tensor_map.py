@@ -1,13 +1,13 @@
-"""Tensor maps: what TMA must know of an array, made on the host (see tma.py, emulator/tma.py).
+"""Tensor maps: what TMA must know about an array, made on the host (see tma.py, emulator/tma.py).
 
     map_x = tensor_map(x, box=(64, 128))            # x (rows, 64·n): boxes of 128 rows by 64 columns
 
 A map is an array of 128 bytes on the device of its array, and names that array's address: keep the array alive as long
 as the map. (CUDA driver API, `cuTensorMapEncodeTiled`.)
 
-On a GPU a map is made once for each address and view, and kept: a training step, whose arrays lie where they lay in the
-step before, makes none, and so a step that is captured in a graph uploads none either, if it has run once with the same
-arena. What a map says does not depend on what lies at its address, so a map that is kept is never wrong.
+On a GPU a map is made once for each address and view, and kept: a training step, whose arrays have the same addresses
+as in the step before, makes none, so a step captured in a graph uploads none either, once it has run with the same
+arena. A map does not depend on the contents at its address, so a kept map is never wrong.
 """
 import contextlib
 import ctypes
@@ -58,7 +58,7 @@ def _encode(made, dtype, backend):
     encoded = backend.check(driver.cuTensorMapEncodeTiled(
         getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[dtype.name]}"), made.rank, made.address,
         [driver.cuuint64_t(n) for n in made.dims],
-        [driver.cuuint64_t(n) for n in made.strides or (0,)],  # an empty list would be a null pointer, which is refused
+        [driver.cuuint64_t(n) for n in made.strides or (0,)],  # the driver refuses an empty list, a null pointer
         [driver.cuuint32_t(n) for n in made.box], [driver.cuuint32_t(1)] * made.rank,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(swizzles, f"CU_TENSOR_MAP_SWIZZLE_{f'{made.swizzle}B' if made.swizzle else 'NONE'}"),

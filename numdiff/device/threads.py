@@ -1,10 +1,10 @@
-"""What each thread has for itself: a value, or a stack. Two threads may train two models and must not meet in here."""
+"""What each thread has for itself: a value, or a stack. Two threads may train two models and must not interfere."""
 import functools
 import threading
 
 
 def kept(function):
-    """`functools.cache` for a function of one argument, of whose results all threads use the first that is ready."""
+    """`functools.cache` for a function of one argument, where all threads use the first result that is ready."""
     known = {}
 
     @functools.wraps(function)
@@ -14,7 +14,7 @@ def kept(function):
 
 
 class Stack(threading.local):
-    """A list of which every thread has its own, empty at first."""
+    """A list of which every thread has its own, initially empty."""
 
     def __init__(self):
         self.items = []
@@ -36,7 +36,7 @@ class Stack(threading.local):
 
 
 class PerThread:
-    """An attribute of which every thread has its own value, `start` at first."""
+    """An attribute of which every thread has its own value, initially `start`."""
 
     def __init__(self, start):
         self.start = start

@@ -1,4 +1,4 @@
-"""TMA, the tensor memory accelerator: one thread asks for a box of a tensor, and it comes to shared memory (sm_90).
+"""TMA, the tensor memory accelerator: one thread asks for a box of a tensor, and it arrives in shared memory (sm_90).
 
     loads     tma_load_1d … 5d, whose bytes an mbarrier counts (mbarrier.py); tma_prefetch  PTX ISA, section 9.7.9.27
     stores    tma_store_1d … 5d, tma_store_commit, tma_store_wait_0, _1, tma_store_wait_read_0, _1, _3
@@ -85,8 +85,8 @@ def _stores(rank, descriptor):
 def tma_load_1d(typingctx, smem, descriptor, barrier, x):
     """Start a copy of the box at element x of a tensor to the tile at a shared address; `barrier` counts its bytes.
 
-    Coordinates may be negative or beyond the end: what lies outside of the tensor comes as zeros, and counts. x must be
-    a multiple of 16 bytes.
+    Coordinates may be negative or beyond the end: what lies outside the tensor comes as zeros, whose bytes count. x
+    must be a multiple of 16 bytes.
     """
     return _loads(1, descriptor)
 
@@ -145,8 +145,8 @@ def tma_store_1d(typingctx, smem, descriptor, x):
     """Start a copy of the tile at a shared address to the box at element x of a tensor; part of this thread's open
     group.
 
-    x must be a multiple of 16 bytes, and not negative. Whoever stored into the tile must have given
-    `fence_proxy_async()` since; what lies outside of the tensor is not written.
+    x must be a multiple of 16 bytes, and not negative. Threads that stored into the tile must have called
+    `fence_proxy_async()` since; what lies outside the tensor is not written.
     """
     return _stores(1, descriptor)
 

@@ -1,4 +1,4 @@
-"""Copies between the host and a device that run beside the kernels: batches on their way up, figures on their way down.
+"""Copies between the host and a device that run beside the kernels: batches to the device, figures back to the host.
 
 A step must not wait for either. So a batch is copied by a stream of its own into a second buffer while the step before
 computes, and one copy within the device, a few microseconds, brings it to the address that the step reads. Figures are
@@ -9,19 +9,19 @@ copied down by another stream as soon as the step that made them is done, and th
     …launch a step…                           …more steps…
     feed.put(…)                               readback.values()
 
-Both bound how far the host runs ahead of a GPU: `put` returns once the batch before has arrived, which it can only when
-the step two before that one is done. Where a device runs each launch at once, as NumPy and the emulator do, the same
+Both bound how far the host runs ahead of a GPU: `put` returns once the previous batch has arrived, which happens only
+after the step two before it is done. On a device that runs each launch at once, like NumPy and the emulator, the same
 calls copy at once.
 """
 import numpy as np
 
 from .array import copy_into, download, empty_like, is_device
 
-LAG = 4  # steps after which figures are looked at: one more than the host may be ahead, so that nobody waits for them
+LAG = 4  # steps after which figures are read: one more than the host may be ahead, so that nothing waits for them
 
 
 class Feed:
-    """Brings batches into `targets`, arrays that keep their places, at once."""
+    """Copies batches into `targets`, arrays that keep their addresses, at once."""
 
     def __init__(self, targets):
         self.targets = targets
@@ -44,7 +44,7 @@ class GpuFeed(Feed):
         self._waiting = [empty_like(target) for target in targets]  # the second buffer
         self._stream = stream_of(self.gpu)
         self._taken = event_of(self.gpu)  # the second buffer's contents have gone on to the targets
-        self._arrived = [event_of(self.gpu), event_of(self.gpu)]  # by turns
+        self._arrived = [event_of(self.gpu), event_of(self.gpu)]  # alternately
         self._sources = [None, None]
         self._puts = 0
 
@@ -72,7 +72,7 @@ class GpuFeed(Feed):
 
 
 class Readback:
-    """Copies of some arrays on the host, made at once. lag: steps after which `values` should be asked for."""
+    """Copies of some arrays on the host, made immediately. lag: steps after which `values` should be asked for."""
 
     lag = 0
 
@@ -115,8 +115,8 @@ class GpuReadback(Readback):
 
 
 class Pace:
-    """Called after each piece of work, keeps the host at most `ahead` pieces ahead of the device, so that it hears of
-    Ctrl-C in time, and a bar tells the truth."""
+    """Called after each piece of work, keeps the host at most `ahead` pieces ahead of the device, so that it notices
+    Ctrl-C in time, and a progress bar tells the truth."""
 
     def __init__(self, backend, ahead=2):
         self.gpu = backend if hasattr(backend, "pinned") else None
@@ -152,7 +152,7 @@ def stream_of(gpu):
 
 
 def event_of(gpu):
-    """A new event without a time; a host that waits for it sleeps."""
+    """A new event without timing; a host that waits for it sleeps."""
     known = gpu._driver.CUevent_flags
     flags = known.CU_EVENT_DISABLE_TIMING.value | known.CU_EVENT_BLOCKING_SYNC.value
     return gpu.check(gpu._driver.cuEventCreate(flags))

@@ -4,19 +4,19 @@
                     make_wgmma_wait(n)                                               PTX ISA, section 9.7.15
     registers       setmaxnreg_dec_24, _dec_40, _inc_232, _inc_240; make_setmaxnreg                        9.7.19.5
 
-Matrix descriptors are 64-bit numbers (emulator/wgmma.py says how they are made up). How tiles come to shared memory and
+Matrix descriptors are 64-bit numbers (emulator/wgmma.py says how they are composed). How tiles reach shared memory and
 when they may be overwritten: tma.py, mbarrier.py.
 
 THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
     Nothing but these intrinsics may touch it between the first wgmma and the wait. It is never filled with zeros: the
     first wgmma of a tile gets scale_d = 0, and stands before the loop, not under an `if`; otherwise ptxas moves
     registers between the instructions and runs them one at a time (its advisory C7515). The last wait takes the
-    accumulators with it (`make_wgmma_wait`), or the compilers read them before the wait (C7514). What ptxas says of a
-    kernel, `ptxas -v -arch sm_90a` tells without a GPU.
+    accumulators with it (`make_wgmma_wait`), or the compilers read them before the wait (C7514). `ptxas -v -arch
+    sm_90a` shows these advisories without a GPU.
 
-NO BRANCH IN A GROUP, which it does not tell: where an `if` or a loop that is not unrolled stands between the wgmmas of
-    one commit, each piece of straight code ends a group of its own, and the commit becomes an empty one (in SASS
-    `HGMMA.64x8x16.F16 RZ`). `wgmma_wait_1` then waits for all that was started, and nothing overlaps.
+NO BRANCH IN A GROUP, about which ptxas is silent: where an `if` or a loop that is not unrolled stands between the
+    wgmmas of one commit, each piece of straight code ends a group of its own, and the commit becomes an empty one (in
+    SASS `HGMMA.64x8x16.F16 RZ`). `wgmma_wait_1` then waits for all that was started, and nothing overlaps.
 
 The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of a module: a kernel
 that closes over an intrinsic finds nothing in Numba's cache on disk.
@@ -51,7 +51,7 @@ def _wgmma_fence(machine):
 
 @intrinsic
 def wgmma_commit(typingctx):
-    """Close a group: the wgmma that this warp has given since the last one."""
+    """Close a group: the wgmma that this warp has issued since the last one."""
     return void(), statement("wgmma.commit_group.sync.aligned;", ordered=True, collective=True)
 
 
@@ -63,7 +63,7 @@ def _wgmma_commit(machine):
 def _make_wait(pending):
     @intrinsic
     def wgmma_wait(typingctx):
-        """Wait until at most so many groups are under way; it does not make the accumulators readable."""
+        """Wait until at most `pending` groups are under way; it does not make the accumulators readable."""
         return void(), statement(f"wgmma.wait_group.sync.aligned {pending};", ordered=True, collective=True)
 
     @twin(wgmma_wait)
@@ -197,7 +197,7 @@ def make_wgmma_wait(n, pending=0, pin=True):
 
     pin: or each accumulator with a zero that ptxas cannot know to be one. ptxas joins two conversions of neighbours to
         float16 into one, moves it above the wait, and then, to stay correct, runs all wgmma one at a time (C7514).
-        False saves these n / 2 instructions a thread, in a kernel that ptxas compiles without C7514 nevertheless: one
+        False saves these n / 2 instructions a thread, in a kernel that ptxas compiles without C7514 all the same: one
         whose accumulators are converted by `pack_half2`, or not at all.
     """
     _check_columns(n)
@@ -224,7 +224,7 @@ def make_wgmma_wait(n, pending=0, pin=True):
 def make_setmaxnreg(count, more):
     """An intrinsic that changes the registers of each thread of a warpgroup to `count`: more of them, or fewer.
 
-    All four warps execute it. The producer gives registers back (24 or 40 are enough for it), the consumers take them:
+    All four warps execute it. The producer gives up registers (24 or 40 are enough for it), which the consumers take:
     with three warpgroups and 168 registers each at the start, 40 + 2 · 232 = 3 · 168. It needs the kernel's
     `launch_bounds=(threads, 1)`, with the 1: otherwise ptxas gives a small kernel as few registers as it needs, and
     ignores this (its advisory C7508).

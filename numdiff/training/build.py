@@ -15,7 +15,7 @@ MAX_PARAMETERS = 2**31 - 1  # numbers of a flat buffer, which kernels count in i
 
 
 def build_dataset(options):
-    """The dataset that the options name; a `UsageError` where its images are not of the model's kind."""
+    """The dataset that the options name; a `UsageError` where its images do not suit the model."""
     dataset = open_dataset(options.data, options.image_size, options.classes)
     dataset.image_size  # noqa: B018 - refuses images that are not square
     if options.class_cond and dataset.labels is None:
@@ -40,7 +40,7 @@ def build_dataset(options):
 def model_options(options, channels=3, num_classes=None):
     """The constructor's options of the model that a run's options describe, without device and seed.
 
-    num_classes: of the dataset; the run's own number, where it has one, goes before.
+    num_classes: of the dataset; the run's own number, if it has one, takes precedence.
     """
     return kinds.get(options.model).sizes(options, channels, num_classes)
 
@@ -56,9 +56,10 @@ def count_parameters(model, sizes):
 
 
 def check_memory(options, sizes):
-    """A `UsageError` for a run on the CPU that this machine's memory cannot hold, counting only what is sure: weights,
-    gradients, moments and average, the batch, and of each layer some activations that the backward pass needs."""
-    if options.device not in ("cpu", "emulator"):  # a GPU, or what stands for one, says it itself
+    """A `UsageError` for a run on the CPU that this machine's memory cannot hold, counting only what is certain:
+    weights, gradients, moments and average, the batch, and in each layer some of the activations that the backward pass
+    needs."""
+    if options.device not in ("cpu", "emulator"):  # a GPU, or a stand-in for one, says so itself
         return
     microbatch, pixels = options.microbatch or options.batch, sizes["image_size"] ** 2
     kept = kinds.get(options.model).activations(sizes)
@@ -89,7 +90,7 @@ def build_model(options, channels=3, num_classes=None):
 
 
 def build_trainer(options, model, dataset, **more):
-    """A Trainer for the model and the dataset; more: other arguments of it."""
+    """A Trainer for the model and the dataset; more: its other arguments."""
     chosen = arguments("trainer", options)
     if options.ema_decay is not None:
         del chosen["ema_halflife"]

@@ -5,13 +5,13 @@ WHAT IS IN A FILE
     /meta            JSON text: what the caller gave
     /buffers/<name>  one dataset a buffer (parameters, ema, adam_m, adam_v, …), its attribute `crc32` the checksum of
                      its content; uncompressed, as float weights hardly shrink
-    after the HDF5   a last line with the checksum of all bytes before it. HDF5 itself does not mind it; it is looked at
-                     first, because HDF5 can loop for ever over a file that is damaged in the wrong place
+    after the HDF5   a last line with the checksum of all bytes before it. HDF5 itself does not mind it; it is checked
+    first, because HDF5 can loop for ever over a file that is damaged in the wrong place
 
 WHAT IS PROMISED
     A file under its final name is whole: it was written under another name, synced and renamed (`files.py`). So neither
     a kill nor a full disk damages an older checkpoint, and a reader never meets a half-written one.
-    What a disk damages later is seen, since every byte is under a checksum, and a damaged file is passed over for the
+    Later damage by a disk is detected, since a checksum covers every byte, and a damaged file is passed over for the
     newest valid one.
 
 A model file made by `numdiff convert` has the same format, with the buffers "parameters" (and "ema") only.
@@ -35,12 +35,12 @@ from ..progress import tick
 FORMAT = "numdiff-checkpoint"
 VERSION = 1
 NAME = re.compile(r"^checkpoint-(\d+)\.h5$")
-HDF5_VERSION = ("v110", "v110")  # the file format of HDF5 1.10, which every h5py of today reads
+HDF5_VERSION = ("v110", "v110")  # the file format of HDF5 1.10, which every current h5py reads
 MAX_BUFFERS = 256
 LAST_LINE = b"\nnumdiff crc32 %08x\n"
 LAST_LINE_BYTES = len(LAST_LINE % 0)
 CHUNK = 4 << 20  # bytes read at a time for the checksum
-SYNCED = 256 << 20  # bytes of a buffer that goes to the disk at once: it shows the other ranks that the saving goes on
+SYNCED = 256 << 20  # bytes of a buffer that are synced at a time, which shows the other ranks that saving goes on
 
 INDEX = schema.items(schema.record({"name": schema.text(), "shape": schema.items(schema.integer(1, 1 << 31), 8),
                                     "offset": schema.integer(0)}), 1 << 20)
@@ -48,12 +48,12 @@ CLASSES = schema.items(schema.text(1 << 16), 1 << 20)
 FINGERPRINT = schema.record({  # data/fingerprint.py
     "rule": schema.integer(0), "shape": schema.items(schema.integer(0), 4, 4), "dtype": schema.text(),
     "classes": CLASSES, "labels": schema.optional(schema.text()), "rows": schema.text()}, {}, schema.anything)
-META = schema.record({}, {  # of what is known here; more may be said
+META = schema.record({}, {  # of the known keys; there may be others
     "model": schema.text(), "model_options": schema.options, "diffusion": schema.optional(schema.options),
     "index": INDEX, "step": schema.integer(0), "classes": schema.optional(CLASSES), "source": schema.text(1 << 12),
     "seed": schema.optional(schema.integer(0)), "data": schema.optional(FINGERPRINT)}, schema.anything)
 
-_verified = {}  # path -> the stat of the file when its content was found right, so that no file is read at every prune
+_verified = {}  # path -> the stat of the file when it was found valid, so that no prune reads a file again
 
 
 def checkpoint_name(step):
@@ -77,7 +77,7 @@ def list_checkpoints(run_dir):
 # Writing --------------------------------------------------------------------------------------------------------------
 
 def save_checkpoint(path, buffers, meta):
-    """Write a checkpoint atomically: after this returns the file is whole and on the disk, after an error as before.
+    """Write a checkpoint atomically: when it returns the file is whole and on the disk; after an error it is as before.
 
     buffers: name -> NumPy array; meta: anything that JSON can say, NumPy scalars included.
     """
@@ -91,7 +91,7 @@ def save_checkpoint(path, buffers, meta):
             for name, array in buffers.items():
                 array = np.asarray(array, order="C")
                 group.create_dataset(name, data=array).attrs["crc32"] = _checksum(array)
-                raw.check()  # a full disk: no need to go through the rest
+                raw.check()  # a full disk: no need to write the rest
                 if array.nbytes >= SYNCED:
                     os.fsync(raw.fileno())
                 tick()
@@ -133,12 +133,12 @@ def _checksum(array):
 
 
 def _file_checksum(file, size):
-    """The checksum of the first `size` bytes of an open file, which is left standing behind them."""
+    """The checksum of the first `size` bytes of an open file, which is left positioned behind them."""
     checksum = 0
     file.seek(0)
     while size:
         data = file.read(min(size, CHUNK))
-        if not data:  # someone cut it off meanwhile: the checksum will not fit
+        if not data:  # someone truncated it meanwhile: the checksum will not match
             break
         checksum, size = zlib.crc32(data, checksum), size - len(data)
         tick()
@@ -167,7 +167,7 @@ def load_meta(path):
 def newest_checkpoint(run_dir, warn=None):
     """Path of the newest valid checkpoint of a run folder, or None.
 
-    Every damaged one that is newer is told to `warn(text)`; by default it is logged, which prints it on stderr.
+    Every newer damaged one is reported to `warn(text)`; by default it is logged, which prints it on stderr.
     """
     warn = warn or logging.getLogger("numdiff").warning
     for path in list_checkpoints(run_dir):
@@ -179,7 +179,7 @@ def newest_checkpoint(run_dir, warn=None):
 
 
 def why_damaged(path):
-    """None for a valid checkpoint, else the sentence that says what is wrong. A file found right is not read again."""
+    """None for a valid checkpoint, else the sentence that says what is wrong. A file found valid is not read again."""
     path = pathlib.Path(path).absolute()
     try:
         stat = path.stat()
@@ -202,7 +202,7 @@ def buffer_names(path):
 
 
 def _read(path, take):
-    """`take(file)` of the HDF5 file, once it is sure that it is a numdiff checkpoint and whole."""
+    """`take(file)` of the HDF5 file, once it is known to be a numdiff checkpoint and whole."""
     path = pathlib.Path(path)
     try:
         if path.is_dir():
@@ -252,7 +252,7 @@ def _read_buffer(file, stored):
 
 
 def _check_file(path, file):
-    """Hold an open file against the checksum in its last line, without HDF5."""
+    """Check an open file against the checksum in its last line, without HDF5."""
     size = file.seek(0, os.SEEK_END) - LAST_LINE_BYTES
     file.seek(0)
     head = file.read(len(MAGIC))
@@ -271,7 +271,7 @@ def _damaged(path, reason):
 
 
 def _damaged_or_foreign(path, file, size):
-    """The error for a file whose last line does not fit: cut off, damaged, or another program's HDF5 file."""
+    """The error for a file whose last line does not match: truncated, damaged, or another program's HDF5 file."""
     file.seek(0)
     head = file.read(512)  # a checkpoint has its attribute `format` in it
     if len(head) == 512 and FORMAT.encode() not in head:

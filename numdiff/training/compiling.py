@@ -1,12 +1,12 @@
-"""Kernels compiled side by side before they are launched; and which those are, of a trainer's step and of sampling.
+"""Kernels compiled in parallel before they are launched, and which kernels a trainer's step and sampling need.
 
     with compiling(lambda card: plan_of(trainer, card), communicator, echo):
         …prepare the data…                      meanwhile
     …the first step…                            launches what is in the cache
 
-A twin of what is going to run is built on a stand-in for the GPU (device/planned.py), where it is gone through without
-anything being computed. Ranks of one host share the work: the first of them does it for all, on the cores of all, and
-the others wait. plan.py has the kernels of a whole run.
+A twin of what is going to run is built on a stand-in for the GPU (device/planned.py), where it runs without computing
+anything. On each host the first rank compiles for all, on the cores of all, and the others wait. plan.py has the
+kernels of a whole run.
 """
 import contextlib
 import sys
@@ -30,12 +30,12 @@ EVERY = 5.0  # seconds between lines where there is no terminal
 
 
 def aside(line):
-    """Say something that is no result."""
+    """Print a line that is not a result."""
     print(line, file=sys.stderr, flush=True)
 
 
 class PlannedRank(Alone):
-    """The communicator of a trainer that is only planned: one rank of `size`."""
+    """The communicator of a trainer that is only planned: of one rank among `size`."""
 
     def __init__(self, size=1, hosts=1, transport="auto"):
         self.size, self.hosts, self.transport = size, hosts, transport
@@ -44,16 +44,16 @@ class PlannedRank(Alone):
         return NoExchange()
 
     def build(self, function, *arguments):
-        """Nothing: what ranks compare is compared by the real ones."""
+        """Does nothing: comparisons are left to the real ranks."""
 
 
 def planned_rank(communicator):
-    """One rank of as many as there are, which is only planned."""
+    """A `PlannedRank` of a job like the communicator's."""
     return PlannedRank(communicator.size, communicator.hosts, communicator.transport)
 
 
 def plan_trainer(trainer, communicator):
-    """Launch what a training step does, on the stand-in on which this trainer was built."""
+    """Launch the kernels of a training step on the stand-in on which this trainer was built."""
     try:
         trainer.step_function.run()
     except TooManyElementsError:
@@ -64,12 +64,13 @@ def plan_trainer(trainer, communicator):
 
 
 def plan_sampling(model, *how, **more):
-    """[Key] by card: of the kernels that sampling from this model launches; how, more: as `Sampling` takes."""
+    """A function: card -> [Key] of the kernels that sampling from this model launches; how, more: as `Sampling`
+    takes."""
     return lambda card: collect(lambda device: Sampling(twin(model, device), *how, **more).rehearse(), card)
 
 
 def twin(model, device):
-    """The same model on a stand-in for its GPU: its shapes alone."""
+    """The same model on a stand-in for its GPU: only its shapes."""
     other = type(model)(**model.options, device=device)
     other.diffusion, other.tf32 = model.diffusion, model.tf32
     if model.dtype == np.float16:
@@ -89,7 +90,7 @@ def plan_of(trainer, card):
 
 
 class Shown:
-    """Tells how many kernels are left: a bar on a terminal, else a line now and then."""
+    """Shows how many kernels are left: by a bar on a terminal, else by a line now and then."""
 
     def __init__(self, count, workers, echo):
         self.count, self.echo, self.said = count, echo, time.perf_counter()
@@ -131,7 +132,7 @@ def finish(compilation, echo):
 
 @contextlib.contextmanager
 def compiling(plan, communicator=None, echo=aside):
-    """Context: kernels are compiled beside what is done within it, and all are there at its end. Collective.
+    """Context: kernels are compiled while its body runs, and all are ready at its end. Collective.
 
     plan(card): [Key] of the kernels that are wanted on a card. Does nothing where this process computes on no GPU.
     """
@@ -157,7 +158,7 @@ def compile_for(model, plan, communicator=None, echo=aside):
 
 
 def begin(plan, cards, gpu, communicator):
-    """[CompileAhead] for the cards of this host's ranks, which mostly are alike."""
+    """[CompileAhead] for the cards of this host's ranks, which are mostly alike."""
     caches, found = {gpu.cache.capability: gpu.cache}, []
     for capability in dict.fromkeys(card.capability for card in cards):
         alike = dict.fromkeys(card for card in cards if card.capability == capability)

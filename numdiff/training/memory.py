@@ -1,4 +1,4 @@
-"""How many images a training step can take through the model at a time: asked when they were too many."""
+"""How many images a training step can take through the model at a time: computed when there were too many."""
 import bisect
 import math
 
@@ -8,7 +8,7 @@ from ..errors import TooManyElementsError
 
 
 def bytes_for(trainer, communicator, microbatch):
-    """Bytes that the GPU must give for what a step computes on its way, beside what a `Trainer` holds; NaN where an
+    """Bytes that the GPU must have for a step's intermediate results, besides what a `Trainer` holds; NaN where an
     array has more elements than a kernel can count."""
     device, taken = Measuring(trainer.model.backend), []
     other = type(trainer)(measuring_twin(trainer.model, device), trainer.dataset,
@@ -24,17 +24,17 @@ def bytes_for(trainer, communicator, microbatch):
 
 
 def largest_microbatch(trainer, communicator, room):
-    """The most images of a forward pass, of those that divide the rank's part of the batch, for which `room` bytes
-    suffice; 0 if there is not room for one. communicator: a `PlannedRank` like the trainer's."""
+    """The largest microbatch that divides the rank's part of the batch and for which `room` bytes suffice; 0 if there
+    is no room for one image. communicator: a `PlannedRank` like the trainer's."""
     part = trainer.step_function.batch
     sizes = [n for n in range(1, trainer.step_function.microbatch + 1) if part % n == 0]
     return [0, *sizes][bisect.bisect_left(sizes, True, key=lambda n: not bytes_for(trainer, communicator, n) <= room)]
 
 
 def say_what_fits(trainer, communicator, room=None):
-    """The sentence for a `Trainer` whose step takes too many images at a time.
+    """The message for a `Trainer` whose step takes too many images at a time.
 
-    room: bytes that the GPU has left; None: any number, what is short is the kernels' 32 bits
+    room: bytes that the GPU has left; None: unlimited, as the shortage is of the kernels' 32 bits
     """
     step, most = trainer.step_function, largest_microbatch(trainer, communicator, math.inf if room is None else room)
     why = (f"have arrays of {2**31:,} elements or more, which kernels cannot count" if room is None else
@@ -46,7 +46,7 @@ def say_what_fits(trainer, communicator, room=None):
 
 
 def room_of(trainer):
-    """Bytes that the trainer's GPU has left for what a step computes on its way."""
+    """Bytes that the trainer's GPU has left for a step's intermediate results."""
     gpu, arena = trainer.model.backend, trainer.step_function.arena
     left = sum(a.reserved_bytes - a.used_bytes for a in {gpu.arenas[0], arena or gpu.arenas[0]})
     return max(0, gpu.memory_info()[0] + left - SEGMENT)

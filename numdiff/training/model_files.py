@@ -34,7 +34,7 @@ COUNT, WIDTH = schema.integer(1, 1 << 16), schema.integer(1, 1 << 16)
 HEADS_OR_NONE = schema.either(schema.integer(-1, -1), COUNT)
 CLASSES_OR_NONE = schema.optional(schema.integer(1, 1 << 24))
 SHARE = schema.number(0, 1)
-OPTIONS = {  # what the options of models may be; those that are not named here are of the kind of their default
+OPTIONS = {  # what the options of models may be; those not named here are of their default's type
     "image_size": schema.integer(1, MAX_IMAGE_SIZE), "in_channels": WIDTH, "out_channels": schema.optional(WIDTH),
     "model_channels": WIDTH, "channel_mult": schema.items(schema.number(0, 1000), 16, 1), "num_res_blocks": COUNT,
     "attention_resolutions": schema.items(schema.integer(0, MAX_IMAGE_SIZE), 64), "num_heads": COUNT,
@@ -50,7 +50,7 @@ def load(path: str | os.PathLike, device: str = "auto", weights: str = "ema", pr
 
     device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights where the file has them, or "raw"
     precision: "fp32", "tf32", "fp16" (a GPU's), or "auto": fp16 on GPUs from sm_80 on, else fp32
-    `model.options`, `model.diffusion` and `model.meta` tell what it is and how it was trained.
+    `model.options`, `model.diffusion` and `model.meta` say what it is and how it was trained.
     """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"numdiff.load takes the path of a checkpoint, a run folder or a model file, and not "
@@ -96,7 +96,7 @@ def read_model_file(path, weights="ema"):
 def check_model_meta(path, meta):
     """Raise a `NumdiffError` unless the meta of a checkpoint describes a model that can be built from its weights.
 
-    No more memory is taken then than the weights have: the options' own parameters are those of the index.
+    So building it takes no more memory than the weights: the parameters that the options imply are those of the index.
     """
     try:
         schema.check(meta, schema.record({"model": schema.text(), "model_options": schema.options, "index": INDEX},
@@ -153,7 +153,7 @@ def write_model_file(path, model_options, arrays, diffusion=None, step=0, model=
 @dataclass
 class Conversion:
     """What `convert` did: the kind and options of the model, its number of parameters, the step it comes from, the
-    options of its diffusion, and [(heading, text), …] of what whoever uses OUT elsewhere must know."""
+    options of its diffusion, and [(heading, text), …] of what users of OUT in other programs must know."""
 
     kind: str
     options: dict
@@ -171,12 +171,12 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
         the public DiT; a name without a suffix for a DiT in diffusers' folder layout
     weights: "ema" or "raw", of a source that has both
     diffusion: steps, schedule, prediction that it was trained with, and rescale_timesteps, whether the model sees t as
-        t · 1000 / steps (True or False; must be told of a UNet with other than 1000 steps)
+        t · 1000 / steps (True or False; required for a UNet whose steps are not 1000)
     conv_resample: write the pooling and repetition of a UNet as the convolutions that do the same
-    free: options that weights do not tell (the keys of `Weights.free` of the kind). None leaves
-        one to the source, or to the public code's default. For a UNet image_size and one of num_heads,
-        num_head_channels must be known in the end; for a DiT image_size where the source has no positions, and
-        num_heads where its size is not a published one.
+    free: options that the weights do not determine (the keys of `Weights.free` of the kind). None leaves one to the
+        source, or to the public code's default. For a UNet image_size and one of num_heads, num_head_channels must be
+        known in the end; for a DiT image_size where the source has no positions, and num_heads where its size is not a
+        published one.
     Returns a `Conversion`.
     """
     suffix = pathlib.Path(target).suffix
@@ -197,7 +197,7 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
         kept = {"classes": meta["classes"]} if meta.get("classes") else {}
     else:
         state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)
-        known = [kind.foreign() for kind in reversed(kinds.KINDS.values())]  # the first takes what is nobody's
+        known = [kind.foreign() for kind in reversed(kinds.KINDS.values())]  # the first takes what no other recognises
         foreign = next(found for found in known if found.recognises(state_dict))
         kind, options = foreign.kind, foreign.complete(source, state_dict, told, free)
         try:
@@ -226,10 +226,10 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
 
 
 def complete_diffusion(source, may_rescale, told, given):
-    """The options of the `Diffusion` of a foreign model: what the user says, the file, the defaults.
+    """The options of the `Diffusion` of a foreign model: from the user, then the file, then the defaults.
 
-    may_rescale: whether such models may have been trained with other timesteps than their number says
-    told: as `read_weights` tells it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
+    may_rescale: whether such models may have been trained with rescaled timesteps
+    told: as `read_weights` gives it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
     given: some of steps, schedule, prediction, rescale_timesteps (bool)
     Raises a `UsageError` where it must be known whether timesteps are rescaled, and is not.
     """
@@ -260,7 +260,8 @@ def complete_diffusion(source, may_rescale, told, given):
 
 
 def schedule_of_tables(source, told, given):
-    """{"steps", "schedule"} of the tables in a file, {} without; a `NumdiffError` where it is none of ours."""
+    """{"steps", "schedule"} of the tables in a file, {} without any; a `NumdiffError` where the schedule is not one of
+    numdiff's."""
     name = next((name for name in ("alphas_cumprod", "betas") if name in told), None)
     if name is None:
         return {}
@@ -282,5 +283,5 @@ def schedule_of_tables(source, told, given):
 def _is_hdf5(path):
     try:
         return is_hdf5(path)
-    except OSError:  # said better by whoever reads it next
+    except OSError:  # reported better by whoever reads it next
         return False

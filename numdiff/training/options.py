@@ -1,4 +1,4 @@
-"""The options of a training run: what the table in numdiff/settings.py and the record of the model's kind make of them.
+"""The options of a training run: made from the table in numdiff/settings.py and the record of the model's kind.
 
 `TrainOptions` holds a value for each setting, and the `options.json` of a run folder is it written out; `resolve` fills
 what the user left unset from a preset, and refuses what cannot work.
@@ -15,13 +15,13 @@ from . import kinds
 from .precision import ON_TENSOR_CORES, automatic, gpu_capability
 
 OPTIONS_BYTES = 1 << 20  # of an options.json
-PRESETS = {name: kind.presets for name, kind in kinds.KINDS.items()}  # for whoever goes through all of them
+PRESETS = {name: kind.presets for name, kind in kinds.KINDS.items()}  # for code that goes through all of them
 
 
 def table(model=None):
-    """{name: Setting} of every setting that there is, each kind's own among them: the other kinds' have their defaults.
+    """{name: Setting} of all settings, each kind's own included: those of other kinds have their defaults.
 
-    model: the kind whose settings count where two have one of the same name
+    model: the kind that takes precedence where two have a setting of the same name
     """
     lines = {name: line for kind in reversed(kinds.KINDS.values()) for name, line in kind.table.items()}
     return {**lines, **(kinds.get(model).table if model else {})}
@@ -51,7 +51,7 @@ class TrainOptions:
         return TrainOptions(**{**vars(self), **values})
 
     def to_json(self):
-        """A dict that JSON can say."""
+        """A dict that JSON can represent."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
     @classmethod
@@ -62,7 +62,7 @@ class TrainOptions:
         if unknown:
             raise NumdiffError("the run has settings that this numdiff does not know "
                                f"({', '.join(sorted(unknown))}); use the version that wrote it.")
-        values = {"precision": "fp32", **values}  # what a run had before there was a choice
+        values = {"precision": "fp32", **values}  # what runs used before there was a choice
         kinds.get(values.get("model", COMMON["model"].default)).upgrade(values)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
@@ -102,7 +102,7 @@ def resolve(given, capability=None):
     model = given.get("model", COMMON["model"].default)
     kind = kinds.get(model)
     lines = table(model)
-    for name, value in given.items():  # before the device is looked for, which takes a second
+    for name, value in given.items():  # before looking for the device, which takes a second
         check_value(lines[name], value)
     for name in given:
         if owner := kinds.owner(name, model):
@@ -111,7 +111,7 @@ def resolve(given, capability=None):
     preset = given.get("preset") or kind.default_preset["cuda" if device == "cuda" else "cpu"]
     _check_preset(kind, preset)
     emoji = {} if given.get("data") else dict(kind.emoji.get(preset, {}))
-    if "num_classes" in given:  # so many classes are wanted, not those few
+    if "num_classes" in given:  # a number of classes is wanted, not the preset's few
         emoji.pop("classes", None)
     options = TrainOptions(**{**kind.presets[preset], **emoji, **given, "model": model, "preset": preset,
                               "device": device})
@@ -145,7 +145,7 @@ def _resolve_average(options, given):
 
 
 def resolve_resumed(saved, given):
-    """The options of a run that goes on: those it was started with and what `given` changes, if it may be changed."""
+    """The options of a resumed run: those it was started with, changed by `given` where that is allowed."""
     given = _known(given)
     lines = table(saved.model)
     if given.get("precision") == "auto":  # the run has chosen
@@ -177,7 +177,7 @@ def check(options):
 
 
 def _known(given):
-    """`given` without what is None, lists as tuples; a `UsageError` for a name that is no setting."""
+    """`given` without Nones, lists as tuples; a `UsageError` for a name that is no setting."""
     lines = table()
     for name in given:
         if name not in lines:
@@ -187,8 +187,8 @@ def _known(given):
 
 
 def _precision(name, device, capability=None):
-    """The name, if the device has that precision; for "auto" the one that suits it. capability: of its GPU, where that
-    is not here."""
+    """The name, if the device has that precision; for "auto" the one that suits it. capability: of its GPU, if that is
+    not in this machine."""
     if name == "auto":
         return automatic(capability or gpu_capability() if device == "cuda" else None)
     if name == "fp16" and device == "cpu":

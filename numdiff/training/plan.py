@@ -1,4 +1,4 @@
-"""The kernels of a training step and of its previews, known before the first step; compiling.py compiles them.
+"""The kernels of a training step and of its previews, found before the first step; compiling.py compiles them.
 
     with compiling(lambda card: plan_run(options, dataset, card, communicator), communicator, echo):
         …build the model…                       meanwhile
@@ -23,8 +23,8 @@ from .previews import Previews, draws
 
 
 def plan_run(options, dataset, card, communicator=None):
-    """[Key] of the kernels of a run, its previews included, on a card. communicator: of the ranks that train (or what
-    has its size, hosts and transport)."""
+    """[Key] of the kernels of a run, its previews included, on a card. communicator: of the ranks that train (or an
+    object with its size, hosts and transport)."""
     communicator = communicator or PlannedRank()
 
     def work(device):
@@ -36,8 +36,8 @@ def plan_run(options, dataset, card, communicator=None):
 
 
 def plan_previews(trainer, options, ranks):
-    """Launch what the pictures of a run do, whichever of its ranks makes them."""
-    parts = {}  # how many images -> a rank that makes so many
+    """Launch the kernels of a run's previews, whichever of its ranks makes them."""
+    parts = {}  # number of images -> a rank that makes that many
     for rank in range(ranks if draws(options, trainer.model) else 0):
         trainer.communicator.rank = rank
         previews = Previews(trainer, options)
@@ -55,8 +55,8 @@ def planned_trainer(options, dataset, device, communicator):
 
 
 class Described:
-    """A stand-in for a dataset that is not here: its shape and classes alone. Other than one or three channels are
-    latents'."""
+    """A stand-in for an absent dataset: only its shape and classes. Other channel counts than one or three mean
+    latents."""
 
     def __init__(self, size, channels, classes=None):
         self.shape, self.channels, self.classes = (1, size, size, channels), channels, range(classes or 0)
@@ -99,5 +99,5 @@ def parse_capability(text):
 
 
 def refuse(complaint):
-    """A cache that cannot be written is no place to fill."""
+    """Called where the cache cannot be written: raises, as there is nothing to fill."""
     raise NumdiffError(f"{complaint.split(': kernels are')[0]}; set NUMDIFF_CACHE_DIR to a folder that can be.")

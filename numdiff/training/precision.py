@@ -1,4 +1,4 @@
-"""Which arithmetic a run has where nobody chose one (`--precision auto`): this file decides, and no other."""
+"""Which arithmetic a run uses where none was chosen (`--precision auto`): only this file decides."""
 
 from ..errors import UsageError
 
@@ -24,7 +24,7 @@ def precision_on(name, backend):
 
 
 def set_precision(model, name):
-    """Let a model compute with the precision of this name, "auto" or one of `MEANING`; returns which that is."""
+    """Let a model compute in the precision of this name, "auto" or one of `MEANING`; returns its name."""
     if name not in ("auto", *MEANING):
         raise UsageError(f"unknown precision {name!r}: use auto, {', '.join(MEANING)}.")
     chosen = precision_on(name, model.backend)

@@ -1,23 +1,23 @@
-"""The pictures that a run makes of its averaged weights on the way, by the path that `numdiff sample` takes."""
+"""The samples that a run draws from its averaged weights on the way, by the same code as `numdiff sample`."""
 import numpy as np
 
 from ..diffusion import Sampling
 from ..distributed.together import make_together
 
-SEED = 1  # of the first image of every grid, the same in all of them, so that one sees them grow
+SEED = 1  # of the first image of every grid, the same in all of them, so that one sees the samples improve
 BATCH = 16  # images sampled together, at least
 
 
 def draws(options, model):
-    """Whether the run makes pictures of samples: latents are none."""
+    """Whether the run draws samples: latents are not pictures."""
     return options.sample_count and model.in_channels in (1, 3)
 
 
 class Previews:
     """Samples from the averaged weights of a `Trainer`; each rank makes its part of them.
 
-    What a GPU records at the first preview serves all later ones, and what a step computes on its way lies in the
-    memory of the training step, which is free in between.
+    The graphs that a GPU records at the first preview serve all later ones, and intermediate results use the memory of
+    the training step, which is free in between.
     """
 
     def __init__(self, trainer, options):
@@ -27,8 +27,8 @@ class Previews:
         self._sampling = None
 
     def draw(self, asked=lambda: 0):
-        """(all images, uint8 (count, H, W, C), 0) on every rank; or (None, number) where `asked()` gave that number on
-        one of them, which is looked at between evaluations. Collective."""
+        """(all images, uint8 (count, H, W, C), 0) on every rank; or (None, number) where `asked()`, called between
+        evaluations, gave that number on one of them. Collective."""
         parts, number = make_together(self.trainer.communicator, self._draw_part, asked)
         return (None, number) if number else (np.concatenate(parts), 0)
 
@@ -46,14 +46,14 @@ class Previews:
     def _make_sampling(self):
         model, step, options = self.trainer.model, self.trainer.step_function, self.options
         labels = None
-        if model.num_classes is not None:  # round robin over all images, whichever rank makes them
+        if model.num_classes is not None:  # classes take turns over all images, whichever rank makes them
             labels = np.arange(self.first, self.stop, dtype=np.int32) % model.num_classes
         return Sampling(model, self.stop - self.first, options.sample_steps, options.sampler, seed=SEED + self.first,
                         y=labels, cfg_scale=options.cfg_scale, batch=max(BATCH, step.microbatch), eager=options.eager,
                         arena=step.arena)
 
     def rehearse(self):
-        """Launch every kind of kernel that drawing launches, and read nothing back."""
+        """Launch every kernel that drawing launches, and read nothing back."""
         if self.stop > self.first:
             with self.trainer.ema_weights():
                 self._make_sampling().rehearse()

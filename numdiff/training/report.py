@@ -1,4 +1,4 @@
-"""What a run shows and writes: the line or bar of each report, stats.jsonl, grids of images."""
+"""What a run shows and writes: a line or bar for each report, stats.jsonl, grids of images."""
 import contextlib
 import io
 import json
@@ -29,10 +29,10 @@ SMOOTHING = 0.7  # weight of the old step time in the estimate of the time left
 # Lines --------------------------------------------------------------------------------------------------------------
 
 class Output:
-    """Prints lines on stdout, and is never a reason for a run to fail.
+    """Prints lines on stdout, and never makes a run fail.
 
-    A line that cannot be written, as to a full disk, is lost, and the next one tried. Where nobody reads any more (a
-    pipe into `head`), `closed` is set: whoever trains may then stop in order.
+    A line that cannot be written, for example to a full disk, is lost, and the next one is tried. When nobody reads any
+    more (a pipe into `head`), `closed` is set, so that the run can stop in order.
     """
 
     def __init__(self, write=None):
@@ -49,8 +49,8 @@ class Output:
 
 
 def discard(stream, for_good=False):
-    """Lose what a stream still holds and could not write, which Python would try again, and fail, at every later line
-    and at its end. for_good: and all that is written to it from now on."""
+    """Discard what a stream could not write, which Python would try again, and fail, at every later line and at exit.
+    for_good: discard all that is written to it from now on, too."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # not a file, or closed
         handle = stream.fileno()
         kept, nowhere = os.dup(handle), os.open(os.devnull, os.O_WRONLY)
@@ -104,11 +104,11 @@ class Reporter:
         now = time.perf_counter()
         count = max(step - self.step, 1)
         seconds = (now - self._started) / count
-        keep = SMOOTHING if self._reports > 1 else 0.0  # the first report's steps compile kernels: it is soon forgotten
+        keep = SMOOTHING if self._reports > 1 else 0.0  # the first report's steps compile kernels: its time is dropped
         self._seconds = keep * (self._seconds if keep else 0.0) + (1 - keep) * seconds
         self._reports += 1
         self.step, self._started = step, now
-        known = [v for v in losses if math.isfinite(v)] or losses  # in float16 a skipped step's may have overflowed
+        known = [v for v in losses if math.isfinite(v)] or losses  # a skipped step's may have overflowed
         record = {"step": step, "loss": sum(known) / len(known), "gradient_norm": float(gradient_norm),
                   "learning_rate": float(learning_rate), "ms_per_step": seconds * 1e3,
                   "images_per_second": self.batch / seconds, **more, "losses": losses}
@@ -122,8 +122,8 @@ class Reporter:
 
     @contextlib.contextmanager
     def pause(self, doing=""):
-        """Time spent inside (samples, checkpoints) does not count as time of the steps; doing: what is done, in words,
-        for the bar."""
+        """Time spent inside (samples, checkpoints) does not count as time of the steps; doing: a description for the
+        bar."""
         start, note = time.perf_counter(), self._bar.note
         if doing:
             self._bar.to(self.step, doing, self._seconds)
@@ -170,14 +170,15 @@ class Reporter:
 
 
 def _json(value):
-    """JSON has no word for NaN and infinity: they become null."""
+    """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, list):
         return [_json(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def truncate_stats(path, step):
-    """Cut from stats.jsonl what lies after `step`, and a line that a kill left half-written: no step is there twice."""
+    """Cut from stats.jsonl what lies after `step`, and a line that a kill left half-written, so that no step is in it
+    twice."""
     try:
         check_target("the records", path)
         end = at = 0
@@ -199,8 +200,8 @@ def truncate_stats(path, step):
 def read_stats(run_dir):
     """(steps, losses) of every step in a run's stats.jsonl, as two lists; step k is the k-th, counted from 1.
 
-    Of very many steps the newest. Lines that are no records are passed over: a kill may have cut one, and a run does
-    not fail for them.
+    Of very many steps only the newest. Lines that are not records are skipped: a kill may have cut one, which must not
+    make a run fail.
     """
     steps, losses, path = array("q"), array("d"), pathlib.Path(run_dir) / STATS
     try:
@@ -219,14 +220,14 @@ def read_stats(run_dir):
 
 
 def _lines(path):
-    """The lines of a file, each with its end; one that is longer than any record in parts."""
+    """The lines of a file with their ends; one that is longer than any record comes in parts."""
     with open_regular(path) as raw, io.BufferedReader(raw, 1 << 20) as file:
         while line := file.readline(MAX_LINE):
             yield line
 
 
 def parse_record(line):
-    """The record of a line of stats.jsonl; None if it is not whole, or none."""
+    """The record of a line of stats.jsonl; None if it is incomplete, or no record."""
     try:
         record = schema.check(schema.parse_json(line), RECORD, "the record")
     except schema.Mismatch:

@@ -8,7 +8,7 @@
         checkpoint-00000400.h5      everything that a bitwise resume needs
         watchdog.log                why a job of several ranks was ended, if it was
 
-Every rank runs all of this; what is written or printed, rank 0 writes and prints (distributed/communicator.py).
+Every rank runs all of this; only rank 0 writes and prints (distributed/communicator.py).
 """
 import contextlib
 import math
@@ -57,7 +57,7 @@ from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
-COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, and at every checkpoint
+COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, which they also do at every checkpoint
 
 
 class Stopped(NumdiffError):
@@ -73,8 +73,8 @@ def train(options: TrainOptions, resume: str | None = None, dry_run: bool = Fals
     """Train as `options` (a resolved `TrainOptions`) say; returns the run folder. Under `mpiexec`, collective.
 
     resume: None for a new run; else "auto", a run folder, its number or a checkpoint file
-    dry_run: only tell what would be done; echo: prints the lines before and after the training
-    new_data: a resumed run may go on with other data than it has seen
+    dry_run: only say what would be done; echo: prints the lines before and after the training
+    new_data: a resumed run may go on with data other than it has seen
     """
     echo = visibly(echo)
     communicator = connect(options.transport, options.device, options.rank_timeout)
@@ -84,7 +84,7 @@ def train(options: TrainOptions, resume: str | None = None, dry_run: bool = Fals
 
 
 def _silent(text):
-    """What ranks above 0 say."""
+    """What ranks above 0 print: nothing."""
 
 
 def _train_job(communicator, options, resume, dry_run, echo, new_data):
@@ -97,7 +97,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
             state, meta = load_checkpoint_on_first(communicator, checkpoint)
     with doing("opening the data"):
         dataset = communicator.build(build_dataset, options)
-    if state is not None:  # before a model is built of sizes that options.json alone knows
+    if state is not None:  # before a model is built with sizes that only options.json vouches for
         check_same_options(meta, options, dataset, checkpoint)
     ahead = contextlib.nullcontext()
     if options.device == "cuda" and not dry_run:
@@ -153,13 +153,13 @@ def load_checkpoint_on_first(communicator, path):
 
 
 def prepare_resumed(options, run_dir, step):
-    """Note the options that a resumed run goes on with, and put aside what it leaves behind."""
+    """Save the options that a resumed run goes on with, and set aside the checkpoints after its step."""
     options.save(pathlib.Path(run_dir) / "options.json")
     set_aside_later(run_dir, step)
 
 
 def describe(options, dataset, trainer):
-    """The lines that a run begins with, and all that a dry run prints."""
+    """The lines that a run begins with, which are all that a dry run prints."""
     model, backend, ranks = trainer.model, trainer.model.backend, trainer.communicator.size
     part = trainer.step_function
     count, height, width, channels = dataset.shape
@@ -181,7 +181,7 @@ def describe(options, dataset, trainer):
 
 
 def check_same_options(meta, options, dataset, path):
-    """Refuse to go on from a checkpoint of a model with other options than the run's."""
+    """Refuse to go on from a checkpoint of a model whose options are not the run's."""
     kind = kinds.get(options.model).model_class
     own = model_options(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
     own = {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
@@ -197,8 +197,8 @@ def check_same_model(meta, model, path):
 
 
 def check_resumed_data(meta, trainer, path, new_data):
-    """Refuse data that the run of a checkpoint was not trained on, unless `new_data` allows it; what remains to be said
-    about it, or None. The classes must stand in the run's order in any case."""
+    """Refuse data that the run of a checkpoint was not trained on, unless `new_data` allows it; returns a remark about
+    the data, or None. The classes must be in the run's order in any case."""
     now, then = trainer.fingerprint, meta.get("data")
     classes, file = meta.get("classes") or [], trainer.dataset.path
     if trainer.model.num_classes is not None or sorted(classes) == sorted(now["classes"]):
@@ -223,7 +223,7 @@ def checkpoint_meta(trainer):
 
 @contextlib.contextmanager
 def quiet_overflows():
-    """Within the context NumPy does not warn of overflows: `NonFiniteError` says it better, in one sentence."""
+    """Context: NumPy does not warn of overflows, as `NonFiniteError` reports them better, in one sentence."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         yield
@@ -248,7 +248,7 @@ def _train(options, trainer, run_dir, output):
             settle()
             with doing(f"saving step {trainer.step}"):
                 state = trainer.state()
-                trainer.check_finite(state)  # a damaged model is never saved: the checkpoints before stay the newest
+                trainer.check_finite(state)  # a damaged model is never saved: the earlier checkpoints stay the newest
                 write(trainer.step, state, checkpoint_meta(trainer))
 
         def write(step, state, meta):
@@ -256,7 +256,7 @@ def _train(options, trainer, run_dir, output):
             prune_checkpoints(run_dir, options.keep)
 
         def save_first():
-            """Beside the first steps: nobody waits for a disk before them."""
+            """Runs beside the first steps, which do not wait for the disk."""
             writer = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint"))
             written.append(writer.submit(write, trainer.step, trainer.state(), checkpoint_meta(trainer)))
 
@@ -269,7 +269,7 @@ def _train(options, trainer, run_dir, output):
             if images is not None:
                 save_png(sample_path(run_dir, trainer.step), sample_grid(trainer.model, images))
             try:
-                plots.loss_curve(run_dir / "loss.png", *read_stats(run_dir))  # last: it shows that all is there
+                plots.loss_curve(run_dir / "loss.png", *read_stats(run_dir))  # last: it shows that all was written
             except plots.NoPlotsError as error:  # no reason to end a run
                 if str(error) not in said:
                     output(f"note      loss.png is not drawn: {error}")
@@ -323,7 +323,7 @@ def _train(options, trainer, run_dir, output):
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
                 communicator.first(save_first)  # so that a run killed at any moment can be resumed
-        if trainer.step == options.steps:  # killed before its pictures
+        if trainer.step == options.steps:  # it was killed before its pictures
             saved = trainer.step
             draw_all()
         while trainer.step < options.steps:
@@ -348,7 +348,7 @@ def _train(options, trainer, run_dir, output):
 
 
 def steps_until_next_event(step, options, ranks=1):
-    """Steps until something is to be saved, drawn or compared."""
+    """Steps until something must be saved, drawn or compared."""
     intervals = (options.checkpoint_every, options.sample_every, COMPARE_EVERY if ranks > 1 else 0)
     return min([options.steps - step, *(every - step % every for every in intervals if every)])
 

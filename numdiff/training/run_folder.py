@@ -43,7 +43,7 @@ def create_run(options):
                 claim.mkdir()
                 if sum(_number(p) == number for p in list_runs(outdir)) == 1:
                     break
-                claim.rmdir()  # another process had claimed the number, and named its run, before our mkdir
+                claim.rmdir()  # another process had claimed this number and named its run before our mkdir
             number += 1
         run_dir = claim.rename(outdir / f"{number:05d}-{options.model}-{options.preset or 'custom'}")
     except OSError as error:
@@ -56,7 +56,7 @@ def find_resume(resume, outdir="runs", warn=None):
     """(run folder, checkpoint) to resume from.
 
     resume: "auto", the newest run in `outdir` with a valid checkpoint; or a run folder, its number in `outdir`, or a
-    checkpoint file. What is passed over, and why, is told to `warn(text)`.
+    checkpoint file. What is passed over, and why, is reported to `warn(text)`.
     """
     warn = warn or logging.getLogger("numdiff").warning
     if str(resume) == "auto":
@@ -92,7 +92,7 @@ def find_run(where, outdir="runs"):
     path = pathlib.Path(where)
     if path.exists():
         return path
-    if str(where).isdecimal() and len(str(where)) < 19:  # digits such as ² are none
+    if str(where).isdecimal() and len(str(where)) < 19:  # characters such as ² are not digits here
         for run_dir in list_runs(outdir):
             if _number(run_dir) == int(str(where)):
                 return run_dir

@@ -23,7 +23,7 @@ SIDES = ("left", "right", "top", "bottom", "centre")  # masks that have a name
 # Samples for evaluation -----------------------------------------------------------------------------------------------
 
 class SamplesFile:
-    """An npz of samples that is written as they are made; the last batch alone is ever in memory.
+    """An npz of samples that is written as they are made; only the last batch is ever in memory.
 
         arr_0     uint8 (N, H, W, 3), what public evaluators read; float32 (N, H, W, C) of a model of latents
         arr_1     int64 (N,), the classes, of a model with classes
@@ -42,7 +42,8 @@ class SamplesFile:
         return self._shape[0]
 
     def _header(self, count):
-        """NumPy's header of so many samples: of one length whatever the number, as NumPy leaves room for its digits."""
+        """NumPy's header of `count` samples: its length does not depend on the number, as NumPy leaves room for the
+        digits."""
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, {
             "descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
@@ -54,7 +55,7 @@ class SamplesFile:
         images = np.repeat(images, 3, axis=-1) if self._grey else np.ascontiguousarray(images)
         self._rows.write(images.data)
         if hasattr(self._file, "check"):
-            self._file.check()  # a full disk is told now, and not when hours of sampling have passed
+            self._file.check()  # a full disk is reported now, not after hours of sampling
 
     def finish(self, labels, record, count=None):
         """After the last sample: classes (or None), and how the samples were made (a dict).
@@ -72,7 +73,7 @@ class SamplesFile:
         self._zip.close()
 
     def _shorten(self, count):
-        """Let the header of the samples say `count`, and the archive have the checksum that goes with it.
+        """Set the samples' header to `count`, and the archive's checksum to match.
 
         The archive's own header of the member (APPNOTE.TXT of PKWARE, 4.3.7) has the checksum at byte 14, the lengths
         of name and extra field at bytes 26 and 28, and its data after them, from byte 30 on.
@@ -93,7 +94,7 @@ class SamplesFile:
         file.seek(end)
 
     def close(self):
-        """Let go of the archive, finished or not: else Python does it later, with an error that nobody can catch."""
+        """Release the archive, finished or not: otherwise Python does so later, with an error that nobody can catch."""
         for part in (self._rows, self._zip):
             with contextlib.suppress(OSError, ValueError):
                 part.close()
@@ -157,9 +158,9 @@ def read_picture(path, shape):
 
 
 def read_mask(name, size):
-    """Float32 (size, size), 1 where pixels are kept: from a picture (black keeps, white is made anew) or a side's name.
+    """Float32 (size, size), 1 where pixels are kept: from a picture (black is kept, white generated) or a side's name.
 
-    A side or "centre" is the half of the picture that is made anew (of the centre: half its width and height).
+    A side or "centre" is the half of the picture that is generated (of the centre: half its width and height).
     """
     mask = np.ones((size, size), np.float32)
     half, quarter = size // 2, size // 4

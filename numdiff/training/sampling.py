@@ -23,7 +23,7 @@ from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
 
-SHOWN = 256  # images on a grid, at most: a wider one is a picture that no program opens
+SHOWN = 256  # images on a grid, at most: few programs open a larger picture
 ANIMATED = 64  # images of an animation, at most
 
 
@@ -36,12 +36,12 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
     class_name: a class by name or index, or a list of them taken in turn; None takes all classes in turn
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` of its steps, .gif, .png, .apng
-    inpaint, mask: a picture and what of it is made anew, as `read_mask` takes it
+    inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
     columns: of the grid and the animation; progress: show a bar on a terminal
     The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
 
-    Under `mpiexec` the ranks make the batches in turn, and rank 0 writes. Ctrl-C and SIGTERM stop after the evaluation
-    that goes on, on any rank: the npz and the grid then hold the images made so far, and a `Stopped` says so.
+    Under `mpiexec` the ranks make the batches in turn, and rank 0 writes. Ctrl-C and SIGTERM, on any rank, stop after
+    the current evaluation: the npz and the grid then hold the images made so far, and a `Stopped` says so.
     """
     device = resolve_device(device)
     communicator = connect("auto", device)
@@ -69,10 +69,10 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
             more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
         communicator.check_options({f"what is in {name}": array_hash(array) for name, array in (
             (checkpoint, download(model.parameters.data)), (inpaint, more.get("known")), (mask, more.get("mask")))
-            if communicator.size > 1 and array is not None})  # each rank has read it by itself, perhaps on its own disk
+            if communicator.size > 1 and array is not None})  # each rank has read it itself, maybe from its own disk
         labels = class_indices(class_name, model)
         turn = model.num_classes if labels is None else len(labels)  # images after which the classes repeat
-        if labels is not None:  # several are taken in turn, over the images or over the rows of slerp
+        if labels is not None:  # several take turns, over the images or over the rows of slerp
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
         how = count, steps, sampler or "ddim", eta, seed, labels, batch
         sampling = Sampling(model, *how, **more)
@@ -128,12 +128,12 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
 
 
 def _silent(text):
-    """What ranks above 0 say."""
+    """What ranks above 0 print: nothing."""
 
 
 def _rounds(communicator, sampling, bar, moving, asked):
-    """([(rows, images)] in order, 0), a batch of each rank, on every rank; the last with the number of a signal where
-    `asked()` gives one, and with those batches that were done before it."""
+    """Yields ([(rows, images)] in order, 0), one batch of each rank, on every rank; where `asked()` gives the number of
+    a signal, the last item has that number and the batches that were done before it."""
     ranks, now = communicator.size, {}
 
     def progress():
@@ -147,12 +147,12 @@ def _rounds(communicator, sampling, bar, moving, asked):
     mine = sampling.batches(progress, moving and _watch(moving), communicator.rank, ranks)
     for _ in range(0, sampling.count, ranks * sampling.batch):
         parts, number = make_together(communicator, make, asked)
-        done = itertools.takewhile(lambda part: part is not None, parts)  # what comes later has no place in the file
+        done = itertools.takewhile(lambda part: part is not None, parts)  # after a gap there is no place in the file
         yield [part for part in done if part[0] is not None], number
 
 
 def describe(sampling, model, checkpoint, weights):
-    """How samples were made, for whoever evaluates them later."""
+    """How the samples were made, for evaluating them later."""
     from .. import __version__
     return {**sampling.options, "precision": model.precision,
             "weights": weights_used(checkpoint, weights), "model": str(checkpoint),
@@ -172,12 +172,12 @@ def say_how(sampling):
 
 
 def array_hash(array):
-    """A few letters that tell one array from another."""
+    """A short hash of an array."""
     return hash_of(np.ascontiguousarray(array).view(np.uint8)).hexdigest()[:12]
 
 
 def classes_from(labels, made, turn):
-    """What the command that makes the images from number `made` on needs, too, so that they have their classes.
+    """The further options, in words, with which a command makes the images from number `made` on with the same classes.
 
     turn: number of images after which the classes repeat
     """
@@ -198,7 +198,8 @@ def weights_used(checkpoint, weights):
 
 
 def find_model(run, outdir="runs", warn=print):
-    """The checkpoint or model file that RUN means; a folder that is no run is told apart from a run without one."""
+    """The checkpoint or model file that RUN means; its errors tell a folder that is no run from a run without a
+    checkpoint."""
     if str(run) == "auto":
         newest = next(filter(None, (newest_checkpoint(run_dir, warn) for run_dir in list_runs(outdir))), None)
         if newest is None:
@@ -222,7 +223,8 @@ def find_model(run, outdir="runs", warn=print):
 
 
 def class_indices(y, model):
-    """Indices of classes given by name, in any case, or by index; a `UsageError` names those that there are."""
+    """Indices of classes given by name, in upper or lower case, or by index; a `UsageError` lists the model's
+    classes."""
     if y is None or (isinstance(y, (list, tuple)) and not y):
         return None
     if model.num_classes is None:
@@ -245,7 +247,8 @@ def _class_index(value, names, count):
 
 
 def _columns(sampling, labels):
-    """A row of slerp, or a column a class where each image has its class in turn; else None, a square."""
+    """Columns of the grid: the images of a row of slerp, or one for each class where classes take turns; else None, a
+    square."""
     if sampling.slerp:
         return sampling.slerp
     classes = sampling.model.num_classes

@@ -2,7 +2,7 @@
 
 Everything that changes from step to step lies in device memory at a fixed address: the step number, the batch, the
 learning rate. Noise, timesteps and flips are counted from (seed, step, index of the image in the global batch), so they
-do not depend on how the batch is cut into microbatches, or shared by ranks.
+do not depend on how the batch is split into microbatches or among ranks.
 """
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -38,10 +38,10 @@ class Randomness:
 
 
 class TrainingStep:
-    """The computation of one optimiser step of a model on a batch of images: on this rank's part of it.
+    """The computation of one optimiser step of a model on this rank's part of a batch of images.
 
     batch: images a step of this rank, over all microbatches; microbatch: images a forward pass (must divide the batch)
-    rank, ranks: which part of the global batch, ranks · batch images, this is
+    rank, ranks: which part of the global batch (ranks · batch images) this is
     exchange: adds up the gradients of the ranks (distributed/exchange.py)
     flip: mirror each image with probability one half
     capture: on a GPU, record the step as a CUDA graph at its second run and replay it from then on: the same kernels
@@ -85,7 +85,7 @@ class TrainingStep:
             self._replay()
         else:
             with self.model.backend.within(self.arena):
-                if self._has_run:  # the kernels are compiled and the memory is there: this time it can be recorded
+                if self._has_run:  # the kernels are compiled and the memory is allocated: now it can be recorded
                     self._replay = self.model.backend.capture(self._run)
                 else:
                     self._run()
@@ -102,7 +102,7 @@ class TrainingStep:
             optimizer.loss_scale.counts, scale))
 
     def _gradients(self, check_finite=False, exchange=None):
-        """This rank's part of the loaded batch's gradients, in the parameters, each weighed so that the sum over
+        """This rank's part of the loaded batch's gradients, in the parameters, each weighted so that the sum over
         microbatches and ranks is their mean; returns the microbatches' summed losses and that weight.
 
         exchange: may send gradients to the other ranks as soon as the last microbatch completes them
@@ -140,11 +140,11 @@ class TrainingStep:
 
     @property
     def lag(self):
-        """How many steps after `ask` the `answer` is there without waiting."""
+        """How many steps after `ask` the `answer` is ready without waiting."""
         return self._figures.lag
 
     def ask(self):
-        """Begin to read back the figures of all steps so far."""
+        """Start reading back the figures of all steps so far."""
         self._figures.begin()
 
     def answer(self, first, stop):

@@ -1,4 +1,4 @@
-"""The trainer: the loop over steps, and nothing else; what a script of one's own uses (README has one of 30 lines).
+"""The trainer: the loop over steps, and nothing else; for scripts of your own (the README has one of 30 lines).
 
 `run.py` puts a run folder, reports, pictures and checkpoints around it.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..data.dataset import Dataset
     from ..diffusion import Diffusion
 
-UNREPORTED = RING // 2  # steps after which a report is made at the latest, so that the ring never overwrites one
+UNREPORTED = RING // 2  # most steps between two reports, so that the ring never overwrites an unreported step
 
 
 @dataclass
@@ -56,7 +56,7 @@ class StepReport:
 
 
 def check_objects(model, dataset):
-    """Raise a `UsageError` for what is no model or no dataset."""
+    """Raise a `UsageError` for anything but a model and a dataset."""
     if not isinstance(model, Model):
         raise UsageError(f"a Trainer takes a model, such as a numdiff.nn.UNet, and not {shown(model)}.")
     if len(getattr(dataset, "shape", ())) != 4 or not hasattr(dataset, "labels"):
@@ -64,7 +64,7 @@ def check_objects(model, dataset):
 
 
 class NonFiniteError(NumdiffError):
-    """The loss or the gradient stopped being finite; the weights are those before that step."""
+    """The loss or the gradient is no longer finite; the weights are those before that step."""
 
 
 @takes("trainer")
@@ -73,11 +73,11 @@ class Trainer:
 
     model: UNet or DiT; dataset: a `numdiff.data` Dataset of the model's image size
     diffusion: Diffusion options, a dict of steps, schedule, prediction, timestep_scale, vlb_weight
-    communicator: of the ranks that train together (default: what `distributed.connect` gave, else one alone). All must
-        make the same Trainer and call the same methods; rank 0's weights are everybody's
+    communicator: of the ranks that train together (default: what `distributed.connect` gave, else a single process).
+        All must make the same Trainer and call the same methods; all use rank 0's weights
     cosine, total_steps: whether the learning rate falls to zero, and when
     ema_halflife, ema_decay: one of them; the decay, per step, is 0.5 ** (batch / ema_halflife)
-    On the CPU tf32 computes as fp32; fp16 wants a GPU. Neither eager nor recompute changes a bit.
+    On the CPU tf32 computes as fp32; fp16 needs a GPU. Neither eager nor recompute changes a bit.
     Attributes step: optimiser steps done; settings: the arguments, all of them; model, optimizer, diffusion.
     """
 
@@ -135,7 +135,7 @@ class Trainer:
                                           dtype=getattr(dataset, "dtype", np.uint8))
         self.batch = s.batch
         self.step = 0  # optimiser steps done
-        self.compiles_ahead = hasattr(model.backend, "cache")  # whether the first `run` does, kernels side by side
+        self.compiles_ahead = hasattr(model.backend, "cache")  # whether the first `run` compiles kernels in parallel
         self._loader = None
 
     def __getstate__(self):
@@ -149,7 +149,7 @@ class Trainer:
 
     @property
     def flops_per_step(self) -> int:
-        """FLOPs of one step: forward, and twice that for the backward."""
+        """FLOPs of one step: the forward pass, and twice as many for the backward pass."""
         return 3 * forward_flops(self.model) * self.batch
 
     def run(self, steps: int, report_every: int = UNREPORTED,
@@ -157,7 +157,7 @@ class Trainer:
         """Train `steps` more steps; yields a list of `StepReport`s, one for each step, up to every multiple of
         `report_every` and up to the last.
 
-        On a GPU a list comes a few steps late, as nothing waits for the device but the end. stop: called after each
+        On a GPU a list comes a few steps late, as only the end waits for the device. stop: called after each
         step; True, on any rank, ends the run there. Raises `NonFiniteError` at the report of a step whose loss or
         gradient was not finite; no later step has changed the weights then.
         """
@@ -195,10 +195,10 @@ class Trainer:
         except (OutOfMemoryError, TooManyElementsError):
             if not hasattr(self.model.backend, "memory_info"):
                 raise
-        raise OutOfMemoryError(say_what_fits(self, planned_rank(self.communicator), room_of(self)))  # here all is free
+        raise OutOfMemoryError(say_what_fits(self, planned_rank(self.communicator), room_of(self)))  # all is free here
 
     def _compile_ahead(self):
-        """Bring the kernels of a step into the cache, all cores at it, before the first launches them one by one."""
+        """Compile the kernels of a step into the cache on all cores, before the first step launches them one by one."""
         self.compiles_ahead = False
         compile_for(self.model, lambda card: plan_of(self, card), self.communicator)
 
@@ -233,8 +233,8 @@ class Trainer:
                              "--clip-norm (the checkpoints before that step are whole).")
 
     def check_finite(self, state=None):
-        """Raise a `NonFiniteError` that names the first weight or optimiser value that is not finite; state: `state()`,
-        from whoever has it."""
+        """Raise a `NonFiniteError` that names the first weight or optimiser value that is not finite; state: the result
+        of `state()`, if it is at hand."""
         for buffer, flat in (state or self.state()).items():
             if flat.dtype == np.float32 and not np.isfinite(flat).all():
                 for entry in self.model.parameters.index:
@@ -274,7 +274,7 @@ class Trainer:
         self.step = int(state["step"][0])
 
     def _share_weights(self):
-        """Everybody begins with rank 0's weights."""
+        """All ranks begin with rank 0's weights."""
         if self.communicator.size > 1:
             weights = download(self.model.parameters.data)
             self.communicator.broadcast(weights)
@@ -298,12 +298,12 @@ class Trainer:
 
 
 def split_batch(batch, microbatch, ranks):
-    """(images a step of each rank, images of a forward pass); a `UsageError` where they do not come out even."""
+    """(images a step of each rank, images of a forward pass); a `UsageError` where they do not divide evenly."""
     if batch % ranks:
         near = " or ".join(str(b) for b in (batch // ranks * ranks, -(-batch // ranks) * ranks) if b)
         raise UsageError(f"--batch {batch} cannot be shared evenly by {ranks} ranks; use {near}.")
     part = batch // ranks
-    microbatch = min(microbatch or part, part)  # what fits in memory does so on every rank
+    microbatch = min(microbatch or part, part)  # what fits in one rank's memory fits in every rank's
     if part % microbatch:
         whose = f"each rank's {part} images of --batch {batch} are" if ranks > 1 else f"--batch {batch} is"
         raise UsageError(f"{whose} not divisible by --microbatch {microbatch}.")

@@ -1,10 +1,10 @@
-"""The kinds of models that can be trained, a record each: all that the rest of numdiff must know of one.
+"""The kinds of models that can be trained, one record each: all that the rest of numdiff must know about a kind.
 
-    kinds.get("unet")       its `ModelKind`; a `UsageError` for a name that there is not
+    kinds.get("unet")       its `ModelKind`; a `UsageError` for an unknown name
     kinds.names()           in the order of the command line
-    kinds.register(kind)    a third kind, from a file of one's own: the commands, options.json, checkpoints know it then
+    kinds.register(kind)    a third kind, from a file of your own: commands, options.json and checkpoints know it then
 
-unet.py and dit.py are the examples to follow; kind.py says what a record holds and what it need not say.
+unet.py and dit.py are the examples to follow; kind.py says what a record holds and what it may leave out.
 """
 from ...errors import UsageError
 from .dit import DIT
@@ -27,14 +27,14 @@ def names():
 
 
 def register(kind: ModelKind):
-    """Add a record; a `UsageError` for a name that there is, or that no command could have."""
+    """Add a record; a `UsageError` for a name that is taken, or that no command could have."""
     if not kind.name.isidentifier() or kind.name in KINDS:
         raise UsageError(f"a model kind cannot be called {kind.name!r}: use a word of its own.")
     KINDS[kind.name] = kind
 
 
 def owner(setting, model):
-    """The kind, other than `model`, to which a setting belongs alone; None for a setting of `model` or of all."""
+    """The kind, other than `model`, that alone has a setting; None for a setting of `model` or of all kinds."""
     if setting in get(model).table:
         return None
     return next((kind for kind in KINDS.values() if setting in kind.table), None)

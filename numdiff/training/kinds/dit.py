@@ -7,7 +7,7 @@ from ...settings import SAME, Argument, setting
 from .kind import ModelKind
 
 ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)), "DiT-Tiny")
-MAX_POSITION_BYTES = 32 << 20  # of a file's positions, or as many as its weights: they are not in the file
+MAX_POSITION_BYTES = 32 << 20  # of the positions, which are not in a file, or as many as its weights
 
 
 class DiTSettings:
@@ -29,14 +29,14 @@ class DiTSettings:
 
 PRESETS = {
     # A small DiT that draws emoji of three kinds on request: for a laptop without a GPU. It learns slower than a UNet,
-    # so the learning rate is twice as high, and AdamW forgets large gradients of the beginning sooner.
+    # so the learning rate is twice as high, and AdamW forgets the large gradients of the beginning sooner.
     "tiny": {
         "architecture": "DiT-Tiny", "image_size": 32, "class_cond": True, "schedule": "cosine", "prediction": "x_0",
         "batch": 8, "steps": 1400, "learning_rate": 2e-3, "warmup_steps": 20, "lr_schedule": "cosine", "beta2": 0.99,
         "ema_halflife": 1600.0, "sample_every": 700, "sample_count": 24, "sampler": "dpm++2m", "sample_steps": 20,
         "checkpoint_every": 200, "log_every": 20,
     },
-    # DiT-S/4 on 64×64 pixels with a learned variance, as the paper has it, but for a minute on one GPU: it predicts v
+    # DiT-S/4 on 64×64 pixels with a learned variance as in the paper, but for a minute on one GPU: it predicts v
     # under a cosine schedule, and the learning rate is ten times as high and falls to zero. Its grids are drawn with a
     # little guidance. For one GPU with 8 GB or more.
     "small64": {
@@ -47,7 +47,7 @@ PRESETS = {
     },
 }
 EMOJI = {"tiny": {"classes": ("Smileys & Emotion", "Food & Drink", "Flags"), "flip": True},
-         "small64": {}}  # mirrored, flags are none, and letters and figures no longer theirs
+         "small64": {}}  # mirrored flags are no flags, and mirrored letters and digits are wrong
 
 
 HELP = {
@@ -75,7 +75,7 @@ HELP = {
 
 class DiTKind(ModelKind):
     def resolve(self, options, given):
-        """What the architecture's name says, where it was not set by itself."""
+        """Fill in the sizes that the architecture's name implies, where they were not given."""
         from ...nn.dit import MODELS  # here, as it loads the kernels
         sizes = MODELS[options.architecture]
         for name, line in self.own.items():
@@ -90,7 +90,7 @@ class DiTKind(ModelKind):
 
     def check_options(self, options):
         patch, hidden = options.patch_size, options.hidden_size
-        if None in (patch, hidden, options.heads):  # not resolved yet: the name decides, and its parts fit
+        if None in (patch, hidden, options.heads):  # not resolved yet: the name decides, and its sizes fit each other
             return
         if options.image_size % patch:
             fits = [str(p) for p in (8, 4, 2) if options.image_size % p == 0]

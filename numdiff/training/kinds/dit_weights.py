@@ -1,4 +1,4 @@
-"""The DiT's weights elsewhere: the public DiT's state dict, and the folder of diffusers' DiTTransformer2DModel."""
+"""The DiT's weights in other programs: the public DiT's state dict, and diffusers' folder (DiTTransformer2DModel)."""
 import json
 import pathlib
 
@@ -35,7 +35,7 @@ class DiTWeights(Weights):
         except NumdiffError as error:
             raise NumdiffError(f"cannot use {source}: {error}.") from None
         rows = guessed.pop("rows")
-        heads = {key: told[key] for key in ("num_heads",) if key in told}  # those of a published size are only likely
+        heads = {key: told[key] for key in ("num_heads",) if key in told}  # from a published size: only likely
         known = {**told, **guessed, **heads, **free}
         if "image_size" not in known:
             raise UsageError(f"{source} does not say for which image size it was trained, as it has no pos_embed: give "
@@ -90,7 +90,7 @@ def read_diffusers_folder(folder, weights="ema"):
     try:
         state_dict = public_state_dict(state_dict, config)
         guessed = guess_dit_options(state_dict)
-        guessed["num_classes"] = guessed["rows"] - 1  # the library's models have a null class all
+        guessed["num_classes"] = guessed["rows"] - 1  # the library's models all have a null class
         for key, value in config.items():
             if guessed.get(key, value) != value and key != "num_heads":
                 raise NumdiffError(f"{CONFIG} says {key} {value}, and the weights have {guessed[key]}")
@@ -100,7 +100,7 @@ def read_diffusers_folder(folder, weights="ema"):
 
 
 def notes_on_diffusers(diffusion):
-    """What whoever loads the folder in diffusers must do, to have the model that was trained: `Conversion.notes`."""
+    """What users of the folder in diffusers must do to get the model that was trained: `Conversion.notes`."""
     scale = diffusion.get("timestep_scale", 1.0)
     return [("diffusers", "gives other outputs, by percents at late timesteps (its timestep embedding has other "
                           "frequencies, whatever config.json says), until this is run on the model it has loaded:"),

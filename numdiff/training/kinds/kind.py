@@ -1,7 +1,7 @@
-"""What the rest of numdiff knows of a kind of model: `ModelKind`, of which there is one record a kind.
+"""What the rest of numdiff knows about a kind of model: `ModelKind`, one record for each kind.
 
-A record is light: it names its classes by where they are, "module:name", which are imported when they are wanted, so
-that help needs no NumPy. What a record does not say has a default that fits a model without peculiarities:
+A record is light: it names its classes as "module:name", and they are imported only when they are needed, so that help
+needs no NumPy. What a record leaves out has a default that fits a model without peculiarities:
 
     class ToySettings:                                       # in the form of numdiff/settings.py
         width: int = setting(32, "Channels inside.", unit="N", low=1, high=1024, model=SAME)
@@ -22,7 +22,7 @@ from ...settings import COMMON, arguments, settings_in
 
 
 def imported(where):
-    """What stands at "module:name"."""
+    """The object at "module:name"."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -31,16 +31,16 @@ def imported(where):
 class ModelKind:
     """One kind of model.
 
-    name: the word of the command line and of files; title: of texts; model: where its class is
+    name: on the command line and in files; title: in texts; model: where its class is
     settings: the class with its own settings, whose heading in help is the title
     presets: {name: {setting: value}}; default_preset: {"cpu", "cuda": name}
-    emoji: {preset: {setting: value}} filled in besides where the dataset is the default one
+    emoji: {preset: {setting: value}} filled in, too, where the dataset is the default one
     measured: its own settings that `bench` and `profile` have as options; sampled: those of `bench sample`
-    check: where a function is that refuses options of the class with which none can be laid out
+    check: where a function is that refuses options with which no model can be laid out
     weights: where the record of its foreign files is (weights.py); twin: where its counterpart in PyTorch is, for
-    `--versus torch`; twin_channels_last: whether that computes with images stored so
+    `--versus torch`; twin_channels_last: whether that stores its images channels-last
     class_dropout: the default of --class-dropout
-    help: {"train", "compile", "bench step", "bench sample", "profile": text}, where the usual text does not do
+    help: {"train", "compile", "bench step", "bench sample", "profile": text}, where the default text does not suit
     """
 
     name: str
@@ -114,7 +114,7 @@ class ModelKind:
     def sizes(self, options, channels=3, num_classes=None):
         """The constructor's options, without device and seed, of the model that a run's options describe.
 
-        num_classes: of the dataset; the run's own number, where it has one, goes before.
+        num_classes: of the dataset; the run's own number, if it has one, takes precedence.
         """
         own = getattr(options, "num_classes", None) if "num_classes" in self.own else None
         return {**arguments("model", options, self.table), "in_channels": channels,
@@ -126,7 +126,7 @@ class ModelKind:
             imported(self.check)(sizes)
 
     def laid_out(self, sizes):
-        """A model that has shapes and no memory."""
+        """A model with shapes but no memory."""
         from ...nn.model import laid_out
         return laid_out(self.model_class, sizes)
 
@@ -139,11 +139,11 @@ class ModelKind:
         return self.laid_out(sizes).forward_flops()
 
     def activations(self, sizes):
-        """Numbers that an image leaves for the backward pass, counting only what is sure."""
+        """Numbers that one image leaves for the backward pass, counting only what is certain."""
         return 0
 
     def blocks(self, sizes):
-        """How many blocks there are at least, each with a parameter: what a file says is held against it."""
+        """A lower bound on the number of blocks, each with a parameter, against which a file is checked."""
         return 0
 
     def check_file(self, sizes, weights):

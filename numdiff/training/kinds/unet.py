@@ -39,7 +39,7 @@ PRESETS = {
     # The smallest UNet that draws emoji: for a laptop without a GPU, about four minutes on two cores. In so short a run
     # predicting the image itself under a cosine schedule gives the clearest pictures, one class of emoji is learnt
     # sooner than nine (`EMOJI` below), many steps of few images teach more than few of many, and the learning rate is
-    # high, falls to zero, and comes with an average that soon forgets the beginning (PRESETS.md has the runs).
+    # high, falls to zero, and the average of the weights soon forgets the beginning (PRESETS.md has the runs).
     "tiny": {
         "image_size": 32, "model_channels": 32, "channel_mult": (1, 2, 4), "num_res_blocks": 1,
         "attention_resolutions": (8,), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",
@@ -84,12 +84,12 @@ HELP = {
 
 class UNetKind(ModelKind):
     def resolve(self, options, given):
-        if "attention_resolutions" not in given:  # those of the preset that a model of this size has
+        if "attention_resolutions" not in given:  # those of the preset with this image size
             options.attention_resolutions = tuple(r for r in options.attention_resolutions if r in _sizes(options))
         numbers_given = [name for name in ("num_heads", "num_heads_upsample") if given.get(name, -1) != -1]
         if numbers_given and given.get("num_head_channels", -1) != -1:
             raise UsageError(f"{flag(numbers_given[0])} and --num-head-channels exclude each other: give one of them.")
-        if numbers_given:  # a number of heads that was given counts
+        if numbers_given:  # a given number of heads takes precedence
             options.num_head_channels = -1
 
     def check_options(self, options):

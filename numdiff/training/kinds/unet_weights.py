@@ -1,4 +1,4 @@
-"""The UNet's weights elsewhere: guided-diffusion, improved-diffusion, unet.cu."""
+"""The UNet's weights in other programs: guided-diffusion, improved-diffusion, unet.cu."""
 from ...errors import NumdiffError, UsageError
 from ...nn.convert import check_state_dict, guess_unet_options, guided_diffusion_flags, with_convolutions
 from .weights import CLASSES, COUNT, IMAGE_SIZE, PERIOD, SHARE, Weights, count_or_none, defaults_of, yes_or_no
@@ -11,7 +11,8 @@ class UNetWeights(Weights):
     may_rescale = True
 
     def recognises(self, state_dict):
-        """What is nobody's counts as a UNet's, whose names are the oldest; `complete` says what it lacks."""
+        """What no other kind recognises counts as a UNet's, whose names are the oldest; `complete` says what is
+        missing."""
         return True
 
     def complete(self, source, state_dict, told, free):

@@ -1,7 +1,7 @@
-"""Weights of other programs, as a kind of model knows them: `Weights`, which unet_weights.py and dit_weights.py fill.
+"""Weights of other programs, as a kind of model reads and writes them: see unet_weights.py, dit_weights.py.
 
 A kind without such a record has numdiff's own model files, and the plain exports (.npz, .safetensors) of its parameters
-under their own names; no foreign file is taken for it.
+under their own names; no foreign file is recognised as its own.
 """
 import inspect
 import math
@@ -12,9 +12,9 @@ MAX_IMAGE_SIZE = 4096  # as of a training run
 
 
 class Weights:
-    """How files of a kind are read and written that are not numdiff's.
+    """How files of a kind that are not numdiff's are read and written.
 
-    free: {option: function} of what shapes of weights do not tell -> whether a value may be
+    free: {option: function(value) -> whether it is allowed} of options that the weights' shapes do not determine
     may_rescale: whether programs that train such models rescale timesteps without saying so in the file
     """
 
@@ -29,7 +29,7 @@ class Weights:
         return False
 
     def complete(self, source, state_dict, told, free):
-        """All options of the model: what shapes say, and for the rest the user (`free`), the file (`told`), the
+        """All options of the model: from the shapes, and otherwise from the user (`free`), the file (`told`), the
         defaults; a `NumdiffError` or a `UsageError` where they cannot be known."""
         raise NotImplementedError
 
@@ -42,11 +42,12 @@ class Weights:
         return state_dict
 
     def notes(self, sizes, diffusion):
-        """[(heading, text)] of what whoever reads the state dict elsewhere must be told."""
+        """[(heading, text)] of what users of the state dict in other programs must know."""
         return []
 
     def with_convolutions(self, state_dict, sizes):
-        """(state dict, sizes) of the model that changes the size by convolutions; a `UsageError` where none does."""
+        """(state dict, sizes) of the model that changes the size by convolutions; a `UsageError` if the kind has no
+        such model."""
         raise UsageError(f"--conv-resample means nothing for a {self.kind.title}: leave it out.")
 
     def write_folder(self, folder, sizes, state_dict, diffusion):
@@ -61,7 +62,8 @@ class Weights:
         yield f"classes     {sizes['num_classes'] or 'none'}"
 
     def believed(self, told, free):
-        """The options in `told` (words of a file) that may be true; refuses `free` ones that it does not have."""
+        """The options in `told` (claims of a file) that are plausible; refuses `free` ones that the kind does not
+        have."""
         for key, value in free.items():
             if key not in self.free:
                 raise UsageError(f"{flag(key)} means nothing for a {self.kind.title}: leave it out.")
@@ -71,7 +73,7 @@ class Weights:
 
     def classes(self, source, rows, dropout, given):
         """{"num_classes", "class_dropout"} of a model whose class table has `rows` rows (None: it has no classes), the
-        last for no class where there is dropout; given: the number of classes that the user tells, or None."""
+        last for no class where there is dropout; given: the number of classes from the user, or None."""
         if rows is None:
             if given is not None:
                 raise UsageError(f"--num-classes {given}: {source} has no classes; leave it out.")
@@ -112,7 +114,7 @@ PERIOD = number(0, math.inf, low_too=False)
 
 
 def defaults_of(model):
-    """{option: default} of the constructor of a model or `Diffusion`, without where it computes and its seed."""
+    """{option: default} of the constructor of a model or `Diffusion`, without device and seed."""
     return {name: list(p.default) if isinstance(p.default, tuple) else p.default
             for name, p in inspect.signature(model).parameters.items() if name not in ("device", "seed", "backend")}
 
