@@ -1,8 +1,9 @@
-"""Zips, tars and NumPy's files from anywhere: what is in them is bounded before it is unpacked.
+"""Zips, tars and NumPy's files from anywhere: their contents are bounded before they are unpacked.
 
 A few kilobytes can announce, or unpack to, any number of bytes. Here nothing is unpacked before its announced size was
-held against what the file can hold and what the caller expects, nothing is unpacked further than announced, and no step
-has more in memory than was asked for. Whatever is wrong is a `BadArchive`, whose text completes "… is damaged (…)".
+checked against what the file can hold and what the caller expects, nothing is unpacked beyond its announced size, and
+no step holds more in memory than was asked for. Whatever is wrong is a `BadArchive`, whose text completes "… is damaged
+(…)".
 """
 import bz2
 import copy
@@ -34,7 +35,7 @@ class BadArchive(Exception):
 
 
 class TooMuch(BadArchive):
-    """It may be whole, but holds more than is read."""
+    """It may be intact, but holds more than is read."""
 
 
 def most_from_deflate(nbytes):
@@ -103,7 +104,7 @@ class _Member:
         most = {zipfile.ZIP_STORED: member.compress_size, zipfile.ZIP_DEFLATED: most_from_deflate(member.compress_size)}
         if member.file_size > most.get(member.compress_type, member.file_size):
             raise BadArchive(f"{member.filename} announces {member.file_size:,} bytes, more than it can hold")
-        packed = copy.copy(member)  # to zipfile a stored member, whose bytes are the packed ones
+        packed = copy.copy(member)  # to zipfile a stored member, whose contents are the packed bytes
         packed.compress_type, packed.file_size = zipfile.ZIP_STORED, member.compress_size
         del packed.CRC
         try:
@@ -132,14 +133,14 @@ class _Member:
         return b"".join(pieces)
 
     def _packed(self, size):
-        """Up to `size` of the bytes that the file has."""
+        """Up to `size` of the file's bytes."""
         try:
             return self._source.read(size)
         except EOFError:
             raise BadArchive(f"{self.member.filename} is cut off") from None
 
     def _piece(self, size):
-        """1 to `size` further bytes."""
+        """The next 1 to `size` bytes."""
         if self.member.compress_type == zipfile.ZIP_STORED:
             piece = self._packed(min(size, 16 * BLOCK))
             if not piece:
@@ -152,7 +153,7 @@ class _Member:
             packed = self._tail
             if not packed and (deflated or self._unpacker.needs_input):
                 packed = self._packed(BLOCK)
-            try:  # without input deflate gives what it has held back, the others an error
+            try:  # without input deflate returns what it has held back, the others raise an error
                 piece = self._unpacker.decompress(packed, min(size, 16 * BLOCK))
             except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
                 raise BadArchive(f"{self.member.filename}: {error}") from None
@@ -187,7 +188,7 @@ class _Member:
 def tar_files(stream):
     """[(name, offset, bytes)] of the regular files of a tar, from a stream at its start, which is read to the end.
 
-    What extends a header (PAX, GNU's long names) is passed over: it can have any size, and short names do without it.
+    Header extensions (PAX, GNU's long names) are skipped: they can have any size, and short names need none.
     """
     files, position = [], 0
     for _ in range(MAXIMUM_TAR_MEMBERS):
@@ -242,7 +243,7 @@ def read_npy_header(stream):
     text = _exactly(stream, nbytes)
     try:
         shape, fortran, dtype = parse(io.BytesIO(length + text))
-    except Exception as error:  # it is Python's own notation, so it can be broken in any way
+    except Exception as error:  # it is Python notation, so it can be broken in any way
         raise BadArchive(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
     if len(shape) > MAXIMUM_DIMENSIONS or any(type(n) is not int or not 0 <= n < 1 << 48 for n in shape):
         raise BadArchive("its NumPy header has a shape that no array has")

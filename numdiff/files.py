@@ -1,13 +1,14 @@
 """How every file is read and written: the one place that opens what a user names.
 
-READING. `open_regular` opens regular files alone: a FIFO would wait for ever, a device never end. What is in a file is
-believed by nobody before it is checked: sizes before allocation, a schema before use (schema.py, hdf5.py, npz.py).
+READING. `open_regular` opens only regular files: a FIFO would wait for ever, a device might never end. The contents of
+a file are never trusted before they are checked: sizes before allocation, a schema before use (schema.py, hdf5.py,
+npz.py).
 
-WRITING. Files are either whole or not there: written under a temporary name, forced to the disk, then renamed. What is
-not a regular file (a device, a FIFO, a symbolic link, which leads elsewhere) is never replaced nor followed.
-A rename inside one folder is atomic, so whoever opens the final name finds the old content or the new, never a half.
-The temporary file is locked while its writer lives; the system drops the lock when the writer dies, by whatever cause,
-and so `remove_stray_files` can tell the remains of a killed run from a file that is being written now.
+WRITING. A file is either whole or not there: it is written under a temporary name, synced to the disk, then renamed.
+Anything but a regular file (a device, a FIFO, a symbolic link, which leads elsewhere) is neither replaced nor followed.
+A rename inside one folder is atomic, so whoever opens the final name finds the old contents or the new, never a part.
+The temporary file is locked while its writer lives; the system drops the lock when the writer dies, for whatever
+reason, so that `remove_stray_files` can tell the remains of a killed run from a file that is being written now.
 """
 import contextlib
 import errno
@@ -50,10 +51,10 @@ NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0) | WITHOUT_WAITING  # 0 on Windows, w
 
 def open_regular(path):
     """The regular file `path`, raw and binary; an `IrregularFile` (an OSError) for a folder, a FIFO, a device."""
-    check_regular(path, os.stat(path).st_mode)  # to open a device can already do something
+    check_regular(path, os.stat(path).st_mode)  # even opening a device can have effects
     file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | WITHOUT_WAITING))
     try:
-        check_regular(path, os.fstat(file.fileno()).st_mode)  # it may have been exchanged meanwhile
+        check_regular(path, os.fstat(file.fileno()).st_mode)  # it may have been replaced meanwhile
     except OSError:
         file.close()
         raise
@@ -61,7 +62,7 @@ def open_regular(path):
 
 
 def read_bytes(path, limit):
-    """What is in the regular file `path`, of at most `limit` bytes; a `NumdiffError` where there are more."""
+    """The contents of the regular file `path`, of at most `limit` bytes; a `NumdiffError` if there are more."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -89,11 +90,11 @@ def _pread(file, count, offset):
 
 
 class Refused(ValueError):
-    """What a file holds is not read; the text says why, as the part of a sentence."""
+    """A file's contents are refused; the text says why, as part of a sentence."""
 
 
 class IrregularFile(OSError):
-    """Something that is no file where one is to be read or written; `strerror` says what it is."""
+    """Not a file, where one is to be read or written; `strerror` says what it is."""
 
 
 def check_regular(path, mode):
@@ -118,7 +119,7 @@ def check_target(what, path):
 
 
 def check_output(what, path):
-    """Raise a `NumdiffError` where `path` could not be written, before long work whose result is to stand there."""
+    """Raise a `NumdiffError` where `path` could not be written, before long work whose result is to go there."""
     check_target(what, path)
     folder = os.path.dirname(os.path.abspath(path))
     try:
@@ -131,7 +132,7 @@ def check_output(what, path):
 
 
 def open_to_append(path, what):
-    """The regular file `path`, or a new one, raw, to be appended to; it is not emptied, and no link is followed."""
+    """The regular file `path`, or a new one, raw, for appending; it is not truncated, and no link is followed."""
     check_target(what, path)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NOT_FOLLOWED, 0o666)
@@ -147,7 +148,7 @@ class TemporaryFile(io.FileIO):
     """A raw file that writes all it is given and keeps the first error instead of raising it.
 
     HDF5 cannot recover from a write that fails: it tries again when the file is closed, and once more when Python ends.
-    So it is told that all went well, and `check` raises the error after it has let go of the file.
+    So it is told that all went well, and `check` raises the error after HDF5 has closed the file.
     """
 
     error = None
@@ -157,7 +158,7 @@ class TemporaryFile(io.FileIO):
         done = 0
         while done < len(data) and self.error is None:
             try:
-                done += self._write_some(data[done:])  # the system may take less than it is given, 2 GiB at most
+                done += self._write_some(data[done:])  # the system may write less than it is given, 2 GiB at most
             except BaseException as error:  # a Ctrl-C as well
                 self.error = error
         return len(data)
@@ -179,7 +180,7 @@ class TemporaryFile(io.FileIO):
 
 
 def write_all(file, data):
-    """Write all of `data` to a raw file: the system may take less than it is given, 2 GiB at most."""
+    """Write all of `data` to a raw file: the system may write less than it is given, 2 GiB at most."""
     data = memoryview(data)
     while data:
         data = data[file.write(data):]
@@ -195,7 +196,7 @@ def atomic_file(path, what="the file"):
     check_target(what, path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with contextlib.suppress(FileNotFoundError):  # of a killed process that had our number
+        with contextlib.suppress(FileNotFoundError):  # left by a killed process that had our process ID
             os.unlink(temporary)
         file = TemporaryFile(temporary, "x+")
     except OSError as error:
@@ -205,14 +206,14 @@ def atomic_file(path, what="the file"):
             _lock(file)
             yield file
             file.check()
-            os.fsync(file.fileno())  # else a power cut could leave the new name over content that never arrived
+            os.fsync(file.fileno())  # otherwise a power cut could leave the new name on contents that never arrived
             check_target(what, path)
             os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(what, path, error) from error
     finally:
-        with contextlib.suppress(OSError):  # not there any more where all went well
+        with contextlib.suppress(OSError):  # already gone if all went well
             os.unlink(temporary)
 
 

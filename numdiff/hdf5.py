@@ -1,18 +1,18 @@
 """The strict reader of HDF5 files, for datasets, checkpoints and model files.
 
     with open_hdf5(path) as file:
-        images = file.array("images")              # an `Array`: shape and dtype, nothing read yet; None: not there
+        images = file.array("images")              # an `Array`: shape and dtype, nothing read yet; None: absent
         rows = images.read(0, 64)
         names = file.strings("classes")            # an attribute of the root
 
-h5py tells where things lie; the values themselves are read here, from the one open file, so that nothing outside of it
-can be read and nothing larger than what is stored is ever allocated:
+h5py says where things are; the values themselves are read here, from the one open file, so that nothing outside it can
+be read and nothing larger than what is stored is ever allocated:
     links        hard links alone: soft and external links, virtual datasets and external storage are refused
-    sizes        what a shape claims must be stored: contiguous data lie within the file, every chunk exists, chunks do
-                 not share bytes, and compressed ones unpack to exactly their size
-    filters      gzip, shuffle, Fletcher-32, and lzf of h5py; others would be looked for in libraries of the machine
+    sizes        all that a shape claims must be stored: contiguous data lie within the file, every chunk exists, chunks
+                 do not share bytes, and compressed ones unpack to exactly their size
+    filters      gzip, shuffle, Fletcher-32 and h5py's lzf; others would be loaded from the machine's libraries
     strings      variable strings lie in a heap whose damage makes HDF5 loop for ever: it is walked here
-A `Refused` says why, as the part of a sentence.
+A `Refused` says why, as part of a sentence.
 """
 import contextlib
 import itertools
@@ -34,12 +34,12 @@ from .files import Refused, open_regular, read_at
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MAX_CHUNK_BYTES = 512 << 20
-MAX_LZF_CHUNK_BYTES = 4 << 20  # lzf, which h5py unpacks, can unfold a hostile chunk to 88 times its size
+MAX_LZF_CHUNK_BYTES = 4 << 20  # lzf, which h5py unpacks, can expand a hostile chunk to 88 times its size
 MAX_CHUNKS = 1 << 22
 MAX_DEFLATE = 1100  # gzip packs at most 1032 bytes into one
-CACHE_BYTES = 32 << 20  # of unpacked chunks, or the last one: rows are asked for in other portions than stored
+CACHE_BYTES = 32 << 20  # of unpacked chunks, or the last one: rows are not read in the portions in which they lie
 BLOCK = 1 << 18  # bytes of a checksum taken at a time
-ROWS = 64  # a chunk may have room for so many rows although there are fewer
+ROWS = 64  # a chunk may have room for this many rows although there are fewer
 MAX_STRINGS, MAX_STRING_BYTES = 1 << 20, 64 << 20
 MAX_HEADER_BLOCKS, MAX_HEADER_BYTES = 64, 1 << 20  # of an object header
 FILTERS = (h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32, h5z.FILTER_LZF)
@@ -53,7 +53,8 @@ def is_hdf5(path):
 
 
 def open_hdf5(path, raw=None):
-    """The `File`; raw: it is open already, and is closed with it. An OSError or `Refused` where it cannot be read."""
+    """The `File`; raw: the file if it is already open; it is closed with the `File`. An OSError or `Refused` where it
+    cannot be read."""
     return File(open_regular(path) if raw is None else raw)
 
 
@@ -83,7 +84,7 @@ class File:
     def __exit__(self, *_):
         self.close()
 
-    def __del__(self):  # a dataset may be left to the end of the program, as in short scripts
+    def __del__(self):  # a dataset may stay open to the end of the program, as in short scripts
         with contextlib.suppress(Exception):
             self.close()
 
@@ -168,7 +169,7 @@ class File:
         return h5a.open(owner, name.encode()) if h5a.exists(owner, name.encode()) else None
 
     def _variable_strings(self, raw, name):
-        """The texts that the references of an attribute's value mean: length, address of a heap, number in it."""
+        """The texts that an attribute's value refers to: each by length, address of a heap, number in it."""
         total, heaps = 0, {}
         for length, address, number in struct.iter_unpack("<IQI", raw):
             if length == 0:
@@ -185,7 +186,7 @@ class File:
     def _by_h5py(self, name):
         """The same for an attribute that is stored apart, as those of thousands of texts are.
 
-        That is a tree in a heap, which h5py reads in a process of its own, with little memory and little time.
+        That is a tree in a heap, which h5py reads in a separate process with limited memory and time.
         """
         code = ("import json, resource, sys\nimport h5py, numpy as np\n"
                 "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
@@ -203,7 +204,7 @@ class File:
 
 
 class Array:
-    """A dataset of an HDF5 file, all of which is stored in it. shape, dtype (of the values as `read` gives them)."""
+    """A dataset that is completely stored in its HDF5 file. shape, dtype (of the values as `read` gives them)."""
 
     def __init__(self, file, identifier, name):
         if not isinstance(identifier, h5d.DatasetID):
@@ -225,7 +226,7 @@ class Array:
         return self.shape[0]
 
     def read(self, start, stop):
-        """Rows start to stop, which are cut off at the end, as an array of its own."""
+        """Rows start to stop (fewer at the end) as a new array."""
         start, stop = (min(max(n, 0), len(self)) for n in (start, stop))
         shape = (max(stop - start, 0), *self.shape[1:])
         try:
@@ -348,7 +349,7 @@ class Array:
         return rows
 
     def _unpacked(self, place):
-        """A chunk's values; the last ones are kept, as portions of rows seldom end where chunks do."""
+        """A chunk's values; the last ones are cached, as portions of rows seldom end where chunks do."""
         with self._lock:
             if place in self._cache:
                 self._cache.move_to_end(place)
@@ -367,7 +368,7 @@ class Array:
             return h5py.Dataset(self.id)[part]
         number = int(np.ravel_multi_index(place, self._grid))
         size, mask = int(self._packed[number]), int(self._masks[number])
-        if size > 2 * self._chunk_bytes + 4096:  # gzip makes what it cannot compress a little longer
+        if size > 2 * self._chunk_bytes + 4096:  # gzip makes incompressible data a little longer
             raise Refused(f"a chunk of `{self.name}` is larger than its values")
         data = read_at(self._raw, int(self._where[number]), size)
         for i, code in reversed(list(enumerate(self._filters))):
@@ -385,7 +386,7 @@ class Array:
             if fletcher32(data) != [int.from_bytes(half, "little") % 65535 for half in (checksum[:2], checksum[2:])]:
                 raise Refused(f"the checksum of a chunk of `{self.name}` is wrong")
             return data
-        size = self._stored.itemsize  # shuffle: all first bytes of the values, then all second ones
+        size = self._stored.itemsize  # shuffle: the first bytes of all values, then the second ones
         whole = len(data) // size * size
         return np.frombuffer(data[:whole], np.uint8).reshape(size, -1).T.tobytes() + data[whole:]
 
@@ -416,7 +417,7 @@ def _text(value):
 # Attributes, as HDF5's file format specification has them (version 3.0, sections III.D, IV.A) -------------------------
 
 def _raw_attribute(file, address, name, count):
-    """The bytes of an attribute's value of `count` variable strings; None where its object header does not hold it."""
+    """The bytes of an attribute's value of `count` variable strings; None where it is not in the object header."""
     for kind, flags, message in _messages(file, address):
         if kind != 0x0C or flags & 2:  # an attribute; shared ones are stored apart
             continue

@@ -5,10 +5,9 @@
     curves("frechet.png", {"UNet": (seconds, distances)}, x="time (s)", y="Fréchet distance")
     roofline("roof.png", {"matmul": [(flops_per_byte, flops_per_second), …]}, bandwidth=4.0e12, peaks={"fp16": 989e12})
 
-A picture is PNG, SVG or PDF, as its path ends; like every file it is whole or not there. matplotlib is used without
-pyplot, whose figures and settings are global: of its settings the style is set while a plot is drawn, one at a time.
-Its import takes as long as that of the rest of numdiff; the first plot does it, so that no step waits for it, or
-`import_ahead` beside other work.
+A picture is PNG, SVG or PDF, by its path's suffix; like every file it is written whole or not at all. matplotlib is
+used without pyplot, whose figures and settings are global: the style is set only while a plot is drawn, one at a time.
+Importing it takes as long as the rest of numdiff; the first plot does so, or `import_ahead` beside other work.
 """
 import contextlib
 import functools
@@ -29,9 +28,9 @@ MARGINS = {"left": 0.085, "right": 0.975, "bottom": 0.105, "top": 0.92}  # of th
 INK, GREY, GRID = "#282c34", "#6e747e", "#e5e8ec"
 COLOURS = ("#165ea6", "#d9622b", "#2c8c4d", "#8d5ab5", "#b8383d", "#7a6a4f", "#d277b4", "#4f9fbf", "#a09a1c", "#5f6b7a")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same plot, same bytes
+UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # same plot, same bytes
 DRAWING = threading.RLock()
-RAW = "#b0cce8"  # a first colour made light: values before smoothing
+RAW = "#b0cce8"  # a light version of the first colour: values before smoothing
 STYLE = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 10, "svg.fonttype": "none",
     "axes.titlesize": 13, "axes.titlelocation": "left", "axes.titlepad": 12, "axes.titlecolor": INK,
@@ -46,10 +45,11 @@ STYLE = {
 # Pictures -------------------------------------------------------------------------------------------------------------
 
 def loss_curve(path, steps, losses, title="Training loss", log_y=True, smooth=None):
-    """Losses over steps: every value light, their running mean over `smooth` steps strong (default: a fiftieth of all).
+    """Losses over steps: every value in a light colour, their running mean over `smooth` steps (default: a fiftieth of
+    all) in a strong one.
 
     steps, losses: (N,), N ≥ 0; values that are not finite are left out
-    log_y: logarithmic axis (needs losses above zero; else it is linear)
+    log_y: logarithmic axis (linear if there are losses of zero or less)
     """
     steps, losses = np.asarray(steps, np.float64), np.asarray(losses, np.float64)
     finite = np.isfinite(losses)
@@ -78,8 +78,8 @@ def loss_curve(path, steps, losses, title="Training loss", log_y=True, smooth=No
 def bars(path, values, unit, title="", best=None):
     """A ladder: one horizontal bar a name, from the top down, each with its value.
 
-    values: {name: number}; unit: of the numbers; best: (name, number) of what they are held against, a dashed line, to
-    which each bar's share is then written
+    values: {name: number}; unit: of the numbers; best: (name, number) to compare with, drawn as a dashed line; each bar
+        is then labelled with its share of it
     """
     names, numbers = list(values), [float(v) for v in values.values()]
     with Plot(path, title, unit, height=1.3 + 0.34 * max(len(names), 4)) as axes:
@@ -98,7 +98,7 @@ def bars(path, values, unit, title="", best=None):
 
 
 def curves(path, series, x, y, title="", log_x=False, log_y=False):
-    """One line a name, with a point at each value: a Fréchet distance against time, say.
+    """One line a name, with a point at each value: for example a Fréchet distance against time.
 
     series: {name: (xs, ys)} of sequences of equal length; x, y: names of the axes with their units; log_x, log_y:
     logarithmic axes, which leave out what is not above zero
@@ -116,16 +116,16 @@ def curves(path, series, x, y, title="", log_x=False, log_y=False):
 
 
 def roofline(path, points, bandwidth=None, peaks=None, title="Roofline"):
-    """Kernels under the roof of a card (Williams, Waterman and Patterson 2009): what they compute a second over how
-    much they compute for each byte that they have to move, both logarithmic.
+    """Kernels under the roof of a card (Williams, Waterman and Patterson 2009): FLOP/s over FLOPs per byte that must be
+    moved, both logarithmic.
 
-    points: {name: [(FLOPs per byte, FLOP/s), …]}; a third entry is a label beside the point
-    bandwidth: bytes a second; peaks: {precision: FLOP/s}. Where they are not known there is no roof
+    points: {name: [(FLOPs per byte, FLOP/s), …]}; a third entry is a label for the point
+    bandwidth: bytes a second; peaks: {precision: FLOP/s}. Without them no roof is drawn
     """
     peaks = peaks or {}
     everything = [(p[0], p[1]) for rows in points.values() for p in rows if p[0] > 0 and p[1] > 0]
     fastest = max([p[1] for p in everything] + list(peaks.values()), default=1e12)
-    unit, prefix = (1e12, "T") if fastest >= 1e11 else (1e9, "G")  # the second on a CPU
+    unit, prefix = (1e12, "T") if fastest >= 1e11 else (1e9, "G")  # GFLOP/s on a CPU
     ridges = [peak / bandwidth for peak in peaks.values()] if bandwidth else []
     low, high = (extreme([p[0] for p in everything] + ridges, default=1.0) for extreme in (min, max))
     low, high = low / 3, high * 5
@@ -165,11 +165,11 @@ def roofline(path, points, bandwidth=None, peaks=None, title="Roofline"):
 # The style ------------------------------------------------------------------------------------------------------------
 
 class Plot:
-    """Context: the axes of a picture in the project's style, which is written to `path` when all has gone well.
+    """Context: the axes of a picture in the project's style, which is written to `path` if all goes well.
 
     x, y: names of the axes, with their units; height: inches
-    margins: dict of left, right, bottom, top, shares of the picture; None measures what is written there, which takes
-        as long as to draw it
+    margins: dict of left, right, bottom, top, shares of the picture; None measures the labels, which takes as long as
+        drawing them
     """
 
     def __init__(self, path, title="", x="", y="", margins=None, height=SIZE[1]):
@@ -208,15 +208,15 @@ def check_ending(path):
 
 
 class NoPlotsError(NumdiffError):
-    """What draws is not there, or is broken."""
+    """matplotlib is missing or broken."""
 
 
 class _Matplotlib:
-    """The parts of matplotlib that are used."""
+    """The parts of matplotlib that are used here."""
 
     def __init__(self):
         try:
-            logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a font cache that it cannot keep is no news
+            logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a font cache that it cannot write is no news
             from matplotlib import rc_context
             from matplotlib.figure import Figure
             from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -232,7 +232,7 @@ matplotlib = functools.cache(_Matplotlib)
 
 
 def import_ahead():
-    """Begin to import matplotlib, beside work that waits for a device; what goes wrong the first plot says."""
+    """Start importing matplotlib, beside work that waits for a device; the first plot reports any failure."""
     def work():
         with contextlib.suppress(NumdiffError):
             matplotlib()
@@ -241,14 +241,14 @@ def import_ahead():
 
 
 def looks():
-    """(colour, marker) of the first, second, … of several; no two are the same among the first sixty."""
+    """(colour, marker) of the first, second, … series; the first sixty are all different."""
     return ((COLOURS[i % len(COLOURS)], MARKERS[i // len(COLOURS) % len(MARKERS)]) for i in range(10000))
 
 
 # Axes -----------------------------------------------------------------------------------------------------------------
 
 def log_axis(axes, way):
-    """Make the axis "x" or "y" logarithmic within the limits it has, with ticks at round numbers written out."""
+    """Make the axis "x" or "y" logarithmic within its current limits, with ticks at round numbers written out."""
     axis, limits = (axes.xaxis, axes.get_xlim()) if way == "x" else (axes.yaxis, axes.get_ylim())
     (axes.set_xscale if way == "x" else axes.set_yscale)("log")
     (axes.set_xlim if way == "x" else axes.set_ylim)(*limits)
@@ -259,8 +259,8 @@ def log_axis(axes, way):
 
 
 def log_ticks(low, high):
-    """Round numbers from low to high: powers of ten (not all, of very many), else 1, 2, 5 or all digits of each; [] of
-    a range without four."""
+    """Round numbers from low to high: powers of ten (only some, if there are very many), else 1, 2, 5 or all digits of
+    each; [] for a range without four of them."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     apart = max(1, (last - first) // 10)
     for digits in ((1,), (1, 2, 5), range(1, 10)):
@@ -271,7 +271,7 @@ def log_ticks(low, high):
 
 
 def whole_numbers(axis):
-    """Ticks of a linear axis at whole numbers, with commas in them."""
+    """Ticks of a linear axis at whole numbers, with thousands separators."""
     axis.set_major_locator(matplotlib().MaxNLocator(8, integer=True))
     axis.set_major_formatter(matplotlib().FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
@@ -281,7 +281,8 @@ def y_range(losses, smoothed, log_y):
     low, high = float(losses.min()), float(losses.max())
     if log_y:
         return low / 1.15, high * 1.15
-    # a few wild values must not flatten the curve: the axis ends above nearly all, and the line is cut off there
+    # a few wild values must not flatten the curve: the axis ends above nearly all of them, and the line is cut off
+    # there
     high = max(float(np.quantile(losses, 0.998)), float(smoothed.max()))
     low = min(0.0, low) if low < 0.25 * high else low
     room = 0.05 * (high - low) or 0.5
@@ -291,7 +292,7 @@ def y_range(losses, smoothed, log_y):
 # Values ---------------------------------------------------------------------------------------------------------------
 
 def running_mean(values, width):
-    """Mean over the `width` values around each, or those of them that there are near the ends."""
+    """Mean over the `width` values around each, or over fewer near the ends."""
     at = np.arange(len(values))
     start, stop = np.maximum(at - width // 2, 0), np.minimum(at + width // 2 + 1, len(values))
     total = np.concatenate([[0.0], np.cumsum(values)])

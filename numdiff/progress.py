@@ -1,8 +1,8 @@
-"""What this process is at, for the other ranks of its job, which may have to wait for it (distributed/watchdog.py).
+"""What this process is doing, for the other ranks of its job, which may have to wait for it (distributed/watchdog.py).
 
-    tick()                      work goes on: a chunk was read, a part of a file written, the model asked once more
+    tick()                      work goes on: a chunk was read, a part of a file written, the model evaluated
     with compiling():           kernels are compiled, which may take minutes
-    with waiting():             nothing is done but to wait for the other ranks
+    with waiting():             this process only waits for the other ranks
     with doing("drawing"):      in words, for a message; or for good: progress.doing = "after step 12"
 
 The main thread writes, the watchdog's thread reads; each value is one assignment, so no lock is needed.
@@ -11,8 +11,8 @@ import contextlib
 
 
 class Progress:
-    """Attributes: waits, how many waits for all the ranks have begun; waiting, whether the last goes on; ticks;
-    compiling, how deep in `compiling()`; doing, in words."""
+    """Attributes: waits, how many waits for all the ranks have begun; waiting, whether the last one is still going on;
+    ticks; compiling, how deep in `compiling()`; doing, in words."""
 
     def __init__(self):
         self.waits = self.ticks = self.compiling = 0
@@ -29,7 +29,7 @@ def tick():
 
 @contextlib.contextmanager
 def compiling():
-    """Context in which kernels are compiled."""
+    """Context: kernels are compiled."""
     progress.compiling += 1
     try:
         yield
@@ -40,7 +40,7 @@ def compiling():
 
 @contextlib.contextmanager
 def doing(text):
-    """Context of some work, in words."""
+    """Context: some work, in words."""
     before, progress.doing = progress.doing, text
     try:
         yield
@@ -50,7 +50,7 @@ def doing(text):
 
 @contextlib.contextmanager
 def waiting():
-    """Context of one wait for all the other ranks; all begin the same waits in the same order."""
+    """Context: a wait for all the other ranks; all begin the same waits in the same order."""
     progress.waits += 1
     progress.waiting = True
     try:

@@ -1,8 +1,8 @@
-"""The bar that all long work shows in a terminal, in one line on stderr; where there is no terminal, nothing.
+"""The bar that all long work shows on a terminal, in one line on stderr; without a terminal, nothing.
 
     sampling  ██████████████▌               124/250 steps  41.2 ms/step  0:05 < 0:05
 
-What is done, how far it has come, how long one takes (or how many a second), the time so far < the time left.
+What is being done, how far it has got, the time of one (or how many a second), the time so far < the time left.
 
     with progress_bar(count, "evaluating", "image") as bar:
         …
@@ -19,10 +19,10 @@ LINE = "{desc}  {bar}  {tail}"
 
 
 def progress_bar(total, what, unit, initial=0, keep=False, shown=None):
-    """A `ProgressBar` of `total` units (None: nobody knows how many), of which `initial` are done already.
+    """A `ProgressBar` of `total` units (None: unknown), of which `initial` are already done.
 
     what: what is done, in a word; unit: in the singular
-    keep: leave the bar where it is at the end, instead of taking it away
+    keep: leave the bar in place at the end, instead of clearing it
     shown: True or False; None: where stderr is a terminal
     """
     if shown is None:
@@ -32,7 +32,7 @@ def progress_bar(total, what, unit, initial=0, keep=False, shown=None):
 
 
 def tracked(items, total, what, unit):
-    """The items of an iterable, while a bar counts them."""
+    """Yields the items of an iterable while a bar counts them."""
     with progress_bar(total, what, unit) as bar:
         for item in items:
             yield item
@@ -40,7 +40,7 @@ def tracked(items, total, what, unit):
 
 
 class ProgressBar(tqdm):
-    """tqdm's bar with numdiff's line. A terminal that has gone is no reason for the work to end.
+    """tqdm's bar with numdiff's line. The loss of the terminal does not end the work.
 
     note: words before the speed; seconds: of a unit, where the caller knows better than the time between updates
     """
@@ -48,7 +48,7 @@ class ProgressBar(tqdm):
     note, seconds, _widest = "", None, 0
 
     def to(self, n, note="", seconds=None):
-        """`n` units are done, and what else to say."""
+        """`n` units are done; note, seconds: as the attributes."""
         if not self.disable:
             self.n, self.note, self.seconds = n, note, seconds
             self.refresh()
@@ -66,7 +66,7 @@ class ProgressBar(tqdm):
         left = "" if self.total is None else f" < {duration((self.total - self.n) * seconds)}"
         tail = "  ".join(filter(None, [f"{self._count()} {self.unit}s", self.note, speed(seconds, self.unit),
                                        duration(elapsed) + left]))
-        self._widest = max(self._widest, len(tail))  # the bar never moves to and fro
+        self._widest = max(self._widest, len(tail))  # so that the bar never shifts
         return {**values, "tail": tail.rjust(self._widest)}
 
     def _count(self):
@@ -84,7 +84,7 @@ class ProgressBar(tqdm):
 
 
 def speed(seconds, unit):
-    """How long a step takes, or how many of something else a second bring."""
+    """How long a step takes, or how many of another unit are done in a second."""
     if not 0 < seconds < math.inf:
         return ""
     if unit != "step":

@@ -1,10 +1,11 @@
-"""The strict reader of JSON that stands in files: a parser that takes nothing odd, and schemas of what may be said.
+"""The strict reader of JSON in files: a parser that accepts nothing irregular, and schemas of what is allowed.
 
     SETTINGS = record({"steps": integer(1, 100000)}, {"schedule": choice("linear", "cosine"), "rate": number(0)})
     check(parse_json(text), SETTINGS, "the settings")
 
 A schema is a function (value, where) that returns None or raises a `Mismatch`, whose text says where and what. Values
-are quoted in it shortly. What is in a schema is bounded: no number is larger, no text or list longer than it says.
+are quoted in it in short. Everything that a schema accepts is bounded: no number is larger, no text or list longer than
+it says.
 """
 import json
 import math
@@ -13,7 +14,7 @@ import reprlib
 from .files import Refused
 
 JSON_BYTES = 32 << 20  # of a text: the names of a million classes
-SAFE_INTEGER = 2**53  # beyond, a float does not know every integer
+SAFE_INTEGER = 2**53  # beyond it, a float cannot represent every integer
 
 
 class Mismatch(Refused):
@@ -21,7 +22,7 @@ class Mismatch(Refused):
 
 
 def parse_json(text, limit=JSON_BYTES):
-    """The value of a JSON text (str or bytes); a `Mismatch` for anything that is none: NaN and infinity, too."""
+    """The value of a JSON text (str or bytes); a `Mismatch` for anything else, including NaN and infinity."""
     if len(text) > limit:
         raise Mismatch(f"its text has {len(text):,} bytes, and at most {limit:,} are taken")
     try:
@@ -30,7 +31,7 @@ def parse_json(text, limit=JSON_BYTES):
         raise Mismatch("it is nested too deeply") from None
     except Mismatch:
         raise
-    except ValueError as error:  # of bytes that are no text as well, and of integers of thousands of digits
+    except ValueError as error:  # also for bytes that are no text, and for integers of thousands of digits
         raise Mismatch(f"it is no JSON text ({str(error)[:80]})") from None
 
 
@@ -52,7 +53,7 @@ def _finite(digits):
 
 
 def check(value, schema, where):
-    """Hold `value` against a schema; returns it. where: what it is, the beginning of a `Mismatch`'s text."""
+    """Check `value` against a schema; returns it. where: what it is, the beginning of a `Mismatch`'s text."""
     schema(value, where)
     return value
 
@@ -92,7 +93,7 @@ def boolean(value, where):
 
 
 def anything(value, where):
-    """Any JSON value, for what only a newer numdiff knows."""
+    """Any JSON value, for keys that only a newer numdiff knows."""
 
 
 def choice(*values):
@@ -122,7 +123,7 @@ def items(inner, length, least=0):
 
 
 def record(required, more=None, other=None):
-    """An object with the keys of `required`, maybe those of `more`, and no others unless `other` says what they are."""
+    """An object with the keys of `required`, perhaps those of `more`, and no others unless `other` is their schema."""
     known = {**required, **(more or {})}
 
     def schema(value, where):
@@ -153,8 +154,8 @@ def options(value, where):
 def of_defaults(defaults, schemas=None, nullable=()):
     """A record whose keys are those of `defaults`, none of them required.
 
-    A value is as `schemas` says, else of its default's kind: a number for a number, a list of such for a list. Where
-    the default is None, or for the keys of `nullable`, null goes as well.
+    A value is as `schemas` says, or else of its default's kind: a number for a number, a list of numbers for a list of
+    them. Where the default is None, and for the keys of `nullable`, null is allowed, too.
     """
     known = {key: (schemas or {}).get(key) or like(value) for key, value in defaults.items()}
     return record({}, {key: optional(inner) if key in nullable or defaults[key] is None else inner

@@ -1,12 +1,12 @@
-"""How long each kernel of a step takes, in three ways, the best that is there.
+"""How long each kernel of a step takes, by the best of three clocks that is available.
 
-    graph    from inside the replayed graph: CUPTI, the driver's own measuring, through PyTorch's profiler (`replayed`)
+    graph    from inside the replayed graph: CUPTI, the driver's own, through PyTorch's profiler (`replayed`)
     events   each launch between two events of the driver, in a step that runs eagerly (`Clock`)
     host     by the host's clock, for a device that runs each launch at once (`HostClock`)
 
-Python takes longer to launch a kernel than most kernels take to run, and an event of an idle stream would count that,
-too. So `Clock` holds the stream up first, by a kernel that only waits, until Python has launched the next kernels. What
-the two events themselves add, a few microseconds, is measured on a kernel that does nothing, and taken off.
+Python takes longer to launch a kernel than most kernels take to run, and events in an idle stream would measure that,
+too. So `Clock` first blocks the stream with a kernel that only waits, until Python has launched the next kernels. What
+the two events themselves add, a few microseconds, is measured on a kernel that does nothing, and subtracted.
 """
 import importlib.util
 import statistics
@@ -15,10 +15,10 @@ import time
 from ..device import cuda, int64, nanoseconds, zeros
 
 WINDOW = 100  # launches for which the stream is held at a time: the driver queues about a thousand, events included
-HOLD_NS = 20_000_000  # longer than Python needs to launch them, and to look on; doubled where it was not
+HOLD_NS = 20_000_000  # longer than Python needs to launch and watch them; doubled when it was not
 LONGEST_HOLD_NS = 320_000_000
 EMPTY_KERNELS = 200  # replayed as one graph, for the time of one of them
-NOT_KERNELS = ("memset", "memcpy")  # as launches are named; the profiler says Memset or, of some in a graph, memset32
+NOT_KERNELS = ("memset", "memcpy")  # as launches are named; the profiler says Memset or, for some in a graph, memset32
 
 
 @cuda.jit
@@ -36,15 +36,15 @@ def empty_kernel(status):
 
 
 class Clock:
-    """Times launches of a GPU by events, the stream held up while they are made."""
+    """Times a GPU's launches by events, with the stream blocked while they are made."""
 
     def __init__(self, gpu):
         self.gpu, self.driver = gpu, gpu._driver
         self.events = []
         self.status = zeros(1, "int32", gpu)
-        self._launch = type(gpu).launch  # the class's own, which nobody watches
-        self.hold_ns, self.released = HOLD_NS, 0  # released: how often the stream was let go before all was launched
-        self._held = gpu.check(self.driver.cuEventCreate(0))  # happens when the stream is let go
+        self._launch = type(gpu).launch  # the class's own, which is not watched
+        self.hold_ns, self.released = HOLD_NS, 0  # released: how often the stream was released before all was launched
+        self._held = gpu.check(self.driver.cuEventCreate(0))  # happens when the stream is released
         self.overhead_us = 0.0
         self.overhead_us = self._measure_overhead()
 
@@ -81,7 +81,7 @@ class Clock:
         self.gpu.check(self.driver.cuEventRecord(self.events[-1], self.gpu.stream_handle))
 
     def _wait(self):
-        """Wait for what is launched; where the stream was let go before all was, hold it longer from now on."""
+        """Wait for what is launched; if the stream was released too early, block it longer from now on."""
         if self.events and int(self.driver.cuEventQuery(self._held)[0]) == 0:
             self.hold_ns = min(2 * self.hold_ns, LONGEST_HOLD_NS)
             self.released += 1
@@ -117,7 +117,7 @@ class HostClock:
 
 
 class NoClock:
-    """Looks on, and times nothing."""
+    """Times nothing."""
 
     def __init__(self):
         self.count = 0
@@ -132,7 +132,7 @@ class NoClock:
 
 
 def profiler_is_there():
-    """Whether PyTorch is installed and sees a GPU, so that its profiler can ask CUPTI; loads it, if so."""
+    """Whether PyTorch is installed and sees a GPU, so that its profiler can use CUPTI; loads it, if so."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch
@@ -141,7 +141,7 @@ def profiler_is_there():
 
 def replayed(step, launches, repeats):
     """((median µs of each launch inside the replayed graph, median µs of a whole replay), None), by CUPTI; or None and
-    the reason why that cannot be had.
+    the reason why that is not available.
 
     launches: the names of the step's launches, in order; a graph of one stream replays them in the same order
     """
@@ -155,14 +155,15 @@ def replayed(step, launches, repeats):
             step.wait()
         events = [e for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         seen = [(e.name, e.time_range.start, e.time_range.end) for e in events]
-    except Exception as error:  # the profiler has many ways to fail, and there is another clock
+    except Exception as error:  # the profiler can fail in many ways, and there is another clock
         return None, f"{type(error).__name__}: {error}"
     times = match(seen, launches, repeats)
     return times, None if times else f"of {repeats} × {len(launches)} launches the profiler saw {len(seen)}"
 
 
 def match(seen, launches, repeats):
-    """(µs of each launch, µs of a replay) from (name, start, end) of what the profiler saw; None where it does not fit.
+    """(µs of each launch, µs of a replay) from the profiler's (name, start, end); None where they do not match the
+    launches.
     """
     seen = sorted(seen, key=lambda run: run[1])
     count = len(launches)

@@ -1,8 +1,8 @@
 """What one call of an operation must move and compute, read from its arguments.
 
 Bytes are counted from the arrays themselves, whatever their dtype: each one that comes in is read once, each result is
-written once, and gradients of parameters, which are added to, are both. No kernel can do with less; one that reads its
-input twice shows a lower rate. FLOPs are what the `*_cost` function beside the operation says.
+written once, and gradients of parameters, which are added to, are both. No kernel needs less; one that reads its input
+twice shows a lower rate. FLOPs are what the `*_cost` function beside the operation gives.
 """
 import inspect
 import math
@@ -57,7 +57,7 @@ def cost_function(function):
 
 
 def cost_of(function, arguments, results):
-    """(bytes, FLOPs) of a call; FLOPs None where the arguments do not tell.
+    """(bytes, FLOPs) of a call; FLOPs None where the arguments do not determine them.
 
     arguments: {name: value} as bound to the function's parameters, with defaults; results: what it returned
     """
@@ -73,13 +73,13 @@ def cost_of(function, arguments, results):
 
 
 def bytes_of(arguments, results):
-    """Of the arrays in the arguments and results, each once; of those that are added to, twice."""
+    """Bytes of the arrays in the arguments and results, each once; twice those of arrays that are added to."""
     given = {id(a): (name, a) for name, value in arguments.items() for a in arrays_in(value)}
     added = {"out"} if arguments.get("accumulate") else set()
     added |= {"dweight", "dbias", "dtable"}
     moved = sum(a.nbytes * (1 + (name in added)) for name, a in given.values())
     if "stride" in arguments and "need_dx" not in arguments and {"dy", "weight", "x"} <= arguments.keys():
-        moved -= arguments["x"].nbytes  # of a convolution's input gradient: asked for its shape alone
+        moved -= arguments["x"].nbytes  # in a convolution's input gradient it only gives its shape
     return moved + sum(a.nbytes for a in arrays_in(results) if id(a) not in given)
 
 
@@ -107,7 +107,7 @@ def extents(arguments):
     if len(x.shape) == 4:
         values |= {"H": x.shape[1], "W": x.shape[2]}
     weight = arguments.get("weight")
-    weight = arguments.get("dweight") if not arrays_in(weight) else weight  # of a loss it is a number
+    weight = arguments.get("dweight") if not arrays_in(weight) else weight  # in a loss it is a number
     if weight is not None and len(weight.shape) == 4:
         dy = arguments.get("dy")
         values |= {"C_in": weight.shape[3], "C_out": weight.shape[0], "kernel": weight.shape[1]}

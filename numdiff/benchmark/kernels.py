@@ -1,8 +1,8 @@
-"""Each version of each operation at a model's own shapes: those that one training step calls it with.
+"""Each version of each operation at a model's own shapes: those with which one training step calls it.
 
-A step is watched once, for the arguments of its operations. Each call is then made again and again on random numbers of
-the same shapes: on a GPU as a replay of a graph of several calls, over copies of the arguments that together exceed a
-second-level cache. Rates are of what the operation needs at least (costs.py), so that versions compare.
+A step is watched once to record the arguments of its operations. Each call is then repeated on random numbers of the
+same shapes: on a GPU as a replay of a graph of several calls, over copies of the arguments that together exceed a
+second-level cache. Rates count the least that the operation needs (costs.py), so that versions compare.
 """
 import datetime
 import importlib.metadata
@@ -32,9 +32,9 @@ ROUNDS = 9
 SLOW_S = 0.1  # a call that takes longer is timed once
 CACHE = 150e6  # bytes that the copies of the arguments should exceed together
 MAX_COPIES = 8
-POOL = 2**22 - 3  # random numbers, used again and again: no multiple of a row
+POOL = 2**22 - 3  # random numbers, used repeatedly: not a multiple of a row
 POSITIVE = ("v", "rstd", "probabilities")  # arguments that are never below zero
-SHAPES = 3  # of an operation that was not named
+SHAPES = 3  # per operation that was not named
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Array:
     shape: tuple
     dtype: object
     values: object = None
-    place: int = 0  # arguments that were the same array are again
+    place: int = 0  # arguments that were the same array stay the same array
     positive: bool = False
 
     def __repr__(self):
@@ -59,7 +59,7 @@ class Array:
 
 @dataclass
 class Recorded:
-    """One kind of call of an operation. count: how often a step makes it."""
+    """One distinct call of an operation. count: how often a step makes it."""
 
     function: object
     arguments: dict
@@ -92,9 +92,9 @@ class Recorded:
 
 
 def record_calls(step, split_passes=True):
-    """[Recorded] of one run of a training step, in the order of their first calls; nested operations, too.
+    """[Recorded] of one run of a training step, in the order of their first calls, nested operations included.
 
-    split_passes: give a convolution's backward as its two passes
+    split_passes: record a convolution's backward as its two passes
     """
     found, depth = {}, [0]
 
@@ -117,7 +117,7 @@ def record_calls(step, split_passes=True):
 
     with watching_operations(around):
         step.run_eagerly()
-    if step.backend is None or not split_passes:  # NumPy has no passes to tell apart
+    if step.backend is None or not split_passes:  # NumPy has no separate passes
         return list(found.values())
     return [call for recorded in found.values() for call in _passes(recorded)]
 
@@ -127,7 +127,7 @@ def _dtypes(arguments):
 
 
 def for_each(function, value):
-    """function of each item of a list, a tuple or a `Pair`, as another one; anything else as it is."""
+    """`function` of each item of a list, tuple or `Pair`, in one of the same type; anything else as it is."""
     if isinstance(value, Pair):
         return Pair(*map(function, value))
     return type(value)(map(function, value)) if type(value) in (list, tuple) else value
@@ -137,7 +137,7 @@ def _keep(value, places, positive=False):
     """An argument without its memory."""
     if isinstance(value, (list, tuple)):
         return for_each(lambda item: _keep(item, places), value)
-    if isinstance(value, Columns):  # an array of their own does as well
+    if isinstance(value, Columns):  # a separate array does as well
         return Array(value.shape, value.dtype, None, places.setdefault(id(value), len(places)))
     if not isinstance(value, (np.ndarray, DeviceArray)):
         return value
@@ -148,7 +148,7 @@ def _keep(value, places, positive=False):
 
 
 def _passes(recorded):
-    """A convolution's backward as its two passes, which the step runs one after the other; all else as it is."""
+    """A convolution's backward as its two passes, which the step runs one after the other; anything else as it is."""
     if recorded.function is not conv2d.conv2d_backward:
         return [recorded]
     given = recorded.arguments
@@ -171,7 +171,8 @@ def _passes(recorded):
 
 
 def check_version(dtype, version):
-    """As a convolution does for all its passes: a `ValueError` for a version that operands of this type do not have."""
+    """Raise a `ValueError`, as a convolution does for its passes, for a version that operands of this type do not
+    have."""
     if version is not None and version not in conv2d.VERSIONS[dtype]:
         raise ValueError(f"there is no version {version} of a convolution of {dtype}")
 
@@ -189,14 +190,14 @@ def conv2d_weight_gradient(dy, x, dweight, stride, version=None):
     """dweight of a convolution by itself."""
     check_version(x.dtype, version)
     if x.dtype == np.float16:
-        weight = empty(dweight.shape, x.dtype, like=x)  # the launcher asks for its shape and dtype alone
+        weight = empty(dweight.shape, x.dtype, like=x)  # the launcher only uses its shape and dtype
         conv2d._add_half_gradients(dy, x, weight, dweight, None, stride, version)
     else:
         conv2d._add_weight_gradient(dy, x, dweight, stride, version)
 
 
 def versions_of(function):
-    """The versions that an operation may have, of which some calls are refused; () if it has no `version`."""
+    """The versions that an operation may have (some may refuse a call); () if it has no `version`."""
     if "version" not in inspect.signature(function).parameters:
         return ()
     return numbers_of(function.__name__)
@@ -211,14 +212,14 @@ class Measured:
         self.numbers = np.random.default_rng(0).standard_normal(POOL, np.float32)
 
     def arguments(self, recorded):
-        """Copies of a call's arguments, as many as together exceed a cache."""
+        """Copies of a call's arguments, enough to exceed a cache together."""
         nbytes = sum(np.prod(a.shape, dtype=np.int64) * a.dtype.itemsize for a in recorded._arrays())
         copies = int(np.clip(-(-CACHE // max(nbytes, 1)), 2, MAX_COPIES)) if self.arena else 1
         first = self._make(recorded.arguments)
         return [first, *(self._copy(first) for _ in range(copies - 1))]
 
     def _copy(self, arguments):
-        """The same arguments in other memory; what was one array stays one."""
+        """The same arguments in other memory; arguments that were one array stay one."""
         made = {}
 
         def copy(value):
@@ -242,7 +243,7 @@ class Measured:
         return {name: array(value) for name, value in arguments.items()}
 
     def kernels(self, function, arguments, version):
-        """Names of the kernels that a call launches, and what it raises where the version does not take it."""
+        """Names of the kernels that a call launches; raises what the call does where the version refuses it."""
         names = []
 
         def around(name, grid, block, call):
@@ -272,9 +273,9 @@ class Measured:
         taken = time.perf_counter() - start
         if taken > SLOW_S or self.arena is None:
             return lambda: once(0), wait, 1
-        calls = int(np.clip(4 * REPLAY_S / max(taken, 1e-6), 4, MAX_CALLS))  # a launch by Python takes its time, too
+        calls = int(np.clip(4 * REPLAY_S / max(taken, 1e-6), 4, MAX_CALLS))  # launching from Python takes time, too
         with backend.within(self.arena):
-            for i in range(len(sets)):  # what is made once for each address, such as tensor maps
+            for i in range(len(sets)):  # make what is made once for each address, such as tensor maps
                 once(i)
             wait()
             replay = backend.capture(lambda: [once(i) and None for i in range(calls)])
@@ -325,10 +326,10 @@ def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=Fals
     operation, shape, version ("v3", with a star where the launcher chooses it), name (of the version, or None), calls
     (a step), us, gb_s, tflops, roof (share), bound ("memory" or "arithmetic"), torch_us (None where PyTorch has no
     counterpart or is not installed); bandwidth (bytes/s), precision and peak (FLOP/s in it): the roof, None where
-    nobody knows; dtype; card.
+    unknown; dtype; card.
 
-    operations: names, all for none; chosen: no other version than the launcher's; shapes: how many of each operation
-    versus: PyTorch must be there
+    operations: names, none for all; chosen: no version but the launcher's; shapes: how many of each operation
+    versus: PyTorch is required
     """
     from .step import NumdiffStep
     from .torch_step import require_torch
@@ -337,14 +338,14 @@ def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=Fals
     step = NumdiffStep(options)
     calls = wanted_calls(record_calls(step), operations, shapes)
     backend, roof = step.backend, Roof(step.backend)
-    del step  # its memory is wanted
+    del step  # its memory is needed
     measured = Measured(backend)
     for call in calls:
         yield from bench_call(call, measured, roof, options.precision, chosen)
 
 
 def results_of(rows):
-    """What a file of rows holds: the card, the day and PyTorch's version besides."""
+    """The contents of a file of rows, with the card, the day and PyTorch's version."""
     torch = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
     return {"card": rows[0]["card"] if rows else None, "date": datetime.date.today().isoformat(), "torch": torch,
             "rows": rows}
@@ -362,7 +363,7 @@ def bench_call(call, measured, roof, precision, chosen=False, versions=None):
             launched = measured.kernels(function, sets[0], version)
         except (ValueError, NumdiffError):  # not for these operands
             continue
-        except Exception as fault:  # what one version cannot do must not hide the others
+        except Exception as fault:  # the failure of one version must not hide the others
             warnings.warn(f"{call.name} version {label(call.name, version, call.dtype)} failed: {fault}", stacklevel=2)
             continue
         if launched == favourite and labels[:1] == ["*"]:

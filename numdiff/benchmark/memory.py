@@ -1,7 +1,7 @@
 """What holds a GPU's memory when a training step holds most of it.
 
 The arenas are asked: each range that a step takes is noted with the layer and the operation that took it, until it is
-given back. What was there before the step are the buffers that all steps share.
+given back. What was taken before the step are the buffers that all steps share.
 """
 import contextlib
 from collections import Counter
@@ -10,10 +10,10 @@ from .watch import BETWEEN, MODEL, Layers, watching_operations
 
 
 class Holdings:
-    """Context: who has taken what from some arenas at the moment when most is taken from them together.
+    """Context: who held what in some arenas at the moment when they held the most together.
 
-    owner(): names who takes, at each time. Afterwards peak: bytes; held: Counter of bytes by owner, None for what was
-    there before.
+    owner(): names the current owner. Afterwards peak: bytes; held: Counter of bytes by owner, None for what was taken
+    before.
     """
 
     def __init__(self, arenas, owner):
@@ -29,7 +29,7 @@ class Holdings:
 
     def __exit__(self, *_):
         for arena in self.arenas:
-            del arena.allocate, arena._release  # what the class has comes back
+            del arena.allocate, arena._release  # uncovers the class's own methods
 
     def _watch(self, number, arena):
         allocate, release = arena.allocate, arena._release
@@ -58,7 +58,7 @@ class Holdings:
 def memory_of(step, depth=2):
     """(bytes that a `NumdiffStep` holds at most at once, [(what, bytes)], the largest first); None without arenas.
 
-    depth: parts of a layer's name by which layers are told apart
+    depth: parts of a layer's name that distinguish layers
     """
     if not hasattr(step.backend, "arenas"):
         return None
@@ -99,7 +99,7 @@ def kept_buffers(step):
 
 
 def in_short(memory):
-    """What holds the memory, in a line: buffers, and what the step itself takes, in MiB."""
+    """What holds the memory, in one line: buffers, and what the step itself takes, in MiB."""
     peak, rows = memory
     ours = [row for row in rows if ": " in row[0]]
     step = sum(nbytes for _, nbytes in ours)

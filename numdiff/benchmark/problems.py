@@ -1,8 +1,8 @@
 """A problem or two for each file of numdiff.kernels: what `numdiff bench kernels --of files` measures.
 
 The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32, 64 × 64 pixels), of a DiT-B/2 (batch
-64, 256 tokens of 768), and square products for the ladder of matmul. What a file's docstring says under MEASURED are
-the rows of its problems (tests/kernels/write_figures.py writes it).
+64, 256 tokens of 768), and square products for the ladder of matmul. The rows under MEASURED in a file's docstring are
+those of its problems (tests/kernels/write_figures.py writes it).
 """
 import dataclasses
 import inspect
@@ -81,7 +81,7 @@ from .kernels import (
 B, SIDE, C = 32, 64, 64  # the UNet's batch, image and channels
 N, T, D, HEADS = 64, 256, 768, 12  # the DiT's batch, tokens, width and heads
 PARAMETERS = 20_494_272  # of the UNet
-WIDTHS = 64, 64, 64, 128, 128, 192, 192, 256, 256, 256, 256  # of its blocks, about, each with a layer of the timestep
+WIDTHS = 64, 64, 64, 128, 128, 192, 192, 256, 256, 256, 256  # of its blocks, roughly, each with a timestep layer
 TIMESTEPS, CLASSES = 1000, 1000
 SEED, PURPOSE = 1, 3
 
@@ -126,7 +126,7 @@ class Problem(NamedTuple):
 
     @property
     def name(self):
-        """What tells it from the others, also in the file of results."""
+        """What identifies it, also in the file of results."""
         dtype = "tf32" if self.precision == "tf32" else self.call.dtype
         return f"{self.call.name}, {self.call.shape()}, {dtype}" + f" ({self.note})" * bool(self.note)
 
@@ -145,7 +145,7 @@ def integers(values, dtype=np.int32):
 
 
 def numbered(arguments):
-    """The same, each array with a place of its own: an argument that is used twice is made twice."""
+    """The same arguments, each array numbered separately: one that is used twice is made twice."""
     count = iter(range(1 << 20))
 
     def one(value):
@@ -167,7 +167,7 @@ def problems():
     def add(function, *files, versions=None, precision=None, note="", moved=0, **arguments):
         """files: modules, default the function's own; a tuple (module, version, …) for some of its versions.
 
-        moved: bytes, where the arrays do not tell
+        moved: bytes, where the arrays do not determine them
         """
         bound = inspect.signature(function).bind(**arguments)
         bound.apply_defaults()
@@ -341,7 +341,7 @@ def problems():
 
 
 def without_memory(call, backend):
-    """A call's arguments on a device that only takes notes."""
+    """A call's arguments on a device that only records launches."""
     made = {}
 
     def one(value):
@@ -353,7 +353,7 @@ def without_memory(call, backend):
 
 def plan(found, card):
     """([Problem] with what each must move and compute, [Key] of all kernels that they launch), by a device that only
-    takes notes of what a card of this kind would run. A problem that no version takes on such a card is left out."""
+    records what a card of this kind would run. A problem for which such a card has no version is left out."""
     backend, priced = Planned(card), []
     for problem in found:
         call, arguments = problem.call, without_memory(problem.call, backend)
@@ -375,7 +375,7 @@ def plan(found, card):
 def bench_files(backend, operations=(), echo=print):
     """Yields the rows of every problem, as `bench_kernels` does, with `problem` (its name) besides.
 
-    backend: a GPU, whose kernels are compiled side by side beforehand; operations: names, all for none
+    backend: a GPU, whose kernels are compiled in parallel beforehand; operations: names, none for all
     """
     from ..training.compiling import compile_ahead
     found, keys = plan(problems_named(operations), card_of(backend))
@@ -385,7 +385,7 @@ def bench_files(backend, operations=(), echo=print):
         try:
             for row in bench_call(problem.call, measured, roof, problem.precision, versions=problem.versions):
                 yield {"problem": problem.name, **row}
-        except Exception as fault:  # what one problem meets must not hide the others
+        except Exception as fault:  # the failure of one problem must not hide the others
             warnings.warn(f"{problem.name} failed: {type(fault).__name__}: {fault}", stacklevel=2)
 
 

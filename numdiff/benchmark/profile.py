@@ -1,12 +1,13 @@
 """Where a training step's time goes: by kernel, and by layer; and what holds its memory.
 
-A step runs eagerly while its operations and launches are watched. How long each launch takes comes, if that can be had,
-from inside the replayed graph, else from events around each launch (clocks.py): then a kernel is timed by itself, where
-in a graph it starts while the last one ends, and the sum over all kernels may exceed the captured step. The step as it
-trains is measured, too, and stands beside the sum.
+A step runs eagerly while its operations and launches are watched. The time of each launch comes, if possible, from
+inside the replayed graph, else from events around each launch (clocks.py): then each kernel is timed by itself, whereas
+in a graph it starts while the previous one ends, so the sum over all kernels may exceed the captured step. The step as
+it trains is measured, too, and shown beside the sum.
 
-Bytes and FLOPs of an operation (costs.py) are counted for the longest of its kernels. An operation that calls others
-counts what they do not. Without a GPU the same tables show the operations: on the CPU a kernel is one call of NumPy's.
+Bytes and FLOPs of an operation (costs.py) are counted for the longest of its kernels. An operation that calls others is
+charged only what they are not. Without a GPU the same tables show the operations: on the CPU a kernel is one call of
+NumPy's.
 """
 import json
 import statistics
@@ -25,7 +26,7 @@ from .watch import Layers, watching_launches, watching_operations
 
 @dataclass
 class Launch:
-    """One kernel's run. us: how long; span: number of the operation that it is of, or None."""
+    """One run of a kernel. us: its time; span: number of the operation that it belongs to, or None."""
 
     kernel: str
     layer: str
@@ -52,7 +53,7 @@ class Span:
 
 
 def run_watched(step, clock):
-    """([Launch], [Span]) of one eager run of a step; with a clock, of a device's launches, else of NumPy's calls."""
+    """([Launch], [Span]) of one eager run of a step: of a device's launches with a clock, else of NumPy's calls."""
     launches, spans, stack, started = [], [], [], []
 
     def around_launch(name, grid, block, call):
@@ -99,7 +100,7 @@ class Profile:
 
     launches: [Launch] in order; device; step_ms: of the step as it trains, captured on a GPU; captured: whether it is;
     clock: how the launches were timed, in words; replay_us: from the first kernel's start to the last one's end inside
-    the graph, or None; roof: of the card; flops_per_step: of the model's products, as the MFU counts; memory: as
+    the graph, or None; roof: of the card; flops_per_step: of the model's products, as counted for the MFU; memory: as
     `memory_of`
     """
 
@@ -182,15 +183,15 @@ class Profile:
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
 
     def save(self, path):
-        """Write the Chrome trace; a `NumdiffError` where that does not work."""
+        """Write the Chrome trace; a `NumdiffError` where that fails."""
         write_text(path, self.chrome(), "the trace")
 
 
 def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto"):
     """The `Profile` of a training step of the model and batch that `options` (a TrainOptions) describe.
 
-    repeats: runs, of which each launch gets its median; steps, warmup: runs of the step as it trains; clock: on a GPU,
-    "graph" or "events" (see clocks.py); "auto": the first where PyTorch is installed
+    repeats: runs, over which each launch's median is taken; steps, warmup: runs of the step as it trains; clock: on a
+    GPU, "graph" or "events" (see clocks.py); "auto": the first where PyTorch is installed
     """
     from .step import NumdiffStep, seconds_in_turns
     gpu = options.device == "cuda"
@@ -215,7 +216,7 @@ def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto"):
     if replay_us is None:
         timer = None if backend is None else HostClock() if emulated else Clock(backend)
         if warmup:
-            run_watched(step, timer)  # once for what happens only once, and for the clock to find its pace
+            run_watched(step, timer)  # once for one-time work, and to adjust the clock
             if isinstance(timer, Clock):
                 timer.released = 0
         runs = [run_watched(step, timer) for _ in range(repeats)]

@@ -1,16 +1,16 @@
-"""Timing what a graph has recorded: as many calls and replays of it as take long beside the host's clock."""
+"""Timing recorded graphs: with enough calls and replays to take long compared with the host's clock."""
 import time
 
 import numpy as np
 
-REPLAY_S = 2e-3  # of what is timed: long beside the host's clock and its waiting
+REPLAY_S = 2e-3  # the least time to measure: long compared with the host's clock and its waiting
 MAX_CALLS = 40  # of a graph
 MAX_TURNS = 50  # replays of it that are timed together
 
 
 def repeated(replay, wait, calls):
-    """(run, wait, calls) of several replays, one after the other, of a graph of so many calls: they take long beside
-    the host's clock and its waiting."""
+    """(run, wait, calls) of several replays, one after the other, of a graph of `calls` calls: enough to take long
+    compared with the host's clock and its waiting."""
     for _ in range(2):  # the first loads the graph
         start = time.perf_counter()
         replay()

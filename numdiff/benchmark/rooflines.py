@@ -1,7 +1,7 @@
-"""What was measured, under the roof of the card: the pictures of `numdiff bench kernels` and `numdiff profile`.
+"""Measurements under the roof of the card: the pictures of `numdiff bench kernels` and `numdiff profile`.
 
-A kernel's place is its arithmetic a second over its arithmetic for each byte that it must move. One without arithmetic,
-a copy or a fill, has none and is left out.
+A kernel is plotted by its arithmetic per second over its arithmetic per byte that it must move. One without arithmetic,
+such as a copy or a fill, is left out.
 """
 from .. import plots
 from ..errors import NumdiffError
@@ -9,7 +9,7 @@ from .costs import roof_of
 
 
 def draw_kernels(path, rows, title):
-    """The picture of `bench_kernels`' rows, a colour an operation, a label a version; returns how many have a place."""
+    """The picture of `bench_kernels`' rows, a colour an operation, a label a version; returns the number of points."""
     points = {}
     for row in rows:
         if row["tflops"]:
@@ -20,7 +20,7 @@ def draw_kernels(path, rows, title):
 
 
 def draw_profile(path, profile, rows, title):
-    """The picture of the `rows` kernels of a `Profile` that take longest; likewise."""
+    """The picture of the `rows` kernels of a `Profile` that take longest; returns the number of points."""
     table = [row for row in profile.by_kernel() if row[2] and row[4] and row[5]][:rows]
     points = {name: [(flops / moved, 1e6 * flops / us)] for name, _, us, _, moved, flops, _ in table}
     shown = {launch.span for launch in profile.launches if launch.kernel in points and launch.span is not None}

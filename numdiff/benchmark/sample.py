@@ -1,7 +1,7 @@
-"""How long a batch of samples takes, by the public interface: medians of several, after a warm-up, on whatever device.
+"""How long a batch of samples takes through the public interface: medians after a warm-up, on any device.
 
-The first batch compiles or loads kernels and, as the second may, too, captures graphs; both are told, and no later one
-pays for that. Where PyTorch is measured, too, the two take turns, batch by batch.
+The first batch compiles or loads kernels and captures graphs, as the second may, too; both are reported apart, and
+later ones do not pay for this. Where PyTorch is measured, too, the two take turns, batch by batch.
 """
 import time
 
@@ -19,8 +19,8 @@ from .step import Measured, beside_torch, fill_zeros, seconds_in_turns, summary
 class NumdiffSample(Measured):
     """Batches of `options.batch` samples from a random model that the options describe; the rest as `Sampling` takes.
 
-    Attributes sampling, model; images: the last batch, on the host; first_s, second_s: seconds of the first batch with
-    building the model, and of the second.
+    Attributes sampling, model; images: the last batch, on the host; first_s, second_s: seconds of the first batch,
+    including building the model, and of the second.
     """
 
     def __init__(self, options, **sampling):
@@ -40,7 +40,7 @@ class NumdiffSample(Measured):
 
     @property
     def images_asked(self):
-        """Images of one evaluation: with guidance each is asked for twice."""
+        """Images of one evaluation: with guidance each is evaluated twice."""
         return self.options.batch * (1 if self.sampling.cfg_scale in (None, 1) else 2)
 
     def run(self):

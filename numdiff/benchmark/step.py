@@ -1,4 +1,4 @@
-"""How long a training step takes: medians of many, after a warm-up, on whatever device is there.
+"""How long a training step takes: medians of many, after a warm-up, on any device.
 
 Where PyTorch's step is measured, too, the two take turns, step by step, in the same minutes on the same card.
 """
@@ -19,15 +19,15 @@ from ..training.compiling import aside, compiling
 from . import CLASSES
 from .memory import memory_of
 
-COMPARED = {"fp32": ("fp32",), "tf32": ("tf32",), "fp16": ("bf16",)}  # precision -> PyTorch's that compare
+COMPARED = {"fp32": ("fp32",), "tf32": ("tf32",), "fp16": ("bf16",)}  # precision -> PyTorch's counterparts
 BEST_MODES = {"cuda": ("eager", "graphs"), "cpu": ("eager", "compile")}  # PyTorch's plain one, and its fastest
-SPREAD = 0.02  # of the random values where training would start from zeros
+SPREAD = 0.02  # of the random values that replace initial zeros
 
 
 class RandomImages:
     """A stand-in for a dataset: the same random images for every step, so that no disk is measured.
 
-    Images of other than one or three channels are float32, as latents are.
+    Images of other channel counts than one or three are float32, like latents.
     """
 
     def __init__(self, count, size, channels, classes=None):
@@ -62,7 +62,7 @@ def plan_step(options, card):
 
 
 def fill_zeros(model):
-    """Random values for the weights that start from zero: a card that multiplies zeros runs cooler, and faster."""
+    """Random values for the weights that start from zero: a card that multiplies zeros runs cooler, and so faster."""
     parameters = model.parameters
     parts = [(entry["offset"], math.prod(entry["shape"])) for entry in parameters.index
              if entry["name"] in parameters.zeros]
@@ -103,7 +103,7 @@ class NumdiffStep(Measured):
         self.run()
         self.wait()
         self.first_s = time.perf_counter() - started
-        if self.step.capture:  # the second run captures: it is no step to measure, either
+        if self.step.capture:  # the second run captures, and must not be measured either
             self.run()
             self.wait()
 
@@ -111,7 +111,7 @@ class NumdiffStep(Measured):
         self.step.run()
 
     def run_eagerly(self):
-        """One step whose kernels are launched one by one, where `run` may replay a graph: one that can be watched."""
+        """One step whose kernels are launched one by one, so that it can be watched; `run` may replay a graph."""
         captures, self.step.capture = self.step.capture, False
         try:
             with self.backend.within(self.step.arena) if captures else nullcontext():
@@ -122,7 +122,7 @@ class NumdiffStep(Measured):
 
 
 def seconds_in_turns(steps, count, warmup):
-    """[seconds of each of `count` runs] of several steps, which take turns after `warmup` runs each.
+    """[seconds of each of `count` runs] of several steps, which take turns, after `warmup` runs each.
 
     steps: objects with run() and wait(); every run is waited for.
     """
@@ -168,7 +168,7 @@ def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
             row |= {"peak_mib": theirs.peak_bytes / 2**20, "first_s": theirs.first_s, "parameters": theirs.parameters,
                     "ratio": row["ms"] / summarise(pair[0])["ms"]}
             times += pair[0]
-        except Exception as fault:  # one mode that this PyTorch cannot run must not hide the others
+        except Exception as fault:  # the failure of one mode must not hide the others
             row = {"mode": mode, "precision": precision,
                    "fault": " ".join(f"{type(fault).__name__}: {fault}".split())[:120]}
         rows.append(row)
@@ -180,7 +180,7 @@ def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
 def bench_step(options, steps=20, warmup=5, versus=(), started=None):
     """Times of `steps` training steps of the model and batch that `options` (a TrainOptions) describe.
 
-    Each is waited for; how long it takes to bring the batch, which a run does beside the step, is not in them.
+    Each is waited for; loading the batch, which a training run does beside the step, is not included.
 
     versus: (mode, precision) pairs of PyTorch's step, of torch_step.MODES and PRECISIONS, each measured in turns with
         numdiff's; started(text): called before each

@@ -1,4 +1,4 @@
-"""What PyTorch (cuBLAS, cuDNN, its fused attention) takes for an operation of numdiff's, where it is installed."""
+"""How long PyTorch (cuBLAS, cuDNN, its fused attention) takes for an operation of numdiff, where it is installed."""
 import importlib.util
 import time
 import warnings
@@ -30,10 +30,10 @@ def torch_call(call, arguments, precision):
         return once and (once, lambda: None, 1)
     stream = torch.cuda.Stream()
     try:
-        with torch.cuda.stream(stream):  # where a backward pass runs is where its forward ran
+        with torch.cuda.stream(stream):  # a backward pass runs where its forward pass ran
             once = COUNTERPARTS[call.name](torch, arguments, tensor)
             return once and _captured(torch, stream, once)
-    except Exception as fault:  # what PyTorch cannot do must not hide what numdiff can
+    except Exception as fault:  # a failure in PyTorch must not hide numdiff's figures
         warnings.warn(f"{call.name}: PyTorch's counterpart failed: {fault}", stacklevel=2)
         return None
 

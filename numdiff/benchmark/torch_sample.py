@@ -1,9 +1,9 @@
-"""PyTorch's sampling of the same model, to hold numdiff's own against. Only this wants PyTorch.
+"""PyTorch's sampling of the same model, to compare numdiff's with. Only the torch_* files need PyTorch.
 
 As one would write it there for speed: weights in the 16-bit type itself, images channels-last where the model has
 convolutions, both halves of guidance as one batch, and everything about an evaluation (the model, guidance, the
-estimate of x_0) compiled as one function. Between two evaluations come the few additions of the sampler's step. The
-mathematics is that of numdiff/diffusion/denoiser.py and samplers.py, in whose units x = x_0 + sigma · eps.
+estimate of x_0) compiled as one function. Between two evaluations there are only the few additions of the sampler's
+step. The mathematics is that of numdiff/diffusion/denoiser.py and samplers.py, in whose units x = x_0 + sigma · eps.
 """
 import itertools
 import math
@@ -79,7 +79,7 @@ def heun(denoise, x, sigmas, noise):
 def dpm_solver_pp_2m(denoise, x, sigmas, noise):
     last = before = None
     for now, then in itertools.pairwise(sigmas):
-        x_0 = denoise(x, now)[0].clone()  # the next replay of a graph writes over its results
+        x_0 = denoise(x, now)[0].clone()  # the next replay of a graph overwrites its results
         h = math.log(now / then) if then > 0 else math.inf
         weight = 0.0 if last is None or then == 0 else h / (2 * before)
         a = then / now
@@ -107,7 +107,7 @@ class TorchSample(TorchTwin):
         super().__init__(options, mode, precision)
         torch = self.torch
         self.model = self.model.to(self.half or torch.float32).eval()
-        if self.cuda:  # as if the weights had been read in this type
+        if self.cuda:  # as if the weights had been loaded in this type
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         self.sampling, self.function = sampling, SAMPLERS[sampling.sampler]

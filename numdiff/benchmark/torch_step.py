@@ -1,8 +1,8 @@
-"""PyTorch's training step of the same model, to hold numdiff's own against. Only this wants PyTorch.
+"""PyTorch's training step of the same model, to compare numdiff's with. Only the torch_* files need PyTorch.
 
 One step is forward, squared error, backward and AdamW (the fused one on a GPU), on images that lie on the device,
 channels-last where the model has convolutions; attention is PyTorch's fused one. Noise, clipping and the average of the
-weights, which are part of numdiff's step, are left out: PyTorch's time is one that a real run would not beat.
+weights, which are part of numdiff's step, are left out: a real run in PyTorch would take longer.
 """
 import importlib.util
 import time
@@ -15,7 +15,7 @@ from . import CLASSES
 
 MODES = {"eager": None, "compile": "default", "graphs": "reduce-overhead"}  # name -> mode of torch.compile
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-FLOAT16_SCALE = 2.0**16  # of the loss, at first, as numdiff's
+FLOAT16_SCALE = 2.0**16  # of the loss, initially, as in numdiff
 
 
 def require_torch():
@@ -26,7 +26,7 @@ def require_torch():
 
 
 def require_twin(options):
-    """Raise a `UsageError` where nobody has written the model of a run's options in PyTorch."""
+    """Raise a `UsageError` where the model of a run's options has not been written in PyTorch."""
     kind = kinds.get(options.model)
     if kind.twin is None:
         raise UsageError(f"--versus torch: there is no {kind.title} in PyTorch to compare with; leave it out.")

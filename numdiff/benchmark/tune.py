@@ -1,10 +1,11 @@
-"""Which tiles are best on this card: every candidate, at the shapes of a model's float16 products and convolutions.
+"""Which tiles are best on this card: measures every candidate at the shapes of a model's float16 products and
+convolutions.
 
-Launchers choose by an estimate. Where a measurement finds a choice that is faster by more than a few per cent, it goes
-into the card's table (numdiff/kernels/tuning), which launchers ask first.
+Launchers choose by an estimate. A choice that is measured to be faster by more than a few per cent goes into the card's
+table (numdiff/kernels/tuning), which launchers ask first.
 
 A step of the model is recorded on a stand-in for the card, which runs nothing, and every candidate is called there,
-which tells what kernels will be wanted. They are compiled side by side; then the card has nothing to do but to measure.
+which shows what kernels will be needed. They are compiled in parallel; then the card only has to measure.
 """
 import contextlib
 import itertools
@@ -27,9 +28,9 @@ from ..kernels.tuning import card_file, ignored, key_of, read_table, table_of
 from ..training.compiling import compile_ahead
 from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
 
-GAIN = 0.03  # by which a choice must be faster than the estimate's to be written down
-CLOSE = 1.25  # times the best of a first round: what is slower is not measured again
-HOPELESS = 1.4  # times the least estimate: what is estimated to be slower is not measured at all
+GAIN = 0.03  # by which a choice must beat the estimate's to be recorded
+CLOSE = 1.25  # times the best of a first round: slower ones are not measured again
+HOPELESS = 1.4  # times the least estimate: those estimated to be slower are not measured at all
 ROUNDS = 5
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
 PARTS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 22, 24, 32, 44, 64, 66, 128, 132)
@@ -38,7 +39,7 @@ CLUSTERS = (1, 2, 3, 4, 8)
 
 @contextlib.contextmanager
 def replaced(module, name, function):
-    """Within the context module.name is `function`."""
+    """Context: module.name is `function`."""
     before = getattr(module, name)
     setattr(module, name, function)
     try:
@@ -59,7 +60,7 @@ class MatmulTiles:
 
     @staticmethod
     def shape(call):
-        """(M, N, K, whether K may be split) of a recorded call that this is about, or None."""
+        """(M, N, K, whether K may be split) of a recorded call that has such tiles, or None."""
         given = call.arguments
         if call.name == "matmul_pair_forward":
             return rows_of(given["x"]), given["weight"].shape[0], given["x"].shape[-1], False
@@ -102,7 +103,7 @@ class ConvolutionTiles:
 
     @classmethod
     def shape(cls, call):
-        """(B, H, W, channels that come in, channels that go out, kernel) of a recorded call, or None."""
+        """(B, H, W, input channels, output channels, kernel) of a recorded call, or None."""
         if call.name != cls.name:
             return None
         given = call.arguments
@@ -126,7 +127,7 @@ class ConvolutionTiles:
 
 
 class InputGradientTiles(ConvolutionTiles):
-    """The same of its input gradient."""
+    """The same for its input gradient."""
 
     kind, name, given, result = "conv2d_input_gradient v6", "hopper_input_gradient", "dy", "dx"
 
@@ -151,7 +152,7 @@ class WeightGradientTiles:
                                         CLUSTERS):
             with contextlib.suppress(ValueError):  # does not fit
                 ns, plan = conv2d_hopper_gradient_3x3.choose_plan(*shape, True, multiprocessors, choice)
-                if plan.parts == choice[1]:  # else there are not so many
+                if plan.parts == choice[1]:  # otherwise there are fewer
                     estimates[choice] = ns
         least = min(estimates.values(), default=0.0)
         return [list(choice) for choice, ns in estimates.items() if ns < HOPELESS * least]
@@ -175,9 +176,9 @@ def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.i
 
     options: of a model in float16, whose shapes are measured; path: of the file (default: the card's own), which keeps
     what it has of other shapes; shapes: how many of each kind, those with most arithmetic (default: all); seconds:
-    after which no other shape is begun
+    after which no further shape is begun
 
-    The table is written after each shape: whatever ends this, what was found until then is kept.
+    The table is written after each shape, so an interruption loses nothing found so far.
     """
     if math.isnan(seconds):
         raise UsageError("--timeout nan must be a number of seconds.")
@@ -190,7 +191,7 @@ def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.i
         raise NumdiffError(f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
                            f"has {'.'.join(map(str, backend.capability))}.")
     path = path or card_file(backend.device_name)
-    write_table(path, backend.device_name, {})  # where it cannot be written, now is the time to say so
+    write_table(path, backend.device_name, {})  # if it cannot be written, say so now
     with ignored():
         card = card_of(backend)
         found = problems(planned_calls(options, card), shapes)
@@ -207,7 +208,7 @@ def planned_calls(options, card):
 
 
 def problems(calls, shapes=None):
-    """[(table, call, shape)] of recorded calls: each shape once, those first that a step spends most arithmetic on."""
+    """[(table, call, shape)] of recorded calls: each shape once, those with most arithmetic in a step first."""
     found, counts = {}, {}
     for table, call in itertools.product(TABLES, sorted(calls, key=lambda call: -(call.flops or 0))):
         shape = table.shape(call)
@@ -276,9 +277,9 @@ def best_choice(table, call, shape, measured):
 
 
 def write_table(path, device_name, found):
-    """Bring a card's file up to date: what was found better is put in, what was not is taken out.
+    """Update a card's file: choices found better are put in, others are taken out.
 
-    A file that is not there yet begins with what the card's own has.
+    A file that does not exist yet begins with the contents of the card's own.
     """
     path, card = pathlib.Path(path), device_name
     if path.exists():

@@ -1,6 +1,6 @@
-"""Looking on while a step runs: its operations, its launches, and the layer that each belongs to.
+"""Watching a step while it runs: its operations, its launches, and the layer that each belongs to.
 
-Nothing here costs anything while nobody watches: a context puts wrappers where the functions are, and takes them away.
+This costs nothing while nobody watches: a context puts wrappers in the place of the functions, and removes them.
 """
 import contextlib
 import functools
@@ -25,7 +25,7 @@ def operations():
 
 @contextlib.contextmanager
 def watching_operations(around):
-    """Within the context every call of an operation goes through `around(function, arguments, call)`.
+    """Context: every call of an operation goes through `around(function, arguments, call)`.
 
     arguments: {name: value} with defaults; call: does the work, and returns the result, which `around` must return
     """
@@ -59,7 +59,7 @@ def _wrapper(function, around):
 
 @contextlib.contextmanager
 def watching_launches(backend, around):
-    """Within the context every launch, fill and copy of a device goes through `around(name, grid, block, call)`."""
+    """Context: every launch, fill and copy of a device goes through `around(name, grid, block, call)`."""
     if backend is None:
         yield
         return
@@ -74,13 +74,13 @@ def watching_launches(backend, around):
         backend.copy = lambda source, target: around("memcpy", 1, 1, lambda: copy(source, target))
         yield
     finally:
-        del backend.launch, backend.fill, backend.copy  # what the class has comes back
+        del backend.launch, backend.fill, backend.copy  # uncovers the class's own methods
 
 
 class Layers:
     """Which layer is computing, and in which direction; ask `now()` within `with layers:`.
 
-    The tape knows the layer while it goes forward; each record that it makes is told to say so again going backward.
+    The tape knows the layer on the way forward; each record that it makes reports it again on the way backward.
     """
 
     def __init__(self):

@@ -1,8 +1,8 @@
-"""What concerns the ranks of a job: several processes train one model, each on its part of every batch.
+"""The ranks of a job: several processes that train one model, each on its part of every batch.
 
     launcher.py        who started this process, alone or as one of several
     communicator.py    what the ranks tell each other: options, batches, failures; sums on the host
-    buckets.py         the gradient cut into runs that are complete one after the other, during the backward pass
+    buckets.py         the gradient split into buckets that are completed one after another during the backward pass
     exchange.py        the sum of the ranks' gradients, over MPI, NCCL or the GPUs' own memory
     watchdog.py        a rank that is lost or stuck ends the job, and someone says so
     start_guard.py     the same while MPI starts

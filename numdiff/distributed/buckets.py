@@ -1,9 +1,9 @@
 """Buckets of the flat gradient, and the moment in the backward pass at which each is complete.
 
 A bucket is a run of whole parameters. It may leave for the other ranks once the last operation that adds to one of its
-gradients has been played back. Which one that is, is seen in the first backward pass: an operation's backward is a
-closure over the parameters that it adds to. The step is static, so the plan made then holds for every later step; if a
-tape ever has another length, that step's buckets all leave at its end.
+gradients has been played back. The first backward pass shows which one that is: an operation's backward is a closure
+over the parameters that it adds to. The step is static, so the plan made then holds for every later step; if a tape
+ever has another length, all buckets of that step leave at its end.
 
 A gradient that changed after it had left would make the ranks' weights differ, which `Trainer.check_ranks` finds.
 """
@@ -14,13 +14,13 @@ from ..nn import Tape as PlainTape
 from ..nn.module import Module
 from ..nn.tensor import Parameter
 
-BUCKET = 1 << 20  # float32 of a bucket, 4 MiB: enough for the links' full speed, few enough to leave early
+BUCKET = 1 << 20  # float32 of a bucket, 4 MiB: large enough for the links' full speed, small enough to leave early
 
 _watchers = Stack()  # those whose backward pass is running in this thread, innermost last
 
 
 class Tape(PlainTape):
-    """The tape, telling the watcher of this backward pass, if there is one, after every record."""
+    """The tape, which tells the watcher of this backward pass, if there is one, about every record played."""
 
     def backward(self, output, gradient=None):
         if _watchers:

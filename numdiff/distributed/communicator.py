@@ -4,19 +4,19 @@
     with communicator.job():                    a failure inside ends all ranks, with one message
         …
 
-Nothing else in numdiff asks how many ranks there are: a process that is alone has an `Alone`, with the same methods.
+Nothing else in numdiff asks how many ranks there are: a single process has an `Alone`, with the same methods.
 
 THE RULES
-    A method below is collective: every rank calls it, in the same order. None stands under a condition on the rank.
+    The methods below are collective: every rank calls them, in the same order, never under a condition on the rank.
     Rank 0 alone prints and writes: `first(function)` runs there, and gives every rank the result or the error.
-    What may fail on a rank alone is run by `build(function)` or `everywhere(function)`: an error of one becomes the
+    What may fail on one rank only is run by `build(function)` or `everywhere(function)`: an error of one becomes the
     error of all.
-    So an error that is expected is known to all ranks, which end in order, and rank 0 says it. Any other failure ends
+    So an expected error is known to all ranks, which end in order, and rank 0 prints it. Any other failure ends
     the job by MPI_Abort; a rank that is killed, stopped or stuck by the launcher or the watchdog (watchdog.py).
 
 HOW RANKS WAIT
-    MPI waits at full speed, which would take the cores from the ranks that still compute where there are more ranks
-    than cores. So every wait here lets others run (`exchange.wait`).
+    MPI waits by spinning, which would take the cores from ranks that still compute where there are more ranks than
+    cores. So every wait here yields the core (`exchange.wait`).
 """
 import atexit
 import collections
@@ -39,7 +39,7 @@ from .shared_memory import remove_stray_memory
 from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
 
 TRANSPORTS = ("auto", "mpi", "peer", "nccl")
-GRACE = 5.0  # seconds for the other ranks to meet the same error, before it counts as one rank's own
+GRACE = 5.0  # seconds for the other ranks to meet the same error, before it counts as this rank's own
 
 _current = None  # the communicator of this process, once it has connected
 
@@ -53,7 +53,7 @@ class AgreedError(NumdiffError):
 
 
 class Alone:
-    """The communicator of a process that is alone."""
+    """The communicator of a single process."""
 
     rank, size, hosts, transport = 0, 1, 1, "auto"
     local_rank, local_size, host_cores = 0, 1, None
@@ -67,7 +67,7 @@ class Alone:
         return function(*arguments)
 
     def everywhere(self, function, *arguments):
-        """The same, but the list of all ranks' results, which must be picklable."""
+        """As `build`, but returns the list of all ranks' results, which must be picklable."""
         return self.gather(self.build(function, *arguments))
 
     def gather(self, value):
@@ -83,14 +83,14 @@ class Alone:
         return number
 
     def broadcast(self, array):
-        """Overwrite a NumPy array by that of rank 0."""
+        """Overwrite a NumPy array with that of rank 0."""
 
     def broadcast_arrays(self, arrays):
         """{name: NumPy array} of rank 0; the others give None."""
         return arrays
 
     def check_same(self, array, what):
-        """Raise where a NumPy array is not the same, bit by bit, on every rank; `what` names it."""
+        """Raise where a NumPy array is not bit for bit the same on every rank; `what` names it."""
 
     def check_options(self, options):
         """Raise a `UsageError` where {name: value} differs between the ranks."""
@@ -99,18 +99,18 @@ class Alone:
         """Raise a `UsageError` where the ranks have opened different datasets, by their fingerprints."""
 
     def log_to(self, path):
-        """What the watchdog says at the end goes into this file, too."""
+        """The watchdog's last message goes into this file, too."""
 
     def barrier(self):
         """Wait for all ranks."""
 
     def exchange(self, parameters):
-        """What adds up the gradients of a model's FlatParameters over the ranks (exchange.py)."""
+        """The exchange that sums the gradients of a model's FlatParameters over the ranks (exchange.py)."""
         return NoExchange()
 
     @contextlib.contextmanager
     def job(self):
-        """Context of the work: what fails inside ends all ranks."""
+        """Context of the work: a failure inside ends all ranks."""
         yield self
 
     def describe(self):
@@ -126,8 +126,9 @@ def connect(transport="auto", device="cpu", timeout=None):
     """The communicator of this process; the same one if it has connected before. Collective.
 
     transport: how gradients travel, one of TRANSPORTS; device: "cpu" or "cuda": each rank of a host then gets the GPU
-    of its number; timeout: seconds after which a rank that is stopped or stuck ends the job (120), 0 for never.
-    Raises `UsageError` for what cannot work; on ranks above 0 then `SystemExit`, as rank 0 speaks.
+        with its local number; timeout: seconds after which a rank that is stopped or stuck ends the job (120), 0 for
+        never.
+    Raises `UsageError` for what cannot work; `SystemExit` on ranks above 0, as rank 0 prints the message.
     mpi4py is imported where a launcher started the process, or where a transport other than auto is asked for.
     """
     global _current
@@ -140,9 +141,9 @@ def connect(transport="auto", device="cpu", timeout=None):
         return Alone()
     try:
         communicator = start(transport, timeout)
-    except UsageError as error:  # no MPI, so no way to agree: it fails alike in all
+    except UsageError as error:  # no MPI, so no way to agree: it fails in the same way on all
         if started and started[0] > 0:
-            time.sleep(1)  # a launcher may end all at the first that leaves: let it be rank 0, which speaks
+            time.sleep(1)  # a launcher may end all when the first leaves: let that be rank 0, which prints the message
             raise SystemExit(error.exit_code) from None
         raise
     if communicator.size > 1:
@@ -154,7 +155,7 @@ def connect(transport="auto", device="cpu", timeout=None):
 
 
 def start(transport="auto", timeout=None):
-    """A `Communicator`, once all ranks have come; the process ends where one does not."""
+    """A `Communicator`, once all ranks have arrived; the process ends if one does not."""
     timeout = TIMEOUT if timeout is None else timeout
     with start_guard(start_limit(timeout) if launched() else 0):
         return Communicator(import_mpi(), transport, timeout)
@@ -200,7 +201,7 @@ class Communicator(Alone):
     def __init__(self, MPI, transport="auto", timeout=TIMEOUT):
         world = MPI.COMM_WORLD
         self.MPI, self.transport = MPI, transport
-        self.comm, self._alarm = world.Dup(), world.Dup()  # two: a rank that fails must not disturb the others' calls
+        self.comm, self._alarm = world.Dup(), world.Dup()  # two: a failing rank must not disturb the others
         self.rank, self.size = world.rank, world.size
         local = world.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = local.rank, local.size
@@ -209,7 +210,7 @@ class Communicator(Alone):
             remove_stray_memory()
         self.hosts = sum(self.gather(local.rank == 0))
         self._job = 0  # depth of nested job() contexts
-        self._ending = False  # this rank ends, and the others know
+        self._ending = False  # this rank is ending, and the others know
         self._watchdog = None
         if self.size > 1:
             addresses = ["127.0.0.1"] if self.hosts == 1 else host_addresses()
@@ -227,7 +228,7 @@ class Communicator(Alone):
             self._watchdog.timeout = timeout
 
     def take_place(self, device):
-        """Give this rank its share of its host: its GPU, or its part of the cores. Collective."""
+        """Assign this rank its share of its host: its GPU, or its part of the cores. Collective."""
         masks = self.on_host(cores())
         self.host_cores = sorted(set().union(*masks))
         sharers = collections.Counter(core for mask in masks for core in mask)
@@ -281,7 +282,7 @@ class Communicator(Alone):
             return function(*arguments), None
         except Exception as error:
             if not isinstance(error, (NumdiffError, OSError, MemoryError)):
-                traceback.print_exc()  # a fault of the program: whoever mends it wants to see where
+                traceback.print_exc()  # a bug: whoever fixes it needs to see where
             return None, (sentence(error), getattr(error, "exit_code", 1))
 
     def check_options(self, options):
@@ -332,8 +333,8 @@ class Communicator(Alone):
 
     @contextlib.contextmanager
     def job(self):
-        """Context of the work. An error that all ranks have is raised on rank 0, and the others exit without a word;
-        one that a rank has alone ends the job there and then, with its message."""
+        """Context of the work. An error that all ranks meet is raised on rank 0, and the others exit silently; one that
+        a single rank meets ends the job at once, with its message."""
         self._job += 1
         try:
             yield self
@@ -351,7 +352,7 @@ class Communicator(Alone):
             self._job -= 1
 
     def _all_fail(self):
-        """Whether every rank comes here within GRACE seconds: then it is the same error, met by all."""
+        """Whether every rank gets here within GRACE seconds: then all have met the same error."""
         request, deadline = self._alarm.Ibarrier(), time.perf_counter() + GRACE
         while not request.Test():
             if time.perf_counter() > deadline:
@@ -384,14 +385,14 @@ class Communicator(Alone):
 
 
 def raise_first(errors):
-    """Raise the first of the errors (message, exit code), which all ranks have; None is no error."""
+    """Raise the first of the errors (message, exit code), which all ranks know; None is no error."""
     for error in errors:
         if error:
             raise AgreedError(*error)
 
 
 def is_clean(error):
-    """Whether an exception is no failure: a process that ends with exit code 0."""
+    """Whether an exception is no failure: the process ends with exit code 0."""
     return getattr(error, "code" if isinstance(error, SystemExit) else "exit_code", 1) in (0, None)
 
 

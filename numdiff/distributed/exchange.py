@@ -1,21 +1,21 @@
-"""How the ranks' gradients become one sum: the transports `mpi`, `peer` and `nccl` behind one face.
+"""How the ranks' gradients become one sum: the transports `mpi`, `peer` and `nccl` behind one interface.
 
-    with exchange.watch():      around the backward pass of the step's last microbatch: what is complete may leave
+    with exchange.watch():      around the backward pass of the step's last microbatch: complete buckets may leave
         …
     exchange.finish(loss)       afterwards the flat gradient and `loss` (1,) hold the sums over all ranks
     exchange.check()            at a report: raises if the device saw a fault; takes `exchange.status`, where there is
                                 one, from whoever has read it back already
     exchange.close()            at the end
 
-    transport  where the sum is made                    how it sits in a captured step
+    transport  where the sum is made                    its place in a captured step
     mpi        in MPI, from pinned host memory, bucket   the graph is cut where a bucket is complete and before the
                by bucket while the backward goes on      update; between two parts the host sends on what has arrived
     peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward
     nccl       in NCCL                                   inside the graph, two calls after the backward
 
 On CPU ranks `mpi` sums the NumPy gradient in place. Every rank ends with the same bits: `peer` by its order, `mpi` and
-`nccl` as their libraries add each number up once, or in an order that gives the same on both sides; it is checked
-(`Trainer.check_ranks`), not believed.
+`nccl` because their libraries compute each sum once, or in an order that gives the same on all sides; this is checked
+(`Trainer.check_ranks`), not assumed.
 """
 import atexit
 import contextlib
@@ -31,14 +31,14 @@ from ..kernels.peer_reduce import MAX_RANKS, STRIDE, peer_all_gather, peer_barri
 from ..progress import tick, waiting
 from .buckets import Plan, Watch, parameters_of
 
-TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `peer`: it may have kernels to compile
+TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
 STEP_LIMIT = 600_000  # and in a step
-EAGER = 1e-3  # seconds of waiting in which a CPU rank only gives its core away, before it begins to sleep
+EAGER = 1e-3  # seconds for which a waiting CPU rank only yields its core, before it begins to sleep
 NAP = 2e-4  # seconds of such a sleep
 
 
 class NoExchange:
-    """Of a process that is alone: the sum over one rank is there already."""
+    """For a single process: the sum over one rank is already there."""
 
     name, why = "none", ""
 
@@ -58,7 +58,7 @@ class NoExchange:
 # mpi ------------------------------------------------------------------------------------------------------------------
 
 class HostArray:
-    """Has the face of a `HostTwin` where the array is on the host already."""
+    """Has the interface of a `HostTwin` for an array that is already on the host."""
 
     def __init__(self, array):
         self.host = array
@@ -110,7 +110,7 @@ class MpiExchange(NoExchange):
         copy_into(loss, self.mail)
 
     def _leave(self, bucket):
-        """Begin with a bucket, and with those before it in the order, should an operation have been left out."""
+        """Send off a bucket, and those before it in the order, in case an operation was left out."""
         while bucket in self.plan.order[self._left:]:
             self._depart(self._gradient, *self.plan.buckets[self.plan.order[self._left]])
             self._left += 1
@@ -121,7 +121,7 @@ class MpiExchange(NoExchange):
         self._waiting.append((twin, first, stop))
 
     def _progress(self):
-        """Take every part one station further, if it can go. MPI itself moves on only while it is called."""
+        """Move every part on by one stage, if it can go. MPI itself makes progress only while it is called."""
         while self._waiting and self._waiting[0][0].fetched(self._waiting[0][1]):
             twin, first, stop = self._waiting.pop(0)
             request = self.comm.Iallreduce(self.MPI.IN_PLACE, twin.host[first:stop], self.MPI.SUM)
@@ -151,10 +151,10 @@ class MpiExchange(NoExchange):
 
 
 def wait(done, patient=True):
-    """Call `done()`, which waits for all ranks, until it is true. MPI waits at full speed; here others may have the
-    core meanwhile.
+    """Call `done()`, which waits for all ranks, until it is true. MPI waits by spinning; here others may use the core
+    meanwhile.
 
-    patient: after a short while sleep between two calls, for there may be more ranks than cores.
+    patient: after a short while, sleep between calls, as there may be more ranks than cores.
     """
     start = time.perf_counter()
     with waiting():
@@ -197,7 +197,8 @@ class PeerExchange(NoExchange):
 
     @classmethod
     def planned(cls, parameters, size):
-        """Launch what an exchange between `size` ranks does, on the stand-in for a GPU that holds the parameters."""
+        """Launch the kernels of an exchange between `size` ranks on the stand-in for a GPU that holds the
+        parameters."""
         self, like = cls.__new__(cls), parameters.grad
         self.rank, self.limit, self.mail, self.total = 0, STEP_LIMIT, *(zeros(1, np.float32, like) for _ in range(2))
         self.counter, self.status = (zeros(1, np.int32, like) for _ in range(2))
@@ -215,7 +216,7 @@ class PeerExchange(NoExchange):
         return [list(column) for column in zip(*ranks, strict=True)]
 
     def _try(self):
-        """Add up numbers whose sum is known, twice, through the very launches of a step."""
+        """Add up numbers whose sum is known, twice, by the same launches as in a step."""
         size, pattern = self.communicator.size, np.arange(self.gradient.size, dtype=np.int32) % 251
         loss = zeros(1, np.float32, self.gpu)
         for round in range(2):
@@ -232,12 +233,12 @@ class PeerExchange(NoExchange):
 
     def finish(self, loss):
         copy_into(self.mail, loss)
-        self._barrier()  # every rank's gradient and loss are there
+        self._barrier()  # every rank's gradient and loss are ready
         peer_reduce_scatter(self.gradients, self.rank)
         peer_sum(self.mails, self.total)
         self._barrier()  # every slice is added up
         peer_all_gather(self.gradients, self.rank)
-        self._barrier()  # nobody reads this rank's memory any more
+        self._barrier()  # nobody reads this rank's memory any longer
         copy_into(loss, self.total)
 
     def _barrier(self):
@@ -281,7 +282,7 @@ class NcclExchange(NoExchange):
         communicator.build(self._try)
 
     def _try(self):
-        """A first sum, outside any captured step: NCCL makes its connections then."""
+        """A first sum, outside any captured step, in which NCCL makes its connections."""
         loss = zeros(1, np.float32, self.gpu)
         self.finish(loss)
         self.gpu.synchronize()
@@ -313,8 +314,8 @@ def import_nccl():
 def make_exchange(communicator, parameters):
     """The exchange for a model's `FlatParameters`, by the communicator's transport. Collective.
 
-    auto: CPU ranks use mpi; GPUs of one host peer; else, or where peer fails, nccl if it is installed, else mpi.
-    `exchange.why` says what was passed over.
+    auto: CPU ranks use mpi, GPUs of one host peer; otherwise, or where peer fails, nccl if it is installed, or else
+    mpi. `exchange.why` says what was passed over.
     """
     wanted, kinds = communicator.transport, {"mpi": MpiExchange, "peer": PeerExchange, "nccl": NcclExchange}
     if communicator.size == 1:
@@ -336,7 +337,7 @@ def make_exchange(communicator, parameters):
 
 
 def refuse(communicator, parameters, name):
-    """Raise a `UsageError` where a transport is not meant for these ranks."""
+    """Raise a `UsageError` where a transport does not suit these ranks."""
     if name in ("peer", "nccl") and not is_device(parameters.grad):
         raise UsageError(f"--transport {name} joins GPUs, and these ranks run on the CPU; use --transport mpi.")
     if name == "peer" and communicator.hosts > 1:

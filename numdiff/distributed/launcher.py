@@ -1,6 +1,6 @@
 """Who started this process: `mpiexec`, `mpirun` or `srun` as one rank of several, or nobody.
 
-Only the environment is looked at, so that a run of one process neither imports mpi4py nor needs it.
+Only the environment is inspected, so that a run of one process neither imports mpi4py nor needs it.
 """
 import os
 import shutil
@@ -12,7 +12,7 @@ VARIABLES = (  # (rank, number of ranks), as launchers name them
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI's mpirun
     ("PMI_RANK", "PMI_SIZE"),  # MPICH's and Intel MPI's mpiexec, srun --mpi=pmi2
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; a batch script has the first and not the second, or 1
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; a batch script has the first but not the second, or a second of 1
 )
 
 
@@ -26,7 +26,7 @@ def launched():
 
 
 def import_mpi():
-    """mpi4py's MPI, initialised; a `UsageError` says what to install where it is not there."""
+    """mpi4py's MPI, initialised; a `UsageError` says what to install where it is missing."""
     started = launched()
     why = (f"this process was started as one of {started[1]}" if started else "a transport between ranks was asked for")
     try:
@@ -34,7 +34,7 @@ def import_mpi():
     except ImportError:
         raise UsageError(f"{why}, and mpi4py is not installed: pip install 'numdiff[mpi]', or start one process, "
                          "without mpiexec.") from None
-    mpi4py.rc.thread_level = "serialized"  # numdiff calls MPI from one thread: no lock in every call
+    mpi4py.rc.thread_level = "serialized"  # numdiff calls MPI from one thread: no lock for every call
     choose_library()
     try:
         from mpi4py import MPI
@@ -51,8 +51,8 @@ def import_mpi():
 def choose_library():
     """Let mpi4py load the library of Open MPI in a process that Open MPI has started.
 
-    It would take the first that it finds, which is MPICH where the `mpi` extra is installed; and MPICH cannot join such
-    a job. mpi4py of the package index looks at this variable; one that was built on this machine has its library.
+    It would take the first that it finds, which is MPICH where the `mpi` extra is installed, and MPICH cannot join such
+    a job. The mpi4py of the package index reads this variable; one built on this machine is tied to its library.
     """
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():
         return

@@ -1,8 +1,9 @@
-"""The memory that MPICH's ranks of a host share, as files: those of killed jobs are removed when the next job starts.
+"""The memory that MPICH's ranks on a host share, as files: those of killed jobs are removed when the next job starts.
 
-A rank that is killed cannot remove them, and each takes megabytes of memory until the machine starts anew. Removed is
-what has MPICH's name, belongs to this user, is a minute old, and is open in no process of this user that /proc shows.
-(Were it open where nobody looks, as in another container, removing its name would take nothing from who has opened it.)
+A rank that is killed cannot remove them, and each takes megabytes of memory until the machine restarts. A file is
+removed if it has MPICH's name, belongs to this user, is a minute old, and is open in no process of this user that /proc
+shows. (If it is open elsewhere, as in another container, removing its name takes nothing from the process that has
+opened it.)
 """
 import contextlib
 import os
@@ -13,7 +14,7 @@ import time
 
 FOLDERS = ("/dev/shm", "/tmp")
 NAME = re.compile(r"^mpich_shm_[0-9a-zA-Z_]+$")
-AGE = 60.0  # seconds: whoever starts now may not have opened its own yet
+AGE = 60.0  # seconds: a process that is starting may not have opened its own yet
 
 
 def remove_stray_memory(folders=FOLDERS, age=AGE):
@@ -46,7 +47,7 @@ def identity(path):
 
 
 def files_in_use():
-    """Identities of all files that this user's processes have mapped; None where the system does not tell."""
+    """Identities of all files that this user's processes have mapped; None where the system does not say."""
     used = None
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # another user's, or it has ended

@@ -1,7 +1,7 @@
-"""Run beside a rank while it starts MPI: `python start_guard.py PID SECONDS`; its end is the end of its input.
+"""Runs beside a rank while it starts MPI: `python start_guard.py PID SECONDS`; ends when its input ends.
 
-If that has not come in time, say on stderr which rank is missing, as far as this host can tell, and kill PID. Imports
-nothing of numdiff, so that it starts in a moment.
+If that does not happen in time, it says on stderr which rank is missing, as far as this host can tell, and kills PID.
+It imports nothing of numdiff, so that it starts quickly.
 """
 import contextlib
 import os
@@ -16,7 +16,7 @@ NAMES = (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPIC
 
 
 def numbers(environment):
-    """(rank, ranks, local rank, local ranks) as a launcher has put them into an environment, None for what it has not;
+    """(rank, ranks, local rank, local ranks) as a launcher has put them into an environment, None for missing ones;
     None where there is no launcher."""
     for names in NAMES:
         values = [environment.get(name or "", "") for name in names]
@@ -45,7 +45,7 @@ def gone(pid, own):
                                      for key, _, value in pairs})
                 if other and other[2] is not None:
                     alive[other[2]] = other[0]
-    if any(r - k != rank - local for k, r in alive.items()):  # ranks are not dealt out host by host: numbers unknown
+    if any(r - k != rank - local for k, r in alive.items()):  # ranks are not assigned host by host: numbers unknown
         return []
     return [rank - local + k for k in range(count) if k not in alive]
 
@@ -57,13 +57,13 @@ def main(pid, seconds):
     with contextlib.suppress(OSError, ValueError, IndexError):
         missing = gone(pid, own)
     if own[0] in missing:
-        missing = []  # a system that tells nothing
+        missing = []  # a system that does not say
     whom = (f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, which ended before (see above)"
             if missing else "another rank, which has ended, hangs, or is on a host that cannot be reached")
     with contextlib.suppress(OSError):
         os.write(2, f"Error: rank {own[0]} of {own[1]}, at the start of MPI, has waited {seconds:g} s for {whom}, so "
                     "the job ends; raise --rank-timeout if it was only slow.\n".encode())
-    time.sleep(1)  # let the others say it, too: launchers end all with the first
+    time.sleep(1)  # let the others report it, too: launchers end all with the first
     os.kill(pid, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Work that may be told to stop at any moment, and that several ranks share: making samples."""
+"""Work that several ranks share and that may be stopped at any moment: making samples."""
 import contextlib
 import signal
 
@@ -12,10 +12,11 @@ class Interrupted(Exception):
 
 
 def make_together(communicator, make, asked=lambda: 0):
-    """([every rank's make(look)], number): number is what `asked()` gave on one of them, 0 at the end of all the work.
+    """([every rank's make(look)], number): number is what `asked()` gave on one of them, or 0 when all the work is
+    done.
 
-    make: calls `look()` at least every second or so, and is left there where a rank was asked to stop; that rank's part
-    is then None. An error on one rank is raised on all. Collective.
+    make: calls `look()` at least every second or so, which interrupts it if a rank was asked to stop; its result is
+        then None. An error on one rank is raised on all. Collective.
     """
     def look(_=None):
         tick()
@@ -23,7 +24,7 @@ def make_together(communicator, make, asked=lambda: 0):
             raise Interrupted
 
     def make_and_wait():
-        """Ranks have unlike amounts of work: who is done keeps answering the others."""
+        """Ranks have different amounts of work: one that is done keeps answering the others."""
         try:
             part = make(look)
             while communicator.largest(LEAVE if asked() else DONE) == WORKING:
@@ -32,7 +33,7 @@ def make_together(communicator, make, asked=lambda: 0):
         except Interrupted:
             return None
         except Exception:
-            communicator.largest(LEAVE)  # the others then come to where this error is told
+            communicator.largest(LEAVE)  # the others then come to where this error is shared
             raise
 
     parts = communicator.everywhere(make_and_wait)
@@ -42,8 +43,8 @@ def make_together(communicator, make, asked=lambda: 0):
 @contextlib.contextmanager
 def stop_signals():
     """Within the context, Ctrl-C, SIGTERM and SIGHUP only set `.number` of what this yields; a second Ctrl-C
-    interrupts. The others may come twice by themselves, from a launcher or a terminal that is closed, and must not
-    interrupt the saving. SIGHUP is left alone where `nohup` has turned it off."""
+    interrupts. The other signals may arrive twice, from a launcher or a closing terminal, and must not interrupt the
+    saving. SIGHUP is left alone where `nohup` has turned it off."""
     class Request:
         number = None
 

@@ -1,19 +1,19 @@
-"""The watchdog: a rank that is killed, stopped or stuck takes the whole job with it, and someone says so.
+"""The watchdog: a rank that is killed, stopped or stuck ends the whole job, with a message that says so.
 
-MPI waits for ever for a rank that does not come. Most launchers end a job when a process of it dies; `srun` need not,
-none sees one that is stopped or stuck, and none says what to do next. So every rank holds a connection to rank 0 and
-sends what it is at (progress.py) over it, again and again. Three things end the job:
+MPI waits for ever for a rank that does not come. Most launchers end a job when one of its processes dies; `srun` may
+not, none notices one that is stopped or stuck, and none says what to do next. So every rank keeps a connection to rank
+0 and regularly sends over it what it is doing (progress.py). Three things end the job:
 
     gone      a connection ends without a farewell: that process was killed. At once
-    silent    nothing was heard of a rank for `timeout` seconds: it is stopped, or its host cannot be reached
-    stuck     all wait for a rank that is alive, and has neither come nor done anything for so long, as on a hung file
+    silent    nothing was heard from a rank for `timeout` seconds: it is stopped, or its host cannot be reached
+    stuck     all wait for a rank that is alive but has neither come nor done anything for that long, as on a hung file
               system; while it compiles kernels it has an hour. Or all wait and no message comes: MPI's network is dead
 
-Rank 0 judges, and tells the others; of rank 0's own silence every rank judges by itself. Each that is alive then says
-on stderr which rank it waits for, and where, and ends with an exit code that is not 0.
+Rank 0 decides, and tells the others; every rank judges rank 0's silence for itself. Each live rank then says on stderr
+which rank it waits for, and where, and ends with a nonzero exit code.
 
-A thread watches, as the main thread may stand in MPI or wait for a GPU that waits for another; it makes no MPI call.
-A process that was itself stopped (a whole job may be suspended and go on) counts the others' time anew.
+A thread watches, as the main thread may be inside MPI or wait for a GPU that waits for another; it makes no MPI call. A
+process that was itself stopped (a whole job may be suspended and resumed) restarts the others' time.
 """
 import contextlib
 import json
@@ -40,7 +40,7 @@ PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + os.sep
 
 
 class Peer:
-    """Another rank as it was last heard of; `at` is (waits, waiting, compiling, ticks), `changed` when that changed."""
+    """Another rank as last heard from; `at` is (waits, waiting, compiling, ticks), `changed` when that changed."""
 
     def __init__(self, connection, now):
         self.connection, self.buffer = connection, b""
@@ -57,8 +57,8 @@ class Watchdog:
 
     communicator: an object with rank, size and gather(value) -> the values of all ranks
     addresses: of rank 0's host, as the other ranks may reach it, the likeliest first; the first that all reach is taken
-    timeout: seconds after which a rank that is silent or stuck ends the job; 0: never, only one that is killed does
-    several_hosts: whether the launcher may have to be ended, too, as it would wait for a host that it cannot reach
+    timeout: seconds after which a rank that is silent or stuck ends the job; 0: never, only one that is killed does so
+    several_hosts: whether the launcher may have to be killed, too, as it would wait for a host that it cannot reach
     Attributes: works, whether all are connected; address, where rank 0 was reached; log, a file that gets the last
     sentences, too, as the stderr of a host that cannot be reached does not arrive either
     """
@@ -86,7 +86,8 @@ class Watchdog:
     # connecting ----------------------------------------------------------------------------------------------------
 
     def _connect(self, communicator, addresses):
-        """The first address at which all ranks reach rank 0, or None. It listens at one alone, and not for long."""
+        """The first address at which all ranks reach rank 0, or None. It listens at one address at a time, and not for
+        long."""
         token = secrets.token_bytes(16).hex()
         for address, token in communicator.gather([(a, token) for a in addresses])[0]:
             server = port = None
@@ -154,7 +155,7 @@ class Watchdog:
                 for key, _ in ready:
                     if self._hear(key.data, now):
                         selector.unregister(key.fileobj)
-                        del self._peers[key.data]  # it is done: nothing more is expected of it
+                        del self._peers[key.data]  # it is done: nothing more is expected from it
                 if now >= due and not self._stopped and self.timeout:
                     at = progress.waits, progress.waiting, progress.compiling, progress.ticks
                     self._own.hears(at, now)
@@ -164,7 +165,7 @@ class Watchdog:
                     due = now + self.beat
 
     def _hear(self, rank, now):
-        """Read what a rank has sent; whether it says farewell."""
+        """Read what a rank has sent; returns whether it says farewell."""
         peer = self._peers[rank]
         try:
             data = peer.connection.recv(1 << 16)
@@ -188,7 +189,7 @@ class Watchdog:
     def _judge(self, now):
         silent = {rank: now - peer.heard for rank, peer in self._peers.items()}
         if silent and max(silent.values()) > self.timeout:
-            late = max(silent.values()) - 2 * self.beat  # a cut cable silences several at the same time, but for beats
+            late = max(silent.values()) - 2 * self.beat  # a cut cable silences several at once, within a beat or two
             self._end({"why": "silent", "ranks": [r for r, age in sorted(silent.items()) if age >= late]}, tell=True)
         if self.rank == 0 and len(self._peers) == self.size - 1:
             ranks = stuck({0: self._own, **self._peers}, now, self.timeout)
@@ -196,7 +197,7 @@ class Watchdog:
                 self._end({"why": "stuck", "ranks": ranks}, tell=True)
 
     def stop(self):
-        """Say farewell: what happens to this process from now on is no accident."""
+        """Say farewell: from now on this process may end."""
         self._stopped = True
         self._tell({"farewell": True})
 
@@ -209,7 +210,7 @@ class Watchdog:
     # ending --------------------------------------------------------------------------------------------------------
 
     def _end(self, message, tell=False):
-        """Tell the others, say what happened, let the others say it, too, and end."""
+        """Tell the others, report what happened, let the others report it, too, and end."""
         if self._stopped:
             return
         if tell:
@@ -224,23 +225,23 @@ class Watchdog:
 
 
 def stuck(peers, now, timeout):
-    """The ranks for which all wait in vain, of {rank: Peer}; [] where all wait for MPI alone; None: all is well."""
+    """The ranks in {rank: Peer} for which all wait in vain; [] where all wait only for MPI; None: all is well."""
     waits = max((p.at[0] for p in peers.values() if p.at[1]), default=None)
     if waits is None or not any(p.at[:2] == (waits, True) and now - p.changed > timeout for p in peers.values()):
         return None
     absent = {rank: p for rank, p in peers.items() if p.at[:2] != (waits, True)}
     if any(now - p.changed <= (max(COMPILING, timeout) if p.at[2] else timeout) for p in absent.values()):
-        return None  # it does something, or came by in the meantime
+        return None  # it is working, or has come in the meantime
     if not absent and any(now - p.changed <= timeout for p in peers.values()):
         return None
     return sorted(absent)
 
 
 def sentence(why, ranks, rank, size, timeout):
-    """What this rank says at the end; None where others say it."""
+    """This rank's last message; None where others report it."""
     who = "" if not ranks else f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     go_on = "so the job ends; go on from its last checkpoint with --resume."
-    if why == "gone":  # all miss it: one is enough to say so
+    if why == "gone":  # all notice it: one message is enough
         return (f"Error: {who} of {size} is gone (killed, out of memory, or its machine failed), {go_on}"
                 if rank == 0 or ranks == [0] and rank == 1 else None)
     slow = "raise --rank-timeout if it was only slow"
@@ -259,7 +260,7 @@ def sentence(why, ranks, rank, size, timeout):
 
 
 def place():
-    """Where the main thread stands in numdiff, as " (training/step.py, line 80)"; waiting itself is no place."""
+    """Where the main thread is in numdiff, as " (training/step.py, line 80)", leaving out the functions that wait."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame:
         path = frame.f_code.co_filename
@@ -270,8 +271,8 @@ def place():
 
 
 def say(text, log=None):
-    """A line on stderr and in the file `log`, past Python's buffers, whose locks a stuck main thread may hold; gives up
-    after two seconds each."""
+    """Write a line to stderr and to the file `log`, bypassing Python's buffers, whose locks a stuck main thread may
+    hold; gives up on each after two seconds."""
     def note():
         with contextlib.suppress(OSError):
             handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
@@ -287,7 +288,7 @@ def say(text, log=None):
 
 
 def within(seconds, function):
-    """Run a function that may hang, for so long at most."""
+    """Run a function that may hang, for at most `seconds`."""
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -312,8 +313,8 @@ def listen(address, size):
 
 
 def host_addresses():
-    """Addresses of this host as others may reach it, the likeliest first: the one that the launcher was given, the
-    host name's, those of the network interfaces."""
+    """Addresses of this host as others may reach it, the likeliest first: the one that the launcher was given, then the
+    host name's, then those of the network interfaces."""
     found = []
     for name in (os.environ.get("PMI_HOSTNAME"), os.environ.get("SLURMD_NODENAME"), socket.gethostname()):
         with contextlib.suppress(OSError, UnicodeError):
@@ -323,7 +324,7 @@ def host_addresses():
 
 
 def interface_addresses():
-    """IPv4 addresses of the network interfaces, where the system tells."""
+    """IPv4 addresses of the network interfaces, where the system lists them."""
     found = []
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import fcntl
@@ -336,8 +337,8 @@ def interface_addresses():
 
 
 def end_launcher_soon():
-    """End the mpiexec that this process descends from, unless it ends by itself within seconds: MPICH's waits for ever
-    for the processes of a host that it cannot reach."""
+    """Kill the mpiexec that this process descends from, unless it ends by itself within seconds: MPICH's waits for ever
+    for processes on a host that it cannot reach."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         for _ in range(8):
@@ -361,8 +362,8 @@ def start_limit(timeout):
 
 @contextlib.contextmanager
 def start_guard(limit):
-    """Context of the start of MPI: where it takes longer than `limit` seconds, for a rank that never came, a process of
-    its own says so and kills this one. MPI_Init holds Python's lock, so no thread could."""
+    """Context of the start of MPI: if it takes longer than `limit` seconds, because a rank never came, a separate
+    process says so and kills this one. MPI_Init holds Python's lock, so no thread could."""
     guard = None
     with contextlib.suppress(OSError):
         if limit:
