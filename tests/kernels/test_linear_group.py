@@ -75,7 +75,7 @@ def test_refusals(engine, rng):
         G.linear_group_forward(engine(np.zeros((2, 5))), layers)
     if engine.has_versions:
         odd = engine(np.zeros(16))
-        with pytest.raises(ValueError, match="version 2 reads four"):
+        with pytest.raises(ValueError, match=r"version 2 \(tiled\) reads four"):
             G.linear_group_forward(engine(np.zeros((2, 5))), [(odd[:10].reshape(2, 5), odd[12:14])], version=2)
     if engine.name in ("emulator", "cuda"):
         apart = [(engine(np.zeros((3, 4))), engine(np.zeros(3)))]
