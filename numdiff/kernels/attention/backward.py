@@ -33,13 +33,12 @@ import math
 from typing import NamedTuple
 
 from ...device import cuda, float32, int32, load4, store4, uint32
+from ...device.limits import FULL_MASK, WARP
 from .forward import LOG2_E
 from .patches import (
-    ALL,
     KEYS,
     PAD,
     SCORE_ROW,
-    WARP,
     combine,
     combine_column,
     compile_kernel,
@@ -106,9 +105,9 @@ def row_sums_kernel_v2(dy, y, D, rows, T, heads, HS):
             g0, g1, g2, g3 = load4(dy, row * HS + d)
             y0, y1, y2, y3 = load4(y, row * HS + d)
             total += (g0 * y0 + g1 * y1) + (g2 * y2 + g3 * y3)
-    total += cuda.shfl_xor_sync(ALL, total, 4)
-    total += cuda.shfl_xor_sync(ALL, total, 2)
-    total += cuda.shfl_xor_sync(ALL, total, 1)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 4)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 2)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 1)
     if row < rows and lane == 0:
         token, head = row // heads, row % heads
         D[(token // T * heads + head) * T + token % T] = total

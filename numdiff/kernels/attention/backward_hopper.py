@@ -44,6 +44,7 @@ import math
 from typing import NamedTuple
 
 from ...device import cuda, float32, int32, launch, opaque, uint32
+from ...device.limits import FULL_MASK, WARP
 from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_arrive, mbarrier_wait, smem_u32
 from ...device.pipeline import (
     advance,
@@ -74,7 +75,7 @@ from ...device.wgmma import (
 from ..common import divide
 from .backward_half import probability, write_dq
 from .forward import LOG2_E
-from .fragments import ALL, CHUNK, WARP, clear, pack
+from .fragments import CHUNK, clear, pack
 from .hopper_tiles import (
     ADDRESS,
     GROUP,
@@ -270,9 +271,9 @@ def write_row_sum(HS, shared, dy_at, y_at, row, lane, to):
         place = int32(QUERIES * 128 + row * CHUNK)
         total += product_of_eight(load_words4(shared, dy_at + place), load_words4(shared, y_at + place))
     if LANES == 8:
-        total += cuda.shfl_xor_sync(ALL, total, 4)
-    total += cuda.shfl_xor_sync(ALL, total, 2)
-    total += cuda.shfl_xor_sync(ALL, total, 1)
+        total += cuda.shfl_xor_sync(FULL_MASK, total, 4)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 2)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 1)
     if chunk == 0:
         store_word(shared, int32(to + row * 4), word_of(total))
 

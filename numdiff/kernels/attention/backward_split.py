@@ -27,12 +27,13 @@ READ NEXT
 """
 from ...device import cuda, float32, int32, int64, load4
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.limits import WARP
 from ...device.requires import requires
 from ...device.tensor_core import load_words4, store_word, word_of
 from .backward import head_of
 from .backward_half import NUMBERS, probabilities, score_gradients
 from .forward import LOG2_E
-from .fragments import CHUNK, WARP, by_chunk, by_row, clear, four_neighbours, write_four
+from .fragments import CHUNK, by_chunk, by_row, clear, four_neighbours, write_four
 from .split import (
     add_products,
     add_sums,

@@ -28,11 +28,10 @@ import math
 from ...device import cuda, float32, int32, opaque
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
+from ...device.limits import FULL_MASK, WARP
 from ...device.requires import requires
 from .forward import LN_2, LOG2_E, LOWEST
 from .fragments import (
-    ALL,
-    WARP,
     add_products,
     by_chunk,
     by_row,
@@ -70,8 +69,8 @@ def largest_of_row(s, N, first, m):
     """Of m and a row's scores in all four lanes that share the row: s[first], s[first + 1], and so on every 4."""
     for n in range(N):
         m = max(m, max(s[first + 4 * n], s[first + 4 * n + 1]))
-    m = max(m, cuda.shfl_xor_sync(ALL, m, 1))
-    return max(m, cuda.shfl_xor_sync(ALL, m, 2))
+    m = max(m, cuda.shfl_xor_sync(FULL_MASK, m, 1))
+    return max(m, cuda.shfl_xor_sync(FULL_MASK, m, 2))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -87,8 +86,8 @@ def exponentials(s, N, first, c, m):
 
 @cuda.jit(device=True, forceinline=True)
 def sum_of_row(l):
-    l += cuda.shfl_xor_sync(ALL, l, 1)
-    return l + cuda.shfl_xor_sync(ALL, l, 2)
+    l += cuda.shfl_xor_sync(FULL_MASK, l, 1)
+    return l + cuda.shfl_xor_sync(FULL_MASK, l, 2)
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -22,10 +22,11 @@ import math
 
 from ...device import cuda, float32, int32, int64, opaque
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
+from ...device.limits import WARP
 from ...device.requires import requires
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
-from .fragments import WARP, by_chunk, by_row, clear
+from .fragments import by_chunk, by_row, clear
 from .split import (
     add_products,
     add_sums,

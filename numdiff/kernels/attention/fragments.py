@@ -18,6 +18,7 @@ READ NEXT
 """
 from ...device import cuda, float32, int32, store4
 from ...device.async_copy import cp_async_16_zfill
+from ...device.limits import FULL_MASK, WARP
 from ...device.tensor_core import (
     ldmatrix_x2,
     ldmatrix_x2_trans,
@@ -31,8 +32,6 @@ from ...device.tensor_core import (
     store_words4,
 )
 
-ALL = 0xFFFFFFFF
-WARP = 32
 CHUNK = 16  # bytes that a thread copies at once
 HALVES = 8  # float16 in a chunk
 
@@ -202,8 +201,8 @@ def four_neighbours(s0, s1, s2, s3, lane):
     """A fragment's sums, exchanged by pairs of lanes: even lanes get columns 4·(l % 4 / 2) … of row l / 4, odd ones
     those of the row 8 below."""
     even = lane & 1 == 0
-    got0 = cuda.shfl_xor_sync(ALL, s2 if even else s0, 1)
-    got1 = cuda.shfl_xor_sync(ALL, s3 if even else s1, 1)
+    got0 = cuda.shfl_xor_sync(FULL_MASK, s2 if even else s0, 1)
+    got1 = cuda.shfl_xor_sync(FULL_MASK, s3 if even else s1, 1)
     if even:
         return s0, s1, got0, got1
     return got0, got1, s2, s3

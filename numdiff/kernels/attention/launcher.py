@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from ...device import empty, is_device, launch
-from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of, shared_limit
+from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
 from ...device.requires import supports
 from ..any_batch import assumed
 from ..versions import label, versions_by_name
@@ -34,7 +34,7 @@ from . import (
     forward_split,
     simple,
 )
-from .patches import KEYS, WARP
+from .patches import KEYS
 from .reference import flash_attention_backward_reference, flash_attention_forward_reference
 from .unfused import check
 

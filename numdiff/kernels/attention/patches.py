@@ -30,10 +30,8 @@ READ NEXT
 from ...device import cuda, float32, int32, load4, store4, uint32
 
 KEYS = 64  # keys of a tile
-WARP = 32
 PAD = 4  # numbers after each row of a tile: see THE BANKS
 SCORE_ROW = KEYS + PAD  # from one row of scores to the next
-ALL = 0xFFFFFFFF  # all lanes of a warp take part in a shuffle
 
 
 @cuda.jit(device=True)
