@@ -23,7 +23,7 @@ DETERMINISM
     each output is written by one thread; the sums of the backward have a fixed order (reduce.py).
 COST
     bytes: 8 n forward, 4 n backward; one addition an element. Roof: memory bandwidth. So where a matmul or convolution
-    comes before, its own last lines add the bias for nothing.
+    comes before, its epilogue adds the bias at no cost.
 SOURCE
     the timestep's vector e added after a ResBlock's first convolution: Ho et al. 2020, arXiv:2006.11239, appendix B.
 READ NEXT
@@ -57,7 +57,7 @@ def channel_add_forward_kernel_v1(x, e, y, sample, C):
 
 
 # v2: four neighbouring channels a thread ------------------------------------------------------------------------------
-# Besides the fewer memory instructions, the two integer divisions are now shared by four elements.
+# There are fewer memory instructions, and the two integer divisions are now shared by four elements.
 
 @cuda.jit
 def channel_add_forward_kernel_v2(x, e, y, sample, C):

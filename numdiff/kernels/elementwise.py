@@ -97,7 +97,7 @@ def gelu_gradient(dy, x):
 
 @cuda.jit
 def add_forward_kernel_v1(a, b, y):
-    i = cuda.grid(1)
+    i = cuda.grid(1)  # this thread's number in the whole grid: blockIdx.x · blockDim.x + threadIdx.x
     if i < y.size:  # the last block may be only partly used
         y[i] = float32(a[i]) + float32(b[i])
 
@@ -141,8 +141,8 @@ def cast_forward_kernel_v1(x, y):
 
 @cuda.jit
 def cast_forward_kernel_v2(x, y):
-    i = cuda.grid(1) * 4
-    if i < y.size:
+    i = cuda.grid(1) * 4  # the first of this thread's four elements
+    if i < y.size:  # then all four exist: the launcher asks for a multiple of 4
         x0, x1, x2, x3 = load4(x, i)
         store4(y, i, x0, x1, x2, x3)
 

@@ -1,12 +1,12 @@
 """Flash attention backward, rung 5: all five products with Hopper's wgmma, fed by TMA (sm_90a).
 
 WHAT IS NEW, AND WHY IT PAYS
-    Rung 3 gives a mma.sync for every 16 × 8 × 16 and loads fragments for it. Here 64 keys meet 64 queries in one
-    instruction for each 16 columns, straight from shared memory, and one thread, of a warpgroup that does little else,
-    asks TMA for all tiles (hopper_tiles.py): for the next queries, and for the keys of the next head while
-    this one is computed. So memory, which is what limits this pass at 256 tokens, never rests.
-    The sums D of dy · y are made by two warps of that warpgroup, from tiles in shared memory: each number of dy and y
-    crosses the memory's bus once, and no kernel of its own, and no array of D, is left.
+    Rung 3 issues an mma.sync for every 16 × 8 × 16 and loads fragments for it. Here one instruction multiplies 64 keys
+    by 64 queries for each 16 columns, straight from shared memory, and one thread, of a warpgroup that does little
+    else, asks TMA for all tiles (hopper_tiles.py): for the next queries, and for the keys of the next head while this
+    one is computed. So memory, which limits this pass at 256 tokens, is never idle.
+    Two warps of that warpgroup make the sums D of dy · y, from tiles in shared memory: each number of dy and y is read
+    from memory once, and neither a separate kernel nor an array for D is needed.
 A UNIT is a head's keys, or a chunk of them, in tiles of 256: 128 for each of two consumers, which keep their dk and dv
     in registers while the queries pass by, 64 at a time. A block takes every gridDim-th unit.
 A ROUND, for 64 queries and twice 64 keys of a consumer:
@@ -405,7 +405,7 @@ def add_keys(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, first):
 
 @cuda.jit(device=True, forceinline=True)
 def write_queries(columns, dq_out, at, exists, dq, scale, fresh, lane):
-    """A thread's share of so many columns of dq; at: of its first four numbers."""
+    """A thread's share of `columns` columns of dq; at: of its first four numbers."""
     for j in range(columns // 8):
         write_dq(dq_out, at + 8 * j, exists, dq, 4 * j, scale, fresh, lane)
 

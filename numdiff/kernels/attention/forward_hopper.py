@@ -1,15 +1,15 @@
 """Flash attention forward, rung 5: Hopper's wgmma, fed by TMA (sm_90a).
 
 WHAT IS NEW, AND WHY IT PAYS
-    wgmma multiplies 64 queries by 128 keys straight from shared memory, where rung 3 gives 64 times as many mma.sync
-    and loads fragments for them. Its sums lie in the registers as those of mma.sync do, so that probabilities, packed,
-    are again the left side of the next product (fragments.py).
-    One thread, of a warpgroup that else does nothing, asks TMA for q, k and v (hopper_tiles.py): for the
-    next tiles, and for the next head, while this one is computed. With 256 tokens, as image models have them, memory is
-    what limits this kernel, and it must never rest.
-    Each of two consumers has 64 queries. While one computes a softmax the other multiplies. And within one: the scores
-    of the next keys and the outputs of those before are made together, and the next softmax begins while the outputs
-    are still on their way.
+    wgmma multiplies 64 queries by 128 keys straight from shared memory, where rung 3 issues 64 times as many mma.sync
+    and loads fragments for them. Its accumulators are laid out in the registers as those of mma.sync are, so that
+    probabilities, packed, are again the left side of the next product (fragments.py).
+    One thread, of a warpgroup that otherwise does nothing, asks TMA for q, k and v (hopper_tiles.py): for the next
+    tiles, and for the next head, while this one is computed. With 256 tokens, as image models have them, memory limits
+    this kernel, and it must never be idle.
+    Each of two consumers has 64 queries. While one computes a softmax, the other multiplies. Within a consumer, too,
+    the two overlap: the scores of the next keys and the outputs of those before are issued together, and the next
+    softmax begins while the outputs are still being computed.
 A UNIT is 128 queries of a head, which see k and v in tiles of 128 tokens. A block takes every gridDim-th unit.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice

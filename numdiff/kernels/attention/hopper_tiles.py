@@ -1,15 +1,15 @@
-"""Tiles of float16 for wgmma: how TMA brings them, and how a product names them.
+"""Tiles of float16 for wgmma: how TMA loads them, and how descriptors describe them.
 
 A TILE
     has a row of HS numbers for each token. The first 64 of them (32 for HS 32) are a row of 128 (64) bytes in shared
-    memory, swizzled over as many; the last 8 of HS 72, its ninth chunk, lie in a part of their own behind all rows, 16
-    bytes a token, without a swizzle. TMA knows qkv as (B, T, channels): what lies beyond an image's last
-    token comes as zeros, and is not written.
+    memory, with a swizzle of the same width; the last 8 of HS 72, its ninth chunk, are in a part of their own after all
+    rows, 16 bytes a token, without a swizzle. TMA sees qkv as (B, T, channels): tokens beyond an image's last one
+    arrive as zeros, and are not written.
 EITHER WAY ROUND
-    One descriptor serves two kinds of products, as HS is what they sum over (q·kᵀ) or what lies across (P·v):
+    One descriptor serves both kinds of products, those that sum over HS (q·kᵀ) and those with HS columns (P·v):
         along HS    16 numbers further are 32 bytes further
         along rows  16 rows further are 16 rows' bytes further; `transposed` in `make_wgmma`
-    A sum over HS 72 ends with the ninth chunk and a tenth of zeros, which stand once for all tiles of a block.
+    A sum over HS 72 ends with the ninth chunk and a tenth one of zeros, which is stored once for all tiles of a block.
 SOURCE
     PTX ISA, section 9.7.15.5 (matrices in shared memory); ../../emulator/wgmma.py.
 READ NEXT

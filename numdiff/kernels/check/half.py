@@ -11,7 +11,7 @@ from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import hopper, launcher, mma
 from .case import Case
 
-HALF_TOLERANCE = 1e-3  # float16 results are rounded to 11 bits
+HALF_TOLERANCE = 1e-3  # float16 results are rounded to 10 mantissa bits
 
 
 def halves(**shapes):
@@ -20,7 +20,7 @@ def halves(**shapes):
 
 
 def with_tile(tile, version, parts, function):
-    """function() with this tile of version 5 or 6, and the sum over K in so many parts."""
+    """function() with this tile of version 5 or 6, and the sum over K in `parts` parts."""
     choose = launcher.choose_half
     launcher.choose_half = lambda *_: (tile if version == 5 else (hopper.BM, tile), parts, 0.0)
     try:

@@ -8,7 +8,7 @@ SHAPES
 VERSIONS
     v1 naive: one thread an element.
     v2 vectorised: one thread four neighbouring elements of one image row, stored at once; the four bytes are read
-       singly, since mirroring turns the order of pixels but not of the channels inside one.
+       singly, since mirroring reverses the order of pixels but not of the channels inside one.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     images_forward, 32×64×64×3, 32, float32
@@ -129,7 +129,7 @@ def images_forward(images, flip=None, version=None):
 
 
 def pixels_forward(x):
-    """float32 images in [-1, 1], and what lies outside cut off, as uint8 of the same shape."""
+    """float32 images, clipped to [-1, 1], as uint8 of the same shape."""
     if not is_device(x):
         return pixels_forward_reference(x)
     if x.dtype != np.float32:

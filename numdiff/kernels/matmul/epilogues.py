@@ -1,16 +1,16 @@
 """Parts of hopper.py: where its tiles lie, and its epilogues: what becomes of the accumulators.
 
-AN EPILOGUE runs on the consumers while the tensor cores wait, about 16,000 cycles of them for K = 768 and a tile
-of 128 × 256. So it is kept short:
+AN EPILOGUE runs on the consumers while the tensor cores are idle. The products of a 128 × 256 tile take them about
+16,000 cycles for K = 768, so every thousand cycles of an epilogue cost 6 %, and it is kept short:
 
     float16         alpha · accumulator + bias + residual; 16 words of two results are made in registers, then stored in
-                    a tile of shared memory, which TMA writes while the next is made. The bias has come into shared
-                    memory beforehand: each thread asks for two numbers of it before the main loop (`prefetch_bias`)
+                    a tile of shared memory, which TMA writes while the next is made. The bias is in shared memory by
+                    then: each thread loads two numbers of it before the main loop (`prefetch_bias`)
     GELU            u = accumulator + bias and GELU(u), two such tiles at once: about 2,600 cycles, of them 2,048 for
                     tanh
     GELU'           accumulator · GELU'(u): about 4,300 cycles, of them 4,096 for an exponential and a reciprocal. u has
-                    come into the tile of shared memory meanwhile, brought by an idle warp of the producer's warpgroup,
-                    and the same warp takes away the results (`exchange`)
+                    already been loaded into the tile of shared memory by an idle warp of the producer's warpgroup, and
+                    the same warp stores the results (`exchange`)
     float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
     sums of A's rows, by two more of the idle warps, beside the products
 
@@ -53,7 +53,7 @@ LOW_ADDRESS, ADDRESS_UNIT = uint32(0x3FFFF), uint32(4)
 
 @cuda.jit(device=True, forceinline=True)
 def descriptor(address):
-    """wgmma's name for the matrix that starts at a shared address."""
+    """wgmma's descriptor of the matrix that starts at a shared address."""
     return DESCRIPTOR | np.uint64((address & LOW_ADDRESS) >> ADDRESS_UNIT)
 
 
@@ -131,7 +131,7 @@ def word_place(tile, thread_row, lane, j, half):
 def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, how):
     """alpha · accumulator + bias + residual by way of a tile in shared memory; the next turn.
 
-    turn: counts the tiles, which go through the two buffers in turns
+    turn: counts the tiles, which use the two buffers alternately
     seam: the result's columns from here on belong to the matrix of `maps.second`
     """
     first_row, first_column, thread_row, lane = place
@@ -296,9 +296,9 @@ def epilogue_float(block, acc, place, c, start, bias, work, how):
 
 
 # Row sums of A --------------------------------------------------------------------------------------------------------
-# Two idle warps add while the tensor cores multiply the same stage. A lane has four loads on their way before it adds;
-# one after the other they would take twice as long as the products. (Sums as products with ones are no way out: mma and
-# wgmma want the same tensor cores.)
+# Two idle warps add while the tensor cores multiply the same stage. A lane has four loads in flight before it adds; one
+# after the other they would take twice as long as the products. (Sums as products with ones would not help: mma and
+# wgmma compete for the same tensor cores.)
 
 @cuda.jit(device=True, forceinline=True)
 def add_eight(sums, w):

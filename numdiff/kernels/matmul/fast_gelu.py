@@ -1,9 +1,9 @@
 """GELU for the end of a product, in as few instructions as the hardware allows.
 
-A tile of 128 × 256 sums has been made by instructions that do 2048 multiply-adds a cycle; what comes after them goes
-through units of 128 and, for special functions, of 16 results a cycle. So the tail counts every instruction:
+The tensor cores do 2048 multiply-adds a cycle; an epilogue runs on units that give 128 results a cycle, and 16 for
+special functions such as tanh. So every instruction counts:
 
-        y  = x/2 · (1 + tanh u),   u = √(2/π) · (x + 0.044715 x³)                   7 instructions, one of them special
+        y  = x/2 · (1 + tanh u),   u = √(2/π) · (x + 0.044715 x³)                    6 instructions, one of them special
         y' = s + 2 x s (1 - s) · du/dx,   s = (1 + tanh u) / 2 = 1 / (1 + e^-2u)    11 instructions, two of them special
 
 tanh.approx is wrong by 2⁻¹¹ of its value at most, and so y by 2⁻¹² · |x|: half a unit in the last place of the float16

@@ -1,13 +1,13 @@
 """Matmul in float16, rung 6: Hopper's wgmma, fed by TMA (sm_90a).
 
 WHAT IS NEW, AND WHY IT PAYS
-    wgmma: four warps give one instruction that multiplies 64 × 16 by 16 × up to 256, both straight from shared memory.
+    wgmma: four warps issue one instruction that multiplies 64 × 16 by 16 × up to 256, both straight from shared memory.
         Rung 5 spends an instruction on every 16 × 8 × 16 and loads its operands into registers first.
     TMA: one thread asks the tensor memory accelerator for a whole tile; no thread computes an address, no register
-        holds data on its way, and what lies outside of a matrix comes as zeros.
-    Warp specialisation: warpgroup 0 only asks for tiles, warpgroups 1 and 2 only multiply. Between them stand
-        STAGES pairs of tiles in shared memory and two mbarriers for each: `full`, on which TMA counts bytes,
-        and `empty`, on which the two consumers say that they have read it.
+        holds data on its way, and what lies outside a matrix arrives as zeros.
+    Warp specialisation: warpgroup 0 only asks for tiles, warpgroups 1 and 2 only multiply. Between them are STAGES
+        pairs of tiles in shared memory, with two mbarriers for each: `full`, on which TMA counts bytes, and `empty`,
+        at which the two consumers arrive when they have read it.
     Persistence: there are as many blocks as multiprocessors, and each takes every gridDim-th tile of C. While the
         consumers write one tile, the producer already fetches the first stages of the next.
 A BLOCK'S TILE is 128 × BN, one half of the rows for each consumer, which holds them as BN / 2 float32 a thread.
@@ -21,25 +21,27 @@ FOUR TRANSPOSES, NO COPY
 
         y  = x·Wᵀ   both along k             dx = dy·W    B along n              dW = dyᵀ·x   A along m, B along n
 SPLIT K
-    A weight's gradient has few tiles and a long sum. `slices` parts of K are units of work of their own, which write
-    float32 partial results; `add_partials_kernel` adds them in the order of k. 96 tiles for 132 multiprocessors: 96
-    blocks sum three quarters of a tile each, the others the last quarter of two or three tiles: two slices where equal
-    ones would be four, so half the partial results (`schedule`).
+    A weight's gradient has few tiles and a long sum. K is cut into `slices`, each slice of a tile is a work tile of its
+    own, which writes float32 partial results, and `add_partials_kernel` adds these in the order of k. Slices need not
+    be equal: with 96 tiles for 132 multiprocessors, 96 blocks sum three quarters of a tile each and the others the last
+    quarter of two or three tiles. That is two slices instead of four equal ones, and half the partial results
+    (`schedule`).
 ROW SUMS
-    A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. Where they are
-    asked for, warps 1 and 2 of the producer's warpgroup, which have nothing else to do, add up 64 rows of A each. To
-    add a step takes about as long as to multiply it; so the tiles of a row share the steps (of four, each does every
-    fourth), and the pipeline hides them. They hand a stage back as the consumers do. No pass over dy is left.
+    A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. If these sums are
+    asked for, warps 1 and 2 of the producer's warpgroup, which have nothing else to do, add up 64 rows of A each.
+    Adding up a step takes about as long as multiplying it; so the tiles of a row share the steps (with four tiles, each
+    adds every fourth step), and the pipeline hides them. The two warps release a stage as the consumers do. No separate
+    pass over dy is left.
 TWO MATRICES AS ONE
-    Of a layer whose x lies in two arrays, side by side as one (`Pair`, concat.py), neither x nor dx is copied: a box or
-    a tile of the epilogue is 64 columns wide, so if the first array's are a multiple of 64 each belongs to one array,
-    whose tensor map it takes. In x·Wᵀ that is A's, along k, in dy·W the result's, in dyᵀ·x B's.
+    Where a layer's x is two arrays that are read side by side as one (`Pair`, concat.py), neither x nor dx is copied: a
+    box or a tile of the epilogue is 64 columns wide, so if the first array has a multiple of 64 columns, each box is in
+    one of the two arrays and uses its tensor map. In x·Wᵀ the Pair is A, along k; in dy·W the result; in dyᵀ·x, B.
 EPILOGUE
-    float16: alpha · sum + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a warp's
-    words fall into 32 different banks), from where TMA writes it while the next tile is multiplied. Each
-    consumer has two such tiles. Of the two products beside a GELU one writes GELU(result) as well, the other multiplies
-    by GELU' of another matrix (epilogues.py). float32: pairs of lanes exchange halves, so that each writes 16
-    bytes of one row.
+    float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
+    warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
+    consumer has two such tiles. Of the two products next to a GELU, one writes GELU(result) as well, the other
+    multiplies by GELU' of another matrix (epilogues.py). float32: pairs of lanes exchange halves, so that each writes
+    16 bytes of one row.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
@@ -49,8 +51,8 @@ LAUNCH
     kernel is compiled for 168 registers a thread; the producer gives back all but 40, the consumers take 232 (with row
     sums 56 and 224).
 NEEDS
-    sm_90a; all contiguous extents multiples of 8, as TMA counts rows in 16 bytes; M, N and K are free
-    otherwise.
+    sm_90a; all contiguous extents multiples of 8, because TMA needs rows that are multiples of 16 bytes; otherwise M, N
+    and K are free.
 DETERMINISM
     each output is summed in the order of k by one warpgroup; slices in their order.
 SOURCE
@@ -283,7 +285,7 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_rest(acc, a, b):
-    """acc += the products of a stage, but those of its first 16 of k; a, b: descriptors."""
+    """acc += the products of a stage, except those of its first 16 of k; a, b: descriptors."""
     wgmma(acc, a + A_STEP, b + B_STEP, int32(1))
     wgmma(acc, a + A_STEP + A_STEP, b + B_STEP + B_STEP, int32(1))
     wgmma(acc, a + A_STEP + A_STEP + A_STEP, b + B_STEP + B_STEP + B_STEP, int32(1))
@@ -291,7 +293,7 @@ def multiply_rest(acc, a, b):
 
 @cuda.jit(device=True, forceinline=True)
 def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
-    """acc = the products of so many stages; returns where the ring stands then.
+    """acc = the products of `steps` stages; returns the ring's stage and parity after them.
 
     The first stage overwrites the accumulators; it stands before the loop so that ptxas sees it. A stage is released
     when the products of the next are under way.

@@ -3,10 +3,10 @@
 WHAT IS NEW, AND WHY IT PAYS
     mma.sync: a warp multiplies 16 × 16 by 16 × 8 in one instruction, 2,048 multiply-adds where rung 4 spends 64
         instructions of 32 (one a lane). Accumulators stay float32, operands are float16: half the bytes as well.
-    ldmatrix: loads the fragments that mma.sync wants, spread over the lanes as it wants them; `.trans` turns an operand
-        round that is contiguous along m or n. So all four cases of transposes read memory as it lies.
-    cp.async in STAGES stages: tiles travel from memory into shared memory past the registers, two of them on their way
-        while a third is multiplied.
+    ldmatrix: loads the fragments that mma.sync needs and spreads them over the lanes as it needs them; `.trans`
+        transposes an operand that is contiguous along m or n. So no case of transposes needs a copy.
+    cp.async in STAGES stages: tiles go from global to shared memory without passing through registers, two of them in
+        flight while a third is multiplied.
 A BLOCK'S TILE is 128 × 128 with eight warps of 64 × 32, or 64 × 64 with four of 32 × 32 where C is small, and steps
     along K by 32. For each 16 of k a large warp loads 4 + 2 fragments for 16 mma.
 TILES IN SHARED MEMORY, and their swizzles: eight addresses of an ldmatrix must fall into eight different groups of four
@@ -14,9 +14,10 @@ TILES IN SHARED MEMORY, and their swizzles: eight addresses of an ldmatrix must 
         along k          rows of 32 k, 64 bytes: chunk c (16 bytes) of row r lies at c ^ (r / 2 % 4)
         along m or n     a row for each k, of the tile's 64 or 128 columns: chunk c of row k lies at c ^ (k % 8)
 EPILOGUE
-    alpha · accumulator + bias + residual in float32. float16: rounded, through a patch of shared memory of each warp's
-    own, so that four lanes write 64 neighbouring bytes. float32: pairs of lanes exchange halves and write 16 bytes
-    each; this is also how a slice of a split K writes its partial sums, which `add_partials_kernel` adds up.
+    alpha · accumulator + bias + residual in float32. float16: rounded, and written by way of a patch of shared memory
+    that each warp has to itself, so that four lanes write 64 neighbouring bytes. float32: pairs of lanes exchange
+    halves and write 16 bytes each; a slice of a split K writes its partial sums in this way, too, and
+    `add_partials_kernel` adds them up.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16

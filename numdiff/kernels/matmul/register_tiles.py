@@ -7,8 +7,8 @@ WHY IT PAYS
     8 loads from shared memory now feed 16 multiply-adds, where rung 2 needed 32 loads. Registers are the only memory as
     fast as the arithmetic. The larger tile also fetches each element of A and B 64 / 16 = 4 times less often.
 WHAT REMAINS
-    One load for two multiply-adds is still too many by half; each load moves 4 bytes where it could move 16; and while
-    the next tiles are on their way from memory, all threads wait.
+    One load for two multiply-adds is still twice what shared memory can deliver; each load moves 4 bytes where it could
+    move 16; and while the next tiles are on their way from memory, all threads wait.
 WHICH 4 × 4
     Thread (x, y) owns rows y, y + 16, y + 32, y + 48 and columns x, x + 16, x + 32, x + 48. So in every load of B's
     tile neighbouring threads read neighbouring banks, and in every load of A's tile half a warp reads one address.

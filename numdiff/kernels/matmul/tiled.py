@@ -53,7 +53,7 @@ def matmul_forward_kernel_v2(a, b, c, bias, shape, strides, epilogue):
     else:
         b_c, b_kk = y, x
 
-    total = float32(0)
+    total = float32(0)  # C[first_row + y, first_column + x], this thread's output
     for k0 in range(0, length, TILE):
         value = float32(0)
         if first_row + a_r < M and k0 + a_kk < length:
@@ -63,10 +63,10 @@ def matmul_forward_kernel_v2(a, b, c, bias, shape, strides, epilogue):
         if first_column + b_c < N and k0 + b_kk < length:
             value = b[b_start + (k0 + b_kk) * strides.b_k + (first_column + b_c) * strides.b_column]
         tile_b[b_kk, b_c] = value
-        cuda.syncthreads()
+        cuda.syncthreads()  # both tiles are complete
         for k in range(TILE):
             total += tile_a[y, k] * tile_b[k, x]
-        cuda.syncthreads()
+        cuda.syncthreads()  # no thread reads them any more: the next step may overwrite them
 
     row, column = first_row + y, first_column + x
     if row < M and column < N:

@@ -7,8 +7,8 @@ WHAT IS NEW, AND WHY IT PAYS
     Two buffers: while the threads multiply out of one pair of tiles, the next pair is already on its way from memory,
         into registers; it is stored into the other buffer when the multiplication is done. Nobody waits for memory, and
         one barrier a step is enough: between a buffer's last read and its next write every thread passes one.
-    The loop over k is written out: no counter, no jump, every address a constant offset from one base, and
-        the compiler can start a load several products before its numbers are used.
+    The loop over k is unrolled by hand: no counter, no jump, every address a constant offset from one base, and the
+        compiler can start a load several products before its numbers are used.
 THE TILE OF A WARP
     32 threads as 4 × 8 own 32 × 64 outputs. Thread (y, x) owns rows 4y … 4y+3 and 16+4y … 16+4y+3, and columns
     4x … 4x+3 and 32+4x … 32+4x+3: in fours, so that each four is one load4, and so that the eight threads of a row read
@@ -20,7 +20,7 @@ THE TILE OF A WARP
     y = 0…3  rows 16…31     4 × 4         4 × 4
 TILES IN SHARED MEMORY
     both lie as [k][row or column], so that an outer product reads along rows. An operand whose neighbours in memory
-    run along k is turned round on the way in, by four 4-byte stores; rows of tile + 4 elements put the 32 stores of a
+    run along k is transposed on the way in, by four 4-byte stores; rows of tile + 4 elements put the 32 stores of a
     warp into 32 different banks.
 BLOCK TILES
     128 × 128 for large products, 128 × 64 and 64 × 64 where the result is small or N is 64: see launcher.py. A block

@@ -1,7 +1,7 @@
 """What a DiT needs besides matrix products and attention. Read the files in this order.
 
-    adaln.py       LayerNorm without weights, scaled and shifted by what the timestep says
-    gate.py        a residual that a gate lets in
+    adaln.py       LayerNorm without weights, scaled and shifted by the conditioning
+    gate.py        a gated residual
     bias_gelu.py   bias and GELU in one pass
     gate_adaln.py  a gated residual and the next adaLN in one pass
     patchify.py    an image as a row of patches, and the way back

@@ -79,7 +79,7 @@ def chunk_backward_kernel_v1(p0, p1, p2, p3, p4, p5, dx, count, C):
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def chunk_forward(x, count):
-    """The `count` parts (B, C) of x (B, count · C), side by side in memory one after the other."""
+    """The `count` parts (B, C) of x (B, count · C), one after the other in memory."""
     if x.ndim != 2 or not 0 < count <= MAX_PARTS or x.shape[1] % count:
         raise ValueError(f"chunk cuts (B, n·C) into at most {MAX_PARTS} parts, and not {tuple(x.shape)} into {count}")
     if not is_device(x):

@@ -2,8 +2,8 @@
 
 MATHEMATICS
     as chunk.py: part_k[b, c] = x[b, k·C + c]; backward dx[b, k·C + c] = Σ_p partial[b, p, k·C + c], 0 for a part that
-    was not used. Who computes the gradient of a part is often a sum over tokens that several blocks share: each of them
-    (p) leaves what it has in `partial`, beside the other parts', and one pass adds it all up.
+    was not used. The gradient of a part is often a sum over tokens that several blocks share: each block (p) leaves its
+    share in `partial`, next to those of the other parts, and one pass adds them all up.
 SHAPES
     x, dx (B, n·C) float16 or float32; partial (B, blocks, n·C) float32
 VERSIONS

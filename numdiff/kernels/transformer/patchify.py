@@ -4,7 +4,7 @@ MATHEMATICS
     patchify      token[b, i·w + j, r, s, c] = x[b, i·p + r, j·p + s, c]      h × w patches of p × p pixels
     unpatchify    the same equation read from right to left
     Each is the other's backward: elements only change places. The linear layer that follows patchify is a convolution
-    with kernel and stride p: its weight (D, p, p, C) is the matrix (D, p·p·C) as it lies.
+    with kernel and stride p: its weight (D, p, p, C) is the matrix (D, p·p·C) without a copy.
 SHAPES
     x (B, h·p, w·p, C) float32, channels last; tokens (B, h·w, p·p·C), elements in the order (row, column, channel)
 VERSIONS
