@@ -11,7 +11,6 @@ EXCEPTIONS = {
     "attention/backward.py kernel": (96, 14, 4),
     "attention/backward_split.py kernel": (100, 14, 6),
     "conv2d/direct.py conv2d_forward_kernel_v1": (19, 17, 5),
-    "conv2d/implicit.py kernel_v3": (90, 15, 3),
     "conv2d/mma.py conv2d_forward_kernel_v4": (77, 19, 4),
     "conv2d/mma.py fetch_both": (9, 17, 0),
     "conv2d/mma.py finish_pair": (13, 16, 2),

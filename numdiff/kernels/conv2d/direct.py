@@ -42,6 +42,8 @@ SOURCE
 READ NEXT
     im2col.py; then implicit.py, with the inner loop of the matmul ladder's fourth rung.
 """
+from typing import NamedTuple
+
 import numpy as np
 
 from ...device import cuda, float32, launch
@@ -78,6 +80,19 @@ def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need
     if dbias is not None:
         dbias += dy.sum((0, 1, 2))
     return dpadded[:, pad:pad + h, pad:pad + w] if need_dx else None
+
+
+class Geometry(NamedTuple):
+    """Of a convolution: x (·, H, W, C), y (·, Ho, Wo, N), the weight's rows and columns, and the stride."""
+
+    H: int
+    W: int
+    C: int
+    Ho: int
+    Wo: int
+    N: int
+    size: int
+    stride: int
 
 
 # v1: one thread an output ---------------------------------------------------------------------------------------------

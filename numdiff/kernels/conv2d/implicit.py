@@ -9,8 +9,8 @@ MATHEMATICS
 SHAPES
     as in direct.py; every array flat, float32, fewer than 2³¹ elements
 VERSIONS
-    v3 implicit-gemm: of launcher.py. There are three kernels of each kind, made by one function (Python's closure does
-    what a template does in C++):
+    v3 implicit-gemm: of launcher.py. There are three kernels of each kind, one text with other constants (`specialise`
+    does what a template does in C++):
       128 × 128 outputs a block, where C_out fills whole tiles of 128;
       128 × 64, where it would leave more of them empty (64, 192, 320);
       128 × 64 with loads of single numbers, where channels do not come in eights (forward) or fours (gradient).
@@ -36,10 +36,14 @@ SOURCE
 READ NEXT
     narrow.py, for when the tiles would be nearly empty.
 """
+from typing import NamedTuple
+
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
+from ...device.specialise import Constant, specialise
 from ..any_batch import assumed
 from ..common import divide
-from ..matmul.vectorised import PAD, STEP, WARP_COLUMNS, WARP_ROWS, add_outer_product
+from ..matmul.vectorised import PAD, STEP, WARP_COLUMNS, WARP_ROWS, multiply, no_products
+from .direct import Geometry
 
 TILE_M = 128  # pixels (forward) or columns of col (weight gradient) in a block's tile
 ROW = TILE_M + PAD  # shared-memory distance from one k to the next, in both tiles
@@ -51,6 +55,12 @@ SHORTEST_PART = 8  # steps: a shorter part would spend more on filling and empty
 BLOCK = 256  # threads of a block that adds parts, at most
 TRANSPOSE = 32  # weights along each side of a tile that is transposed
 TRANSPOSE_TILE = TRANSPOSE, TRANSPOSE + 1
+
+# Of each kernel: output channels of a tile; whether fours of channels are fetched by one load
+TILE_N, BY_FOUR = Constant(), Constant()
+TWO_ROUNDS = Constant(lambda TILE_N: TILE_N < TILE_M)  # 2 · TILE_N threads fetch TILE_N pixels, then the others
+WARPS_N = Constant(lambda TILE_N: TILE_N // WARP_COLUMNS)
+LANES = Constant(lambda TILE_N: TILE_N // 4)  # threads that share a pixel of dy; a whole warp shares one of x
 
 
 # Device functions -----------------------------------------------------------------------------------------------------
@@ -106,19 +116,6 @@ def scatter(tile, at, v):
 
 
 @cuda.jit(device=True)
-def multiply(sums, tile_a, i, tile_b, j):
-    """sums += the STEP outer products of two tiles, written out so that the compiler overlaps their loads."""
-    sums = add_outer_product(sums, tile_a, i, tile_b, j)
-    sums = add_outer_product(sums, tile_a, i + ROW, tile_b, j + ROW)
-    sums = add_outer_product(sums, tile_a, i + 2 * ROW, tile_b, j + 2 * ROW)
-    sums = add_outer_product(sums, tile_a, i + 3 * ROW, tile_b, j + 3 * ROW)
-    sums = add_outer_product(sums, tile_a, i + 4 * ROW, tile_b, j + 4 * ROW)
-    sums = add_outer_product(sums, tile_a, i + 5 * ROW, tile_b, j + 5 * ROW)
-    sums = add_outer_product(sums, tile_a, i + 6 * ROW, tile_b, j + 6 * ROW)
-    return add_outer_product(sums, tile_a, i + 7 * ROW, tile_b, j + 7 * ROW)
-
-
-@cuda.jit(device=True)
 def within(h, w, H, W):
     h, w = int32(h), int32(w)
     return h >= 0 and h < H and w >= 0 and w < W
@@ -155,116 +152,147 @@ def sees(seen, r, s):
     return ((seen >> r) & (seen >> (s + 16)) & 1) != 0
 
 
+class Step(NamedTuple):
+    """Where all threads are: at tap (r, s), channels c … c + 7, and so far into a window of x, and into a weight."""
+
+    r: int
+    s: int
+    c: int
+    x_at: int
+    weight_at: int
+
+
+class Seen(NamedTuple):
+    """A pixel that a thread fetches: where its window starts in x, its taps inside the image (`window`), and whether
+    the step's tap is one of these."""
+
+    start: int
+    taps: int
+    inside: bool
+
+
+@cuda.jit(device=True, forceinline=True)
+def first_step(g, part_steps):
+    """(steps of this block's part, its first `Step`)."""
+    steps_a_tap = int32((g.C + STEP - 1) // STEP)
+    first = int32(cuda.blockIdx.z * part_steps)
+    steps = int32(min(part_steps, g.size * g.size * steps_a_tap - first))
+    tap, chunk = divide(first, steps_a_tap)
+    r, s = divide(tap, g.size)
+    c = int32(chunk * STEP)
+    return steps, Step(r, s, c, int32((r * g.W + s) * g.C + c), int32(tap * g.C + c))
+
+
+@cuda.jit(device=True, forceinline=True)
+def look(pixel, pixels, k, at, g):
+    """What a thread that fetches channels k … k + 3 of a pixel needs to know of it."""
+    start, taps = window(pixel, pixels, g.H, g.W, g.C, g.Ho, g.Wo, g.size, g.stride)
+    return Seen(int32(start + k), taps, sees(taps, at.r, at.s))
+
+
+@cuda.jit(device=True, forceinline=True)
+def next_step(at, mine, mine_2, g):
+    """The step after `at`, with this thread's two pixels as they are then."""
+    r, s, c = at.r, at.s, int32(at.c + STEP)
+    x_at, weight_at = int32(at.x_at + STEP), int32(at.weight_at + STEP)
+    inside, inside_2 = mine.inside, mine_2.inside
+    if c >= g.C:  # the channels are through: the next tap
+        weight_at = int32(weight_at + g.C - c)
+        c = int32(0)
+        s = int32(s + 1)
+        if s == g.size:
+            s = int32(0)
+            r = int32(r + 1)
+        x_at = int32((r * g.W + s) * g.C)
+        inside = sees(mine.taps, r, s)
+        if TWO_ROUNDS:
+            inside_2 = sees(mine_2.taps, r, s)
+    return (Step(r, s, c, x_at, weight_at), Seen(mine.start, mine.taps, inside),
+            Seen(mine_2.start, mine_2.taps, inside_2))
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiplied(t):
+    """(row, column) of the tile from which on a thread multiplies: rows row … and row + 16 …, columns column … and
+    column + 32 …"""
+    warp, lane = t >> 5, t & 31
+    return (int32(warp // WARPS_N * WARP_ROWS + (lane >> 3) * 4),
+            int32(warp % WARPS_N * WARP_COLUMNS + (lane & 7) * 4))
+
+
 @cuda.jit(device=True)
-def write_pixel(y, at, exists, left, sums, bias_0, bias_32, by_four):
+def write_pixel(y, at, exists, left, v, bias_0, bias_32, by_four):
     """A thread's eight channels of one pixel: four at `at` and four at `at + 32`."""
     if exists:
-        write_four(y, at, left, sums[0] + bias_0[0], sums[1] + bias_0[1], sums[2] + bias_0[2], sums[3] + bias_0[3],
+        write_four(y, at, left, v[0] + bias_0[0], v[1] + bias_0[1], v[2] + bias_0[2], v[3] + bias_0[3], by_four)
+        write_four(y, at + 32, left - 32, v[4] + bias_32[0], v[5] + bias_32[1], v[6] + bias_32[2], v[7] + bias_32[3],
                    by_four)
-        write_four(y, at + 32, left - 32, sums[4] + bias_32[0], sums[5] + bias_32[1], sums[6] + bias_32[2],
-                   sums[7] + bias_32[3], by_four)
 
 
-def make_forward(tile_n, by_four):
-    """The kernel for tiles of 128 × tile_n; `by_four` needs C to be a multiple of 8: whole steps, 16-byte loads."""
-    HALF = tile_n  # pixels that one round of fetches serves: the block has 2 · tile_n threads, two a pixel
-    TWO_ROUNDS = HALF < TILE_M
-    WARPS_N = tile_n // WARP_COLUMNS
+@cuda.jit(device=True, forceinline=True)
+def write_outputs(y, bias, pixel, channel, pixels, N, rows, has_bias):
+    """The epilogue of a thread's 8 × 8 outputs, from `pixel` and `channel` on."""
+    left = int32(N - channel)
+    whole = N % 4 == 0
+    first_part = has_bias != 0 and cuda.blockIdx.z == 0  # only one part may bring the bias
+    bias_0 = fetch(bias, channel, first_part, left, False)
+    bias_32 = fetch(bias, channel + 32, first_part, left - 32, False)
+    at = (cuda.blockIdx.z * pixels + pixel) * N + channel
+    write_pixel(y, at, pixel < pixels, left, rows[0], bias_0, bias_32, whole)
+    write_pixel(y, at + N, pixel + 1 < pixels, left, rows[1], bias_0, bias_32, whole)
+    write_pixel(y, at + 2 * N, pixel + 2 < pixels, left, rows[2], bias_0, bias_32, whole)
+    write_pixel(y, at + 3 * N, pixel + 3 < pixels, left, rows[3], bias_0, bias_32, whole)
+    pixel += 16
+    at += 16 * N
+    write_pixel(y, at, pixel < pixels, left, rows[4], bias_0, bias_32, whole)
+    write_pixel(y, at + N, pixel + 1 < pixels, left, rows[5], bias_0, bias_32, whole)
+    write_pixel(y, at + 2 * N, pixel + 2 < pixels, left, rows[6], bias_0, bias_32, whole)
+    write_pixel(y, at + 3 * N, pixel + 3 < pixels, left, rows[7], bias_0, bias_32, whole)
 
-    def kernel_v3(x, weight, bias, y, H, W, C, Ho, Wo, N, kernel, stride, pixels, part_steps, has_bias):
-        tile_a = cuda.shared.array(SHARED, float32)
-        tile_b = cuda.shared.array(SHARED, float32)
-        t = int32(cuda.threadIdx.x)
-        first_pixel = int32(cuda.blockIdx.x * TILE_M)
-        first_channel = int32(cuda.blockIdx.y * tile_n)
 
-        # where all threads are: tap (r, s), channels c … c + 7
-        steps_a_tap = int32((C + STEP - 1) // STEP)
-        first_step = int32(cuda.blockIdx.z * part_steps)
-        steps = int32(min(part_steps, kernel * kernel * steps_a_tap - first_step))
-        tap, chunk = divide(first_step, steps_a_tap)
-        r, s = divide(tap, kernel)
-        c = int32(chunk * STEP)
-        x_at = int32((r * W + s) * C + c)
-        weight_at = int32(tap * C + c)
+def conv2d_forward_kernel_v3(x, weight, bias, y, g, pixels, part_steps, has_bias):
+    """g: a `Geometry`; BY_FOUR needs C to be a multiple of 8: whole steps, 16-byte loads."""
+    tile_a = cuda.shared.array(SHARED, float32)
+    tile_b = cuda.shared.array(SHARED, float32)
+    t = int32(cuda.threadIdx.x)
+    first_pixel, first_channel = int32(cuda.blockIdx.x * TILE_M), int32(cuda.blockIdx.y * TILE_N)
+    steps, at = first_step(g, part_steps)
 
-        # what this thread fetches: channels c + k … c + k + 3 of pixel `mine` of the tile, and of weight row `mine`
-        mine, k = t >> 1, int32((t & 1) * 4)
-        to = int32(k * ROW + mine)
-        start, seen = window(int32(first_pixel + mine), pixels, H, W, C, Ho, Wo, kernel, stride)
-        start = int32(start + k)
-        inside = sees(seen, r, s)
+    # what this thread fetches: channels c + k … c + k + 3 of pixel `place` of the tile, and of weight row `place`
+    place, k = t >> 1, int32((t & 1) * 4)
+    to = int32(k * ROW + place)
+    mine = look(int32(first_pixel + place), pixels, k, at, g)
+    mine_2 = mine
+    if TWO_ROUNDS:
+        mine_2 = look(int32(first_pixel + place + TILE_N), pixels, k, at, g)
+    n = min(first_channel + place, g.N - 1)  # rows beyond the last repeat it: their outputs are never written
+    weight_start = int32(n * g.size * g.size * g.C + k)
+
+    row, column = multiplied(t)
+    accumulators = no_products()
+    step = int32(0)
+    while step <= steps:  # one round more than steps: round 0 only fetches, the last only multiplies
+        more = step < steps
+        left = int32(g.C - at.c - k)
+        a = fetch(x, int32(mine.start + at.x_at), mine.inside and more, left, BY_FOUR)
+        b = fetch(weight, int32(weight_start + at.weight_at), more, left, BY_FOUR)
+        a_2 = a
         if TWO_ROUNDS:
-            start_2, seen_2 = window(int32(first_pixel + mine + HALF), pixels, H, W, C, Ho, Wo, kernel, stride)
-            start_2 = int32(start_2 + k)
-            inside_2 = sees(seen_2, r, s)
-        n = min(first_channel + mine, N - 1)  # rows beyond the last repeat it: their outputs are never written
-        weight_start = int32(n * kernel * kernel * C + k)
+            a_2 = fetch(x, int32(mine_2.start + at.x_at), mine_2.inside and more, left, BY_FOUR)
 
-        # what this thread multiplies: rows row … and row + 16 … of the tile, columns column … and column + 32 …
-        warp, lane = t >> 5, t & 31
-        row = int32(warp // WARPS_N * WARP_ROWS + (lane >> 3) * 4)
-        column = int32(warp % WARPS_N * WARP_COLUMNS + (lane & 7) * 4)
-        zero = float32(0)
-        zeros = (zero, zero, zero, zero, zero, zero, zero, zero)
-        sums = (zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
-        step = int32(0)
-        while step <= steps:  # one round more than steps: round 0 only fetches, the last only multiplies
-            more = step < steps
-            left = int32(C - c - k)
-            a = fetch(x, int32(start + x_at), inside and more, left, by_four)
-            b = fetch(weight, int32(weight_start + weight_at), more, left, by_four)
-            if TWO_ROUNDS:
-                a_2 = fetch(x, int32(start_2 + x_at), inside_2 and more, left, by_four)
+        stage = int32(step & 1)
+        if step > 0:
+            accumulators = multiply(accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW)
+        stage = int32(1 - stage)
+        scatter(tile_a, stage * STAGE + to, a)
+        scatter(tile_b, stage * STAGE + to, b)
+        if TWO_ROUNDS:
+            scatter(tile_a, stage * STAGE + to + TILE_N, a_2)
+        cuda.syncthreads()
+        step = int32(step + 1)
+        at, mine, mine_2 = next_step(at, mine, mine_2, g)
 
-            stage = int32(step & 1)
-            if step > 0:
-                sums = multiply(sums, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column)
-
-            stage = int32(1 - stage)
-            scatter(tile_a, stage * STAGE + to, a)
-            scatter(tile_b, stage * STAGE + to, b)
-            if TWO_ROUNDS:
-                scatter(tile_a, stage * STAGE + to + HALF, a_2)
-            cuda.syncthreads()
-
-            step = int32(step + 1)
-            c = int32(c + STEP)
-            x_at = int32(x_at + STEP)
-            weight_at = int32(weight_at + STEP)
-            if c >= C:  # the channels are through: the next tap
-                weight_at = int32(weight_at + C - c)
-                c = int32(0)
-                s = int32(s + 1)
-                if s == kernel:
-                    s = int32(0)
-                    r = int32(r + 1)
-                x_at = int32((r * W + s) * C)
-                inside = sees(seen, r, s)
-                if TWO_ROUNDS:
-                    inside_2 = sees(seen_2, r, s)
-
-        pixel = first_pixel + row
-        channel = int32(first_channel + column)
-        left = int32(N - channel)
-        whole = N % 4 == 0
-        first_part = has_bias != 0 and cuda.blockIdx.z == 0  # only one part may bring the bias
-        bias_0 = fetch(bias, channel, first_part, left, False)
-        bias_32 = fetch(bias, channel + 32, first_part, left - 32, False)
-        at = (cuda.blockIdx.z * pixels + pixel) * N + channel
-        write_pixel(y, at, pixel < pixels, left, sums[0], bias_0, bias_32, whole)
-        write_pixel(y, at + N, pixel + 1 < pixels, left, sums[1], bias_0, bias_32, whole)
-        write_pixel(y, at + 2 * N, pixel + 2 < pixels, left, sums[2], bias_0, bias_32, whole)
-        write_pixel(y, at + 3 * N, pixel + 3 < pixels, left, sums[3], bias_0, bias_32, whole)
-        pixel += 16
-        at += 16 * N
-        write_pixel(y, at, pixel < pixels, left, sums[4], bias_0, bias_32, whole)
-        write_pixel(y, at + N, pixel + 1 < pixels, left, sums[5], bias_0, bias_32, whole)
-        write_pixel(y, at + 2 * N, pixel + 2 < pixels, left, sums[6], bias_0, bias_32, whole)
-        write_pixel(y, at + 3 * N, pixel + 3 < pixels, left, sums[7], bias_0, bias_32, whole)
-
-    kernel_v3.__name__ = f"conv2d_forward_kernel_v3_{tile_n}{'' if by_four else '_by_one'}"
-    return cuda.jit(kernel_v3)
+    write_outputs(y, bias, first_pixel + row, int32(first_channel + column), pixels, g.N, accumulators, has_bias)
 
 
 # Weight gradient ------------------------------------------------------------------------------------------------------
@@ -299,105 +327,98 @@ def write_columns(partial, at, K, channels, left, s0, s1, s2, s3, by_four):
     write_four(partial, at + 3 * K, left if channels > 35 else 0, s0[7], s1[7], s2[7], s3[7], by_four)
 
 
-def make_weight_gradient(tile_n, by_four):
-    """The kernel for tiles of 128 × tile_n; `by_four` needs C and N to be multiples of 4."""
-    LANES = tile_n // 4  # threads that share a pixel of dy; a whole warp shares one of x
-    TWO_ROUNDS = tile_n < TILE_M  # four warps fetch four pixels of x, then the other four
-    WARPS_N = tile_n // WARP_COLUMNS
-
-    def kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, kernel, stride, all_steps, part_steps):
-        tile_a = cuda.shared.array(SHARED, float32)
-        tile_b = cuda.shared.array(SHARED, float32)
-        t = int32(cuda.threadIdx.x)
-        first_column = int32(cuda.blockIdx.x * TILE_M)
-        first_channel = int32(cuda.blockIdx.y * tile_n)
-
-        # where all threads are: eight pixels of a line (one row of one image) of dy; (h, w) is the first's place in x
-        first_step = int32(cuda.blockIdx.z * part_steps)
-        steps = int32(min(part_steps, all_steps - first_step))
-        line_steps = int32((Wo + STEP - 1) // STEP)
-        line, chunk = divide(first_step, line_steps)
-        image, i = divide(line, Ho)
-        h, w = int32(i * stride), int32(chunk * STEP * stride)
-        x_at = int32(((image * H + h) * W + w) * C)
-        dy_at = int32((line * Wo + chunk * STEP) * N)
-
-        # what this thread fetches: four columns of pixel k (and of pixel k + 4), four channels of pixel q
-        k, mine = t >> 5, int32((t & 31) * 4)
-        to_a = int32(k * ROW + mine)
-        dr, ds, offset, left = column_source(int32(first_column + mine), W, C, C4, kernel)
-        if left == 0:
-            dr = int32(-32768 * kernel)  # no such column: a tap far above every image
-        ds = int32(ds + k * stride)
-        offset = int32(offset + k * stride * C)
-        limit = int32((Wo - k) * stride)  # w from which on pixel k lies beyond the line's end
-        q, mine = t // LANES, int32(t % LANES * 4)
-        to_b = int32(q * ROW + mine)
-        channel = int32(first_channel + mine)
-        if by_four:
-            channel = int32(min(channel, N - 4))  # channels beyond the last repeat it: they are never written
-        dy_left = int32(N - channel)
-        dy_offset = int32(q * N + channel)
-        dy_limit = int32((Wo - q) * stride)
-
-        # what this thread multiplies: rows row … and row + 16 … of the tile, columns column … and column + 32 …
-        warp, lane = t >> 5, t & 31
-        row = int32(warp // WARPS_N * WARP_ROWS + (lane >> 3) * 4)
-        column = int32(warp % WARPS_N * WARP_COLUMNS + (lane & 7) * 4)
-        zero = float32(0)
-        zeros = (zero, zero, zero, zero, zero, zero, zero, zero)
-        sums = (zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
-        step = int32(0)
-        while step <= steps:  # one round more than steps, as in the forward
-            more = step < steps
-            a = fetch(x, int32(x_at + offset), more and w < limit and within(h + dr, w + ds, H, W), left, by_four)
-            b = fetch(dy, int32(dy_at + dy_offset), more and w < dy_limit, dy_left, by_four)
-            if TWO_ROUNDS:
-                w_2 = int32(w + 4 * stride)
-                a_2 = fetch(x, int32(x_at + offset + 4 * stride * C),
-                            more and w_2 < limit and within(h + dr, w_2 + ds, H, W), left, by_four)
-
-            stage = int32(step & 1)
-            if step > 0:
-                sums = multiply(sums, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column)
-
-            stage = int32(1 - stage)
-            store4(tile_a, stage * STAGE + to_a, a[0], a[1], a[2], a[3])
-            store4(tile_b, stage * STAGE + to_b, b[0], b[1], b[2], b[3])
-            if TWO_ROUNDS:
-                store4(tile_a, stage * STAGE + to_a + 4 * ROW, a_2[0], a_2[1], a_2[2], a_2[3])
-            cuda.syncthreads()
-
-            step = int32(step + 1)
-            w = int32(w + STEP * stride)
-            x_at = int32(x_at + STEP * stride * C)
-            dy_at = int32(dy_at + STEP * N)
-            if w >= Wo * stride:  # the line is through: the next, perhaps of the next image
-                dy_at = int32(dy_at + (Wo - line_steps * STEP) * N)
-                x_at = int32(x_at + (W * stride - w) * C)
-                w = int32(0)
-                h = int32(h + stride)
-                if h == Ho * stride:
-                    x_at = int32(x_at + (H - h) * W * C)
-                    h = int32(0)
-
-        K = kernel * kernel * C
-        channel = int32(first_channel + column)
-        start = (cuda.blockIdx.z * N + channel) * K
-        tap, c = divide(int32(first_column + row), C4)
-        left = int32(C - c if tap < kernel * kernel else 0)
-        write_columns(partial, start + tap * C + c, K, N - channel, left, sums[0], sums[1], sums[2], sums[3], by_four)
-        tap, c = divide(int32(first_column + row + 16), C4)
-        left = int32(C - c if tap < kernel * kernel else 0)
-        write_columns(partial, start + tap * C + c, K, N - channel, left, sums[4], sums[5], sums[6], sums[7], by_four)
-
-    kernel_v3.__name__ = f"conv2d_weight_gradient_kernel_v3_{tile_n}{'' if by_four else '_by_one'}"
-    return cuda.jit(kernel_v3)
+@cuda.jit(device=True, forceinline=True)
+def write_gradient(partial, column, channel, C, C4, N, kernel, rows):
+    """The epilogue of a thread's 8 × 8 outputs, from `column` and `channel` on, into its part's partial results."""
+    K = kernel * kernel * C
+    start = (cuda.blockIdx.z * N + channel) * K
+    tap, c = divide(column, C4)
+    left = int32(C - c if tap < kernel * kernel else 0)
+    write_columns(partial, start + tap * C + c, K, N - channel, left, rows[0], rows[1], rows[2], rows[3], BY_FOUR)
+    tap, c = divide(int32(column + 16), C4)
+    left = int32(C - c if tap < kernel * kernel else 0)
+    write_columns(partial, start + tap * C + c, K, N - channel, left, rows[4], rows[5], rows[6], rows[7], BY_FOUR)
 
 
-VARIANTS = (128, True), (64, True), (64, False)  # (tile_n, by_four)
-conv2d_forward_kernels_v3 = {variant: make_forward(*variant) for variant in VARIANTS}
-conv2d_weight_gradient_kernels_v3 = {variant: make_weight_gradient(*variant) for variant in VARIANTS}
+def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, kernel, stride, all_steps, part_steps):
+    """BY_FOUR needs C and N to be multiples of 4."""
+    tile_a = cuda.shared.array(SHARED, float32)
+    tile_b = cuda.shared.array(SHARED, float32)
+    t = int32(cuda.threadIdx.x)
+    first_column = int32(cuda.blockIdx.x * TILE_M)
+    first_channel = int32(cuda.blockIdx.y * TILE_N)
+
+    # where all threads are: eight pixels of a line (one row of one image) of dy; (h, w) is the first's place in x
+    first_step = int32(cuda.blockIdx.z * part_steps)
+    steps = int32(min(part_steps, all_steps - first_step))
+    line_steps = int32((Wo + STEP - 1) // STEP)
+    line, chunk = divide(first_step, line_steps)
+    image, i = divide(line, Ho)
+    h, w = int32(i * stride), int32(chunk * STEP * stride)
+    x_at = int32(((image * H + h) * W + w) * C)
+    dy_at = int32((line * Wo + chunk * STEP) * N)
+
+    # what this thread fetches: four columns of pixel k (and of pixel k + 4), four channels of pixel q
+    k, mine = t >> 5, int32((t & 31) * 4)
+    to_a = int32(k * ROW + mine)
+    dr, ds, offset, left = column_source(int32(first_column + mine), W, C, C4, kernel)
+    if left == 0:
+        dr = int32(-32768 * kernel)  # no such column: a tap far above every image
+    ds = int32(ds + k * stride)
+    offset = int32(offset + k * stride * C)
+    limit = int32((Wo - k) * stride)  # w from which on pixel k lies beyond the line's end
+    q, mine = t // LANES, int32(t % LANES * 4)
+    to_b = int32(q * ROW + mine)
+    channel = int32(first_channel + mine)
+    if BY_FOUR:
+        channel = int32(min(channel, N - 4))  # channels beyond the last repeat it: they are never written
+    dy_left = int32(N - channel)
+    dy_offset = int32(q * N + channel)
+    dy_limit = int32((Wo - q) * stride)
+
+    row, column = multiplied(t)
+    accumulators = no_products()
+    step = int32(0)
+    while step <= steps:  # one round more than steps, as in the forward
+        more = step < steps
+        a = fetch(x, int32(x_at + offset), more and w < limit and within(h + dr, w + ds, H, W), left, BY_FOUR)
+        b = fetch(dy, int32(dy_at + dy_offset), more and w < dy_limit, dy_left, BY_FOUR)
+        if TWO_ROUNDS:
+            w_2 = int32(w + 4 * stride)
+            a_2 = fetch(x, int32(x_at + offset + 4 * stride * C),
+                        more and w_2 < limit and within(h + dr, w_2 + ds, H, W), left, BY_FOUR)
+
+        stage = int32(step & 1)
+        if step > 0:
+            accumulators = multiply(accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW)
+
+        stage = int32(1 - stage)
+        store4(tile_a, stage * STAGE + to_a, a[0], a[1], a[2], a[3])
+        store4(tile_b, stage * STAGE + to_b, b[0], b[1], b[2], b[3])
+        if TWO_ROUNDS:
+            store4(tile_a, stage * STAGE + to_a + 4 * ROW, a_2[0], a_2[1], a_2[2], a_2[3])
+        cuda.syncthreads()
+
+        step = int32(step + 1)
+        w = int32(w + STEP * stride)
+        x_at = int32(x_at + STEP * stride * C)
+        dy_at = int32(dy_at + STEP * N)
+        if w >= Wo * stride:  # the line is through: the next, perhaps of the next image
+            dy_at = int32(dy_at + (Wo - line_steps * STEP) * N)
+            x_at = int32(x_at + (W * stride - w) * C)
+            w = int32(0)
+            h = int32(h + stride)
+            if h == Ho * stride:
+                x_at = int32(x_at + (H - h) * W * C)
+                h = int32(0)
+
+    write_gradient(partial, int32(first_column + row), int32(first_channel + column), C, C4, N, kernel, accumulators)
+
+
+VARIANTS = (128, True), (64, True), (64, False)  # (TILE_N, BY_FOUR)
+conv2d_forward_kernels_v3, conv2d_weight_gradient_kernels_v3 = (
+    {(n, four): specialise(kernel, name=f"{kernel.__name__}_{n}{'' if four else '_by_one'}", TILE_N=n, BY_FOUR=four)
+     for n, four in VARIANTS} for kernel in (conv2d_forward_kernel_v3, conv2d_weight_gradient_kernel_v3))
 
 
 # Around them: the sum of the parts, and the flipped weight ------------------------------------------------------------
@@ -477,7 +498,7 @@ def implicit_forward(x, weight, bias, y, stride):
     parts, part_steps = cut(-(-assumed(b * ho * wo) // TILE_M) * grid[1], threads, kernel * kernel * -(-c // STEP))
     out = y if parts == 1 else empty((parts, y.size), like=y)
     launch(conv2d_forward_kernels_v3[tile_n, by_four], (*grid, parts), threads, x.reshape(-1), weight.reshape(-1),
-           weight.reshape(-1) if bias is None else bias, out.reshape(-1), h, w, c, ho, wo, n, kernel, stride,
+           weight.reshape(-1) if bias is None else bias, out.reshape(-1), Geometry(h, w, c, ho, wo, n, kernel, stride),
            b * ho * wo, part_steps, int(bias is not None))
     if parts > 1:
         add_parts(out, y, accumulate=False)
