@@ -28,6 +28,7 @@ READ NEXT
     one_pass.py, which reads x once.
 """
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,25 @@ from .groups import affine, affine_gradient
 BLOCK4 = 4 * BLOCK  # shared elements where a thread brings one sum for each of its four channels
 BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # two sums a thread; two for each of its four channels
 SMALL_BLOCK = 64  # threads that join one group's chunks: (chunks × C/G) is 16 to 256 statistics
+
+
+class Vectors(NamedTuple):
+    """weight, bias (C,); mean, rstd (B · G,)"""
+
+    weight: Any
+    bias: Any
+    mean: Any
+    rstd: Any
+
+
+class Cut(NamedTuple):
+    """P pixels, C channels, `width` a group; a block has `chunk` pixels, `lanes` times four channels side by side."""
+
+    P: int
+    C: int
+    width: int
+    lanes: int
+    chunk: int
 
 
 @cuda.jit(device=True)
@@ -154,8 +174,10 @@ def groupnorm_normalise_kernel_v2(x, weight, bias, mean, rstd, y, P, C, width, l
 
 
 @cuda.jit
-def groupnorm_gradient_sums_kernel_v2(dy, x, weight, bias, mean, rstd, partial, P, C, width, lanes, chunk, activate):
+def groupnorm_gradient_sums_kernel_v2(dy, x, vectors, partial, cut, activate):
     """Σ g · xhat and Σ g of every channel in every chunk: (2, B, chunks, C)."""
+    weight, bias, mean, rstd = vectors
+    P, C, width, lanes, chunk = cut
     tile = cuda.shared.array(BLOCK8, float32)
     t = cuda.threadIdx.x
     rows = BLOCK // lanes
@@ -219,8 +241,9 @@ def groupnorm_gradient_join_kernel_v2(partial, weight, sums, averages, P, C, wid
 
 
 @cuda.jit
-def groupnorm_backward_kernel_v2(dy, x, weight, bias, mean, rstd, averages, residual, dx, P, C, width, lanes, chunk,
-                                 activate, adds):
+def groupnorm_backward_kernel_v2(dy, x, vectors, averages, residual, dx, cut, activate, adds):
+    weight, bias, mean, rstd = vectors
+    P, C, width, lanes, chunk = cut
     t = cuda.threadIdx.x
     rows = BLOCK // lanes
     row, b = t // lanes, cuda.blockIdx.z
@@ -264,13 +287,14 @@ def chunks_forward(x, weight, bias, y, mean, rstd, P, groups, eps, activate):
 def chunks_backward(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, groups, activate):
     """dx, and the channel sums (2, B, C) of g · xhat and g. residual: None, or like dx, which is added to it"""
     B, C = x.shape[0], x.shape[-1]
-    width, common = C // groups, (dy.reshape(-1), x.reshape(-1), weight, bias, mean.reshape(-1), rstd.reshape(-1))
+    width = C // groups
+    common = dy.reshape(-1), x.reshape(-1), Vectors(weight, bias, mean.reshape(-1), rstd.reshape(-1))
     lanes, tiles, chunk, chunks = cut(B, P, C, 4)
+    parts = Cut(P, C, width, lanes, chunk)
     partial, averages = (empty(2 * B * n, np.float32, like=x) for n in (chunks * C, groups))
-    launch(groupnorm_gradient_sums_kernel_v2, (chunks, tiles, B), BLOCK, *common, partial, P, C, width, lanes, chunk,
-           int(activate))
+    launch(groupnorm_gradient_sums_kernel_v2, (chunks, tiles, B), BLOCK, *common, partial, parts, int(activate))
     launch(groupnorm_gradient_join_kernel_v2, (groups, B), SMALL_BLOCK, partial, weight, sums.reshape(-1), averages, P,
            C, width, chunks)
     launch(groupnorm_backward_kernel_v2, (chunks, tiles, B), BLOCK, *common, averages,
            (x if residual is None else residual).reshape(-1),  # not read without
-           dx.reshape(-1), P, C, width, lanes, chunk, int(activate), int(residual is not None))
+           dx.reshape(-1), parts, int(activate), int(residual is not None))
