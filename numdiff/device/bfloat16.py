@@ -3,7 +3,7 @@
     pack_bfloat2(low, high)         two float32, each rounded to the nearest bfloat16 (ties to even), as a word
     mma_m16n8k16_bf16(a, b, c)      4, 2 and 4 registers → 4: a · b + c over the warp; fragments lie as float16's do
 
-SOURCE  PTX ISA, sections 9.7.9.22 (`cvt`) and 9.7.14.5 (`mma`).
+SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.14.5 (`mma`).
 """
 import sys
 

@@ -21,7 +21,7 @@ For a thread that keeps its numbers in local arrays:
     fence()                                             orders memory for all blocks
     by_sign(sign, a, b), one_of(sign, first, second)    one of two numbers, of two arrays
 
-SOURCE  PTX ISA, sections 9.7.9 (ld, st), 9.7.9.22 (cvt), 9.7.9.25.3 (cp.async) and 9.7.13.4 (fence); sm_80 and later.
+SOURCE  PTX ISA, sections 9.7.9 (ld, st), 9.7.9.21 (cvt), 9.7.9.25.3 (cp.async) and 9.7.13.4 (fence); sm_80 and later.
 """
 import sys
 

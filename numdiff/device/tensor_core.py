@@ -34,7 +34,7 @@ ACCUMULATION
     the largest of them and truncated (Fasi, Higham, Mikaitis and Pranesh 2021, "Numerical behavior of NVIDIA tensor
     cores"), so results differ in their last bits. Of tf32 operands the low 13 bits are ignored.
 
-SOURCE  PTX ISA, sections 9.7.9.22 (`cvt`) and 9.7.14.5 (`mma`, `ldmatrix`).
+SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.14.5 (`mma`, `ldmatrix`).
 """
 import math
 import struct

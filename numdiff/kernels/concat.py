@@ -28,8 +28,8 @@ COST
 SOURCE
     the UNet: Ronneberger, Fischer and Brox 2015, arXiv:1505.04597, figure 1 ("copy").
 WITHOUT A COPY
-    Kernels that take two pointers read a `Pair` as the array that it would be: GroupNorm's version 3, and 1×1
-    convolutions (a matmul) on Hopper. Their gradients with respect to it are Pairs.
+    Kernels that take two pointers read a `Pair` as if it were the joined array: GroupNorm's version 3, and 1×1
+    convolutions (a matmul) on Hopper. Their gradients with respect to a Pair are Pairs.
 READ NEXT
     embedding.py, where the class comes in.
 """

@@ -102,7 +102,7 @@ def embedding_forward_kernel_v1(labels, weight, y):
         b = uint32(i) // channels
         c = uint32(i) - b * channels
         label = labels[b]
-        value = NAN  # for a label that does not exist: the loss shows it, where a wrong row would pass unseen
+        value = NAN  # for a label that does not exist: the loss shows it, where a wrong row would go unnoticed
         if 0 <= label < weight.shape[0]:
             value = weight[label, c]
         y[b, c] = value

@@ -9,7 +9,8 @@ MATHEMATICS
     input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx.
 SHAPES
     x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
-    x may be a Pair (concat.py), and then dx is one: matmul/hopper.py reads and writes two arrays, else they are joined
+    x may be a Pair (concat.py), and then dx is one: matmul/hopper.py reads and writes the two arrays; for other kernels
+    they are joined
     all float32; or x, y, weight, dx, dy float16 and bias, dweight, dbias float32, every sum in float32
 VERSIONS
     those of matmul/: this file only says which operand is which. The bias is added where the matmul writes its

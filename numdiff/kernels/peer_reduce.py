@@ -76,7 +76,7 @@ def peer_sum_reference(scalars, total):
 
 
 def peer_barrier_reference(flags, counter, status, rank):
-    """The same words for ranks that come one after the other: nobody can wait, so whoever is missing is in `status`."""
+    """The same protocol for ranks that run one after the other: none can wait, so a missing rank goes into `status`."""
     counter += 1
     for k, places in enumerate(flags):
         places[rank * STRIDE] = counter[0]
@@ -341,7 +341,7 @@ def _check(buffers, rank):
 
 
 def _eight(arrays):
-    """The kernels take eight: absent ranks are stood for by the last, and never read."""
+    """The kernels take eight arrays: the last one stands in for absent ranks, and is never read as theirs."""
     return [*arrays, *[arrays[-1]] * (MAX_RANKS - len(arrays))]
 
 

@@ -150,7 +150,7 @@ def avgpool_forward(x, version=None):
 
 @versions_by_name
 def avgpool_backward(dy, version=None):
-    """dx (B, 2·H, 2·W, C) of dy (B, H, W, C): each of a block's four pixels had a quarter of the say."""
+    """dx (B, 2·H, 2·W, C) of dy (B, H, W, C): each of a block's four pixels had the weight ¼."""
     return _repeat_blocks(dy, 0.25, version)
 
 

@@ -2,18 +2,17 @@
 
 WHAT IS NEW, AND WHY IT PAYS
     A block has up to 256 keys, a warp 16 or 32 of them, and the queries pass by in tiles of 64. S and dP are computed
-    the other way round, keys down and queries across: then the sums of Pᵀ and dSᵀ, packed, are the left sides of
-    dv += Pᵀ·dy and dk += dSᵀ·q in the warp's own registers, where also dk and dv stay to the end.
+    transposed, a row for each key and a column for each query: then the accumulators of Pᵀ and dSᵀ, packed, are the
+    left sides of dv += Pᵀ·dy and dk += dSᵀ·q in the warp's own registers, where dk and dv, too, stay to the end.
     Only dq sums over keys, which are spread over the warps. So dSᵀ goes to shared memory, and after a barrier each warp
     sums dS·k over all keys of the block, for 16 queries and its part of the columns.
-    If the block has all keys of the image (T ≤ 256), that is dq, and it is written once, as float16. Else each chunk of
-    keys has a float32 dq of its own, and backward.py's second kernel adds the chunks in order. The other way to do
-    without atomics, a kernel for dq beside one for dk and dv, computes S and dP twice: 7 products instead of 5. A
-    chunk's dq costs 8 bytes for each 5·256·2 FLOPs: less than a third of what two products more would take, and nothing
-    for the lengths that image models have.
-    The sums D of dy · y, which a kernel of their own had read both arrays for, are computed by the block that needs
-    them, where one has all keys of its head: while the first tiles travel, and of dy there is then no second reading
-    from memory, but from the L2 cache.
+    If the block has all keys of the image (T ≤ 256), that is dq, and it is written once, as float16. Otherwise each
+    chunk of keys has a float32 dq of its own, and backward.py's second kernel adds the chunks in order. The other way
+    to avoid atomics, one kernel for dq and one for dk and dv, computes S and dP twice: 7 products instead of 5. A
+    chunk's dq costs 8 bytes for each 5·256·2 FLOPs: less than a third of the time of two more products, and nothing for
+    the lengths that image models have.
+    A block that has all keys of its head also computes the sums D of dy · y, while the first tiles are on their way: no
+    separate kernel reads both arrays for them, and dy's second reading comes from the L2 cache.
 A ROUND, for 16 queries of the tile: 4 + 4 loads of fragments from q and dy feed 4 products (ldmatrix, and .trans for
     the two that sum over queries); k's and v's fragments stay in registers as far as these suffice (HS 32; k's for 64).
 MEASURED

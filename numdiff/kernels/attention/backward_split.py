@@ -8,8 +8,8 @@ WHAT IS NEW, AND WHY IT PAYS
     barriers and waiting. So a multiprocessor gets three small blocks (four for HS 32), which are seldom at the same
     point. That asks for at most 168 registers (128) and one stage of q and dy: the next tile travels while dq is
     computed, and so does the dq that is added to.
-    dS goes to shared memory by rows of queries, as ldmatrix wants it; keys 2x and 2x + 1 of each eight in columns x and
-    x + 4, in which order k is read beside it (split.py).
+    dS goes to shared memory by rows of queries, as ldmatrix needs it, with keys 2x and 2x + 1 of each eight in columns
+    x and x + 4, the order in which k is read (split.py).
     k and v are split again for every tile: their fragments would take all registers.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice

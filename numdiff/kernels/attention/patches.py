@@ -5,7 +5,7 @@ THE PATCH
     two steps, both over four values of the inner index, so that all that is read comes 16 bytes at a time:
         dots       s_ij += Σ_d a_id b_jd     a and b are rows: each 16-byte load brings four d of a row
         combine    o_ic += Σ_p a_ip b_pc     b_p is a row of which the thread owns four columns c
-    So no tile is ever transposed: where a product needs a matrix the other way round, it uses the other step.
+    So no tile is ever transposed: where a product needs the transpose of a matrix, it uses the other step.
 THE WARP
     32 threads as 4 × 8, (y, x). Along rows a thread owns 4y … 4y+3. Along a head's columns it owns 4x … 4x+3, then
     32+4x … 32+4x+3 where HS is 64 or 72, and 64+x where HS is 72. Which keys it owns, `dots` leaves free to choose: x,

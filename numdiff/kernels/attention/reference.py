@@ -5,8 +5,8 @@ MATHEMATICS, for each image and head, q k v y dy (T, HS), rows i over queries, c
     backward   dv_j = Σ_i P_ij dy_i        dP_ij = dy_i·v_j           dS_ij = P_ij (dP_ij − D_i)
                dq_i = Σ_j dS_ij k_j / √HS                             dk_j = Σ_i dS_ij q_i / √HS
     The softmax's gradient needs D_i = Σ_j P_ij dP_ij, a sum over all keys. But Σ_j P_ij (dy_i·v_j) = dy_i·Σ_j P_ij v_j
-    = dy_i·y_i: it is a dot product of two rows that exist already. And L_i, one number a row (`logsumexp`), is all that
-    has to be kept of the T × T probabilities: with it any P_ij can be computed again from q_i and k_j alone.
+    = dy_i·y_i: it is a dot product of two rows that are there already. And L_i, one number a row (`logsumexp`), is all
+    that has to be kept of the T × T probabilities: with it any P_ij can be computed again from q_i and k_j alone.
 THE ONLINE SOFTMAX
     Keys come in tiles. After some of them a row has m, the largest S so far, l = Σ e^(S − m) and o = Σ e^(S − m) v. A
     tile that raises the maximum to m' first multiplies l and o by e^(m − m'). In the end y = o / l and L = m + ln l.

@@ -6,8 +6,7 @@ WHAT IT DOES
     whole tile, and the next tile comes. Nothing of size T × T exists anywhere.
     Backward: three kernels. Row sums D_i = dy_i·y_i; then one whose threads own queries and sum dq over the keys that
     pass by; then one whose threads own keys and sum dk and dv over the queries that pass by. The second and the third
-    compute the same P and dP, each for itself: that is what it costs that every sum stays with one thread, so that no
-    atomics are needed.
+    both compute P and dP: the price for keeping every sum in one thread, without atomics.
 WHY IT IS SLOW
     A thread's rows of HS numbers are too many for its registers, and indexed by a loop: they live in local memory,
     which is cached device memory. So each multiply-add waits for two loads, one from there and one from shared memory.

@@ -27,7 +27,7 @@ SOURCE
     Vaswani et al. 2017, arXiv:1706.03762, eq. 1. The two orders: guided-diffusion's QKVAttentionLegacy and
     QKVAttention.
 READ NEXT
-    reference.py, which keeps one number a row instead of T probabilities.
+    reference.py, where one number a row is kept instead of T probabilities.
 """
 import math
 

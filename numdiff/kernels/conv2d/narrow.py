@@ -23,7 +23,8 @@ LAUNCH
 DETERMINISM
     fixed order in every thread; the gradient's parts are added in order by a second pass.
 COST
-    FLOPs as in direct.py; so few that the roof is the caches: every pixel's channels are read once for each tap.
+    FLOPs as in direct.py; they are so few that the caches are the roof: every pixel's channels are read once for each
+    tap.
 SOURCE
     Chetlur et al. 2014, "cuDNN", arXiv:1410.0759, section 3, for the implicit GEMM that it stands in for.
 READ NEXT
