@@ -290,7 +290,7 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
 
 @cuda.jit
 def gather_kernel(a0, a1, a2, a3, a4, a5, a6, a7, c0, c1, c2, c3, c4, c5, c6, c7, target, first):
-    """Eight arrays, one after the other, into `target` from element `first` on; a count below 0: so many zeros."""
+    """Eight arrays, one after the other, into `target` from element `first` on; a count of -n stands for n zeros."""
     which = cuda.blockIdx.y
     count = (c0 if which == 0 else c1 if which == 1 else c2 if which == 2 else c3 if which == 3 else
              c4 if which == 4 else c5 if which == 5 else c6 if which == 6 else c7)

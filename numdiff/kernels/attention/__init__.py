@@ -8,8 +8,8 @@
     backward.py        v2 register-tiled: dq, dk and dv in one kernel, five products instead of seven, without atomics
     fragments.py           tiles of float16 for the tensor cores
     forward_half.py    v3 mma: float16, mma.sync: probabilities never leave the registers
-    backward_half.py   v3 mma: scores the other way round; 256 keys a block, so that most images need no second pass
-    hopper_tiles.py        the same tiles for wgmma: TMA brings them, descriptors name them
+    backward_half.py   v3 mma: scores transposed; 256 keys a block, so that most images need no second pass
+    hopper_tiles.py        the same tiles for wgmma: TMA loads them, descriptors describe them
     forward_hopper.py  v5 hopper: float16, wgmma: a warpgroup only fetches, two multiply, the softmax beside products
     backward_hopper.py v5 hopper: 128 keys a warpgroup, dS through shared memory, the next head's keys on their way
     split.py               float32 on the tensor cores: a product of tf32, and one of bfloat16 for what it leaves out

@@ -248,7 +248,7 @@ def make_backward(HS):
         key = int32(t // 64 * 32 + t // WARP % 2 * 4 + lane_y)  # the key at that position; the next are 8 further on
         q_at, k_at = int32(Q + row * ROW), int32(lane_x * ROW)
         p_at, ds_at = int32(P + row * SCORE_ROW), int32(DS + row * SCORE_ROW)
-        nought = (zero, zero, zero, zero)
+        zero4 = (zero, zero, zero, zero)
         q_next = fetch_tile(qkv, start, width, T, t, HS, THREADS)
         g_next = fetch_tile(dy, dy_start, dy_step, T, t, HS, THREADS)
         row_next = fetch_row(logsumexp, D, rows_start, T, t)
@@ -260,8 +260,8 @@ def make_backward(HS):
             at = start + part + first_key * width
             store_tile(shared, 0, fetch_tile(qkv, at, width, T - first_key, t, HS, THREADS), one, t, HS, THREADS)
             store_tile(shared, V, fetch_tile(qkv, at + part, width, T - first_key, t, HS, THREADS), one, t, HS, THREADS)
-            dk, dk_right, dk_ninth = zero_patch(), zero_patch(), nought
-            dv, dv_right, dv_ninth = zero_patch(), zero_patch(), nought
+            dk, dk_right, dk_ninth = zero_patch(), zero_patch(), zero4
+            dv, dv_right, dv_ninth = zero_patch(), zero_patch(), zero4
             first = int32(0)
             while first < T:
                 cuda.syncthreads()
@@ -304,7 +304,7 @@ def make_backward(HS):
                         dk_ninth = combine_column(dk_ninth, ds, load_column(shared, b_at + Q - G, ROW))
 
                 # dq of 4 queries, summed over positions
-                o, o_right, o_ninth = zero_patch(), zero_patch(), nought
+                o, o_right, o_ninth = zero_patch(), zero_patch(), zero4
                 for g in range(0, KEYS // 4, 2):
                     o, o_right, o_ninth = add_dq(o, o_right, o_ninth, shared, ds_at + 4 * g, lane_x, g, HS)
                     o, o_right, o_ninth = add_dq(o, o_right, o_ninth, shared, ds_at + 4 * g + 4, lane_x, g + 1, HS)

@@ -61,7 +61,7 @@ def layout(qkv, heads, order):
 
 
 def idling(warps):
-    """How much longer work takes for want of other warps to run while one waits; registers leave room for eight."""
+    """How much longer work takes with too few warps to hide each other's waits; registers leave room for eight."""
     return 1 + 4 / min(warps, 8)
 
 
@@ -76,7 +76,7 @@ def choose_warps(HS, batch, T, multiprocessors, limit):
 
 
 def choose_chunks(batch, T, multiprocessors, keys=KEYS, warps=backward.WARPS):
-    """(chunks of keys, tiles a chunk) of the backward, for a block that has `keys` at a time and so many warps."""
+    """(chunks of keys, tiles a chunk) of the backward, for blocks of `warps` warps that take `keys` keys at a time."""
     tiles = -(-T // keys)
 
     def rounds(chunks):

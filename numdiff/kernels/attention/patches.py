@@ -219,5 +219,5 @@ def store_tile(shared, to, tile, f, t, HS, threads):
 
 
 def compile_kernel(kernel, threads, blocks):
-    """`cuda.jit` of a kernel that is to find room `blocks` times on a multiprocessor: so many registers it may take."""
+    """`cuda.jit` of a kernel, with few enough registers that `blocks` of its blocks fit on a multiprocessor."""
     return cuda.jit(kernel, launch_bounds=(threads, blocks))

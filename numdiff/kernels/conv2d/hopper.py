@@ -355,7 +355,7 @@ def write_statistics(tiles, at, statistics, to, left, columns):
         from_here = int32(at + slab * 128 * COLS + half * 2 * COLS + (own & 3) * 4)
         first = unpack_half2(load_word(tiles, int32(from_here + (own >> 2) * 16)))[0]
         s = q = float32(0)
-        for eight in range(PIXELS // 8):  # eight at once: each takes its time
+        for eight in range(PIXELS // 8):  # eight loads in flight at once, as each has a long latency
             for k in range(8):
                 place = int32(from_here + k * 128 + ((own >> 2) ^ (k & (COLS // 8 - 1))) * 16)
                 words[k] = load_word(tiles, int32(place + eight * 1024))
@@ -851,7 +851,7 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
         plan = tuned_or(planned, measured, backend, kind, assumed(b), h, w, c, n, size)
     else:
         plan = planned(only, taps_per_stage)
-    if assumed(b) != b:  # so many tiles are there in truth
+    if assumed(b) != b:  # the number of tiles that there really are
         plan = plan._replace(tiles=-(-n // plan.bn) * -(-w // plan.width) * -(-h // plan.height) * -(-b // plan.images))
     pad, columns = size // 2, 64 if plan.bn % 64 == 0 else 32
     map_x = tensor_map(x, (BK, plan.width + 2 * pad * plan.whole_halo, plan.height + 2 * pad, plan.images))

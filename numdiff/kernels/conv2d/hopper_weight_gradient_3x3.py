@@ -247,7 +247,7 @@ def add_columns(box, sixty_fours, warp, lane):
     low = address + ((uint32(4 * warp) + half ^ k) << uint32(4))
     high = address + ((uint32(4 * warp + 2) + half ^ k) << uint32(4))
     l_sums = h_sums = (float32(0), float32(0), float32(0), float32(0))
-    for _ in range(sixty_fours):  # all loads first: the tensor cores keep shared memory busy, and each takes its time
+    for _ in range(sixty_fours):  # all loads first: the tensor cores keep shared memory busy, so each takes long
         l0, h0 = ldmatrix_x4_trans(low), ldmatrix_x4_trans(high)
         l1, h1 = ldmatrix_x4_trans(low + uint32(2048)), ldmatrix_x4_trans(high + uint32(2048))
         l2, h2 = ldmatrix_x4_trans(low + uint32(4096)), ldmatrix_x4_trans(high + uint32(4096))

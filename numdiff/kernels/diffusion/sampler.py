@@ -32,8 +32,8 @@ LAUNCH
 DETERMINISM
     elementwise.
 COST
-    bytes: 4 n for each array read or written. Roof: memory bandwidth, but all of them together are lost beside one
-    evaluation of a model.
+    bytes: 4 n for each array read or written. Roof: memory bandwidth, but all of them together take a negligible part
+    of the time of one evaluation of a model.
 SOURCE
     guide: Ho and Salimans 2022, arXiv:2207.12598, eq. 6, in the form whose scale 1 means no guidance;
     learned_step: Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 15; blend: Lugmayr et al. 2022, arXiv:2201.09865,

@@ -51,7 +51,7 @@ THREADS = 512
 CHUNK = 8  # pixels of a chunk's side
 SHAPES = (512, 8), (256, 4)  # threads at most, turns: pixels of a thread. The first if it makes enough blocks
 BLOCKS_A_MULTIPROCESSOR = 1.9
-PAIRS_A_THREAD = 4  # of channels, so many rows share what belongs to one
+PAIRS_A_THREAD = 4  # eight channels are four pairs: a quarter of the rows of threads adds the statistics of each
 
 
 def channel_statistics_reference(y):
@@ -107,7 +107,7 @@ def sum_chunks(part, at, turn, columns, n, slices, chunks, origin):
     part: the statistics (B, chunks, 2, columns), at: of the n-th chunk's mean; `turn` elements further is the next
     """
     total, squares = float32(0), float32(0)
-    while n + 3 * slices < chunks:  # four at once: each takes its time
+    while n + 3 * slices < chunks:  # four at once, as each load has a long latency
         d_0, d_1 = part[at] - origin, part[at + turn] - origin
         d_2, d_3 = part[at + 2 * turn] - origin, part[at + 3 * turn] - origin
         at += columns

@@ -434,7 +434,7 @@ def average_groups(sums, places, rstd, me, groups, statistics, width, per_elemen
 @cuda.jit(device=True, forceinline=True)
 def count_block(sums, last, counters, B):
     """One thread's: count this block among the B of its tile; sums[last] says whether it is the last of them."""
-    fence()  # what the block has written is seen by whoever finds it counted
+    fence()  # a block that sees this count also sees what this block has written
     before_me = cuda.atomic.inc(counters, cuda.blockIdx.x, uint32(B - 1))
     fence()  # nothing that is read from here on is older than the count
     sums[last] = float32(1) if int32(before_me) == B - 1 else float32(0)
@@ -489,7 +489,7 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
         total = float32(0)
         if b == 0:
             total = dweight[channel] if column < tile else dbias[channel]
-        while b + 7 * parts < B:  # eight at once: each takes its time
+        while b + 7 * parts < B:  # eight loads in flight at once, as each has a long latency
             for k in range(VECTOR):
                 part[k] = totals[at + k * turn]
             total += ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]))

@@ -187,7 +187,7 @@ def add_samples(totals, dweight, dbias, channel, is_bias, C, B):
     part = cuda.local.array(16, float32)
     at, b = int32(B * C + channel if is_bias else channel), int32(0)
     total = dbias[channel] if is_bias else dweight[channel]
-    while b + 16 <= B:  # sixteen at once: each takes its time
+    while b + 16 <= B:  # sixteen loads in flight at once, as each has a long latency
         for k in range(16):
             part[k] = totals[at + k * C]
         for k in range(8):
@@ -360,7 +360,7 @@ def count_part(totals, total, parameters, counters, column, first_channel, lane,
     before_me = int32(0)
     cuda.syncwarp()
     if lane == 0:
-        fence()  # what the warp has written is seen by whoever finds it counted
+        fence()  # a block that sees this count also sees what the warp has written
         before_me = int32(cuda.atomic.inc(counters, first_channel >> 4, uint32(B - 1)))
         fence()  # nothing that is read from here on is older than the count
     if cuda.shfl_sync(FULL_MASK, before_me, 0) == B - 1:

@@ -18,8 +18,8 @@ MEASURED
 LAUNCH
     at most 512 blocks of 256 threads, then one block of 256; 1 KiB of shared memory.
 DETERMINISM
-    which elements a thread sums depends on n alone, not on the GPU, and no addition waits for whoever comes first
-    (atomics would). So the bits are the same in every run.
+    which elements a thread sums depends on n alone, not on the GPU, and the order of additions does not depend on which
+    block comes first (with atomics it would). So the bits are the same in every run.
 COST
     bytes: 4 n, read once; FLOPs 2 n. Roof: memory bandwidth.
 SOURCE
