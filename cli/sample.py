@@ -61,9 +61,10 @@ class Steps(click.ParamType):
 @option("How", "--variance", metavar="KIND", type=click.Choice(["small", "large", "learned"]),
         help="Variance of ddpm's steps: small, large or learned.  [default: learned if the model learned it, else "
              "small]")
-@option("How", "--spacing", metavar="NAME", type=click.Choice(["timesteps", "karras", "logsnr"]),
-        help="Noise levels: timesteps (evenly spaced), karras (EDM's), or logsnr (even in log sigma).  [default: "
-             "timesteps for ddpm and ddim, karras for the others]")
+@option("How", "--spacing", metavar="NAME", type=click.Choice(["timesteps", "karras", "logsnr", "time"]),
+        help="Noise levels: timesteps (evenly spaced), karras (EDM's), logsnr (even in log sigma), or time "
+             "(even in t, for a model of the linear path).  [default: time for such a model, else timesteps for ddpm "
+             "and ddim, karras for the others]")
 @option("How", "--s-churn", metavar="NOISE", type=click.FloatRange(0),
         help="Noise that heun and euler add over all steps, as in EDM's stochastic sampler.  [default: 0]")
 @option("How", "--s-tmin", metavar="SIGMA", type=click.FloatRange(0),

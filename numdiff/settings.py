@@ -27,7 +27,7 @@ from .errors import UsageError, printable
 
 PRECISIONS = ("auto", "fp32", "tf32", "fp16")
 LOSS_SCALE_RULES = ("doubling", "log2")
-SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m")
+SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m", "euler-maruyama")
 SEEDS = 2**32 - 1  # the largest seed
 MAX_COUNT = 10**9  # steps, and what is counted in steps: counters on the device have 32 bits
 SAME = object()  # as the argument: of the setting's own name and default
@@ -156,13 +156,40 @@ class Model:
 
 
 class Diffusion:
+    path: str = setting("discrete",
+        "How images become noise: discrete, in --diffusion-steps steps of a --schedule; linear, (1 - t) · image + "
+        "t · noise, t in (0, 1), for flow matching and rectified flow; edm, with EDM's preconditioning.",
+        choices=("discrete", "linear", "edm"), diffusion=SAME)
     diffusion_steps: int = setting(1000, "Timesteps of the forward process.", unit="N", low=1, high=100000,
         diffusion=Argument(name="steps"))
     schedule: str = setting("linear", "How the noise grows.", choices=("linear", "cosine"), diffusion=SAME)
-    prediction: str = setting("eps", "What the model predicts: noise, velocity or image.",
-        choices=("eps", "v", "x_0"), diffusion=SAME)
+    prediction: str = setting("eps",
+        "What the model predicts: noise, velocity, image, the flow from image to noise, or the network of EDM's "
+        "preconditioning.  [with --path linear: flow; with --path edm: edm]",
+        choices=("eps", "v", "x_0", "flow", "edm"), diffusion=SAME)
+    loss: str | None = setting(None,
+        "What the squared error is of: of --prediction, or of what follows from it; --prediction x_0 --loss flow is "
+        "JiT's.  [default: what the model predicts]", choices=("eps", "v", "x_0", "flow", "edm"), diffusion=SAME)
+    min_snr_gamma: float | None = setting(None,
+        "Weigh the error of the image by the signal-to-noise ratio, at most this (min-SNR-gamma; its paper has 5), "
+        "instead of --loss.", unit="GAMMA", low=1e-3, high=1e6, diffusion=SAME)
+    time_sampling: str = setting("uniform", "With --path linear: how t is drawn in training.",
+        choices=("uniform", "logit-normal"), diffusion=SAME)
+    noise_mean: float | None = setting(None,
+        "Mean of log sigma = logit t, for --time-sampling logit-normal and --path edm; higher is noisier (JiT's -0.8 "
+        "counts from the noise: here 0.8).  [default: 0; with --path edm -1.2]", unit="M", low=-10, high=10,
+        diffusion=SAME)
+    noise_std: float | None = setting(None,
+        "Standard deviation of log sigma, likewise.  [default: 1; with --path edm 1.2]", unit="S", low=1e-3, high=3,
+        diffusion=SAME)
+    time_shift: float = setting(1.0,
+        "With --path linear: S turns t into S·t / (1 + (S-1)·t), in training and sampling; above 1: more noise, for "
+        "large images.", unit="S", low=1e-2, high=100, diffusion=SAME)
+    sigma_data: float = setting(0.5, "With --path edm: standard deviation of the images.", unit="S", low=1e-3, high=1e3,
+        diffusion=SAME)
     rescale_timesteps: bool = setting(False,
-        "Tell the model timestep t as t · 1000 / --diffusion-steps, as improved-diffusion does.",
+        "Tell the model timestep t as t · 1000 / --diffusion-steps, as improved-diffusion does; with --path linear, t "
+        "as 1000 · t.",
         diffusion=Argument(name="timestep_scale"))
     vlb_weight: float | None = setting(None,
         "Weight of the variational bound in the loss of a learned variance; 1 is guided-diffusion without "

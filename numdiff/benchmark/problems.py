@@ -60,6 +60,7 @@ from ..kernels.conv2d import mma as conv2d_mma
 from ..kernels.conv2d import tf32 as conv2d_tf32
 from ..kernels.conv2d.levels import halo, shifted_boxes
 from ..kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
+from ..kernels.diffusion import levels as noise_levels
 from ..kernels.groupnorm import chunks, groups, normalise, one_pass, one_pass_half
 from ..kernels.matmul import first, hopper, levels, mma, naive, register_tiles, tf32, tiled, vectorised
 from ..kernels.matmul.levels import double_buffer, one_tile, persistent, producer_consumer
@@ -195,6 +196,9 @@ def problems():
         flip=integers(rng.integers(0, 2, B)))
     add(q_sample.q_sample_forward, x_0=pixels, eps=pixels, t=t, sqrt_alpha_bar=single(TIMESTEPS),
         sqrt_one_minus_alpha_bar=single(TIMESTEPS))
+    add(q_sample.weigh_forward, x=pixels, t=t, weight=single(TIMESTEPS))
+    add(noise_levels.levels_forward, seed=SEED, purpose=PURPOSE, step=step, samples=samples,
+        path=noise_levels.LINEAR, prediction="flow", normal=True)
     add(random.random_normal, shape=(B, SIDE, SIDE, 3), seed=SEED, purpose=PURPOSE, step=step, samples=samples,
         like=pixels)
     add(softmax.softmax_forward, x=single(B * 6 * 256, 256), scale=0.125)

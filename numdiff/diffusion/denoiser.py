@@ -7,6 +7,9 @@ predict is linear in x_0 and in the sampler's x = x_0 + σ·eps, so the estimate
     v     x_0 = ᾱ · x - σ·√ᾱ · answer               from v = √ᾱ·eps - √(1-ᾱ)·x_0
     x_0   x_0 = answer
 
+On another path (paths.py) x_t = a · x and s = σ · a, and an answer is p · x_0 + q · eps:
+x_0 = (q · a / D) · x - (s / D) · answer with D = q · a - s · p (kernels/diffusion/levels.py).
+
 Guidance (Ho and Salimans 2022, arXiv:2207.12598, eq. 6, with the scale shifted so that 1 means no guidance):
 
     answer = unconditional + cfg_scale · (conditional - unconditional)
@@ -14,16 +17,15 @@ Guidance (Ho and Salimans 2022, arXiv:2207.12598, eq. 6, with the scale shifted 
 For eps this is the papers' formula; v and x_0 are linear in eps at a given x_t, so for them it is the same guidance.
 """
 import copy
-import math
 
 import numpy as np
 
 from ..device import download, upload
 from ..kernels.any_batch import evaluated
+from ..kernels.diffusion.levels import target_reference, turn_reference
 from ..kernels.diffusion.sampler import estimate_x_0, guide, model_input, on_engine
 from ..nn import Tensor
 from ..nn.model import Model
-from .schedule import sigma_table, timestep_at
 
 
 class Denoiser:
@@ -37,7 +39,7 @@ class Denoiser:
 
     def __init__(self, model, diffusion, labels=None, clip=True, cfg_scale=None, cfg_channels=None):
         self.model, self.prediction, self.labels, self.clip = model, diffusion.prediction, labels, clip
-        self.table, self.timestep_scale = sigma_table(diffusion.alpha_bar), diffusion.timestep_scale
+        self.path, self.sigma_data = diffusion.path, diffusion.sigma_data
         self.cfg_scale = None if cfg_scale == 1 else cfg_scale
         self.cfg_channels = cfg_channels or model.in_channels
         if labels is not None:
@@ -55,12 +57,13 @@ class Denoiser:
         return new
 
     def numbers(self, sigma):
-        """What `estimate` needs to know of a level: the timestep as the model sees it, √ᾱ, and a and b of
-        x_0 = a · x + b · answer."""
-        alpha_bar = 1 / (1 + sigma**2)
-        a, b = {"eps": (1.0, -sigma), "v": (alpha_bar, -sigma * math.sqrt(alpha_bar)), "x_0": (0.0, 1.0)}[
-            self.prediction]
-        return timestep_at(sigma, self.table) * self.timestep_scale, math.sqrt(alpha_bar), a, b
+        """What `estimate` needs to know of a level: the timestep as the model sees it, the image's share in x_t, and
+        the factors of x and of the answer in x_0."""
+        a, seen = self.path.level(sigma)
+        s = sigma * a
+        _, q = target_reference(self.prediction, a, s, self.sigma_data)
+        turn = turn_reference(self.prediction, a, s, self.sigma_data)
+        return seen, a, q * a / turn + 0.0, -s / turn  # + 0.0: no negative zero
 
     def __call__(self, x, sigma):
         return self.with_prediction(x, sigma)[0]

@@ -110,6 +110,43 @@ def heun(denoise, x, sigmas, noise=None, **churn):
     return x
 
 
+def heun_in_time(denoise, x, sigmas, noise=None):
+    """Heun's method on the flow dx_t/dt = eps - x_0 of the linear path: second order in t, where that path is straight.
+
+    The ODE sampler of SiT (Ma et al. 2024, arXiv:2401.08740) and JiT (arXiv:2511.13720): `heun` takes the mean of
+    slopes in σ, this one in t = σ / (1 + σ), of x_t = (1 - t) · x. The step to 0 is Euler's. (Euler's own step is the
+    same in both: x_0 + σ' · eps with the estimates kept.)
+    """
+    for now, then in itertools.pairwise(sigmas):
+        t, s = now / (1 + now), then / (1 + then)
+        x_0 = denoise(x, now)
+        ahead = combine((then / now, x), (1 - then / now, x_0))
+        if then > 0:
+            left, h = 1 - s, s - t  # x and ahead are x_t and x_s over 1 - t and 1 - s; flow = x_t / t - x_0 / t
+            flow = combine(((1 - t) / t, x), (-1 / t, x_0))
+            flow_ahead = combine((left / s, ahead), (-1 / s, denoise(ahead, then)))
+            ahead = combine(((1 - t) / left, x), (h / 2 / left, flow), (h / 2 / left, flow_ahead))
+        x = ahead
+    return x
+
+
+def euler_maruyama(denoise, x, sigmas, noise):
+    """The Euler-Maruyama method on the linear path's reverse SDE, in t = σ / (1 + σ): strong noise, and the same law.
+
+    Ma et al. 2024 (SiT, arXiv:2401.08740), eq. 4, with the diffusion coefficient w = 2 · t (its public code's "sigma"):
+    x_s = x_t - h · (eps - x_0) - h · eps + √(2·t·h) · noise, h = t - s. The step to 0 gives the estimate of x_0.
+    """
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x_0 = denoise(x, now)
+        if then == 0:
+            x = x_0
+            continue
+        t, s = now / (1 + now), then / (1 + then)
+        direction = (2 * s - t) / (1 - s) / now  # of eps = (x - x_0) / σ, in x_s over 1 - s
+        x = combine((direction, x), (1 - direction, x_0), (math.sqrt(2 * t * (t - s)) / (1 - s), noise(i)))
+    return x
+
+
 def corrected(now, then):
     """Whether Heun averages the slopes at both ends of a step: not for a step to 0, where there is no slope, and not
     for the first step down from pure noise, which is so wide that the average says nothing about it."""
@@ -182,7 +219,7 @@ def repaint_path(sigmas, jump, resamples):
 
 
 SAMPLERS = {"ddpm": ddpm, "ddim": ddim, "euler": euler, "euler-ancestral": euler_ancestral, "heun": heun,
-            "dpm++2m": dpm_solver_pp_2m}
+            "dpm++2m": dpm_solver_pp_2m, "euler-maruyama": euler_maruyama}
 
 
 def get_sampler(name):

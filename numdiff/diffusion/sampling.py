@@ -16,11 +16,9 @@ from .memory import say_what_counts, say_what_fits
 from .plan import Plan
 from .process import Diffusion
 from .run import Run
-from .samplers import get_sampler, repaint
-from .schedule import sampling_sigmas
+from .samplers import get_sampler, heun, heun_in_time, repaint
 
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
-SPACING = {"ddpm": "timesteps", "ddim": "timesteps", "repaint": "timesteps"}  # of the others: karras
 WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # samplers that take an eta, and their defaults
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
 VARIANCES = ("small", "large", "learned")
@@ -66,7 +64,9 @@ class Sampling:
         respacing: "ddim50", "10,15,20" (see `respaced_timesteps`)
     sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0 to 1
     variance: of ddpm, "small", "large" or "learned" (default: learned if the model learned it, else small)
-    spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or "logsnr"
+    spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or "logsnr"; on
+        the path linear "time" (default), even steps in t, in which heun then takes its mean; on the path edm karras or
+        logsnr
     s_churn, s_tmin, s_tmax, s_noise: for heun and euler, noise added as in EDM (see `raised` in samplers.py; default:
         s_churn 0, none)
     y: class indices (count,), or one for all, for a model with classes; None takes them in turn
@@ -109,8 +109,11 @@ class Sampling:
         self.respacing = steps if isinstance(steps, str) else None
         if self.respacing and spacing not in (None, "timesteps"):
             raise UsageError(f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out.")
-        self.spacing = spacing or ("timesteps" if self.respacing else SPACING.get(self.sampler, "karras"))
-        self.sigmas = sampling_sigmas(self.diffusion.alpha_bar, self.spacing, steps)
+        self.spacing = spacing or ("timesteps" if self.respacing
+                                   else self.diffusion.path.default_spacing(self.sampler))
+        self.sigmas = self.diffusion.path.sigmas(self.spacing, steps)
+        if self.function is heun and self.spacing == "time":
+            self.function = heun_in_time
         self.steps = len(self.sigmas) - 1
         if count < 1 or batch < 1:
             raise UsageError("count and batch must be at least 1.")
@@ -242,7 +245,8 @@ class Sampling:
         if self.slerp < 2 or self.count % self.slerp:
             raise UsageError(f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
                              f"of {self.slerp}: change the count or the length of the rows.")
-        if self.sampler in ("ddpm", "repaint") or "s_churn" in self.settings or self.settings.get("eta", 0) > 0:
+        if (self.sampler in ("ddpm", "euler-maruyama", "repaint") or "s_churn" in self.settings
+                or self.settings.get("eta", 0) > 0):
             raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
                              "euler, heun or dpm++2m.")
 

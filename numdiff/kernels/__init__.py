@@ -5,6 +5,7 @@ from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
 from .diffusion.class_dropout import class_dropout_forward
 from .diffusion.mse import mse_backward, mse_forward
+from .diffusion.q_sample import weigh_forward
 from .diffusion.vlb import hybrid_loss_backward, hybrid_loss_forward
 from .dropout import dropout_backward, dropout_forward
 from .elementwise import (
@@ -45,4 +46,4 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "linear_group_forward", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward", "pair_supports",
            "patchify_backward", "patchify_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",
            "silu_forward", "softmax_backward", "softmax_forward", "timestep_embedding_forward", "unpatchify_backward",
-           "unpatchify_forward", "upsample_backward", "upsample_forward"]
+           "unpatchify_forward", "upsample_backward", "upsample_forward", "weigh_forward"]

@@ -318,6 +318,12 @@ def dropout(x, probability, randomness, layer):
     return record("dropout", K.dropout_forward(x.data, *where), (x,), lambda dy: (K.dropout_backward(dy, *where),))
 
 
+def weigh(x, t, weight):
+    """Each sample of x (B, ...) times weight[t[b]]; t int32 (B,), weight float32 (T,): arrays, no gradient flows there.
+    """
+    return record("weigh", K.weigh_forward(x.data, t, weight), (x,), lambda dy: (K.weigh_forward(dy, t, weight),))
+
+
 def mse(prediction, target, scale=1.0):
     """Mean of (prediction - target)² over the target's channels, as a tensor of one value.
 

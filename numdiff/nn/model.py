@@ -107,7 +107,8 @@ class Model(Module):
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 
         x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats from 0 to the diffusion's
-            number of steps; values between two timesteps are allowed. A model with a timestep_scale sees them scaled
+            number of steps; values between two timesteps are allowed. A model with a timestep_scale sees them scaled.
+            On the path linear t is from 0 to 1, on the path edm it is sigma
         y: class indices (B,), or one for all, if the model has classes
         From the second call with a shape on, a GPU records and replays the evaluation, with the same bits.
         """
@@ -123,7 +124,11 @@ class Model(Module):
             return np.ascontiguousarray(np.broadcast_to(values, (len(x_t),)))
 
         self.require_classes(y)
-        t = checked_timesteps(t, self.diffusion.get("steps", LARGEST_TIMESTEP))
+        path = self.diffusion.get("path", "discrete")
+        t = checked_timesteps(t, {"linear": 1, "edm": math.inf}.get(path, self.diffusion.get("steps",
+                                                                                             LARGEST_TIMESTEP)))
+        if path == "edm":
+            t = edm_timesteps(t)
         if y is not None:
             y = per_image(self.checked_classes(y), "y")
         if (scale := self.diffusion.get("timestep_scale", 1)) != 1:
@@ -148,7 +153,7 @@ class Model(Module):
         """Raise a `UsageError` for invalid timesteps or classes that are on the host; those on a device are not
         read."""
         self.require_classes(y)
-        if not is_device(t):
+        if not is_device(t) and self.diffusion.get("path") != "edm":  # which is told log(sigma) / 4
             checked_timesteps(t, LARGEST_TIMESTEP)
         if y is not None and not is_device(y):
             self.checked_classes(y)
@@ -174,6 +179,13 @@ class Model(Module):
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Overwrite all weights from {name: array}; a `NumdiffError` names what does not fit."""
         self.parameters.load_flat(self.parameters.flatten(arrays))
+
+
+def edm_timesteps(sigma):
+    """What a model of EDM's path is told of noise levels: log(σ) / 4, float32."""
+    if not (np.isfinite(sigma) & (sigma > 0)).all():
+        raise UsageError("timesteps of a model of the path edm are noise levels sigma, numbers above 0.")
+    return (np.log(sigma.astype(np.float64)) / 4).astype(np.float32)
 
 
 def checked_timesteps(t, last):

@@ -5,6 +5,7 @@ import os
 import numpy as np
 
 from ..data.dataset import open_dataset
+from ..diffusion import Diffusion
 from ..errors import UsageError
 from ..settings import arguments
 from . import kinds
@@ -100,7 +101,8 @@ def build_trainer(options, model, dataset, **more):
 def diffusion_options(options):
     """The options of the run's `Diffusion`."""
     chosen = arguments("diffusion", options)
-    return {**chosen, "timestep_scale": 1000 / chosen["steps"] if chosen["timestep_scale"] else 1.0}
+    whole = 1 if options.path != "discrete" else chosen["steps"]  # where t is noise alone
+    return {**chosen, "timestep_scale": 1000 / whole if chosen["timestep_scale"] else 1.0}
 
 
 def describe_diffusion(diffusion):
@@ -109,8 +111,21 @@ def describe_diffusion(diffusion):
     seen = "" if scale == 1 else f", the model sees timesteps times {scale:g}"
     weight = diffusion.get("vlb_weight")
     bound = "" if weight is None else f", variational bound times {weight:g}"
-    return (f"{diffusion['steps']} steps, {diffusion['schedule']} schedule, predicts {diffusion['prediction']}{seen}"
-            f"{bound}")
+    diffusion = Diffusion(**diffusion).options
+    path = diffusion.get("path", "discrete")
+    how = (f"{diffusion['steps']} steps, {diffusion['schedule']} schedule" if path == "discrete" else f"{path} path")
+    if "noise_mean" in diffusion:
+        how += f", log sigma drawn from N({diffusion['noise_mean']:g}, {diffusion['noise_std']:g}²)"
+    elif path == "linear":
+        how += ", t drawn uniform"
+    if diffusion.get("time_shift", 1) != 1:
+        how += f", shifted by {diffusion['time_shift']:g}"
+    if path == "edm":
+        how += f", sigma_data {diffusion['sigma_data']:g}"
+    loss = f", loss on {diffusion['loss']}" if "loss" in diffusion else ""
+    if "min_snr_gamma" in diffusion:
+        loss = f", min-SNR weights with gamma {diffusion['min_snr_gamma']:g}"
+    return f"{how}, predicts {diffusion['prediction']}{loss}{seen}{bound}"
 
 
 def describe_model(options, sizes):

@@ -42,7 +42,10 @@ OPTIONS = {  # what the options of models may be; those not named here are of th
     "dropout": SHARE, "class_dropout": SHARE, "max_period": schema.number(1e-3, 1e12), "groups": COUNT,
     "patch_size": COUNT, "hidden_size": WIDTH, "depth": COUNT, "mlp_ratio": schema.number(0, 1000)}
 DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40), "prediction": schema.text(40),
-             "timestep_scale": schema.number(1e-6, 1e6), "vlb_weight": schema.optional(schema.number(0, 1e6))}
+             "timestep_scale": schema.number(1e-6, 1e6), "vlb_weight": schema.optional(schema.number(0, 1e6)),
+             "path": schema.text(40), "loss": schema.text(40), "min_snr_gamma": schema.number(0, 1e6),
+             "time_sampling": schema.text(40), "noise_mean": schema.number(-10, 10), "noise_std": schema.number(0, 3),
+             "time_shift": schema.number(0, 100), "sigma_data": schema.number(0, 1e3)}
 
 
 def load(path: str | os.PathLike, device: str = "auto", weights: str = "ema", precision: str = "auto") -> Model:
@@ -193,7 +196,7 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
         options, arrays, meta = read_model_file(source, weights)
         kind, step = kinds.get(meta["model"]), meta.get("step", 0)
         foreign = kind.foreign()
-        diffusion = {**Diffusion().options, **(meta.get("diffusion") or {})}
+        diffusion = meta.get("diffusion") or Diffusion().options
         kept = {"classes": meta["classes"]} if meta.get("classes") else {}
     else:
         state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import schema
+from ..diffusion.process import PATH_PREDICTIONS, check_objective
 from ..errors import NumdiffError, UsageError
 from ..files import Refused, read_bytes, write_json
 from ..settings import COMMON, check_value, flag, say
@@ -118,10 +119,12 @@ def resolve(given, capability=None):
     options.precision = _precision(options.precision, device, capability)
     if "warmup_steps" not in given:  # a run made shorter than its preset keeps a warm-up in proportion
         options.warmup_steps = min(options.warmup_steps, options.steps // 10)
-    if "sample_steps" not in given:
+    _resolve_objective(options, given)
+    if "sample_steps" not in given and options.path == "discrete":
         options.sample_steps = min(options.sample_steps, options.diffusion_steps)
     if options.learn_sigma is None:
-        options.learn_sigma = kind.learns_sigma(options)
+        plain = options.path == "discrete" and options.loss in (None, options.prediction) and not options.min_snr_gamma
+        options.learn_sigma = plain and kind.learns_sigma(options)
     if options.class_dropout is None:
         options.class_dropout = kind.class_dropout
     if given.get("class_dropout") and not options.class_cond:
@@ -132,6 +135,20 @@ def resolve(given, capability=None):
     _resolve_average(options, given)
     check(options)
     return options
+
+
+def _resolve_objective(options, given):
+    """What a path has of its own, where the preset's is for whole timesteps."""
+    if options.path == "discrete":
+        return
+    for name in ("schedule", "diffusion_steps"):
+        if name in given:
+            raise UsageError(f"{flag(name)} {given[name]} does not go with --path {options.path}, which has no whole "
+                             "timesteps: leave it out.")
+    if "prediction" not in given:
+        options.prediction = PATH_PREDICTIONS[options.path]
+    if "learn_sigma" not in given:
+        options.learn_sigma = None
 
 
 def _resolve_average(options, given):
@@ -228,6 +245,10 @@ def _check_run(o):
         raise UsageError(f"--cfg-scale {o.cfg_scale:g} guides by classes, and the model "
                          + ("never sees an image without its class: give a --class-dropout such as 0.1, or leave "
                             "--cfg-scale out." if o.class_cond else "has none: give --class-cond, or leave it out."))
-    if o.sample_steps > o.diffusion_steps:
+    check_objective(
+        o.path, o.prediction, o.loss, o.min_snr_gamma, o.time_sampling, o.noise_mean, o.noise_std, o.time_shift,
+        o.sigma_data, o.learn_sigma, o.vlb_weight, 1000.0 if o.rescale_timesteps and o.path == "edm" else 1.0,
+        lambda name: flag({"timestep_scale": "rescale_timesteps"}.get(name, name)))
+    if o.path == "discrete" and o.sample_steps > o.diffusion_steps:
         raise UsageError(f"--sample-steps {o.sample_steps} is more than --diffusion-steps {o.diffusion_steps}; use "
                          "fewer.")

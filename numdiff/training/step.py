@@ -19,7 +19,6 @@ from ..kernels.optimizer.telemetry import telemetry_read, telemetry_record
 from ..kernels.random import (
     PURPOSE_FLIP,
     PURPOSE_NOISE,
-    PURPOSE_TIMESTEP,
     random_integers,
     random_normal,
 )
@@ -126,7 +125,7 @@ class TrainingStep:
         images = self.images[rows]
         flip = random_integers(self.seed, PURPOSE_FLIP, *where, 2) if self.flip else None
         x_0 = images_forward(images, flip) if images.dtype == np.uint8 else images  # floats are latents: as they are
-        t = random_integers(self.seed, PURPOSE_TIMESTEP, *where, self.diffusion.steps)
+        t = self.diffusion.draw(self.seed, *where)
         eps = random_normal(x_0.shape, self.seed, PURPOSE_NOISE, *where, like=x_0)
         x_t = self.diffusion.q_sample(x_0, eps, t)
         target = self.diffusion.target(x_0, eps, t)

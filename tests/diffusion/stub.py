@@ -23,14 +23,28 @@ class GaussianModel:
         self.backend, self.meta, self.calls = None, {}, 0
         self._diffusion = Diffusion(**self.diffusion)
 
+    def level(self, t):
+        """(a, s) of what the model is told."""
+        path = self.diffusion.get("path", "discrete")
+        if path == "linear":
+            t = t / self._diffusion.timestep_scale
+            return 1 - t, t
+        if path == "edm":
+            c_in = 1 / np.sqrt(np.exp(8 * t) + self._diffusion.sigma_data**2)
+            return c_in, c_in * np.exp(4 * t)
+        alpha_bar = np.exp(np.interp(t, np.arange(self._diffusion.steps), np.log(self._diffusion.alpha_bar)))
+        return np.sqrt(alpha_bar), np.sqrt(1 - alpha_bar)
+
     def __call__(self, x, t, y=None):
         self.calls += 1
-        alpha_bar = np.exp(np.interp(t, np.arange(self._diffusion.steps), np.log(self._diffusion.alpha_bar)))
-        a, s = (np.sqrt(v).reshape(-1, 1, 1, 1) for v in (alpha_bar, 1 - alpha_bar))
+        a, s = (v.reshape(-1, 1, 1, 1) for v in self.level(np.asarray(t, np.float64)))
         mean = np.append(MEANS, 0.1)[np.full(len(t), NULL) if y is None else y].reshape(-1, 1, 1, 1)
         x_0 = mean + a * STD**2 / (a**2 * STD**2 + s**2) * (x.data - a * mean)
         eps = (x.data - a * x_0) / s
-        answer = {"eps": eps, "v": a * eps - s * x_0, "x_0": x_0}[self.diffusion["prediction"]]
+        data = self._diffusion.sigma_data  # EDM's F: D = c_skip · x + c_out · F, x = x_t / c_in
+        answer = {"eps": eps, "v": a * eps - s * x_0, "x_0": x_0, "flow": eps - x_0, "edm": (
+            x_0 - data**2 / ((s / a) ** 2 + data**2) * x.data / a) * np.sqrt((s / a) ** 2 + data**2) / (s / a * data)}[
+                self._diffusion.prediction]
         if self.learn_sigma:
             answer = np.concatenate([answer, np.zeros_like(answer)], -1)
         return Tensor(upload(answer.astype(np.float32)))

@@ -12,7 +12,9 @@ from numdiff.diffusion.samplers import (
     dpm_solver_pp_2m,
     euler,
     euler_ancestral,
+    euler_maruyama,
     heun,
+    heun_in_time,
     repaint,
     repaint_path,
 )
@@ -20,8 +22,8 @@ from numdiff.diffusion.schedule import sampling_sigmas
 from numdiff.kernels.diffusion.sampler import combine
 
 MEAN, STD = 0.3, 0.2
-ORDER = {ddim: 1, euler: 1, heun: 2, dpm_solver_pp_2m: 2}  # of the deterministic samplers
-TWICE = (heun,)  # those that evaluate the model twice a step
+ORDER = {ddim: 1, euler: 1, heun: 2, heun_in_time: 2, dpm_solver_pp_2m: 2}  # of the deterministic samplers
+TWICE = (heun, heun_in_time)  # those that evaluate the model twice a step
 
 
 class Gaussian:
@@ -119,6 +121,31 @@ def heun_step(now, then):
     return 1 + (then - now) / 2 * (slope + (1 - gain(then)) / then * ahead), 0.0
 
 
+def heun_in_time_step(now, then):
+    """In the paper's units: x_t = (1 - t) · x, the flow v = eps - x_0 per unit of x_t, and the mean of two."""
+    t, s = now / (1 + now), then / (1 + then)
+    h = s - t
+
+    def v(sigma, at):  # of the deviation from the mean: x_0 = gain · x_t / (1 - t), eps = (x_t - (1 - t) · x_0) / t
+        x_0 = gain(sigma) / (1 - at)
+        return (1 - (1 - at) * x_0) / at - x_0
+
+    ahead = 1 + h * v(now, t)
+    shrunk = ahead if then == 0 else 1 + h / 2 * (v(now, t) + v(then, s) * ahead)
+    return shrunk * (1 - t) / (1 - s), 0.0
+
+
+def maruyama_step(now, then):
+    """x_s = x_t - h · v + h · t · score + √(2·t·h) · noise, with the exact score of the Gaussian."""
+    t, s = now / (1 + now), then / (1 + then)
+    h, variance = t - s, (1 - t) ** 2 * STD**2 + t**2
+    if then == 0:
+        return gain(now), 0.0
+    score = -1 / variance
+    v = ((1 - t) * -(STD**2) + t) / variance  # E[eps - x_0 | x_t], per unit
+    return (1 - h * v + h * t * score) * (1 - t) / (1 - s), 2 * t * h / (1 - s) ** 2
+
+
 def churned(step, steps, s_churn, s_tmin=0.0, s_tmax=math.inf, s_noise=1.0):
     """EDM's algorithm 2: t̂ = t + γ·t, x̂ = x + √(t̂² - t²)·S_noise·ε, and the step from there."""
     gamma = min(s_churn / steps, math.sqrt(2) - 1)
@@ -140,6 +167,8 @@ VARIANCES = [  # sampler, settings, what a step of its paper does to the varianc
     (euler_ancestral, {}, ddim_step(1.0)),
     (euler_ancestral, {"eta": 0.5}, ddim_step(0.5)),
     (heun, {}, heun_step),
+    (heun_in_time, {}, heun_in_time_step),
+    (euler_maruyama, {}, maruyama_step),
     (heun, {"s_churn": 3.0}, churned(heun_step, 10, 3.0)),
     (heun, {"s_churn": 40.0, "s_tmin": 0.05, "s_tmax": 50.0, "s_noise": 1.1},
      churned(heun_step, 10, 40.0, 0.05, 50.0, 1.1)),

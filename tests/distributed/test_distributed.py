@@ -145,6 +145,15 @@ def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, mode
 
 
 @needs("mpi")
+@pytest.mark.slow
+def test_ranks_draw_the_times_of_one(tmp_path):
+    options = "--path", "linear", "--prediction", "x_0", "--loss", "flow", "--time-sampling", "logit-normal"
+    (expected, weights), (values, found) = (train(count, "dit", tmp_path / str(count), 7, *options) for count in (1, 2))
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
+    assert relative_error(found, weights) < 1e-4
+
+
+@needs("mpi")
 @needs("gpu")
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("transport", ["peer", "mpi"])

@@ -588,9 +588,9 @@ def samples(u):
 
 
 # the common part of others; a few bytes; warps that read their inputs anew for each sample, from the cache
-NOT_COUNTED = {"elementwise_cost", "loss_scale_update_cost", "latch_skips_cost", "count_update_cost",
-               "linear_group_forward_cost", "linear_group_backward_cost", "matmul_first_forward_cost",
-               "matmul_level_forward_cost", "conv2d_level_forward_cost"}
+NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
+               "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
+               "matmul_first_forward_cost", "matmul_level_forward_cost", "conv2d_level_forward_cost"}
 B, P, C = 2, 8, 32  # samples, pixels of each, channels
 N = B * P * C
 TABLES = 4 * B + 2 * 4 * B  # bytes of B timesteps and what they name in two tables
@@ -618,6 +618,8 @@ EXACT = [
           (q_sample.q_sample_forward_cost, N), TABLES),
     *case(lambda u, v: q_sample.velocity_forward(u(B, P, C), u(B, P, C), steps(u, B), u(9), u(9), version=v),
           (q_sample.velocity_forward_cost, N), TABLES),
+    *case(lambda u, v: q_sample.weigh_forward(u(B, P, C), steps(u, B), u(9), version=v),
+          (q_sample.weigh_forward_cost, N), 4 * B + 4 * B),
     *case(lambda u, v: sampler.weighted_sum(u(3), u(B, P, C), u(B, P, C), u(B, P, C), version=v),
           (sampler.combine_cost, N), 3 * 4),
     *case(lambda u, v: sampler.estimate_x_0(u(B, P, C), u(B, P, C), u(2), clip=False, version=v),

@@ -139,11 +139,25 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"precision": "tf32"}, "--precision tf32 needs a GPU of compute capability 8.0 or later; use --precision fp32"),
     ({"schedule": "sigmoid"}, "--schedule sigmoid does not exist; use linear or cosine"),
     ({"preset": "huge"}, "--preset huge does not exist; use tiny or unet64"),
-    ({"prediction": "x0"}, "--prediction x0 does not exist; use eps or v or x_0"),
+    ({"prediction": "x0"}, "--prediction x0 does not exist; use eps or v or x_0 or flow or edm"),
     ({"steps": 0}, "--steps 0 must be at least 1"),
     ({"steps": 2.0}, "--steps 2.0 must be a whole number"),
     ({"steps": True}, "--steps True must be a whole number"),
     ({"steps": 5, "warmup_steps": 6}, "--warmup-steps 6 is more than --steps 5"),
+    ({"path": "curved"}, "--path curved does not exist; use discrete or linear or edm"),
+    ({"path": "linear", "schedule": "cosine"}, "--schedule cosine does not go with --path linear, which has no whole"),
+    ({"path": "edm", "diffusion_steps": 100}, "--diffusion-steps 100 does not go with --path edm"),
+    ({"path": "linear", "learn_sigma": True}, "--learn-sigma does not go with --path linear"),
+    ({"min_snr_gamma": 5.0, "learn_sigma": True}, "--learn-sigma does not go with --min-snr-gamma 5.0"),
+    ({"prediction": "edm"}, "--prediction edm is of the preconditioning of --path edm, and not of --path discrete"),
+    ({"path": "linear", "loss": "edm"}, "--loss edm is of the preconditioning of --path edm, and not of --path linear"),
+    ({"noise_mean": 1.0}, "--noise-mean 1.0 does not go with --path discrete: leave it out, or give --path linear or"),
+    ({"path": "linear", "noise_std": 1.0}, "--noise-std 1.0 does not go with --time-sampling uniform"),
+    ({"path": "linear", "time_sampling": "logit-normal", "noise_mean": float("nan")}, "--noise-mean nan must be a fin"),
+    ({"path": "linear", "time_sampling": "logit-normal", "noise_std": 0.0}, "--noise-std 0.0 must be at least 0.001"),
+    ({"path": "edm", "rescale_timesteps": True}, "--rescale-timesteps does not go with --path edm"),
+    ({"path": "edm", "time_shift": 3.0}, "--time-shift 3.0 does not go with --path edm"),
+    ({"loss": "v", "min_snr_gamma": 5.0}, "--loss v and --min-snr-gamma 5.0 exclude each other"),
     ({"sample_steps": 2000}, "--sample-steps 2000 is more than --diffusion-steps 1000"),
     ({"cfg_scale": 2.0}, "--cfg-scale 2 guides by classes, and the model has none: give --class-cond"),
     ({"cfg_scale": 2.0, "class_cond": True}, "never sees an image without its class: give a --class-dropout"),
@@ -162,6 +176,18 @@ def test_refused(given, sentence):
     with pytest.raises(UsageError, match=sentence) as caught:
         resolve_cpu(**given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_path_brings_what_it_predicts_and_learns_no_variance():
+    """In place of what the preset has for whole timesteps; what is given counts."""
+    assert resolve_cpu().prediction == "x_0" and resolve_cpu().path == "discrete"
+    for path, prediction in (("linear", "flow"), ("edm", "edm")):
+        options = resolve_cpu(model="dit", architecture="DiT-S/8", path=path, image_size=64)
+        assert options.prediction == prediction and options.learn_sigma is False
+    assert resolve_cpu(path="linear", prediction="x_0", loss="flow").prediction == "x_0"
+    assert resolve_cpu(model="dit", architecture="DiT-S/8", image_size=64).learn_sigma is True
+    assert resolve_cpu(model="dit", architecture="DiT-S/8", image_size=64, min_snr_gamma=5.0).learn_sigma is False
+    assert resolve_cpu(path="linear", sample_steps=2000).sample_steps == 2000
 
 
 def test_wrong_values_are_told_before_the_gpu_is_looked_for(monkeypatch):

@@ -19,7 +19,7 @@ from numdiff.diffusion import Sampling
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training import run as run_module
 from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
-from numdiff.training.options import resolve
+from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import exhaustive, exhaustively, needs
@@ -68,6 +68,28 @@ def test_a_run_says_and_keeps_its_precision(tmp_path):
     folder, lines = run(tmp_path, 2, recompute=True)
     assert "precision fp32: float32 throughout; blocks recomputed" in lines
     assert json.loads((folder / "options.json").read_text())["precision"] == "fp32"
+
+
+@pytest.mark.parametrize("objective", [
+    {"path": "linear", "prediction": "x_0", "loss": "flow", "time_sampling": "logit-normal", "sampler": "heun"},
+    {"path": "edm", "sampler": "heun"}, {"min_snr_gamma": 5.0}], ids=["flow", "edm", "min-snr"])
+def test_a_run_of_another_objective_is_sampled_converted_and_resumed(tmp_path, objective):
+    """What a run learns, its file tells whoever samples: the same images from the run, its export, and its preview."""
+    folder, _ = run(tmp_path / "runs", 3, **objective)
+    model = numdiff.load(folder, device="cpu")
+    assert {k: v for k, v in objective.items() if k != "sampler"}.items() <= model.diffusion.items()
+    images = numdiff.sample(model, count=2, steps=3, sampler="heun")
+    for name in ("model.h5", "weights.npz", "again.h5"):
+        source = tmp_path / "weights.npz" if name == "again.h5" else folder
+        result = CliRunner().invoke(main, ["convert", str(source), str(tmp_path / name)])
+        assert result.exit_code == 0, result.output
+    for name in ("model.h5", "again.h5"):
+        again = numdiff.load(tmp_path / name, device="cpu")
+        assert again.diffusion == model.diffusion
+        np.testing.assert_array_equal(numdiff.sample(again, count=2, steps=3, sampler="heun"), images)
+    run(tmp_path / "runs", 4, resume=str(folder), **objective)
+    with pytest.raises(UsageError, match="--noise-mean 2.0 does not fit the run, which was started with"):
+        resolve_resumed(TrainOptions.load(folder / "options.json"), {"noise_mean": 2.0})
 
 
 def test_resume_gives_the_same_bits(tmp_path):

@@ -55,13 +55,17 @@ def losses(trainer, steps):
     return [r.loss for reports in trainer.run(steps, report_every=4) for r in reports]
 
 
-def test_ten_steps_are_five_and_five_resumed_bitwise(device):
-    whole = make(device=device)
+FLOW = {"path": "linear", "prediction": "x_0", "loss": "flow", "time_sampling": "logit-normal", "noise_mean": 0.8}
+
+
+@pytest.mark.parametrize("diffusion", [None, FLOW], ids=["discrete", "flow"])
+def test_ten_steps_are_five_and_five_resumed_bitwise(device, diffusion):
+    whole = make(device=device, diffusion=diffusion)
     expected = losses(whole, 10)
-    first = make(device=device)
+    first = make(device=device, diffusion=diffusion)
     start = losses(first, 5)
     state = first.state()
-    second = make(device=device)
+    second = make(device=device, diffusion=diffusion)
     second.load_state(state)
     assert start + losses(second, 5) == expected
     for name, value in whole.state().items():
@@ -298,9 +302,11 @@ def test_a_run_that_is_asked_to_stop_reports_all_it_did():
     trainer.close()
 
 
-@pytest.mark.parametrize("options", [{"recompute": True}, {"eager": True}, {"recompute": True, "eager": True}])
+@pytest.mark.parametrize("options", [{"recompute": True}, {"eager": True}, {"recompute": True, "eager": True},
+                                     {"eager": True, "diffusion": FLOW}, {"eager": True, "diffusion": {"path": "edm"}}])
 def test_how_a_step_is_run_changes_no_bit(device, options):
-    plain, other = make(device=device, microbatch=4), make(device=device, microbatch=4, **options)
+    plain = make(device=device, microbatch=4, diffusion=options.get("diffusion"))
+    other = make(device=device, microbatch=4, **options)
     assert other.step_function.capture == (device == "cuda" and "eager" not in options)
     assert losses(plain, 5) == losses(other, 5)
     for name, value in plain.state().items():

@@ -24,7 +24,7 @@ from .. import (
 from ..attention import unfused as attention
 from ..concat import Pair
 from ..conv2d import im2col
-from ..diffusion import ahead, images, mse, q_sample, sampler
+from ..diffusion import ahead, images, levels, mse, q_sample, sampler
 from ..groupnorm import one_pass as groupnorm_one_pass
 from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import launcher, vectorised
@@ -320,6 +320,15 @@ def diffusion_cases():
                one(lambda a, v: q_sample.q_sample_forward(a.x_0, a.eps, a.t, a.signal, a.noise, version=v)), (1, 2))
     yield Case("velocity", with_timesteps(2, **x),
                one(lambda a, v: q_sample.velocity_forward(a.x_0, a.eps, a.t, a.signal, a.noise, version=v)), (1, 2))
+    yield Case("weigh", with_timesteps(2, **x),
+               one(lambda a, v: q_sample.weigh_forward(a.x_0, a.t, a.signal, version=v)), (1, 2))
+    for label, more in {"uniform": {"path": levels.LINEAR, "prediction": "flow", "shift": 3.0},
+                        "logit-normal": {"path": levels.LINEAR, "prediction": "x_0", "loss": "flow", "normal": True},
+                        "edm": {"path": levels.EDM, "prediction": "edm", "normal": True, "mean": -1.2, "std": 1.2},
+                        "min-snr": {"path": levels.LINEAR, "prediction": "v", "loss": levels.MIN_SNR, "gamma": 5.0},
+                        "eps": {"path": levels.EDM, "prediction": "eps", "loss": "edm", "normal": True}}.items():
+        yield Case("levels", with_counters(5),
+                   lambda a, v, m=more: levels.levels_forward(SEED, PURPOSE, a.step, a.samples, **m), label=label)
     shapes = {"x": (2, 3, 4), "u": (2, 3, 4), "v": (2, 3, 4)}
     for terms in (1, 2, 3):
         yield Case("combine", normal(**shapes), one(lambda a, v, n=terms: sampler.combine(

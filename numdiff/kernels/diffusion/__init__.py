@@ -6,6 +6,7 @@
     ahead.py          the conditioning of many steps of a sampler at a time
     sampler.py        everything between two evaluations of the model
     class_dropout.py  classes that are sometimes lost, for guidance
+    levels.py         noise levels without whole timesteps, and what each objective makes of them
     vlb.py            the hybrid loss of a learned variance
 
 READ NEXT

@@ -22,9 +22,9 @@ def guided_diffusion_flags(options, diffusion):
         "num_head_channels": options["num_head_channels"], "dropout": f"{options['dropout']:g}",
         "class_cond": options["num_classes"] is not None, "use_scale_shift_norm": options["use_scale_shift_norm"],
         "resblock_updown": options["resblock_updown"], "use_new_attention_order": options["use_new_attention_order"],
-        "learn_sigma": options["learn_sigma"], "diffusion_steps": diffusion["steps"],
-        "noise_schedule": diffusion["schedule"], "predict_xstart": diffusion["prediction"] == "x_0",
-        "rescale_timesteps": scale != 1 and scale == 1000 / diffusion["steps"]}
+        "learn_sigma": options["learn_sigma"], "diffusion_steps": diffusion.get("steps", 1000),
+        "noise_schedule": diffusion.get("schedule", "linear"), "predict_xstart": diffusion["prediction"] == "x_0",
+        "rescale_timesteps": scale != 1 and scale == 1000 / diffusion.get("steps", 1000)}
     return " ".join(f"--{name} {value}" for name, value in flags.items()), _without_flag(options, diffusion)
 
 
@@ -47,10 +47,12 @@ def _without_flag(options, diffusion):
         missing.append(f"a max_period of {options['max_period']:g}: timestep_embedding in nn.py")
     if options["groups"] != SCRIPT_GROUPS:
         missing.append(f"{options['groups']} groups of a norm: normalization in nn.py")
-    if diffusion["prediction"] == "v":
-        missing.append("the prediction v")
+    if "path" in diffusion:
+        missing.append(f"the path {diffusion['path']}")
+    if diffusion["prediction"] not in ("eps", "x_0"):
+        missing.append(f"the prediction {diffusion['prediction']}")
     scale = diffusion.get("timestep_scale", 1.0)
-    if scale not in (1, 1000 / diffusion["steps"]):
+    if scale not in (1, 1000 / diffusion.get("steps", 1000)):
         missing.append(f"timesteps times {scale:g}")
     return missing
 

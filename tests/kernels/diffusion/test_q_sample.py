@@ -36,6 +36,20 @@ def test_against_loops(engine, rng, shape, version, name):
     engine.check_equal(got, forward(*arguments, version=version))
 
 
+@SHAPES
+@versions(1, 2)
+@where(lambda version, shape: version != 2 or np.prod(shape[1:]) % 4 == 0)
+def test_weights_against_loops(engine, rng, shape, version):
+    x, weight = rng.standard_normal(shape), rng.standard_normal(50)
+    t = rng.integers(0, 50, shape[0]).astype(np.int32)
+    wanted = np.stack([weight[t[b]] * x[b] for b in range(shape[0])])
+    assert np.array_equal(Q.weigh_forward(x, t, weight), wanted)
+    arguments = [engine(a) for a in (x, t, weight)]
+    got = Q.weigh_forward(*arguments, version=version)
+    engine.check(got, wanted, 1e-6)
+    engine.check_equal(got, Q.weigh_forward(*arguments, version=version))
+
+
 def test_velocity_is_the_turned_noise(rng):
     """x_0 = √ᾱ x_t - √(1 - ᾱ) v: what the sampler relies on."""
     x_0, eps, t = rng.standard_normal((4, 6)), rng.standard_normal((4, 6)), np.array([0, 10, 30, 49], np.int32)
@@ -67,3 +81,4 @@ def test_bad_input_says_so(engine):
 
 def test_cost():
     assert Q.q_sample_forward_cost(10) == Q.velocity_forward_cost(10) == (120, 30)
+    assert Q.weigh_forward_cost(10) == (80, 10)
