@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from ..diffusion.samplers import corrected
+from ..diffusion.samplers import corrected, heun_in_time
 from ..errors import NumdiffError
 from ..training import kinds
 from .torch_step import TorchTwin
@@ -101,6 +101,8 @@ class TorchSample(TorchTwin):
     """
 
     def __init__(self, options, sampling, mode="eager", precision="fp32"):
+        if sampling.function is heun_in_time:
+            raise NumdiffError("there is no heun in t for PyTorch; use another --sampler, or leave --versus out.")
         if sampling.sampler not in SAMPLERS:
             raise NumdiffError(f"there is no {sampling.sampler} for PyTorch; use {', '.join(SAMPLERS)}, or leave "
                                "--versus out.")
