@@ -31,7 +31,7 @@ NAMES = {
                      "embedding", "estimate_x_0", "gate", "gelu", "hybrid_loss", "im2col", "images", "model_input",
                      "mse", "patchify", "peer_all_gather", "peer_reduce_scatter", "place", "q_sample", "random_normal",
                      "random_uniform", "scale_shift", "silu", "take", "unpatchify", "upsample", "velocity",
-                     "weighted_sum"), WIDE),
+                     "weigh", "weighted_sum"), WIDE),
     **dict.fromkeys(("adaln", "layernorm"), ROW),
     **dict.fromkeys(("column_sum", "sample_sum", "total_sum"), SUM),
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),

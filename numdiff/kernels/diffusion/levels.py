@@ -178,7 +178,7 @@ def levels_forward_kernel_v1(levels, rows, seed_low, seed_high, purpose, step, s
 # Launcher -------------------------------------------------------------------------------------------------------------
 
 def levels_forward(seed, purpose, step, samples, path, prediction, loss=PLAIN, normal=False, mean=0.0, std=1.0,
-                   shift=1.0, scale=1.0, sigma_data=0.5, gamma=0.0, version=None):
+                   shift=1.0, scale=1.0, sigma_data=0.5, gamma=0.0):
     """(levels, rows) of the samples of a step.
 
     path: LINEAR or EDM; prediction: of PREDICTIONS; loss: another of them, PLAIN or MIN_SNR with its gamma
