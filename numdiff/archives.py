@@ -170,7 +170,7 @@ class _Member:
         if kind == zipfile.ZIP_BZIP2:
             return bz2.BZ2Decompressor()
         if kind != zipfile.ZIP_LZMA:
-            raise BadArchive(f"{self.member.filename} is packed by method {kind}, which is not read")
+            raise BadArchive(f"{self.member.filename} is compressed by method {kind}, which is not supported")
         header = self._packed(9)  # version of the packer, length of what follows, then LZMA's five bytes
         dictionary = int.from_bytes(header[5:9], "little")
         if len(header) < 9 or header[2:4] != b"\5\0" or header[4] >= 225 or dictionary > LZMA_DICTIONARY_BYTES:
@@ -255,7 +255,7 @@ def read_npy(stream, size, limit):
     `limit` bytes, is shorter than announced, or holds objects (a pickle, which is never run)."""
     shape, fortran, dtype, header = read_npy_header(stream)
     if dtype.hasobject:
-        raise BadArchive("it holds Python objects, which are a pickle, and none is run")
+        raise BadArchive("it holds Python objects, a pickle, and pickles are never run")
     count = 1
     for n in shape:
         count *= n
@@ -266,8 +266,8 @@ def read_npy(stream, size, limit):
         raise BadArchive(f"it announces an array of {nbytes:,} bytes and holds {max(0, size - header):,}")
     data = _exactly(stream, nbytes)
     if dtype.kind == "U" and np.frombuffer(data, dtype.str[0] + "u4").max(initial=0) > sys.maxunicode:
-        raise BadArchive("it holds a text of no letters")
-    if not dtype.itemsize:  # NumPy cannot view nothing as strings of no letters
+        raise BadArchive("it holds texts of length 0")
+    if not dtype.itemsize:  # NumPy cannot view no bytes as strings of length 0
         return np.zeros(shape, dtype)
     return np.frombuffer(data, dtype, count).reshape(shape, order="F" if fortran else "C")
 

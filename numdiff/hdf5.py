@@ -138,7 +138,7 @@ class File:
             if kind.get_class() == h5t.INTEGER or (kind.get_class() == h5t.STRING and not kind.is_variable_str()):
                 return list(map(_text, np.atleast_1d(np.asarray(self._h5.attrs[name])).tolist()))
             if kind.get_class() != h5t.STRING:
-                raise Refused(f"its attribute {name} is no text")
+                raise Refused(f"its attribute {name} is not text")
             raw = _raw_attribute(self.raw, h5o.get_info(self._h5.id).addr, name, count)
             return self._by_h5py(name) if raw is None else list(map(_text, self._variable_strings(raw, name)))
         except DAMAGE as error:
@@ -208,7 +208,7 @@ class Array:
 
     def __init__(self, file, identifier, name):
         if not isinstance(identifier, h5d.DatasetID):
-            raise Refused(f"it has no dataset `{name}`, but something else")
+            raise Refused(f"it has no dataset `{name}`, but another object of that name")
         plan = identifier.get_create_plist()
         if plan.get_layout() == h5d.VIRTUAL:
             raise Refused(f"`{name}` in it is a virtual dataset, whose values lie elsewhere")
@@ -375,7 +375,7 @@ class Array:
             if not mask >> i & 1:
                 data = self._undo(code, data)
         if len(data) != self._chunk_bytes:
-            raise Refused(f"a chunk of `{self.name}` has not the size of its values")
+            raise Refused(f"a chunk of `{self.name}` does not have the size of its values")
         return np.frombuffer(data, self._stored).reshape(self._chunk)
 
     def _undo(self, code, data):

@@ -32,7 +32,7 @@ def parse_json(text, limit=JSON_BYTES):
     except Mismatch:
         raise
     except ValueError as error:  # also for bytes that are no text, and for integers of thousands of digits
-        raise Mismatch(f"it is no JSON text ({str(error)[:80]})") from None
+        raise Mismatch(f"it is not JSON ({str(error)[:80]})") from None
 
 
 def _no_constant(word):

@@ -73,7 +73,7 @@ def read_pickle(stream, names, storage_of=None, operations=MAXIMUM_OPERATIONS):
         name = opcode.name
         if name in LITERALS:
             if type(argument) is int and argument.bit_length() > MAXIMUM_BITS:
-                raise ValueError("an integer of more digits than any number of a file has")
+                raise ValueError("an integer of more digits than any number in a file has")
             stack.append(argument)
         elif name in CONSTANTS:
             stack.append(CONSTANTS[name])

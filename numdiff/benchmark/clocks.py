@@ -23,7 +23,7 @@ NOT_KERNELS = ("memset", "memcpy")  # as launches are named; the profiler says M
 
 @cuda.jit
 def hold_kernel(status, wait):
-    """Wait so many nanoseconds."""
+    """Wait for `wait` nanoseconds."""
     end = nanoseconds() + int64(wait)
     while nanoseconds() < end:
         pass

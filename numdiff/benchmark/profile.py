@@ -226,7 +226,7 @@ def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto"):
         how = "by the host's clock"
         if isinstance(timer, Clock):
             how = f"each by itself, between events, whose {timer.overhead_us:.1f} µs are taken off"
-            how += f"; {timer.released} times the host was late, so that some are too long" if timer.released else ""
+            how += f"; {timer.released} times the host was late, so some times are too long" if timer.released else ""
             how += f" (not inside the graph: {fault})" if fault else ""
     return Profile(launches, spans, getattr(backend, "device_name", "cpu (NumPy)"),
                    1e3 * statistics.median(times), step.step.capture, Roof(backend), options.precision,

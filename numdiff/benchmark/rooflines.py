@@ -32,7 +32,7 @@ def draw_profile(path, profile, rows, title):
 
 def _draw(path, points, bandwidth, peaks, title):
     if not points:
-        raise NumdiffError(f"nothing that was measured computes anything, so that {path} would be empty; name an "
+        raise NumdiffError(f"nothing that was measured computes anything, so {path} would be empty; name an "
                            "operation such as conv2d or matmul.")
     plots.roofline(path, points, bandwidth, peaks, title)
     return sum(map(len, points.values()))

@@ -172,7 +172,7 @@ TABLES = MatmulTiles, ConvolutionTiles, InputGradientTiles, WeightGradientTiles
 
 
 def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.inf):
-    """Measure, and write the table of this card; returns (path, {kind: {key: choice}} of what was found anew).
+    """Measure, and write the table of this card; returns (path, {kind: {key: choice}} of what is new).
 
     options: of a model in float16, whose shapes are measured; path: of the file (default: the card's own), which keeps
     what it has of other shapes; shapes: how many of each kind, those with most arithmetic (default: all); seconds:

@@ -43,7 +43,7 @@ def _cluster_rank(machine):
 def cluster_address(typingctx, address, rank):
     """The address (uint32) of the same place in the shared memory of the cluster's block `rank`.
 
-    address: in the block's own shared memory, as of `smem_u32`
+    address: in the block's own shared memory, as `smem_u32` gives it
     """
     return u32(u32, u32), statement("mapa.shared::cluster.u32 $0, $1, $2;", [I32])
 

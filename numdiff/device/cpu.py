@@ -78,7 +78,7 @@ def side_by_side(function, items):
 def prepare_cpu():
     """Set this process up for the CPU engine, once: one BLAS thread, and freed arrays kept for the next request.
 
-    By default glibc maps every large array anew, and the page faults of touching fresh pages cost more than many of the
+    By default glibc maps each large array again, and the page faults of touching fresh pages cost more than many of the
     operations themselves; so it is asked to serve arrays up to 32 MiB from a heap that is never trimmed.
     """
     threadpoolctl.threadpool_limits(1, user_api="blas")

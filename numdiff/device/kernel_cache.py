@@ -142,8 +142,8 @@ class KernelCache:
 def temporary_folder(folder, reason, complain):
     """A folder that is removed with this process, in place of one that cannot be written; says so."""
     (complain or functools.partial(print, file=sys.stderr))(
-        f"the kernel cache {folder} cannot be written ({reason}): kernels are compiled anew in every run; set "
-        "NUMDIFF_CACHE_DIR to a folder that can be.")
+        f"the kernel cache {folder} cannot be written ({reason}): kernels are compiled again in every run; set "
+        "NUMDIFF_CACHE_DIR to a writable folder.")
     path = tempfile.mkdtemp(prefix="numdiff-kernels-")
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return pathlib.Path(path)

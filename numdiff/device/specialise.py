@@ -158,7 +158,7 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
     if (module, name) in _made and not _reloaded(_made[module, name][0], function):
         *before, made, _ = _made[module, name]
         if tuple(before) != same:
-            raise ValueError(f"specialise: {module}.{name} is there with other constants; give it another name.")
+            raise ValueError(f"specialise: {module}.{name} exists with other constants; give it another name.")
         return made
     made = cuda.jit(_copy(function, new, name, module), **options)
     _made[module, name] = *same, made, used  # keep the values alive, so that no other object gets their id

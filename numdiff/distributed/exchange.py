@@ -4,7 +4,7 @@
         …
     exchange.finish(loss)       afterwards the flat gradient and `loss` (1,) hold the sums over all ranks
     exchange.check()            at a report: raises if the device saw a fault; takes `exchange.status`, where there is
-                                one, from whoever has read it back already
+                                one, from a caller that has read it back already
     exchange.close()            at the end
 
     transport  where the sum is made                    its place in a captured step

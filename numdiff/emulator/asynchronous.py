@@ -156,8 +156,8 @@ class Asynchronous:
             return
         done, does = getattr(pending, "done", None), "writes" if writes else "reads"
         remedy = f"still {does}: {pending.wait} first" if done is None else (
-            f"{does}, and of whose end this thread has not heard: whoever waited for it must arrive at a barrier that "
-            "this thread waits for")
+            f"{does}, and this thread does not know that it has ended: a thread that waited for it must arrive at a "
+            "barrier that this thread waits for")
         machine.report(pending.kind if pending.kind in _OWN_KINDS else "asynchronous",
                        f"{what}, which the {pending.kind} {remedy}", site,
                        others=[("started at", machine.place(pending.site, pending.thread))])

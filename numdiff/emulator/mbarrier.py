@@ -220,7 +220,7 @@ def initialise(machine, address, count):
         return
     old = memory.barriers.get(offset)
     if old is not None:
-        machine.report("mbarrier", f"initialises {old} once more, with no mbarrier_inval between", site,
+        machine.report("mbarrier", f"initialises {old} again, with no mbarrier_inval between", site,
                        others=[("first at", machine.place(old.site, old.made[0]))])
         return
     if machine.checked:
@@ -340,7 +340,7 @@ def named(machine, number, count, waits):
     if not barrier.waiting and not barrier.passing:
         barrier.count, barrier.site = count, site
     elif barrier.count != count:
-        machine.report("divergence", f"comes to {barrier}, and names {count}", site,
+        machine.report("divergence", f"comes to {barrier}, but for {count} threads", site,
                        others=[("named first at", machine.place(barrier.site))])
     (barrier.waiting if waits else barrier.passing).append((thread, thread.clock, thread.seen))
     if not waits and machine.checked:

@@ -197,7 +197,7 @@ def wgmma_accumulator(n=16, thread=37, place=accumulator_place):
         picture.rectangle(left, y, n * wide, 16 * high, None, INK, 1.5)
         picture.text(MARGIN, y + 8 * high - 8, f"warp {warp}", 13, "start", bold=True)
         picture.text(MARGIN, y + 8 * high + 10, f"T{32 * warp} … T{32 * warp + 31}", 11, "start", colour=PALE)
-    picture.text(left, picture.height - 26, "Every 8 columns the pattern begins anew, with the next four accumulators.",
+    picture.text(left, picture.height - 26, "The pattern repeats every 8 columns, with the next four accumulators.",
                  12, "start")
     return picture
 

@@ -110,7 +110,7 @@ class Reports:
         def say(key, threads):
             kind, site, detail = key
             more = f" and {len(threads) - 1} more" if len(threads) > 1 else ""
-            what = {"loop": "turns in a loop", "warp operation": "waits for its warp"}.get(kind, "waits")
+            what = {"loop": "spins in a loop", "warp operation": "waits for its warp"}.get(kind, "waits")
             return f"thread {threads[0].index} of block {threads[0].block.index}{more} {what}" \
                    f"{' at ' + self._say_wait(threads[0].wait) if kind != 'loop' else ''}:", self.place(site)
 

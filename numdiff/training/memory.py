@@ -41,7 +41,7 @@ def say_what_fits(trainer, communicator, room=None):
            f"do not fit into the {room >> 20:,} MiB that {trainer.model.backend.device_name} has left beside the model "
            "and its optimizer")
     advice = (f"use --microbatch {most}, which gives the same step in {step.batch // most} parts" if most else
-              "one does not, either: use a smaller model or --recompute")
+              "one does not fit, either: use a smaller model or --recompute")
     return f"{step.microbatch:,} images at a time {why}; {advice}."
 
 

@@ -192,7 +192,7 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
     if folder is None and pathlib.Path(source).is_dir() or _is_hdf5(source):
         if free or diffusion:
             given = ", ".join(flag(k) for k in [*free, *diffusion])
-            raise UsageError(f"{source} tells its own options: leave out {given}.")
+            raise UsageError(f"{source} has options of its own: leave out {given}.")
         options, arrays, meta = read_model_file(source, weights)
         kind, step = kinds.get(meta["model"]), meta.get("step", 0)
         foreign = kind.foreign()

@@ -240,7 +240,7 @@ def _check_run(o):
     if o.warmup_steps > o.steps:
         raise UsageError(f"--warmup-steps {o.warmup_steps} is more than --steps {o.steps}; use fewer.")
     if o.vlb_weight is not None and not o.learn_sigma:
-        raise UsageError(f"--vlb-weight {o.vlb_weight} is of the loss of a learned variance: give --learn-sigma, too.")
+        raise UsageError(f"--vlb-weight {o.vlb_weight} weighs the loss of a learned variance: give --learn-sigma, too.")
     if o.cfg_scale not in (None, 1) and not (o.class_cond and o.class_dropout != 0):
         raise UsageError(f"--cfg-scale {o.cfg_scale:g} guides by classes, and the model "
                          + ("never sees an image without its class: give a --class-dropout such as 0.1, or leave "

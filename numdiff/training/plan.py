@@ -71,7 +71,7 @@ def compile_run(given, capability=None, ranks=1, echo=print):
     many of them. The cache's folder must be writable. Raises `NumdiffError` where a kernel cannot be compiled.
     """
     if not capability and (reason := why_no_gpu()):
-        raise UsageError(f"there is no GPU here to compile for ({reason}): say for which, as in --capability 9.0.")
+        raise UsageError(f"there is no GPU here to compile for ({reason}): say for which one, as in --capability 9.0.")
     cards = cards_with(parse_capability(capability)) if capability else [card_of(get_gpu())]
     options = resolve(given, cards[0].capability)
     if options.channels and (options.num_classes or not options.class_cond):
@@ -85,7 +85,7 @@ def compile_run(given, capability=None, ranks=1, echo=print):
         faults = finish(compilation, echo)
     if faults:
         key, why = next(iter(faults.items()))
-        raise NumdiffError(f"{len(faults)} of {len(keys)} kernels could not be compiled, {key.name} for one: {why}.")
+        raise NumdiffError(f"{len(faults)} of {len(keys)} kernels could not be compiled, such as {key.name}: {why}.")
     echo(f"{len(keys)} kernels for compute capability {'.'.join(map(str, cache.capability))} are in {cache.folder}"
          f"{'' if compilation.wanted else ', all of them already'}")
 
@@ -94,10 +94,10 @@ def parse_capability(text):
     """"9.0" as (9, 0)."""
     major, _, minor = text.partition(".")
     if not (major.isdecimal() and minor.isdecimal() and len(text) < 9):
-        raise UsageError(f"--capability {text} is no compute capability; give one as 9.0.")
+        raise UsageError(f"--capability {text} is not a compute capability; give one such as 9.0.")
     return int(major), int(minor)
 
 
 def refuse(complaint):
     """Called where the cache cannot be written: raises, as there is nothing to fill."""
-    raise NumdiffError(f"{complaint.split(': kernels are')[0]}; set NUMDIFF_CACHE_DIR to a folder that can be.")
+    raise NumdiffError(f"{complaint.split(': kernels are')[0]}; set NUMDIFF_CACHE_DIR to a writable folder.")

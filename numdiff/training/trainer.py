@@ -218,7 +218,7 @@ class Trainer:
     def _stop_skipping(self, report):
         raise NonFiniteError(f"{PATIENCE} steps in a row overflowed in float16, the last at loss scale "
                              f"{report.loss_scale:g} (after step {report.step + 1}, {report.skipped} skipped in "
-                             "all): the training has diverged; go on from a checkpoint, which are whole, with --resume "
+                             "all): the training has diverged; go on from a checkpoint (they are intact) with --resume "
                              "and --precision fp32, or start a new run with a smaller --learning-rate.")
 
     def _stop_nonfinite(self, report):
@@ -230,7 +230,7 @@ class Trainer:
                                              "the gradients overflow)")
         raise NonFiniteError(f"step {report.step + 1} gave loss {report.loss:g}, gradient norm "
                              f"{report.gradient_norm:g}: {name}; start a new run with a smaller --learning-rate or a "
-                             "--clip-norm (the checkpoints before that step are whole).")
+                             "--clip-norm (the checkpoints before that step are intact).")
 
     def check_finite(self, state=None):
         """Raise a `NonFiniteError` that names the first weight or optimiser value that is not finite; state: the result

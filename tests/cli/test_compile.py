@@ -47,8 +47,8 @@ def test_sizes_without_data():
 
 
 @pytest.mark.parametrize("arguments, sentence", [
-    ((), "there is no GPU here to compile for (.*): say for which, as in --capability 9.0"),
-    (("--capability", "9"), "--capability 9 is no compute capability; give one as 9.0"),
+    ((), "there is no GPU here to compile for (.*): say for which one, as in --capability 9.0"),
+    (("--capability", "9"), "--capability 9 is not a compute capability; give one such as 9.0"),
     (("--capability", "6.1"), "--capability 6.1: no such card is known; use one of 7.5, 8.0, "),
     (("--capability", "9.0", "--batch", "33", "--ranks", "2"), "--batch 33 cannot be shared evenly by 2 ranks")])
 def test_what_cannot_be(arguments, sentence, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_written(cache, monkeypatch):
     assert result.exit_code == 1
     folder = KernelCache((9, 0)).folder
     assert result.output == (f"Error: the kernel cache {folder} cannot be written (Not a directory); set "
-                             "NUMDIFF_CACHE_DIR to a folder that can be.\n")
+                             "NUMDIFF_CACHE_DIR to a writable folder.\n")
 
 
 def test_a_kernel_that_cannot_be_compiled(monkeypatch):

@@ -113,7 +113,7 @@ def test_the_same_values_give_the_same_kernel_and_a_name_has_one():
     made = specialise(add_up, name="again", COUNT=2, NEGATIVE=True)
     anew = types.FunctionType(add_up.__code__, add_up.__globals__)  # as after importlib.reload
     assert specialise(anew, name="again", COUNT=3, NEGATIVE=True) is not made
-    with pytest.raises(ValueError, match="add_up_2_True is there with other constants"):
+    with pytest.raises(ValueError, match="add_up_2_True exists with other constants"):
         specialise(add_up, name="add_up_2_True", COUNT=4, NEGATIVE=True)
     with pytest.raises(TypeError, match="needs a value for NEGATIVE"):
         specialise(add_up, COUNT=2)

@@ -51,7 +51,7 @@ def cases():
     yield Case("named barriers", units.relay, [np.arange(64, dtype=np.int32), np.zeros(64, np.int32)], [], ["a0", "a1"],
                [(1, np.int32)], block=128)
     rows = rng.standard_normal((7, 32)).astype(np.float32)
-    yield Case("loads and stores by turns", units.double_rows, [rows, np.zeros_like(rows)],
+    yield Case("alternating loads and stores", units.double_rows, [rows, np.zeros_like(rows)],
                [(0, (32, 1), 0), (1, (32, 1), 0)], ["m0", "m1", 7], [(1, np.uint32)])
     yield Case("through global memory", units.through_global, [np.zeros(32, np.float32), np.zeros(32, np.float32)],
                [(0, (32,), 0)], ["a0", "m0", "a1"], [(1, np.uint32)])

@@ -245,7 +245,7 @@ GEMM_FAULTS = {
         [("                stage += 1\n                if stage == STAGES:\n                    stage, parity = 0, "
           "parity ^ 1\n            wgmma_wait_all", "                stage += 1\n                if stage == STAGES:\n"
           "                    stage = 0\n            wgmma_wait_all")], 4, "wgmma", "tma_load_2d(a, map_a",
-        "the TMA load writes tiles.*, which the wgmma reads, and of whose end this thread has not heard"),
+        "the TMA load writes tiles.*, which the wgmma reads, and this thread does not know that it has ended"),
     "producer begins with the wrong parity": (
         [("                stage, parity = 0, 1", "                stage, parity = 0, 0")], 2, "deadlock",
         "mbarrier_wait(empty0",
@@ -329,7 +329,7 @@ GEMM_FAULTS = {
         r"waits at mbarrier .*which thread \(0, 0, 0\) initialises with no barrier between"),
     "initialised twice": (
         [("mbarrier_init(empty0 + u32(8 * s), u32(2))", "mbarrier_init(full0 + u32(8 * s), u32(2))")], 1, "mbarrier",
-        "mbarrier_init(full0 + u32(8 * s), u32(2))", r"initialises mbarrier .* once more, with no mbarrier_inval "
+        "mbarrier_init(full0 + u32(8 * s), u32(2))", r"initialises mbarrier .* again, with no mbarrier_inval "
                                                      r"between"),
     "never initialised": (
         [("                mbarrier_init(empty0 + u32(8 * s), u32(2))\n", "")], 1, "mbarrier", "mbarrier_wait(empty0",
@@ -492,7 +492,7 @@ UNIT_FAULTS = {
                                                                                                     r"which"),
     "initialised anew without inval": (
         run_phases, [("    mbarrier_inval(b)\n    mb", "    mb")], "mbarrier", "mbarrier_init(b, u32(1))  # as fresh",
-        "once more, with no mbarrier_inval between"),
+        "again, with no mbarrier_inval between"),
     "used after inval": (
         run_phases, [("    mbarrier_inval(b)\n    mbarrier_init(b, u32(1))", "    mbarrier_inval(b)\n    "
                                                                              "pass")], "mbarrier",

@@ -146,7 +146,7 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
     refused("holds no whole model", tmp_path / "m.h5")
     save_checkpoint(tmp_path / "m.h5", {"parameters": np.ones(3)}, {**meta, "model": "gan"})
     refused("of the kind 'gan'", tmp_path / "m.h5")
-    with pytest.raises(UsageError, match="tells its own options: leave out --image-size"):
+    with pytest.raises(UsageError, match="has options of its own: leave out --image-size"):
         convert(run / checkpoint_name(10), tmp_path / "x.npz", image_size=8)
 
 

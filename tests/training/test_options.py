@@ -229,7 +229,7 @@ def test_what_a_unet_has_of_a_dit():
     for model in ("unet", "dit"):
         with pytest.raises(UsageError, match="--class-dropout 0.2 needs --class-cond"):
             resolve_cpu(model=model, class_dropout=0.2, class_cond=False)
-    with pytest.raises(UsageError, match="--vlb-weight 1.0 is of the loss of a learned variance: give --learn-sigma"):
+    with pytest.raises(UsageError, match="--vlb-weight 1.0 weighs the loss of a learned variance: give --learn-sigma"):
         resolve_cpu(vlb_weight=1.0)
     assert resolve_cpu(model="dit").class_dropout == 0.1
 

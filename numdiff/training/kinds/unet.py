@@ -18,10 +18,10 @@ class UNetSettings:
         high=4096, model=SAME)
     num_heads: int = setting(1, "Attention heads, where --num-head-channels is -1.", unit="N", low=1, high=1 << 14,
         model=SAME)
-    num_heads_upsample: int = setting(-1, "Attention heads on the way up, where they are others; -1: as --num-heads.",
+    num_heads_upsample: int = setting(-1, "Attention heads on the way up, if different; -1: as --num-heads.",
         unit="N", low=-1, high=1 << 14, model=SAME)
     num_head_channels: int = setting(32,
-        "Channels of an attention head; -1: --num-heads counts, as it does where that alone is given.", unit="N",
+        "Channels of an attention head; -1: by --num-heads, which also counts if it alone is given.", unit="N",
         low=-1, high=1 << 14, model=SAME)
     use_scale_shift_norm: bool = setting(False, "The timestep scales and shifts the norm, instead of being added.",
         model=SAME)
@@ -29,7 +29,7 @@ class UNetSettings:
     conv_resample: bool = setting(False, "Convolutions change the size, instead of pooling and repetition.",
         model=SAME)
     dropout: float = setting(0.0, "Share of the activations that are dropped.", unit="P", low=0, below=1, model=SAME)
-    use_new_attention_order: bool = setting(False, "Order of qkv as in the later of guided-diffusion's two.",
+    use_new_attention_order: bool = setting(False, "The later of guided-diffusion's two orders of qkv.",
         model=SAME)
     max_period: float = setting(10000.0, "Longest period of the timestep embedding; unet.cu has 1000.", unit="STEPS",
         low=1, high=1e30, model=SAME)
@@ -48,7 +48,7 @@ PRESETS = {
         "checkpoint_every": 250, "log_every": 25,
     },
     # The UNet that unet.cu trains, 20,494,211 parameters, on 64×64 images: for one GPU with 8 GB or more. The same
-    # choices as above; so many steps take an H200 less than a minute.
+    # choices as above; this many steps take an H200 less than a minute.
     "unet64": {
         "image_size": 64, "model_channels": 64, "channel_mult": (1, 2, 3, 4), "num_res_blocks": 2,
         "attention_resolutions": (16, 8), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",

@@ -8,7 +8,7 @@ import math
 
 from ...errors import UsageError
 
-MAX_IMAGE_SIZE = 4096  # as of a training run
+MAX_IMAGE_SIZE = 4096  # as for a training run
 
 
 class Weights:

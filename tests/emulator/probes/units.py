@@ -221,7 +221,7 @@ def relay(x, y):
 
 @cuda.jit
 def double_rows(map_x, map_y, rows):
-    """y = 2 x, 32 float32 a row: loaded and stored by TMA, doubled by one warp, in two tiles by turns."""
+    """y = 2 x, 32 float32 a row: loaded and stored by TMA, doubled by one warp, in two alternating tiles."""
     tiles = cuda.shared.array((2, 32), types.float32, alignment=128)
     barrier = cuda.shared.array(1, types.uint64)
     base, full = smem_u32(tiles), smem_u32(barrier)
