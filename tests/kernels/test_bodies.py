@@ -10,11 +10,6 @@ LINES, ARGUMENTS, DEPTH = 80, 14, 6  # of a body without its docstring; blocks w
 EXCEPTIONS = {
     "attention/backward.py kernel": (96, 14, 4),
     "attention/backward_split.py kernel": (100, 14, 6),
-    "conv2d/direct.py conv2d_forward_kernel_v1": (19, 17, 5),
-    "conv2d/mma.py conv2d_forward_kernel_v4": (77, 19, 4),
-    "conv2d/mma.py fetch_both": (9, 17, 0),
-    "conv2d/mma.py finish_pair": (13, 16, 2),
-    "conv2d/narrow.py conv2d_narrow_forward_kernel": (22, 15, 5),
     "conv2d/narrow_half.py conv2d_narrow_weight_gradient_kernel_half": (89, 9, 4),
     "conv2d/tf32.py finish_four": (14, 16, 2),
     "conv2d/tf32.py kernel": (81, 19, 4),

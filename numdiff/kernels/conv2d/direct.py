@@ -42,7 +42,7 @@ SOURCE
 READ NEXT
     im2col.py; then implicit.py, with the inner loop of the matmul ladder's fourth rung.
 """
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,18 +95,34 @@ class Geometry(NamedTuple):
     stride: int
 
 
+class Addends(NamedTuple):
+    """What is added to the products: bias (N,), channel (B, N), residual as y; each is read only where `Added` says."""
+
+    bias: Any
+    channel: Any
+    residual: Any
+
+
+class Added(NamedTuple):
+    """Which of the `Addends` there are."""
+
+    bias: int
+    channel: int
+    residual: int
+
+
 # v1: one thread an output ---------------------------------------------------------------------------------------------
 # Output channels are innermost, so the threads of a warp share a pixel's window and each reads its own row of weights.
 
 @cuda.jit
-def conv2d_forward_kernel_v1(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, kernel, stride, has_bias,
-                             has_channel, has_residual):
+def conv2d_forward_kernel_v1(x, weight, addends, y, geometry, added):
+    H, W, C, Ho, Wo, N, kernel, stride = geometry
     out = cuda.grid(1)
     if out < y.size:
         pixel, n = divide(out, N)
         row, j = divide(pixel, Wo)
         image, i = divide(row, Ho)
-        total = bias[n] if has_bias else float32(0)
+        total = addends.bias[n] if added.bias else float32(0)
         for r in range(kernel):
             h = i * stride + r - kernel // 2
             for s in range(kernel):
@@ -115,10 +131,10 @@ def conv2d_forward_kernel_v1(x, weight, bias, channel, residual, y, H, W, C, Ho,
                     for c in range(C):
                         total += (float32(x[((image * H + h) * W + w) * C + c])
                                   * float32(weight[((n * kernel + r) * kernel + s) * C + c]))
-        if has_channel:
-            total += channel[image * N + n]
-        if has_residual:
-            total += float32(residual[out])
+        if added.channel:
+            total += addends.channel[image * N + n]
+        if added.residual:
+            total += float32(addends.residual[out])
         y[out] = total
 
 
@@ -166,9 +182,10 @@ def direct_forward(x, weight, bias, channel, residual, y, stride):
     """y = conv2d(x, weight) + …, for arrays that launcher.py has checked; so are those of all functions below."""
     (_, h, w, c), (_, ho, wo, n), nothing = x.shape, y.shape, no_numbers(x.backend)
     launch(conv2d_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), weight.reshape(-1),
-           nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
-           x.reshape(-1) if residual is None else residual.reshape(-1), y.reshape(-1), h, w, c, ho, wo, n,
-           weight.shape[1], stride, int(bias is not None), int(channel is not None), int(residual is not None))
+           Addends(nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
+                   x.reshape(-1) if residual is None else residual.reshape(-1)),
+           y.reshape(-1), Geometry(h, w, c, ho, wo, n, weight.shape[1], stride),
+           Added(int(bias is not None), int(channel is not None), int(residual is not None)))
     return y
 
 

@@ -51,6 +51,7 @@ from ...device.tensor_core import (
     unpack_half2,
 )
 from ..common import divide, no_numbers
+from .direct import Added, Addends, Geometry
 from .implicit import TRANSPOSE, add_parts, flip_weight_kernel, within
 
 THREADS = 128
@@ -104,19 +105,18 @@ def fetch_weight(to, weight, n, N, K, k, inside):
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_pair(results, row, column, low, high, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
-                has_channel, has_residual):
+def stash_pair(results, row, column, low, high, pixel, n, pixels, N, per_image, addends, added):
     """Two neighbouring channels of a pixel, with all that is added to them, into the block's results."""
     if pixel < pixels and n < N:
-        if has_bias:
-            low += bias[n]
-            high += bias[n + 1]
-        if has_channel:
+        if added.bias:
+            low += addends.bias[n]
+            high += addends.bias[n + 1]
+        if added.channel:
             at = divide(pixel, per_image)[0] * N + n
-            low += channel[at]
-            high += channel[at + 1]
-        if has_residual:
-            a, b = unpack_half2(load_word(residual, pixel * N + n))
+            low += addends.channel[at]
+            high += addends.channel[at + 1]
+        if added.residual:
+            a, b = unpack_half2(load_word(addends.residual, pixel * N + n))
             low += a
             high += b
     store_word(results, (row * OUT_ROW + column) * 2, pack_half2(low, high))
@@ -124,8 +124,8 @@ def finish_pair(results, row, column, low, high, pixel, n, pixels, N, per_image,
 
 @requires("8.0")
 @cuda.jit(launch_bounds=THREADS)
-def conv2d_forward_kernel_v4(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, size, stride, spread, pixels,
-                             has_bias, has_channel, has_residual):
+def conv2d_forward_kernel_v4(x, weight, addends, y, geometry, spread, pixels, added):
+    H, W, C, Ho, Wo, N, size, stride = geometry
     tiles = cuda.shared.array(SHARED, np.uint8, alignment=128)
     base = shared_address(tiles)
     t = int32(cuda.threadIdx.x)
@@ -144,9 +144,9 @@ def conv2d_forward_kernel_v4(x, weight, bias, channel, residual, y, H, W, C, Ho,
     to = base + place_in(mine, chunk)  # rows 32 apart have the same swizzle
     r, s, c = int32(0), int32(0), int32(chunk * 8)  # of the step that is fetched
 
-    sums = cuda.local.array(64, np.float32)
+    accumulators = cuda.local.array(64, np.float32)
     for k in range(64):
-        sums[k] = float32(0)
+        accumulators[k] = float32(0)
     row, column = int32((warp >> 1) * 64), int32((warp & 1) * 32)
     for step in range(int32(1 - STAGES), steps):
         if step >= 0:
@@ -180,10 +180,10 @@ def conv2d_forward_kernel_v4(x, weight, bias, channel, residual, y, H, W, C, Ho,
                 b_1 = ldmatrix_x4(b_at + place_in(int32(b_row + 16), b_chunk))
                 for m in range(4):
                     a = ldmatrix_x4(a_at + place_in(int32(row + m * 16 + (lane & 15)), int32(half * 2 + (lane >> 4))))
-                    mma_m16n8k16_into(sums, m * 16, a, (b_0[0], b_0[1]))
-                    mma_m16n8k16_into(sums, m * 16 + 4, a, (b_0[2], b_0[3]))
-                    mma_m16n8k16_into(sums, m * 16 + 8, a, (b_1[0], b_1[1]))
-                    mma_m16n8k16_into(sums, m * 16 + 12, a, (b_1[2], b_1[3]))
+                    mma_m16n8k16_into(accumulators, m * 16, a, (b_0[0], b_0[1]))
+                    mma_m16n8k16_into(accumulators, m * 16 + 4, a, (b_0[2], b_0[3]))
+                    mma_m16n8k16_into(accumulators, m * 16 + 8, a, (b_1[0], b_1[1]))
+                    mma_m16n8k16_into(accumulators, m * 16 + 12, a, (b_1[2], b_1[3]))
 
     # the results go through shared memory, so that they are written 16 bytes at a time
     cp_async_wait_all()
@@ -193,10 +193,10 @@ def conv2d_forward_kernel_v4(x, weight, bias, channel, residual, y, H, W, C, Ho,
         for j in range(4):
             out_row, out_column = int32(row + m * 16 + (lane >> 2)), int32(column + j * 8 + (lane & 3) * 2)
             pixel, n, k = int32(first_pixel + out_row), int32(first_n + out_column), m * 16 + j * 4
-            finish_pair(tiles, out_row, out_column, sums[k], sums[k + 1], pixel, n, pixels, N, per_image, bias, channel,
-                        residual, has_bias, has_channel, has_residual)
-            finish_pair(tiles, int32(out_row + 8), out_column, sums[k + 2], sums[k + 3], int32(pixel + 8), n, pixels, N,
-                        per_image, bias, channel, residual, has_bias, has_channel, has_residual)
+            stash_pair(tiles, out_row, out_column, accumulators[k], accumulators[k + 1], pixel, n, pixels, N, per_image,
+                       addends, added)
+            stash_pair(tiles, int32(out_row + 8), out_column, accumulators[k + 2], accumulators[k + 3],
+                       int32(pixel + 8), n, pixels, N, per_image, addends, added)
     cuda.syncthreads()
     for k in range(8):
         out_row, n = int32(k * 16 + (t >> 3)), int32(first_n + (t & 7) * 8)
@@ -215,8 +215,9 @@ def place_of_pixel(pixel, chunk):
 
 
 @cuda.jit(device=True, forceinline=True)
-def fetch_both(to, dy, x, pixel, last, n, N, r, s, H, W, C, c, Ho, Wo, stride, pad):
+def fetch_both(to, dy, x, pixel, last, n, r, s, c, pad, geometry):
     """Start the copies of eight channels of dy at a pixel, and of those of x that it sees through a tap."""
+    H, W, C, Ho, Wo, N, _, stride = geometry
     exists = pixel < last
     image, rest = divide(pixel if exists else int32(0), int32(Ho * Wo))
     i, j = divide(rest, Wo)
@@ -230,7 +231,8 @@ def fetch_both(to, dy, x, pixel, last, n, N, r, s, H, W, C, c, Ho, Wo, stride, p
 
 @requires("8.0")
 @cuda.jit(launch_bounds=THREADS)
-def conv2d_weight_gradient_kernel_v4(dy, x, partial, H, W, C, Ho, Wo, N, size, stride, pixels, part_pixels):
+def conv2d_weight_gradient_kernel_v4(dy, x, partial, geometry, pixels, part_pixels):
+    C, N, size = geometry.C, geometry.N, geometry.size
     tiles = cuda.shared.array(GRADIENT_SHARED, np.uint8, alignment=128)
     base = shared_address(tiles)
     t = int32(cuda.threadIdx.x)
@@ -248,9 +250,9 @@ def conv2d_weight_gradient_kernel_v4(dy, x, partial, H, W, C, Ho, Wo, N, size, s
     to, to_16 = base + place_of_pixel(mine, chunk), base + place_of_pixel(int32(mine + 16), chunk)
     n, c = int32(first_n + chunk * 8), int32(first_c + chunk * 8)
 
-    sums = cuda.local.array(32, np.float32)
+    accumulators = cuda.local.array(32, np.float32)
     for k in range(32):
-        sums[k] = float32(0)
+        accumulators[k] = float32(0)
     row, c_row = int32((warp >> 1) * 4), int32((warp & 1) * 4)  # in chunks of eight channels
     for step in range(int32(1 - STAGES), steps):
         if step >= 0:
@@ -260,8 +262,8 @@ def conv2d_weight_gradient_kernel_v4(dy, x, partial, H, W, C, Ho, Wo, N, size, s
         if coming < steps:
             stage = uint32(coming % STAGES * GRADIENT_STAGE)
             pixel = int32(first + coming * STEP + mine)
-            fetch_both(to + stage, dy, x, pixel, last, n, N, r, s, H, W, C, c, Ho, Wo, stride, pad)
-            fetch_both(to_16 + stage, dy, x, int32(pixel + 16), last, n, N, r, s, H, W, C, c, Ho, Wo, stride, pad)
+            fetch_both(to + stage, dy, x, pixel, last, n, r, s, c, pad, geometry)
+            fetch_both(to_16 + stage, dy, x, int32(pixel + 16), last, n, r, s, c, pad, geometry)
         cp_async_commit()
         if step >= 0:
             a_at = base + uint32(step % STAGES * GRADIENT_STAGE)
@@ -274,10 +276,10 @@ def conv2d_weight_gradient_kernel_v4(dy, x, partial, H, W, C, Ho, Wo, N, size, s
                 b_1 = ldmatrix_x4_trans(b_at + place_of_pixel(b_pixel, int32(c_row + 2 + (lane >> 4))))
                 for m in range(2):
                     a = ldmatrix_x4_trans(a_at + place_of_pixel(a_pixel, int32(row + m * 2 + ((lane >> 3) & 1))))
-                    mma_m16n8k16_into(sums, m * 16, a, (b_0[0], b_0[1]))
-                    mma_m16n8k16_into(sums, m * 16 + 4, a, (b_0[2], b_0[3]))
-                    mma_m16n8k16_into(sums, m * 16 + 8, a, (b_1[0], b_1[1]))
-                    mma_m16n8k16_into(sums, m * 16 + 12, a, (b_1[2], b_1[3]))
+                    mma_m16n8k16_into(accumulators, m * 16, a, (b_0[0], b_0[1]))
+                    mma_m16n8k16_into(accumulators, m * 16 + 4, a, (b_0[2], b_0[3]))
+                    mma_m16n8k16_into(accumulators, m * 16 + 8, a, (b_1[0], b_1[1]))
+                    mma_m16n8k16_into(accumulators, m * 16 + 12, a, (b_1[2], b_1[3]))
     cp_async_wait_all()
     taps = int32(size * size)
     for m in range(2):
@@ -286,7 +288,7 @@ def conv2d_weight_gradient_kernel_v4(dy, x, partial, H, W, C, Ho, Wo, N, size, s
                 n_out = int32(first_n + row * 8 + m * 16 + (lane >> 2) + (k >> 1) * 8)
                 c_out = int32(first_c + c_row * 8 + j * 8 + (lane & 3) * 2 + (k & 1))
                 if n_out < N and c_out < C:
-                    partial[((cuda.blockIdx.z * N + n_out) * taps + tap) * C + c_out] = sums[m * 16 + j * 4 + k]
+                    partial[((cuda.blockIdx.z * N + n_out) * taps + tap) * C + c_out] = accumulators[m * 16 + j * 4 + k]
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -303,10 +305,11 @@ def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=
     b, ho, wo, n = y.shape
     nothing = no_numbers(x.backend)
     launch(conv2d_forward_kernel_v4, (-(-b * ho * wo // TILE_M), -(-n // TILE_N)), THREADS, x.reshape(-1),
-           weight.reshape(-1), nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
-           x.reshape(-1) if residual is None else residual.reshape(-1), y.reshape(-1), h, w, c, ho, wo, n,
-           weight.shape[1],
-           stride, spread, b * ho * wo, int(bias is not None), int(channel is not None), int(residual is not None))
+           weight.reshape(-1),
+           Addends(nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
+                   x.reshape(-1) if residual is None else residual.reshape(-1)),
+           y.reshape(-1), Geometry(h, w, c, ho, wo, n, weight.shape[1], stride), spread, b * ho * wo,
+           Added(int(bias is not None), int(channel is not None), int(residual is not None)))
     return y
 
 
@@ -331,6 +334,5 @@ def mma_weight_gradient(dy, x, dweight, stride):
     parts = -(-steps // part_steps)
     partial = empty((parts, dweight.size), np.float32, like=dy)
     launch(conv2d_weight_gradient_kernel_v4, (*grid, parts), THREADS, dy.reshape(-1), x.reshape(-1),
-           partial.reshape(-1), h,
-           w, c, ho, wo, n, size, stride, pixels, part_steps * STEP)
+           partial.reshape(-1), Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps * STEP)
     add_parts(partial, dweight, accumulate=True)

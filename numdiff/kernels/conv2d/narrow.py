@@ -32,6 +32,7 @@ READ NEXT
 """
 from ...device import cuda, empty, float32, int32, launch
 from ..common import divide
+from .direct import Geometry
 from .implicit import add_parts, fetch, within
 
 NARROW = 8  # output channels up to which these kernels run
@@ -47,7 +48,8 @@ def dot4(total, a, b):
 
 
 @cuda.jit
-def conv2d_narrow_forward_kernel(x, weight, bias, y, H, W, C, Ho, Wo, N, kernel, stride, pixels, has_bias, by_four):
+def conv2d_narrow_forward_kernel(x, weight, bias, y, geometry, pixels, has_bias, by_four):
+    H, W, C, Ho, Wo, N, kernel, stride = geometry
     pixel = int32(cuda.grid(1))
     if pixel < pixels:
         image, rest = divide(pixel, int32(Ho * Wo))
@@ -121,8 +123,8 @@ def narrow_forward(x, weight, bias, y, stride):
     n, kernel = weight.shape[:2]
     b, ho, wo, _ = y.shape
     launch(conv2d_narrow_forward_kernel, (-(-b * ho * wo // BLOCK), -(-n // 4)), BLOCK, x.reshape(-1),
-           weight.reshape(-1), weight.reshape(-1) if bias is None else bias, y.reshape(-1), h, w, c, ho, wo, n, kernel,
-           stride, b * ho * wo, int(bias is not None), int(c % 4 == 0))
+           weight.reshape(-1), weight.reshape(-1) if bias is None else bias, y.reshape(-1),
+           Geometry(h, w, c, ho, wo, n, kernel, stride), b * ho * wo, int(bias is not None), int(c % 4 == 0))
 
 
 def narrow_weight_gradient(dy, x, dweight, stride):
