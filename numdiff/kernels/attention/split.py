@@ -36,7 +36,7 @@ from ...device.tensor_core import float_of, ldmatrix_x4, load_word, mma_m16n8k8_
 from .fragments import CHUNK, four_neighbours, write_four
 
 FLOATS = 4  # in a chunk
-HIGH = uint32(0xFFFFE000)  # sign, exponent and the ten bits of fraction that tf32 has
+HIGH = uint32(0xFFFFE000)  # sign, exponent and the ten mantissa bits that tf32 has
 
 
 def pitch_of(HS):

@@ -5,9 +5,9 @@ CHOICE
     where the device's switch `tf32` is on. Its tile, and the number of slices of
     K, are those of the lowest estimate, in the time of one multiply-add of a multiprocessor:
         rounds · tile · work · (1 + 1 / warps) · slice length,     rounds = ceil(blocks / multiprocessors)
-    where `work` is what a tile's instructions cost beside its multiply-adds, and a scheduler that has w warps to choose
-    from is taken to be busy w / (w + 1) of the time; to which a split adds its second pass. Large products get
-    the largest tiles, small ones many small tiles, and long sums with small results are split.
+    where `work` is the number of instructions for each multiply-add, and a scheduler with w warps to choose from is
+    assumed to be busy w / (w + 1) of the time; a split adds the time of its second pass. Large products get the largest
+    tiles, small ones many small tiles, and long sums with small results are split.
     float16 operands: rung 6 on sm_90, rung 5 from sm_80 on, where contiguous extents come in eights (and, for rung 6,
         there is no batch); else rung 2, which casts as it fetches its tiles. Tile and slices by an estimate, in ns:
         rounds · (steps of a slice · time of a step + time of the epilogue) + the second pass of a split

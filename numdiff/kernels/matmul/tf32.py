@@ -1,14 +1,13 @@
 """Matmul of float32 on the tensor cores of every GPU from sm_80 on, by way of tf32.
 
 WHAT IS NEW, AND WHY IT PAYS
-    tf32 is float32 with 10 of its 23 bits of fraction. mma.m16n8k8 multiplies 16 × 8 by 8 × 8 of it, 1024 multiply-adds
-        an instruction of a warp where rung 4 has 32, and sums in float32. PyTorch computes convolutions so unless told
-        otherwise.
+    tf32 is float32 with 10 of its 23 mantissa bits. mma.m16n8k8 multiplies 16 × 8 by 8 × 8 of it, 1024 multiply-adds
+        an instruction of a warp where rung 4 has 32, and sums in float32. PyTorch's
+        convolutions do the same unless told otherwise.
     Memory holds float32, and so do the tiles; each number is rounded to the nearest tf32 when a warp has it in a
-        register. Cut off instead, which is what a tensor core does with bits it has no use for, all numbers would err
-        towards zero, and by twice as much.
-    A warp owns 64 × 64 outputs, 128 sums a thread: for each k it loads 64 + 64 numbers and multiplies them 4096 times.
-        With 64 × 32, as in float16, the loads from shared memory would take as long as the products.
+        register. A tensor core by itself truncates: then all numbers would err towards zero, by up to twice as much.
+    A warp owns 64 × 64 outputs, 128 accumulators a thread: for each k it loads 64 + 64 numbers for 4096 products. With
+        64 × 32, as in float16, the loads from shared memory would take as long as the products.
 TILES IN SHARED MEMORY, and how fragments of 32 bits come out of them
     A step brings 16 of k. Lane l = 4·g + x holds, of an operand's sixteen rows (of A, or columns of B), the two
     neighbours 2g and 2g + 1, at k = x and x + 4. A product does not care which row is called which; the result's rows
