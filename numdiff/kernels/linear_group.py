@@ -289,8 +289,10 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
 
 
 @cuda.jit
-def gather_kernel(a0, a1, a2, a3, a4, a5, a6, a7, c0, c1, c2, c3, c4, c5, c6, c7, target, first):
+def gather_kernel(arrays, counts, target, first):
     """Eight arrays, one after the other, into `target` from element `first` on; a count of -n stands for n zeros."""
+    a0, a1, a2, a3, a4, a5, a6, a7 = arrays  # named one by one: an index that is not constant would need memory
+    c0, c1, c2, c3, c4, c5, c6, c7 = counts
     which = cuda.blockIdx.y
     count = (c0 if which == 0 else c1 if which == 1 else c2 if which == 2 else c3 if which == 3 else
              c4 if which == 4 else c5 if which == 5 else c6 if which == 6 else c7)
@@ -364,7 +366,8 @@ def _gather(parts, sizes, target):
         missing = GATHERED - len(some)
         given = [target if part is None else part.reshape(-1) for part in some] + [target] * missing
         signed = [-n if part is None else n for part, n in zip(some, counts, strict=True)] + [0] * missing
-        launch(gather_kernel, (-(-max(counts) // BLOCK), len(some)), BLOCK, *given, *signed, target, done)
+        launch(gather_kernel, (-(-max(counts) // BLOCK), len(some)), BLOCK, tuple(given), tuple(signed), target,
+               done)
         done += sum(counts)
 
 

@@ -14,7 +14,6 @@ EXCEPTIONS = {
     "conv2d/tf32.py finish_four": (14, 16, 2),
     "conv2d/tf32.py kernel": (81, 19, 4),
     "conv2d/tf32.py write_rows": (7, 16, 1),
-    "linear_group.py gather_kernel": (25, 18, 2),
     "matmul/tf32.py finish_rows": (8, 15, 1),
     "matmul/tf32.py kernel": (49, 21, 2),
     "matmul/tf32.py multiply_step": (14, 15, 2),
