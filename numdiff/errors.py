@@ -1,4 +1,4 @@
-"""Errors that a user can cause and mend. Their message is one sentence that names the fault and the remedy.
+"""Errors that a user can cause and fix. Their message is one sentence that names the fault and the remedy.
 
 The command line prints them without a traceback: `UsageError` ends with exit code 2, any other `NumdiffError` with 1.
 
@@ -11,7 +11,7 @@ JOINERS = "\u200c\u200d"  # not visible themselves, but parts of emoji and of wo
 
 
 class NumdiffError(Exception):
-    """Something went wrong that the user can mend; the message says how."""
+    """Something went wrong that the user can fix; the message says how."""
 
     exit_code = 1  # of the command line
 
@@ -36,7 +36,7 @@ class TooManyElementsError(NumdiffError, ValueError):
 def printable(text, length=None):
     """`text` with control, format and undecodable characters as Python escapes (\\x1b, \\n).
 
-    length: cut off after so many characters, which `…` shows.
+    length: truncated after this many characters, which `…` shows.
     """
     text = str(text)
     if length is not None and len(text) > length:

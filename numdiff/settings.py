@@ -323,7 +323,7 @@ def takes(reader):
 def check_value(line, value, shown=None, limits=True):
     """Raise a `UsageError` unless a value is of its setting's type and within its choices and range.
 
-    shown: how a message calls it (default: its option on the command line); limits: hold it against choices and range
+    shown: how a message calls it (default: its option on the command line); limits: check it against choices and range
     """
     shown = shown or flag(line.name)
     if value is None and line.open:

@@ -39,7 +39,7 @@ def sampled_rows(shape, itemsize, in_memory):
 
 
 def spaced(count, wanted):
-    """At most so many of the integers below `count`, evenly spaced, the first and the last among them."""
+    """At most this many of the integers below `count`, evenly spaced, the first and the last among them."""
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 

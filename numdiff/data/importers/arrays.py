@@ -168,7 +168,7 @@ def to_bytes(values, low, high):
 class NpyStream:
     """One array of a .npy or of an .npz: its header at once, its rows in blocks. Executes no pickle.
 
-    opener() opens the stream anew; size: bytes of the .npy as it says itself or, in an .npz, the zip
+    opener() opens the stream again; size: bytes of the .npy as it says itself or, in an .npz, the zip
     """
 
     def __init__(self, path, name, opener, size):
