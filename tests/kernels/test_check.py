@@ -16,7 +16,7 @@ from numdiff.kernels import check as checking
 from numdiff.kernels import elementwise
 from numdiff.kernels.check.run import run_once
 from numdiff_cli.main import main
-from tests.conftest import exhaustive
+from tests.conftest import exhaustive, quick
 
 
 class Names(EmulatorDevice):
@@ -39,6 +39,7 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 @pytest.mark.parametrize("orders", [("shuffled",), pytest.param(("forward", "shuffled"), marks=exhaustive)],
                          ids="-".join)
 @pytest.mark.parametrize("case, version", VERSIONS, ids=[checking.Outcome(*pair).name for pair in VERSIONS])
+@quick(lambda case: "T 66" not in case.label)  # two tiles of queries; those of keys are seen with T 65
 def test_every_kernel_passes(case, version, orders):
     """…within the case's tolerance of float64, with the same bits in two thread orders, without a fault."""
     launched = get_backend("emulator").launched

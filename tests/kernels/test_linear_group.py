@@ -4,7 +4,7 @@ import pytest
 
 from numdiff.device import copy_into
 from numdiff.kernels import linear_group as G
-from tests.conftest import large
+from tests.conftest import large, quick
 
 
 def make(rng, engine, batch, K, widths):
@@ -34,6 +34,7 @@ def make(rng, engine, batch, K, widths):
     *[pytest.param(*s, marks=large) for s in (
         (3, 40, (4, 36, 8), 2), (1, 8, (4,) * 9, None), (33, 260, (4, 16), 2),
         (32, 256, (64, 128, 192, 256) * 5, None), (48, 768, (100, 340, 4), 2))]])
+@quick(lambda engine, batch, version: engine != "emulator" or (batch, version) != (3, None))
 def test_against_single_layers(engine, rng, batch, K, widths, version):
     version = version if engine.has_versions else None
     x, arrays, start, on_engine, layers, gradients = make(rng, engine, batch, K, widths)

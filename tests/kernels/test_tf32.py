@@ -15,7 +15,7 @@ from numdiff.kernels.conv2d import direct
 from numdiff.kernels.conv2d import tf32 as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
-from tests.conftest import exhaustive, large, on, relative_error, shapes, where
+from tests.conftest import exhaustive, large, on, quick, relative_error, shapes, where
 from tests.kernels.compile_logs import ptx_of, tensor_core_kernels
 
 TOLERANCE = 5e-4
@@ -98,6 +98,7 @@ def test_products(engine, rng, monkeypatch, shape, transposes):
 @pytest.mark.parametrize("tile", tf32.TILES, ids=str)
 @TRANSPOSES
 @where(lambda engine, tile: engine != "emulator" or tile == (64, 64))  # `kernels check` has every tile
+@quick(lambda engine, transposes: engine != "emulator" or transposes[0] != transposes[1])
 def test_every_tile(engine, rng, monkeypatch, tile, transposes):
     """A result of one tile and a bit, so that a block's edges and its second tile are seen."""
     choose(monkeypatch, tile)
@@ -199,6 +200,7 @@ def test_convolutions(engine, rng, monkeypatch, shape):
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 4, 4, 8, 3, 2), (2, 3, 3, 8, 4, 1, 2)])
+@quick(lambda shape: shape[5] == 3)
 def test_strides(engine, rng, monkeypatch, shape):
     choose_small(engine, monkeypatch)
     check_convolution(engine, rng, shape)

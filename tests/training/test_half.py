@@ -5,15 +5,17 @@ import numpy as np
 import pytest
 
 from numdiff import kernels as K
-from numdiff.device import copy_into, download, fill_zero, get_backend, upload, why_no_gpu, zeros
+from numdiff.device import copy_into, download, fill_zero, get_backend, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.diffusion import Diffusion
 from numdiff.errors import UsageError
 from numdiff.nn import AdamW, DiT, UNet
 from numdiff.nn.optimizer import PATIENCE, LossScale
 from numdiff.training.step import TrainingStep
+from tests.conftest import needs
 
-DEVICES = ["emulator"] + ([] if why_no_gpu() else ["cuda"])
+GPU = [pytest.param("cuda", marks=needs("gpu"))]
+DEVICES = ["emulator", *GPU]
 
 
 class Weights:
@@ -149,20 +151,20 @@ def test_a_dit_in_float16(device):
                                device=device), device)
 
 
-@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize("device", GPU)
 def test_a_unet_in_float16(device):
     compare(lambda device: UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1,
                                 attention_resolutions=(8,), device=device), device)
 
 
-@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize("device", GPU)
 def test_sizes_that_divide_nothing_in_float16(device):
     """48 × 48 pixels, 72 channels in groups of four, heads of 72, seven images."""
     compare(lambda device: UNet(image_size=48, model_channels=72, channel_mult=(1, 2), num_res_blocks=1, groups=18,
                                 attention_resolutions=(24,), num_head_channels=72, device=device), device, batch=7)
 
 
-@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize("device", GPU)
 def test_skips_without_copies_give_the_same_bits(device, monkeypatch):
     def step(recomputed=False):
         model = filled(UNet(image_size=16, model_channels=64, channel_mult=(1, 2), num_res_blocks=1,

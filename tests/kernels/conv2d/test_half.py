@@ -109,6 +109,7 @@ def test_portable_versions(engine, rng, version, shape):
     ids=str)
 @on()
 @where(lambda engine, blocks: engine != "launch")  # the reference takes its time
+@quick(lambda engine, blocks: engine != "emulator" or blocks)
 def test_narrow_weight_gradient(engine, rng, monkeypatch, blocks, turns, shape):
     """Several groups of a warp in a chunk, several chunks of a block, several blocks."""
     if blocks is not None:
@@ -161,6 +162,7 @@ def test_hopper_backward(engine, rng, version, shape):
 @pytest.mark.parametrize("addends", [False, True], ids=["alone", "with addends"])
 @on()
 @where(lambda engine, shape, addends: engine == "cuda" or np.prod(shape) <= 2 << 18 and addends == (shape[3] == 8))
+@quick(lambda engine, addends: engine != "emulator" or addends)
 def test_statistics_beside_the_result(engine, rng, shape, addends):
     """Means and variances of two channels in 8 × 8 pixels, where a GroupNorm will want them; y has the same bits."""
     b, h, w, c, n = shape
