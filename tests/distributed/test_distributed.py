@@ -311,12 +311,12 @@ def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
     assert "Traceback" not in result.stderr and not os.path.exists(folder)
 
 
+@exhaustive
 @needs("mpi")
 @pytest.mark.parametrize("first, second, text", [
     ("own", "fewer", "rank 0 has 60 uint8 images of 16×16×3, rank 1 30 uint8 images of 16×16×3; give all"),
-    *exhaustively(
-        ("fewer", "own", "rank 0 has 30 uint8 images of 16×16×3, rank 1 60 uint8 images of 16×16×3; give all"),
-        ("turned", "own", "class 0 of rank 0 is 'b', of rank 1 'a'; give all"))])
+    ("fewer", "own", "rank 0 has 30 uint8 images of 16×16×3, rank 1 60 uint8 images of 16×16×3; give all"),
+    ("turned", "own", "class 0 of rank 0 is 'b', of rank 1 'a'; give all")])
 def test_ranks_with_different_data_are_refused(tmp_path, first, second, text):
     """As where every host has its own file of that name: here each rank its own working folder."""
     images, labels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), np.uint8), np.arange(60) % 2

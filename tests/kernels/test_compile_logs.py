@@ -24,9 +24,10 @@ def check_text(text):
     assert ".entry" in text and not re.search(r"\.f64|\.extern .*__half", text)
 
 
-@pytest.mark.parametrize("name", [name for name in one_of_each_source() if name not in tensor_core_kernels()])
+@pytest.mark.parametrize("name", [
+    name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith("attention.")])
 def test_a_variant_of_each_kernel_compiles(name):
-    """…for an H100, and no float64 has come in. Those of tensor cores take three times as long as all others."""
+    """…for an H100, without float64. Those of tensor cores and attention take four times as long as all others."""
     kernel, signature = kernels()[name]
     (text,) = PtxDevice.compile(kernel, signature, CAPABILITIES[-1:]).values()
     check_text(text)

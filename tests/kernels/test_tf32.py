@@ -108,6 +108,7 @@ def test_every_tile(engine, rng, monkeypatch, tile, transposes):
 
 
 @pytest.mark.parametrize("slices", [1, 3])
+@quick(lambda engine, slices: engine != "emulator" or slices > 1)
 def test_epilogue(engine, rng, monkeypatch, slices):
     """alpha, bias, residual or what `out` held; and the same bits again."""
     M, N, K = (20, 24, 72) if engine.name == "emulator" else (260, 264, 2000)
@@ -194,6 +195,7 @@ def check_convolution(engine, rng, shape, version=4):
 @shapes(minimal=(1, 1, 1, 4, 4, 3, 1), odd=(3, 3, 2, 20, 12, 3, 1), strided=(3, 9, 10, 36, 20, 3, 2),
         pixels=(3, 7, 9, 68, 132, 1, 1), pixels_strided=(2, 9, 8, 24, 40, 1, 2), wide=(2, 12, 10, 16, 12, 5, 1),
         large=(4, 32, 32, 64, 128, 3, 1), many_channels=(2, 8, 8, 512, 256, 3, 1))
+@quick(lambda engine, shape: engine != "emulator" or shape[0] > 1)
 def test_convolutions(engine, rng, monkeypatch, shape):
     choose_small(engine, monkeypatch)
     check_convolution(engine, rng, shape)
