@@ -65,6 +65,7 @@ from ..matmul.tf32 import (
     switched_on,
 )
 from ..versions import label
+from .direct import Added, Addends, Geometry
 from .implicit import add_parts, column_source
 from .narrow import NARROW
 
@@ -104,36 +105,34 @@ def window(pixel, pixels, H, W, C, Ho, Wo, size, stride, rows):
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_four(y, pixel, n, exists, N, per_image, bias, channel, residual, v0, v1, v2, v3, has_bias, has_channel,
-                has_residual):
+def write_four(y, pixel, n, exists, N, per_image, v0, v1, v2, v3, addends, added):
     """Four neighbouring channels of a pixel, with all that is added to them, into y."""
     if exists:
         at = int32(pixel * N + n)
-        if has_bias:
-            v0 += bias[uint32(n)]
-            v1 += bias[uint32(n + 1)]
-            v2 += bias[uint32(n + 2)]
-            v3 += bias[uint32(n + 3)]
-        if has_channel:
-            c0, c1, c2, c3 = load4(channel, divide(pixel, per_image)[0] * N + n)
+        if added.bias:
+            v0 += addends.bias[uint32(n)]
+            v1 += addends.bias[uint32(n + 1)]
+            v2 += addends.bias[uint32(n + 2)]
+            v3 += addends.bias[uint32(n + 3)]
+        if added.channel:
+            c0, c1, c2, c3 = load4(addends.channel, divide(pixel, per_image)[0] * N + n)
             v0, v1, v2, v3 = v0 + c0, v1 + c1, v2 + c2, v3 + c3
-        if has_residual:
-            r0, r1, r2, r3 = load4(residual, at)
+        if added.residual:
+            r0, r1, r2, r3 = load4(addends.residual, at)
             v0, v1, v2, v3 = v0 + r0, v1 + r1, v2 + r2, v3 + r3
         store4(y, at, v0, v1, v2, v3)
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_rows(y, start, sums, i, pairs, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias, has_channel,
-               has_residual):
+def write_rows(y, start, accumulators, i, pairs, pixel, n, pixels, N, per_image, addends, added):
     """Fragments 16 · i … of a lane, as `finish_rows` of matmul/tf32.py: two pixels, four channels of each pair."""
     p = int32(pixel + 16 * i)
     for j in range(pairs):
         s, m = 8 * (pairs * i + j), int32(n + 16 * j)
-        finish_four(y, int32(start + p), m, p < pixels and m < N, N, per_image, bias, channel, residual, sums[s],
-                    sums[s + 4], sums[s + 1], sums[s + 5], has_bias, has_channel, has_residual)
-        finish_four(y, int32(start + p + 1), m, p + 1 < pixels and m < N, N, per_image, bias, channel, residual,
-                    sums[s + 2], sums[s + 6], sums[s + 3], sums[s + 7], has_bias, has_channel, has_residual)
+        write_four(y, int32(start + p), m, p < pixels and m < N, N, per_image, accumulators[s], accumulators[s + 4],
+                   accumulators[s + 1], accumulators[s + 5], addends, added)
+        write_four(y, int32(start + p + 1), m, p + 1 < pixels and m < N, N, per_image, accumulators[s + 2],
+                   accumulators[s + 6], accumulators[s + 3], accumulators[s + 7], addends, added)
 
 
 def make_forward(tile_m, tile_n, gradient):
@@ -150,8 +149,8 @@ def make_forward(tile_m, tile_n, gradient):
     K_APART = THREADS // FOURS
 
     @requires("8.0")
-    def kernel(x, weight, bias, channel, residual, y, H, W, C, Ho, Wo, N, size, stride, pixels, part_steps, has_bias,
-               has_channel, has_residual):
+    def kernel(x, weight, addends, y, geometry, pixels, part_steps, added):
+        H, W, C, Ho, Wo, N, size, stride = geometry
         tiles = cuda.shared.array(0, "uint8", alignment=128)
         base = shared_address(tiles)
         t = int32(cuda.threadIdx.x)
@@ -182,8 +181,8 @@ def make_forward(tile_m, tile_n, gradient):
         tap, chunk = divide(first_step, chunks)  # of the step that is fetched
         r, s = divide(tap, size)
         c = int32(chunk * BK)
-        sums = cuda.local.array(SUMS, "float32")
-        clear(sums, SUMS)
+        accumulators = cuda.local.array(SUMS, "float32")
+        clear(accumulators, SUMS)
         stage, ahead = int32(0), int32(0)
         for step in range(int32(1 - STAGES), steps):
             if step >= 0:
@@ -216,23 +215,19 @@ def make_forward(tile_m, tile_n, gradient):
                 ahead = int32(0 if ahead == STAGES - 1 else ahead + 1)
             cp_async_commit()
             if step >= 0:
-                multiply_tiles(sums, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES), warp_row,
-                               warp_column, False, gradient, tile_m, tile_n, FRAGMENTS, PAIRS, lane)
+                multiply_tiles(accumulators, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES),
+                               warp_row, warp_column, False, gradient, tile_m, tile_n, FRAGMENTS, PAIRS, lane)
                 stage = int32(0 if stage == STAGES - 1 else stage + 1)
 
-        start = int32(cuda.blockIdx.z * pixels)  # a part's sums
+        start = int32(cuda.blockIdx.z * pixels)  # a part's accumulators
         pixel, n = int32(first_pixel + warp_row + lane // 4 * 2), int32(first_n + warp_column + lane % 4 * 4)
         per_image = int32(Ho * Wo)
-        # not in a loop: sums stay in registers only under constant indices
-        write_rows(y, start, sums, 0, PAIRS, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
-                   has_channel, has_residual)
-        write_rows(y, start, sums, 1, PAIRS, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
-                   has_channel, has_residual)
+        # not in a loop: accumulators stay in registers only under constant indices
+        write_rows(y, start, accumulators, 0, PAIRS, pixel, n, pixels, N, per_image, addends, added)
+        write_rows(y, start, accumulators, 1, PAIRS, pixel, n, pixels, N, per_image, addends, added)
         if FRAGMENTS > 2:
-            write_rows(y, start, sums, 2, PAIRS, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
-                       has_channel, has_residual)
-            write_rows(y, start, sums, 3, PAIRS, pixel, n, pixels, N, per_image, bias, channel, residual, has_bias,
-                       has_channel, has_residual)
+            write_rows(y, start, accumulators, 2, PAIRS, pixel, n, pixels, N, per_image, addends, added)
+            write_rows(y, start, accumulators, 3, PAIRS, pixel, n, pixels, N, per_image, addends, added)
 
     kernel.__name__ = kernel.__qualname__ = (f"conv2d_tf32_{'input_gradient' if gradient else 'forward'}_"
                                              f"{tile_m}x{tile_n}")
@@ -240,8 +235,7 @@ def make_forward(tile_m, tile_n, gradient):
 
 
 @cuda.jit
-def finish_parts_kernel(partial, bias, channel, residual, y, parts, pixels, N, per_image, has_bias, has_channel,
-                        has_residual):
+def add_parts_and_more_kernel(partial, addends, y, parts, pixels, N, per_image, added):
     """Four neighbouring channels a thread: their parts, in order, and what is added to them."""
     four = int32(cuda.blockIdx.x * BLOCK + cuda.threadIdx.x)
     pixel, n = divide(four, int32(N // 4))
@@ -252,8 +246,7 @@ def finish_parts_kernel(partial, bias, channel, residual, y, parts, pixels, N, p
         for part in range(1, parts):
             p0, p1, p2, p3 = load4(partial, part * size + at)
             v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
-        finish_four(y, pixel, n, True, N, per_image, bias, channel, residual, v0, v1, v2, v3, has_bias, has_channel,
-                    has_residual)
+        write_four(y, pixel, n, True, N, per_image, v0, v1, v2, v3, addends, added)
 
 
 # Weight gradient ------------------------------------------------------------------------------------------------------
@@ -305,8 +298,8 @@ def make_weight_gradient(tile_n, tile_k):
         on_images, rest = divide(int32(BK), int32(Ho * Wo))  # from a step's pixel to the next one's
         on_rows, on_columns = divide(rest, Wo)
 
-        sums = cuda.local.array(SUMS, "float32")
-        clear(sums, SUMS)
+        accumulators = cuda.local.array(SUMS, "float32")
+        clear(accumulators, SUMS)
         stage, ahead = int32(0), int32(0)
         for step in range(int32(1 - STAGES), steps):
             if step >= 0:
@@ -335,17 +328,18 @@ def make_weight_gradient(tile_n, tile_k):
                 ahead = int32(0 if ahead == STAGES - 1 else ahead + 1)
             cp_async_commit()
             if step >= 0:
-                multiply_tiles(sums, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES), warp_row,
-                               warp_column, True, True, tile_n, tile_k, FRAGMENTS, PAIRS, lane)
+                multiply_tiles(accumulators, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES),
+                               warp_row, warp_column, True, True, tile_n, tile_k, FRAGMENTS, PAIRS, lane)
                 stage = int32(0 if stage == STAGES - 1 else stage + 1)
 
         n, k = int32(first_n + warp_row + lane // 4 * 2), int32(first_k + warp_column + lane % 4 * 4)
         start = int32(cuda.blockIdx.z * N)
-        write_rows(partial, start, sums, 0, PAIRS, n, k, N, K, K, x, x, x, False, False, False)
-        write_rows(partial, start, sums, 1, PAIRS, n, k, N, K, K, x, x, x, False, False, False)
+        nothing, none = Addends(x, x, x), Added(False, False, False)
+        write_rows(partial, start, accumulators, 0, PAIRS, n, k, N, K, K, nothing, none)
+        write_rows(partial, start, accumulators, 1, PAIRS, n, k, N, K, K, nothing, none)
         if FRAGMENTS > 2:
-            write_rows(partial, start, sums, 2, PAIRS, n, k, N, K, K, x, x, x, False, False, False)
-            write_rows(partial, start, sums, 3, PAIRS, n, k, N, K, K, x, x, x, False, False, False)
+            write_rows(partial, start, accumulators, 2, PAIRS, n, k, N, K, K, nothing, none)
+            write_rows(partial, start, accumulators, 3, PAIRS, n, k, N, K, K, nothing, none)
 
     kernel.__name__ = kernel.__qualname__ = f"conv2d_tf32_weight_gradient_{tile_n}x{tile_k}"
     return cuda.jit(kernel, launch_bounds=(THREADS, 2))
@@ -407,15 +401,16 @@ def tf32_forward(x, weight, bias, y, stride, channel=None, residual=None, gradie
     flat = x.reshape(-1)
     biases, channels = flat if bias is None else bias, flat if channel is None else channel.reshape(-1)
     residuals = flat if residual is None else residual.reshape(-1)
-    flags = int(bias is not None), int(channel is not None), int(residual is not None)
+    addends = Addends(biases, channels, residuals)
+    added = Added(int(bias is not None), int(channel is not None), int(residual is not None))
     whole = parts == 1
     out = y.reshape(-1) if whole else empty((parts * y.size,), np.float32, like=y)
     launch(FORWARD[tile, gradient], (-(-pixels // tile[0]), -(-n // tile[1]), parts), THREADS, flat, weight.reshape(-1),
-           biases, channels, residuals, out, h, w, c, ho, wo, n, size, stride, pixels, part_steps,
-           *(flags if whole else (0, 0, 0)), shared=shared_bytes(tile))
+           addends, out, Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps,
+           added if whole else Added(0, 0, 0), shared=shared_bytes(tile))
     if not whole:
-        launch(finish_parts_kernel, -(-y.size // (4 * BLOCK)), BLOCK, out, biases, channels, residuals, y.reshape(-1),
-               parts, pixels, n, ho * wo, *flags)
+        launch(add_parts_and_more_kernel, -(-y.size // (4 * BLOCK)), BLOCK, out, addends, y.reshape(-1), parts,
+               pixels, n, ho * wo, added)
     return y
 
 
