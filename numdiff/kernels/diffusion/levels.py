@@ -34,6 +34,7 @@ READ NEXT
     vlb.py, for whole timesteps: a loss that needs tables of a schedule.
 """
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -144,33 +145,53 @@ def turn_of(prediction, a, s, sigma_data):
 
 # v1: one thread an image ----------------------------------------------------------------------------------------------
 
+class Draw(NamedTuple):
+    """How a level is drawn: u normal with mean and std, or t uniform; shift: of σ."""
+
+    normal: int
+    mean: float
+    std: float
+    shift: float
+
+
+class Aim(NamedTuple):
+    """What is predicted on which path and what the loss measures; scale: of t, as the model sees it."""
+
+    path: int
+    prediction: int
+    loss: int
+    scale: float
+    sigma_data: float
+    root_gamma: float
+
+
 @cuda.jit
-def levels_forward_kernel_v1(levels, rows, seed_low, seed_high, purpose, step, samples, path, prediction, loss, normal,
-                             mean, std, shift, scale, sigma_data, root_gamma):
+def levels_forward_kernel_v1(levels, rows, seed_low, seed_high, purpose, step, samples, draw, aim):
+    """draw: a `Draw`, aim: an `Aim`."""
     b = cuda.grid(1)
     if b < rows.size:
         rows[b] = b
         w0, w1, _, _ = philox4x32(uint32(0), samples[b], step[0], seed_high, seed_low, purpose)
-        if normal:
+        if draw.normal:
             z, _ = normal_pair(w0, w1)
-            sigma = math.exp(mean + std * z) * shift
+            sigma = math.exp(draw.mean + draw.std * z) * draw.shift
         else:  # 1 - t is exact
             t = (float32(int32(w0 >> HALF_BITS)) + float32(0.5)) * HALF_UNIT
-            sigma = t / (float32(1) - t) * shift
-        if path == LINEAR:
+            sigma = t / (float32(1) - t) * draw.shift
+        if aim.path == LINEAR:
             a = float32(1) / (float32(1) + sigma)
             s = sigma * a
-            seen = s * scale
+            seen = s * aim.scale
         else:
-            a = float32(1) / math.sqrt(sigma * sigma + sigma_data * sigma_data)
+            a = float32(1) / math.sqrt(sigma * sigma + aim.sigma_data * aim.sigma_data)
             s = sigma * a
             seen = math.log(sigma) * float32(0.25)
-        p, q = target_of(prediction, a, s, sigma_data)
+        p, q = target_of(aim.prediction, a, s, aim.sigma_data)
         k = float32(1)
-        if loss == MIN_SNR:
-            k = min(a, root_gamma * s) / max(turn_of(prediction, a, s, sigma_data), TINY)
-        elif loss != PLAIN:
-            k = turn_of(loss, a, s, sigma_data) / max(turn_of(prediction, a, s, sigma_data), MIN_TURN)
+        if aim.loss == MIN_SNR:
+            k = min(a, aim.root_gamma * s) / max(turn_of(aim.prediction, a, s, aim.sigma_data), TINY)
+        elif aim.loss != PLAIN:
+            k = turn_of(aim.loss, a, s, aim.sigma_data) / max(turn_of(aim.prediction, a, s, aim.sigma_data), MIN_TURN)
         levels[0, b], levels[1, b], levels[2, b] = a, s, seen
         levels[3, b], levels[4, b], levels[5, b] = k * p, k * q, k
 
@@ -191,9 +212,11 @@ def levels_forward(seed, purpose, step, samples, path, prediction, loss=PLAIN, n
     levels = empty((6, samples.shape[0]), np.float32, like=samples)
     rows = empty(samples.shape, np.int32, like=samples)
     low, high = seed_words(seed)
-    codes = path, PREDICTIONS.index(prediction), PREDICTIONS.index(loss) if loss in PREDICTIONS else loss, int(normal)
+    draw = Draw(int(normal), float(mean), float(std), float(shift))
+    aim = Aim(int(path), PREDICTIONS.index(prediction), PREDICTIONS.index(loss) if loss in PREDICTIONS else int(loss),
+              float(scale), float(sigma_data), math.sqrt(gamma))
     launch(levels_forward_kernel_v1, -(-rows.size // BLOCK), BLOCK, levels, rows, low, high, uint32(purpose), step,
-           samples, *map(int32, codes), *map(float32, (mean, std, shift, scale, sigma_data, math.sqrt(gamma))))
+           samples, draw, aim)
     return levels, rows
 
 
