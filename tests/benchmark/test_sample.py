@@ -82,7 +82,7 @@ def test_a_mode_that_fails_is_said(monkeypatch):
 
 def test_a_sampler_that_pytorchs_side_lacks_is_said():
     with pytest.raises(NumdiffError, match="there is no midpoint for PyTorch; use ddpm, .*, or leave --versus out"):
-        TorchSample(small_unet(), SimpleNamespace(sampler="midpoint"))
+        TorchSample(small_unet(), SimpleNamespace(sampler="midpoint", function=None))
 
 
 # With PyTorch ---------------------------------------------------------------------------------------------------------
