@@ -10,6 +10,7 @@ from numdiff.diffusion.denoiser import Denoiser
 from numdiff.diffusion.paths import LAST_T
 from numdiff.errors import UsageError
 from numdiff.nn import Tape, Tensor
+from tests.conftest import on
 from tests.diffusion.stub import MEANS, STD, GaussianModel
 from tests.nn.test_tape import tiny
 
@@ -24,6 +25,7 @@ OBJECTIVES = [
     {"prediction": "eps", "min_snr_gamma": 5.0}, {"prediction": "v", "loss": "eps"}]
 NAMES = [",".join(map(str, objective.values())) for objective in OBJECTIVES]
 EACH = pytest.mark.parametrize("objective", OBJECTIVES, ids=NAMES)
+COMPUTES = on("cpu", "emulator", "cuda")  # what is compared goes through the host
 
 
 def counters(put, count):
@@ -39,6 +41,7 @@ def levels_of(diffusion, t):
 
 
 @EACH
+@COMPUTES
 def test_a_model_that_answers_its_target_has_no_loss_and_gives_back_the_image(engine, rng, objective):
     diffusion = Diffusion(**objective, backend=engine.backend)
     plain = Diffusion(**{**objective, "loss": None, "min_snr_gamma": None}, backend=engine.backend)
@@ -70,6 +73,7 @@ def test_a_model_that_answers_its_target_has_no_loss_and_gives_back_the_image(en
 
 
 @EACH
+@COMPUTES
 def test_the_loss_is_the_weighed_error_and_so_is_its_gradient(engine, rng, objective):
     diffusion = Diffusion(**objective, backend=engine.backend)
     image, eps, answer = (rng.standard_normal((5, 4, 4, 3)) for _ in range(3))
