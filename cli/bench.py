@@ -1,15 +1,19 @@
 """`numdiff bench`: how fast this machine trains and samples, and how fast each kernel is."""
 import math
+import os
 
 import click
 
 from numdiff.settings import SAMPLERS
 from numdiff.training import kinds
 
-from .settings import GroupedCommand, KindGroup, ListOf, Setting, kind_command, settings
+from .output import echo
+from .settings import GroupedCommand, KindGroup, ListOf, Setting, classes_by_number, kind_command, settings
 from .suggest import Group
 
-SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "microbatch", "image_size", "channels")
+SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "microbatch", "optimizer", "image_size",
+          "channels")
+LADDER_SETTINGS = ("preset", "device", "recompute", "batch", "image_size", "channels", "data")
 SAMPLED = ("preset", "device", "precision", "eager", "image_size", "channels")
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
 MEASURED = tuple(name for kind in kinds.KINDS.values() for name in kind.measured)
@@ -64,12 +68,49 @@ SAMPLE = measured_by(
                   "help": "Batches to run before, in addition to the first two; not measured."}), *VERSUS)
 
 
+LADDER = measured_by(
+    ("--rows", {"metavar": "N,…", "type": ListOf(int), "help": "Only these rows of the ladder.  [default: all]"}),
+    ("--steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 20, "show_default": True,
+                 "help": "Steps to measure a row, fewer where they take more than a few seconds; their median is "
+                         "reported."}),
+    ("--warmup", {"metavar": "STEPS", "type": click.IntRange(1), "default": 3, "show_default": True,
+                  "help": "Steps to run before, not measured."}),
+    ("--csv", {"metavar": "FILE.csv", "type": click.Path(dir_okay=False), "help": "Write the rows, after each row."}),
+    ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw images/s as bars, and a point "
+               "a row under the roof of the card."}),
+    ("--versus", {"type": click.Choice(["torch"]), "help": "Also climb PyTorch's ladder: eager, the largest batch, "
+                  "torch.compile, fused attention, autocast."}))
+
+
+QUALITY = measured_by(
+    ("--target", {"metavar": "DISTANCE,…", "type": ListOf(float), "help": "Spatial Fréchet distances to reach; the run "
+                  "ends with the smallest.  [default: 0.3,0.15,0.08]"}),
+    ("--every", {"metavar": "STEPS", "type": click.IntRange(1), "help": "Steps between two measurements.  [default: a "
+                 "sixteenth of --steps]"}),
+    ("--samples", {"metavar": "IMAGES", "type": click.IntRange(4, 1_000_000), "help": "Images of a measurement.  "
+                   "[default: as many as the data has]"}),
+    ("--sample-batch", {"metavar": "IMAGES", "type": click.IntRange(1), "default": 128, "show_default": True,
+                        "help": "How many of them are made at a time."}),
+    ("--json", {"metavar": "FILE.json", "type": click.Path(dir_okay=False), "help": "Write what was measured, after "
+                "each measurement."}),
+    ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw the distances over the seconds "
+               "of training."}))
+
+
 def step_command(kind):
     return kind_command(kind, "bench step", *SHARED, *kind.measured, options=STEP, run=measure)
 
 
+def ladder_command(kind):
+    return kind_command(kind, "bench ladder", *LADDER_SETTINGS, *kind.measured, options=LADDER, run=measure_ladder)
+
+
 def sample_command(kind):
     return kind_command(kind, "bench sample", *SAMPLED, *kind.sampled, options=SAMPLE, run=measure_samples)
+
+
+def quality_command(kind):
+    return kind_command(kind, "bench quality", options=QUALITY, run=measure_quality)
 
 
 @bench.group(cls=KindGroup, make=step_command)
@@ -77,9 +118,60 @@ def step():
     """Measure a whole training step of a model: noise, forward, backward, update."""
 
 
+@bench.group(cls=KindGroup, make=ladder_command)
+def ladder():
+    """Measure a training step with one technique more a row: from naive float32 kernels to float16 in a graph."""
+
+
 @bench.group(cls=KindGroup, make=sample_command)
 def sample():
     """Measure sampling from a model: the evaluations of `numdiff sample`, with random weights."""
+
+
+@bench.group(cls=KindGroup, make=quality_command)
+def quality():
+    """Train, and measure how many seconds it takes to a quality: LEADERBOARD.md has the rules."""
+
+
+def measure_quality(model, target, every, samples, sample_batch, json, png, **given):
+    import sys
+
+    from numdiff.data.dataset import default_path
+    from numdiff.distributed.communicator import current
+    from numdiff.evaluation.quality import (
+        HEADING,
+        TARGETS,
+        bench_quality,
+        check_targets,
+        conclusion,
+        draw,
+        leaderboard_row,
+        revision,
+    )
+    from numdiff.files import check_output, write_json
+    from numdiff.training.options import resolve
+
+    given = {name: value for name, value in classes_by_number(model, given).items() if value is not None}
+    given.setdefault("data", default_path())  # named: all its classes, of which the presets choose a few
+    targets = check_targets(target or TARGETS)
+    check_picture(png)
+    if json:
+        check_output("what was measured", json)
+    options = resolve({"model": model, **given})
+    echo(f"model        {model_name(options)}, {options.image_size}×{options.image_size}, batch {options.batch}, "
+         f"{options.precision}, {options.steps:,} steps")
+    echo(HEADING)
+    record = bench_quality(
+        options, targets, every, samples, given.get("sampler", "dpm++2m"), given.get("sample_steps", 20), sample_batch,
+        given.get("cfg_scale"), echo,
+        lambda so_far: write_json(json, so_far, "what was measured") if json else None)
+    for text in conclusion(record):
+        echo(text)
+    if png:
+        if current().rank == 0:
+            draw(png, record, f"{model_name(options)}, {record['card']}")
+        echo(f"curve        {png}")
+    echo(f"row          {leaderboard_row(record, revision(), ' '.join(['numdiff', *sys.argv[1:]]))}")
 
 
 def model_name(options):
@@ -114,6 +206,77 @@ def measure(model, steps, warmup, versus, modes, torch_precision, **given):
         click.echo(f"held         {in_short(result['memory'])}")
     if pairs:
         click.echo("\n".join(["", *comparison(result, options.precision)]))
+
+
+def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):
+    from numdiff.benchmark import ladder as measuring
+    from numdiff.files import check_output, write_text
+    from numdiff.training.options import resolve
+
+    options = resolve({"model": model, **given})
+    check_picture(png)
+    if csv:
+        check_output("the rows", csv)
+    if versus:
+        from numdiff.benchmark.torch_step import require_torch, require_twin
+        require_twin(options)
+        require_torch()
+    size = f"{options.image_size}×{options.image_size}"
+    echo(f"model        {model_name(options)}, {size}, batch {options.batch}")
+    click.echo(f"\n{'':35} {'batch':>6} {'ms':>9} {'images/s':>9} {'TFLOP/s':>8} {'speed-up':>9} {'MFU':>7} "
+               f"{'peak MiB':>9} {'losses':>8}")
+    done = []
+    for row in measuring.bench_ladder(options, rows, steps, warmup,
+                                      lambda what: echo(f"measuring    {what} …", err=True)):
+        done.append(row)
+        echo(ladder_line(row))
+        if csv:
+            write_text(csv, measuring.as_csv(done), "the rows")
+    click.echo("\n".join(ladder_end(done, measuring)))
+    if png:
+        from numdiff.benchmark.rooflines import draw_ladder
+        draw_ladder(png, done, f"A training step: {model_name(options)}, {size}")
+        echo(f"picture      {png}")
+    if csv:
+        echo(f"rows         {csv}")
+    if versus:
+        from numdiff.benchmark.torch_ladder import bench_torch_ladder
+        from numdiff.device import get_backend
+        flops = next((row["flops"] / row["batch"] for row in done if "ms" in row), 0)
+        click.echo("\nPyTorch's step, without noise, clipping and the average of the weights; speed-up over its own "
+                   "first row")
+        for row in bench_torch_ladder(options, get_backend(options.device), flops, steps, warmup,
+                                      lambda what: echo(f"measuring    {what} …", err=True)):
+            echo(ladder_line(row))
+
+
+def ladder_line(row):
+    """A row of the ladder in one line."""
+    name = f"{row.get('number', ''):2}  {row['name']}"
+    if "ms" not in row:
+        return f"{name:35} " + (f"left out: {row['left_out']}" if row.get("left_out") else f"failed: {row['fault']}")
+    mfu = "–" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %"
+    peak = "–" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f}"
+    losses = "–" if row["deviation"] is None else f"{row['deviation']:.1e}"
+    return (f"{name:35} {row['batch']:6,} {row['ms']:9,.2f} {row['images_per_second']:9,.1f} {row['tflops']:8.3g} "
+            f"{row['speedup']:7.2f} × {mfu:>7} {peak:>9} {losses:>8}")
+
+
+def ladder_end(rows, measuring):
+    """Lines below the ladder: times by component, and what the losses differ by."""
+    timed = [row for row in rows if "ms" in row]
+    if not timed:
+        return
+    yield "\nms of a step launched kernel by kernel; idle: what the step takes beyond its kernels"
+    yield f"{'':35} " + " ".join(f"{part:>11}" for part in (*measuring.COMPONENTS, "idle"))
+    for row in timed:
+        parts = [*row["components"].values(), row["idle_ms"]]
+        yield f"{row['number']:2}  {row['name']:31} " + " ".join(f"{ms:11,.3f}" for ms in parts)
+    yield ""
+    for precision, (most, count, bar) in measuring.worst(timed).items():
+        verdict = "as expected" if most <= bar else "MORE than expected"
+        yield (f"losses       {precision}: the first {count} differ from the first row's by at most {most:.1e} of "
+               f"their value, {verdict} (up to {bar:g})")
 
 
 def measure_samples(model, sampler, sample_steps, cfg_scale, batches, warmup, versus, modes, torch_precision, **given):
@@ -171,6 +334,9 @@ def torch_pairs(options, versus, modes, torch_precision):
             raise UsageError(f"{'--modes' if modes else '--torch-precision'} needs --versus torch; add it, or leave it "
                              "out.")
         return []
+    if options.optimizer != "adamw":
+        raise UsageError(f"--optimizer {options.optimizer} has no counterpart in --versus torch, whose step is "
+                         "AdamW's: leave one of them out.")
     for option, names, known in (("--modes", modes, MODES), ("--torch-precision", torch_precision, PRECISIONS)):
         for name in names or ():
             if name not in known and names != ("all",):
@@ -200,6 +366,41 @@ def comparison(result, precision):
         peak = f"{row['peak_mib']:9,.0f}" if row["peak_mib"] else f"{'–':>9}"
         yield f"{name:24s} {row['ms']:9.2f} {row['tflops']:8.3g} {mfu} {peak}  {ratio}"
     yield "PyTorch's step leaves out noise, clipping and the average of the weights, which numdiff's includes."
+
+
+@bench.command(cls=GroupedCommand)
+@measurement(
+    ("--batch", {"metavar": "IMAGES", "type": click.IntRange(1, 1 << 12), "default": 1, "show_default": True,
+                 "help": "Images."}),
+    ("--size", {"metavar": "PX", "type": click.IntRange(1, 1 << 10), "default": 32, "show_default": True,
+                "help": "Side of an image."}),
+    ("--channels", {"metavar": "N", "type": click.IntRange(1, 1 << 12), "default": 64, "show_default": True,
+                    "help": "Channels, in and out."}),
+    ("--repeats", {"metavar": "N", "type": click.IntRange(1), "default": 50, "show_default": True,
+                   "help": "Runs; their median is reported."}))
+@settings("device", "precision")
+def transfer(batch, size, channels, repeats, **given):
+    """Measure a 3×3 convolution with its copies to and from the device, and on arrays that stay there."""
+    from numdiff.benchmark.transfer import bench_transfer
+    from numdiff.device import get_backend
+    from numdiff.training.options import resolve
+
+    options = resolve(given)
+    if options.precision not in ("fp32", "fp16"):
+        from numdiff.errors import UsageError
+        raise UsageError(f"--precision {options.precision}: copies are measured in fp32 or fp16.")
+    found = bench_transfer(get_backend(options.device), batch, size, channels, half=options.precision == "fp16",
+                           repeats=repeats)
+    total = found["upload"] + found["kernel"] + found["download"]
+    echo(f"convolution  {batch}×{size}×{size}×{channels}, 3×3, to {channels} channels, {options.precision}; "
+         f"{found['flops'] / 1e9:.3g} GFLOP")
+    for what, name, nbytes in (("to device", "upload", "up"), ("kernel", "kernel", None),
+                               ("to host", "download", "down")):
+        rate = f", {found[nbytes] / found[name] / 1e9:.3g} GB/s" if nbytes else ""
+        echo(f"{what:12} {1e3 * found[name]:.4f} ms, {100 * found[name] / total:.0f} % of the three{rate}")
+    echo(f"together     {1e3 * found['together']:.4f} ms, from call to answer")
+    echo(f"resident     {1e3 * found['resident']:.4f} ms, on arrays that stay: the call takes "
+         f"{found['together'] / found['resident']:.1f} times as long")
 
 
 @bench.command(cls=GroupedCommand)
@@ -278,6 +479,49 @@ def files_rows(operations, chosen, shapes, versus, given):
     if versus:
         require_torch()
     return bench_files(get_backend("cuda"), operations, click.echo)
+
+
+@bench.command(cls=GroupedCommand)
+@click.argument("file", metavar="[FILE]", type=click.Path(), required=False)
+@measurement(
+    ("--demand", {"metavar": "IMAGES/S", "type": click.FloatRange(0, min_open=True), "help": "What the step takes, for "
+                  "comparison.  [default: that of the fastest step for 64×64 or 256×256 pixels and 32×32×4 latents]"}),
+    ("--repeats", {"metavar": "N", "type": click.IntRange(1), "default": 3, "show_default": True,
+                   "help": "Epochs to measure for each row, with the file opened again; their median is reported."}),
+    ("--images", {"metavar": "N", "type": click.IntRange(1), "help": "Images of an epoch to read at most.  [default: "
+                  "all]"}))
+@click.option("--batch", cls=Setting, heading="Measurement", metavar="IMAGES", type=click.IntRange(1), default=64,
+              show_default=True, help="Images at a time.")
+@settings("device", "image_size")
+def data(file, batch, demand, repeats, images, device, image_size):
+    """Measure how fast images come from the dataset FILE or a folder of pictures (default: the emoji), cold and warm.
+
+    They pass what they pass in training: reading, unpacking, the shuffled order; on a GPU also the upload, and the
+    kernel that mirrors and normalises. "From the file" is how a set of two gigabytes and more is read, a smaller one
+    lies in memory. Cold: the system has been asked to forget the file.
+    """
+    from numdiff.benchmark.data import HEADING, bench_data, demand_of, line, verdict
+    from numdiff.data.dataset import Dataset, default_path
+    from numdiff.data.folders import decoded
+    from numdiff.training.options import resolve
+
+    device = resolve({"device": device}).device
+    file = decoded(file, image_size) if file and os.path.isdir(file) else file or default_path()
+    with Dataset(file, image_size, in_memory=False) as dataset:
+        count, height, width, channels = dataset.shape
+        demand, path = demand or demand_of(dataset), dataset.path
+        echo(f"file         {path}: {count:,} images of {height}×{width}×{channels} {dataset.dtype}, {dataset.stored}")
+    where = "the CPU, without upload" if device == "cpu" else device
+    echo(f"measured     batches of {batch}, to {where}; median of {repeats}")
+    echo("")
+    echo(HEADING)
+    rows = []
+    for row in bench_data(path, image_size, batch, device, repeats, images):
+        rows.append(row)
+        echo(line(row, demand))
+    if text := verdict(rows, demand):
+        echo("")
+        echo(f"verdict      {text}")
 
 
 def check_picture(path):

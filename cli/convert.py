@@ -19,6 +19,9 @@ from .output import echo
 @click.option("--num-classes", type=click.IntRange(1), metavar="N",
               help="Classes of the model; its class table may have one more row, for the null class.  [default: for a "
                    "DiT one less than the rows, for a UNet the rows]")
+@click.option("--rope/--no-rope", default=None,
+              help="Whether a DiT's queries and keys are rotated, where IN does not hold the angles (feat_rope) that "
+                   "show it.  [default: no]")
 @click.option("--attention-order", type=click.Choice(["legacy", "new"]),
               help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
                    "[default: legacy]")
@@ -28,7 +31,12 @@ from .output import echo
               help="Timesteps the model was trained with.  [default: 1000]")
 @click.option("--schedule", type=click.Choice(["linear", "cosine"]),
               help="Noise schedule the model was trained with.  [default: linear]")
-@click.option("--prediction", type=click.Choice(["eps", "v", "x_0"]), help="What the model predicts.  [default: eps]")
+@click.option("--path", type=click.Choice(["discrete", "linear"]),
+              help="Path the model was trained on: whole timesteps, or linear (flow matching) as SiT and LightningDiT, "
+                   "whose time runs the other way round: that is moved into the weights, and back.  [default: linear "
+                   "for LightningDiT's block, else discrete]")
+@click.option("--prediction", type=click.Choice(["eps", "v", "x_0", "flow"]),
+              help="What the model predicts.  [default: eps; flow with --path linear]")
 @click.option("--rescale-timesteps/--no-rescale-timesteps", default=None,
               help="Whether the model sees timestep t as t · 1000 / --diffusion-steps: rescale_timesteps of "
                    "improved-diffusion (its default) and guided-diffusion.  [required for a UNet with other than 1000 "
@@ -37,14 +45,15 @@ from .output import echo
               help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
                    "scripts need these.")
 def convert(source, target, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
-            attention_order, max_period, diffusion_steps, schedule, prediction, rescale_timesteps, conv_resample):
+            rope, attention_order, max_period, diffusion_steps, schedule, path, prediction, rescale_timesteps,
+            conv_resample):
     """Write the weights in IN as OUT.
 
-    IN is a state dict of guided-diffusion's UNet or of the public DiT (.pt of torch.save, bare or a training
-    checkpoint; .npz or .safetensors), unet.cu's .bin, or a numdiff checkpoint or run folder. A .pt is read without
-    PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff model file (`numdiff sample` takes it), or in .npz
-    or .safetensors for the public names and PyTorch's layout; without a suffix it is a folder in diffusers' layout (DiT
-    only).
+    IN is a state dict of guided-diffusion's UNet, of the public DiT, of SiT or of LightningDiT (.pt of torch.save, bare
+    or a training checkpoint; .npz or .safetensors), unet.cu's .bin, or a numdiff checkpoint or run folder. A .pt is
+    read without PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff model file (`numdiff sample` takes
+    it), or in .npz or .safetensors for the public names and PyTorch's layout; without a suffix it is a folder in
+    diffusers' layout (DiT only).
 
     The sizes of the model follow from the weights. Unless IN is unet.cu's or numdiff's own, you must give what weights
     do not show: the image size and the attention heads; for a DiT only the image size, and only if IN has no pos_embed.
@@ -52,6 +61,7 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
     \b
     numdiff convert DiT-XL-2-256x256.pt dit-xl-2.h5
     numdiff convert runs/00000-dit-tiny my-dit
+    numdiff convert SiT-XL-2-256x256.pt sit-xl-2.h5 --path linear
     numdiff convert 64x64_diffusion.pt imagenet64.h5 --image-size 64 --num-head-channels 64 \\
         --attention-order new --schedule cosine
     numdiff convert model_100000.bin unet-cu.h5
@@ -59,13 +69,13 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
     """
     from numdiff.training.model_files import convert as convert_model
 
-    diffusion = {"steps": diffusion_steps, "schedule": schedule, "prediction": prediction,
+    diffusion = {"steps": diffusion_steps, "schedule": schedule, "path": path, "prediction": prediction,
                  "rescale_timesteps": rescale_timesteps}
     result = convert_model(source, target, weights, diffusion, conv_resample,
                            image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
                            num_heads_upsample=num_heads_upsample, num_classes=num_classes,
                            use_new_attention_order=None if attention_order is None else attention_order == "new",
-                           max_period=max_period)
+                           max_period=max_period, rope=rope)
     for line in describe(target, result):
         echo(line)
 

@@ -15,6 +15,8 @@ from .suggest import Group
 COMMANDS = {  # name -> (module with a click command of that name, line for `numdiff --help`)
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
+    "schedule": (".schedule", "Learn the steps of a sampler from a trained model."),
+    "ema": (".ema", "Average a run's weights anew, with another width."),
     "evaluate": (".evaluate", "Measure samples against a reference."),
     "data": (".data", "Import images, and describe datasets."),
     "convert": (".convert", "Convert weights from and to the formats of other programs."),

@@ -3,7 +3,8 @@ import click
 
 from .settings import KindGroup, Setting, kind_command
 
-SHARED = ("preset", "device", "precision", "recompute", "batch", "microbatch", "image_size", "channels")
+SHARED = ("preset", "device", "precision", "recompute", "batch", "microbatch", "optimizer", "image_size",
+          "channels")
 
 
 def output(name, **attributes):

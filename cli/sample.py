@@ -3,10 +3,10 @@ import re
 
 import click
 
-from numdiff.settings import SAMPLERS
+from numdiff.settings import PRECISIONS, SAMPLERS
 
 from .output import echo
-from .settings import GroupedCommand, Setting
+from .settings import GroupedCommand, ListOf, Setting
 
 
 def option(heading, *names, **attributes):
@@ -43,6 +43,14 @@ class Steps(click.ParamType):
              "exaggerates the class.  [default: 1]")
 @option("What", "--cfg-channels", metavar="N", type=click.IntRange(1),
         help="Guide only the first N channels; the public DiT guides 3.  [default: all]")
+@option("What", "--cfg-interval", metavar="LOW,HIGH", type=ListOf(float),
+        help="Guide only at noise levels sigma between these two, such as 0.3,5 (for a model of the linear path sigma "
+             "is t / (1 - t)); elsewhere the model answers alone, in half the time.  [default: all levels]")
+@option("What", "--guide-with", metavar="RUN",
+        help="Autoguidance: exaggerate what this model does better than a worse one of the same images: a smaller one, "
+             "or an earlier checkpoint.")
+@option("What", "--guide-scale", metavar="SCALE", type=float,
+        help="Strength of that: 1 is none.  [default: 2]")
 @option("What", "--slerp", metavar="IMAGES", type=click.IntRange(2),
         help="Interpolate in rows of this many images, each from one seed's image to the next seed's; needs a sampler "
              "without noise.")
@@ -55,6 +63,8 @@ class Steps(click.ParamType):
 @option("How", "--steps", metavar="STEPS", type=Steps(), default=50, show_default=True,
         help="Number of steps, each of which evaluates the model once (heun: twice); or guided-diffusion's respacing: "
              "ddim50, or 10,15,20 for that many timesteps in each third.")
+@option("How", "--schedule", metavar="FILE.json", type=click.Path(),
+        help="Steps that `numdiff schedule` learned from the model, instead of --steps and --sampler.")
 @option("How", "--eta", metavar="ETA", type=click.FloatRange(0, 1),
         help="Noise that ddim and euler-ancestral add at each step, 0 to 1.  [default: 0 for ddim, 1 for "
              "euler-ancestral]")
@@ -65,6 +75,9 @@ class Steps(click.ParamType):
         help="Noise levels: timesteps (evenly spaced), karras (EDM's), logsnr (even in log sigma), or time "
              "(even in t, for a model of the linear path).  [default: time for such a model, else timesteps for ddpm "
              "and ddim, karras for the others]")
+@option("How", "--time-shift", metavar="S", type=click.FloatRange(0.01, 100),
+        help="Of a model of the linear path: t becomes S·t / (1 + (S-1)·t), so that above 1 more steps are taken where "
+             "there is more noise.  [default: as in its training]")
 @option("How", "--s-churn", metavar="NOISE", type=click.FloatRange(0),
         help="Noise that heun and euler add over all steps, as in EDM's stochastic sampler.  [default: 0]")
 @option("How", "--s-tmin", metavar="SIGMA", type=click.FloatRange(0),
@@ -93,11 +106,14 @@ class Steps(click.ParamType):
         help="Images made at a time: more need more memory and give the same images.")
 @option("Run", "--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
         help="Averaged weights, or those of the last step.")
+@option("Run", "--ema-std", metavar="STD", type=float,
+        help="Averaged weights of this relative width, of a run with --ema-std, as numdiff ema puts them together.")
 @option("Run", "--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
         help="Where to compute; auto: the GPU if there is one.")
-@option("Run", "--precision", type=click.Choice(["auto", "fp32", "tf32", "fp16"]), default="auto", show_default=True,
+@option("Run", "--precision", type=click.Choice(PRECISIONS), default="auto", show_default=True,
         help="Arithmetic: fp32: float32; tf32: matrix products in TF32 on tensor cores; fp16: activations and products "
-             "in float16 (GPUs only); auto: fp16 on a GPU of compute capability 8.0 or later, else fp32.")
+             "in float16 (GPUs only); bf16: in bfloat16; auto: fp16 on a GPU of compute capability 8.0 or "
+             "later, else fp32.")
 @option("Run", "--eager/--no-eager", default=False, show_default=True,
         help="Launch each kernel from Python, instead of replaying a graph of a step on the GPU: same bits, slower.")
 @option("Run", "--outdir", metavar="DIR", default="runs", show_default=True,
@@ -112,6 +128,8 @@ def sample(run, **options):
     numdiff sample auto --count 64 --grid emoji.png
     numdiff sample auto --sampler heun --steps 18 --count 10000 --batch 64 --npz samples.npz
     numdiff sample auto --class flags --cfg-scale 3 --animation flags.gif
+    numdiff sample 3 --guide-with runs/00003-dit-small64/checkpoint-00001000.h5
+    numdiff sample auto --ema-std 0.08
     numdiff sample auto --slerp 8 --count 32
     numdiff sample auto --inpaint face.png --mask left
     mpiexec -n 4 numdiff sample auto --count 50000 --batch 256 --npz samples.npz

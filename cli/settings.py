@@ -27,7 +27,8 @@ class ListOf(click.ParamType):
         try:
             return tuple(self.kind(v.strip()) for v in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers separated by commas.", param, ctx)
+            what = "whole numbers" if self.kind is int else "numbers"
+            self.fail(f"{value!r} is not a list of {what} separated by commas.", param, ctx)
 
 
 class Setting(click.Option):
@@ -122,6 +123,8 @@ def _attributes(line, model):
         return common
     if line.choices:
         return {**common, "type": click.Choice(line.choices), "metavar": line.unit or None}
+    if line.repeated:
+        return {**common, "type": ListOf(line.kind), "metavar": line.unit, "multiple": True, "callback": _joined}
     if line.many:
         return {**common, "type": ListOf(line.kind), "metavar": line.unit}
     if line.kind is str:
@@ -130,6 +133,11 @@ def _attributes(line, model):
               "max": line.high if line.below is None else line.below, "max_open": line.below is not None}
     return {**common, "type": (click.IntRange if line.kind is int else click.FloatRange)(**limits),
             "metavar": line.unit}
+
+
+def _joined(ctx, param, values):
+    """One tuple of the values of an option that was given several times; None where it was not given."""
+    return tuple(value for part in values for value in part) if values else None
 
 
 def _help(line, model):

@@ -23,13 +23,16 @@ def train():
 def run_training(model, resume, dry_run, new_data, **given):
     """Resolve the settings, and train. What takes a second to import comes last, so that errors come at once."""
     from numdiff.errors import UsageError
-    from numdiff.training.options import resolve, resolve_resumed
-    from numdiff.training.run_folder import check_outdir, find_resume, load_options
+    from numdiff.training.options import load_options, resolve, resolve_resumed
+    from numdiff.training.run_folder import check_outdir, find_resume
 
     given = classes_by_number(model, given)
     if new_data and not resume:
         raise UsageError("--new-data needs --resume; add it, or leave --new-data out.")
     given = {name: value for name, value in given.items() if value is not None}
+    if resume and "init" in given:
+        raise UsageError("--init and --resume exclude each other: --init starts a new run from given weights, --resume "
+                         "continues one; give one of them.")
     if resume:
         asked, outdir = resume, given.pop("outdir", None)
         run_dir, resume = find_resume(resume, outdir or "runs", lambda text: echo(text, err=True))

@@ -1,7 +1,10 @@
 # Written by `python -m numdiff.settings` from the table there; not there at run time.
+from collections.abc import Sequence
 from typing import TypedDict
 
 class TrainerArguments(TypedDict, total=False):
+    init: str | None
+    init_weights: str
     precision: str
     eager: bool
     recompute: bool
@@ -10,6 +13,8 @@ class TrainerArguments(TypedDict, total=False):
     batch: int
     microbatch: int | None
     total_steps: int
+    optimizer: str
+    muon_momentum: float
     learning_rate: float
     warmup_steps: int
     cosine: bool
@@ -21,9 +26,11 @@ class TrainerArguments(TypedDict, total=False):
     loss_scale: float
     loss_scale_rule: str
     loss_scale_interval: int
+    freeze: Sequence[str]
     ema_halflife: float
     ema_decay: float | None
     ema_warmup: bool
+    ema_std: Sequence[float] | None
 
 class AdamWArguments(TypedDict, total=False):
     total_steps: int
@@ -37,3 +44,4 @@ class AdamWArguments(TypedDict, total=False):
     clip_norm: float
     ema_decay: float
     ema_warmup: bool
+    ema_std: Sequence[float] | None

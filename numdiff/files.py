@@ -47,6 +47,12 @@ WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0) | WITHOUT_WAITING  # 0 on Windows, which has no FIFOs
 
 
+def cache_root():
+    """The folder for what can be made again: compiled kernels, decoded pictures."""
+    return os.environ.get("NUMDIFF_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.join(pathlib.Path.home(), ".cache"), "numdiff")
+
+
 # Reading --------------------------------------------------------------------------------------------------------------
 
 def open_regular(path):
@@ -80,6 +86,23 @@ def read_at(file, offset, count):
         parts.append(part)
         missing -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_into(file, offset, array):
+    """Fill a C-contiguous array with the bytes of an open raw file from `offset` on, without a copy between them;
+    returns how many bytes there were, fewer than the array's only at the file's end."""
+    data, done = memoryview(array.reshape(-1).view("u1")), 0
+    while done < len(data):
+        part = data[done:done + (1 << 30)]
+        if hasattr(os, "preadv"):
+            count = os.preadv(file.fileno(), [part], offset + done)
+        else:  # on Windows
+            read = read_at(file, offset + done, len(part))
+            part[:len(read)], count = read, len(read)
+        if not count:
+            break
+        done += count
+    return done
 
 
 def _pread(file, count, offset):

@@ -30,7 +30,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t, h5z
 
-from .files import Refused, open_regular, read_at
+from .files import Refused, open_regular, read_at, read_into
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MAX_CHUNK_BYTES = 512 << 20
@@ -42,7 +42,8 @@ BLOCK = 1 << 18  # bytes of a checksum taken at a time
 ROWS = 64  # a chunk may have room for this many rows although there are fewer
 MAX_STRINGS, MAX_STRING_BYTES = 1 << 20, 64 << 20
 MAX_HEADER_BLOCKS, MAX_HEADER_BYTES = 64, 1 << 20  # of an object header
-FILTERS = (h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32, h5z.FILTER_LZF)
+FILTERS = {h5z.FILTER_DEFLATE: "gzip", h5z.FILTER_SHUFFLE: "shuffle", h5z.FILTER_FLETCHER32: "Fletcher-32",
+           h5z.FILTER_LZF: "lzf"}
 DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, struct.error, zlib.error)
 
 
@@ -204,7 +205,10 @@ class File:
 
 
 class Array:
-    """A dataset that is completely stored in its HDF5 file. shape, dtype (of the values as `read` gives them)."""
+    """A dataset that is completely stored in its HDF5 file. shape, dtype (of the values as `read` gives them); plain:
+    each row lies in the file as it is, so that reading one costs its own bytes only."""
+
+    plain, _filters = False, ()
 
     def __init__(self, file, identifier, name):
         if not isinstance(identifier, h5d.DatasetID):
@@ -225,16 +229,30 @@ class Array:
     def __len__(self):
         return self.shape[0]
 
-    def read(self, start, stop):
-        """Rows start to stop (fewer at the end) as a new array."""
+    @property
+    def filters(self):
+        """How the values are packed, such as "shuffle, gzip"; "" where they are not."""
+        return ", ".join(FILTERS[code] for code in self._filters)
+
+    def read(self, start, stop, out=None):
+        """Rows start to stop (fewer at the end) as a new array, or written to `out`, C-contiguous and of their shape
+        and `dtype`; safe in several threads at once."""
         start, stop = (min(max(n, 0), len(self)) for n in (start, stop))
         shape = (max(stop - start, 0), *self.shape[1:])
+        out = np.empty(shape, self.dtype) if out is None else out
+        if out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous:
+            raise ValueError(f"rows {start} to {stop} are {self.dtype} {shape}, contiguous; `out` is {out.dtype} "
+                             f"{out.shape}")
+        if 0 in shape:
+            return out
+        rows = out if self._stored == self.dtype else np.empty(shape, self._stored)  # those of another byte order
         try:
-            if 0 in shape:
-                return np.zeros(shape, self.dtype)
-            return self._rows(start, stop, shape).astype(self.dtype, copy=False)
+            self._rows(start, stop, rows)
         except DAMAGE as error:
             raise damaged(error) from None
+        if rows is not out:
+            out[...] = rows
+        return out
 
     def all(self):
         """All values."""
@@ -267,21 +285,24 @@ class Array:
         if self.nbytes > min(1 << 16, self._file.size):
             raise self._never_stored()
 
-    def _compact_rows(self, start, stop, shape):
+    def _compact_rows(self, start, stop, rows):
         values = np.empty(self.id.shape, self._stored)
         self.id.read(h5s.ALL, h5s.ALL, values)
-        return values.reshape(self.shape)[start:stop]
+        rows[...] = values.reshape(self.shape)[start:stop]
 
     def _check_contiguous(self, plan):
-        self._rows = self._contiguous_rows
+        self._rows, self.plain = self._contiguous_rows, True
         self._offset = self.id.get_offset()
         if self.nbytes and (self._offset is None or self._offset + self.nbytes > self._file.size):
             raise self._never_stored()
 
-    def _contiguous_rows(self, start, stop, shape):
-        row = self.nbytes // len(self)
-        data = read_at(self._raw, self._offset + start * row, (stop - start) * row)
-        return np.frombuffer(bytearray(data), self._stored).reshape(shape)
+    def _contiguous_rows(self, start, stop, rows):
+        self._fill(rows, self._offset + start * (self.nbytes // len(self)))
+
+    def _fill(self, rows, offset):
+        """Values of the file from `offset` on, as they are stored."""
+        if read_into(self._raw, offset, rows) != rows.nbytes:
+            raise Refused("it is truncated")
 
     def _never_stored(self):
         return Refused(f"`{self.name}` in it claims {' × '.join(map(str, self.shape)) or 1} values of {self._stored}, "
@@ -305,6 +326,7 @@ class Array:
         if self._chunk_bytes > most:
             raise Refused(f"`{name}` in it has chunks of {self._chunk_bytes:,} bytes, and at most {most:,} are read")
         self._grid = tuple(-(-n // c) for n, c in zip(self.shape, self._chunk, strict=True))
+        self.plain = not self._filters and self._chunk[1:] == self.shape[1:]
         count = math.prod(self._grid)
         if count == 0:
             return
@@ -335,18 +357,21 @@ class Array:
             return found
         return (self.id.get_chunk_info(i) for i in range(count))
 
-    def _chunked_rows(self, start, stop, shape):
-        rows = np.empty(shape, self._stored)
+    def _chunked_rows(self, start, stop, rows):
         first, last = start // self._chunk[0], (stop - 1) // self._chunk[0]
         for place in itertools.product(range(first, last + 1), *map(range, self._grid[1:])):
             corner = [p * c for p, c in zip(place, self._chunk, strict=True)]
             low, high = max(start, corner[0]), min(stop, corner[0] + self._chunk[0])
+            if self.plain:
+                skipped = (low - corner[0]) * (self.nbytes // len(self))
+                self._fill(rows[low - start:high - start], int(self._where[place[0]]) + skipped)
+                continue
             ends = [min(n - o, c) for n, o, c in zip(self.shape[1:], corner[1:], self._chunk[1:], strict=True)]
             inner = (slice(o, o + e) for o, e in zip(corner[1:], ends, strict=True))
             target = (slice(low - start, high - start), *inner)
             source = (slice(low - corner[0], high - corner[0]), *map(slice, ends))
-            rows[target] = self._unpacked(place)[source]
-        return rows
+            whole = high - low == min(self._chunk[0], len(self) - corner[0])  # so that nobody returns to it
+            rows[target] = (self._unpack if whole else self._unpacked)(place)[source]
 
     def _unpacked(self, place):
         """A chunk's values; the last ones are cached, as portions of rows seldom end where chunks do."""

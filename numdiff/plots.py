@@ -81,33 +81,43 @@ def bars(path, values, unit, title="", best=None):
     values: {name: number}; unit: of the numbers; best: (name, number) to compare with, drawn as a dashed line; each bar
         is then labelled with its share of it
     """
+    with Plot(path, title, unit, height=1.3 + 0.34 * max(len(values), 4)) as axes:
+        draw_bars(axes, values, unit, best)
+
+
+def draw_bars(axes, values, unit, best=None):
+    """The bars of `bars`."""
     names, numbers = list(values), [float(v) for v in values.values()]
-    with Plot(path, title, unit, height=1.3 + 0.34 * max(len(names), 4)) as axes:
-        places = np.arange(len(names))[::-1]
-        axes.barh(places, numbers, height=0.66, color=COLOURS[0])
-        axes.set_yticks(places, names, color=INK)
-        axes.grid(False, axis="y")
-        for place, number in zip(places, numbers, strict=True):
-            share = f"  {100 * number / best[1]:.0f} %" if best else ""
-            axes.annotate(f"{number:,.4g}{share}", (number, place), (5, 0), textcoords="offset points", va="center",
-                          color=INK, fontsize=9)
-        if best:
-            axes.axvline(best[1], color=COLOURS[1], linewidth=1.2, linestyle=(0, (5, 3)))
-            axes.set_title(f"{best[0]}: {best[1]:,.4g} {unit}", loc="right", fontsize=10, color=COLOURS[1])
-        axes.set_xlim(0, 1.14 * max([*numbers, best[1] if best else 0, 1e-30]))
+    places = np.arange(len(names))[::-1]
+    axes.barh(places, numbers, height=0.66, color=COLOURS[0])
+    axes.set_yticks(places, names, color=INK)
+    axes.grid(False, axis="y")
+    for place, number in zip(places, numbers, strict=True):
+        share = f"  {100 * number / best[1]:.0f} %" if best else ""
+        axes.annotate(f"{number:,.4g}{share}", (number, place), (5, 0), textcoords="offset points", va="center",
+                      color=INK, fontsize=9)
+    if best:
+        axes.axvline(best[1], color=COLOURS[1], linewidth=1.2, linestyle=(0, (5, 3)))
+        axes.set_title(f"{best[0]}: {best[1]:,.4g} {unit}", loc="right", fontsize=10, color=COLOURS[1])
+    axes.set_xlim(0, 1.14 * max([*numbers, best[1] if best else 0, 1e-30]))
 
 
-def curves(path, series, x, y, title="", log_x=False, log_y=False):
+def curves(path, series, x, y, title="", log_x=False, log_y=False, levels=()):
     """One line a name, with a point at each value: for example a Fréchet distance against time.
 
     series: {name: (xs, ys)} of sequences of equal length; x, y: names of the axes with their units; log_x, log_y:
-    logarithmic axes, which leave out what is not above zero
+    logarithmic axes, which leave out what is not above zero; levels: values of y to compare with, drawn as dashed lines
     """
     with Plot(path, title, x, y) as axes:
+        axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")  # so that margins are, too
         for (name, (xs, ys)), (colour, marker) in zip(series.items(), looks(), strict=False):
             xs, ys = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
             shown = np.isfinite(xs) & np.isfinite(ys) & (xs > 0 if log_x else True) & (ys > 0 if log_y else True)
             axes.plot(xs[shown], ys[shown], color=colour, marker=marker, markersize=4.5, linewidth=1.6, label=name)
+        for level in levels:
+            axes.axhline(level, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
+            axes.annotate(f"{level:g}", (0, level), (4, 3), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", color=GREY, fontsize=9)
         for way, wanted in (("x", log_x), ("y", log_y)):
             if wanted:
                 log_axis(axes, way)
@@ -122,44 +132,57 @@ def roofline(path, points, bandwidth=None, peaks=None, title="Roofline"):
     points: {name: [(FLOPs per byte, FLOP/s), …]}; a third entry is a label for the point
     bandwidth: bytes a second; peaks: {precision: FLOP/s}. Without them no roof is drawn
     """
-    peaks = peaks or {}
+    with Plot(path, title) as axes:
+        draw_roofline(axes, points, bandwidth, peaks or {})
+
+
+def draw_roofline(axes, points, bandwidth, peaks, legend=True):
+    """The roof and points of `roofline`, and the names of the axes."""
     everything = [(p[0], p[1]) for rows in points.values() for p in rows if p[0] > 0 and p[1] > 0]
     fastest = max([p[1] for p in everything] + list(peaks.values()), default=1e12)
     unit, prefix = (1e12, "T") if fastest >= 1e11 else (1e9, "G")  # GFLOP/s on a CPU
     ridges = [peak / bandwidth for peak in peaks.values()] if bandwidth else []
     low, high = (extreme([p[0] for p in everything] + ridges, default=1.0) for extreme in (min, max))
     low, high = low / 3, high * 5
-    with Plot(path, title, "arithmetic intensity (FLOPs per byte moved)", f"{prefix}FLOP/s") as axes:
-        if bandwidth:
-            top = max(peaks.values()) if peaks else bandwidth * high
-            end = min(high, top / bandwidth)
-            axes.plot([low, end], [low * bandwidth / unit, end * bandwidth / unit], color=GREY, linewidth=1.4)
-            at = low ** 0.75 * end ** 0.25  # a quarter of the way up, along the line
-            axes.annotate(f"memory: {bandwidth / 1e9:,.0f} GB/s", (at, at * bandwidth / unit), (-3, 5), rotation=45,
-                          rotation_mode="anchor", transform_rotates_text=True, textcoords="offset points", color=GREY,
-                          fontsize=9)
-        for precision, peak in peaks.items():
-            start = max(low, peak / bandwidth) if bandwidth else low
-            axes.plot([start, high], [peak / unit, peak / unit], color=GREY, linewidth=1.4)
-            axes.annotate(f"{precision}: {peak / unit:,.4g} {prefix}FLOP/s", (high, peak / unit), (-2, 4), ha="right",
-                          textcoords="offset points", color=GREY, fontsize=9)
-        for (name, rows), (colour, marker) in zip(points.items(), looks(), strict=False):
-            shown = [p for p in rows if p[0] > 0 and p[1] > 0]
-            axes.plot([p[0] for p in shown], [p[1] / unit for p in shown], linestyle="", marker=marker, color=colour,
-                      markersize=6, markeredgecolor="white", markeredgewidth=0.6, label=name)
-            for intensity, flops, *label in shown:
-                axes.annotate("".join(label), (intensity, flops / unit), (6, -3), textcoords="offset points",
-                              fontsize=8, color=colour)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(low, high)
-        values = [p[1] / unit for p in everything] + [peak / unit for peak in peaks.values()]
-        if values:
-            axes.set_ylim(min(values) / 3, max(values) * 2)
-        for way in "xy":
-            log_axis(axes, way)
-        if points:
-            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=9)
+    axes.set_xlabel("arithmetic intensity (FLOPs per byte moved)")
+    axes.set_ylabel(f"{prefix}FLOP/s")
+    if bandwidth:
+        top = max(peaks.values()) if peaks else bandwidth * high
+        end = min(high, top / bandwidth)
+        axes.plot([low, end], [low * bandwidth / unit, end * bandwidth / unit], color=GREY, linewidth=1.4)
+        at = low ** 0.75 * end ** 0.25  # a quarter of the way up, along the line
+        axes.annotate(f"memory: {bandwidth / 1e9:,.0f} GB/s", (at, at * bandwidth / unit), (-3, 5), rotation=45,
+                      rotation_mode="anchor", transform_rotates_text=True, textcoords="offset points", color=GREY,
+                      fontsize=9)
+    for precision, peak in peaks.items():
+        start = max(low, peak / bandwidth) if bandwidth else low
+        axes.plot([start, high], [peak / unit, peak / unit], color=GREY, linewidth=1.4)
+        axes.annotate(f"{precision}: {peak / unit:,.4g} {prefix}FLOP/s", (high, peak / unit), (-2, 4), ha="right",
+                      textcoords="offset points", color=GREY, fontsize=9)
+    for (name, rows), (colour, marker) in zip(points.items(), looks(), strict=False):
+        shown = [p for p in rows if p[0] > 0 and p[1] > 0]
+        axes.plot([p[0] for p in shown], [p[1] / unit for p in shown], linestyle="", marker=marker, color=colour,
+                  markersize=6, markeredgecolor="white", markeredgewidth=0.6, label=name)
+        for intensity, flops, *label in shown:
+            axes.annotate("".join(label), (intensity, flops / unit), (6, -3), textcoords="offset points",
+                          fontsize=8, color=colour)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    values = [p[1] / unit for p in everything] + [peak / unit for peak in peaks.values()]
+    if values:
+        axes.set_ylim(min(values) / 3, max(values) * 2)
+    for way in "xy":
+        log_axis(axes, way)
+    if points and legend:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=9)
+
+
+def ladder(path, values, unit, title, points, bandwidth=None, peaks=None):
+    """`bars` of the values above a `roofline` of the points, whose labels are the beginnings of the bars' names."""
+    with Plot(path, title, unit, height=2.3 + 0.34 * len(values) + SIZE[1], panels=2) as (above, below):
+        draw_bars(above, values, unit)
+        draw_roofline(below, points, bandwidth, peaks or {}, legend=False)
 
 
 # The style ------------------------------------------------------------------------------------------------------------
@@ -168,12 +191,14 @@ class Plot:
     """Context: the axes of a picture in the project's style, which is written to `path` if all goes well.
 
     x, y: names of the axes, with their units; height: inches
+    panels: how many axes, one above the other; of several the words are the first's
     margins: dict of left, right, bottom, top, shares of the picture; None measures the labels, which takes as long as
         drawing them
     """
 
-    def __init__(self, path, title="", x="", y="", margins=None, height=SIZE[1]):
+    def __init__(self, path, title="", x="", y="", margins=None, height=SIZE[1], panels=1):
         self.path, self.words, self.height, self.margins = check_ending(path), (title, x, y), height, margins
+        self.panels = panels
 
     def __enter__(self):
         library = matplotlib()
@@ -182,7 +207,7 @@ class Plot:
             held.enter_context(library.rc_context(STYLE))
             self.figure = library.Figure(figsize=(SIZE[0], self.height), dpi=DPI, facecolor="white",
                                          layout=None if self.margins else "constrained")
-            axes = self.figure.add_subplot()
+            axes, *others = (self.figure.add_subplot(self.panels, 1, 1 + i) for i in range(self.panels))
             if self.margins:
                 self.figure.subplots_adjust(**self.margins)
             title, x, y = self.words
@@ -190,7 +215,7 @@ class Plot:
             axes.set_xlabel(x)
             axes.set_ylabel(y)
             self.held = held.pop_all()
-        return axes
+        return (axes, *others) if others else axes
 
     def __exit__(self, kind, *error):
         with self.held:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from .errors import UsageError, printable
 
-PRECISIONS = ("auto", "fp32", "tf32", "fp16")
+PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 LOSS_SCALE_RULES = ("doubling", "log2")
 SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m", "euler-maruyama")
 SEEDS = 2**32 - 1  # the largest seed
@@ -46,6 +46,7 @@ class Setting:
     """One line of the table.
 
     kind: the type of a value, bool, int, float or str; many: it is a tuple of such; open: None goes, too
+    repeated: its option may be given several times, which joins the values
     low, high: the smallest and largest value; above, below: limits that the value itself must not touch
     resume: a run that goes on may change it and still be the same run
     readers: {reader: Argument} of "trainer", "adamw", "model", "diffusion"
@@ -64,6 +65,7 @@ class Setting:
     above: float | None = None
     below: float | None = None
     choices: tuple = ()
+    repeated: bool = False
     resume: bool = False
     readers: dict = field(default_factory=dict)
 
@@ -108,6 +110,12 @@ def settings_in(table):
 class Run:
     model: str = setting("unet", "Model to train.")
     preset: str | None = setting(None, "Where the settings that you leave out come from.", unit="NAME")
+    init: str | None = setting(None,
+        "Start a new run from the weights in FILE, which the model's settings then follow: a run (its folder, its "
+        "number, a checkpoint), or what `numdiff convert` reads or writes.", unit="FILE", trainer=SAME)
+    init_weights: str = setting("ema",
+        "With --init: which weights to take where the file has both, averaged or as trained.", choices=("ema", "raw"),
+        trainer=SAME)
     outdir: str = setting("runs", "Folder of the numbered run folders.", unit="DIR", resume=True)
     device: str = setting("auto", "Where to compute; auto: the GPU if there is one.",
         choices=("auto", "cpu", "cuda", "emulator"), resume=True)
@@ -120,6 +128,7 @@ class Run:
     precision: str = setting("auto",
         "Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of products to 10 mantissa bits, for "
         "tensor cores; fp16, on a GPU, has activations and products in float16 on tensor cores, and scales the loss; "
+        "bf16 has them in bfloat16, and scales nothing; "
         "auto: fp16 on a GPU of compute capability 8.0 or later, else "
         "fp32.", choices=PRECISIONS, resume=True, trainer=SAME)
     eager: bool = setting(False,
@@ -134,8 +143,8 @@ class Run:
 
 class Data:
     data: str | None = setting(None,
-        "Dataset, as `numdiff data import` writes it.  [default: emoji64.h5, installed with numdiff]", unit="FILE.h5",
-        resume=True)
+        "Dataset, as `numdiff data import` writes it, or a folder of pictures, decoded once.  [default: emoji64.h5, "
+        "installed with numdiff]", unit="FILE.h5", resume=True)
     classes: tuple[str, ...] | None = setting(None,
         "Names of the classes to train on, separated by commas.  [default: all]", unit="NAME,…")
     image_size: int = setting(64, "Side of the images; must divide that of the dataset's images.", unit="PX", low=1,
@@ -204,6 +213,12 @@ class Optimiser:
         unit="IMAGES", low=1, high=1 << 20, resume=True, trainer=SAME)
     steps: int = setting(10000, "Optimiser steps in all.", unit="STEPS", low=1, high=MAX_COUNT, resume=True,
         trainer=Argument(0, "total_steps"), adamw=Argument(0, "total_steps"))
+    optimizer: str = setting("adamw",
+        "What makes a step of the gradient: adamw, or muon, which makes the steps of the blocks' weight matrices "
+        "orthogonal and leaves the rest to AdamW, at the same learning rate and decay.", choices=("adamw", "muon"),
+        trainer=SAME)
+    muon_momentum: float = setting(0.95, "With --optimizer muon: decay of the matrices' mean gradient.", unit="M",
+        low=0, below=1, trainer=SAME)
     learning_rate: float = setting(1e-4, "Learning rate after the warm-up.", unit="RATE", above=0, trainer=SAME,
         adamw=SAME)
     warmup_steps: int = setting(200, "Steps over which the learning rate rises.", unit="STEPS", low=0, high=MAX_COUNT,
@@ -229,6 +244,9 @@ class Optimiser:
         "overflow halves it.", choices=LOSS_SCALE_RULES, trainer=SAME)
     loss_scale_interval: int = setting(2000, "Clean steps after which the loss scale is doubled.", unit="STEPS",
         low=1, high=MAX_COUNT, trainer=SAME)
+    freeze: tuple[str, ...] = setting((),
+        "Names of parameters that are not trained and keep their bits, with * for any text: 'blocks.*', '*.bias'; may "
+        "be given several times.", unit="PATTERN", repeated=True, trainer=SAME)
     ema_halflife: float = setting(20000.0,
         "Images after which the averaged weights have forgotten half; 0: no average.", unit="IMAGES", low=0,
         high=1e15, trainer=0.0)
@@ -238,6 +256,10 @@ class Optimiser:
     ema_warmup: bool = setting(True,
         "In step n the average's decay is at most (1 + n) / (10 + n), so that it quickly forgets the initial weights.",
         trainer=SAME, adamw=SAME)
+    ema_std: tuple[float, ...] | None = setting(None,
+        "Also keep averages with power-function profiles of these widths, as shares of the training so far, and store "
+        "them now and then: such as 0.05,0.10, of which `numdiff ema` makes one of any width afterwards.",
+        unit="STD,…", low=0.005, high=0.28, trainer=SAME, adamw=SAME)
 
 
 class Output:
@@ -245,6 +267,8 @@ class Output:
         high=MAX_COUNT, resume=True)
     keep: int = setting(3, "How many checkpoints to keep, the newest ones.", unit="N", low=1, high=MAX_COUNT,
         resume=True)
+    ema_snapshots: int = setting(16, "How often the averages of --ema-std are stored, evenly over --steps.", unit="N",
+        low=1, high=1000, resume=True)
     sample_every: int = setting(1000, "Steps between sample grids; 0: only at the end.", unit="STEPS", low=0,
         high=MAX_COUNT, resume=True)
     sample_count: int = setting(64, "Images of a sample grid; 0: none.", unit="IMAGES", low=0, high=4096, resume=True)
@@ -254,6 +278,9 @@ class Output:
     cfg_scale: float | None = setting(None,
         "Classifier-free guidance of the sample grids, for a model with --class-dropout: 1 is no guidance, more "
         "exaggerates the class.", unit="SCALE", low=-1000, high=1000, resume=True)
+    cfg_interval: tuple[float, ...] | None = setting(None,
+        "The noise levels sigma between which the sample grids are guided, such as 0.3,5; with --path linear sigma is "
+        "t / (1 - t).  [default: all]", unit="LOW,HIGH", low=0, resume=True)
     log_every: int = setting(50, "Steps between two lines of the log.", unit="STEPS", low=1, high=MAX_COUNT,
         resume=True)
 
@@ -281,6 +308,7 @@ def complete(reader, given, who):
     Raises a `UsageError` for one that it does not have, and for a value of the wrong type or out of range.
     """
     known = {line.argument(reader)[0]: line for line in COMMON.values() if reader in line.readers}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for name, value in given.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -362,13 +390,15 @@ STUB = pathlib.Path(__file__).with_name("arguments.pyi")
 def stub():
     """The text of arguments.pyi: a TypedDict a reader that users call."""
     text = ["# Written by `python -m numdiff.settings` from the table there; not there at run time.",
-            "from typing import TypedDict"]
+            "from collections.abc import Sequence", "from typing import TypedDict"]
     for reader, name in (("trainer", "TrainerArguments"), ("adamw", "AdamWArguments")):
         text += ["", f"class {name}(TypedDict, total=False):"]
         for line in COMMON.values():
             if reader in line.readers:
                 argument, default, of = line.argument(reader)
                 kind = "bool" if of else line.kind.__name__
+                if line.many:
+                    kind = f"Sequence[{kind}]"
                 text.append(f"    {argument}: {kind}{' | None' if line.open and default is None else ''}")
     return "\n".join(text) + "\n"
 

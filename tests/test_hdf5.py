@@ -303,3 +303,17 @@ def test_is_hdf5(tmp_path):
     assert not is_hdf5(tmp_path / "a")
     with pytest.raises(Refused, match="it is not an HDF5 file"):
         open_hdf5(tmp_path / "a")
+
+
+def test_rows_are_written_to_an_array_of_their_form_only(tmp_path):
+    values = np.arange(40, dtype=np.float32).reshape(10, 4)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", data=values, chunks=(4, 4))
+        file.create_dataset("columns", data=values, chunks=(4, 2))
+    with open_hdf5(tmp_path / "a.h5") as file:
+        for name, plain in (("images", True), ("columns", False)):
+            array, out = file.array(name), np.full((6, 4), -1, np.float32)
+            assert array.plain == plain and array.read(3, 9, out) is out and np.array_equal(out, values[3:9])
+            for wrong in (np.empty((5, 4), np.float32), np.empty((6, 4)), np.empty((6, 8), np.float32)[:, ::2]):
+                with pytest.raises(ValueError, match="rows 3 to 9 are float32"):
+                    array.read(3, 9, wrong)

@@ -11,8 +11,8 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "arguments", "errors", "files", "hdf5", "plots", "progress", "progress_bar", "schema", "settings",
-          "unpickle")
+GROUND = ("archives", "arguments", "dtypes", "errors", "files", "hdf5", "plots", "progress", "progress_bar", "schema",
+          "settings", "unpickle")
 # From the top down; what stands in one line does not import each other.
 FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
@@ -23,11 +23,13 @@ NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
                                   "numba.cuda.core.errors.TypingError"},
          "device/compiler.py": {"numba", "numba.core.types.void", "numba.cuda.compiler", "numba.cuda.cudadrv.nvvm",
                                 "numba.cuda.dispatcher"},
+         "device/bfloat16.py": INTRINSICS | {"numba.cuda.datamodel.PrimitiveModel", "numba.cuda.extending.lower_cast",
+                                             "numba.cuda.extending.register_model", "numba.cuda.typeconv.Conversion"},
          "device/ptx.py": {"numba.cuda.compiler"},
          "device/quick_types.py": {"numba.core.types.functions.BaseFunction",
                                    "numba.cuda.core.targetconfig.ConfigStack"},
-         **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/bfloat16.py", "device/cluster.py",
-                          "device/eight.py", "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
+         **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/cluster.py", "device/eight.py",
+                          "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
                           "device/tensor_core.py", "device/tma.py", "device/wgmma.py"), INTRINSICS)}
 
 

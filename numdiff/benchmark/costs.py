@@ -13,6 +13,7 @@ import types
 import numpy as np
 
 from ..device import DeviceArray
+from ..dtypes import is_half
 from ..kernels import conv2d
 from ..kernels.concat import Pair
 
@@ -20,8 +21,11 @@ from ..kernels.concat import Pair
 CONVOLUTIONS = re.compile(r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"
                           r"(?:_3x3)?$")
 # on tensor cores
-PRODUCTS = re.compile(r"conv2d|linear|matmul|(?:flash_)?attention|(?:hopper|mma|tf32)_(?:forward|input|weight)")
-IN_PLACE = ("adamw_update", "ema_update")  # what comes in also goes out, so their cost functions count the bytes
+PRODUCTS = re.compile(r"conv2d|linear|matmul|newton_schulz|(?:flash_)?attention|"
+                      r"(?:hopper|mma|tf32)_(?:forward|input|weight)")
+# what comes in also goes out, so their cost functions count the bytes
+IN_PLACE = ("adamw_update", "ema_update", "muon_apply", "muon_momentum", "power_ema_update",
+            "qk_norm_rope_backward", "qk_norm_rope_forward")
 
 
 def arrays_in(value):
@@ -94,16 +98,24 @@ def extents(arguments):
             return {}
         x = given[0]
     values = {k: v for k, v in arguments.items() if isinstance(v, (bool, int)) and k in (
-        "heads", "silu", "stride", "need_dx")}
+        "heads", "silu", "stride", "need_dx", "in_place", "keeps")}
     C = x.shape[-1] if x.shape else 1
-    if "qkv" in arguments:
+    if "qkv" in arguments or "rotation" in arguments:
         C //= 3
     size = math.prod(arguments["shape"]) if isinstance(arguments.get("shape"), tuple) else x.size
     rows, B = x.size // max(x.shape[-1] if x.shape else 1, 1), x.shape[0] if x.shape else 1
+    if "exponents" in arguments:
+        values["k"] = len(arguments["exponents"])
     values |= {"n": size, "M": rows, "rows": rows, "pixels": rows, "B": B, "batch": B, "C": C, "N": C,
                "P": rows // max(B, 1), "T": rows // max(B, 1), "shape": x.shape,
-               "parameters": arguments.get("weight") is not None,
+               "parameters": arguments.get("weight") is not None, "itemsize": np.dtype(x.dtype).itemsize,
+               "norms": arguments.get("q_weight") is not None, "rotates": arguments.get("rotation") is not None,
                "ema": arguments.get("ema") is not None, "half": arguments.get("half") is not None}
+    if hasattr(ranges := arguments.get("ranges"), "elements"):  # of a flat buffer, as a stack of matrices is
+        values["n"] = ranges.elements
+    if (stack := arguments.get("stack")) is not None:
+        values |= {"n": stack.starts.size * stack.rows * stack.columns,
+                   "itemsize": np.dtype(arguments.get("dtype") or x.dtype).itemsize}
     if len(x.shape) == 4:
         values |= {"H": x.shape[1], "W": x.shape[2]}
     weight = arguments.get("weight")
@@ -113,6 +125,8 @@ def extents(arguments):
         values |= {"C_in": weight.shape[3], "C_out": weight.shape[0], "kernel": weight.shape[1]}
         if "stride" not in values and dy is not None and len(x.shape) == len(dy.shape) == 4:
             values["stride"] = -(-x.shape[1] // dy.shape[1])
+    elif weight is not None and len(weight.shape) == 3:  # of a depthwise convolution
+        values["kernel"] = weight.shape[0]
     elif weight is not None and len(weight.shape) == 2:
         values |= {"N": weight.shape[0], "K": weight.shape[1]}
     if "transpose_a" in arguments:
@@ -130,6 +144,6 @@ def roof_of(name, dtype, precision):
     """Which peak bounds an operation's arithmetic: "fp16", "tf32" or "fp32"."""
     if not PRODUCTS.match(name):
         return "fp32"
-    if dtype == np.float16:
-        return "fp16"
+    if is_half(dtype):
+        return "fp16"  # which bfloat16 has, too
     return "tf32" if precision == "tf32" else "fp32"

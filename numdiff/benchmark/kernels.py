@@ -17,8 +17,8 @@ import numpy as np
 
 from ..device import DeviceArray, copy_into, empty, empty_like, synchronize, upload
 from ..device.roof import Roof
+from ..dtypes import is_half
 from ..errors import NumdiffError, UsageError
-from ..kernels.concat import Pair
 from ..kernels.conv2d import conv2d_input_gradient_cost
 from ..kernels.conv2d import launcher as conv2d
 from ..kernels.transformer.columns import Columns
@@ -75,7 +75,8 @@ class Recorded:
     @property
     def dtype(self):
         """Of the first array of floats."""
-        return next((a.dtype for a in self._arrays() if a.dtype.kind == "f"), np.dtype(np.float32))
+        return next((a.dtype for a in self._arrays() if a.dtype.kind == "f" or is_half(a.dtype)),
+                    np.dtype(np.float32))
 
     def _arrays(self):
         return [a for value in self.arguments.values()
@@ -127,9 +128,9 @@ def _dtypes(arguments):
 
 
 def for_each(function, value):
-    """`function` of each item of a list, tuple or `Pair`, in one of the same type; anything else as it is."""
-    if isinstance(value, Pair):
-        return Pair(*map(function, value))
+    """`function` of each item of a list, tuple or NamedTuple, in one of the same type; anything else as it is."""
+    if hasattr(value, "_fields"):
+        return type(value)(*map(function, value))
     return type(value)(map(function, value)) if type(value) in (list, tuple) else value
 
 
@@ -181,7 +182,7 @@ def check_version(dtype, version):
 def conv2d_input_gradient(dy, weight, x, stride, version=None):
     """dx of a convolution by itself; x only for its shape."""
     check_version(x.dtype, version)
-    part = conv2d._half_input_gradient if x.dtype == np.float16 else conv2d._input_gradient
+    part = conv2d._half_input_gradient if is_half(x.dtype) else conv2d._input_gradient
     return part(dy, weight, x, stride, version)
 
 
@@ -189,7 +190,7 @@ def conv2d_input_gradient(dy, weight, x, stride, version=None):
 def conv2d_weight_gradient(dy, x, dweight, stride, version=None):
     """dweight of a convolution by itself."""
     check_version(x.dtype, version)
-    if x.dtype == np.float16:
+    if is_half(x.dtype):
         weight = empty(dweight.shape, x.dtype, like=x)  # the launcher only uses its shape and dtype
         conv2d._add_half_gradients(dy, x, weight, dweight, None, stride, version)
     else:

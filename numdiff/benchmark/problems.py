@@ -20,6 +20,7 @@ from ..kernels import (
     bias,
     concat,
     conv2d,
+    depthwise,
     dropout,
     elementwise,
     embedding,
@@ -32,6 +33,7 @@ from ..kernels import (
     random,
     reduce,
     resample,
+    rmsnorm,
     scale_shift,
     softmax,
 )
@@ -50,6 +52,7 @@ from ..kernels.conv2d import (
     hopper_weight_gradient,
     hopper_weight_gradient_3x3,
     im2col,
+    im2win,
     implicit,
     narrow,
     narrow_half,
@@ -64,8 +67,19 @@ from ..kernels.diffusion import levels as noise_levels
 from ..kernels.groupnorm import chunks, groups, normalise, one_pass, one_pass_half
 from ..kernels.matmul import first, hopper, levels, mma, naive, register_tiles, tf32, tiled, vectorised
 from ..kernels.matmul.levels import double_buffer, one_tile, persistent, producer_consumer
-from ..kernels.optimizer import adamw, ema, grad_norm, loss_scale, step_state, telemetry, zero_ranges
-from ..kernels.transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify
+from ..kernels.optimizer import (
+    adamw,
+    ema,
+    grad_norm,
+    loss_scale,
+    muon,
+    newton_schulz,
+    power_ema,
+    step_state,
+    telemetry,
+    zero_ranges,
+)
+from ..kernels.transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify, qk_norm_rope, swiglu
 from .costs import cost_of
 from .kernels import (
     Array,
@@ -206,6 +220,9 @@ def problems():
     add(layernorm.layernorm_forward, x=half(*rows), weight=single(D), bias=single(D))
     add(layernorm.layernorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), mean=single(N * T),
         rstd=single(N * T), dweight=single(D), dbias=single(D))
+    add(rmsnorm.rmsnorm_forward, x=half(*rows), weight=single(D))
+    add(rmsnorm.rmsnorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), rstd=single(N * T),
+        dweight=single(D))
     norm = {"weight": single(C), "bias": single(C), "groups": 32, "silu": True}
     add(groupnorm.groupnorm_forward, groupnorm.launcher, (groups, 1), (chunks, 2), (one_pass, 3), versions=(1, 2, 3),
         x=image, **norm)
@@ -228,12 +245,14 @@ def problems():
 
     add(im2col.im2col_forward, x=half(B, SIDE, SIDE, C), kernel=3)
     add(im2col.im2col_backward, dcol=half(B, SIDE, SIDE, 3, 3, C), x_shape=(B, SIDE, SIDE, C), kernel=3)
+    add(im2win.im2win_forward, x=single(B, SIDE, SIDE, C), kernel=3)
     x, weight = single(B, SIDE, SIDE, C), single(C, 3, 3, C)
-    add(conv2d.conv2d_forward, conv2d.launcher, (direct, 1, 2), (implicit, 3), versions=(1, 2, 3), x=x, weight=weight)
+    add(conv2d.conv2d_forward, conv2d.launcher, (direct, 1, 2), (implicit, 3), (im2win, 7),
+        versions=(1, 2, 3, 7), x=x, weight=weight)
     add(conv2d.conv2d_forward, conv2d.launcher, conv2d_tf32, versions=(4,), precision="tf32", x=x, weight=weight)
-    add(conv2d_input_gradient, conv2d.launcher, (direct, 2), (implicit, 3), versions=(2, 3), dy=x,
+    add(conv2d_input_gradient, conv2d.launcher, (direct, 2), (implicit, 3), (im2win, 7), versions=(2, 3, 7), dy=x,
         weight=weight, x=x, stride=1)
-    add(conv2d_weight_gradient, conv2d.launcher, (direct, 2), (implicit, 3), versions=(2, 3), dy=x,
+    add(conv2d_weight_gradient, conv2d.launcher, (direct, 2), (implicit, 3), (im2win, 7), versions=(2, 3, 7), dy=x,
         x=x, dweight=weight, stride=1)
     add(conv2d_weight_gradient, conv2d_tf32, versions=(4,), precision="tf32", dy=x, x=x, dweight=weight, stride=1)
     add(conv2d.conv2d_forward, narrow, versions=(3,), x=x, weight=single(3, 3, 3, C))
@@ -256,6 +275,11 @@ def problems():
     wide, weight = half(B, 32, 32, 256), half(256, 3, 3, 256)
     add(conv2d_levels.conv2d_level_forward, conv2d_levels, (shifted_boxes, 1), (halo, 2), x=wide, weight=weight)
     add(conv2d.conv2d_forward, conv2d_levels, (conv2d_hopper, 6), versions=(6,), x=wide, weight=weight)
+
+    sevens, weight = half(B, 32, 32, 128), half(7, 7, 128)  # of a ConvNeXt block
+    add(depthwise.depthwise_forward, x=sevens, weight=weight, bias=single(128), channel=single(B, 128))
+    add(depthwise.depthwise_input_gradient, dy=sevens, weight=weight)
+    add(depthwise.depthwise_weight_gradient, dy=sevens, x=sevens, dweight=single(7, 7, 128))
 
     add(linear.linear_forward, versions=(5, 6), x=tokens, weight=half(3 * D, D), bias=single(3 * D))
     add(linear.linear_backward, versions=(5, 6), dy=half(N, T, 3 * D), x=tokens, weight=half(3 * D, D),
@@ -288,7 +312,19 @@ def problems():
               "gradient_norm": one, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0}
     add(adamw.adamw_update, **update)
     add(adamw.adamw_update, note="with average and copy", ema=flat, ema_decay=0.998, half=half(PARAMETERS), **update)
+    blocks = 12  # of a DiT-B: the weights of fc1, and those of q, k, v and the projection
+    starts = integers(np.arange(blocks) * (4 * 768 * 768), np.int64)
+    many = single(blocks * 4 * 768 * 768)
+    stack = muon.Stack(starts, 4 * 768, 768)
+    add(muon.muon_momentum, gradient=many, m=many, stack=stack, gradient_norm=one, momentum=0.95, clip_norm=1.0,
+        dtype=np.float16)
+    add(muon.muon_apply, weight=many, x=half(blocks, 4 * 768, 768), stack=stack, step=step, learning_rate=one,
+        gradient_norm=one, weight_decay=0.0, ema=many, ema_decay=0.998, half=half(many.shape[0]))
+    for shape in ((blocks, 4 * 768, 768), (4 * blocks, 768, 768)):
+        add(newton_schulz.newton_schulz, x=half(*shape))
     add(ema.ema_update, ema=flat, weight=flat, step=step, gradient_norm=one, decay=0.998)
+    add(power_ema.power_ema_update, ema=single(2, PARAMETERS), weight=flat, updates=step, gradient_norm=one,
+        exponents=single(2))
     add(step_state.learning_rate_forward, step=step, learning_rate=one, base=1e-3, warmup_steps=200, total_steps=8000,
         cosine=True)
     counts = integers([3, 2, 1])
@@ -323,9 +359,26 @@ def problems():
     add(gate_adaln.gate_adaln_forward, x=tokens, h=tokens, gate=shift, shift=shift, scale=shift)
     add(gate_adaln.gate_adaln_backward, dz=tokens, dy=tokens, z=tokens, h=tokens, gate=shift, shift=shift,
         scale=shift, mean=single(N * T), rstd=single(N * T))
+    for note, given in (("RMSNorm", {"shift": shift}), ("RMSNorm, no shift", {"shift": None})):
+        given = {"scale": shift, "weight": single(D), **given}
+        seam, alone = {"h": tokens, "gate": shift}, {"h": None, "gate": None}
+        gradients = {"dz": tokens, "dy": tokens, "z": tokens, "mean": None, "rstd": single(N * T), "dweight": single(D)}
+        add(gate_adaln.gate_adaln_forward, x=tokens, norm="rms", note=note, **seam, **given)
+        add(gate_adaln.gate_adaln_backward, note=note, **gradients, **seam, **given)
+        add(gate_adaln.gate_adaln_forward, x=tokens, norm="rms", note=f"{note}, no gate", **alone, **given)
+        add(gate_adaln.gate_adaln_backward, note=f"{note}, no gate", **gradients, **alone, **given)
     add(bias_gelu.bias_gelu_forward, x=half(N, T, 4 * D), bias=single(4 * D))
     add(bias_gelu.bias_gelu_backward, dy=half(N, T, 4 * D), x=half(N, T, 4 * D), bias=single(4 * D),
         dbias=single(4 * D))
+    turn = {"heads": HEADS, "q_weight": single(D // HEADS), "k_weight": single(D // HEADS),
+            "rotation": single(2, T, D // HEADS), "in_place": True}
+    add(qk_norm_rope.qk_norm_rope_forward, qkv=half(N, T, 3 * D), **turn, note="training")
+    add(qk_norm_rope.qk_norm_rope_forward, qkv=half(N, T, 3 * D), **turn, keeps=False)
+    add(qk_norm_rope.qk_norm_rope_backward, dy=half(N, T, 3 * D), kept=half(N, T, 2 * D), **turn,
+        dq_weight=single(D // HEADS), dk_weight=single(D // HEADS))
+    hidden = 8 * D // 3
+    add(swiglu.swiglu_forward, x=half(N, T, 2 * hidden))
+    add(swiglu.swiglu_backward, dy=half(N, T, hidden), x=half(N, T, 2 * hidden))
     latents = single(N, 32, 32, 4)
     add(patchify.patchify_forward, x=half(N, 32, 32, 4), patch=2)
     add(patchify.unpatchify_forward, tokens=single(N, T, 32), patch=2, height=32, width=32)

@@ -30,6 +30,19 @@ def draw_profile(path, profile, rows, title):
     return _draw(path, points, profile.roof.bandwidth, peaks, title)
 
 
+def draw_ladder(path, rows, title):
+    """The picture of `bench_ladder`'s measured rows: images/s as bars, and a point a row under the roof."""
+    timed = [row for row in rows if "ms" in row]
+    if not timed:
+        raise NumdiffError(f"no row was measured, so {path} would be empty.")
+    names = {row["number"]: f"{row['number']}  {row['name']}" for row in timed}
+    points = {names[row["number"]]: [(row["flops"] / row["moved"], 1e12 * row["tflops"], str(row["number"]))]
+              for row in timed if row["moved"]}
+    peaks = {row["precision"]: row["peak"] for row in timed if row["peak"]}
+    plots.ladder(path, {names[row["number"]]: row["images_per_second"] for row in timed}, "images/s", title, points,
+                 timed[0]["bandwidth"], peaks)
+
+
 def _draw(path, points, bandwidth, peaks, title):
     if not points:
         raise NumdiffError(f"nothing that was measured computes anything, so {path} would be empty; name an "

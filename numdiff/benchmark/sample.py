@@ -12,6 +12,7 @@ from ..errors import UsageError
 from ..nn.flops import forward_flops
 from ..training.build import build_model, diffusion_options
 from ..training.compiling import compiling
+from ..training.precision import compute_in
 from . import CLASSES
 from .step import Measured, beside_torch, fill_zeros, seconds_in_turns, summary
 
@@ -62,9 +63,7 @@ def random_model(options):
     model = build_model(options, options.channels or 3, num_classes)
     fill_zeros(model)
     model.diffusion = diffusion_options(options)
-    if options.precision == "fp16":
-        model.compute_in_half()
-    model.tf32 = options.precision == "tf32"
+    compute_in(model, options.precision)
     return model
 
 

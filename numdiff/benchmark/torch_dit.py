@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..nn.dit import EPS, FREQUENCIES, position_table
+from ..nn.flops import mlp_width
+from ..nn.rotary import rotation_table
 from .torch_unet import timestep_embedding
 
 
@@ -40,15 +42,34 @@ class LabelEmbedder(nn.Module):
         return self.embedding_table(y)
 
 
-class Attention(nn.Module):
-    def __init__(self, hidden, heads):
-        super().__init__()
-        self.qkv, self.proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-        self.heads = heads
+class RMSNorm(nn.RMSNorm):
+    """PyTorch's, which is one kernel only where the weight has the type of x; autocast leaves it float32."""
 
     def forward(self, x):
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+def rotated(x, rotation):
+    """x (B, NH, T, HS) with pairs of neighbouring channels turned by the angles of rotation (2, T, HS)."""
+    cos, sin = rotation.to(x.dtype)
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    return x * cos + turned * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden, heads, qk_norm):
+        super().__init__()
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.q_norm, self.k_norm = (RMSNorm(hidden // heads, EPS) if qk_norm else nn.Identity() for _ in range(2))
+        self.proj = nn.Linear(hidden, hidden)
+        self.heads = heads
+
+    def forward(self, x, rotation):
         B, T, D = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotated(q, rotation), rotated(k, rotation)
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, D))
 
 
@@ -61,27 +82,48 @@ class Mlp(nn.Module):
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
+class SwiGLU(nn.Module):
+    def __init__(self, hidden, inner):
+        super().__init__()
+        self.w12, self.w3 = nn.Linear(hidden, 2 * inner), nn.Linear(inner, hidden)
+
+    def forward(self, x):
+        gate, value = self.w12(x).chunk(2, dim=-1)
+        return self.w3(F.silu(gate) * value)
+
+
 def modulated(norm, x, shift, scale):
-    return norm(x) * (1 + scale[:, None]) + shift[:, None]
+    y = norm(x) * (1 + scale[:, None])
+    return y if shift is None else y + shift[:, None]
+
+
+def norm_of(kind, hidden):
+    return RMSNorm(hidden, EPS) if kind == "rms" else nn.LayerNorm(hidden, eps=EPS, elementwise_affine=False)
 
 
 class Block(nn.Module):
-    def __init__(self, hidden, heads, mlp_ratio):
+    def __init__(self, hidden, heads, mlp_ratio, norm, qk_norm, mlp, shift):
         super().__init__()
-        self.norm1, self.norm2 = (nn.LayerNorm(hidden, eps=EPS, elementwise_affine=False) for _ in range(2))
-        self.attn, self.mlp = Attention(hidden, heads), Mlp(hidden, int(hidden * mlp_ratio))
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
+        self.norm1, self.norm2 = norm_of(norm, hidden), norm_of(norm, hidden)
+        self.attn = Attention(hidden, heads, qk_norm)
+        self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, (6 if shift else 4) * hidden))
+        self.shift = shift
 
-    def forward(self, x, c):
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.adaLN_modulation(c).chunk(6, dim=1)
-        x = x + gate[:, None] * self.attn(modulated(self.norm1, x, shift, scale))
+    def forward(self, x, c, rotation):
+        if self.shift:
+            shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.adaLN_modulation(c).chunk(6, dim=1)
+        else:
+            scale, gate, scale_mlp, gate_mlp = self.adaLN_modulation(c).chunk(4, dim=1)
+            shift = shift_mlp = None
+        x = x + gate[:, None] * self.attn(modulated(self.norm1, x, shift, scale), rotation)
         return x + gate_mlp[:, None] * self.mlp(modulated(self.norm2, x, shift_mlp, scale_mlp))
 
 
 class FinalLayer(nn.Module):
-    def __init__(self, hidden, outputs):
+    def __init__(self, hidden, outputs, norm):
         super().__init__()
-        self.norm_final = nn.LayerNorm(hidden, eps=EPS, elementwise_affine=False)
+        self.norm_final = norm_of(norm, hidden)
         self.linear = nn.Linear(hidden, outputs)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden))
 
@@ -93,7 +135,8 @@ class TorchDiT(nn.Module):
     """Options as `numdiff.nn.DiT`; forward takes x (B, C, H, W), t (B,) and, with classes, y (B,)."""
 
     def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
-                 mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True):
+                 mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, norm="layer", qk_norm=False,
+                 rope=False, mlp="gelu", shift=True):
         super().__init__()
         self.patch, self.side = patch_size, image_size // patch_size
         self.outputs = in_channels * (2 if learn_sigma else 1)
@@ -102,8 +145,11 @@ class TorchDiT(nn.Module):
         if num_classes is not None:
             self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
         self.pos_embed = nn.Parameter(torch.from_numpy(position_table(hidden_size, self.side))[None], False)
-        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio) for _ in range(depth))
-        self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.outputs)
+        angles = torch.from_numpy(rotation_table(hidden_size // num_heads, self.side)) if rope else None
+        self.register_buffer("rotation", angles, persistent=False)
+        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift)
+                                    for _ in range(depth))
+        self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.outputs, norm)
 
     def forward(self, x, t, y=None):
         x = self.x_embedder(x) + self.pos_embed
@@ -111,6 +157,6 @@ class TorchDiT(nn.Module):
         if y is not None:
             c = c + self.y_embedder(y)
         for block in self.blocks:
-            x = block(x, c)
+            x = block(x, c, self.rotation)
         x = self.final_layer(x, c).view(-1, self.side, self.side, self.patch, self.patch, self.outputs)
         return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, self.outputs, self.side * self.patch, self.side * self.patch)

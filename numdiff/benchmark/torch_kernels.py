@@ -75,6 +75,28 @@ def _conv2d_gradient(which):
     return make
 
 
+def _taps(torch, a, tensor, name="weight"):
+    """(kernel, kernel, C) as PyTorch's (C, 1, kernel, kernel)."""
+    return tensor(a[name]).permute(2, 0, 1)[:, None].contiguous()
+
+
+def _depthwise(torch, a, tensor):
+    x, weight = _image(torch, tensor, a["x"]), _taps(torch, a, tensor)
+    bias = None if a["bias"] is None else tensor(a["bias"]).to(x.dtype)
+    return lambda: torch.nn.functional.conv2d(x, weight, bias, padding=weight.shape[2] // 2, groups=x.shape[1])
+
+
+def _depthwise_gradient(which):
+    def make(torch, a, tensor):
+        dy = _image(torch, tensor, a["dy"])
+        x = _image(torch, tensor, a["x"]) if which == "dweight" else dy  # of dx, it only gives its shape
+        weight = _taps(torch, a, tensor, "weight" if which == "dx" else "dweight").to(dy.dtype)
+        pad, wanted = weight.shape[2] // 2, [which == "dx", which == "dweight", False]
+        return lambda: torch.ops.aten.convolution_backward(dy, x, weight, None, [1, 1], [pad, pad], [1, 1], False,
+                                                           [0, 0], dy.shape[1], wanted)
+    return make
+
+
 def _linear(torch, a, tensor):
     x, weight = tensor(a["x"]), tensor(a["weight"])
     bias = None if a["bias"] is None else tensor(a["bias"]).to(x.dtype)
@@ -144,6 +166,8 @@ def _group_norm(torch, a, tensor):
 
 COUNTERPARTS = {"conv2d_forward": _conv2d, "conv2d_input_gradient": _conv2d_gradient("dx"),
                 "conv2d_weight_gradient": _conv2d_gradient("dweight"), "conv2d_level_forward": _conv2d_level,
+                "depthwise_forward": _depthwise, "depthwise_input_gradient": _depthwise_gradient("dx"),
+                "depthwise_weight_gradient": _depthwise_gradient("dweight"),
                 "matmul_first_forward": _first, "matmul_level_forward": _level, "linear_forward": _linear,
                 "linear_backward": _linear_backward, "matmul_forward": _matmul, "flash_attention_forward": _attention,
                 "flash_attention_backward": _attention_backward, "attention_forward": _attention,

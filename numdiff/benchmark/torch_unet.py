@@ -64,6 +64,27 @@ class ResBlock(nn.Module):
         return self.skip_connection(self.resample(x)) + h
 
 
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, channels, emb_channels, out_channels, dropout, resample=None):
+        super().__init__()
+        self.skip_connection = nn.Identity() if out_channels == channels else nn.Conv2d(channels, out_channels, 1)
+        self.depthwise = nn.Conv2d(out_channels, out_channels, 7, padding=3, groups=out_channels)
+        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, out_channels))
+        self.norm = nn.LayerNorm(out_channels, eps=1e-6)
+        self.mlp_in, self.mlp_out = nn.Linear(out_channels, 4 * out_channels), nn.Linear(4 * out_channels, out_channels)
+        self.layer_scale = nn.ParameterDict({"weight": torch.full((out_channels,), 1e-6)})
+        self.dropout = nn.Dropout(dropout)
+        self.resample = {None: nn.Identity(), "up": Upsample(channels, False), "down": Downsample(channels, False)}[
+            resample]
+
+    def forward(self, x, emb):
+        x = self.resample(self.skip_connection(x))
+        h = self.depthwise(x) + self.emb_layers(emb)[:, :, None, None]
+        h = self.norm(h.permute(0, 2, 3, 1))  # channels last, as they are stored
+        h = self.mlp_out(F.gelu(self.mlp_in(h), approximate="tanh"))
+        return x + (self.layer_scale["weight"] * self.dropout(h)).permute(0, 3, 1, 2)
+
+
 class AttentionBlock(nn.Module):
     def __init__(self, channels, heads, order, groups):
         super().__init__()
@@ -88,7 +109,7 @@ class AttentionBlock(nn.Module):
 class Stage(nn.Sequential):
     def forward(self, x, emb):
         for block in self:
-            x = block(x, emb) if isinstance(block, ResBlock) else block(x)
+            x = block(x, emb) if isinstance(block, (ResBlock, ConvNeXtBlock)) else block(x)
         return x
 
 
@@ -99,7 +120,7 @@ class TorchUNet(nn.Module):
                  num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
                  num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
                  num_classes=None, learn_sigma=False, dropout=0.0, use_new_attention_order=False, max_period=10000.0,
-                 groups=32, class_dropout=0.0):
+                 groups=32, class_dropout=0.0, block="resnet"):
         super().__init__()
         self.model_channels, self.max_period = model_channels, max_period
         self.num_classes, self.class_dropout = num_classes, class_dropout
@@ -109,6 +130,8 @@ class TorchUNet(nn.Module):
             num_heads_upsample = num_heads
 
         def res(channels, width, resample=None):
+            if block == "convnext":
+                return ConvNeXtBlock(channels, emb_channels, width, dropout, resample)
             return ResBlock(channels, emb_channels, width, dropout, use_scale_shift_norm, groups, resample)
 
         def attention(channels, count):

@@ -8,13 +8,12 @@ THE FILE
 `numdiff data import` writes such files (see importers/); so can any HDF5 library.
 
 A set below two gigabytes is read into memory once. A larger one stays on disk: rows are read a chunk at a time, and as
-many of the last chunks are kept as the loader's order (loader.py) returns to.
+many of the last chunks are kept as the loader's order (loader.py) returns to (chunks.py). Either way threads do it.
 """
 import importlib.resources
 import math
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,8 +22,8 @@ from ..errors import NumdiffError, UsageError, shown
 from ..files import IrregularFile
 from ..hdf5 import Refused, is_hdf5, open_hdf5
 from ..progress import tick
+from .chunks import CHUNK, ChunkCache, in_threads
 
-CHUNK = 64  # images that are stored, read and cached together: about a megabyte at 64×64, a good size for one disk read
 IN_MEMORY_BYTES = 2 << 30  # below this, the images are held in memory as a whole
 WINDOW_BYTES = 256 << 20  # images among which the loader shuffles freely; two windows are cached for a set on disk
 MAX_IMAGE_BYTES = 16 << 20  # of one image, as it lies in the file: 64 of them are read together
@@ -61,13 +60,15 @@ class Dataset:
     labels: np.ndarray | None
     classes: list[str]
 
-    def __init__(self, path: str | os.PathLike, image_size: int | None = None, classes: Sequence[str] | None = None):
+    def __init__(self, path: str | os.PathLike, image_size: int | None = None, classes: Sequence[str] | None = None,
+                 in_memory: bool | None = None):
+        """in_memory: whether the images are held in memory as a whole; None: if they have less than two gigabytes."""
         if not isinstance(path, str | os.PathLike):
             raise UsageError(f"a dataset is opened by its path, and not by {shown(path)}.")
         self.path = os.fspath(path)
-        self._file = _open_file(self.path)
+        self._file, self._cache, self._lock = _open_file(self.path), None, threading.Lock()
         try:
-            self._open(image_size, classes)
+            self._open(image_size, classes, in_memory)
         except Refused as error:
             self.close()
             raise _damaged(self.path, error) from None
@@ -75,7 +76,7 @@ class Dataset:
             self.close()
             raise
 
-    def _open(self, image_size, classes):
+    def _open(self, image_size, classes, in_memory):
         self._source = _check_images(self.path, self._file)
         self.labels, self.classes = _read_labels(self.path, self._file, len(self._source))
         self.dtype = np.dtype(np.uint8 if self._source.dtype == np.uint8 else np.float32)
@@ -87,12 +88,13 @@ class Dataset:
         image_bytes = height * width * self.shape[3] * self.dtype.itemsize
         chunk_bytes = CHUNK * image_bytes
         self.window = max(4, WINDOW_BYTES // chunk_bytes)  # in chunks
-        self.in_memory = count * image_bytes < IN_MEMORY_BYTES
-        self._cache, self._lock = OrderedDict(), threading.Lock()
+        self.in_memory = count * image_bytes < IN_MEMORY_BYTES if in_memory is None else in_memory
         if self.in_memory:
             self._images = np.empty(self.shape, self.dtype)
-            for start in range(0, count, CHUNK):
-                self._images[start:start + CHUNK] = self._load(start, min(start + CHUNK, count))
+            with in_threads(self._load_chunk) as load:
+                for done in [load(index, self._images[start:start + CHUNK])
+                             for index, start in enumerate(range(0, count, CHUNK))]:
+                    done.result()  # the first error in the order of the file
 
     def __len__(self):
         return self.shape[0]
@@ -115,6 +117,11 @@ class Dataset:
     def channels(self) -> int:
         return self.shape[3]
 
+    @property
+    def stored(self) -> str:
+        """How the images lie in the file, in words."""
+        return f"{self._source.dtype} {self._source.filters or 'not packed'}"
+
     def read(self, rows, out=None):
         """Images of the given rows, (n, H, W, C) of `dtype`; `out`, if given, is written and returned."""
         rows = np.asarray(rows, np.int64)
@@ -124,23 +131,23 @@ class Dataset:
             out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         if self.in_memory:
             return np.take(self._images, rows, axis=0, out=out, mode="clip")  # "raise" would write to a copy of `out`
-        for i, row in enumerate(rows):
-            out[i] = self.chunk(row // CHUNK)[row % CHUNK]
-        return out
+        return self._chunks().read(rows, out)
 
     def chunk(self, index):
-        """Rows 64·index to 64·(index+1), from memory if they were read recently."""
+        """Rows 64·index to 64·(index+1); of a set in memory a view."""
         start, stop = index * CHUNK, min((index + 1) * CHUNK, len(self))
-        if self.in_memory:
-            return self._images[start:stop]
-        with self._lock:  # the loader's thread and the caller may both read
-            if index in self._cache:
-                self._cache.move_to_end(index)
-            else:
-                self._cache[index] = self._load(start, stop)
-                if len(self._cache) > 2 * self.window + 2:
-                    self._cache.popitem(last=False)
-            return self._cache[index]
+        return self._images[start:stop] if self.in_memory else self.read(np.arange(start, stop))
+
+    def prefetch(self, index):
+        """Begin to read a chunk that will be needed soon, unless it is in memory; returns at once."""
+        if not self.in_memory:
+            self._chunks().prefetch(index)
+
+    def _chunks(self):
+        with self._lock:  # the loader's thread and the caller may both be the first
+            if self._cache is None:
+                self._cache = ChunkCache(2 * self.window + 2, self.shape, self.dtype, self._load_chunk)
+            return self._cache
 
     def class_counts(self):
         """How many images each class has, in the order of `classes`."""
@@ -160,30 +167,42 @@ class Dataset:
         return mean, np.sqrt(np.maximum(squares / count - mean * mean, 0))
 
     def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
         self._file.close()
 
-    def _load(self, start, stop):
-        """Rows of this dataset from the file, reduced to the size asked for."""
+    def _load_chunk(self, index, out):
+        """Chunk `index` of this dataset from the file into `out` (n, H, W, C), reduced to the size asked for."""
         tick()
+        start, stop = index * CHUNK, min((index + 1) * CHUNK, len(self))
+        direct = self._source.dtype == self.dtype and self._factor == 1
+        images = out if direct else np.empty((stop - start, *self._source.shape[1:]), self._source.dtype)
         try:
-            if self._rows is None:
-                images = self._source.read(start, stop)
-            else:
-                rows = self._rows[start:stop]
-                images = np.empty((len(rows), *self._source.shape[1:]), self._source.dtype)
-                for index in np.unique(rows // CHUNK):  # whole chunks, then the rows: faster than HDF5's selection
-                    chosen = rows // CHUNK == index
-                    images[chosen] = self._source.read(index * CHUNK, (index + 1) * CHUNK)[rows[chosen] - index * CHUNK]
+            self._read_rows(start, stop, images)
         except Refused as error:
             raise _damaged(self.path, error) from None
-        if self.dtype == np.uint8:
-            return _average(images, self._factor)
-        images = images.astype(np.float32, copy=False)
-        finite = np.isfinite(images).all((1, 2, 3))
-        if not finite.all():
-            raise NumdiffError(f"image {start + int(np.argmin(finite))} of {self.path!r} holds values that are not "
-                               "finite: fix the file.")
-        return images
+        if not direct:
+            with np.errstate(over="ignore"):  # of a float64, which is then not finite
+                out[...] = _average(images, self._factor)
+        if self.dtype != np.uint8 and not np.isfinite(out).all():
+            wrong = int(np.argmin(np.isfinite(out).all((1, 2, 3))))
+            raise NumdiffError(f"image {start + wrong} of {self.path!r} holds values that are not finite: fix the "
+                               "file.")
+
+    def _read_rows(self, start, stop, images):
+        """Rows of this dataset as the file has them."""
+        if self._rows is None:
+            self._source.read(start, stop, images)
+            return
+        rows = self._rows[start:stop]
+        if self._source.plain:
+            for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):
+                first, last = rows[run[0]], rows[run[-1]]
+                self._source.read(first, last + 1, images[run[0]:run[-1] + 1])
+            return
+        for index in np.unique(rows // CHUNK):  # whole chunks, then the rows: faster than HDF5's selection
+            chosen = rows // CHUNK == index
+            images[chosen] = self._source.read(index * CHUNK, (index + 1) * CHUNK)[rows[chosen] - index * CHUNK]
 
     def _select(self, names):
         """Keep the images of the named classes; returns their rows."""

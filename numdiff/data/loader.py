@@ -20,7 +20,7 @@ import threading
 import numpy as np
 
 from ..errors import UsageError
-from .dataset import CHUNK
+from .chunks import CHUNK
 
 POLL = 0.1  # seconds after which a waiting thread looks whether it should stop
 
@@ -160,6 +160,7 @@ class Loader:
                 if self._stop.is_set():
                     return
                 result = self._fill(step, buffers)
+                self._read_ahead(step)
             except BaseException as error:  # pass every error on to the caller
                 result = error
             while not self._stop.is_set():
@@ -170,18 +171,14 @@ class Loader:
                     pass
             if isinstance(result, BaseException):
                 return
-            try:
-                self._read_ahead(step)
-            except Exception:
-                pass  # it occurs again, and is reported, when the chunk is needed
             step += 1
 
     def _read_ahead(self, step):
-        """Read the next window's chunks one by one while this window is in use, instead of all at once when it
-        begins."""
+        """Begin to read the next window's chunks one by one while this window is in use, instead of all at once when
+        it begins; the dataset's threads do so while this one fills batches."""
         if self.dataset.in_memory:
             return
         chunks = -(-len(self.dataset) // CHUNK)
         for place in range(step * self.batch // CHUNK, (step + 1) * self.batch // CHUNK):
             epoch, place = divmod(place + self.dataset.window, chunks)
-            self.dataset.chunk(int(self._order(epoch)[1][place]))
+            self.dataset.prefetch(int(self._order(epoch)[1][place]))

@@ -38,7 +38,7 @@ class Arena:
         self._sizes = {}  # free block address -> bytes
         self._turn = threading.Lock()
         self._returned = deque()  # (address, bytes) of freed blocks that are not in the free list yet
-        self._segment_starts = set()  # blocks of two segments are never joined, though they may touch
+        self._segment_starts = {}  # address -> bytes; blocks of two segments are never joined, though they may touch
         self.reserved_bytes = 0
         self.used_bytes = 0
         self.peak_bytes = 0
@@ -69,10 +69,26 @@ class Arena:
         size = -(-nbytes // self._segment_bytes) * self._segment_bytes
         address = self._take_segment(size)
         self.reserved_bytes += size
-        self._segment_starts.add(address)
+        self._segment_starts[address] = size
         self._addresses.insert(bisect_left(self._addresses, address), address)
         self._sizes[address] = size
         return address
+
+    def segments(self):
+        """The addresses of what was taken so far."""
+        return set(self._segment_starts)
+
+    def trim(self, give_back, keep=()):
+        """Give back the segments that nothing lies in, by `give_back(address)` each, but for those that begin at an
+        address in `keep`: of the others no graph may be kept that was captured there."""
+        with self._turn:
+            self._take_back()
+            for address, size in [*self._segment_starts.items()]:
+                if self._sizes.get(address) == size and address not in keep:
+                    self._addresses.remove(address)
+                    del self._sizes[address], self._segment_starts[address]
+                    self.reserved_bytes -= size
+                    give_back(address)
 
     def _release(self, address, nbytes):
         """A block comes back: now, or before the next allocation if the arena is busy (Python may drop the last

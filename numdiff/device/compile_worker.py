@@ -30,7 +30,8 @@ def main(folder, capability, cores):
     if cores and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):  # the job may be confined to some cores: then to those
             os.sched_setaffinity(0, cores)
-    from .compiler import compile_kernel, find_kernel
+    from .compiler import compile_kernel
+    from .half import find_kernel
     from .kernel_cache import KernelCache, Key
     cache = KernelCache(json.loads(capability), pathlib.Path(folder))
     while True:

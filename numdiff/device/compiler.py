@@ -16,6 +16,7 @@ import types
 import numpy as np
 
 from .array import DeviceArray
+from .bfloat16 import bfloat16
 from .kernel_cache import Key, MachineCode
 from .quick_types import quick_types
 from .requires import check_supported
@@ -58,7 +59,7 @@ def type_of_word(word):
         return numba.types.BaseTuple.from_types(tuple(map(type_of_word, words_within(rest[:-1]))),
                                                 getattr(importlib.import_module(module), kind) if kind else None)
     name, _, rest = word.partition("[")
-    kind = getattr(numba.types, "boolean" if name == "bool" else name)
+    kind = bfloat16 if name == "bfloat16" else getattr(numba.types, "boolean" if name == "bool" else name)
     return numba.types.Array(kind, int(rest[:-1]), "C") if rest else kind
 
 
@@ -132,9 +133,3 @@ def kernels_by_name(package="numdiff.kernels"):
                for kernel in (value.values() if isinstance(value, dict) else [value])
                if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")]
     return {(kernel.py_func.__module__, kernel.py_func.__name__): kernel for kernel in kernels}
-
-
-def find_kernel(key):
-    """The kernel that a `Key` names, whose module is imported for it."""
-    importlib.import_module(key.module)
-    return kernels_by_name(key.module.rsplit(".", 1)[0])[key.module, key.name]

@@ -1,8 +1,8 @@
-"""Eight neighbours at a time: 16 bytes of float16 in one instruction, 32 bytes of float32 in two.
+"""Eight neighbours at a time: 16 bytes of float16 or bfloat16 in one instruction, 32 bytes of float32 in two.
 
 `load4` moves 8 bytes of float16; a warp then asks for 256 bytes at a time, and a memory-bound kernel needs twice the
 instructions, and twice the loads in flight, for the same bytes. As with `load4`, arithmetic is float32: what is loaded
-is widened, what is stored is rounded to the nearest float16, ties to even.
+is widened, what is stored is rounded to the nearest number of the array's type, ties to even.
 
     load8(array, index), store8(array, index, values)   `index` a multiple of 8, values a tuple of eight
     copy8(target, to, source, index)                    the same, started by cp.async, from memory to shared memory
@@ -32,6 +32,7 @@ from numba.cuda.extending import intrinsic
 
 from ..emulator import twin
 from ..emulator.group_copies import start_copy
+from . import bfloat16
 from .inline_ptx import F32, GLOBAL, I32, I64, SHARED, element_pointer, emit, require_contiguous, statement
 
 EIGHT = types.UniTuple(types.float32, 8)
@@ -57,9 +58,14 @@ UNPACK = "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; c
 PACK = "cvt.rn.f16x2.f32 $0, $2, $1;"
 
 
+def _packed(builder, low, high, kind):
+    """Two float32 as a word of two numbers of an array's type."""
+    return emit(builder, bfloat16.PACK if kind == bfloat16.bfloat16 else PACK, [I32], [low, high])[0]
+
+
 @intrinsic
 def load8(typingctx, array, index):
-    """(a[i], …, a[i+7]) of a contiguous array of float16 or float32, as float32; `index` must be a multiple of 8."""
+    """(a[i], …, a[i+7]) of a contiguous array of 16 or 32-bit floats, as float32; `index` must be a multiple of 8."""
     require_contiguous("load8", array)
     elements, pieces = _pieces(array)
     kind = I32 if elements == 8 else F32
@@ -71,7 +77,12 @@ def load8(typingctx, array, index):
             vector = builder.load(address, align=BYTES)
             for k in range(4):
                 word = builder.extract_element(vector, I32(k))
-                values += [word] if kind is F32 else emit(builder, UNPACK, (F32, F32), [word])
+                if kind is F32:
+                    values.append(word)
+                elif array.dtype == bfloat16.bfloat16:
+                    values += bfloat16.widen_word(builder, word)
+                else:
+                    values += emit(builder, UNPACK, (F32, F32), [word])
         return context.make_tuple(builder, sig.return_type, values)
 
     return EIGHT(array, types.int64), codegen
@@ -94,7 +105,7 @@ def store8(typingctx, array, index, values):
     def codegen(context, builder, sig, args):
         given = [builder.extract_value(args[2], i) for i in range(8)]
         if kind is I32:
-            given = [emit(builder, PACK, (I32,), given[i:i + 2])[0] for i in range(0, 8, 2)]
+            given = [_packed(builder, *given[i:i + 2], array.dtype) for i in range(0, 8, 2)]
         for piece in range(pieces):
             vector = ir.Constant(ir.VectorType(kind, 4), ir.Undefined)
             for k in range(4):
@@ -140,7 +151,7 @@ def _copy8(machine, target, to, source, index):
 
 @intrinsic
 def as_stored(typingctx, array, x):
-    """x, a float32, as it reads once it has been stored in the array: rounded to float16 if that is its type."""
+    """x, a float32, as it reads once it has been stored in the array: rounded to 16 bits if they have no more there."""
     def codegen(context, builder, sig, args):
         stored = context.cast(builder, args[1], types.float32, array.dtype)
         return context.cast(builder, stored, array.dtype, types.float32)
@@ -170,10 +181,12 @@ def _load_words(context, builder, array_type, array, index):
     return words
 
 
-def _numbers(builder, words):
-    """Eight float32 from the words of eight float16 or float32."""
+def _numbers(builder, words, kind):
+    """Eight float32 from the words of eight numbers of an array's type."""
     if len(words) == NUMBERS:
         return [builder.bitcast(word, F32) for word in words]
+    if kind == bfloat16.bfloat16:
+        return [number for word in words for number in bfloat16.widen_word(builder, word)]
     pairs = [builder.bitcast(word, PAIR) for word in words]
     return [builder.fpext(builder.extract_element(pair, I32(i)), F32) for pair in pairs for i in range(2)]
 
@@ -188,7 +201,7 @@ def _words(context, builder, array, values_type, values):
     numbers = [builder.load(element_pointer(context, builder, values_type, values, I32(k)))
                for k in range(NUMBERS)]
     if array.dtype.bitwidth == 16:
-        return [emit(builder, PACK, [I32], numbers[k:k + 2])[0] for k in range(0, NUMBERS, 2)]
+        return [_packed(builder, *numbers[k:k + 2], array.dtype) for k in range(0, NUMBERS, 2)]
     return [builder.bitcast(number, I32) for number in numbers]
 
 
@@ -199,7 +212,7 @@ def load8_into(typingctx, array, index, into):
 
     def codegen(context, builder, sig, args):
         words = _load_words(context, builder, sig.args[0], args[0], args[1])
-        _put(context, builder, sig.args[2], args[2], _numbers(builder, words))
+        _put(context, builder, sig.args[2], args[2], _numbers(builder, words, array.dtype))
         return context.get_dummy_value()
 
     return types.void(array, types.int64, into), codegen
@@ -266,7 +279,7 @@ def add8(typingctx, array, words, values):
     def codegen(context, builder, sig, args):
         count = array.dtype.bitwidth // 4
         numbers = _numbers(builder, [builder.load(element_pointer(context, builder, sig.args[1], args[1], I32(k)))
-                                     for k in range(count)])
+                                     for k in range(count)], array.dtype)
         places = [element_pointer(context, builder, sig.args[2], args[2], I32(k)) for k in range(NUMBERS)]
         for place, number in zip(places, numbers, strict=True):
             builder.store(builder.fadd(builder.load(place), number), place)
@@ -289,7 +302,7 @@ def numbers8(typingctx, array, words, values):
     def codegen(context, builder, sig, args):
         words = [builder.load(element_pointer(context, builder, sig.args[1], args[1], I32(k)))
                  for k in range(array.dtype.bitwidth // 4)]
-        _put(context, builder, sig.args[2], args[2], _numbers(builder, words))
+        _put(context, builder, sig.args[2], args[2], _numbers(builder, words, array.dtype))
         return context.get_dummy_value()
 
     return types.void(array, words, values), codegen

@@ -192,6 +192,11 @@ class Gpu:
         self.arenas.append(Arena(self._take_segment))
         return self.arenas[-1]
 
+    def trim(self, arena, keep=()):
+        """Give the driver back what an arena has taken from it and does not use: see `Arena.trim`."""
+        self.synchronize()
+        arena.trim(lambda address: self.check(self._driver.cuMemFree(address)), keep)
+
     @functools.cached_property
     def inference_arena(self):
         """The arena of all that is computed without gradients: sampling, and predictions."""

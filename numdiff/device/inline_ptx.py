@@ -8,9 +8,9 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import RequireLiteralValue, TypingError
 
-I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 GENERIC, GLOBAL, SHARED = 0, 1, 3  # LLVM's numbers of PTX's state spaces
-LETTERS = {I32: "r", I64: "l", F32: "f"}  # LLVM type -> the kind of register, as a constraint
+LETTERS = {I16: "h", I32: "r", I64: "l", F32: "f"}  # LLVM type -> the kind of register, as a constraint
 
 
 def statement(text, results=(), ordered=False, collective=False):

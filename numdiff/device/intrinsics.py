@@ -3,15 +3,17 @@
 `load4` and `store4` move four neighbouring elements with one instruction (PTX ISA, section 9.7.9, `ld`/`st` with
 `.v4`). Four times fewer memory instructions is what brings a streaming kernel to the speed of memory.
 
-Of a float16 array they give and take float32: 8 bytes move, and what is stored is rounded to the nearest float16, ties
-to even. So a kernel written with them computes in float32 whichever of the two its arrays hold.
+Of a float16 or bfloat16 array they give and take float32: 8 bytes move, and what is stored is rounded to the nearest
+such number, ties to even. So a kernel written with them computes in float32 whichever of the three its arrays hold.
 """
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
+from ..dtypes import is_half
 from ..emulator import twin
+from .bfloat16 import bfloat16
 from .inline_ptx import I32, statement
 
 
@@ -25,7 +27,7 @@ def _vector_address(context, builder, array_type, array, index):
 
 def _arithmetic_type(array):
     """The type in which a kernel computes with the elements of an array."""
-    return types.float32 if array.dtype == types.float16 else array.dtype
+    return types.float32 if array.dtype in (types.float16, bfloat16) else array.dtype
 
 
 @intrinsic
@@ -46,7 +48,7 @@ def load4(typingctx, array, index):
 @twin(load4)
 def _load4(machine, array, index):
     values = machine.access.load_vector(array, index, 4)
-    return tuple(map(np.float32, values)) if array.dtype == np.float16 else values
+    return tuple(map(np.float32, values)) if is_half(array.dtype) else values
 
 
 @intrinsic

@@ -23,6 +23,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
+from ..files import cache_root
+
 MAGIC = b"numdiff kernel 1\n"
 STALE = 3600  # seconds after which a file that nobody finished is removed
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc-cu12",
@@ -48,9 +50,7 @@ class MachineCode(NamedTuple):
 
 def cache_directory():
     """Where compiled kernels are kept: a folder whose name changes with any line of the kernels' own code."""
-    root = os.environ.get("NUMDIFF_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.join(pathlib.Path.home(), ".cache"), "numdiff")
-    return os.path.join(root, f"kernels-{code_digest()}")
+    return os.path.join(cache_root(), f"kernels-{code_digest()}")
 
 
 @functools.cache

@@ -10,8 +10,10 @@ import threading
 
 import numpy as np
 
+from ..dtypes import is_bfloat16
 from ..emulator.values import leaves
 from .array import DeviceArray
+from .bfloat16 import SUFFIX
 from .compiler import stand_in, type_of_word, word_of
 from .requires import supports
 from .threads import PerThread
@@ -100,7 +102,12 @@ class PtxDevice:
             if re.search(r"\.extern .*__half", text):
                 raise PtxError(f"{name} computes with float16 numbers, by functions that Numba links and then cannot "
                                "keep in its cache; make them float32 first")
-            if not any(isinstance(a, DeviceArray) and a.dtype == np.float64 for a in leaves(args)):
+            arrays = [a for a in leaves(args) if isinstance(a, DeviceArray)]
+            brain = name.endswith(SUFFIX) or any(is_bfloat16(a.dtype) for a in arrays)
+            if brain and (found := re.search(r"^.*\.f16(x2)?[. ].*$", text, re.MULTILINE)):
+                raise PtxError(f"{name} takes bfloat16 for float16: {found.group().strip()}; launch what in_bfloat16 "
+                               "makes of it")
+            if not any(a.dtype == np.float64 for a in arrays):
                 found = re.search(r"^.*\.f64.*$", text, re.MULTILINE)
                 if found:
                     raise PtxError(f"{name} uses float64: {found.group().strip()}; type its literals as float32")

@@ -14,6 +14,10 @@ What is copied is the kernel's function, and each device function (down the call
 constants; the copies have the values in place of the `Constant`s among their globals. Device functions that know none
 are shared. A copy is made once for the same values.
 
+Where there are many and a run needs few, `Variants` makes each when it is first asked for:
+
+    KERNELS = Variants((64, 128, 256), lambda bn: specialise(gemm, launch_bounds=(384, 1), BN=bn))
+
 A specialised kernel has a name of its own, made of the values or given: by module and name it is found in the cache of
 compiled kernels and by the processes that compile ahead, so `specialise` refuses a name that has other constants.
 """
@@ -119,6 +123,37 @@ class _Specialiser:
         return _copies[key][1], used
 
 
+class _Others:
+    """Copies of device functions in which other(value) stands for a value that they name, where it is not None."""
+
+    def __init__(self, other):
+        self.other, self.known, self.copies = other, {}, {}
+
+    def replaced(self, function):
+        """{name: new value} of a function."""
+        if function not in self.known:
+            new = {name: self.other(value) for name, value in _known(function).items()}
+            new |= {name: self.device_function(value) for name, value in _known(function).items()
+                    if new[name] is None and _is_device_function(value)}
+            self.known[function] = {name: value for name, value in new.items() if value is not None}
+        return self.known[function]
+
+    def device_function(self, dispatcher):
+        """The dispatcher's copy; None where nothing below is replaced."""
+        new = self.replaced(dispatcher.py_func)
+        if new and dispatcher not in self.copies:
+            copy = _copy(dispatcher.py_func, new, dispatcher.py_func.__name__)
+            self.copies[dispatcher] = cuda.jit(copy, **_options(dispatcher))
+        return self.copies.get(dispatcher)
+
+
+def with_others(kernel, other, name):
+    """A copy of the `@cuda.jit` kernel, with a name of its own, in which other(value) stands for a value that it names,
+    down the calls, where it is not None."""
+    function = kernel.py_func
+    return cuda.jit(_copy(function, _Others(other).replaced(function), name), **_options(kernel))
+
+
 def _identity(value):
     """What a constant is compared by: a number by type and value, anything else as an object."""
     return repr((type(value).__name__, value)) if isinstance(value, (bool, int, float, str)) or hasattr(
@@ -163,3 +198,26 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
     made = cuda.jit(_copy(function, new, name, module), **options)
     _made[module, name] = *same, made, used  # keep the values alive, so that no other object gets their id
     return made
+
+
+class Variants(dict):
+    """{key: kernel}, each of which `make(key)` makes when it is first asked for: it takes a millisecond."""
+
+    def __init__(self, keys, make):
+        super().__init__(dict.fromkeys(keys))
+        self.make = make
+
+    def __getitem__(self, key):
+        kernel = super().__getitem__(key)
+        if kernel is None:
+            kernel = self[key] = self.make(key)
+        return kernel
+
+    def get(self, key, default=None):
+        return self[key] if key in self else default
+
+    def items(self):
+        return ((key, self[key]) for key in self)
+
+    def values(self):
+        return (self[key] for key in self)

@@ -6,8 +6,8 @@ loads fragments from shared memory with `ldmatrix`, which spreads them in just t
 
     a = ldmatrix_x4(a_address)                          # 16 × 16 of float16
     b = ldmatrix_x4(b_address)                          # 16 × 16 of float16: two fragments of 16 × 8
-    mma_m16n8k16_into(sums, 0, a, (b[0], b[1]))         # sums[0 … 3] += a · b, 16 × 8 of float32
-    mma_m16n8k16_into(sums, 4, a, (b[2], b[3]))
+    mma_m16n8k16_into(accumulators, 0, a, (b[0], b[1]))         # accumulators[0 … 3] += a · b, 16 × 8 of float32
+    mma_m16n8k16_into(accumulators, 4, a, (b[2], b[3]))
 
 WORDS AND FRAGMENTS
     A fragment of float16 or tf32 is a tuple of uint32, each with two float16 (the low half is the first) or one tf32;
@@ -16,10 +16,10 @@ WORDS AND FRAGMENTS
     every index into it is known once its loops are unrolled.
 
     ldmatrix_x1, _x2, _x4 (address), ldmatrix_x1_trans, …   one, two or four 8 × 8 matrices of 16-bit elements
-    mma_m16n8k16(a, b, c)       float16: 4, 2 and 4 registers → 4       mma_m16n8k16_into(sums, first, a, b)
-    mma_m16n8k8(a, b, c)        float16: 2, one and 4 registers → 4     mma_m16n8k8_into(sums, first, a, b)
-    mma_m16n8k8_tf32(a, b, c)   tf32: 4, 2 and 4 registers → 4          mma_m16n8k8_tf32_into(sums, first, a, b)
-    pack_half2(low, high), unpack_half2(word), round_tf32(x), word_of(x), float_of(word)
+    mma_m16n8k16(a, b, c)       float16: 4, 2 and 4 registers → 4       mma_m16n8k16_into(accumulators, first, a, b)
+    mma_m16n8k8(a, b, c)        float16: 2, one and 4 registers → 4     mma_m16n8k8_into(accumulators, first, a, b)
+    mma_m16n8k8_tf32(a, b, c)   tf32: 4, 2 and 4 registers → 4          mma_m16n8k8_tf32_into(accumulators, first, a, b)
+    pack_half2(low, high), unpack_half2(word), ones_half2(), round_tf32(x), word_of(x), float_of(word)
     load_word(array, index), store_word(array, index, word)     4 bytes of an array of any type
     load_words2(array, index)                                   8 bytes: 2 float32 as two words
     load_words4(array, index), store_words4(array, index, …)    16 bytes: 8 float16 as four words
@@ -100,6 +100,17 @@ def unpack_half2(typingctx, word):
 @twin(unpack_half2)
 def _unpack_half2(machine, word):
     return tuple(float32(v) for v in HALVES.unpack(WORD.pack(int(word) & LOW_WORD)))
+
+
+@intrinsic
+def ones_half2(typingctx):
+    """A word of two float16, both one."""
+    return types.uint32(), lambda context, builder, sig, args: I32(0x3C003C00)
+
+
+@twin(ones_half2)
+def _ones_half2(machine):
+    return UInt32(0x3C003C00)
 
 
 @intrinsic
@@ -357,19 +368,19 @@ M16N8K16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, 
 M16N8K8 = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};"
 M16N8K8_TF32 = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, " \
                "{$10, $11, $12, $13};"
-SUMS = types.UniTuple(types.float32, 4)
+ACCUMULATORS = types.UniTuple(types.float32, 4)
 
 
-def _mma(text, a, b):
+def mma(text, a, b):
     """Signature and code of d = a · b + c."""
-    return SUMS(a, b, SUMS), statement(text, [F32] * 4, collective=True)
+    return ACCUMULATORS(a, b, ACCUMULATORS), statement(text, [F32] * 4, collective=True)
 
 
-def _mma_into(text, sums, a, b):
+def mma_into(text, accumulators, a, b):
     """Signature and code of the form whose accumulators are four neighbours in an array."""
-    require_contiguous("an mma", sums)
-    if sums.dtype != types.float32:
-        raise TypingError(f"an mma sums in float32, not in {sums}")
+    require_contiguous("an mma", accumulators)
+    if accumulators.dtype != types.float32:
+        raise TypingError(f"an mma sums in float32, not in {accumulators}")
 
     def codegen(context, builder, sig, args):
         indices = [builder.add(args[1], I64(i)) for i in range(4)]
@@ -379,7 +390,7 @@ def _mma_into(text, sums, a, b):
             builder.store(value, slot)
         return context.get_dummy_value()
 
-    return types.void(sums, types.int64, a, b), codegen
+    return types.void(accumulators, types.int64, a, b), codegen
 
 
 PRODUCT_M16N8K16 = MatrixProduct("mma.m16n8k16", 16, fragment_a_m16n8k16, fragment_b_m16n8k16, float16_of_words)
@@ -391,7 +402,7 @@ PRODUCT_M16N8K8_TF32 = MatrixProduct("mma.m16n8k8.tf32", 8, fragment_a_m16n8k8_t
 @intrinsic
 def mma_m16n8k16(typingctx, a, b, c):
     """a · b + c over the warp: a four words, b two words of float16, c and the result four float32."""
-    return _mma(M16N8K16, _words(4), _words(2))
+    return mma(M16N8K16, _words(4), _words(2))
 
 
 @twin(mma_m16n8k16)
@@ -400,20 +411,20 @@ def _mma_m16n8k16(machine, a, b, c):
 
 
 @intrinsic
-def mma_m16n8k16_into(typingctx, sums, first, a, b):
-    """sums[first … first + 3] += a · b over the warp: a four words, b two words of float16, sums a float32 array."""
-    return _mma_into(M16N8K16, sums, _words(4), _words(2))
+def mma_m16n8k16_into(typingctx, accumulators, first, a, b):
+    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of float16; float32."""
+    return mma_into(M16N8K16, accumulators, _words(4), _words(2))
 
 
 @twin(mma_m16n8k16_into)
-def _mma_m16n8k16_into(machine, sums, first, a, b):
-    PRODUCT_M16N8K16.into(machine, sums, first, a, b, sys._getframe(2))
+def _mma_m16n8k16_into(machine, accumulators, first, a, b):
+    PRODUCT_M16N8K16.into(machine, accumulators, first, a, b, sys._getframe(2))
 
 
 @intrinsic
 def mma_m16n8k8(typingctx, a, b, c):
     """a · b + c over the warp: a two words, b one word of float16, c and the result four float32."""
-    return _mma(M16N8K8, _words(2), types.uint32)
+    return mma(M16N8K8, _words(2), types.uint32)
 
 
 @twin(mma_m16n8k8)
@@ -422,20 +433,20 @@ def _mma_m16n8k8(machine, a, b, c):
 
 
 @intrinsic
-def mma_m16n8k8_into(typingctx, sums, first, a, b):
-    """sums[first … first + 3] += a · b over the warp: a two words, b one word of float16, sums a float32 array."""
-    return _mma_into(M16N8K8, sums, _words(2), types.uint32)
+def mma_m16n8k8_into(typingctx, accumulators, first, a, b):
+    """accumulators[first … first + 3] += a · b over the warp: a two words, b one word of float16; float32."""
+    return mma_into(M16N8K8, accumulators, _words(2), types.uint32)
 
 
 @twin(mma_m16n8k8_into)
-def _mma_m16n8k8_into(machine, sums, first, a, b):
-    PRODUCT_M16N8K8.into(machine, sums, first, a, b, sys._getframe(2))
+def _mma_m16n8k8_into(machine, accumulators, first, a, b):
+    PRODUCT_M16N8K8.into(machine, accumulators, first, a, b, sys._getframe(2))
 
 
 @intrinsic
 def mma_m16n8k8_tf32(typingctx, a, b, c):
     """a · b + c over the warp: a four words, b two words of tf32, c and the result four float32."""
-    return _mma(M16N8K8_TF32, _words(4), _words(2))
+    return mma(M16N8K8_TF32, _words(4), _words(2))
 
 
 @twin(mma_m16n8k8_tf32)
@@ -444,11 +455,11 @@ def _mma_m16n8k8_tf32(machine, a, b, c):
 
 
 @intrinsic
-def mma_m16n8k8_tf32_into(typingctx, sums, first, a, b):
-    """sums[first … first + 3] += a · b over the warp: a four words, b two words of tf32, sums a float32 array."""
-    return _mma_into(M16N8K8_TF32, sums, _words(4), _words(2))
+def mma_m16n8k8_tf32_into(typingctx, accumulators, first, a, b):
+    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of tf32; float32."""
+    return mma_into(M16N8K8_TF32, accumulators, _words(4), _words(2))
 
 
 @twin(mma_m16n8k8_tf32_into)
-def _mma_m16n8k8_tf32_into(machine, sums, first, a, b):
-    PRODUCT_M16N8K8_TF32.into(machine, sums, first, a, b, sys._getframe(2))
+def _mma_m16n8k8_tf32_into(machine, accumulators, first, a, b):
+    PRODUCT_M16N8K8_TF32.into(machine, accumulators, first, a, b, sys._getframe(2))

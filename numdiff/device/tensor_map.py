@@ -17,8 +17,8 @@ import numpy as np
 from ..emulator import tma
 from .array import DeviceArray, upload
 
-_TYPES = {"float16": "FLOAT16", "float32": "FLOAT32", "float64": "FLOAT64", "uint8": "UINT8", "uint16": "UINT16",
-          "uint32": "UINT32", "int32": "INT32", "uint64": "UINT64", "int64": "INT64"}
+_TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "float64": "FLOAT64", "uint8": "UINT8",
+          "uint16": "UINT16", "uint32": "UINT32", "int32": "INT32", "uint64": "UINT64", "int64": "INT64"}
 _kept = {}  # (backend, address, view) -> its map
 
 

@@ -30,10 +30,13 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from ..emulator import twin, wgmma
+from ..emulator.warp_matrix import bfloat16_of_words, float16_of_words
+from .bfloat16 import counterpart
 from .inline_ptx import F32, I32, I64, TypingError, statement
 
 u32, u64, void = types.uint32, types.uint64, types.void
 MAX_N = 256  # columns of a wgmma
+ELEMENTS = {"f16": float16_of_words, "bf16": bfloat16_of_words}  # what the twins read in a word
 
 
 # wgmma ----------------------------------------------------------------------------------------------------------------
@@ -118,35 +121,36 @@ def _through_accumulators(count, text, memory=False, fresh=None):
         operands = inputs + others
         kind = ir.FunctionType(ir.LiteralStructType([F32] * count), [o.type for o in operands])
         assembly = ir.InlineAsm(kind, statement_text, ",".join(constraints), side_effect=True)
-        sums = builder.call(assembly, operands, attrs=("convergent",))
+        accumulators = builder.call(assembly, operands, attrs=("convergent",))
         for k, place in enumerate(places):
-            builder.store(builder.extract_value(sums, k), place)
+            builder.store(builder.extract_value(accumulators, k), place)
         return context.get_dummy_value()
 
     return codegen
 
 
-def _wgmma_texts(n, a_operands, transposed):
+def _wgmma_texts(n, a_operands, transposed, kind):
     """PTX of a wgmma with accumulators in and out, and of one with accumulators out only (scale_d = 0).
 
-    a_operands: how many registers name A; transposed: the flags at the end
+    a_operands: how many registers name A; transposed: the flags at the end; kind: f16 or bf16
     """
     count = n // 2
-    sums = ", ".join(f"${k}" for k in range(count))
+    accumulators = ", ".join(f"${k}" for k in range(count))
 
     def text(first, add):
         names = [f"${first + k}" for k in range(a_operands + 1)]
         a = names[0] if a_operands == 1 else f"{{{', '.join(names[:-1])}}}"
-        return (f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 "
-                f"{{{sums}}}, {a}, {names[-1]}, add, 1, 1, {', '.join(str(int(t)) for t in transposed)}; }}")
+        return (f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32."
+                f"{kind}.{kind} {{{accumulators}}}, {a}, {names[-1]}, add, 1, 1, "
+                f"{', '.join(str(int(t)) for t in transposed)}; }}")
 
     return text(2 * count, f"${2 * count + a_operands + 1}"), text(count, "0")
 
 
 @functools.cache
-def make_wgmma(n, transpose_a=False, transpose_b=False):
+def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
     """wgmma(acc, descriptor_a, descriptor_b, scale_d): acc = A·B + scale_d · acc, A (64 × 16) and B (16 × n) of
-    float16.
+    float16; with kind="bf16" of bfloat16, which is what `in_bfloat16` takes in its place.
 
     acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile
     The matrices lie K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
@@ -154,7 +158,7 @@ def make_wgmma(n, transpose_a=False, transpose_b=False):
     """
     _check_columns(n)
     count = n // 2
-    text, fresh = _wgmma_texts(n, 1, (transpose_a, transpose_b))
+    text, fresh = _wgmma_texts(n, 1, (transpose_a, transpose_b), kind)
 
     @intrinsic
     def wgmma_shared(typingctx, acc, descriptor_a, descriptor_b, scale_d):
@@ -163,13 +167,13 @@ def make_wgmma(n, transpose_a=False, transpose_b=False):
 
     @twin(wgmma_shared)
     def _wgmma_shared(machine, acc, descriptor_a, descriptor_b, scale_d):
-        wgmma.issue(machine, acc, n, descriptor_a, descriptor_b, scale_d, transpose_a, transpose_b)
+        wgmma.issue(machine, acc, n, descriptor_a, descriptor_b, scale_d, transpose_a, transpose_b, ELEMENTS[kind])
 
-    return wgmma_shared
+    return counterpart(wgmma_shared, lambda: make_wgmma(n, transpose_a, transpose_b, "bf16"))
 
 
 @functools.cache
-def make_wgmma_a_registers(n, transpose_b=False):
+def make_wgmma_a_registers(n, transpose_b=False, kind="f16"):
     """wgmma(acc, a, descriptor_b, scale_d): as `make_wgmma`, with A in registers.
 
     a: tuple of four uint32, two float16 each; `emulator.wgmma.a_fragment_place` says which element lies where (as in
@@ -177,7 +181,7 @@ def make_wgmma_a_registers(n, transpose_b=False):
     """
     _check_columns(n)
     count = n // 2
-    text, fresh = _wgmma_texts(n, 4, (transpose_b,))
+    text, fresh = _wgmma_texts(n, 4, (transpose_b,), kind)
 
     @intrinsic
     def wgmma_registers(typingctx, acc, a, descriptor_b, scale_d):
@@ -186,9 +190,10 @@ def make_wgmma_a_registers(n, transpose_b=False):
 
     @twin(wgmma_registers)
     def _wgmma_registers(machine, acc, a, descriptor_b, scale_d):
-        wgmma.issue(machine, acc, n, tuple(int(w) & 0xFFFFFFFF for w in a), descriptor_b, scale_d, False, transpose_b)
+        wgmma.issue(machine, acc, n, tuple(int(w) & 0xFFFFFFFF for w in a), descriptor_b, scale_d, False, transpose_b,
+                    ELEMENTS[kind])
 
-    return wgmma_registers
+    return counterpart(wgmma_registers, lambda: make_wgmma_a_registers(n, transpose_b, "bf16"))
 
 
 @functools.cache

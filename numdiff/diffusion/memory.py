@@ -6,6 +6,7 @@ import numpy as np
 
 from ..device.arena import SEGMENT, Arena
 from ..device.ptx import PtxDevice
+from ..dtypes import is_half
 from ..errors import TooManyElementsError
 
 
@@ -35,17 +36,18 @@ def measuring_twin(model, device=None):
     """The same model on a `Measuring` device."""
     twin = type(model)(**model.options, device=device or Measuring(model.backend), seed=None)
     twin.diffusion, twin.tf32 = model.diffusion, model.tf32
-    if model.dtype == np.float16:
-        twin.compute_in_half()
+    if is_half(model.dtype):
+        twin.compute_in_half(model.dtype)
     return twin
 
 
 def bytes_for(sampling, twin, batch):
     """Bytes that a GPU needs, besides the model, for batches of this many images of a `Sampling`."""
     device, taken = twin.backend, []
+    guide = sampling.guide and measuring_twin(sampling.guide, device)
     device.arena = Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
     try:
-        sampling.new_run(batch, twin).rehearse()
+        sampling.new_run(batch, twin, guide).rehearse()
     finally:
         device.arena = None
     return sum(taken)

@@ -72,21 +72,27 @@ class Step(NamedTuple):
     @property
     def asks(self):
         """Whether the model is evaluated, which is then the first operation."""
-        return bool(self.operations) and self.operations[0].name == "denoise"
+        return bool(self.operations) and self.operations[0].name in ("denoise", "denoise_unguided")
+
+    @property
+    def guided(self):
+        """Whether it is evaluated with the guidance that there is."""
+        return self.asks and self.operations[0].name == "denoise"
 
 
 class Plan:
     """What `sampler(denoise, x, sigmas, noise, **settings)` does.
 
     numbers_of(sigma): what `denoise` needs to know about a level, as floats; given: names of further arrays that the
-    sampler takes, as keywords. Attributes: steps, a list of `Step`s; table, uint32 (steps, width): their numbers, those
-    of an operation from column `first` on, as the bits of float32 (the counter of noise is an integer); places: how
-    many arrays a step leaves at most. Before the first step, place 0 holds the starting noise times `start_scale`;
-    after the last one it holds the result.
+    sampler takes, as keywords; guided(sigma): whether there is guidance at a level (default: at all of them).
+    Attributes: steps, a list of `Step`s; table, uint32 (steps, width): their numbers, those of an operation from column
+    `first` on, as the bits of float32 (the counter of noise is an integer); places: how many arrays a step leaves at
+    most. Before the first step, place 0 holds the starting noise times `start_scale`; after the last one it holds the
+    result.
     """
 
-    def __init__(self, sampler, numbers_of, sigmas, settings, given=()):
-        self._numbers_of, self._count = numbers_of, 0
+    def __init__(self, sampler, numbers_of, sigmas, settings, given=(), guided=lambda sigma: True):
+        self._numbers_of, self._guided, self._count = numbers_of, guided, 0
         self._made = [[]]  # the operations of each step: (name, numbers of the inputs, of the results, place, numbers)
         self._rows = [[]]
         start = self._new()
@@ -121,7 +127,8 @@ class Plan:
         """(x_0, the model's answer); begins a step."""
         self._made.append([])
         self._rows.append([])
-        return self.note("denoise", (x,), self._numbers_of(sigma), results=2)
+        name = "denoise" if self._guided(sigma) else "denoise_unguided"
+        return self.note(name, (x,), self._numbers_of(sigma), results=2)
 
     def _finish(self, start, result):
         last_use = {result: len(self._made)}

@@ -78,7 +78,8 @@ class Run:
 
     def _replayed(self, name, function):
         """The function that runs a step, or what has this name, with the weights that the model has now."""
-        key = name, self.model.place() if hasattr(self.backend, "capture") else None
+        models = [self.model, *([self.denoiser.guide.model] if self.denoiser.guide else [])]
+        key = name, tuple(model.place() for model in models) if hasattr(self.backend, "capture") else None
         if key not in self._replays:
             self._replays[key] = Replayed(function, self.backend, self.arena, self.eager)
         return self._replays[key]
@@ -107,8 +108,9 @@ class Run:
 
     def _compute(self, name, inputs, place):
         numbers = self.numbers[place]
-        if name == "denoise":
-            return self.denoiser.estimate(*inputs, numbers, self.labels, self.ahead.of_step() if self.ahead else ())
+        if name in ("denoise", "denoise_unguided"):
+            return self.denoiser.estimate(*inputs, numbers, self.labels, self.ahead.of_step() if self.ahead else (),
+                                          guided=name == "denoise")
         if name == "noise":
             return random_normal(self.shape, 0, PURPOSE_SAMPLER, self.row[place], self.samples)
         if name == "combine":

@@ -183,6 +183,20 @@ def dpm_solver_pp_2m(denoise, x, sigmas, noise=None):
     return x
 
 
+def learned(denoise, x, sigmas, noise=None, weights=()):
+    """Learned steps: x_(i+1) = w_i · x_T + Σ_(j ≤ i) w_ij · x_0(j) with weights fitted to DDIM's many steps.
+
+    Duan et al. 2023 (OLSS, arXiv:2305.14677), eq. 9. weights: of step i, i + 2 numbers (learned_steps.py)
+    """
+    parts = [x]
+    for now, row in zip(sigmas, weights, strict=False):
+        parts.append(denoise(x, now))
+        x = combine(*zip(row[:3], parts[:3], strict=False))
+        for k in range(3, len(parts), 2):
+            x = combine((1.0, x), *zip(row[k:k + 2], parts[k:k + 2], strict=False))
+    return x
+
+
 def repaint(denoise, x, sigmas, noise, known, mask, jump=5, resamples=5):
     """Inpainting: `ddpm` steps, after each of which the known pixels are put back, with the level's noise.
 

@@ -11,17 +11,19 @@ from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
 from ..nn.model import Model
-from .denoiser import Denoiser
+from .denoiser import Denoiser, check_interval
+from .learned_steps import check_schedule
 from .memory import say_what_counts, say_what_fits
 from .plan import Plan
 from .process import Diffusion
 from .run import Run
-from .samplers import get_sampler, heun, heun_in_time, repaint
+from .samplers import get_sampler, heun, heun_in_time, learned, repaint
 
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
 WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # samplers that take an eta, and their defaults
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
 VARIANCES = ("small", "large", "learned")
+GUIDE_SCALE = 2.0  # of autoguidance, where none is given: about the paper's best for class-conditional ImageNet
 PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
 
 
@@ -66,16 +68,21 @@ class Sampling:
     variance: of ddpm, "small", "large" or "learned" (default: learned if the model learned it, else small)
     spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or "logsnr"; on
         the path linear "time" (default), even steps in t, in which heun then takes its mean; on the path edm karras or
-        logsnr
+        logsnr. time_shift: of the levels "time", s: t becomes s·t / (1 + (s-1)·t) (default: as the model was trained)
     s_churn, s_tmin, s_tmax, s_noise: for heun and euler, noise added as in EDM (see `raised` in samplers.py; default:
         s_churn 0, none)
     y: class indices (count,), or one for all, for a model with classes; None takes them in turn
     batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: if the model makes pixels)
     cfg_scale: classifier-free guidance, eps_uncond + cfg_scale · (eps_cond - eps_uncond); None or 1: without
     cfg_channels: how many channels to guide, the first ones (default: all of the image's)
+    cfg_interval: (low, high), the σ between which there is guidance, high included (default: everywhere). On the path
+        linear σ is t / (1 - t)
+    guide: autoguidance by another model of the same images and classes (or none), such as a smaller one or an earlier
+        checkpoint; on the device of this one. guide_scale: 1 is none (default: 2)
     known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is to be kept;
         jump, resamples: as in `repaint`
     slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i is in row i // slerp
+    schedule: learned steps, as `learned_steps.Trajectory.schedule` gives them, instead of steps, sampler and spacing
     eager: launch every kernel from Python; changes no bit. arena: device memory for the intermediate results of a step
         (default: the one that all inference shares)
     Raises `UsageError` for options that do not fit the model or each other. `batches` raises `OutOfMemoryError`, which
@@ -88,10 +95,15 @@ class Sampling:
                  cfg_channels: int | None = None, known: np.ndarray | None = None, mask: np.ndarray | None = None,
                  jump: int = 5, resamples: int = 5, slerp: int | None = None, eager: bool = False, arena=None,
                  s_churn: float | None = None, s_tmin: float | None = None, s_tmax: float | None = None,
-                 s_noise: float | None = None):
+                 s_noise: float | None = None, time_shift: float | None = None,
+                 cfg_interval: tuple[float, float] | None = None, guide: Model | None = None,
+                 guide_scale: float | None = None, schedule: dict | None = None):
         check_arguments(model, count, steps, seed, batch)
         self.model, self.count, self.seed, self.slerp = model, count, seed, slerp
         self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
+        self.cfg_interval = None if cfg_interval is None else check_interval(cfg_interval)
+        self.guide_scale = GUIDE_SCALE if guide is not None and guide_scale is None else guide_scale
+        self.guide = self._checked_guide(guide)
         outputs = getattr(model, "out_channels", model.in_channels)
         if outputs < model.in_channels:
             raise UsageError(f"the model takes {model.in_channels} channels and gives {outputs}: some of its input is "
@@ -111,7 +123,7 @@ class Sampling:
             raise UsageError(f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out.")
         self.spacing = spacing or ("timesteps" if self.respacing
                                    else self.diffusion.path.default_spacing(self.sampler))
-        self.sigmas = self.diffusion.path.sigmas(self.spacing, steps)
+        self.sigmas = self._path(time_shift).sigmas(self.spacing, steps)
         if self.function is heun and self.spacing == "time":
             self.function = heun_in_time
         self.steps = len(self.sigmas) - 1
@@ -120,6 +132,8 @@ class Sampling:
         self.batch = min(batch, count)
         churn = {"s_churn": s_churn, "s_tmin": s_tmin, "s_tmax": s_tmax, "s_noise": s_noise}
         self.settings = self._settings(eta, variance, {k: v for k, v in churn.items() if v is not None})
+        if schedule is not None:
+            self._take(schedule, spacing, time_shift)
         self._check_slerp()
         self._check_guidance()
         last = seed + (count - 1 if slerp is None else count // slerp)
@@ -129,10 +143,44 @@ class Sampling:
         self.seeds = (seed, last)
         self.labels = class_labels(model, y, count, slerp)
         self.inpainted = {} if known is None else self._check_inpainting(known, mask, jump, resamples)
-        self.denoiser = Denoiser(model, self.diffusion, None, self.clip, cfg_scale, cfg_channels)
-        self.plan = Plan(self.function, self.denoiser.numbers, self.sigmas, self.settings, self.inpainted)
+        guided_by = self.guide and Denoiser(self.guide, Diffusion(**self.guide.diffusion, backend=model.backend), None,
+                                            False)
+        self.denoiser = Denoiser(model, self.diffusion, None, self.clip, cfg_scale, cfg_channels, guided_by,
+                                 self.guide_scale, self.cfg_interval)
+        self.plan = Plan(self.function, self.denoiser.numbers, self.sigmas, self.settings, self.inpainted,
+                         self.denoiser.guided)
+        if self.cfg_interval and not self.guided_evaluations:
+            raise UsageError("cfg_interval {:g},{:g} holds none of the noise levels at which the {} steps evaluate the "
+                             "model, from {:g} down to {:g}: widen it, or leave it out.".format(
+                                 *self.cfg_interval, self.steps, self.sigmas[0], self.sigmas[-2]))
         self.eager, self.arena = eager, arena
         self._run = functools.cache(self.new_run)
+
+    def _path(self, time_shift):
+        """Where the levels come from: the path of the training, or one that is shifted otherwise."""
+        self.time_shift = time_shift
+        if time_shift is None:
+            return self.diffusion.path
+        if self.spacing != "time":
+            raise UsageError(f"time_shift {time_shift} shifts the levels of spacing time, which this model's path "
+                             f"{self.diffusion.path_name} has not: leave it out."
+                             if self.diffusion.path_name != "linear" else
+                             f"time_shift {time_shift} does not go with spacing {self.spacing}: leave one of them out.")
+        return Diffusion(**{**self.diffusion.options, "time_shift": time_shift}).path
+
+    def _take(self, schedule, spacing, time_shift):
+        """Learned steps instead of a sampler's."""
+        own = len(schedule.get("sigmas", ())) if isinstance(schedule, dict) else 0
+        given = [(self.steps not in (50, own) or self.respacing) and "steps",
+                 self.sampler != "ddim" and "sampler or inpainting", self.settings != {"eta": 0.0} and "settings",
+                 spacing and "spacing", time_shift and "time_shift", self.guide is not None and "guide"]
+        if any(given):
+            raise UsageError("a schedule has steps of its own, and leaves nothing to say by "
+                             f"{next(filter(None, given))}: leave that out, or the schedule.")
+        check_schedule(schedule, self)
+        self.function, self.sampler, self.spacing = learned, "learned", "learned"
+        self.sigmas = [*schedule["sigmas"], 0.0]
+        self.steps, self.settings = len(self.sigmas) - 1, {"weights": schedule["weights"]}
 
     @property
     def evaluations(self):
@@ -140,11 +188,21 @@ class Sampling:
         return sum(step.asks for step in self.plan.steps)
 
     @property
+    def guided_evaluations(self):
+        """How many of them are with guidance; the others are half the work."""
+        return sum(step.guided for step in self.plan.steps) if self.guide or self.denoiser.cfg_scale is not None else 0
+
+    @property
     def options(self):
         """What determines the images besides the model and their classes, as values for JSON."""
+        more = {} if self.cfg_interval is None else {"cfg_interval": list(self.cfg_interval)}
+        if self.guide is not None:
+            more["guide_scale"] = self.guide_scale
         return {"sampler": self.sampler, "steps": self.steps, "spacing": self.spacing, "seed": self.seed,
-                **({"respacing": self.respacing} if self.respacing else {}), "count": self.count, **self.settings,
-                "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels, "clip": self.clip, "slerp": self.slerp}
+                **({"respacing": self.respacing} if self.respacing else {}),
+                **({"time_shift": self.time_shift} if self.time_shift is not None else {}), "count": self.count,
+                **self.settings, "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels, "clip": self.clip,
+                "slerp": self.slerp, **more}
 
     def batches(self, progress: Callable | None = None, watch: Callable | None = None, rank: int = 0,
                 ranks: int = 1) -> Iterator[tuple[slice, np.ndarray]]:
@@ -155,14 +213,23 @@ class Sampling:
         """
         for start in range(rank * self.batch, self.count, ranks * self.batch):
             rows = slice(start, min(start + self.batch, self.count))
+            arenas = self._arenas()
             try:
                 made = self._make(rows, progress, watch)
             except (OutOfMemoryError, TooManyElementsError):
                 made = None
             if made is None:  # here, where the arrays of the failed attempt are freed
                 self._run.cache_clear()
+                for arena, before in arenas:  # its pieces would not suit a smaller batch's arrays
+                    self.model.backend.trim(arena, before)
                 raise OutOfMemoryError(say_what_fits(self, self.arena))
             yield rows, made
+
+    def _arenas(self):
+        """[(arena that a batch takes memory from, addresses of what it has so far)]."""
+        gpu = self.model.backend
+        arenas = {gpu.arenas[0], self.arena or gpu.inference_arena} if hasattr(gpu, "trim") else ()
+        return [(arena, arena.segments()) for arena in arenas]
 
     def rehearse(self):
         """Launch every kind of step once, kernel by kernel, and read nothing back: to record the kernels on a planning
@@ -176,10 +243,10 @@ class Sampling:
         except TooManyElementsError:
             raise UsageError(say_what_counts(self)) from None
 
-    def new_run(self, size, model=None):
-        """The `Run` of a batch of `size` images; model: a twin of this Sampling's model, for instance on another
+    def new_run(self, size, model=None, guide=None):
+        """The `Run` of a batch of `size` images; model, guide: twins of this Sampling's, for instance on another
         device."""
-        denoiser = self.denoiser if model is None else self.denoiser.of(model)
+        denoiser = self.denoiser if model is None else self.denoiser.of(model, guide)
         return Run(self.plan, denoiser, size, self.shape, self.inpainted, self.eager, self.arena)
 
     def _make(self, rows, progress, watch):
@@ -250,8 +317,46 @@ class Sampling:
             raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
                              "euler, heun or dpm++2m.")
 
+    def _checked_guide(self, guide):
+        """The model that guides; None for none, also if its scale makes it one that has no effect. A `UsageError` for
+        one that is not of the same images and classes."""
+        model, scale = self.model, self.guide_scale
+        if guide is None:
+            if scale is not None:
+                raise UsageError("guide_scale has no effect without a model that guides: give a guide, too.")
+            return None
+        if not all(hasattr(guide, name) for name in ("image_size", "in_channels", "diffusion", "num_classes")):
+            raise UsageError(f"a guide is a model, as numdiff.load gives it, and not {shown(guide)}.")
+        if guide is model:
+            raise UsageError("a model cannot guide itself: give a smaller one as its guide, or an earlier checkpoint.")
+        if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not math.isfinite(scale):
+            raise UsageError(f"guide_scale must be a finite number, not {shown(scale)}.")
+        if self.cfg_scale not in (None, 1):
+            raise UsageError(f"cfg_scale {self.cfg_scale:g} and a guide exclude each other: guide by the class or by "
+                             "another model, and leave one of them out.")
+        sizes = [(m.image_size, m.image_size, m.in_channels) for m in (guide, model)]
+        if sizes[0] != sizes[1]:
+            raise UsageError("the guide makes images of {}×{}×{} and the model of {}×{}×{}: give a guide of the same "
+                             "images.".format(*sizes[0], *sizes[1]))
+        if getattr(guide, "out_channels", guide.in_channels) < guide.in_channels:
+            raise UsageError(f"the guide takes {guide.in_channels} channels and gives {guide.out_channels}: give one "
+                             "with as many outputs as inputs.")
+        names = [(getattr(m, "meta", None) or {}).get("classes") for m in (guide, model)]
+        if guide.num_classes not in (None, model.num_classes):
+            raise UsageError(f"the guide has {guide.num_classes} classes and the model {model.num_classes or 'none'}: "
+                             "give a guide of the same classes, or one without.")
+        if guide.num_classes is not None and all(names) and list(names[0]) != list(names[1]):
+            raise UsageError("the guide's classes are others than the model's, or in another order: give a guide that "
+                             "was trained on the same data.")
+        if guide.backend is not model.backend:
+            raise UsageError("the guide is on another device than the model: load both with the same device.")
+        return None if scale == 1 else guide
+
     def _check_guidance(self):
         scale, channels = self.cfg_scale, self.cfg_channels
+        if self.cfg_interval and scale in (None, 1) and self.guide is None:
+            raise UsageError("cfg_interval has no effect without guidance: give a cfg_scale other than 1, or a guide, "
+                             "too.")
         if channels is not None and scale in (None, 1):
             raise UsageError("cfg_channels has no effect without guidance: give a cfg_scale other than 1, too.")
         if channels is not None and not 1 <= channels <= self.model.in_channels:

@@ -18,7 +18,7 @@ from . import fragments as layouts
 from .counts import BANKS, WORD, count_wavefronts
 from .drawing import COLOURS, FAULT, GRID, INK, PALE, Picture
 from .tma import CHUNK, swizzled
-from .warp_matrix import float16_of_words, tf32_of_words
+from .warp_matrix import bfloat16_of_words, float16_of_words, tf32_of_words
 from .wgmma import accumulator_place
 
 LINE = BANKS * WORD  # bytes that all banks together hold side by side
@@ -49,9 +49,10 @@ def owners(layout, lanes=layouts.LANES):
 
 def numbers(product):
     """The shape of a `Tracer.products` entry, and its A, B and D: {(row, column): value}."""
-    shape = next(s for s in sorted(MMA, key=len, reverse=True) if product.name.endswith(s.replace(" ", ".")))
+    name, brain = product.name.removesuffix(".bf16"), product.name.endswith(".bf16")
+    shape = next(s for s in sorted(MMA, key=len, reverse=True) if name.endswith(s.replace(" ", ".")))
     a, b, _, d = product.registers
-    elements = tf32_of_words if shape.endswith("tf32") else float16_of_words
+    elements = tf32_of_words if shape.endswith("tf32") else bfloat16_of_words if brain else float16_of_words
     return shape, [{at: float(values[lane, register, place]) for at, (lane, register, place) in owners(layout).items()}
                    for values, (_, layout) in zip((elements(a), elements(b), d[..., None]), MMA[shape], strict=True)]
 

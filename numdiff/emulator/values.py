@@ -6,6 +6,7 @@ A kernel's numbers are represented by the cheapest Python object that still know
     int8 … int32 `Int8`, `Int16`, `Int32`: an int that remembers its width (clz needs it); arithmetic gives int64
     uint8 …      `UInt8`, `UInt32`, `UInt64`: arithmetic on them gives uint64, or int64 with a signed partner
     float16/32/64 NumPy's scalars: each operation rounds to the type
+    bfloat16     that of ml_dtypes: each operation makes it float32
     bool         bool, numpy.bool_
 
 The rules of promotion are Numba's, not NumPy's nor C's: int32 + int32 is int64, uint32 · uint32 is uint64, and
@@ -17,6 +18,8 @@ import operator
 import struct
 
 import numpy as np
+
+from ..dtypes import bfloat16
 
 float16, float32, float64, boolean = np.float16, np.float32, np.float64, np.bool_
 BITS64, HALF64, BITS32, HALF32 = (1 << 64) - 1, 1 << 63, (1 << 32) - 1, 1 << 31
@@ -57,7 +60,8 @@ INTEGERS = SIGNED | UNSIGNED
 DIRECT = frozenset((float32, float64, float16))  # operands of one such class: NumPy's operator is Numba's
 
 _LETTER = {bool: "b", boolean: "b", Int8: "s", Int16: "m", UInt8: "t", Int32: "i", int: "i", UInt32: "u",
-           UInt64: "u", float16: "h", float32: "f", float64: "d", float: "d"}
+           UInt64: "u", float16: "h", float32: "f", float64: "d", float: "d",
+           bfloat16: "f"}  # arithmetic takes a bfloat16 for the float32 that it is; its type has no other
 _FLOAT = {"h": float16, "f": float32, "d": float64}
 
 
@@ -216,12 +220,17 @@ OPERATIONS = {"Add": add, "Sub": sub, "Mult": mul, "Div": truediv, "FloorDiv": f
 
 # Types as a kernel calls them -----------------------------------------------------------------------------------------
 
-WORD = struct.Struct("<I")
+WORD, FLOAT = struct.Struct("<I"), struct.Struct("<f")
 
 
 def float32_bits(x):
     """The bits of a float32, as an int."""
     return WORD.unpack(x if x.__class__ is float32 else float32(x))[0]
+
+
+def float32_of_bits(word):
+    """The float32 with these bits, an int."""
+    return float32(FLOAT.unpack(WORD.pack(word))[0])
 
 
 def _to_int(value):

@@ -72,6 +72,11 @@ def float16_of_words(words):
     return words.view(np.float16).reshape(*words.shape, 2).astype(np.float32)
 
 
+def bfloat16_of_words(words):
+    """uint32 (…) → float32 (…, 2): the two bfloat16 in each."""
+    return np.stack([words << np.uint32(16), words & np.uint32(0xFFFF0000)], axis=-1).view(np.float32)
+
+
 def tf32_of_words(words):
     """uint32 (…) → float32 (…, 1) without the 13 bits that tf32 does not have."""
     return (words & np.uint32(0xFFFFE000)).view(np.float32)[..., None]

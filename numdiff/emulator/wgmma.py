@@ -41,6 +41,7 @@ from .asynchronous import Completion, Pending, Pieces, Watch
 from .faults import Unsupported
 from .memory import CheckedArray
 from .tma import CHUNK, SWIZZLES
+from .warp_matrix import float16_of_words
 
 WARPGROUP, M, K = 128, 64, 16
 SWIZZLE_OF_MODE = (0, 128, 64, 32)  # bytes, by the descriptor's bits 62-63
@@ -118,10 +119,11 @@ def _chunk_starts(*layout):
 class Operand:
     """A matrix in shared memory: where its chunks lie."""
 
-    __slots__ = ("memory", "start", "layout", "mn_major", "rows", "descriptor", "pieces")
+    __slots__ = ("memory", "start", "layout", "mn_major", "rows", "descriptor", "pieces", "elements")
 
-    def __init__(self, machine, bits, rows, mn_major):
-        self.descriptor = d = Descriptor(bits)
+    def __init__(self, machine, bits, rows, mn_major, elements):
+        self.descriptor, self.elements = Descriptor(bits), elements
+        d = self.descriptor
         self.rows, self.mn_major, self.memory, self.pieces = rows, mn_major, None, None
         self.layout = d.address % 1024, rows, d.leading, d.stride, d.base_offset, d.swizzle, mn_major
         found = machine.shared_memory(d.address)
@@ -139,7 +141,8 @@ class Operand:
     def read(self):
         """The matrix as float64, (rows, 16)."""
         chunks = (self.start + chunk_offsets(*self.layout)) // CHUNK
-        data = self.memory.bytes.reshape(-1, CHUNK)[chunks].reshape(chunks.shape[0], -1).view(np.float16)
+        data = self.memory.bytes.reshape(-1, CHUNK)[chunks].reshape(chunks.shape[0], -1)
+        data = self.elements(data.view(np.uint32)).reshape(chunks.shape[0], -1)
         return (data.T if self.mn_major else data).astype(np.float64)
 
 
@@ -174,7 +177,7 @@ class Warpgroup:
                 self._store(previous, registers)
                 registers, previous = self._load(operation), arrays
             if operation.b.memory is not None and (operation.a is None or operation.a.memory is not None):
-                a = operation.a.read() if operation.a is not None else _fragments(operation.fragments)
+                a = _fragments(operation.fragments, operation.b.elements) if operation.a is None else operation.a.read()
                 product = to_registers(a @ operation.b.read().T)
                 registers = (product + registers if operation.scale else product).astype(np.float32)
             for pending in operation.pendings:
@@ -214,10 +217,10 @@ class Warpgroup:
                 array[:count] = registers[k]
 
 
-def _fragments(words):
+def _fragments(words, elements):
     """A (64 × 16, float64) from the four words of each of the 128 threads."""
     # The axes are warp, row, quad, right, below, pair.
-    halves = np.array(words, np.uint32).view(np.float16).reshape(4, 8, 4, 2, 2, 2)
+    halves = elements(np.array(words, np.uint32)).reshape(4, 8, 4, 2, 2, 2)
     return halves.transpose(0, 4, 1, 3, 2, 5).reshape(M, K).astype(np.float64)
 
 
@@ -262,23 +265,25 @@ def fence(machine):
     issuer.dirty.clear()
 
 
-def issue(machine, array, n, a, bits_b, scale, a_mn_major=False, b_mn_major=False):
+def issue(machine, array, n, a, bits_b, scale, a_mn_major=False, b_mn_major=False,
+          elements=float16_of_words):
     """`wgmma.mma_async.m64n{n}k16`: the current thread's share of it.
 
-    array: float32[n / 2], its accumulators; a: the descriptor of A, or its four registers (a tuple); scale: 0 or 1
+    array: float32[n / 2], its accumulators; a: the descriptor of A, or its four registers (a tuple); scale: 0 or 1;
+    elements: what the words of A and B hold
     """
     thread, issuer = machine.thread, _issuer(machine)
     group = issuer.group
     at = issuer.given - group.first
     if at < len(group.operations):
         operation = group.operations[at]
-        if (operation.kind != (n, a_mn_major, b_mn_major) or operation.bits_b != bits_b or
+        if (operation.kind != (n, a_mn_major, b_mn_major, elements) or operation.bits_b != bits_b or
                 operation.scale != bool(scale) or a.__class__ is not tuple and operation.bits_a != a):
             machine.report("wgmma", f"threads {operation.thread.index} and {thread.index} of a warpgroup give this "
                                     "wgmma with different descriptors or sizes", machine.site_here(),
                            others=[("the other is", machine.place(operation.site, operation.thread))])
     else:
-        operation = _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major)
+        operation = _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major, elements)
         if operation is None:
             return
     k = thread.tid % WARPGROUP
@@ -297,7 +302,7 @@ def issue(machine, array, n, a, bits_b, scale, a_mn_major=False, b_mn_major=Fals
         machine.scheduler.wake(waiting)
 
 
-def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major):
+def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major, elements):
     """The operation that the first of its threads issues; None after a fault."""
     site = machine.site_here()
     if not group.complete:
@@ -305,13 +310,13 @@ def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major):
                                 "fewer", site)
         return None
     operation = Operation()
-    operation.kind, operation.n, operation.scale = (n, a_mn_major, b_mn_major), n, bool(scale)
+    operation.kind, operation.n, operation.scale = (n, a_mn_major, b_mn_major, elements), n, bool(scale)
     operation.bits_a, operation.bits_b, operation.site, operation.thread = a, bits_b, site, machine.thread
     operation.count, operation.arrays, operation.done = 0, [None] * WARPGROUP, Completion()
     operation.fragments = [None] * WARPGROUP if a.__class__ is tuple else None
     operation.waiting, operation.pendings, operation.after, operation.checked = [], [], [], {}
-    operation.a = None if a.__class__ is tuple else Operand(machine, a, M, a_mn_major)
-    operation.b = Operand(machine, bits_b, n, b_mn_major)
+    operation.a = None if a.__class__ is tuple else Operand(machine, a, M, a_mn_major, elements)
+    operation.b = Operand(machine, bits_b, n, b_mn_major, elements)
     for name, operand in (("A", operation.a), ("B", operation.b)):
         if operand is not None:
             _check_operand(machine, operation, operand, name)

@@ -3,6 +3,7 @@ from .attention import attention_backward, attention_forward, flash_attention_ba
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
 from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
+from .depthwise import depthwise_backward, depthwise_forward
 from .diffusion.class_dropout import class_dropout_forward
 from .diffusion.mse import mse_backward, mse_forward
 from .diffusion.q_sample import weigh_forward
@@ -19,10 +20,19 @@ from .elementwise import (
 from .embedding import embedding_backward, embedding_forward, timestep_embedding_forward
 from .groupnorm import groupnorm_backward, groupnorm_forward
 from .layernorm import layernorm_backward, layernorm_forward
-from .linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_supports
+from .linear import (
+    linear_backward,
+    linear_forward,
+    linear_gelu_forward,
+    linear_gelu_supports,
+    linear_swiglu_forward,
+    linear_swiglu_supports,
+)
 from .linear_group import linear_group_backward, linear_group_forward
 from .matmul import matmul_backward, matmul_forward, pair_supports
+from .reduce import column_sum
 from .resample import avgpool_backward, avgpool_forward, upsample_backward, upsample_forward
+from .rmsnorm import rmsnorm_backward, rmsnorm_forward
 from .scale_shift import scale_shift_backward, scale_shift_forward
 from .softmax import softmax_backward, softmax_forward
 from .transformer.adaln import adaln_backward, adaln_forward
@@ -32,18 +42,23 @@ from .transformer.columns import columns_backward, columns_forward
 from .transformer.gate import gate_backward, gate_forward
 from .transformer.gate_adaln import gate_adaln_backward, gate_adaln_forward, gate_adaln_supports
 from .transformer.patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
+from .transformer.qk_norm_rope import qk_norm_rope_backward, qk_norm_rope_forward
+from .transformer.swiglu import swiglu_backward, swiglu_forward
 
 __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_backward", "attention_forward",
            "avgpool_backward", "avgpool_forward", "bias_add_backward", "bias_add_forward", "bias_gelu_backward",
            "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "channel_statistics",
            "chunk_backward", "chunk_forward", "class_dropout_forward", "columns_backward", "columns_forward",
-           "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward", "dropout_backward",
+           "column_sum", "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward",
+           "depthwise_backward", "depthwise_forward", "dropout_backward",
            "dropout_forward", "embedding_backward", "embedding_forward", "flash_attention_backward",
            "flash_attention_forward", "gate_adaln_backward", "gate_adaln_forward", "gate_adaln_supports",
            "gate_backward", "gate_forward", "gelu_backward", "gelu_forward", "groupnorm_backward", "groupnorm_forward",
            "hybrid_loss_backward", "hybrid_loss_forward", "layernorm_backward", "layernorm_forward", "linear_backward",
            "linear_forward", "linear_gelu_forward", "linear_gelu_supports", "linear_group_backward",
-           "linear_group_forward", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward", "pair_supports",
-           "patchify_backward", "patchify_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",
-           "silu_forward", "softmax_backward", "softmax_forward", "timestep_embedding_forward", "unpatchify_backward",
+           "linear_group_forward", "linear_swiglu_forward", "linear_swiglu_supports", "matmul_backward",
+           "matmul_forward", "mse_backward", "mse_forward", "pair_supports", "patchify_backward", "patchify_forward",
+           "qk_norm_rope_backward", "qk_norm_rope_forward", "rmsnorm_backward", "rmsnorm_forward",
+           "scale_shift_backward", "scale_shift_forward", "silu_backward", "silu_forward", "softmax_backward",
+           "softmax_forward", "swiglu_backward", "swiglu_forward", "timestep_embedding_forward", "unpatchify_backward",
            "unpatchify_forward", "upsample_backward", "upsample_forward", "weigh_forward"]

@@ -30,6 +30,7 @@ READ NEXT
     scale_shift.py, which multiplies as well.
 """
 from ..device import cuda, empty_like, float32, is_device, launch, load4, store4
+from ..dtypes import in_single
 from .reduce import column_sum, column_sum_cost, sample_sum, sample_sum_cost
 from .versions import versions_by_name
 
@@ -38,10 +39,12 @@ BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU 
 
 # References -----------------------------------------------------------------------------------------------------------
 
+@in_single()
 def bias_add_forward_reference(x, bias):
     return x + bias
 
 
+@in_single()
 def channel_add_forward_reference(x, e):
     return (x.reshape(len(x), -1, x.shape[-1]) + e[:, None]).reshape(x.shape)
 

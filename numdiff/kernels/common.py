@@ -1,4 +1,5 @@
-"""What kernels of every kind share: the quotient and remainder of an index; a placeholder for an absent array.
+"""What kernels of every kind share: the quotient and remainder of an index; a sum over a warp; a placeholder for an
+absent array.
 
 READ NEXT
     bias.py
@@ -6,6 +7,7 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, int32, uint32, upload
+from ..device.limits import FULL_MASK
 from ..device.threads import kept
 
 
@@ -15,6 +17,17 @@ def divide(a, b):
     slower on a GPU, and convolutions divide wherever a flat index becomes row, column and channel."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)
+
+
+@cuda.jit(device=True)
+def warp_sum(value):
+    """The sum over the warp's 32 lanes, in every lane (a + b = b + a, so all hold the same bits)."""
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 16)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 8)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 4)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 2)
+    value += cuda.shfl_xor_sync(FULL_MASK, value, 1)
+    return value
 
 
 @kept

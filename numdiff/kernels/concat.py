@@ -3,7 +3,8 @@
 MATHEMATICS
     y[p] = a[p] followed by b[p], for every pixel p         da[p], db[p] = the two parts of dy[p]
 SHAPES
-    a (..., Ca), b (..., Cb), y (..., Ca + Cb) float32 or float16, equal leading axes, read together as P pixels
+    a (..., Ca), b (..., Cb), y (..., Ca + Cb) float32, float16 or bfloat16, equal leading axes, read together as P
+    pixels
 VERSIONS
     v1 naive: one thread a number of y: it finds its pixel and channel, and with them its source (backward: its target).
     v2 vectorised: one thread four channels, by one load and store, where both parts are multiples of four channels.

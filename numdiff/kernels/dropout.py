@@ -32,6 +32,7 @@ import numpy as np
 
 from ..device import cuda, empty_like, float32, is_device, launch, load4, store4, uint32
 from ..device.philox import philox4x32
+from ..dtypes import in_single
 from .random import (
     BLOCK,
     DROP_BITS,
@@ -44,6 +45,7 @@ from .random import (
 from .versions import versions_by_name
 
 
+@in_single()
 def dropout_forward_reference(x, probability, seed, layer, step, samples):
     threshold = uint32(round(probability * 2 ** 24))
     kept = random_elements_reference(lambda words: words >> DROP_BITS >= threshold, np.bool_, x.shape, seed,

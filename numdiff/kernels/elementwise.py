@@ -7,7 +7,7 @@ MATHEMATICS
            dx = dy · ½ · (1 + tanh u + x · (1 - tanh² u) · du/dx),  du/dx = √(2/π) · (1 + 3 · 0.044715 x²)
     cast   y = x in another dtype
 SHAPES
-    every array is read as one long row of n elements, whatever its shape; float32 (cast: float32 ↔ float16)
+    every array is read as one long row of n elements, whatever its shape; float32, float16 or bfloat16
 VERSIONS
     v1 naive: one thread an element: neighbouring threads read neighbouring addresses, so a warp's 32 loads are one
        request.
@@ -37,6 +37,7 @@ import math
 import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
+from ..dtypes import in_single
 from .versions import versions_by_name
 
 BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
@@ -50,19 +51,23 @@ def add_forward_reference(a, b):
     return a + b
 
 
+@in_single()
 def silu_forward_reference(x):
     return x / (1 + np.exp(-x))
 
 
+@in_single()
 def silu_backward_reference(dy, x):
     s = 1 / (1 + np.exp(-x))
     return dy * (s * (1 + x * (1 - s)))
 
 
+@in_single()
 def gelu_forward_reference(x):
     return x * (1 + np.tanh(GELU_SLOPE * (x + GELU_CUBIC * x * x * x))) / 2
 
 
+@in_single()
 def gelu_backward_reference(dy, x):
     t = np.tanh(GELU_SLOPE * (x + GELU_CUBIC * x * x * x))
     return dy * (1 + t + x * (1 - t * t) * (GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x))) / 2

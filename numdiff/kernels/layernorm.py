@@ -31,14 +31,17 @@ COST
 SOURCE
     Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9.6 (shfl.sync).
 READ NEXT
-    groupnorm/groups.py, where a group is many rows and a block adds it up in shared memory.
+    rmsnorm.py, what is left without the mean; groupnorm/groups.py, where a group is many rows and a block adds it up in
+    shared memory.
 """
 import math
 
 import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, zeros
-from ..device.limits import FULL_MASK, WARP
+from ..device.limits import WARP
+from ..dtypes import in_single
+from .common import warp_sum
 from .reduce import BLOCK, add_column_sums, column_sum_reference, cut, tree_sum
 from .versions import versions_by_name
 
@@ -48,6 +51,7 @@ ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
 
 # References -----------------------------------------------------------------------------------------------------------
 
+@in_single(1, 2)
 def layernorm_forward_reference(x, weight=None, bias=None, eps=1e-5):
     rows = x.reshape(-1, x.shape[-1])
     mean = rows.mean(1)
@@ -61,6 +65,7 @@ def layernorm_forward_reference(x, weight=None, bias=None, eps=1e-5):
     return y.reshape(x.shape), mean, rstd
 
 
+@in_single()
 def layernorm_backward_reference(dy, x, weight, mean, rstd, dweight=None, dbias=None):
     g, xhat = dy.reshape(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]) - mean[:, None]
     xhat *= rstd[:, None]
@@ -140,17 +145,6 @@ def layernorm_parameter_kernel_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
 # v2: a warp a row -----------------------------------------------------------------------------------------------------
 # The lanes of a warp can read each other's registers. After five exchanges, with the lane 16, 8, 4, 2, 1 away, every
 # lane has the sum of all 32, without shared memory and without waiting for other warps.
-
-@cuda.jit(device=True)
-def warp_sum(value):
-    """The sum over the warp's 32 lanes, in every lane (a + b = b + a, so all hold the same bits)."""
-    value += cuda.shfl_xor_sync(FULL_MASK, value, 16)
-    value += cuda.shfl_xor_sync(FULL_MASK, value, 8)
-    value += cuda.shfl_xor_sync(FULL_MASK, value, 4)
-    value += cuda.shfl_xor_sync(FULL_MASK, value, 2)
-    value += cuda.shfl_xor_sync(FULL_MASK, value, 1)
-    return value
-
 
 @cuda.jit
 def layernorm_forward_kernel_v2(x, weight, bias, y, mean, rstd, rows, C, eps, affine):

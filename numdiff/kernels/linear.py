@@ -6,12 +6,13 @@ MATHEMATICS
     dweight += dyᵀ·x         dw_nk = Σ_r dy_rn x_rk; or dweight = dyᵀ·x, where nothing is to be added to
     dbias += Σ_r dy_rn       every row got the same bias
     A layer whose result goes through a GELU gives both, u = x·wᵀ + bias and y = GELU(u); the layer after it, whose
-    input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx.
+    input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx. So does one whose result goes through SwiGLU, halves of u
+    side by side and y half as wide.
 SHAPES
     x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
     x may be a Pair (concat.py), and then dx is one: matmul/hopper.py reads and writes the two arrays; for other kernels
     they are joined
-    all float32; or x, y, weight, dx, dy float16 and bias, dweight, dbias float32, every sum in float32
+    all float32; or x, y, weight, dx, dy float16 or bfloat16 and bias, dweight, dbias float32, every sum in float32
 VERSIONS
     those of matmul/: this file only says which operand is which. The bias is added where the matmul writes its
     result, so it costs no pass of its own; dbias, the sums of dyᵀ's rows, is made by the product dyᵀ·x where its kernel
@@ -39,6 +40,7 @@ READ NEXT
 import numpy as np
 
 from ..device import fill_zero, is_device, over_batch
+from ..dtypes import working_type
 from .any_batch import blocks, filled, rows_of_a_sample
 from .concat import Pair
 from .elementwise import gelu_backward, gelu_forward
@@ -51,9 +53,12 @@ from .matmul import (
     matmul_pair_backward,
     matmul_pair_forward,
     matmul_pair_gradient,
+    matmul_swiglu_backward,
+    matmul_swiglu_forward,
     pair_supports,
 )
 from .reduce import column_sum
+from .transformer.swiglu import swiglu_backward, swiglu_forward
 from .versions import versions_by_name
 
 LEAST_ROWS = 256  # of a product, where `any_batch` cuts the batch
@@ -63,7 +68,7 @@ def linear_forward_reference(x, weight, bias=None, residual=None):
     rows = x.reshape(-1, x.shape[-1])
     y = np.empty((len(rows), len(weight)), x.dtype)
     added = None if residual is None else residual.reshape(y.shape)
-    working = np.float32 if x.dtype == np.float16 else x.dtype
+    working = working_type(x.dtype)
     transposed = weight.T.astype(working, copy=False)
 
     def part(i):
@@ -92,7 +97,7 @@ def linear_forward_reference(x, weight, bias=None, residual=None):
 
 
 def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, residual=None, accumulate=True):
-    working = np.float32 if x.dtype == np.float16 else x.dtype
+    working = working_type(x.dtype)
     rows, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     weight = weight.astype(working, copy=False)
     dx = np.empty_like(x) if need_dx else None
@@ -103,9 +108,11 @@ def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, 
         if need_dx:
             product = dy_i @ weight
             dx.reshape(inputs.shape)[i] = product if added is None else product + added[i]
-        return dy_i.T @ inputs[i].astype(working, copy=False)
+        return None if dweight is None else dy_i.T @ inputs[i].astype(working, copy=False)
 
     for sum_of_part in over_batch(part, len(rows), dy.size + x.size):
+        if dweight is None:
+            continue
         if accumulate:
             dweight += sum_of_part
         else:
@@ -115,7 +122,7 @@ def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, 
     return dx
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def linear_forward(x, weight, bias=None, version=None, residual=None):
     """x·weightᵀ + bias over the last axis, plus `residual` (like y) where it is given, as a new array.
 
@@ -136,38 +143,48 @@ def linear_forward(x, weight, bias=None, version=None, residual=None):
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=None, residual=None, gelu_of=None,
-                    accumulate=True):
-    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias.
+                    swiglu_of=None, accumulate=True):
+    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
+    wanted, and not computed).
 
     residual: like x, or None: added to dx in the kernel that makes it
     accumulate: False: dweight is written, whatever it held; dbias is added to all the same
     gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can
+    swiglu_of: u, twice as wide as x, where x = SwiGLU(u): as gelu_of
     Of a `Pair` x dx, and `residual`, are Pairs.
     """
-    if dweight.shape != weight.shape or dy.shape[-1] != weight.shape[0]:
-        raise ValueError(f"dweight {dweight.shape} must have weight's shape {weight.shape}, and dy {dy.shape} its "
-                         "first axis last")
-    if residual is not None and gelu_of is not None:
-        raise ValueError("residual and gelu_of do not go together: add to what comes back")
+    if (weight if dweight is None else dweight).shape != weight.shape or dy.shape[-1] != weight.shape[0]:
+        raise ValueError(f"dweight {dweight is not None and dweight.shape} must have weight's shape {weight.shape}, "
+                         f"and dy {dy.shape} its first axis last")
+    if (residual is not None) + (gelu_of is not None) + (swiglu_of is not None) > 1:
+        raise ValueError("of residual, gelu_of and swiglu_of one can be given: add to what comes back")
     if isinstance(x, Pair):
-        if version is None and residual is None and gelu_of is None and pair_supports(x, weight):
+        if (version is None and residual is gelu_of is swiglu_of is None and dweight is not None
+                and pair_supports(x, weight)):
             matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
             return matmul_pair_backward(dy, x, weight) if need_dx else None
         dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
-                             residual and residual.joined(), gelu_of, accumulate)
+                             residual and residual.joined(), gelu_of, swiglu_of, accumulate)
         return x.parted(dx) if need_dx else None
     if not is_device(x):
         dx = linear_backward_reference(dy, x, weight, dweight, dbias, need_dx, residual, accumulate)
+        if dx is not None and swiglu_of is not None:
+            return swiglu_backward(dx, swiglu_of)
         return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
     rows = dy.reshape(-1, dy.shape[-1])
-    matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
-                   version=version, row_sums=dbias)
+    if dweight is not None:
+        matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
+                       version=version, row_sums=dbias)
+    elif dbias is not None:
+        column_sum(rows, dbias)
     if not need_dx:
         return None
     if gelu_of is not None:
         return matmul_gelu_backward(rows, weight, gelu_of.reshape(-1, x.shape[-1])).reshape(x.shape)
+    if swiglu_of is not None:
+        return matmul_swiglu_backward(rows, weight, swiglu_of.reshape(-1, swiglu_of.shape[-1])).reshape(swiglu_of.shape)
     if residual is not None:
         residual = residual.reshape(-1, x.shape[-1])
     return matmul_forward(rows, weight, version=version, residual=residual).reshape(x.shape)
@@ -189,6 +206,26 @@ def linear_gelu_forward(x, weight, bias, keeps_u=True):
 def linear_gelu_supports(x, weight):
     """True where GELU is part of the kernels of a layer on x, forward, and of the next one, backward."""
     return gelu_supports(x, *weight.shape)
+
+
+def linear_swiglu_forward(x, weight, bias=None, keeps_u=True):
+    """(u (..., 2 · H), SwiGLU(u) (..., H)) as new arrays, u = x·weightᵀ + bias; in one kernel where
+    `linear_swiglu_supports`.
+
+    keeps_u: False where no backward will ask for u, which may then be None
+    """
+    if not is_device(x):
+        u = linear_forward_reference(x, weight, bias)
+        return u, swiglu_forward(u)
+    u, y = matmul_swiglu_forward(x.reshape(-1, x.shape[-1]), weight, bias, keeps_u)
+    rows = x.shape[:-1]
+    return u if u is None else u.reshape(*rows, u.shape[-1]), y.reshape(*rows, y.shape[-1])
+
+
+def linear_swiglu_supports(x, w12, w3):
+    """True where SwiGLU is part of the kernels of the layer w12 on x, forward, and of the layer w3 after it,
+    backward."""
+    return gelu_supports(x, *w12.shape, *w3.shape)
 
 
 def linear_forward_cost(rows, N, K):

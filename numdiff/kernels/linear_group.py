@@ -160,9 +160,9 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
     first_n, first_b = int32(cuda.blockIdx.x * OUTPUTS), int32(cuda.blockIdx.y * SAMPLES)
     table_rows(table, rows, first_n, OUTPUTS, N, t)
     values = cuda.local.array(BROUGHT, np.float32)
-    sums = cuda.local.array(16, np.float32)  # outputs lane % 4 + 4 · i of samples lane // 4 + 8 · j
+    accumulators = cuda.local.array(16, np.float32)  # outputs lane % 4 + 4 · i of samples lane // 4 + 8 · j
     for k in range(16):
-        sums[k] = float32(0)
+        accumulators[k] = float32(0)
     row, column = t >> 6, int32((t & 63) * 4)  # a thread brings every fourth row's vector
     for first_k in range(int32(0), K, int32(DEPTH)):
         cuda.syncthreads()  # the table's rows are there, and the tile has been read
@@ -186,14 +186,14 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
                 w0, w1, w2, w3 = load4(tile, w_at + 4 * i * PITCH)
                 for j in range(4):
                     x0, x1, x2, x3 = load4(tile, x_at + 8 * j * PITCH)
-                    sums[4 * i + j] += w0 * x0
-                    sums[4 * i + j] += w1 * x1
-                    sums[4 * i + j] += w2 * x2
-                    sums[4 * i + j] += w3 * x3
+                    accumulators[4 * i + j] += w0 * x0
+                    accumulators[4 * i + j] += w1 * x1
+                    accumulators[4 * i + j] += w2 * x2
+                    accumulators[4 * i + j] += w3 * x3
     cuda.syncthreads()
     for i in range(4):
         for j in range(4):
-            tile[(warp * SAMPLES + (lane >> 2) + 8 * j) * SUM_PITCH + (lane & 3) + 4 * i] = sums[4 * i + j]
+            tile[(warp * SAMPLES + (lane >> 2) + 8 * j) * SUM_PITCH + (lane & 3) + 4 * i] = accumulators[4 * i + j]
     cuda.syncthreads()
     for out in range(t, SAMPLES * OUTPUTS, BLOCK):
         b, n = out // OUTPUTS, out % OUTPUTS
@@ -205,16 +205,16 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_outer(sums, left, left_at, left_pitch, right, right_at, right_pitch):
-    """sums[4 · i + k] += Σ over a tile's rows of left[row][i] · right[row][k], for four by four of them."""
+def add_outer(accumulators, left, left_at, left_pitch, right, right_at, right_pitch):
+    """accumulators[4 · i + k] += Σ over a tile's rows of left[row][i] · right[row][k], for four by four of them."""
     for row in range(LINES):
         a0, a1, a2, a3 = load4(left, left_at + row * left_pitch)
         b = load4(right, right_at + row * right_pitch)
         for k in range(4):
-            sums[k] += a0 * b[k]
-            sums[4 + k] += a1 * b[k]
-            sums[8 + k] += a2 * b[k]
-            sums[12 + k] += a3 * b[k]
+            accumulators[k] += a0 * b[k]
+            accumulators[4 + k] += a1 * b[k]
+            accumulators[8 + k] += a2 * b[k]
+            accumulators[12 + k] += a3 * b[k]
 
 
 @cuda.jit(launch_bounds=(BLOCK, 2))
@@ -246,11 +246,11 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
     for i in range(4):
         store4(weights, (warp + 8 * i) * WIDTH + mine, values[4 * i], values[4 * i + 1], values[4 * i + 2],
                values[4 * i + 3])
-    sums = cuda.local.array(16, np.float32)
+    accumulators = cuda.local.array(16, np.float32)
     part = cuda.local.array(16, np.float32)
     arrived = cuda.local.array(4, np.float32)
     for i in range(16):
-        sums[i] = float32(0)
+        accumulators[i] = float32(0)
     bias_sum = float32(0)
     for first_b in range(int32(0), batch, int32(SAMPLES)):
         for i in range(4):
@@ -267,7 +267,7 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
             by_sample[(warp + 8 * i) * DY_PITCH + lane] = arrived[i]
             by_output[lane * DY_PITCH + warp + 8 * i] = arrived[i]
         cuda.syncthreads()
-        add_outer(sums, by_sample, line, DY_PITCH, inputs, column, WIDTH)
+        add_outer(accumulators, by_sample, line, DY_PITCH, inputs, column, WIDTH)
         for i in range(16):
             part[i] = float32(0)
         add_outer(part, by_output, line, DY_PITCH, weights, column, WIDTH)
@@ -282,8 +282,8 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
     for i in range(4):
         old = targets[(line + i) * COLUMNS + WEIGHT]
         if old >= 0 and k < K:
-            store4(gradients, old + k, before[4 * i] + sums[4 * i], before[4 * i + 1] + sums[4 * i + 1],
-                   before[4 * i + 2] + sums[4 * i + 2], before[4 * i + 3] + sums[4 * i + 3])
+            store4(gradients, old + k, before[4 * i] + accumulators[4 * i], before[4 * i + 1] + accumulators[4 * i + 1],
+                   before[4 * i + 2] + accumulators[4 * i + 2], before[4 * i + 3] + accumulators[4 * i + 3])
     if t < LINES and first_n + t < N and first_k == 0:
         gradients[targets[t * COLUMNS + BIAS]] += bias_sum
 

@@ -38,7 +38,8 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, empty, float32, is_device, launch, load4
-from .versions import versions_by_name
+from ..dtypes import in_single
+from .versions import capped, versions_by_name
 
 BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
 BLOCK4 = 4 * BLOCK  # shared elements where each thread has four sums
@@ -49,6 +50,7 @@ CHUNK = 1024  # rows that the reference sums at a time, before it adds those sum
 
 # References -----------------------------------------------------------------------------------------------------------
 
+@in_single(0)
 def column_sum_reference(x):
     rows = x.reshape(-1, x.shape[-1])
     ones = np.ones(CHUNK, x.dtype)  # a product with ones is BLAS, five times faster than np.sum over the first axis
@@ -59,6 +61,7 @@ def sample_sum_reference(x):
     return np.stack([column_sum_reference(sample) for sample in x])
 
 
+@in_single(0)
 def total_sum_reference(x):
     return np.sum(x.reshape(1, -1), axis=1)  # pairwise, because the axis is contiguous
 
@@ -204,7 +207,7 @@ def _sum_rows(x, out, B, P, N, accumulate, version):
         _sum_rows(partial, out, B, chunks, N, accumulate, version)
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def column_sum(x, out=None, version=None):
     """Sum over all axes but the last, as a new array (N,); ADDED into `out` where that is given (and returned)."""
     N = x.shape[-1]
@@ -217,6 +220,7 @@ def column_sum(x, out=None, version=None):
         out += total
         return out
     total = empty((N,), np.float32, like=x) if out is None else out
+    version = version or capped("column_sum", 3 if N % 4 == 0 else 2)
     _sum_rows(x, total, 1, x.size // N, N, out is not None, version)
     return total
 
@@ -233,7 +237,7 @@ def add_column_sums(x, out_0, out_1):
         launch(sum_rows_pair_kernel_v2, (1, tiles, 2), BLOCK, x.reshape(-1), out_0, out_1, M, N, lanes)
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def sample_sum(x, version=None):
     """Sum over all axes but the first and the last: (B, ..., C) to a new array (B, C)."""
     if x.ndim < 2:
@@ -242,11 +246,12 @@ def sample_sum(x, version=None):
         return sample_sum_reference(x)
     B, C = x.shape[0], x.shape[-1]
     total = empty((B, C), np.float32, like=x)
+    version = version or capped("sample_sum", 3 if C % 4 == 0 else 2)
     _sum_rows(x, total, B, x.size // (B * C), C, False, version)
     return total
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def total_sum(x, version=None):
     """Sum of all elements, as a new array of shape (1,)."""
     if not is_device(x):
@@ -254,6 +259,8 @@ def total_sum(x, version=None):
     width = 1
     while width < 1024 and x.size % (2 * width) == 0:  # as many columns as divide the length, for 16-byte loads
         width *= 2
+    if version is None and capped("total_sum", 3) < 3:
+        version = capped("total_sum", 3)
     columns = column_sum(x.reshape(-1, width), version=version)
     return column_sum(columns.reshape(-1, 1), version=None if version is None else min(version, 2))
 

@@ -33,6 +33,7 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, empty, float32, is_device, launch, load4, store4
+from ..dtypes import in_single
 from ..errors import TooManyElementsError
 from .common import divide
 from .versions import versions_by_name
@@ -42,6 +43,7 @@ BLOCK = 256  # threads
 
 # References -----------------------------------------------------------------------------------------------------------
 
+@in_single()
 def sum_blocks_reference(x, factor):
     y = x[:, 0::2, 0::2] + x[:, 0::2, 1::2]
     y += x[:, 1::2, 0::2]
@@ -50,6 +52,7 @@ def sum_blocks_reference(x, factor):
     return y
 
 
+@in_single()
 def repeat_blocks_reference(x, factor):
     b, h, w, c = x.shape
     y = np.empty((b, h, 2, w, 2, c), x.dtype)

@@ -34,6 +34,7 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
+from ..dtypes import in_single
 from .reduce import BLOCK, cut, sample_sum, sample_sum_reference, tree_sum
 from .versions import versions_by_name
 
@@ -42,12 +43,14 @@ BLOCK8 = 8 * BLOCK  # shared elements: two sums in each of a thread's four chann
 
 # References -----------------------------------------------------------------------------------------------------------
 
+@in_single()
 def scale_shift_forward_reference(x, scale, shift):
     y = x.reshape(len(x), -1, x.shape[-1]) * (1 + scale)[:, None]
     y += shift[:, None]
     return y.reshape(x.shape)
 
 
+@in_single(1, 2)
 def scale_shift_backward_reference(dy, x, scale):
     g, pixels = (a.reshape(len(x), -1, x.shape[-1]) for a in (dy, x))
     dx = g * (1 + scale)[:, None]

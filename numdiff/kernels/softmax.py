@@ -40,7 +40,9 @@ import numpy as np
 
 from ..device import cuda, empty_like, float32, is_device, launch, load4, store4
 from ..device.limits import FULL_MASK, WARP
-from .versions import versions_by_name
+from ..dtypes import in_single
+from .common import warp_sum
+from .versions import capped, versions_by_name
 
 BLOCK = 128  # threads: a power of two, for the tree
 ROWS = BLOCK // WARP  # that a block of v2 and v3 takes, one to each of its warps
@@ -49,6 +51,7 @@ LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf 
 
 # References -----------------------------------------------------------------------------------------------------------
 
+@in_single()
 def softmax_forward_reference(x, scale=1.0, out=None):
     y = np.multiply(x, x.dtype.type(scale), out=out)
     y -= y.max(axis=-1, keepdims=True)
@@ -57,6 +60,7 @@ def softmax_forward_reference(x, scale=1.0, out=None):
     return y
 
 
+@in_single()
 def softmax_backward_reference(dy, y, scale=1.0, out=None):
     mean = np.einsum("...n,...n->...", dy, y)[..., None]  # of dy under the probabilities y
     dx = np.subtract(dy, mean, out=out)
@@ -152,15 +156,6 @@ def warp_softmax(largest, total):
     return largest, total
 
 
-@cuda.jit(device=True)
-def warp_sum(value):
-    distance = WARP // 2
-    while distance > 0:
-        value += cuda.shfl_xor_sync(FULL_MASK, value, distance)
-        distance //= 2
-    return value
-
-
 @cuda.jit
 def softmax_forward_kernel_v2(x, y, rows, N, scale):
     row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
@@ -238,7 +233,7 @@ def _launch_rows(kernels, arrays, scale, version):
         raise ValueError(f"softmax arrays differ in shape: {[a.shape for a in arrays]}")
     wide = N % 4 == 0 and all(a.offset % 16 == 0 for a in arrays)
     if version is None:
-        version = 3 if wide else 2
+        version = capped("softmax", 3 if wide else 2)
     flat = [a.reshape(-1) for a in arrays]
     if version not in (1, 2, 3):
         raise ValueError(f"there is no version {version} of softmax: use 1, 2 or 3")
@@ -252,7 +247,7 @@ def _launch_rows(kernels, arrays, scale, version):
     return arrays[-1]
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def softmax_forward(x, scale=1.0, out=None, version=None):
     """softmax(scale · x) over the last axis, as a new array or in `out` (which may be x itself)."""
     if not is_device(x):
@@ -261,7 +256,7 @@ def softmax_forward(x, scale=1.0, out=None, version=None):
     return _launch_rows(kernels, (x, empty_like(x) if out is None else out), scale, version)
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def softmax_backward(dy, y, scale=1.0, out=None, version=None):
     """dx from dy and the forward's result y, as a new array or in `out` (which may be dy itself)."""
     if not is_device(y):

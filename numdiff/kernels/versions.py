@@ -3,11 +3,20 @@
 A version is a number to count up a ladder, and a name to say what is new on it. Launchers take either; a name becomes
 the number before anything else happens, so that launches, graphs and compiled kernels know numbers only.
 
+CEILINGS
+    A launcher chooses the fastest version that takes its operands. Within `at_most({"matmul": "tiled"})` it chooses
+    none above that, so that a whole training step can climb the ladder a technique at a time (benchmark/ladder.py).
+    A call that names its version gets it. Two entries have a rung 0, the same mathematics without the operation: of
+    "flash_attention" attention/unfused.py, of "epilogue" an activation in a pass of its own, after the norm or the
+    layer before it.
+
 SOURCE
     plain bookkeeping; the words are those of the operations' files, under VERSIONS.
 """
+import contextlib
 import functools
 import inspect
+import math
 
 import numpy as np
 
@@ -21,21 +30,23 @@ CONCAT = {**WIDE, "unrolled": 3}
 GROUPNORM = {"block-per-group": 1, "chunked": 2, "one-pass": 3}
 MATMUL = {"naive": 1, "tiled": 2, "register-tiled": 3, "vectorised": 4, "mma": 5, "tf32": 5, "hopper": 6}
 CONV2D = {"direct": 1, "im2col": 2, "implicit-gemm": 3, "narrow": 3, "mma": 4, "tf32": 4, "hopper-columns": 5,
-          "hopper": 6}
+          "hopper": 6, "im2win": 7}
 # Of names that share a number: the operands' type that each is for.
-FOR = {"mma": "float16", "tf32": "float32", "narrow": "float16", "implicit-gemm": "float32"}
+FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and bfloat16", "implicit-gemm": "float32"}
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
     **dict.fromkeys(("add", "avgpool", "bias_add", "bias_gelu", "cast", "channel_add", "combine", "dropout", "ema",
-                     "embedding", "estimate_x_0", "gate", "gelu", "hybrid_loss", "im2col", "images", "model_input",
-                     "mse", "patchify", "peer_all_gather", "peer_reduce_scatter", "place", "q_sample", "random_normal",
-                     "random_uniform", "scale_shift", "silu", "take", "unpatchify", "upsample", "velocity",
-                     "weigh", "weighted_sum"), WIDE),
-    **dict.fromkeys(("adaln", "layernorm"), ROW),
+                     "embedding", "estimate_x_0", "gate", "gelu", "hybrid_loss", "im2col", "im2win", "images",
+                     "model_input", "mse", "muon", "muon_apply", "muon_momentum", "patchify", "peer_all_gather",
+                     "peer_reduce_scatter", "place", "power_ema", "q_sample", "random_normal", "random_uniform",
+                     "scale_shift", "silu", "swiglu", "take", "unpatchify", "upsample", "velocity", "weigh",
+                     "weighted_sum"), WIDE),
+    **dict.fromkeys(("adaln", "layernorm", "rmsnorm"), ROW),
     **dict.fromkeys(("column_sum", "sample_sum", "total_sum"), SUM),
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
+    **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), {"naive": 1, "tiled": 2}),
     "softmax": SOFTMAX, "concat": CONCAT, "adamw": {**WIDE, "fused": 3}, "global_norm": {"tree": 1, "vectorised": 2},
     "linear_group": {"naive": 1, "tiled": 2}, "gate_adaln": {"unfused": 1, "fused": 2},
     "embedding_backward": {"per-class": 1, "per-sample": 2},
@@ -43,8 +54,42 @@ NAMES = {
     "matmul_first": {"uncoalesced": 1, "coalesced": 2},
     "matmul_level": {"one-tile": 1, "double-buffered": 2, "warp-specialised": 3, "persistent": 4},
     "conv2d_level": {"shifted-boxes": 1, "halo": 2},
+    "qk_norm_rope": {"naive": 1, "fused": 2},
     "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
 }
+
+# What `at_most` knows: a product has the ceiling of "matmul", in whatever layer it is
+CEILED = {**{name: known for name, known in NAMES.items() if known is not MATMUL or name == "matmul"},
+          "epilogue": {"apart": 0, "fused": 1}, "flash_attention": {"unfused": 0, **NAMES["flash_attention"]}}
+_asking = set(CEILED) - set(NAMES)  # operations whose launchers call `capped`
+_ceilings = {}  # {operation: highest version that launchers choose by themselves}; empty but within `at_most`
+
+
+@contextlib.contextmanager
+def at_most(ceilings):
+    """Context: launchers choose no version above these. ceilings: {operation of CEILED: number, or name}
+
+    Launchers are asked at each call: a captured step keeps the versions that it was captured with.
+    """
+    global _ceilings
+    wanted = {}
+    for operation, version in ceilings.items():
+        known = CEILED.get(operation, {})
+        number = known.get(version, version)
+        if number not in known.values() or 1 < number < max(known.values()) and operation not in _asking:
+            raise ValueError(f"there is no version {version!r} of {operation!r} to stop at: use one of "
+                             f"{', '.join(known) or ', '.join(CEILED)}; of operations that do not ask only the first")
+        wanted[operation] = number
+    before, _ceilings = _ceilings, wanted
+    try:
+        yield
+    finally:
+        _ceilings = before
+
+
+def capped(operation, choice):
+    """The version that a launcher chose for itself, or the ceiling where that is lower."""
+    return min(choice, _ceilings.get(operation, choice))
 
 
 def operation_of(name):
@@ -64,7 +109,7 @@ def name_of(name, number, dtype=None):
     """What a version is called in operands of this type, None if it has no name; dtype None: "mma or tf32"."""
     found = [n for n, v in NAMES.get(operation_of(name), {}).items() if v == number]
     if len(found) > 1 and dtype is not None:
-        found = [n for n in found if FOR[n] == np.dtype(dtype).name] or found
+        found = [n for n in found if np.dtype(dtype).name in FOR[n].split(" and ")] or found
     return " or ".join(found) or None
 
 
@@ -102,18 +147,32 @@ def _dtype(arguments):
     return None
 
 
-def versions_by_name(function):
-    """A launcher whose argument `version` may be a name, too."""
-    place = next(i for i, p in enumerate(inspect.signature(function).parameters.values()) if p.name == "version")
-    if operation_of(function.__name__) is None:
+def versions_by_name(function=None, *, asks=False):
+    """A launcher whose argument `version` may be a name, too; None: its own choice, at most what `at_most` says.
+
+    asks: the launcher calls `capped` itself; of the others a ceiling of 1 is the version, which takes all operands
+    """
+    if function is None:
+        return functools.partial(versions_by_name, asks=asks)
+    parameter = inspect.signature(function).parameters["version"]
+    place = math.inf if parameter.kind is parameter.KEYWORD_ONLY else list(
+        inspect.signature(function).parameters).index("version")
+    operation = operation_of(function.__name__)
+    if operation is None:
         raise ValueError(f"{function.__name__}: give its versions names, in NAMES of {__name__}")
+    if asks:
+        _asking.add(operation)
 
     @functools.wraps(function)
     def launcher(*args, **kwargs):
-        if isinstance(kwargs.get("version"), str):
-            kwargs["version"] = number_of(function.__name__, kwargs["version"], _dtype((*args, *kwargs.values())))
-        elif len(args) > place and isinstance(args[place], str):
-            number = number_of(function.__name__, args[place], _dtype((*args, *kwargs.values())))
-            args = *args[:place], number, *args[place + 1:]
-        return function(*args, **kwargs)
+        given = args[place] if len(args) > place else kwargs.get("version")
+        if isinstance(given, str):
+            given = number_of(function.__name__, given, _dtype((*args, *kwargs.values())))
+        elif not (_ceilings and given is None and not asks and _ceilings.get(operation) == 1):
+            return function(*args, **kwargs)
+        else:
+            given = 1
+        if len(args) > place:
+            return function(*args[:place], given, *args[place + 1:], **kwargs)
+        return function(*args, **{**kwargs, "version": given})
     return launcher

@@ -4,9 +4,9 @@ from .dit import DiT
 from .layers import Conv2d, Embedding, GroupNorm, LayerNorm, Linear
 from .model import Model
 from .module import FlatParameters, Module, Numbered
-from .optimizer import AdamW
+from .optimizer import AdamW, Muon
 from .tensor import Parameter, Tape, Tensor
 from .unet import UNet
 
 __all__ = ["AdamW", "Conv2d", "DiT", "Embedding", "FlatParameters", "GroupNorm", "LayerNorm", "Linear", "Model",
-           "Module", "Numbered", "Parameter", "Tape", "Tensor", "UNet", "functional"]
+           "Module", "Muon", "Numbered", "Parameter", "Tape", "Tensor", "UNet", "functional"]

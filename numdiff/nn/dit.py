@@ -1,7 +1,15 @@
-"""The diffusion transformer of "Scalable Diffusion Models with Transformers" (Peebles and Xie 2023, arXiv:2212.09748).
+"""The diffusion transformer of "Scalable Diffusion Models with Transformers" (Peebles and Xie 2023, arXiv:2212.09748),
+with the block of "Reconstruction vs. Generation" (Yao, Yang and Wang 2025, arXiv:2501.01423: LightningDiT) as options.
 
-The mathematics, the parameter names and the initial values of the public DiT implementation, so that its weights load
-as they are. Read top-down: the table of sizes, the parts, then `DiT.__init__` and `DiT.forward`.
+The mathematics, the parameter names and the initial values of the public DiT and LightningDiT implementations, so that
+their weights load as they are. Read top-down: the tables of sizes, the parts, then `DiT.__init__` and `DiT.forward`.
+
+    option         DiT                   the other choice
+    norm           "layer": LayerNorm    "rms": RMSNorm with a weight (Zhang and Sennrich 2019, arXiv:1910.07467)
+    qk_norm        False                 RMSNorm of each head's q and k (Henry et al. 2020, arXiv:2010.04245)
+    rope           False                 q and k rotated by row and column (Su et al. 2021, arXiv:2104.09864), rotary.py
+    mlp            "gelu"                "swiglu", two thirds as wide (Shazeer 2020, arXiv:2002.05202)
+    shift          True                  False: a block's norms are scaled, but not shifted, by the conditioning
 
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
@@ -12,10 +20,12 @@ import numpy as np
 from ..device import upload
 from ..errors import UsageError
 from . import functional as F
-from .flops import dit_forward_flops
-from .layers import Embedding, Linear, gaussian, xavier
+from .flops import dit_forward_flops, mlp_width
+from .layers import Embedding, Linear, constant, gaussian, xavier
 from .model import Model, constructor_options
 from .module import Module, Numbered
+from .rotary import rotation_table
+from .tensor import Parameter
 
 SIZES = {  # what the letters stand for
     "XL": {"depth": 28, "hidden_size": 1152, "num_heads": 16},
@@ -24,9 +34,15 @@ SIZES = {  # what the letters stand for
     "S": {"depth": 12, "hidden_size": 384, "num_heads": 6},
 }
 MODELS = {f"DiT-{letter}/{p}": {**size, "patch_size": p} for letter, size in SIZES.items() for p in (2, 4, 8)}
+PLAIN = {"norm": "layer", "qk_norm": False, "rope": False, "mlp": "gelu", "shift": True}  # the block of 2022
+LIGHTNING = {"norm": "rms", "qk_norm": False, "rope": True, "mlp": "swiglu", "shift": True}  # as it was published
+MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} for letter, size in SIZES.items()
+           for p in (1, 2)}
 MODELS["DiT-Tiny"] = {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_size": 4}  # numdiff's own, for laptops
 FREQUENCIES = 256  # channels of the timestep's sinusoids, whatever the model's width
-EPS = 1e-6  # of every LayerNorm
+EPS = 1e-6  # of every norm
+NORMS, MLPS = ("layer", "rms"), ("gelu", "swiglu")
+WIDTH = 8  # the width of a SwiGLU is rounded up to a multiple of this: kernels read 16 bytes of float16 at a time
 
 
 class PatchEmbed(Module):
@@ -62,14 +78,43 @@ class LabelEmbedder(Module):
         return self.embedding_table(F.class_dropout(labels, self.dropout, self.classes, randomness))  # (B, D)
 
 
-class Attention(Module):
-    def __init__(self, hidden, heads):
-        self.qkv = Linear(hidden, 3 * hidden, initial=xavier)
-        self.proj = Linear(hidden, hidden, initial=xavier)
-        self.heads = heads
+class Norm(Module):
+    """How tokens are normalised before the conditioning scales and shifts them: one operation with that, and in most
+    places with the gate before it, too. norm: "layer", without a weight, or "rms", with one (D,)."""
 
-    def forward(self, x):
-        return self.proj(F.attention(self.qkv(x), self.heads, "new"))  # (B, T, D)
+    def __init__(self, hidden, norm):
+        self.weight = Parameter((hidden,), constant(1)) if norm == "rms" else None
+        self.norm = norm
+
+    def forward(self, x, shift, scale):
+        return F.adaln(x, shift, scale, EPS, self.weight, self.norm)
+
+    def after_gate(self, x, h, gate, shift, scale):
+        """x + gate · h, and that normalised, scaled and shifted."""
+        return F.gate_adaln(x, h, gate, shift, scale, EPS, self.weight, self.norm)
+
+
+class HeadNorm(Module):
+    """The weight of an RMSNorm over the channels of each head, which `F.qk_norm_rope` computes."""
+
+    def __init__(self, head_size):
+        self.weight = Parameter((head_size,), constant(1))
+
+
+class Attention(Module):
+    def __init__(self, hidden, heads, qk_norm=False):
+        self.qkv = Linear(hidden, 3 * hidden, initial=xavier, matrices=3)
+        if qk_norm:
+            self.q_norm, self.k_norm = HeadNorm(hidden // heads), HeadNorm(hidden // heads)
+        self.proj = Linear(hidden, hidden, initial=xavier)
+        self.heads, self.qk_norm = heads, qk_norm
+
+    def forward(self, x, rotation=None):
+        qkv = self.qkv(x)  # (B, T, 3 D)
+        if self.qk_norm or rotation is not None:
+            weights = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
+            qkv = F.qk_norm_rope(qkv, self.heads, *weights, rotation, EPS)
+        return self.proj(F.attention(qkv, self.heads, "new"))  # (B, T, D)
 
 
 class Mlp(Module):
@@ -81,25 +126,61 @@ class Mlp(Module):
         return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
 
 
+class SwiGLU(Module):
+    """w3 · (silu(w1 · x) ⊙ w2 · x), each with a bias; w12 holds w1 above w2.
+
+    Where 8 does not divide `inner`, both halves of w12 and the columns of w3 are filled up with zeros. There the inside
+    is silu(0) · 0, so all gradients are 0, and AdamW, Muon, decay and average leave what is zero zero.
+    """
+
+    def __init__(self, hidden, inner):
+        width = padded_width(inner)
+        more = width - inner
+
+        self.w12 = Linear(hidden, 2 * width, matrices=2,
+                          initial=lambda g, _: padded_rows(xavier(g, (2 * inner, hidden)), inner))
+        self.w3 = Linear(width, hidden, initial=lambda g, _: padded_columns(xavier(g, (hidden, inner)), inner))
+        for parameter, zeros in ((self.w12.weight, 2 * more * hidden), (self.w12.bias, 2 * more),
+                                 (self.w3.weight, more * hidden)):
+            parameter.padding = zeros
+
+    def forward(self, x):
+        return F.swiglu_mlp(x, self.w12.weight, self.w12.bias, self.w3.weight, self.w3.bias)
+
+
 class Block(Module):
     """Attention, then an MLP, each normalised, shifted, scaled and gated by the conditioning (adaLN-Zero)."""
 
-    def __init__(self, hidden, heads, mlp_ratio):
-        self.attn = Attention(hidden, heads)
-        self.mlp = Mlp(hidden, int(hidden * mlp_ratio))
-        self.adaLN_modulation = Numbered({1: Linear(hidden, 6 * hidden, zero=True)})  # 0 is the SiLU, done once
+    def __init__(self, hidden, heads, mlp_ratio, norm="layer", qk_norm=False, mlp="gelu", shift=True):
+        self.norm1, self.norm2 = Norm(hidden, norm), Norm(hidden, norm)
+        self.attn = Attention(hidden, heads, qk_norm)
+        self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
+        rows = (6 if shift else 4) * hidden
+        # 0 is the SiLU, done once; no matrix for Muon: it sees one row an image, and learnt slower with it
+        self.adaLN_modulation = Numbered({1: Linear(hidden, rows, zero=True, matrices=0)})
+        self.shift = shift
 
-    def forward(self, x, y, modulation, following):
-        """From tokens x and their norm y to both after this block; following: shift and scale of that last norm. A gate
-        and the norm that reads its result are one operation, so the first norm of a block is computed before it.
+    def modulation(self, c):
+        """Shift, scale and gate of attention, then of the MLP, from the conditioning c (B, 6 D); (B, 4 D) has no
+        shifts: None."""
+        if self.shift:
+            return F.columns(c, 6)
+        scale, gate, scale_mlp, gate_mlp = F.columns(c, 4)
+        return None, scale, gate, None, scale_mlp, gate_mlp
+
+    def forward(self, x, y, modulation, following, rotation=None):
+        """From tokens x and their norm y to both after this block; following: that last norm, its shift and scale. A
+        gate and the norm that reads its result are one operation, so the first norm of a block is computed before it.
         """
         _, _, gate, shift, scale, gate_mlp = modulation
-        x, y = F.gate_adaln(x, self.attn(y), gate, shift, scale, EPS)
-        return F.gate_adaln(x, self.mlp(y), gate_mlp, *following, EPS)
+        norm, *theirs = following
+        x, y = self.norm2.after_gate(x, self.attn(y, rotation), gate, shift, scale)
+        return norm.after_gate(x, self.mlp(y), gate_mlp, *theirs)
 
 
 class FinalLayer(Module):
-    def __init__(self, hidden, outputs):
+    def __init__(self, hidden, outputs, norm="layer"):
+        self.norm_final = Norm(hidden, norm)
         self.linear = Linear(hidden, outputs, zero=True)
         self.adaLN_modulation = Numbered({1: Linear(hidden, 2 * hidden, zero=True)})
 
@@ -116,6 +197,7 @@ class DiT(Model):
     class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes
     learn_sigma: the output has twice as many channels; the second half gives the variance (see
         kernels/diffusion/vlb.py)
+    norm, qk_norm, rope, mlp, shift: the block, see the head of this file
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
@@ -124,7 +206,8 @@ class DiT(Model):
 
     def __init__(self, image_size: int = 32, in_channels: int = 4, patch_size: int = 2, hidden_size: int = 1152,
                  depth: int = 28, num_heads: int = 16, mlp_ratio: float = 4.0, num_classes: int | None = 1000,
-                 class_dropout: float = 0.1, learn_sigma: bool = True, device="auto", seed: int | None = 0):
+                 class_dropout: float = 0.1, learn_sigma: bool = True, norm: str = "layer", qk_norm: bool = False,
+                 rope: bool = False, mlp: str = "gelu", shift: bool = True, device="auto", seed: int | None = 0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.patch_size = image_size, in_channels, patch_size
@@ -136,15 +219,18 @@ class DiT(Model):
         self.t_embedder = TimestepEmbedder(hidden_size)
         if num_classes is not None:
             self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
-        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio) for i in range(depth)})
-        self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.out_channels)
-        self._finish(device, seed, fixed=(image_size // patch_size) ** 2 * hidden_size)
-        positions = position_table(hidden_size, image_size // patch_size)
-        self.pos_embed = upload(positions, self.backend)  # (T, D), never trained
+        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift)
+                                for i in range(depth)})
+        self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.out_channels, norm)
+        grid = image_size // patch_size
+        self._finish(device, seed, fixed=grid * grid * hidden_size)
+        self.pos_embed = upload(position_table(hidden_size, grid), self.backend)  # (T, D), never trained
+        self.rotation = upload(rotation_table(hidden_size // num_heads, grid), self.backend) if rope else None
 
     def conditioning(self, t, y=None, randomness=None):
         """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
-        scale and gate of attention, then of the MLP, and (B, 2 D) of the last layer's shift and scale."""
+        scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
+        and scale."""
         c = self.t_embedder(t)  # (B, D)
         if y is not None:
             c = F.add(c, self.y_embedder(y, randomness))
@@ -165,19 +251,38 @@ class DiT(Model):
         """
         self.check_inputs(t, y)
         tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
-        blocks = self.blocks.modules.values()
+        blocks = [*self.blocks.modules.values()]
         if conditioning is None:
             conditioning = self.conditioning(t, y, randomness)
-        modulations = [F.columns(c, 6) for c in conditioning[:-1]] + [F.columns(conditioning[-1], 2)]
-        y = F.adaln(tokens, *modulations[0][:2], EPS)
-        for block, own, following in zip(blocks, modulations, modulations[1:], strict=False):
-            tokens, y = block(tokens, y, own, following[:2])
+        modulations = [block.modulation(c) for block, c in zip(blocks, conditioning, strict=False)]
+        norms = [(block.norm1, *own[:2]) for block, own in zip(blocks, modulations, strict=True)]
+        norms.append((self.final_layer.norm_final, *F.columns(conditioning[-1], 2)))
+        norm, *first = norms[0]
+        y = norm.forward(tokens, *first)
+        for block, own, following in zip(blocks, modulations, norms[1:], strict=True):
+            tokens, y = block(tokens, y, own, following, self.rotation)
         tokens = F.cast(self.final_layer(y), np.float32)
         return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
 
     def forward_flops(self):
         """FLOPs of one image: a multiply-add counts as two."""
         return dit_forward_flops(self.options)
+
+
+def padded_width(inner):
+    """The channels inside a SwiGLU with those of its padding."""
+    return -(-inner // WIDTH) * WIDTH
+
+
+def padded_rows(array, inner):
+    """w12's weight or bias (2 · inner, …) with each half filled up with zeros."""
+    more = [(0, padded_width(inner) - inner)] + [(0, 0)] * (array.ndim - 1)
+    return np.concatenate([np.pad(half, more) for half in np.split(array, 2)])
+
+
+def padded_columns(array, inner):
+    """w3's weight (D, inner) filled up with zeros."""
+    return np.pad(array, [(0, 0), (0, padded_width(inner) - inner)])
 
 
 def position_table(channels, grid):
@@ -196,25 +301,36 @@ def position_table(channels, grid):
 
 def dit_shapes(options):
     """{name: shape} of every parameter of a DiT with these options, PyTorch's shapes in PyTorch's order."""
-    D, patch, channels = options["hidden_size"], options["patch_size"], options["in_channels"]
-    inner, tokens = int(D * options["mlp_ratio"]), (options["image_size"] // patch) ** 2
+    o = {**PLAIN, **options}
+    D, patch, channels = o["hidden_size"], o["patch_size"], o["in_channels"]
+    inner, tokens = mlp_width(D, o["mlp_ratio"], o["mlp"]), (o["image_size"] // patch) ** 2
     shapes = {"pos_embed": (1, tokens, D)}
 
     def layer(name, *shape):
         shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
 
+    def norm(name, exists, size):
+        if exists:
+            shapes[f"{name}.weight"] = (size,)
+
     layer("x_embedder.proj", D, channels, patch, patch)
     layer("t_embedder.mlp.0", D, FREQUENCIES)
     layer("t_embedder.mlp.2", D, D)
-    if options["num_classes"] is not None:
-        shapes["y_embedder.embedding_table.weight"] = (options["num_classes"] + (options["class_dropout"] > 0), D)
-    for i in range(options["depth"]):
+    if o["num_classes"] is not None:
+        shapes["y_embedder.embedding_table.weight"] = (o["num_classes"] + (o["class_dropout"] > 0), D)
+    first, second, both = ("w12", "w3", 2) if o["mlp"] == "swiglu" else ("fc1", "fc2", 1)
+    for i in range(o["depth"]):
+        for name in ("norm1", "norm2"):
+            norm(f"blocks.{i}.{name}", o["norm"] == "rms", D)
         layer(f"blocks.{i}.attn.qkv", 3 * D, D)
+        for name in ("q_norm", "k_norm"):
+            norm(f"blocks.{i}.attn.{name}", o["qk_norm"], D // o["num_heads"])
         layer(f"blocks.{i}.attn.proj", D, D)
-        layer(f"blocks.{i}.mlp.fc1", inner, D)
-        layer(f"blocks.{i}.mlp.fc2", D, inner)
-        layer(f"blocks.{i}.adaLN_modulation.1", 6 * D, D)
-    layer("final_layer.linear", patch * patch * channels * (2 if options["learn_sigma"] else 1), D)
+        layer(f"blocks.{i}.mlp.{first}", both * inner, D)
+        layer(f"blocks.{i}.mlp.{second}", D, inner)
+        layer(f"blocks.{i}.adaLN_modulation.1", (6 if o["shift"] else 4) * D, D)
+    norm("final_layer.norm_final", o["norm"] == "rms", D)
+    layer("final_layer.linear", patch * patch * channels * (2 if o["learn_sigma"] else 1), D)
     layer("final_layer.adaLN_modulation.1", 2 * D, D)
     return shapes
 
@@ -228,6 +344,7 @@ def dit_parameter_counts(options):
 
 def check_options(options):
     """Raise a `UsageError` for options with which no DiT can be laid out."""
+    options = {**PLAIN, **options}
     size, patch = options["image_size"], options["patch_size"]
     hidden, heads = options["hidden_size"], options["num_heads"]
     if min(size, patch, hidden, heads, options["depth"], options["in_channels"]) < 1:
@@ -241,7 +358,13 @@ def check_options(options):
         raise UsageError(f"hidden_size {hidden} does not divide into {heads} heads: change num_heads.")
     if hidden % 4:
         raise UsageError(f"hidden_size {hidden} must be a multiple of 4: sines and cosines of row and column share it.")
-    if int(hidden * options["mlp_ratio"]) < 1:
+    for name, choices in (("norm", NORMS), ("mlp", MLPS)):
+        if options[name] not in choices:
+            raise UsageError(f"{name} {options[name]!r:.60} does not exist: use {' or '.join(choices)}.")
+    if options["rope"] and hidden // heads % 4:
+        raise UsageError(f"rope rotates pairs of a head's channels by row and by column, so 4 must divide their number "
+                         f"{hidden // heads}: change num_heads or hidden_size.")
+    if mlp_width(hidden, options["mlp_ratio"], options["mlp"]) < 1:
         raise UsageError(f"mlp_ratio {options['mlp_ratio']} leaves the MLP without channels: use a larger one.")
     if options["num_classes"] is not None and options["num_classes"] < 1:
         raise UsageError(f"num_classes {options['num_classes']} must be at least 1, or None for a model without "

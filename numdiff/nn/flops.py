@@ -12,8 +12,19 @@ def conv_flops(conv, size):
     return 2 * (size // conv.stride) ** 2 * outputs * kernel * kernel * inputs
 
 
+def depthwise_flops(conv, size):
+    """FLOPs of a depthwise convolution over one size × size image."""
+    return 2 * size * size * math.prod(conv.weight.shape)
+
+
 def linear_flops(linear, rows):
     return 2 * rows * math.prod(linear.weight.shape)
+
+
+def mlp_width(hidden, mlp_ratio, mlp):
+    """Channels inside a DiT's MLP: hidden · mlp_ratio, of a SwiGLU two thirds of that, each rounded down."""
+    inner = int(hidden * mlp_ratio)
+    return int(2 / 3 * inner) if mlp == "swiglu" else inner
 
 
 def forward_flops(model):
@@ -26,7 +37,8 @@ def dit_forward_flops(options):
     D, patch = options["hidden_size"], options["patch_size"]
     tokens = (options["image_size"] // patch) ** 2
     pixels = patch * patch * options["in_channels"]
-    inner = int(D * options["mlp_ratio"])
-    block = tokens * (4 * D * D + 2 * D * inner) + 2 * tokens * tokens * D + 6 * D * D
+    products = (3 if options["mlp"] == "swiglu" else 2) * D * mlp_width(D, options["mlp_ratio"], options["mlp"])
+    modulation = (6 if options["shift"] else 4) * D * D
+    block = tokens * (4 * D * D + products) + 2 * tokens * tokens * D + modulation
     outside = tokens * D * pixels * (3 if options["learn_sigma"] else 2) + 256 * D + D * D + 2 * D * D
     return 2 * (options["depth"] * block + outside)

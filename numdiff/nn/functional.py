@@ -4,71 +4,102 @@ Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the 
 which device the arrays are on. The mathematics, shapes and sources stand in numdiff/kernels, in the file of the
 operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
 """
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import numpy.typing
 
 from .. import kernels as K
-from ..device import is_device
+from ..device import DeviceArray, is_device
+from ..dtypes import is_half
 from ..kernels.attention import HEAD_SIZES, flash_attention_supports
-from .tensor import Tensor, is_recording, record, record_parts
+from ..kernels.versions import capped
+from .tensor import Parameter, Tensor, is_recording, record, record_parts
+
+Array = np.ndarray | DeviceArray
 
 
-def add(a, b):
+def trains(*parameters):
+    """Whether one of the Parameters (None: absent) is trained, so that an operation must be recorded for it."""
+    return any(parameter is not None and not parameter.frozen for parameter in parameters)
+
+
+def gradient_of(parameter):
+    """The gradient to add to; None where it is not to be computed, of a frozen parameter or an absent one."""
+    return parameter.grad if trains(parameter) else None
+
+
+def weight_gradient(weight, rows):
+    """(the gradient as a matrix of so many rows, or None; whether to add to it) of a linear layer's weight."""
+    if weight.frozen:
+        return None, True
+    dweight, accumulate = weight.grad_to_fill()
+    return dweight.reshape(rows, -1), accumulate
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b, both of one shape."""
     return record("add", K.add_forward(a.data, b.data), (a, b), lambda dy: (dy, dy))
 
 
-def cast(x, dtype):
-    """x as float16 or float32; x itself if it has that dtype."""
+def cast(x: Tensor, dtype: np.typing.DTypeLike) -> Tensor:
+    """x as float16, bfloat16 or float32; x itself if it has that dtype."""
     before = x.dtype
     if before == dtype:
         return x
     return record("cast", K.cast_forward(x.data, dtype), (x,), lambda dy: (K.cast_forward(dy, before),))
 
 
-def silu(x):
+def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x)."""
     saved = x.data
     return record("silu", K.silu_forward(saved), (x,), lambda dy: (K.silu_backward(dy, saved),))
 
 
-def gelu(x):
+def gelu(x: Tensor) -> Tensor:
     """GELU, tanh form."""
     saved = x.data
     return record("gelu", K.gelu_forward(saved), (x,), lambda dy: (K.gelu_backward(dy, saved),))
 
 
-def linear(x, weight, bias=None, residual=None):
+def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual: Tensor | None = None) -> Tensor:
     """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); further axes of weight count as K.
     residual: a tensor like the result, added to it, in the same kernel if that supports it
     """
     saved, wants_dx, rows, adds = x.data, x.slot is not None, weight.shape[0], residual is not None
 
     def backward(dy, before):
-        dweight, accumulate = weight.grad_to_fill()
-        dx = K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), dweight.reshape(rows, -1),
-                               bias and bias.grad, need_dx=wants_dx, residual=before, accumulate=accumulate)
+        dweight, accumulate = weight_gradient(weight, rows)
+        dx = K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), dweight, gradient_of(bias),
+                               need_dx=wants_dx, residual=before, accumulate=accumulate)
         return (dx, dy) if adds else (dx,)
 
     y = K.linear_forward(saved, weight.like(saved).reshape(rows, -1), None if bias is None else bias.data,
                          residual=residual and residual.data)
-    return record("linear", y, (x,) if residual is None else (x, residual), backward, has_parameters=True, adds=True)
+    result = record("linear", y, (x,) if residual is None else (x, residual), backward,
+                    has_parameters=trains(weight, bias), adds=True)
+    result.owned = True
+    return result
 
 
-def linear_group(x, layers):
+def linear_group(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> list[Tensor]:
     """[x·weightᵀ + bias] for layers [(weight, bias)] of one float32 input x (B, K), in one launch: tensors (B, N_i)."""
     saved = x.data
 
     def backward(dys):
-        accumulate = not all(w.stale for w, _ in layers)  # one kernel writes all weights' gradients, or adds to all
-        gradients = [(w.grad if accumulate else w.grad_to_fill()[0], b.grad) for w, b in layers]
+        # one kernel writes all weights' gradients, or adds to all, those of frozen ones too, which nobody reads
+        accumulate = not all(w.stale for w, _ in layers if not w.frozen)
+        gradients = [(w.grad if accumulate or w.frozen else w.grad_to_fill()[0], b.grad) for w, b in layers]
         return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers], gradients,
                                         accumulate=accumulate),)
 
     return record_parts("linear_group", K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]), (x,),
-                        backward)
+                        backward, has_parameters=trains(*(parameter for layer in layers for parameter in layer)))
 
 
-def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None, statistics=False):
+def conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None, stride: int = 1, channel: Tensor | None = None,
+           residual: Tensor | None = None, statistics: bool = False) -> Tensor:
     """x (B, H, W, C_in), weight (C_out, k, k, C_in), zero padding k // 2 -> (B, H/stride, W/stride, C_out).
 
     channel, residual: tensors (B, C_out) and like the result, added to it, in the same kernel if that supports it
@@ -78,7 +109,7 @@ def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None, statisti
     wants_channel, adds = channel is not None, residual is not None  # `backward` must not keep the tensors
 
     def backward(dy):
-        given = dy, saved, weight.like(saved), weight.grad, bias and bias.grad, stride, wants_dx
+        given = dy, saved, weight.like(saved), gradient_of(weight), gradient_of(bias), stride, wants_dx
         if wants_channel:
             gradients = [*K.conv2d_backward(*given, need_channel=True)]
         else:
@@ -91,12 +122,46 @@ def conv2d(x, weight, bias=None, stride=1, channel=None, residual=None, statisti
     y = K.conv2d_forward(saved, weight.like(saved), None if bias is None else bias.data, stride=stride,
                          channel=channel and channel.data, residual=residual and residual.data, statistics=left)
     inputs = [t for t in (x, channel, residual) if t is not None]
-    result = record("conv2d", y, inputs, backward, has_parameters=True)
+    result = record("conv2d", y, inputs, backward, has_parameters=trains(weight, bias))
     result.statistics = left
     return result
 
 
-def group_norm(x, weight, bias, groups, eps=1e-5, silu=False):
+def depthwise_conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None,
+                     channel: Tensor | None = None) -> Tensor:
+    """x (B, H, W, C), weight (k, k, C), zero padding k // 2 -> (B, H, W, C): each channel by itself.
+
+    channel: a tensor (B, C), added to all pixels of an image in the same kernel
+    """
+    saved, wants_dx, wants_channel = x.data, x.slot is not None, channel is not None
+
+    def backward(dy):
+        gradients = K.depthwise_backward(dy, saved, weight.like(saved), gradient_of(weight), gradient_of(bias),
+                                         wants_dx, wants_channel)
+        return gradients if wants_channel else (gradients,)
+
+    y = K.depthwise_forward(saved, weight.like(saved), None if bias is None else bias.data, channel and channel.data)
+    return record("depthwise_conv2d", y, (x,) if channel is None else (x, channel), backward,
+                  has_parameters=trains(weight, bias))
+
+
+def layer_scale(x: Tensor, h: Tensor, scale: Parameter) -> Tensor:
+    """x + scale · h for x and h (B, ..., C) and scale (C,): Touvron et al. 2021, arXiv:2103.17239, equation 4."""
+    C = x.shape[-1]
+    rows, factor = h.data.reshape(1, -1, C), scale.data.reshape(1, C)  # one image of all pixels
+
+    def backward(dy):
+        dh, dscale = K.gate_backward(dy.reshape(1, -1, C), rows, factor)
+        if trains(scale):
+            K.column_sum(dscale, scale.grad)
+        return dy, dh.reshape(*dy.shape)
+
+    y = K.gate_forward(x.data.reshape(1, -1, C), rows, factor).reshape(*x.shape)
+    return record("layer_scale", y, (x, h), backward, has_parameters=trains(scale))
+
+
+def group_norm(x: Tensor, weight: Parameter, bias: Parameter, groups: int, eps: float = 1e-5,
+               silu: bool = False) -> Tensor:
     """x (B, ..., C) normalised over each group of C / groups channels, scaled, shifted; with SiLU in the same pass."""
     saved = x.data
     y, mean, rstd = K.groupnorm_forward(saved, weight.data, bias.data, groups, eps, silu=silu,
@@ -106,56 +171,105 @@ def group_norm(x, weight, bias, groups, eps=1e-5, silu=False):
         return (K.groupnorm_backward(dy, saved, weight.data, bias.data, mean, rstd, weight.grad, bias.grad, groups,
                                      silu=silu, residual=before),)
 
-    return record("group_norm", y, (x,), backward, has_parameters=True, adds=True)
+    return record("group_norm", y, (x,), backward, has_parameters=trains(weight, bias), adds=True)
 
 
-def layer_norm(x, weight=None, bias=None, eps=1e-5):
+def layer_norm(x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None, eps: float = 1e-5) -> Tensor:
     """x (..., C) normalised over its last axis; weight and bias (C,) or None."""
     saved = x.data
     y, mean, rstd = K.layernorm_forward(saved, weight and weight.data, bias and bias.data, eps)
 
     def backward(dy):
-        return (K.layernorm_backward(dy, saved, weight and weight.data, mean, rstd, weight and weight.grad,
-                                     bias and bias.grad),)
+        return (K.layernorm_backward(dy, saved, weight and weight.data, mean, rstd, gradient_of(weight),
+                                     gradient_of(bias)),)
 
-    return record("layer_norm", y, (x,), backward, has_parameters=weight is not None)
+    return record("layer_norm", y, (x,), backward, has_parameters=trains(weight, bias))
 
 
-def attention(qkv, heads, order="legacy"):
+def rms_norm(x: Tensor, weight: Parameter | None = None, eps: float = 1e-6) -> Tensor:
+    """x (..., C) divided by the root of its mean square over its last axis; weight (C,) or None."""
+    saved = x.data
+    y, rstd = K.rmsnorm_forward(saved, weight and weight.data, eps)
+
+    def backward(dy):
+        return (K.rmsnorm_backward(dy, saved, weight and weight.data, rstd, gradient_of(weight)),)
+
+    return record("rms_norm", y, (x,), backward, has_parameters=trains(weight))
+
+
+def attention(qkv: Tensor, heads: int, order: str = "legacy") -> Tensor:
     """Self-attention of packed qkv (B, T, 3C) -> (B, T, C); `order`: "legacy" (head, qkv, channel) or "new"."""
     saved = qkv.data
     flash = saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_supports(saved, heads)
-    if saved.dtype == np.float16 and not flash:
-        return cast(attention(cast(qkv, np.float32), heads, order), np.float16)
+    if is_half(saved.dtype) and not flash:
+        return cast(attention(cast(qkv, np.float32), heads, order), saved.dtype)
     if flash:
         # keeps one number per token and head; the other way keeps T
         y, logsumexp = K.flash_attention_forward(saved, heads, order)
-        return record("flash_attention", y, (qkv,),
-                      lambda dy: (K.flash_attention_backward(dy, saved, y, logsumexp, heads, order),))
+        return record("flash_attention", y, (qkv,), owning(qkv, lambda dy: K.flash_attention_backward(
+            dy, saved, y, logsumexp, heads, order)))
     y, probabilities = K.attention_forward(saved, heads, order)
-    return record("attention", y, (qkv,), lambda dy: (K.attention_backward(dy, saved, probabilities, heads, order),))
+    return record("attention", y, (qkv,), owning(qkv, lambda dy: K.attention_backward(dy, saved, probabilities, heads,
+                                                                                      order)))
 
 
-def softmax(x, scale=1.0):
+def owning(x, gradient):
+    """The backward of an operation on one tensor x, whose `gradient(dy)` is a new array that nobody else holds."""
+    slot = x.slot
+
+    def backward(dy):
+        if slot is not None:
+            slot.owned = True
+        return (gradient(dy),)
+
+    return backward
+
+
+def qk_norm_rope(qkv: Tensor, heads: int, q_weight: Parameter | None = None, k_weight: Parameter | None = None,
+                 rotation: Array | None = None, eps: float = 1e-6) -> Tensor:
+    """q and k of each head of packed qkv (B, T, 3 · D), order "new": RMSNorm over the head with the weights (HS,), then
+    the rotation, an array (2, T, HS) of cosines and sines, each where it is given. For `attention` (B, T, 3 · D).
+
+    A qkv that comes from `linear` is overwritten, and gone afterwards: nothing else may read it.
+    """
+    if q_weight is None and k_weight is None and rotation is None:
+        return qkv
+    in_place = qkv.owned
+    y, kept = K.qk_norm_rope_forward(qkv.data, heads, q_weight and q_weight.data, k_weight and k_weight.data, rotation,
+                                     eps, in_place=in_place, keeps=is_recording())
+
+    def backward(dy):
+        return (K.qk_norm_rope_backward(dy, kept, heads, q_weight and q_weight.data, k_weight and k_weight.data,
+                                        rotation, gradient_of(q_weight), gradient_of(k_weight), eps,
+                                        in_place=slot.owned),)
+
+    result = record("qk_norm_rope", y, (qkv,), backward, has_parameters=trains(q_weight, k_weight))
+    slot = result.slot
+    if in_place:
+        qkv.data = None
+    return result
+
+
+def softmax(x: Tensor, scale: float = 1.0) -> Tensor:
     """softmax(scale · x) over the last axis."""
     y = K.softmax_forward(x.data, scale)
     return record("softmax", y, (x,), lambda dy: (K.softmax_backward(dy, y, scale),))
 
 
-def matmul(a, b, transpose_a=False, transpose_b=False, alpha=1.0):
+def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0) -> Tensor:
     """alpha · a·b with equal leading batch dimensions."""
     left, right = a.data, b.data
     y = K.matmul_forward(left, right, transpose_a, transpose_b, alpha=alpha)
     return record("matmul", y, (a, b), lambda dy: K.matmul_backward(dy, left, right, transpose_a, transpose_b, alpha))
 
 
-def channel_add(x, e):
+def channel_add(x: Tensor, e: Tensor) -> Tensor:
     """x (B, ..., C) + e (B, C), the same for every pixel of a sample."""
     return record("channel_add", K.channel_add_forward(x.data, e.data), (x, e),
                   lambda dy: (dy, K.channel_add_backward(dy)))
 
 
-def scale_shift(x, e):
+def scale_shift(x: Tensor, e: Tensor) -> Tensor:
     """x · (1 + scale) + shift; e (B, 2C) holds scale in its first C channels and shift in the others."""
     saved, channels = x.data, x.shape[-1]
     scale, shift = K.concat_backward(e.data, channels)
@@ -167,104 +281,146 @@ def scale_shift(x, e):
     return record("scale_shift", K.scale_shift_forward(saved, scale, shift), (x, e), backward)
 
 
-def adaln(x, shift, scale, eps=1e-6):
-    """LayerNorm of each token of x (B, T, C), times 1 + scale (B, C), plus shift (B, C)."""
-    saved, vectors = x.data, (shift.data, scale.data)
-    _, y, mean, rstd = K.gate_adaln_forward(saved, None, None, *vectors, eps)
+def adaln(x: Tensor, shift: Tensor | None, scale: Tensor, eps: float = 1e-6, weight: Parameter | None = None,
+          norm: str = "layer") -> Tensor:
+    """A norm of each token of x (B, T, C), times 1 + scale (B, C), plus shift (B, C).
+
+    norm: "layer", or "rms", which takes away no mean; weight: a Parameter (C,) that xhat is multiplied by, or None
+    shift: None leaves it out
+    """
+    saved, vectors, has_shift = x.data, (shift and shift.data, scale.data), shift is not None
+    _, y, mean, rstd = K.gate_adaln_forward(saved, None, None, *vectors, eps, weight and weight.data, norm)
 
     def backward(dy, before):
-        dx, _, _, *others = K.gate_adaln_backward(before, dy, saved, None, None, *vectors, mean, rstd)
-        return dx, *others
+        dx, _, _, *others = K.gate_adaln_backward(before, dy, saved, None, None, *vectors, mean, rstd,
+                                                  weight and weight.data, gradient_of(weight))
+        return dx, *(others if has_shift else others[1:])
 
-    return record("adaln", y, (x, shift, scale), backward, adds=True)
+    return record("adaln", y, (x, shift, scale) if has_shift else (x, scale), backward,
+                  has_parameters=trains(weight), adds=True)
 
 
-def gate_adaln(x, h, gate, shift, scale, eps=1e-6):
+def gate_adaln(x: Tensor, h: Tensor, gate: Tensor, shift: Tensor | None, scale: Tensor, eps: float = 1e-6,
+               weight: Parameter | None = None, norm: str = "layer") -> list[Tensor]:
     """`gate`, then `adaln` of its result: returns both, from one kernel if there is one."""
-    branch, vectors = h.data, (gate.data, shift.data, scale.data)
-    z, y, mean, rstd = K.gate_adaln_forward(x.data, branch, *vectors, eps)
-    return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale),
-                        lambda gradients: K.gate_adaln_backward(*gradients, z, branch, *vectors, mean, rstd))
+    branch, vectors, has_shift = h.data, (gate.data, shift and shift.data, scale.data), shift is not None
+    z, y, mean, rstd = K.gate_adaln_forward(x.data, branch, *vectors, eps, weight and weight.data, norm)
+
+    def backward(gradients):
+        dx, dh, dgate, *others = K.gate_adaln_backward(*gradients, z, branch, *vectors, mean, rstd,
+                                                       weight and weight.data, gradient_of(weight))
+        return dx, dh, dgate, *(others if has_shift else others[1:])
+
+    return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),
+                        backward, has_parameters=trains(weight))
 
 
-def gate(x, h, gate):
+def gate(x: Tensor, h: Tensor, gate: Tensor) -> Tensor:
     """x + gate (B, C) · h for x and h (B, T, C)."""
     saved, factor = h.data, gate.data
     return record("gate", K.gate_forward(x.data, saved, factor), (x, h, gate),
                   lambda dy: (dy, *K.gate_backward(dy, saved, factor)))
 
 
-def bias_gelu(x, bias):
+def bias_gelu(x: Tensor, bias: Parameter) -> Tensor:
     """GELU (tanh form) of x + bias, for a linear layer that leaves its bias (C,) to this pass."""
     saved = x.data
     return record("bias_gelu", K.bias_gelu_forward(saved, bias.data), (x,),
-                  lambda dy: (K.bias_gelu_backward(dy, saved, bias.data, bias.grad),), has_parameters=True)
+                  lambda dy: (K.bias_gelu_backward(dy, saved, bias.data, bias.grad),), has_parameters=trains(bias))
 
 
-def mlp(x, weight, bias, weight_2, bias_2):
+def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias_2: Parameter) -> Tensor:
     """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M)."""
     saved, wants_dx = x.data, x.slot is not None
     if not K.linear_gelu_supports(saved, weight) or not K.linear_gelu_supports(saved, weight_2):
-        return linear(bias_gelu(linear(x, weight), bias), weight_2, bias_2)
+        hidden = bias_gelu(linear(x, weight), bias) if capped("epilogue", 1) else gelu(linear(x, weight, bias))
+        return linear(hidden, weight_2, bias_2)
     u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data, keeps_u=is_recording())
 
     def backward(dy, before):
-        dweight, accumulate = weight_2.grad_to_fill()
-        du = K.linear_backward(dy, h, weight_2.like(h), dweight, bias_2.grad, gelu_of=u, accumulate=accumulate)
-        dweight, accumulate = weight.grad_to_fill()
-        return (K.linear_backward(du, saved, weight.like(saved), dweight, bias.grad, need_dx=wants_dx,
-                                  residual=before),)
+        dweight, accumulate = weight_gradient(weight_2, weight_2.shape[0])
+        du = K.linear_backward(dy, h, weight_2.like(h), dweight, gradient_of(bias_2), gelu_of=u, accumulate=accumulate)
+        dweight, accumulate = weight_gradient(weight, weight.shape[0])
+        return (K.linear_backward(du, saved, weight.like(saved), dweight, gradient_of(bias), need_dx=wants_dx,
+                                  residual=before, accumulate=accumulate),)
 
-    return record("mlp", K.linear_forward(h, weight_2.like(h), bias_2.data), (x,), backward, has_parameters=True,
-                  adds=True)
+    return record("mlp", K.linear_forward(h, weight_2.like(h), bias_2.data), (x,), backward,
+                  has_parameters=trains(weight, bias, weight_2, bias_2), adds=True)
 
 
-def chunk(x, count):
+def swiglu(x: Tensor) -> Tensor:
+    """silu(x[..., :H]) · x[..., H:] of x (..., 2 · H)."""
+    saved = x.data
+    return record("swiglu", K.swiglu_forward(saved), (x,), lambda dy: (K.swiglu_backward(dy, saved),))
+
+
+def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, b3: Parameter | None) -> Tensor:
+    """A linear layer, SwiGLU, a linear layer: x (..., K), w12 (2 · H, K), w3 (M, H) -> (..., M); biases may be None.
+    As of `mlp`, x, the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper SwiGLU
+    and its backward are part of the products beside it.
+    """
+    saved, wants_dx = x.data, x.slot is not None
+    if not K.linear_swiglu_supports(saved, w12, w3):
+        return linear(swiglu(linear(x, w12, b12)), w3, b3)
+    u, h = K.linear_swiglu_forward(saved, w12.like(saved), None if b12 is None else b12.data, keeps_u=is_recording())
+
+    def backward(dy, before):
+        dweight, accumulate = weight_gradient(w3, w3.shape[0])
+        du = K.linear_backward(dy, h, w3.like(h), dweight, gradient_of(b3), swiglu_of=u, accumulate=accumulate)
+        dweight, accumulate = weight_gradient(w12, w12.shape[0])
+        return (K.linear_backward(du, saved, w12.like(saved), dweight, gradient_of(b12), need_dx=wants_dx,
+                                  residual=before, accumulate=accumulate),)
+
+    return record("swiglu_mlp", K.linear_forward(h, w3.like(h), None if b3 is None else b3.data), (x,), backward,
+                  has_parameters=trains(w12, b12, w3, b3), adds=True)
+
+
+def chunk(x: Tensor, count: int) -> list[Tensor]:
     """The `count` equal parts of x (B, count · C), as a list of tensors (B, C)."""
     return record_parts("chunk", K.chunk_forward(x.data, count), (x,), lambda parts: (K.chunk_backward(parts),))
 
 
-def columns(x, count):
+def columns(x: Tensor, count: int) -> list[Tensor]:
     """As `chunk`, without copies: parts of x for `adaln` and `gate_adaln`, each to be used once. If their fast kernels
     do not run, float32 copies.
     """
     if is_device(x.data):
         if not K.gate_adaln_supports(x.data, x.shape[1] // count):
             return chunk(cast(x, np.float32), count)
-    elif x.dtype == np.float16:
+    elif is_half(x.dtype):
         x = cast(x, np.float32)
     dtype = x.dtype
     return record_parts("columns", K.columns_forward(x.data, count), (x,),
                         lambda parts: (K.columns_backward(parts, dtype),))
 
 
-def patchify(x, patch):
+def patchify(x: Tensor, patch: int) -> Tensor:
     """x (B, H, W, C) as tokens (B, H/patch · W/patch, patch² · C)."""
     _, height, width, _ = x.shape
     return record("patchify", K.patchify_forward(x.data, patch), (x,),
                   lambda dy: (K.patchify_backward(dy, patch, height, width),))
 
 
-def unpatchify(tokens, patch, height, width):
+def unpatchify(tokens: Tensor, patch: int, height: int, width: int) -> Tensor:
     """Tokens (B, T, patch² · C) as images (B, height, width, C)."""
     return record("unpatchify", K.unpatchify_forward(tokens.data, patch, height, width), (tokens,),
                   lambda dy: (K.unpatchify_backward(dy, patch),))
 
 
-def add_constant(x, constant):
+def add_constant(x: Tensor, constant: Array) -> Tensor:
     """x (B, ...) + an array of one sample's shape, the same for all samples; no gradient flows to it."""
     rows = x.data.reshape(x.shape[0], -1)
     y = K.bias_add_forward(rows, constant.reshape(-1)).reshape(x.shape)
     return record("add_constant", y, (x,), lambda dy: (dy,))
 
 
-def concat(a, b):
+def concat(a: Tensor, b: Tensor) -> Tensor:
     """Join along the channels."""
     channels = a.shape[-1]
     return record("concat", K.concat_forward(a.data, b.data), (a, b), lambda dy: K.concat_backward(dy, channels))
 
 
-def pair(a, b):
+def pair(a: Tensor, b: Tensor) -> Tensor:
     """As `concat`, only for `group_norm`, `linear` and `conv2d`: no copy if they can read two arrays."""
     both = K.Pair(a.data, b.data)
     if not K.pair_supports(both):
@@ -275,34 +431,34 @@ def pair(a, b):
     return result
 
 
-def avgpool(x):
+def avgpool(x: Tensor) -> Tensor:
     """Mean over 2×2 pixels."""
     return record("avgpool", K.avgpool_forward(x.data), (x,), lambda dy: (K.avgpool_backward(dy),))
 
 
-def upsample(x):
+def upsample(x: Tensor) -> Tensor:
     """Every pixel twice in each direction."""
     result = record("upsample", K.upsample_forward(x.data), (x,), lambda dy: (K.upsample_backward(dy),))
     result.statistics = x.statistics  # each number occurs four times: the same averages
     return result
 
 
-def timestep_embedding(t, dim, max_period=10000.0):
+def timestep_embedding(t: Array, dim: int, max_period: float = 10000.0) -> Tensor:
     """Sinusoids of the timesteps t, an array (B,) -> (B, dim); a constant: no gradient flows to t."""
     return Tensor(K.timestep_embedding_forward(t, dim, max_period))
 
 
-def embedding(labels, weight):
+def embedding(labels: Array, weight: Parameter) -> Tensor:
     """Row `labels[b]` of weight (N, C) for each sample; labels is an int32 array (B,)."""
 
     def backward(dy):
         K.embedding_backward(dy, labels, weight.grad)
         return ()
 
-    return record("embedding", K.embedding_forward(labels, weight.data), (), backward, has_parameters=True)
+    return record("embedding", K.embedding_forward(labels, weight.data), (), backward, has_parameters=trains(weight))
 
 
-def class_dropout(labels, probability, null_class, randomness):
+def class_dropout(labels: Array, probability: float, null_class: int, randomness: Any) -> Array:
     """labels, an int32 array (B,), each replaced by `null_class` with `probability`; `randomness` as in `dropout`."""
     if probability == 0 or randomness is None:
         return labels
@@ -310,7 +466,7 @@ def class_dropout(labels, probability, null_class, randomness):
                                    randomness.samples)
 
 
-def dropout(x, probability, randomness, layer):
+def dropout(x: Tensor, probability: float, randomness: Any, layer: int) -> Tensor:
     """Zero each element with `probability`, scale the others; `randomness` counts it (training.step.Randomness)."""
     if probability == 0 or randomness is None:
         return x
@@ -318,13 +474,13 @@ def dropout(x, probability, randomness, layer):
     return record("dropout", K.dropout_forward(x.data, *where), (x,), lambda dy: (K.dropout_backward(dy, *where),))
 
 
-def weigh(x, t, weight):
+def weigh(x: Tensor, t: Array, weight: Array) -> Tensor:
     """Each sample of x (B, ...) times weight[t[b]]; t int32 (B,), weight float32 (T,): arrays, no gradient flows there.
     """
     return record("weigh", K.weigh_forward(x.data, t, weight), (x,), lambda dy: (K.weigh_forward(dy, t, weight),))
 
 
-def mse(prediction, target, scale=1.0):
+def mse(prediction: Tensor, target: Array, scale: float = 1.0) -> Tensor:
     """Mean of (prediction - target)² over the target's channels, as a tensor of one value.
 
     scale multiplies the gradient only, not the value: a step of several microbatches passes 1 / their number.
@@ -337,7 +493,8 @@ def mse(prediction, target, scale=1.0):
     return record("mse", K.mse_forward(saved, target), (prediction,), backward)
 
 
-def hybrid_loss(prediction, target, x_0, t, tables, weight, scale=1.0):
+def hybrid_loss(prediction: Tensor, target: Array, x_0: Array, t: Array, tables: Sequence[Array], weight: float,
+                scale: float = 1.0) -> Tensor:
     """Squared error of the first half of the channels, plus weight · the variational bound of the learned variance.
 
     tables: k, low, width of the diffusion (see kernels/diffusion/vlb.py); scale as in `mse`.
@@ -350,7 +507,7 @@ def hybrid_loss(prediction, target, x_0, t, tables, weight, scale=1.0):
     return record("hybrid_loss", K.hybrid_loss_forward(saved, target, x_0, t, *tables, weight), (prediction,), backward)
 
 
-def reshape(x, *shape):
+def reshape(x: Tensor, *shape: int) -> Tensor:
     """The same elements in another shape; no kernel runs."""
     before = x.shape
     return record("reshape", x.data.reshape(*shape), (x,), lambda dy: (dy.reshape(*before),))

@@ -4,12 +4,14 @@ Initial values are those of the reference implementations: weights and biases un
 with a = √5), norms at one and zero, embeddings standard normal, and zero where the architecture asks for zero.
 """
 import math
+from collections.abc import Callable
 
 import numpy as np
 
+from ..kernels.versions import capped
 from . import functional as F
 from .module import Module
-from .tensor import Parameter
+from .tensor import Parameter, Tensor
 
 
 def uniform(fan_in):
@@ -43,15 +45,18 @@ class Linear(Module):
 
     inputs: how many, or the axes of the weight that make them up, such as (row, column, channel) of a patch
     initial: what the weight starts from (the bias then starts from zero); the default is `uniform` for both
+    matrices: how many layers this one is, whose outputs stand side by side; Muon takes each by itself (0: none)
     """
 
-    def __init__(self, inputs, outputs, zero=False, initial=None):
+    def __init__(self, inputs: int, outputs: int, zero: bool = False, initial: Callable | None = None,
+                 matrices: int = 1) -> None:
         inputs = (inputs,) if isinstance(inputs, int) else tuple(inputs)
         start = constant(0) if zero else initial or uniform(math.prod(inputs))
         self.weight = Parameter((outputs, *inputs), start, written=True)
         self.bias = Parameter((outputs,), constant(0) if initial else start)
+        self.matrices = matrices
 
-    def forward(self, x, residual=None):
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return F.linear(x, self.weight, self.bias, residual)
 
 
@@ -61,45 +66,82 @@ class Conv2d(Module):
     statistics: a `GroupNorm` will read the result, and is faster if it knows its statistics
     """
 
-    def __init__(self, inputs, outputs, kernel=3, stride=1, zero=False, statistics=False):
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, zero: bool = False,
+                 statistics: bool = False) -> None:
         start = constant(0) if zero else uniform(inputs * kernel * kernel)
         self.weight = Parameter((outputs, kernel, kernel, inputs), start)
         self.bias = Parameter((outputs,), start)
         self.stride, self.statistics = stride, statistics
+        self.matrices = 1  # (out, k · k · in), as it lies
 
-    def forward(self, x, channel=None, residual=None):
+    def forward(self, x: Tensor, channel: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         return F.conv2d(x, self.weight, self.bias, self.stride, channel, residual, self.statistics)
+
+
+class DepthwiseConv2d(Module):
+    """k×k convolution of each channel by itself, zero padding k // 2; weight (k, k, channels), bias (channels,)."""
+
+    def __init__(self, channels: int, kernel: int = 7) -> None:
+        start = uniform(kernel * kernel)
+        self.weight = Parameter((kernel, kernel, channels), start)
+        self.bias = Parameter((channels,), start)
+
+    def forward(self, x: Tensor, channel: Tensor | None = None) -> Tensor:
+        return F.depthwise_conv2d(x, self.weight, self.bias, channel)
+
+
+class LayerScale(Module):
+    """x + weight · h, weight (channels,), from a small number."""
+
+    def __init__(self, channels: int, initial: float = 1e-6) -> None:
+        self.weight = Parameter((channels,), constant(initial))
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return F.layer_scale(x, h, self.weight)
 
 
 class GroupNorm(Module):
     """Group normalisation over the last axis's groups, optionally followed by SiLU in the same pass."""
 
-    def __init__(self, channels, groups=32, eps=1e-5, silu=False):
+    def __init__(self, channels: int, groups: int = 32, eps: float = 1e-5, silu: bool = False) -> None:
         self.weight = Parameter((channels,), constant(1))
         self.bias = Parameter((channels,), constant(0))
         self.groups, self.eps, self.silu = groups, eps, silu
 
-    def forward(self, x):
-        return F.group_norm(x, self.weight, self.bias, self.groups, self.eps, self.silu)
+    def forward(self, x: Tensor) -> Tensor:
+        fused = self.silu and capped("epilogue", 1) == 1
+        y = F.group_norm(x, self.weight, self.bias, self.groups, self.eps, fused)
+        return F.silu(y) if self.silu and not fused else y
 
 
 class LayerNorm(Module):
     """Layer normalisation over the last axis, with or without weight and bias."""
 
-    def __init__(self, channels, eps=1e-5, affine=True):
+    def __init__(self, channels: int, eps: float = 1e-5, affine: bool = True) -> None:
         self.weight = Parameter((channels,), constant(1)) if affine else None
         self.bias = Parameter((channels,), constant(0)) if affine else None
         self.eps = eps
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    """Root mean square normalisation over the last axis, with or without weight."""
+
+    def __init__(self, channels: int, eps: float = 1e-6, affine: bool = True) -> None:
+        self.weight = Parameter((channels,), constant(1)) if affine else None
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight, self.eps)
 
 
 class Embedding(Module):
     """A row of weight (count, channels) for each integer label."""
 
-    def __init__(self, count, channels, initial=normal):
+    def __init__(self, count: int, channels: int, initial: Callable = normal) -> None:
         self.weight = Parameter((count, channels), initial)
 
-    def forward(self, labels):
+    def forward(self, labels: F.Array) -> Tensor:
         return F.embedding(labels, self.weight)

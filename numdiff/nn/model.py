@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..device import get_backend, is_device, is_planned, upload
+from ..dtypes import is_bfloat16
 from ..errors import UsageError, shown
 from .evaluation import evaluate
 from .module import FlatParameters, Module
@@ -80,23 +81,38 @@ class Model(Module):
         self.dtype = np.float32
         self.parameters.drop_half()
 
-    def compute_in_half(self):
-        """From now on compute in float16, with a copy of the weights; statistics, embeddings and accumulators stay
-        float32."""
-        if self.backend is None:
+    def compute_in_half(self, dtype=np.float16):
+        """From now on compute in float16 or bfloat16, with a copy of the weights; statistics, embeddings and
+        accumulators stay float32."""
+        if self.backend is None and not is_bfloat16(dtype):
             raise UsageError("--precision fp16 computes on a GPU; on the CPU use --precision fp32.")
-        self.dtype = np.float16
-        self.parameters.keep_half()
+        self.dtype = np.dtype(dtype)
+        self.parameters.keep_half(dtype)
 
     def recompute_blocks(self) -> None:
         """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside."""
+        for block in self._blocks():
+            block.recomputed = True
+
+    def _blocks(self):
+        """The outermost modules of the `block_kinds`, in the order of the parameters."""
         stack = [self]
         while stack:
             module = stack.pop()
             if isinstance(module, self.block_kinds):
-                module.recomputed = True
+                yield module
             else:
-                stack += [child for _, child in module.children() if isinstance(child, Module)]
+                stack += [child for _, child in reversed(module.children()) if isinstance(child, Module)]
+
+    def matrices(self) -> dict[str, int]:
+        """{name: how many matrices, one below the other} of the blocks' weights that `Muon` makes orthogonal."""
+        found = {}
+        names = dict(self.named_parameters())  # which names the modules
+        for block in self._blocks():
+            for module in block.modules_within():
+                if (name := f"{module.name}.weight") in names and module.matrices:
+                    found[name] = module.matrices
+        return found
 
     def place(self):
         """What a recorded evaluation depends on besides its inputs: where the weights lie, and the arithmetic."""

@@ -4,12 +4,15 @@ Both can be copied (`copy.deepcopy`) and pickled. A copy is independent: it has 
 its parameters are views of them. A pickle holds weights as NumPy arrays and devices by name, but no gradients.
 """
 import copy
+import difflib
+import fnmatch
 import math
 
 import numpy as np
 
 from ..device import copy_into, download, empty, empty_like, fill_zero, is_device, side_by_side, upload, zeros
-from ..errors import NumdiffError
+from ..dtypes import HALVES
+from ..errors import NumdiffError, UsageError, printable
 from ..kernels.elementwise import cast_into
 from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
 from .recompute import recompute
@@ -24,6 +27,7 @@ class Module:
     name = ""  # full name within the model, set by `FlatParameters`; the tape's records have it
     uncopied = ()  # names of attributes that copies and pickles leave out, such as captured graphs
     recomputed = False  # whether the backward pass recomputes what is inside (recompute.py)
+    matrices = 0  # how many matrices `weight` is, one below the other, that Muon may make orthogonal (muon.py)
 
     def forward(self, *inputs):
         raise NotImplementedError
@@ -55,6 +59,13 @@ class Module:
     def children(self):
         """(name, Parameter or Module) in order of assignment; numbered containers use their numbers as names."""
         return [(k, v) for k, v in vars(self).items() if isinstance(v, (Parameter, Module))]
+
+    def modules_within(self):
+        """This module and all that it consists of, in the order of the parameters."""
+        yield self
+        for _, child in self.children():
+            if isinstance(child, Module):
+                yield from child.modules_within()
 
     def named_parameters(self):
         """(full name, Parameter) pairs in module order; names every module on the way."""
@@ -89,10 +100,12 @@ class Numbered(Module):
 class FlatParameters:
     """All parameters of a model as views of one float32 buffer, and their gradients as views of another.
 
-    data, grad: float32 (total,) on the engine; half: float16 copy of the weights in use, or None
+    data, grad: float32 (total,) on the engine; half: float16 or bfloat16 copy of the weights in use, or
+        None
     index: [{"name", "shape", "offset"}], offsets in elements, multiples of 64. The gaps between parameters hold zeros
-    and stay zero. trained: number of parameters, without gaps; count: with the `fixed` ones that the model holds
-    elsewhere; zeros: names of those that start from zero.
+    and stay zero. trained: number of parameters, without gaps, padding and frozen ones; count: with the `fixed` ones
+    that the model holds elsewhere; zeros: names of those that start from zero; trained_ranges: [(start, stop)] of the
+    buffers that training changes, all of them unless some are frozen (`freeze`); multiples of 64, too.
     """
 
     def __init__(self, module, backend=None, seed=0, fixed=0):
@@ -101,14 +114,14 @@ class FlatParameters:
         for name, parameter in self.parameters.items():
             self.index.append({"name": name, "shape": list(parameter.shape), "offset": offset})
             offset += -(-math.prod(parameter.shape) // ALIGNMENT) * ALIGNMENT
-        self.trained = sum(math.prod(p.shape) for p in self.parameters.values())
+        self.trained = sum(math.prod(p.shape) - p.padding for p in self.parameters.values())
         self.count = self.trained + fixed
-        self.total = offset
+        self.total, self.trained_ranges = offset, [(0, offset)]
         self.data, self.zeros = zeros(offset, np.float32, backend), []
         if seed is not None:  # otherwise other values are about to be loaded
             self._initialise(seed)
         self.grad = zeros(offset, np.float32, backend)
-        self._attach(half=False)
+        self._attach(None)
 
     def __deepcopy__(self, memo):
         """A copy of the weights in use: those of an EMA while one is bound."""
@@ -119,27 +132,30 @@ class FlatParameters:
         new.parameters = {}
         for name, parameter in self.parameters.items():
             memo[id(parameter)] = new.parameters[name] = Parameter(
-                parameter.shape, parameter.initial, parameter.written)
-        new._attach(self.half is not None)
+                parameter.shape, parameter.initial, parameter.written, parameter.padding)
+            new.parameters[name].frozen = parameter.frozen
+        new._attach(getattr(self.half, "dtype", None))
         return new
 
     def __getstate__(self):
         """Without the values, which the parameters hold."""
         return {"parameters": self.parameters, "index": self.index, "trained": self.trained, "count": self.count,
-                "total": self.total, "half": self.half is not None,
+                "total": self.total, "trained_ranges": self.trained_ranges,
+                "half": None if self.half is None else self.half.dtype.name,
                 "backend": self.data.backend if is_device(self.data) else None}
 
     def __setstate__(self, state):
         half, backend = state.pop("half"), state.pop("backend")
-        vars(self).update(state)
+        vars(self).update({"trained_ranges": [(0, state["total"])], **state})
         flat = np.zeros(self.total, np.float32)
         for entry, parameter in self._entries():
             self._view(flat, entry)[...] = parameter.data
         self.data, self.grad = upload(flat, backend), zeros(self.total, np.float32, backend)
-        self._attach(half and backend is not None)
+        kept = half == "bfloat16" or half and backend is not None  # the CPU does not compute in float16
+        self._attach(HALVES[half] if kept else None)
 
     def _attach(self, half):
-        """Make the parameters views of `data` and `grad`, and of a float16 copy if there is to be one."""
+        """Make the parameters views of `data` and `grad`, and of a copy in the dtype `half`, or None."""
         self.half = None
         self.bind(self.data)
         for entry, parameter in self._entries():
@@ -148,13 +164,32 @@ class FlatParameters:
                  for entry, parameter in self._entries() if not parameter.written]
         self._added = upload(pieces(added), self.grad)  # the ranges of `grad` that a backward pass adds to
         if half:
-            self.keep_half()
+            self.keep_half(half)
+
+    def freeze(self, patterns):
+        """Train none of the parameters whose names match one of the patterns (`frozen_by`); (): train all again.
+
+        Frozen ones are in no gradient norm, and keep their bits: `trained_ranges` leaves them out.
+        """
+        frozen = frozen_by(patterns, {name: parameter.shape for name, parameter in self.parameters.items()})
+        self.trained += sum((math.prod(p.shape) - p.padding) * (p.frozen - (name in frozen))
+                            for name, p in self.parameters.items())
+        self.trained_ranges, stops = [], [entry["offset"] for entry in self.index[1:]] + [self.total]
+        for (entry, parameter), stop in zip(self._entries(), stops, strict=True):
+            parameter.frozen = entry["name"] in frozen
+            parameter.stale = parameter.stale and not parameter.frozen
+            if parameter.frozen:
+                fill_zero(self._view(self.grad, entry))
+            elif self.trained_ranges and self.trained_ranges[-1][1] == entry["offset"]:
+                self.trained_ranges[-1] = (self.trained_ranges[-1][0], stop)
+            else:
+                self.trained_ranges.append((entry["offset"], stop))
 
     def begin_gradients(self):
         """Before the backward passes of a step: gradients are zero, or marked for the first operation to write."""
         zero_ranges(self.grad, self._added)
         for parameter in self.parameters.values():
-            parameter.stale = parameter.written
+            parameter.stale = parameter.written and not parameter.frozen
 
     def end_gradients(self):
         """After them: zero the gradients of parameters that no operation has used."""
@@ -195,21 +230,21 @@ class FlatParameters:
         """Where the weights in use lie on a device: a recorded graph is valid as long as this stays the same."""
         return tuple(buffer.backend.pointer(buffer) for buffer in (self._bound, self.half) if buffer is not None)
 
-    def keep_half(self):
-        """From now on keep a float16 copy of the weights, with which the model computes."""
-        self.half = empty(self.total, np.float16, like=self.data)
+    def keep_half(self, dtype=np.float16):
+        """From now on keep a copy of the weights in float16 or bfloat16, with which the model computes."""
+        self.half = empty(self.total, dtype, like=self.data)
         for entry, parameter in self._entries():
             parameter.half = self._view(self.half, entry)
         self.round()
 
     def drop_half(self):
-        """Drop the float16 copy."""
+        """Drop that copy."""
         self.half = None
         for parameter in self.parameters.values():
             parameter.half = None
 
     def round(self):
-        """Refresh the float16 copy, if there is one, from the weights in use."""
+        """Refresh the copy of 16 bits, if there is one, from the weights in use."""
         if self.half is not None:
             cast_into(self._bound, self.half)
 
@@ -226,7 +261,7 @@ class FlatParameters:
         if missing or unexpected:
             lists = (("missing", missing), ("unexpected", unexpected))
             raise NumdiffError("these weights belong to another model: "
-                               + "; ".join(f"{what} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+                               + "; ".join(f"{what} {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
                                            for what, names in lists if names)
                                + ". Check the model options.")
         for entry in self.index:
@@ -241,6 +276,33 @@ class FlatParameters:
         """Overwrite the weights with a flat NumPy buffer of the same index."""
         copy_into(self.data, np.ascontiguousarray(flat, np.float32))
         self.round()
+
+
+def frozen_by(patterns, shapes):
+    """Names of the parameters that patterns such as "blocks.0.*" match, a set; a `UsageError` for a pattern that
+    matches none, and for patterns that match all. shapes: {name: shape} of the model's parameters"""
+    frozen = set()
+    for pattern in patterns:
+        found = [name for name in shapes if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            near = difflib.get_close_matches(pattern, known_patterns(shapes), 3, 0.4)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"they are called as {next(iter(shapes), '')!r}."
+            raise UsageError(f"--freeze {printable(pattern, 100)} matches none of the model's {len(shapes)} "
+                             f"parameters; {hint}")
+        frozen.update(found)
+    if patterns and len(frozen) == len(shapes):
+        raise UsageError(f"--freeze {printable(','.join(patterns), 100)} matches all of the model's {len(shapes)} "
+                         "parameters, so that none is left to train: give fewer.")
+    return frozen
+
+
+def known_patterns(names):
+    """What one may have meant: the names, and each module's with `.*`, such as "blocks.0.attn.*"."""
+    found = dict.fromkeys(names)
+    for name in names:
+        parts = name.split(".")
+        found.update(dict.fromkeys(".".join(parts[:k]) + ".*" for k in range(1, len(parts))))
+    return list(found)
 
 
 def copied(array):

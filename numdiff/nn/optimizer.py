@@ -1,8 +1,10 @@
-"""AdamW with a learning-rate schedule, clipping by global norm and an EMA of the weights; its state is on the device.
+"""AdamW and Muon with a learning-rate schedule, clipping by global norm and an EMA of the weights, their state on the
+device.
 
 `update()` launches kernels and reads nothing back: the step number, the learning rate and the gradient norm are arrays
 of one element at fixed addresses, so a training step can be replayed without the host.
 """
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -11,9 +13,11 @@ import numpy as np
 
 from ..device import copy_into, download, upload, zeros
 from ..errors import UsageError
-from ..kernels.optimizer.adamw import adamw_update
+from ..kernels.optimizer.adamw import Ranges, adamw_update
 from ..kernels.optimizer.grad_norm import global_norm
 from ..kernels.optimizer.loss_scale import loss_scale_update
+from ..kernels.optimizer.muon import Stack, muon_update
+from ..kernels.optimizer.power_ema import exponents_of, power_ema_update
 from ..kernels.optimizer.step_state import (
     count_update,
     latch_nonfinite,
@@ -21,14 +25,16 @@ from ..kernels.optimizer.step_state import (
     learning_rate_forward,
     step_advance,
 )
-from ..settings import complete, takes
-from .module import FlatParameters
+from ..kernels.optimizer.zero_ranges import pieces
+from ..settings import COMMON, check_value, complete, takes
+from .module import ALIGNMENT, FlatParameters
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..arguments import AdamWArguments
 
+MAX_AVERAGED = 2**31 - 1  # numbers of all averages of ema_std, which kernels count in 32 bits
 PATIENCE = 50  # steps skipped in a row after which nothing helps any more
 
 
@@ -65,8 +71,10 @@ class AdamW:
     The rate warms up linearly, then is constant or, with `cosine`, falls to zero at `total_steps`. The gradient is
     clipped to a global norm (0: not), every parameter decays decoupled; 0 for ema_decay keeps no averaged weights.
     loss_scale: a `LossScale` where the gradients come scaled
-    Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the parameters; step uint32 (1,): steps
-    done; updates uint32 (1,): those that were not skipped; gradient_norm, rate (1,).
+    Frozen parameters (`FlatParameters.freeze`) keep their bits, and so does their average.
+    Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the parameters; power_ema: a row like
+    them for each of ema_std, or None; step uint32 (1,): steps done; updates uint32 (1,): those that were not skipped;
+    gradient_norm, rate (1,).
     """
 
     def __init__(self, parameters: FlatParameters, *, loss_scale: LossScale | None = None,
@@ -78,6 +86,14 @@ class AdamW:
         self.ema = zeros(parameters.total, np.float32, like) if self.settings.ema_decay else None
         if self.ema is not None:
             copy_into(self.ema, parameters.data)
+        self.power_ema = None
+        if stds := self.settings.ema_std:
+            exponents = exponents_of(stds)
+            if len(stds) * parameters.total > MAX_AVERAGED:
+                raise UsageError(f"averages of {len(stds)} widths have more numbers than kernels can count: keep "
+                                 "fewer.")
+            self.power_ema = zeros((len(stds), parameters.total), np.float32, like)
+            self.exponents = upload(exponents, like)
         self.step, self.updates = zeros(1, np.uint32, like), zeros(1, np.uint32, like)
         self.rate = zeros(1, np.float32, like)
         self.first_bad_step = upload(np.array([-1], np.int32), like)  # -1: none yet
@@ -98,20 +114,34 @@ class AdamW:
         before_advance: called before the step number moves on (the trainer records the step's telemetry there).
         """
         weights = self.parameters
-        self.gradient_norm = global_norm(weights.grad)
+        self.gradient_norm = global_norm(weights.grad, ranges=weights.trained_ranges)
         if isinstance(self.loss_scale, LossScale):
             self.loss_scale.update(self.gradient_norm, self.first_bad_step, self.step)
         else:
             latch_nonfinite(self.first_bad_step, loss, self.gradient_norm, self.step)
         s = self.settings
         learning_rate_forward(self.step, self.rate, s.learning_rate, s.warmup_steps, s.total_steps, s.cosine)
-        adamw_update(weights.data, weights.grad, self.m, self.v, self.updates, self.rate, self.gradient_norm, s.beta1,
-                     s.beta2, s.eps, s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=self.ema,
-                     ema_decay=s.ema_decay, half=weights.half, ema_warmup=s.ema_warmup)
+        self._update_weights()
         count_update(self.updates, self.gradient_norm)
+        if self.power_ema is not None:
+            power_ema_update(self.power_ema, weights.data, self.updates, self.gradient_norm, self.exponents)
         if before_advance:
             before_advance()
         step_advance(self.step)
+
+    def _update_weights(self):
+        """Weights, moments, average and float16 copy, from the gradients."""
+        for start, stop in self.parameters.trained_ranges:
+            self._adamw(start, stop)
+
+    def _adamw(self, start, stop, ranges=None):
+        """AdamW's step of this part of the buffers, or of ranges of it."""
+        weights, s = self.parameters, self.settings
+        weight, gradient, m, v, ema, half = (None if flat is None else flat[start:stop] for flat in (
+            weights.data, weights.grad, self.m, self.v, self.ema, weights.half))
+        adamw_update(weight, gradient, m, v, self.updates, self.rate, self.gradient_norm, s.beta1, s.beta2, s.eps,
+                     s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=ema, ema_decay=s.ema_decay,
+                     half=half, ema_warmup=s.ema_warmup, ranges=ranges)
 
     def state(self) -> dict[str, np.ndarray]:
         """{name: NumPy array}: what a bitwise resume needs, beside the parameters themselves."""
@@ -122,9 +152,15 @@ class AdamW:
         arrays = {"m": self.m, "v": self.v, "step": self.step, "updates": self.updates}
         if self.ema is not None:
             arrays["ema"] = self.ema
+        arrays.update(self.averages())
         if isinstance(self.loss_scale, LossScale):
             arrays.update(loss_scale=self.loss_scale.scale, loss_scale_counts=self.loss_scale.counts)
         return arrays
+
+    def averages(self):
+        """{name: array on the device (n,)} of the averages of ema_std."""
+        return {f"ema_std_{std:g}": self.power_ema[k:k + 1].reshape(-1)
+                for k, std in enumerate(self.settings.ema_std or ())}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from `state()`; what a state of another precision does not have keeps its first value."""
@@ -132,3 +168,66 @@ class AdamW:
         for name, array in self.arrays().items():
             if name in state or not name.startswith("loss_scale"):
                 copy_into(array, np.asarray(state[name]))
+
+
+@takes("adamw")
+class Muon(AdamW):
+    """Muon for the weights that are matrices, AdamW for all others: see kernels/optimizer/muon.py.
+
+    matrices: {name: how many matrices, one below the other} of those weights, as `Model.matrices` gives them; a weight
+        of more than two axes counts as (first, all others); momentum: of Muon
+    Learning rate, weight decay, clipping and average are the same for all; beta1, beta2 and eps are AdamW's. The
+    momentum lies in `m`, whose name in the state is "momentum", so that AdamW does not go on from it. Muon's part of
+    `v` is there and stays zero.
+    Attributes stacks: [`Stack`], the matrices by their shape; rest: `Ranges`, where AdamW updates.
+    """
+
+    def __init__(self, parameters: FlatParameters, matrices: dict[str, int], *, momentum: float = 0.95,
+                 loss_scale: LossScale | None = None, **settings: "Unpack[AdamWArguments]"):
+        super().__init__(parameters, loss_scale=loss_scale, **settings)
+        check_value(COMMON["muon_momentum"], momentum, "momentum")
+        if not matrices:
+            raise UsageError("Muon needs weights that are matrices, and matrices names none: use AdamW.")
+        self.matrices, self.momentum = matrices, momentum
+        self._lay_out()
+
+    def _lay_out(self):
+        self.stacks, self.rest = _stacks(self.parameters, self.matrices)
+        self._trained_ranges = self.parameters.trained_ranges
+
+    def _update_weights(self):
+        weights, s = self.parameters, self.settings
+        if weights.trained_ranges != self._trained_ranges:  # others were frozen since the last step
+            self._lay_out()
+        for stack in self.stacks:
+            muon_update(weights.data, weights.grad, self.m, stack, self.updates, self.rate, self.gradient_norm,
+                        self.momentum, s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=self.ema,
+                        ema_decay=s.ema_decay, half=weights.half, ema_warmup=s.ema_warmup)
+        self._adamw(0, weights.total, self.rest)
+
+    def arrays(self):
+        arrays = super().arrays()
+        return {"momentum": arrays.pop("m"), **arrays}
+
+
+def _stacks(parameters, matrices):
+    """([`Stack`] of the matrices of each shape, `Ranges` of all else) of what is trained in the buffers."""
+    if missing := [name for name in matrices if name not in parameters.parameters]:
+        raise UsageError(f"matrices names {missing[0]!r}, and the model has no such parameter: use model.matrices().")
+    starts, rest = {}, list(parameters.trained_ranges)
+    for entry in parameters.index:
+        name, shape, first = entry["name"], entry["shape"], entry["offset"]
+        count = matrices.get(name, 0)
+        if not count or parameters.parameters[name].frozen:
+            continue
+        (rows, left), columns = divmod(shape[0], count), math.prod(shape[1:])
+        if left or len(shape) < 2:
+            raise UsageError(f"{name} of shape {tuple(shape)} is not {count} matrices one below the other: give a "
+                             "number that divides its rows.")
+        starts.setdefault((rows, columns), []).extend(first + i * rows * columns for i in range(count))
+        end = first + -(-count * rows * columns // ALIGNMENT) * ALIGNMENT  # with the gap behind it, which stays zero
+        at = next(i for i, (start, stop) in enumerate(rest) if start <= first < stop)
+        rest[at:at + 1] = [(start, stop) for start, stop in ((rest[at][0], first), (end, rest[at][1])) if start < stop]
+    like = parameters.data
+    return ([Stack(upload(np.array(found, np.int64), like), *shape) for shape, found in starts.items()],
+            Ranges(upload(pieces(rest), like), sum(stop - start for start, stop in rest)))

@@ -15,7 +15,8 @@ def recompute(module, *arguments, **options):
     """`module.forward`, which returns a tensor or a list; its intermediate results are not kept."""
     plain = type(module).forward
     tape = tensor._active[-1] if tensor._active else None
-    if tape is None or tape.check_finite:  # name a fault where it arises
+    if tape is None or tape.check_finite or not _has_gradients(module, arguments, options):
+        # check_finite: name a fault where it arises
         return plain(module, *arguments, **options)
     tensor._active.append(None)  # nothing is recorded
     try:
@@ -31,7 +32,8 @@ def recompute(module, *arguments, **options):
             with Tape() as inside:
                 again = plain(module, *_again(arguments), **_again(options))
             again = [again] if isinstance(again, Tensor) else again
-            pairs = [pair for pair in zip(again, arrived, strict=True) if pair[1] is not None]
+            pairs = [(part, gradient) for part, gradient in zip(again, arrived, strict=True)
+                     if gradient is not None and part.slot is not None]
             for part, gradient in pairs[1:]:
                 part.slot.receive(gradient)
             inside.backward(*pairs[0])
@@ -42,6 +44,18 @@ def recompute(module, *arguments, **options):
     slots = Slots([part.slot for part in outputs])
     tape.records.append(tensor.Record(f"{module.name} again", slots, (), backward))
     return outputs[0] if isinstance(result, Tensor) else outputs
+
+
+def _has_gradients(module, *inputs):
+    """Whether anything wants a gradient that passes through the block: a parameter that is not frozen, or an input."""
+    return any(not parameter.frozen for _, parameter in module.named_parameters()) or _wants_gradient(inputs)
+
+
+def _wants_gradient(value):
+    if isinstance(value, Tensor):
+        return value.slot is not None
+    values = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return any(map(_wants_gradient, values))
 
 
 def _again(value):

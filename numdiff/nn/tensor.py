@@ -20,6 +20,7 @@ import numpy as np
 
 from ..device import download, fill_zero, upload
 from ..device.threads import Stack
+from ..dtypes import is_half
 from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
 
@@ -27,12 +28,16 @@ _active = Stack()  # the tapes that are recording in this thread, innermost last
 
 
 class Slot:
-    """Where the gradient of one tensor is collected while a tape is played back."""
+    """Where the gradient of one tensor is collected while a tape is played back.
 
-    __slots__ = ("gradient",)
+    owned: an operation has left a gradient that nobody else holds, so whoever takes it may overwrite it; a sum of
+        several gradients is a new array, and owned, too
+    """
+
+    __slots__ = ("gradient", "owned")
 
     def __init__(self):
-        self.gradient = None
+        self.gradient, self.owned = None, False
 
     def receive(self, gradient):
         self.gradient = gradient if self.gradient is None else add_forward(self.gradient, gradient)
@@ -64,12 +69,13 @@ class Tensor:
     data: NumPy array or DeviceArray, or a `Pair` of two (`functional.pair`); requires_grad: collect `grad` for it (it
     is a leaf). After `tape.backward`, `grad` of such a leaf is an array like `data`.
     statistics: those that the convolution before left for a GroupNorm, or None; for a `Pair` a tuple of both
+    owned: the array is an operation's result that its backward does not need: whoever alone reads it may overwrite it
     """
 
-    __slots__ = ("data", "slot", "statistics")
+    __slots__ = ("data", "slot", "statistics", "owned")
 
     def __init__(self, data, requires_grad: bool = False, statistics=None):
-        self.data, self.statistics = data, statistics
+        self.data, self.statistics, self.owned = data, statistics, False
         self.slot = Slot() if requires_grad else None
 
     shape = property(lambda self: self.data.shape)
@@ -94,16 +100,19 @@ class Tensor:
 class Parameter:
     """A trained array: views of the model's flat weight and gradient buffers, bound when the model is built.
 
-    data, grad: float32; half: the float16 copy of data, or None
+    data, grad: float32; half: the copy of data in float16 or bfloat16, or None
     written: whether the operation that uses it can write the gradient instead of adding to it (`grad_to_fill`); then it
         need not be zeroed before; for a DiT that is most of the buffer
     stale: the gradient is that of the previous step; the first operation overwrites it
+    padding: how many of its numbers are zeros that stay zero, and belong to the layout rather than to the model
+    frozen: it is not trained: an operation need not compute its gradient, and nobody reads it (`FlatParameters.freeze`)
     """
 
-    __slots__ = ("shape", "initial", "data", "half", "written", "stale", "_grad")
+    __slots__ = ("shape", "initial", "data", "half", "written", "stale", "frozen", "padding", "_grad")
 
-    def __init__(self, shape, initial, written=False):
-        self.shape, self.initial, self.written, self.stale = tuple(shape), initial, written, False
+    def __init__(self, shape, initial, written=False, padding=0):
+        self.shape, self.initial, self.written, self.padding = tuple(shape), initial, written, padding
+        self.stale = self.frozen = False
         self.data = self._grad = self.half = None
 
     @property
@@ -120,28 +129,30 @@ class Parameter:
 
     def grad_to_fill(self):
         """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
-        accumulate, self.stale = not self.stale, False
+        accumulate, self.stale = not (self.stale or self.frozen), False
         return self._grad, accumulate
 
     def __deepcopy__(self, memo):
         """A copy with its own arrays; in the copy of a whole model, `FlatParameters` binds them to its buffers."""
-        new = Parameter(self.shape, self.initial, self.written)
+        new = Parameter(self.shape, self.initial, self.written, self.padding)
+        new.frozen = self.frozen
         for name in ("data", "grad", "half"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         return new
 
     def __reduce__(self):
         """Its values as NumPy, without the gradient and the function for its initial values."""
-        return restored_parameter, (self.shape, self.written, None if self.data is None else download(self.data))
+        return restored_parameter, (self.shape, self.written, None if self.data is None else download(self.data),
+                                    self.padding, self.frozen)
 
     def like(self, x):
         """The values in the dtype of an activation x, for a product with it."""
-        return self.half if x.dtype == np.float16 else self.data
+        return self.half if is_half(x.dtype) else self.data
 
 
-def restored_parameter(shape, written, data):
-    parameter = Parameter(shape, None, written)
-    parameter.data = data
+def restored_parameter(shape, written, data, padding=0, frozen=False):
+    parameter = Parameter(shape, None, written, padding)
+    parameter.data, parameter.frozen = data, frozen
     return parameter
 
 
@@ -235,7 +246,7 @@ def record(name, result, inputs, backward, has_parameters=False, adds=False):
     """Wrap an operation's `result` array as a Tensor, and put the operation on the active tape.
 
     inputs: Tensors; backward: gradient of the result -> a tuple with one gradient (or None) for each input.
-    has_parameters: the operation also adds to gradients of parameters, so it is always recorded.
+    has_parameters: the operation also adds to gradients of parameters (`trains`), so it is always recorded.
     adds: `backward` also takes the gradient so far of the first input (or None), and adds it (see `Record`).
     """
     tape = _active[-1] if _active else None
@@ -249,10 +260,10 @@ def record(name, result, inputs, backward, has_parameters=False, adds=False):
     return output
 
 
-def record_parts(name, results, inputs, backward):
+def record_parts(name, results, inputs, backward, has_parameters=False):
     """`record` for an operation with several results: a list of Tensors; `backward` takes the list of gradients."""
     tape = _active[-1] if _active else None
-    if tape is None or not any(x.slot for x in inputs):
+    if tape is None or not (has_parameters or any(x.slot for x in inputs)):
         return [Tensor(result) for result in results]
     name = f"{scope[-1]} {name}" if scope and scope[-1] else name
     if tape.check_finite:

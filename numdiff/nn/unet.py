@@ -13,8 +13,8 @@ import numpy as np
 
 from ..errors import UsageError
 from . import functional as F
-from .flops import conv_flops, linear_flops
-from .layers import Conv2d, Embedding, GroupNorm, Linear
+from .flops import conv_flops, depthwise_flops, linear_flops
+from .layers import Conv2d, DepthwiseConv2d, Embedding, GroupNorm, LayerNorm, LayerScale, Linear
 from .model import Model, constructor_options
 from .module import Module, Numbered
 
@@ -58,7 +58,7 @@ class ResBlock(Module):
     def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, layer, resample=None):
         self.in_layers = Numbered({0: GroupNorm(channels, groups, silu=True), 2: Conv2d(channels, out_channels)})
         # 0 is the SiLU; the UNet computes it, and this layer, for all blocks at once
-        self.emb_layers = Numbered({1: Linear(emb_channels, out_channels * (2 if scale_shift else 1))})
+        self.emb_layers = Numbered({1: Linear(emb_channels, out_channels * (2 if scale_shift else 1), matrices=0)})
         self.out_layers = Numbered({0: GroupNorm(out_channels, groups, silu=not scale_shift),
                                     3: Conv2d(out_channels, out_channels, zero=True, statistics=True)})
         if out_channels != channels:
@@ -92,12 +92,53 @@ class ResBlock(Module):
         return total, after
 
 
+class ConvNeXtBlock(Module):
+    """Depthwise 7×7 convolution, plus the embedding; LayerNorm, 1×1 to 4 C, GELU, 1×1 back; times a vector, plus the
+    input (Liu et al. 2022, "A ConvNet for the 2020s", arXiv:2201.03545, figure 4; eps and layer scale as there).
+
+    A 1×1 convolution comes before it where the number of channels changes; resample: as of a `ResBlock`.
+    """
+
+    def __init__(self, channels, emb_channels, out_channels, dropout, layer, resample=None):
+        if out_channels != channels:
+            self.skip_connection = Conv2d(channels, out_channels, kernel=1)
+        self.depthwise = DepthwiseConv2d(out_channels)
+        self.emb_layers = Numbered({1: Linear(emb_channels, out_channels, matrices=0)})  # as of a `ResBlock`
+        self.norm = LayerNorm(out_channels, eps=1e-6)
+        self.mlp_in, self.mlp_out = Linear(out_channels, 4 * out_channels), Linear(4 * out_channels, out_channels)
+        self.layer_scale = LayerScale(out_channels)
+        self.direction, self.resample = resample, {None: None, "up": F.upsample, "down": F.avgpool}[resample]
+        self.dropout, self.layer = dropout, layer
+
+    def forward(self, x, embedded, randomness=None):
+        """embedded: {block: result of its emb_layers}."""
+        if hasattr(self, "skip_connection"):
+            x = self.skip_connection(x)  # (B, H, W, C)
+        if self.resample:
+            x = self.resample(x)
+        h = self.norm(self.depthwise(x, channel=embedded[self]))
+        h = F.mlp(h, self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight, self.mlp_out.bias)  # inside (…, 4 C)
+        return self.layer_scale(x, F.dropout(h, self.dropout, randomness, self.layer))
+
+    def flops(self, size):
+        after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]
+        total = depthwise_flops(self.depthwise, after) + linear_flops(self.emb_layers[1], 1)
+        total += linear_flops(self.mlp_in, after * after) + linear_flops(self.mlp_out, after * after)
+        if hasattr(self, "skip_connection"):
+            total += conv_flops(self.skip_connection, size)
+        return total, after
+
+
+EMBEDDED = ResBlock, ConvNeXtBlock  # blocks that take the embedding
+
+
 class AttentionBlock(Module):
     """norm, qkv, attention over all pixels, projection; plus the input."""
 
     def __init__(self, channels, heads, order, groups):
         self.norm = GroupNorm(channels, groups)
-        self.qkv = Linear(channels, 3 * channels)
+        # in the order "legacy" the rows are those of one head after the other
+        self.qkv = Linear(channels, 3 * channels, matrices=3 if order == "new" or heads == 1 else 1)
         self.proj_out = Linear(channels, channels, zero=True)
         self.heads, self.order = heads, order
 
@@ -118,7 +159,7 @@ class Stage(Numbered):
 
     def forward(self, x, embedded, randomness):
         for block in self.modules.values():
-            x = block(x, embedded, randomness) if isinstance(block, ResBlock) else block(x)
+            x = block(x, embedded, randomness) if isinstance(block, EMBEDDED) else block(x)
         return x
 
     def flops(self, size):
@@ -147,11 +188,12 @@ class UNet(Model):
     use_new_attention_order: qkv channels in the order (qkv, head, channel) instead of (head, qkv, channel)
     max_period: of the timestep embedding's slowest sinusoid (10000 in guided-diffusion, 1000 in unet.cu)
     groups: of every group normalisation
+    block: "resnet", or "convnext" for `ConvNeXtBlock`s in the ResBlocks' place
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
     kind = "unet"
-    block_kinds = (ResBlock, AttentionBlock)
+    block_kinds = (ResBlock, ConvNeXtBlock, AttentionBlock)
 
     def __init__(self, image_size: int = 64, in_channels: int = 3, model_channels: int = 64,
                  out_channels: int | None = None, channel_mult: Sequence[float] = (1, 2, 3, 4),
@@ -159,8 +201,8 @@ class UNet(Model):
                  num_head_channels: int = 32, num_heads_upsample: int = -1, use_scale_shift_norm: bool = False,
                  resblock_updown: bool = False, conv_resample: bool = False, num_classes: int | None = None,
                  learn_sigma: bool = False, dropout: float = 0.0, use_new_attention_order: bool = False,
-                 max_period: float = 10000.0, groups: int = 32, class_dropout: float = 0.0, device="auto",
-                 seed: int | None = 0):
+                 max_period: float = 10000.0, groups: int = 32, class_dropout: float = 0.0, block: str = "resnet",
+                 device="auto", seed: int | None = 0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.model_channels = image_size, in_channels, model_channels
@@ -175,6 +217,8 @@ class UNet(Model):
         layers = iter(range(10**6))  # numbers the ResBlocks, each with its own stream of dropout
 
         def res(channels, outputs, resample=None):
+            if block == "convnext":
+                return ConvNeXtBlock(channels, emb_channels, outputs, dropout, next(layers), resample)
             return ResBlock(channels, emb_channels, outputs, dropout, use_scale_shift_norm, groups, next(layers),
                             resample)
 
@@ -223,7 +267,7 @@ class UNet(Model):
         self.out = Numbered({0: GroupNorm(channels, groups, silu=True),
                              2: Conv2d(channels, self.out_channels, zero=True)})
         stages = [*self.input_blocks.modules.values(), self.middle_block, *self.output_blocks.modules.values()]
-        self.res_blocks = [b for stage in stages for b in stage.modules.values() if isinstance(b, ResBlock)]
+        self.res_blocks = [b for stage in stages for b in stage.modules.values() if isinstance(b, EMBEDDED)]
         self._finish(device, seed)
 
     def conditioning(self, t, y=None, randomness=None):
@@ -293,6 +337,15 @@ def check_options(options):
         if options["num_head_channels"] != -1 and c % options["num_head_channels"]:
             raise UsageError(f"{c} channels do not divide into heads of {options['num_head_channels']}: change "
                              "num_head_channels.")
+    if (block := options.get("block", "resnet")) not in ("resnet", "convnext"):
+        raise UsageError(f"block {block!r} is not known: use 'resnet' or 'convnext'.")
+    if block == "convnext" and options["use_scale_shift_norm"]:
+        raise UsageError("block 'convnext' adds the timestep after its depthwise convolution: leave out "
+                         "use_scale_shift_norm.")
+    for c in channels if block == "convnext" else ():
+        if c % 8:
+            raise UsageError(f"{c} channels (model_channels {base}) are no multiple of 8, which block 'convnext' "
+                             "needs: change model_channels.")
     for name in ("dropout", "class_dropout"):
         if not 0 <= options.get(name, 0) < 1:
             raise UsageError(f"{name} {options[name]} must be at least 0 and below 1.")

@@ -4,15 +4,32 @@ import os
 
 import numpy as np
 
-from ..data.dataset import open_dataset
+from ..data.folders import decoded, open_dataset
 from ..diffusion import Diffusion
 from ..errors import UsageError
+from ..nn.model import parameter_shapes
+from ..nn.module import frozen_by
+from ..progress import doing
 from ..settings import arguments
 from . import kinds
+from .initial import check_dataset, start_of, take
+from .post_hoc_ema import snapshot_every
 from .precision import MEANING
-from .trainer import Trainer
+from .trainer import Trainer, matrices_of
 
 MAX_PARAMETERS = 2**31 - 1  # numbers of a flat buffer, which kernels count in int32
+
+
+def open_data(communicator, options):
+    """`build_dataset` on all ranks; the pictures of a folder are decoded by the first one, and the others wait."""
+    with doing("opening the data"):
+        communicator.first(decode_folder, options)
+        return communicator.build(build_dataset, options)
+
+
+def decode_folder(options):
+    if options.data is not None and os.path.isdir(options.data):
+        decoded(options.data, options.image_size)
 
 
 def build_dataset(options):
@@ -20,7 +37,7 @@ def build_dataset(options):
     dataset = open_dataset(options.data, options.image_size, options.classes)
     dataset.image_size  # noqa: B018 - refuses images that are not square
     if options.class_cond and dataset.labels is None:
-        asked = not kinds.get(options.model).presets.get(options.preset, {}).get("class_cond")
+        asked = options.init is None and not kinds.get(options.model).presets.get(options.preset, {}).get("class_cond")
         remedy = "leave --class-cond out" if asked else "give --no-class-cond"
         raise UsageError(f"--class-cond needs labels, and {dataset.path!r} has none: import it again with labels, or "
                          f"{remedy}.")
@@ -56,6 +73,11 @@ def count_parameters(model, sizes):
     return counts
 
 
+def shapes_of(model, sizes):
+    """{name: shape} of the parameters of a model with these constructor's options, which is not built."""
+    return parameter_shapes(kinds.get(model).model_class, sizes)
+
+
 def check_memory(options, sizes):
     """A `UsageError` for a run on the CPU that this machine's memory cannot hold, counting only what is certain:
     weights, gradients, moments and average, the batch, and in each layer some of the activations that the backward pass
@@ -66,7 +88,7 @@ def check_memory(options, sizes):
     kept = kinds.get(options.model).activations(sizes)
     if options.recompute:
         kept //= 8
-    weights = 16 * count_parameters(options.model, sizes)[0]
+    weights = (16 + 4 * len(options.ema_std or ())) * count_parameters(options.model, sizes)[0]
     images = options.batch * pixels * sizes["in_channels"] + 4 * microbatch * kept
     if weights + images > machine_bytes():
         what = "--batch or --microbatch" if images > weights else "model"
@@ -134,6 +156,25 @@ def describe_model(options, sizes):
     return kinds.get(options.model).describe(options, sizes)
 
 
+def describe_frozen(patterns, shapes):
+    """One line about how many parameters are trained; patterns: of --freeze; shapes: {name: shape} of the model's."""
+    frozen = frozen_by(patterns, shapes)
+    total = sum(map(math.prod, shapes.values()))
+    trained = total - sum(math.prod(shapes[name]) for name in frozen)
+    return (f"{trained:,} of {total:,} parameters are trained; {len(frozen)} of {len(shapes)} tensors are frozen by "
+            f"{', '.join(patterns)}")
+
+
+def describe_muon(options, model):
+    """One line about what Muon trains of a model, built or only laid out."""
+    matrices, shapes = matrices_of(model), {name: p.shape for name, p in model.named_parameters()}
+    frozen = frozen_by(options.freeze, shapes) if options.freeze else ()
+    matrices = {name: count for name, count in matrices.items() if name not in frozen}
+    count = sum(math.prod(shapes[name]) for name in matrices)
+    return (f"Muon, momentum {options.muon_momentum:g}, for {sum(matrices.values())} matrices, {count:,} of "
+            f"{sum(map(math.prod, shapes.values())):,} parameters; AdamW for the others")
+
+
 def describe_average(options):
     """One line about the averaged weights."""
     decay = options.ema_decay
@@ -143,6 +184,15 @@ def describe_average(options):
         return "none"
     start = ", in step n at most (1 + n) / (10 + n)" if options.ema_warmup else ""
     return f"decay {decay:.6g} a step, half forgotten after {options.ema_halflife:,.6g} images{start}"
+
+
+def describe_profiles(options, parameters):
+    """What is kept and stored of --ema-std; empty for nothing. parameters: their number."""
+    if not options.ema_std:
+        return ""
+    every, size = snapshot_every(options), 4 * parameters * len(options.ema_std)
+    return (f"; also of the widths {', '.join(f'{std:g}' for std in options.ema_std)}, stored every {every:,} steps in "
+            f"{size / 1e6:,.3g} MB, {-(-options.steps // every) * size / 1e9:,.3g} GB in all")
 
 
 def describe_precision(options):
@@ -158,18 +208,31 @@ def describe_precision(options):
 def describe_without_training(options):
     """The lines of a dry run. The model is not built for it (the largest would take gigabytes), and where the options
     give channels and classes no dataset is opened."""
-    channels, classes = options.channels, options.num_classes
-    if channels is None or (options.class_cond and classes is None):
+    channels, classes, names = options.channels, options.num_classes, ()
+    start = None if options.init is None else start_of(options)
+    if channels is None or (options.class_cond and classes is None) or start is not None:
         with build_dataset(options) as dataset:
+            if start is not None:
+                check_dataset(start, dataset)
             count, height, width, channels = dataset.shape
-            classes = len(dataset.classes) if options.class_cond else None
+            names = dataset.classes
+            classes = len(names) if options.class_cond else None
             yield f"data      {dataset.path}: {count:,} images of {height}×{width}×{channels}"
     sizes = model_options(options, channels, classes)
     yield f"model     {describe_model(options, sizes)}"
+    if start is not None:
+        run = Diffusion(**diffusion_options(options)).options
+        for line in take(start, shapes_of(options.model, sizes), sizes, names, run).lines:
+            yield f"init      {line}"
+    if options.freeze:
+        yield f"frozen    {describe_frozen(options.freeze, shapes_of(options.model, sizes))}"
     flops = 3 * options.batch * kinds.get(options.model).forward_flops(sizes)
     yield f"diffusion {describe_diffusion(diffusion_options(options))}"
     yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "
            f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")
-    yield f"average   {describe_average(options)}"
+    if options.optimizer == "muon":
+        yield f"optimizer {describe_muon(options, kinds.get(options.model).laid_out(sizes))}"
+    parameters = count_parameters(options.model, sizes)[0]
+    yield f"average   {describe_average(options)}{describe_profiles(options, parameters)}"
     yield f"precision {describe_precision(options)}"

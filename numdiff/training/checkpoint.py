@@ -51,7 +51,11 @@ FINGERPRINT = schema.record({  # data/fingerprint.py
 META = schema.record({}, {  # of the known keys; there may be others
     "model": schema.text(), "model_options": schema.options, "diffusion": schema.optional(schema.options),
     "index": INDEX, "step": schema.integer(0), "classes": schema.optional(CLASSES), "source": schema.text(1 << 12),
-    "seed": schema.optional(schema.integer(0)), "data": schema.optional(FINGERPRINT)}, schema.anything)
+    "ema_std": schema.items(schema.number(0.005, 0.28), 64), "updates": schema.integer(0),  # post_hoc_ema.py
+    "averaged": schema.record({"std": schema.number(), "error": schema.number(), "stored": schema.integer(0)}),
+    "seed": schema.optional(schema.integer(0)), "data": schema.optional(FINGERPRINT),
+    "init": schema.optional(schema.record({"lines": schema.items(schema.text(1 << 16), 64)}, {}, schema.anything))},
+    schema.anything)
 
 _verified = {}  # path -> the stat of the file when it was found valid, so that no prune reads a file again
 

@@ -12,8 +12,6 @@ import contextlib
 import sys
 import time
 
-import numpy as np
-
 from .. import progress
 from ..device import get_gpu
 from ..device.compile_ahead import CompileAhead
@@ -21,6 +19,7 @@ from ..device.planned import card_of, collect
 from ..diffusion import Sampling
 from ..distributed.communicator import Alone, current
 from ..distributed.exchange import NoExchange, PeerExchange
+from ..dtypes import is_half
 from ..errors import TooManyElementsError, UsageError
 from ..kernels.peer_reduce import MAX_RANKS
 from ..progress_bar import progress_bar
@@ -66,15 +65,19 @@ def plan_trainer(trainer, communicator):
 def plan_sampling(model, *how, **more):
     """A function: card -> [Key] of the kernels that sampling from this model launches; how, more: as `Sampling`
     takes."""
-    return lambda card: collect(lambda device: Sampling(twin(model, device), *how, **more).rehearse(), card)
+    def work(device):
+        guide = {"guide": twin(more["guide"], device)} if more.get("guide") else {}
+        Sampling(twin(model, device), *how, **{**more, **guide}).rehearse()
+
+    return lambda card: collect(work, card)
 
 
 def twin(model, device):
     """The same model on a stand-in for its GPU: only its shapes."""
     other = type(model)(**model.options, device=device)
     other.diffusion, other.tf32 = model.diffusion, model.tf32
-    if model.dtype == np.float16:
-        other.compute_in_half()
+    if is_half(model.dtype):
+        other.compute_in_half(model.dtype)
     return other
 
 

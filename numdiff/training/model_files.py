@@ -6,6 +6,7 @@ A model file is a checkpoint with the weights alone: the buffer "parameters" and
      "step": …}
 """
 import math
+import numbers
 import os
 import pathlib
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from . import kinds
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
 from .kinds.dit_weights import read_diffusers_folder
 from .kinds.weights import MAX_IMAGE_SIZE, defaults_of, flag
+from .post_hoc_ema import post_hoc
 from .precision import set_precision
 
 EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
@@ -48,17 +50,19 @@ DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40),
              "time_shift": schema.number(0, 100), "sigma_data": schema.number(0, 1e3)}
 
 
-def load(path: str | os.PathLike, device: str = "auto", weights: str = "ema", precision: str = "auto") -> Model:
+def load(path: str | os.PathLike, device: str = "auto", weights: str = "ema", precision: str = "auto",
+         ema_std: float | None = None) -> Model:
     """The model in a checkpoint, a run folder (its newest checkpoint) or a file of `numdiff convert`.
 
     device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights where the file has them, or "raw"
-    precision: "fp32", "tf32", "fp16" (a GPU's), or "auto": fp16 on GPUs from sm_80 on, else fp32
+    precision: "fp32", "tf32", "fp16" (a GPU's), "bf16", or "auto": fp16 on GPUs from sm_80 on, else fp32
+    ema_std: the relative width of an average that is put together from those that the run kept (`--ema-std`)
     `model.options`, `model.diffusion` and `model.meta` say what it is and how it was trained.
     """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"numdiff.load takes the path of a checkpoint, a run folder or a model file, and not "
                          f"{shown(path)}.")
-    options, arrays, meta = read_model_file(path, weights)
+    options, arrays, meta = read_model_file(path, weights, ema_std)
     model = kinds.get(meta["model"]).model_class(**options, device=device, seed=None)
     model.load_arrays(arrays)
     model.diffusion = dict(meta.get("diffusion") or {})
@@ -67,11 +71,19 @@ def load(path: str | os.PathLike, device: str = "auto", weights: str = "ema", pr
     return model
 
 
-def read_model_file(path, weights="ema"):
-    """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model file."""
+def read_model_file(path, weights="ema", ema_std=None):
+    """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model file.
+
+    ema_std: as in `load`; the meta then tells in "averaged" what the weights are made of
+    """
     path = pathlib.Path(path)
     if weights not in ("ema", "raw"):
         raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
+    if ema_std is not None and (isinstance(ema_std, bool) or not isinstance(ema_std, numbers.Real)):
+        raise UsageError(f"ema_std is a number such as 0.08, the width of an average, and not {shown(ema_std)}.")
+    if ema_std is not None and weights != "ema":
+        raise UsageError(f"ema_std {ema_std:g} is of averaged weights, and the weights {weights} are not: leave one of "
+                         "them out.")
     if path.is_dir():
         newest = newest_checkpoint(path)
         if newest is None:
@@ -85,6 +97,9 @@ def read_model_file(path, weights="ema"):
     check_model_meta(path, meta)
     name = "ema" if weights == "ema" and "ema" in buffers else "parameters"
     flat, arrays = buffers.get(name), {}
+    if ema_std is not None:
+        flat, error, kept = post_hoc(path, ema_std, buffers, meta)
+        meta["averaged"] = {"std": float(ema_std), "error": error, "stored": len(kept)}
     end = max((entry["offset"] + math.prod(entry["shape"]) for entry in meta["index"]), default=0)
     if flat is None or flat.ndim != 1 or flat.dtype != np.float32 or not 0 < end <= flat.size:
         raise _no_model(path, f"its buffer {name!r} is not that of its index")
@@ -93,6 +108,8 @@ def read_model_file(path, weights="ema"):
         arrays[entry["name"]] = flat[start:start + count].reshape(entry["shape"])
     if meta.get("diffusion"):
         meta["diffusion"] = Diffusion(**meta["diffusion"]).options
+    if "m" in buffers:  # of a run, and not of a converted file
+        meta["weights"] = "ema" if name == "ema" else "raw"
     return {**defaults_of(kinds.get(meta["model"]).model_class), **meta["model_options"]}, arrays, meta
 
 
@@ -166,6 +183,63 @@ class Conversion:
     notes: list
 
 
+@dataclass
+class ModelFile:
+    """What a file of weights holds. kind: its name; options: of the model; arrays: {name: array in numdiff's layout};
+    diffusion: its options; step: after which it was saved; classes: their names, if the file has them; weights: "ema"
+    or "raw" where it is of a run."""
+
+    path: str
+    kind: str
+    options: dict
+    arrays: dict
+    diffusion: dict
+    step: int = 0
+    classes: list | None = None
+    weights: str | None = None
+
+
+def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
+    """The `ModelFile` of a numdiff checkpoint, run folder or model file, of a folder of diffusers' DiT, or of what
+    `load_state_dict` reads; every number in it is finite.
+
+    diffusion, free: as `convert` takes them; guess: they only stand in for what the file does not tell
+    """
+    free, diffusion, folder = free or {}, diffusion or {}, find_diffusers(source)
+    if folder is None and pathlib.Path(source).is_dir() or _is_hdf5(source):
+        if (free or diffusion) and not guess:
+            given = ", ".join(flag(k) for k in [*free, *diffusion])
+            raise UsageError(f"{source} has options of its own: leave out {given}.")
+        options, arrays, meta = read_model_file(source, weights)
+        found = ModelFile(source, meta["model"], options, arrays, meta.get("diffusion") or Diffusion().options,
+                          meta.get("step", 0), meta.get("classes"), meta.get("weights"))
+    else:
+        state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)
+        known = [kind.foreign() for kind in reversed(kinds.KINDS.values())]  # the first takes what no other recognises
+        foreign = next(found for found in known if found.recognises(state_dict))
+        if guess:
+            shown = {*told, *foreign.shown_by(state_dict)}
+            free = {name: value for name, value in free.items() if name in foreign.free and name not in shown}
+        options = foreign.complete(source, state_dict, told, free)
+        try:
+            state_dict = foreign.hold(state_dict, options)
+        except NumdiffError as error:
+            raise NumdiffError(f"cannot use {source}: {error}.") from None
+        if guess:  # what the user says of a run is said of the file where that is silent
+            silent = not {"diffusion", "betas", "alphas_cumprod"} & told.keys()
+            path = diffusion.get("path") if silent else None
+            usual = (path or foreign.usual_path(options)) == "discrete"
+            diffusion = {"path": path, "rescale_timesteps": diffusion.get("rescale_timesteps") if usual else None}
+            diffusion = {name: value for name, value in diffusion.items() if value is not None}
+        diffusion = complete_diffusion(source, foreign.may_rescale, told, diffusion, foreign.usual_path(options))
+        state_dict, options = foreign.in_our_time(state_dict, options, diffusion)
+        found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion)
+    broken = [name for name, array in found.arrays.items() if not np.isfinite(array).all()]
+    if broken:
+        raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
+    return found
+
+
 def convert(source, target, weights="ema", diffusion=None, conv_resample=False, **free):
     """Make a numdiff model file of another program's weights, or the reverse.
 
@@ -188,30 +262,9 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
                          "ending (a folder in diffusers' layout).")
     free = {k: v for k, v in free.items() if v is not None}
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
-    folder = find_diffusers(source)
-    if folder is None and pathlib.Path(source).is_dir() or _is_hdf5(source):
-        if free or diffusion:
-            given = ", ".join(flag(k) for k in [*free, *diffusion])
-            raise UsageError(f"{source} has options of its own: leave out {given}.")
-        options, arrays, meta = read_model_file(source, weights)
-        kind, step = kinds.get(meta["model"]), meta.get("step", 0)
-        foreign = kind.foreign()
-        diffusion = meta.get("diffusion") or Diffusion().options
-        kept = {"classes": meta["classes"]} if meta.get("classes") else {}
-    else:
-        state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)
-        known = [kind.foreign() for kind in reversed(kinds.KINDS.values())]  # the first takes what no other recognises
-        foreign = next(found for found in known if found.recognises(state_dict))
-        kind, options = foreign.kind, foreign.complete(source, state_dict, told, free)
-        try:
-            state_dict = foreign.hold(state_dict, options)
-        except NumdiffError as error:
-            raise NumdiffError(f"cannot use {source}: {error}.") from None
-        arrays, step, kept = to_numdiff_layout(state_dict), 0, {}
-        diffusion = complete_diffusion(source, foreign.may_rescale, told, diffusion)
-    broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-    if broken:
-        raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
+    found = read_any(source, weights, diffusion, free)
+    kind, options, arrays, diffusion = kinds.get(found.kind), found.options, found.arrays, found.diffusion
+    foreign, step, kept = kind.foreign(), found.step, {"classes": found.classes} if found.classes else {}
     if conv_resample:
         state_dict, options = foreign.with_convolutions(to_torch_layout(arrays), options)
         arrays = to_numdiff_layout(state_dict)
@@ -222,18 +275,18 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
         notes = foreign.write_folder(target, options, to_torch_layout(arrays), diffusion)
     else:
         with atomic_file(target, "the weights") as file:
-            write_state_dict(file, foreign.exported(to_torch_layout(arrays), options), EXPORTS[suffix], options,
-                             diffusion)
+            state_dict = foreign.exported(foreign.in_their_time(to_torch_layout(arrays), diffusion), options)
+            write_state_dict(file, state_dict, EXPORTS[suffix], options, diffusion)
         notes = foreign.notes(options, diffusion)
     return Conversion(kind.name, options, kind.count_parameters(options)[0], step, diffusion, notes)
 
 
-def complete_diffusion(source, may_rescale, told, given):
+def complete_diffusion(source, may_rescale, told, given, usual_path="discrete"):
     """The options of the `Diffusion` of a foreign model: from the user, then the file, then the defaults.
 
     may_rescale: whether such models may have been trained with rescaled timesteps
     told: as `read_weights` gives it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
-    given: some of steps, schedule, prediction, rescale_timesteps (bool)
+    given: some of steps, schedule, prediction, rescale_timesteps (bool), path; usual_path: where neither says it
     Raises a `UsageError` where it must be known whether timesteps are rescaled, and is not.
     """
     given = dict(given)
@@ -247,15 +300,23 @@ def complete_diffusion(source, may_rescale, told, given):
     except schema.Mismatch as error:
         raise NumdiffError(f"cannot use {source}: {error}; export it again.") from None
     found = {**told.get("diffusion", {}), **schedule_of_tables(source, told, given)}
-    known = {**Diffusion().options, **found, **given}
-    if rescaled is None and may_rescale and "diffusion" not in told and known["steps"] != 1000:
+    path = given.get("path") or found.get("path") or ("discrete" if found else usual_path)
+    if path != "discrete":
+        timesteps = {"--diffusion-steps": given.get("steps"), "--schedule": given.get("schedule"),
+                     "--rescale-timesteps": rescaled}
+        whole = [name for name, value in timesteps.items() if value is not None]
+        if whole:
+            raise UsageError(f"--path {path} has no whole timesteps, which {whole[0]} is about: leave one of them out.")
+        found = found if found.get("path") == path else {}
+    known = {**({} if path != "discrete" else Diffusion().options), **found, **given, "path": path}
+    if path == "discrete" and rescaled is None and may_rescale and "diffusion" not in told and known["steps"] != 1000:
         raise UsageError(f"{source} does not say whether its model sees its {known['steps']} timesteps as they are: "
                          "give --rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
                          "improved-diffusion, else --no-rescale-timesteps.")
     if rescaled is not None:
         known["timestep_scale"] = 1000 / known["steps"] if rescaled else 1.0
     try:
-        if type(known["steps"]) is not int or known["steps"] > MAX_STEPS:
+        if type(known.get("steps", 1)) is not int or known.get("steps", 1) > MAX_STEPS:
             raise UsageError(f"the diffusion has at most {MAX_STEPS:,} steps")
         return Diffusion(**known).options
     except (UsageError, TypeError, ValueError) as error:

@@ -5,12 +5,16 @@ what the user left unset from a preset, and refuses what cannot work.
 """
 import difflib
 import math
+import pathlib
 from typing import TYPE_CHECKING, Any
 
 from .. import schema
+from ..diffusion.denoiser import check_interval
 from ..diffusion.process import PATH_PREDICTIONS, check_objective
+from ..dtypes import half_of
 from ..errors import NumdiffError, UsageError
 from ..files import Refused, read_bytes, write_json
+from ..kernels.optimizer.power_ema import exponents_of
 from ..settings import COMMON, check_value, flag, say
 from . import kinds
 from .precision import ON_TENSOR_CORES, automatic, gpu_capability
@@ -86,6 +90,11 @@ class TrainOptions:
                                "start a new run.") from error
 
 
+def load_options(run_dir):
+    """The `TrainOptions` of a run folder."""
+    return TrainOptions.load(pathlib.Path(run_dir) / "options.json")
+
+
 def settings_of(model):
     """Names of the settings that a model has, in the order in which they are shown; without `model` itself."""
     return [name for name in kinds.get(model).table if name != "model"]
@@ -109,6 +118,12 @@ def resolve(given, capability=None):
         if owner := kinds.owner(name, model):
             raise UsageError(f"{flag(name)} belongs to the model {owner.name}; leave it out, or train that one.")
     device = "cuda" if capability else resolve_device(given.get("device", "auto"))
+    asked, start = given, None
+    if "init" in given:
+        from . import initial  # here, as it loads the readers of files
+        given, start = initial.follow(given, model, given.get("outdir", COMMON["outdir"].default))
+    elif "init_weights" in given:
+        raise UsageError(f"--init-weights {given['init_weights']} needs --init: add it, or leave this out.")
     preset = given.get("preset") or kind.default_preset["cuda" if device == "cuda" else "cpu"]
     _check_preset(kind, preset)
     emoji = {} if given.get("data") else dict(kind.emoji.get(preset, {}))
@@ -133,7 +148,15 @@ def resolve(given, capability=None):
         options.cfg_scale = None
     kind.resolve(options, given)
     _resolve_average(options, given)
+    if "muon_momentum" in given and options.optimizer != "muon":
+        raise UsageError(f"--muon-momentum {options.muon_momentum:g} needs --optimizer muon: add it, or leave this "
+                         "out.")
+    if "ema_snapshots" in given and not options.ema_std:
+        raise UsageError(f"--ema-snapshots {options.ema_snapshots} needs --ema-std, whose averages it stores: add it, "
+                         "such as 0.05,0.10, or leave this out.")
     check(options)
+    if start is not None:
+        initial.check_settings(start, options, asked)
     return options
 
 
@@ -210,9 +233,10 @@ def _precision(name, device, capability=None):
         return automatic(capability or gpu_capability() if device == "cuda" else None)
     if name == "fp16" and device == "cpu":
         raise UsageError("--precision fp16 needs a GPU; use --precision fp32 on the CPU.")
-    if name == "tf32" and (device == "cpu" or device == "cuda"
-                           and automatic(capability or gpu_capability()) != ON_TENSOR_CORES):
-        raise UsageError("--precision tf32 needs a GPU of compute capability 8.0 or later; use --precision fp32.")
+    if name == "tf32" and device == "cpu" or name in ("tf32", "bf16") and device == "cuda" \
+            and automatic(capability or gpu_capability()) != ON_TENSOR_CORES:
+        raise UsageError(f"--precision {name} needs a GPU of compute capability 8.0 or later; use --precision fp32.")
+    half_of(name)  # or what is missing for it
     return name
 
 
@@ -237,6 +261,7 @@ def _check_run(o):
         fits = max(m for m in range(1, min(o.microbatch, o.batch) + 1) if o.batch % m == 0)
         raise UsageError(f"--batch {o.batch} is not divisible by --microbatch {o.microbatch}; use a --microbatch of "
                          f"{fits}, or a --batch of {-(-o.batch // o.microbatch) * o.microbatch}.")
+    exponents_of(o.ema_std or ())  # refuses a width that is there twice
     if o.warmup_steps > o.steps:
         raise UsageError(f"--warmup-steps {o.warmup_steps} is more than --steps {o.steps}; use fewer.")
     if o.vlb_weight is not None and not o.learn_sigma:
@@ -245,6 +270,11 @@ def _check_run(o):
         raise UsageError(f"--cfg-scale {o.cfg_scale:g} guides by classes, and the model "
                          + ("never sees an image without its class: give a --class-dropout such as 0.1, or leave "
                             "--cfg-scale out." if o.class_cond else "has none: give --class-cond, or leave it out."))
+    if o.cfg_interval is not None:
+        check_interval(o.cfg_interval, "--cfg-interval")
+        if o.cfg_scale in (None, 1):
+            raise UsageError(f"--cfg-interval {say(o.cfg_interval)} limits the guidance of the grids, and there is "
+                             "none: give a --cfg-scale other than 1, too.")
     check_objective(
         o.path, o.prediction, o.loss, o.min_snr_gamma, o.time_sampling, o.noise_mean, o.noise_std, o.time_shift,
         o.sigma_data, o.learn_sigma, o.vlb_weight, 1000.0 if o.rescale_timesteps and o.path == "edm" else 1.0,

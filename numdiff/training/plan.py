@@ -48,7 +48,7 @@ def plan_previews(trainer, options, ranks):
 
 def planned_trainer(options, dataset, device, communicator):
     """The trainer of a run, on a stand-in for its GPU."""
-    options = options.changed(device=device)
+    options = options.changed(device=device, init=None)
     classes = len(dataset.classes) if options.class_cond else None
     ranks = planned_rank(communicator)
     return build_trainer(options, build_model(options, dataset.shape[3], classes), dataset, communicator=ranks)

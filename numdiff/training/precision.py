@@ -1,5 +1,6 @@
 """Which arithmetic a run uses where none was chosen (`--precision auto`): only this file decides."""
 
+from ..dtypes import half_of
 from ..errors import UsageError
 
 ON_TENSOR_CORES = "fp16"  # where the float16 kernels have tensor cores to run on
@@ -8,7 +9,8 @@ TENSOR_CORES_FROM = (8, 0)  # compute capability: Ampere, the oldest for which t
 
 MEANING = {"fp32": "float32 throughout",
            "tf32": "products by TF32 on tensor cores, all else in float32",
-           "fp16": "activations and products in float16; weights, sums and statistics in float32"}
+           "fp16": "activations and products in float16; weights, sums and statistics in float32",
+           "bf16": "activations and products in bfloat16; weights, sums and statistics in float32"}
 
 
 def automatic(capability):
@@ -28,13 +30,21 @@ def set_precision(model, name):
     if name not in ("auto", *MEANING):
         raise UsageError(f"unknown precision {name!r}: use auto, {', '.join(MEANING)}.")
     chosen = precision_on(name, model.backend)
-    if chosen == "tf32" and getattr(model.backend, "capability", (0, 0))[:2] < TENSOR_CORES_FROM:
-        raise UsageError("--precision tf32 needs a GPU of compute capability 8.0 or later; use --precision fp32.")
-    model.tf32 = chosen == "tf32"
-    model.compute_in_single()
-    if chosen == "fp16":
-        model.compute_in_half()
+    lowest = TENSOR_CORES_FROM if chosen == "bf16" and model.backend is None else (0, 0)
+    if chosen in ("tf32", "bf16") and getattr(model.backend, "capability", lowest)[:2] < TENSOR_CORES_FROM:
+        raise UsageError(f"--precision {chosen} needs a GPU of compute capability 8.0 or later; use --precision fp32.")
+    compute_in(model, chosen)
     return chosen
+
+
+def compute_in(model, name):
+    """Let a model compute in "fp32", "tf32", "fp16" or "bf16"."""
+    model.tf32 = name == "tf32"
+    half = half_of(name)
+    if half is None:
+        model.compute_in_single()
+    else:
+        model.compute_in_half(half)
 
 
 def gpu_capability(index=0):

@@ -17,11 +17,11 @@ class Previews:
     """Samples from the averaged weights of a `Trainer`; each rank makes its part of them.
 
     The graphs that a GPU records at the first preview serve all later ones, and intermediate results use the memory of
-    the training step, which is free in between.
+    the training step, which is free in between. seed: of the first image; batch: images sampled together, at least
     """
 
-    def __init__(self, trainer, options):
-        self.trainer, self.options = trainer, options
+    def __init__(self, trainer, options, seed=SEED, batch=BATCH):
+        self.trainer, self.options, self.seed, self.batch = trainer, options, seed, batch
         count, ranks, rank = options.sample_count, trainer.communicator.size, trainer.communicator.rank
         self.first, self.stop = (count * k // ranks for k in (rank, rank + 1))
         self._sampling = None
@@ -48,9 +48,15 @@ class Previews:
         labels = None
         if model.num_classes is not None:  # classes take turns over all images, whichever rank makes them
             labels = np.arange(self.first, self.stop, dtype=np.int32) % model.num_classes
-        return Sampling(model, self.stop - self.first, options.sample_steps, options.sampler, seed=SEED + self.first,
-                        y=labels, cfg_scale=options.cfg_scale, batch=max(BATCH, step.microbatch), eager=options.eager,
+        return Sampling(model, self.stop - self.first, options.sample_steps, options.sampler,
+                        seed=self.seed + self.first, y=labels, cfg_scale=options.cfg_scale,
+                        cfg_interval=options.cfg_interval, batch=max(self.batch, step.microbatch), eager=options.eager,
                         arena=step.arena)
+
+    def check(self):
+        """Raise a `UsageError` where no samples could be drawn so, which should be known before the first step."""
+        if draws(self.options, self.trainer.model) and self.stop > self.first:
+            self._sampling = self._make_sampling()
 
     def rehearse(self):
         """Launch every kernel that drawing launches, and read nothing back."""

@@ -6,6 +6,7 @@
         loss.png                    the loss so far
         samples-00000400.png        images from the averaged weights
         checkpoint-00000400.h5      everything that a bitwise resume needs
+        averages-00000120.h5        of --ema-std, for `numdiff ema`
         watchdog.log                why a job of several ranks was ended, if it was
 
 Every rank runs all of this; only rank 0 writes and prints (distributed/communicator.py).
@@ -30,14 +31,18 @@ from ..progress import doing
 from ..settings import flag
 from . import kinds
 from .build import (
-    build_dataset,
     build_model,
     build_trainer,
+    count_parameters,
     describe_average,
     describe_diffusion,
+    describe_frozen,
     describe_model,
+    describe_muon,
     describe_precision,
+    describe_profiles,
     model_options,
+    open_data,
 )
 from .checkpoint import (
     checkpoint_name,
@@ -48,10 +53,12 @@ from .checkpoint import (
     set_aside_later,
 )
 from .compiling import compiling
+from .initial import check_dataset, forget, start_of
 from .kinds.weights import defaults_of
 from .model_files import check_model_meta
 from .options import TrainOptions
 from .plan import plan_run
+from .post_hoc_ema import save_snapshot, set_aside_snapshots, snapshot_every
 from .previews import Previews, draws
 from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
@@ -95,20 +102,25 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         run_dir, checkpoint = communicator.first(find_resume, resume, options.outdir, echo)
         with doing("reading the checkpoint"):
             state, meta = load_checkpoint_on_first(communicator, checkpoint)
-    with doing("opening the data"):
-        dataset = communicator.build(build_dataset, options)
+    dataset = open_data(communicator, options)
     if state is not None:  # before a model is built with sizes that only options.json vouches for
         check_same_options(meta, options, dataset, checkpoint)
+    elif options.init is not None:
+        communicator.build(check_images, options, dataset, communicator.rank == 0)
     ahead = contextlib.nullcontext()
     if options.device == "cuda" and not dry_run:
         ahead = compiling(lambda card: plan_run(options, dataset, card, communicator), communicator, echo)
     with ahead:
         model = communicator.build(build_model, options, dataset.channels,
                                    len(dataset.classes) if options.class_cond else None)
-    trainer = build_trainer(options, model, dataset)
+    trainer = build_trainer(options if state is None else options.changed(init=None), model, dataset)
     trainer.compiles_ahead = False
+    if state is not None:
+        trainer.origin = meta.get("init")
     for line in describe(options, dataset, trainer):
         echo(line)
+    previews = Previews(trainer, options)
+    communicator.build(previews.check)
     if dry_run:
         return None
     if communicator.first(lambda: echo.closed):
@@ -134,7 +146,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         if state is not None:
             communicator.first(prepare_resumed, options, run_dir, trainer.step)
         communicator.log_to(pathlib.Path(run_dir, "watchdog.log").absolute())
-        _train(options, trainer, pathlib.Path(run_dir), echo)
+        _train(options, trainer, previews, pathlib.Path(run_dir), echo)
     echo(f"done      {sample_path(run_dir, trainer.step) if draws(options, model) else run_dir}")
     return run_dir
 
@@ -156,6 +168,16 @@ def prepare_resumed(options, run_dir, step):
     """Save the options that a resumed run goes on with, and set aside the checkpoints after its step."""
     options.save(pathlib.Path(run_dir) / "options.json")
     set_aside_later(run_dir, step)
+    set_aside_snapshots(run_dir, step)
+
+
+def check_images(options, dataset, leads):
+    """Raise a `UsageError` for images that the model of `--init` does not take; leads: this rank will read its weights.
+    """
+    start = start_of(options)
+    check_dataset(start, dataset)
+    if not leads:
+        forget()
 
 
 def describe(options, dataset, trainer):
@@ -167,12 +189,21 @@ def describe(options, dataset, trainer):
     if options.classes:
         yield f"classes   {', '.join(options.classes)}"
     yield f"model     {describe_model(options, model.options)}"
+    if trainer.origin:
+        for line in trainer.origin["lines"]:
+            yield f"init      {line}"
+    if options.freeze:
+        shapes = {name: parameter.shape for name, parameter in model.parameters.parameters.items()}
+        yield f"frozen    {describe_frozen(options.freeze, shapes)}"
     yield f"diffusion {describe_diffusion(trainer.diffusion.options)}"
     shared = f"{ranks} × {part.batch}" if ranks > 1 else f"{options.batch}"
     yield (f"step      batch {shared} in {part.batch // part.microbatch} part(s), "
            f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")
-    yield f"average   {describe_average(options)}"
+    if options.optimizer == "muon":
+        yield f"optimizer {describe_muon(options, model)}"
+    parameters = count_parameters(options.model, model.options)[0]
+    yield f"average   {describe_average(options)}{describe_profiles(options, parameters)}"
     yield f"precision {describe_precision(options)}"
     yield f"device    {backend.device_name if backend else 'CPU (NumPy)'}"
     if ranks > 1:
@@ -218,7 +249,8 @@ def checkpoint_meta(trainer):
     model = trainer.model
     return {"model": model.kind, "model_options": model.options, "index": model.parameters.index,
             "diffusion": trainer.diffusion.options, "step": trainer.step, "classes": trainer.dataset.classes,
-            "data": trainer.fingerprint, "seed": trainer.seed}
+            "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin,
+            **({"ema_std": list(stds)} if (stds := trainer.settings["ema_std"]) else {})}
 
 
 @contextlib.contextmanager
@@ -229,7 +261,7 @@ def quiet_overflows():
         yield
 
 
-def _train(options, trainer, run_dir, output):
+def _train(options, trainer, previews, run_dir, output):
     backend, communicator = trainer.model.backend, trainer.communicator
     peak = peak_flops(backend, options.precision)
     peak = peak and peak * communicator.size
@@ -309,8 +341,6 @@ def _train(options, trainer, run_dir, output):
                 after = f"after its last step{why}, before its pictures, which are drawn by"
             raise Stopped(f"stopped {after}: numdiff train {options.model} --resume {run_dir}", number)
 
-        previews = Previews(trainer, options)
-
         def draw_all():
             if communicator.rank == 0:
                 plots.import_ahead()
@@ -338,6 +368,9 @@ def _train(options, trainer, run_dir, output):
                 communicator.first(report, reports)
             if number := communicator.largest(asked()):
                 stop(number)
+            if options.ema_std and due(snapshot_every(options)):
+                with pause(), doing(f"storing the averages of step {trainer.step}"):
+                    communicator.first(save_snapshot, run_dir, trainer, checkpoint_meta(trainer), options)
             if due(options.checkpoint_every):
                 save_all()
             elif communicator.size > 1 and due(COMPARE_EVERY):
@@ -349,7 +382,8 @@ def _train(options, trainer, run_dir, output):
 
 def steps_until_next_event(step, options, ranks=1):
     """Steps until something must be saved, drawn or compared."""
-    intervals = (options.checkpoint_every, options.sample_every, COMPARE_EVERY if ranks > 1 else 0)
+    intervals = (options.checkpoint_every, options.sample_every, snapshot_every(options),
+                 COMPARE_EVERY if ranks > 1 else 0)
     return min([options.steps - step, *(every - step % every for every in intervals if every)])
 
 

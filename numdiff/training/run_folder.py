@@ -4,6 +4,7 @@
     stats.jsonl                 one line a report (report.py)
     loss.png, samples-….png     pictures
     checkpoint-00001234.h5      (checkpoint.py)
+    averages-00000120.h5        averaged weights of an earlier step (post_hoc_ema.py)
 """
 import contextlib
 import logging
@@ -14,7 +15,6 @@ import re
 from ..errors import NumdiffError, UsageError
 from ..files import cannot_write, fcntl, open_to_append
 from .checkpoint import newest_checkpoint, why_damaged
-from .options import TrainOptions
 
 NUMBER = re.compile(r"^(\d{5,})(-.*)?$")
 OPTIONS = "options.json"
@@ -106,11 +106,6 @@ def check_outdir(resume, run_dir, outdir):
     if pathlib.Path(run_dir).resolve().parent != pathlib.Path(outdir).resolve():
         raise UsageError(f"--outdir {outdir} and --resume {resume} contradict each other, as a run goes on in its own "
                          f"folder, {run_dir}: leave --outdir out, or move the run there first.")
-
-
-def load_options(run_dir):
-    """The `TrainOptions` of a run folder."""
-    return TrainOptions.load(pathlib.Path(run_dir) / OPTIONS)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What `numdiff sample` does: images from a run, a checkpoint or a converted model, as a grid, an npz, an animation."""
 import itertools
+import os
 import pathlib
 import time
 
@@ -8,6 +9,7 @@ import numpy as np
 from ..data.fingerprint import hash_of
 from ..device import download
 from ..diffusion import Sampling
+from ..diffusion.learned_steps import read_schedule
 from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import AgreedError, connect
 from ..distributed.together import make_together, stop_signals
@@ -29,7 +31,8 @@ ANIMATED = 64  # images of an animation, at most
 
 def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
                    npz=None, animation=None, frames=40, inpaint=None, mask=None, device="auto", weights="ema",
-                   outdir="runs", columns=None, precision="auto", progress=False, echo=print, **more):
+                   outdir="runs", columns=None, precision="auto", guide_with=None, ema_std=None, schedule=None,
+                   progress=False, echo=print, **more):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
 
     run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint or a model file
@@ -37,6 +40,8 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` of its steps, .gif, .png, .apng
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
+    guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as `numdiff.load` has it
+    schedule: a file of `numdiff schedule`
     columns: of the grid and the animation; progress: show a bar on a terminal
     The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
 
@@ -53,14 +58,23 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
         communicator.check_options({"RUN": str(run), "--class": class_name, **{flag(name): value for name, value in {
             "count": count, "steps": steps, "sampler": sampler, "eta": eta, "seed": seed, "batch": batch, "grid": grid,
             "npz": npz, "animation": animation, "inpaint": inpaint, "mask": mask, "device": device, "weights": weights,
-            "outdir": outdir, "precision": precision, **more}.items()}})
+            "outdir": outdir, "precision": precision, "guide_with": guide_with and str(guide_with),
+            "schedule": schedule and str(schedule), "ema_std": ema_std, **more}.items()}})
         if animation and communicator.size > 1:
             raise UsageError("--animation watches one process at work: leave mpiexec out, or --animation.")
         checkpoint = communicator.first(find_model, run, outdir, echo)
+        guide = guide_with and communicator.first(find_model, guide_with, outdir, echo)
+        if guide and ema_std is None and os.path.samefile(guide, checkpoint):
+            raise UsageError(f"--guide-with {guide_with} is the model itself, {checkpoint}: give a smaller one, or an "
+                             "earlier checkpoint, such as a run of fewer --steps.")
         for what, path in (("the picture", grid), ("the animation", animation)):  # the npz is opened before it begins
             if path:
                 communicator.first(check_output, what, path)
-        model = communicator.build(load, checkpoint, device, weights, precision)
+        model = communicator.build(load, checkpoint, device, weights, precision, ema_std)
+        if guide:
+            more["guide"] = communicator.build(load, guide, device, weights, precision)
+        if schedule:
+            more["schedule"] = communicator.first(read_schedule, schedule)
         if inpaint:
             shape = (model.image_size, model.image_size, model.in_channels)
             if model.in_channels not in (1, 3):
@@ -68,7 +82,8 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
                                  "picture: leave it out, or give a model of pictures.")
             more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
         communicator.check_options({f"what is in {name}": array_hash(array) for name, array in (
-            (checkpoint, download(model.parameters.data)), (inpaint, more.get("known")), (mask, more.get("mask")))
+            (checkpoint, download(model.parameters.data)), (inpaint, more.get("known")), (mask, more.get("mask")),
+            (guide, download(more["guide"].parameters.data) if guide else None))
             if communicator.size > 1 and array is not None})  # each rank has read it itself, maybe from its own disk
         labels = class_indices(class_name, model)
         turn = model.num_classes if labels is None else len(labels)  # images after which the classes repeat
@@ -98,7 +113,7 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
                 if number:
                     break
             if file and (made or not number):
-                file.finish(sampling.labels, describe(sampling, model, checkpoint, weights), made)
+                file.finish(sampling.labels, describe(sampling, model, checkpoint, weights, guide), made)
             if number and not made:
                 raise AgreedError(f"stopped before the first {sampling.batch:,} images were done; nothing was written.",
                                   128 + number)
@@ -122,7 +137,7 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
             raise AgreedError(f"stopped after {made:,} of {count:,} images, which {written} "
                               f"hold{'' if grid and npz else 's'}{rest}.", 128 + number)
         echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
-             f"{weights_used(checkpoint, weights)} weights), {say_how(sampling)}, {model.precision}, "
+             f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling)}, {model.precision}, "
              f"{time.perf_counter() - started:.1f} s")
         return shown
 
@@ -151,11 +166,11 @@ def _rounds(communicator, sampling, bar, moving, asked):
         yield [part for part in done if part[0] is not None], number
 
 
-def describe(sampling, model, checkpoint, weights):
-    """How the samples were made, for evaluating them later."""
+def describe(sampling, model, checkpoint, weights, guide=None):
+    """How the samples were made, for evaluating them later. guide: the file of the model of autoguidance."""
     from .. import __version__
-    return {**sampling.options, "precision": model.precision,
-            "weights": weights_used(checkpoint, weights), "model": str(checkpoint),
+    return {**sampling.options, **({"guide": str(guide)} if guide else {}), "precision": model.precision,
+            "weights": weights_used(checkpoint, weights, model), "model": str(checkpoint),
             "training_steps": model.meta.get("step", 0), "diffusion": sampling.diffusion.options,
             "classes": model.meta.get("classes") or [], "numdiff": __version__}
 
@@ -164,10 +179,15 @@ def say_how(sampling):
     """The sampler and its settings in words."""
     words = [sampling.sampler, f"{sampling.steps} steps{f' ({sampling.respacing})' if sampling.respacing else ''}"]
     words += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-              for name, value in sampling.settings.items() if value != 0]
+              for name, value in sampling.settings.items() if value != 0 and name != "weights"]
     if sampling.cfg_scale is not None:
         where = f" on {sampling.cfg_channels} channels" if sampling.cfg_channels else ""
         words.append(f"guidance {sampling.cfg_scale:g}{where}")
+    if sampling.guide is not None:
+        words.append(f"autoguidance {sampling.guide_scale:g}")
+    if sampling.cfg_interval is not None:
+        words[-1] += " for sigma {:g} to {:g} ({} of {} evaluations)".format(
+            *sampling.cfg_interval, sampling.guided_evaluations, sampling.evaluations)
     return ", ".join([*words, "seeds {} to {}".format(*sampling.seeds)])
 
 
@@ -189,8 +209,11 @@ def classes_from(labels, made, turn):
     return "".join(f" --class {label}" for label in rest)
 
 
-def weights_used(checkpoint, weights):
-    """"ema" or "raw", as the file has them; "converted" for a model file, which holds one set of weights."""
+def weights_used(checkpoint, weights, model):
+    """"ema" or "raw", as the file has them; "ema-0.08" of an average put together afterwards; "converted" for another
+    model file, which holds one set of weights."""
+    if averaged := model.meta.get("averaged"):
+        return f"ema-{averaged['std']:g}"
     names = set(buffer_names(checkpoint))
     if names == {"parameters"}:
         return "converted"

@@ -96,9 +96,10 @@ class TrainingStep:
         optimizer = self.optimizer
         loss, scale = self._gradients(exchange=self.exchange)
         self.exchange.finish(loss)
-        optimizer.update(loss, before_advance=lambda: telemetry_record(
-            self.ring, optimizer.step, loss, optimizer.gradient_norm, optimizer.rate, optimizer.loss_scale.scale,
-            optimizer.loss_scale.counts, scale))
+        with self.model.arithmetic():
+            optimizer.update(loss, before_advance=lambda: telemetry_record(
+                self.ring, optimizer.step, loss, optimizer.gradient_norm, optimizer.rate, optimizer.loss_scale.scale,
+                optimizer.loss_scale.counts, scale))
 
     def _gradients(self, check_finite=False, exchange=None):
         """This rank's part of the loaded batch's gradients, in the parameters, each weighted so that the sum over

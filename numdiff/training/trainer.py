@@ -5,6 +5,7 @@
 import functools
 import math
 import numbers
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,15 +20,16 @@ from ..device import download
 from ..diffusion.process import make_diffusion
 from ..distributed.communicator import current
 from ..errors import NumdiffError, OutOfMemoryError, TooManyElementsError, UsageError, shown
-from ..nn import AdamW
+from ..nn import AdamW, Muon
 from ..nn.flops import forward_flops
 from ..nn.model import Model
 from ..nn.optimizer import PATIENCE, LossScale
 from ..progress import progress
 from ..settings import complete, shared, takes
 from .compiling import compile_for, plan_of, planned_rank
+from .initial import start_from
 from .memory import room_of, say_what_fits
-from .precision import precision_on
+from .precision import compute_in, precision_on
 from .step import RING, TrainingStep
 
 if TYPE_CHECKING:
@@ -63,6 +65,14 @@ def check_objects(model, dataset):
         raise UsageError(f"a Trainer takes a dataset, as numdiff.data.open_dataset gives it, and not {shown(dataset)}.")
 
 
+def matrices_of(model):
+    """`model.matrices()`, of which Muon needs one."""
+    if matrices := model.matrices():
+        return matrices
+    raise UsageError(f"--optimizer muon is for weight matrices in a model's blocks, and this {model.kind} has none: "
+                     "give --optimizer adamw.")
+
+
 class NonFiniteError(NumdiffError):
     """The loss or the gradient is no longer finite; the weights are those before that step."""
 
@@ -77,14 +87,22 @@ class Trainer:
         All must make the same Trainer and call the same methods; all use rank 0's weights
     cosine, total_steps: whether the learning rate falls to zero, and when
     ema_halflife, ema_decay: one of them; the decay, per step, is 0.5 ** (batch / ema_halflife)
-    On the CPU tf32 computes as fp32; fp16 needs a GPU. Neither eager nor recompute changes a bit.
-    Attributes step: optimiser steps done; settings: the arguments, all of them; model, optimizer, diffusion.
+    On the CPU tf32 computes as fp32; fp16 needs a GPU. bf16 needs no loss scale. Neither eager nor recompute changes
+    a bit.
+    init: weights that the model starts from, a path as of `--init`; rows of classes by their names in the dataset
+    Attributes origin: what was taken from `init`, or None; step: optimiser steps done; settings: the arguments, all of
+    them; model, optimizer, diffusion.
     """
 
     def __init__(self, model: Model, dataset: "Dataset", *, diffusion: "dict | Diffusion | None" = None,
                  communicator=None, **settings: "Unpack[TrainerArguments]"):
+        if isinstance(settings.get("init"), os.PathLike):
+            settings["init"] = os.fspath(settings["init"])
+        freeze = settings.get("freeze", ())
+        if isinstance(freeze, str | list):
+            settings["freeze"] = (freeze,) if isinstance(freeze, str) else tuple(freeze)
         given = complete("trainer", settings, "Trainer")
-        self.settings = {**given, "diffusion": diffusion}
+        self.settings = {**given, "init": None, "diffusion": diffusion}  # a twin of this trainer needs no weights
         s = SimpleNamespace(**given)
         check_objects(model, dataset)
         if s.total_steps < 0 or s.cosine and not s.total_steps:
@@ -114,20 +132,23 @@ class Trainer:
             self.communicator.check_data(dataset, self.communicator.build(lambda: self.fingerprint))
         self.diffusion = make_diffusion(diffusion, model.backend)
         model.diffusion = self.diffusion.options
+        self.origin = None
+        if s.init is not None:
+            self.origin = self.communicator.first(start_from, model, dataset, s.init, s.init_weights,
+                                                  self.diffusion.options)
         self._share_weights()
         ema_decay = s.ema_decay
         if ema_decay is None:
             ema_decay = 0.5 ** (s.batch / s.ema_halflife) if s.ema_halflife else 0.0
         self.precision, scale = precision_on(s.precision, model.backend), None
+        model.parameters.freeze(s.freeze)
         if s.recompute:
             model.recompute_blocks()
-        model.tf32 = self.precision == "tf32"
-        model.compute_in_single()
+        compute_in(model, self.precision)
         if self.precision == "fp16":
-            model.compute_in_half()
             scale = LossScale(model.parameters.data, s.loss_scale, s.loss_scale_rule, s.loss_scale_interval)
-        self.optimizer = AdamW(model.parameters, loss_scale=scale,
-                               **{**shared("trainer", "adamw", given), "ema_decay": ema_decay})
+        self.optimizer = self._make_optimizer(loss_scale=scale, **{**shared("trainer", "adamw", given),
+                                                                   "ema_decay": ema_decay})
         self.exchange = self.communicator.exchange(model.parameters)
         self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, s.flip, seed=s.seed,
                                           capture=not s.eager, rank=self.communicator.rank,
@@ -137,6 +158,11 @@ class Trainer:
         self.step = 0  # optimiser steps done
         self.compiles_ahead = hasattr(model.backend, "cache")  # whether the first `run` compiles kernels in parallel
         self._loader = None
+
+    def _make_optimizer(self, **settings):
+        if self.settings["optimizer"] == "adamw":
+            return AdamW(self.model.parameters, **settings)
+        return Muon(self.model.parameters, matrices_of(self.model), momentum=self.settings["muon_momentum"], **settings)
 
     def __getstate__(self):
         raise UsageError("a Trainer holds a captured step and a loader's thread: copy or pickle its model and "

@@ -101,9 +101,13 @@ def twins():
     yield UNet, TorchUNet, {**SMALL_UNET, **MORE}, [0, 2]
     yield UNet, TorchUNet, {**SMALL_UNET, "conv_resample": True}, None
     yield DiT, TorchDiT, dit, [1, 5]
+    yield DiT, TorchDiT, {**dit, "qk_norm": True, "norm": "rms", "mlp": "swiglu", "rope": True}, [1, 5]
+    yield DiT, TorchDiT, {**dit, "shift": False, "patch_size": 1}, [1, 5]
+    yield UNet, TorchUNet, {**SMALL_UNET, "block": "convnext", "resblock_updown": True, "num_classes": 3}, [0, 2]
+    yield UNet, TorchUNet, {**SMALL_UNET, "block": "convnext"}, None
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(8))
 @needs("torch")
 def test_twins_compute_the_same(number):
     import torch

@@ -32,10 +32,12 @@ VALUES = ("0", "-1", "1", "7", "2147483648", "-2147483649", "1844674407370955161
           " ", "none", "a", "0x10", "1_000", "é\u202e", "\udcff", "\x1b[31m", "a" * 300, "../x", ".", "/dev/null/x",
           "-", "--")
 MEASUREMENTS = ("benchmark.step.bench_step", "benchmark.sample.bench_sample", "benchmark.kernels.bench_kernels",
-                "benchmark.profile.profile_step", "benchmark.tune.tune", "kernels.check.check_operations")
+                "benchmark.ladder.bench_ladder", "benchmark.profile.profile_step", "benchmark.tune.tune",
+                "evaluation.quality.bench_quality", "kernels.check.check_operations")
 WITH = {  # what a command needs besides, to come to an end soon
     "train unet": ["--device", "cpu", "--dry-run"], "train dit": ["--device", "cpu", "--dry-run"],
     "sample": ["dit.h5", "--device", "cpu", "--steps", "1", "--count", "2"],
+    "schedule": ["dit.h5", "--device", "cpu", "--steps", "1", "--from-steps", "2", "--count", "2"],
     "evaluate": ["samples.npz", "samples.npz", "--device", "cpu", "--subsets", "2"],
     "convert": ["dit.h5", "out.h5"], "data import": ["pictures", "new.h5", "--force"],
     "data info": ["new.h5", "--no-sheet"], "kernels check": ["softmax", "--device", "cpu"],

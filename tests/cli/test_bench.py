@@ -113,7 +113,7 @@ def test_bad_input(tmp_path, arguments, exit_code, message):
     ("fp32", ("graphs",), ("all",), [("graphs", p) for p in ("fp32", "tf32", "bf16", "fp16")])])
 def test_what_is_compared(monkeypatch, precision, modes, torch_precision, pairs):
     monkeypatch.setattr("numdiff.benchmark.torch_step.require_torch", lambda: None)
-    options = SimpleNamespace(model="unet", device="cuda", precision=precision)
+    options = SimpleNamespace(optimizer="adamw", model="unet", device="cuda", precision=precision)
     assert torch_pairs(options, "torch", modes, torch_precision) == pairs
 
 

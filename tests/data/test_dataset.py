@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from numdiff.data import dataset as D
+from numdiff.data import folders
 from numdiff.data.sheet import contact_sheet, save_sheet
 from numdiff.errors import NumdiffError, UsageError
 
@@ -179,6 +180,52 @@ def test_contact_sheet(tmp_path, images):
 
 def test_the_package_exports_what_a_script_needs():
     import numdiff.data
-    assert numdiff.data.open_dataset is D.open_dataset and numdiff.data.Dataset is D.Dataset
+    assert numdiff.data.open_dataset is folders.open_dataset and numdiff.data.Dataset is D.Dataset
     with pytest.raises(AttributeError, match="nothing"):
         numdiff.data.nothing  # noqa: B018 - the access itself must fail
+
+
+@pytest.mark.parametrize("kind", ["uint8", "gzip", "float16", ">f4", "reduced"])
+def test_a_set_on_disk_is_the_set_in_memory(tmp_path, kind):
+    """More chunks than the cache has places for, in any order, whole and by classes."""
+    dtype = {"gzip": "uint8", "reduced": "uint8"}.get(kind, kind)
+    values = np.random.default_rng(0).integers(0, 256, (1000, 4, 4, 3)).astype(dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", data=values, chunks=(64, 4, 4, 3), compression="gzip" if kind == "gzip" else None)
+        file["labels"] = np.arange(1000) * 7 % 3
+    size, rows = 2 if kind == "reduced" else None, np.random.default_rng(1).integers(0, 1000, 700)
+    for classes in (None, ["0", "2"]):
+        with D.Dataset(tmp_path / "a.h5", size, classes, in_memory=True) as memory, \
+                D.Dataset(tmp_path / "a.h5", size, classes, in_memory=False) as disk:
+            disk.window = 2  # six places for 16 chunks
+            wanted = rows % len(memory)
+            for _ in range(2):
+                disk.prefetch(3)
+                assert np.array_equal(disk.read(wanted), memory.read(wanted)) and disk.dtype == memory.dtype
+            assert np.array_equal(disk.chunk(2), memory.chunk(2))
+    if kind == "uint8":
+        assert np.array_equal(memory.read(np.arange(3)), values[np.arange(1000) * 7 % 3 != 1][:3])
+
+
+def test_a_chunk_that_could_not_be_read_is_tried_again(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", data=np.arange(640, dtype=np.float32).reshape(640, 1, 1, 1), chunks=(64, 1, 1, 1))
+    with D.Dataset(tmp_path / "a.h5", in_memory=False) as dataset:
+        load, fail = dataset._load_chunk, [True]
+
+        def failing(index, out):
+            if fail and index == 4:
+                raise NumdiffError("no")
+            load(index, out)
+
+        dataset._load_chunk = failing
+        dataset.prefetch(4)
+        for _ in range(2):
+            with pytest.raises(NumdiffError, match="^no$"):
+                dataset.read(np.arange(640))
+        fail.clear()
+        assert (dataset.read(np.arange(640)).reshape(-1) == np.arange(640)).all()
+        (tmp_path / "a.h5").write_bytes((tmp_path / "a.h5").read_bytes()[:-100])
+        dataset._cache = None
+        with pytest.raises(NumdiffError, match="a.h5' is truncated: copy"):
+            dataset.read(np.arange(640))

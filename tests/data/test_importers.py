@@ -976,3 +976,32 @@ def test_very_many_classes(tmp_path, out):
     assert len(contents(out)[2]) == 5000
     with h5py.File(out) as file:
         assert file["labels"].dtype == np.uint16
+
+
+def test_packed_only_if_asked(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((100, 8, 8, 3), np.uint8))
+    for asked in (False, True):
+        import_dataset(tmp_path / "a.npy", tmp_path / "a.h5", force=True, gzip=asked)
+        with h5py.File(tmp_path / "a.h5") as file:
+            assert file["images"].compression == ("gzip" if asked else None) and file["images"].chunks == (64, 8, 8, 3)
+
+
+def test_latents_in_half_the_bytes(tmp_path):
+    latents = np.random.default_rng(0).normal(size=(70, 4, 4, 4)).astype(np.float32)
+    np.save(tmp_path / "a.npy", latents)
+    import_dataset(tmp_path / "a.npy", tmp_path / "a.h5", latents=True, float16=True)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["images"].dtype == np.float16
+    with open_dataset(tmp_path / "a.h5") as dataset:
+        assert dataset.dtype == np.float32
+        assert np.array_equal(dataset.read(np.arange(70)), latents.astype(np.float16).astype(np.float32))
+    import_dataset(tmp_path / "a.h5", tmp_path / "b.h5", latents=True, float16=True)  # again
+    assert (tmp_path / "b.h5").stat().st_size == (tmp_path / "a.h5").stat().st_size
+    latents[3, 0, 0, 0] = 70000
+    np.save(tmp_path / "a.npy", latents)
+    with pytest.raises(UsageError, match="image 3 of .* holds values beyond those of float16, ±65504: leave --float16"):
+        import_dataset(tmp_path / "a.npy", tmp_path / "c.h5", latents=True, float16=True)
+    np.save(tmp_path / "a.npy", np.zeros((5, 8, 8, 3), np.uint8))
+    with pytest.raises(UsageError, match="--float16 is for latents, and .* holds pixels"):
+        import_dataset(tmp_path / "a.npy", tmp_path / "c.h5", float16=True)
+    assert not (tmp_path / "c.h5").exists()

@@ -67,3 +67,17 @@ def test_a_dropped_block_is_freed_at_once_without_the_collector():
     finally:
         gc.enable()
     assert weakref.ref(arena)() is arena
+
+
+def test_what_is_not_used_is_given_back():
+    arena, taken = make(1 << 20)
+    kept, large = arena.allocate(1000), arena.allocate(3 << 20)
+    del large
+    back = []
+    arena.trim(back.append)
+    assert back == [(1 << 40) + (1 << 20)] and arena.reserved_bytes == 1 << 20 and arena.used_bytes == 1024
+    assert arena.allocate(256).address == kept.address + 1024 and len(taken) == 2  # in what is left
+    del kept
+    arena.trim(back.append)
+    assert len(back) == 2 and arena.reserved_bytes == 0
+    assert arena.allocate(256).nbytes == 256 and len(taken) == 3

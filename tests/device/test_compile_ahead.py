@@ -10,7 +10,7 @@ import pytest
 
 from numdiff.device import compile_ahead as module
 from numdiff.device.compile_ahead import CompileAhead, available_memory, expected_seconds, worker_count
-from numdiff.device.compiler import find_kernel
+from numdiff.device.half import find_kernel
 from numdiff.device.kernel_cache import KernelCache, Key, MachineCode
 
 SILU = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]", "float32[1]"))

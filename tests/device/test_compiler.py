@@ -9,7 +9,8 @@ from numba.cuda import dispatcher
 from numba.cuda.cudadrv import devices
 
 from numdiff.device import cuda, empty
-from numdiff.device.compiler import compile_kernel, find_kernel, is_kept, kernels_by_name, key_of, type_of_word
+from numdiff.device.compiler import compile_kernel, is_kept, kernels_by_name, key_of, type_of_word
+from numdiff.device.half import find_kernel
 from numdiff.device.kernel_cache import Key
 from numdiff.device.ptx import get_ptx_device
 from numdiff.kernels import check  # noqa: F401 - loads every kernel
@@ -65,7 +66,7 @@ def test_every_kernel_has_a_name_of_its_own():
 @pytest.mark.parametrize("key", [SILU, ATTENTION], ids=lambda key: key.name)
 def test_a_kernel_is_found_by_importing_its_module_alone(key):
     """…also where it lies in a dictionary of another module of its package."""
-    code = ("import sys; from numdiff.device.compiler import Key, find_kernel; "
+    code = ("import sys; from numdiff.device.compiler import Key; from numdiff.device.half import find_kernel; "
             f"print(find_kernel(Key(*{key[:2]!r}, ())).py_func.__name__, 'numdiff.kernels.check' in sys.modules)")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == [key.name, "False"]

@@ -12,7 +12,7 @@ from numdiff.device.kernel_cache import KernelCache
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.ptx import compile_to_ptx, get_ptx_device
 from numdiff.device.requires import requires, supports
-from numdiff.device.specialise import Constant, specialise
+from numdiff.device.specialise import Constant, Variants, specialise
 
 COUNT = Constant()  # numbers that a thread adds up
 NEGATIVE = Constant()
@@ -130,3 +130,19 @@ def test_options_and_modules():
     assert made.targetoptions["launch_bounds"] == (128, 1) and made.py_func.__module__ == __name__
     other = specialise(text, module=word_of.__module__, launch_bounds=(256, 1), COUNT=7)
     assert other.targetoptions["launch_bounds"] == (256, 1) and other.py_func.__module__ == word_of.__module__
+
+
+def test_variants_are_made_when_they_are_asked_for():
+    made = []
+
+    def make(key):
+        made.append(key)
+        return specialise(add_up, name=f"variant_{key}", COUNT=key, NEGATIVE=False)
+
+    kernels = Variants((2, 3), make)
+    assert set(kernels) == {2, 3} and 3 in kernels and made == []
+    assert kernels[3] is kernels[3] is kernels.get(3) and made == [3] and kernels.get(4) is None
+    with pytest.raises(KeyError):
+        kernels[4]
+    assert next(iter(kernels.values())) is kernels[2] and dict(kernels.items()) == {2: kernels[2], 3: kernels[3]}
+    assert made == [3, 2]

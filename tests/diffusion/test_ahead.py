@@ -42,6 +42,14 @@ def test_the_bits_of_step_by_step(kind, sampler, rng, monkeypatch):
         np.testing.assert_array_equal(got, wanted)
 
 
+def test_steps_without_guidance_take_half_of_the_rows(rng, monkeypatch):
+    model, how = weights(MODELS["dit"]("cpu"), rng), {"cfg_scale": 2.0, "cfg_interval": (0.005, 50.0)}
+    wanted, _ = made(model, 0, monkeypatch, "heun", **how)
+    got, ahead = made(model, 3, monkeypatch, "heun", **how)
+    np.testing.assert_array_equal(got, wanted)
+    assert ahead == 3 and not np.array_equal(made(model, 0, monkeypatch, "heun", cfg_scale=2.0)[0], wanted)
+
+
 def test_as_many_steps_as_have_room(monkeypatch):
     model = MODELS["unet"](RecordingDevice())
     bytes_a_step = 4 * sum(model.conditioning_columns()[0]) * 2

@@ -116,6 +116,9 @@ def test_levels_of_the_linear_path_are_even_in_t():
     assert sampling.spacing == "time" and sampling.evaluations == 19
     shifted = Sampling(GaussianModel(prediction=None, path="linear", time_shift=3.0), count=1, steps=10)
     np.testing.assert_allclose(np.array(shifted.sigmas[1:]), 3 * np.array(sampling.sigmas[1:]), rtol=1e-9)
+    moved = Sampling(GaussianModel(prediction=None, path="linear", time_shift=3.0), count=1, steps=10, time_shift=1.5)
+    np.testing.assert_allclose(np.array(moved.sigmas[1:]), 1.5 * np.array(sampling.sigmas[1:]), rtol=1e-9)
+    assert moved.options["time_shift"] == 1.5 and "time_shift" not in shifted.options
     karras = Sampling(GaussianModel(prediction=None, path="edm"), count=1, steps=18).sigmas
     assert karras[0] == pytest.approx(80) and karras[-2] == pytest.approx(0.002) and karras[-1] == 0
 
@@ -125,6 +128,9 @@ def test_what_cannot_be_sampled_is_refused():
             ("linear", {"steps": "ddim10"}, "the path linear has no whole timesteps"),
             ("edm", {"spacing": "timesteps"}, "the path edm has no whole timesteps"),
             ("edm", {"spacing": "time"}, "the path edm has no spacing 'time': use karras, logsnr"),
+            ("linear", {"spacing": "karras", "time_shift": 2.0}, "time_shift 2.0 does not go with spacing karras"),
+            ("discrete", {"time_shift": 2.0}, "this model's path discrete has not: leave it out"),
+            ("linear", {"time_shift": float("nan")}, "time_shift nan must be a finite number"),
             ("discrete", {"spacing": "time"}, "unknown spacing"), ("linear", {"steps": 0}, "at least 1")):
         with pytest.raises(UsageError, match=sentence):
             Sampling(GaussianModel(prediction=None, path=path), **{"steps": 5, **how})

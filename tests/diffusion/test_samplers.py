@@ -20,6 +20,7 @@ from numdiff.diffusion.samplers import (
 )
 from numdiff.diffusion.schedule import sampling_sigmas
 from numdiff.kernels.diffusion.sampler import combine
+from tests.conftest import quick
 
 MEAN, STD = 0.3, 0.2
 ORDER = {ddim: 1, euler: 1, heun: 2, heun_in_time: 2, dpm_solver_pp_2m: 2}  # of the deterministic samplers
@@ -60,6 +61,7 @@ def start(rng, sigma, shape=(100_000, 1)):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("spacing", ["timesteps", "karras", "logsnr"])
+@quick(lambda name, spacing: spacing == "timesteps" or name not in ("ddpm", "euler-ancestral", "euler-maruyama"))
 def test_fine_steps_give_the_mean_and_variance(rng, name, spacing):
     sigmas = sampling_sigmas(alpha_bars("cosine", 1000), spacing, 300)
     x = SAMPLERS[name](Gaussian(), start(rng, sigmas[0]), sigmas, normal(rng))

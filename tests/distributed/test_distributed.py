@@ -13,6 +13,7 @@ import types
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from numdiff.distributed import buckets, exchange, launcher
 from numdiff.distributed import communicator as distributed
@@ -21,6 +22,7 @@ from numdiff.nn import UNet
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
 from numdiff.training.trainer import split_batch
+from numdiff_cli.main import main
 from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs, relative_error, where
 from tests.distributed import ranks
 from tests.distributed.watched import watched
@@ -112,16 +114,23 @@ def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder, counts):
 
 MODELS = {"unet": ["--channel-mult", "1,2", "--attention-resolutions", "4"],
           "dit": ["--model", "DiT-Tiny", "--depth", "2", "--hidden-size", "64", "--heads", "2"]}
+DRAWN_TIMES = "--path", "linear", "--prediction", "x_0", "--loss", "flow", "--time-sampling", "logit-normal"
 
 
 def train(count, model, outdir, steps, *options):
-    """`mpiexec -n COUNT numdiff train MODEL`; returns (losses of all steps so far, final weights)."""
+    """`mpiexec -n COUNT numdiff train MODEL`, for one rank without mpiexec, unless it resumes; returns (losses of all
+    steps so far, final weights)."""
     outdir.mkdir(exist_ok=True)
-    command = job(count, *MAIN, "train", model, "--device", "cpu", "--size", "8", *MODELS[model], "--batch", "8",
-                  "--steps", str(steps), "--log-every", "7", "--checkpoint-every", "0", "--sample-every", "0",
-                  "--sample-count", "0", "--lr-schedule", "constant", "--warmup-steps", "2",
-                  "--outdir", str(outdir), *options)
-    output = check_done(run(command))
+    arguments = ["train", model, "--device", "cpu", "--size", "8", *MODELS[model], "--batch", "8",
+                 "--steps", str(steps), "--log-every", "7", "--checkpoint-every", "0", "--sample-every", "0",
+                 "--sample-count", "0", "--lr-schedule", "constant", "--warmup-steps", "2",
+                 "--outdir", str(outdir), *options]
+    if count == 1 and "--resume" not in options:
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+        output = done.output
+    else:
+        output = check_done(run(job(count, *MAIN, *arguments)))
     assert len(re.findall("^done ", output, re.M)) == 1  # rank 0 alone prints
     assert output.count(f"ranks     {count} on 1 host; gradients by mpi.") == (count > 1)
     folder, = outdir.iterdir()  # and writes
@@ -130,29 +139,20 @@ def train(count, model, outdir, steps, *options):
 
 @needs("mpi")
 @pytest.mark.slow
-@pytest.mark.parametrize("model, others, parts", [
-    ("dit", (), ((2, 7), (1, 20, "--resume"))),
-    *exhaustively(("unet", (4,), ((2, 7), (4, 14, "--resume"), (1, 20, "--resume"))),
-                  ("dit", (), ((2, 7), (4, 14, "--resume"), (1, 20, "--resume"))))])
-def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, model, others, parts):
+@pytest.mark.parametrize("model, others, parts, objective", [
+    ("dit", (), ((2, 7), (1, 20, "--resume")), DRAWN_TIMES),
+    *exhaustively(("unet", (4,), ((2, 7), (4, 14, "--resume"), (1, 20, "--resume")), ()),
+                  ("dit", (), ((2, 7), (4, 14, "--resume"), (1, 20, "--resume")), ()))])
+def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, model, others, parts, objective):
     """1 rank and others of one batch; and 2, resumed on 4, resumed on 1: the same twenty losses within 1e-5."""
-    expected, weights = train(1, model, tmp_path / "1", 20)
-    results = [train(count, model, tmp_path / str(count), 20) for count in others]
+    expected, weights = train(1, model, tmp_path / "1", 20, *objective)
+    results = [train(count, model, tmp_path / str(count), 20, *objective) for count in others]
     for count, steps, *resume in parts:
-        resumed = train(count, model, tmp_path / "resumed", steps, *resume)
+        resumed = train(count, model, tmp_path / "resumed", steps, *objective, *resume)
     for values, found in (*results, resumed):
         assert len(values) == 20
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
         assert relative_error(found, weights) < 1e-4
-
-
-@needs("mpi")
-@pytest.mark.slow
-def test_ranks_draw_the_times_of_one(tmp_path):
-    options = "--path", "linear", "--prediction", "x_0", "--loss", "flow", "--time-sampling", "logit-normal"
-    (expected, weights), (values, found) = (train(count, "dit", tmp_path / str(count), 7, *options) for count in (1, 2))
-    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
-    assert relative_error(found, weights) < 1e-4
 
 
 @needs("mpi")

@@ -481,7 +481,7 @@ IN_KERNELS = {
     "groupnorm, element before the group": InKernel(
         "groupnorm.groups", "* C + group * width + e % width]", "* C + group * width + e % width - 1]", "groupnorm",
         1, "bounds", ("total += ",)),
-    "layernorm, part of a warp": InKernel("layernorm", "FULL_MASK, value, 4", "0xFFFF, value, 4", "layernorm", 2,
+    "layernorm, part of a warp": InKernel("common", "FULL_MASK, value, 4", "0xFFFF, value, 4", "layernorm", 2,
                                           "divergence", ("0xFFFF, value, 4",)),
     "matmul, first barrier": InKernel("matmul.tiled", BARRIER, NONE, "matmul", 2, "race",
                                       ("tile_a[a_r, a_kk] = value", "total += tile_a[y, k]"), 0),

@@ -8,9 +8,11 @@ from numba import cuda
 from PIL import Image
 
 from numdiff import emulator
+from numdiff.device.half import in_bfloat16
 from numdiff.device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
 from numdiff.device.tensor_map import tensor_map
 from numdiff.device.tma import tma_load_2d, tma_load_3d
+from numdiff.dtypes import bfloat16
 from numdiff.emulator import fragments, pictures
 from numdiff.emulator.drawing import COLOURS, FAULT, Picture
 from tests.emulator.kernels_mma import THREADS, TILE, matmul_mma_kernel
@@ -95,11 +97,13 @@ def test_ldmatrix():
     assert "(3, 1) is in lane 5, r0.1" in transposed and "(2, 1) is in lane 5, r0.0" in transposed
 
 
-def test_numbers_of_a_product_are_those_of_the_run():
+@pytest.mark.parametrize("dtype", [float16, bfloat16])
+def test_numbers_of_a_product_are_those_of_the_run(dtype):
     rng = np.random.default_rng(1)
-    a, b = (rng.integers(-9, 10, (TILE, TILE)).astype(float16) for _ in "ab")
+    a, b = (rng.integers(-9, 10, (TILE, TILE)).astype(dtype) for _ in "ab")
     c = np.zeros(TILE * TILE, np.float32)
-    tracer = emulator.trace(matmul_mma_kernel, (1, 1), THREADS, a.ravel(), b.ravel(), c, TILE, TILE, TILE, cc=(8, 0))
+    kernel = in_bfloat16(matmul_mma_kernel, dtype)
+    tracer = emulator.trace(kernel, (1, 1), THREADS, a.ravel(), b.ravel(), c, TILE, TILE, TILE, cc=(8, 0))
     first = next(p for p in tracer.products if p.warp == 3)  # rows and columns 32 … of C, k = 0 … 15
     shape, (shown_a, shown_b, shown_d) = pictures.numbers(first)
     assert shape == "m16n8k16"

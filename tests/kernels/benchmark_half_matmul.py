@@ -1,12 +1,13 @@
 """Time matmul's float16 rungs on a GPU, beside cuBLAS (torch.matmul) where PyTorch is installed.
 
     python -m tests.kernels.benchmark_half_matmul [--only PATTERN …] [--versions 6,5] [--rounds 9] [--no-row-sums]
+    python -m tests.kernels.benchmark_half_matmul --only 'w*' --width 128     with tiles so wide, whatever is chosen
 
 Each product is checked first: some rows against float64, and all of it against PyTorch's. Then both are recorded as
 CUDA graphs of several launches over rotating buffers, which are replayed in turns; printed are medians. A weight's
 gradient is added to a float32 array here, with the bias's gradient unless --no-row-sums, while cuBLAS writes a new
-float16 one; fc1-gelu and fc2-gelu-gradient have a GELU or its derivative at their end, and cuBLAS has none. predicted:
-the launcher's estimate.
+float16 one; fc1-gelu, fc2-gelu-gradient, w12-swiglu and w3-swiglu-gradient have an activation or its backward at their
+end, and cuBLAS has none. predicted: the launcher's estimate.
 """
 import argparse
 import fnmatch
@@ -19,7 +20,16 @@ import numpy as np
 from numdiff.device import download, get_gpu, upload, zeros
 from numdiff.kernels import matmul_forward
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
-from numdiff.kernels.matmul import hopper, launcher, matmul_gelu_backward, matmul_gelu_forward, mma
+from numdiff.kernels.matmul import (
+    hopper,
+    launcher,
+    matmul_gelu_backward,
+    matmul_gelu_forward,
+    matmul_swiglu_backward,
+    matmul_swiglu_forward,
+    mma,
+)
+from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 
 ROWS = 64 * 256  # tokens of DiT-B/2 at batch 64
 LAYERS = (("qkv", 2304, 768), ("proj", 768, 768), ("fc1", 3072, 768), ("fc2", 768, 3072))  # name, N, K
@@ -29,7 +39,16 @@ for name, n, k in LAYERS:
     CASES[f"{name}-forward"] = ROWS, n, k, False, True, np.float16
     CASES[f"{name}-dgrad"] = ROWS, k, n, False, False, np.float16
     CASES[f"{name}-wgrad"] = n, k, ROWS, True, False, np.float32
-CASES["fc1-gelu"], CASES["fc2-gelu-gradient"] = CASES["fc1-forward"], CASES["fc2-dgrad"]
+CASES["w12-forward"] = ROWS, 2 * 2048, 768, False, True, np.float16  # a SwiGLU's layers in LightningDiT-B/2
+CASES["w3-dgrad"] = ROWS, 2048, 768, False, False, np.float16
+# case -> what is at its end, ours, and in float64
+ENDS = {"fc1-gelu": ("gelu", lambda a, b, bias, u: matmul_gelu_forward(a, b, bias)[1], lambda c, u: gelu_forward(c)),
+        "fc2-gelu-gradient": ("gelu_gradient", lambda a, b, bias, u: matmul_gelu_backward(a, b, u), gelu_backward),
+        "w12-swiglu": ("swiglu", lambda a, b, bias, u: matmul_swiglu_forward(a, b, bias)[1],
+                       lambda c, u: swiglu_forward_reference(c)),
+        "w3-swiglu-gradient": ("swiglu_gradient", lambda a, b, bias, u: matmul_swiglu_backward(a, b, u),
+                               swiglu_backward_reference)}
+CASES |= dict(zip(ENDS, (CASES[name] for name in ("fc1-forward", "fc2-dgrad", "w12-forward", "w3-dgrad")), strict=True))
 POOL = 2**23 - 9  # random numbers, repeated: no multiple of a row
 
 
@@ -40,22 +59,25 @@ def kernel_of(case, version, multiprocessors):
     tile, slices, ns = launcher.choose_half(version, 1, M, N, K, not half, multiprocessors)
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
     kernel = (hopper if version == 6 else mma).KERNELS[key]
-    if "gelu" in case and version == 6:
-        key = tile[1], "gelu_gradient" if transpose_b is False else "gelu"
-        kernel = hopper.GELU_KERNELS[key]
+    if case in ENDS and version == 6:
+        name = ENDS[case][0]
+        key = min(width for width in hopper.ACTIVATIONS[name] if width >= tile[1]), name
+        kernel, tile = hopper.ACTIVATION_KERNELS[key], (tile[0], key[0])
     return kernel, key, ns / 1e3, tile, slices
 
 
 def compile_kernel(version, key):
     """In a process of its own: launch a kernel once on small matrices, so that it is found in the cache on disk."""
     gpu = get_gpu()
-    a, b, u = (upload(np.ones((64, 64), np.float16), gpu) for _ in "abu")
+    a, b = (upload(np.ones((64, 64), np.float16), gpu) for _ in "ab")
     if len(key) == 2:
-        c, y = (zeros((64, 64), np.float16, gpu) for _ in "cy")
-        gradient = key[1] == "gelu_gradient"
-        hopper.launch_hopper(a, b, c, 64, 64, 64, False, not gradient, None if gradient else zeros(64, np.float32, gpu),
-                             None, 1.0, False, key[0], 1, **({"gelu_of": u} if gradient else {"gelu": y}))
-        result = download(c).astype(np.float32) / (gelu_backward(np.float32(1), np.float32(1)) if gradient else 1)
+        launcher.choose_half = lambda *_: ((hopper.BM, key[0]), 1, 0.0)
+        (ours, exact), = (ends[1:] for ends in ENDS.values() if ends[0] == key[1])
+        halves = 2 if "swiglu" in key[1] else 1
+        rows = 64 * (halves if key[1] == "swiglu" else 1)
+        b, u = upload(np.ones((rows, 64), np.float16), gpu), np.ones((64, 64 * halves), np.float16)
+        result = download(ours(a, b, zeros(rows, np.float32, gpu), upload(u, gpu)))
+        result = result.astype(np.float64) * 64 / exact(np.full((64, rows), 64.0), u.astype(np.float64))
         return tuple(float(np.round(f(result))) for f in (np.min, np.max))
     tile, transpose_a, across, half = key
     c = zeros((64, 64), np.float16 if half else np.float32, gpu)
@@ -109,15 +131,15 @@ def measure(gpu, torch, case, version, rounds, pool, row_sums):
     ours = [[upload(a, gpu), upload(b, gpu), zeros((M, N), dtype, gpu)] for _ in range(sets)]
     accumulate = dtype == np.float32
     sums = zeros(M, np.float32, gpu) if accumulate and row_sums else None
-    bias, u = zeros(N, np.float32, gpu), np.resize(pool[2::3], (M, N))
-    inputs = [upload(u, gpu) for _ in range(sets)] if case == "fc2-gelu-gradient" else None
+    bias, u, inputs = zeros(N, np.float32, gpu), None, [None] * sets
+    if "gradient" in case:
+        u = np.resize(pool[2::3], (M, 2 * N if "swiglu" in case else N))
+        inputs = [upload(u, gpu) for _ in range(sets)]
 
     def run(i):
         x, y, out = ours[i % sets]
-        if case == "fc1-gelu":
-            ours[i % sets][2] = matmul_gelu_forward(x, y, bias)[1]
-        elif case == "fc2-gelu-gradient":
-            ours[i % sets][2] = matmul_gelu_backward(x, y, inputs[i % sets])
+        if case in ENDS:
+            ours[i % sets][2] = ENDS[case][1](x, y, bias, inputs[i % sets])
         else:
             matmul_forward(x, y, transpose_a, transpose_b, out=out, accumulate=accumulate, version=version,
                            row_sums=sums)
@@ -129,8 +151,8 @@ def measure(gpu, torch, case, version, rounds, pool, row_sums):
     left = (a[:, rows].T if transpose_a else a[rows]).astype(np.float64)
     wide = b.astype(np.float32 if b.size > 2**25 else np.float64)
     want = left @ (wide.T if transpose_b else wide)
-    if "gelu" in case:
-        want = gelu_forward(want) if case == "fc1-gelu" else gelu_backward(want, u[rows].astype(np.float64))
+    if case in ENDS:
+        want = ENDS[case][2](want, None if u is None else u[rows].astype(np.float64))
     error = np.linalg.norm(download(ours[0][2][rows]) - want) / np.linalg.norm(want)
     count = int(np.clip(3000 / predicted, 2, 40))
     others, theirs, away = [], [], float("nan")
@@ -146,7 +168,7 @@ def measure(gpu, torch, case, version, rounds, pool, row_sums):
             torch.mm(x.T if transpose_a else x, y.T if transpose_b else y, out=out)
 
         run_torch(0)
-        if "gelu" not in case:
+        if case not in ENDS:
             full = torch.from_numpy(download(ours[0][2])).cuda().float()
             away = float((full - tensors[0][2].float()).norm() / full.norm())
         theirs = torch_graph(torch, run_torch, count)
@@ -162,7 +184,7 @@ def measure(gpu, torch, case, version, rounds, pool, row_sums):
     registers = max((k.regs_per_thread for k in kernel.overloads.values()), default=0)
     what = f"{tile[0]}×{tile[1]}" + (f" /{slices}" if slices > 1 else "")
     shape = f"{M}×{N}×{K}"
-    print(f"{case:14s} {shape:>18} v{version} {what:12s} {us:8.1f} {predicted:9.1f} {tflops:8.0f} {us_torch:8.1f} "
+    print(f"{case:18s} {shape:>18} v{version} {what:12s} {us:8.1f} {predicted:9.1f} {tflops:8.0f} {us_torch:8.1f} "
           f"{100 * us_torch / us:6.0f} % {registers:5d} {error:9.1e} {away:9.1e}"
           + ("" if error < 2e-3 and not away > 2e-3 else "   WRONG"), flush=True)
 
@@ -173,7 +195,11 @@ def main():
     parser.add_argument("--versions", default="6")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-row-sums", action="store_true", help="weight gradients without the bias's")
+    parser.add_argument("--width", type=int, choices=sorted(hopper.STAGES), help="version 6 with tiles so wide")
     options = parser.parse_args()
+    if options.width:
+        fixed = {6: {tile: ns for tile, ns in launcher.HALF_TILES[6].items() if tile[1] == options.width}}
+        launcher.HALF_TILES |= fixed
     cases = [c for c in CASES if any(fnmatch.fnmatch(c, p) for p in options.only)]
     versions = [int(v) for v in options.versions.split(",")]
     start = time.perf_counter()
@@ -191,7 +217,7 @@ def main():
                 print(f"kernel {key}: 64 ones give {job.result()}")
     print(f"{gpu.device_name}, {gpu.multiprocessors} multiprocessors; {len(keys)} kernels compiled in "
           f"{time.perf_counter() - start:.0f} s; {f'PyTorch {torch.__version__}' if torch else 'no PyTorch'}")
-    print(f"{'product':14s} {'M×N×K':>18} {'tile /slices':>15} {'µs':>8} {'predicted':>9} {'TFLOP/s':>8} {'cuBLAS':>8} "
+    print(f"{'product':18s} {'M×N×K':>18} {'tile /slices':>15} {'µs':>8} {'predicted':>9} {'TFLOP/s':>8} {'cuBLAS':>8} "
           f"{'speed':>8} {'regs':>5} {'error':>9} {'to torch':>9}")
     for case in cases:
         for version in versions:

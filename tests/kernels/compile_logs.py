@@ -14,13 +14,14 @@ import pathlib
 import re
 import subprocess
 import sys
-import sysconfig
 import tempfile
 
 from numdiff.device.compiler import type_of_word, word_of
 from numdiff.device.ptx import PtxDevice, capabilities_of
 from numdiff.kernels.check import CASES
 from numdiff.kernels.check.run import run_once
+from tests import kept
+from tests.kernels.ptx_equal import find_ptxas, normalised
 
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
@@ -61,11 +62,6 @@ def uses_tensor_cores(module):
     return "mma" in inspect.getsource(sys.modules[module])
 
 
-def find_ptxas():
-    path = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "ptxas"
-    return path if path.exists() else None
-
-
 def ptx_of(name):
     """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch` compiles it."""
     kernel, signature = kernels()[name]
@@ -77,7 +73,13 @@ def architecture(capability):
 
 
 def assemble(text, capability):
-    """What ptxas says of a PTX text: (registers, the lines that tell of something wrong)."""
+    """What ptxas says of a PTX text: (registers, the lines that tell of something wrong); within tests it is kept."""
+    version = str(find_ptxas().stat().st_size)  # kept.py knows the versions of the other compilers
+    return tuple(kept.said(lambda: ptxas_log(text, capability), version, normalised(text), repr(capability)))
+
+
+def ptxas_log(text, capability):
+    """`assemble`, by ptxas itself."""
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "kernel.ptx"
         source.write_text(text)

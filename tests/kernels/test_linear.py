@@ -1,8 +1,10 @@
 import numpy as np
+import pytest
 
 from numdiff.kernels import linear as L
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.matmul import launcher
+from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter, Tape, Tensor
 from tests.conftest import numerical_gradient, relative_error, shapes
@@ -97,6 +99,46 @@ def test_mlp(engine, rng, monkeypatch):
     engine.check(leaf.grad, (du @ w).reshape(x.shape) + before, 2e-3)
     for p, want in zip(parameters, (du.T @ rows, du.sum(0), dy.T @ h, dy.sum(0)), strict=True):
         engine.check(p.grad, want, 2e-3)
+
+
+def test_swiglu_mlp(engine, rng, monkeypatch):
+    """Two layers and the SwiGLU between them, in float16: on rung 6 it is part of both products."""
+    if engine.name == "ptx":
+        return  # compiled in tests/kernels/matmul/test_half.py
+    if engine.name == "emulator":
+        monkeypatch.setattr(launcher, "choose_half", lambda *_: ((128, 64), 1, 0.0))
+    x, dy, before = (rng.standard_normal((2, 5, n)).astype(np.float16) for n in (16, 8, 16))
+    arrays = [rng.standard_normal(shape) / 4 for shape in ((48, 16), (48,), (8, 24), (8,))]
+    parameters = []
+    for array in arrays:
+        p = Parameter(array.shape, None)
+        p.data, p.grad, p.half = engine(array), engine.zeros(array.shape), engine(array, np.float16)
+        parameters.append(p)
+    leaf = Tensor(engine(x), requires_grad=True)
+    with Tape() as tape:
+        y = F.swiglu_mlp(leaf, *parameters)
+    leaf.slot.gradient = engine(before)  # what another consumer has left there
+    names = [record.name for record in tape.records]
+    assert names == (["swiglu_mlp"] if engine.name != "cpu" and engine.backend.capability[0] == 9 else
+                     ["linear", "swiglu", "linear"])
+    tape.backward(y, engine(dy))
+
+    w, b, w2, b2 = (a.astype(np.float16).astype(np.float64) if a.ndim > 1 else a for a in arrays)
+    rows, dy = x.reshape(-1, 16).astype(np.float64), dy.reshape(-1, 8).astype(np.float64)
+    u = rows @ w.T + b
+    h = swiglu_forward_reference(u)
+    du = swiglu_backward_reference(dy @ w2, u)
+    engine.check(y.data, (h @ w2.T + b2).reshape(2, 5, 8), 2e-3)
+    engine.check(leaf.grad, (du @ w).reshape(x.shape) + before, 2e-3)
+    for p, want in zip(parameters, (du.T @ rows, du.sum(0), dy.T @ h, dy.sum(0)), strict=True):
+        engine.check(p.grad, want, 2e-3)
+
+
+@pytest.mark.parametrize("given", [("residual", "gelu_of"), ("residual", "swiglu_of"), ("gelu_of", "swiglu_of")])
+def test_one_thing_is_done_with_dx(given):
+    x = np.ones((2, 2))
+    with pytest.raises(ValueError, match="one can be given"):
+        L.linear_backward(x, x, x, x, **dict.fromkeys(given, x))
 
 
 def test_dx_and_bias_are_optional(engine, rng):

@@ -17,7 +17,18 @@ from numdiff.kernels import conv2d, elementwise, matmul
 from numdiff.kernels.check.run import dtype_of, run_once
 from numdiff.kernels.conv2d.launcher import VERSIONS as CONVOLUTIONS
 from numdiff.kernels.diffusion import sampler
-from numdiff.kernels.versions import FOR, NAMES, label, name_of, number_of, numbers_of, operation_of
+from numdiff.kernels.versions import (
+    CEILED,
+    FOR,
+    NAMES,
+    at_most,
+    capped,
+    label,
+    name_of,
+    number_of,
+    numbers_of,
+    operation_of,
+)
 
 MODULES = [importlib.import_module(info.name) for info in pkgutil.walk_packages(
     numdiff.kernels.__path__, "numdiff.kernels.") if ".check" not in info.name]
@@ -85,6 +96,42 @@ def test_every_place_of_the_argument():
         conv2d.conv2d_forward(image, weight, None, 1, "narrow")
     x = upload(x, device)
     assert (download(sampler.combine((0.5, x), (0.5, x), version="vectorised")) == 1).all()
+
+
+def test_ceilings():
+    """None above is chosen, lower ones are; what a call names runs; afterwards all is as before."""
+    def names(**version):
+        def run(device):
+            x = upload(np.ones((8, 8), np.float32), device)
+            matmul.matmul_forward(x, x, **version)
+            elementwise.silu_forward(x)
+        return [name for _, name, *_ in launches(run)]
+
+    free = names()
+    with at_most({"matmul": "tiled", "silu": "naive"}):
+        assert names() == ["matmul_forward_kernel_v2", "silu_forward_kernel_v1"]
+        assert names(version=3) == ["matmul_forward_kernel_v3", "silu_forward_kernel_v1"]
+        assert capped("matmul", 1) == 1 and capped("softmax", 3) == 3
+        with at_most({"matmul": 3}):
+            assert names()[0] == "matmul_forward_kernel_v3" and names()[1] == free[1]
+        assert names()[0] == "matmul_forward_kernel_v2"
+    assert names() == free and "v4" in free[0]
+
+
+@pytest.mark.parametrize("wanted", [{"matmul": "hoper"}, {"matmul": 7}, {"linear": 1}, {"flash": 1}, {"matmul": 0}])
+def test_ceilings_that_there_are_not(wanted):
+    with pytest.raises(ValueError, match="to stop at: use one of"), at_most(wanted):
+        pass
+    assert capped("matmul", 6) == 6
+
+
+def test_a_ceiling_is_asked_for():
+    """…in every launcher in whose file `capped` is not, the only ceiling is version 1, which takes all operands."""
+    with at_most(dict.fromkeys(NAMES.keys() & CEILED.keys(), 1)):
+        pass
+    with pytest.raises(ValueError, match="of operations that do not ask only the first"), \
+            at_most({"embedding": 1, "qk_norm_rope": 1, "concat": 2}):
+        pass
 
 
 def test_what_there_is_not():

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from numdiff.errors import NumdiffError
-from numdiff.nn.convert import load_state_dict, read_weights, write_state_dict
+from numdiff.nn.convert import load_state_dict, read_weights, with_positions, write_state_dict
 from tests.nn.test_convert import model_state, pickled, tensor, write_pt
+from tests.reference import stored, stored_dit
 
 
 def write(path, content):
@@ -49,6 +50,19 @@ def test_averages_without_names(tmp_path, state, averaged, wrap):
     """torch-ema's list is in the order of the parameters, whose names the state dict beside it has."""
     path = write(tmp_path / "w.pt", wrap(state, list(averaged.values())))
     assert same(load_state_dict(path), averaged) and same(load_state_dict(path, "raw"), state)
+
+
+@pytest.mark.parametrize("left_out", [(), ("feat_rope.freqs_cos", "feat_rope.freqs_sin"),
+                                      ("pos_embed", "feat_rope.freqs_cos", "feat_rope.freqs_sin")])
+def test_fixed_tables_that_an_average_leaves_out_come_from_beside(tmp_path, left_out):
+    """A LightningDiT's positions and angles: the average is of the parameters, or of those that are trained."""
+    info = stored.load("dit_rope")["info"]
+    raw = with_positions(stored_dit.state_dict(info["shapes"], 1), info["options"])
+    averaged = {name: array if name in left_out else 2 * array for name, array in raw.items()}
+    shadow = [array for name, array in averaged.items() if name not in left_out]
+    path = write(tmp_path / "w.pt", {"ema": {"shadow_params": shadow}, "model": raw})
+    got = load_state_dict(path)
+    assert got.keys() == averaged.keys() and all(np.array_equal(got[name], averaged[name]) for name in got)
 
 
 def test_averages_that_cannot_be_named(tmp_path, state, averaged):

@@ -17,9 +17,11 @@ from numdiff.nn.convert import (
     read_config,
     to_numdiff_layout,
     to_torch_layout,
+    with_padding,
     with_positions,
+    without_padding,
 )
-from numdiff.nn.dit import MODELS, dit_shapes
+from numdiff.nn.dit import MODELS, PLAIN, dit_shapes, padded_columns
 from tests.nn.test_convert import Foreign, damaged_copies, pickled, tensor, write_pt
 from tests.reference import stored, stored_dit
 
@@ -98,14 +100,17 @@ def test_options_from_shapes(name):
     guessed = guess_dit_options(with_positions(state, options))
     rows = None if options["num_classes"] is None else options["num_classes"] + (options["class_dropout"] > 0)
     assert guessed.pop("rows") == rows
+    options = {**PLAIN, **options}
     assert all(guessed[key] == options[key] for key in guessed)
-    assert guessed.keys() >= options.keys() - {"num_heads", "num_classes", "class_dropout"}
+    without = {"num_heads", "num_classes", "class_dropout"} | (set() if options["rope"] else {"rope"})
+    assert guessed.keys() >= options.keys() - without
+    assert "num_heads" in guessed or not (options["rope"] or options["qk_norm"])
     assert "image_size" not in guess_dit_options(state)
 
 
 def test_published_sizes_tell_their_heads():
     for name, size in MODELS.items():
-        options = {**stored_dit.MODELS["latents"], **size, "image_size": 32, "num_classes": 1000}
+        options = {**PLAIN, **stored_dit.MODELS["latents"], **size, "image_size": 32, "num_classes": 1000}
         guessed = guess_dit_options({k: Shaped(v) for k, v in dit_shapes(options).items()})
         assert guessed == {**{k: options[k] for k in guessed if k != "rows"}, "rows": 1001}, name
         assert "num_heads" in guessed
@@ -146,6 +151,37 @@ def test_what_does_not_fit_is_named():
             guessed["num_classes"] = None if rows is None else rows - 1
             with pytest.raises(NumdiffError):
                 check_dit_state_dict(damaged, guessed)
+
+
+def test_what_numdiff_does_not_have_is_named():
+    state, options = state_of("lightning")
+    options = {**PLAIN, **options}
+    whole = with_positions(state, options)
+    assert list(check_dit_state_dict(whole, options)) == list(state)
+    with pytest.raises(NumdiffError, match="by LayerNorm .attn.q_norm.bias., .* numdiff's QK-norm is RMSNorm"):
+        guess_dit_options({**state, "blocks.0.attn.q_norm.bias": np.ones(36)})
+    with pytest.raises(NumdiffError, match="feat_rope.freqs_sin is not the table of sines and cosines"):
+        check_dit_state_dict({**whole, "feat_rope.freqs_sin": -whole["feat_rope.freqs_sin"]}, options)
+    with pytest.raises(NumdiffError, match=r"unexpected 2 \(feat_rope.freqs_cos, feat_rope.freqs_sin\)"):
+        check_dit_state_dict(whole, {**options, "rope": False})
+    with pytest.raises(NumdiffError, match="heads of 5 channels, which do not divide the model's 72"):
+        guess_dit_options({**state, "blocks.0.attn.q_norm.weight": np.ones(5)})
+    with pytest.raises(NumdiffError, match="w12.weight has 3 rows, and a SwiGLU has two halves"):
+        guess_dit_options({**state, "blocks.0.mlp.w12.weight": np.ones((3, 72))})
+    less = {name: array for name, array in state.items() if "norm1" not in name and ".w3." not in name}
+    with pytest.raises(NumdiffError, match=r"missing 6 \((\S+, ){5}…\) and unexpected 1 \(blocks.0.norm3.weight\)"):
+        check_dit_state_dict({**less, "blocks.0.norm3.weight": np.ones(72)}, options)
+
+
+def test_a_width_is_filled_up_and_cut_again():
+    state, options = state_of("swiglu")
+    more = with_padding(state, options)
+    assert more["blocks.0.mlp.w12.weight"].shape == (176, 48) and more["blocks.0.mlp.w3.weight"].shape == (48, 88)
+    np.testing.assert_array_equal(more["blocks.0.mlp.w12.bias"][88:170], state["blocks.0.mlp.w12.bias"][82:])
+    np.testing.assert_array_equal(more["blocks.0.mlp.w3.weight"],
+                                  padded_columns(state["blocks.0.mlp.w3.weight"], 82))
+    back = without_padding(more, options)
+    assert list(back) == list(state) and all(np.array_equal(back[name], state[name]) for name in state)
 
 
 def test_layout():
@@ -235,6 +271,6 @@ def test_settings_of_diffusers(tmp_path):
 
 def test_models_that_diffusers_cannot_hold():
     _, options = state_of("latents")
-    for changed in ({"num_classes": None}, {"class_dropout": 0.0}, {"mlp_ratio": 2.0}):
+    for changed in ({"num_classes": None}, {"class_dropout": 0.0}, {"mlp_ratio": 2.0}, {"rope": True}):
         with pytest.raises(UsageError, match=r"write \.safetensors or \.npz instead"):
             diffusers_config({**options, **changed})

@@ -1,17 +1,21 @@
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
 
 from numdiff.device import download
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn import DiT, Tape, Tensor
+from numdiff.nn import AdamW, DiT, Tape, Tensor
 from numdiff.nn import functional as F
-from numdiff.nn.dit import MODELS
+from numdiff.nn.dit import MODELS, dit_parameter_counts, padded_columns, padded_rows
 from numdiff.nn.flops import dit_forward_flops, forward_flops
 from numdiff.training.kinds.dit import ARCHITECTURES
 from numdiff.training.step import Randomness
 from tests.conftest import relative_error
+
+LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shift": False}
 
 
 def tiny(**options):
@@ -27,7 +31,8 @@ def fill(model, rng):
 @pytest.mark.parametrize("options", [
     {}, {"learn_sigma": False}, {"num_classes": None}, {"class_dropout": 0.0}, {"in_channels": 1}, {"in_channels": 5},
     {"patch_size": 4}, {"patch_size": 8}, {"image_size": 6, "patch_size": 3}, {"mlp_ratio": 2.5}, {"depth": 1},
-    {"hidden_size": 36, "num_heads": 3}])
+    {"hidden_size": 36, "num_heads": 3}, {"norm": "rms"}, {"qk_norm": True}, {"rope": True}, {"mlp": "swiglu"},
+    {"shift": False}, LIGHTNING])
 def test_every_option_runs_and_keeps_its_shape(rng, options):
     model = fill(tiny(**options), rng)
     size, channels = model.image_size, model.in_channels
@@ -57,6 +62,56 @@ def test_it_starts_as_the_public_code_starts():
     assert not model.predict(np.ones((1, 8, 8, 4)), 5, 0).any()
     np.testing.assert_array_equal(model.parameters.data,
                                   DiT(**model.options, device="cpu").parameters.data)
+
+
+def test_the_block_of_lightningdit_starts_as_its_public_code_starts():
+    """Norms at one, SwiGLU in Xavier's range of its true width, zeros in what fills it up; a DiT's own numbers stay."""
+    model = DiT(image_size=4, in_channels=4, patch_size=1, hidden_size=128, depth=1, num_heads=2, mlp_ratio=1.96,
+                device="cpu", **LIGHTNING)
+    values = model.arrays()
+    for name in ("norm1", "norm2", "attn.q_norm", "attn.k_norm"):
+        assert (values[f"blocks.0.{name}.weight"] == 1).all()
+    assert (values["final_layer.norm_final.weight"] == 1).all()
+    assert values["blocks.0.mlp.w12.weight"].shape == (336, 128)  # 2 · 168, for 2 · 166
+    for half in np.split(values["blocks.0.mlp.w12.weight"], 2):
+        bound = math.sqrt(6 / (128 + 2 * 166))
+        assert not half[166:].any() and 0.98 * bound < np.abs(half[:166]).max() <= bound
+    assert not values["blocks.0.mlp.w3.weight"][:, 166:].any()
+    assert values["blocks.0.adaLN_modulation.1.weight"].shape == (4 * 128, 128)
+    assert model.parameters.trained == dit_parameter_counts(model.options)[1]
+    assert sum(array.size for array in values.values()) == model.parameters.trained + 3 * 2 * 128 + 2 * 2
+    assert copy.deepcopy(model).blocks[0].mlp.w12.weight.padding == 2 * 2 * 128
+    assert pickle.loads(pickle.dumps(model)).blocks[0].mlp.w3.weight.padding == 2 * 128
+
+
+def test_what_fills_up_a_width_stays_zero(rng):
+    """Through AdamW with decay, clipping and an average, whose other numbers all move."""
+    model = tiny(mlp="swiglu", mlp_ratio=2.6, depth=1)  # 55 inside, of 56
+    fresh = {name: array if array.any() else 0.1 * rng.standard_normal(array.shape).astype(np.float32)
+             for name, array in model.arrays().items()}
+    for name, array in fresh.items():
+        fresh[name] = padded_with_zeros(name, array)
+    model.load_arrays(fresh)
+    optimizer = AdamW(model.parameters, learning_rate=1e-2, weight_decay=0.1, clip_norm=1.0, ema_decay=0.9)
+    x = rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
+    for _ in range(3):
+        model.parameters.begin_gradients()
+        with Tape() as tape:
+            loss = F.mse(model(Tensor(x), np.array([3, 500], np.int32), np.array([2, 4], np.int32)), x)
+        tape.backward(loss)
+        optimizer.update(loss.data)
+    for arrays in (model.gradients(), model.arrays(), model.parameters.arrays(optimizer.ema)):
+        for name in ("blocks.0.mlp.w12.weight", "blocks.0.mlp.w12.bias", "blocks.0.mlp.w3.weight"):
+            np.testing.assert_array_equal(arrays[name], padded_with_zeros(name, arrays[name]))
+            assert np.count_nonzero(arrays[name]) >= 0.95 * arrays[name].size * 55 / 56
+    assert all((array != fresh[name]).any() for name, array in model.arrays().items())
+
+
+def padded_with_zeros(name, array):
+    """What 55 of 56 channels of a SwiGLU have, and zeros."""
+    if ".mlp.w12." in name:
+        return padded_rows(np.concatenate([half[:55] for half in np.split(array, 2)]), 55)
+    return padded_columns(array[:, :55], 55) if name.endswith("mlp.w3.weight") else array
 
 
 def test_classes_and_the_null_class(rng):
@@ -89,8 +144,9 @@ def test_an_image_does_not_depend_on_its_batch(rng):
     np.testing.assert_allclose(model.predict(x[1:2], [2], [1]), together[1:2], rtol=1e-4, atol=1e-5)
 
 
-def test_the_whole_model_against_central_differences(rng):
-    model = fill(tiny(), rng)
+@pytest.mark.parametrize("block", [{}, LIGHTNING], ids=["dit", "lightning"])
+def test_the_whole_model_against_central_differences(rng, block):
+    model = fill(tiny(mlp_ratio=3.0, **block), rng)
     x, g = rng.standard_normal((2, 8, 8, 3)).astype(np.float32), rng.standard_normal((2, 8, 8, 6)).astype(np.float32)
     t, y = np.array([3, 500], np.int32), np.array([2, 4], np.int32)
     with Tape() as tape:
@@ -146,7 +202,11 @@ def test_both_kinds_of_attention_agree(rng, monkeypatch):
     ({"patch_size": 3}, "image_size 8 is not divisible by patch_size 3: use a patch_size of 2 or 4 or 8"),
     ({"num_heads": 5}, "32 does not divide into 5 heads"), ({"hidden_size": 30}, "multiple of 4"),
     ({"class_dropout": 1.0}, "class_dropout"), ({"num_classes": 0}, "num_classes 0"), ({"depth": 0}, "at least 1"),
-    ({"mlp_ratio": 0.01}, "mlp_ratio")])
+    ({"mlp_ratio": 0.01}, "mlp_ratio"), ({"norm": "batch"}, "norm 'batch' does not exist: use layer or rms"),
+    ({"mlp": "relu"}, "mlp 'relu' does not exist: use gelu or swiglu"),
+    ({"qk_norm": 1}, "qk_norm must be True or False"),
+    ({"rope": True, "hidden_size": 36, "num_heads": 6}, "4 must divide their number 6: change num_heads"),
+    ({"mlp": "swiglu", "mlp_ratio": 1 / 32}, "mlp_ratio 0.03125 leaves the MLP without channels")])
 def test_options_that_cannot_be_laid_out_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         tiny(**options)
@@ -177,3 +237,7 @@ def test_the_names_are_those_of_the_options_and_flops_are_counted_once():
     # Peebles and Xie, table 1: 119 Gflops, a multiply-add as one, for DiT-XL/2 at 32×32×4
     xl = {**model.options, **MODELS["DiT-XL/2"], "image_size": 32, "in_channels": 4, "num_classes": 1000}
     assert dit_forward_flops(xl) / 2 == pytest.approx(118.6e9, rel=0.01)
+    # a SwiGLU has three products of two thirds of the width, and leaves the arithmetic as it was
+    assert dit_forward_flops({**xl, **LIGHTNING, "shift": True}) == dit_forward_flops(xl)
+    shifts = 28 * 2 * 2 * 1152 * 1152
+    assert dit_forward_flops({**xl, "shift": False}) == dit_forward_flops(xl) - shifts

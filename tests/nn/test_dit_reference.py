@@ -5,7 +5,7 @@ import pytest
 from numdiff.device import download, fill_zero
 from numdiff.diffusion import Diffusion
 from numdiff.nn import AdamW, DiT, Tape, Tensor
-from numdiff.nn.convert import to_numdiff_layout, to_torch_layout
+from numdiff.nn.convert import to_numdiff_layout, to_torch_layout, with_padding, without_padding
 from numdiff.nn.dit import MODELS, dit_parameter_counts, dit_shapes, position_table
 from tests.conftest import large, relative_error
 from tests.nn.test_unet_reference import BACKWARD, FORWARD, TRAJECTORY, check_gradients
@@ -14,7 +14,7 @@ from tests.reference import stored, stored_dit
 
 def build(info, engine, seed):
     model = DiT(**info["options"], device=engine.device, seed=0)
-    model.load_arrays(to_numdiff_layout(stored_dit.state_dict(info["shapes"], seed)))
+    model.load_arrays(to_numdiff_layout(with_padding(stored_dit.state_dict(info["shapes"], seed), model.options)))
     return model
 
 
@@ -36,7 +36,10 @@ def test_forward_and_gradients(engine, name):
     engine.check(x.grad, reference["dx"], BACKWARD)
     if engine.computes:
         trained = {k: v for k, v in info["shapes"].items() if k != "pos_embed"}
-        check_gradients(to_torch_layout(model.gradients()), {**reference, "info": {"shapes": trained}})
+        gradients = to_torch_layout(model.gradients())
+        check_gradients(without_padding(gradients, model.options), {**reference, "info": {"shapes": trained}})
+        kept = with_padding(without_padding(gradients, model.options), model.options)
+        assert all(np.array_equal(kept[name], gradients[name]) for name in gradients)  # exact zeros in the padding
 
 
 @pytest.mark.parametrize("kind", ["eps", "v", "x_0"])
@@ -57,9 +60,10 @@ def test_hybrid_loss(engine, kind):
 
 
 @large
-def test_ten_training_steps(engine):
+@pytest.mark.parametrize("file", list(stored_dit.TRAJECTORIES))
+def test_ten_training_steps(engine, file):
     """Hybrid loss, classes (the null class among them), AdamW with decay, clipping, EMA."""
-    reference = stored.load("dit_trajectory")
+    reference = stored.load(f"dit_{file}")
     c = reference["info"]
     model = build(c, engine, c["weight_seed"])
     diffusion = Diffusion(c["T"], "linear", "eps", model.backend)
@@ -80,6 +84,10 @@ def test_ten_training_steps(engine):
             assert abs(norm / reference["gradient_norm"][step] - 1) <= TRAJECTORY, f"gradient norm of step {step}"
     if engine.computes:
         end, ema = model.arrays(), model.parameters.arrays(optimizer.ema)
+        for arrays in (end, ema, model.parameters.arrays(optimizer.m), model.parameters.arrays(optimizer.v)):
+            arrays = to_torch_layout(arrays)  # what pads a SwiGLU's width is still zero
+            kept = with_padding(without_padding(arrays, model.options), model.options)
+            assert all(np.array_equal(kept[name], arrays[name]) for name in arrays)
         for key, values in (("parameter_norms", end), ("ema_norms", ema),
                             ("moved_norms", {k: end[k] - start[k] for k in end})):
             got = np.array([np.linalg.norm(values[name].astype(np.float64)) for name in start])
@@ -97,6 +105,15 @@ def test_parameter_counts(name, count, trained):
     if name == "S/2":
         model = DiT(**options, device="cpu")
         assert (model.parameters.count, model.parameters.trained) == (count, trained)
+
+
+@pytest.mark.parametrize("name, count, trained", [
+    ("B/1", 130_556_192, 130_359_584), ("L/2", 458_153_056, 458_087_520), ("XL/1", 675_256_736, 674_961_824)])
+def test_parameter_counts_of_lightningdit(name, count, trained):
+    """Those of its public code on latents of 16×16×32; what fills up the width of L's SwiGLU does not count."""
+    options = {**MODELS[f"LightningDiT-{name}"], "image_size": 16, "in_channels": 32, "mlp_ratio": 4.0,
+               "num_classes": 1000, "class_dropout": 0.1, "learn_sigma": False}
+    assert dit_parameter_counts(options) == (count, trained)
 
 
 @pytest.mark.parametrize("name", list(stored_dit.MODELS))

@@ -34,7 +34,9 @@ def step_of(model, microbatch=None, batch=4):
 
 @pytest.mark.parametrize("build", [
     unet, lambda: unet(dropout=0.3, use_scale_shift_norm=True, resblock_updown=True, num_classes=3), dit,
-    lambda: dit(num_classes=None, learn_sigma=False)])
+    lambda: unet(dropout=0.3, block="convnext", resblock_updown=True),
+    lambda: dit(num_classes=None, learn_sigma=False),
+    lambda: dit(depth=2, norm="rms", qk_norm=True, rope=True, mlp="swiglu", mlp_ratio=3.0, shift=False)])
 @pytest.mark.parametrize("microbatch", [None, 2])
 def test_recomputed_blocks_give_the_same_bits(build, microbatch):
     plain, again = build(), build()

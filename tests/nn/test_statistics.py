@@ -15,6 +15,8 @@ CHANNELS, GROUPS = 8, 4
 class Weight:
     """A parameter in both types, with a gradient."""
 
+    frozen = False
+
     def __init__(self, array, backend):
         self.half, self.data = (upload(array.astype(kind), backend) for kind in (np.float16, np.float32))
         self.grad, self.shape = upload(np.zeros(array.shape, np.float32), backend), array.shape

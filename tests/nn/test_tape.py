@@ -7,9 +7,10 @@ import pytest
 from numdiff import kernels as K
 from numdiff.device import download, zeros
 from numdiff.device.emulator import EmulatorDevice
+from numdiff.kernels import depthwise
 from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
-from numdiff.nn.layers import Linear
+from numdiff.nn.layers import DepthwiseConv2d, LayerScale, Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.tensor import Parameter, check_finite
 from tests.conftest import numerical_gradient, relative_error
@@ -226,3 +227,59 @@ def test_a_written_gradient_is_as_one_that_is_added_to_zeros(rng, passes):
     parameters.end_gradients()
     for name, value in parameters.arrays(parameters.grad).items():
         np.testing.assert_array_equal(value, parameters.arrays(want)[name], err_msg=name)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_an_mlp_of_fused_products_writes_its_gradients_too(monkeypatch, rng, passes):
+    """Where GELU is part of the products, as on Hopper in float16: no weight gradient keeps the step before."""
+    class Two(Module):
+        def __init__(self):
+            self.fc1, self.fc2 = Linear(4, 8), Linear(8, 4)
+
+        def forward(self, x):
+            return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+
+    model = Two()
+    parameters = FlatParameters(model)
+    x, dy = rng.standard_normal((2, passes, 3, 4)).astype(np.float32)
+
+    def gradients():
+        parameters.grad[...] = np.nan
+        parameters.begin_gradients()
+        for k in range(passes):
+            with Tape() as tape:
+                y = model(Tensor(x[k]))
+            tape.backward(y, dy[k])
+        parameters.end_gradients()
+        return parameters.arrays(parameters.grad)
+
+    apart = gradients()
+    monkeypatch.setattr(K, "linear_gelu_supports", lambda *_: True)
+    for name, value in gradients().items():
+        np.testing.assert_allclose(value, apart[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_depthwise_convolution_and_layer_scale(engine, rng):
+    """x + scale · (depthwise(x) + channel): the gradients of all that is in it."""
+    backend, B, C = engine.backend, 2, 8
+    layer, scale = DepthwiseConv2d(C, 3), LayerScale(C, 0.5)
+
+    class Both(Module):
+        def __init__(self):
+            self.layer, self.scale = layer, scale
+
+    FlatParameters(Both(), backend, 1)
+    x, channel, dy = rng.standard_normal((B, 3, 4, C)), rng.standard_normal((B, C)), rng.standard_normal((B, 3, 4, C))
+    weight, bias, factor = (download(p.data).astype(np.float64) for p in (layer.weight, layer.bias, scale.weight))
+
+    def value(x=x, channel=channel, weight=weight, bias=bias, factor=factor):
+        return x + factor * depthwise.depthwise_forward_reference(x, weight, bias, channel)
+
+    leaf, e = Tensor(engine(x), requires_grad=True), Tensor(engine(channel), requires_grad=True)
+    with Tape() as tape:
+        y = scale(leaf, layer(leaf, e))
+    engine.check(y.data, value(), 1e-5)
+    tape.backward(y, engine(dy))
+    for name, got, at in (("x", leaf.grad, x), ("channel", e.grad, channel), ("weight", layer.weight.grad, weight),
+                          ("bias", layer.bias.grad, bias), ("factor", scale.weight.grad, factor)):
+        engine.check(got, numerical_gradient(lambda a, name=name: value(**{name: a}), at, dy), 1e-5)

@@ -25,6 +25,7 @@ def test_parameters_are_aligned_views_of_one_buffer():
     {}, {"use_scale_shift_norm": True}, {"resblock_updown": True}, {"conv_resample": True}, {"learn_sigma": True},
     {"num_classes": 4}, {"num_head_channels": -1, "num_heads": 4, "num_heads_upsample": 2},
     {"use_new_attention_order": True}, {"dropout": 0.1}, {"max_period": 1000.0}, {"in_channels": 1},
+    {"block": "convnext"}, {"block": "convnext", "resblock_updown": True, "num_classes": 4},
     {"attention_resolutions": ()}, {"num_res_blocks": 2, "channel_mult": (1, 2, 3)}])
 def test_every_option_runs_and_keeps_its_shape(rng, options):
     model = tiny(**options)
@@ -140,3 +141,32 @@ def test_a_seed_is_a_whole_number():
     for seed in (-1, 0.5, "0", 2**64):
         with pytest.raises(UsageError, match="must be a whole number from 0"):
             UNet(image_size=8, model_channels=32, channel_mult=(1,), device="cpu", seed=seed)
+
+
+def test_convnext_blocks_by_hand(rng):
+    """FLOPs and parameters of one block, and what it computes, in NumPy."""
+    C, size = 16, 8
+    model = tiny(block="convnext", channel_mult=(1, 2), model_channels=C, groups=4, num_head_channels=-1)
+    block = model.input_blocks[1][0]
+    assert block.flops(size) == (2 * size * size * (49 * C + 8 * C * C) + 2 * 4 * C * C, size)
+    assert sum(p.data.size for p in (block.depthwise.weight, block.depthwise.bias, block.mlp_in.weight,
+                                     block.mlp_out.weight, block.layer_scale.weight)) == 50 * C + 8 * C * C + C
+    block.layer_scale.weight.data[...] = 0.5
+    x, e = rng.standard_normal((2, size, size, C)), rng.standard_normal((2, C))
+    got = block(Tensor(x.astype(np.float32)), {block: Tensor(e.astype(np.float32))}).data
+    padded, h = np.pad(x, ((0, 0), (3, 3), (3, 3), (0, 0))), block.depthwise.bias.data + e[:, None, None]
+    for r, s in np.ndindex(7, 7):
+        h = h + padded[:, r:r + size, s:s + size] * block.depthwise.weight.data[r, s]
+    h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-6)
+    u = h @ block.mlp_in.weight.data.T + block.mlp_in.bias.data
+    u = 0.5 * u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3)))
+    np.testing.assert_allclose(got, x + 0.5 * (u @ block.mlp_out.weight.data.T + block.mlp_out.bias.data), atol=2e-5)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"block": "vgg"}, "use 'resnet' or 'convnext'"),
+    ({"block": "convnext", "use_scale_shift_norm": True}, "leave out use_scale_shift_norm"),
+    ({"block": "convnext", "model_channels": 12, "groups": 4, "num_head_channels": -1}, "no multiple of 8")])
+def test_blocks_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        tiny(**options)

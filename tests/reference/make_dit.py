@@ -4,7 +4,7 @@
 
     dit_<name>.npz      one forward and backward pass of each model in `stored_dit.MODELS`
     dit_loss.npz        the hybrid loss and its gradient, for each kind of prediction
-    dit_trajectory.npz  ten training steps with the hybrid loss
+    dit_trajectory.npz, dit_lightning_trajectory.npz    ten training steps with the hybrid loss
     dit_state.pt, dit_checkpoint.pt     a bare state dict, and a training checkpoint with {model, ema, opt, args}
 """
 import argparse
@@ -58,8 +58,7 @@ def make_loss():
     save("dit_loss", x_0=last(x_0), eps=last(eps), t=t.numpy().astype(np.int32), info={"T": T}, **arrays)
 
 
-def make_trajectory(dtype=torch.float64):
-    c = stored_dit.TRAJECTORY
+def make_trajectory(c, dtype=torch.float64):
     options = c["options"]
     model = twin_dit.draw(twin_dit.Twin(**options).to(dtype), c["weight_seed"])
     trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
@@ -118,9 +117,10 @@ if __name__ == "__main__":
     for model_name, model_options in stored_dit.MODELS.items():
         make_model(model_name, model_options)
     make_loss()
-    exact, single = make_trajectory(), make_trajectory(torch.float32)
-    for key in ("loss", "gradient_norm", "parameter_norms", "ema_norms", "moved_norms"):
-        print(f"{key}: float32 differs from float64 by at most {np.max(np.abs(single[key] / exact[key] - 1)):.1e}")
-    save("dit_trajectory", **exact)
+    for file, settings in stored_dit.TRAJECTORIES.items():
+        exact, single = make_trajectory(settings), make_trajectory(settings, torch.float32)
+        for key in ("loss", "gradient_norm", "parameter_norms", "ema_norms", "moved_norms"):
+            print(f"{key}: float32 differs from float64 by at most {np.max(np.abs(single[key] / exact[key] - 1)):.1e}")
+        save(f"dit_{file}", **exact)
     make_checkpoints()
     print(f"{sum(f.stat().st_size for f in stored.FOLDER.glob('dit_*')):,} bytes stored")

@@ -1,9 +1,11 @@
 """The independent PyTorch twin of the public DiT and of its training loss: where the stored test values come from.
 
 Written from the papers (Peebles and Xie 2023, arXiv:2212.09748, section 3; Nichol and Dhariwal 2021, arXiv:2102.09672,
-section 3; Ho et al. 2020, arXiv:2006.11239, sections 2 and 3) and from the public names and shapes of the released
-weights. It shares no line with numdiff and keeps PyTorch's own layout (B, C, H, W). The loss is written as the papers
-write it, through the posterior's mean and variance, and lets autograd find the gradient.
+section 3; Ho et al. 2020, arXiv:2006.11239, sections 2 and 3; for the options of LightningDiT's block Zhang and
+Sennrich 2019, arXiv:1910.07467, eq. 4; Su et al. 2021, arXiv:2104.09864, eq. 12, 13; Shazeer 2020, arXiv:2002.05202,
+eq. 6) and from the public names and shapes of the released weights. It shares no line with numdiff and keeps PyTorch's
+own layout (B, C, H, W). The loss is written as the papers write it, through the posterior's mean and variance, and lets
+autograd find the gradient.
 
     python tests/reference/twin_dit.py       prints the parameter counts that the project promises
 """
@@ -59,15 +61,45 @@ class Labels(nn.Module):
         return self.embedding_table(y)
 
 
-class Attention(nn.Module):
-    def __init__(self, width, heads):
+class RootMeanSquare(nn.Module):
+    def __init__(self, width):
         super().__init__()
-        self.heads = heads
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * (x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+def turned(x, side):
+    """x (batch, side², heads, channels), each pair of neighbouring channels a complex number that is turned: those of
+    the first half of a head by the token's row, those of the second by its column."""
+    pairs = x.shape[-1] // 4  # of a half
+    angle = torch.zeros(side * side, 2 * pairs, dtype=torch.float64)
+    for token in range(side * side):
+        for half, place in enumerate(divmod(token, side)):
+            for i in range(pairs):
+                angle[token, half * pairs + i] = place * 10000 ** (-i / pairs)
+    numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], 2 * pairs, 2).contiguous())
+    turn = torch.polar(torch.ones_like(angle), angle).to(numbers.dtype)[:, None]
+    return torch.view_as_real(numbers * turn).reshape(x.shape)
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads, qk_norm, side):
+        super().__init__()
+        self.heads, self.side, self.qk_norm = heads, side, qk_norm
+        self.qkv = nn.Linear(width, 3 * width)
+        if qk_norm:
+            self.q_norm, self.k_norm = RootMeanSquare(width // heads), RootMeanSquare(width // heads)
+        self.proj = nn.Linear(width, width)
 
     def forward(self, x):
         batch, length, width = x.shape
         q, k, v = (part.reshape(batch, length, self.heads, -1) for part in self.qkv(x).chunk(3, dim=-1))
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.side:
+            q, k = turned(q, self.side), turned(k, self.side)
         weight = torch.softmax(torch.einsum("bthc,bshc->bhts", q, k) / math.sqrt(q.shape[-1]), dim=-1)
         return self.proj(torch.einsum("bhts,bshc->bthc", weight, v).reshape(batch, length, width))
 
@@ -81,29 +113,53 @@ class Perceptron(nn.Module):
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
+class GatedPerceptron(nn.Module):
+    def __init__(self, width, inner):
+        super().__init__()
+        self.inner = inner
+        self.w12, self.w3 = nn.Linear(width, 2 * inner), nn.Linear(inner, width)
+
+    def forward(self, x):
+        both = self.w12(x)
+        swished, plain = both[..., :self.inner], both[..., self.inner:]
+        return self.w3(swished * torch.sigmoid(swished) * plain)
+
+
 def adaptive(norm, x, shift, scale):
-    return norm(x) * (1 + scale[:, None]) + shift[:, None]
+    y = norm(x) * (1 + scale[:, None])
+    return y if shift is None else y + shift[:, None]
+
+
+def normaliser(kind, width):
+    if kind == "rms":
+        return RootMeanSquare(width)
+    return nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, ratio):
+    def __init__(self, width, heads, ratio, side, norm, qk_norm, rope, mlp, shift):
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-        self.attn = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-        self.mlp = Perceptron(width, int(width * ratio))
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.norm1, self.norm2 = normaliser(norm, width), normaliser(norm, width)
+        self.attn = Attention(width, heads, qk_norm, side if rope else None)
+        inner = int(width * ratio)
+        self.mlp = GatedPerceptron(width, int(2 / 3 * inner)) if mlp == "swiglu" else Perceptron(width, inner)
+        self.shift = shift
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, (6 if shift else 4) * width))
 
     def forward(self, x, c):
-        beta1, gamma1, alpha1, beta2, gamma2, alpha2 = self.adaLN_modulation(c).chunk(6, dim=1)
+        if self.shift:
+            beta1, gamma1, alpha1, beta2, gamma2, alpha2 = self.adaLN_modulation(c).chunk(6, dim=1)
+        else:
+            gamma1, alpha1, gamma2, alpha2 = self.adaLN_modulation(c).chunk(4, dim=1)
+            beta1 = beta2 = None
         x = x + alpha1[:, None] * self.attn(adaptive(self.norm1, x, beta1, gamma1))
         return x + alpha2[:, None] * self.mlp(adaptive(self.norm2, x, beta2, gamma2))
 
 
 class Final(nn.Module):
-    def __init__(self, width, outputs):
+    def __init__(self, width, outputs, norm):
         super().__init__()
-        self.norm_final = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.norm_final = normaliser(norm, width)
         self.linear = nn.Linear(width, outputs)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
 
@@ -113,10 +169,11 @@ class Final(nn.Module):
 
 
 class Twin(nn.Module):
-    """The public DiT; the options are those of `numdiff.nn.DiT`."""
+    """The public DiT, or with the block of LightningDiT; the options are those of `numdiff.nn.DiT`."""
 
     def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
-                 mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True):
+                 mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, norm="layer", qk_norm=False,
+                 rope=False, mlp="gelu", shift=True):
         super().__init__()
         self.patch, self.side = patch_size, image_size // patch_size
         self.outputs = in_channels * (2 if learn_sigma else 1)
@@ -124,8 +181,9 @@ class Twin(nn.Module):
         self.x_embedder = Patches(patch_size, in_channels, hidden_size)
         self.t_embedder = Embedder(hidden_size)
         self.y_embedder = Labels(num_classes + (class_dropout > 0), hidden_size) if num_classes else None
-        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio) for _ in range(depth))
-        self.final_layer = Final(hidden_size, patch_size ** 2 * self.outputs)
+        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio, self.side, norm, qk_norm, rope, mlp, shift)
+                                    for _ in range(depth))
+        self.final_layer = Final(hidden_size, patch_size ** 2 * self.outputs, norm)
 
     def forward(self, x, t, y=None):
         x = self.x_embedder(x) + self.pos_embed

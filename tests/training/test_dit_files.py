@@ -22,7 +22,8 @@ def stored_state(name):
 
 
 FREE = {"latents": {"num_heads": 3}, "pixels": {"num_heads": 2, "num_classes": 5}, "plain": {"num_heads": 5},
-        "head_72": {"num_heads": 2}}
+        "head_72": {"num_heads": 2}, "rms": {"num_heads": 3}, "qk_norm": {}, "rope": {"num_heads": 3, "rope": True},
+        "swiglu": {"num_heads": 3}, "no_shift": {"num_heads": 3}, "lightning": {"rope": True}}
 
 
 @pytest.mark.parametrize("positions", [True, False], ids=["with_positions", "without"])
@@ -30,12 +31,13 @@ FREE = {"latents": {"num_heads": 3}, "pixels": {"num_heads": 2, "num_classes": 5
 def test_converted_model_gives_the_twins_output(tmp_path, name, positions):
     """npz → h5 → model → the values that PyTorch gave; h5 → safetensors → h5 keeps weights and options."""
     reference, state = stored_state(name)
-    options = reference["info"]["options"]
+    options = {**dit.PLAIN, **reference["info"]["options"]}
     whole = with_positions(state, options)
     free = FREE[name] if positions else {**FREE[name], "image_size": options["image_size"]}
     source = write_npz(tmp_path / "weights.npz", whole if positions else state)
-    result = convert(source, tmp_path / "model.h5", **free)
-    assert (result.kind, result.parameters) == ("dit", sum(a.size for a in whole.values()))
+    result = convert(source, tmp_path / "model.h5", diffusion={"path": "discrete"}, **free)
+    count = sum(array.size for name, array in whole.items() if not name.startswith("feat_rope."))
+    assert (result.kind, result.parameters) == ("dit", count)
     if options["num_classes"] is None:
         result.options["class_dropout"] = options["class_dropout"]
     assert result.options == options
@@ -130,6 +132,41 @@ def test_heads_that_a_file_tells_are_believed_of_a_published_size():
     shapes = {name: Shaped(shape) for name, shape in dit.dit_shapes(options).items()}
     for told, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
         assert DIT.foreign().complete("w.safetensors", shapes, told, {})["num_heads"] == heads
+
+
+def test_a_state_dict_of_lightningdits_code(tmp_path):
+    """Its buffers tell of the rotation and of the heads; what it is called there is said when it is written."""
+    _, state = stored_state("lightning")
+    options = {**dit.PLAIN, **stored_dit.MODELS["lightning"]}
+    whole = with_positions(state, options)
+    assert list(whole)[:9] == ["pos_embed", "x_embedder.proj.weight", "x_embedder.proj.bias", *list(whole)[3:9]]
+    angles = [list(whole).index(f"feat_rope.freqs_{name}") for name in ("cos", "sin")]
+    assert angles == [list(whole).index("blocks.0.norm1.weight") - 2, list(whole).index("blocks.0.norm1.weight") - 1]
+    result = convert(write_npz(tmp_path / "w.npz", {f"module.{name}": a for name, a in whole.items()}),
+                     tmp_path / "m.h5")
+    assert result.options == {**options, "class_dropout": 0.1}
+    notes = convert(tmp_path / "m.h5", tmp_path / "w.safetensors").notes
+    assert notes == [("elsewhere", "in LightningDiT's code: LightningDiT(use_qknorm=True, use_swiglu=True, "
+                                   "use_rope=True, use_rmsnorm=True, wo_shift=True)")]
+    with pytest.raises(UsageError, match="--no-rope: .* holds the angles of a rotary embedding"):
+        convert(tmp_path / "w.npz", tmp_path / "x.h5", rope=False)
+    with pytest.raises(UsageError, match="diffusers' DiT has no norm rms, as this model has: write .safetensors"):
+        convert(tmp_path / "m.h5", tmp_path / "folder")
+    _, state = stored_state("qk_norm")
+    convert(write_npz(tmp_path / "q.npz", state), tmp_path / "q.h5", image_size=8)
+    assert "no such block" in convert(tmp_path / "q.h5", tmp_path / "q.safetensors").notes[0][1]
+
+
+def test_the_mlp_ratio_that_a_file_tells_is_believed_where_it_fits(tmp_path):
+    """Widths are whole, so several ratios lay out one model: an own export keeps its own."""
+    options = {**stored_dit.MODELS["lightning"], "mlp_ratio": 2.6}
+    model = DiT(**options, device="cpu")
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
+    convert(tmp_path / "m.h5", tmp_path / "w.safetensors")
+    assert convert(tmp_path / "w.safetensors", tmp_path / "again.h5").options == model.options
+    state = load_state_dict(tmp_path / "w.safetensors")
+    for ratio, found in ((2.6, 2.6), (4.0, 2.5833333333333335), ("2.6", 2.5833333333333335)):
+        assert DIT.foreign().complete("w.npz", state, {"mlp_ratio": ratio}, {})["mlp_ratio"] == found
 
 
 def test_what_is_missing_or_wrong_is_asked_for(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import numdiff
 from numdiff.errors import UsageError
 from numdiff.nn import DiT
+from numdiff.nn.convert import to_torch_layout, with_padding, without_padding
 from numdiff.training import Trainer
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.options import resolve
@@ -34,9 +35,30 @@ def test_ten_steps_are_five_and_five_resumed_bitwise(device):  # noqa: F811
         np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
 
 
-def test_microbatches_give_the_same_step(device):  # noqa: F811
+LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 2.5, "shift": False,
+             "learn_sigma": False}  # 106 channels in the MLP: no multiple of 8
+
+
+def test_the_block_of_lightningdit_learns_and_resumes_bitwise(device):  # noqa: F811
+    flow = {"model": LIGHTNING, "diffusion": {"path": "linear"}, "learning_rate": 3e-3, "weight_decay": 0.1}
+    images = np.random.default_rng(0).integers(0, 256, (24, 1, 1, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+    whole, first, second = (make(device, images, **flow) for _ in range(3))
+    values = losses(whole, 40)
+    assert np.mean(values[-5:]) < 0.75 * np.mean(values[:5])
+    assert losses(first, 20) == values[:20]
+    second.load_state(first.state())
+    assert losses(second, 20) == values[20:]
+    for name, array in whole.state().items():
+        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
+    ours = to_torch_layout(whole.model.arrays())  # what pads the width is left out and added: still zeros
+    again = with_padding(without_padding(ours, whole.model.options), whole.model.options)
+    assert all(np.array_equal(again[name], array) for name, array in ours.items())
+
+
+@pytest.mark.parametrize("block", [{}, LIGHTNING], ids=["dit", "lightning"])
+def test_microbatches_give_the_same_step(device, block):  # noqa: F811
     """Noise, timesteps and who loses its class are counted over the whole batch."""
-    one, many = make(device), make(device, microbatch=2)
+    one, many = make(device, model=block), make(device, microbatch=2, model=block)
     np.testing.assert_allclose(losses(one, 6), losses(many, 6), rtol=1e-5)
     assert relative_error(one.state()["parameters"], many.state()["parameters"]) < 1e-4
 

@@ -1,5 +1,7 @@
-"""Training in float16: the wiring of loss scaling, and whether a step gives float32's gradients, nearly."""
+"""Training in float16 and bfloat16: the wiring of loss scaling, and whether a step has float32's gradients, nearly."""
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -8,11 +10,13 @@ from numdiff import kernels as K
 from numdiff.device import copy_into, download, fill_zero, get_backend, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.diffusion import Diffusion
+from numdiff.dtypes import bfloat16
 from numdiff.errors import UsageError
 from numdiff.nn import AdamW, DiT, UNet
 from numdiff.nn.optimizer import PATIENCE, LossScale
+from numdiff.training.precision import compute_in
 from numdiff.training.step import TrainingStep
-from tests.conftest import needs
+from tests.conftest import exhaustively, needs
 
 GPU = [pytest.param("cuda", marks=needs("gpu"))]
 DEVICES = ["emulator", *GPU]
@@ -22,7 +26,7 @@ class Weights:
     """As much of FlatParameters as AdamW needs."""
 
     def __init__(self, values, backend=None):
-        self.total = len(values)
+        self.total, self.trained_ranges = len(values), [(0, len(values))]
         self.data, self.grad = upload(values.astype(np.float32), backend), zeros(len(values), np.float32, backend)
         self.half = upload(values.astype(np.float16), backend)
 
@@ -115,8 +119,7 @@ def test_state_holds_the_scale(backend):
 
 def one_step(model, precision, batch):
     """(loss, gradients by name) of one step over `batch` images."""
-    if precision == "fp16":
-        model.compute_in_half()
+    compute_in(model, precision)
     scale = LossScale(model.parameters.data, 1024.0) if precision == "fp16" else None
     optimizer = AdamW(model.parameters, learning_rate=1e-3, clip_norm=1.0, loss_scale=scale)
     step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, batch, capture=False)
@@ -135,33 +138,44 @@ def filled(model):
     return model
 
 
-def compare(build, device, batch=2):
+TOLERANCES = {"fp16": (1e-3, 5e-3), "bf16": (4e-3, 4e-2)}  # of the loss, and of the gradient as a whole: 2⁻¹¹, 2⁻⁸
+
+
+def compare(build, device, batch=2, precision="fp16"):
     backend = EmulatorDevice(checks=False, float64=False) if device == "emulator" else get_backend(device)
     loss, gradients = one_step(filled(build(device="cpu")), "fp32", batch)
-    half_loss, half_gradients = one_step(filled(build(device=backend)), "fp16", batch)
-    assert half_loss == pytest.approx(loss, rel=1e-3)
+    half_loss, half_gradients = one_step(filled(build(device=backend)), precision, batch)
+    of_loss, of_gradient = TOLERANCES[precision]
+    assert half_loss == pytest.approx(loss, rel=of_loss) and half_loss != loss
     error = math.sqrt(sum(np.sum((half_gradients[n] - g) ** 2) for n, g in gradients.items()))
-    assert error <= 5e-3 * math.sqrt(sum(np.sum(g ** 2) for g in gradients.values()))
+    assert error <= of_gradient * math.sqrt(sum(np.sum(g ** 2) for g in gradients.values()))
+
+
+def small_dit(device):
+    return DiT(image_size=4, in_channels=4, hidden_size=32, depth=1, num_heads=1, num_classes=3, device=device)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", *exhaustively("bf16")])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_dit_in_float16(device):
-    compare(lambda device: DiT(image_size=4, in_channels=4, hidden_size=32, depth=1, num_heads=1, num_classes=3,
-                               device=device), device)
+def test_a_dit_in_16_bits(device, precision):
+    compare(small_dit, device, precision=precision)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("device", GPU)
-def test_a_unet_in_float16(device):
+def test_a_unet_in_16_bits(device, precision):
     compare(lambda device: UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1,
-                                attention_resolutions=(8,), device=device), device)
+                                attention_resolutions=(8,), device=device), device, precision=precision)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("device", GPU)
-def test_sizes_that_divide_nothing_in_float16(device):
+def test_sizes_that_divide_nothing_in_16_bits(device, precision):
     """48 × 48 pixels, 72 channels in groups of four, heads of 72, seven images."""
     compare(lambda device: UNet(image_size=48, model_channels=72, channel_mult=(1, 2), num_res_blocks=1, groups=18,
-                                attention_resolutions=(24,), num_head_channels=72, device=device), device, batch=7)
+                                attention_resolutions=(24,), num_head_channels=72, device=device), device, batch=7,
+            precision=precision)
 
 
 @pytest.mark.parametrize("device", GPU)
@@ -179,6 +193,39 @@ def test_skips_without_copies_give_the_same_bits(device, monkeypatch):
         assert other_loss == loss
         for name, gradient in gradients.items():
             np.testing.assert_array_equal(others[name], gradient, err_msg=name)
+
+
+def small_unet(device):
+    return UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,),
+                use_scale_shift_norm=True, resblock_updown=True, dropout=0.1, device=device)
+
+
+def convnext_unet(device):
+    return UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
+                block="convnext", device=device)
+
+
+@pytest.mark.parametrize("build", [small_dit, small_unet, convnext_unet], ids=["dit", "unet", "convnext"])
+def test_bfloat16_on_the_cpu(build):
+    compare(build, "cpu", precision="bf16")
+
+
+def test_a_block_of_lightning_dit_in_bfloat16_on_the_cpu():
+    compare(lambda device: DiT(image_size=4, in_channels=4, hidden_size=32, depth=2, num_heads=1, num_classes=3,
+                               norm="rms", qk_norm=True, rope=True, mlp="swiglu", shift=False, device=device), "cpu",
+            precision="bf16")
+
+
+def test_a_copy_and_a_pickle_compute_in_bfloat16():
+    model = filled(small_dit("cpu"))
+    compute_in(model, "bf16")
+    x, t, y = np.ones((2, 4, 4, 4), np.float32), np.array([3, 5]), np.array([0, 1])
+    expected = model.predict(x, t, y)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.parameters.half.dtype == bfloat16
+        np.testing.assert_array_equal(other.predict(x, t, y), expected)
+    compute_in(model, "fp32")
+    assert (model.predict(x, t, y) != expected).any()
 
 
 def test_float16_needs_a_gpu():

@@ -274,3 +274,18 @@ def test_flags_of_guided_diffusion():
     flags, missing = guided_diffusion_flags(odd, {"steps": 50, "schedule": "linear", "prediction": "v",
                                                   "timestep_scale": 3.0})
     assert "--attention_resolutions 128" in flags and "--rescale_timesteps False" in flags and len(missing) == 7
+
+
+def test_convnext_blocks_have_no_names_elsewhere(tmp_path, rng):
+    """numdiff's own file keeps them; what guided-diffusion's names cannot say is refused, and nothing written."""
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
+                 block="convnext", device="cpu", seed=1)
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {}, 0, "unet")
+    again = load(tmp_path / "m.h5", device="cpu")
+    x = rng.standard_normal((1, 8, 8, 3))
+    np.testing.assert_array_equal(again.predict(x, 5), model.predict(x, 5))
+    for target, options in (("w.npz", {}), ("w.safetensors", {}), ("c.h5", {"conv_resample": True})):
+        with pytest.raises(UsageError, match="has convnext blocks, .* let OUT end in .h5"):
+            convert(tmp_path / "m.h5", tmp_path / target, **options)
+    convert(tmp_path / "m.h5", tmp_path / "again.h5")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again.h5", "m.h5"]

@@ -64,6 +64,26 @@ def test_a_dit_of_emoji_has_classes_and_other_data_have_their_own():
     assert (large.classes, large.learn_sigma, large.hidden_size, large.patch_size) == (None, True, 384, 4)
 
 
+def test_a_lightningdit_has_its_block_and_each_part_of_it_can_be_chosen():
+    options = resolve_cpu(model="dit", architecture="LightningDiT-B/1", data="latents.h5")
+    block = {"norm": "rms", "qk_norm": False, "rope": True, "mlp": "swiglu", "shift": True}  # as it was published
+    assert {name: getattr(options, name) for name in block} == block and options.learn_sigma is False
+    assert (options.hidden_size, options.depth, options.patch_size) == (768, 12, 1)
+    changed = {"norm": "layer", "qk_norm": True, "rope": False, "mlp": "gelu", "shift": False}
+    options = resolve_cpu(model="dit", architecture="LightningDiT-B/1", data="latents.h5", **changed)
+    assert {name: getattr(options, name) for name in changed} == changed
+    options = resolve_cpu(model="dit", rope=True)
+    assert (options.norm, options.qk_norm, options.rope, options.mlp, options.shift) == (
+        "layer", False, True, "gelu", True)
+
+
+def test_a_dits_run_from_before_it_had_other_blocks_is_what_it_was():
+    options = resolve_cpu(model="dit")
+    older = {name: value for name, value in options.to_json().items()
+             if name not in ("norm", "qk_norm", "rope", "mlp", "shift")}
+    assert TrainOptions.from_json(older) == options
+
+
 @pytest.mark.parametrize("given, sentence", [
     ({"architecture": "DiT-Q/2"}, "--model DiT-Q/2 does not exist; use DiT-S/2 or"),
     ({"image_size": 33}, "--image-size 33 is not divisible by the 4 pixels of a patch; use a multiple of 4"),
@@ -72,6 +92,8 @@ def test_a_dit_of_emoji_has_classes_and_other_data_have_their_own():
     ({"num_classes": 9, "class_cond": False}, "--num-classes needs --class-cond"),
     ({"class_dropout": 1.0}, "--class-dropout 1.0 must be at least 0 and below 1"),
     ({"mlp_ratio": 1e-3}, "--mlp-ratio 0.001 leaves the MLP no channel"),
+    ({"rope": True, "hidden_size": 180, "heads": 6}, "--rope .* 180 over --heads 6 is 30: use --heads 5, or --no-rope"),
+    ({"mlp": "relu"}, "--mlp relu does not exist; use gelu or swiglu"),
     ({"preset": "unet64"}, "--preset unet64 does not exist; use tiny or small64"),
     ({"model_channels": 32}, "--model-channels belongs to the model unet; leave it out, or train that one"),
 ])
@@ -159,6 +181,9 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"path": "edm", "time_shift": 3.0}, "--time-shift 3.0 does not go with --path edm"),
     ({"loss": "v", "min_snr_gamma": 5.0}, "--loss v and --min-snr-gamma 5.0 exclude each other"),
     ({"sample_steps": 2000}, "--sample-steps 2000 is more than --diffusion-steps 1000"),
+    ({"cfg_interval": (0.3, 5.0)}, "--cfg-interval 0.3,5.0 limits the guidance of the grids, and there is none"),
+    ({"cfg_interval": (5.0, 0.3)}, "--cfg-interval 5.0,0.3 must be two noise levels sigma"),
+    ({"cfg_interval": (5.0,)}, "--cfg-interval 5.0 must be two noise levels sigma"),
     ({"cfg_scale": 2.0}, "--cfg-scale 2 guides by classes, and the model has none: give --class-cond"),
     ({"cfg_scale": 2.0, "class_cond": True}, "never sees an image without its class: give a --class-dropout"),
     ({"learning_rate": 0}, "--learning-rate 0 must be above 0"),
@@ -261,11 +286,13 @@ def test_automatic_precision_follows_the_card(monkeypatch, capability, expected)
     pretend_gpu(monkeypatch, capability)
     assert resolve({}).precision == resolve({"precision": "auto"}).precision == expected
     assert resolve({"precision": "fp32"}).precision == "fp32"
-    if expected == "fp16":
-        assert resolve({"precision": "tf32"}).precision == "tf32"
-    else:
-        with pytest.raises(UsageError, match="--precision tf32 needs a GPU of compute capability 8.0 or later"):
-            resolve({"precision": "tf32"})
+    for chosen in ("tf32", "bf16"):
+        if expected == "fp16":
+            assert resolve({"precision": chosen}).precision == chosen
+        else:
+            with pytest.raises(UsageError, match=f"--precision {chosen} needs a GPU of compute capability 8.0 or"):
+                resolve({"precision": chosen})
+    assert resolve({"device": "cpu", "precision": "bf16"}).precision == "bf16"
     assert resolve({"device": "cpu"}).precision == resolve({"device": "emulator"}).precision == "fp32"
     assert precision_on("auto", SimpleNamespace(name="cuda", capability=capability)) == expected
     assert precision_on("auto", SimpleNamespace(name="emulator", capability=capability)) == "fp32"
@@ -283,3 +310,12 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
         resolve_resumed(half, {"device": "cpu"})
     old = {name: value for name, value in half.to_json().items() if name not in ("precision", "eager", "recompute")}
     assert TrainOptions.from_json(old).precision == "fp32"  # of a version that had no choice
+
+
+def test_what_belongs_to_another_setting_needs_it():
+    assert resolve_cpu(optimizer="muon", muon_momentum=0.9).muon_momentum == 0.9
+    assert resolve_cpu(ema_std=(0.1,), ema_snapshots=4).ema_snapshots == 4
+    with pytest.raises(UsageError, match="--muon-momentum 0.9 needs --optimizer muon"):
+        resolve_cpu(muon_momentum=0.9)
+    with pytest.raises(UsageError, match="--ema-snapshots 4 needs --ema-std"):
+        resolve_cpu(ema_snapshots=4)

@@ -331,7 +331,11 @@ def test_grids_are_drawn_with_guidance(tmp_path, monkeypatch):
     from numdiff.training import previews
     asked = []
     sampling = previews.Sampling
-    monkeypatch.setattr(previews, "Sampling",
-                        lambda *a, **more: asked.append(more["cfg_scale"]) or sampling(*a, **more))
-    run(tmp_path, 2, class_cond=True, class_dropout=0.5, cfg_scale=2.0, sample_count=1)
-    assert asked == [2.0]
+    monkeypatch.setattr(previews, "Sampling", lambda *a, **more: (
+        asked.append((more["cfg_scale"], more["cfg_interval"])) or sampling(*a, **more)))
+    how = {"class_cond": True, "class_dropout": 0.5, "cfg_scale": 2.0, "sample_count": 1}
+    run(tmp_path, 2, cfg_interval=(0.3, 1e3), **how)
+    assert asked == [(2.0, (0.3, 1e3))]
+    with pytest.raises(UsageError, match="holds none of the noise levels"):  # before there is a run folder
+        run(tmp_path / "none", 2, cfg_interval=(1e5, 1e6), **how)
+    assert not (tmp_path / "none").exists()

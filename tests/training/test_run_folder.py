@@ -6,13 +6,12 @@ import pytest
 
 from numdiff.errors import NumdiffError
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint, set_aside_later
-from numdiff.training.options import resolve
+from numdiff.training.options import load_options, resolve
 from numdiff.training.run_folder import (
     create_run,
     find_checkpoint,
     find_resume,
     list_runs,
-    load_options,
     lock_run,
 )
 

@@ -322,6 +322,9 @@ def test_classes_by_name_in_any_case_and_by_index(model_file):
 BAD = [  # arguments, exit code, what the message says
     ("--class fish", 2, "the model has no class 'fish'"), ("--class 3", 2, "an index from 0 to 2"),
     ("--cfg-scale 2", 2, "guidance needs a model with a null class"), ("--cfg-scale much", 2, "--cfg-scale"),
+    ("--cfg-interval 1,5", 2, "cfg_interval has no effect without guidance"),
+    ("--cfg-interval a,5", 2, "'a,5' is not a list of numbers"), ("--guide-scale 2", 2, "without a model that guides"),
+    ("--guide-with nowhere", 1, "nowhere does not exist"),
     ("--cfg-scale nan", 2, "finite"), ("--cfg-channels 3", 2, "give a cfg_scale"),
     ("--sampler leapfrog", 2, "--sampler"), ("--steps 0", 2, "--steps"), ("--steps 5000", 2, "5000"),
     ("--steps ²", 2, "neither a number from 1 nor a respacing"), ("--steps ddim", 2, "nor a respacing"),
@@ -350,6 +353,25 @@ def test_bad_input_is_one_sentence(model_file, tmp_path, monkeypatch, arguments,
     assert result.exit_code == exit_code, result.output
     assert last_line(result).startswith("Error: ") and message in last_line(result)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_worse_model_guides(model_file, tmp_path):
+    """Another model of the same images; what was done is told, and stands in the npz."""
+    other = write_model(tmp_path / "other.h5", seed=1, model_channels=32, num_res_blocks=2)
+    how = ["--count", 2, "--steps", 3, "--npz"]
+    result = run(model_file, *how, tmp_path / "a.npz", "--guide-with", other, "--guide-scale", 1.5, "--cfg-interval",
+                 "0.005,50")
+    assert result.exit_code == 0, result.output
+    assert "3 steps, autoguidance 1.5 for sigma 0.005 to 50 (2 of 3 evaluations), seeds" in last_line(result)
+    assert run(model_file, *how, tmp_path / "b.npz").exit_code == 0
+    with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
+        record = json.loads(str(a["numdiff"]))
+        assert (record["guide"], record["guide_scale"], record["cfg_interval"]) == (str(other), 1.5, [0.005, 50.0])
+        assert not np.array_equal(a["arr_0"], b["arr_0"]) and "guide" not in json.loads(str(b["numdiff"]))
+    for guide, message in ((model_file, "is the model itself"), (write_model(tmp_path / "small.h5", image_size=8),
+                                                                 "the guide makes images of 8×8×3")):
+        result = run(model_file, "--guide-with", guide)
+        assert result.exit_code == 2 and message in last_line(result)
 
 
 def test_what_is_no_run_is_told_so(model_file, tmp_path, monkeypatch):

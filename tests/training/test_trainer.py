@@ -8,6 +8,7 @@ import pytest
 from numdiff.benchmark.step import RandomImages
 from numdiff.device import get_backend
 from numdiff.device.traffic import Readback
+from numdiff.dtypes import bfloat16
 from numdiff.errors import UsageError
 from numdiff.kernels.optimizer import loss_scale
 from numdiff.nn import UNet
@@ -17,12 +18,12 @@ from numdiff.training.trainer import NonFiniteError
 from tests.conftest import needs, relative_error
 
 
-def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, **options):
+def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, block="resnet", **options):
     model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
-                 device=device, seed=seed, num_classes=num_classes)
+                 device=device, seed=seed, num_classes=num_classes, block=block)
     dataset = FixedImages(images, labels)
     return Trainer(model, dataset, **{"batch": 8, "learning_rate": 1e-3, "warmup_steps": 2, "ema_halflife": 40,
-                                      "seed": seed, "precision": "fp32", **options})
+                                      "ema_std": (0.05, 0.1), "seed": seed, "precision": "fp32", **options})
 
 
 class FixedImages(RandomImages):
@@ -58,14 +59,16 @@ def losses(trainer, steps):
 FLOW = {"path": "linear", "prediction": "x_0", "loss": "flow", "time_sampling": "logit-normal", "noise_mean": 0.8}
 
 
-@pytest.mark.parametrize("diffusion", [None, FLOW], ids=["discrete", "flow"])
-def test_ten_steps_are_five_and_five_resumed_bitwise(device, diffusion):
-    whole = make(device=device, diffusion=diffusion)
+@pytest.mark.parametrize("more", [{}, {"diffusion": FLOW}, {"precision": "bf16"}, {"block": "convnext"}],
+                         ids=["discrete", "flow", "bf16", "convnext"])
+def test_ten_steps_are_five_and_five_resumed_bitwise(device, more):
+    whole = make(device=device, **more)
     expected = losses(whole, 10)
-    first = make(device=device, diffusion=diffusion)
+    first = make(device=device, **more)
     start = losses(first, 5)
     state = first.state()
-    second = make(device=device, diffusion=diffusion)
+    assert "loss_scale" not in state and all(a.dtype != bfloat16 for a in state.values())
+    second = make(device=device, **more)
     second.load_state(state)
     assert start + losses(second, 5) == expected
     for name, value in whole.state().items():
@@ -187,7 +190,7 @@ def test_a_model_that_was_trained_in_float16_is_trained_in_float32_next():
 
 
 @pytest.mark.parametrize("options, words", [
-    ({"precision": "x"}, "--precision x does not exist; use auto or fp32 or tf32 or fp16."),
+    ({"precision": "x"}, "--precision x does not exist; use auto or fp32 or tf32 or fp16 or bf16."),
     ({"loss_scale_rule": "x"}, "--loss-scale-rule x does not exist"), ({"batch": 0}, "--batch 0 must be at least 1"),
     ({"batch": 2.5}, "--batch 2.5 must be a whole number"), ({"beta1": 1}, "--beta1 1 must be at least 0 and below 1"),
     ({"learning_rate": float("nan")}, "--learning-rate nan must be a finite number"),
@@ -341,7 +344,7 @@ def rounded(monkeypatch):
 
     plain = TrainingStep._gradients
     monkeypatch.setattr(TrainingStep, "_gradients", gradients)
-    monkeypatch.setattr(UNet, "compute_in_half", lambda model: None)
+    monkeypatch.setattr(UNet, "compute_in_half", lambda model, dtype: None)
     return lambda **options: make(precision="fp16", **options)
 
 

@@ -90,3 +90,10 @@ def test_a_class_table_of_another_program(tmp_path):
         assert model.null_class == (3 if dropped else None)
     with pytest.raises(UsageError, match="--num-classes 7: the class table of .* has 4 rows"):
         convert(tmp_path / "w.npz", tmp_path / "o.h5", num_classes=7, **shapes)
+
+
+def test_convnext_blocks_and_scale_shift_exclude_each_other():
+    dry = "train", "unet", "--preset", "tiny", "--block", "convnext", "--dry-run", "--device", "cpu"
+    assert "1,331,331 parameters, 32 channels × (1, 2, 4), ConvNeXt blocks" in run(*dry).output
+    refused = run(*dry, "--use-scale-shift-norm")
+    assert refused.exit_code == 2 and "leave out --use-scale-shift-norm." in " ".join(refused.output.split())

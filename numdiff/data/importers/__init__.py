@@ -83,7 +83,8 @@ def _left_out(n, noun):
 
 
 def import_dataset(source, out, size=None, fit="crop", channels=None, background="white", labels="auto", force=False,
-                   progress=None, order="numbers", latents=None):
+                   progress=None, order="numbers", latents=None, gzip=False, float16=False,
+                   strict=False, size_flag="--size"):
     """Read the images of `source`, write them to the HDF5 file `out`, and return a `Report`.
 
     size: side in pixels; None keeps the images' own size, which must then be one and square. fit: how an image that is
@@ -94,16 +95,21 @@ def import_dataset(source, out, size=None, fit="crop", channels=None, background
     images, called as progress(iterator, total). order: of classes whose names are integers, "numbers" (0, 1, 2, 10) or
     "words" (0, 1, 10, 2, as torchvision and guided-diffusion number them). latents: whether floats of an array are
     latents, which are written as they are, or pixels; None tells them apart by their channels and values (arrays.py),
-    and the report says so.
+    and the report says so. gzip: pack the images: smaller where they are drawings, slower to read (../README.md).
+    float16: store latents in half the bytes, rounded. strict: unreadable images are an error. size_flag: what `size`
+    is called in messages.
     """
-    fitting = Fitting(size, fit, channels, background)
-    with Writer(out, force) as writer, quiet():
+    fitting = Fitting(size, fit, channels, background, size_flag)
+    with Writer(out, force, gzip) as writer, quiet():
         if not str(labels).strip():
             raise UsageError("--labels is empty: give auto, folders, none, or the path of a .csv or .json file.")
         opened = open_source(source, str(labels), order, latents)
         with contextlib.closing(opened):
             if opened.latents:
-                fitting = AsTheyAre(source, size, channels)
+                fitting = AsTheyAre(source, size, channels, float16)
+            elif float16:
+                raise UsageError(f"--float16 is for latents, and {str(source)!r} holds pixels, which take a byte each: "
+                                 "leave it out.")
             report = Report(str(out), opened.kind, "latents" if opened.latents else "images", classes=opened.classes,
                             counts=[0] * len(opened.classes or ()), ignored=opened.ignored, notes=opened.notes)
             items = opened.items if progress is None else progress(opened.items, opened.count)
@@ -119,6 +125,11 @@ def import_dataset(source, out, size=None, fit="crop", channels=None, background
             name, why = report.unreadable[0]
             raise NumdiffError(f"none of the {len(report.unreadable)} images of {str(source)!r} could be read "
                                f"({name}: {why}): check the files.")
+        if strict and report.unreadable:
+            (name, why), count = report.unreadable[0], len(report.unreadable)
+            raise NumdiffError(f"{count:,} of the {report.shape[0] + count:,} images of {str(source)!r} could not be "
+                               f"read, the first of them {name} ({why}): replace or remove what is damaged, or run "
+                               f"`numdiff data import {source} OUT.h5`, which leaves it out, and use that file.")
         writer.finish(opened.classes)
     return report
 

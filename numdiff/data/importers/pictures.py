@@ -29,15 +29,20 @@ def parse_colour(text):
         raise UsageError(f"--background {text!r} is not a colour: use a name such as white, or #rrggbb.") from None
 
 
+class Mixed(UsageError):
+    """A picture in colour among grey ones."""
+
+
 class Fitting:
     """Brings every image to one size and one number of channels; the first image decides what the user left open."""
 
-    def __init__(self, size=None, fit="crop", channels=None, background="white"):
+    def __init__(self, size=None, fit="crop", channels=None, background="white", size_flag="--size"):
+        """size_flag: the option that gives the size, for messages."""
         if size is not None and not 1 <= size <= LARGEST:
-            raise UsageError(f"--size {size} is out of range: use 1 to {LARGEST} pixels.")
+            raise UsageError(f"{size_flag} {size} is out of range: use 1 to {LARGEST} pixels.")
         if fit not in FITS:
             raise UsageError(f"--fit {fit} is unknown: use one of {', '.join(FITS)}.")
-        self.size, self.fit, self.channels = size, fit, channels
+        self.size, self.fit, self.channels, self.flag = size, fit, channels, size_flag
         self.background = parse_colour(background)
         self.first = None  # name of the image that decided
         self.side = size
@@ -50,11 +55,11 @@ class Fitting:
             self.channels = len(image.getbands())
         if self.side is None:
             if image.width != image.height:
-                raise UsageError(f"{name} is {image.width}×{image.height} pixels and not square: add --size, for "
-                                 f"instance --size {_power_of_two(min(image.size))}.")
+                raise UsageError(f"{name} is {image.width}×{image.height} pixels and not square: add {self.flag}, for "
+                                 f"instance {self.flag} {_power_of_two(min(image.size))}.")
             if image.width > LARGEST:
-                raise UsageError(f"{name} is {image.width}×{image.height} pixels: add --size to reduce it, for "
-                                 "instance --size 256.")
+                raise UsageError(f"{name} is {image.width}×{image.height} pixels: add {self.flag} to reduce it, for "
+                                 f"instance {self.flag} 256.")
             self.side = image.width
         self.first = name
 
@@ -65,10 +70,10 @@ class Fitting:
         image = flatten(_to_pil(image), self.background)
         if self.size is None and image.size != (self.side, self.side):
             raise UsageError(f"{name} is {image.width}×{image.height} pixels, but {self.first} is "
-                             f"{self.side}×{self.side}: add --size to bring all to one, for instance "
-                             f"--size {_power_of_two(self.side)}.")
+                             f"{self.side}×{self.side}: add {self.flag} to bring all to one, for instance "
+                             f"{self.flag} {_power_of_two(self.side)}.")
         if image.mode == "RGB" and self.channels == 1 and self.mixed_refused:
-            raise UsageError(f"{name} is in colour, but {self.first} is grey: add --rgb or --grey.")
+            raise Mixed(f"{name} is in colour, but {self.first} is grey: add --rgb or --grey.")
         image = image.convert("L" if self.channels == 1 else "RGB")
         if self.size is not None:
             image = _to_square(image, self.size, self.fit, self.background)
@@ -76,12 +81,12 @@ class Fitting:
 
 
 class AsTheyAre:
-    """Passes latents, floats (H, W, C), on unchanged; refuses options that would change them."""
+    """Passes latents, floats (H, W, C), on unchanged, or rounded to float16; refuses options that would change them."""
 
     size = None
 
-    def __init__(self, path, size, channels):
-        self.path, self.wanted = path, size
+    def __init__(self, path, size, channels, float16=False):
+        self.path, self.wanted, self.float16 = path, size, float16
         if channels is not None:
             raise UsageError(f"{str(path)!r} holds latents, which are not converted: leave --rgb and --grey out, or "
                              "add --pixels if they are pictures.")
@@ -98,6 +103,12 @@ class AsTheyAre:
     def __call__(self, image, name):
         if not np.isfinite(image).all():
             raise NumdiffError(f"{name} of {str(self.path)!r} holds values that are not finite: fix the file.")
+        if self.float16:
+            with np.errstate(over="ignore"):
+                image = image.astype(np.float16)
+            if not np.isfinite(image).all():
+                raise UsageError(f"{name} of {str(self.path)!r} holds values beyond those of float16, ±65504: leave "
+                                 "--float16 out.")
         return image
 
 

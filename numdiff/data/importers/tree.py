@@ -48,6 +48,11 @@ class Folder:
     def size(self, name):
         return os.path.getsize(self._paths[name])
 
+    def states(self):
+        """(name, what `os.stat` says) of each file, in the order of the names."""
+        with damage_named(self.path):
+            return [(name, os.stat(self._paths[name])) for name in self.names]
+
     def close(self):
         pass
 

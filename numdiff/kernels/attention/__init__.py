@@ -18,8 +18,8 @@
     launcher.py            which of them runs
 
 SHAPES
-    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32 or all float16 (v1, v3, v5); logsumexp (B, heads, T)
-    float32. T is arbitrary; on a GPU HS is 32, 64 or 72, and unfused.py takes all others.
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32, or all float16 or bfloat16 (v1, v3, v5); logsumexp
+    (B, heads, T) float32. T is arbitrary; on a GPU HS is 32, 64 or 72, and unfused.py takes all others.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     flash_attention_forward, 64×256×2304, heads 12, float16

@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from ...device import cuda, float32, int32, load4, store4, uint32
 from ...device.limits import FULL_MASK, WARP
+from ...device.specialise import Constant, specialise
 from .forward import LOG2_E
 from .patches import (
     KEYS,
@@ -41,7 +42,6 @@ from .patches import (
     SCORE_ROW,
     combine,
     combine_column,
-    compile_kernel,
     dots,
     fetch_tile,
     key_row,
@@ -189,10 +189,86 @@ def fetch_row(logsumexp, D, start, exist, t):
     return D[start + query] if query < exist else float32(0)
 
 
-@cuda.jit(device=True)
-def product(shared, a_at, b_at, HS, STEP):
+def shared_floats(HS):
+    """Numbers in shared memory: k, v, q and dy; P and dS; L and D."""
+    return 2 * (KEYS + QUERIES) * (HS + PAD) + 2 * QUERIES * SCORE_ROW + 2 * QUERIES
+
+
+# The kernel's parts ---------------------------------------------------------------------------------------------------
+
+HS = Constant()  # channels of a head
+ROW = Constant(lambda HS: HS + PAD)
+V = Constant(lambda ROW: KEYS * ROW)  # where the tiles start in shared memory; k's is the first
+Q = Constant(lambda V, ROW: V + KEYS * ROW)
+G = Constant(lambda Q, ROW: Q + QUERIES * ROW)  # dy
+P = Constant(lambda G, ROW: G + QUERIES * ROW)
+DS = Constant(lambda P: P + QUERIES * SCORE_ROW)
+NUMBERS = Constant(lambda DS: DS + QUERIES * SCORE_ROW)  # L of each query, then D of each
+STEP = Constant(lambda HS: 4 if HS == 32 else 8)  # columns a turn of the loop over them: 8 if the registers suffice
+RIGHT = Constant(lambda HS: HS >= 64)  # a thread owns columns 32 + 4x … too
+NINTH = Constant(lambda HS: HS == 72)  # and column 64 + x
+
+
+class Place(NamedTuple):
+    """A thread's: its first query in the tile, which is also its first position of a key; the key at that position (the
+    next are 8 further on); its x; and where in shared memory are its first query, its first key, its rows of P and dS.
+    """
+
+    row: int
+    key: int
+    x: int
+    q: int
+    k: int
+    p: int
+    ds: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def place_of(t):
+    lane_y, lane_x = lane_place(t % WARP)
+    row = int32(t // WARP * 16 + 4 * lane_y)
+    key = int32(t // 64 * 32 + t // WARP % 2 * 4 + lane_y)
+    return Place(row, key, lane_x, int32(Q + row * ROW), int32(lane_x * ROW), int32(P + row * SCORE_ROW),
+                 int32(DS + row * SCORE_ROW))
+
+
+@cuda.jit(device=True, forceinline=True)
+def nothing_yet():
+    """A thread's 4 × HS / 8 accumulators: columns 4x …, 32 + 4x … and 64 + x of four rows."""
+    zero = float32(0)
+    return zero_patch(), zero_patch(), (zero, zero, zero, zero)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_queries(qkv, dy, logsumexp, D, head, problem, query, t):
+    """A tile of queries, from `query` on, starts on its way into registers: q, dy, and one of their L and D."""
+    exist = problem.T - query
+    return (fetch_tile(qkv, head.start + query * problem.width, problem.width, exist, t, HS, THREADS),
+            fetch_tile(dy, head.dy_start + query * head.dy_step, head.dy_step, exist, t, HS, THREADS),
+            fetch_row(logsumexp, D, head.numbers_start + query, exist, t))
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_queries(shared, q_tile, dy_tile, number, t):
+    """What `fetch_queries` has brought goes into shared memory."""
+    one = float32(1)
+    store_tile(shared, Q, q_tile, one, t, HS, THREADS)
+    store_tile(shared, G, dy_tile, one, t, HS, THREADS)
+    shared[uint32(NUMBERS + t)] = number
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_keys(shared, qkv, head, problem, first_key, t):
+    """A tile of keys, from `first_key` on, into shared memory: k and v."""
+    one, exist = float32(1), problem.T - first_key
+    at = head.start + problem.part + first_key * problem.width
+    store_tile(shared, 0, fetch_tile(qkv, at, problem.width, exist, t, HS, THREADS), one, t, HS, THREADS)
+    store_tile(shared, V, fetch_tile(qkv, at + problem.part, problem.width, exist, t, HS, THREADS), one, t, HS, THREADS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def product(shared, a_at, b_at):
     """4 × 8 of a product of two tiles, all HS columns of it: scores, or their gradients before the softmax's."""
-    ROW = HS + PAD
     left, right = zero_patch(), zero_patch()
     for d in range(0, HS, STEP):
         left, right = add_dots(left, right, shared, int32(a_at + d), int32(b_at + d), ROW)
@@ -201,138 +277,120 @@ def product(shared, a_at, b_at, HS, STEP):
     return left, right
 
 
-@cuda.jit(device=True)
-def add_dq(o, o_right, o_ninth, shared, ds_at, lane_x, g, HS):
-    """What four positions of the scores, 4g … 4g + 3, give to a thread's 4 × HS / 8 numbers of dq."""
-    ROW = HS + PAD
+@cuda.jit(device=True, forceinline=True)
+def store_scores(shared, me, c):
+    """P and dS of 4 × 8: the thread's queries, keys x, x + 8 … of the tile's first 32 and of its last."""
+    s, s_right = product(shared, me.q, me.k)
+    dp, dp_right = product(shared, me.q + G - Q, me.k + V)
+    L, mean = load4(shared, NUMBERS + me.row), load4(shared, NUMBERS + QUERIES + me.row)
+    p, p_right = probabilities(s, c, L), probabilities(s_right, c, L)
+    store_rows(shared, me.p + 4 * me.x, SCORE_ROW, p)
+    store_rows(shared, me.p + 4 * me.x + 32, SCORE_ROW, p_right)
+    store_rows(shared, me.ds + 4 * me.x, SCORE_ROW, score_gradients(p, dp, mean))
+    store_rows(shared, me.ds + 4 * me.x + 32, SCORE_ROW, score_gradients(p_right, dp_right, mean))
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_keys(dk, dv, shared, me):
+    """dk and dv of the thread's 4 positions, plus what a tile of queries brings."""
+    (dk, dk_right, dk_ninth), (dv, dv_right, dv_ninth) = dk, dv
+    for i in range(0, QUERIES, 4):
+        a_at = int32(P + i * SCORE_ROW + me.row)
+        b_at = int32(G + i * ROW + 4 * me.x)
+        p = transpose(load_rows(shared, a_at, SCORE_ROW))
+        ds = transpose(load_rows(shared, a_at + DS - P, SCORE_ROW))
+        dv = combine(dv, p, load_rows(shared, b_at, ROW))
+        dk = combine(dk, ds, load_rows(shared, b_at + Q - G, ROW))
+        if RIGHT:
+            dv_right = combine(dv_right, p, load_rows(shared, b_at + 32, ROW))
+            dk_right = combine(dk_right, ds, load_rows(shared, b_at + Q - G + 32, ROW))
+        if NINTH:
+            b_at = int32(b_at + 64 - 3 * me.x)
+            dv_ninth = combine_column(dv_ninth, p, load_column(shared, b_at, ROW))
+            dk_ninth = combine_column(dk_ninth, ds, load_column(shared, b_at + Q - G, ROW))
+    return (dk, dk_right, dk_ninth), (dv, dv_right, dv_ninth)
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_positions(o, shared, ds_at, lane_x, g):
+    """dq of the thread's 4 queries, plus what four positions of the scores, 4g … 4g + 3, bring."""
+    o, o_right, o_ninth = o
     k_at = int32(key_row(g) * ROW + 4 * lane_x)
     a = load_rows(shared, ds_at, SCORE_ROW)
     o = combine(o, a, load_rows(shared, k_at, 8 * ROW))
-    if HS >= 64:
+    if RIGHT:
         o_right = combine(o_right, a, load_rows(shared, k_at + 32, 8 * ROW))
-    if HS == 72:
+    if NINTH:
         o_ninth = combine_column(o_ninth, a, load_column(shared, k_at + 64 - 3 * lane_x, 8 * ROW))
     return o, o_right, o_ninth
 
 
-def shared_floats(HS):
-    """Numbers in shared memory: k, v, q and dy; P and dS; L and D."""
-    return 2 * (KEYS + QUERIES) * (HS + PAD) + 2 * QUERIES * SCORE_ROW + 2 * QUERIES
+@cuda.jit(device=True, forceinline=True)
+def sum_queries(shared, me):
+    """dq of the thread's 4 queries, summed over the positions of a tile of keys."""
+    o = nothing_yet()
+    for g in range(0, KEYS // 4, 2):
+        o = add_positions(o, shared, me.ds + 4 * g, me.x, g)
+        o = add_positions(o, shared, me.ds + 4 * g + 4, me.x, g + 1)
+    return o
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_to(x, at, step, exist, o, f, fresh, lane_x):
+    """x = or += f · o: the thread's columns of four rows, `step` apart, as far as they exist."""
+    add_rows(x, at, step, exist, o[0], f, fresh)
+    if RIGHT:
+        add_rows(x, at + 32, step, exist, o[1], f, fresh)
+    if NINTH:
+        add_column(x, at + 64 - 3 * lane_x, step, exist, o[2], f, fresh)
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+def flash_attention_backward_kernel_v2(dy, qkv, logsumexp, D, dqkv, dq, problem):
+    shared = cuda.shared.array(0, float32)
+    t = int32(cuda.threadIdx.x)
+    chunk, T, scale = cuda.blockIdx.x, problem.T, problem.scale
+    head = head_of(problem, HS)
+    dq_start = (chunk * cuda.gridDim.z + cuda.blockIdx.z) * T * problem.dq_row + cuda.blockIdx.y * problem.dq_head
+    me = place_of(t)
+    q_next, dy_next, number_next = fetch_queries(qkv, dy, logsumexp, D, head, problem, int32(0), t)
+    first_key = int32(chunk * problem.chunk_tiles * KEYS)
+    end = int32(min(T, first_key + problem.chunk_tiles * KEYS))
+    fresh = True  # the chunk's first tile of keys finds nothing to add to
+    while first_key < end:
+        cuda.syncthreads()  # nobody needs the tiles of the round before
+        store_keys(shared, qkv, head, problem, first_key, t)
+        dk, dv = nothing_yet(), nothing_yet()
+        first = int32(0)
+        while first < T:
+            cuda.syncthreads()
+            store_queries(shared, q_next, dy_next, number_next, t)
+            cuda.syncthreads()
+            store_scores(shared, me, scale * LOG2_E)
+            cuda.syncthreads()
+            # the next queries start on their way; after the last, the first, for the next tile of keys
+            ahead = int32(first + QUERIES)
+            query = int32(ahead if ahead < T else 0)
+            q_next, dy_next, number_next = fetch_queries(qkv, dy, logsumexp, D, head, problem, query, t)
+            dk, dv = add_keys(dk, dv, shared, me)
+            at = dq_start + (first + me.row) * problem.dq_row + 4 * me.x
+            exist = int32(T - first - me.row)
+            add_to(dq, at, problem.dq_row, exist, sum_queries(shared, me), scale, fresh, me.x)
+            first = ahead
+
+        exist = int32((T - first_key - me.key + 7) // 8)  # of this thread's four keys, which are 8 apart
+        at = head.start + problem.part + (first_key + me.key) * problem.width + 4 * me.x
+        add_to(dqkv, at, 8 * problem.width, exist, dk, scale, True, me.x)
+        add_to(dqkv, at + problem.part, 8 * problem.width, exist, dv, float32(1), True, me.x)
+        first_key = int32(first_key + KEYS)
+        fresh = False
 
 
 def make_backward(HS):
-    """The kernel for one head size; what depends on it is constant in it."""
-    ROW = HS + PAD
-    V = KEYS * ROW  # where the tiles start in shared memory; k's is the first
-    Q = V + KEYS * ROW
-    G = Q + QUERIES * ROW
-    P = G + QUERIES * ROW
-    DS = P + QUERIES * SCORE_ROW
-    ROWS = DS + QUERIES * SCORE_ROW  # L of each query, then D of each
-    BLOCKS = 3 if HS == 32 else 2  # on a multiprocessor: at most 168, or 255, registers a thread
-    STEP = 4 if HS == 32 else 8  # columns a turn of the loop over them: with 8 the registers would not suffice
-    RIGHT = HS >= 64  # a thread owns columns 32 + 4x … too
-    NINTH = HS == 72  # and column 64 + x
-
-    def kernel(dy, qkv, logsumexp, D, dqkv, dq, problem):
-        T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale = problem
-        shared = cuda.shared.array(0, float32)
-        t = int32(cuda.threadIdx.x)
-        chunk, head, image = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        start, dy_start, dy_step, rows_start = head_of(problem, HS)
-        dq_start = (chunk * cuda.gridDim.z + image) * T * dq_row + head * dq_head
-        one, zero = float32(1), float32(0)
-
-        lane_y, lane_x = lane_place(t % WARP)
-        row = int32(t // WARP * 16 + 4 * lane_y)  # this thread's first query, and its first position of a key
-        key = int32(t // 64 * 32 + t // WARP % 2 * 4 + lane_y)  # the key at that position; the next are 8 further on
-        q_at, k_at = int32(Q + row * ROW), int32(lane_x * ROW)
-        p_at, ds_at = int32(P + row * SCORE_ROW), int32(DS + row * SCORE_ROW)
-        zero4 = (zero, zero, zero, zero)
-        q_next = fetch_tile(qkv, start, width, T, t, HS, THREADS)
-        g_next = fetch_tile(dy, dy_start, dy_step, T, t, HS, THREADS)
-        row_next = fetch_row(logsumexp, D, rows_start, T, t)
-        first_key = int32(chunk * chunk_tiles * KEYS)
-        end = int32(min(T, first_key + chunk_tiles * KEYS))
-        fresh = True  # the chunk's first tile of keys finds nothing to add to
-        while first_key < end:
-            cuda.syncthreads()  # nobody needs the tiles of the round before
-            at = start + part + first_key * width
-            store_tile(shared, 0, fetch_tile(qkv, at, width, T - first_key, t, HS, THREADS), one, t, HS, THREADS)
-            store_tile(shared, V, fetch_tile(qkv, at + part, width, T - first_key, t, HS, THREADS), one, t, HS, THREADS)
-            dk, dk_right, dk_ninth = zero_patch(), zero_patch(), zero4
-            dv, dv_right, dv_ninth = zero_patch(), zero_patch(), zero4
-            first = int32(0)
-            while first < T:
-                cuda.syncthreads()
-                store_tile(shared, Q, q_next, one, t, HS, THREADS)
-                store_tile(shared, G, g_next, one, t, HS, THREADS)
-                shared[uint32(ROWS + t)] = row_next
-                cuda.syncthreads()
-
-                # P and dS of 4 × 8: queries row …, keys x, x + 8 … of the tile's first 32 and of its last
-                s, s_right = product(shared, q_at, k_at, HS, STEP)
-                dp, dp_right = product(shared, q_at + G - Q, k_at + V, HS, STEP)
-                L, mean = load4(shared, ROWS + row), load4(shared, ROWS + QUERIES + row)
-                s, s_right = probabilities(s, scale * LOG2_E, L), probabilities(s_right, scale * LOG2_E, L)
-                store_rows(shared, p_at + 4 * lane_x, SCORE_ROW, s)
-                store_rows(shared, p_at + 4 * lane_x + 32, SCORE_ROW, s_right)
-                store_rows(shared, ds_at + 4 * lane_x, SCORE_ROW, score_gradients(s, dp, mean))
-                store_rows(shared, ds_at + 4 * lane_x + 32, SCORE_ROW, score_gradients(s_right, dp_right, mean))
-                cuda.syncthreads()
-
-                # the next queries start on their way; after the last, the first, for the next tile of keys
-                query = int32(first + QUERIES if first + QUERIES < T else 0)
-                q_next = fetch_tile(qkv, start + query * width, width, T - query, t, HS, THREADS)
-                g_next = fetch_tile(dy, dy_start + query * dy_step, dy_step, T - query, t, HS, THREADS)
-                row_next = fetch_row(logsumexp, D, rows_start + query, T - query, t)
-
-                # dv and dk of 4 positions, summed over queries
-                for i in range(0, QUERIES, 4):
-                    a_at = int32(P + i * SCORE_ROW + row)
-                    b_at = int32(G + i * ROW + 4 * lane_x)
-                    p = transpose(load_rows(shared, a_at, SCORE_ROW))
-                    ds = transpose(load_rows(shared, a_at + DS - P, SCORE_ROW))
-                    dv = combine(dv, p, load_rows(shared, b_at, ROW))
-                    dk = combine(dk, ds, load_rows(shared, b_at + Q - G, ROW))
-                    if RIGHT:
-                        dv_right = combine(dv_right, p, load_rows(shared, b_at + 32, ROW))
-                        dk_right = combine(dk_right, ds, load_rows(shared, b_at + Q - G + 32, ROW))
-                    if NINTH:
-                        b_at = int32(b_at + 64 - 3 * lane_x)
-                        dv_ninth = combine_column(dv_ninth, p, load_column(shared, b_at, ROW))
-                        dk_ninth = combine_column(dk_ninth, ds, load_column(shared, b_at + Q - G, ROW))
-
-                # dq of 4 queries, summed over positions
-                o, o_right, o_ninth = zero_patch(), zero_patch(), zero4
-                for g in range(0, KEYS // 4, 2):
-                    o, o_right, o_ninth = add_dq(o, o_right, o_ninth, shared, ds_at + 4 * g, lane_x, g, HS)
-                    o, o_right, o_ninth = add_dq(o, o_right, o_ninth, shared, ds_at + 4 * g + 4, lane_x, g + 1, HS)
-                exist = int32(T - first - row)
-                at = dq_start + (first + row) * dq_row + 4 * lane_x
-                add_rows(dq, at, dq_row, exist, o, scale, fresh)
-                if RIGHT:
-                    add_rows(dq, at + 32, dq_row, exist, o_right, scale, fresh)
-                if NINTH:
-                    add_column(dq, at + 64 - 3 * lane_x, dq_row, exist, o_ninth, scale, fresh)
-                first = int32(first + QUERIES)
-
-            exist = int32((T - first_key - key + 7) // 8)  # of this thread's four keys, which are 8 apart
-            at = start + (first_key + key) * width + 4 * lane_x
-            add_rows(dqkv, at + part, 8 * width, exist, dk, scale, True)
-            add_rows(dqkv, at + 2 * part, 8 * width, exist, dv, one, True)
-            if RIGHT:
-                add_rows(dqkv, at + part + 32, 8 * width, exist, dk_right, scale, True)
-                add_rows(dqkv, at + 2 * part + 32, 8 * width, exist, dv_right, one, True)
-            if NINTH:
-                at += 64 - 3 * lane_x
-                add_column(dqkv, at + part, 8 * width, exist, dk_ninth, scale, True)
-                add_column(dqkv, at + 2 * part, 8 * width, exist, dv_ninth, one, True)
-            first_key = int32(first_key + KEYS)
-            fresh = False
-
-    kernel.__name__ = f"flash_attention_backward_kernel_v2_{HS}"
-    return compile_kernel(kernel, THREADS, BLOCKS)
+    """The kernel for one head size."""
+    blocks = 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
+    return specialise(flash_attention_backward_kernel_v2, launch_bounds=(THREADS, blocks), HS=HS)
 
 
 @cuda.jit

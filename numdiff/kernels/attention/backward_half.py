@@ -156,8 +156,9 @@ def score_gradients(dp, first, p, numbers):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_dq(sums, ds, k, keys, PITCH, pairs, ninth):
-    """sums += dS·k for 16 queries, `pairs` of fragments of 8 columns, and one more if the last of 72 are the warp's.
+def add_dq(accumulators, ds, k, keys, PITCH, pairs, ninth):
+    """accumulators += dS·k for 16 queries, `pairs` of fragments of 8 columns, one more if the last of 72 are the
+    warp's.
 
     ds, k: addresses in shared memory, of the warp's queries and columns, and the lane's place
     """
@@ -166,16 +167,16 @@ def add_dq(sums, ds, k, keys, PITCH, pairs, ninth):
         row = k + int32(int32(key) * PITCH)
         for n in range(pairs):
             b = ldmatrix_x4_trans(uint32(row + n * 2 * CHUNK))
-            mma_m16n8k16_into(sums, 8 * n, a, (b[0], b[1]))
-            mma_m16n8k16_into(sums, 8 * n + 4, a, (b[2], b[3]))
+            mma_m16n8k16_into(accumulators, 8 * n, a, (b[0], b[1]))
+            mma_m16n8k16_into(accumulators, 8 * n + 4, a, (b[2], b[3]))
         if ninth:
-            mma_m16n8k16_into(sums, 8 * pairs, a, ldmatrix_x2_trans(uint32(row + pairs * 2 * CHUNK)))
+            mma_m16n8k16_into(accumulators, 8 * pairs, a, ldmatrix_x2_trans(uint32(row + pairs * 2 * CHUNK)))
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_dq(dq, at, exist, sums, first, f, fresh, lane):
+def write_dq(dq, at, exist, accumulators, first, f, fresh, lane):
     """A fragment of dq, or its share, written or added: four numbers a lane."""
-    v = four_neighbours(sums[first], sums[first + 1], sums[first + 2], sums[first + 3], lane)
+    v = four_neighbours(accumulators, first, lane)
     f_old = float32(0)
     o = v
     if exist and not fresh:
@@ -313,23 +314,23 @@ def add_queries(r, shared, k_tile, stage, first, T, exist, c, t):
 
 
 @cuda.jit(device=True, forceinline=True)
-def sum_dq(sums, dq, k_tile, problem, first, exist, fresh, t):
+def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, t):
     """dq of a tile of queries, summed over the block's keys: the warp's 16 queries, and its part of the columns."""
     lane, group, side = int32(t % WARP), int32(t // WARP % 4), int32(t // (4 * WARP))
     ds_rows = k_tile + int32(DS + by_chunk(lane, DS_PITCH) + group * 32)  # dS of the warp's 16 queries
     k_columns = k_tile + int32(by_row(lane, PITCH) + side * (PAIRS * 32))  # its part of k's columns
     if first + group * 16 < problem.T:
         last = NINTH and side == PARTS - 1
-        clear(sums, DQ)
-        add_dq(sums, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
+        clear(accumulators, DQ)
+        add_dq(accumulators, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
         query = int32(first + group * 16 + lane // 4 + lane % 2 * 8)
         at = (opaque(cuda.blockIdx.x) * cuda.gridDim.z + cuda.blockIdx.z) * problem.T * problem.dq_row
         at += cuda.blockIdx.y * problem.dq_head  # of the head's dq
         at += query * problem.dq_row + int32(side * (PAIRS * 16) + lane % 4 // 2 * 4)
         for n in range(2 * PAIRS):
-            write_dq(dq, at + 8 * n, query < problem.T, sums, 4 * n, problem.scale, fresh, lane)
+            write_dq(dq, at + 8 * n, query < problem.T, accumulators, 4 * n, problem.scale, fresh, lane)
         if last:
-            write_dq(dq, at + 16 * PAIRS, query < problem.T, sums, 8 * PAIRS, problem.scale, fresh, lane)
+            write_dq(dq, at + 16 * PAIRS, query < problem.T, accumulators, 8 * PAIRS, problem.scale, fresh, lane)
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -44,6 +44,7 @@ import math
 from typing import NamedTuple
 
 from ...device import cuda, float32, int32, launch, opaque, uint32
+from ...device.half import in_bfloat16
 from ...device.limits import FULL_MASK, WARP
 from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_arrive, mbarrier_wait, smem_u32
 from ...device.pipeline import (
@@ -136,7 +137,7 @@ ZEROS = Constant(lambda Y_AT, Q_TILE: Y_AT + Q_TILE)  # behind all ninth parts
 ZERO_WORDS = CHUNK * ROWS // 4
 LANES = Constant(lambda HS: HS // 16 * 2)  # that share a row of dy and y for its sum
 PASS = Constant(lambda LANES: WARP // LANES)  # rows of a warp at a time
-SUMS = Constant(lambda COLUMNS: COLUMNS // 2)  # of dk, or dv, of 64 keys, in a thread
+ACCUMULATORS = Constant(lambda COLUMNS: COLUMNS // 2)  # of dk, or dv, of 64 keys, in a thread
 SCORES, WORDS, DQ = Constant(lambda N: N // 2), Constant(lambda N: N // 4), Constant(lambda COLUMNS: COLUMNS // 4)
 
 
@@ -183,18 +184,18 @@ def multiply_along(HS, N, s, k, k_ninth, q, q_ninth, zeros):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_queries(HS, N, sums, sums_ninth, words, q, q_ninth):
-    """sums += left · q for 64 keys, over N queries; words: the left side, of a key and its queries."""
+def add_queries(HS, N, accumulators, accumulators_ninth, words, q, q_ninth):
+    """accumulators += left · q for 64 keys, over N queries; words: the left side, of a key and its queries."""
     for i in range(N // 16):
         left = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
         if HS == 32:
-            rows_32(sums, left, named(HS, q + uint32(64 * i)), int32(1))
+            rows_32(accumulators, left, named(HS, q + uint32(64 * i)), int32(1))
         else:
-            rows_64(sums, left, named(HS, q + uint32(128 * i)), int32(1))
+            rows_64(accumulators, left, named(HS, q + uint32(128 * i)), int32(1))
     if HS == 72:
         for i in range(N // 16):
             left = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
-            rows_8(sums_ninth, left, named_across(q_ninth + uint32(16 * i)), int32(1))
+            rows_8(accumulators_ninth, left, named_across(q_ninth + uint32(16 * i)), int32(1))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -236,13 +237,13 @@ def wait_for_dq(HS, dq):
 
 
 @cuda.jit(device=True, forceinline=True)
-def wait_for_sums(HS, sums, sums_ninth):
+def wait_for_accumulators(HS, accumulators, accumulators_ninth):
     if HS == 32:
-        wait_32(sums)
+        wait_32(accumulators)
     else:
-        wait_64(sums)
+        wait_64(accumulators)
     if HS == 72:
-        wait_8(sums_ninth)
+        wait_8(accumulators_ninth)
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------
@@ -351,7 +352,7 @@ class Queries(NamedTuple):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_block(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, chunk, first):
+def add_block(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, chunk, first):
     """dv += P · dy and dk += dS · q for 64 keys and N queries; dS goes to shared memory, from a chunk of a row on.
 
     k: places, which those of v follow; first: whether dS may still be read for dq. On return S, dS and P are free, and
@@ -371,14 +372,14 @@ def add_block(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, chunk, first):
     probabilities(N, r.s, shared, tile.numbers_at, c)
     pack_all(N, r.words, r.s)
     wgmma_fence()
-    add_queries(HS, N, sums.dv, sums.dv_ninth, r.words, q + uint32(DY), q_ninth + uint32(DY))
+    add_queries(HS, N, accumulators.dv, accumulators.dv_ninth, r.words, q + uint32(DY), q_ninth + uint32(DY))
     wgmma_commit()
 
     wait_for_scores(N, r.ds)
     score_gradients(N, r.ds, r.s, shared, int32(tile.numbers_at + 4 * QUERIES))
     pack_all(N, r.ds_words, r.ds)
     wgmma_fence()
-    add_queries(HS, N, sums.dk, sums.dk_ninth, r.ds_words, q, q_ninth)
+    add_queries(HS, N, accumulators.dk, accumulators.dk_ninth, r.ds_words, q, q_ninth)
     wgmma_commit()
     if first:
         bar_sync(uint32(DS_FREE), uint32(CONSUMERS))
@@ -388,16 +389,16 @@ def add_block(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, chunk, first):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_keys(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, first):
+def add_keys(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, first):
     """`add_block` for 64 keys and all queries of a tile: at once, or N in a loop."""
     if N == QUERIES:
-        add_block(r, sums, k, k_ninth, tile, zeros, shared, c, ds_at, 0, first)
+        add_block(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, 0, first)
     else:
         query = opaque(int32(0))
         while query < QUERIES:
             part = Queries(int32(tile.q + query * (ROW // CHUNK)), int32(tile.q_ninth + query), tile.barrier,
                            tile.parity, int32(tile.numbers_at + 4 * query))
-            add_block(r, sums, k, k_ninth, part, zeros, shared, c, ds_at, query >> 3, first and query == 0)
+            add_block(r, accumulators, k, k_ninth, part, zeros, shared, c, ds_at, query >> 3, first and query == 0)
             query = int32(query + N)
 
 
@@ -646,39 +647,40 @@ def write_dq_tile(r, me, all_place, queries, stage, dq_out, out_at, first, fresh
 
 
 @cuda.jit(device=True, forceinline=True)
-def clear_sums(sums):
-    clear(sums.dk, SUMS)
-    clear(sums.dv, SUMS)
+def clear_accumulators(accumulators):
+    clear(accumulators.dk, ACCUMULATORS)
+    clear(accumulators.dv, ACCUMULATORS)
     if HS == 72:
-        clear(sums.dk_ninth, 4)
-        clear(sums.dv_ninth, 4)
+        clear(accumulators.dk_ninth, 4)
+        clear(accumulators.dv_ninth, 4)
 
 
 @cuda.jit(device=True, forceinline=True)
-def stash_keys(shared, base, me, sums_0, sums_1, k_at, scale):
+def stash_keys(shared, base, me, gradients_0, gradients_1, k_at, scale):
     """dk and dv of this consumer's keys, float16, where their k and v were; returns where, for the store by TMA.
 
     Nobody needs the consumer's rows of v any more, nor, when both have made their dq (DS_FREE), those of k.
     """
-    wait_for_sums(HS, sums_0.dk, sums_0.dk_ninth)
-    wait_for_sums(HS, sums_1.dk, sums_1.dk_ninth)
-    wait_for_sums(HS, sums_0.dv, sums_0.dv_ninth)
-    wait_for_sums(HS, sums_1.dv, sums_1.dv_ninth)
+    wait_for_accumulators(HS, gradients_0.dk, gradients_0.dk_ninth)
+    wait_for_accumulators(HS, gradients_1.dk, gradients_1.dk_ninth)
+    wait_for_accumulators(HS, gradients_0.dv, gradients_0.dv_ninth)
+    wait_for_accumulators(HS, gradients_1.dv, gradients_1.dv_ninth)
     tile, ninth = int32(k_at + me.own_at), int32(k_at + me.own_ninth_at)
     one = float32(1)
-    stash(HS, shared, int32(tile + TILE), int32(ninth + TILE), sums_0.dv, sums_0.dv_ninth, one, one)
-    stash(HS, shared, int32(tile + (TILE + ROWS * ROW)), int32(ninth + (TILE + ROWS * CHUNK)), sums_1.dv,
-          sums_1.dv_ninth, one, one)
+    stash(HS, shared, int32(tile + TILE), int32(ninth + TILE), gradients_0.dv, gradients_0.dv_ninth, one, one)
+    stash(HS, shared, int32(tile + (TILE + ROWS * ROW)), int32(ninth + (TILE + ROWS * CHUNK)), gradients_1.dv,
+          gradients_1.dv_ninth, one, one)
     bar_sync(uint32(DS_FREE), uint32(CONSUMERS))
-    stash(HS, shared, tile, ninth, sums_0.dk, sums_0.dk_ninth, scale, scale)
-    stash(HS, shared, int32(tile + ROWS * ROW), int32(ninth + ROWS * CHUNK), sums_1.dk, sums_1.dk_ninth, scale, scale)
+    stash(HS, shared, tile, ninth, gradients_0.dk, gradients_0.dk_ninth, scale, scale)
+    stash(HS, shared, int32(tile + ROWS * ROW), int32(ninth + ROWS * CHUNK), gradients_1.dk, gradients_1.dk_ninth,
+          scale, scale)
     fence_proxy_async()
     bar_sync(uint32(OWN + 1 + me.number), uint32(128))
     return base + uint32(tile), base + uint32(ninth)
 
 
 @cuda.jit(device=True, forceinline=True)
-def consume(shared, base, r, sums_0, sums_1, rings, maps, dq_out, p):
+def consume(shared, base, r, gradients_0, gradients_1, rings, maps, dq_out, p):
     """A consumer, 128 threads: dk and dv of 128 of each tile's 256 keys, and half of the columns of dq.
 
     It waits for k and v, q and dy, L and D; it releases q and dy when dq is made, k and v when dk and dv, which take
@@ -698,8 +700,8 @@ def consume(shared, base, r, sums_0, sums_1, rings, maps, dq_out, p):
             k_at = int32(buffer * BUFFER)
             all_place = int32(me.base_place + k_at // CHUNK)
             k, k_ninth = int32(all_place + me.own_at // CHUNK), int32(all_place + me.own_ninth_at // CHUNK)
-            clear_sums(sums_0)
-            clear_sums(sums_1)
+            clear_accumulators(gradients_0)
+            clear_accumulators(gradients_1)
             consumer_wait(rings.keys, buffer, k_parity)
             first = int32(0)
             while first < p.T:
@@ -708,18 +710,18 @@ def consume(shared, base, r, sums_0, sums_1, rings, maps, dq_out, p):
                 tile = Queries(q, int32(q + QUERIES * ROW // CHUNK), barrier_at(rings.numbers, stage), parity,
                                int32(at + NUMBERS + (me.lane & 3) * 8))
                 consumer_wait(rings.queries, stage, parity)
-                add_keys(r, sums_0, k, k_ninth, tile, me.zeros, shared, me.c, me.ds_at, True)
+                add_keys(r, gradients_0, k, k_ninth, tile, me.zeros, shared, me.c, me.ds_at, True)
                 if me.elected and owed:
                     tma_store_wait_read_0()
                     consumer_release(rings.keys, buffer ^ 1)
                 owed = False
-                add_keys(r, sums_1, int32(k + ROWS * ROW // CHUNK), int32(k_ninth + ROWS), tile, me.zeros, shared, me.c,
-                         int32(me.ds_at + ROWS * DS_ROW), False)
+                add_keys(r, gradients_1, int32(k + ROWS * ROW // CHUNK), int32(k_ninth + ROWS), tile, me.zeros, shared,
+                         me.c, int32(me.ds_at + ROWS * DS_ROW), False)
                 write_dq_tile(r, me, all_place, rings.queries, stage, dq_out, out_at, first, fresh, p)
                 stage, parity = advance(rings.queries, stage, parity)
                 first = int32(first + QUERIES)
 
-            tile_at, ninth_at = stash_keys(shared, base, me, sums_0, sums_1, k_at, p.scale)
+            tile_at, ninth_at = stash_keys(shared, base, me, gradients_0, gradients_1, k_at, p.scale)
             row = int32(first_key + me.number * CONSUMER_KEYS)
             if me.elected and row < p.T:
                 column = int32(head * p.head_step + p.part)
@@ -756,11 +758,11 @@ def backward(maps, logsumexp, dq_out, p):
         r = Registers(cuda.local.array(SCORES, "float32"), cuda.local.array(SCORES, "float32"),
                       cuda.local.array(WORDS, "uint32"), cuda.local.array(WORDS, "uint32"),
                       cuda.local.array(DQ, "float32"), cuda.local.array(4, "float32"))
-        sums_0 = Gradients(cuda.local.array(SUMS, "float32"), cuda.local.array(4, "float32"),
-                           cuda.local.array(SUMS, "float32"), cuda.local.array(4, "float32"))
-        sums_1 = Gradients(cuda.local.array(SUMS, "float32"), cuda.local.array(4, "float32"),
-                           cuda.local.array(SUMS, "float32"), cuda.local.array(4, "float32"))
-        consume(shared, base, r, sums_0, sums_1, rings, maps, dq_out, p)
+        gradients_0 = Gradients(cuda.local.array(ACCUMULATORS, "float32"), cuda.local.array(4, "float32"),
+                           cuda.local.array(ACCUMULATORS, "float32"), cuda.local.array(4, "float32"))
+        gradients_1 = Gradients(cuda.local.array(ACCUMULATORS, "float32"), cuda.local.array(4, "float32"),
+                           cuda.local.array(ACCUMULATORS, "float32"), cuda.local.array(4, "float32"))
+        consume(shared, base, r, gradients_0, gradients_1, rings, maps, dq_out, p)
 
 
 backward_kernels_v5 = {size: specialise(backward, name=f"flash_attention_backward_kernel_v5_{size}",
@@ -777,7 +779,8 @@ def launch_backward(dy, qkv, y, logsumexp, dqkv, dq, dq_row, dq_head, heads, HS,
     """
     B, T, _ = qkv.shape
     units = B * heads * chunks
-    launch(backward_kernels_v5[HS], min(units, multiprocessors), THREADS,
+    kernel = in_bfloat16(backward_kernels_v5[HS], qkv.dtype)
+    launch(kernel, min(units, multiprocessors), THREADS,
            Maps(*maps_of(qkv, HS, QUERIES),
                 *maps_of(qkv, HS, KEYS), *maps_of(dy, HS, QUERIES), *maps_of(y, HS, QUERIES),
                 *maps_of(dqkv, HS, CONSUMER_KEYS)), logsumexp.reshape(-1), dq,

@@ -25,21 +25,24 @@ SOURCE
 READ NEXT
     launcher.py
 """
+from typing import NamedTuple
+
 from ...device import cuda, float32, int32, int64, load4
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import WARP
 from ...device.requires import requires
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_words4, store_word, word_of
 from .backward import head_of
 from .backward_half import NUMBERS, probabilities, score_gradients
 from .forward import LOG2_E
 from .fragments import CHUNK, by_chunk, by_row, clear, four_neighbours, write_four
 from .split import (
+    add_accumulators,
     add_products,
-    add_sums,
     fetch_rows,
     lane_place,
-    left_of_sums,
+    left_of_accumulators,
     load_left,
     multiply_rows,
     pitch_of,
@@ -69,161 +72,216 @@ def fetch_numbers(tile, logsumexp, D, start, exist, t):
             cp_async_4_zfill(tile + t * 4, logsumexp, start + query, size)
 
 
+def shared_bytes(HS):
+    return 2 * KEYS * pitch_of(HS) + QUERIES * (2 * pitch_of(HS) + NUMBERS + DS_PITCH)
+
+
+# The kernel's parts ---------------------------------------------------------------------------------------------------
+
+HS = Constant()  # channels of a head
+PITCH = Constant(lambda HS: pitch_of(HS))
+C = Constant(lambda HS: HS // 8)  # fragments of a head's columns
+TOTALS, SCORES = Constant(lambda C: C * 4), N * 4  # numbers in a lane: of dk, or dv; of S, or dP
+V = Constant(lambda PITCH: KEYS * PITCH)  # bytes from the start of shared memory, where k is
+Q = Constant(lambda V: 2 * V)
+G = Constant(lambda Q, PITCH: Q + QUERIES * PITCH)  # dy
+ROW_NUMBERS = Constant(lambda G, PITCH: G + QUERIES * PITCH)
+DS = Constant(lambda ROW_NUMBERS: ROW_NUMBERS + QUERIES * NUMBERS)
+COLUMNS = Constant(lambda C: C // PARTS)  # fragments of dq in a warp
+NINTH = Constant(lambda HS: HS == 72)  # the last warps have one more
+DQ = Constant(lambda COLUMNS, NINTH: COLUMNS * 4 + (4 if NINTH else 0))
+
+
+class Registers(NamedTuple):
+    """A lane's: S, then P, and dP, then dS, of a tile of queries; dk, dv; what a tile adds to dv, dk, and then dq; and
+    the dq that it is added to."""
+
+    s: object
+    ds: object
+    dk: object
+    dv: object
+    tile: object
+    old: object
+
+
 @cuda.jit(device=True, forceinline=True)
-def fetch_queries(tile, PITCH, qkv, q_at, q_step, dy, dy_at, dy_step, logsumexp, D, numbers_at, exist, HS, t):
-    """Start the copies of a tile of queries: q, dy, then L and D."""
-    fetch_rows(tile, PITCH, qkv, q_at, q_step, exist, QUERIES, HS, t, THREADS)
-    fetch_rows(tile + int32(QUERIES * PITCH), PITCH, dy, dy_at, dy_step, exist, QUERIES, HS, t, THREADS)
-    fetch_numbers(tile + int32(2 * QUERIES * PITCH), logsumexp, D, numbers_at, exist, t)
+def fetch_keys(k_tile, qkv, head, problem, first_key, t):
+    """Start the copies of a tile of keys, from `first_key` on: k and v."""
+    exist, at = int32(problem.T - first_key), head.start + problem.part + first_key * problem.width
+    fetch_rows(k_tile, PITCH, qkv, at, problem.width, exist, KEYS, HS, t, THREADS)
+    fetch_rows(k_tile + V, PITCH, qkv, at + problem.part, problem.width, exist, KEYS, HS, t, THREADS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, first, t):
+    """Start the copies of a tile of queries, from `first` on: q, dy, then L and D."""
+    exist = problem.T - first
+    fetch_rows(k_tile + Q, PITCH, qkv, head.start + first * problem.width, problem.width, exist, QUERIES, HS, t,
+               THREADS)
+    fetch_rows(k_tile + G, PITCH, dy, head.dy_start + first * head.dy_step, head.dy_step, exist, QUERIES, HS, t,
+               THREADS)
+    fetch_numbers(k_tile + ROW_NUMBERS, logsumexp, D, head.numbers_start + first, exist, t)
     cp_async_commit()
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_tiles(s, keys, queries, PITCH, HS, t):
+def multiply_tiles(s, keys, queries, t):
     """s = the warp's rows of a tile of keys · (a tile of queries)ᵀ; keys, queries: their addresses."""
     t_now = thread_anew(t)
     lane, warp = int32(t_now % WARP), int32(t_now // WARP)
-    clear(s, 4 * N)
+    clear(s, SCORES)
     multiply_rows(s, N, keys + int32(warp * ROWS * PITCH + by_row(lane, PITCH)),
                   queries + int32(by_chunk(lane, PITCH)), PITCH, HS)
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_old(old, first, N, dq, at):
-    """N fragments of dq, from the tiles of keys before."""
-    for i in range(first, first + 4 * N, 4):
-        old[i], old[i + 1], old[i + 2], old[i + 3] = load4(dq, at + 2 * i)
+def add_values(r, shared, k_tile, place, at_numbers, c, t):
+    """dv += Pᵀ·dy for the warp's keys and a tile of queries; P is left in s."""
+    multiply_tiles(r.s, k_tile, k_tile + Q, t)
+    clear(r.tile, TOTALS)
+    for n in range(N):
+        probabilities(r.s, 4 * n, c, load_words4(shared, at_numbers + n * 8 * NUMBERS))
+        p, p_both = left_of_accumulators(r.s, 4 * n)
+        add_products(r.tile, 0, C, p, p_both, shared, place + (G + n * 8 * PITCH), PITCH)
+    add_accumulators(r.dv, r.tile, TOTALS)
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_dq(dq, at, exists, sums, old, first, N, f, lane):
-    """N fragments of dq, or its share, onto what was there."""
+def store_ds(shared, to, ds, first):
+    """A fragment of dS, 16 keys by 8 queries, into shared memory."""
+    store_word(shared, to, word_of(ds[first]))
+    store_word(shared, to + DS_PITCH, word_of(ds[first + 1]))
+    store_word(shared, to + 32, word_of(ds[first + 2]))
+    store_word(shared, to + (DS_PITCH + 32), word_of(ds[first + 3]))
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_keys(r, shared, k_tile, place, at_numbers, t):
+    """dk += dSᵀ·q for the warp's keys and a tile of queries, after `add_values`; dS goes to shared memory."""
+    multiply_tiles(r.ds, k_tile + V, k_tile + G, t)
+    clear(r.tile, TOTALS)
+    t_ds = thread_anew(t)  # dS: query 2x of the tile, and the column of key l / 4 of the warp
+    to = int64(DS + t_ds % 4 * 2 * DS_PITCH + t_ds // WARP * ROWS * 4 + (t_ds // 8 % 4 + t_ds // 4 % 2 * 4) * 4)
+    for n in range(N):
+        score_gradients(r.ds, 4 * n, r.s, load_words4(shared, at_numbers + n * 8 * NUMBERS))
+        store_ds(shared, to + n * 8 * DS_PITCH, r.ds, 4 * n)
+    for n in range(N):
+        left, left_both = left_of_accumulators(r.ds, 4 * n)
+        add_products(r.tile, 0, C, left, left_both, shared, place + (Q + n * 8 * PITCH), PITCH)
+    add_accumulators(r.dk, r.tile, TOTALS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_old(r, first, N, dq, at):
+    """N fragments of dq, from the tiles of keys before."""
     for i in range(first, first + 4 * N, 4):
-        v = four_neighbours(sums[i], sums[i + 1], sums[i + 2], sums[i + 3], lane)
+        r.old[i], r.old[i + 1], r.old[i + 2], r.old[i + 3] = load4(dq, at + 2 * i)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_dq(dq, at, exists, r, first, N, f, lane):
+    """N fragments of dq, or its share, onto what was there."""
+    old = r.old
+    for i in range(first, first + 4 * N, 4):
+        v = four_neighbours(r.tile, i, lane)
         write_four(dq, at + 2 * i, (f * v[0] + old[i], f * v[1] + old[i + 1], f * v[2] + old[i + 2],
                                     f * v[3] + old[i + 3]), float32(1), exists)
 
 
-def shared_bytes(HS):
-    return 2 * KEYS * pitch_of(HS) + QUERIES * (2 * pitch_of(HS) + NUMBERS + DS_PITCH)
+@cuda.jit(device=True, forceinline=True)
+def multiply_ds(r, shared, k_tile, exist, lane, group, side, last):
+    """dS·k for the warp's 16 queries and its part of the columns, summed over the keys of a tile that exist."""
+    ds_rows = k_tile + int32(DS + by_row(lane, DS_PITCH) + group * (16 * DS_PITCH))
+    k_at = int64(lane_place(lane, PITCH) + side * (COLUMNS * 32))
+    clear(r.tile, DQ)
+    key = int32(0)
+    while key < min(exist, int32(KEYS)):
+        for half in range(0, ROWS, 8):
+            a, a_both = load_left(ds_rows + int32((key + half) * 4))
+            k_row = k_at + int32((key + half) * PITCH)
+            add_products(r.tile, 0, COLUMNS, a, a_both, shared, k_row, PITCH)
+            if last:
+                add_products(r.tile, COLUMNS, 1, a, a_both, shared, k_row + COLUMNS * 32, PITCH)
+        key = int32(key + ROWS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_queries(r, shared, dq, dq_start, k_tile, problem, first, exist, fresh, t):
+    """dq of a tile of queries, or its share: the warp's 16 queries, and its part of the columns."""
+    t_dq = thread_anew(t)
+    lane, group, side = int32(t_dq % WARP), int32(t_dq // WARP % 2), int32(t_dq // (2 * WARP))
+    if first + group * 16 < problem.T:
+        last = NINTH and side == PARTS - 1
+        query = int32(first + group * 16 + lane // 4 + lane % 2 * 8)
+        at = dq_start + query * problem.dq_row + int32(side * (COLUMNS * 8) + lane % 4 // 2 * 4)
+        clear(r.old, DQ)
+        if not fresh and query < problem.T:
+            load_old(r, 0, COLUMNS, dq, at)
+            if last:
+                load_old(r, COLUMNS * 4, 1, dq, at)
+        multiply_ds(r, shared, k_tile, exist, lane, group, side, last)
+        write_dq(dq, at, query < problem.T, r, 0, COLUMNS, problem.scale, lane)
+        if last:
+            write_dq(dq, at, query < problem.T, r, COLUMNS * 4, 1, problem.scale, lane)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_keys(r, dqkv, head, problem, first_key, t):
+    """The epilogue of a tile of keys: the warp's rows of dk and dv."""
+    t_end = thread_anew(t)
+    lane, key = int32(t_end % WARP), int32(first_key + t_end // WARP * ROWS)
+    at, exist, one = head.start + problem.part + key * problem.width, int32(problem.T - key), float32(1)
+    write_rows(dqkv, at, problem.width, exist, r.dk, C, problem.scale, problem.scale, lane)
+    write_rows(dqkv, at + problem.part, problem.width, exist, r.dv, C, one, one, lane)
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+@requires("8.0")
+def flash_attention_backward_kernel_v4(dy, qkv, logsumexp, D, dqkv, dq, problem):
+    shared = cuda.shared.array(0, "uint8", alignment=128)
+    k_tile = shared_address(shared)
+    t = int32(cuda.threadIdx.x)
+    chunk, T = cuda.blockIdx.x, problem.T
+    head = head_of(problem, HS)
+    dq_start = (chunk * cuda.gridDim.z + cuda.blockIdx.z) * T * problem.dq_row + cuda.blockIdx.y * problem.dq_head
+    c = float32(problem.scale * LOG2_E)
+    place = int64(lane_place(int32(t % WARP), PITCH))
+    r = Registers(cuda.local.array(SCORES, "float32"), cuda.local.array(SCORES, "float32"),
+                  cuda.local.array(TOTALS, "float32"), cuda.local.array(TOTALS, "float32"),
+                  cuda.local.array(TOTALS, "float32"), cuda.local.array(DQ, "float32"))
+    turn = int32(0)
+    first_key = int32(chunk * problem.chunk_tiles * KEYS)
+    while turn < problem.chunk_tiles and first_key < T:
+        exist = int32(T - first_key)  # keys of the tile, or more
+        cuda.syncthreads()  # nobody needs the tiles of the round before
+        t_start = thread_anew(t)
+        fetch_keys(k_tile, qkv, head, problem, first_key, t_start)
+        fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, int32(0), t_start)
+        clear(r.dk, TOTALS)
+        clear(r.dv, TOTALS)
+        first = int32(0)
+        while first < T:
+            cp_async_wait(0)  # this thread's part of the tile is there
+            cuda.syncthreads()  # so is everybody's, and nobody reads dS any more
+            if thread_anew(t) // WARP * ROWS < exist:
+                at_numbers = int32(ROW_NUMBERS + thread_anew(t) % 4 * 2 * NUMBERS)
+                add_values(r, shared, k_tile, place, at_numbers, c, t)
+                add_keys(r, shared, k_tile, place, at_numbers, t)
+            cuda.syncthreads()  # dS is complete, and nobody reads the queries any more
+            ahead = int32(first + QUERIES)
+            if ahead < T:
+                fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, ahead, thread_anew(t))
+            fresh = turn == 0  # the chunk's first tile of keys finds nothing to add to
+            add_queries(r, shared, dq, dq_start, k_tile, problem, first, exist, fresh, t)
+            first = ahead
+
+        write_keys(r, dqkv, head, problem, first_key, t)
+        turn = int32(turn + 1)
+        first_key = int32(first_key + KEYS)
 
 
 def make_backward(HS):
     """The kernel for one head size."""
-    PITCH = pitch_of(HS)
-    C = HS // 8
-    TOTALS, SCORES = C * 4, N * 4
-    BLOCKS = 4 if HS == 32 else 3  # on a multiprocessor: at most 128 registers a thread, or 168
-    V = KEYS * PITCH  # bytes from the start of shared memory
-    Q = 2 * V
-    G = Q + QUERIES * PITCH
-    ROW_NUMBERS = G + QUERIES * PITCH
-    DS = ROW_NUMBERS + QUERIES * NUMBERS
-    COLUMNS = HS // 8 // PARTS  # fragments of dq in a warp
-    NINTH = HS == 72  # the last warps have one more
-    DQ = COLUMNS * 4 + (4 if NINTH else 0)
-
-    @requires("8.0")
-    def kernel(dy, qkv, logsumexp, D, dqkv, dq, problem):
-        T, width, head_step, part, dq_row, dq_head, chunk_tiles, scale = problem
-        shared = cuda.shared.array(0, "uint8", alignment=128)
-        k_tile = shared_address(shared)
-        t = int32(cuda.threadIdx.x)
-        chunk, head, image = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        start, dy_start, dy_step, numbers_start = head_of(problem, HS)
-        dq_start = (chunk * cuda.gridDim.z + image) * T * dq_row + head * dq_head
-        c = float32(scale * LOG2_E)
-        place = int64(lane_place(int32(t % WARP), PITCH))
-
-        s = cuda.local.array(SCORES, "float32")
-        ds = cuda.local.array(SCORES, "float32")
-        dk = cuda.local.array(TOTALS, "float32")
-        dv = cuda.local.array(TOTALS, "float32")
-        sums = cuda.local.array(TOTALS, "float32")  # of a tile: for dv, dk, and then dq
-        old = cuda.local.array(DQ, "float32")
-        turn = int32(0)
-        first_key = int32(chunk * chunk_tiles * KEYS)
-        while turn < chunk_tiles and first_key < T:
-            exist = int32(T - first_key)  # keys of the tile, or more
-            at = start + part + first_key * width
-            cuda.syncthreads()  # nobody needs the tiles of the round before
-            t_start = thread_anew(t)
-            fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t_start, THREADS)
-            fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t_start, THREADS)
-            fetch_queries(k_tile + Q, PITCH, qkv, start, width, dy, dy_start, dy_step, logsumexp, D, numbers_start, T,
-                          HS, t_start)
-            clear(dk, TOTALS)
-            clear(dv, TOTALS)
-            first = int32(0)
-            while first < T:
-                cp_async_wait(0)  # this thread's part of the tile is there
-                cuda.syncthreads()  # so is everybody's, and nobody reads dS any more
-                if thread_anew(t) // WARP * ROWS < exist:
-                    multiply_tiles(s, k_tile, k_tile + Q, PITCH, HS, t)
-                    clear(sums, TOTALS)
-                    at_numbers = int32(ROW_NUMBERS + thread_anew(t) % 4 * 2 * NUMBERS)
-                    for n in range(N):
-                        probabilities(s, 4 * n, c, load_words4(shared, at_numbers + n * 8 * NUMBERS))
-                        p, p_both = left_of_sums(s, 4 * n)
-                        add_products(sums, 0, C, p, p_both, shared, place + (G + n * 8 * PITCH), PITCH)
-                    add_sums(dv, sums, TOTALS)
-                    multiply_tiles(ds, k_tile + V, k_tile + G, PITCH, HS, t)
-                    clear(sums, TOTALS)
-                    t_ds = thread_anew(t)  # dS: query 2x of the tile, and the column of key l / 4 of the warp
-                    ds_at = int64(DS + t_ds % 4 * 2 * DS_PITCH + t_ds // WARP * ROWS * 4
-                                  + (t_ds // 8 % 4 + t_ds // 4 % 2 * 4) * 4)
-                    for n in range(N):
-                        score_gradients(ds, 4 * n, s, load_words4(shared, at_numbers + n * 8 * NUMBERS))
-                        to = ds_at + n * 8 * DS_PITCH
-                        store_word(shared, to, word_of(ds[4 * n]))
-                        store_word(shared, to + DS_PITCH, word_of(ds[4 * n + 1]))
-                        store_word(shared, to + 32, word_of(ds[4 * n + 2]))
-                        store_word(shared, to + (DS_PITCH + 32), word_of(ds[4 * n + 3]))
-                    for n in range(N):
-                        left, left_both = left_of_sums(ds, 4 * n)
-                        add_products(sums, 0, C, left, left_both, shared, place + (Q + n * 8 * PITCH), PITCH)
-                    add_sums(dk, sums, TOTALS)
-                cuda.syncthreads()  # dS is complete, and nobody reads the queries any more
-                ahead = int32(first + QUERIES)
-                if ahead < T:
-                    fetch_queries(k_tile + Q, PITCH, qkv, start + ahead * width, width, dy, dy_start + ahead * dy_step,
-                                  dy_step, logsumexp, D, numbers_start + ahead, T - ahead, HS, thread_anew(t))
-
-                t_dq = thread_anew(t)
-                lane_dq, group, side = int32(t_dq % WARP), int32(t_dq // WARP % 2), int32(t_dq // (2 * WARP))
-                if first + group * 16 < T:
-                    last = NINTH and side == PARTS - 1
-                    query = int32(first + group * 16 + lane_dq // 4 + lane_dq % 2 * 8)
-                    at = dq_start + query * dq_row + int32(side * (COLUMNS * 8) + lane_dq % 4 // 2 * 4)
-                    clear(old, DQ)
-                    if turn > 0 and query < T:  # the chunk's first tile of keys finds nothing to add to
-                        load_old(old, 0, COLUMNS, dq, at)
-                        if last:
-                            load_old(old, COLUMNS * 4, 1, dq, at)
-                    ds_rows = k_tile + int32(DS + by_row(lane_dq, DS_PITCH) + group * (16 * DS_PITCH))
-                    k_at = int64(lane_place(lane_dq, PITCH) + side * (COLUMNS * 32))
-                    clear(sums, DQ)
-                    key = int32(0)
-                    while key < min(exist, int32(KEYS)):
-                        for half in range(0, ROWS, 8):
-                            a, a_both = load_left(ds_rows + int32((key + half) * 4))
-                            k_row = k_at + int32((key + half) * PITCH)
-                            add_products(sums, 0, COLUMNS, a, a_both, shared, k_row, PITCH)
-                            if last:
-                                add_products(sums, COLUMNS, 1, a, a_both, shared, k_row + COLUMNS * 32, PITCH)
-                        key = int32(key + ROWS)
-                    write_dq(dq, at, query < T, sums, old, 0, COLUMNS, scale, lane_dq)
-                    if last:
-                        write_dq(dq, at, query < T, sums, old, COLUMNS * 4, 1, scale, lane_dq)
-                first = ahead
-
-            t_end = thread_anew(t)
-            lane_end, key = int32(t_end % WARP), int32(first_key + t_end // WARP * ROWS)
-            at = start + part + key * width
-            write_rows(dqkv, at, width, int32(T - key), dk, C, scale, scale, lane_end)
-            write_rows(dqkv, at + part, width, int32(T - key), dv, C, float32(1), float32(1), lane_end)
-            turn = int32(turn + 1)
-            first_key = int32(first_key + KEYS)
-
-    kernel.__name__ = kernel.__qualname__ = f"flash_attention_backward_kernel_v4_{HS}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, BLOCKS))
+    blocks = 4 if HS == 32 else 3  # on a multiprocessor: at most 128 registers a thread, or 168
+    return specialise(flash_attention_backward_kernel_v4, launch_bounds=(THREADS, blocks), HS=HS)

@@ -1,9 +1,9 @@
 """Flash attention forward, rung 3: float16 on the tensor cores of every GPU from sm_80 on.
 
 WHAT IS NEW, AND WHY IT PAYS
-    Both products are mma.sync, 2048 multiply-adds an instruction, float32 sums (fragments.py). A warp owns 16 or 32
-    queries: q's fragments stay in its registers, and a fragment of k or v read from shared memory serves all of them.
-    Probabilities never leave the registers: the sums of S are packed as the left side of P·v.
+    Both products are mma.sync, 2048 multiply-adds an instruction, float32 accumulators (fragments.py). A warp owns 16
+    or 32 queries: q's fragments stay in its registers, and a fragment of k or v from shared memory serves all of them.
+    Probabilities never leave the registers: the accumulators of S are packed as the left side of P·v.
     cp.async brings the next tile of k and v into the other of two stages while this one is multiplied.
     What is left is the softmax. For each score: one multiply-add, one power of two, one addition, half a conversion;
     maxima and sums of a row go through two shuffles, for only four lanes share it.
@@ -24,12 +24,14 @@ READ NEXT
     backward_half.py
 """
 import math
+from typing import NamedTuple
 
 from ...device import cuda, float32, int32, opaque
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import FULL_MASK, WARP
 from ...device.requires import requires
+from ...device.specialise import Constant, specialise
 from .forward import LN_2, LOG2_E, LOWEST
 from .fragments import (
     add_products,
@@ -115,97 +117,128 @@ def shared_bytes(HS, M):
     return (16 * M * WARPS + 4 * KEYS) * pitch_of(HS)
 
 
+# The kernel's parts ---------------------------------------------------------------------------------------------------
+
+HS = Constant()  # channels of a head
+M = Constant()  # fragments of 16 queries of a warp
+PITCH = Constant(lambda HS: pitch_of(HS))
+ROWS = Constant(lambda M: 16 * M)  # queries of a warp
+QUERIES = Constant(lambda M: 16 * M * WARPS)
+C = Constant(lambda HS: HS // 8)  # fragments of outputs side by side
+LEFT = Constant(lambda HS, M: M * (HS // 16 * 4 + HS % 16 // 4))  # words of q in a lane
+SCORES, OUTPUTS = Constant(lambda M: M * N * 4), Constant(lambda HS, M: M * HS // 2)
+WORDS, PAIRS = Constant(lambda M: M * 4), Constant(lambda M: M * 2)
+STAGE = Constant(lambda PITCH: 2 * KEYS * PITCH)  # bytes of k, then v
+STAGES = Constant(lambda QUERIES, PITCH: QUERIES * PITCH)  # where they begin: after q
+
+
+class Registers(NamedTuple):
+    """A lane's: fragments of q; S; the outputs; packed probabilities; maxima and sums of its queries."""
+
+    q: object
+    s: object
+    o: object
+    p: object
+    largest: object
+    l: object
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_keys(stage, qkv, start, part, width, first, T, t):
+    """Start the copies of a tile of keys, from `first` on, to an address: k and v, which begin `part` and twice that
+    after `start`."""
+    fetch_rows(stage, PITCH, qkv, start + part + first * width, width, T - first, KEYS, HS, t, THREADS)
+    fetch_rows(stage + KEYS * PITCH, PITCH, qkv, start + 2 * part + first * width, width, T - first, KEYS, HS, t,
+               THREADS)
+    cp_async_commit()
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_queries(r, k_tile, row_place, chunk_place):
+    """S = q·kᵀ of the warp's queries and a tile of keys."""
+    clear(r.s, SCORES)
+    for n in range(0, N, 2):
+        rows = k_tile + n * 8 * PITCH
+        multiply_rows(r.s, n, N, r.q, rows + chunk_place, rows + row_place, M, HS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_values(r, v_tile):
+    """o += P·v; P is packed on the way. v_tile: address, and the lane's `by_row`."""
+    for n in range(0, N, 2):
+        for m in range(M):
+            pack(r.p, m, r.s, (m * N + n) * 4)
+        add_products(r.o, r.p, v_tile + n * 8 * PITCH, M, HS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_outputs(r, shared, y, logsumexp, first_query, T, scale, t):
+    """The epilogue: q's rows in shared memory, which no other warp reads, take the warp's outputs on their way."""
+    head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
+    lane, warp = int32(t % WARP), int32(t // WARP)
+    patch = int32(warp * ROWS * PITCH)
+    row = int32(first_query + warp * ROWS)  # of the warp's first query
+    rows_start = (image * heads + head) * T
+    for m in range(M):
+        above, below = sum_of_row(r.l[2 * m]), sum_of_row(r.l[2 * m + 1])
+        stash(shared, int32(patch + m * 16 * PITCH), PITCH, r.o, m, C, float32(1) / above, float32(1) / below, lane)
+        query = int32(row + 16 * m + lane // 4)
+        if lane % 4 == 0 and query < T:
+            logsumexp[rows_start + query] = scale * r.largest[2 * m] + LN_2 * math.log2(above)
+        if lane % 4 == 0 and query + 8 < T:
+            logsumexp[rows_start + query + 8] = scale * r.largest[2 * m + 1] + LN_2 * math.log2(below)
+    cuda.syncwarp()
+    at = ((image * T + row) * heads + head) * HS
+    copy_out(shared, patch, PITCH, y, at, int32(heads * HS), int32(T - row), ROWS, HS, lane)
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+@requires("8.0")
+def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, part, scale):
+    shared = cuda.shared.array(0, "uint8", alignment=128)
+    q_tile = shared_address(shared)
+    t = int32(cuda.threadIdx.x)
+    lane, warp = int32(t % WARP), int32(t // WARP)
+    first_query = int32(cuda.blockIdx.x * QUERIES)
+    start = cuda.blockIdx.z * T * width + cuda.blockIdx.y * head_step  # of the head's q; its k is `part` further on
+    fetch_rows(q_tile, PITCH, qkv, start + first_query * width, width, T - first_query, QUERIES, HS, t, THREADS)
+    fetch_keys(q_tile + STAGES, qkv, start, part, width, int32(0), T, t)
+
+    r = Registers(cuda.local.array(LEFT, "uint32"), cuda.local.array(SCORES, "float32"),
+                  cuda.local.array(OUTPUTS, "float32"), cuda.local.array(WORDS, "uint32"),
+                  cuda.local.array(PAIRS, "float32"), cuda.local.array(PAIRS, "float32"))
+    clear(r.o, OUTPUTS)
+    for i in range(PAIRS):
+        r.largest[i], r.l[i] = LOWEST, float32(0)
+    row_place, chunk_place = by_row(lane, PITCH), by_chunk(lane, PITCH)
+    c = float32(scale * LOG2_E)
+    stage = int32(STAGES)
+    first = int32(0)
+    while first < T:
+        cp_async_wait(0)  # this thread's part of the tile is there
+        cuda.syncthreads()  # so is everybody's, and nobody reads the other stage any more
+        ahead = int32(first + KEYS)
+        if ahead < T:
+            fetch_keys(q_tile + int32(2 * STAGES + STAGE - stage), qkv, start, part, width, ahead, T, opaque(t))
+        if first_query + warp * ROWS < T:  # the warp has queries
+            if first == 0:
+                load_left(r.q, q_tile + int32(warp * ROWS * PITCH + row_place), M, PITCH, HS)
+            k_tile = q_tile + stage
+            multiply_queries(r, k_tile, row_place, chunk_place)
+            if ahead > T:
+                hide_keys(r.s, M, N, T - first, lane)
+            online_softmax(r.s, r.o, r.largest, r.l, M, C, c)
+            add_values(r, k_tile + int32(KEYS * PITCH + row_place))
+        stage = int32(2 * STAGES + STAGE - stage)
+        first = ahead
+
+    cuda.syncwarp()  # nobody in the warp reads its rows of q any more
+    write_outputs(r, shared, y, logsumexp, first_query, T, scale, opaque(t))
+
+
 def make_forward(HS, M):
     """The kernel for one head size and M fragments of 16 queries a warp."""
-    PITCH = pitch_of(HS)
-    ROWS = 16 * M  # queries of a warp
-    QUERIES = ROWS * WARPS
-    C = HS // 8
-    LEFT = M * (HS // 16 * 4 + HS % 16 // 4)  # words of q in a lane
-    SCORES, OUTPUTS, WORDS, PAIRS = M * N * 4, M * C * 4, M * 4, M * 2
-    STAGE = 2 * KEYS * PITCH  # k, then v
-    STAGES = QUERIES * PITCH
-    BLOCKS = 2 if M == 2 else 3  # on a multiprocessor: at most 255, or 168, registers a thread
-
-    @requires("8.0")
-    def kernel(qkv, y, logsumexp, T, width, head_step, part, scale):
-        shared = cuda.shared.array(0, "uint8", alignment=128)
-        q_tile = shared_address(shared)
-        t = int32(cuda.threadIdx.x)
-        lane, warp = int32(t % WARP), int32(t // WARP)
-        head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
-        first_query = int32(cuda.blockIdx.x * QUERIES)
-        start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
-        k_start, v_start = start + part, start + 2 * part
-
-        fetch_rows(q_tile, PITCH, qkv, start + first_query * width, width, T - first_query, QUERIES, HS, t, THREADS)
-        fetch_rows(q_tile + STAGES, PITCH, qkv, k_start, width, T, KEYS, HS, t, THREADS)
-        fetch_rows(q_tile + (STAGES + KEYS * PITCH), PITCH, qkv, v_start, width, T, KEYS, HS, t, THREADS)
-        cp_async_commit()
-
-        q = cuda.local.array(LEFT, "uint32")
-        s = cuda.local.array(SCORES, "float32")
-        o = cuda.local.array(OUTPUTS, "float32")
-        p = cuda.local.array(WORDS, "uint32")
-        largest = cuda.local.array(PAIRS, "float32")
-        l = cuda.local.array(PAIRS, "float32")
-        clear(o, OUTPUTS)
-        for i in range(PAIRS):
-            largest[i], l[i] = LOWEST, float32(0)
-        row_place, chunk_place = by_row(lane, PITCH), by_chunk(lane, PITCH)
-        c = float32(scale * LOG2_E)
-        stage = int32(STAGES)
-        first = int32(0)
-        while first < T:
-            cp_async_wait(0)  # this thread's part of the tile is there
-            cuda.syncthreads()  # so is everybody's, and nobody reads the other stage any more
-            ahead = int32(first + KEYS)
-            if ahead < T:
-                other = q_tile + int32(2 * STAGES + STAGE - stage)
-                t_next = opaque(t)
-                fetch_rows(other, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, t_next, THREADS)
-                fetch_rows(other + KEYS * PITCH, PITCH, qkv, v_start + ahead * width, width, T - ahead, KEYS, HS,
-                           t_next, THREADS)
-                cp_async_commit()
-            if first_query + warp * ROWS < T:  # the warp has queries
-                if first == 0:
-                    load_left(q, q_tile + int32(warp * ROWS * PITCH + row_place), M, PITCH, HS)
-
-                k_tile = q_tile + stage
-                clear(s, SCORES)
-                for n in range(0, N, 2):
-                    rows = k_tile + n * 8 * PITCH
-                    multiply_rows(s, n, N, q, rows + chunk_place, rows + row_place, M, HS)
-                if ahead > T:
-                    hide_keys(s, M, N, T - first, lane)
-                online_softmax(s, o, largest, l, M, C, c)
-                v_tile = k_tile + int32(KEYS * PITCH + row_place)
-                for n in range(0, N, 2):
-                    for m in range(M):
-                        pack(p, m, s, (m * N + n) * 4)
-                    add_products(o, p, v_tile + n * 8 * PITCH, M, HS)
-            stage = int32(2 * STAGES + STAGE - stage)
-            first = ahead
-
-        # q's rows are no longer needed by the warp, and no other warp reads them: they take the outputs on their way
-        cuda.syncwarp()
-        t_end = opaque(t)
-        lane_end, warp_end = int32(t_end % WARP), int32(t_end // WARP)
-        patch = int32(warp_end * ROWS * PITCH)
-        row = int32(first_query + warp_end * ROWS)  # of the warp's first query
-        rows_start = (image * heads + head) * T
-        for m in range(M):
-            above, below = sum_of_row(l[2 * m]), sum_of_row(l[2 * m + 1])
-            stash(shared, int32(patch + m * 16 * PITCH), PITCH, o, m, C, float32(1) / above, float32(1) / below,
-                  lane_end)
-            query = int32(row + 16 * m + lane_end // 4)
-            if lane_end % 4 == 0 and query < T:
-                logsumexp[rows_start + query] = scale * largest[2 * m] + LN_2 * math.log2(above)
-            if lane_end % 4 == 0 and query + 8 < T:
-                logsumexp[rows_start + query + 8] = scale * largest[2 * m + 1] + LN_2 * math.log2(below)
-        cuda.syncwarp()
-        at = ((image * T + row) * heads + head) * HS
-        copy_out(shared, patch, PITCH, y, at, int32(heads * HS), int32(T - row), ROWS, HS, lane_end)
-
-    kernel.__name__ = kernel.__qualname__ = f"flash_attention_forward_kernel_v3_{HS}_{QUERIES}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, BLOCKS))
+    blocks = 2 if M == 2 else 3  # on a multiprocessor: at most 255, or 168, registers a thread
+    return specialise(flash_attention_forward_kernel_v3, launch_bounds=(THREADS, blocks), HS=HS, M=M,
+                      name=f"flash_attention_forward_kernel_v3_{HS}_{16 * M * WARPS}")

@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 from ...device import cuda, float32, int32, launch, uint32
 from ...device.approximate import power_of_two
+from ...device.half import in_bfloat16
 from ...device.mbarrier import bar_sync, fence_barrier_init, smem_u32
 from ...device.pipeline import (
     advance,
@@ -403,6 +404,7 @@ def launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessor
     B, T, _ = qkv.shape
     tiles = -(-T // QUERIES)
     units = B * heads * tiles
-    launch(forward_kernels_v5[HS], min(units, multiprocessors), THREADS, *maps_of(qkv, HS, QUERIES),
+    kernel = in_bfloat16(forward_kernels_v5[HS], qkv.dtype)
+    launch(kernel, min(units, multiprocessors), THREADS, *maps_of(qkv, HS, QUERIES),
            *maps_of(y, HS, ROWS), logsumexp.reshape(-1),
            Problem(T, heads, head_step, part, tiles, units, 1 / math.sqrt(HS)), shared=shared_bytes(HS))

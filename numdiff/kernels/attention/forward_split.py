@@ -24,15 +24,16 @@ from ...device import cuda, float32, int32, int64, opaque
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import WARP
 from ...device.requires import requires
+from ...device.specialise import Constant, specialise
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
 from .fragments import by_chunk, by_row, clear
 from .split import (
+    add_accumulators,
     add_products,
-    add_sums,
     fetch_rows,
     lane_place,
-    left_of_sums,
+    left_of_accumulators,
     multiply_rows,
     pitch_of,
     thread_anew,
@@ -49,78 +50,97 @@ def shared_bytes(HS):
     return (QUERIES + 2 * KEYS) * pitch_of(HS)
 
 
+# The kernel's parts ---------------------------------------------------------------------------------------------------
+
+HS = Constant()  # channels of a head
+PITCH = Constant(lambda HS: pitch_of(HS))
+C = Constant(lambda HS: HS // 8)  # fragments of outputs side by side
+OUTPUTS, SCORES = Constant(lambda HS: HS // 2), N * 4  # numbers in a lane
+K = Constant(lambda PITCH: QUERIES * PITCH)  # bytes from the start of shared memory, where q is
+V = Constant(lambda K, PITCH: K + KEYS * PITCH)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_tile(tile, qkv, start, width, first, T, t):
+    """Start the copies of a tile of keys, from `first` on, to an address: k, or v, whichever begins at `start`."""
+    fetch_rows(tile, PITCH, qkv, start + first * width, width, T - first, KEYS, HS, t, THREADS)
+    cp_async_commit()
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_values(o, tile, s, shared, v_at):
+    """o += P·v for a tile of keys; tile: accumulators of its own."""
+    clear(tile, OUTPUTS)
+    for n in range(N):
+        p, p_both = left_of_accumulators(s, 4 * n)
+        add_products(tile, 0, C, p, p_both, shared, v_at + n * 8 * PITCH, PITCH)
+    add_accumulators(o, tile, OUTPUTS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_outputs(y, logsumexp, o, largest, l, first_query, T, scale, t):
+    """The epilogue: a warp's outputs and logsumexp."""
+    head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
+    lane, row = int32(t % WARP), int32(first_query + t // WARP * ROWS)
+    rows_start = (image * heads + head) * T
+    query = int32(row + lane // 4)
+    above, below = sum_of_row(l[0]), sum_of_row(l[1])
+    if lane % 4 == 0 and query < T:
+        logsumexp[rows_start + query] = scale * largest[0] + LN_2 * math.log2(above)
+    if lane % 4 == 0 and query + 8 < T:
+        logsumexp[rows_start + query + 8] = scale * largest[1] + LN_2 * math.log2(below)
+    write_rows(y, ((image * T + row) * heads + head) * HS, int32(heads * HS), int32(T - row), o, C, float32(1) / above,
+               float32(1) / below, lane)
+
+
+# The kernel -----------------------------------------------------------------------------------------------------------
+
+@requires("8.0")
+def flash_attention_forward_kernel_v4(qkv, y, logsumexp, T, width, head_step, part, scale):
+    shared = cuda.shared.array(0, "uint8", alignment=128)
+    q_tile = shared_address(shared)
+    t = int32(cuda.threadIdx.x)
+    lane, warp = int32(t % WARP), int32(t // WARP)
+    first_query = int32(cuda.blockIdx.x * QUERIES)
+    start = cuda.blockIdx.z * T * width + cuda.blockIdx.y * head_step  # of the head's q; its k is `part` further on
+    k_start, v_start = start + part, start + 2 * part
+    fetch_rows(q_tile, PITCH, qkv, start + first_query * width, width, T - first_query, QUERIES, HS, t, THREADS)
+    fetch_tile(q_tile + K, qkv, k_start, width, int32(0), T, t)
+
+    s = cuda.local.array(SCORES, "float32")
+    o = cuda.local.array(OUTPUTS, "float32")
+    tile = cuda.local.array(OUTPUTS, "float32")
+    largest = cuda.local.array(2, "float32")
+    l = cuda.local.array(2, "float32")
+    clear(o, OUTPUTS)
+    for i in range(2):
+        largest[i], l[i] = LOWEST, float32(0)
+    q_rows = q_tile + int32(warp * ROWS * PITCH + by_row(lane, PITCH))
+    k_rows = q_tile + int32(K + by_chunk(lane, PITCH))
+    v_at = int64(V + lane_place(lane, PITCH))
+    c = float32(scale * LOG2_E)
+    first = int32(0)
+    while first < T:
+        cp_async_wait(0)
+        cuda.syncthreads()  # k is there, and nobody reads the v of the tile before any more
+        fetch_tile(q_tile + V, qkv, v_start, width, first, T, thread_anew(t))
+        clear(s, SCORES)
+        multiply_rows(s, N, q_rows, k_rows, PITCH, HS)
+        cp_async_wait(0)
+        cuda.syncthreads()  # v is there, and nobody reads k any more
+        ahead = int32(first + KEYS)
+        if ahead < T:
+            fetch_tile(q_tile + K, qkv, k_start, width, ahead, T, thread_anew(t))
+        if ahead > T:
+            hide_keys(s, 1, N, T - first, opaque(lane))
+        online_softmax(s, o, largest, l, 1, C, c)
+        add_values(o, tile, s, shared, v_at)
+        first = ahead
+
+    write_outputs(y, logsumexp, o, largest, l, first_query, T, scale, thread_anew(t))
+
+
 def make_forward(HS):
     """The kernel for one head size."""
-    PITCH = pitch_of(HS)
-    C = HS // 8
-    SCORES, OUTPUTS = N * 4, C * 4
-    BLOCKS = 4 if HS == 32 else 3  # on a multiprocessor: at most 128 registers a thread, or 168
-    K = QUERIES * PITCH
-    V = K + KEYS * PITCH
-
-    @requires("8.0")
-    def kernel(qkv, y, logsumexp, T, width, head_step, part, scale):
-        shared = cuda.shared.array(0, "uint8", alignment=128)
-        q_tile = shared_address(shared)
-        t = int32(cuda.threadIdx.x)
-        lane, warp = int32(t % WARP), int32(t // WARP)
-        head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
-        first_query = int32(cuda.blockIdx.x * QUERIES)
-        start = image * T * width + head * head_step  # of the head's q; its k is `part` further on
-        k_start, v_start = start + part, start + 2 * part
-        fetch_rows(q_tile, PITCH, qkv, start + first_query * width, width, T - first_query, QUERIES, HS, t, THREADS)
-        fetch_rows(q_tile + K, PITCH, qkv, k_start, width, T, KEYS, HS, t, THREADS)
-        cp_async_commit()
-
-        s = cuda.local.array(SCORES, "float32")
-        o = cuda.local.array(OUTPUTS, "float32")
-        sums = cuda.local.array(OUTPUTS, "float32")  # of a tile
-        largest = cuda.local.array(2, "float32")
-        l = cuda.local.array(2, "float32")
-        clear(o, OUTPUTS)
-        for i in range(2):
-            largest[i], l[i] = LOWEST, float32(0)
-        q_rows = q_tile + int32(warp * ROWS * PITCH + by_row(lane, PITCH))
-        k_rows = q_tile + int32(K + by_chunk(lane, PITCH))
-        v_at = int64(V + lane_place(lane, PITCH))
-        c = float32(scale * LOG2_E)
-        first = int32(0)
-        while first < T:
-            cp_async_wait(0)
-            cuda.syncthreads()  # k is there, and nobody reads the v of the tile before any more
-            fetch_rows(q_tile + V, PITCH, qkv, v_start + first * width, width, T - first, KEYS, HS, thread_anew(t),
-                       THREADS)
-            cp_async_commit()
-            clear(s, SCORES)
-            multiply_rows(s, N, q_rows, k_rows, PITCH, HS)
-            cp_async_wait(0)
-            cuda.syncthreads()  # v is there, and nobody reads k any more
-            ahead = int32(first + KEYS)
-            if ahead < T:
-                fetch_rows(q_tile + K, PITCH, qkv, k_start + ahead * width, width, T - ahead, KEYS, HS, thread_anew(t),
-                           THREADS)
-                cp_async_commit()
-            if ahead > T:
-                hide_keys(s, 1, N, T - first, opaque(lane))
-            online_softmax(s, o, largest, l, 1, C, c)
-            clear(sums, OUTPUTS)
-            for n in range(N):
-                p, p_both = left_of_sums(s, 4 * n)
-                add_products(sums, 0, C, p, p_both, shared, v_at + n * 8 * PITCH, PITCH)
-            add_sums(o, sums, OUTPUTS)
-            first = ahead
-
-        t_end = thread_anew(t)
-        lane_end, row = int32(t_end % WARP), int32(first_query + t_end // WARP * ROWS)
-        rows_start = (image * heads + head) * T
-        query = int32(row + lane_end // 4)
-        above, below = sum_of_row(l[0]), sum_of_row(l[1])
-        if lane_end % 4 == 0 and query < T:
-            logsumexp[rows_start + query] = scale * largest[0] + LN_2 * math.log2(above)
-        if lane_end % 4 == 0 and query + 8 < T:
-            logsumexp[rows_start + query + 8] = scale * largest[1] + LN_2 * math.log2(below)
-        write_rows(y, ((image * T + row) * heads + head) * HS, int32(heads * HS), int32(T - row), o, C,
-                   float32(1) / above, float32(1) / below, lane_end)
-
-    kernel.__name__ = kernel.__qualname__ = f"flash_attention_forward_kernel_v4_{HS}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, BLOCKS))
+    blocks = 4 if HS == 32 else 3  # on a multiprocessor: at most 128 registers a thread, or 168
+    return specialise(flash_attention_forward_kernel_v4, launch_bounds=(THREADS, blocks), HS=HS)

@@ -8,9 +8,9 @@ A TILE
         by_row     row l % 16, chunk l / 16                        A stored (M, K); B stored (K, N), with .trans
         by_chunk   row l % 8 + 8·(l / 16), chunk l / 8 % 2         B stored (N, K); A stored (K, M), with .trans
     l is the lane. For HS 72, 64 of it make four products of 16 deep, the rest one of 8 (m16n8k8).
-SUMS AS OPERANDS
-    Where the sums of an m16n8 lie, two neighbours of row l / 4 and two of the row 8 below, is where an operand A of
-    float16 has its numbers. So the scores' sums, rounded and packed, are the left side of the next product as they are.
+ACCUMULATORS AS OPERANDS
+    Where the accumulators of an m16n8 lie, two neighbours of row l / 4 and two of the row 8 below, is where an operand
+    A of float16 has its numbers. So the scores, rounded and packed, are the left side of the next product.
 SOURCE
     PTX ISA, section 9.7.14.5; ../../emulator/fragments.py.
 READ NEXT
@@ -77,8 +77,8 @@ def by_chunk(lane, pitch):
 
 
 # Products -------------------------------------------------------------------------------------------------------------
-# M fragments of 16 rows each on the left. Sums and fragments are local arrays: every index is a constant once the loops
-# are unrolled, so they stay in registers.
+# M fragments of 16 rows each on the left. Accumulators and fragments are local arrays: every index is a constant
+# once the loops are unrolled, so they stay in registers.
 
 @cuda.jit(device=True, forceinline=True)
 def load_left(fragments, tile, M, pitch, HS):
@@ -98,8 +98,8 @@ def load_left(fragments, tile, M, pitch, HS):
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_rows(sums, n, N, fragments, rows_chunk, rows_row, M, HS):
-    """sums[m, n … n + 1] += left · (16 rows of a tile)ᵀ, summed over HS; N fragments of 8 columns in each m's sums.
+def multiply_rows(accumulators, n, N, fragments, rows_chunk, rows_row, M, HS):
+    """accumulators[m, n … n + 1] += left · (16 rows of a tile)ᵀ, summed over HS; each m has N fragments.
 
     rows_chunk, rows_row: address of the first of the rows, and the lane's `by_chunk`, or its `by_row`
     """
@@ -109,37 +109,37 @@ def multiply_rows(sums, n, N, fragments, rows_chunk, rows_row, M, HS):
         for m in range(M):
             at = (m * STEPS + s) * 4
             a = fragments[at], fragments[at + 1], fragments[at + 2], fragments[at + 3]
-            mma_m16n8k16_into(sums, (m * N + n) * 4, a, (b[0], b[1]))
-            mma_m16n8k16_into(sums, (m * N + n + 1) * 4, a, (b[2], b[3]))
+            mma_m16n8k16_into(accumulators, (m * N + n) * 4, a, (b[0], b[1]))
+            mma_m16n8k16_into(accumulators, (m * N + n + 1) * 4, a, (b[2], b[3]))
     if HS % 16:
         b2 = ldmatrix_x2(rows_row + int32(STEPS * 32))
         for m in range(M):
             a2 = fragments[M * STEPS * 4 + 2 * m], fragments[M * STEPS * 4 + 2 * m + 1]
-            mma_m16n8k8_into(sums, (m * N + n) * 4, a2, b2[0])
-            mma_m16n8k8_into(sums, (m * N + n + 1) * 4, a2, b2[1])
+            mma_m16n8k8_into(accumulators, (m * N + n) * 4, a2, b2[0])
+            mma_m16n8k8_into(accumulators, (m * N + n + 1) * 4, a2, b2[1])
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_tiles(sums, N, tile, rows_chunk, rows_row, M, pitch, HS):
+def multiply_tiles(accumulators, N, tile, rows_chunk, rows_row, M, pitch, HS):
     """`multiply_rows` with a left side that is loaded as it is needed; tile: as `load_left` takes it."""
     STEPS = HS // 16
     for s in range(STEPS):
         b = ldmatrix_x4(rows_chunk + int32(s * 32))
         for m in range(M):
             a = ldmatrix_x4(tile + int32(m * 16 * pitch + s * 32))
-            mma_m16n8k16_into(sums, m * N * 4, a, (b[0], b[1]))
-            mma_m16n8k16_into(sums, (m * N + 1) * 4, a, (b[2], b[3]))
+            mma_m16n8k16_into(accumulators, m * N * 4, a, (b[0], b[1]))
+            mma_m16n8k16_into(accumulators, (m * N + 1) * 4, a, (b[2], b[3]))
     if HS % 16:
         b2 = ldmatrix_x2(rows_row + int32(STEPS * 32))
         for m in range(M):
             a2 = ldmatrix_x2(tile + int32(m * 16 * pitch + STEPS * 32))
-            mma_m16n8k8_into(sums, m * N * 4, a2, b2[0])
-            mma_m16n8k8_into(sums, (m * N + 1) * 4, a2, b2[1])
+            mma_m16n8k8_into(accumulators, m * N * 4, a2, b2[0])
+            mma_m16n8k8_into(accumulators, (m * N + 1) * 4, a2, b2[1])
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_products(sums, words, rows_row, M, HS):
-    """sums[m] += words[4·m …] · (16 rows of a tile): HS columns, the rows are what is summed over.
+def add_products(accumulators, words, rows_row, M, HS):
+    """accumulators[m] += words[4·m …] · (16 rows of a tile): HS columns, the rows are what is summed over.
 
     rows_row: address of the first of the rows, and the lane's `by_row`
     """
@@ -148,40 +148,41 @@ def add_products(sums, words, rows_row, M, HS):
         b = ldmatrix_x4_trans(rows_row + int32(n * CHUNK))
         for m in range(M):
             a = words[4 * m], words[4 * m + 1], words[4 * m + 2], words[4 * m + 3]
-            mma_m16n8k16_into(sums, (m * N + n) * 4, a, (b[0], b[1]))
-            mma_m16n8k16_into(sums, (m * N + n + 1) * 4, a, (b[2], b[3]))
+            mma_m16n8k16_into(accumulators, (m * N + n) * 4, a, (b[0], b[1]))
+            mma_m16n8k16_into(accumulators, (m * N + n + 1) * 4, a, (b[2], b[3]))
     if N % 2:
         b2 = ldmatrix_x2_trans(rows_row + int32((N - 1) * CHUNK))
         for m in range(M):
             a = words[4 * m], words[4 * m + 1], words[4 * m + 2], words[4 * m + 3]
-            mma_m16n8k16_into(sums, (m * N + N - 1) * 4, a, b2)
+            mma_m16n8k16_into(accumulators, (m * N + N - 1) * 4, a, b2)
 
 
 @cuda.jit(device=True, forceinline=True)
-def pack(words, m, sums, first):
-    """Two neighbouring fragments of sums, from sums[first], as the left side of the next product."""
-    words[4 * m] = pack_half2(sums[first], sums[first + 1])
-    words[4 * m + 1] = pack_half2(sums[first + 2], sums[first + 3])
-    words[4 * m + 2] = pack_half2(sums[first + 4], sums[first + 5])
-    words[4 * m + 3] = pack_half2(sums[first + 6], sums[first + 7])
+def pack(words, m, accumulators, first):
+    """Two neighbouring fragments of accumulators, from accumulators[first], as the left side of the next product."""
+    words[4 * m] = pack_half2(accumulators[first], accumulators[first + 1])
+    words[4 * m + 1] = pack_half2(accumulators[first + 2], accumulators[first + 3])
+    words[4 * m + 2] = pack_half2(accumulators[first + 4], accumulators[first + 5])
+    words[4 * m + 3] = pack_half2(accumulators[first + 6], accumulators[first + 7])
 
 
 @cuda.jit(device=True, forceinline=True)
-def clear(sums, count):
+def clear(accumulators, count):
     for i in range(count):
-        sums[i] = float32(0)
+        accumulators[i] = float32(0)
 
 
 # Out of registers -----------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def stash(shared, patch, pitch, sums, m, N, f, f_below, lane):
+def stash(shared, patch, pitch, accumulators, m, N, f, f_below, lane):
     """A warp's 16 rows of N fragments, times f (f_below: the eight rows below), as float16 into shared memory."""
     at = int32(patch + lane // 4 * pitch + lane % 4 * 4)
     for n in range(N):
         s = (m * N + n) * 4
-        store_word(shared, at + n * CHUNK, pack_half2(f * sums[s], f * sums[s + 1]))
-        store_word(shared, at + 8 * pitch + n * CHUNK, pack_half2(f_below * sums[s + 2], f_below * sums[s + 3]))
+        store_word(shared, at + n * CHUNK, pack_half2(f * accumulators[s], f * accumulators[s + 1]))
+        store_word(shared, at + 8 * pitch + n * CHUNK,
+                   pack_half2(f_below * accumulators[s + 2], f_below * accumulators[s + 3]))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -197,9 +198,10 @@ def copy_out(shared, patch, pitch, out, at, step, exist, rows, HS, lane):
 
 
 @cuda.jit(device=True, forceinline=True)
-def four_neighbours(s0, s1, s2, s3, lane):
-    """A fragment's sums, exchanged by pairs of lanes: even lanes get columns 4·(l % 4 / 2) … of row l / 4, odd ones
-    those of the row 8 below."""
+def four_neighbours(accumulators, first, lane):
+    """A fragment's accumulators, exchanged by pairs of lanes: even lanes get columns 4·(l % 4 / 2) … of row l / 4, odd
+    ones those of the row 8 below."""
+    s0, s1, s2, s3 = (accumulators[first], accumulators[first + 1], accumulators[first + 2], accumulators[first + 3])
     even = lane & 1 == 0
     got0 = cuda.shfl_xor_sync(FULL_MASK, s2 if even else s0, 1)
     got1 = cuda.shfl_xor_sync(FULL_MASK, s3 if even else s1, 1)

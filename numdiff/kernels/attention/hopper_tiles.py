@@ -72,7 +72,7 @@ def place_in_tile(HS, tile, row, chunk):
 
 
 @cuda.jit(device=True, forceinline=True)
-def stash(HS, shared, tile, ninth, sums, sums_ninth, f_0, f_1):
+def stash(HS, shared, tile, ninth, accumulators, accumulators_ninth, f_0, f_1):
     """A warpgroup's 64 rows as float16 into a tile: a thread's first row times f_0, the one eight below times f_1."""
     thread = int32(opaque(int32(cuda.threadIdx.x)) & 127)
     lane = thread & 31
@@ -80,13 +80,13 @@ def stash(HS, shared, tile, ninth, sums, sums_ninth, f_0, f_1):
     column = int32((lane & 3) * 4)
     for j in range(min(HS, 64) // 8):
         store_word(shared, place_in_tile(HS, tile, row, j) + column,
-                   pack_half2(sums[4 * j] * f_0, sums[4 * j + 1] * f_0))
+                   pack_half2(accumulators[4 * j] * f_0, accumulators[4 * j + 1] * f_0))
         store_word(shared, place_in_tile(HS, tile, row + 8, j) + column,
-                   pack_half2(sums[4 * j + 2] * f_1, sums[4 * j + 3] * f_1))
+                   pack_half2(accumulators[4 * j + 2] * f_1, accumulators[4 * j + 3] * f_1))
     if HS == 72:
         at = int32(ninth + row * CHUNK + column)
-        store_word(shared, at, pack_half2(sums_ninth[0] * f_0, sums_ninth[1] * f_0))
-        store_word(shared, at + 8 * CHUNK, pack_half2(sums_ninth[2] * f_1, sums_ninth[3] * f_1))
+        store_word(shared, at, pack_half2(accumulators_ninth[0] * f_0, accumulators_ninth[1] * f_0))
+        store_word(shared, at + 8 * CHUNK, pack_half2(accumulators_ninth[2] * f_1, accumulators_ninth[3] * f_1))
 
 
 # Descriptors ----------------------------------------------------------------------------------------------------------

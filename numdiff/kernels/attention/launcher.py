@@ -19,10 +19,12 @@ import math
 import numpy as np
 
 from ...device import empty, is_device, launch
+from ...device.half import in_bfloat16
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
 from ...device.requires import supports
+from ...dtypes import is_half
 from ..any_batch import assumed
-from ..versions import label, versions_by_name
+from ..versions import capped, label, versions_by_name
 from . import (
     backward,
     backward_half,
@@ -119,10 +121,12 @@ def fitting(version, HS, array):
 
 def flash_attention_supports(qkv, heads):
     """Whether the fast kernels, forward and backward, run on this array (B, T, 3C); NumPy's always does."""
+    if capped("flash_attention", 1) == 0:
+        return False
     if not is_device(qkv):
         return True
     HS = qkv.shape[2] // (3 * heads)
-    return HS in HEAD_SIZES and any(fitting(v, HS, qkv) for v in ((3,) if qkv.dtype == np.float16 else (2, 4)))
+    return HS in HEAD_SIZES and any(fitting(v, HS, qkv) for v in ((3,) if is_half(qkv.dtype) else (2, 4)))
 
 
 def prepare(version, arrays, heads):
@@ -130,19 +134,19 @@ def prepare(version, arrays, heads):
     qkv = arrays[0]
     B, T, width = qkv.shape
     HS = width // (3 * heads)
-    if qkv.dtype not in (np.float16, np.float32) or any(a.dtype != qkv.dtype for a in arrays[:3]) \
+    if not (is_half(qkv.dtype) or qkv.dtype == np.float32) or any(a.dtype != qkv.dtype for a in arrays[:3]) \
             or any(a.dtype != np.float32 for a in arrays[3:]):
-        raise ValueError("on a GPU, flash attention takes qkv, dy and y all float32 or all float16, and logsumexp "
-                         f"float32, not {', '.join(str(a.dtype) for a in arrays)}; use cast_forward first")
+        raise ValueError("on a GPU, flash attention takes qkv, dy and y all float32, float16 or bfloat16, and "
+                         f"logsumexp float32, not {', '.join(str(a.dtype) for a in arrays)}; use cast_forward first")
     if HS not in HEAD_SIZES:
         raise ValueError(f"flash attention has kernels for heads of 32, 64 and 72 channels, not {HS}; use "
                          "attention_forward and attention_backward")
     if max(B, heads) > MAX_BLOCKS_YZ or T * width >= MAX_ELEMENTS:
         raise ValueError(f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the batch")
-    half = qkv.dtype == np.float16
+    half = is_half(qkv.dtype)
     if version is None:
         choices = ((5, 3, 1) if T > FEW_TOKENS else (3, 1)) if half else (4, 2, 1)
-        version = next(v for v in choices if fitting(v, HS, qkv))
+        version = next(v for v in choices if capped("flash_attention", v) == v and fitting(v, HS, qkv))
     if version not in ((1, 3, 5) if half else (1, 2, 4)):
         raise ValueError(f"there is no version {version} of flash attention in {qkv.dtype}: use "
                          f"{'1, 3 or 5' if half else '1, 2 or 4'}")
@@ -157,7 +161,7 @@ def prepare(version, arrays, heads):
     return version
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def flash_attention_forward(qkv, heads, order="legacy", version=None):
     """(y (B, T, C), logsumexp (B, heads, T)) of qkv (B, T, 3C); y is of qkv's type, logsumexp float32 on a GPU."""
     check(qkv, heads, order)
@@ -184,7 +188,7 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
     else:
         queries, threads, kernel = forward_split.QUERIES, forward_split.THREADS, forward_kernels_v4[HS]
         nbytes = forward_split.shared_bytes(HS)
-    launch(kernel, (-(-T // queries), heads, B), threads, *arguments, shared=nbytes)
+    launch(in_bfloat16(kernel, qkv.dtype), (-(-T // queries), heads, B), threads, *arguments, shared=nbytes)
     return y, logsumexp
 
 
@@ -207,7 +211,7 @@ def add_chunks(dq, dqkv, chunks, heads, HS, head_step):
            chunks, width, head_step, heads, HS)
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", version=None):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave."""
     check(qkv, heads, order)
@@ -258,7 +262,7 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
     apart = chunks > 1 or version == 3 and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
     dq, *dq_steps = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
     problem = backward.Problem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
-    launch(kernel, (chunks, heads, B), WARP * warps, *arrays, dq, problem,
+    launch(in_bfloat16(kernel, qkv.dtype), (chunks, heads, B), WARP * warps, *arrays, dq, problem,
            *((flat_y, int(own_sums)) if version == 3 else ()), shared=nbytes)
     if apart:
         add_chunks(dq, dqkv, chunks, heads, HS, head_step)

@@ -216,8 +216,3 @@ def store_tile(shared, to, tile, f, t, HS, threads):
         store_row(shared, at, tile[4], f)
         if threads == 64:
             store_row(shared, at + 32 * ROW, tile[5], f)
-
-
-def compile_kernel(kernel, threads, blocks):
-    """`cuda.jit` of a kernel, with few enough registers that `blocks` of its blocks fit on a multiprocessor."""
-    return cuda.jit(kernel, launch_bounds=(threads, blocks))

@@ -24,6 +24,7 @@ import math
 import numpy as np
 
 from ...device import over_batch
+from ...dtypes import in_single
 from .unfused import merge_heads, split_heads
 
 MAX_SCORES = 1 << 17  # scores in a working set: 256 KiB of float32, half of a small core's own cache
@@ -38,6 +39,7 @@ def pieces(part, heads, T):
             for b in range(part.start, part.stop, images) for h in range(0, heads, some) for t in range(0, T, rows)]
 
 
+@in_single(1)
 def flash_attention_forward_reference(qkv, heads, order="legacy"):
     B, T, width = qkv.shape
     q, k, v = split_heads(qkv, heads, order)
@@ -58,6 +60,7 @@ def flash_attention_forward_reference(qkv, heads, order="legacy"):
     return y, logsumexp
 
 
+@in_single()
 def flash_attention_backward_reference(dy, qkv, y, logsumexp, heads, order="legacy"):
     B, T, _ = qkv.shape
     dqkv = np.empty_like(qkv)

@@ -14,13 +14,13 @@ FRAGMENTS OF 32 BITS
     bits as it serves pairs of 16: the addresses `by_row` and `by_chunk` of fragments.py. It cannot turn them round; so
     a tile that is summed over its rows is read number by number (`lane_place`), rows 2x and 2x + 1 (x = l % 4, l the
     lane) of every eight: the 32 lanes then meet 32 banks.
-    These are also the columns of which a lane has the sums of an m16n8. A product does not care which row is called
-    which, as long as both sides agree: with rows 2x and 2x + 1 as its k = x and x + 4, a fragment of sums is the left
-    side of the next product as it is (`left_of_sums`). Likewise k = x and x + 4 of tf32, which a lane has, are
+    These are also the columns of which a lane has the accumulators of an m16n8. A product does not care which row is
+    called which, as long as both sides agree: with rows 2x and 2x + 1 as its k = x and x + 4, a fragment is the left
+    side of the next product as it is (`left_of_accumulators`). Likewise k = x and x + 4 of tf32, which a lane has, are
     neighbours in a word of bfloat16.
-SUMS
+ROUNDING
     A tensor core cuts its sums off instead of rounding them. Over thousands of terms that adds up to more than float32
-    may lose; so it sums tile by tile, and the tiles' sums are added outside (`add_sums`), rounded.
+    may lose; so it sums tile by tile, and the tiles' sums are added outside (`add_accumulators`), rounded.
 SOURCE
     Markidis et al. 2018, "NVIDIA Tensor Core Programmability, Performance & Precision", arXiv:1803.04014, section V;
     Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores", arXiv:2203.03341; Henry, Tang and
@@ -98,11 +98,11 @@ def split_right(x0, x1):
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply(sums, i, a, a_both, b, b_both):
-    """sums[i … i + 3] += left · right, of eight columns and rows."""
-    sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = mma_m16n8k16_bf16(
-        a_both, b_both, (sums[i], sums[i + 1], sums[i + 2], sums[i + 3]))
-    mma_m16n8k8_tf32_into(sums, i, a, b)
+def multiply(accumulators, i, a, a_both, b, b_both):
+    """accumulators[i … i + 3] += left · right, of eight columns and rows."""
+    accumulators[i], accumulators[i + 1], accumulators[i + 2], accumulators[i + 3] = mma_m16n8k16_bf16(
+        a_both, b_both, (accumulators[i], accumulators[i + 1], accumulators[i + 2], accumulators[i + 3]))
+    mma_m16n8k8_tf32_into(accumulators, i, a, b)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -113,14 +113,14 @@ def load_left(address):
 
 
 @cuda.jit(device=True, forceinline=True)
-def left_of_sums(sums, first):
-    """A fragment of sums as a left side: its columns 2x and 2x + 1 are k = x and x + 4."""
-    return split_left(sums[first], sums[first + 2], sums[first + 1], sums[first + 3])
+def left_of_accumulators(accumulators, first):
+    """A fragment of accumulators as a left side: its columns 2x and 2x + 1 are k = x and x + 4."""
+    return split_left(accumulators[first], accumulators[first + 2], accumulators[first + 1], accumulators[first + 3])
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_rows(sums, N, left, right, pitch, HS):
-    """sums[0 … N − 1] += 16 rows of a tile · (8·N rows of another)ᵀ, summed over HS columns.
+def multiply_rows(accumulators, N, left, right, pitch, HS):
+    """accumulators[0 … N − 1] += 16 rows of a tile · (8·N rows of another)ᵀ, summed over HS columns.
 
     left: address of the first row, and the lane's `by_row`; right: the same, and the lane's `by_chunk`
     """
@@ -131,37 +131,37 @@ def multiply_rows(sums, N, left, right, pitch, HS):
             for n in range(0, N, 2):
                 w = ldmatrix_x4(right + int32(n * 8 * pitch + s * 32))
                 b, b_both = split_right(float_of(w[0]), float_of(w[1]))
-                multiply(sums, 4 * n, a, a_both, b, b_both)
+                multiply(accumulators, 4 * n, a, a_both, b, b_both)
                 b, b_both = split_right(float_of(w[2]), float_of(w[3]))
-                multiply(sums, 4 * n + 4, a, a_both, b, b_both)
+                multiply(accumulators, 4 * n + 4, a, a_both, b, b_both)
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_products(sums, first, N, a, a_both, shared, at, pitch):
-    """sums[first … first + N − 1] += left · (8 rows of a tile): 8·N columns, the rows are what is summed over.
+def add_products(accumulators, first, N, a, a_both, shared, at, pitch):
+    """accumulators[first … first + N − 1] += left · (8 rows of a tile): 8·N columns, the rows are what is summed over.
 
     at: byte of the first row and column in shared memory, and the lane's `lane_place`
     """
     for n in range(N):
         x0, x1 = float_of(load_word(shared, at + n * 32)), float_of(load_word(shared, at + (n * 32 + pitch)))
         b, b_both = split_right(x0, x1)
-        multiply(sums, 4 * (first + n), a, a_both, b, b_both)
+        multiply(accumulators, 4 * (first + n), a, a_both, b, b_both)
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_sums(total, sums, count):
-    """A tile's sums onto those of the tiles before."""
+def add_accumulators(total, accumulators, count):
+    """A tile's accumulators onto those of the tiles before."""
     for i in range(count):
-        total[i] += sums[i]
+        total[i] += accumulators[i]
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_rows(out, at, step, exist, sums, N, f, f_below, lane):
+def write_rows(out, at, step, exist, accumulators, N, f, f_below, lane):
     """A warp's 16 rows of N fragments, times f (f_below: the eight rows below), to out[at], rows `step` apart."""
     row = int32(lane // 4 + lane % 2 * 8)
     at += int32(row * step + lane % 4 // 2 * 4)
     if lane % 2:
         f = f_below
     for n in range(N):
-        v = four_neighbours(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3], lane)
+        v = four_neighbours(accumulators, 4 * n, lane)
         write_four(out, at + 8 * n, v, f, row < exist)

@@ -34,6 +34,7 @@ import math
 import numpy as np
 
 from ...device import empty, is_device, over_batch
+from ...dtypes import in_single
 from ..matmul import Matrices, matmul_strided
 from ..softmax import softmax_backward, softmax_backward_reference, softmax_forward, softmax_forward_reference
 
@@ -54,6 +55,7 @@ def merge_heads(y, heads):
     return y.reshape(B, T, heads, C // heads).transpose(0, 2, 1, 3)
 
 
+@in_single()
 def attention_forward_reference(qkv, heads, order="legacy"):
     B, T, width = qkv.shape
     q, k, v = split_heads(qkv, heads, order)
@@ -68,6 +70,7 @@ def attention_forward_reference(qkv, heads, order="legacy"):
     return y, probabilities
 
 
+@in_single()
 def attention_backward_reference(dy, qkv, probabilities, heads, order="legacy"):
     q, k, v = split_heads(qkv, heads, order)
     dqkv = np.empty_like(qkv)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 import numpy as np
 
 TOLERANCE = 1e-5  # relative error in the 2-norm against float64
+HALF_TOLERANCE = 1e-3  # float16 results are rounded to 10 mantissa bits, and so are probabilities
+BFLOAT16_TOLERANCE = 8e-3  # to 7 mantissa bits
 SEED, PURPOSE = 1234567890123, 3
 
 

@@ -3,9 +3,8 @@ import numpy as np
 
 from .. import attention as flash_attention
 from ..attention import launcher
-from .case import TOLERANCE, Case, normal
+from .case import HALF_TOLERANCE, TOLERANCE, Case, normal
 
-HALF_TOLERANCE = 1e-3  # float16 results are rounded to 10 mantissa bits, and so are probabilities
 CHOICES = "choose_warps", "choose_chunks", "choose_queries", "choose_tile", "multiprocessors_of"
 
 

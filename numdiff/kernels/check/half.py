@@ -9,9 +9,7 @@ from ..conv2d import hopper_weight_gradient as conv2d_hopper_gradient
 from ..conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import hopper, launcher, mma
-from .case import Case
-
-HALF_TOLERANCE = 1e-3  # float16 results are rounded to 10 mantissa bits
+from .case import HALF_TOLERANCE, Case
 
 
 def halves(**shapes):
@@ -37,7 +35,7 @@ def product_cases():
 
         def run(a, v):
             return (with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.a, a.b, transpose_a, not across, version=v, out_dtype=np.float16 if half else np.float32)),)
+                a.a, a.b, transpose_a, not across, version=v, out_dtype=a.a.dtype if half else np.float32)),)
 
         layout = f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}"
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
@@ -54,16 +52,21 @@ def product_cases():
 
         return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
 
-    def gelu(tile, epilogue):
+    def activation(tile, epilogue):
+        name, backward = epilogue.removesuffix("_gradient"), epilogue.endswith("_gradient")
+        product = getattr(matmul, f"matmul_{name}_{'backward' if backward else 'forward'}")
+        # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
+        N = (tile if epilogue != "swiglu" else tile // 2) - 24
+        columns = 2 * N if name == "swiglu" else N  # of u
+
         def run(a, v):
-            if epilogue == "gelu":
-                return with_tile(tile, 6, 1, lambda: matmul.matmul_gelu_forward(a.a, a.b, a.bias))
-            return (with_tile(tile, 6, 1, lambda: matmul.matmul_gelu_backward(a.a, a.b, a.u)),)
+            if backward:
+                return (with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u)),)
+            return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias))
 
         def inputs(rng):
-            N = tile - 24  # each 64 columns have an epilogue of their own
-            return {**halves(a=(8, 8), b=(N, 8) if epilogue == "gelu" else (8, N), u=(8, N))(rng),
-                    "bias": rng.standard_normal(N).astype(np.float32)}
+            return {**halves(a=(8, 8), b=(8, N) if backward else (columns, 8), u=(8, columns))(rng),
+                    "bias": rng.standard_normal(columns).astype(np.float32)}
 
         return Case(f"matmul_{epilogue}", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
 
@@ -79,8 +82,16 @@ def product_cases():
             name: rng.standard_normal(shape).astype(np.float32)
             for name, shape in (("bias", 8), ("dweight", (8, 72)), ("dbias", 8))}},
         pair, (None,), HALF_TOLERANCE, "and forward, float16, two arrays")
-    for key in hopper.GELU_KERNELS:
-        yield gelu(*key)
+    for key in hopper.ACTIVATION_KERNELS:
+        yield activation(*key)
+    for tile, transpose_a, across in hopper.BATCH_KERNELS:
+        def run(a, v, tile=tile, transposes=(transpose_a, not across)):
+            return (with_tile(tile, 6, 1, lambda: matmul.matmul_forward(
+                a.a, a.b, *transposes, residual=a.residual, version=v)),)
+
+        yield Case("matmul", halves(a=(2, 64, 128) if transpose_a else (2, 128, 64), b=(2, 64, 8) if across else (
+            2, 8, 64), residual=(2, 128, 8)), run, (6,), HALF_TOLERANCE,
+            f"float16, a batch, {'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}, tile {tile}")
     for module, version in ((mma, 5), (hopper, 6)):
         for key in module.KERNELS:
             yield product(key, version, 1)
@@ -111,13 +122,13 @@ def convolution_cases():
         def forward(a, v, tile=tile, taps=taps):
             if not is_device(a.x):
                 return (conv2d.conv2d_forward_reference(a.x, a.weight),)
-            return (conv2d_hopper.hopper_convolution(a.x, a.weight, None, empty(a.dy.shape, np.float16, like=a.x),
+            return (conv2d_hopper.hopper_convolution(a.x, a.weight, None, empty(a.dy.shape, a.x.dtype, like=a.x),
                                                      only=tile, taps_per_stage=taps),)
 
         def gradient(a, v, tile=tile, taps=taps):
             if not is_device(a.x):
                 return (conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight),)
-            return (conv2d_hopper.hopper_convolution(a.dy, a.weight, None, empty(a.x.shape, np.float16, like=a.x),
+            return (conv2d_hopper.hopper_convolution(a.dy, a.weight, None, empty(a.x.shape, a.x.dtype, like=a.x),
                                                      gradient=True, only=tile, taps_per_stage=taps),)
 
         yield Case("conv2d", inputs, forward, tolerance=HALF_TOLERANCE, label=label)
@@ -130,7 +141,7 @@ def convolution_cases():
             if not is_device(a.x):
                 y = conv2d.conv2d_forward_reference(a.x, a.weight, a.dbias, residual=a.dy)
                 return y, channel_statistics_reference(y)
-            statistics, y = conv2d.channel_statistics(a.x, a.weight, least=0), empty(a.dy.shape, np.float16, like=a.x)
+            statistics, y = conv2d.channel_statistics(a.x, a.weight, least=0), empty(a.dy.shape, a.x.dtype, like=a.x)
             conv2d_hopper.hopper_convolution(a.x, a.weight, a.dbias, y, residual=a.dy, only=tile, taps_per_stage=1,
                                              statistics=statistics)
             return y, statistics

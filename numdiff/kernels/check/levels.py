@@ -2,8 +2,8 @@
 from ..conv2d.levels import conv2d_level_forward
 from ..matmul.first import matmul_first_forward
 from ..matmul.levels import matmul_level_forward
-from .case import Case, normal, one
-from .half import HALF_TOLERANCE, halves
+from .case import HALF_TOLERANCE, Case, normal, one
+from .half import halves
 
 
 def level_cases():

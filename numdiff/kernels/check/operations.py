@@ -7,6 +7,7 @@ from .. import (
     bias,
     concat,
     conv2d,
+    depthwise,
     dropout,
     elementwise,
     embedding,
@@ -18,19 +19,30 @@ from .. import (
     random,
     reduce,
     resample,
+    rmsnorm,
     scale_shift,
     softmax,
 )
 from ..attention import unfused as attention
 from ..concat import Pair
-from ..conv2d import im2col
+from ..conv2d import im2col, im2win
 from ..diffusion import ahead, images, levels, mse, q_sample, sampler
 from ..groupnorm import one_pass as groupnorm_one_pass
 from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import launcher, vectorised
-from ..optimizer import adamw, ema, grad_norm, loss_scale, step_state, telemetry, zero_ranges
-from .case import PURPOSE, SEED, Case, in_place, normal, one, with_counters, with_timesteps
-from .half import HALF_TOLERANCE
+from ..optimizer import (
+    adamw,
+    ema,
+    grad_norm,
+    loss_scale,
+    muon,
+    newton_schulz,
+    power_ema,
+    step_state,
+    telemetry,
+    zero_ranges,
+)
+from .case import HALF_TOLERANCE, PURPOSE, SEED, TOLERANCE, Case, in_place, normal, one, with_counters, with_timesteps
 
 
 def elementwise_cases():
@@ -196,6 +208,14 @@ def norms_cases():
         _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
         return made
 
+    def rows(rng):
+        made = normal(dy=(5, 36), x=(5, 36), weight=(36,), dweight=(36,))(rng)
+        return {**made, "rstd": rmsnorm.rmsnorm_forward(made["x"])[1]}
+
+    yield Case("rmsnorm", normal(x=(5, 36), weight=(36,)), lambda a, v: rmsnorm.rmsnorm_forward(
+        a.x, a.weight, version=v), (1, 2))
+    yield Case("rmsnorm_backward", rows, lambda a, v: (rmsnorm.rmsnorm_backward(
+        a.dy, a.x, a.weight, a.rstd, a.dweight, version=v), a.dweight), (1, 2))
     yield Case("layernorm_backward", inputs, lambda a, v: (layernorm.layernorm_backward(
         a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2))
 
@@ -270,10 +290,12 @@ def grouped_cases():
 
 def convolutions_cases():
     for label, (size, c, n, kernel, stride), versions in (
-            ("3×3", (3, 8, 20, 3, 1), (1, 2, 3)), ("wide", (3, 8, 68, 3, 1), (3,)),
-            ("odd", (4, 3, 19, 3, 1), (1, 2, 3)),
-            ("stride 2", (5, 4, 8, 3, 2), (1, 2, 3)), ("wide, stride 2", (4, 8, 20, 3, 2), (3,)),
-            ("to 3 channels", (4, 8, 3, 3, 1), (3,)), ("1×1", (3, 8, 12, 1, 1), (None,))):
+            ("3×3", (3, 8, 20, 3, 1), (1, 2, 3, 7)), ("wide", (3, 8, 68, 3, 1), (3, 7)),
+            ("odd", (4, 3, 19, 3, 1), (1, 2, 3, 7)),
+            ("stride 2", (5, 4, 8, 3, 2), (1, 2, 3, 7)), ("wide, stride 2", (4, 8, 20, 3, 2), (3,)),
+            ("5×5, stride 2", (4, 4, 8, 5, 2), (7,)), ("in parts", (2, 16, 4, 3, 1), (7,)),
+            ("1×1, stride 2", (3, 4, 8, 1, 2), (7,)),
+            ("to 3 channels", (4, 8, 3, 3, 1), (3,)), ("1×1", (3, 8, 12, 1, 1), (None, 7))):
         shapes = {"x": (1, size, size, c), "weight": (n, kernel, kernel, c), "bias": (n,)}
         yield Case("conv2d", normal(**shapes), one(lambda a, v, s=stride: conv2d.conv2d_forward(
             a.x, a.weight, a.bias, s, version=v)), versions, label=label)
@@ -282,8 +304,33 @@ def convolutions_cases():
         yield Case("conv2d_backward", normal(**shapes), lambda a, v, s=stride: (conv2d.conv2d_backward(
             a.dy, a.x, a.weight, a.dweight, a.dbias, s, version=v), a.dweight, a.dbias), versions, label=label)
     yield Case("im2col", normal(x=(1, 4, 5, 4)), one(lambda a, v: im2col.im2col_forward(a.x, 3, 1, version=v)), (1, 2))
+    yield Case("im2win", normal(x=(1, 4, 5, 4)), one(lambda a, v: im2win.im2win_forward(a.x, 3, 2, version=v)), (1, 2))
     yield Case("im2col_backward", normal(dcol=(1, 4, 5, 3, 3, 4)),
                one(lambda a, v: im2col.im2col_backward(a.dcol, (1, 4, 5, 4), 3, 1, version=v)), (1, 2))
+
+
+def depthwise_cases():
+    """Tiles that the image does not fill, and a slice that the channels do not fill."""
+    problems = [("three channels", (1, 4, 5, 3), 3, (1,), np.float32), ("3×3", (2, 5, 10, 8), 3, (1, 2), np.float32),
+                ("3×3 float16, two slices", (1, 2, 9, 40), 3, (1, 2), np.float16)]
+    problems += [(f"{k}×{k}{' float16' * (dtype == np.float16)}, {width} wide", (1, 2, width, 8), k, (2,), dtype)
+                 for k in (3, 5, 7) for dtype in (np.float32, np.float16) for width in (3, 9)]
+    for label, (B, H, W, C), kernel, versions, dtype in problems:
+        shapes = {"x": (B, H, W, C), "dy": (B, H, W, C), "weight": (kernel, kernel, C)}
+        vectors = normal(bias=(C,), channel=(B, C), dweight=(kernel, kernel, C))
+
+        def inputs(rng, shapes=shapes, vectors=vectors, dtype=dtype):
+            made = normal(**shapes)(rng)
+            return {**({k: a.astype(dtype) for k, a in made.items()} if dtype == np.float16 else made), **vectors(rng)}
+
+        def case(name, run, results=dtype, label=label, versions=versions, inputs=inputs):
+            tolerance = HALF_TOLERANCE if results == np.float16 else TOLERANCE
+            return Case(name, inputs, run, versions, tolerance, label)
+
+        yield case("depthwise", one(lambda a, v: depthwise.depthwise_forward(a.x, a.weight, a.bias, a.channel, v)))
+        yield case("depthwise_input_gradient", one(lambda a, v: depthwise.depthwise_input_gradient(a.dy, a.weight, v)))
+        yield case("depthwise_weight_gradient", in_place(
+            lambda a, v: depthwise.depthwise_weight_gradient(a.dy, a.x, a.dweight, v), "dweight"), np.float32)
 
 
 def movement_cases():
@@ -365,6 +412,36 @@ def randomness_cases():
                one(lambda a, v: dropout.dropout_backward(a.x, 0.3, SEED, 1, a.step, a.samples, version=v)), (1, 2))
 
 
+def muon_cases():
+    for rows, columns, versions in ((3, 5, (1,)), (24, 16, (1, 2))):
+        n = -(-rows * columns // 8) * 8
+
+        def inputs(rng, rows=rows, columns=columns, n=n):
+            return {**normal(weight=(3 * n,), gradient=(3 * n,), m=(3 * n,), ema=(3 * n,), x=(2, rows, columns))(rng),
+                    "half": np.zeros(3 * n, np.float16), "starts": np.array([0, 2 * n]), "norm": np.array([4.0]),
+                    "unscale": np.array([0.5]), "rate": np.array([1e-2]), "step": np.array([3], np.uint32)}
+
+        def stack(a, rows=rows, columns=columns):
+            return muon.Stack(a.starts, rows, columns)
+
+        label = f"{rows} × {columns}"
+        yield Case("muon_momentum", inputs, lambda a, v, s=stack: (muon.muon_momentum(
+            a.gradient, a.m, s(a), a.norm, 0.95, 1.0, a.unscale, version=v), a.m), versions, label=label)
+        yield Case("muon_apply", inputs, in_place(lambda a, v, s=stack: muon.muon_apply(
+            a.weight, a.x, s(a), a.step, a.rate, a.norm, 0.1, a.ema, 0.99, a.half, version=v), "weight", "ema", "half"),
+            versions, 1e-3, label=label)
+    for shape, dtype, tolerance in (((2, 3, 2), np.float64, 1e-5), ((2, 8, 16), np.float16, HALF_TOLERANCE)):
+        yield Case("newton_schulz", lambda rng, s=shape, d=dtype: {"x": (newton_schulz.A * unit(rng, s)).astype(d)},
+                   one(lambda a, v: newton_schulz.newton_schulz(a.x, 1)), tolerance=tolerance,
+                   label=f"{shape[1]} × {shape[2]}")  # one iteration: the others launch the same kernels
+
+
+def unit(rng, shape):
+    """Matrices of Frobenius norm 1."""
+    x = rng.standard_normal(shape)
+    return x / np.linalg.norm(x, axis=(1, 2), keepdims=True)
+
+
 def update_cases():
     def state(rng):
         made = normal(weight=(24,), gradient=(24,), m=(24,), ema=(24,), rate=(1,), loss=(1,))(rng)
@@ -379,11 +456,20 @@ def update_cases():
     yield Case("adamw", state, in_place(lambda a, v: adamw.adamw_update(
         a.weight, a.gradient, a.m, a.v, a.step, a.rate, a.norm, 0.9, 0.999, 1e-8, 0.01, 1.0, a.unscale, a.ema, 0.99,
         a.half, version=v), "weight", "m", "v", "ema", "half"), (3,), 1e-3, label="fused")
+    parts = zero_ranges.pieces([(0, 8), (16, 24)])
+    yield Case("adamw", lambda rng: {**state(rng), "pieces": parts}, in_place(lambda a, v: adamw.adamw_update(
+        a.weight, a.gradient, a.m, a.v, a.step, a.rate, a.norm, 0.9, 0.999, 1e-8, 0.01, 1.0, a.unscale, a.ema, 0.99,
+        a.half, version=v, ranges=adamw.Ranges(a.pieces, 16)), "weight", "m", "v", "ema", "half"), (3,), 1e-3,
+        label="ranges")
     for rule in loss_scale.RULES:
         yield Case("loss_scale", state, in_place(lambda a, v, r=rule: loss_scale.loss_scale_update(
             a.norm, a.scale, a.unscale, a.counts, r, 4), "norm", "scale", "unscale", "counts"), label=rule)
     yield Case("ema", state, in_place(
         lambda a, v: ema.ema_update(a.ema, a.weight, a.step, a.norm, 0.99, version=v), "ema"), (1, 2))
+    yield Case("power_ema", lambda rng: {**state(rng), "emas": rng.standard_normal((2, 24)),
+                                         "exponents": power_ema.exponents_of((0.05, 0.1))}, in_place(
+        lambda a, v: power_ema.power_ema_update(a.emas, a.weight, a.step, a.norm, a.exponents, version=v), "emas"),
+        (1, 2))
     for cosine in (False, True):
         yield Case("learning_rate", state, in_place(lambda a, v, c=cosine: step_state.learning_rate_forward(
             a.step, a.rate, 1e-3, 2, 10, c), "rate"), label="cosine" if cosine else "constant")
@@ -418,4 +504,5 @@ def update_cases():
 
 
 GROUPS = (elementwise_cases, reductions_cases, norms_cases, products_cases, grouped_cases,
-          convolutions_cases, movement_cases, diffusion_cases, randomness_cases, update_cases)
+          convolutions_cases, depthwise_cases, movement_cases, diffusion_cases, randomness_cases, muon_cases,
+          update_cases)

@@ -10,9 +10,11 @@ import numpy as np
 
 from ...device import PtxError, download, get_backend, synchronize, upload
 from ...device.emulator import EmulatorDevice
+from ...dtypes import is_half
 from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
 from ...errors import UsageError
 from ..versions import FOR, NAMES, name_of, operation_of
+from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
 from .flash import flash_cases
 from .half import convolution_cases, product_cases
@@ -28,6 +30,7 @@ ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads 
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, product_cases, convolution_cases,
                                peer_cases, tf32_cases, level_cases) for case in group()]
+CASES += bfloat16_cases(CASES)
 
 
 def cases_named(names):
@@ -72,7 +75,8 @@ def _inputs(case):
 @functools.cache
 def _type_of(inputs):
     arrays = inputs(np.random.default_rng(0)).values()
-    return "float16" if next(a.dtype for a in arrays if a.dtype.kind == "f") == np.float16 else "float32"
+    first = next(a.dtype for a in arrays if a.dtype.kind == "f" or is_half(a.dtype))
+    return first.name if is_half(first) else "float32"
 
 
 def dtype_of(case):
@@ -110,7 +114,7 @@ def reference(case):
     """The results in float64 by NumPy, from inputs rounded to float32 as those of a device are."""
     arrays = {name: a.astype(np.float32) if a.dtype == np.float64 else a.copy() for name, a in _inputs(case).items()}
     for name, a in arrays.items():
-        if a.dtype in (np.float16, np.float32):
+        if is_half(a.dtype) or a.dtype == np.float32:
             arrays[name] = a.astype(np.float64)
     return case.run(Arrays(arrays), None)
 

@@ -2,9 +2,10 @@
 import numpy as np
 
 from ..diffusion import class_dropout, vlb
-from ..transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify
-from .case import SEED, Case, normal, one, with_counters
-from .half import HALF_TOLERANCE, halves
+from ..transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify, qk_norm_rope, swiglu
+from ..transformer.adaln import Norm
+from .case import HALF_TOLERANCE, SEED, Case, normal, one, with_counters
+from .half import halves
 
 
 def seam_cases():
@@ -70,8 +71,102 @@ def seam_cases():
             yield Case("gate_adaln_backward", inputs, in_two(run_back) if split else run_back, **arguments)
 
 
+def turn_cases():
+    """qk_norm_rope: heads that share a warp and heads that fill none; in place and not, norm and rotation alone."""
+    def given(a, norms, rotates):
+        weights = {"q_weight": a.q_weight, "k_weight": a.k_weight} if norms else {}
+        return {**weights, **({"rotation": a.rotation} if rotates else {})}
+
+    def case(shape, versions, norms, rotates, in_place, half):
+        B, T, heads, HS = shape
+        D = heads * HS
+
+        def inputs(rng):
+            made = (halves if half else normal)(qkv=(B, T, 3 * D), dy=(B, T, 3 * D), raw=(B, T, (2 if in_place else 3)
+                                                                                          * D))(rng)
+            return {**made, **normal(q_weight=(HS,), k_weight=(HS,), rotation=(2, T, HS), dq=(HS,), dk=(HS,))(rng)}
+
+        def forward(a, v):
+            y, kept = qk_norm_rope.qk_norm_rope_forward(a.qkv, heads, **given(a, norms, rotates), in_place=in_place,
+                                                        version=v)
+            return (y, kept) if norms else (y,)
+
+        def backward(a, v):
+            sums = {"dq_weight": a.dq, "dk_weight": a.dk} if norms else {}
+            dqkv = qk_norm_rope.qk_norm_rope_backward(a.dy, a.raw if norms else None, heads, **given(a, norms, rotates),
+                                                      **sums, in_place=in_place, version=v)
+            return (dqkv, a.dq, a.dk) if norms else (dqkv,)
+
+        label = (f"{heads} heads of {HS}{', in place' * in_place}{', no norm' * (not norms)}"
+                 f"{', no rotation' * (not rotates)}{', float16' * half}")
+        tolerance = HALF_TOLERANCE if half else 1e-5
+        yield Case("qk_norm_rope", inputs, forward, versions, tolerance, label)
+        yield Case("qk_norm_rope_backward", inputs, backward, versions, tolerance, label)
+
+    for arguments in (((2, 9, 2, 8), (1, 2), True, True, True, False), ((1, 3, 3, 6), (1,), True, True, False, False),
+                      ((1, 1, 4, 72), (2,), True, True, True, True), ((1, 1, 9, 128), (2,), True, False, False, False),
+                      ((1, 2, 2, 8), (1, 2), False, True, False, True)):
+        yield from case(*arguments)
+
+
+def norm_cases():
+    """adaln and gate_adaln with RMSNorm, a weight, no shift: every kernel of every norm but DiT's own."""
+    def inputs(rng, shape, norm):
+        B, _, C = shape
+        vectors = {"gate": (B, C), "shift": (B, C), "scale": (B, C), "weight": (C,), "dweight": (C,)}
+        made = normal(x=shape, h=shape, dz=shape, dy=shape, **vectors)(rng)
+        options = {"weight": made["weight"] if norm.weighted else None, "norm": norm.kind}
+        _, mean, made["rstd"] = adaln.adaln_forward(made["x"], None, made["scale"], **options)
+        return made if norm.rms else {**made, "mean": mean}
+
+    def options(a, norm):
+        return {"weight": a.weight if norm.weighted else None, "norm": norm.kind}
+
+    def gradient_options(a, norm):
+        return {"weight": a.weight, "dweight": a.dweight} if norm.weighted else {}
+
+    def given(found, a, norm):
+        """All results that there are."""
+        return (*(array for array in found if array is not None), *((a.dweight,) if norm.weighted else ()))
+
+    def whole(a, v, norm):
+        return given(adaln.adaln_forward(a.x, a.shift if norm.shifted else None, a.scale, version=v,
+                                         **options(a, norm)), a, Norm())
+
+    def whole_backward(a, v, norm):
+        return given(adaln.adaln_backward(a.dy, a.x, a.scale, None if norm.rms else a.mean, a.rstd, version=v,
+                                          need_dshift=norm.shifted, **gradient_options(a, norm)), a, norm)
+
+    def seam(a, v, norm, gated):
+        found = gate_adaln.gate_adaln_forward(a.x, *((a.h, a.gate) if gated else (None, None)),
+                                              a.shift if norm.shifted else None, a.scale, version=v,
+                                              **options(a, norm))
+        return given(found[0 if gated else 1:], a, Norm())
+
+    def seam_backward(a, v, norm, gated):
+        return given(gate_adaln.gate_adaln_backward(
+            a.dz, a.dy, a.x, *((a.h, a.gate) if gated else (None, None)), a.shift if norm.shifted else None, a.scale,
+            None if norm.rms else a.mean, a.rstd, version=v, **gradient_options(a, norm)), a, norm)
+
+    def cases(name, run, run_back, shape, versions, label, *arguments):
+        norm = arguments[0]
+        for operation, function in ((name, run), (f"{name}_backward", run_back)):
+            yield Case(operation, lambda rng: inputs(rng, shape, norm), lambda a, v, function=function: function(
+                a, v, *arguments), versions, label=label)
+
+    for norm in adaln.NORMS[1:]:
+        yield from cases("adaln", whole, whole_backward, (2, 3, 36), (1, 2), str(norm), norm)
+    for sweeps, gated, norm in gate_adaln.KEYS:
+        if norm != Norm():
+            C = 256 * sweeps - 248
+            yield from cases("gate_adaln", seam, seam_backward, (1, 1, C), (2,),
+                             f"{norm}, {'' if gated else 'no gate, '}{C} channels", norm, gated)
+
+
 def transformer_cases():
     yield from seam_cases()
+    yield from turn_cases()
+    yield from norm_cases()
 
     def in_two(module, run):
         """run() with the sums over tokens in two chunks and a second pass, which else takes a thousand tokens."""
@@ -109,6 +204,13 @@ def transformer_cases():
                    versions, label=label)
         yield Case("bias_gelu_backward", normal(**shapes), passes(bias_gelu, lambda a, v: (
             bias_gelu.bias_gelu_backward(a.dy, a.x, a.bias, a.dbias, version=v), a.dbias)), versions, label=label)
+    for H, versions, half in ((12, (1,), False), (8, (1, 2), False), (16, (1, 2), True)):
+        arrays, tolerance = (halves, HALF_TOLERANCE) if half else (normal, 1e-5)
+        label = f"{H} channels{', float16' * half}"
+        yield Case("swiglu", arrays(x=(3, 2 * H)), one(lambda a, v: swiglu.swiglu_forward(a.x, version=v)), versions,
+                   tolerance, label)
+        yield Case("swiglu_backward", arrays(dy=(3, H), x=(3, 2 * H)), one(lambda a, v: swiglu.swiglu_backward(
+            a.dy, a.x, version=v)), versions, tolerance, label)
     for count in (2, 6):
         yield Case("chunk", normal(x=(3, 4 * count)), lambda a, v, n=count: tuple(chunk.chunk_forward(a.x, n)),
                    label=f"{count} parts")

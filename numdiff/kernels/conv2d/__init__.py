@@ -5,6 +5,7 @@
     cpu.py           where there is no GPU: a few large products, on rows that BLAS reads in place
     winograd.py          on the CPU, too: 16 products instead of 36 for four pixels
     implicit.py      v3  the matrix is gathered on the way and never written
+    im2win.py        v7  the windows along a row written once, and overlapping: a rung beside the ladder
     narrow.py        v3  three channels: one thread a pixel
     mma.py           v4  float16 on the tensor cores of sm_80 and later
     tf32.py          v4  float32 on the same units, rounded to tf32

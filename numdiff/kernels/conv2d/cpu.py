@@ -7,7 +7,7 @@ MATHEMATICS
     width 3·C instead of one of width 9·C, and a third of im2col's copying.
     Convolutions that winograd.py supports go there.
 SHAPES
-    as in direct.py, of any float; float16 is computed in float32 and rounded once
+    as in direct.py, of any float; what has 16 bits is computed in float32 and rounded once
 DETERMINISM
     the cores share the images, and their parts of a weight gradient are added in order; within `any_batch` a product
     has the same number of rows in any batch.
@@ -17,6 +17,7 @@ READ NEXT
 import numpy as np
 
 from ...device import over_batch
+from ...dtypes import is_half
 from ..any_batch import blocks, filled
 from ..reduce import column_sum
 from .im2col import output_size
@@ -45,10 +46,10 @@ def cache_sized(x, kernel, share):
 
 
 def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=None):
-    if x.dtype == np.float16:
+    if is_half(x.dtype):
         wide = conv2d_forward_cpu(x.astype(np.float32), weight.astype(np.float32), bias, stride, channel,
                                         residual)
-        return wide.astype(np.float16)
+        return wide.astype(x.dtype)
     if winograd_supports(x, weight, stride):
         return winograd_forward(x, weight, bias, channel, residual)
     n, kernel, _, c = weight.shape
@@ -78,10 +79,10 @@ def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=No
 
 
 def conv2d_backward_cpu(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True):
-    if x.dtype == np.float16:
+    if is_half(x.dtype):
         dx = conv2d_backward_cpu(*(a.astype(np.float32) for a in (dy, x, weight)), dweight, dbias, stride,
                                        need_dx)
-        return dx.astype(np.float16) if need_dx else None
+        return dx.astype(x.dtype) if need_dx else None
     n, kernel, _, c = weight.shape
     ho = dy.shape[1]
 
@@ -94,7 +95,9 @@ def conv2d_backward_cpu(dy, x, weight, dweight, dbias=None, stride=1, need_dx=Tr
                 dtaps[r] += transposed @ rows[r:r + stride * ho:stride].reshape(-1, kernel * c)
         return dtaps.transpose(1, 0, 2).reshape(dweight.shape)
 
-    if winograd_supports(x, weight, stride):
+    if dweight is None:
+        pass
+    elif winograd_supports(x, weight, stride):
         winograd_weight_gradient(dy, x, dweight)
     else:
         for part in over_batch(weight_gradient, len(x), kernel * dy.size):

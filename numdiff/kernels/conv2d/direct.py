@@ -47,6 +47,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...device import cuda, float32, launch
+from ...dtypes import in_single
 from ..common import divide, no_numbers
 from ..matmul import matmul_forward
 from .im2col import im2col_backward, im2col_forward, output_size, reading_pixel
@@ -56,6 +57,7 @@ BLOCK = 256  # threads
 
 # Reference ------------------------------------------------------------------------------------------------------------
 
+@in_single()
 def conv2d_forward_reference(x, weight, bias=None, stride=1, channel=None, residual=None):
     (b, h, w, _), (n, kernel, _, _) = x.shape, weight.shape
     pad, ho, wo = kernel // 2, output_size(h, stride), output_size(w, stride)
@@ -67,6 +69,7 @@ def conv2d_forward_reference(x, weight, bias=None, stride=1, channel=None, resid
     return sum((a for a in addends if a is not None), y)
 
 
+@in_single()
 def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True):
     (_, h, w, _), (_, ho, wo, _), kernel = x.shape, dy.shape, weight.shape[1]
     pad = kernel // 2

@@ -10,7 +10,7 @@ MATHEMATICS
     the same ones shifted by some rows and columns, so nothing is gathered: TMA loads the tile of pixels WITH ITS HALO
     once, with zeros outside the image (which is the padding), and each tap begins to read it at another row.
 SHAPES
-    x (B, H, W, C), weight (N, kernel, kernel, C), y and residual (B, H, W, N): float16
+    x (B, H, W, C), weight (N, kernel, kernel, C), y and residual (B, H, W, N): float16 or bfloat16
     bias (N,), channel (B, N): float32; statistics (B, H / 8 · W / 8, 2, N / 2) float32: groupnorm/normalise.py
     C and N multiples of 8 (a row that TMA brings is a multiple of 16 bytes), kernel odd, stride 1; any B, H, W
 VERSIONS
@@ -64,6 +64,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, float32, int32, launch, uint32
+from ...device.half import in_bfloat16
 from ...device.limits import FULL_MASK, HOPPER_SHARED
 from ...device.mbarrier import (
     fence_barrier_init,
@@ -99,6 +100,7 @@ from ...device.tma import (
     tma_store_wait_read_0,
 )
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from ...dtypes import is_half
 from ..any_batch import assumed
 from ..common import divide, no_numbers
 from ..tuning import tuned_or
@@ -818,7 +820,7 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors, only=None, tap
 def hopper_supports(x, weight, stride):
     """Whether this rung takes these operands."""
     size, inputs = weight.shape[2:]
-    return (supports(x, conv2d_forward_kernels_v6) and x.dtype == weight.dtype == np.float16 and stride == 1
+    return (supports(x, conv2d_forward_kernels_v6) and x.dtype == weight.dtype and is_half(x.dtype) and stride == 1
             and inputs % 8 == 0 and weight.shape[0] % 8 == 0 and size <= 7)
 
 
@@ -864,7 +866,8 @@ def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient
     map_residual = map_y if residual is None else tensor_map(residual, (columns, 8, 8, 1), swizzle=2 * columns)
     nothing = no_numbers(backend)
     kernels = conv2d_input_gradient_kernels_v6 if gradient else conv2d_forward_kernels_v6
-    launch(kernels[plan.bn, plan.pixels // 128, plan.taps_per_stage], min(plan.tiles, backend.multiprocessors), THREADS,
+    kernel = in_bfloat16(kernels[plan.bn, plan.pixels // 128, plan.taps_per_stage], x.dtype)
+    launch(kernel, min(plan.tiles, backend.multiprocessors), THREADS,
            Maps(map_x, map_weight, map_y, map_residual),
            Vectors(nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1)),
            Shape(b, h, w, n, -(-c // BK), size),

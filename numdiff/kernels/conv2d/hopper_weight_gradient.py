@@ -40,6 +40,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
+from ...device.half import in_bfloat16
 from ...device.mbarrier import fence_barrier_init, smem_u32
 from ...device.pipeline import (
     Ring,
@@ -436,7 +437,8 @@ def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=
     tiles = -(-c // TILE) * -(-n // TILE) * -(-size * size // TAPS)
     partial = empty((plan.parts, tiles * SUMS), np.float32, like=dy)
     bias_partial = no_numbers(backend) if dbias is None else empty((plan.parts, n), np.float32, like=dy)
-    launch(conv2d_weight_gradient_kernel_v6, (tiles, plan.parts), THREADS, Maps(map_dy, map_x), partial.reshape(-1),
+    kernel = in_bfloat16(conv2d_weight_gradient_kernel_v6, x.dtype)
+    launch(kernel, (tiles, plan.parts), THREADS, Maps(map_dy, map_x), partial.reshape(-1),
            bias_partial.reshape(-1), Shape(b, h, w, c, n, size),
            Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes, plan.chunks,
                   plan.part_chunks), int(dbias is not None),

@@ -55,6 +55,7 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
+from ...device.half import in_bfloat16
 from ...device.limits import FULL_MASK
 from ...device.mbarrier import bar_sync, fence_barrier_init, smem_u32
 from ...device.pipeline import (
@@ -71,7 +72,7 @@ from ...device.pipeline import (
 )
 from ...device.requires import requires
 from ...device.specialise import Constant, specialise
-from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16
+from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16, ones_half2
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_4d, tma_prefetch
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
@@ -89,7 +90,6 @@ AT_ONCE = 3  # vectors of four sums that a thread adds up at a time: that many l
 MAX_STAGES = 16
 BARRIERS = 2 * MAX_STAGES
 CHANNELS_A_WARP = 32  # of dy, whose sums a warp makes
-ONES = uint32(0x3C003C00)  # two float16
 ADD_THREADS = 256  # of the second kernel
 ADD_FLOATS = 4 * ADD_THREADS
 ADD_WANTED = 132 * 2048  # threads that fill a GPU
@@ -246,16 +246,17 @@ def add_columns(box, sixty_fours, warp, lane):
     address = box + k * uint32(128) + uint32(lane >> 4) * uint32(1024)
     low = address + ((uint32(4 * warp) + half ^ k) << uint32(4))
     high = address + ((uint32(4 * warp + 2) + half ^ k) << uint32(4))
-    l_sums = h_sums = (float32(0), float32(0), float32(0), float32(0))
+    ones, l_sums = ones_half2(), (float32(0), float32(0), float32(0), float32(0))
+    h_sums = l_sums
     for _ in range(sixty_fours):  # all loads first: the tensor cores keep shared memory busy, so each takes long
         l0, h0 = ldmatrix_x4_trans(low), ldmatrix_x4_trans(high)
         l1, h1 = ldmatrix_x4_trans(low + uint32(2048)), ldmatrix_x4_trans(high + uint32(2048))
         l2, h2 = ldmatrix_x4_trans(low + uint32(4096)), ldmatrix_x4_trans(high + uint32(4096))
         l3, h3 = ldmatrix_x4_trans(low + uint32(6144)), ldmatrix_x4_trans(high + uint32(6144))
-        l_sums, h_sums = mma_m16n8k16(l0, (ONES, ONES), l_sums), mma_m16n8k16(h0, (ONES, ONES), h_sums)
-        l_sums, h_sums = mma_m16n8k16(l1, (ONES, ONES), l_sums), mma_m16n8k16(h1, (ONES, ONES), h_sums)
-        l_sums, h_sums = mma_m16n8k16(l2, (ONES, ONES), l_sums), mma_m16n8k16(h2, (ONES, ONES), h_sums)
-        l_sums, h_sums = mma_m16n8k16(l3, (ONES, ONES), l_sums), mma_m16n8k16(h3, (ONES, ONES), h_sums)
+        l_sums, h_sums = mma_m16n8k16(l0, (ones, ones), l_sums), mma_m16n8k16(h0, (ones, ones), h_sums)
+        l_sums, h_sums = mma_m16n8k16(l1, (ones, ones), l_sums), mma_m16n8k16(h1, (ones, ones), h_sums)
+        l_sums, h_sums = mma_m16n8k16(l2, (ones, ones), l_sums), mma_m16n8k16(h2, (ones, ones), h_sums)
+        l_sums, h_sums = mma_m16n8k16(l3, (ones, ones), l_sums), mma_m16n8k16(h3, (ones, ones), h_sums)
         low += uint32(64 * ROW)
         high += uint32(64 * ROW)
     first, second = (h_sums[0], h_sums[2]) if lane & 2 else (l_sums[0], l_sums[2])
@@ -729,6 +730,7 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
     # where a chunk has all of an image, its sums are the result
     channel_out = channel_target if dchannel is None or places == 1 else empty((places * b * n,), np.float32, like=dy)
     kernel = conv2d_weight_gradient_3x3_kernels_v6[plan.channels, plan.width * plan.height * plan.images]
+    kernel = in_bfloat16(kernel, x.dtype)
     launch(kernel, (-(-c // plan.channels), -(-n // TILE), plan.parts), THREADS, Maps(map_dy, map_x),
            Arrays(weight_target, bias_target, out, bias_out, channel_out), Shape(b, across, down, c, n),
            Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes),

@@ -34,7 +34,8 @@ COST
 SOURCE
     Chetlur et al. 2014, "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759, section 3.
 READ NEXT
-    narrow.py, for when the tiles would be nearly empty.
+    im2win.py, which writes a part of the matrix and has the shorter loop for it; narrow.py, for when the tiles would
+    be nearly empty.
 """
 from typing import NamedTuple
 

@@ -10,7 +10,8 @@ VERSIONS
        64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
     v4 tf32: where the device's switch `tf32` is on: implicit GEMM on tensor cores by mma.sync, operands rounded to tf32
        (tf32.py), sm_80 and later.
-    In float16 (sums in float32, the result rounded once; dweight and dbias float32):
+    v7 im2win: only by its name: windows that overlap in memory (im2win.py).
+    In float16 and bfloat16 (sums in float32, the result rounded once; dweight and dbias float32):
     v1 as above, converting what it loads; v3 narrow: where one side has up to 8 channels (narrow_half.py).
     v4 mma: implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (mma.py).
     v5 hopper-columns, v6 hopper: by wgmma and TMA, sm_90a, stride 1 (hopper.py, hopper_weight_gradient.py, for
@@ -57,6 +58,7 @@ import math
 import numpy as np
 
 from ...device import empty, is_device
+from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
 from ..any_batch import assumed
 from ..bias import channel_add_backward, channel_add_forward
@@ -64,7 +66,7 @@ from ..concat import Pair
 from ..elementwise import add_forward
 from ..linear import linear_backward, linear_forward
 from ..reduce import column_sum
-from ..versions import label, versions_by_name
+from ..versions import capped, label, versions_by_name
 from . import hopper as conv2d_hopper
 from .cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from .direct import (
@@ -78,6 +80,7 @@ from .direct import (
 from .hopper import hopper_forward, hopper_input_gradient
 from .hopper_weight_gradient import hopper_weight_gradient
 from .im2col import output_size
+from .im2win import windows_forward, windows_input_gradient, windows_weight_gradient
 from .implicit import flipped_weight, implicit_forward, implicit_weight_gradient
 from .mma import mma_forward, mma_input_gradient, mma_supports, mma_weight_gradient
 from .narrow import NARROW, narrow_forward, narrow_weight_gradient
@@ -93,7 +96,7 @@ from .tf32 import tf32_chosen, tf32_forward, tf32_input_gradient, tf32_weight_gr
 
 PREFERRED = 3, 6, 5, 4, 1  # of the float16 versions, the fastest first
 WORTH_STATISTICS = 8 << 20  # bytes of a result: GroupNorm gains less on a smaller one than they cost
-VERSIONS = {np.dtype(np.float32): (1, 2, 3, 4), np.dtype(np.float16): (1, 3, 4, 5, 6)}
+VERSIONS = {np.dtype(np.float32): (1, 2, 3, 4, 7), **dict.fromkeys(HALVES.values(), (1, 3, 4, 5, 6))}
 
 
 def _check(x, weight, stride, version):
@@ -105,7 +108,8 @@ def _check(x, weight, stride, version):
         raise ValueError(f"a kernel of {weight.shape[1]} × {weight.shape[2]} and stride {stride}: the kernel must be "
                          "square and odd, the stride at least 1")
     if is_device(x) and (x.dtype not in VERSIONS or weight.dtype != x.dtype):
-        raise ValueError(f"x and weight are {x.dtype} and {weight.dtype}: cast both to float32, or both to float16")
+        raise ValueError(f"x and weight are {x.dtype} and {weight.dtype}: cast both to float32, or both to "
+                         "float16, or bfloat16")
     known = VERSIONS.get(x.dtype, VERSIONS[np.dtype(np.float32)])
     if version is not None and version not in known:
         raise ValueError(f"there is no version {version} in {x.dtype}: use one of {known}, or None for the fastest")
@@ -130,7 +134,13 @@ def _half_version(x, weight, stride, version, taken):
                              f"{tuple(weight.shape)} and stride {stride} on this device; use version=1, or None for "
                              "the fastest")
         return version
-    return next(v for v in PREFERRED if taken.get(v, True))
+    return next(v for v in PREFERRED if taken.get(v, True) and capped("conv2d", v) == v)
+
+
+def _single_version(version):
+    """The version for float32 operands: the forced one; None, for the fastest, but below a ceiling that."""
+    below = capped("conv2d", 3)
+    return below if version is None and below < 3 else version
 
 
 def _check_size(*arrays):
@@ -145,14 +155,15 @@ def channel_statistics(x, weight, stride=1, least=WORTH_STATISTICS):
     Hopper's float16 kernel leaves them, beside a result of `least` bytes or more whose images 8 × 8 pixels tile.
     """
     shape = None
-    if not isinstance(x, Pair) and is_device(x) and conv2d_hopper.hopper_supports(x, weight, stride):
+    allowed = capped("conv2d", 6) == 6 and not isinstance(x, Pair)
+    if allowed and is_device(x) and conv2d_hopper.hopper_supports(x, weight, stride):
         result = *x.shape[:3], weight.shape[0]
         if assumed(math.prod(result)) * x.dtype.itemsize >= least:
             shape = conv2d_hopper.statistics_shape(result)
     return None if shape is None else empty(shape, np.float32, like=x)
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, residual=None, statistics=None):
     """Convolution of x (B, H, W, C_in), padded by kernel // 2, as a new array (B, Ho, Wo, C_out).
 
@@ -178,7 +189,9 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
         return conv2d_forward_cpu(x, weight, bias, stride, channel, residual)
     y = empty((b, ho, wo, n), x.dtype, like=x)
     _check_size(x, weight, y)
-    if x.dtype == np.float16:
+    if not is_half(x.dtype):
+        version = _single_version(version)
+    if is_half(x.dtype):
         version = _half_version(x, weight, stride, version, {
             3: narrow_supports(x, weight, stride, plain), 4: mma_supports(x, weight),
             5: conv2d_hopper.hopper_supports(x, weight, stride), 6: conv2d_hopper.hopper_supports(x, weight, stride)})
@@ -196,6 +209,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
         return y if residual is None else add_forward(y, residual)
     if version == 2:
         return columns_forward(x, weight, bias, y.shape, stride)
+    if version == 7:
+        return windows_forward(x, weight, bias, y, stride)
     if version == 1:
         direct_forward(x, weight, bias, channel, residual, y, stride)
     elif n <= NARROW:
@@ -205,9 +220,10 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
     return y
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, version=None, need_channel=False):
-    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias.
+    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
+    wanted, and not computed).
 
     need_channel: returns (dx, the gradient (B, C_out) of `channel`)
     """
@@ -215,31 +231,36 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
     n, kernel, _, c = weight.shape
     b, h, w, _ = x.shape
     ho, wo = output_size(h, stride), output_size(w, stride)
-    if tuple(dweight.shape) != tuple(weight.shape) or tuple(dy.shape) != (b, ho, wo, n):
-        raise ValueError(f"dweight {tuple(dweight.shape)} must have weight's shape {tuple(weight.shape)}, and dy "
+    given_shape = tuple((weight if dweight is None else dweight).shape)
+    if given_shape != tuple(weight.shape) or tuple(dy.shape) != (b, ho, wo, n):
+        raise ValueError(f"dweight {given_shape} must have weight's shape {tuple(weight.shape)}, and dy "
                          f"{tuple(dy.shape)} the output's, {(b, ho, wo, n)}")
     given, is_linear = x, kernel == stride == 1 and version is None
     if isinstance(x, Pair) and not is_linear:
         x = x.joined()
     if is_linear:
         dchannel, dbias = _sums(dy, dbias, need_channel)
-        dx = linear_backward(dy, x, weight.reshape(n, c), dweight.reshape(n, c), dbias, need_dx)
+        rows = None if dweight is None else dweight.reshape(n, c)
+        dx = linear_backward(dy, x, weight.reshape(n, c), rows, dbias, need_dx)
     elif not is_device(x):
         dchannel, dbias = _sums(dy, dbias, need_channel)
         dx = conv2d_backward_cpu(dy, x, weight, dweight, dbias, stride, need_dx)
     else:
         _check_size(x, weight, dy)
-        if x.dtype == np.float16:
-            if dy.dtype != np.float16 or dweight.dtype != np.float32:
-                raise ValueError(f"dy and dweight are {dy.dtype} and {dweight.dtype}: with x in float16 they must be "
-                                 "float16 and float32")
+        if is_half(x.dtype):
+            kind = np.dtype(np.float32) if dweight is None else dweight.dtype
+            if dy.dtype != x.dtype or kind != np.float32:
+                raise ValueError(f"dy and dweight are {dy.dtype} and {kind}: with x in {x.dtype} they must be "
+                                 f"{x.dtype} and float32")
             dchannel = _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel)
             dx = _half_input_gradient(dy, weight, x, stride, version) if need_dx else None
         else:
+            version = _single_version(version)
             dchannel, dbias = _sums(dy, dbias, need_channel)
             if dbias is not None:
                 column_sum(dy, dbias)
-            _add_weight_gradient(dy, x, dweight, stride, version)
+            if dweight is not None:
+                _add_weight_gradient(dy, x, dweight, stride, version)
             dx = _input_gradient(dy, weight, x, stride, version) if need_dx else None
     if x is not given and need_dx:
         dx = given.parted(dx)
@@ -250,7 +271,7 @@ def _sums(dy, dbias, need_channel):
     """(the gradient of `channel` or None, dbias where it is still to be added to): one pass over dy is enough."""
     if not need_channel:
         return None, dbias
-    dchannel = channel_add_backward(dy if is_device(dy) or dy.dtype != np.float16 else dy.astype(np.float32))
+    dchannel = channel_add_backward(dy)
     if dbias is not None:
         column_sum(dchannel, dbias)
     return dchannel, None
@@ -258,6 +279,11 @@ def _sums(dy, dbias, need_channel):
 
 def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel=False):
     """dweight and dbias from float16 arrays; returns the gradient of `channel`, or None."""
+    if dweight is None:
+        dchannel, dbias = _sums(dy, dbias, need_channel)
+        if dbias is not None:
+            column_sum(dy, dbias)
+        return dchannel
     hopper = conv2d_hopper.hopper_supports(x, weight, stride)
     version = _half_version(x, weight, stride, version, {
         3: narrow_gradient_supports(x, weight, stride), 4: mma_supports(x, weight), 5: hopper, 6: hopper})
@@ -295,6 +321,8 @@ def _add_weight_gradient(dy, x, dweight, stride, version):
         direct_weight_gradient(dy, x, dweight, stride)
     elif version == 2:
         columns_weight_gradient(dy, x, dweight, stride)
+    elif version == 7:
+        windows_weight_gradient(dy, x, dweight, stride)
     elif dweight.shape[0] <= NARROW:
         narrow_weight_gradient(dy, x, dweight, stride)
     else:
@@ -306,6 +334,8 @@ def _input_gradient(dy, weight, x, stride, version):
         return tf32_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x))
     if version == 1:
         return direct_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x), stride)
+    if version == 7:
+        return windows_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x), stride)
     if version == 2 or stride > 1:
         return columns_input_gradient(dy, weight, x.shape, stride)
     return conv2d_forward(dy, flipped_weight(weight), version=3)

@@ -38,6 +38,7 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, cp_async_wait_all, shared_address
+from ...device.half import in_bfloat16
 from ...device.requires import requires, supports
 from ...device.tensor_core import (
     ldmatrix_x4,
@@ -50,6 +51,7 @@ from ...device.tensor_core import (
     store_words4,
     unpack_half2,
 )
+from ...dtypes import is_half
 from ..common import divide, no_numbers
 from .direct import Added, Addends, Geometry
 from .implicit import TRANSPOSE, add_parts, flip_weight_kernel, within
@@ -295,7 +297,7 @@ def conv2d_weight_gradient_kernel_v4(dy, x, partial, geometry, pixels, part_pixe
 
 def mma_supports(x, weight):
     """Whether this rung takes these operands."""
-    return (x.dtype == np.float16 and supports(x, conv2d_forward_kernel_v4) and weight.shape[0] % 8 == 0
+    return (is_half(x.dtype) and supports(x, conv2d_forward_kernel_v4) and weight.shape[0] % 8 == 0
             and weight.shape[3] % 8 == 0)
 
 
@@ -304,7 +306,8 @@ def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=
     _, h, w, c = x.shape
     b, ho, wo, n = y.shape
     nothing = no_numbers(x.backend)
-    launch(conv2d_forward_kernel_v4, (-(-b * ho * wo // TILE_M), -(-n // TILE_N)), THREADS, x.reshape(-1),
+    kernel = in_bfloat16(conv2d_forward_kernel_v4, x.dtype)
+    launch(kernel, (-(-b * ho * wo // TILE_M), -(-n // TILE_N)), THREADS, x.reshape(-1),
            weight.reshape(-1),
            Addends(nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
                    x.reshape(-1) if residual is None else residual.reshape(-1)),
@@ -316,7 +319,7 @@ def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=
 def mma_input_gradient(dy, weight, dx, stride):
     """dx, as the forward over dy with the flipped weight."""
     n, size, _, c = weight.shape
-    flipped = empty((c, size, size, n), np.float16, like=weight)
+    flipped = empty((c, size, size, n), weight.dtype, like=weight)
     launch(flip_weight_kernel, (-(-c // TRANSPOSE), -(-n // TRANSPOSE), size * size), (TRANSPOSE, 8),
            weight.reshape(-1),
            flipped.reshape(-1), n, c, size * size)
@@ -333,6 +336,7 @@ def mma_weight_gradient(dy, x, dweight, stride):
     part_steps = -(-steps // max(1, min(THREADS_WANTED // (THREADS * grid[0] * grid[1]), steps // 8)))
     parts = -(-steps // part_steps)
     partial = empty((parts, dweight.size), np.float32, like=dy)
-    launch(conv2d_weight_gradient_kernel_v4, (*grid, parts), THREADS, dy.reshape(-1), x.reshape(-1),
+    kernel = in_bfloat16(conv2d_weight_gradient_kernel_v4, x.dtype)
+    launch(kernel, (*grid, parts), THREADS, dy.reshape(-1), x.reshape(-1),
            partial.reshape(-1), Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps * STEP)
     add_parts(partial, dweight, accumulate=True)

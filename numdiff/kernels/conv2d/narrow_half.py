@@ -48,8 +48,11 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
+from ...device.half import in_bfloat16
 from ...device.requires import requires, supports
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_word, load_words4, mma_m16n8k16_into, pack_half2, store_words4
+from ...dtypes import is_half
 from ..common import divide, no_numbers
 from .implicit import within
 
@@ -70,13 +73,13 @@ Z_SIZE = HALO * Z_ROW
 TO_BLOCK = TILE_H * TILE_W  # threads
 GRADIENT_BLOCK = 512
 GRADIENT_WARPS = GRADIENT_BLOCK // 32
-SUMS = COLUMNS * SLAB  # of a warp, and of a block, of the gradient
+RESULTS = COLUMNS * SLAB  # of a warp, and of a block, of the gradient
 SLOTS = GRADIENT_WARPS // 2
 MAX_TURNS = 4  # groups of a warp in a chunk
 AT_ONCE = 8  # loads of a thread on their way
 MAX_SHARED = 96 << 10  # bytes: what every GPU with these instructions gives a block
 ADD_ROWS = 32  # threads that share the parts of a sum
-ADD_SUMS = 32 * ADD_ROWS
+ADD_SHARED = 32 * ADD_ROWS
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -102,98 +105,126 @@ def number(array, at, mask, tap):
 
 # From few channels ----------------------------------------------------------------------------------------------------
 
-def make_from_narrow(STEPS):
-    """The kernel for up to 16 · STEPS products an output."""
-    ROW = 8 * STEPS + 4  # words of a weight's row in shared memory: eight rows' words lie in different banks
+STEPS = Constant()  # of 16 products an output, at most
+ROW = Constant(lambda STEPS: 8 * STEPS + 4)  # words of a weight's row in shared memory: eight rows' words lie in
+WORDS = Constant(lambda ROW: SLAB * ROW)  # different banks
+FRAGMENTS, INNER = Constant(lambda STEPS: 16 * STEPS), Constant(lambda STEPS: 4 * STEPS)
 
-    WORDS, FRAGMENTS, INNER = SLAB * ROW, 16 * STEPS, 4 * STEPS
 
-    @requires("8.0")
-    def kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, gradient):
-        """gradient: the weight is (C, taps, N), and its taps are counted down."""
-        words = cuda.shared.array(WORDS, np.uint32)
-        biases = cuda.shared.array(SLAB, float32)
-        t = int32(cuda.threadIdx.x)
-        warp, lane = t >> 5, t & 31
-        row, q = lane >> 2, lane & 3  # of a fragment
-        first_n = int32(cuda.blockIdx.y * SLAB)
-        # row 8 · j + g has the channel that column g of product j stands for: a lane's two columns in each of four
-        # products are eight neighbouring channels
-        for k in range(t, SLAB * 8 * STEPS, int32(BLOCK)):
-            place, pair = divide(k, int32(8 * STEPS))
-            j, g = place >> 3, place & 7
-            n = int32(first_n + (j >> 2) * 32 + (g >> 1) * 8 + (j & 3) * 2 + (g & 1))
-            low = high = float32(0)
-            tap, c = divide(int32(2 * pair), C)
-            tap_2, c_2 = divide(int32(2 * pair + 1), C)
-            if n < N:
-                if tap < TAPS:
-                    low = float32(weight[(c * TAPS + TAPS - 1 - tap) * N + n if gradient else (n * TAPS + tap) * C + c])
-                if tap_2 < TAPS:
-                    high = float32(weight[(c_2 * TAPS + TAPS - 1 - tap_2) * N + n if gradient else
-                                          (n * TAPS + tap_2) * C + c_2])
-            words[place * ROW + pair] = pack_half2(low, high)
-        if t < SLAB:
-            biases[t] = bias[first_n + t] if has_bias and first_n + t < N else float32(0)
-        cuda.syncthreads()
+@cuda.jit(device=True, forceinline=True)
+def store_weights(words, weight, first_n, C, N, gradient, t):
+    """A slab's weights as float16 pairs into shared memory.
 
-        weights = cuda.local.array(FRAGMENTS, np.uint32)
+    Row 8 · j + g has the channel that column g of product j stands for: a lane's two columns in each of four products
+    are eight neighbouring channels.
+    """
+    for k in range(t, SLAB * 8 * STEPS, int32(BLOCK)):
+        place, pair = divide(k, int32(8 * STEPS))
+        j, g = place >> 3, place & 7
+        n = int32(first_n + (j >> 2) * 32 + (g >> 1) * 8 + (j & 3) * 2 + (g & 1))
+        low = high = float32(0)
+        tap, c = divide(int32(2 * pair), C)
+        tap_2, c_2 = divide(int32(2 * pair + 1), C)
+        if n < N:
+            if tap < TAPS:
+                low = float32(weight[(c * TAPS + TAPS - 1 - tap) * N + n if gradient else (n * TAPS + tap) * C + c])
+            if tap_2 < TAPS:
+                high = float32(weight[(c_2 * TAPS + TAPS - 1 - tap_2) * N + n if gradient else
+                                      (n * TAPS + tap_2) * C + c_2])
+        words[place * ROW + pair] = pack_half2(low, high)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_weights(weights, words, row, q):
+    """A lane's fragments of a slab's weights into registers."""
+    for j in range(8):
+        for step in range(STEPS):
+            at = int32((8 * j + row) * ROW + 8 * step + q)
+            weights[2 * (j * STEPS + step)] = words[uint32(at)]
+            weights[2 * (j * STEPS + step) + 1] = words[uint32(at + 4)]
+
+
+@cuda.jit(device=True, forceinline=True)
+def find_taps(taps, offsets, q, W, C):
+    """The inner indices of a lane: k = 16 · step + 2 · q + 0, 1, 8, 9."""
+    for k in range(4 * STEPS):
+        tap, c = divide(int32(k // 4 * 16 + 2 * q + k % 2 + k % 4 // 2 * 8), C)
+        taps[k] = tap if tap < TAPS else OUTSIDE
+        offsets[k] = tap_offset(tap, W, C) + c
+
+
+@cuda.jit(device=True, forceinline=True)
+def pair_of(x, at, mask, taps, offsets, k):
+    """What a pixel's inner indices k and k + 1 see, as a word."""
+    return pack_half2(number(x, at + offsets[k], mask, taps[k]), number(x, at + offsets[k + 1], mask, taps[k + 1]))
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_window(accumulators, weights, x, taps, offsets, at, at_2, mask, mask_2):
+    """accumulators += (what two pixels' windows show) · weights; at, at_2: of the pixels in x."""
+    for step in range(STEPS):
+        k = 4 * step
+        a = (pair_of(x, at, mask, taps, offsets, k), pair_of(x, at_2, mask_2, taps, offsets, k),
+             pair_of(x, at, mask, taps, offsets, k + 2), pair_of(x, at_2, mask_2, taps, offsets, k + 2))
         for j in range(8):
-            for step in range(STEPS):
-                at = int32((8 * j + row) * ROW + 8 * step + q)
-                weights[2 * (j * STEPS + step)] = words[uint32(at)]
-                weights[2 * (j * STEPS + step) + 1] = words[uint32(at + 4)]
-        # the inner indices of this lane: k = 16 · step + 2 · q + 0, 1, 8, 9
-        taps = cuda.local.array(INNER, np.int32)
-        offsets = cuda.local.array(INNER, np.int32)
-        for k in range(4 * STEPS):
-            tap, c = divide(int32(k // 4 * 16 + 2 * q + k % 2 + k % 4 // 2 * 8), C)
-            taps[k] = tap if tap < TAPS else OUTSIDE
-            offsets[k] = tap_offset(tap, W, C) + c
-        sums = cuda.local.array(32, np.float32)
-        groups = int32((pixels + GROUP - 1) // GROUP)
-        for group in range(int32(cuda.blockIdx.x * (BLOCK // 32) + warp), groups,
-                           int32(cuda.gridDim.x * (BLOCK // 32))):
-            pixel, pixel_2 = int32(group * GROUP + row), int32(group * GROUP + row + 8)
-            line, w = divide(pixel, W)
-            mask = seen(divide(line, H)[1], w, H, W, pixel < pixels)
-            line, w = divide(pixel_2, W)
-            mask_2 = seen(divide(line, H)[1], w, H, W, pixel_2 < pixels)
-            at, at_2 = int32(pixel * C), int32(pixel_2 * C)
-            for j in range(8):
-                for k in range(2):
-                    sums[4 * j + k] = sums[4 * j + 2 + k] = biases[uint32(j // 4 * 32 + 8 * q + j % 4 * 2 + k)]
-            for step in range(STEPS):
-                k = 4 * step
-                a = (pack_half2(number(x, at + offsets[k], mask, taps[k]),
-                                number(x, at + offsets[k + 1], mask, taps[k + 1])),
-                     pack_half2(number(x, at_2 + offsets[k], mask_2, taps[k]),
-                                number(x, at_2 + offsets[k + 1], mask_2, taps[k + 1])),
-                     pack_half2(number(x, at + offsets[k + 2], mask, taps[k + 2]),
-                                number(x, at + offsets[k + 3], mask, taps[k + 3])),
-                     pack_half2(number(x, at_2 + offsets[k + 2], mask_2, taps[k + 2]),
-                                number(x, at_2 + offsets[k + 3], mask_2, taps[k + 3])))
-                for j in range(8):
-                    b = 2 * (j * STEPS + step)
-                    mma_m16n8k16_into(sums, 4 * j, a, (weights[b], weights[b + 1]))
-            for half in range(2):
-                n = int32(first_n + half * 32 + q * 8)
-                k = 16 * half
-                if n < N:
-                    if pixel < pixels:
-                        store_words4(y, pixel * N + n, pack_half2(sums[k], sums[k + 1]),
-                                     pack_half2(sums[k + 4], sums[k + 5]), pack_half2(sums[k + 8], sums[k + 9]),
-                                     pack_half2(sums[k + 12], sums[k + 13]))
-                    if pixel_2 < pixels:
-                        store_words4(y, pixel_2 * N + n, pack_half2(sums[k + 2], sums[k + 3]),
-                                     pack_half2(sums[k + 6], sums[k + 7]), pack_half2(sums[k + 10], sums[k + 11]),
-                                     pack_half2(sums[k + 14], sums[k + 15]))
-
-    kernel.__name__ = f"conv2d_from_narrow_kernel_{16 * STEPS}"
-    return cuda.jit(kernel, launch_bounds=(BLOCK, 8 // STEPS))
+            b = 2 * (j * STEPS + step)
+            mma_m16n8k16_into(accumulators, 4 * j, a, (weights[b], weights[b + 1]))
 
 
-conv2d_from_narrow_kernels = {steps: make_from_narrow(steps) for steps in (2, 4)}
+@cuda.jit(device=True, forceinline=True)
+def write_eight(y, at, accumulators, k):
+    """Eight neighbouring channels of a pixel, two of each of four products."""
+    store_words4(y, at, pack_half2(accumulators[k], accumulators[k + 1]),
+                 pack_half2(accumulators[k + 4], accumulators[k + 5]),
+                 pack_half2(accumulators[k + 8], accumulators[k + 9]),
+                 pack_half2(accumulators[k + 12], accumulators[k + 13]))
+
+
+@requires("8.0")
+def conv2d_from_narrow_kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, gradient):
+    """gradient: the weight is (C, taps, N), and its taps are counted down."""
+    words = cuda.shared.array(WORDS, np.uint32)
+    biases = cuda.shared.array(SLAB, float32)
+    t = int32(cuda.threadIdx.x)
+    warp, lane = t >> 5, t & 31
+    row, q = lane >> 2, lane & 3  # of a fragment
+    first_n = int32(cuda.blockIdx.y * SLAB)
+    store_weights(words, weight, first_n, C, N, gradient, t)
+    if t < SLAB:
+        biases[t] = bias[first_n + t] if has_bias and first_n + t < N else float32(0)
+    cuda.syncthreads()
+
+    weights = cuda.local.array(FRAGMENTS, np.uint32)
+    taps = cuda.local.array(INNER, np.int32)
+    offsets = cuda.local.array(INNER, np.int32)
+    load_weights(weights, words, row, q)
+    find_taps(taps, offsets, q, W, C)
+    accumulators = cuda.local.array(32, np.float32)
+    groups = int32((pixels + GROUP - 1) // GROUP)
+    for group in range(int32(cuda.blockIdx.x * (BLOCK // 32) + warp), groups, int32(cuda.gridDim.x * (BLOCK // 32))):
+        pixel, pixel_2 = int32(group * GROUP + row), int32(group * GROUP + row + 8)
+        line, w = divide(pixel, W)
+        mask = seen(divide(line, H)[1], w, H, W, pixel < pixels)
+        line, w = divide(pixel_2, W)
+        mask_2 = seen(divide(line, H)[1], w, H, W, pixel_2 < pixels)
+        for j in range(8):
+            for k in range(2):
+                accumulators[4 * j + k] = accumulators[4 * j + 2 + k] = biases[
+                    uint32(j // 4 * 32 + 8 * q + j % 4 * 2 + k)]
+        multiply_window(accumulators, weights, x, taps, offsets, int32(pixel * C), int32(pixel_2 * C), mask, mask_2)
+        for half in range(2):
+            n = int32(first_n + half * 32 + q * 8)
+            if n < N:
+                if pixel < pixels:
+                    write_eight(y, pixel * N + n, accumulators, 16 * half)
+                if pixel_2 < pixels:
+                    write_eight(y, pixel_2 * N + n, accumulators, 16 * half + 2)
+
+
+# The kernels for up to 16 · steps products an output
+conv2d_from_narrow_kernels = {
+    steps: specialise(conv2d_from_narrow_kernel, name=f"conv2d_from_narrow_kernel_{16 * steps}",
+                      launch_bounds=(BLOCK, 8 // steps), STEPS=steps) for steps in (2, 4)}
 
 
 # To few channels ------------------------------------------------------------------------------------------------------
@@ -221,7 +252,7 @@ def conv2d_to_narrow_kernel(x, weight, bias, y, H, W, C, N, has_bias):
     rest, tile_w = divide(cuda.blockIdx.x, int32((W + TILE_W - 1) // TILE_W))
     image, tile_h = divide(rest, int32((H + TILE_H - 1) // TILE_H))
     first_h, first_w, first_n = int32(tile_h * TILE_H), int32(tile_w * TILE_W), int32(cuda.blockIdx.y * THREE)
-    sums = cuda.local.array(16, np.float32)
+    accumulators = cuda.local.array(16, np.float32)
     weights = cuda.local.array(32, np.uint32)
     for first_c in range(int32(0), C, int32(SLAB)):
         cuda.syncthreads()
@@ -247,18 +278,18 @@ def conv2d_to_narrow_kernel(x, weight, bias, y, H, W, C, N, has_bias):
             a = sixteen(x, (image * H + h) * W + w, inside, int32(first_c + q * 16), C)
             b = sixteen(x, (image * H + h_2) * W + w_2, inside_2, int32(first_c + q * 16), C)
             for k in range(16):
-                sums[k] = float32(0)
+                accumulators[k] = float32(0)
             for j in range(4):
-                mma_m16n8k16_into(sums, 4 * j, (a[0], b[0], a[1], b[1]), (weights[j], weights[4 + j]))
-                mma_m16n8k16_into(sums, 4 * j, (a[2], b[2], a[3], b[3]), (weights[8 + j], weights[12 + j]))
-                mma_m16n8k16_into(sums, 4 * j, (a[4], b[4], a[5], b[5]), (weights[16 + j], weights[20 + j]))
-                mma_m16n8k16_into(sums, 4 * j, (a[6], b[6], a[7], b[7]), (weights[24 + j], weights[28 + j]))
+                mma_m16n8k16_into(accumulators, 4 * j, (a[0], b[0], a[1], b[1]), (weights[j], weights[4 + j]))
+                mma_m16n8k16_into(accumulators, 4 * j, (a[2], b[2], a[3], b[3]), (weights[8 + j], weights[12 + j]))
+                mma_m16n8k16_into(accumulators, 4 * j, (a[4], b[4], a[5], b[5]), (weights[16 + j], weights[20 + j]))
+                mma_m16n8k16_into(accumulators, 4 * j, (a[6], b[6], a[7], b[7]), (weights[24 + j], weights[28 + j]))
             for k in range(16):
                 column = int32(k // 4 * 8 + 2 * q + k % 2)
                 mine = int32(m if k % 4 < 2 else m_2)
                 if column < Z_ROW and mine < HALO:
                     at = uint32(mine * Z_ROW + column)
-                    z[at] = sums[k] if first_c == 0 else z[at] + sums[k]
+                    z[at] = accumulators[k] if first_c == 0 else z[at] + accumulators[k]
     cuda.syncthreads()
     h, w = t // TILE_W, t % TILE_W
     total_0 = total_1 = total_2 = float32(0)
@@ -316,6 +347,101 @@ def seen_number(tile, at, mask, tap):
     return tile[uint32(at)] if (mask >> tap) & 1 else float32(0)
 
 
+@cuda.jit(device=True, forceinline=True)
+def find_places(places, row, first_j, W, J):
+    """The taps of a lane's four rows, and 32 times the offsets in the tile from the number of the first pixel's first
+    tap: registers are scarce."""
+    for k in range(4):
+        tap, j = divide(int32(8 * k + row), int32(THREE))
+        exists = tap < TAPS and first_j + j < J
+        r, s = divide(tap, int32(SIZE))
+        places[k] = int32(((r * W + s) * J + first_j + j) << 5 | tap) if exists else int32(OUTSIDE)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fill_tile(tile, values, narrow, start, count, size, t):
+    """Numbers start … of the narrow side, which has `size`, into shared memory, zeros where there are none.
+
+    values: AT_ONCE numbers, in registers
+    """
+    for begin in range(t, count, int32(AT_ONCE * GRADIENT_BLOCK)):
+        for k in range(AT_ONCE):
+            at = int32(begin + k * GRADIENT_BLOCK)
+            element = int32(start + at)
+            values[k] = float32(0)
+            if at < count and element >= 0 and element < size:
+                values[k] = float32(narrow[element])
+        for k in range(AT_ONCE):
+            at = int32(begin + k * GRADIENT_BLOCK)
+            if at < count:
+                tile[at] = values[k]
+
+
+@cuda.jit(device=True, forceinline=True)
+def seen_by_four(pixel, pixels, H, W):
+    """`seen` of four neighbouring pixels."""
+    line, w = divide(pixel, W)
+    i_0 = divide(line, H)[1]
+    i_1, w_1 = next_pixel(i_0, w, H, W)
+    i_2, w_2 = next_pixel(i_1, w_1, H, W)
+    i_3, w_3 = next_pixel(i_2, w_2, H, W)
+    return (seen(i_0, w, H, W, pixel < pixels), seen(i_1, w_1, H, W, pixel + 1 < pixels),
+            seen(i_2, w_2, H, W, pixel + 2 < pixels), seen(i_3, w_3, H, W, pixel + 3 < pixels))
+
+
+@cuda.jit(device=True, forceinline=True)
+def gather(a, tile, places, mine, masks, row, J):
+    """Two fragments of what the taps see of 16 pixels, of which a lane has four; mine: the first of these in the tile.
+
+    Of row + 8 · k: pixels 0 and 1, pixels 2 and 3.
+    """
+    for k in range(4):
+        at, tap = int32(mine * J + (places[k] >> 5)), places[k] & 31
+        v_0, v_1 = seen_number(tile, at, masks[0], tap), seen_number(tile, at + J, masks[1], tap)
+        v_2, v_3 = seen_number(tile, at + 2 * J, masks[2], tap), seen_number(tile, at + 3 * J, masks[3], tap)
+        if k == 3 and row == 3:  # row 27 of 32
+            v_0 = v_1 = v_2 = v_3 = float32(1)
+        a[k // 2 * 4 + k % 2] = pack_half2(v_0, v_1)
+        a[k // 2 * 4 + k % 2 + 2] = pack_half2(v_2, v_3)
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_group(accumulators, a, p):
+    """accumulators += two fragments of taps · eight of wide channels, of 16 pixels; p: what `fetch` has brought."""
+    low, high = (a[0], a[1], a[2], a[3]), (a[4], a[5], a[6], a[7])
+    for k in range(4):
+        b = (low_halves(p[k], p[4 + k]), low_halves(p[8 + k], p[12 + k]))
+        mma_m16n8k16_into(accumulators, 8 * k, low, b)
+        mma_m16n8k16_into(accumulators, 32 + 8 * k, high, b)
+        b = (high_halves(p[k], p[4 + k]), high_halves(p[8 + k], p[12 + k]))
+        mma_m16n8k16_into(accumulators, 8 * k + 4, low, b)
+        mma_m16n8k16_into(accumulators, 32 + 8 * k + 4, high, b)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_sum_of_warps(partial, tile, accumulators, warp, lane, t):
+    """The warps' accumulators, added up in shared memory: those of the second half of the warps go to the first's."""
+    cuda.syncthreads()
+    slot = int32((warp & (SLOTS - 1)) * RESULTS + lane * 4)
+    if warp >= SLOTS:
+        for k in range(16):
+            store4(tile, slot + 128 * k, accumulators[4 * k], accumulators[4 * k + 1], accumulators[4 * k + 2],
+                   accumulators[4 * k + 3])
+    cuda.syncthreads()
+    if warp < SLOTS:
+        for k in range(16):
+            s0, s1, s2, s3 = load4(tile, slot + 128 * k)
+            store4(tile, slot + 128 * k, accumulators[4 * k] + s0, accumulators[4 * k + 1] + s1,
+                   accumulators[4 * k + 2] + s2, accumulators[4 * k + 3] + s3)
+    cuda.syncthreads()
+    t0 = t1 = t2 = t3 = float32(0)
+    for k in range(SLOTS):  # in order
+        s0, s1, s2, s3 = load4(tile, k * RESULTS + 4 * t)
+        t0, t1, t2, t3 = t0 + s0, t1 + s1, t2 + s2, t3 + s3
+    part = ((cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x) * RESULTS
+    store4(partial, part + 4 * t, t0, t1, t2, t3)
+
+
 @requires("8.0")
 @cuda.jit(launch_bounds=GRADIENT_BLOCK)
 def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J, pixels, turns):
@@ -329,16 +455,11 @@ def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J,
     warp, lane = t >> 5, t & 31
     row, q = lane >> 2, lane & 3
     m, first_j = int32(cuda.blockIdx.x * SLAB + row * 8), int32(cuda.blockIdx.y * THREE)
-    # taps, and 32 times the offsets in the tile from the number of the first pixel's first tap: registers are scarce
     places = cuda.local.array(4, np.int32)
-    for k in range(4):
-        tap, j = divide(int32(8 * k + row), int32(THREE))
-        exists = tap < TAPS and first_j + j < J
-        r, s = divide(tap, int32(SIZE))
-        places[k] = int32(((r * W + s) * J + first_j + j) << 5 | tap) if exists else int32(OUTSIDE)
-    sums = cuda.local.array(64, np.float32)
+    find_places(places, row, first_j, W, J)
+    accumulators = cuda.local.array(64, np.float32)
     for k in range(64):
-        sums[k] = float32(0)
+        accumulators[k] = float32(0)
     a = cuda.local.array(8, np.uint32)
     p = cuda.local.array(16, np.uint32)
     ahead = cuda.local.array(16, np.uint32)
@@ -351,68 +472,17 @@ def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J,
         mine = int32(warp * turns * GROUP + q * 4)  # of the chunk's pixels
         fetch(wide, ahead, int32(first + mine), pixels, m, M, True)
         cuda.syncthreads()  # the tile has been read
-        start = int32((first - W - 1) * J)
-        for begin in range(t, count, int32(AT_ONCE * GRADIENT_BLOCK)):
-            for k in range(AT_ONCE):
-                at = int32(begin + k * GRADIENT_BLOCK)
-                element = int32(start + at)
-                values[k] = float32(0)
-                if at < count and element >= 0 and element < size:
-                    values[k] = float32(narrow[element])
-            for k in range(AT_ONCE):
-                at = int32(begin + k * GRADIENT_BLOCK)
-                if at < count:
-                    tile[at] = values[k]
+        fill_tile(tile, values, narrow, int32((first - W - 1) * J), count, size, t)
         cuda.syncthreads()
         for left in range(turns, 0, -1):
             pixel = int32(first + mine)
-            line, w = divide(pixel, W)
-            i_0 = divide(line, H)[1]
-            i_1, w_1 = next_pixel(i_0, w, H, W)
-            i_2, w_2 = next_pixel(i_1, w_1, H, W)
-            i_3, w_3 = next_pixel(i_2, w_2, H, W)
-            mask_0, mask_1 = seen(i_0, w, H, W, pixel < pixels), seen(i_1, w_1, H, W, pixel + 1 < pixels)
-            mask_2, mask_3 = seen(i_2, w_2, H, W, pixel + 2 < pixels), seen(i_3, w_3, H, W, pixel + 3 < pixels)
-            for k in range(4):
-                at, tap = int32(mine * J + (places[k] >> 5)), places[k] & 31
-                v_0, v_1 = seen_number(tile, at, mask_0, tap), seen_number(tile, at + J, mask_1, tap)
-                v_2, v_3 = seen_number(tile, at + 2 * J, mask_2, tap), seen_number(tile, at + 3 * J, mask_3, tap)
-                if k == 3 and row == 3:  # row 27 of 32
-                    v_0 = v_1 = v_2 = v_3 = float32(1)
-                # of row + 8 · k: pixels 0 and 1, pixels 2 and 3
-                a[k // 2 * 4 + k % 2] = pack_half2(v_0, v_1)
-                a[k // 2 * 4 + k % 2 + 2] = pack_half2(v_2, v_3)
+            gather(a, tile, places, mine, seen_by_four(pixel, pixels, H, W), row, J)
             for k in range(16):
                 p[k] = ahead[k]
             fetch(wide, ahead, int32(pixel + GROUP), pixels, m, M, left > 1)
-            low, high = (a[0], a[1], a[2], a[3]), (a[4], a[5], a[6], a[7])
-            for k in range(4):
-                b = (low_halves(p[k], p[4 + k]), low_halves(p[8 + k], p[12 + k]))
-                mma_m16n8k16_into(sums, 8 * k, low, b)
-                mma_m16n8k16_into(sums, 32 + 8 * k, high, b)
-                b = (high_halves(p[k], p[4 + k]), high_halves(p[8 + k], p[12 + k]))
-                mma_m16n8k16_into(sums, 8 * k + 4, low, b)
-                mma_m16n8k16_into(sums, 32 + 8 * k + 4, high, b)
+            multiply_group(accumulators, a, p)
             mine = int32(mine + GROUP)
-    # the warps' sums: those of the second half of the warps go to those of the first
-    cuda.syncthreads()
-    slot = int32((warp & (SLOTS - 1)) * SUMS + lane * 4)
-    if warp >= SLOTS:
-        for k in range(16):
-            store4(tile, slot + 128 * k, sums[4 * k], sums[4 * k + 1], sums[4 * k + 2], sums[4 * k + 3])
-    cuda.syncthreads()
-    if warp < SLOTS:
-        for k in range(16):
-            s0, s1, s2, s3 = load4(tile, slot + 128 * k)
-            store4(tile, slot + 128 * k, sums[4 * k] + s0, sums[4 * k + 1] + s1, sums[4 * k + 2] + s2,
-                   sums[4 * k + 3] + s3)
-    cuda.syncthreads()
-    t0 = t1 = t2 = t3 = float32(0)
-    for k in range(SLOTS):  # in order
-        s0, s1, s2, s3 = load4(tile, k * SUMS + 4 * t)
-        t0, t1, t2, t3 = t0 + s0, t1 + s1, t2 + s2, t3 + s3
-    part = ((cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x) * SUMS
-    store4(partial, part + 4 * t, t0, t1, t2, t3)
+    write_sum_of_warps(partial, tile, accumulators, warp, lane, t)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -423,12 +493,12 @@ def one_or_zero(array, at, exists):
 @cuda.jit
 def add_narrow_weight_gradient_kernel(partial, dweight, dbias, parts, slabs, M, J, flipped, has_bias):
     """dweight += the sum of the parts, dbias += that of their row 27: 32 sums a block, whose rows share the parts."""
-    tile = cuda.shared.array(ADD_SUMS, float32)
+    tile = cuda.shared.array(ADD_SHARED, float32)
     lane, share, shares = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockDim.y)
     place = int32(cuda.blockIdx.x * 32 + lane)
     size = int32(cuda.gridDim.x * 32)
     # which sum that is: vector `product` of four sums of thread `holder` of a warp
-    rest, element = divide(place, int32(SUMS))
+    rest, element = divide(place, int32(RESULTS))
     group, slab = divide(rest, slabs)
     product, holder, which = element >> 7, (element >> 2) & 31, element & 3
     row = int32((product >> 3) * 16 + (which >> 1) * 8 + (holder >> 2))
@@ -467,7 +537,7 @@ def narrow_supports(x, weight, stride, plain):
     """Whether these kernels take the forward pass: to few channels, or from few; no addends but the bias (`plain`)."""
     n, size, _, c = weight.shape
     return (plain and (n <= NARROW and _small(size, stride, c) or c <= NARROW and _small(size, stride, n))
-            and x.dtype == np.float16 and supports(x, conv2d_to_narrow_kernel))
+            and is_half(x.dtype) and supports(x, conv2d_to_narrow_kernel))
 
 
 def narrow_gradient_supports(x, weight, stride):
@@ -486,7 +556,8 @@ def _from_narrow(x, weight, bias, y, gradient):
     n, pixels = y.shape[3], b * h * w
     backend = x.backend
     blocks = min(-(-pixels // (GROUP * BLOCK // 32)), BLOCKS * backend.multiprocessors)
-    launch(conv2d_from_narrow_kernels[2 if TAPS * c <= 32 else 4], (blocks, -(-n // SLAB)), BLOCK, x.reshape(-1),
+    kernel = in_bfloat16(conv2d_from_narrow_kernels[2 if TAPS * c <= 32 else 4], x.dtype)
+    launch(kernel, (blocks, -(-n // SLAB)), BLOCK, x.reshape(-1),
            weight.reshape(-1), no_numbers(backend) if bias is None else bias, y.reshape(-1), h, w, c, n, pixels,
            int(bias is not None), gradient)
     return y
@@ -498,7 +569,8 @@ def narrow_half_forward(x, weight, bias, y):
     n = y.shape[3]
     if n > NARROW:
         return _from_narrow(x, weight, bias, y, 0)
-    launch(conv2d_to_narrow_kernel, (-(-w // TILE_W) * -(-h // TILE_H) * b, -(-n // THREE)), TO_BLOCK, x.reshape(-1),
+    kernel = in_bfloat16(conv2d_to_narrow_kernel, x.dtype)
+    launch(kernel, (-(-w // TILE_W) * -(-h // TILE_H) * b, -(-n // THREE)), TO_BLOCK, x.reshape(-1),
            weight.reshape(-1), no_numbers(x.backend) if bias is None else bias, y.reshape(-1), h, w, c, n,
            int(bias is not None))
     return y
@@ -526,12 +598,13 @@ def narrow_half_weight_gradient(dy, x, dweight, dbias=None):
     while turns > 1 and gradient_tile(turns, w, j) > MAX_SHARED:
         turns -= 1
     parts = min(-(-pixels // (GROUP * GRADIENT_WARPS * turns)), most)
-    partial = empty((parts, threes * slabs * SUMS), np.float32, like=dy)
-    launch(conv2d_narrow_weight_gradient_kernel_half, (slabs, threes, parts), GRADIENT_BLOCK, wide.reshape(-1),
+    partial = empty((parts, threes * slabs * RESULTS), np.float32, like=dy)
+    kernel = in_bfloat16(conv2d_narrow_weight_gradient_kernel_half, x.dtype)
+    launch(kernel, (slabs, threes, parts), GRADIENT_BLOCK, wide.reshape(-1),
            narrow.reshape(-1), partial.reshape(-1), h, w, m, j, pixels, turns,
-           shared=max(gradient_tile(turns, w, j), 4 * SLOTS * SUMS))
+           shared=max(gradient_tile(turns, w, j), 4 * SLOTS * RESULTS))
     has_bias = dbias is not None and not to_few
-    launch(add_narrow_weight_gradient_kernel, threes * slabs * SUMS // 32, (32, min(parts, ADD_ROWS)),
+    launch(add_narrow_weight_gradient_kernel, threes * slabs * RESULTS // 32, (32, min(parts, ADD_ROWS)),
            partial.reshape(-1), dweight.reshape(-1), dbias if has_bias else no_numbers(dy.backend), parts, slabs, m, j,
            int(to_few), int(has_bias))
     return has_bias

@@ -39,6 +39,7 @@ READ NEXT
     narrow_half.py, for layers too narrow for any of this.
 """
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,17 +47,29 @@ from ...device import cuda, empty, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import multiprocessors_of
 from ...device.requires import requires, supports
+from ...device.specialise import Constant, specialise
 from ..any_batch import assumed
 from ..common import divide
 from ..matmul.tf32 import (
+    A_BYTES,
+    ACCUMULATORS,
+    B_BYTES,
+    B_FIRST,
     BK,
+    FRAGMENTS,
     NS_PER_BYTE,
+    PAIRS,
     PENDING,
     ROW,
     SECOND_PASS,
     STAGES,
     START,
     THREADS,
+    TILE_M,
+    TILE_N,
+    WARP_M,
+    WARP_N,
+    WARPS_N,
     clear,
     multiply_tiles,
     place_across,
@@ -64,7 +77,7 @@ from ..matmul.tf32 import (
     row_at,
     switched_on,
 )
-from ..versions import label
+from ..versions import capped, label
 from .direct import Added, Addends, Geometry
 from .implicit import add_parts, column_source
 from .narrow import NARROW
@@ -79,6 +92,16 @@ GRADIENT_TILES = {(128, 128): ((64, 64), 325.0, 1200.0), (64, 256): ((64, 64), 3
                   (64, 128): ((64, 32), 215.0, 600.0)}
 SHORTEST_PART = 8  # steps: below this a part only fills and empties its pipeline
 BLOCK = 256  # threads of the kernel that adds parts
+
+# Of each kernel, beside those of matmul/tf32.py
+GRADIENT = Constant()  # of the input: the weight is (C, taps, N), to be read from its last tap to its first
+PIXELS, WEIGHTS = Constant(lambda TILE_M: TILE_M * 4 // THREADS), Constant(lambda TILE_N: TILE_N * 4 // THREADS)
+# copies of a thread in a step; and from one to the next of them so many pixels, or rows of weights
+APART = THREADS // 4
+FOURS = Constant(lambda TILE_N: TILE_N // 4)  # of a row of n in the gradient's tile
+K_APART = Constant(lambda TILE_N: THREADS // (TILE_N // 4))
+PER_PIXEL = THREADS // BK  # threads of a pixel, in the weight gradient
+OF_DY, OF_X = Constant(lambda TILE_M: TILE_M // 4 // PER_PIXEL), Constant(lambda TILE_N: TILE_N // 4 // PER_PIXEL)
 
 
 # Forward --------------------------------------------------------------------------------------------------------------
@@ -124,114 +147,144 @@ def write_four(y, pixel, n, exists, N, per_image, v0, v1, v2, v3, addends, added
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_rows(y, start, accumulators, i, pairs, pixel, n, pixels, N, per_image, addends, added):
-    """Fragments 16 · i … of a lane, as `finish_rows` of matmul/tf32.py: two pixels, four channels of each pair."""
+def write_rows(y, start, accumulators, i, pixel, n, pixels, N, per_image, addends, added):
+    """Fragments 16 · i … of a lane, as `write_rows` of matmul/tf32.py: two pixels, four channels of each pair."""
     p = int32(pixel + 16 * i)
-    for j in range(pairs):
-        s, m = 8 * (pairs * i + j), int32(n + 16 * j)
+    for j in range(PAIRS):
+        s, m = 8 * (PAIRS * i + j), int32(n + 16 * j)
         write_four(y, int32(start + p), m, p < pixels and m < N, N, per_image, accumulators[s], accumulators[s + 4],
                    accumulators[s + 1], accumulators[s + 5], addends, added)
         write_four(y, int32(start + p + 1), m, p + 1 < pixels and m < N, N, per_image, accumulators[s + 2],
                    accumulators[s + 6], accumulators[s + 3], accumulators[s + 7], addends, added)
 
 
-def make_forward(tile_m, tile_n, gradient):
-    """The kernel for a tile; gradient: the weight is (C, taps, N), to be read from its last tap to its first."""
-    ROWS, COLUMNS = TILES[tile_m, tile_n][0]
-    WARPS_N = tile_n // COLUMNS
-    FRAGMENTS, PAIRS = ROWS // 16, COLUMNS // 16
-    SUMS = ROWS * COLUMNS // 32
-    A_BYTES, B_BYTES = tile_m * ROW, tile_n * ROW
-    B_FIRST = STAGES * A_BYTES
-    PIXELS, WEIGHTS = tile_m * 4 // THREADS, tile_n * 4 // THREADS  # copies of a thread in a step
-    APART = THREADS // 4  # pixels from one of them to the next
-    FOURS = tile_n // 4  # of a row of n in the gradient's tile
-    K_APART = THREADS // FOURS
+@cuda.jit(device=True, forceinline=True)
+def write_outputs(y, start, accumulators, pixel, n, pixels, N, per_image, addends, added):
+    """A lane's outputs, from its first pixel and channel on; start: pixels before those of this part."""
+    # not in a loop: accumulators stay in registers only under constant indices
+    write_rows(y, start, accumulators, 0, pixel, n, pixels, N, per_image, addends, added)
+    write_rows(y, start, accumulators, 1, pixel, n, pixels, N, per_image, addends, added)
+    if FRAGMENTS > 2:
+        write_rows(y, start, accumulators, 2, pixel, n, pixels, N, per_image, addends, added)
+        write_rows(y, start, accumulators, 3, pixel, n, pixels, N, per_image, addends, added)
 
-    @requires("8.0")
-    def kernel(x, weight, addends, y, geometry, pixels, part_steps, added):
-        H, W, C, Ho, Wo, N, size, stride = geometry
-        tiles = cuda.shared.array(0, "uint8", alignment=128)
-        base = shared_address(tiles)
-        t = int32(cuda.threadIdx.x)
-        lane, warp = int32(t % 32), int32(t // 32)
-        first_pixel, first_n = int32(cuda.blockIdx.x * tile_m), int32(cuda.blockIdx.y * tile_n)
-        warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
-        taps = int32(size * size)
-        first_taps = int32(((int32(1) << taps) - 1) // ((int32(1) << size) - 1))  # bits 0, size, 2 · size, …
-        chunks = int32((uint32(C) + uint32(BK - 1)) // uint32(BK))  # steps of a tap
-        first_step = int32(cuda.blockIdx.z * part_steps)
-        steps = int32(min(int32(part_steps), int32(taps * chunks - first_step)))
 
-        # what this thread fetches of each step: four channels of pixels `place` apart, and of as many rows of weights
-        place, four = int32(t // 4), int32(t % 4 * 4)
-        starts = cuda.local.array(PIXELS, "int32")
-        seen = cuda.local.array(PIXELS, "int32")
-        for i in range(PIXELS):
-            starts[i], seen[i] = window(int32(first_pixel + row_at(place) + i * APART), pixels, H, W, C, Ho, Wo, size,
-                                        stride, first_taps)
-        a_to = base + place_along_k(place, int32(t % 4))
-        if gradient:
-            b_k, n = int32(t // FOURS), int32(first_n + t % FOURS * 4)
-            b_to = base + B_FIRST + place_across(b_k, int32(t % FOURS), tile_n * 4)
+class Copies(NamedTuple):
+    """What a thread copies of each step: the channels from `four` on of PIXELS pixels, to address a_to; of WEIGHTS rows
+    of the weight, of channel n, what begins with b_k of the step's channels, to address b_to. (Of the gradient's, the
+    channels from n on, and b_k is the row.)"""
+
+    four: int
+    a_to: int
+    b_to: int
+    n: int
+    b_k: int
+
+
+class Step(NamedTuple):
+    """Of the inner dimension: a tap, its row and column in the window, and the first channel."""
+
+    tap: int
+    r: int
+    s: int
+    c: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def copies_of(base, first_n, t):
+    place, four = int32(t // 4), int32(t % 4 * 4)
+    a_to = base + place_along_k(place, int32(t % 4))
+    if GRADIENT:
+        b_k, n = int32(t // FOURS), int32(first_n + t % FOURS * 4)
+        b_to = base + B_FIRST + place_across(b_k, int32(t % FOURS), TILE_N * 4)
+    else:
+        b_k, n = four, int32(first_n + row_at(place))
+        b_to = base + B_FIRST + place_along_k(place, int32(t % 4))
+    return Copies(four, a_to, b_to, n, b_k)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_pixels(x, at, stage, starts, seen, mine, geometry):
+    """Start this thread's copies of a step's pixels; starts, seen: what `window` says of them."""
+    four = mine.four
+    a_at = int32((at.r * geometry.W + at.s) * geometry.C + at.c + four)
+    tap_bit = int32(int32(1) << at.tap if at.c + four < geometry.C else 0)
+    for i in range(PIXELS):
+        inside = seen[i] & tap_bit != 0
+        cp_async_16_zfill(mine.a_to + int32(stage * A_BYTES + i * APART * ROW), x, int32(starts[i] + a_at),
+                          int32(16) if inside else int32(0))
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_weights(weight, at, stage, taps, mine, geometry):
+    """Start this thread's copies of a step's weights."""
+    C, N, n, b_k = geometry.C, geometry.N, mine.n, mine.b_k
+    for i in range(WEIGHTS):
+        if GRADIENT:
+            k = int32(at.c + b_k + i * K_APART)
+            inside = k < C and n < N
+            source = int32((k * taps + taps - 1 - at.tap) * N + n)
+            to = int32(i * K_APART * TILE_N * 4)
         else:
-            b_k, n = four, int32(first_n + row_at(place))
-            b_to = base + B_FIRST + place_along_k(place, int32(t % 4))
+            inside = at.c + b_k < C and n + i * APART < N
+            source = int32(((n + i * APART) * taps + at.tap) * C + at.c + b_k)
+            to = int32(i * APART * ROW)
+        cp_async_16_zfill(mine.b_to + int32(stage * B_BYTES + to), weight, source, int32(16) if inside else int32(0))
 
-        tap, chunk = divide(first_step, chunks)  # of the step that is fetched
-        r, s = divide(tap, size)
-        c = int32(chunk * BK)
-        accumulators = cuda.local.array(SUMS, "float32")
-        clear(accumulators, SUMS)
-        stage, ahead = int32(0), int32(0)
-        for step in range(int32(1 - STAGES), steps):
-            if step >= 0:
-                cp_async_wait(PENDING)  # this thread's part of the step's tiles is there
-                cuda.syncthreads()  # so is everybody's, and nobody reads the tiles before them any more
-            if step + STAGES - 1 < steps:
-                a_at = int32((r * W + s) * C + c + four)
-                tap_bit = int32(int32(1) << tap if c + four < C else 0)
-                for i in range(PIXELS):
-                    inside = seen[i] & tap_bit != 0
-                    cp_async_16_zfill(a_to + int32(ahead * A_BYTES + i * APART * ROW), x, int32(starts[i] + a_at),
-                                      int32(16) if inside else int32(0))
-                for i in range(WEIGHTS):
-                    if gradient:
-                        k = int32(c + b_k + i * K_APART)
-                        inside = k < C and n < N
-                        at = int32((k * taps + taps - 1 - tap) * N + n)
-                        to = int32(i * K_APART * tile_n * 4)
-                    else:
-                        inside = c + b_k < C and n + i * APART < N
-                        at = int32(((n + i * APART) * taps + tap) * C + c + b_k)
-                        to = int32(i * APART * ROW)
-                    cp_async_16_zfill(b_to + int32(ahead * B_BYTES + to), weight, at,
-                                      int32(16) if inside else int32(0))
-                c = int32(c + BK)
-                if c >= C:  # the channels are through: the next tap
-                    c, tap, s = int32(0), int32(tap + 1), int32(s + 1)
-                    if s == size:
-                        s, r = int32(0), int32(r + 1)
-                ahead = int32(0 if ahead == STAGES - 1 else ahead + 1)
-            cp_async_commit()
-            if step >= 0:
-                multiply_tiles(accumulators, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES),
-                               warp_row, warp_column, False, gradient, tile_m, tile_n, FRAGMENTS, PAIRS, lane)
-                stage = int32(0 if stage == STAGES - 1 else stage + 1)
 
-        start = int32(cuda.blockIdx.z * pixels)  # a part's accumulators
-        pixel, n = int32(first_pixel + warp_row + lane // 4 * 2), int32(first_n + warp_column + lane % 4 * 4)
-        per_image = int32(Ho * Wo)
-        # not in a loop: accumulators stay in registers only under constant indices
-        write_rows(y, start, accumulators, 0, PAIRS, pixel, n, pixels, N, per_image, addends, added)
-        write_rows(y, start, accumulators, 1, PAIRS, pixel, n, pixels, N, per_image, addends, added)
-        if FRAGMENTS > 2:
-            write_rows(y, start, accumulators, 2, PAIRS, pixel, n, pixels, N, per_image, addends, added)
-            write_rows(y, start, accumulators, 3, PAIRS, pixel, n, pixels, N, per_image, addends, added)
+@cuda.jit(device=True, forceinline=True)
+def next_step(at, geometry):
+    tap, r, s, c = at.tap, at.r, at.s, int32(at.c + BK)
+    if c >= geometry.C:  # the channels are through: the next tap
+        c, tap, s = int32(0), int32(tap + 1), int32(s + 1)
+        if s == geometry.size:
+            s, r = int32(0), int32(r + 1)
+    return Step(tap, r, s, c)
 
-    kernel.__name__ = kernel.__qualname__ = (f"conv2d_tf32_{'input_gradient' if gradient else 'forward'}_"
-                                             f"{tile_m}x{tile_n}")
-    return cuda.jit(kernel, launch_bounds=(THREADS, 2))
+
+@requires("8.0")
+def conv2d_tf32(x, weight, addends, y, geometry, pixels, part_steps, added):
+    H, W, C, Ho, Wo, N, size, stride = geometry
+    tiles = cuda.shared.array(0, "uint8", alignment=128)
+    base = shared_address(tiles)
+    t = int32(cuda.threadIdx.x)
+    lane, warp = int32(t % 32), int32(t // 32)
+    first_pixel, first_n = int32(cuda.blockIdx.x * TILE_M), int32(cuda.blockIdx.y * TILE_N)
+    warp_row, warp_column = int32(warp // WARPS_N * WARP_M), int32(warp % WARPS_N * WARP_N)
+    taps = int32(size * size)
+    first_taps = int32(((int32(1) << taps) - 1) // ((int32(1) << size) - 1))  # bits 0, size, 2 · size, …
+    chunks = int32((uint32(C) + uint32(BK - 1)) // uint32(BK))  # steps of a tap
+    first_step = int32(cuda.blockIdx.z * part_steps)
+    steps = int32(min(int32(part_steps), int32(taps * chunks - first_step)))
+
+    starts = cuda.local.array(PIXELS, "int32")
+    seen = cuda.local.array(PIXELS, "int32")
+    for i in range(PIXELS):
+        starts[i], seen[i] = window(int32(first_pixel + row_at(int32(t // 4)) + i * APART), pixels, H, W, C, Ho, Wo,
+                                    size, stride, first_taps)
+    mine = copies_of(base, first_n, t)
+    tap, chunk = divide(first_step, chunks)
+    r, s = divide(tap, size)
+    at = Step(tap, r, s, int32(chunk * BK))  # the step that is fetched
+    accumulators = cuda.local.array(ACCUMULATORS, "float32")
+    clear(accumulators, ACCUMULATORS)
+    stage, ahead = int32(0), int32(0)
+    for step in range(int32(1 - STAGES), steps):
+        if step >= 0:
+            cp_async_wait(PENDING)  # this thread's part of the step's tiles is there
+            cuda.syncthreads()  # so is everybody's, and nobody reads the tiles before them any more
+        if step + STAGES - 1 < steps:
+            fetch_pixels(x, at, ahead, starts, seen, mine, geometry)
+            fetch_weights(weight, at, ahead, taps, mine, geometry)
+            at = next_step(at, geometry)
+            ahead = int32(0 if ahead == STAGES - 1 else ahead + 1)
+        cp_async_commit()
+        if step >= 0:
+            multiply_tiles(accumulators, tiles, base, stage, warp_row, warp_column, lane)
+            stage = int32(0 if stage == STAGES - 1 else stage + 1)
+
+    pixel, n = int32(first_pixel + warp_row + lane // 4 * 2), int32(first_n + warp_column + lane % 4 * 4)
+    write_outputs(y, int32(cuda.blockIdx.z * pixels), accumulators, pixel, n, pixels, N, int32(Ho * Wo), addends, added)
 
 
 @cuda.jit
@@ -254,99 +307,140 @@ def add_parts_and_more_kernel(partial, addends, y, parts, pixels, N, per_image, 
 # of a step's 16 pixels, of dy and of what that pixel's window shows, and keeps its columns: what moves is the pixel,
 # whose place it counts on without a division.
 
-PER_PIXEL = THREADS // BK  # threads of a pixel
+class Columns(NamedTuple):
+    """What a thread copies of each step's pixel: channels n, n + 32 … of dy, to address a_to; of x, to address b_to,
+    OF_X columns of col, whose taps lie dr rows and ds columns away, `offset` elements further on."""
+
+    n: int
+    a_to: int
+    b_to: int
+    dr: object
+    ds: object
+    offset: object
 
 
-def make_weight_gradient(tile_n, tile_k):
-    """The kernel for tiles of tile_n channels of dy × tile_k columns of col."""
-    ROWS, COLUMNS = GRADIENT_TILES[tile_n, tile_k][0]
-    WARPS_K = tile_k // COLUMNS
-    FRAGMENTS, PAIRS = ROWS // 16, COLUMNS // 16
-    SUMS = ROWS * COLUMNS // 32
-    A_BYTES, B_BYTES = tile_n * ROW, tile_k * ROW
-    B_FIRST = STAGES * A_BYTES
-    OF_DY, OF_X = tile_n // 4 // PER_PIXEL, tile_k // 4 // PER_PIXEL  # copies of a thread in a step
+class Pixel(NamedTuple):
+    """A pixel of dy: its number in all, its image, its row and its column there."""
 
-    @requires("8.0")
-    def kernel(dy, x, partial, H, W, C, Ho, Wo, N, size, stride, pixels, part_pixels):
-        tiles = cuda.shared.array(0, "uint8", alignment=128)
-        base = shared_address(tiles)
-        t = int32(cuda.threadIdx.x)
-        lane, warp = int32(t % 32), int32(t // 32)
-        first_k, first_n = int32(cuda.blockIdx.x * tile_k), int32(cuda.blockIdx.y * tile_n)
-        warp_row, warp_column = int32(warp // WARPS_K * ROWS), int32(warp % WARPS_K * COLUMNS)
-        K = int32(size * size * C)
-        first = int32(cuda.blockIdx.z * part_pixels)
-        last = int32(min(int32(first + part_pixels), int32(pixels)))
-        steps = int32(uint32(last - first + BK - 1) // uint32(BK))
-
-        # what this thread fetches: chunks mine, mine + 8, … of one pixel of each step
-        row, mine = int32(t // PER_PIXEL), int32(t % PER_PIXEL)
-        n = int32(first_n + 4 * mine)
-        dr = cuda.local.array(OF_X, "int32")
-        ds = cuda.local.array(OF_X, "int32")
-        offset = cuda.local.array(OF_X, "int32")
-        for i in range(OF_X):
-            dr[i], ds[i], offset[i], left = column_source(int32(first_k + 4 * (mine + PER_PIXEL * i)), W, C, C, size)
-            if left == 0:
-                dr[i] = int32(-32768 * size)  # no such column: a tap far above every image
-        a_to = base + place_across(row, mine, tile_n * 4)
-        b_to = base + B_FIRST + place_across(row, mine, tile_k * 4)
-        pixel = int32(first + row)
-        image, rest = divide(pixel, int32(Ho * Wo))
-        i_row, j_row = divide(rest, Wo)
-        on_images, rest = divide(int32(BK), int32(Ho * Wo))  # from a step's pixel to the next one's
-        on_rows, on_columns = divide(rest, Wo)
-
-        accumulators = cuda.local.array(SUMS, "float32")
-        clear(accumulators, SUMS)
-        stage, ahead = int32(0), int32(0)
-        for step in range(int32(1 - STAGES), steps):
-            if step >= 0:
-                cp_async_wait(PENDING)
-                cuda.syncthreads()
-            if step + STAGES - 1 < steps:
-                exists = pixel < last
-                h, w = int32(i_row * stride), int32(j_row * stride)
-                row_of_x = h if exists else int32(-(1 << 20))  # outside through every tap
-                dy_at, x_at = int32(pixel * N + n), int32(((image * H + h) * W + w) * C)
-                for i in range(OF_DY):
-                    inside = exists and n + 4 * PER_PIXEL * i < N
-                    cp_async_16_zfill(a_to + int32(ahead * A_BYTES + i * PER_PIXEL * 16), dy,
-                                      int32(dy_at + 4 * PER_PIXEL * i), int32(16) if inside else int32(0))
-                for i in range(OF_X):
-                    # as a number without sign, one left of or above the image is beyond its end
-                    inside = (uint32(row_of_x + dr[i]) < uint32(H)) & (uint32(w + ds[i]) < uint32(W))
-                    cp_async_16_zfill(b_to + int32(ahead * B_BYTES + i * PER_PIXEL * 16), x, int32(x_at + offset[i]),
-                                      int32(16) if inside else int32(0))
-                pixel, image = int32(pixel + BK), int32(image + on_images)
-                i_row, j_row = int32(i_row + on_rows), int32(j_row + on_columns)
-                if j_row >= Wo:
-                    i_row, j_row = int32(i_row + 1), int32(j_row - Wo)
-                if i_row >= Ho:
-                    image, i_row = int32(image + 1), int32(i_row - Ho)
-                ahead = int32(0 if ahead == STAGES - 1 else ahead + 1)
-            cp_async_commit()
-            if step >= 0:
-                multiply_tiles(accumulators, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES),
-                               warp_row, warp_column, True, True, tile_n, tile_k, FRAGMENTS, PAIRS, lane)
-                stage = int32(0 if stage == STAGES - 1 else stage + 1)
-
-        n, k = int32(first_n + warp_row + lane // 4 * 2), int32(first_k + warp_column + lane % 4 * 4)
-        start = int32(cuda.blockIdx.z * N)
-        nothing, none = Addends(x, x, x), Added(False, False, False)
-        write_rows(partial, start, accumulators, 0, PAIRS, n, k, N, K, K, nothing, none)
-        write_rows(partial, start, accumulators, 1, PAIRS, n, k, N, K, K, nothing, none)
-        if FRAGMENTS > 2:
-            write_rows(partial, start, accumulators, 2, PAIRS, n, k, N, K, K, nothing, none)
-            write_rows(partial, start, accumulators, 3, PAIRS, n, k, N, K, K, nothing, none)
-
-    kernel.__name__ = kernel.__qualname__ = f"conv2d_tf32_weight_gradient_{tile_n}x{tile_k}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 2))
+    number: int
+    image: int
+    i: int
+    j: int
 
 
-FORWARD = {(tile, gradient): make_forward(*tile, gradient) for tile in TILES for gradient in (False, True)}
-WEIGHT_GRADIENT = {tile: make_weight_gradient(*tile) for tile in GRADIENT_TILES}
+@cuda.jit(device=True, forceinline=True)
+def find_columns(dr, ds, offset, first_k, mine, geometry):
+    """Which taps and channels this thread's columns of col are: chunks mine, mine + 8, … of a tile's row."""
+    W, C, size = geometry.W, geometry.C, geometry.size
+    for i in range(OF_X):
+        dr[i], ds[i], offset[i], left = column_source(int32(first_k + 4 * (mine + PER_PIXEL * i)), W, C, C, size)
+        if left == 0:
+            dr[i] = int32(-32768 * size)  # no such column: a tap far above every image
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_pixel(dy, x, at, last, stage, mine, geometry):
+    """Start this thread's copies of a step: of dy's pixel `at`, and of what its window shows."""
+    H, W, stride = geometry.H, geometry.W, geometry.stride
+    exists = at.number < last
+    h, w = int32(at.i * stride), int32(at.j * stride)
+    row_of_x = h if exists else int32(-(1 << 20))  # outside through every tap
+    dy_at, x_at = int32(at.number * geometry.N + mine.n), int32(((at.image * H + h) * W + w) * geometry.C)
+    for i in range(OF_DY):
+        inside = exists and mine.n + 4 * PER_PIXEL * i < geometry.N
+        cp_async_16_zfill(mine.a_to + int32(stage * A_BYTES + i * PER_PIXEL * 16), dy,
+                          int32(dy_at + 4 * PER_PIXEL * i), int32(16) if inside else int32(0))
+    for i in range(OF_X):
+        # as a number without sign, one left of or above the image is beyond its end
+        inside = (uint32(row_of_x + mine.dr[i]) < uint32(H)) & (uint32(w + mine.ds[i]) < uint32(W))
+        cp_async_16_zfill(mine.b_to + int32(stage * B_BYTES + i * PER_PIXEL * 16), x, int32(x_at + mine.offset[i]),
+                          int32(16) if inside else int32(0))
+
+
+@cuda.jit(device=True, forceinline=True)
+def next_pixel(at, on, geometry):
+    """BK pixels on: `on` images, rows and columns, and what is carried over."""
+    number, image = int32(at.number + BK), int32(at.image + on.image)
+    i, j = int32(at.i + on.i), int32(at.j + on.j)
+    if j >= geometry.Wo:
+        i, j = int32(i + 1), int32(j - geometry.Wo)
+    if i >= geometry.Ho:
+        image, i = int32(image + 1), int32(i - geometry.Ho)
+    return Pixel(number, image, i, j)
+
+
+@cuda.jit(device=True, forceinline=True)
+def pixel_at(number, geometry):
+    image, rest = divide(number, int32(geometry.Ho * geometry.Wo))
+    i, j = divide(rest, geometry.Wo)
+    return Pixel(number, image, i, j)
+
+
+@requires("8.0")
+def conv2d_tf32_weight_gradient(dy, x, partial, geometry, pixels, part_pixels):
+    """partial[part] = the products of the part's pixels: TILE_M channels of dy × TILE_N columns of col a block."""
+    N, C, size = geometry.N, geometry.C, geometry.size
+    tiles = cuda.shared.array(0, "uint8", alignment=128)
+    base = shared_address(tiles)
+    t = int32(cuda.threadIdx.x)
+    lane, warp = int32(t % 32), int32(t // 32)
+    first_k, first_n = int32(cuda.blockIdx.x * TILE_N), int32(cuda.blockIdx.y * TILE_M)
+    warp_row, warp_column = int32(warp // WARPS_N * WARP_M), int32(warp % WARPS_N * WARP_N)
+    K = int32(size * size * C)
+    first = int32(cuda.blockIdx.z * part_pixels)
+    last = int32(min(int32(first + part_pixels), int32(pixels)))
+    steps = int32(uint32(last - first + BK - 1) // uint32(BK))
+
+    row, chunk = int32(t // PER_PIXEL), int32(t % PER_PIXEL)
+    dr = cuda.local.array(OF_X, "int32")
+    ds = cuda.local.array(OF_X, "int32")
+    offset = cuda.local.array(OF_X, "int32")
+    find_columns(dr, ds, offset, first_k, chunk, geometry)
+    mine = Columns(int32(first_n + 4 * chunk), base + place_across(row, chunk, TILE_M * 4),
+                   base + B_FIRST + place_across(row, chunk, TILE_N * 4), dr, ds, offset)
+    at = pixel_at(int32(first + row), geometry)
+    on = pixel_at(int32(BK), geometry)  # from a step's pixel to the next one's
+    accumulators = cuda.local.array(ACCUMULATORS, "float32")
+    clear(accumulators, ACCUMULATORS)
+    stage, ahead = int32(0), int32(0)
+    for step in range(int32(1 - STAGES), steps):
+        if step >= 0:
+            cp_async_wait(PENDING)
+            cuda.syncthreads()
+        if step + STAGES - 1 < steps:
+            fetch_pixel(dy, x, at, last, ahead, mine, geometry)
+            at = next_pixel(at, on, geometry)
+            ahead = int32(0 if ahead == STAGES - 1 else ahead + 1)
+        cp_async_commit()
+        if step >= 0:
+            multiply_tiles(accumulators, tiles, base, stage, warp_row, warp_column, lane)
+            stage = int32(0 if stage == STAGES - 1 else stage + 1)
+
+    n, k = int32(first_n + warp_row + lane // 4 * 2), int32(first_k + warp_column + lane % 4 * 4)
+    write_outputs(partial, int32(cuda.blockIdx.z * N), accumulators, n, k, N, K, K, Addends(x, x, x),
+                  Added(False, False, False))
+
+
+# The kernels ----------------------------------------------------------------------------------------------------------
+
+def make_forward(tile, gradient):
+    """The kernel for a tile; gradient: of the input."""
+    (warp_m, warp_n), *_ = TILES[tile]
+    name = f"conv2d_tf32_{'input_gradient' if gradient else 'forward'}_{tile[0]}x{tile[1]}"
+    return specialise(conv2d_tf32, name=name, launch_bounds=(THREADS, 2), TILE_M=tile[0], TILE_N=tile[1],
+                      WARP_M=warp_m, WARP_N=warp_n, A_ACROSS=False, B_ACROSS=gradient, GRADIENT=gradient)
+
+
+def make_weight_gradient(tile):
+    """The kernel for a tile: channels of dy × columns of col."""
+    (warp_m, warp_n), *_ = GRADIENT_TILES[tile]
+    return specialise(conv2d_tf32_weight_gradient, name=f"conv2d_tf32_weight_gradient_{tile[0]}x{tile[1]}",
+                      launch_bounds=(THREADS, 2), TILE_M=tile[0], TILE_N=tile[1], WARP_M=warp_m, WARP_N=warp_n,
+                      A_ACROSS=True, B_ACROSS=True)
+
+
+FORWARD = {(tile, gradient): make_forward(tile, gradient) for tile in TILES for gradient in (False, True)}
+WEIGHT_GRADIENT = {tile: make_weight_gradient(tile) for tile in GRADIENT_TILES}
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -360,7 +454,8 @@ def tf32_chosen(x, weight, version):
         raise ValueError(f"version {label('conv2d', VERSION, 'float32')} in float32 does not take x {tuple(x.shape)} "
                          f"and weight {tuple(weight.shape)} on this device: channels must come in fours; use "
                          "version=3, or None for the fastest that does it")
-    return takes and (version == VERSION or version is None and min(n, c) > NARROW and switched_on(x.backend))
+    return takes and (version == VERSION or version is None and min(n, c) > NARROW and switched_on(x.backend)
+                      and capped("conv2d", VERSION) == VERSION)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -429,6 +524,6 @@ def tf32_weight_gradient(dy, x, dweight, stride):
                                      multiprocessors_of(x), True)
     partial = empty((parts, dweight.size), np.float32, like=dy)
     launch(WEIGHT_GRADIENT[tile], (-(-columns // tile[1]), -(-n // tile[0]), parts), THREADS, dy.reshape(-1),
-           x.reshape(-1), partial.reshape(-1), h, w, c, ho, wo, n, size, stride, pixels, part_steps * BK,
+           x.reshape(-1), partial.reshape(-1), Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps * BK,
            shared=shared_bytes(tile))
     add_parts(partial, dweight, accumulate=True)

@@ -12,6 +12,7 @@ READ NEXT
 import numpy as np
 
 from ...device import over_batch
+from ...dtypes import in_single
 
 PART = 1 << 16  # elements of the batch at a time: 256 KiB, so that the many passes stay in a core's cache
 
@@ -44,6 +45,7 @@ def _sigmoid(z):
     return np.reciprocal(s, out=s)
 
 
+@in_single(1, 2)
 def groupnorm_forward_cpu(x, weight, bias, groups, eps=1e-5, silu=False):
     pixels = x.reshape(len(x), -1, x.shape[-1])
     P, width = pixels.shape[1], x.shape[-1] // groups
@@ -62,6 +64,7 @@ def groupnorm_forward_cpu(x, weight, bias, groups, eps=1e-5, silu=False):
     return y.reshape(x.shape), mean, rstd
 
 
+@in_single()
 def groupnorm_backward_cpu(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None):
     pixels, dpixels = (a.reshape(len(x), -1, x.shape[-1]) for a in (x, dy))
     before = None if residual is None else residual.reshape(pixels.shape)

@@ -35,7 +35,7 @@ from ...device import empty, empty_like, is_device
 from ..any_batch import assumed
 from ..concat import Pair, parts_of
 from ..reduce import add_column_sums
-from ..versions import label, versions_by_name
+from ..versions import capped, label, versions_by_name
 from .chunks import chunks_backward, chunks_forward
 from .cpu import groupnorm_backward_cpu, groupnorm_forward_cpu
 from .groups import groups_backward, groups_forward
@@ -62,17 +62,19 @@ def _check(x, weight, bias, groups, version, dy=None):
                              "of this device could keep, or dy is not of x's type; use version=2")
         if version is None:
             estimate = version_2_estimate(assumed(B), P, C, x.dtype.itemsize, dy is not None)
-            version = 1 if C % 4 else 3 if plan is not None and plan.ns < estimate else 2
+            version = capped("groupnorm" if dy is None else "groupnorm_backward",
+                             1 if C % 4 else 3 if plan is not None and plan.ns < estimate else 2)
     return B, P, C, version, plan
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=None, statistics=None):
     """(y, mean (B, G), rstd (B, G)) of x (B, ..., C), or a `Pair`; with `silu`, y = SiLU of the normalised x.
 
     statistics: what `conv2d_forward` left beside x; of a `Pair` a tuple of both. None: nothing, of either
     """
     given = statistics is not None and is_device(parts_of(x)[0]) and normalise_supports(x, groups, statistics)
+    given = given and (version == 4 or capped("groupnorm", 4) == 4)
     if version == 4 and not given:
         raise ValueError("version 4 (known-statistics) needs the statistics that a convolution left for x, float16 "
                          "on a device, and groups of an even number of channels; use version=3")
@@ -91,7 +93,7 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=Non
     return y, mean, rstd
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None,
                        version=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias`.

@@ -41,6 +41,7 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, opaque, uint32
 from ...device.eight import load8_into, numbers8, one_of, store8_from
+from ...dtypes import is_half
 from ..any_batch import assumed
 from ..common import divide
 from ..concat import Pair, parts_of
@@ -254,7 +255,7 @@ def normalise_supports(x, groups, statistics):
     first, _, seam = parts_of(x)
     B, C = x.shape[0], x.shape[-1]
     given = statistics if isinstance(x, Pair) else (statistics,)
-    return (given is not None and None not in given and x.dtype == np.float16 and C % VECTOR == seam % VECTOR == 0
+    return (given is not None and None not in given and is_half(x.dtype) and C % VECTOR == seam % VECTOR == 0
             and C // groups % 2 == 0 and x.size < B << 31
             and block_shape(B, x.size // (B * C), C, first.backend.multiprocessors) is not None)
 

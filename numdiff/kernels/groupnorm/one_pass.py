@@ -70,6 +70,7 @@ from ...device.limits import (
 )
 from ...device.requires import requires, supports
 from ...device.threads import kept
+from ...dtypes import is_half
 from ..any_batch import assumed
 from ..common import divide
 from ..concat import Pair, parts_of
@@ -722,7 +723,7 @@ def plan_for(x, width, backward):
     """`choose_plan` for an array or a `Pair`, None too where version 3 does not exist."""
     first, _, seam = parts_of(x)
     B, C = x.shape[0], x.shape[-1]
-    if (C % VECTOR or seam % VECTOR or x.dtype not in (np.float16, np.float32) or x.size >= B << 31
+    if (C % VECTOR or seam % VECTOR or not (is_half(x.dtype) or x.dtype == np.float32) or x.size >= B << 31
             or not supports(first, groupnorm_forward_kernel_v3)):
         return None
     return choose_plan(assumed(B), x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),

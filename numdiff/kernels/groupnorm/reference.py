@@ -10,7 +10,8 @@ MATHEMATICS
         dx = rstd · (h - average(h) - xhat · average(h · xhat)) + x's gradient from elsewhere (`residual`)
     Both averages are weighted sums of the channel sums that dbias and dweight need, so one pass gives all four.
 SHAPES
-    x, y, dx, dy, residual (B, ..., C) float32 or float16, channels last, P pixels; weight, bias (C,); mean, rstd (B, G)
+    x, y, dx, dy, residual (B, ..., C) float32, float16 or bfloat16, channels last, P pixels; weight, bias (C,); mean,
+    rstd (B, G)
 COST
     n elements of s bytes. v3: forward 2·s·n bytes (x, y), backward 3·s·n (x, dy, dx); v2 reads x, and dy, twice: 3·s·n
     and 5·s·n. Roof: memory bandwidth.
@@ -22,7 +23,10 @@ READ NEXT
 """
 import numpy as np
 
+from ...dtypes import in_single
 
+
+@in_single(1, 2)
 def groupnorm_forward_reference(x, weight, bias, groups, eps=1e-5, silu=False):
     """(y, mean, rstd)"""
     parts = x.reshape(len(x), -1, groups, x.shape[-1] // groups)
@@ -32,6 +36,7 @@ def groupnorm_forward_reference(x, weight, bias, groups, eps=1e-5, silu=False):
     return z / (1 + np.exp(-z)) if silu else z, mean, rstd
 
 
+@in_single()
 def groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias`."""
     cut, center, scale = (len(x), -1, groups, x.shape[-1] // groups), mean[:, None, :, None], rstd[:, None, :, None]

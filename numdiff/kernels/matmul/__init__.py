@@ -14,6 +14,7 @@
     hopper.py           v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply
     epilogues.py            what becomes of its accumulators: bias, residual, GELU, sums of rows
     fast_gelu.py            GELU in few instructions
+    swiglu_epilogues.py     SwiGLU and its backward at the end of the products beside it
     launcher.py             which of them runs
 
 MEASURED
@@ -42,6 +43,8 @@ from .launcher import (
     matmul_pair_forward,
     matmul_pair_gradient,
     matmul_strided,
+    matmul_swiglu_backward,
+    matmul_swiglu_forward,
     pair_supports,
 )
 from .operands import Matrices
@@ -49,4 +52,5 @@ from .reference import matmul_forward_cost, matmul_forward_reference
 
 __all__ = ["Matrices", "gelu_supports", "matmul_backward", "matmul_forward", "matmul_forward_cost",
            "matmul_forward_reference", "matmul_gelu_backward", "matmul_gelu_forward", "matmul_pair_backward",
-           "matmul_pair_forward", "matmul_pair_gradient", "matmul_strided", "pair_supports"]
+           "matmul_pair_forward", "matmul_pair_gradient", "matmul_strided", "matmul_swiglu_backward",
+           "matmul_swiglu_forward", "pair_supports"]

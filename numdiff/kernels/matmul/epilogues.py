@@ -15,7 +15,7 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The products 
     sums of A's rows, by two more of the idle warps, beside the products
 
 READ NEXT
-    fast_gelu.py; launcher.py, which asks for all this.
+    fast_gelu.py; swiglu_epilogues.py; launcher.py, which asks for all this.
 """
 from typing import NamedTuple
 
@@ -29,7 +29,9 @@ from ...device.tensor_core import load_word, load_words4, pack_half2, store_word
 from ...device.tma import (
     fence_proxy_async,
     tma_load_2d,
+    tma_load_3d,
     tma_store_2d,
+    tma_store_3d,
     tma_store_commit,
     tma_store_wait_0,
     tma_store_wait_read_0,
@@ -245,9 +247,30 @@ def epilogue_gelu_gradient(block, turn, acc, place, staging, work):
 
 
 @cuda.jit(device=True, forceinline=True)
-def exchange(consumer, blocks, unit, stride, staging, maps, work):
+def fetch_tiles(count, tile, maps, barrier, x, y):
+    """Ask for the tile of `maps.d` at column x and row y, or for those of both halves of its columns."""
+    mbarrier_expect_tx(barrier, uint32(count * BOX_BYTES))
+    if count == 1:
+        tma_load_2d(tile, maps.d, barrier, uint32(x), uint32(y))
+    else:
+        tma_load_3d(tile, maps.d, barrier, uint32(x), uint32(0), uint32(y))
+        tma_load_3d(tile + uint32(BOX_BYTES), maps.d, barrier, uint32(x), uint32(1), uint32(y))
+
+
+@cuda.jit(device=True, forceinline=True)
+def return_tiles(count, tile, maps, x, y):
+    """Store what `fetch_tiles` has brought, in `maps.c`."""
+    if count == 1:
+        tma_store_2d(tile, maps.c, uint32(x), uint32(y))
+    else:
+        tma_store_3d(tile, maps.c, uint32(x), uint32(0), uint32(y))
+        tma_store_3d(tile + uint32(BOX_BYTES), maps.c, uint32(x), uint32(1), uint32(y))
+
+
+@cuda.jit(device=True, forceinline=True)
+def exchange(count, consumer, blocks, unit, stride, staging, maps, work):
     """One thread brings the tiles of `maps.d` that a consumer needs in its epilogue, and takes its results to
-    `maps.c`.
+    `maps.c`: one for each block of 64 columns, or `count`.
 
     A tile waits in one of two buffers while the product is made; the consumer overwrites it, and as soon as it has been
     written to memory from there the next but one follows. No consumer waits for a store.
@@ -261,14 +284,13 @@ def exchange(consumer, blocks, unit, stride, staging, maps, work):
             x = int32(column * (64 * blocks) + 64 * i)
             if y < work.M and x < work.N:
                 buffer = uint32(turn & 1)
-                tile = staging.base + uint32(staging.at) + buffer * uint32(BOX_BYTES)
+                tile = staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES)
                 if turn >= 2:
                     mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn >> 1) + 1 & 1))
-                    tma_store_2d(tile, maps.c, uint32(x_2), uint32(y_2))
+                    return_tiles(count, tile, maps, x_2, y_2)
                     tma_store_commit()
                     tma_store_wait_read_0()
-                mbarrier_expect_tx(barrier_at(staging.loaded, buffer), uint32(BOX_BYTES))
-                tma_load_2d(tile, maps.d, barrier_at(staging.loaded, buffer), uint32(x), uint32(y))
+                fetch_tiles(count, tile, maps, barrier_at(staging.loaded, buffer), x, y)
                 x_2, y_2, x_1, y_1 = x_1, y_1, x, y
                 turn = int32(turn + 1)
         unit = int32(unit + stride)
@@ -276,8 +298,7 @@ def exchange(consumer, blocks, unit, stride, staging, maps, work):
         if turn + last >= 2:
             buffer = uint32(turn + last & 1)
             mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn + last >> 1) + 1 & 1))
-            tma_store_2d(staging.base + uint32(staging.at) + buffer * uint32(BOX_BYTES), maps.c, uint32(x_2),
-                         uint32(y_2))
+            return_tiles(count, staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES), maps, x_2, y_2)
         x_2, y_2 = x_1, y_1
     tma_store_commit()
     tma_store_wait_0()

@@ -36,23 +36,26 @@ TWO MATRICES AS ONE
     Where a layer's x is two arrays that are read side by side as one (`Pair`, concat.py), neither x nor dx is copied: a
     box or a tile of the epilogue is 64 columns wide, so if the first array has a multiple of 64 columns, each box is in
     one of the two arrays and uses its tensor map. In x·Wᵀ the Pair is A, along k; in dy·W the result; in dyᵀ·x, B.
+BATCHES
+    of float16 results whose M is a multiple of 128 and K one of 64: the matrices of C are one tall matrix, of which no
+    tile has rows of two, and only the producer asks which matrix a tile belongs to: which rows of A and B to fetch.
 EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
     warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
     consumer has two such tiles. Of the two products next to a GELU, one writes GELU(result) as well, the other
-    multiplies by GELU' of another matrix (epilogues.py). float32: pairs of lanes exchange halves, so that each writes
-    16 bytes of one row.
+    multiplies by GELU' of another matrix (epilogues.py); so do those next to a SwiGLU (swiglu_epilogues.py).
+    float32: pairs of lanes exchange halves, so that each writes 16 bytes of one row.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
         v6*    1,643 µs   669 TFLOP/s   68 % of arithmetic   2.32 × v5   101 % of cuBLAS
 LAUNCH
-    grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory. The
-    kernel is compiled for 168 registers a thread; the producer gives back all but 40, the consumers take 232 (with row
-    sums 56 and 224).
+    grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory,
+    with SwiGLU's backward SWIGLU_GRADIENT_STAGES and 65536. The kernel is compiled for 168 registers a thread; the
+    producer gives back all but 40, the consumers take 232 (with row sums 56 and 224).
 NEEDS
     sm_90a; all contiguous extents multiples of 8, because TMA needs rows that are multiples of 16 bytes; otherwise M, N
-    and K are free.
+    and K are free, but for a batch.
 DETERMINISM
     each output is summed in the order of k by one warpgroup; slices in their order.
 SOURCE
@@ -66,6 +69,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
+from ...device.half import in_bfloat16
 from ...device.limits import WARP, WARPGROUP
 from ...device.mbarrier import fence_barrier_init, mbarrier_init, smem_u32
 from ...device.pipeline import (
@@ -85,6 +89,7 @@ from ...device.specialise import Constant, specialise
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_2d, tma_prefetch, tma_store_wait_0
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from ...dtypes import is_half
 from ..reduce import column_sum
 from .epilogues import (
     BK,
@@ -106,13 +111,22 @@ from .epilogues import (
     write_rows,
 )
 from .mma import add_partials, unused
+from .swiglu_epilogues import epilogue_swiglu, epilogue_swiglu_gradient, prefetch_biases
 
 THREADS = 384  # a producer and two consumer warpgroups
 STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
-STAGING = 4 * BOX_BYTES  # two tiles for each consumer
+# … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2
+SWIGLU_GRADIENT_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
+SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
+ACTIVATIONS = {"gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS, "swiglu_gradient": STAGES}  # widths
 REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
+
+
+def stages_of(width, swiglu_gradient):
+    """Stages of the pipeline of a kernel."""
+    return (SWIGLU_GRADIENT_STAGES if swiglu_gradient else STAGES)[width]
 
 
 # Constants of a kernel ------------------------------------------------------------------------------------------------
@@ -120,14 +134,20 @@ REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consume
 BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
 A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k, or along m or n
 HALF = Constant()  # whether the result is float16
+BATCHED = Constant()  # more than one product: see BATCHES
 GELU = Constant()  # GELU of the result as a second one
 GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
-BLOCKS = Constant(lambda BN: BN // 64)  # of 64 columns in a tile
+SWIGLU = Constant()  # SwiGLU of the result as a second one
+SWIGLU_GRADIENT = Constant()  # SwiGLU's backward with the result as dy: twice as many columns
+EXCHANGES = Constant(lambda GELU_GRADIENT, SWIGLU_GRADIENT: GELU_GRADIENT or SWIGLU_GRADIENT)  # see `exchange`
+BLOCKS = Constant(lambda BN, SWIGLU: BN // 64 // (2 if SWIGLU else 1))  # of 64 columns in a tile, or pairs of such
+COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in it
+TILES_OF_BLOCK = Constant(lambda SWIGLU_GRADIENT: 2 if SWIGLU_GRADIENT else 1)  # that wait in shared memory together
 ACCUMULATORS = Constant(lambda BN: BN // 2)  # of a thread
 BIASES = Constant(lambda BN: 2 * BN)  # numbers of a bias in shared memory: a tile's for each consumer
-STAGE_COUNT = Constant(lambda BN: STAGES[BN])  # of the pipeline
+STAGE_COUNT = Constant(lambda BN, SWIGLU_GRADIENT: stages_of(BN, SWIGLU_GRADIENT))  # of the pipeline
 STAGE_BYTES = Constant(lambda BN: A_BYTES + BN * BK * 2)  # of A and B
-BARRIERS = Constant(lambda STAGE_COUNT, GELU_GRADIENT: 2 * STAGE_COUNT + 8 * GELU_GRADIENT)
+BARRIERS = Constant(lambda STAGE_COUNT, EXCHANGES: 2 * STAGE_COUNT + 8 * EXCHANGES)
 ROW_SUMS = Constant(lambda A_ALONG_M, HALF: A_ALONG_M and not HALF)  # whether the kernel can make them
 # from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
 A_STEP = Constant(lambda A_ALONG_M: np.uint64(128 if A_ALONG_M else 2))
@@ -141,8 +161,8 @@ take_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][1
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 class Maps(NamedTuple):
-    """Tensor maps: of the operands; of a float16 result; of GELU's, or of the matrix whose GELU' is a factor; of the
-    second part of the matrix that comes in two."""
+    """Tensor maps: of the operands; of a float16 result; of the activation's, or of the matrix whose derivative is a
+    factor; of the second part of the matrix that comes in two."""
 
     a: object
     b: object
@@ -163,7 +183,8 @@ class Arrays(NamedTuple):
 class Work(NamedTuple):
     """The product's size, and how it is cut into units: the tiles of C, for each slice of K.
 
-    seam: the first column of the matrix in two parts that is the second part's
+    M: of all matrices of a batch; seam: the first column of the matrix in two parts that is the second part's, or M of
+        one matrix of a batch
     k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`)
     """
 
@@ -179,8 +200,8 @@ class Work(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What becomes of the accumulators. has_residual: with GELU, whether u is written, too; has_row_sums: 0, or
-    WRITE_ROW_SUMS, ADD_ROW_SUMS."""
+    """What becomes of the accumulators. has_residual: with an activation, whether u is written, too;
+    has_row_sums: 0, or WRITE_ROW_SUMS, ADD_ROW_SUMS."""
 
     alpha: float
     has_bias: int
@@ -217,7 +238,7 @@ def load_a(address, full, m, k, maps, seam):
     if A_ALONG_M:
         for i in range(2):
             tma_load_2d(address + uint32(i * BOX_BYTES), maps.a, full, uint32(m + i * BOX), uint32(k))
-    elif not B_ALONG_N and k >= seam:
+    elif not BATCHED and not B_ALONG_N and k >= seam:
         tma_load_2d(address, maps.second, full, uint32(k - seam), uint32(m))
     else:
         tma_load_2d(address, maps.a, full, uint32(k), uint32(m))
@@ -229,7 +250,7 @@ def load_b(address, full, n, k, maps, seam):
     if B_ALONG_N:
         for i in range(BLOCKS):
             box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
-            if A_ALONG_M and column >= seam:
+            if not BATCHED and A_ALONG_M and column >= seam:
                 tma_load_2d(box, maps.second, full, uint32(column - seam), uint32(k))
             else:
                 tma_load_2d(box, maps.b, full, uint32(column), uint32(k))
@@ -238,17 +259,46 @@ def load_b(address, full, n, k, maps, seam):
 
 
 @cuda.jit(device=True, forceinline=True)
+def load_halves(address, full, n, k, maps, H):
+    """`load_b` of a weight along k with 2 · H rows: those of u1's columns from n on, then those of u2's."""
+    for half in range(2):
+        tma_load_2d(address + uint32(half * COLUMNS * BK * 2), maps.b, full, uint32(k), uint32(n + half * H))
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_of_batch(address, full, m, n, k, maps, work):
+    """Both tiles: an operand along k is one tall matrix, in which A's row m is right already; of one along m or n the
+    batch is stacked along k."""
+    matrix = int32(uint32(m) // uint32(work.seam))
+    below = int32(k + matrix * work.k_tiles * BK)
+    if A_ALONG_M:
+        load_a(address, full, int32(m - matrix * work.seam), below, maps, work.seam)
+    else:
+        load_a(address, full, m, k, maps, work.seam)
+    if B_ALONG_N:
+        load_b(address + uint32(A_BYTES), full, n, below, maps, work.seam)
+    else:
+        load_b(address + uint32(A_BYTES), full, int32(n + matrix * work.N), k, maps, work.seam)
+
+
+@cuda.jit(device=True, forceinline=True)
 def produce(ring, unit, stride, maps, work):
     """One thread asks TMA for the tiles of A and B, stage after stage, of all work tiles of the block."""
     stage, parity = producer_start()
     while unit < work.units:
         tile = work_tile(unit, work)
-        m, n, k = int32(tile.row * BM), int32(tile.column * BN), tile.first_k
+        m, n, k = int32(tile.row * BM), int32(tile.column * COLUMNS), tile.first_k
         while k < tile.end_k:
             full = producer_acquire(ring, stage, parity, STAGE_BYTES)
             address = stage_at(ring, stage)
-            load_a(address, full, m, int32(k * BK), maps, work.seam)
-            load_b(address + uint32(A_BYTES), full, n, int32(k * BK), maps, work.seam)
+            if BATCHED:
+                load_of_batch(address, full, m, n, int32(k * BK), maps, work)
+            else:
+                load_a(address, full, m, int32(k * BK), maps, work.seam)
+                if SWIGLU:
+                    load_halves(address + uint32(A_BYTES), full, n, int32(k * BK), maps, work.N)
+                else:
+                    load_b(address + uint32(A_BYTES), full, n, int32(k * BK), maps, work.seam)
             k = int32(k + 1)
             stage, parity = advance(ring, stage, parity)
         unit = int32(unit + stride)
@@ -330,13 +380,18 @@ def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue(block, turn, acc, place, staging, part, maps, arrays, work, how):
-    """Results of a warpgroup's block of 64 columns; the next turn of its two tiles in shared memory."""
+    """Results of a warpgroup's block of 64 columns, of SwiGLU of a pair; the next turn of its two tiles in shared
+    memory."""
     if GELU_GRADIENT:
         turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
     elif GELU:
         epilogue_gelu(block, acc, place, staging, maps, work, how.has_residual)
+    elif SWIGLU_GRADIENT:
+        turn = epilogue_swiglu_gradient(block, turn, acc, place, staging, work)
+    elif SWIGLU:
+        turn = epilogue_swiglu(block, BLOCKS, turn, acc, place, staging, maps, work, how.has_residual)
     elif HALF:
-        seam = int32(work.seam if B_ALONG_N and not A_ALONG_M else work.N)
+        seam = int32(work.seam if B_ALONG_N and not A_ALONG_M and not BATCHED else work.N)
         turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, how)
     else:
         epilogue_float(block, acc, place, arrays.c, part * (work.M * work.N), arrays.bias, work, how)
@@ -355,11 +410,13 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
     stage, parity = consumer_start()
     while unit < work.units:
         tile = work_tile(unit, work)
-        place = Place(int32(tile.row * BM + consumer * 64), int32(tile.column * BN), thread_row, lane)
-        if HALF and not GELU_GRADIENT:  # it comes while the tile is multiplied
+        place = Place(int32(tile.row * BM + consumer * 64), int32(tile.column * COLUMNS), thread_row, lane)
+        if SWIGLU:
+            b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, how.has_bias)
+        elif HALF and not EXCHANGES:  # it comes while the tile is multiplied
             b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column, work.N, how.has_bias)
         stage, parity = main_loop(acc, ring, stage, parity, int32(tile.end_k - tile.first_k), a_offset, elected)
-        if HALF and not GELU_GRADIENT:
+        if HALF and not EXCHANGES:
             stage_bias(BN, staging, b0, b1)
         # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
         turn = epilogue(0, turn, acc, place, staging, tile.part, maps, arrays, work, how)
@@ -370,7 +427,7 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
         if BLOCKS > 3:
             turn = epilogue(3, turn, acc, place, staging, tile.part, maps, arrays, work, how)
         unit = int32(unit + stride)
-    if HALF and not GELU_GRADIENT and elected:
+    if HALF and not EXCHANGES and elected:
         tma_store_wait_0()
 
 
@@ -380,7 +437,7 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
 def set_up(ring, loaded, ready, maps, how):
     """Make all barriers, and bring the tensor maps to TMA's cache; by one thread."""
     init_ring(ring, 1, 4 if ROW_SUMS and how.has_row_sums else 2)
-    if GELU_GRADIENT:
+    if EXCHANGES:
         for tile in range(4):
             mbarrier_init(barrier_at(loaded, tile), uint32(1))
             mbarrier_init(barrier_at(ready, tile), uint32(4))  # a lane of each warp
@@ -389,7 +446,7 @@ def set_up(ring, loaded, ready, maps, how):
     tma_prefetch(maps.b)
     if HALF:
         tma_prefetch(maps.c)
-    if GELU or GELU_GRADIENT:
+    if GELU or SWIGLU or EXCHANGES:
         tma_prefetch(maps.d)
     tma_prefetch(maps.second)
 
@@ -414,11 +471,13 @@ def gemm(maps, arrays, work, how):
         give_registers()
         if t == 0:
             produce(ring, unit, stride, maps, work)
-        elif GELU_GRADIENT:
+        elif EXCHANGES:
             if t == 32:
-                exchange(0, BLOCKS, unit, stride, make_staging(0, tiles, base, biases, loaded, ready), maps, work)
+                exchange(TILES_OF_BLOCK, 0, BLOCKS, unit, stride,
+                         make_staging(0, tiles, base, biases, loaded, ready), maps, work)
             elif t == 64:
-                exchange(1, BLOCKS, unit, stride, make_staging(1, tiles, base, biases, loaded, ready), maps, work)
+                exchange(TILES_OF_BLOCK, 1, BLOCKS, unit, stride,
+                         make_staging(1, tiles, base, biases, loaded, ready), maps, work)
         elif ROW_SUMS:
             if how.has_row_sums and t >= 32 and t < 96:
                 sum_rows(ring, tiles, unit, stride, arrays, work, how.has_row_sums)
@@ -431,32 +490,42 @@ def gemm(maps, arrays, work, how):
 @cuda.jit(device=True, forceinline=True)
 def make_staging(consumer, tiles, base, biases, loaded, ready):
     """The `Staging` of a consumer."""
-    return Staging(tiles, base, int32(STAGE_COUNT * STAGE_BYTES + consumer * 2 * BOX_BYTES), biases,
-                   int32(consumer * BN), barrier_at(loaded, 2 * consumer), barrier_at(ready, 2 * consumer))
+    return Staging(tiles, base, int32(STAGE_COUNT * STAGE_BYTES + consumer * 2 * TILES_OF_BLOCK * BOX_BYTES),
+                   biases, int32(consumer * BN), barrier_at(loaded, 2 * consumer), barrier_at(ready, 2 * consumer))
 
 
-def kernel_for(BN, a_along_m, b_along_n, half, gelu=""):
+def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
-    gelu: "", "gelu" or "gelu_gradient": what happens in its epilogue
+    activation: "", "gelu", "gelu_gradient", "swiglu" or "swiglu_gradient": what happens in its epilogue
+    batched: for several products
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}"
-    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{gelu or ('half' if half else 'float')}",
+    kind = activation or ("batch" if batched else "half" if half else "float")
+    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", BATCHED=batched,
                       launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
-                      BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half, GELU=gelu == "gelu",
-                      GELU_GRADIENT=gelu == "gelu_gradient")
+                      BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half,
+                      **{name.upper(): activation == name for name in ACTIVATIONS})
 
 
 KERNELS = {(BN, a, b, half): kernel_for(BN, a, b, half)
            for BN in STAGES for a in (False, True) for b in (False, True) for half in (False, True)}
-GELU_KERNELS = {(BN, gelu): kernel_for(BN, False, gelu == "gelu_gradient", True, gelu)
-                for BN in STAGES for gelu in ("gelu", "gelu_gradient")}
+BATCH_KERNELS = {(BN, a, b): kernel_for(BN, a, b, True, batched=True)
+                 for BN in STAGES for a in (False, True) for b in (False, True)}
+ACTIVATION_KERNELS = {(BN, name): kernel_for(BN, False, name.endswith("_gradient"), True, name)
+                      for name, widths in ACTIVATIONS.items() for BN in widths}
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------
 
-def shared_bytes(width):
-    return STAGES[width] * (BM + width) * BK * 2 + STAGING
+def takes_batch(M, K, dtype):
+    """Whether one launch takes several products with a result of this type."""
+    return M % BM == 0 and K % BK == 0 and is_half(dtype)
+
+
+def shared_bytes(width, swiglu_gradient=False):
+    """Stages, and two tiles for each consumer, or two pairs."""
+    return stages_of(width, swiglu_gradient) * (BM + width) * BK * 2 + (8 if swiglu_gradient else 4) * BOX_BYTES
 
 
 def schedule(tiles, slices, k_tiles, blocks):
@@ -479,28 +548,46 @@ def map_of(x, along_k, rows):
     return tensor_map(x, (BK, rows) if along_k else (BOX, BK))
 
 
+def map_of_halves(x):
+    """The tensor map of rows of two halves of H columns: (M, 2, H), boxes of 64 rows and 64 columns of one half."""
+    M, H = len(x), x.shape[1] // 2
+    return tensor_map(x, (BOX, 1, BOX), dims=(H, 2, M), strides=(2 * H, 4 * H))
+
+
 def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
-                  row_sums=None, gelu=None, gelu_of=None, second=None, keeps_u=True):
-    """c = alpha · A·B + bias + residual for matrices of float16; c float16, or float32 and then without residual.
+                  row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1):
+    """c = alpha · A·B + bias + residual for matrices of float16 or bfloat16; c like them, or float32 and then without
+    residual.
 
     second: the columns of the matrix named in TWO MATRICES AS ONE that follow those of a, b or c; M, N, K are those of
         the whole product
     row_sums: (M,), to which the sums of A's rows are added; for a float32 c and an A along m (transpose_a)
-    gelu: like a float16 c, for A·Bᵀ: is given GELU(c), and c itself is written only if keeps_u
-    gelu_of: like it, for A·B without bias and residual: a factor GELU'(gelu_of)
+    activation, other: with a c of 16 bits
+        gelu: for A·Bᵀ; other is like c, and is given GELU(c); c itself is written only if keeps_u
+        gelu_gradient: for A·B without bias and residual; a factor GELU'(other)
+        swiglu: for A·Bᵀ; b and bias have 2 · N rows, c is (M, 2 · N), and other, (M, N), is given SwiGLU(c); keeps_u as
+            above. Without keeps_u c may be anything
+        swiglu_gradient: for A·B without bias and residual; c becomes SwiGLU's dx (M, 2 · N) at x = other, like c, with
+            A·B as dy
+    batch: so many products, where `takes_batch`; a, b, c hold the matrices one below the other; M, N, K are of one
     """
-    half = c.dtype == np.float16
-    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, width)
+    seam, M = M if batch > 1 else max(N, K) + width, batch * M
+    half = is_half(c.dtype)
+    columns = width // 2 if activation == "swiglu" else width  # of a tile, or of each half in it
+    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, columns)
     map_c = tensor_map(c, (BOX, BOX)) if half else map_a
-    other = gelu if gelu is not None else gelu_of
-    map_d = map_a if other is None else tensor_map(other.reshape(M, N), (BOX, BOX))
-    map_2, seam = map_a, max(N, K) + width
+    map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
+    if activation == "swiglu_gradient":
+        map_c, map_d = map_of_halves(c), map_of_halves(other)
+    elif activation == "swiglu" and keeps_u:
+        map_c = map_of_halves(c)
+    map_2 = map_a
     if second is not None:
         split = b if transpose_a else a if transpose_b else c
         seam = split.shape[1]
         map_2 = (map_of(second, False, width) if split is b else map_of(second, True, BM) if split is a else
                  tensor_map(second, (BOX, BOX)))
-    k_tiles, tiles_m, tiles_n = -(-K // BK), -(-M // BM), -(-N // width)
+    k_tiles, tiles_m, tiles_n = -(-K // BK), -(-M // BM), -(-N // columns)
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, a.backend.multiprocessors)
     units = slices * tiles_m * tiles_n
     nothing = unused(a)
@@ -515,13 +602,17 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         sums = target[slices * M * N:] if slices > 1 else empty((tiles_n * M,), np.float32, like=a)
         summing = WRITE_ROW_SUMS
     kernel = KERNELS[width, transpose_a, not transpose_b, half]
-    if other is not None:
-        kernel = GELU_KERNELS[width, "gelu_gradient" if gelu is None else "gelu"]
+    if batch > 1:
+        kernel = BATCH_KERNELS[width, transpose_a, not transpose_b]
+    if activation:
+        kernel = ACTIVATION_KERNELS[width, activation]
+    kernel = in_bfloat16(kernel, a.dtype)
+    written = int(residual is not None or activation in ("gelu", "swiglu") and keeps_u)
     launch(kernel, min(units, a.backend.multiprocessors), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
            Arrays(target, *arrays, sums),
            Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
-           Epilogue(*(end if slices == 1 else (1.0, 0)), int(residual is not None or gelu is not None and keeps_u),
-                    int(accumulate and slices == 1), summing), shared=shared_bytes(width))
+           Epilogue(*(end if slices == 1 else (1.0, 0)), written, int(accumulate and slices == 1), summing),
+           shared=shared_bytes(width, activation == "swiglu_gradient"))
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
     elif summing == WRITE_ROW_SUMS:

@@ -8,8 +8,9 @@ CHOICE
     where `work` is the number of instructions for each multiply-add, and a scheduler with w warps to choose from is
     assumed to be busy w / (w + 1) of the time; a split adds the time of its second pass. Large products get the largest
     tiles, small ones many small tiles, and long sums with small results are split.
-    float16 operands: rung 6 on sm_90, rung 5 from sm_80 on, where contiguous extents come in eights (and, for rung 6,
-        there is no batch); else rung 2, which casts as it fetches its tiles. Tile and slices by an estimate, in ns:
+    16-bit operands: rung 6 on sm_90, rung 5 from sm_80 on, where contiguous extents come in eights (and, for rung 6,
+        a batch comes in whole tiles); else rung 2, which casts as it fetches its tiles. Tile and slices by an estimate,
+        in ns:
         rounds · (steps of a slice · time of a step + time of the epilogue) + the second pass of a split
 SOURCE
     the estimates are our own; the papers of the ladder are named in `__init__.py`.
@@ -22,13 +23,15 @@ import numpy as np
 from ...device import copy_into, empty, empty_like, is_device, launch
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, MULTIPROCESSORS, multiprocessors_of
 from ...device.requires import supports
+from ...dtypes import is_half, working_type
 from ...errors import TooManyElementsError
 from ..any_batch import assumed
 from ..concat import Pair
 from ..elementwise import cast_forward, gelu_backward, gelu_forward
 from ..reduce import column_sum
+from ..transformer.swiglu import swiglu_backward, swiglu_forward
 from ..tuning import tuned_or
-from ..versions import label, versions_by_name
+from ..versions import capped, label, versions_by_name
 from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .operands import Epilogue, Matrices, Shape, Strides
 from .reference import matmul_forward_cost, matmul_forward_reference
@@ -141,7 +144,9 @@ def _half_tile(backend, version, batch, M, N, K, can_split):
             raise ValueError(f"rung 6 has no tile {tile_m} × {tile_n}, or this product not {slices} slices of K")
         return (tile_m, tile_n), slices
 
-    return tuned_or(estimated, measured, backend, "matmul v6", M, N, K, can_split) if version == 6 else estimated()
+    if version == 6 and batch == 1:
+        return tuned_or(estimated, measured, backend, "matmul v6", M, N, K, can_split)
+    return estimated()
 
 
 def _as_assumed(batch, M):
@@ -151,14 +156,16 @@ def _as_assumed(batch, M):
 
 def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version, row_sums):
     """matmul_forward for float16 operands on a device; c float16 or float32."""
-    if c.dtype == np.float16 and accumulate:
+    if is_half(c.dtype) and accumulate:
         residual, accumulate = c, False  # each output is read by the thread that writes it, before it does
     wide = by_eight((a, b, c, residual), (M if transpose_a else K, K if transpose_b else N, N))
-    wide = wide and (residual is None or c.dtype == np.float16)
+    wide = wide and (residual is None or is_half(c.dtype))
     if version is None:
         version = 2
         if wide and supports(a, mma.KERNELS):
-            version = 6 if supports(a, hopper.KERNELS) and batch == 1 else 5
+            takes = batch == 1 or hopper.takes_batch(M, K, c.dtype)
+            version = capped("matmul", 6 if takes and supports(a, hopper.KERNELS) else 5)
+            version = version if version > 4 else 2  # 3 and 4 are for float32, and 2 takes all that comes
     if version not in (2, 5, 6):
         raise ValueError(f"version {label('matmul', version, a.dtype)} of matmul is for float32: use 2, 5 or 6 for "
                          "float16")
@@ -166,8 +173,9 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
         raise ValueError(f"version {label('matmul', version, a.dtype)} moves eight float16 at a time: contiguous "
                          f"extents must be multiples of 8 (M {M}, N {N}, K {K}), arrays aligned to 16 bytes, and a "
                          "residual needs a float16 result; use version=2")
-    if version == 6 and batch > 1:
-        raise ValueError(f"version 6 (hopper) takes one pair of matrices, not a batch of {batch}; use version=5")
+    if version == 6 and batch > 1 and not hopper.takes_batch(M, K, c.dtype):
+        raise ValueError(f"version 6 (hopper) takes a batch for float16 results, M a multiple of {hopper.BM} and K of "
+                         f"{hopper.BK}, not M {M}, K {K} and {c.dtype}; use version=5")
     if row_sums is not None and (version != 6 or c.dtype != np.float32 or row_sums.offset % 16):
         column_sum(a, row_sums)
         row_sums = None
@@ -175,9 +183,9 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
         tile, slices = _half_tile(a.backend, version, *_as_assumed(batch, M), N, K,
                                   c.dtype == np.float32 and batch == 1)
         if version == 6:
-            a, b, c = a.reshape(a.shape[-2:]), b.reshape(b.shape[-2:]), c.reshape(M, N)
+            a, b, c = (x.reshape(-1, x.shape[-1]) for x in (a, b, c))
             hopper.launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate,
-                                 tile[1], slices, row_sums)
+                                 tile[1], slices, row_sums, batch=batch)
         else:
             mma.launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile,
                            slices)
@@ -193,15 +201,17 @@ def gelu_supports(x, *extents):
 
     extents: of the matrices along the axes that are contiguous in one of them
     """
-    return (is_device(x) and x.dtype == np.float16 and supports(x, hopper.KERNELS)
+    return (is_device(x) and is_half(x.dtype) and supports(x, hopper.KERNELS) and capped("matmul", 6) == 6
             and by_eight((x,), extents))
 
 
-def _launch_gelu(a, b, c, transpose_b, **options):
-    (M, K), N = a.shape, c.shape[1]
-    (_, width), _ = _half_tile(a.backend, 6, 1, assumed(M), N, K, False)
-    hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, options.pop("bias", None), None, 1.0, False, width, 1,
-                         **options)
+def _launch_activation(a, b, c, N, transpose_b, activation, other, bias=None, keeps_u=True):
+    """N: columns of A·B, or of each of its halves."""
+    M, K = a.shape
+    (_, width), _ = _half_tile(a.backend, 6, 1, assumed(M), 2 * N if activation == "swiglu" else N, K, False)
+    width = min(w for w in hopper.ACTIVATIONS[activation] if w >= width)
+    hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, bias, None, 1.0, False, width, 1,
+                         activation=activation, other=other, keeps_u=keeps_u)
 
 
 def matmul_gelu_forward(a, b, bias, keeps_u=True):
@@ -212,12 +222,12 @@ def matmul_gelu_forward(a, b, bias, keeps_u=True):
     (M, K), N = a.shape, b.shape[0]
     if tuple(b.shape) != (N, K) or tuple(bias.shape) != (N,):
         raise ValueError(f"a {a.shape} needs b (N, {K}) and bias (N,), not {b.shape} and {bias.shape}")
-    if not gelu_supports(a, K, N) or b.dtype != np.float16 or bias.dtype != np.float32 or not by_eight((b,), ()):
+    if not gelu_supports(a, K, N) or b.dtype != a.dtype or bias.dtype != np.float32 or not by_eight((b,), ()):
         u = matmul_forward(a, b, transpose_b=True, bias=bias)
         return u, gelu_forward(u)
-    y = empty((M, N), np.float16, like=a)
-    u = empty((M, N), np.float16, like=a) if keeps_u else None
-    _launch_gelu(a, b, y if u is None else u, True, bias=bias, gelu=y, keeps_u=keeps_u)
+    y = empty((M, N), a.dtype, like=a)
+    u = empty((M, N), a.dtype, like=a) if keeps_u else None
+    _launch_activation(a, b, y if u is None else u, N, True, "gelu", y, bias, keeps_u)
     return u, y
 
 
@@ -226,20 +236,52 @@ def matmul_gelu_backward(a, b, u):
     (M, K), N = a.shape, b.shape[1]
     if tuple(b.shape) != (K, N) or tuple(u.shape) != (M, N):
         raise ValueError(f"a {a.shape} needs b ({K}, N) and u ({M}, N), not {b.shape} and {u.shape}")
-    if not gelu_supports(a, K, N) or b.dtype != np.float16 or u.dtype != np.float16 or not by_eight((b, u), ()):
+    if not gelu_supports(a, K, N) or b.dtype != a.dtype or u.dtype != a.dtype or not by_eight((b, u), ()):
         return gelu_backward(matmul_forward(a, b), u)
-    c = empty((M, N), np.float16, like=a)
-    _launch_gelu(a, b, c, False, gelu_of=u)
+    c = empty((M, N), a.dtype, like=a)
+    _launch_activation(a, b, c, N, False, "gelu_gradient", u)
     return c
+
+
+def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
+    """(u, h) as new arrays: u = a (M, K) · b (2 · H, K)ᵀ + bias (2 · H,), h = silu(u[:, :H]) · u[:, H:].
+
+    One kernel where `gelu_supports` has K and H. keeps_u: False where no backward will ask for u, which is then None
+    """
+    (M, K), H = a.shape, len(b) // 2
+    if tuple(b.shape) != (2 * H, K) or bias is not None and tuple(bias.shape) != (2 * H,):
+        raise ValueError(f"a {a.shape} needs b (2 · H, {K}) and bias (2 · H,), not {b.shape} and "
+                         f"{None if bias is None else bias.shape}")
+    if not gelu_supports(a, K, H) or b.dtype != a.dtype or not by_eight((b,), ()):
+        u = matmul_forward(a, b, transpose_b=True, bias=bias)
+        return u, swiglu_forward(u)
+    h = empty((M, H), a.dtype, like=a)
+    u = empty((M, 2 * H), a.dtype, like=a) if keeps_u else None
+    _launch_activation(a, b, h if u is None else u, H, True, "swiglu", h, bias, keeps_u)
+    return u, h
+
+
+def matmul_swiglu_backward(a, b, u):
+    """du (M, 2 · H) as a new array: what SwiGLU's backward makes of dh = a (M, K) · b (K, H) and its input u like du.
+    One kernel where `gelu_supports` has K and H.
+    """
+    (M, K), H = a.shape, b.shape[1]
+    if tuple(b.shape) != (K, H) or tuple(u.shape) != (M, 2 * H):
+        raise ValueError(f"a {a.shape} needs b ({K}, H) and u ({M}, 2 · H), not {b.shape} and {u.shape}")
+    if not gelu_supports(a, K, H) or b.dtype != a.dtype or u.dtype != a.dtype or not by_eight((b, u), ()):
+        return swiglu_backward(matmul_forward(a, b), u)
+    du = empty((M, 2 * H), a.dtype, like=a)
+    _launch_activation(a, b, du, H, False, "swiglu_gradient", u)
+    return du
 
 
 def pair_supports(x, weight=None):
     """True where rung 6 reads a `Pair` x (..., K), or writes one like it, as it is; with this weight (N, K)."""
     a, b = x
-    return (is_device(a) and a.dtype == b.dtype == np.float16 and a.shape[-1] % hopper.BOX == 0
-            and supports(a, hopper.KERNELS)
+    return (is_device(a) and a.dtype == b.dtype and is_half(a.dtype) and a.shape[-1] % hopper.BOX == 0
+            and supports(a, hopper.KERNELS) and capped("matmul", 6) == 6
             and by_eight((a, b, weight), (b.shape[-1], 8 if weight is None else len(weight)))
-            and (weight is None or weight.dtype == np.float16))
+            and (weight is None or weight.dtype == a.dtype))
 
 
 def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_sums=None):
@@ -253,7 +295,7 @@ def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_su
 
 def matmul_pair_forward(x, weight, bias=None):
     """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_supports`, weight (N, K)."""
-    y = empty((*x.shape[:-1], len(weight)), np.float16, like=weight)
+    y = empty((*x.shape[:-1], len(weight)), weight.dtype, like=weight)
     _launch_pair(x.a, weight, y, x.b, len(weight), False, True, bias=bias)
     return y
 
@@ -284,7 +326,7 @@ def matmul_pair_gradient_cost(rows, N, K):
 
 # float32 --------------------------------------------------------------------------------------------------------------
 
-@versions_by_name
+@versions_by_name(asks=True)
 def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None,
                    residual=None):
     """c = alpha · a·b + bias for outer · inner matrices wherever they lie; a, b, c: `Matrices`, c with column == 1.
@@ -305,7 +347,7 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
         copy_into(c.array, residual)
         accumulate = True
     if version is None:
-        version = 4 if wide else 3
+        version = capped("matmul", 4 if wide else 3)
     elif version == 4 and not wide:
         raise ValueError("version 4 (vectorised) moves 16 bytes at a time: extents and distances along the operands' "
                          f"rows must be multiples of 4 (M {M}, N {N}, K {K}, a {a[1:]}, b {b[1:]}, c {c[1:]}); use "
@@ -355,10 +397,10 @@ def _whole(x, transpose):
 
 
 def _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residual, dtype):
-    """matmul_forward on the CPU: the reference, for float16 operands in float32, rounded at the end."""
-    if a.dtype != np.float16 and residual is None:
+    """matmul_forward on the CPU: the reference, for operands of 16 bits in float32, rounded at the end."""
+    if not is_half(a.dtype) and residual is None:
         return matmul_forward_reference(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate)
-    working = np.float32 if a.dtype == np.float16 else a.dtype
+    working = working_type(a.dtype)
     c = matmul_forward_reference(a.astype(working), b.astype(working), transpose_a, transpose_b, bias, alpha)
     if residual is not None:
         c += residual
@@ -368,14 +410,14 @@ def _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residua
     return out
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None, accumulate=False,
                    version=None, residual=None, out_dtype=None, row_sums=None):
     """alpha · A·B + bias + residual, as a new array or in `out` (added to what `out` holds if `accumulate`).
 
     a (..., M, K), or (..., K, M) with transpose_a; b (..., K, N), or (..., N, K) with transpose_b; bias (N,) float32;
-    residual (..., M, N). Operands float32 or float16; of float16 all sums are float32, and the result is float16, or
-    what `out_dtype` or `out` says.
+    residual (..., M, N). Operands float32, float16 or bfloat16; of 16 bits all sums are float32, and the result is
+    like the operands, or what `out_dtype` or `out` says.
     row_sums: float32 (M,), with transpose_a and without leading axes: the sums of A's rows over k are added to it, in
         the same kernel where that can. Of a weight's gradient dyᵀ·x they are the bias's gradient.
     """
@@ -406,17 +448,17 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
         if row_sums is not None:
             column_sum(a.astype(row_sums.dtype, copy=False), row_sums)
         return _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residual, dtype)
-    half, float32 = np.dtype(np.float16), np.dtype(np.float32)
-    if a.dtype != b.dtype or (a.dtype, dtype) not in ((float32, float32), (half, half), (half, float32)):
-        raise ValueError("matmul on a GPU is float32, or of float16 with a float16 or float32 result, not of "
-                         f"{a.dtype} and {b.dtype} with {dtype}; use cast_forward first")
+    half = is_half(a.dtype)
+    if a.dtype != b.dtype or not (half or a.dtype == np.float32) or dtype not in (a.dtype, np.dtype(np.float32)):
+        raise ValueError("matmul on a GPU is float32, or of float16 or bfloat16 with a result like them or float32, "
+                         f"not of {a.dtype} and {b.dtype} with {dtype}; use cast_forward first")
     if bias is not None and bias.dtype != np.float32 or residual is not None and residual.dtype != a.dtype:
         raise ValueError(f"matmul of {a.dtype} needs a float32 bias and a residual like its operands, not "
                          f"{getattr(bias, 'dtype', None)} and {getattr(residual, 'dtype', None)}; use cast_forward "
                          "first")
     c = empty(shape, dtype, like=a) if out is None else out
     batch = math.prod(shape[:-2])
-    if a.dtype == half:
+    if half:
         _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version,
               row_sums)
         return c
@@ -427,7 +469,7 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
     return c
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def matmul_backward(dc, a, b, transpose_a=False, transpose_b=False, alpha=1.0, version=None):
     """(da, db) from dc and the forward's operands: two more matmuls, see reference.py."""
     if transpose_a:

@@ -40,6 +40,7 @@ import numpy as np
 
 from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, opaque, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.half import in_bfloat16
 from ...device.limits import FULL_MASK
 from ...device.requires import requires
 from ...device.specialise import Constant, specialise
@@ -54,6 +55,7 @@ from ...device.tensor_core import (
     store_words4,
     unpack_half2,
 )
+from ...dtypes import is_half
 from .operands import Epilogue
 from .vectorised import write_four
 
@@ -319,7 +321,7 @@ def unused(x):
 
 def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile, slices):
     """As `hopper.launch_hopper`, for `batch` matrices; several slices of K only for one of float32."""
-    half = c.dtype == np.float16
+    half = is_half(c.dtype)
     slice_length = -(-K // (slices * BK)) * BK
     slices = -(-K // slice_length)
     flat_a, flat_b, nothing = a.reshape(-1), b.reshape(-1), unused(a)
@@ -328,7 +330,8 @@ def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual
     target = nothing if half else c.reshape(-1)
     if slices > 1:
         target = empty((slices * M * N,), np.float32, like=a)
-    launch(KERNELS[tile, transpose_a, not transpose_b, half], (-(-M // tile[0]) * -(-N // tile[1]), slices, batch),
+    kernel = in_bfloat16(KERNELS[tile, transpose_a, not transpose_b, half], a.dtype)
+    launch(kernel, (-(-M // tile[0]) * -(-N // tile[1]), slices, batch),
            threads_of(tile), flat_a, flat_b, c.reshape(-1) if half else flat_a, target, biases, residuals, M, N, K,
            slice_length, *(end if slices == 1 else (1.0, 0)), int(residual is not None),
            int(accumulate and slices == 1), shared=shared_bytes(tile))

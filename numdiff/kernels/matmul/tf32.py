@@ -19,8 +19,8 @@ TILES IN SHARED MEMORY, and how fragments of 32 bits come out of them
                          neighbours, 8 bytes each; chunk c of row k lies at c ^ (k % 4 · 2), and half a warp's sixteen
                          pairs meet all banks.
 EPILOGUE
-    Of fragments 2J and 2J + 1 of sums, a lane has columns 4x … 4x + 3 of 16·J …, in rows 2g and 2g + 1: each four are
-    written as 16 bytes. alpha · sum + bias + `added` (the residual, or what C held).
+    Of fragments 2J and 2J + 1 of accumulators, a lane has columns 4x … 4x + 3 of 16·J …, in rows 2g and 2g + 1: each
+    four are written as 16 bytes. alpha · sum + bias + `added` (the residual, or what C held).
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     matmul_forward, 8192×8192, 8192×8192, tf32
@@ -45,6 +45,7 @@ READ NEXT
     ../conv2d/tf32.py, which gathers a convolution's tiles and multiplies them with the functions here.
 """
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,10 +53,12 @@ from ...device import copy_into, cuda, empty, float32, int32, launch, load4, sto
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import multiprocessors_of
 from ...device.requires import requires, supports
+from ...device.specialise import Constant, specialise
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
 from ..any_batch import assumed
-from ..versions import label
+from ..versions import capped, label
 from .mma import add_partials
+from .operands import Epilogue, Shape, Strides, first_output, length_of, start_of_c, starts_of
 
 VERSION = 5  # of matmul in float32: the number that mma.sync has in float16
 BK = 16  # of K in a tile: two mma deep; a row along k is 64 bytes, four chunks of 16
@@ -64,6 +67,16 @@ STAGES = 3
 PENDING = STAGES - 2  # groups that may be on their way while a tile is multiplied
 TILES = {(128, 128): (64, 64), (128, 64): (64, 32), (64, 64): (32, 32)}  # tile of C -> its warps' tiles: four warps
 THREADS = 128
+
+# Of each kernel, here and in ../conv2d/tf32.py: the tile of C and that of a warp, whether the operands lie across
+# (contiguous along m or n)
+TILE_M, TILE_N, WARP_M, WARP_N, A_ACROSS, B_ACROSS = (Constant() for _ in range(6))
+WARPS_N = Constant(lambda TILE_N, WARP_N: TILE_N // WARP_N)  # warps side by side
+FRAGMENTS = Constant(lambda WARP_M: WARP_M // 16)  # of 16 rows, of a warp
+PAIRS = Constant(lambda WARP_N: WARP_N // 16)  # of fragments of 8 columns: 2 or 4
+ACCUMULATORS = Constant(lambda WARP_M, WARP_N: WARP_M * WARP_N // 32)  # of a thread
+A_BYTES, B_BYTES = Constant(lambda TILE_M: TILE_M * ROW), Constant(lambda TILE_N: TILE_N * ROW)  # of a stage
+B_FIRST = Constant(lambda TILE_M: STAGES * TILE_M * ROW)  # all stages of A, then those of B
 
 # ns of an H100's multiprocessor for 64 of K, and for the epilogue, from the bytes and instructions above
 TIMES = {(128, 128): (1300.0, 1200.0), (128, 64): (850.0, 600.0), (64, 64): (550.0, 300.0)}
@@ -85,7 +98,8 @@ def chosen(version, backend, wide):
         raise ValueError(f"version {label('matmul', VERSION, 'float32')} in float32 moves 16 bytes at a time: extents "
                          "and distances along the operands' rows must be multiples of 4; use version=3, or None for "
                          "the fastest that does it")
-    return version == VERSION or version is None and wide and switched_on(backend)
+    return version == VERSION or (version is None and wide and switched_on(backend)
+                                  and capped("matmul", VERSION) == VERSION)
 
 
 # Tiles in shared memory -----------------------------------------------------------------------------------------------
@@ -188,153 +202,169 @@ def load_right(shared, base, tile, column, step, across, columns, lane):
 
 
 @cuda.jit(device=True, forceinline=True)
-def clear(sums, count):
+def clear(accumulators, count):
     """Zeros; four a turn, so that the compiler writes the loop out and the array becomes registers."""
     for i in range(0, count, 4):
-        sums[i] = float32(0)
-        sums[i + 1] = float32(0)
-        sums[i + 2] = float32(0)
-        sums[i + 3] = float32(0)
+        accumulators[i] = float32(0)
+        accumulators[i + 1] = float32(0)
+        accumulators[i + 2] = float32(0)
+        accumulators[i + 3] = float32(0)
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_pair(sums, first, a, b):
-    mma_m16n8k8_tf32_into(sums, first, a, (b[0], b[1]))
-    mma_m16n8k8_tf32_into(sums, first + 4, a, (b[2], b[3]))
+def multiply_pair(accumulators, first, a, b):
+    mma_m16n8k8_tf32_into(accumulators, first, a, (b[0], b[1]))
+    mma_m16n8k8_tf32_into(accumulators, first + 4, a, (b[2], b[3]))
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_step(sums, shared, base, a_tile, b_tile, row, column, step, a_across, b_across, a_rows, b_rows, fragments,
-                  pairs, lane):
+def multiply_step(accumulators, shared, base, a_tile, b_tile, row, column, step, lane):
     """Eight of k of `multiply_tiles`."""
-    b0 = load_right(shared, base, b_tile, column, step, b_across, b_rows, lane)
-    b1 = load_right(shared, base, b_tile, column + 16, step, b_across, b_rows, lane)
+    b0 = load_right(shared, base, b_tile, column, step, B_ACROSS, TILE_N, lane)
+    b1 = load_right(shared, base, b_tile, column + 16, step, B_ACROSS, TILE_N, lane)
     b2, b3 = b0, b1
-    if pairs > 2:
-        b2 = load_right(shared, base, b_tile, column + 32, step, b_across, b_rows, lane)
-        b3 = load_right(shared, base, b_tile, column + 48, step, b_across, b_rows, lane)
-    for i in range(fragments):
-        a = load_left(shared, base, a_tile, row + 16 * i, step, a_across, a_rows, lane)
-        first = 8 * pairs * i
-        multiply_pair(sums, first, a, b0)
-        multiply_pair(sums, first + 8, a, b1)
-        if pairs > 2:
-            multiply_pair(sums, first + 16, a, b2)
-            multiply_pair(sums, first + 24, a, b3)
+    if PAIRS > 2:
+        b2 = load_right(shared, base, b_tile, column + 32, step, B_ACROSS, TILE_N, lane)
+        b3 = load_right(shared, base, b_tile, column + 48, step, B_ACROSS, TILE_N, lane)
+    for i in range(FRAGMENTS):
+        a = load_left(shared, base, a_tile, row + 16 * i, step, A_ACROSS, TILE_M, lane)
+        first = 8 * PAIRS * i
+        multiply_pair(accumulators, first, a, b0)
+        multiply_pair(accumulators, first + 8, a, b1)
+        if PAIRS > 2:
+            multiply_pair(accumulators, first + 16, a, b2)
+            multiply_pair(accumulators, first + 24, a, b3)
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_tiles(sums, shared, base, a_tile, b_tile, row, column, a_across, b_across, a_rows, b_rows, fragments,
-                   pairs, lane):
-    """sums += the warp's part, from `row` and `column` on, of one tile of A times one of B: BK of k.
+def multiply_tiles(accumulators, shared, base, stage, row, column, lane):
+    """accumulators += the warp's part, from `row` and `column` on, of one tile of A times one of B: BK of k.
 
-    fragments of 16 rows, pairs of fragments of 16 columns (2 or 4): sums[8 · (pairs · i + j) …] are those of i and j
+    accumulators[8 · (PAIRS · i + j) …] are those of fragment i of 16 rows and pair j of fragments, 16 columns
     """
-    multiply_step(sums, shared, base, a_tile, b_tile, row, column, 0, a_across, b_across, a_rows, b_rows, fragments,
-                  pairs, lane)
-    multiply_step(sums, shared, base, a_tile, b_tile, row, column, 1, a_across, b_across, a_rows, b_rows, fragments,
-                  pairs, lane)
+    a_tile, b_tile = int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES)
+    multiply_step(accumulators, shared, base, a_tile, b_tile, row, column, 0, lane)
+    multiply_step(accumulators, shared, base, a_tile, b_tile, row, column, 1, lane)
 
+
+# Epilogue -------------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def finish_four(c, i, v0, v1, v2, v3, n, exists, bias, added, alpha, has_bias, has_added):
+def write_four(c, i, v0, v1, v2, v3, n, exists, bias, added, epilogue):
     """Four neighbours of a row of C, finished and written; added: read at the same places."""
     if exists:
+        alpha = epilogue.alpha
         v0, v1, v2, v3 = alpha * v0, alpha * v1, alpha * v2, alpha * v3
-        if has_bias:
+        if epilogue.has_bias:
             v0 += bias[uint32(n)]
             v1 += bias[uint32(n + 1)]
             v2 += bias[uint32(n + 2)]
             v3 += bias[uint32(n + 3)]
-        if has_added:
+        if epilogue.accumulate:
             r0, r1, r2, r3 = load4(added, i)
             v0, v1, v2, v3 = v0 + r0, v1 + r1, v2 + r2, v3 + r3
         store4(c, i, v0, v1, v2, v3)
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_rows(c, start, c_row, sums, i, pairs, row, column, M, N, bias, added, alpha, has_bias, has_added):
+def write_rows(c, start, c_row, accumulators, i, row, column, shape, bias, added, epilogue):
     """Fragments 16 · i … of a lane, from its `row` and `column` on: two rows, four neighbours of each pair."""
     m = int32(row + 16 * i)
-    for j in range(pairs):
-        s, n = 8 * (pairs * i + j), int32(column + 16 * j)
+    for j in range(PAIRS):
+        s, n = 8 * (PAIRS * i + j), int32(column + 16 * j)
         at = start + m * c_row + n
-        finish_four(c, at, sums[s], sums[s + 4], sums[s + 1], sums[s + 5], n, m < M and n < N, bias, added, alpha,
-                    has_bias, has_added)
-        finish_four(c, at + c_row, sums[s + 2], sums[s + 6], sums[s + 3], sums[s + 7], n, m + 1 < M and n < N, bias,
-                    added, alpha, has_bias, has_added)
+        write_four(c, at, accumulators[s], accumulators[s + 4], accumulators[s + 1], accumulators[s + 5], n,
+                   m < shape.M and n < shape.N, bias, added, epilogue)
+        write_four(c, at + c_row, accumulators[s + 2], accumulators[s + 6], accumulators[s + 3], accumulators[s + 7], n,
+                   m + 1 < shape.M and n < shape.N, bias, added, epilogue)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_outputs(c, start, c_row, accumulators, row, column, shape, bias, added, epilogue):
+    """A lane's outputs, from its `row` and `column` on."""
+    # not in a loop: accumulators stay in registers only under constant indices
+    write_rows(c, start, c_row, accumulators, 0, row, column, shape, bias, added, epilogue)
+    write_rows(c, start, c_row, accumulators, 1, row, column, shape, bias, added, epilogue)
+    if FRAGMENTS > 2:
+        write_rows(c, start, c_row, accumulators, 2, row, column, shape, bias, added, epilogue)
+        write_rows(c, start, c_row, accumulators, 3, row, column, shape, bias, added, epilogue)
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
 
-def make_kernel(tile_m, tile_n, a_across, b_across):
+class Copies(NamedTuple):
+    """Of an operand's tiles, what a thread copies: the address in the first stage, the distance in memory from copy to
+    copy, what is left of the extent and of K from the first copy on, and how far it is in memory from step to step."""
+
+    to: int
+    distance: int
+    left: int
+    k_left: int
+    step: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_tiles(a, b, a_at, b_at, of_a, of_b, stage, passed):
+    """Start this thread's copies of the tiles of a step, after `passed` of k, into a stage; they are a group."""
+    fetch_tile(of_a.to + stage * A_BYTES, a, a_at, of_a.distance, of_a.left, int32(of_a.k_left - passed), TILE_M,
+               A_ACROSS)
+    fetch_tile(of_b.to + stage * B_BYTES, b, b_at, of_b.distance, of_b.left, int32(of_b.k_left - passed), TILE_N,
+               B_ACROSS)
+    cp_async_commit()
+
+
+@requires("8.0")
+def gemm_tf32(a, b, c, bias, added, shape, strides, epilogue):
+    """c = alpha · a·b + bias + added: the kernel's arguments are those of operands.py. added: an array that lies as c
+    does, or c itself, read only if epilogue.accumulate."""
+    tiles = cuda.shared.array(0, "uint8", alignment=128)
+    base = shared_address(tiles)
+    t = int32(cuda.threadIdx.x)
+    lane, warp = int32(t % 32), int32(t // 32)
+    first_row, first_column = first_output(shape.N, TILE_M, TILE_N)
+    warp_row, warp_column = int32(warp // WARPS_N * WARP_M), int32(warp % WARPS_N * WARP_N)
+    a_start, b_start = starts_of(strides)
+    k_end = int32(length_of(shape))
+
+    accumulators = cuda.local.array(ACCUMULATORS, "float32")
+    clear(accumulators, ACCUMULATORS)
+
+    a_distance = strides.a_k if A_ACROSS else strides.a_row
+    b_distance = strides.b_k if B_ACROSS else strides.b_column
+    a_at, a_to, a_left, a_k = my_copies(t, a_start, first_row, shape.M, a_distance, TILE_M, A_ACROSS)
+    b_at, b_to, b_left, b_k = my_copies(t, b_start, first_column, shape.N, b_distance, TILE_N, B_ACROSS)
+    of_a = Copies(a_to + base, a_distance, a_left, int32(k_end - a_k), int32(BK * a_distance if A_ACROSS else BK))
+    of_b = Copies(b_to + base + B_FIRST, b_distance, b_left, int32(k_end - b_k),
+                  int32(BK * b_distance if B_ACROSS else BK))
+    for s in range(STAGES - 1):
+        fetch_tiles(a, b, a_at, b_at, of_a, of_b, s, s * BK)
+        a_at, b_at = a_at + of_a.step, b_at + of_b.step
+    stage, k = int32(0), int32(0)
+    while k < k_end:
+        cp_async_wait(PENDING)  # this thread's part of the tile at k is there
+        cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
+        ahead = int32(stage + STAGES - 1 if stage == 0 else stage - 1)
+        fetch_tiles(a, b, a_at, b_at, of_a, of_b, ahead, int32(k + (STAGES - 1) * BK))
+        a_at, b_at = a_at + of_a.step, b_at + of_b.step
+        multiply_tiles(accumulators, tiles, base, stage, warp_row, warp_column, lane)
+        stage = int32(stage + 1)
+        if stage == STAGES:
+            stage = int32(0)
+        k = int32(k + BK)
+
+    row, column = int32(first_row + warp_row + lane // 4 * 2), int32(first_column + warp_column + lane % 4 * 4)
+    write_outputs(c, start_of_c(strides), strides.c_row, accumulators, row, column, shape, bias, added, epilogue)
+
+
+def make_kernel(tile, a_across, b_across):
     """The kernel for one tile and one case of transposes (across: contiguous along m or n)."""
-    ROWS, COLUMNS = TILES[tile_m, tile_n]
-    WARPS_N = tile_n // COLUMNS
-    FRAGMENTS, PAIRS = ROWS // 16, COLUMNS // 16
-    SUMS = ROWS * COLUMNS // 32
-    A_BYTES, B_BYTES = tile_m * ROW, tile_n * ROW
-    B_FIRST = STAGES * A_BYTES  # all stages of A, then those of B
-
-    @requires("8.0")
-    def kernel(a, b, c, bias, added, M, N, K, K_last, a_distance, b_distance, c_row, a_outer, a_inner, b_outer, b_inner,
-               c_outer, c_inner, alpha, has_bias, has_added):
-        tiles = cuda.shared.array(0, "uint8", alignment=128)
-        base = shared_address(tiles)
-        t = int32(cuda.threadIdx.x)
-        lane, warp = int32(t % 32), int32(t // 32)
-        tiles_n = (N + tile_n - 1) // tile_n
-        first_row, first_column = int32(cuda.blockIdx.x // tiles_n * tile_m), int32(cuda.blockIdx.x % tiles_n * tile_n)
-        warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
-        inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
-        a_start, b_start = outer * a_outer + inner * a_inner, outer * b_outer + inner * b_inner
-        k_end = int32(K_last if inner == cuda.gridDim.y - 1 else K)
-
-        sums = cuda.local.array(SUMS, "float32")
-        clear(sums, SUMS)
-
-        a_at, a_to, a_left, a_k = my_copies(t, a_start, first_row, M, a_distance, tile_m, a_across)
-        b_at, b_to, b_left, b_k = my_copies(t, b_start, first_column, N, b_distance, tile_n, b_across)
-        a_to, b_to = a_to + base, b_to + base + B_FIRST
-        a_step, b_step = int32(BK * a_distance if a_across else BK), int32(BK * b_distance if b_across else BK)
-        a_left_k, b_left_k = int32(k_end - a_k), int32(k_end - b_k)
-        for s in range(STAGES - 1):
-            fetch_tile(a_to + s * A_BYTES, a, a_at, a_distance, a_left, int32(a_left_k - s * BK), tile_m, a_across)
-            fetch_tile(b_to + s * B_BYTES, b, b_at, b_distance, b_left, int32(b_left_k - s * BK), tile_n, b_across)
-            cp_async_commit()
-            a_at, b_at = a_at + a_step, b_at + b_step
-        stage, k = int32(0), int32(0)
-        while k < k_end:
-            cp_async_wait(PENDING)  # this thread's part of the tile at k is there
-            cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
-            ahead = int32(stage + STAGES - 1 if stage == 0 else stage - 1)
-            passed = int32(k + (STAGES - 1) * BK)
-            fetch_tile(a_to + ahead * A_BYTES, a, a_at, a_distance, a_left, int32(a_left_k - passed), tile_m, a_across)
-            fetch_tile(b_to + ahead * B_BYTES, b, b_at, b_distance, b_left, int32(b_left_k - passed), tile_n, b_across)
-            cp_async_commit()
-            a_at, b_at = a_at + a_step, b_at + b_step
-            multiply_tiles(sums, tiles, base, int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES), warp_row,
-                           warp_column, a_across, b_across, tile_m, tile_n, FRAGMENTS, PAIRS, lane)
-            stage = int32(stage + 1)
-            if stage == STAGES:
-                stage = int32(0)
-            k = int32(k + BK)
-
-        c_start = outer * c_outer + inner * c_inner
-        row, column = int32(first_row + warp_row + lane // 4 * 2), int32(first_column + warp_column + lane % 4 * 4)
-        # not in a loop: sums stay in registers only under constant indices
-        finish_rows(c, c_start, c_row, sums, 0, PAIRS, row, column, M, N, bias, added, alpha, has_bias, has_added)
-        finish_rows(c, c_start, c_row, sums, 1, PAIRS, row, column, M, N, bias, added, alpha, has_bias, has_added)
-        if FRAGMENTS > 2:
-            finish_rows(c, c_start, c_row, sums, 2, PAIRS, row, column, M, N, bias, added, alpha, has_bias, has_added)
-            finish_rows(c, c_start, c_row, sums, 3, PAIRS, row, column, M, N, bias, added, alpha, has_bias, has_added)
-
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
-    kernel.__name__ = kernel.__qualname__ = f"gemm_tf32_{tile_m}x{tile_n}_{case}"
-    return cuda.jit(kernel, launch_bounds=(THREADS, 2))
+    return specialise(gemm_tf32, name=f"gemm_tf32_{tile[0]}x{tile[1]}_{case}", launch_bounds=(THREADS, 2),
+                      TILE_M=tile[0], TILE_N=tile[1], WARP_M=TILES[tile][0], WARP_N=TILES[tile][1], A_ACROSS=a_across,
+                      B_ACROSS=b_across)
 
 
-KERNELS = {(tile, a, b): make_kernel(*tile, a, b) for tile in TILES for a in (False, True) for b in (False, True)}
+KERNELS = {(tile, a, b): make_kernel(tile, a, b) for tile in TILES for a in (False, True) for b in (False, True)}
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -382,19 +412,20 @@ def launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residua
     flat_a, flat_b = (m.array.reshape(-1)[m.start:] for m in (a, b))
     biases = flat_a if bias is None else bias
     a_across, b_across = a.column != 1, b.row != 1
-    a_distance, b_distance = a.column if a_across else a.row, b.row if b_across else b.column
     kernel, tiles = KERNELS[tile, a_across, b_across], -(-M // tile[0]) * -(-N // tile[1])
     if slices == 1:
         added = flat_c if residual is None else residual.reshape(-1)
-        launch(kernel, (tiles, inner, outer), THREADS, flat_a, flat_b, flat_c, biases, added, M, N, K, K, a_distance,
-               b_distance, c.row, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner, float(alpha),
-               int(bias is not None), int(accumulate or residual is not None), shared=shared_bytes(tile))
+        launch(kernel, (tiles, inner, outer), THREADS, flat_a, flat_b, flat_c, biases, added, Shape(M, N, K, K),
+               Strides(a.row, a.column, b.row, b.column, c.row, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner),
+               Epilogue(float(alpha), int(bias is not None), int(accumulate or residual is not None)),
+               shared=shared_bytes(tile))
         return
     length = slice_of(K, slices)
     partial = empty((slices * M * N,), np.float32, like=array)
-    launch(kernel, (tiles, slices, 1), THREADS, flat_a, flat_b, partial, biases, partial, M, N, length,
-           K - (slices - 1) * length, a_distance, b_distance, N, 0, length * a.column, 0, length * b.row, 0, M * N, 1.0,
-           0, 0, shared=shared_bytes(tile))
+    launch(kernel, (tiles, slices, 1), THREADS, flat_a, flat_b, partial, biases, partial,
+           Shape(M, N, length, K - (slices - 1) * length),
+           Strides(a.row, a.column, b.row, b.column, N, 0, length * a.column, 0, length * b.row, 0, M * N),
+           Epilogue(1.0, 0, 0), shared=shared_bytes(tile))
     if residual is not None:
         copy_into(array, residual)
     add_partials(partial, flat_c.reshape(M, N), slices, biases, float(alpha), int(bias is not None),

@@ -7,16 +7,18 @@ MATHEMATICS                                       t = step + 1, the number of th
     weight = (1 - lr · decay) · weight - lr · m̂ / (√v̂ + eps),   m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
     1 - βᵗ is computed as -expm1(t · ln β), with ln β made in float64 on the host: in float32 1 - 0.999ᵗ would lose its
     last digits to cancellation. Nothing changes where gradient_norm is not finite.
-    ema, if given, then follows the new weight as in ema.py; half, if given, is the new weight rounded to float16.
+    ema, if given, then follows the new weight as in ema.py; half, if given, is the new weight rounded to float16
+    or bfloat16.
 SHAPES
-    weight, gradient, m, v, ema flat (n,) float32; half (n,) float16; step (1,) uint32; learning_rate, gradient_norm,
-    unscale (1,) float32
+    weight, gradient, m, v, ema flat (n,) float32; half (n,) float16 or bfloat16; step (1,) uint32; learning_rate,
+    gradient_norm, unscale (1,) float32
     The three scalars lie on the device: a captured training step is replayed while they change.
 VERSIONS
     v1 naive: one thread an element.
     v2 vectorised: one thread four elements, by 16-byte loads and stores. The average and the copy are kernels of their
        own.
     v3 fused: v2 with both in the same pass: 38 n bytes where three kernels move 46 n.
+    Of some ranges of the buffer alone, where muon.py updates the others: v3 with a block a range.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     adamw_update, 20494272, 20494272, float32
@@ -28,7 +30,7 @@ MEASURED
         v2       230 µs    3,392 GB/s   83 % of memory   1.08 × v1
         v3*      191 µs    4,078 GB/s   99 % of memory   1.20 × v2
 LAUNCH
-    v1 ceil(n / 256) blocks of 256 threads; v2, v3 a quarter of them.
+    v1 ceil(n / 256) blocks of 256 threads; v2, v3 a quarter of them; of ranges, a block each.
 DETERMINISM
     elementwise.
 COST
@@ -47,7 +49,7 @@ import numpy as np
 
 from ...device import cuda, float32, int32, is_device, launch, load4, store4, upload
 from ..elementwise import cast_into
-from ..versions import label, versions_by_name
+from ..versions import capped, label, versions_by_name
 from .ema import ema_update, ema_update_reference, rest_of
 
 BLOCK = 256  # threads
@@ -62,13 +64,16 @@ def log_of(beta):
 
 # Reference ------------------------------------------------------------------------------------------------------------
 
+def clip_reference(norm, clip_norm, unscale):
+    return (min(1.0, clip_norm / (norm + CLIP_EPSILON)) if clip_norm > 0 else 1.0) * unscale
+
+
 def adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
                            clip_norm=0.0, unscale=1.0):
     norm, rate, t = float(gradient_norm[0]), float(learning_rate[0]), int(step[0]) + 1
     if not math.isfinite(norm):
         return
-    clip = min(1.0, clip_norm / (norm + CLIP_EPSILON)) if clip_norm > 0 else 1.0
-    clip *= unscale
+    clip = clip_reference(norm, clip_norm, unscale)
     root2 = math.sqrt(-math.expm1(t * log_of(beta2)))  # √(1 - β₂ᵗ), drawn out of the root: √v̂ = √v / root2
     step_size = rate * root2 / -math.expm1(t * log_of(beta1))
     scratch = np.empty(min(CHUNK, weight.size), weight.dtype)
@@ -135,6 +140,14 @@ class Followers(NamedTuple):
     halves: int
 
 
+class Ranges(NamedTuple):
+    """Parts of a flat buffer. pieces: (R, 2) int64 on the engine, as `zero_ranges.pieces` gives them, starts and ends
+    in multiples of 4; elements: in all of them."""
+
+    pieces: Any
+    elements: int
+
+
 class Shared(NamedTuple):
     """What all elements of a step share: clip is c · u, keep 1 - lr · decay, root2 √(1 - β₂ᵗ)."""
 
@@ -147,14 +160,20 @@ class Shared(NamedTuple):
 # Device functions -----------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
+def clip_of(state, clip_norm):
+    """c · u"""
+    clip = float32(1)
+    if clip_norm > float32(0):
+        clip = min(float32(1), clip_norm / (state.gradient_norm[0] + float32(CLIP_EPSILON)))
+    return clip * state.unscale[0]
+
+
+@cuda.jit(device=True, forceinline=True)
 def shared_of(state, settings):
     t = float32(state.step[0]) + float32(1)
     rate = state.learning_rate[0]
     root2 = math.sqrt(-math.expm1(t * settings.log_beta2))
-    clip = float32(1)
-    if settings.clip_norm > float32(0):
-        clip = min(float32(1), settings.clip_norm / (state.gradient_norm[0] + float32(CLIP_EPSILON)))
-    return Shared(clip * state.unscale[0], float32(1) - rate * settings.decay,
+    return Shared(clip_of(state, settings.clip_norm), float32(1) - rate * settings.decay,
                   rate * root2 / -math.expm1(t * settings.log_beta1), settings.eps * root2)
 
 
@@ -182,6 +201,17 @@ def update4(arrays, i, shared, settings):
     store4(arrays.m, i, m0, m1, m2, m3)
     store4(arrays.v, i, v0, v1, v2, v3)
     return w0, w1, w2, w3
+
+
+@cuda.jit(device=True, forceinline=True)
+def follow4(followers, state, i, w0, w1, w2, w3):
+    """Move the average towards the new weights i to i + 3, and copy them."""
+    if followers.averages:
+        r = rest_of(state.step, followers.rest, followers.averages == int32(1))
+        e0, e1, e2, e3 = load4(followers.ema, i)
+        store4(followers.ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
+    if followers.halves:
+        store4(followers.half, i, w0, w1, w2, w3)
 
 
 # v1: one thread an element --------------------------------------------------------------------------------------------
@@ -212,41 +242,73 @@ def adamw_update_kernel_v3(arrays, state, settings, followers):
     i = cuda.grid(1) * 4
     if i < arrays.weight.size and math.isfinite(state.gradient_norm[0]):
         w0, w1, w2, w3 = update4(arrays, i, shared_of(state, settings), settings)
-        if followers.averages:
-            r = rest_of(state.step, followers.rest, followers.averages == int32(1))
-            e0, e1, e2, e3 = load4(followers.ema, i)
-            store4(followers.ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
-        if followers.halves:
-            store4(followers.half, i, w0, w1, w2, w3)
+        follow4(followers, state, i, w0, w1, w2, w3)
+
+
+# v3 over ranges: a block each, which takes four elements a thread until its range ends --------------------------------
+
+@cuda.jit
+def adamw_update_ranges_kernel(arrays, state, settings, followers, pieces):
+    if math.isfinite(state.gradient_norm[0]):
+        shared = shared_of(state, settings)
+        start, stop = pieces[cuda.blockIdx.x, 0], pieces[cuda.blockIdx.x, 1]
+        for i in range(start + int32(cuda.threadIdx.x) * 4, stop, BLOCK * 4):
+            w0, w1, w2, w3 = update4(arrays, i, shared, settings)
+            follow4(followers, state, i, w0, w1, w2, w3)
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------
 
-@versions_by_name
+def check_flat(**arrays):
+    """The one length of flat arrays, None aside; a `ValueError` where they differ."""
+    names, given = ", ".join(list(arrays)[:-1]), [a for a in arrays.values() if a is not None]
+    n = given[0].size
+    if any(a.shape != (n,) for a in given):
+        raise ValueError(f"{names} and {list(arrays)[-1]} must be flat and of one length, got "
+                         f"{[tuple(a.shape) for a in given]}")
+    return n
+
+
+def followers_of(weight, ema, ema_decay, ema_warmup, half):
+    """`Followers` as kernels take them: `weight` stands for an array that is not there."""
+    averages = 0 if ema is None else 1 if ema_warmup else 2
+    return Followers(weight if ema is None else ema, float32(1.0 - ema_decay), averages,
+                     weight if half is None else half, int(half is not None))
+
+
+def follow_reference(weight, step, gradient_norm, ema, ema_decay, ema_warmup, half):
+    """What follows the new weight, where it is there."""
+    if ema is not None:
+        ema_update_reference(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
+    if half is not None:
+        cast_into(weight, half)
+
+
+@versions_by_name(asks=True)
 def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
-                 clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, version=None, ema_warmup=True):
+                 clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, version=None, ema_warmup=True,
+                 ranges=None):
     """One AdamW update of flat arrays, in place; `step` counts the updates already done.
 
     unscale: array (1,) by which the gradients are multiplied first (None: 1); ema: its average of decay `ema_decay`,
-    with warm-up unless not `ema_warmup` (ema.py); half: its float16 copy
+    with warm-up unless not `ema_warmup` (ema.py); half: its float16 copy; ranges: `Ranges`, if only these are updated
     """
-    n = weight.size
-    flat = [a for a in (weight, gradient, m, v, ema, half) if a is not None]
-    if any(a.shape != (n,) for a in flat):
-        raise ValueError(f"weight, gradient, m, v, ema and half must be flat and of one length, got "
-                         f"{[tuple(a.shape) for a in flat]}")
+    n = check_flat(weight=weight, gradient=gradient, m=m, v=v, ema=ema, half=half)
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and eps > 0):
         raise ValueError(f"AdamW needs 0 <= beta < 1 and eps > 0, got {beta1}, {beta2} and {eps}")
     if not is_device(weight):
-        adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps,
-                               weight_decay, clip_norm, 1.0 if unscale is None else float(unscale[0]))
-        if ema is not None:
-            ema_update_reference(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
-        if half is not None:
-            cast_into(weight, half)
+        for start, stop in [(0, n)] if ranges is None else ranges.pieces:
+            w, g, m_, v_ = (a[start:stop] for a in (weight, gradient, m, v))
+            adamw_update_reference(w, g, m_, v_, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
+                                   clip_norm, 1.0 if unscale is None else float(unscale[0]))
+            follow_reference(w, step, gradient_norm, None if ema is None else ema[start:stop], ema_decay, ema_warmup,
+                             None if half is None else half[start:stop])
         return
+    if ranges is not None and (n % 4 or version not in (None, 3)):
+        raise ValueError(f"only version {label('adamw', 3)} takes ranges, of a buffer whose length is a multiple of 4, "
+                         f"not {n}; leave version= out, or pad the buffer")
     if version is None:
-        version = 3 if n % 4 == 0 else 1
+        version = 3 if ranges is not None else capped("adamw", 3 if n % 4 == 0 else 1)
     elif version > 1 and n % 4:
         raise ValueError(f"version {label('adamw', version)} updates four elements at a time, and {n} is not a "
                          "multiple of 4; use version=1")
@@ -256,10 +318,11 @@ def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, bet
     arguments = (Arrays(weight, gradient, m, v), State(step, learning_rate, gradient_norm, unscale),
                  Settings._make(map(float32, scalars)))
     if version == 3:
-        averages = 0 if ema is None else 1 if ema_warmup else 2
-        followers = Followers(weight if ema is None else ema, float32(1.0 - ema_decay), averages,
-                              weight if half is None else half, int(half is not None))
-        launch(adamw_update_kernel_v3, -(-n // (4 * BLOCK)), BLOCK, *arguments, followers)
+        followers = followers_of(weight, ema, ema_decay, ema_warmup, half)
+        if ranges is None:
+            launch(adamw_update_kernel_v3, -(-n // (4 * BLOCK)), BLOCK, *arguments, followers)
+        elif ranges.elements:
+            launch(adamw_update_ranges_kernel, ranges.pieces.shape[0], BLOCK, *arguments, followers, ranges.pieces)
         return
     kernel, threads = (adamw_update_kernel_v1, n) if version == 1 else (adamw_update_kernel_v2, n // 4)
     launch(kernel, -(-threads // BLOCK), BLOCK, *arguments)

@@ -23,7 +23,7 @@ COST
 SOURCE
     Polyak and Juditsky 1992; the warm-up is that of TensorFlow's ExponentialMovingAverage.
 READ NEXT
-    step_state.py.
+    power_ema.py, averages from which one of any width can be made afterwards.
 """
 import math
 

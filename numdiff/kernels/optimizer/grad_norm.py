@@ -3,7 +3,8 @@
 MATHEMATICS
     norm = √ Σ x_i²
 SHAPES
-    x flat (n,) float32 → (1,) float32
+    x flat (n,) float32 → (1,) float32; of ranges of x where only those are trained: each has its own blocks in the
+    first pass, and the second adds up the partials of all
 VERSIONS
     v1 tree: two passes. Block p sums the squares of its share (thread k of it the elements k, k + stride, …) in
        registers, then its 256 sums by a tree in shared memory: one partial a block. The second kernel, a single block,
@@ -47,8 +48,10 @@ def sum_of_squares_reference(x):
     return sum((float(np.dot(c, c)) for c in (x[i:i + CHUNK] for i in range(0, x.size, CHUNK))), 0.0)
 
 
-def global_norm_reference(x):
-    return np.array([math.sqrt(sum_of_squares_reference(x.reshape(-1)))], x.dtype)
+def global_norm_reference(x, ranges=None):
+    x = x.reshape(-1)
+    parts = [x] if ranges is None else [x[start:stop] for start, stop in ranges]
+    return np.array([math.sqrt(sum(map(sum_of_squares_reference, parts)))], x.dtype)
 
 
 # Device function ------------------------------------------------------------------------------------------------------
@@ -111,19 +114,29 @@ def sum_of_squares_kernel_v2(x, partials):
 # Launcher -------------------------------------------------------------------------------------------------------------
 
 @versions_by_name
-def global_norm(x, version=None):
-    """√Σx² of a flat array, as an array (1,)."""
+def global_norm(x, version=None, ranges=None):
+    """√Σx² of a flat array, as an array (1,).
+
+    ranges: [(start, stop)] of the elements that count (None: all), each start a multiple of 4
+    """
     if not is_device(x):
-        return global_norm_reference(x)
+        return global_norm_reference(x, ranges)
+    x = x.reshape(-1)
+    parts = [x] if ranges is None else [x[start:stop] for start, stop in ranges]
+    odd = next((part.size for part in parts if part.size % 4), 0)
     if version is None:
-        version = 2 if x.size % 4 == 0 else 1
-    elif version == 2 and x.size % 4:
-        raise ValueError(f"version 2 (vectorised) reads four elements at a time, and {x.size} is not a multiple of 4; "
+        version = 1 if odd else 2
+    elif version == 2 and odd:
+        raise ValueError(f"version 2 (vectorised) reads four elements at a time, and {odd} is not a multiple of 4; "
                          "use version=1")
-    partials = empty((max(1, min(MAX_BLOCKS, -(-x.size // (4 * BLOCK)))),), np.float32, like=x)
+    blocks = [max(1, min(MAX_BLOCKS, -(-part.size // (4 * BLOCK)))) for part in parts]
+    partials = empty((sum(blocks),), np.float32, like=x)
     norm = empty((1,), np.float32, like=x)
-    launch(sum_of_squares_kernel_v1 if version == 1 else sum_of_squares_kernel_v2, partials.size, BLOCK, x.reshape(-1),
-           partials)
+    first = 0
+    for part, count in zip(parts, blocks, strict=True):
+        launch(sum_of_squares_kernel_v1 if version == 1 else sum_of_squares_kernel_v2, count, BLOCK, part,
+               partials[first:first + count])
+        first += count
     launch(root_of_sum_kernel, 1, BLOCK, partials, norm)
     return norm
 

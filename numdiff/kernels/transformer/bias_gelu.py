@@ -35,6 +35,7 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
+from ...dtypes import in_single
 from ..elementwise import GELU_CUBIC, GELU_SLOPE, gelu, gelu_gradient
 from ..reduce import BLOCK, column_sum, cut, tree_sum
 from ..versions import versions_by_name
@@ -63,6 +64,7 @@ def _gelu_parts(z):
     return square, np.tanh(u, out=u)
 
 
+@in_single()
 def bias_gelu_forward_reference(x, bias):
     y = np.empty_like(x)
     rows, out = x.reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
@@ -79,6 +81,7 @@ def bias_gelu_forward_reference(x, bias):
     return y
 
 
+@in_single()
 def bias_gelu_backward_reference(dy, x, bias, dbias):
     dx = np.empty_like(x)
     g, rows, out = (a.reshape(-1, x.shape[-1]) for a in (dy, x, dx))

@@ -35,6 +35,7 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
+from ...dtypes import in_single
 from ..reduce import BLOCK, cut, sample_sum, tree_sum
 from ..versions import versions_by_name
 
@@ -43,6 +44,7 @@ BLOCK4 = 4 * BLOCK  # shared elements: a sum in each of a thread's four channels
 
 # References -----------------------------------------------------------------------------------------------------------
 
+@in_single()
 def gate_forward_reference(x, h, gate):
     y = np.empty_like(x)
     rows, branch, out = (a.reshape(len(x), -1, x.shape[-1]) for a in (x, h, y))
@@ -55,6 +57,7 @@ def gate_forward_reference(x, h, gate):
     return y
 
 
+@in_single(1)
 def gate_backward_reference(dy, h, gate):
     dh, dgate = np.empty_like(h), np.empty_like(gate)
     g, branch, out = (a.reshape(len(h), -1, h.shape[-1]) for a in (dy, h, dh))

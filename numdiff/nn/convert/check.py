@@ -12,7 +12,7 @@ def check_shapes(state_dict, expected, what, optional=()):
     missing = [name for name in expected if name not in state_dict and name not in optional]
     unexpected = [name for name in state_dict if name not in expected]
     if missing or unexpected:
-        found = [f"{word} {len(names)} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        found = [f"{word} {len(names)} ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})"
                  for word, names in (("missing", missing), ("unexpected", unexpected)) if names]
         raise NumdiffError(f"these are not the weights of this {what}: {' and '.join(found)}; check the model options")
     for name, shape in expected.items():

@@ -16,7 +16,7 @@ RAW_KEYS = ("model", "state_dict", "model_state_dict", "net", "params", "module"
 DEPTH = 3  # containers within containers
 SPARE = 1 << 24  # bytes that a file may hold beyond 4 for each of its own (repeated rows are stored once)
 SHADOW = "shadow_params"
-UNTRAINED = "pos_embed"  # a parameter that some averages leave out
+UNTRAINED = {"pos_embed", "freqs_cos", "freqs_sin"}  # fixed tables, which some averages leave out
 ANCHORS = ("time_embed.0.weight", "x_embedder.proj.weight")  # of a UNet, of a DiT: show the prefix
 TABLES = {  # of a diffusion that is a module: no weights
     "betas", "alphas", "alphas_cumprod", "alphas_cumprod_prev", "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod",
@@ -63,10 +63,12 @@ def _with_names(shadow, beside):
         raise NumdiffError(f"its averaged weights ({SHADOW}) have no names, and there is no state dict beside them to "
                            f"take names from: {remedy.rpartition(', or')[0]}") from None
     trained = [name for name in raw if _last(name) not in TABLES]
-    for names in (trained, [name for name in trained if _last(name) != UNTRAINED]):
+    for without in (set(), UNTRAINED - {"pos_embed"}, UNTRAINED):
+        names = [name for name in trained if _last(name) not in without]
         if (len(names) == len(shadow) and all(isinstance(t, pickles.Tensor) and t.shape == raw[name].shape
                                               for name, t in zip(names, shadow, strict=True))):
-            return dict(zip(names, shadow, strict=True))
+            fixed = {name: raw[name] for name in trained if _last(name) in without}
+            return {**dict(zip(names, shadow, strict=True)), **fixed}
     raise NumdiffError(f"its {len(shadow)} averaged weights ({SHADOW}) do not match, one by one, the shapes of the "
                        f"{len(trained)} in the state dict beside them: {remedy}")
 
@@ -108,7 +110,7 @@ def _averaged_in_buffers(state_dict, model, prefix):
     missing = [name for name, key in keys.items() if key not in state_dict]
     if len(missing) == len(keys):
         return model
-    missing = [name for name in missing if _last(name) not in TABLES | {UNTRAINED}]
+    missing = [name for name in missing if _last(name) not in TABLES | UNTRAINED]
     if missing:
         raise NumdiffError(f"its averaged weights (model_ema.) lack {len(missing)} of the model's, first {missing[0]}; "
                            "take --weights raw")

@@ -17,7 +17,7 @@ import numpy as np
 from ... import schema
 from ...errors import NumdiffError, UsageError
 from ...files import read_bytes
-from ..dit import EPS, position_table
+from ..dit import EPS, PLAIN, position_table
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 PICKLED_WEIGHTS = "diffusion_pytorch_model.bin"
@@ -60,6 +60,10 @@ def diffusers_config(options):
     """The config.json of a DiT with these options; a `UsageError` if the format has no place for it."""
     if options["num_classes"] is None or options["class_dropout"] == 0:
         raise UsageError("diffusers' DiT always has classes and a null class, but this model does not: write "
+                         ".safetensors or .npz instead.")
+    changed = [name for name, value in PLAIN.items() if options.get(name, value) != value]
+    if changed:
+        raise UsageError(f"diffusers' DiT has no {changed[0]} {options[changed[0]]}, as this model has: write "
                          ".safetensors or .npz instead.")
     if options["mlp_ratio"] != 4:
         raise UsageError(f"diffusers' DiT has an MLP ratio of 4, but this model has {options['mlp_ratio']:g}: write "

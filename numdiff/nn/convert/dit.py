@@ -1,8 +1,9 @@
-"""What the names and shapes of a public DiT's weights reveal about it.
+"""What the names and shapes of a public DiT's weights reveal about it; SiT's and LightningDiT's likewise.
 
 The counterpart of unet.py: `guess_dit_options` finds the options from a state dict, `check_dit_state_dict` checks one
-against them. Names and shapes are those of facebookresearch/DiT. Shapes do not reveal the number of attention heads,
-known here for the published sizes, nor, without the fixed positions, the size of the image.
+against them. Names and shapes are those of facebookresearch/DiT, which willisma/SiT has, too, and of
+hustvl/LightningDiT. Shapes do not reveal the number of attention heads, known here for the published sizes and from the
+weights of a QK-norm or the angles of a rotary embedding, nor, without the fixed positions, the size of the image.
 """
 import math
 import re
@@ -10,11 +11,13 @@ import re
 import numpy as np
 
 from ...errors import NumdiffError
-from ..dit import MODELS, dit_shapes, position_table
+from ..dit import MODELS, dit_shapes, mlp_width, padded_columns, padded_rows, position_table
+from ..rotary import rotation_table
 from .check import check_shapes, known_shape
 
 WHAT = "public DiT"
 POSITIONS = "pos_embed"  # never trained: some files leave it out
+ROTATION = ("feat_rope.freqs_cos", "feat_rope.freqs_sin")  # LightningDiT's cosines and sines of the rotary embedding
 ROUNDING = 1e-2  # of positions stored as bfloat16
 
 
@@ -25,11 +28,11 @@ def is_dit(state_dict):
 
 def guess_dit_options(state_dict):
     """The options of `numdiff.nn.DiT` that shapes determine: in_channels, patch_size, hidden_size, depth, mlp_ratio,
-    learn_sigma; image_size if the positions are there; num_heads for a published size; and `rows` of the class table
-    (None without classes), one more than there are classes if the model was trained with class dropout."""
+    learn_sigma, norm, qk_norm, mlp, shift; image_size if the positions are there; rope if its angles are there;
+    num_heads from a QK-norm or from these angles, else for a published size; and `rows` of the class table (None
+    without classes), one more than there are classes if the model was trained with class dropout."""
     hidden, channels, patch, width = known_shape(state_dict, "x_embedder.proj.weight", 4, WHAT)
     outputs = known_shape(state_dict, "final_layer.linear.weight", 2, WHAT)[0]
-    inner = known_shape(state_dict, "blocks.0.mlp.fc1.weight", 2, WHAT)[0]
     if patch != width or outputs not in (patch * patch * channels, 2 * patch * patch * channels):
         raise NumdiffError(f"final_layer.linear.weight gives {outputs} numbers for a patch of {patch}×{width} pixels "
                            f"of {channels} channels, which no {WHAT} does")
@@ -37,9 +40,7 @@ def guess_dit_options(state_dict):
     if blocks != set(range(len(blocks))):
         raise NumdiffError(f"its blocks are not numbered from 0 to {len(blocks) - 1}; save the whole model")
     options = {"in_channels": channels, "patch_size": patch, "hidden_size": hidden, "depth": len(blocks),
-               "mlp_ratio": next(ratio for ratio in (inner / hidden, (inner + 0.5) / hidden)
-                                 if int(hidden * ratio) == inner),
-               "learn_sigma": outputs == 2 * patch * patch * channels, "rows": None}
+               **_block_of(state_dict, hidden), "learn_sigma": outputs == 2 * patch * patch * channels, "rows": None}
     if "y_embedder.embedding_table.weight" in state_dict:
         options["rows"] = known_shape(state_dict, "y_embedder.embedding_table.weight", 2, WHAT)[0]
     if POSITIONS in state_dict:
@@ -50,26 +51,102 @@ def guess_dit_options(state_dict):
     for size in MODELS.values():
         if (size["hidden_size"], size["depth"]) == (hidden, len(blocks)):
             options["num_heads"] = size["num_heads"]
+    for name, axes in (("blocks.0.attn.q_norm.weight", 1), (ROTATION[0], 2)):
+        if name in state_dict:
+            head = known_shape(state_dict, name, axes, WHAT)[-1]
+            if hidden % head:
+                raise NumdiffError(f"{name} is for heads of {head} channels, which do not divide the model's {hidden}")
+            options["num_heads"] = hidden // head
+    if any(name in state_dict for name in ROTATION):
+        options["rope"] = True
     return options
+
+
+def _block_of(state_dict, hidden):
+    """norm, qk_norm, mlp, mlp_ratio and shift, as block 0 has them."""
+    first = "blocks.0."
+    if first + "attn.q_norm.bias" in state_dict:
+        raise NumdiffError("its queries and keys are normalised by LayerNorm (attn.q_norm.bias), as LightningDiT does "
+                           "where use_rmsnorm is off, and numdiff's QK-norm is RMSNorm")
+    mlp = "swiglu" if first + "mlp.w12.weight" in state_dict else "gelu"
+    inner = known_shape(state_dict, first + ("mlp.w12.weight" if mlp == "swiglu" else "mlp.fc1.weight"), 2, WHAT)[0]
+    if mlp == "swiglu":
+        if inner % 2:
+            raise NumdiffError(f"{first}mlp.w12.weight has {inner} rows, and a SwiGLU has two halves")
+        inner //= 2
+    rows = known_shape(state_dict, first + "adaLN_modulation.1.weight", 2, WHAT)[0]
+    return {"norm": "rms" if first + "norm1.weight" in state_dict else "layer",
+            "qk_norm": first + "attn.q_norm.weight" in state_dict, "mlp": mlp,
+            "mlp_ratio": _mlp_ratio(hidden, inner, mlp), "shift": rows != 4 * hidden}
+
+
+def _mlp_ratio(hidden, inner, mlp):
+    """The simplest ratio with which a model has an MLP this wide inside."""
+    about = inner * 3 // 2 if mlp == "swiglu" else inner
+    ratios = [(part, (whole + part) / hidden) for part in (0, 0.5) for whole in range(about, about + 3)]
+    fitting = [(part, len(repr(ratio)), ratio) for part, ratio in ratios if mlp_width(hidden, ratio, mlp) == inner]
+    return min(fitting)[-1]
 
 
 def check_dit_state_dict(state_dict, options):
     """The trained weights in module order; a `NumdiffError` names what differs from `dit_shapes(options)`.
 
-    The positions may be missing; if they are there, they must be the fixed ones, which the model makes itself.
+    The positions and the angles of a rotary embedding may be missing; if they are there, they must be the fixed ones,
+    which the model makes itself.
     """
-    state_dict = check_shapes(state_dict, dit_shapes(options), "DiT", optional=(POSITIONS,))
-    if POSITIONS in state_dict:
-        given = np.asarray(state_dict.pop(POSITIONS), np.float32)[0]
-        table = position_table(options["hidden_size"], options["image_size"] // options["patch_size"])
-        difference = float(np.abs(given - table).max())
-        if not difference <= ROUNDING:
-            raise NumdiffError(f"{POSITIONS} is not the table of sines and cosines that a DiT has (it differs by up to "
-                               f"{difference:.3g}), and numdiff's positions are fixed")
+    tables = fixed_tables(options)
+    rotation = {name: tables[name].shape for name in ROTATION if name in tables}
+    state_dict = check_shapes(state_dict, {**dit_shapes(options), **rotation}, "DiT", optional=(POSITIONS, *ROTATION))
+    for name, table in tables.items():
+        if name in state_dict:
+            difference = float(np.abs(np.asarray(state_dict.pop(name), np.float32) - table).max())
+            if not difference <= ROUNDING:
+                raise NumdiffError(f"{name} is not the table of sines and cosines that a DiT has (it differs by up to "
+                                   f"{difference:.3g}), and numdiff's positions are fixed")
     return state_dict
 
 
+def fixed_tables(options):
+    """{name: array} of what a public model keeps beside its trained weights: the positions, and with a rotary embedding
+    its cosines and sines (T, head size)."""
+    hidden, grid = options["hidden_size"], options["image_size"] // options["patch_size"]
+    tables = {POSITIONS: position_table(hidden, grid)[None]}
+    if options.get("rope"):
+        tables |= zip(ROTATION, rotation_table(hidden // options["num_heads"], grid), strict=True)
+    return tables
+
+
 def with_positions(state_dict, options):
-    """The state dict with the fixed positions in first place, as in the public DiT."""
-    table = position_table(options["hidden_size"], options["image_size"] // options["patch_size"])
-    return {POSITIONS: table[None], **state_dict}
+    """The state dict with the fixed positions in first place, as in the public DiT, and the angles of a rotary
+    embedding before the blocks, as in LightningDiT."""
+    positions, *angles = fixed_tables(options).items()
+    before = {name: array for name, array in state_dict.items() if name.startswith(("x_", "t_", "y_"))}
+    return dict((positions, *before.items(), *angles, *state_dict.items()))
+
+
+# The padding of a SwiGLU's width --------------------------------------------------------------------------------------
+
+def with_padding(state_dict, options):
+    """The state dict, in PyTorch's layout, with the zeros that numdiff has where 8 does not divide a SwiGLU's width."""
+    return _each_swiglu(state_dict, options, {"w12.weight": padded_rows, "w12.bias": padded_rows,
+                                              "w3.weight": padded_columns})
+
+
+def without_padding(state_dict, options):
+    """Undoes `with_padding`."""
+    def rows(array, inner):
+        return np.concatenate([half[:inner] for half in np.split(array, 2)])
+
+    return _each_swiglu(state_dict, options, {"w12.weight": rows, "w12.bias": rows,
+                                              "w3.weight": lambda array, inner: array[:, :inner]})
+
+
+def _each_swiglu(state_dict, options, change):
+    if options.get("mlp") != "swiglu":
+        return state_dict
+    inner = mlp_width(options["hidden_size"], options["mlp_ratio"], "swiglu")
+    result = {}
+    for name, array in state_dict.items():
+        _, found, part = name.partition(".mlp.")
+        result[name] = change[part](np.asarray(array), inner) if found and part in change else array
+    return result

@@ -6,14 +6,16 @@ from ...errors import UsageError
 from ...settings import SAME, Argument, setting
 from .kind import ModelKind
 
-ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)), "DiT-Tiny")
+ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)),
+                 *(f"LightningDiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (1, 2)), "DiT-Tiny")
+BLOCK = ("norm", "qk_norm", "rope", "mlp", "shift")  # settings of the block
 MAX_POSITION_BYTES = 32 << 20  # of the positions, which are not in a file, or as many as its weights
 
 
 class DiTSettings:
     architecture: str = setting("DiT-B/4",
-        "Depth, width and patch size by name: DiT-S, -B, -L or -XL with /2, /4 or /8, or DiT-Tiny.", unit="NAME",
-        choices=ARCHITECTURES)
+        "Depth, width, patch size and block by name: DiT-S, -B, -L or -XL with /2, /4 or /8, LightningDiT-S, -B, -L or "
+        "-XL with /1 or /2, or DiT-Tiny.", unit="NAME", choices=ARCHITECTURES)
     patch_size: int | None = setting(None, "Side of a token in pixels.  [default: by --model]", unit="PX", low=1,
         high=4096, model=SAME)
     hidden_size: int | None = setting(None, "Channels of a token.  [default: by --model]", unit="N", low=4,
@@ -21,8 +23,24 @@ class DiTSettings:
     depth: int | None = setting(None, "Blocks.  [default: by --model]", unit="N", low=1, high=1024, model=SAME)
     heads: int | None = setting(None, "Attention heads.  [default: by --model]", unit="N", low=1, high=1 << 14,
         model=Argument(name="num_heads"))
-    mlp_ratio: float = setting(4.0, "How much wider the MLP is than a token.", unit="X", above=0, high=1024,
+    mlp_ratio: float = setting(4.0,
+        "How much wider the MLP is than a token; with --mlp swiglu two thirds of that.", unit="X", above=0, high=1024,
         model=SAME)
+    norm: str | None = setting(None,
+        "How tokens are normalised: LayerNorm, or RMSNorm with a weight.  [default: layer for a DiT, rms for a "
+        "LightningDiT]", choices=("layer", "rms"), model=SAME)
+    qk_norm: bool | None = setting(None,
+        "Normalise each head's queries and keys by RMSNorm with a weight, which bounds what attention sees.  "
+        "[default: no]", model=SAME)
+    rope: bool | None = setting(None,
+        "Rotate queries and keys by their token's row and column (rotary embedding).  [default: no for a DiT, yes for "
+        "a LightningDiT]", model=SAME)
+    mlp: str | None = setting(None,
+        "The MLP: a GELU between two layers, or SwiGLU.  [default: gelu for a DiT, swiglu for a LightningDiT]",
+        choices=("gelu", "swiglu"), model=SAME)
+    shift: bool | None = setting(None,
+        "Let the conditioning shift what the blocks normalise, as well as scale it; LightningDiT's wo_shift is "
+        "--no-shift.  [default: yes]", model=SAME)
     num_classes: int | None = setting(None, "Classes of the model.  [default: those of the dataset]", unit="N", low=1,
         high=1 << 20)
 
@@ -61,6 +79,7 @@ HELP = {
     numdiff train dit                                            on emoji
     numdiff train dit --data photos.h5 --model DiT-S/4 --flip    on images of your own and their classes
     numdiff train dit --data latents.h5 --model DiT-B/2          on latents: float images (N, H, W, C)
+    numdiff train dit --norm rms --qk-norm --rope --mlp swiglu   with the block of LightningDiT, or parts of it
     numdiff train dit --model DiT-XL/2 --size 32 --channels 4 --classes 1000 --dry-run
     """,
     "compile": """The kernels of `numdiff train dit` with the same options: training step and pictures.
@@ -76,19 +95,39 @@ HELP = {
 class DiTKind(ModelKind):
     def resolve(self, options, given):
         """Fill in the sizes that the architecture's name implies, where they were not given."""
-        from ...nn.dit import MODELS  # here, as it loads the kernels
-        sizes = MODELS[options.architecture]
+        from ...nn.dit import MODELS, PLAIN  # here, as it loads the kernels
+        sizes = {**PLAIN, **MODELS[options.architecture]}
         for name, line in self.own.items():
             if getattr(options, name) is None and "model" in line.readers:
                 setattr(options, name, sizes[line.argument("model")[0]])
 
+    def upgrade(self, values):
+        from ...nn.dit import PLAIN
+        for name, value in PLAIN.items():  # runs from before there was a choice
+            if values.get(name) is None:
+                values[name] = value
+
     def learns_sigma(self, options):
-        return options.architecture != "DiT-Tiny"  # short runs on laptops have no use for a variance
+        """As DiT does; LightningDiT has none, and short runs on laptops no use for it."""
+        return options.architecture != "DiT-Tiny" and not options.architecture.startswith("Lightning")
+
+    def start_with(self, found, given, sizes):
+        from ...nn.dit import MODELS, PLAIN
+        named = [name for name, line in self.own.items() if line.open and "model" in line.readers]
+        if "architecture" in given:  # it decides, and is held against the file
+            for name in named:
+                found.pop(name, None)
+            return
+        same = [name for name, known in MODELS.items()
+                if all(sizes[key] == value for key, value in {**PLAIN, **known}.items())]
+        if same:
+            found["architecture"] = same[0]
 
     def label(self, options):
         return options.architecture
 
     def check_options(self, options):
+        from ...nn.flops import mlp_width
         patch, hidden = options.patch_size, options.hidden_size
         if None in (patch, hidden, options.heads):  # not resolved yet: the name decides, and its sizes fit each other
             return
@@ -99,7 +138,12 @@ class DiTKind(ModelKind):
         if hidden % options.heads or hidden % 4:
             raise UsageError(f"--hidden-size {hidden} must be a multiple of 4 and of --heads {options.heads}; use "
                              f"{max(1, round(hidden / math.lcm(4, options.heads))) * math.lcm(4, options.heads)}.")
-        if int(hidden * options.mlp_ratio) < 1:
+        if options.rope and hidden // options.heads % 4:
+            raise UsageError(f"--rope rotates pairs of a head's channels by row and by column, so 4 must divide their "
+                             f"number, and --hidden-size {hidden} over --heads {options.heads} is "
+                             f"{hidden // options.heads}: use --heads {_heads_to_rotate(hidden, options.heads)}, or "
+                             "--no-rope.")
+        if mlp_width(hidden, options.mlp_ratio, options.mlp) < 1:
             raise UsageError(f"--mlp-ratio {options.mlp_ratio} leaves the MLP no channel; use a larger one.")
         if options.num_classes is not None and not options.class_cond:
             raise UsageError("--num-classes needs --class-cond; leave it out, or turn the classes on.")
@@ -130,7 +174,19 @@ class DiTKind(ModelKind):
         classes = f", {sizes['num_classes']:,} classes" if sizes["num_classes"] is not None else ""
         return (f"{self.label(options)}, {size}{classes}: {count:,} parameters ({trained:,} trained, "
                 f"{count - trained:,} fixed positions), {sizes['depth']} blocks of {sizes['hidden_size']} channels, "
-                f"{sizes['num_heads']} heads, patches of {sizes['patch_size']}")
+                f"{sizes['num_heads']} heads, patches of {sizes['patch_size']}{describe_block(sizes)}")
+
+
+def describe_block(sizes):
+    """What a block has other than DiT's, in words; empty if it is DiT's."""
+    words = {"norm": {"rms": "RMSNorm"}, "qk_norm": {True: "QK-norm"}, "rope": {True: "rotary embedding"},
+             "mlp": {"swiglu": "SwiGLU"}, "shift": {False: "no shift"}}
+    return "".join(f", {words[name][sizes[name]]}" for name in BLOCK if sizes[name] in words[name])
+
+
+def _heads_to_rotate(hidden, heads):
+    """The number of heads nearest to `heads` whose size 4 divides (hidden is a multiple of 4)."""
+    return min((n for n in range(1, hidden // 4 + 1) if hidden % (4 * n) == 0), key=lambda n: abs(n - heads))
 
 
 DIT = DiTKind(
@@ -139,4 +195,5 @@ DIT = DiTKind(
     sampled=("architecture", "num_classes"), check="numdiff.nn.dit:check_options",
     weights="numdiff.training.kinds.dit_weights:DiTWeights",
     twin="numdiff.benchmark.torch_dit:TorchDiT", class_dropout=0.1,
+    class_table="y_embedder.embedding_table.weight", implying=("architecture",),
     help=HELP)

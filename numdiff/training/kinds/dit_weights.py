@@ -1,4 +1,5 @@
-"""The DiT's weights in other programs: the public DiT's state dict, and diffusers' folder (DiTTransformer2DModel)."""
+"""The DiT's weights in other programs: the state dicts of the public DiT, of SiT and of LightningDiT, and diffusers'
+folder (DiTTransformer2DModel)."""
 import json
 import pathlib
 
@@ -15,26 +16,41 @@ from ...nn.convert import (
     read_config,
     read_weights,
     weights_file,
+    with_padding,
     with_positions,
+    without_padding,
     write_state_dict,
 )
 from ...nn.convert.diffusers import CONFIG, REMEDY, WEIGHTS
-from .weights import CLASSES, COUNT, IMAGE_SIZE, NULL_CLASS_DROPOUT, SHARE, Weights, defaults_of
+from ...nn.convert.dit import ROTATION
+from ...nn.convert.flow import with_time_reversed, without_variance
+from ...nn.flops import mlp_width
+from .dit import describe_block
+from .weights import CLASSES, COUNT, IMAGE_SIZE, NULL_CLASS_DROPOUT, SHARE, Weights, defaults_of, yes_or_no
 
 
 class DiTWeights(Weights):
-    free = {"image_size": IMAGE_SIZE, "num_heads": COUNT, "num_classes": CLASSES, "class_dropout": SHARE}
+    free = {"image_size": IMAGE_SIZE, "num_heads": COUNT, "num_classes": CLASSES, "class_dropout": SHARE,
+            "rope": yes_or_no}
 
     def recognises(self, state_dict):
         return is_dit(state_dict)
 
+    def shown_by(self, state_dict):
+        return guess_dit_options(state_dict).keys() if "x_embedder.proj.weight" in state_dict else ()
+
     def complete(self, source, state_dict, told, free):
-        told = self.believed(told, free)
+        ratio, told = told.get("mlp_ratio"), self.believed(told, free)
         try:
             guessed = guess_dit_options(state_dict)
         except NumdiffError as error:
             raise NumdiffError(f"cannot use {source}: {error}.") from None
         rows = guessed.pop("rows")
+        if guessed.get("rope") and free.get("rope") is False:
+            raise UsageError(f"--no-rope: {source} holds the angles of a rotary embedding ({ROTATION[0]}); leave it "
+                             "out.")
+        if _same_width(guessed, ratio):
+            guessed["mlp_ratio"] = ratio
         heads = {key: told[key] for key in ("num_heads",) if key in told}  # from a published size: only likely
         known = {**told, **guessed, **heads, **free}
         if "image_size" not in known:
@@ -50,12 +66,31 @@ class DiTWeights(Weights):
         return options
 
     def hold(self, state_dict, sizes):
-        return check_dit_state_dict(state_dict, sizes)
+        return with_padding(check_dit_state_dict(state_dict, sizes), sizes)
+
+    def usual_path(self, sizes):
+        return "linear" if lightning_arguments(sizes) else "discrete"
+
+    def in_our_time(self, state_dict, sizes, diffusion):
+        if diffusion.get("path") != "linear":
+            return state_dict, sizes
+        if sizes["learn_sigma"]:
+            state_dict, sizes = without_variance(state_dict, sizes)
+        return _reversed(state_dict, diffusion), sizes
+
+    def in_their_time(self, state_dict, diffusion):
+        return _reversed(state_dict, diffusion) if diffusion.get("path") == "linear" else state_dict
 
     def exported(self, state_dict, sizes):
-        return with_positions(state_dict, sizes)
+        return with_positions(without_padding(state_dict, sizes), sizes)
 
     def notes(self, sizes, diffusion):
+        block = lightning_arguments(sizes)
+        if block is None:
+            return [("elsewhere", "LightningDiT's code has no such block: its QK-norm is RMSNorm with use_rmsnorm "
+                                  "alone")]
+        if block:
+            return [("elsewhere", f"in LightningDiT's code: LightningDiT({block})")]
         public = diffusion == Diffusion().options
         return [] if public else [("elsewhere", "the public DiT's create_diffusion has another diffusion by default")]
 
@@ -76,9 +111,31 @@ class DiTWeights(Weights):
         yield (f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"
                f"{o['in_channels']} images")
         yield (f"blocks      {o['depth']} of {o['hidden_size']} channels, {o['num_heads']} heads, patches of "
-               f"{o['patch_size']}{', learned variance' if o['learn_sigma'] else ''}")
+               f"{o['patch_size']}{', learned variance' if o['learn_sigma'] else ''}{describe_block(o)}")
         null = " and a null class" if o["num_classes"] is not None and o["class_dropout"] > 0 else ""
         yield f"classes     {o['num_classes'] or 'none'}{null}"
+
+
+def _reversed(state_dict, diffusion):
+    return with_time_reversed(state_dict, diffusion["prediction"], diffusion.get("timestep_scale", 1.0))
+
+
+def _same_width(sizes, ratio):
+    """Whether a model has the same MLP with this ratio, which a file claims: several have, as widths are whole."""
+    if type(ratio) is not float or not 0 < ratio <= 1024:
+        return False
+    hidden, mlp = sizes["hidden_size"], sizes["mlp"]
+    return mlp_width(hidden, ratio, mlp) == mlp_width(hidden, sizes["mlp_ratio"], mlp)
+
+
+def lightning_arguments(sizes):
+    """The arguments with which LightningDiT's constructor makes this model's block; empty for the block of DiT and SiT,
+    None for one that it cannot make."""
+    if sizes["qk_norm"] and sizes["norm"] != "rms":
+        return None
+    chosen = {"use_qknorm": sizes["qk_norm"], "use_swiglu": sizes["mlp"] == "swiglu", "use_rope": sizes["rope"],
+              "use_rmsnorm": sizes["norm"] == "rms", "wo_shift": not sizes["shift"]}
+    return ", ".join(f"{name}=True" for name, value in chosen.items() if value)
 
 
 def read_diffusers_folder(folder, weights="ema"):

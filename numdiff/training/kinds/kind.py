@@ -40,7 +40,10 @@ class ModelKind:
     weights: where the record of its foreign files is (weights.py); twin: where its counterpart in PyTorch is, for
     `--versus torch`; twin_channels_last: whether that stores its images channels-last
     class_dropout: the default of --class-dropout
-    help: {"train", "compile", "bench step", "bench sample", "profile": text}, where the default text does not suit
+    class_table: the parameter with a row a class, and a last one for no class
+    implying: settings that stand for several options of the model
+    help: {"train", "compile", "bench step", "bench sample", "bench quality", "profile": text}, where the default text
+        does not suit
     """
 
     name: str
@@ -57,6 +60,8 @@ class ModelKind:
     twin: str | None = None
     twin_channels_last: bool = False
     class_dropout: float = 0.0
+    class_table: str | None = None
+    implying: tuple = ()
     help: dict = field(default_factory=dict)
 
     # What it consists of ----------------------------------------------------------------------------------------------
@@ -83,7 +88,10 @@ class ModelKind:
                  "compile": f"The kernels of `numdiff train {self.name}` with the same options: training step and "
                             "pictures.",
                  "bench step": f"The {self.title} of a preset, on random images.",
-                 "bench sample": f"The {self.title} of a preset, with random weights."}
+                 "bench ladder": f"The {self.title} of a preset, on random images.",
+                 "bench sample": f"The {self.title} of a preset, with random weights.",
+                 "bench quality": f"Train a {self.title} as `numdiff train {self.name}` does, on all classes, and "
+                                  "measure its samples on the way."}
         return {**usual, **self.help}[command]
 
     def foreign(self):
@@ -119,6 +127,14 @@ class ModelKind:
         own = getattr(options, "num_classes", None) if "num_classes" in self.own else None
         return {**arguments("model", options, self.table), "in_channels": channels,
                 "num_classes": num_classes if own is None else own}
+
+    def start_with(self, found, given, sizes):
+        """Bring the settings `found` of a run that starts from a model of these sizes in accord with those given, in
+        place."""
+
+    def structure(self, sizes):
+        """The options of a model that its weights are for, in a form in which equal ones are equal."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in sizes.items()}
 
     def check_sizes(self, sizes):
         """Raise a `UsageError` for sizes with which no model can be laid out."""

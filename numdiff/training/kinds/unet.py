@@ -23,6 +23,9 @@ class UNetSettings:
     num_head_channels: int = setting(32,
         "Channels of an attention head; -1: by --num-heads, which also counts if it alone is given.", unit="N",
         low=-1, high=1 << 14, model=SAME)
+    block: str = setting("resnet",
+        "The blocks: residual ones, or ConvNeXt's with a depthwise 7×7 convolution.", choices=("resnet", "convnext"),
+        model=SAME)
     use_scale_shift_norm: bool = setting(False, "The timestep scales and shifts the norm, instead of being added.",
         model=SAME)
     resblock_updown: bool = setting(False, "Residual blocks change the size.", model=SAME)
@@ -92,9 +95,35 @@ class UNetKind(ModelKind):
         if numbers_given:  # a given number of heads takes precedence
             options.num_head_channels = -1
 
+    def start_with(self, found, given, sizes):
+        size = given.get("image_size", sizes["image_size"])
+        levels = [size // 2**i for i in range(len(sizes["channel_mult"]))]
+        found["attention_resolutions"] = tuple(levels[i] for i in self.structure(sizes)["attention_resolutions"])
+        heads = ("num_heads", "num_heads_upsample")
+        for name in heads if sizes["num_head_channels"] != -1 else ():
+            found.pop(name, None)
+        if any(name in given for name in heads):  # which is held against the file
+            found.pop("num_head_channels", None)
+
+    def structure(self, sizes):
+        """With attention by levels rather than by sizes, and heads in the one way that counts."""
+        found, side = super().structure(sizes), sizes["image_size"]
+        found.setdefault("block", "resnet")  # of files from before there was a choice
+        levels = [side // 2**i for i in range(len(sizes["channel_mult"]))]
+        resolutions = sizes["attention_resolutions"]
+        found["attention_resolutions"] = [i for i, level in enumerate(levels) if level in resolutions]
+        if found["num_head_channels"] != -1:
+            del found["num_heads"], found["num_heads_upsample"]
+        elif found["num_heads_upsample"] == -1:
+            found["num_heads_upsample"] = found["num_heads"]
+        return found
+
     def check_options(self, options):
         _check_sizes(options)
         _check_channels(options)
+        if options.block == "convnext" and options.use_scale_shift_norm:
+            raise UsageError("--block convnext adds the timestep after its depthwise convolution: leave out "
+                             "--use-scale-shift-norm.")
 
     def upgrade(self, values):
         if values.get("learn_sigma") is None:  # before these were a UNet's, too
@@ -108,7 +137,8 @@ class UNetKind(ModelKind):
 
     def describe(self, options, sizes):
         return (f"{self.label(options)}: {self.count_parameters(sizes)[0]:,} parameters, {options.model_channels} "
-                f"channels × {tuple(options.channel_mult)}")
+                f"channels × {tuple(options.channel_mult)}"
+                f"{', ConvNeXt blocks' if options.block == 'convnext' else ''}")
 
 
 def _sizes(o):
@@ -152,7 +182,8 @@ def _check_channels(o):
 UNET = UNetKind(
     "unet", "UNet", "numdiff.nn.unet:UNet", settings=UNetSettings, presets=PRESETS,
     default_preset={"cpu": "tiny", "cuda": "unet64"}, emoji={"tiny": SMILEYS, "unet64": SMILEYS},
-    sampled=("class_cond", "class_dropout"), check="numdiff.nn.unet:check_options",
+    measured=("block",), sampled=("class_cond", "class_dropout"), check="numdiff.nn.unet:check_options",
     weights="numdiff.training.kinds.unet_weights:UNetWeights",
     twin="numdiff.benchmark.torch_unet:TorchUNet", twin_channels_last=True, class_dropout=0.0,
+    class_table="label_emb.weight", implying=("num_heads", "num_heads_upsample"),
     help=HELP)

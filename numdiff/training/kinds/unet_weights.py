@@ -43,11 +43,16 @@ class UNetWeights(Weights):
     def hold(self, state_dict, sizes):
         return check_state_dict(state_dict, sizes)
 
+    def exported(self, state_dict, sizes):
+        _require_residual(sizes)
+        return state_dict
+
     def notes(self, sizes, diffusion):
         flags, missing = guided_diffusion_flags(sizes, diffusion)
         return [("guided-diffusion", f"its scripts need: {flags}"), *(("no flag there", text) for text in missing)]
 
     def with_convolutions(self, state_dict, sizes):
+        _require_residual(sizes)
         return with_convolutions(state_dict, sizes)
 
     def lines(self, target, result, o):
@@ -63,3 +68,10 @@ class UNetWeights(Weights):
         null = (f" and a null class, the last row of label_emb: elsewhere, {o['num_classes'] + 1} classes"
                 if o["num_classes"] is not None and o.get("class_dropout", 0) > 0 else "")
         yield f"classes     {o['num_classes'] or 'none'}{null}"
+
+
+def _require_residual(sizes):
+    """Raise a `UsageError` for blocks that guided-diffusion's state dicts have no names for."""
+    if sizes.get("block", "resnet") != "resnet":
+        raise UsageError(f"this UNet has {sizes['block']} blocks, and guided-diffusion's files, whose names .npz and "
+                         ".safetensors have, know none: let OUT end in .h5, and leave out --conv-resample.")

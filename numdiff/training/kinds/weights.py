@@ -28,6 +28,10 @@ class Weights:
         """Whether a foreign state dict is of this kind."""
         return False
 
+    def shown_by(self, state_dict):
+        """Names of those options in `free` that this state dict shows after all."""
+        return ()
+
     def complete(self, source, state_dict, told, free):
         """All options of the model: from the shapes, and otherwise from the user (`free`), the file (`told`), the
         defaults; a `NumdiffError` or a `UsageError` where they cannot be known."""
@@ -36,6 +40,18 @@ class Weights:
     def hold(self, state_dict, sizes):
         """The state dict's tensors that the model has; a `NumdiffError` names what does not fit."""
         raise NotImplementedError
+
+    def usual_path(self, sizes):
+        """The path on which the programs that this file may come from train such a model."""
+        return "discrete"
+
+    def in_our_time(self, state_dict, sizes, diffusion):
+        """(state dict, sizes) with time counted as numdiff counts it, where those programs do otherwise."""
+        return state_dict, sizes
+
+    def in_their_time(self, state_dict, diffusion):
+        """The reverse, for a file that those programs are to read."""
+        return state_dict
 
     def exported(self, state_dict, sizes):
         """What a state dict of the public names holds, from numdiff's arrays in PyTorch's layout."""

@@ -5,8 +5,16 @@ import pytest
 from numdiff.kernels import matmul as P
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
-from numdiff.kernels.linear import linear_backward, linear_forward, linear_gelu_forward, linear_gelu_supports
+from numdiff.kernels.linear import (
+    linear_backward,
+    linear_forward,
+    linear_gelu_forward,
+    linear_gelu_supports,
+    linear_swiglu_forward,
+    linear_swiglu_supports,
+)
 from numdiff.kernels.matmul import hopper, launcher, mma
+from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 from tests.conftest import large, on, quick, relative_error, shapes, versions, where
 
 TOLERANCE = 2e-3
@@ -163,13 +171,34 @@ def test_row_sums(engine, rng, monkeypatch, version, slices):
 @pytest.mark.parametrize("transposes", [(False, True), (False, False)])
 @QUICK
 def test_batch(engine, rng, monkeypatch, transposes):
-    """A batch goes to rung 5."""
+    """A batch of small matrices goes to rung 5."""
     if engine.name == "emulator":
         choose(monkeypatch, NARROWEST[5])
     a, b = operands(rng, 24, 16, 24, transposes, (2, 1))
     residual = halves(rng, 2, 1, 24, 16)
     got = P.matmul_forward(engine(a), engine(b), *transposes, residual=engine(residual))
     engine.check(got, product(a, b, transposes) + residual, TOLERANCE)
+
+
+@TRANSPOSES
+@QUICK
+@quick(lambda engine, transposes: engine != "emulator" or transposes == (False, True))
+def test_a_batch_of_whole_tiles(engine, rng, monkeypatch, transposes):
+    """A batch goes to rung 6 where no tile has rows of two matrices. Where columns end within a tile the next matrix
+    begins, of which nothing may be seen."""
+    M, N, K = (128, 72, 64) if engine.name == "emulator" else (256, 200, 192)
+    if engine.name == "emulator":
+        choose(monkeypatch, NARROWEST[6])
+    a, b = operands(rng, M, N, K, transposes, (2,))
+    residual = halves(rng, 2, M, N)
+    results = [P.matmul_forward(engine(a), engine(b), *transposes, alpha=0.5, residual=engine(residual),
+                                version=6 if engine.has_versions else None) for _ in range(engine.repeats)]
+    engine.check(results[0], 0.5 * product(a, b, transposes) + residual, TOLERANCE)
+    engine.check_equal(results[0], results[-1])
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="takes a batch for float16 results, M a multiple of 128 and K of 64, not "
+                                             "M 24, K 64 and float16; use version=5"):
+            P.matmul_forward(engine(halves(rng, 2, 24, 64)), engine(halves(rng, 2, 64, 8)), version=6)
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 3), (20, 12, 9)])
@@ -223,6 +252,52 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
     engine.check(gradients[0], want, TOLERANCE)
     for first, second in (*zip(runs[0], runs[-1], strict=True), (gradients[0], gradients[-1])):
         engine.check_equal(first, second)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("width", [None, *hopper.STAGES])
+@QUICK
+@where(lambda engine, width, blocks: engine != "cpu" or (width, blocks) == (None, 1))
+@where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (128, 1))
+@quick(lambda engine: engine != "emulator")  # as for GELU
+def test_swiglu(engine, rng, monkeypatch, width, blocks):
+    """u and SwiGLU(u) from one product; its backward from another. The halves end within a tile."""
+    if width is not None:
+        choose(monkeypatch, (hopper.BM, width))
+        monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
+    M, H, K = (72, 136, 72) if engine.name == "emulator" else (712, 1096, 328)
+    x, w12, w3, b12 = halves(rng, M, K), halves(rng, 2 * H, K), halves(rng, K, H), rng.standard_normal(2 * H)
+    w12 = (w12 / np.sqrt(K) * 2).astype(np.float16)
+    fused = linear_swiglu_supports(engine(x), engine(w12), engine(w3))
+    runs = [linear_swiglu_forward(engine(x), engine(w12), engine(b12)) for _ in range(engine.repeats)]
+    want = product(x, w12) + b12.astype(np.float32)
+    engine.check(runs[0][0], want, TOLERANCE)
+    engine.check(runs[0][1], swiglu_forward_reference(want), TOLERANCE)
+    assert runs[0][0].dtype == runs[0][1].dtype == np.float16
+    u, alone = linear_swiglu_forward(engine(x), engine(w12), engine(b12), keeps_u=False)  # as without a backward
+    engine.check_equal(alone, runs[0][1])
+    assert (u is None) == fused
+    plain, _ = linear_swiglu_forward(engine(x), engine(w12))  # without a bias
+    engine.check(plain, product(x, w12), TOLERANCE)
+    u, dy = (2 * rng.standard_normal((M, 2 * H))).astype(np.float16), halves(rng, M, K)
+    h = swiglu_forward_reference(u)
+    gradients = [linear_backward(engine(dy), engine(h), engine(w3), engine.zeros((K, H)), engine.zeros(K),
+                                 swiglu_of=engine(u)) for _ in range(engine.repeats)]
+    want = swiglu_backward_reference(product(dy, w3, (False, False)), u.astype(np.float64))
+    engine.check(gradients[0], want, TOLERANCE)
+    for first, second in (*zip(runs[0], runs[-1], strict=True), (gradients[0], gradients[-1])):
+        engine.check_equal(first, second)
+
+
+@pytest.mark.parametrize("shape, fused", [((16, 48, 8), True), ((16, 40, 8), False), ((12, 48, 8), False),
+                                          ((16, 48, 12), False)])
+@on("emulator")
+def test_where_swiglu_is_part_of_the_products(engine, shape, fused):
+    """On Hopper in 16 bits, where each half has a multiple of 8 columns, and so have the layers around it."""
+    K, columns, M = shape
+    x, w12, w3 = (engine(np.zeros(s), np.float16) for s in ((2, K), (columns, K), (M, columns // 2)))
+    assert linear_swiglu_supports(x, w12, w3) == fused
+    assert not linear_swiglu_supports(engine(np.zeros((2, K)), np.float32), w12, w3)
 
 
 @KERNELS
@@ -328,6 +403,7 @@ def test_the_launcher_chooses(engine, rng, monkeypatch):
     monkeypatch.setattr(mma, "launch", lambda kernel, *a, **k: launched.append(5))
     monkeypatch.setattr(launcher, "launch", lambda kernel, *a, **k: launched.append(2))
     for capability, shape, batch, version in (((9, 0), (64, 64, 64), (), 6), ((9, 0), (64, 64, 64), (3,), 5),
+                                              ((9, 0), (128, 64, 64), (3,), 6), ((9, 0), (128, 64, 72), (3,), 5),
                                               ((8, 0), (64, 64, 64), (), 5), ((12, 0), (64, 64, 64), (), 5),
                                               ((7, 5), (64, 64, 64), (), 2), ((9, 0), (64, 60, 64), (), 2),
                                               ((9, 0), (61, 64, 64), (), 6)):

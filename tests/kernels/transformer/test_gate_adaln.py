@@ -1,11 +1,14 @@
+import itertools
+
 import numpy as np
 import pytest
 
 from numdiff.device import download
 from numdiff.kernels.transformer import columns as Co
 from numdiff.kernels.transformer import gate_adaln as G
+from numdiff.kernels.transformer.adaln import NORMS, Norm
 from numdiff.nn import functional as F
-from numdiff.nn.tensor import Tape, Tensor
+from numdiff.nn.tensor import Parameter, Tape, Tensor
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1, 8), odd=(2, 5, 24), not_aligned=(2, 3, 33), tokens=(4, 64, 384), wide=(2, 17, 1152),
@@ -90,15 +93,70 @@ def test_backward(engine, rng, shape, dtype, gated, arrives, version):
         engine.check_equal(got, again)
 
 
-def test_warps_and_blocks_that_share_an_image(engine, rng, monkeypatch):
+def with_norm(rng, arrays, norm):
+    """x, h, dz, dy, gate, shift, scale as `make` gives them: gate, h and what a norm has not are None; (…, weight)."""
+    *rest, shift, scale = arrays
+    return (*rest, shift if norm.shifted else None, scale,
+            1 + rng.standard_normal(scale.shape[1]) / 2 if norm.weighted else None)
+
+
+@shapes(minimal=(1, 1, 8), odd=(2, 5, 24), not_aligned=(2, 3, 33), wide=(2, 17, 1152), base=(5, 256, 768))
+@TYPES
+@GATED
+@pytest.mark.parametrize("norm", NORMS[1:], ids=str)
+@versions(1, 2)
+@FITS
+@USABLE
+@where(lambda engine, version, dtype, shape, norm: engine != "ptx" or str(norm) == "rms weighted" and shape[
+    -1] > 24 and compiled(engine, version, shape, dtype))  # test_compile_logs.py compiles the kernels of each norm
+@where(lambda engine, version, dtype: engine != "launch" or version is None and dtype == np.float16)
+@quick(lambda engine, norm, dtype, shape, version, gated: engine != "emulator" or version == 2 and (
+    dtype == np.float16) == (shape[-1] == 8) and gated != norm.shifted and (
+        shape[-1] == 8 or norm.rms and norm.weighted))
+@quick(lambda engine, norm, gated, shape: engine not in ("cpu", "launch") or gated and shape[-1] in (24, 33) or (
+    norm.rms and norm.weighted and gated != norm.shifted))
+def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
+    """RMSNorm, a weight and no shift, in all combinations, forward and backward."""
+    x, h, dz, dy, gate, shift, scale, weight = with_norm(rng, make(rng, shape, dtype), norm)
+    h, gate, kind = h if gated else None, gate if gated else None, norm.kind
+    want = G.gate_adaln_forward(x, h, gate, shift, scale, weight=weight, norm=kind)
+    start = rng.standard_normal(shape[-1])
+    dweight = start.copy() if norm.weighted else None
+    z, _, *statistics = G.gate_adaln_forward(x, None, None, shift, scale, weight=weight, norm=kind)
+    want_back = G.gate_adaln_backward(dz, dy, z, h, gate, shift, scale, *statistics, weight, dweight)
+
+    def there(a, dtype=dtype):
+        return a if a is None else engine(a, dtype)
+
+    weight, runs = there(weight, np.float32), []
+    for _ in range(engine.repeats):
+        got = G.gate_adaln_forward(*map(there, (x, h, gate, shift, scale)), weight=weight, norm=kind, version=version)
+        sums = there(start if norm.weighted else None, np.float32)  # not zero: the weight's gradient is added
+        back = G.gate_adaln_backward(*map(there, (dz, dy, z, h, gate, shift, scale)), *(
+            there(a, np.float32) for a in statistics), weight, sums, version=version)
+        runs.append((*got, *back, sums))
+    for got, again, expected in zip(runs[0], runs[-1], (*want, *want_back, dweight), strict=True):
+        if expected is None:
+            assert got is None
+            continue
+        engine.check(got, expected, tolerance(dtype))
+        engine.check_equal(got, again)
+
+
+@pytest.mark.parametrize("norm", [NORMS[0], Norm(True, True, True)], ids=str)
+def test_warps_and_blocks_that_share_an_image(engine, rng, monkeypatch, norm):
     """Three turns of two warps in each of two blocks, which few tokens do not give."""
     choose = G.choose_plan
     monkeypatch.setattr(G, "choose_plan", lambda B, T, *rest: (2, 2, -(-T // 2), *choose(B, T, *rest)[3:]))
-    z, h, dz, dy, gate, shift, scale = make(rng, (2, 11, 16))
-    _, _, mean, rstd = G.gate_adaln_forward(z, None, None, shift, scale)
-    given = dz, dy, z, h, gate, shift, scale, mean, rstd
-    for got, want in zip(G.gate_adaln_backward(*map(engine, given)), G.gate_adaln_backward(*given), strict=True):
+    z, h, dz, dy, gate, shift, scale, weight = with_norm(rng, make(rng, (2, 11, 16)), norm)
+    _, _, *statistics = G.gate_adaln_forward(z, None, None, shift, scale, weight=weight,
+                                             norm=norm.kind)
+    given = dz, dy, z, h, gate, shift, scale, *statistics, weight, np.ones(16) if norm.weighted else None
+    there = [a if a is None else engine(a) for a in given]
+    for got, want in zip(G.gate_adaln_backward(*there), G.gate_adaln_backward(*given), strict=True):
         engine.check(got, want)
+    if norm.weighted:
+        engine.check(there[-1], given[-1])
 
 
 def test_reference_against_the_definition(rng):
@@ -126,25 +184,75 @@ def test_gradient(rng):
 
 @TYPES
 @FITS
-def test_columns_of_one_array_and_its_gradient(engine, rng, dtype):
+@pytest.mark.parametrize("norm", [NORMS[0], Norm(True, True, False), Norm(True, True, True)], ids=str)
+@where(lambda engine, norm: engine != "ptx" or norm == NORMS[0])
+@quick(lambda engine, norm, dtype: engine != "emulator" or norm.rms and norm.shifted == (dtype == np.float32)
+       or norm == NORMS[0] and dtype == np.float16)
+def test_columns_of_one_array_and_its_gradient(engine, rng, dtype, norm):
     """A chain as in a DiT: a norm, then twice a gate with a norm, whose vectors are parts of one array."""
     x, h, _, dy, *_ = make(rng, (2, 3, 16), dtype)
     modulation = (rng.standard_normal((2, 16 * 6)) / 2).astype(dtype).astype(np.float64)
+    weights = 1 + rng.standard_normal((2, 16)) / 2
 
     def run(engine, dtype, parts_of):
         given = [Tensor(engine(a, dtype), requires_grad=True) for a in (x, h, modulation)]
+        parameters = [Parameter((16,), None) for _ in weights] if norm.weighted else [None] * 2
+        for parameter, value in zip(parameters, weights, strict=True):
+            if parameter is not None:
+                kind = np.float32 if dtype == np.float16 else dtype
+                parameter.data, parameter.grad = engine(value, kind), engine(np.zeros(16), kind)
+        options = [{"weight": p, "norm": norm.kind} for p in parameters]
         with Tape() as tape:
             tokens, branch, wide = given
             shift, scale, gate, shift_2, scale_2, _ = parts_of(wide)
-            y = F.adaln(tokens, shift, scale)
-            z, y = F.gate_adaln(tokens, F.add(branch, y), gate, shift_2, scale_2)
+            y = F.adaln(tokens, shift if norm.shifted else None, scale, **options[0])
+            z, y = F.gate_adaln(tokens, F.add(branch, y), gate, shift_2 if norm.shifted else None, scale_2,
+                                **options[1])
             out = F.add(z, y)
         tape.backward(out, engine(dy, dtype))
-        return [t.grad for t in given]
+        return [t.grad for t in given] + [p.grad for p in parameters if p is not None]
 
     want = run(lambda a, dtype: np.asarray(a, np.float64), dtype, lambda m: F.chunk(m, 6))
     for got, expected in zip(run(engine, dtype, lambda m: F.columns(m, 6)), want, strict=True):
         engine.check(got, expected, 3 * tolerance(dtype))
+
+
+@pytest.mark.parametrize("norm, weighted, shifted", [("rms", True, True), ("rms", True, False), ("layer", False, False),
+                                                     ("rms", False, True), ("layer", True, True)])
+def test_gradients_of_every_norm_through_the_tape(rng, norm, weighted, shifted):
+    """As in a block: a norm, then a gate with a norm, one weight for both; against differences."""
+    x, h, _, dy, gate, shift, scale = make(rng, (2, 3, 8))
+    given = {"x": x, "h": h, "gate": gate, "scale": scale, "weight": 1 + rng.standard_normal(8) / 2, "shift": shift}
+
+    def run(tape=None, **changed):
+        arrays = {**given, **changed}
+        tensors = {name: Tensor(a, requires_grad=tape is not None) for name, a in arrays.items()}
+        weight = Parameter((8,), None) if weighted else None
+        if weighted:
+            weight.data, weight.grad = arrays["weight"], np.zeros(8)
+        vectors, options = (tensors["shift"] if shifted else None, tensors["scale"]), {"weight": weight, "norm": norm}
+        y = F.adaln(tensors["x"], *vectors, **options)
+        z, y = F.gate_adaln(tensors["x"], F.add(tensors["h"], y), tensors["gate"], *vectors, **options)
+        out = F.add(z, y)
+        if tape:
+            tape.backward(out, dy)
+        return out.data, {**{n: t.grad for n, t in tensors.items()}, "weight": weight and weight.grad}
+
+    with Tape() as tape:
+        _, gradients = run(tape)
+    for name in given.keys() - ({"weight"} if not weighted else set()) - ({"shift"} if not shifted else set()):
+        want = numerical_gradient(lambda a, name=name: run(**{name: a})[0], given[name], dy)
+        assert relative_error(gradients[name], want) < 1e-7, name
+
+
+def test_the_weight_of_a_norm_of_constants_has_a_gradient(rng):
+    x, h, _, dy, gate, shift, scale = map(Tensor, make(rng, (2, 3, 8)))
+    weight = Parameter((8,), None)
+    weight.data, weight.grad = np.ones(8), np.zeros(8)
+    with Tape() as tape:
+        _, y = F.gate_adaln(x, h, gate, shift, scale, weight=weight, norm="rms")
+    tape.backward(y, dy.data)
+    assert weight.grad.all()
 
 
 @on()  # views of a NumPy array need no such rule
@@ -164,12 +272,14 @@ def test_columns_are_used_once(engine, rng):
 
 def test_plans():
     for B, T, C, itemsize in ((64, 256, 768, 2), (1, 1, 8, 4), (256, 256, 384, 2), (7, 1000, 1280, 4), (3, 5, 1152, 2)):
-        for gated in (True, False):
+        for gated, shifted, sweeps in itertools.product((True, False), (True, False), (None, G.MAX_SWEEPS)):
             for limit in (99 << 10, 163 << 10, 227 << 10):
-                warps, chunks, chunk, before, nbytes = G.choose_plan(B, T, C, itemsize, gated, limit)
+                warps, chunks, chunk, before, nbytes = G.choose_plan(B, T, C, itemsize, gated, limit, shifted=shifted,
+                                                                     sweeps=sweeps)
                 assert nbytes <= limit and warps >= 1 and (chunks - 1) * chunk < T <= chunks * chunk
                 assert nbytes >= 4 * warps * C and before % 16 == 0  # the warps' sums take the same memory
     assert G.choose_plan(64, 256, 768, 2, True)[:2] == (12, 2)  # 128 blocks for 132 multiprocessors
+    assert G.choose_plan(64, 256, 768, 2, True, shifted=False)[:2] == (16, 2)  # a third of the sums less to hold
 
 
 def test_wrong_arguments_say_so(engine):

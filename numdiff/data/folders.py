@@ -1,0 +1,115 @@
+"""A folder of pictures used as a dataset: decoded once, into a dataset file in the cache, which later runs read.
+
+    file = decoded("photos/", 64)      # ~/.cache/numdiff/data/photos-64-…h5, or in NUMDIFF_CACHE_DIR
+
+The file's name holds two digests: of the folder's path and the image size, and of all files' names, sizes and times. So
+another picture in the folder means another file, and the one before is removed.
+"""
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+from ..errors import NumdiffError
+from ..files import cache_root, cannot_write
+from ..progress import tick
+from ..progress_bar import tracked
+from . import dataset
+from .importers import import_dataset
+from .importers.pictures import Mixed
+from .importers.tree import Folder
+
+RULE = 1  # of decoding: files of another rule are not used
+STALE = 24 * 3600  # seconds after which an unfinished file is what a killed process left
+
+
+def open_dataset(path: str | os.PathLike | None = None, image_size: int | None = None,
+                 classes: Sequence[str] | None = None) -> dataset.Dataset:
+    """The dataset in the HDF5 file `path`, or of the pictures in a folder, which are decoded once into a file in the
+    cache; None is the default one, 1,906 emoji of 64×64 pixels in 9 classes.
+
+    image_size: side of the images in pixels, if they are to be smaller than in the file; must divide that size, because
+    pixels are averaged over whole squares; the pictures of a folder are brought to any. classes: the names of the
+    classes to keep (labels are then renumbered, in the file's order); None keeps every image.
+    """
+    if isinstance(path, str | os.PathLike) and os.path.isdir(path):
+        path = decoded(path, image_size)
+    return dataset.open_dataset(path, image_size, classes)
+
+
+def decoded(folder, image_size=None, say=None):
+    """The path of the dataset file with a folder's pictures, made now unless it is there.
+
+    image_size: side in pixels, to which the square in the middle of each picture is brought; None: the pictures are
+    square and of one size. Classes come from sub-folders or a labels file, as in `numdiff data import`. say(sentence):
+    called when the pictures have been decoded (default: on stderr). A `NumdiffError` where one cannot be read.
+    """
+    source, digest = _digests(folder, image_size)
+    cache = pathlib.Path(cache_root()) / "data"
+    name = re.sub(r"[^\w.-]", "_", os.path.basename(os.path.abspath(folder)))[:60] or "pictures"
+    prefix = f"{name}-{image_size or 'own'}-{source}-"
+    path = cache / f"{prefix}{digest}.h5"
+    if _usable(path):
+        return str(path)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NumdiffError(f"{cannot_write('the pictures of a folder to', cache, error)} NUMDIFF_CACHE_DIR names "
+                           "another cache.") from None
+    decode = functools.partial(
+        import_dataset, folder, path, image_size, force=True, strict=True, size_flag="--image-size",
+        progress=lambda items, total: tracked(_ticking(items), total, "decoding", "picture"))
+    try:
+        report = decode()
+    except Mixed:  # the first picture is grey, another one is not
+        report = decode(channels=3)
+    for old in [*cache.glob(f"{prefix}*.h5"), *cache.glob(".*.tmp")]:
+        _remove_old(old, path)
+    (say or _on_stderr)(f"{report.shape[0]:,} pictures of {os.fspath(folder)!r} were decoded into {path} "
+                        f"({path.stat().st_size / 1e6:,.1f} MB), which later runs read.")
+    return str(path)
+
+
+def _digests(folder, image_size):
+    """(digest of where the pictures are and what size they get, digest of what lies there)."""
+    tree = Folder(folder)
+    files = [(name, state.st_size, state.st_mtime_ns) for name, state in tree.states()]
+    return _digest([RULE, os.path.realpath(folder), image_size], 4), _digest([RULE, files], 8)
+
+
+def _digest(value, size):
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=size).hexdigest()
+
+
+def _usable(path):
+    if not path.exists():
+        return False
+    try:
+        dataset.Dataset(path, in_memory=False).close()
+    except NumdiffError:
+        return False  # damaged: it is written again
+    return True
+
+
+def _ticking(items):
+    for item in items:
+        tick()
+        yield item
+
+
+def _remove_old(old, path):
+    """Remove the file of an earlier state of the folder; a process that is reading it keeps it until it ends."""
+    try:
+        if old != path and (old.suffix == ".h5" or time.time() - old.stat().st_mtime > STALE):
+            old.unlink()
+    except OSError:
+        pass  # another process was quicker, or Windows holds an open file
+
+
+def _on_stderr(sentence):
+    print(sentence, file=sys.stderr)

@@ -1,0 +1,235 @@
+"""Learned steps: few levels and the coefficients between them, fitted to what many steps of DDIM do with this model.
+
+    long = Trajectory(Sampling(model, 32, 300, "ddim", seed=1 << 20))
+    images = sample(model, schedule=long.schedule(steps=6))
+
+Optimal linear subspace search (Duan et al. 2023, OLSS, arXiv:2305.14677). Every state of DDIM is a sum of the starting
+noise x_T and of the model's answers so far. With few answers it is not, but nearly: the states that a long run visits
+lie close to the space of x_T and a few of them. So a schedule of n levels has, for each of its steps,
+
+    x_(i+1) = w_i · x_T + Σ_(j ≤ i) w_ij · x_0(j)
+
+where the paper has e = (x - x_0) / σ instead of the estimates x_0. Both span the same space, as x is in it; but the
+first e are all but parallel to x_T, which is as long as σ, up to 20,000: float32 has no digits for their difference.
+The weights come from the least squares of the long run's x_(i+1), over all seeds and pixels. The levels are chosen by
+bisection of a bound on the error: from a level the search goes on to the farthest one whose least-squares error from {x
+now, the estimates so far} stays below it; the smallest bound that needs n levels is taken. For that only inner products
+are needed, of each x and each x_0 of the long run: a matrix of about 600 × 600 in float64, for any number of images.
+
+The weights are fitted to the estimates that the few steps themselves get, one step after the other, where the paper
+takes those of the long run: neighbouring ones are nearly parallel, their weights large and of both signs, and a small
+error of x in one step would come back in the next many times as large.
+"""
+import copy
+import itertools
+import math
+
+import numpy as np
+
+from .. import schema
+from ..device import download, upload
+from ..errors import UsageError
+from ..files import Refused, read_bytes
+from ..kernels.diffusion.sampler import combine
+from .samplers import ddim
+
+ROUNDS = 30  # of the bisection
+CUTOFF = 1e-10  # of a space's smallest direction relative to its largest: the answers, float32, say no more
+CHUNK = 1 << 15  # numbers of each vector whose products are added at a time, in float64
+MOST_STEPS = 64
+FILE_BYTES = 4 << 20  # of a schedule
+LARGEST = 1e9  # of a weight
+
+SCHEDULE = schema.record({
+    "kind": schema.choice("learned steps"), "model": schema.text(64), "model_options": schema.options,
+    "diffusion": schema.options, "clip": schema.boolean, "cfg_scale": schema.optional(schema.number()),
+    "cfg_channels": schema.optional(schema.integer(1, 1 << 20)),
+    "cfg_interval": schema.optional(schema.items(schema.number(), 2, 2)),
+    "sigmas": schema.items(schema.number(1e-9, 1e9), MOST_STEPS, 1),
+    "weights": schema.items(schema.items(schema.number(-LARGEST, LARGEST), MOST_STEPS + 1, 2), MOST_STEPS, 1)}, {
+    "errors": schema.items(schema.number(0), MOST_STEPS), "steps": schema.integer(1), "count": schema.integer(1),
+    "seed": schema.integer(0)}, schema.anything)
+
+
+class Trajectory:
+    """What a long run of DDIM does: its states, and the inner products of its states and answers.
+
+    sampling: a `Sampling` of many steps of ddim without noise on the way; progress: called after each evaluation
+    Attributes sigmas: its levels (L,); scale: a of each state, x_t = a · x (L + 1,); states: x_t at each level and
+    the final one, float32 (L + 1, count, elements); products: float64 (2 L + 1, 2 L + 1) of these and of x_0 at each
+    level
+    """
+
+    def __init__(self, sampling, progress=lambda: None):
+        if sampling.sampler != "ddim" or sampling.settings.get("eta") or sampling.slerp:
+            raise UsageError("learned steps imitate ddim without noise on the way: give that sampler, and eta 0.")
+        self.sampling, self.sigmas, self.progress = sampling, sampling.sigmas[:-1], progress
+        level, L = sampling.diffusion.path.level, len(self.sigmas)
+        self.scale = np.array([*(level(sigma)[0] for sigma in self.sigmas), 1.0])
+        self.states = np.empty((L + 1, sampling.count, math.prod(sampling.shape)), np.float32)
+        self.products = np.zeros((2 * L + 1, 2 * L + 1))
+        for rows in self._batches():
+            self._run(rows)
+
+    def _batches(self):
+        sampling = self.sampling
+        return [slice(start, min(start + sampling.batch, sampling.count))
+                for start in range(0, sampling.count, sampling.batch)]
+
+    def _denoiser(self, rows):
+        """The model with the classes of these images."""
+        model = copy.copy(self.sampling.denoiser)
+        if self.sampling.labels is not None:
+            model.labels = upload(model.with_null(self.sampling.labels[rows]), self.sampling.model.backend)
+        return model
+
+    def _run(self, rows):
+        """The states of a batch, and what it adds to the products."""
+        sampling, L, model, k = self.sampling, len(self.sigmas), self._denoiser(rows), 0
+        run = sampling.new_run(rows.stop - rows.start)
+        noise = run.noise((sampling.seed + np.arange(rows.start, rows.stop)).astype(np.uint32))
+        answers = np.empty((L, rows.stop - rows.start, self.states.shape[2]), np.float32)
+
+        def denoise(x, sigma):
+            nonlocal k
+            x_0 = model(x, sigma)
+            self.states[k, rows] = self.scale[k] * flat(x)
+            answers[k] = flat(x_0)
+            k += 1
+            self.progress()
+            return x_0
+
+        self.states[L, rows] = flat(ddim(denoise, combine((run.plan.start_scale, noise)), sampling.sigmas))
+        parts = [self.states[:, rows].reshape(L + 1, -1), answers.reshape(L, -1)]
+        for start in range(0, parts[0].shape[1], CHUNK):
+            chunk = np.concatenate([part[:, start:start + CHUNK] for part in parts]).astype(np.float64)
+            self.products += chunk @ chunk.T
+
+    def levels(self, bound):
+        """Indices of the levels that are visited where no step may err by more than `bound`, root mean square."""
+        L, chosen = len(self.sigmas), [0]
+        while True:
+            ahead = np.arange(chosen[-1] + 1, L + 1)
+            basis = [chosen[-1], *(L + 1 + c for c in chosen)]
+            _, left = least_squares(self.products[np.ix_(basis, basis)], self.products[np.ix_(basis, ahead)],
+                                    np.diag(self.products)[ahead])
+            near = np.flatnonzero(left <= bound**2 * self.states[0].size)
+            following = int(ahead[near[-1]]) if near.size else chosen[-1] + 1  # the next one is a step of DDIM
+            if following == L:
+                return chosen
+            chosen.append(following)
+
+    def choose(self, steps):
+        """The `steps` levels of the smallest bound."""
+        L = len(self.sigmas)
+        low, high = 0.0, float(np.sqrt(np.diag(self.products).max() / self.states[0].size))
+        best = [0]
+        for _ in range(ROUNDS):
+            bound = (low + high) / 2
+            chosen = self.levels(bound)
+            if len(chosen) <= steps:
+                best, high = chosen, bound
+            else:
+                low = bound
+        while len(best) < steps:  # no bound gives just as many: halve the widest step
+            gaps = [b - a for a, b in itertools.pairwise([*best, L])]
+            widest = int(np.argmax(gaps))
+            best = sorted({*best, best[widest] + gaps[widest] // 2})
+        return best
+
+    def schedule(self, steps):
+        """The schedule of `steps` levels, a dict for JSON, as `SCHEDULE` says; evaluates the model as often."""
+        L, sampling = len(self.sigmas), self.sampling
+        if not 1 <= steps <= min(L, MOST_STEPS):
+            raise UsageError(f"learned steps are 1 to {min(L, MOST_STEPS)}, and not {steps}.")
+        chosen, weights, errors = self.choose(steps), [], []
+        parts = [self.states[0] / np.float32(self.scale[0])]
+        x = parts[0]
+        for now, following in zip(chosen, [*chosen[1:], L], strict=True):
+            parts.append(self._estimate(x, self.sigmas[now]))
+            row, error = fit(parts, self.states[following] / np.float32(self.scale[following]))
+            x = np.tensordot(row.astype(np.float32), np.stack(parts), 1)
+            weights.append([float(weight) for weight in row])
+            errors.append(float(error * self.scale[following]))
+        return {"kind": "learned steps", **described(sampling), "sigmas": [float(self.sigmas[c]) for c in chosen],
+                "weights": weights, "errors": errors, "steps": L, "count": sampling.count, "seed": sampling.seed}
+
+    def _estimate(self, x, sigma):
+        """x_0 of all images, float32 (count, elements)."""
+        x_0 = np.empty_like(x)
+        for rows in self._batches():
+            image = upload(x[rows].reshape(-1, *self.sampling.shape), self.sampling.model.backend)
+            x_0[rows] = flat(self._denoiser(rows)(image, sigma))
+            self.progress()
+        return x_0
+
+
+def flat(x):
+    """float32 (B, elements) of images on their engine."""
+    return download(x).reshape(len(x), -1)
+
+
+def fit(parts, target):
+    """(weights (n,), root mean square error) of a target in the space of n arrays of its shape."""
+    products = np.zeros((len(parts) + 1,) * 2)
+    rows = [part.reshape(-1) for part in (*parts, target)]
+    for start in range(0, target.size, CHUNK):
+        chunk = np.stack([row[start:start + CHUNK] for row in rows]).astype(np.float64)
+        products += chunk @ chunk.T
+    weights, left = least_squares(products[:-1, :-1], products[:-1, -1:], products[-1:, -1])
+    return weights[:, 0], math.sqrt(left[0] / target.size)
+
+
+def least_squares(products, right, squares):
+    """(weights (n, m), squared errors (m,)) of m targets in a space, from the products of its n vectors (n, n), those
+    of the vectors and the targets (n, m), and the squares of the targets (m,)."""
+    length = np.sqrt(np.diag(products))
+    length[length == 0] = 1  # an estimate that is black all over
+    right = right / length[:, None]
+    weights = np.linalg.lstsq(products / np.outer(length, length), right, rcond=CUTOFF)[0]
+    return weights / length[:, None], np.maximum(squares - np.sum(weights * right, axis=0), 0)
+
+
+def described(sampling):
+    """What has to be the same in learning and in sampling, as values for JSON."""
+    model = sampling.model
+    return {"model": getattr(model, "kind", "function"), "model_options": {k: list(v) if isinstance(v, tuple) else v
+                                                   for k, v in model.options.items()},
+            "diffusion": sampling.diffusion.options, "clip": sampling.clip,
+            "cfg_scale": None if sampling.cfg_scale in (None, 1) else float(sampling.cfg_scale),  # 1 is no guidance
+            "cfg_channels": sampling.cfg_channels, "guide_scale": sampling.guide_scale if sampling.guide else None,
+            "cfg_interval": None if sampling.cfg_interval is None else list(sampling.cfg_interval)}
+
+
+def check_schedule(schedule, sampling=None):
+    """Refuse what is no schedule, and one that was learned from another model or with other settings."""
+    try:
+        schema.check(schedule, SCHEDULE, "the schedule")
+    except schema.Mismatch as error:
+        raise UsageError(f"this is no schedule of numdiff schedule: {error}; make one from the model.") from None
+    sigmas, weights = schedule["sigmas"], schedule["weights"]
+    if [len(row) for row in weights] != list(range(2, len(sigmas) + 2)) or sorted(sigmas, reverse=True) != sigmas:
+        raise UsageError("this is no schedule of numdiff schedule: its levels must fall, and its i-th row of weights "
+                         "have i + 1 numbers; make one from the model.")
+    now = described(sampling) if sampling else {}
+    for name, value in now.items():
+        learned = schedule[name]
+        if learned != value:
+            if isinstance(value, dict):
+                name, learned, value = next((f"{name}.{key}", learned.get(key), value.get(key))
+                                            for key in {**learned, **value} if learned.get(key) != value.get(key))
+            raise UsageError(f"the schedule was learned with {name} {learned}, and here it is {value}: use it as it "
+                             "was learned, or make one with numdiff schedule.")
+
+
+def read_schedule(path):
+    """The schedule in a file, checked but for the model; a `UsageError` for any other file."""
+    try:
+        schedule = schema.parse_json(read_bytes(path, FILE_BYTES))
+    except Refused as error:
+        raise UsageError(f"{path} is no schedule of numdiff schedule: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"--schedule {path} cannot be read ({error.strerror}): give a file that numdiff schedule "
+                         "wrote.") from None
+    check_schedule(schedule)
+    return schedule

@@ -1,0 +1,39 @@
+"""Cases in bfloat16: those of float16, with other numbers; the kernels are the same text (device/bfloat16.py)."""
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from ...dtypes import bfloat16
+from .case import BFLOAT16_TOLERANCE, HALF_TOLERANCE
+
+# "name: label" of one case for each text of a kernel, the smallest; the tests have all of them
+FIRST = re.compile(
+    r"(groupnorm(_backward)?: float16, reads again|groupnorm: |groupnorm_backward: float16, 1 times sixteen channels|"
+    r"adamw: fused|gate_adaln(_backward)?: 16 channels, float16|(qk_norm_rope|swiglu)(_backward)?: .*float16|"
+    r"flash_attention(_backward)?: float16, legacy, HS 64, T 3, 64 (queries|keys, .*)|"
+    r"linear_backward: and forward, float16, two arrays|matmul_(gelu(_gradient)?|swiglu_gradient): float16, tile 64|"
+    r"matmul_swiglu: float16, tile 128|"
+    r"matmul: float16, a·bᵀ, tile (64|\(64, 64\)), float\d\d|matmul_row_sums: float16, 1 parts|"
+    r"conv2d(_input_gradient)?: float16, tile \(32, 1\), 1 × 1, 1 at once|conv2d: float16, tile \(32, 1\), statistics|"
+    r"conv2d_weight_gradient: float16, (any kernel|tile of 16, 128 pixels, .*)|"
+    r"conv2d(_backward)?: float16, (8 → 8|3 → 8|8 → 3))")
+
+
+def in_bfloat16(case):
+    """A case of float16 arrays with bfloat16 ones in their place; None for one that has none."""
+    def inputs(rng):
+        return {name: a.astype(np.float32).astype(bfloat16) if a.dtype == np.float16 else a
+                for name, a in case.inputs(rng).items()}
+
+    if bfloat16 is None or not any(a.dtype == np.float16 for a in case.inputs(np.random.default_rng(0)).values()):
+        return None
+    label = case.label.replace("float16", "bfloat16")
+    return replace(case, inputs=inputs, label=label if label != case.label else f"{label}, bfloat16".lstrip(", "),
+                   tolerance=BFLOAT16_TOLERANCE if case.tolerance == HALF_TOLERANCE else case.tolerance)
+
+
+def bfloat16_cases(cases):
+    """Of these cases those that FIRST names, in bfloat16."""
+    found = [in_bfloat16(case) for case in cases if FIRST.fullmatch(f"{case.name}: {case.label}")]
+    return [case for case in found if case is not None]

@@ -1,0 +1,172 @@
+"""SwiGLU and its backward at the end of Hopper's products, so that neither is a pass of its own.
+
+    forward     u = x·w12ᵀ + b12, of 2 · H columns;  h = silu(u1) · u2,  u1 = u[:, :H], u2 = u[:, H:]
+    backward    dh = dy·w3, of H columns;            du1 = dh · u2 · silu'(u1),  du2 = dh · silu(u1)
+
+Where these products do not run, SwiGLU is a pass between two others: transformer/swiglu.py.
+
+FORWARD
+    h needs columns j of both halves, H apart. A block's tile takes half of its columns from each: its tile of the
+    weight is two boxes, rows j … of the first half, then rows H + j … of the second. The accumulators of u1[i, j] and
+    u2[i, j] are then in one thread, 32 · (blocks of u1) apart, and no thread asks another. Each pair of blocks of
+    64 columns gives three tiles, u1, u2 and h, which take turns in the two buffers of shared memory.
+BACKWARD
+    A block of dh becomes two of du, from two of u: as for GELU' an idle warp brings them while the product is made, and
+    stores what the consumer leaves in their place (`exchange`). Two buffers of two tiles for each consumer are 64 KiB
+    where the other kernels need 32, so the pipeline has a stage or two less.
+HALVES
+    A tensor map of u as (M, 2, H) says which half a box belongs to, and where that half ends: H needs no more than to
+    be a multiple of 8, as everything that TMA touches.
+ARITHMETIC
+    silu(a) = a/2 · (1 + tanh(a/2)): one special function an element of h, by tanh.approx, whose error moves silu by
+    2⁻¹² · |a| at most, as fast_gelu.py says of GELU. A tile of 128 × 256 has 128 × 128 elements of h: 1,024 cycles, and
+    as long again for storing three tiles. In the backward s = 1 / (1 + e^-a) comes from an exponential and a
+    reciprocal: 4,096 cycles for 128 × 256 of dh, as for GELU'.
+SOURCE
+    Shazeer 2020, arXiv:2002.05202, eq. 6.
+READ NEXT
+    launcher.py, which asks for all this.
+"""
+import math
+
+from ...device import cuda, float32, int32, uint32
+from ...device.approximate import power_of_two, reciprocal, tanh_approximate
+from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
+from ...device.pipeline import barrier_at
+from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
+from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_3d, tma_store_commit, tma_store_wait_read_1
+from .epilogues import BOX_BYTES, word_place
+
+LOG2_E = float32(math.log2(math.e))
+
+
+@cuda.jit(device=True, forceinline=True)
+def gate(a, b):
+    """silu(a) · b."""
+    h = float32(0.5) * a
+    return (h + h * tanh_approximate(h)) * b
+
+
+@cuda.jit(device=True, forceinline=True)
+def gate_gradients(g, a, b):
+    """(da, db) of `gate` from g, its result's gradient."""
+    s = reciprocal(float32(1) + power_of_two(-LOG2_E * a))
+    y = a * s
+    return g * b * (s + y - y * s), g * y
+
+
+# Forward --------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def prefetch_biases(BN, bias, first_column, H, has_bias):
+    """As `prefetch_bias`, for a tile of BN / 2 columns of each half of the bias (2 · H,)."""
+    b0 = b1 = float32(0)
+    t = int32(cuda.threadIdx.x & 127)
+    half = int32(uint32(t) // uint32(BN // 2))  # 0 where a tile is so wide that each thread has a number of both
+    n = int32(first_column + t - half * (BN // 2))
+    if has_bias and n < H:
+        b0 = bias[n + half * H]
+        if BN > 128:
+            b1 = bias[n + H]
+    return b0, b1
+
+
+@cuda.jit(device=True, forceinline=True)
+def biased(block, j, half, acc, place, staging):
+    """Two neighbours of a block with their bias: columns 8 · j … of the thread's row, or of the one 8 below."""
+    n = int32(staging.biases_at + 64 * block + 8 * j + place.lane % 4 * 2)
+    i = 32 * block + 4 * j + 2 * half
+    return acc[i] + staging.biases[n], acc[i + 1] + staging.biases[n + 1]
+
+
+@cuda.jit(device=True, forceinline=True)
+def stage_words(words, turn, place, staging):
+    """A warpgroup's 64 × 64 results in the buffer that it is the turn of, ready for TMA; the buffer's first byte."""
+    warpgroup = uint32(cuda.threadIdx.x // 128)
+    tile = int32(staging.at + (turn & 1) * BOX_BYTES)
+    if cuda.threadIdx.x % 128 == 0:
+        tma_store_wait_read_1()  # the tile that this buffer held two turns ago has been read
+    bar_sync(warpgroup, uint32(128))
+    for j in range(8):
+        for half in range(2):
+            store_word(staging.tiles, word_place(tile, place.thread_row, place.lane, j, half), words[2 * j + half])
+    fence_proxy_async()
+    bar_sync(warpgroup, uint32(128))
+    return tile
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_half(part, pairs, column, words, turn, acc, place, staging, maps, pair):
+    """Columns of u1 (part 0) or u2 (part 1) of a pair of blocks."""
+    for j in range(8):
+        for half in range(2):
+            u0, u1 = biased(pair + part * pairs, j, half, acc, place, staging)
+            words[2 * j + half] = pack_half2(u0, u1)
+    tile = stage_words(words, turn, place, staging)
+    if cuda.threadIdx.x % 128 == 0:
+        tma_store_3d(staging.base + uint32(tile), maps.c, uint32(column), uint32(part), uint32(place.first_row))
+        tma_store_commit()
+
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_swiglu(pair, pairs, turn, acc, place, staging, maps, work, keeps_u):
+    """u1, u2 = accumulators + bias, if they are kept, and silu(u1) · u2, of 64 columns; the next turn.
+
+    pair, pairs: the columns are those of blocks number `pair` and pair + pairs
+    """
+    column = int32(place.first_column + 64 * pair)
+    if column < work.N and place.first_row < work.M:
+        words = cuda.local.array(16, "uint32")
+        if keeps_u:
+            write_half(0, pairs, column, words, turn, acc, place, staging, maps, pair)
+            write_half(1, pairs, column, words, int32(turn + 1), acc, place, staging, maps, pair)
+            turn = int32(turn + 2)
+        for j in range(8):
+            for half in range(2):
+                a0, a1 = biased(pair, j, half, acc, place, staging)
+                b0, b1 = biased(pair + pairs, j, half, acc, place, staging)
+                words[2 * j + half] = pack_half2(gate(a0, b0), gate(a1, b1))
+        tile = stage_words(words, turn, place, staging)
+        if cuda.threadIdx.x % 128 == 0:
+            tma_store_2d(staging.base + uint32(tile), maps.d, uint32(column), uint32(place.first_row))
+            tma_store_commit()
+        turn = int32(turn + 1)
+    return turn
+
+
+# Backward -------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_swiglu_gradient(block, turn, acc, place, staging, work):
+    """(du1, du2) of 64 columns from dh, the accumulators, in the two tiles that hold u1 and u2; the next turn."""
+    first_row, first_column, thread_row, lane = place
+    tiles = staging.tiles
+    if int32(first_column + 64 * block) < work.N and first_row < work.M:
+        buffer = int32(turn & 1)
+        tile = int32(staging.at + buffer * (2 * BOX_BYTES))
+        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+        first, second = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
+        for j in range(8):
+            for half in range(2):
+                at = word_place(tile, thread_row, lane, j, half)
+                first[2 * j + half] = load_word(tiles, at)
+                second[2 * j + half] = load_word(tiles, at + BOX_BYTES)
+        for j in range(8):
+            for half in range(2):
+                i = 32 * block + 4 * j + 2 * half
+                a0, a1 = unpack_half2(first[2 * j + half])
+                b0, b1 = unpack_half2(second[2 * j + half])
+                da0, db0 = gate_gradients(acc[i], a0, b0)
+                da1, db1 = gate_gradients(acc[i + 1], a1, b1)
+                first[2 * j + half], second[2 * j + half] = pack_half2(da0, da1), pack_half2(db0, db1)
+        for j in range(8):
+            for half in range(2):
+                at = word_place(tile, thread_row, lane, j, half)
+                store_word(tiles, at, first[2 * j + half])
+                store_word(tiles, at + BOX_BYTES, second[2 * j + half])
+        fence_proxy_async()
+        cuda.syncwarp()
+        if lane == 0:
+            mbarrier_arrive(barrier_at(staging.ready, buffer))
+        turn = int32(turn + 1)
+    return turn

@@ -1,0 +1,259 @@
+"""RMSNorm: every row divided by the root of its mean square. LayerNorm without the mean, and without the bias.
+
+MATHEMATICS
+        rstd = 1 / √(Σ_c x² / C + eps)          xhat = x · rstd          y = xhat · weight[c]
+        (weight may be absent: 1)
+    Backward, with h = dy · weight and averages over the row:
+        dweight[c] += Σ_rows dy · xhat          dx = rstd · (h - xhat · average(h · xhat))
+    Against LayerNorm (layernorm.py): y still does not change where x is multiplied by a number, but it does where a
+    number is added to x, as that has not been taken away. So there is no mean to compute, store and read, the variance
+    needs no second sweep over the row, and of the backward's two averages one is left.
+SHAPES
+    x, y, dx, dy (..., C) float16 or float32; weight, dweight (C,) float32 or None; rstd (rows,) float32: the other axes
+    in one
+VERSIONS
+    v1 block-per-row: a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
+    v2 warp-per-row: a warp a row: five shuffles a sum and no barrier; 16-byte loads of float32 (C a multiple of 4).
+LAUNCH
+    v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none.
+    dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce.py.
+DETERMINISM
+    no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
+COST
+    forward: 8 n bytes (a row is read twice, from memory once). Backward: 12 n for dx, 8 n more for dweight.
+    Roof: memory bandwidth.
+SOURCE
+    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1910.07467, eq. 4. Shuffles: PTX ISA,
+    section 9.7.9.6 (shfl.sync).
+READ NEXT
+    groupnorm/groups.py, where a group is many rows; transformer/adaln.py, where a norm and a modulation are one pass.
+"""
+import math
+
+import numpy as np
+
+from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
+from ..device.limits import WARP
+from ..dtypes import in_single
+from .common import warp_sum
+from .reduce import BLOCK, column_sum, column_sum_reference, cut, tree_sum
+from .versions import versions_by_name
+
+BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
+ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
+
+
+# References -----------------------------------------------------------------------------------------------------------
+
+@in_single(1)
+def rmsnorm_forward_reference(x, weight=None, eps=1e-6):
+    rows = x.reshape(-1, x.shape[-1])
+    rstd = (1 / np.sqrt(np.einsum("rc,rc->r", rows, rows) / rows.shape[1] + eps)).astype(x.dtype, copy=False)
+    y = rows * rstd[:, None]
+    if weight is not None:
+        y *= weight
+    return y.reshape(x.shape), rstd
+
+
+@in_single()
+def rmsnorm_backward_reference(dy, x, weight, rstd, dweight=None):
+    g, xhat = dy.reshape(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]) * rstd[:, None]
+    if dweight is not None:
+        dweight += column_sum_reference(g * xhat)
+    h = g.copy() if weight is None else g * weight
+    xhat *= (np.einsum("rc,rc->r", h, xhat) / x.shape[-1])[:, None]
+    h -= xhat
+    h *= rstd[:, None]
+    return h.reshape(x.shape)
+
+
+# v1: a block a row ----------------------------------------------------------------------------------------------------
+# `weighted` is 0 where there is no weight; another array stands in for it then, and is not read.
+
+@cuda.jit
+def rmsnorm_forward_kernel_v1(x, weight, y, rstd, C, eps, weighted):
+    tile = cuda.shared.array(BLOCK, float32)
+    t, row = cuda.threadIdx.x, cuda.blockIdx.x
+    total = float32(0)
+    for c in range(t, C, BLOCK):
+        v = float32(x[row * C + c])
+        total += v * v
+    tile[t] = total
+    tree_sum(tile, 1, t, 1, BLOCK)
+    r = float32(1) / math.sqrt(tile[0] / float32(C) + eps)
+    for c in range(t, C, BLOCK):
+        xhat = float32(x[row * C + c]) * r
+        y[row * C + c] = xhat * weight[c] if weighted else xhat
+    if t == 0:
+        rstd[row] = r
+
+
+@cuda.jit
+def rmsnorm_backward_kernel_v1(dy, x, weight, rstd, dx, C, weighted):
+    tile = cuda.shared.array(BLOCK, float32)
+    t, row = cuda.threadIdx.x, cuda.blockIdx.x
+    r = rstd[row]
+    total = float32(0)
+    for c in range(t, C, BLOCK):
+        h = float32(dy[row * C + c]) * weight[c] if weighted else float32(dy[row * C + c])
+        total += h * float32(x[row * C + c]) * r
+    tile[t] = total
+    tree_sum(tile, 1, t, 1, BLOCK)
+    average = tile[0] / float32(C)
+    for c in range(t, C, BLOCK):
+        h = float32(dy[row * C + c]) * weight[c] if weighted else float32(dy[row * C + c])
+        dx[row * C + c] = r * (h - float32(x[row * C + c]) * r * average)
+
+
+@cuda.jit
+def rmsnorm_parameter_kernel_v1(dy, x, rstd, dweight, rows, C):
+    """dweight, a thread a column: as naive as version 1 of the sums in reduce.py."""
+    c = cuda.grid(1)
+    if c < C:
+        total = float32(0)
+        for row in range(rows):
+            total += float32(dy[row * C + c]) * float32(x[row * C + c]) * rstd[row]
+        dweight[c] += total
+
+
+# v2: a warp a row -----------------------------------------------------------------------------------------------------
+# As in layernorm.py, with one sum where that has two: half the shuffles, and a row is read twice, not three times.
+
+@cuda.jit
+def rmsnorm_forward_kernel_v2(x, weight, y, rstd, rows, C, eps, weighted):
+    lane = cuda.threadIdx.x % WARP
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
+    if row < rows:  # the same for all lanes of a warp, so no shuffle misses one
+        first = row * C
+        total = float32(0)
+        for c in range(lane * 4, C, WARP * 4):
+            x0, x1, x2, x3 = load4(x, first + c)
+            total += (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
+        r = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
+        for c in range(lane * 4, C, WARP * 4):
+            x0, x1, x2, x3 = load4(x, first + c)
+            x0, x1, x2, x3 = x0 * r, x1 * r, x2 * r, x3 * r
+            if weighted:
+                w0, w1, w2, w3 = load4(weight, c)
+                x0, x1, x2, x3 = x0 * w0, x1 * w1, x2 * w2, x3 * w3
+            store4(y, first + c, x0, x1, x2, x3)
+        if lane == 0:
+            rstd[row] = r
+
+
+@cuda.jit(device=True)
+def load_row(dy, x, weight, i, c, r, weighted):
+    """h = dy · weight and xhat of four columns."""
+    h0, h1, h2, h3 = load4(dy, i)
+    x0, x1, x2, x3 = load4(x, i)
+    if weighted:
+        w0, w1, w2, w3 = load4(weight, c)
+        h0, h1, h2, h3 = h0 * w0, h1 * w1, h2 * w2, h3 * w3
+    return h0, h1, h2, h3, x0 * r, x1 * r, x2 * r, x3 * r
+
+
+@cuda.jit
+def rmsnorm_backward_kernel_v2(dy, x, weight, rstd, dx, rows, C, weighted):
+    lane = cuda.threadIdx.x % WARP
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
+    if row < rows:
+        first, r = row * C, rstd[row]
+        total = float32(0)
+        for c in range(lane * 4, C, WARP * 4):
+            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(dy, x, weight, first + c, c, r, weighted)
+            total += (h0 * x0 + h1 * x1) + (h2 * x2 + h3 * x3)
+        k = warp_sum(total) / float32(C)
+        for c in range(lane * 4, C, WARP * 4):
+            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(dy, x, weight, first + c, c, r, weighted)
+            store4(dx, first + c, r * (h0 - x0 * k), r * (h1 - x1 * k), r * (h2 - x2 * k), r * (h3 - x3 * k))
+
+
+@cuda.jit
+def rmsnorm_parameter_kernel_v2(dy, x, rstd, partial, rows, C, lanes, chunk):
+    """Σ dy · xhat of every column in every chunk of rows: (chunks, C)."""
+    tile = cuda.shared.array(BLOCK4, float32)
+    t = cuda.threadIdx.x
+    rows_at_once = BLOCK // lanes
+    row = t // lanes
+    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    start = cuda.blockIdx.x * chunk
+    s0 = s1 = s2 = s3 = float32(0)
+    if row < rows_at_once and c < C:
+        for r in range(start + row, min(start + chunk, rows), rows_at_once):
+            g0, g1, g2, g3, x0, x1, x2, x3 = load_row(dy, x, dy, r * C + c, c, rstd[r], 0)
+            s0 += g0 * x0
+            s1 += g1 * x1
+            s2 += g2 * x2
+            s3 += g3 * x3
+    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = s0, s1, s2, s3
+    tree_sum(tile, 4, t, lanes, rows_at_once)
+    if row == 0 and c < C:
+        store4(partial, cuda.blockIdx.x * C + c, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def _check(x, weight, version):
+    """(rows, C, version)"""
+    C = x.shape[-1]
+    if weight is not None and tuple(weight.shape) != (C,):
+        raise ValueError(f"rmsnorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
+    if version is None:
+        version = 2 if C % 4 == 0 else 1
+    if version == 2 and C % 4:
+        raise ValueError(f"version 2 (warp-per-row) takes four columns at a time, and {C} is not a multiple of 4; use "
+                         "version=1")
+    return x.size // C, C, version
+
+
+@versions_by_name
+def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
+    """(y, rstd (rows,)) of x (..., C); weight (C,) or None."""
+    rows, C, version = _check(x, weight, version)
+    if not is_device(x):
+        return rmsnorm_forward_reference(x, weight, eps)
+    y, rstd, weighted, x_ = empty_like(x), empty((rows,), np.float32, like=x), int(weight is not None), x.reshape(-1)
+    arrays = x_, weight if weighted else x_, y.reshape(-1), rstd
+    if version == 1:
+        launch(rmsnorm_forward_kernel_v1, rows, BLOCK, *arrays, C, float(eps), weighted)
+    else:
+        launch(rmsnorm_forward_kernel_v2, -(-rows // ROWS), BLOCK, *arrays, rows, C, float(eps), weighted)
+    return y, rstd
+
+
+@versions_by_name
+def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
+    """dx; the gradient of the weight is added into `dweight` (None: not wanted)."""
+    rows, C, version = _check(x, weight, version)
+    if not is_device(x):
+        return rmsnorm_backward_reference(dy, x, weight, rstd, dweight)
+    dx, dy_, x_, weighted = empty_like(x), dy.reshape(-1), x.reshape(-1), int(weight is not None)
+    arrays = dy_, x_, weight if weighted else x_, rstd, dx.reshape(-1)
+    if version == 1:
+        launch(rmsnorm_backward_kernel_v1, rows, BLOCK, *arrays, C, weighted)
+    else:
+        launch(rmsnorm_backward_kernel_v2, -(-rows // ROWS), BLOCK, *arrays, rows, C, weighted)
+    if dweight is None:
+        return dx
+    if version == 1:
+        launch(rmsnorm_parameter_kernel_v1, -(-C // BLOCK), BLOCK, dy_, x_, rstd, dweight, rows, C)
+    else:
+        lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
+        partial = empty((chunks, C), np.float32, like=x)
+        launch(rmsnorm_parameter_kernel_v2, (chunks, tiles), BLOCK, dy_, x_, rstd, partial.reshape(-1), rows, C, lanes,
+               chunk)
+        column_sum(partial, dweight)
+    return dx
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def rmsnorm_forward_cost(M, C):
+    """(bytes, FLOPs) over M rows of C columns."""
+    return 4 * 2 * M * C, 4 * M * C
+
+
+def rmsnorm_backward_cost(M, C, parameters=True):
+    """(bytes, FLOPs): dx from dy and x, and the sums for dweight, which read both again."""
+    n = M * C
+    return 4 * (5 if parameters else 3) * n, n * (11 if parameters else 8)

@@ -1,0 +1,30 @@
+"""What `numdiff ema` does: an average of another width as a model file."""
+import pathlib
+
+from ..errors import UsageError, visibly
+from ..files import check_output
+from .model_files import read_model_file, write_model_file
+from .sampling import find_model
+
+
+def ema_command(run, std, output=None, outdir="runs", echo=print):
+    """Write the weights of a run, averaged with the relative width `std`, as a model file; returns its path.
+
+    run: as `sample_command` takes it, but for a model file; output: .h5 (default: ema-STD.h5 beside the checkpoint)
+    """
+    echo = visibly(echo)
+    checkpoint = pathlib.Path(find_model(run, outdir, echo))
+    path = pathlib.Path(output or checkpoint.with_name(f"ema-{std:g}.h5"))
+    if path.suffix != ".h5":
+        raise UsageError(f"--output {path} must end in .h5, as model files do.")
+    check_output("the model file", path)
+    if path.exists() and path.samefile(checkpoint):
+        raise UsageError(f"--output {path} is the checkpoint itself: give another name.")
+    options, arrays, meta = read_model_file(checkpoint, ema_std=std)
+    classes = {"classes": meta["classes"]} if meta.get("classes") else {}
+    write_model_file(path, options, arrays, meta.get("diffusion"), meta.get("step", 0), meta["model"],
+                     source=checkpoint.name, averaged=meta["averaged"], **classes)
+    told = meta["averaged"]
+    echo(f"{path}: weights of {checkpoint} (step {meta.get('step', 0):,}) averaged with the width {std:g}, from "
+         f"{told['stored']} stored averages; the profile differs by {100 * told['error']:.2g} %")
+    return path

@@ -1,0 +1,156 @@
+"""The twelve layers of the im2win paper: microseconds and bytes of im2col, im2win, implicit GEMM and cuDNN, in float32.
+
+    python -m tests.kernels.benchmark_im2win                           every layer, forward, the paper's batch of 128
+    python -m tests.kernels.benchmark_im2win --batch 32 --only conv9   fewer images, one layer
+    python -m tests.kernels.benchmark_im2win --passes dgrad wgrad       the gradients
+
+Without a GPU it prints the bytes, which follow from the sizes: of x, and of what im2col and im2win write beside it
+(implicit GEMM writes nothing). The layers are those of the paper's code, with one difference: they are padded by
+kernel // 2, as all convolutions here, and not at all there. Time is the median of nine replays of a CUDA graph of a few
+launches, the versions' and cuDNN's in turn; each is first held against float64. cuDNN is allowed no tf32, on
+channels-last tensors, its fastest algorithm. "too large" where an array has 2³¹ elements or more: im2col of conv4.
+
+SOURCE
+    Lu, Chu, Guo and Liu 2023, arXiv:2306.14316; github.com/seth-lu/Im2win, benchmarks/benchmarks.h
+"""
+import argparse
+
+import numpy as np
+
+from numdiff.device import download, get_gpu, synchronize, upload, why_no_gpu, zeros
+from numdiff.errors import TooManyElementsError
+from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_cost, conv2d_forward_reference, launcher
+from numdiff.kernels.conv2d.im2col import im2col_forward_cost, output_size
+from numdiff.kernels.conv2d.im2win import im2win_bytes
+
+# name: rows and columns of x, C_in, C_out, kernel, stride
+LAYERS = {"conv1": (227, 3, 96, 11, 4), "conv2": (231, 3, 96, 11, 4), "conv3": (227, 3, 64, 7, 2),
+          "conv4": (224, 32, 64, 7, 2), "conv5": (24, 96, 256, 5, 1), "conv6": (12, 256, 512, 3, 1),
+          "conv7": (224, 3, 64, 3, 1), "conv8": (112, 64, 128, 3, 1), "conv9": (56, 64, 64, 3, 1),
+          "conv10": (28, 128, 128, 3, 1), "conv11": (14, 256, 256, 3, 1), "conv12": (7, 512, 512, 3, 1)}
+VERSIONS = {"im2col": 2, "im2win": 7, "implicit": 3}
+PASSES = "forward", "dgrad", "wgrad"
+CALLS, REPLAYS = 5, 9
+
+
+def sizes(batch, layer):
+    """(bytes of x, of im2col's matrix, of im2win's) of a layer."""
+    side, c, _, kernel, stride = LAYERS[layer]
+    x = 4 * batch * side * side * c
+    col = im2col_forward_cost(batch, side, side, c, kernel, stride)[0] - x
+    return x, col, im2win_bytes(batch, side, side, c, kernel, stride)
+
+
+def torch_pass(torch, x, weight, dy, stride, name):
+    """A function that replays cuDNN's pass CALLS times."""
+    tx, tw, tdy = (torch.from_numpy(a).cuda().permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+                   for a in (x, weight, dy))
+    pad = [weight.shape[1] // 2] * 2
+
+    def once():
+        if name == "forward":
+            return torch.nn.functional.conv2d(tx, tw, stride=stride, padding=pad)
+        return torch.ops.aten.convolution_backward(tdy, tx, tw, None, [stride, stride], pad, [1, 1], False, [0, 0], 1,
+                                                   [name == "dgrad", name == "wgrad", False])
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            once()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(CALLS):
+            once()
+    return graph.replay
+
+
+def expected(x, weight, dy, stride, name):
+    """What a pass must give, in float64: the first image's, or the first channels of dweight."""
+    if name == "forward":
+        return conv2d_forward_reference(x[:1].astype(np.float64), weight.astype(np.float64), None, stride)
+    some = slice(None, 1) if name == "dgrad" else slice(None)
+    w = weight if name == "dgrad" else weight[:4]
+    dweight = np.zeros(w.shape)
+    dx = conv2d_backward_reference(dy[some, ..., :len(w)].astype(np.float64), x[some].astype(np.float64),
+                                   w.astype(np.float64), dweight, None, stride, name == "dgrad")
+    return dx if name == "dgrad" else dweight
+
+
+def run(name, version, arrays, dweight, stride):
+    x, weight, dy = arrays
+    if name == "forward":
+        return launcher.conv2d_forward(x, weight, stride=stride, version=version)
+    if name == "dgrad":
+        return launcher._input_gradient(dy, weight, x, stride, version)
+    launcher._add_weight_gradient(dy, x, dweight, stride, version)
+    return dweight
+
+
+def measure(gpu, torch, batch, layer, name, measured, replay):
+    """{version's name, or cuDNN: µs, or a word where there are none} of a layer's pass."""
+    side, c, n, kernel, stride = LAYERS[layer]
+    rng, out = np.random.default_rng(0), output_size(side, stride)
+    x, dy = (rng.standard_normal(shape, dtype=np.float32) for shape in ((batch, side, side, c), (batch, out, out, n)))
+    weight = rng.standard_normal((n, kernel, kernel, c), dtype=np.float32) / (kernel * c ** 0.5)
+    arrays, want = [upload(a, gpu) for a in (x, weight, dy)], expected(x, weight, dy, stride, name)
+    words, jobs, labels = {}, [], []
+    gradients = {version: zeros(weight.shape, np.float32, gpu) for version in VERSIONS.values()}
+    for label, version in VERSIONS.items():
+        def once(version=version):
+            return run(name, version, arrays, gradients[version], stride)
+        try:
+            error = np.linalg.norm(download(once())[:len(want)] - want) / np.linalg.norm(want)
+            if not error < 1e-5:
+                words[label] = f"error {error:.0e}"
+                continue
+            jobs.append((replay(gpu, gpu.new_arena(), once), lambda: synchronize(gpu)))
+            labels.append(label)
+        except TooManyElementsError:
+            words[label] = "too large"
+    if torch:
+        jobs.append((torch_pass(torch, x, weight, dy, stride, name), torch.cuda.synchronize))
+        labels.append("cuDNN")
+    return words | dict(zip(labels, measured(jobs), strict=True))
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--only", nargs="*", default=list(LAYERS), choices=LAYERS)
+    parser.add_argument("--passes", nargs="*", default=["forward"], choices=PASSES)
+    options = parser.parse_args(arguments)
+    torch, gpu = None, None
+    if not why_no_gpu():
+        gpu = get_gpu()
+        try:
+            import torch
+            torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.allow_tf32 = False
+        except ImportError:
+            torch = None
+    print(gpu.device_name if gpu else "no GPU: bytes alone", f"· batch {options.batch} · float32")
+    print(f"{'layer':7} {'x':>16} {'weight':>16} {'stride':>6} {'GFLOP':>8} | {'MiB: x':>8} {'im2col':>8} "
+          f"{'im2win':>8} {'/ im2col':>8}", end="")
+    timed = "".join(f" {label + ' µs':>12}" for label in (*VERSIONS, "cuDNN"))
+    print(f" | {'pass':7}{timed}" if gpu else "")
+    for layer in options.only:
+        side, c, n, kernel, stride = LAYERS[layer]
+        x, col, win = sizes(options.batch, layer)
+        flops = conv2d_forward_cost(options.batch, side, side, c, n, kernel, stride)[1]
+        head = (f"{layer:7} {f'{side}×{side}×{c}':>16} {f'{n}×{kernel}×{kernel}×{c}':>16} {stride:6} "
+                f"{flops / 1e9:8,.0f} | {x / 2**20:8,.0f} {col / 2**20:8,.0f} {win / 2**20:8,.0f} {win / col:8.2f}")
+        if not gpu:
+            print(head)
+            continue
+        from tests.kernels import benchmark_half_conv as timing
+        timing.CALLS, timing.REPLAYS = CALLS, REPLAYS  # its graphs are of these
+        for name in options.passes:
+            found = measure(gpu, torch, options.batch, layer, name, timing.measured, timing.replay)
+            cells = (found.get(label, "–") for label in (*VERSIONS, "cuDNN"))
+            print(head, f"| {name:7}" + "".join(f" {cell if isinstance(cell, str) else f'{cell:,.0f}':>12}"
+                                                for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.kernels.optimizer import muon as M
+from numdiff.kernels.optimizer import newton_schulz as N
+from tests.conftest import on, quick, versions, where
+
+SHAPES = {"minimal": (2, 2), "odd": (3, 5), "tall": (24, 8), "wide": (8, 24), "several blocks": (40, 36)}
+STORED = np.load(pathlib.Path(__file__).parents[2] / "reference" / "muon.npz")
+SETTINGS = 0.95, 0.1, 1.0  # momentum, weight decay, clip norm
+
+
+def unit(rng, *shape):
+    """Matrices of Frobenius norm 1."""
+    x = rng.standard_normal(shape)
+    return x / np.linalg.norm(x, axis=(-2, -1), keepdims=True)
+
+
+def polynomial(x, steps=N.STEPS):
+    """U · p(S) · Vᵀ, by the singular value decomposition."""
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    for _ in range(steps):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (u * s[..., None, :]) @ v
+
+
+def by_hand(w, g, m, step_size, momentum, decay, rate):
+    """One matrix, as MATHEMATICS has it; g already clipped."""
+    m = momentum * m + (1 - momentum) * g
+    n = momentum * m + (1 - momentum) * g
+    o = polynomial(n / np.linalg.norm(n))
+    return (1 - rate * decay) * w - rate * step_size * o, m
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (12, 30), (30, 12)])
+def test_five_iterations_are_the_polynomial_of_the_singular_values(rng, shape):
+    x = unit(rng, 3, *shape)
+    want = polynomial(x)
+    np.testing.assert_allclose(N.newton_schulz(N.FIRST * x), want, atol=1e-10)
+    np.testing.assert_allclose(N.newton_schulz_reference(x), want, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(np.float64, 0.0), (np.float32, 1e-4), (np.float16, 5e-3)])
+def test_singular_values_come_close_to_one(rng, dtype, tolerance):
+    """From those that are a fiftieth of the norm on: also where what is between is rounded to float16."""
+    u, v = (np.linalg.qr(rng.standard_normal((n, 24)))[0] for n in (64, 24))
+    s = np.geomspace(1, 1 / 20, 24)
+    x = (u * (s / np.linalg.norm(s))) @ v.T
+    got = N.newton_schulz((N.FIRST * x[None]).astype(dtype))
+    assert got.dtype == dtype
+    found = np.linalg.svd(got[0].astype(np.float64))[1]
+    assert 0.68 - tolerance < found.min() and found.max() < 1.21 + tolerance
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("shape", [(2, 8, 16), (2, 16, 8)], ids=["wide", "tall"])
+@quick(lambda engine, dtype, shape: engine not in ("emulator", "ptx") or dtype == np.float16 and shape[1] == 16)
+def test_an_iteration_on_every_engine(engine, rng, shape, dtype):
+    x = unit(rng, *shape)
+    results = [N.newton_schulz(engine((N.A * x).astype(dtype), dtype), 1) for _ in range(engine.repeats)]
+    engine.check(results[0], polynomial(x, 1), 1e-5 if dtype == np.float32 else 1e-3)
+    for other in results[1:]:
+        engine.check_equal(other, results[0])
+
+
+@on("cuda")
+@pytest.mark.parametrize("shape", [(4, 768, 768), (2, 3072, 768), (1, 768, 3072)])
+def test_large_ones_in_float16(engine, rng, shape):
+    x = unit(rng, *shape)
+    engine.check(N.newton_schulz(engine((N.FIRST * x).astype(np.float16), np.float16)), polynomial(x), 3e-2)
+
+
+def laid_out(rng, shape):
+    """(flat arrays, starts): two matrices, the second first, with numbers of others around them."""
+    size = math.prod(shape)
+    room = -(-size // 4) * 4
+    return rng.standard_normal((4, 2 * room + 12)), np.array([room + 8, 4])
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@versions(1, 2)
+@where(lambda version, shape: version != 2 or shape[0] * shape[1] % 4 == 0)
+@quick(lambda engine, shape: engine != "emulator" or shape[0] != 40)
+def test_update(engine, rng, shape, version, monkeypatch):
+    """All that one update does, with one iteration instead of five where each is emulated."""
+    (w, g, m, e), starts = laid_out(rng, shape)
+    if engine.name == "emulator":
+        monkeypatch.setattr(M, "newton_schulz", lambda x: engine(polynomial(download(x) / N.FIRST)))
+    results = []
+    for _ in range(engine.repeats):
+        W, G, V, E = map(engine, (w, g, m, e))
+        half = engine.zeros(w.size, np.float16) if engine.name in ("cpu", "cuda") else None
+        M.muon_update(W, G, V, M.Stack(engine(starts), *shape), engine(np.array([3], np.uint32)),
+                      engine(np.array([1e-2])), engine(np.array([5.0])), *SETTINGS, engine(np.array([0.5])), E, 0.9,
+                      half, version=version)
+        engine.check_equal(G, g.astype(np.float32))
+        results.append((W, V, E))
+    want_w, want_m, want_e = w.copy(), m.copy(), e.copy()
+    for start in starts:
+        at = slice(start, start + math.prod(shape))
+        new, moment = by_hand(w[at].reshape(shape), 0.5 / (5.0 + 1e-6) * g[at].reshape(shape), m[at].reshape(shape),
+                              0.2 * math.sqrt(max(shape)), 0.95, 0.1, 1e-2)
+        want_w[at], want_m[at] = new.ravel(), moment.ravel()
+        want_e[at] += max(0.1, 9 / 13) * (want_w[at] - want_e[at])
+    tolerance = 2e-4 if half is not None and engine.name == "cuda" else 2e-6
+    for got, want in zip(results[0], (want_w, want_m, want_e), strict=True):
+        engine.check(got, want, tolerance)
+    if half is not None:
+        inside = np.isin(np.arange(w.size), [i for s in starts for i in range(s, s + math.prod(shape))])
+        np.testing.assert_array_equal(download(half), np.where(inside, download(results[0][0]), 0).astype(np.float16))
+    for first, *others in zip(*results, strict=True):
+        for other in others:
+            engine.check_equal(first, other)
+
+
+@pytest.mark.parametrize("number", range(3), ids=["wide", "tall", "square"])
+def test_four_steps_of_torchs_muon(number):
+    """Of torch.optim.Muon, in float64: see tests/reference/make_muon.py."""
+    weight, gradients = STORED[f"weight_{number}"].ravel(), STORED[f"gradient_{number}"]
+    stack, m = M.Stack(np.array([0]), *gradients.shape[1:]), np.zeros(weight.size)
+    for step, gradient in enumerate(gradients):
+        M.muon_update(weight, gradient.ravel(), m, stack, np.array([step], np.uint32), STORED["rate"][None],
+                      np.ones(1), float(STORED["momentum"]), float(STORED["decay"]))
+    np.testing.assert_allclose(weight, STORED[f"after_{number}"].ravel(), rtol=1e-9)
+
+
+@versions(1, 2)
+@pytest.mark.parametrize("norm", [np.nan, np.inf])
+def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm, monkeypatch):
+    monkeypatch.setattr(M, "newton_schulz", lambda x: x)
+    (w, g, m, e), starts = laid_out(rng, (4, 8))
+    g[5] = norm
+    arrays = [engine(a) for a in (w, m, e)]
+    half = engine(w, np.float16)
+    M.muon_update(arrays[0], engine(g), arrays[1], M.Stack(engine(starts), 4, 8), engine(np.array([3], np.uint32)),
+                  engine(np.array([1e-2])), engine(np.array([norm])), *SETTINGS, ema=arrays[2], ema_decay=0.9,
+                  half=half, version=version)
+    for array, old in zip(arrays, (w, m, e), strict=True):
+        engine.check_equal(array, old.astype(np.float32))
+    engine.check_equal(half, w.astype(np.float16))
+
+
+def test_a_gradient_of_zeros_moves_nothing(engine):
+    """As that of a block's first layers is, whose gate begins at zero: no division by its norm."""
+    arrays = [engine(np.zeros(64)) for _ in range(3)]
+    x = M.muon_momentum(arrays[1], arrays[2], M.Stack(engine(np.array([0])), 8, 8), engine(np.ones(1)), 0.95)
+    engine.check_equal(x, np.zeros((1, 8, 8), np.float32))
+
+
+def test_bad_input_says_so(engine):
+    x, norm, stack = engine(np.zeros(15)), engine(np.ones(1)), M.Stack(engine(np.array([0])), 3, 5)
+    with pytest.raises(ValueError, match="one length"):
+        M.muon_momentum(x, engine(np.zeros(16)), stack, norm, 0.95)
+    with pytest.raises(ValueError, match="momentum < 1"):
+        M.muon_momentum(x, x, stack, norm, 1.0)
+    with pytest.raises(ValueError, match="hold 1 matrices of 3 × 5"):
+        M.muon_apply(x, engine(np.zeros((1, 5, 3))), stack, norm, norm, norm, 0.0)
+    with pytest.raises(ValueError, match="a batch of matrices"):
+        N.newton_schulz(engine(np.zeros((3, 5))))
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="use version=1"):
+            M.muon_momentum(x, x, stack, norm, 0.95, version=2)
+
+
+def test_cost():
+    assert M.muon_momentum_cost(10, 2) == (220, 110)
+    assert M.muon_apply_cost(10, 2, True, True) == (200, 70)
+    small, large = 768, 3072
+    assert N.newton_schulz_cost((12, large, small), itemsize=2) == (
+        5 * 12 * 2 * (3 * small * large + 4 * small * small), 5 * 12 * (4 * small * small * large + 2 * small**3))

@@ -1,0 +1,133 @@
+"""Depthwise convolution: every version against float64, and the reference against the definition."""
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.kernels import depthwise as D
+from tests.conftest import exhaustively, numerical_gradient, on, quick, relative_error, shapes, versions, where
+
+SHAPES = shapes(minimal=(1, 1, 1, 8), odd=(2, 5, 7, 3), second_tile=(2, 9, 17, 40), image=(3, 33, 20, 64))
+KERNELS = pytest.mark.parametrize("kernel", [3, 7, *exhaustively(1, 5)])
+TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
+FITS = where(lambda version, shape, kernel: version != 2 or shape[-1] % 8 == 0 and kernel > 1)
+IN_TIME = quick(lambda engine, version, kernel: engine != "emulator" or kernel == 3 and version is not None)
+
+
+def make(rng, shape, kernel, dtype=np.float64):
+    """x, dy and weight, of numbers that dtype has; bias and channel."""
+    B, _, _, C = shape
+    arrays = [rng.standard_normal(s).astype(dtype) for s in (shape, shape, (kernel, kernel, C))]
+    return *arrays, rng.standard_normal(C), rng.standard_normal((B, C))
+
+
+def exact(*arrays):
+    return [a.astype(np.float64) for a in arrays]
+
+
+@SHAPES
+@KERNELS
+@TYPES
+@versions(1, 2)
+@FITS
+@IN_TIME
+def test_forward(engine, rng, shape, kernel, dtype, version):
+    x, _, weight, bias, channel = make(rng, shape, kernel, dtype)
+    want = D.depthwise_forward_reference(*exact(x, weight), bias, channel)
+    got, again = (D.depthwise_forward(engine(x), engine(weight), engine(bias), engine(channel), version)
+                  for _ in range(2))
+    engine.check(got, want, 1e-3 if dtype == np.float16 else 1e-5)
+    engine.check_equal(got, again)
+
+
+@SHAPES
+@KERNELS
+@TYPES
+@versions(1, 2)
+@FITS
+@IN_TIME
+def test_backward(engine, rng, shape, kernel, dtype, version):
+    x, dy, weight, _, _ = make(rng, shape, kernel, dtype)
+    want = [D.depthwise_input_gradient_reference(*exact(dy, weight)), np.ones(weight.shape)]
+    D.depthwise_weight_gradient_reference(*exact(dy, x), want[1])
+    runs = []
+    for _ in range(2):
+        dweight = engine(np.ones(weight.shape))  # not zero: gradients are added
+        D.depthwise_weight_gradient(engine(dy), engine(x), dweight, version)
+        runs.append([D.depthwise_input_gradient(engine(dy), engine(weight), version), dweight])
+    for got, again, expected, tolerance in zip(*runs, want, (1e-3 if dtype == np.float16 else 1e-5, 1e-5), strict=True):
+        engine.check(got, expected, tolerance)
+        engine.check_equal(got, again)
+
+
+@on("emulator", "cuda")
+def test_many_tiles_a_block(engine, rng, monkeypatch):
+    """The weight gradient's sums go on from tile to tile; the last chunk has fewer."""
+    monkeypatch.setattr(D, "GRADIENT_BLOCKS", 2)
+    x, dy, weight, _, _ = make(rng, (5, 3, 4, 8), 3)
+    want, got = np.zeros(weight.shape), engine.zeros(weight.shape)
+    D.depthwise_weight_gradient_reference(dy, x, want)
+    D.depthwise_weight_gradient(engine(dy), engine(x), got, 2)
+    engine.check(got, want)
+
+
+def test_all_gradients(engine, rng):
+    x, dy, weight, _, _ = make(rng, (2, 3, 4, 8), 3)
+    sums = engine.zeros(weight.shape), engine.zeros(8)
+    dx, dchannel = D.depthwise_backward(engine(dy), engine(x), engine(weight), *sums, need_channel=True)
+    want = np.zeros(weight.shape)
+    D.depthwise_weight_gradient_reference(dy, x, want)
+    for got, expected in ((dx, D.depthwise_input_gradient_reference(dy, weight)), (sums[0], want),
+                          (sums[1], dy.sum((0, 1, 2))), (dchannel, dy.sum((1, 2)))):
+        engine.check(got, expected)
+    assert D.depthwise_backward(engine(dy), engine(x), engine(weight), None, need_dx=False) is None
+
+
+def test_reference_against_the_definition(rng):
+    x, _, weight, bias, channel = make(rng, (2, 4, 5, 3), 5)
+    y = D.depthwise_forward_reference(x, weight, bias, channel)
+    for b, i, j, c in np.ndindex(y.shape):
+        total = bias[c] + channel[b, c]
+        for r, s in np.ndindex(5, 5):
+            if 0 <= i + r - 2 < 4 and 0 <= j + s - 2 < 5:
+                total += x[b, i + r - 2, j + s - 2, c] * weight[r, s, c]
+        assert abs(y[b, i, j, c] - total) < 1e-12
+
+
+def test_gradient(rng):
+    x, dy, weight, _, _ = make(rng, (2, 3, 4, 2), 3)
+    dweight = np.zeros(weight.shape)
+    D.depthwise_weight_gradient_reference(dy, x, dweight)
+    assert relative_error(D.depthwise_input_gradient_reference(dy, weight), numerical_gradient(
+        lambda a: D.depthwise_forward_reference(a, weight), x, dy)) < 1e-8
+    assert relative_error(dweight, numerical_gradient(
+        lambda a: D.depthwise_forward_reference(x, a), weight, dy)) < 1e-8
+
+
+@on("cpu", "emulator")
+def test_half_keeps_its_sums_in_single(engine, rng):
+    """49 products of about one: their sum rounded to float16 once."""
+    x = np.full((1, 7, 7, 8), 1.001, np.float16)
+    y = download(D.depthwise_forward(engine(x), engine(np.ones((7, 7, 8), np.float16))))
+    assert y[0, 3, 3, 0] == np.float16(49 * np.float32(x[0, 0, 0, 0])) and y[0, 0, 0, 0] == np.float16(
+        16 * np.float32(x[0, 0, 0, 0]))
+
+
+def test_wrong_arguments_say_so(engine):
+    x, even = engine(np.ones((1, 4, 4, 6))), engine(np.ones((4, 4, 6)))
+    weight = engine(np.ones((3, 3, 6)))
+    with pytest.raises(ValueError, match="a depthwise kernel of 4 × 4: it must be square and odd"):
+        D.depthwise_forward(x, even)
+    with pytest.raises(ValueError, match="eight channels at a time .* not 6 channels .* use version=1"):
+        D.depthwise_forward(x, weight, version=2)
+    with pytest.raises(ValueError, match="channels last and equal"):
+        D.depthwise_forward(x, engine(np.ones((3, 3, 5))))
+    with pytest.raises(ValueError, match=r"bias has shape \(5,\), this convolution needs \(6,\)"):
+        D.depthwise_forward(x, weight, engine(np.ones(5)))
+    with pytest.raises(ValueError, match="must be as x"):
+        D.depthwise_weight_gradient(engine(np.ones((1, 4, 3, 6))), x, weight)
+
+
+def test_cost_by_hand():
+    """32 × 32 pixels of 128 channels, 32 images, float16: 8 MiB in and 8 MiB out, 49 multiply-adds a number."""
+    assert D.depthwise_forward_cost(32, 32, 32, 128, 7, 2) == (2 * 2 * 2**22, 2 * 49 * 2**22)
+    assert D.depthwise_weight_gradient_cost(1, 2, 3, 8, 3) == (2 * 4 * 48, 2 * 9 * 48)

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+
+from numdiff.kernels import rmsnorm as RN
+from numdiff.nn import functional as F
+from numdiff.nn.layers import RMSNorm
+from numdiff.nn.tensor import Tape, Tensor
+from tests.conftest import numerical_gradient, quick, relative_error, shapes, versions, where
+
+SHAPES = shapes(minimal=(1, 3), odd=(3, 12), not_aligned=(2, 5, 33), one_vector=(9, 4), tokens=(4, 64, 384),
+                wide=(7, 1156), large=(3, 700, 192))
+USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
+WEIGHTED = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16])
+FITS = where(lambda engine, dtype: engine != "cpu" or dtype == np.float32)  # NumPy rounds as its own tests say
+FEW = quick(lambda engine, dtype, weighted, version, shape: (
+    engine not in ("emulator", "launch") or dtype == np.float32 or weighted and version != 1) and (
+        engine != "emulator" or version is not None or shape[-1] == 3))
+
+
+def make(rng, shape, weighted, dtype=np.float64):
+    """x, dy and the weight or None, float64 numbers that the dtype holds."""
+    x, dy = (a.astype(dtype).astype(np.float64) for a in (1 + 2 * rng.standard_normal(shape),
+                                                          rng.standard_normal(shape)))
+    return x, dy, 1 + 0.5 * rng.standard_normal(shape[-1]) if weighted else None
+
+
+def tolerance(dtype):
+    return 1e-3 if dtype == np.float16 else 5e-6
+
+
+@SHAPES
+@TYPES
+@versions(1, 2)
+@WEIGHTED
+@FITS
+@USABLE
+@FEW
+def test_forward(engine, rng, shape, dtype, version, weighted):
+    x, _, weight = make(rng, shape, weighted, dtype)
+    want = RN.rmsnorm_forward(x, weight)
+    given = engine(x, dtype), weight if weight is None else engine(weight)
+    runs = [RN.rmsnorm_forward(*given, version=version) for _ in range(2)]
+    assert runs[0][0].dtype == dtype
+    for got, again, expected in zip(*runs, want, strict=True):
+        engine.check(got, expected, tolerance(dtype))
+        engine.check_equal(got, again)
+
+
+@versions(1, 2)
+def test_eps_counts_where_a_row_is_nearly_zero(engine, rng, version):
+    """A mean square of eps, which stands within the root."""
+    x = 1e-3 * rng.standard_normal((3, 12))
+    for got, expected in zip(RN.rmsnorm_forward(engine(x), version=version), RN.rmsnorm_forward(x), strict=True):
+        engine.check(got, expected)
+
+
+@SHAPES
+@TYPES
+@versions(1, 2)
+@WEIGHTED
+@FITS
+@USABLE
+@FEW
+def test_backward_accumulates(engine, rng, shape, dtype, version, weighted):
+    x, dy, weight = make(rng, shape, weighted, dtype)
+    _, rstd = RN.rmsnorm_forward(x, weight)
+    start = rng.standard_normal(shape[-1])
+    dweight, runs = start.copy(), []
+    dx = RN.rmsnorm_backward(dy, x, weight, rstd, dweight)
+    for _ in range(2):
+        sums = engine(start)  # not zero: the gradient is added
+        runs.append((RN.rmsnorm_backward(engine(dy, dtype), engine(x, dtype), weight if weight is None else engine(
+            weight), engine(rstd), sums, version=version), sums))
+    for got, again, expected in zip(*runs, (dx, dweight), strict=True):
+        engine.check(got, expected, tolerance(dtype))
+        engine.check_equal(got, again)
+    alone = RN.rmsnorm_backward(engine(dy, dtype), engine(x, dtype), weight if weight is None else engine(weight),
+                                engine(rstd), version=version)
+    engine.check_equal(alone, runs[0][0])
+
+
+def test_reference_against_the_definition(rng):
+    x, _, weight = make(rng, (2, 3, 7), True)
+    y, rstd = RN.rmsnorm_forward_reference(x, weight, eps=1e-3)
+    for i, (b, t) in enumerate(np.ndindex(2, 3)):
+        root = np.sqrt(np.mean(x[b, t] ** 2) + 1e-3)
+        np.testing.assert_allclose(y[b, t], x[b, t] / root * weight, rtol=1e-12)
+        np.testing.assert_allclose(rstd[i], 1 / root, rtol=1e-12)
+
+
+@WEIGHTED
+def test_gradient(rng, weighted):
+    """Of the layer, through the tape."""
+    x, dy, weight = make(rng, (3, 2, 5), weighted)
+    layer = RMSNorm(5, eps=1e-3, affine=weighted)
+    if weighted:
+        layer.weight.data, layer.weight.grad = weight.copy(), np.zeros(5)
+    leaf = Tensor(x, requires_grad=True)
+    with Tape() as tape:
+        y = layer(leaf)
+    tape.backward(y, dy)
+
+    def forward(x=x, weight=weight):
+        return RN.rmsnorm_forward_reference(x, weight, 1e-3)[0]
+
+    assert relative_error(leaf.grad, numerical_gradient(lambda a: forward(x=a), x, dy)) < 1e-7
+    if weighted:
+        assert relative_error(layer.weight.grad, numerical_gradient(lambda a: forward(weight=a), weight, dy)) < 1e-7
+
+
+def test_a_frozen_weight_gets_no_gradient(rng):
+    layer, x = RMSNorm(4), Tensor(rng.standard_normal((2, 4)), requires_grad=True)
+    layer.weight.data, layer.weight.grad, layer.weight.frozen = np.ones(4), np.zeros(4), True
+    with Tape() as tape:
+        y = F.rms_norm(x, layer.weight)
+    tape.backward(y, np.ones((2, 4)))
+    assert not layer.weight.grad.any() and x.grad.any()
+
+
+def test_wrong_arguments_say_so(engine):
+    x = engine(np.ones((2, 6), np.float32))
+    with pytest.raises(ValueError, match="must have shape"):
+        RN.rmsnorm_forward(x, engine(np.ones(3, np.float32)))
+    with pytest.raises(ValueError, match="multiple of 4"):
+        RN.rmsnorm_forward(x, version=2)

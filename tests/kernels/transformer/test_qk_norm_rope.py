@@ -1,0 +1,276 @@
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.kernels.transformer import qk_norm_rope as Q
+from numdiff.nn import functional as F
+from numdiff.nn.layers import Linear
+from numdiff.nn.tensor import Parameter, Tape, Tensor
+from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
+
+# B, T, heads, HS
+SHAPES = shapes(minimal=(1, 1, 1, 8), odd=(2, 3, 3, 24), not_aligned=(2, 5, 3, 6), tokens=(3, 64, 6, 64),
+                xl=(2, 100, 16, 72), wide=(2, 33, 5, 128), narrow=(5, 16, 8, 32))
+TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16])
+WHAT = pytest.mark.parametrize("norms, rotates", [(True, True), (True, False), (False, True)])
+PLACE = pytest.mark.parametrize("in_place", [True, False])
+USABLE = where(lambda version, shape: version != 2 or shape[-1] % 8 == 0)
+FEW = quick(lambda engine, norms, rotates, in_place, dtype: in_place == (norms and rotates) and (
+    in_place or dtype == np.float32 and engine != "emulator"))  # `numdiff kernels check` has norm and rotation alone
+ONCE = where(lambda engine, version, shape: engine != "emulator" or version is not None or shape[-1] == 8)
+
+
+def make(rng, shape, norms=True, rotates=True, dtype=np.float64):
+    """qkv, dqkv, then weights and rotation as arguments, float64 numbers that their types hold."""
+    B, T, heads, HS = shape
+    qkv, dy = (a.astype(dtype).astype(np.float64) for a in rng.standard_normal((2, B, T, 3 * heads * HS)))
+    given = {}
+    if norms:
+        given["q_weight"], given["k_weight"] = rng.standard_normal((2, HS))
+    if rotates:
+        given["rotation"] = rng.standard_normal((2, T, HS))  # no angle's: nothing is taken for granted
+    return qkv, dy, {name: a.astype(np.float32).astype(np.float64) for name, a in given.items()}
+
+
+def tolerance(dtype):
+    return 1e-3 if dtype == np.float16 else 5e-6
+
+
+def moved(engine, given):
+    return {name: engine(a) for name, a in given.items()}
+
+
+@SHAPES
+@TYPES
+@WHAT
+@PLACE
+@versions(1, 2)
+@USABLE
+@ONCE
+@FEW
+def test_forward(engine, rng, shape, dtype, norms, rotates, in_place, version):
+    heads, HS = shape[2:]
+    qkv, _, given = make(rng, shape, norms, rotates, dtype)
+    want, _ = Q.qk_norm_rope_forward(qkv, heads, **given)
+    runs = []
+    for keeps in (True, False)[:engine.repeats]:
+        x = engine(qkv, dtype)
+        y, kept = Q.qk_norm_rope_forward(x, heads, **moved(engine, given), in_place=in_place, keeps=keeps,
+                                         version=version)
+        assert y.dtype == dtype and (y is x) == in_place
+        runs.append(y)
+        if not (norms and keeps):
+            assert kept is None
+        else:
+            engine.check(kept, qkv[..., :2 * heads * HS] if in_place else qkv, 0)
+        if not in_place:
+            engine.check(x, qkv, 0)
+    engine.check(runs[0], want, tolerance(dtype))
+    engine.check_equal(runs[0], runs[-1])
+    if engine.computes:
+        assert np.array_equal(download(runs[0])[..., 2 * heads * HS:], qkv[..., 2 * heads * HS:])  # v, bit for bit
+
+
+@SHAPES
+@TYPES
+@WHAT
+@PLACE
+@versions(1, 2)
+@USABLE
+@ONCE
+@FEW
+def test_backward_accumulates(engine, rng, shape, dtype, norms, rotates, in_place, version):
+    heads, HS = shape[2:]
+    qkv, dy, given = make(rng, shape, norms, rotates, dtype)
+    start = rng.standard_normal((2, HS))
+    sums = [*start.copy()] if norms else [None, None]
+    want = Q.qk_norm_rope_backward(dy, qkv if norms else None, heads, **given, dq_weight=sums[0], dk_weight=sums[1])
+    runs = []
+    for several in range(engine.repeats):
+        kept = None
+        if norms:  # what either of the two ways forward keeps
+            kept = engine(qkv[..., :2 * heads * HS] if in_place or several else qkv, dtype)
+        g, got = engine(dy, dtype), [engine(a) for a in start] if norms else [None, None]  # gradients are added
+        dx = Q.qk_norm_rope_backward(g, kept, heads, **moved(engine, given), dq_weight=got[0], dk_weight=got[1],
+                                     in_place=in_place, version=version)
+        assert dx.dtype == dtype and (dx is g) == in_place
+        if not in_place:
+            engine.check(g, dy, 0)
+        runs.append((dx, *(got if norms else ())))
+    for got, again, expected in zip(runs[0], runs[-1], (want, *sums), strict=False):
+        engine.check(got, expected, tolerance(dtype))
+        engine.check_equal(got, again)
+
+
+def test_reference_against_the_definition(rng):
+    qkv, _, given = make(rng, (2, 3, 2, 4))
+    y, _ = Q.qk_norm_rope_forward(qkv, 2, **given, eps=0.1)
+    for b, t, part, head in np.ndindex(2, 3, 2, 2):
+        at = slice(part * 8 + head * 4, part * 8 + head * 4 + 4)
+        x = qkv[b, t, at]
+        z = x / np.sqrt(np.mean(x ** 2) + 0.1) * given[("q_weight", "k_weight")[part]]
+        cos, sin = given["rotation"][:, t]
+        np.testing.assert_allclose(y[b, t, at], z * cos + np.array([-z[1], z[0], -z[3], z[2]]) * sin, rtol=1e-6)
+
+
+@WHAT
+def test_gradient(rng, norms, rotates):
+    qkv, dy, given = make(rng, (2, 2, 2, 4), norms, rotates)
+    sums = np.zeros((2, 4))
+    dx = Q.qk_norm_rope_backward(dy, qkv, 2, **given, dq_weight=sums[0], dk_weight=sums[1])
+    assert relative_error(dx, numerical_gradient(lambda a: Q.qk_norm_rope_forward(a, 2, **given)[0], qkv, dy)) < 1e-7
+    for name, found in zip(("q_weight", "k_weight"), sums, strict=True):
+        if norms:
+            want = numerical_gradient(lambda a, name=name: Q.qk_norm_rope_forward(qkv, 2, **{**given, name: a})[0],
+                                      given[name], dy)
+            assert relative_error(found, want) < 1e-7
+
+
+def test_blocks_of_several_images(engine, rng, monkeypatch):
+    """Two images, then one, of a batch of three, which few images do not give."""
+    monkeypatch.setattr(Q, "choose_chunk", lambda *_: 2)
+    qkv, dy, given = make(rng, (3, 2, 3, 8))
+    sums = np.zeros((2, 8))
+    engine.check(Q.qk_norm_rope_forward(engine(qkv), 3, **moved(engine, given), in_place=True)[0],
+                 Q.qk_norm_rope_forward(qkv, 3, **given)[0])
+    want = Q.qk_norm_rope_backward(dy, qkv, 3, **given, dq_weight=sums[0], dk_weight=sums[1])
+    got = [engine.zeros(8), engine.zeros(8)]
+    engine.check(Q.qk_norm_rope_backward(engine(dy), engine(qkv), 3, **moved(engine, given), dq_weight=got[0],
+                                         dk_weight=got[1], in_place=True), want)
+    for one, expected in zip(got, sums, strict=True):
+        engine.check(one, expected)
+
+
+@pytest.mark.parametrize("B, T", [(1, 16), (64, 256), (65, 256), (1000, 4), (3, 4096), (100_000, 1)])
+def test_chunks_fill_the_card_once(B, T):
+    """As many blocks as run at once, or all that there are; what a block has grows only with the batch."""
+    chunk = Q.choose_chunk(B, T, 2, 3, 132)
+    blocks = -(-T // 8) * 2 * -(-B // chunk)
+    assert 1 <= chunk <= B and -(-B // chunk) <= Q.MAX_CHUNKS
+    assert chunk == 1 or -(-T // 8) * 2 > 3 * 132 or blocks <= 3 * 132 or B > Q.MAX_CHUNKS
+    if (B, T) == (64, 256):
+        assert (chunk, blocks) == (11, 384)
+
+
+@versions(1, 2)
+@pytest.mark.parametrize("wanted", [(False, True), (False, False)])
+@quick(lambda engine, version, wanted: engine != "emulator" or version == 2 or version == 1 and wanted[1])
+def test_a_gradient_that_is_not_wanted(engine, rng, wanted, version):
+    """Of frozen weights: the others' are the same."""
+    qkv, dy, given = make(rng, (1, 2, 2, 8))
+    sums = np.zeros((2, 8))
+    want = Q.qk_norm_rope_backward(dy, qkv, 2, **given, dq_weight=sums[0], dk_weight=sums[1])
+    got = [engine.zeros(8) if each else None for each in wanted]
+    engine.check(Q.qk_norm_rope_backward(engine(dy), engine(qkv), 2, **moved(engine, given), dq_weight=got[0],
+                                         dk_weight=got[1], version=version), want)
+    if wanted[1]:
+        engine.check(got[1], sums[1])
+
+
+@versions(1, 2)
+def test_eps_counts_where_a_head_is_nearly_zero(engine, rng, version):
+    qkv, _, given = make(rng, (1, 2, 2, 8))
+    y, _ = Q.qk_norm_rope_forward(engine(1e-3 * qkv), 2, **moved(engine, given), eps=1e-4, version=version)
+    engine.check(y, Q.qk_norm_rope_forward(1e-3 * qkv, 2, **given, eps=1e-4)[0])
+
+
+def test_wrong_arguments_say_so(engine):
+    x, w = engine(np.ones((1, 2, 24), np.float32)), engine(np.ones(4, np.float32))
+    with pytest.raises(ValueError, match="HS even"):
+        Q.qk_norm_rope_forward(x, 8, w, w)
+    with pytest.raises(ValueError, match="for both q and k"):
+        Q.qk_norm_rope_forward(x, 2, w)
+    with pytest.raises(ValueError, match="shape of a head"):
+        Q.qk_norm_rope_forward(x, 1, w, w)
+    with pytest.raises(ValueError, match="cosines and sines"):
+        Q.qk_norm_rope_forward(x, 2, rotation=engine(np.ones((2, 3, 4), np.float32)))
+    with pytest.raises(ValueError, match="nothing to do"):
+        Q.qk_norm_rope_forward(x, 2)
+    with pytest.raises(ValueError, match="multiple of 8 channels, at most 128"):
+        Q.qk_norm_rope_forward(x, 2, w, w, version=2)
+
+
+# On the tape ----------------------------------------------------------------------------------------------------------
+
+def parameter(engine, value, dtype=np.float32):
+    p = Parameter(value.shape, None)
+    p.data, p.grad = engine(value), engine.zeros(value.shape)
+    p.half = engine(value, np.float16) if dtype == np.float16 else None
+    return p
+
+
+@on("cpu", "cuda")  # attention takes the emulator long
+@WHAT
+def test_a_layer_then_attention_runs_in_place(engine, rng, norms, rotates):
+    """linear, qk_norm_rope, attention: as without a layer, out of place; the layer's array is overwritten, the
+    gradient's, too."""
+    B, T, heads, HS = 2, 3, 2, 8
+    qkv, _, given = make(rng, (B, T, heads, HS), norms, rotates)
+    x, weight, dy = rng.standard_normal((B, T, 8)), rng.standard_normal((48, 8)) / 3, rng.standard_normal((B, T, 16))
+    rotation = engine(given["rotation"]) if rotates else None
+    found = []
+    for owned in (True, False):
+        weights = [parameter(engine, given[name]) if norms else None for name in ("q_weight", "k_weight")]
+        leaf, p = Tensor(engine(x), requires_grad=True), parameter(engine, weight)
+        with Tape() as tape:
+            qkv = F.linear(leaf, p)
+            before, qkv.owned = qkv.data, qkv.owned and owned
+            turned = F.qk_norm_rope(qkv, heads, *weights, rotation)
+            assert (turned.data is before) == owned and (qkv.data is None) == owned
+            y = F.attention(turned, heads, "new")
+        tape.backward(y, engine(dy))
+        found.append([y.data, leaf.grad, p.grad, *(w.grad for w in weights if w)])
+    for one, other in zip(*found, strict=True):
+        engine.check_equal(one, other)
+        assert np.abs(download(one)).max() > 0
+
+
+def test_nothing_of_the_caller_is_overwritten(engine, rng):
+    """A tensor of the caller's, and a gradient that another operation holds, too: gradients as by differences."""
+    B, T, heads, HS = 1, 2, 1, 4
+    qkv, dy, given = make(rng, (B, T, heads, HS))
+    weights = [parameter(engine, given[name]) for name in ("q_weight", "k_weight")]
+    leaf, beside, gradient = (Tensor(engine(a), requires_grad=True) for a in (qkv, qkv, dy))
+    with Tape() as tape:
+        y = F.add(F.qk_norm_rope(leaf, heads, *weights, engine(given["rotation"])), beside)
+    tape.backward(y, gradient.data)
+    want = numerical_gradient(lambda a: Q.qk_norm_rope_forward(a, heads, **given)[0], qkv, dy)
+    engine.check(leaf.grad, want)
+    for same, as_before in ((leaf.data, qkv), (beside.grad, dy), (gradient.data, dy)):
+        engine.check(same, as_before, 1e-7)
+
+
+@on("cpu", "cuda")
+def test_a_frozen_weight_gets_no_gradient(engine, rng):
+    qkv, dy, given = make(rng, (1, 2, 1, 8))
+    weights = [parameter(engine, given[name]) for name in ("q_weight", "k_weight")]
+    weights[0].frozen = True
+    leaf = Tensor(engine(qkv), requires_grad=True)
+    with Tape() as tape:
+        y = F.qk_norm_rope(leaf, 1, *weights)
+    tape.backward(y, engine(dy))
+    assert not download(weights[0].grad).any() and download(weights[1].grad).any() and download(leaf.grad).any()
+
+
+def test_without_anything_to_do_it_is_the_same_tensor():
+    x = Tensor(np.ones((1, 2, 24), np.float32))
+    assert F.qk_norm_rope(x, 2) is x
+
+
+@on("cpu")
+def test_a_layer_keeps_no_result(rng):
+    """`linear` lends its result only where its own backward does not read it: gradients of a chain by differences."""
+    layer = Linear(4, 24)
+    layer.weight.data, layer.bias.data = rng.standard_normal((24, 4)), rng.standard_normal(24)
+    layer.weight.grad, layer.bias.grad = np.zeros((24, 4)), np.zeros(24)
+    x, dy = rng.standard_normal((2, 3, 4)), rng.standard_normal((2, 3, 8))
+    rotation = rng.standard_normal((2, 3, 4))
+
+    def forward(a):
+        return F.attention(F.qk_norm_rope(layer(Tensor(a, requires_grad=True)), 2, rotation=rotation), 2, "new")
+
+    leaf = Tensor(x, requires_grad=True)
+    with Tape() as tape:
+        y = F.attention(F.qk_norm_rope(layer(leaf), 2, rotation=rotation), 2, "new")
+    tape.backward(y, dy)
+    assert relative_error(leaf.grad, numerical_gradient(lambda a: forward(a).data, x, dy)) < 1e-6

@@ -1,0 +1,294 @@
+"""Averages of any width after the training: against closed forms, and against averages that were kept on the way."""
+import copy
+import math
+import os
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import numdiff
+from numdiff.device import copy_into, download, upload
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.kernels.optimizer.power_ema import gamma_of
+from numdiff.nn import AdamW, Linear, Model
+from numdiff.training import post_hoc_ema as P
+from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from numdiff.training.options import resolve, resolve_resumed
+from numdiff.training.run import train
+from numdiff_cli.main import main
+from tests.conftest import relative_error
+from tests.device.recording import RecordingDevice
+
+SMALL = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "num_res_blocks": 1,
+         "attention_resolutions": (), "batch": 4, "log_every": 8, "sample_every": 0, "sample_count": 0, "seed": 5,
+         "checkpoint_every": 0, "lr_schedule": "constant", "warmup_steps": 2, "learning_rate": 3e-3}
+KEPT = (0.05, 0.1)
+
+
+def run(outdir, steps, resume=None, **more):
+    options = resolve({**SMALL, "outdir": str(outdir), "steps": steps, **more})
+    return train(options, resume=resume and str(resume), echo=lambda line: None)
+
+
+def command(*arguments):
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+# Profiles -------------------------------------------------------------------------------------------------------------
+
+def profile(t, gamma, until=1.0):
+    return np.where(t <= until, (gamma + 1) * t**gamma / until ** (gamma + 1), 0)
+
+
+def test_inner_products_by_quadrature():
+    n = 200_000
+    t = (np.arange(n) + 0.5) / n
+    for t_i, g_i, t_j, g_j in ((0.7, 3.0, 1.0, 17.0), (0.5, 7.0, 0.5, 7.0), (1.0, 0.5, 0.25, 40.0)):
+        wanted = (profile(t, g_i, t_i) * profile(t, g_j, t_j)).sum() / n
+        assert P.inner_product(t_i, g_i, t_j, g_j) == pytest.approx(wanted, rel=1e-4)
+
+
+def grid(count, stds=KEPT, end=1000.0):
+    """(times, γ) of `count` snapshots."""
+    return np.repeat(np.arange(1, count + 1) / count * end, len(stds)), np.tile([gamma_of(s) for s in stds], count)
+
+
+def test_a_kept_profile_is_its_own_combination():
+    times, gammas = grid(16)
+    for k, std in enumerate(KEPT):
+        x, error = P.combination(times, gammas, 1000.0, gamma_of(std))
+        wanted = np.zeros(32)
+        wanted[30 + k] = 1
+        np.testing.assert_allclose(x, wanted, atol=1e-7)
+        assert error < 1e-6
+
+
+def test_the_error_is_that_of_the_profile():
+    times, gammas = grid(8)
+    t = (np.arange(400_000) + 0.5) / 400_000
+    for std in (0.02, 0.07, 0.2):
+        x, error = P.combination(times, gammas, 1000.0, gamma_of(std))
+        assert x.sum() == pytest.approx(1, abs=1e-9)  # weights that stand still are as they are
+        wanted = profile(t, gamma_of(std))
+        got = sum(share * profile(t, gamma, time / 1000) for share, gamma, time in zip(x, gammas, times, strict=True))
+        assert error == pytest.approx(np.linalg.norm(got - wanted) / np.linalg.norm(wanted), rel=1e-3)
+    assert error > 0.05
+
+
+def test_more_snapshots_reach_more_widths():
+    """16 of the paper's two widths, the default, give those from 0.03 to 0.2; one width alone reaches little."""
+    reached = [P.widths(*grid(count), 1000.0) for count in (8, 16, 32)]
+    assert all(len(found) == 1 for found in reached)
+    lows, highs = zip(*(found[0] for found in reached), strict=True)
+    assert lows[0] > lows[1] > lows[2] and highs[0] < highs[1] < highs[2] and lows[1] < 0.03 and highs[1] > 0.2
+    (low, high), = P.widths(*grid(16, (0.1,)), 1000.0)
+    assert 0.07 < low < 0.1 < high < 0.15
+
+
+@pytest.mark.parametrize("std, tolerance", [(0.05, 1e-9), (0.1, 1e-9), (0.04, 3e-4), (0.08, 1e-4), (0.15, 1e-4)])
+def test_a_known_trajectory(std, tolerance):
+    """θ(t) falls, rises and trembles: averages in float64 by the update, which is the integral of a step function, and
+    the wanted one by its definition, over 2,000 updates with 16 snapshots."""
+    steps, s = 2000, np.arange(2001.0)
+    t = s[1:] / steps
+    theta = np.stack([np.exp(-3 * t), t**2, np.sin(5 * t), 1 / (0.1 + t)], 1)
+    theta += 0.05 * np.random.default_rng(0).standard_normal(theta.shape)
+
+    def average(std, until):
+        shares = np.diff(s[:until + 1] ** (gamma_of(std) + 1)) / until ** (gamma_of(std) + 1)
+        return shares @ theta[:until]
+
+    kept = [(until, one, average(one, until)) for until in range(125, steps + 1, 125) for one in KEPT]
+    x, _ = P.combination([k[0] for k in kept], [gamma_of(k[1]) for k in kept], steps, gamma_of(std))
+    got = sum(share * k[2] for share, k in zip(x, kept, strict=True))
+    np.testing.assert_allclose(got, average(std, steps), atol=20 * tolerance)
+    assert np.abs(got - average(std, steps)).mean() < 10 * tolerance
+
+
+# On the device --------------------------------------------------------------------------------------------------------
+
+class Tiny(Model):
+    kind = "tiny"
+
+    def __init__(self, device):
+        self.weight = Linear(4, 4)
+        self._finish(device, 0)
+
+
+def test_recorded_and_launched_updates_have_the_same_bits(rng):
+    """β follows from the counter on the device; a step whose gradient is not finite counts for nothing."""
+    device = RecordingDevice()
+    models = [Tiny(device) for _ in range(2)]
+    optimizers = [AdamW(model.parameters, learning_rate=0.1, ema_std=[0.05, 0.1]) for model in models]
+    loss = upload(np.ones(1, np.float32), device)
+    replay = None
+    shadow = np.zeros((2, models[0].parameters.total))
+    for t in range(1, 6):
+        gradient = rng.standard_normal(models[0].parameters.total).astype(np.float32)
+        for model in models:
+            copy_into(model.parameters.grad, gradient)
+        optimizers[0].update(loss)
+        if t == 2:
+            replay = device.capture(lambda: optimizers[1].update(loss))
+        replay() if replay else optimizers[1].update(loss)
+        weight = download(models[0].parameters.data)
+        for k, std in enumerate(KEPT):
+            shadow[k] += (1 - (1 - 1 / t) ** (gamma_of(std) + 1)) * (weight - shadow[k])
+    states = [optimizer.state() for optimizer in optimizers]
+    assert device.replays == 4 and states[0]["updates"] == 5
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+    for k, std in enumerate(KEPT):
+        assert relative_error(states[0][f"ema_std_{std:g}"], shadow[k]) < 1e-6
+    copy_into(models[0].parameters.grad, np.full(models[0].parameters.total, np.nan, np.float32))
+    optimizers[0].update(loss)
+    np.testing.assert_array_equal(optimizers[0].state()["ema_std_0.05"], states[0]["ema_std_0.05"])
+
+
+def test_bad_arguments_of_the_optimizer():
+    model = Tiny("cpu")
+    for given, message in (((0.1, 0.1), "is there twice"), ((0.3,), "at most 0.28"), (0.1, "must be a list"),
+                           (("a",), "must be a finite number")):
+        with pytest.raises(UsageError, match=message):
+            AdamW(model.parameters, ema_std=given)
+    other = copy.deepcopy((model, AdamW(model.parameters, ema_std=(0.1,))))[1]
+    assert other.averages().keys() == {"ema_std_0.1"}
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of 32 steps with 16 snapshots."""
+    return run(tmp_path_factory.mktemp("runs"), 32, ema_std=KEPT)
+
+
+def flat(model):
+    return np.concatenate([array.ravel() for array in model.arrays().values()])
+
+
+def test_a_run_stores_its_averages(folder):
+    assert [step for step, _ in P.list_snapshots(folder)] == list(range(2, 33, 2))
+    buffers, meta = load_checkpoint(P.list_snapshots(folder)[-1][1])
+    whole, _ = load_checkpoint(newest_checkpoint(folder))
+    assert buffers.keys() == {"ema_std_0.05", "ema_std_0.1"} < whole.keys()
+    assert (meta["ema_std"], meta["updates"], meta["step"]) == ([0.05, 0.1], 32, 32)
+    for name, value in buffers.items():
+        np.testing.assert_array_equal(value, whole[name])
+    assert not [name for name in os.listdir(folder) if not name.startswith(
+        ("averages-", "checkpoint-", "options", "stats", "loss", ".lock"))]
+
+
+def test_a_kept_width_is_itself_and_a_third_is_the_one_that_was_tracked(folder, tmp_path):
+    """The same training again, which keeps the third width itself: the difference in units of the distance between the
+    two averages that it is made of."""
+    whole, meta = load_checkpoint(newest_checkpoint(folder))
+    for std in KEPT:
+        got, error, kept = P.post_hoc(newest_checkpoint(folder), std, whole, meta)
+        assert relative_error(got, whole[P.buffer_of(std)]) < 1e-6 and error < 1e-6 and len(kept) == 32
+    tracked, _ = load_checkpoint(newest_checkpoint(run(tmp_path, 32, ema_std=(0.07, 0.15))))
+    np.testing.assert_array_equal(tracked["parameters"], whole["parameters"])  # averaging changes no weight
+    apart = relative_error(whole["ema_std_0.05"], whole["ema_std_0.1"])
+    for std in (0.07, 0.15):
+        got, error, _ = P.post_hoc(newest_checkpoint(folder), std, whole, meta)
+        assert relative_error(got, tracked[P.buffer_of(std)]) < 0.003 * apart and error < 0.01
+
+
+def test_the_command_and_what_takes_its_file(folder, tmp_path, monkeypatch):
+    result = command("ema", folder, "--std", "0.08")
+    assert result.exit_code == 0, result.output
+    assert "ema-0.08.h5: weights of" in result.output and "from 32 stored averages; the profile differs by 0." in (
+        result.output)
+    direct, made = numdiff.load(folder, "cpu", ema_std=0.08), numdiff.load(folder / "ema-0.08.h5", "cpu")
+    np.testing.assert_array_equal(flat(direct), flat(made))
+    assert made.meta["averaged"] == direct.meta["averaged"] and made.meta["step"] == 32
+    for wanted, how in (("ema-0.08 weights", [folder / "ema-0.08.h5"]),
+                        ("ema-0.1 weights", [folder, "--ema-std", 0.1])):
+        result = command("sample", *how, "--count", 1, "--steps", 2, "--device", "cpu", "--grid", tmp_path / "a.png")
+        assert result.exit_code == 0 and wanted in result.output
+    guided = command("sample", folder, "--ema-std", 0.05, "--guide-with", folder, "--count", 1, "--steps", 2,
+                     "--device", "cpu", "--grid", tmp_path / "b.png")  # by the same weights, averaged otherwise
+    assert guided.exit_code == 0 and "autoguidance 2" in guided.output
+    monkeypatch.chdir(tmp_path)
+    for arguments, message in (
+            (["--std", 0.3], "the width 0.3 does not follow from the averages that"),
+            (["--std", "nan"], "the width nan does not follow"),
+            (["--std", 0.01], r"(0.05, 0.1, at 16 times), which give widths from 0.02"),
+            (["--std", 0.08, "--output", "a.npz"], "--output a.npz must end in .h5"),
+            (["--std", 0.08, "--output", "no/a.h5"], "the folder does not exist"),
+            (["--std", 0.08, "--output", newest_checkpoint(folder)], "is the checkpoint itself")):
+        result = command("ema", folder, *arguments)
+        assert result.exit_code in (1, 2) and message in result.output and "Traceback" not in result.output
+    assert sorted(os.listdir()) == ["a.png", "b.png"]
+
+
+def test_what_keeps_no_averages_says_so(folder, tmp_path):
+    other = run(tmp_path, 2)
+    with pytest.raises(NumdiffError, match="keeps no averages.*train with --ema-std 0.05,0.10"):
+        numdiff.load(other, "cpu", ema_std=0.08)
+    for given, message in (({"weights": "raw", "ema_std": 0.08}, "leave one of them out"),
+                           ({"ema_std": "a"}, "a number")):
+        with pytest.raises(UsageError, match=message):
+            numdiff.load(folder, "cpu", **given)
+
+
+def test_damaged_and_foreign_snapshots_are_passed_over(folder, tmp_path, caplog):
+    for _, path in P.list_snapshots(folder):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    checkpoint = tmp_path / newest_checkpoint(folder).name
+    checkpoint.write_bytes(newest_checkpoint(folder).read_bytes())
+    whole, meta = load_checkpoint(checkpoint)
+    first, _, _ = P.post_hoc(checkpoint, 0.08, whole, meta)
+    (_, damaged), (_, foreign) = P.list_snapshots(tmp_path)[:2]
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    buffers, about = load_checkpoint(foreign)
+    save_checkpoint(foreign, buffers, {**about, "index": about["index"][1:]})
+    said = []
+    got, _, kept = P.post_hoc(checkpoint, 0.08, whole, meta, said.append)
+    assert len(kept) == 28 and len(said) == 2 and "truncated or damaged" in said[0] and "another training" in said[1]
+    assert relative_error(got, first) < 1e-3  # early ones weigh little
+    for _, path in P.list_snapshots(tmp_path)[2:]:
+        path.unlink()
+    with pytest.raises(UsageError, match="at 1 times.*which give widths from 0.0.* choose one of these"):
+        P.post_hoc(checkpoint, 0.2, whole, meta, said.append)
+
+
+def test_resumed_is_uninterrupted(folder, tmp_path):
+    """Every stored file, bit by bit; and what a resumed run may not change."""
+    part = run(tmp_path, 14, ema_std=KEPT, ema_snapshots=7)
+    assert [step for step, _ in P.list_snapshots(part)] == list(range(2, 15, 2))
+    run(tmp_path, 32, resume=part, ema_std=KEPT, ema_snapshots=16)
+    assert [step for step, _ in P.list_snapshots(part)] == list(range(2, 33, 2))
+    for step, path in P.list_snapshots(part):
+        wanted, _ = load_checkpoint(folder / path.name)
+        for name, value in load_checkpoint(path)[0].items():
+            np.testing.assert_array_equal(value, wanted[name], err_msg=f"{step} {name}")
+    options = resolve({**SMALL, "ema_std": KEPT})
+    with pytest.raises(UsageError, match="--ema-std 0.05 does not fit the run, which was started with 0.05,0.1"):
+        resolve_resumed(options, {"ema_std": (0.05,)})
+    assert resolve_resumed(options, {"ema_snapshots": 3}).ema_snapshots == 3
+
+
+def test_snapshots_are_bounded_and_those_of_a_path_left_are_set_aside(tmp_path):
+    """A run made twice as long keeps every other of its first snapshots; one that goes on from an earlier checkpoint
+    leaves the later ones behind."""
+    part = run(tmp_path, 8, ema_std=(0.1,), ema_snapshots=4, checkpoint_every=4)
+    assert [step for step, _ in P.list_snapshots(part)] == [2, 4, 6, 8]
+    run(tmp_path, 16, resume=part, ema_std=(0.1,), ema_snapshots=4, checkpoint_every=4, keep=9)
+    assert [step for step, _ in P.list_snapshots(part)] == [4, 8, 12, 16]
+    eighth = next(path for path in list_checkpoints(part) if path.name == "checkpoint-00000008.h5")
+    run(tmp_path, 9, resume=eighth, ema_std=(0.1,), ema_snapshots=1, keep=9)
+    assert [step for step, _ in P.list_snapshots(part)] == [9]
+    assert {"averages-00000012.h5.old", "averages-00000016.h5.old"} <= set(os.listdir(part))
+
+
+@pytest.mark.parametrize("given, message", [
+    ({"ema_std": (0.3,)}, "--ema-std 0.3 must be at least 0.005 and at most 0.28"),
+    ({"ema_std": (0.1, math.nan)}, "must be a finite number"), ({"ema_std": (0.1, 0.1)}, "is there twice"),
+    ({"ema_snapshots": 0}, "--ema-snapshots 0 must be at least 1")])
+def test_settings_that_cannot_be(given, message):
+    with pytest.raises(UsageError, match=message):
+        resolve({**SMALL, **given})

@@ -1,0 +1,64 @@
+"""`numdiff schedule`, and `numdiff sample --schedule`."""
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import numdiff
+from numdiff_cli.main import main
+from tests.training.test_sampling import write_model
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model") / "model.h5")
+
+
+def run(*arguments):
+    result = CliRunner().invoke(main, [*map(str, arguments), "--device", "cpu"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def learn(model_file, path, *more):
+    return run("schedule", model_file, "--steps", 3, "--from-steps", 12, "--count", 3, "--output", path, *more)
+
+
+def test_learned_and_sampled(model_file, tmp_path):
+    path = tmp_path / "three.json"
+    result = learn(model_file, path, "--batch", 2)
+    assert result.exit_code == 0 and "3 steps of 12 of DDIM, from 3 images" in result.output, result.output
+    schedule = json.loads(path.read_text())
+    assert len(schedule["sigmas"]) == 3 and schedule["numdiff"] == numdiff.__version__
+    result = run("sample", model_file, "--schedule", path, "--count", 2, "--npz", tmp_path / "a.npz")
+    assert result.exit_code == 0 and "learned, 3 steps, seeds 0 to 1" in result.output, result.output
+    images = numdiff.sample(numdiff.load(model_file, device="cpu"), 2, schedule=schedule)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npz")["arr_0"], images)
+    again = tmp_path / "again.json"
+    learn(model_file, again, "--batch", 2)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_refused(model_file, tmp_path):
+    path = tmp_path / "three.json"
+    learn(model_file, path)
+    other = write_model(tmp_path / "other.h5", image_size=8)
+    (tmp_path / "text.json").write_text("[1, 2")
+    for arguments, sentence in (
+            (("sample", model_file, "--schedule", tmp_path / "none.json"), "cannot be read (No such file"),
+            (("sample", model_file, "--schedule", tmp_path / "text.json"), "numdiff schedule: it is no"),
+            (("sample", model_file, "--schedule", model_file), "is no schedule of numdiff schedule"),
+            (("sample", other, "--schedule", path), "learned with model_options.image_size 16, and here it is 8"),
+            (("sample", model_file, "--schedule", path, "--steps", 20), "leaves nothing to say by steps"),
+            (("sample", model_file, "--schedule", path, "--sampler", "heun"), "leaves nothing to say by sampler"),
+            (("sample", model_file, "--schedule", path, "--slerp", 3), "slerp needs whole rows"),
+            (("schedule", model_file, "--steps", 20, "--from-steps", 10), "cannot be learned from --from-steps 10"),
+            (("schedule", model_file, "--count", 4000, "--from-steps", 1000), "would take"),
+            (("schedule", model_file, "--cfg-interval", "0.5,5"), "cfg_interval"),
+            (("schedule", model_file, "--cfg-scale", 2), "guidance needs a model with a null class"),
+            (("schedule", model_file, "--output", tmp_path / "none" / "a.json"), "the folder does not exist"),
+            (("schedule", tmp_path / "no-run"), "no-run")):
+        result = run(*arguments)
+        assert result.exit_code and sentence in result.output, (arguments, result.output)
+    assert not (tmp_path / "schedule.json").exists()
