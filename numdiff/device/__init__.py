@@ -16,7 +16,7 @@ from .array import (
 )
 from .cpu import cores, over_batch, prepare_cpu, share_cores, side_by_side
 from .gpu import HostTwin, choose_gpu, cuda, get_gpu, gpu_count, why_no_gpu
-from .intrinsics import float32, int32, int64, load4, opaque, store4, uint32
+from .intrinsics import float32, int32, int64, load4, opaque, product, store4, uint32
 from .planned import is_planned
 from .ptx import PtxError
 from .replay import Replayed
@@ -25,8 +25,8 @@ from .system_scope import load_acquire, nanoseconds, store_release
 __all__ = ["DeviceArray", "HostTwin", "PtxError", "Replayed", "opaque", "between", "choose_gpu", "copy_into", "cores",
            "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "get_backend", "get_gpu", "gpu_count",
            "int32", "int64", "is_device", "is_planned", "launch", "load4", "load_acquire", "nanoseconds", "over_batch",
-           "set_poison", "share_cores", "side_by_side", "store4", "store_release", "synchronize", "uint32", "upload",
-           "why_no_gpu", "with_dtype", "zeros"]
+           "product", "set_poison", "share_cores", "side_by_side", "store4", "store_release", "synchronize", "uint32",
+           "upload", "why_no_gpu", "with_dtype", "zeros"]
 
 
 def get_backend(name, index=None):

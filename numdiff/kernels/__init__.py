@@ -1,5 +1,6 @@
 """The operations, one file each; start reading at README.md of this folder."""
 from .attention import attention_backward, attention_forward, flash_attention_backward, flash_attention_forward
+from .attention.sla import sla_backward, sla_forward
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
 from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
@@ -50,15 +51,15 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "channel_statistics",
            "chunk_backward", "chunk_forward", "class_dropout_forward", "columns_backward", "columns_forward",
            "column_sum", "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward",
-           "depthwise_backward", "depthwise_forward", "dropout_backward",
-           "dropout_forward", "embedding_backward", "embedding_forward", "flash_attention_backward",
-           "flash_attention_forward", "gate_adaln_backward", "gate_adaln_forward", "gate_adaln_supports",
-           "gate_backward", "gate_forward", "gelu_backward", "gelu_forward", "groupnorm_backward", "groupnorm_forward",
-           "hybrid_loss_backward", "hybrid_loss_forward", "layernorm_backward", "layernorm_forward", "linear_backward",
-           "linear_forward", "linear_gelu_forward", "linear_gelu_supports", "linear_group_backward",
-           "linear_group_forward", "linear_swiglu_forward", "linear_swiglu_supports", "matmul_backward",
-           "matmul_forward", "mse_backward", "mse_forward", "pair_supports", "patchify_backward", "patchify_forward",
-           "qk_norm_rope_backward", "qk_norm_rope_forward", "rmsnorm_backward", "rmsnorm_forward",
-           "scale_shift_backward", "scale_shift_forward", "silu_backward", "silu_forward", "softmax_backward",
-           "softmax_forward", "swiglu_backward", "swiglu_forward", "timestep_embedding_forward", "unpatchify_backward",
-           "unpatchify_forward", "upsample_backward", "upsample_forward", "weigh_forward"]
+           "depthwise_backward", "depthwise_forward", "dropout_backward", "dropout_forward", "embedding_backward",
+           "embedding_forward", "flash_attention_backward", "flash_attention_forward", "gate_adaln_backward",
+           "gate_adaln_forward", "gate_adaln_supports", "gate_backward", "gate_forward", "gelu_backward",
+           "gelu_forward", "groupnorm_backward", "groupnorm_forward", "hybrid_loss_backward", "hybrid_loss_forward",
+           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward", "linear_gelu_forward",
+           "linear_gelu_supports", "linear_group_backward", "linear_group_forward", "linear_swiglu_forward",
+           "linear_swiglu_supports", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward",
+           "pair_supports", "patchify_backward", "patchify_forward", "qk_norm_rope_backward", "qk_norm_rope_forward",
+           "rmsnorm_backward", "rmsnorm_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",
+           "silu_forward", "sla_backward", "sla_forward", "softmax_backward", "softmax_forward", "swiglu_backward",
+           "swiglu_forward", "timestep_embedding_forward", "unpatchify_backward", "unpatchify_forward",
+           "upsample_backward", "upsample_forward", "weigh_forward"]

@@ -10,6 +10,8 @@ their weights load as they are. Read top-down: the tables of sizes, the parts, t
     rope           False                 q and k rotated by row and column (Su et al. 2021, arXiv:2104.09864), rotary.py
     mlp            "gelu"                "swiglu", two thirds as wide (Shazeer 2020, arXiv:2002.05202)
     shift          True                  False: a block's norms are scaled, but not shifted, by the conditioning
+    attention      "full"                "sla": sparse-linear attention (Zhang et al. 2025, arXiv:2509.24006), for many
+                                         tokens; softmax attention to the share sla_topk of the blocks of 64 keys
 
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
@@ -19,6 +21,7 @@ import numpy as np
 
 from ..device import upload
 from ..errors import UsageError
+from ..kernels.attention.sla import BLOCK
 from . import functional as F
 from .flops import dit_forward_flops, mlp_width
 from .layers import Embedding, Linear, constant, gaussian, xavier
@@ -41,7 +44,7 @@ MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} 
 MODELS["DiT-Tiny"] = {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_size": 4}  # numdiff's own, for laptops
 FREQUENCIES = 256  # channels of the timestep's sinusoids, whatever the model's width
 EPS = 1e-6  # of every norm
-NORMS, MLPS = ("layer", "rms"), ("gelu", "swiglu")
+NORMS, MLPS, ATTENTIONS = ("layer", "rms"), ("gelu", "swiglu"), ("full", "sla")
 WIDTH = 8  # the width of a SwiGLU is rounded up to a multiple of this: kernels read 16 bytes of float16 at a time
 
 
@@ -102,19 +105,27 @@ class HeadNorm(Module):
 
 
 class Attention(Module):
-    def __init__(self, hidden, heads, qk_norm=False):
+    """sla_topk: None for attention to all keys; else sparse-linear attention, whose linear part passes through proj_l,
+    the same layer for all heads, which starts from zero: the softmax part alone."""
+
+    def __init__(self, hidden, heads, qk_norm=False, sla_topk=None):
         self.qkv = Linear(hidden, 3 * hidden, initial=xavier, matrices=3)
         if qk_norm:
             self.q_norm, self.k_norm = HeadNorm(hidden // heads), HeadNorm(hidden // heads)
         self.proj = Linear(hidden, hidden, initial=xavier)
-        self.heads, self.qk_norm = heads, qk_norm
+        if sla_topk is not None:
+            self.proj_l = Linear(hidden // heads, hidden // heads, zero=True, matrices=0)
+        self.heads, self.qk_norm, self.sla_topk = heads, qk_norm, sla_topk
 
     def forward(self, x, rotation=None):
         qkv = self.qkv(x)  # (B, T, 3 D)
         if self.qk_norm or rotation is not None:
             weights = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
             qkv = F.qk_norm_rope(qkv, self.heads, *weights, rotation, EPS)
-        return self.proj(F.attention(qkv, self.heads, "new"))  # (B, T, D)
+        if self.sla_topk is None:
+            return self.proj(F.attention(qkv, self.heads, "new"))  # (B, T, D)
+        return self.proj(F.sparse_linear_attention(qkv, self.heads, self.sla_topk, self.proj_l.weight,
+                                                   self.proj_l.bias, "new"))
 
 
 class Mlp(Module):
@@ -151,9 +162,9 @@ class SwiGLU(Module):
 class Block(Module):
     """Attention, then an MLP, each normalised, shifted, scaled and gated by the conditioning (adaLN-Zero)."""
 
-    def __init__(self, hidden, heads, mlp_ratio, norm="layer", qk_norm=False, mlp="gelu", shift=True):
+    def __init__(self, hidden, heads, mlp_ratio, norm="layer", qk_norm=False, mlp="gelu", shift=True, sla_topk=None):
         self.norm1, self.norm2 = Norm(hidden, norm), Norm(hidden, norm)
-        self.attn = Attention(hidden, heads, qk_norm)
+        self.attn = Attention(hidden, heads, qk_norm, sla_topk)
         self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
         rows = (6 if shift else 4) * hidden
         # 0 is the SiLU, done once; no matrix for Muon: it sees one row an image, and learnt slower with it
@@ -197,7 +208,7 @@ class DiT(Model):
     class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes
     learn_sigma: the output has twice as many channels; the second half gives the variance (see
         kernels/diffusion/vlb.py)
-    norm, qk_norm, rope, mlp, shift: the block, see the head of this file
+    norm, qk_norm, rope, mlp, shift, attention, sla_topk: the block, see the head of this file
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
@@ -207,7 +218,8 @@ class DiT(Model):
     def __init__(self, image_size: int = 32, in_channels: int = 4, patch_size: int = 2, hidden_size: int = 1152,
                  depth: int = 28, num_heads: int = 16, mlp_ratio: float = 4.0, num_classes: int | None = 1000,
                  class_dropout: float = 0.1, learn_sigma: bool = True, norm: str = "layer", qk_norm: bool = False,
-                 rope: bool = False, mlp: str = "gelu", shift: bool = True, device="auto", seed: int | None = 0):
+                 rope: bool = False, mlp: str = "gelu", shift: bool = True, attention: str = "full",
+                 sla_topk: float = 0.2, device="auto", seed: int | None = 0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.patch_size = image_size, in_channels, patch_size
@@ -219,7 +231,8 @@ class DiT(Model):
         self.t_embedder = TimestepEmbedder(hidden_size)
         if num_classes is not None:
             self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
-        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift)
+        topk = sla_topk if attention == "sla" else None
+        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, topk)
                                 for i in range(depth)})
         self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.out_channels, norm)
         grid = image_size // patch_size
@@ -326,6 +339,8 @@ def dit_shapes(options):
         for name in ("q_norm", "k_norm"):
             norm(f"blocks.{i}.attn.{name}", o["qk_norm"], D // o["num_heads"])
         layer(f"blocks.{i}.attn.proj", D, D)
+        if o.get("attention") == "sla":
+            layer(f"blocks.{i}.attn.proj_l", D // o["num_heads"], D // o["num_heads"])
         layer(f"blocks.{i}.mlp.{first}", both * inner, D)
         layer(f"blocks.{i}.mlp.{second}", D, inner)
         layer(f"blocks.{i}.adaLN_modulation.1", (6 if o["shift"] else 4) * D, D)
@@ -340,6 +355,16 @@ def dit_parameter_counts(options):
     shapes = dit_shapes(options)
     count = sum(map(math.prod, shapes.values()))
     return count, count - math.prod(shapes["pos_embed"])
+
+
+def check_sla(topk, tokens):
+    """Raise a `UsageError` for what sparse-linear attention cannot do."""
+    if not 0 < topk <= 1:
+        raise UsageError(f"--sla-topk {topk:g} is no share of the blocks of keys: use more than 0 and at most 1, as in "
+                         "--sla-topk 0.2.")
+    if tokens <= BLOCK:
+        raise UsageError(f"--attention sla chooses among blocks of {BLOCK} tokens, and an image has {tokens}, which is "
+                         "one block: use larger images, smaller patches, or --attention full.")
 
 
 def check_options(options):
@@ -361,6 +386,10 @@ def check_options(options):
     for name, choices in (("norm", NORMS), ("mlp", MLPS)):
         if options[name] not in choices:
             raise UsageError(f"{name} {options[name]!r:.60} does not exist: use {' or '.join(choices)}.")
+    if options.get("attention", "full") not in ATTENTIONS:
+        raise UsageError(f"attention {options['attention']!r:.60} does not exist: use {' or '.join(ATTENTIONS)}.")
+    if options.get("attention") == "sla":
+        check_sla(options["sla_topk"], (size // patch) ** 2)
     if options["rope"] and hidden // heads % 4:
         raise UsageError(f"rope rotates pairs of a head's channels by row and by column, so 4 must divide their number "
                          f"{hidden // heads}: change num_heads or hidden_size.")

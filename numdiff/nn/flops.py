@@ -5,6 +5,8 @@ The backward pass takes twice as many.
 """
 import math
 
+from ..kernels.attention.sla import BLOCK, blocks_of, count_of
+
 
 def conv_flops(conv, size):
     """FLOPs of a convolution over one size × size image."""
@@ -32,6 +34,11 @@ def forward_flops(model):
     return model.forward_flops()
 
 
+def critical_keys(topk, tokens):
+    """Keys to which a token of sparse-linear attention pays softmax attention."""
+    return min(tokens, BLOCK * count_of(topk, blocks_of(tokens)))
+
+
 def dit_forward_flops(options):
     """FLOPs of one image through a DiT with these options, which is not built."""
     D, patch = options["hidden_size"], options["patch_size"]
@@ -39,6 +46,11 @@ def dit_forward_flops(options):
     pixels = patch * patch * options["in_channels"]
     products = (3 if options["mlp"] == "swiglu" else 2) * D * mlp_width(D, options["mlp_ratio"], options["mlp"])
     modulation = (6 if options["shift"] else 4) * D * D
-    block = tokens * (4 * D * D + products) + 2 * tokens * tokens * D + modulation
+    if options.get("attention") == "sla":  # H, φ(q) S and W of the linear part
+        keys, head = critical_keys(options["sla_topk"], tokens), D // options["num_heads"]
+        attention = 2 * tokens * keys * D + 3 * tokens * D * head
+    else:
+        attention = 2 * tokens * tokens * D
+    block = tokens * (4 * D * D + products) + attention + modulation
     outside = tokens * D * pixels * (3 if options["learn_sigma"] else 2) + 256 * D + D * D + 2 * D * D
     return 2 * (options["depth"] * block + outside)

@@ -21,6 +21,7 @@ from .half import convolution_cases, product_cases
 from .levels import level_cases
 from .operations import GROUPS
 from .peers import peer_cases
+from .sla import sla_cases
 from .tf32 import tf32_cases
 from .transformer import transformer_cases
 
@@ -28,7 +29,7 @@ ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads 
 # in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
-CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, product_cases, convolution_cases,
+CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, sla_cases, product_cases, convolution_cases,
                                peer_cases, tf32_cases, level_cases) for case in group()]
 CASES += bfloat16_cases(CASES)
 

@@ -41,6 +41,11 @@ class DiTSettings:
     shift: bool | None = setting(None,
         "Let the conditioning shift what the blocks normalise, as well as scale it; LightningDiT's wo_shift is "
         "--no-shift.  [default: yes]", model=SAME)
+    attention: str = setting("full",
+        "Attention of each token to all others, or sparse-linear attention, sla, for images of many tokens: exact to "
+        "the blocks of 64 tokens that matter most, linear to the rest.", choices=("full", "sla"), model=SAME)
+    sla_topk: float = setting(0.2, "With --attention sla: the share of the blocks that is attended to exactly.",
+        unit="SHARE", above=0, high=1, model=SAME)
     num_classes: int | None = setting(None, "Classes of the model.  [default: those of the dataset]", unit="N", low=1,
         high=1 << 20)
 
@@ -138,6 +143,8 @@ class DiTKind(ModelKind):
         if hidden % options.heads or hidden % 4:
             raise UsageError(f"--hidden-size {hidden} must be a multiple of 4 and of --heads {options.heads}; use "
                              f"{max(1, round(hidden / math.lcm(4, options.heads))) * math.lcm(4, options.heads)}.")
+        if options.attention == "sla":
+            self.check_sla(options, hidden // options.heads, (options.image_size // patch) ** 2)
         if options.rope and hidden // options.heads % 4:
             raise UsageError(f"--rope rotates pairs of a head's channels by row and by column, so 4 must divide their "
                              f"number, and --hidden-size {hidden} over --heads {options.heads} is "
@@ -147,6 +154,14 @@ class DiTKind(ModelKind):
             raise UsageError(f"--mlp-ratio {options.mlp_ratio} leaves the MLP no channel; use a larger one.")
         if options.num_classes is not None and not options.class_cond:
             raise UsageError("--num-classes needs --class-cond; leave it out, or turn the classes on.")
+
+    def check_sla(self, options, head, tokens):
+        from ...kernels.attention import HEAD_SIZES
+        from ...nn.dit import check_sla
+        check_sla(options.sla_topk, tokens)
+        if head not in HEAD_SIZES:
+            raise UsageError(f"--attention sla has kernels for heads of {', '.join(map(str, HEAD_SIZES))} channels, "
+                             f"and these have {head}: change --heads, or use --attention full.")
 
     def count_parameters(self, sizes):
         from ...nn.dit import dit_parameter_counts
@@ -181,7 +196,9 @@ def describe_block(sizes):
     """What a block has other than DiT's, in words; empty if it is DiT's."""
     words = {"norm": {"rms": "RMSNorm"}, "qk_norm": {True: "QK-norm"}, "rope": {True: "rotary embedding"},
              "mlp": {"swiglu": "SwiGLU"}, "shift": {False: "no shift"}}
-    return "".join(f", {words[name][sizes[name]]}" for name in BLOCK if sizes[name] in words[name])
+    said = "".join(f", {words[name][sizes[name]]}" for name in BLOCK if sizes[name] in words[name])
+    sparse = f", sparse-linear attention to {sizes['sla_topk']:g} of the blocks"
+    return said + sparse * (sizes.get("attention") == "sla")
 
 
 def _heads_to_rotate(hidden, heads):

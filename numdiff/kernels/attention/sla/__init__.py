@@ -1,0 +1,30 @@
+"""Sparse-linear attention: softmax attention to the blocks of keys that matter, linear attention to the rest.
+
+Each block of 64 queries chooses some blocks of 64 keys by the products of their means. To these it attends as flash
+attention does; all other keys it meets only through sums that are there once for the whole image, from which those of
+the chosen blocks are taken away. So time grows with the chosen share of T², and training teaches the model to live with
+it: the linear part passes through a layer that starts from zero. Read the files in this order.
+
+    reference.py       what is computed, how the backward does without most of it, what cancels, and what it costs
+    choice.py          the choice, which all versions share, the same on every engine; totals; transposed lists
+    simple.py          v1 naive: one thread a row; a block of 64 rows, and the list of its blocks
+    launcher.py        which of them runs
+
+SHAPES
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); weight (HS, HS), all float32, float16 or bfloat16; bias (HS,)
+    float32. T is at least 65; on a GPU HS is 32, 64 or 72.
+COST
+    4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
+    T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of
+    64 · HS: as many bytes as k and v for HS 64 in the type of qkv.
+SOURCE
+    Zhang et al. 2025, arXiv:2509.24006.
+READ NEXT
+    reference.py
+"""
+from .choice import BLOCK, blocks_of, count_of
+from .launcher import sla_backward, sla_forward
+from .reference import Kept, sla_backward_cost, sla_backward_reference, sla_forward_cost, sla_forward_reference
+
+__all__ = ["BLOCK", "Kept", "blocks_of", "count_of", "sla_backward", "sla_backward_cost", "sla_backward_reference",
+           "sla_forward", "sla_forward_cost", "sla_forward_reference"]

@@ -1,0 +1,43 @@
+"""Cases of sparse-linear attention."""
+import numpy as np
+
+from ..attention import sla
+from .case import HALF_TOLERANCE, TOLERANCE, Case
+
+
+def sla_cases():
+    def case(HS, T, share, versions, heads=1, order="new", half=False):
+        label = f"{'float16, ' if half else ''}{order}, HS {HS}, T {T}, share {share}"
+        rounded = np.float16 if half else np.float32
+
+        def inputs(rng):
+            made = {name: rng.standard_normal(shape).astype(rounded) for name, shape in (
+                ("qkv", (1, T, 3 * heads * HS)), ("dy", (1, T, heads * HS)), ("weight", (HS, HS)))}
+            made["weight"] /= rounded(8)
+            made["bias"], made["dbias"] = rng.standard_normal((2, HS)).astype(np.float32)
+            made["dweight"] = rng.standard_normal((HS, HS)).astype(np.float32)
+            exact = (made[name].astype(np.float64) for name in ("qkv", "weight", "bias"))
+            y, kept = sla.sla_forward(*exact, heads, share, order)
+            made["y"] = y.astype(rounded)
+            made |= {name: a.astype(np.int32 if name == "critical" else rounded if name == "S" else np.float32)
+                     for name, a in kept._asdict().items()}
+            return made
+
+        def forward(a, version):
+            y, kept = sla.sla_forward(a.qkv, a.weight, a.bias, heads, share, order, version=version)
+            return y, *kept
+
+        def backward(a, version):
+            kept = sla.Kept(a.critical, a.logsumexp, a.r, a.S, a.Z)
+            dqkv = sla.sla_backward(a.dy, a.qkv, a.y, kept, a.weight, a.bias, a.dweight, a.dbias, heads, order,
+                                    version=version)
+            return dqkv, a.dweight, a.dbias
+
+        tolerance = HALF_TOLERANCE if half else TOLERANCE
+        yield Case("sla", inputs, forward, versions, tolerance, label)
+        yield Case("sla_backward", inputs, backward, versions, tolerance, label)
+
+    yield from case(8, 66, 0.5, (1,), order="legacy")
+    yield from case(8, 65, 1.0, (1,), heads=2, half=True)  # every block is critical
+    for HS in (32, 64, 72):  # as above, in minutes
+        yield from case(HS, 65, 0.5, (1,))

@@ -1,0 +1,172 @@
+"""Sparse-linear attention against the formulas written out with masks, in float64, and every engine against that."""
+import numpy as np
+import pytest
+
+from numdiff.device import download
+from numdiff.kernels.attention import flash_attention_forward, sla
+from numdiff.kernels.attention import unfused as A
+from numdiff.kernels.attention.sla import choice, reference
+from tests.conftest import numerical_gradient, on, relative_error, shapes, versions, where
+from tests.kernels.attention.test_unfused import make
+
+SHAPES = shapes(minimal=(1, 65, 1, 8, "new"), odd=(2, 131, 3, 12, "legacy"), aligned=(1, 256, 2, 16, "new"))
+SHARES = pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
+
+
+def problem(rng, shape):
+    """(qkv, dy, weight, bias, heads, order)"""
+    *shape, order = shape
+    qkv, dy, heads = make(rng, shape)
+    HS = shape[-1]
+    return qkv, dy, rng.standard_normal((HS, HS)) / np.sqrt(HS), rng.standard_normal(HS), heads, order
+
+
+def dense(qkv, weight, bias, heads, critical, order):
+    """y with all T × T numbers, of which a mask says which are critical: as the paper writes it."""
+    q, k, v = A.split_heads(qkv, heads, order)
+    T, HS = q.shape[-2:]
+    N = critical.shape[-2]
+    mask = np.zeros((*critical.shape[:2], N, N), bool)
+    np.put_along_axis(mask, critical, True, -1)
+    mask = mask.repeat(64, 2).repeat(64, 3)[..., :T, :T]
+    p = np.where(mask, np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(HS)), 0)
+    phi_q, phi_k = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (q, k))
+    linear = np.where(mask, 0, phi_q @ phi_k.swapaxes(-1, -2))
+    total = linear.sum(-1, keepdims=True)
+    linear = np.divide(linear, total, out=np.zeros_like(linear), where=total > 0)
+    o = p / p.sum(-1, keepdims=True) @ v + linear @ v @ weight.T + bias
+    return o.transpose(0, 2, 1, 3).reshape(*qkv.shape[:2], -1)
+
+
+@SHAPES
+@SHARES
+@on("cpu")
+def test_reference(engine, rng, shape, share):
+    qkv, _, weight, bias, heads, order = problem(rng, shape)
+    y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order)
+    assert kept.critical.shape[-1] == sla.count_of(share, sla.blocks_of(shape[1]))
+    assert relative_error(y, dense(qkv, weight, bias, heads, kept.critical, order)) < 1e-13
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_gradients(rng, share):
+    """Central differences of the dense formula, whose choice stays; along random directions, as there are many numbers.
+    """
+    qkv, dy, weight, bias, heads, order = problem(rng, (1, 131, 2, 4, "new"))
+    y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order)
+    dweight, dbias = np.ones_like(weight), np.ones_like(bias)
+    dqkv = sla.sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order)
+    directions = [rng.standard_normal((8, *a.shape)) for a in (qkv, weight, bias)]
+
+    def along(steps):
+        moved = (a + np.tensordot(steps, d, 1) for a, d in zip((qkv, weight, bias), directions, strict=True))
+        return dense(*moved, heads, kept.critical, order)
+
+    got = sum(np.tensordot(d, g, g.ndim) for d, g in zip(directions, (dqkv, dweight - 1, dbias - 1), strict=True))
+    assert relative_error(got, numerical_gradient(along, np.zeros(8), dy)) < 1e-7
+
+
+@SHAPES
+@on("cpu")
+def test_all_blocks_are_flash_attention(engine, rng, shape):
+    """…with every block critical, plus the bias: the linear part has nothing left."""
+    qkv, _, weight, bias, heads, order = problem(rng, shape)
+    y, kept = sla.sla_forward(qkv, weight, bias, heads, 1.0, order)
+    assert relative_error(y, flash_attention_forward(qkv, heads, order)[0] + np.tile(bias, heads)) < 1e-13
+    assert not kept.r.any()
+
+
+def test_choice(rng):
+    """The largest products of means, of which adding a vector to all keys changes none; ties go to the first."""
+    q, k = rng.standard_normal((2, 64 * 5 + 3, 8)).astype(np.float32)
+    critical = choice.choose_blocks(q, k, 2)
+    blocks = [slice(64 * i, 64 * i + 64) for i in range(6)]
+    q_mean, k_mean = (np.stack([x[b].astype(np.float64).mean(0) for b in blocks]) for x in (q, k))
+    want = np.sort(np.argsort(-q_mean @ k_mean.T)[:, :2])
+    assert np.array_equal(critical, want) and critical.dtype == np.int32
+    assert np.array_equal(choice.choose_blocks(q, k + np.float32(8), 2), want)
+    assert np.array_equal(choice.choose_blocks(q, 0 * k, 3), [[0, 1, 2]] * 6)
+
+
+@pytest.mark.parametrize("share, blocks, count", [(0.2, 4, 1), (0.05, 256, 12), (1e-9, 8, 1), (1.0, 8, 8), (0.5, 3, 1)])
+def test_how_many(share, blocks, count):
+    assert sla.count_of(share, blocks) == count
+
+
+def test_rounding_does_not_take_over(rng):
+    """Critical blocks that hold all but 1e-12 of φ's sum: what float32 leaves of it is noise, and stays without effect.
+    """
+    T, HS = 256, 8
+    qkv = rng.standard_normal((1, T, 3 * HS)).astype(np.float32) / 8
+    q, k, _ = A.split_heads(qkv, 1, "new")
+    q[..., 0] += 30
+    k[..., 0] += np.where(np.arange(T) < 128, 30, -30)
+    weight, bias = np.eye(HS, dtype=np.float32), np.zeros(HS, np.float32)
+    y, kept = sla.sla_forward(qkv, weight, bias, 1, 0.5)
+    assert (kept.r < 0).all() and np.isfinite(y).all()
+    sparse = sla.sla_forward(qkv, 0 * weight, bias, 1, 0.5)[0]
+    assert np.abs(y - sparse).max() < 1e-3 * np.abs(sparse).max()
+    dqkv = sla.sla_backward(y, qkv, y, kept, weight, bias, None, None, 1)
+    assert np.isfinite(dqkv).all()
+
+
+@pytest.mark.parametrize("scores", [1, reference.MAX_SCORES])
+def test_however_it_is_cut(rng, monkeypatch, scores):
+    qkv, dy, weight, bias, heads, order = problem(rng, (2, 200, 2, 8, "new"))
+    want = sla.sla_forward(qkv, weight, bias, heads, 0.5, order)
+    gradient = sla.sla_backward(dy, qkv, want[0], want[1], weight, bias, None, None, heads, order)
+    monkeypatch.setattr(reference, "MAX_SCORES", scores)
+    y, kept = sla.sla_forward(qkv, weight, bias, heads, 0.5, order)
+    assert relative_error(y, want[0]) < 1e-14
+    got = sla.sla_backward(dy, qkv, y, kept, weight, bias, None, None, heads, order)
+    assert relative_error(got, gradient) < 1e-14
+
+
+# (B, T, heads, HS) and the order of the channels: for a GPU; the emulator has the cases of `numdiff kernels check`
+@shapes(large=(2, 200, 3, 32, "new"), large_64=(1, 700, 2, 64, "legacy"), large_72=(1, 300, 2, 72, "new"))
+@versions(1)
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@on("cuda")
+@where(lambda version, half: half or version in (None, 1))
+def test_sla(engine, rng, shape, version, half):
+    qkv, dy, weight, bias, heads, order = problem(rng, shape)
+    dtype, tolerance = (np.float16, 2e-3) if half else (np.float32, 1e-5)
+    qkv, dy, weight = (a.astype(dtype) for a in (qkv, dy, weight))
+    exact = qkv.astype(np.float64), weight.astype(np.float64), bias.astype(np.float32).astype(np.float64)
+    want, kept = sla.sla_forward(*exact, heads, 0.4, order)
+    given = engine(qkv, dtype), engine(weight, dtype), engine(bias)
+    runs = [sla.sla_forward(*given, heads, 0.4, order, version=version) for _ in range(2)]
+    assert np.array_equal(download(runs[0][1].critical), kept.critical)
+    engine.check(runs[0][0], want, tolerance)
+    for name, a, b, exactly in zip(sla.Kept._fields, *(run[1] for run in runs), kept, strict=True):
+        engine.check_equal(a, b)
+        if name != "critical":
+            engine.check(a, exactly, tolerance)
+    dweight, dbias = np.zeros_like(exact[1]), np.zeros_like(exact[2])
+    dqkv = sla.sla_backward(dy.astype(np.float64), exact[0], want, kept, *exact[1:], dweight, dbias, heads, order)
+    results = []
+    for y, left in runs:
+        sums = engine(np.zeros(weight.shape)), engine(np.zeros(bias.shape))
+        results.append((sla.sla_backward(engine(dy, dtype), given[0], y, left, *given[1:], *sums, heads, order,
+                                         version=version), *sums))
+    for a, b, exactly in zip(*results, (dqkv, dweight, dbias), strict=True):
+        engine.check(a, exactly, 2 * tolerance)
+        engine.check_equal(a, b)
+
+
+def test_errors_say_what_to_do(engine, rng):
+    qkv, dy, weight, bias, heads, order = problem(rng, (1, 130, 1, 8, "new"))
+    dtype = np.float64 if not engine.has_versions else np.float32
+    qkv, weight, bias = (engine(a, dtype) for a in (qkv, weight, bias))
+    with pytest.raises(ValueError, match="64 are one block; use flash_attention_forward"):
+        sla.sla_forward(engine(np.zeros((1, 64, 24)), dtype), weight, bias, heads, 0.5, order)
+    for share in (0, 1.5):
+        with pytest.raises(ValueError, match="is no share of the blocks; use more than 0 and at most 1"):
+            sla.sla_forward(qkv, weight, bias, heads, share, order)
+    with pytest.raises(ValueError, match="the head size of qkv"):
+        sla.sla_forward(qkv, bias, bias, heads, 0.5, order)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="kernels for heads of 32, 64 and 72 channels, not 12"):
+            sla.sla_forward(engine(np.zeros((1, 130, 36))), engine(np.zeros((12, 12))), engine(np.zeros(12)), 1, 0.5)
+        with pytest.raises(ValueError, match="use cast_forward first"):
+            sla.sla_forward(qkv, engine(np.zeros((8, 8)), np.float16), bias, heads, 0.5)
