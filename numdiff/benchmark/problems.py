@@ -21,6 +21,7 @@ from ..kernels import (
     concat,
     conv2d,
     depthwise,
+    depthwise_mma,
     dropout,
     elementwise,
     embedding,
@@ -277,9 +278,14 @@ def problems():
     add(conv2d.conv2d_forward, conv2d_levels, (conv2d_hopper, 6), versions=(6,), x=wide, weight=weight)
 
     sevens, weight = half(B, 32, 32, 128), half(7, 7, 128)  # of a ConvNeXt block
-    add(depthwise.depthwise_forward, x=sevens, weight=weight, bias=single(128), channel=single(B, 128))
-    add(depthwise.depthwise_input_gradient, dy=sevens, weight=weight)
-    add(depthwise.depthwise_weight_gradient, dy=sevens, x=sevens, dweight=single(7, 7, 128))
+    rungs = depthwise, (depthwise_mma, 3)
+    add(depthwise.depthwise_forward, *rungs, x=sevens, weight=weight, bias=single(128), channel=single(B, 128))
+    add(depthwise.depthwise_input_gradient, *rungs, dy=sevens, weight=weight)
+    add(depthwise.depthwise_weight_gradient, *rungs, dy=sevens, x=sevens, dweight=single(7, 7, 128))
+    sevens, weight = half(2 * B, 56, 56, 96), half(7, 7, 96)  # and of the first of ConvNeXt-T
+    add(depthwise.depthwise_forward, *rungs, x=sevens, weight=weight, versions=(2, 3))
+    add(depthwise.depthwise_input_gradient, *rungs, dy=sevens, weight=weight, versions=(2, 3))
+    add(depthwise.depthwise_weight_gradient, *rungs, dy=sevens, x=sevens, dweight=single(7, 7, 96), versions=(2, 3))
 
     add(linear.linear_forward, versions=(5, 6), x=tokens, weight=half(3 * D, D), bias=single(3 * D))
     add(linear.linear_backward, versions=(5, 6), dy=half(N, T, 3 * D), x=tokens, weight=half(3 * D, D),

@@ -23,6 +23,8 @@ WORDS AND FRAGMENTS
     load_word(array, index), store_word(array, index, word)     4 bytes of an array of any type
     load_words2(array, index)                                   8 bytes: 2 float32 as two words
     load_words4(array, index), store_words4(array, index, …)    16 bytes: 8 float16 as four words
+    load_words4_where(array, index, inside)                     the same, or zeros, without a branch
+    low_halves(a, b), high_halves(a, b)                         the low, the high 16 bits of two words, as a word
 
 ADDRESSES
     As in async_copy.py: `ldmatrix` takes 32-bit shared addresses (each row of 8 elements starts at a multiple of 16
@@ -239,6 +241,45 @@ def load_words4(typingctx, array, index):
 @twin(load_words4)
 def _load_words4(machine, array, index):
     return tuple(map(UInt32, WORDS4.unpack(_read(machine, array, index, 16))))
+
+
+LOAD_WHERE = ("{ .reg .pred inside; setp.ne.s32 inside, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; "
+              "mov.b32 $3, 0; @inside ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }")
+
+
+@intrinsic
+def load_words4_where(typingctx, array, index, inside):
+    """`load_words4` of an array in global memory that the kernel does not write, where `inside` (an int32) is not 0;
+    elsewhere zeros, and nothing is read. No branch: many such loads are under way together."""
+    require_contiguous("load_words4_where", array)
+    return _words(4)(array, types.int64, types.int32), statement(LOAD_WHERE, [I32] * 4)
+
+
+@twin(load_words4_where)
+def _load_words4_where(machine, array, index, inside):
+    return tuple(map(UInt32, WORDS4.unpack(_read(machine, array, index, 16)))) if inside else (UInt32(0),) * 4
+
+
+@intrinsic
+def low_halves(typingctx, a, b):
+    """The low 16 bits of a, then those of b, as a word."""
+    return types.uint32(types.uint32, types.uint32), statement("prmt.b32 $0, $1, $2, 0x5410;", [I32])
+
+
+@twin(low_halves)
+def _low_halves(machine, a, b):
+    return UInt32(int(a) & 0xFFFF | (int(b) & 0xFFFF) << 16)
+
+
+@intrinsic
+def high_halves(typingctx, a, b):
+    """The high 16 bits of a, then those of b, as a word."""
+    return types.uint32(types.uint32, types.uint32), statement("prmt.b32 $0, $1, $2, 0x7632;", [I32])
+
+
+@twin(high_halves)
+def _high_halves(machine, a, b):
+    return UInt32(int(a) >> 16 & 0xFFFF | int(b) & 0xFFFF0000)
 
 
 @intrinsic

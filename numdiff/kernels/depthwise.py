@@ -17,6 +17,7 @@ VERSIONS
        a thread computes eight neighbouring pixels of four channels in registers, so that what it reads from shared
        memory serves up to eight outputs. The weight gradient: a warp a row of taps, whose sums stay in its registers
        while the block goes from tile to tile.
+    v3 mma: in float16 and bfloat16, products with banded matrices of taps on tensor cores: depthwise_mma.py.
 LAUNCH
     v1 one thread an output, 256 a block.
     v2 of forward and dx a block for each tile of 16 × 16 pixels (8 × 8 of small images) and slice of 32 channels (16 in
@@ -28,12 +29,12 @@ COST
     2·pixels·C·kernel² FLOPs for each of the three passes, 2 numbers of memory an output. With 7 × 7 taps in float32
     that is 12 FLOPs a byte and the roof is memory; in float16 it is 24.5 FLOPs a byte, more than the float32 units of
     an H200 keep up with (67 TFLOP/s and 4.8 TB/s: 14): there v2 meets the roof of arithmetic at 57 % of the memory's
-    rate at best. What would pass it: products of rows of pixels with banded matrices of taps on tensor cores.
+    rate at best, which v3 passes.
 SOURCE
     Chollet 2017, "Xception", arXiv:1610.02357; 7 × 7 taps as in Liu et al. 2022, "A ConvNet for the 2020s",
     arXiv:2201.03545, section 2.5.
 READ NEXT
-    linear.py: a ConvNeXt block's other products.
+    linear.py: a ConvNeXt block's other products; in 16 bits depthwise_mma.py.
 """
 from typing import NamedTuple
 
@@ -45,12 +46,14 @@ from ..device.eight import copy8, store8
 from ..device.limits import FULL_MASK, WARP
 from ..device.requires import requires, supports
 from ..device.specialise import Constant, Variants, specialise
-from ..dtypes import in_single
+from ..dtypes import in_single, is_half
 from ..errors import TooManyElementsError
+from . import depthwise_mma
 from .bias import channel_add_backward
 from .common import divide, no_numbers
+from .elementwise import add_forward
 from .reduce import column_sum
-from .versions import versions_by_name
+from .versions import capped, label, versions_by_name
 
 BLOCK = 256  # threads of version 1
 BYTES = 64  # of a pixel's channels in a tile: two sectors of memory
@@ -332,10 +335,13 @@ def _check(x, weight, version):
     if x.size >= 2**31:
         raise TooManyElementsError(f"{tuple(x.shape)} has too many elements for 32-bit indices: split the batch")
     fits = C % 8 == 0 and kernel in KERNELS and (not is_device(x) or supports(x, FORWARD, WEIGHT_GRADIENT))
-    if version == 2 and not fits:
-        raise ValueError(f"version 2 (tiled) takes eight channels at a time and 3 × 3, 5 × 5 or 7 × 7 taps, on a "
-                         f"device of capability 8.0, not {C} channels and {kernel} × {kernel} here; use version=1")
-    return (2 if fits else 1) if version is None else version
+    if version in (2, 3) and not fits:
+        raise ValueError(f"version {label('depthwise', version)} takes eight channels at a time and 3 × 3, 5 × 5 or "
+                         f"7 × 7 taps, on a device of capability 8.0, not {C} channels and {kernel} × {kernel} here; "
+                         "use version=1")
+    if version == 3 and not is_half(x.dtype):
+        raise ValueError(f"version 3 (mma) takes float16 and bfloat16, not {x.dtype}; use version=2")
+    return capped("depthwise", 1 + fits + (fits and is_half(x.dtype))) if version is None else version
 
 
 def _side(x):
@@ -347,8 +353,13 @@ def _tiles(x, rows, columns):
     return x.shape[0] * -(-x.shape[1] // rows) * -(-x.shape[2] // columns)
 
 
-def _convolve(x, weight, bias, channel, flip, version):
+def _convolve(x, weight, bias, channel, flip, version, residual=None):
     (_, H, W, C), nothing, y = x.shape, no_numbers(x.backend), empty(x.shape, x.dtype, like=x)
+    if version == 3:
+        depthwise_mma.convolve(x, weight, bias, channel, residual, y, flip)
+        return y
+    if residual is not None:
+        return add_forward(_convolve(x, weight, bias, channel, flip, version), residual)
     image = Image(H, W, C, flip, int(bias is not None), int(channel is not None))
     arrays = (x.reshape(-1), weight.reshape(-1), nothing if bias is None else bias,
               nothing if channel is None else channel.reshape(-1), y.reshape(-1))
@@ -361,7 +372,7 @@ def _convolve(x, weight, bias, channel, flip, version):
     return y
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def depthwise_forward(x, weight, bias=None, channel=None, version=None):
     """The convolution of x (B, H, W, C) with weight (kernel, kernel, C), padded by kernel // 2, plus bias (C,) and
     channel (B, C), where they are given, as a new array like x."""
@@ -375,16 +386,17 @@ def depthwise_forward(x, weight, bias=None, channel=None, version=None):
     return _convolve(x, weight, bias, channel, 0, version)
 
 
-@versions_by_name
-def depthwise_input_gradient(dy, weight, version=None):
-    """dx of dy (B, H, W, C)."""
+@versions_by_name(asks=True)
+def depthwise_input_gradient(dy, weight, version=None, residual=None):
+    """dx of dy (B, H, W, C); plus `residual`, like it, where it is given."""
     version = _check(dy, weight, version)
     if not is_device(dy):
-        return depthwise_input_gradient_reference(dy, weight)
-    return _convolve(dy, weight, None, None, 1, version)
+        dx = depthwise_input_gradient_reference(dy, weight)
+        return dx if residual is None else add_forward(dx, residual)
+    return _convolve(dy, weight, None, None, 1, version, residual)
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def depthwise_weight_gradient(dy, x, dweight, version=None):
     """Add the weight's gradient to dweight (kernel, kernel, C), float32."""
     version = _check(x, dweight, version)
@@ -392,6 +404,9 @@ def depthwise_weight_gradient(dy, x, dweight, version=None):
         raise ValueError(f"dy {tuple(dy.shape)} {dy.dtype} must be as x, {tuple(x.shape)} {x.dtype}")
     if not is_device(x):
         depthwise_weight_gradient_reference(dy, x, dweight)
+        return
+    if version == 3:
+        depthwise_mma.add_weight_gradient(dy, x, dweight)
         return
     (B, H, W, C), kernel = x.shape, len(dweight)
     if version == 1:
@@ -408,18 +423,18 @@ def depthwise_weight_gradient(dy, x, dweight, version=None):
     column_sum(partial, dweight.reshape(-1))
 
 
-def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False):
+def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False, residual=None):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
     wanted, and not computed).
 
-    need_channel: returns (dx, the gradient (B, C) of `channel`)
+    need_channel: returns (dx, the gradient (B, C) of `channel`); residual: like x, added to dx
     """
     dchannel = channel_add_backward(dy) if need_channel else None
     if dbias is not None:
         column_sum(dchannel if need_channel else dy, dbias)
     if dweight is not None:
         depthwise_weight_gradient(dy, x, dweight)
-    dx = depthwise_input_gradient(dy, weight) if need_dx else None
+    dx = depthwise_input_gradient(dy, weight, residual=residual) if need_dx else None
     return (dx, dchannel) if need_channel else dx
 
 

@@ -17,6 +17,7 @@ from numdiff.kernels import (
     bias,
     concat,
     conv2d,
+    depthwise,
     dropout,
     embedding,
     layernorm,
@@ -467,6 +468,25 @@ def test_matmul_cost(version):
         assert inner.reads["shared"] == flops
 
 
+def test_costs_of_depthwise_products():
+    """16 × 16 pixels of 16 channels: bands of 16 × 8 where a run of 8 outputs has 3 taps; planes are written without
+    bank conflicts."""
+    def half(u, *shape):
+        return upload(RNG.standard_normal(shape).astype(float16), u.device)
+
+    shape, taps = (1, 16, 16, 16), (3, 3, 16)
+    forward = Counted(lambda u: depthwise.depthwise_forward(half(u, *shape), half(u, *taps), version=3))
+    gradient = Counted(lambda u: depthwise.depthwise_weight_gradient(half(u, *shape), half(u, *shape), u(*taps),
+                                                                     version=3))
+    moved, flops = depthwise.depthwise_forward_cost(*shape, 3, 2)
+    assert forward.total.distinct_bytes == moved + 2 * 9 * 16
+    assert forward.total.tensor_flops == gradient.total.tensor_flops == flops * 16 // 3
+    assert gradient.total.distinct_bytes == moved + 4 * 4 * 9 * 16
+    for counted in (forward, gradient):
+        for text in ("low_halves", "high_halves"):
+            assert counted.recorder.line(text).conflicts == 0
+
+
 def test_costs_of_a_matmul_of_two_arrays():
     rows, N, K = 128, 128, 128
 
@@ -589,9 +609,8 @@ def samples(u):
 
 # the common part of others; a few bytes; warps that read their inputs anew for each sample, from the cache
 NOT_YET = {  # to be counted, too
-    "depthwise_forward_cost", "depthwise_input_gradient_cost", "depthwise_weight_gradient_cost", "muon_apply_cost",
-    "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost", "rmsnorm_backward_cost",
-    "rmsnorm_forward_cost"}
+    "muon_apply_cost", "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost",
+    "rmsnorm_backward_cost", "rmsnorm_forward_cost"}
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
                "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
                "matmul_first_forward_cost", "matmul_level_forward_cost", "conv2d_level_forward_cost",
@@ -659,6 +678,14 @@ EXACT = [
           (im2win.im2win_forward_cost, 1, 4, 5, 4, 3)),
     *case(lambda u, v: im2col.im2col_backward(u(1, 4, 5, 3, 3, 4), (1, 4, 5, 4), 3, 1, version=v),
           (im2col.im2col_backward_cost, 1, 4, 5, 4, 3), -4 * 50 * 4, -50 * 4),
+    # weights; what is added to each sum, here zero
+    *case(lambda u, v: depthwise.depthwise_forward(u(1, 8, 8, 16), u(3, 3, 16), version=v),
+          (depthwise.depthwise_forward_cost, 1, 8, 8, 16, 3), 4 * 9 * 16, 8 * 8 * 16, versions=[2]),
+    *case(lambda u, v: depthwise.depthwise_input_gradient(u(1, 8, 8, 16), u(3, 3, 16), version=v),
+          (depthwise.depthwise_input_gradient_cost, 1, 8, 8, 16, 3), 4 * 9 * 16, 8 * 8 * 16, versions=[2]),
+    # a chunk's sums and the gradient, each written and read; sums over lanes
+    *case(lambda u, v: depthwise.depthwise_weight_gradient(u(1, 8, 8, 16), u(1, 8, 8, 16), u(3, 3, 16), version=v),
+          (depthwise.depthwise_weight_gradient_cost, 1, 8, 8, 16, 3), 4 * 4 * 9 * 16, None, versions=[2]),
     *case(lambda u, v: embedding.embedding_forward(steps(u, 4), u(5, C), version=v),
           (embedding.embedding_forward_cost, 4, C), 4 * 4),
     # each row is summed from zero, then added to

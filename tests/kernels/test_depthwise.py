@@ -4,12 +4,14 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels import depthwise as D
+from numdiff.kernels import depthwise_mma
 from tests.conftest import exhaustively, numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1, 1, 8), odd=(2, 5, 7, 3), second_tile=(2, 9, 17, 40), image=(3, 33, 20, 64))
 KERNELS = pytest.mark.parametrize("kernel", [3, 7, *exhaustively(1, 5)])
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
-FITS = where(lambda version, shape, kernel: version != 2 or shape[-1] % 8 == 0 and kernel > 1)
+FITS = where(lambda version, shape, kernel, dtype: version == 1 or shape[-1] % 8 == 0 and kernel > 1 and (
+    version == 2 or dtype == np.float16))
 IN_TIME = quick(lambda engine, version, kernel: engine != "emulator" or kernel == 3 and version is not None)
 
 
@@ -27,7 +29,7 @@ def exact(*arrays):
 @SHAPES
 @KERNELS
 @TYPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @FITS
 @IN_TIME
 def test_forward(engine, rng, shape, kernel, dtype, version):
@@ -42,7 +44,7 @@ def test_forward(engine, rng, shape, kernel, dtype, version):
 @SHAPES
 @KERNELS
 @TYPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @FITS
 @IN_TIME
 def test_backward(engine, rng, shape, kernel, dtype, version):
@@ -62,12 +64,13 @@ def test_backward(engine, rng, shape, kernel, dtype, version):
 @on("emulator", "cuda")
 def test_many_tiles_a_block(engine, rng, monkeypatch):
     """The weight gradient's sums go on from tile to tile; the last chunk has fewer."""
-    monkeypatch.setattr(D, "GRADIENT_BLOCKS", 2)
-    x, dy, weight, _, _ = make(rng, (5, 3, 4, 8), 3)
-    want, got = np.zeros(weight.shape), engine.zeros(weight.shape)
-    D.depthwise_weight_gradient_reference(dy, x, want)
-    D.depthwise_weight_gradient(engine(dy), engine(x), got, 2)
-    engine.check(got, want)
+    for module, version, dtype in ((D, 2, np.float64), (depthwise_mma, 3, np.float16)):
+        monkeypatch.setattr(module, "GRADIENT_BLOCKS", 2)
+        x, dy, weight, _, _ = make(rng, (5, 3, 4, 8), 3, dtype)
+        want, got = np.zeros(weight.shape), engine.zeros(weight.shape)
+        D.depthwise_weight_gradient_reference(*exact(dy, x), want)
+        D.depthwise_weight_gradient(engine(dy), engine(x), got, version)
+        engine.check(got, want)
 
 
 def test_all_gradients(engine, rng):
@@ -103,6 +106,15 @@ def test_gradient(rng):
         lambda a: D.depthwise_forward_reference(x, a), weight, dy)) < 1e-8
 
 
+@on("emulator", "cuda")
+def test_a_gradient_is_added_to_another(engine, rng):
+    x, dy, weight, _, _ = make(rng, (1, 2, 17, 8), 3, np.float16)
+    want = D.depthwise_input_gradient_reference(*exact(dy, weight)) + exact(x)[0]
+    for version in (1, 3):
+        got = D.depthwise_input_gradient(engine(dy), engine(weight), version, residual=engine(x))
+        engine.check(got, want, 1e-3)
+
+
 @on("cpu", "emulator")
 def test_half_keeps_its_sums_in_single(engine, rng):
     """49 products of about one: their sum rounded to float16 once."""
@@ -117,8 +129,10 @@ def test_wrong_arguments_say_so(engine):
     weight = engine(np.ones((3, 3, 6)))
     with pytest.raises(ValueError, match="a depthwise kernel of 4 × 4: it must be square and odd"):
         D.depthwise_forward(x, even)
-    with pytest.raises(ValueError, match="eight channels at a time .* not 6 channels .* use version=1"):
+    with pytest.raises(ValueError, match=r"version 2 \(tiled\) takes eight .* not 6 channels .* use version=1"):
         D.depthwise_forward(x, weight, version=2)
+    with pytest.raises(ValueError, match=r"version 3 \(mma\) takes float16 and bfloat16, not .* use version=2"):
+        D.depthwise_forward(engine(np.ones((1, 4, 4, 8))), engine(np.ones((3, 3, 8))), version="mma")
     with pytest.raises(ValueError, match="channels last and equal"):
         D.depthwise_forward(x, engine(np.ones((3, 3, 5))))
     with pytest.raises(ValueError, match=r"bias has shape \(5,\), this convolution needs \(6,\)"):

@@ -312,8 +312,10 @@ def convolutions_cases():
 def depthwise_cases():
     """Tiles that the image does not fill, and a slice that the channels do not fill."""
     problems = [("three channels", (1, 4, 5, 3), 3, (1,), np.float32), ("3×3", (2, 5, 10, 8), 3, (1, 2), np.float32),
-                ("3×3 float16, two slices", (1, 2, 9, 40), 3, (1, 2), np.float16)]
-    problems += [(f"{k}×{k}{' float16' * (dtype == np.float16)}, {width} wide", (1, 2, width, 8), k, (2,), dtype)
+                ("3×3 float16, two slices", (1, 2, 9, 40), 3, (1, 2, 3), np.float16),
+                ("7×7 float16, two tiles", (1, 17, 34, 8), 7, (3,), np.float16)]
+    problems += [(f"{k}×{k}{' float16' * (dtype == np.float16)}, {width} wide", (1, 2, width, 8), k,
+                  (2, 3) if dtype == np.float16 else (2,), dtype)
                  for k in (3, 5, 7) for dtype in (np.float32, np.float16) for width in (3, 9)]
     for label, (B, H, W, C), kernel, versions, dtype in problems:
         shapes = {"x": (B, H, W, C), "dy": (B, H, W, C), "weight": (kernel, kernel, C)}
