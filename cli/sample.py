@@ -73,8 +73,8 @@ class Steps(click.ParamType):
              "small]")
 @option("How", "--spacing", metavar="NAME", type=click.Choice(["timesteps", "karras", "logsnr", "time"]),
         help="Noise levels: timesteps (evenly spaced), karras (EDM's), logsnr (even in log sigma), or time "
-             "(even in t, for a model of the linear path).  [default: time for such a model, else timesteps for ddpm "
-             "and ddim, karras for the others]")
+             "(even in t, for a model of the linear path).  [default: karras for dpm++2m and euler-ancestral; "
+             "for the others time for such a model, else timesteps for ddpm and ddim, karras for the rest]")
 @option("How", "--time-shift", metavar="S", type=click.FloatRange(0.01, 100),
         help="Of a model of the linear path: t becomes S·t / (1 + (S-1)·t), so that above 1 more steps are taken where "
              "there is more noise.  [default: as in its training]")

@@ -67,8 +67,9 @@ class Sampling:
     sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0 to 1
     variance: of ddpm, "small", "large" or "learned" (default: learned if the model learned it, else small)
     spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or "logsnr"; on
-        the path linear "time" (default), even steps in t, in which heun then takes its mean; on the path edm karras or
-        logsnr. time_shift: of the levels "time", s: t becomes s·t / (1 + (s-1)·t) (default: as the model was trained)
+        the path linear "time", even steps in t, in which heun then takes its mean (default, but for dpm++2m and
+        euler-ancestral without a time_shift); on the path edm karras or logsnr
+    time_shift: of the levels "time", s: t becomes s·t / (1 + (s-1)·t) (default: as the model was trained)
     s_churn, s_tmin, s_tmax, s_noise: for heun and euler, noise added as in EDM (see `raised` in samplers.py; default:
         s_churn 0, none)
     y: class indices (count,), or one for all, for a model with classes; None takes them in turn
@@ -121,7 +122,8 @@ class Sampling:
         self.respacing = steps if isinstance(steps, str) else None
         if self.respacing and spacing not in (None, "timesteps"):
             raise UsageError(f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out.")
-        self.spacing = spacing or ("timesteps" if self.respacing
+        shifted = time_shift is not None and self.diffusion.path_name == "linear"
+        self.spacing = spacing or ("timesteps" if self.respacing else "time" if shifted
                                    else self.diffusion.path.default_spacing(self.sampler))
         self.sigmas = self._path(time_shift).sigmas(self.spacing, steps)
         if self.function is heun and self.spacing == "time":

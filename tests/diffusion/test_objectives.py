@@ -118,6 +118,10 @@ def test_levels_of_the_linear_path_are_even_in_t():
     np.testing.assert_allclose(np.array(shifted.sigmas[1:]), 3 * np.array(sampling.sigmas[1:]), rtol=1e-9)
     moved = Sampling(GaussianModel(prediction=None, path="linear", time_shift=3.0), count=1, steps=10, time_shift=1.5)
     np.testing.assert_allclose(np.array(moved.sigmas[1:]), 1.5 * np.array(sampling.sigmas[1:]), rtol=1e-9)
+    karras = Sampling(GaussianModel(prediction=None, path="linear"), count=1, steps=10, sampler="dpm++2m")
+    assert karras.spacing == "karras" and karras.sigmas[1] == pytest.approx(80)
+    assert Sampling(GaussianModel(prediction=None, path="linear"), count=1, steps=10, sampler="dpm++2m",
+                    time_shift=4.0).spacing == "time"
     assert moved.options["time_shift"] == 1.5 and "time_shift" not in shifted.options
     karras = Sampling(GaussianModel(prediction=None, path="edm"), count=1, steps=18).sigmas
     assert karras[0] == pytest.approx(80) and karras[-2] == pytest.approx(0.002) and karras[-1] == 0
