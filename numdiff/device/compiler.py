@@ -21,6 +21,7 @@ from .kernel_cache import Key, MachineCode
 from .quick_types import quick_types
 from .requires import check_supported
 
+DEPENDENT_LAUNCH = (9, 0)  # the first capability whose kernels can wait for the one before them, instead of the driver
 PACKAGES = ("numdiff.kernels.", "numdiff.device.")  # whose kernels are kept: their code is in the cache's name
 
 
@@ -104,9 +105,25 @@ def compile_kernel(kernel, words, capability):
     library, entry = compiled.library, compiled.fndesc.llvm_func_name
     function = library.get_function(entry)
     compiler.kernel_fixup(function, False)
+    if (major, minor) >= DEPENDENT_LAUNCH:
+        wait_for_the_kernel_before(function)
     nvvm.set_launch_bounds(function, options.get("launch_bounds"))
     cubin = library.get_cubin(cc=(major, minor, "a" if (major, minor) >= (9, 0) else "")).code
     return MachineCode(entry, bytes(cubin), time.perf_counter() - started)
+
+
+def wait_for_the_kernel_before(function):
+    """Have a kernel, given as LLVM's function, begin by waiting for the one before it: programmatic dependent launch.
+
+    The driver may then launch it while that one's last writes are under way, which saves about a microsecond a kernel;
+    the wait ends when they are visible, so what the kernels do is as if one began where the other ended (PTX ISA,
+    "griddepcontrol"). It could be launched earlier still, had the kernel before it said `launch_dependents` at its
+    start: then its blocks crowd where the other's are done first, and a training step becomes 1 to 2 % slower.
+    """
+    from llvmlite import ir
+    builder = ir.IRBuilder()
+    builder.position_at_start(function.entry_basic_block)
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "griddepcontrol.wait;", "~{memory}", [], side_effect=True)
 
 
 _turn = threading.RLock()  # what follows swaps a function of Numba's, for all threads

@@ -19,7 +19,7 @@ from ..errors import NumdiffError, OutOfMemoryError
 from ..progress import compiling
 from .arena import Arena
 from .array import DeviceArray
-from .compiler import compile_kernel, is_kept, key_of, scalar
+from .compiler import DEPENDENT_LAUNCH, compile_kernel, is_kept, key_of, scalar
 from .cpu import prepare_cpu
 from .kernel_cache import KernelCache
 from .requires import check_supported
@@ -97,6 +97,9 @@ class Gpu:
         self.arenas = [Arena(self._take_segment)]  # the first for everything, the others for one captured step each
         self._parts = None  # while capturing: what a replay will call, one after the other
         self._beside = None  # a stream for uploads meanwhile
+        self._early = ({"programmatic_stream_serialization": True}  # which old versions of cuda.core do not know
+                       if self.capability >= DEPENDENT_LAUNCH
+                       and hasattr(LaunchConfig, "programmatic_stream_serialization") else {})
         self._opened = {}  # handle of another process's allocation -> where it is mapped here
         self._kernels = {}
         self._configs = {}
@@ -331,12 +334,12 @@ class Gpu:
 
     def _configure(self, grid, block, shared, cluster):
         if cluster == 1:
-            return self._launch_config(grid=grid, block=block, shmem_size=shared)
+            return self._launch_config(grid=grid, block=block, shmem_size=shared, **self._early)
         grid, cluster = in_three(grid), in_three(cluster)  # cuda.core counts a grid's clusters, not its blocks
         if any(n % k for n, k in zip(grid, cluster, strict=True)):
             raise ValueError(f"a grid of {grid} blocks cannot be cut into clusters of {cluster}; give a multiple")
         return self._launch_config(grid=tuple(n // k for n, k in zip(grid, cluster, strict=True)), cluster=cluster,
-                                   block=block, shmem_size=shared)
+                                   block=block, shmem_size=shared, **self._early)
 
     def _lay_out(self, array):
         """Numba's array argument: meminfo, parent, item count, item size, address, shape, strides in bytes."""

@@ -8,7 +8,7 @@ import pytest
 from numba.cuda import dispatcher
 from numba.cuda.cudadrv import devices
 
-from numdiff.device import cuda, empty
+from numdiff.device import compiler, cuda, empty
 from numdiff.device.compiler import compile_kernel, is_kept, kernels_by_name, key_of, type_of_word
 from numdiff.device.half import find_kernel
 from numdiff.device.kernel_cache import Key
@@ -31,16 +31,31 @@ def instructions(cubin):
 
 def test_same_code_as_numbas_dispatcher(monkeypatch):
     class Context:
-        device = type("Device", (), {"compute_capability": (9, 0)})
+        device = type("Device", (), {"compute_capability": (8, 0)})
 
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: Context.device)
     monkeypatch.setattr(devices, "get_context", lambda: Context)
     kernel = find_kernel(SILU)
     theirs = dispatcher._Kernel(kernel.py_func, tuple(map(type_of_word, SILU.types)), **kernel.targetoptions)
-    ours = compile_kernel(kernel, SILU.types, (9, 0))
+    ours = compile_kernel(kernel, SILU.types, (8, 0))
     code, = instructions(ours.cubin)
     assert [code] == instructions(theirs._codelibrary.get_cubin().code) and len(code) > 256
     assert ours.entry.encode() in ours.cubin and ours.seconds > 0
+
+
+def test_from_hopper_on_a_kernel_waits_for_the_one_before_it(monkeypatch):
+    """Its first instruction, whatever else it does; and nothing else is changed, so the code of others is Numba's."""
+    begun, wait = [], compiler.wait_for_the_kernel_before
+
+    def watch(function):
+        wait(function)
+        begun.append(str(function.entry_basic_block.instructions[0]))
+
+    monkeypatch.setattr(compiler, "wait_for_the_kernel_before", watch)
+    kernel = find_kernel(SILU)
+    for capability in ((8, 9), (9, 0)):
+        compile_kernel(kernel, SILU.types, capability)
+    assert len(begun) == 1 and "griddepcontrol.wait;" in begun[0] and "~{memory}" in begun[0]
 
 
 def test_key_of_a_launch():
