@@ -94,7 +94,9 @@ QUALITY = measured_by(
     ("--json", {"metavar": "FILE.json", "type": click.Path(dir_okay=False), "help": "Write what was measured, after "
                 "each measurement."}),
     ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw the distances over the seconds "
-               "of training."}))
+               "of training."}),
+    ("--grid", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Write the first samples of each "
+                "measurement, a column for each class, over those of the measurement before."}))
 
 
 def step_command(kind):
@@ -133,7 +135,7 @@ def quality():
     """Train, and measure how many seconds it takes to a quality: LEADERBOARD.md has the rules."""
 
 
-def measure_quality(model, target, every, samples, sample_batch, json, png, **given):
+def measure_quality(model, target, every, samples, sample_batch, json, png, grid, **given):
     import sys
 
     from numdiff.data.dataset import default_path
@@ -150,11 +152,13 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, **gi
     )
     from numdiff.files import check_output, write_json
     from numdiff.training.options import resolve
+    from numdiff.training.report import save_png
 
     given = {name: value for name, value in classes_by_number(model, given).items() if value is not None}
     given.setdefault("data", default_path())  # named: all its classes, of which the presets choose a few
     targets = check_targets(target or TARGETS)
     check_picture(png)
+    check_picture(grid)
     if json:
         check_output("what was measured", json)
     options = resolve({"model": model, **given})
@@ -164,13 +168,16 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, **gi
     record = bench_quality(
         options, targets, every, samples, given.get("sampler", "dpm++2m"), given.get("sample_steps", 20), sample_batch,
         given.get("cfg_scale"), echo,
-        lambda so_far: write_json(json, so_far, "what was measured") if json else None)
+        lambda so_far: write_json(json, so_far, "what was measured") if json else None,
+        lambda picture: save_png(grid, picture) if grid else None)
     for text in conclusion(record):
         echo(text)
     if png:
         if current().rank == 0:
             draw(png, record, f"{model_name(options)}, {record['card']}")
         echo(f"curve        {png}")
+    if grid:
+        echo(f"samples      {grid}")
     echo(f"row          {leaderboard_row(record, revision(), ' '.join(['numdiff', *sys.argv[1:]]))}")
 
 

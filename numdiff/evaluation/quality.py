@@ -24,7 +24,7 @@ from ..training.build import build_model, build_trainer, open_data
 from ..training.compiling import compiling
 from ..training.plan import plan_run
 from ..training.previews import Previews, draws
-from ..training.run import quiet_overflows
+from ..training.run import quiet_overflows, sample_grid
 from ..training.trainer import NonFiniteError
 from .features import RandomConv, extract
 from .frechet import frechet_distance
@@ -35,24 +35,27 @@ TARGETS = 0.30, 0.15, 0.08  # spatial Fréchet distances
 FIRST_SEED = 10_000  # of the samples: those of a run's own grids are other ones
 POINTS = 16  # of the curve, where no interval is given
 NEAREST = 3  # k of precision and recall
-MOST_EVALUATIONS = 1000
+MAX_EVALUATIONS = 1000
+GRID_IMAGES = 64  # in a picture of them, at most
 
 
 def bench_quality(options, targets=TARGETS, every=None, samples=None, sampler="dpm++2m", sample_steps=20,
-                  sample_batch=128, cfg_scale=None, echo=lambda text: None, keep=lambda record: None):
+                  sample_batch=128, cfg_scale=None, echo=lambda text: None, keep=lambda record: None,
+                  show=lambda picture: None):
     """Train as `options` (a resolved `TrainOptions`) say, and measure; returns a record for JSON. Under `mpiexec`,
     collective.
 
     targets: spatial Fréchet distances; every: steps between two measurements (default: a sixteenth of the run)
     samples: images of a measurement (default: as many as the data has); sampler, sample_steps, cfg_scale: how they are
         made, sample_batch at a time
-    echo: prints a line after each measurement; keep: is given the record after each, on rank 0
+    echo: prints a line after each measurement; keep: is given the record after each, show: the first of its images as a
+        picture, uint8 (H, W, C); on rank 0
     """
     targets = check_targets(targets)
     every = every or max(1, -(-options.steps // POINTS))
-    if options.steps // every > MOST_EVALUATIONS:
+    if options.steps // every > MAX_EVALUATIONS:
         raise UsageError(f"--every {every} would measure {options.steps // every:,} times in {options.steps:,} steps: "
-                         f"give at least {-(-options.steps // MOST_EVALUATIONS)}.")
+                         f"give at least {-(-options.steps // MAX_EVALUATIONS)}.")
     communicator = connect(options.transport, options.device, options.rank_timeout)
     with communicator.job():
         dataset = open_data(communicator, options)
@@ -62,7 +65,7 @@ def bench_quality(options, targets=TARGETS, every=None, samples=None, sampler="d
         try:
             run = QualityRun(trainer, options, targets, sample_batch, communicator)
             with quiet_overflows():
-                return run.measure(every, echo if communicator.rank == 0 else lambda text: None, keep)
+                return run.measure(every, echo if communicator.rank == 0 else lambda text: None, keep, show)
         finally:
             trainer.close()
             dataset.close()
@@ -107,7 +110,7 @@ class QualityRun:
             open_source(trainer.dataset.path, options.classes, (size, size)))
         self.seconds, self.points, self.reached = 0.0, [], {}
 
-    def measure(self, every, echo, keep):
+    def measure(self, every, echo, keep, show):
         """Train and measure; returns the record."""
         fault = None
         while self.trainer.step < self.options.steps and len(self.reached) < len(self.targets) and not fault:
@@ -116,13 +119,15 @@ class QualityRun:
             except NonFiniteError as error:
                 fault = str(error)
                 break
-            point = self.communicator.first(self._point, self._samples())
+            images = self._samples()
+            point = self.communicator.first(self._point, images)
             self.points.append(point)
             for target in self.targets:
                 if point["spatial_frechet_distance"] <= target:
                     self.reached.setdefault(target, point)
             echo(line(point, [target for target in self.targets if self.reached.get(target) is point]))
-            self.communicator.first(lambda: keep(self.record()) and None)
+            self.communicator.first(keep, self.record())
+            self.communicator.first(lambda images: show(self._grid(images)) and None, images)
         if not self.points:
             raise NumdiffError(f"nothing was measured: {fault}")
         return {**self.record(), **({"fault": fault} if fault else {})}
@@ -147,6 +152,10 @@ class QualityRun:
                 "frechet_distance": frechet_distance(a.mu, a.sigma, b.mu, b.sigma),
                 "spatial_frechet_distance": frechet_distance(a.mu_s, a.sigma_s, b.mu_s, b.sigma_s),
                 "precision": precision, "recall": recall}
+
+    def _grid(self, images):
+        classes = self.trainer.model.num_classes or 1
+        return sample_grid(self.trainer.model, images[:max(GRID_IMAGES // classes, 1) * classes])  # whole rows
 
     def _features(self, images):
         """The `Features` of images, an array or a source of them."""

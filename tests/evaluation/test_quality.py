@@ -3,6 +3,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from numdiff.errors import UsageError
 from numdiff.evaluation.quality import check_targets, conclusion, leaderboard_row, revision
@@ -19,7 +20,8 @@ def run(*more):
 def test_targets_reached_and_not(tmp_path):
     """The run goes on to its last step where a target stays out of reach, and ends at the smallest that is reached."""
     record = tmp_path / "quality.json"
-    result = run("--steps", 5, "--every", 2, "--target", "0.001,1000", "--json", record, "--png", tmp_path / "a.png")
+    result = run("--steps", 5, "--every", 2, "--target", "0.001,1000", "--json", record, "--png", tmp_path / "a.png",
+                 "--grid", tmp_path / "grid.png")
     assert result.exit_code == 0, result.output
     measured = json.loads(record.read_text())
     assert [point["step"] for point in measured["points"]] == [2, 4, 5]
@@ -30,6 +32,9 @@ def test_targets_reached_and_not(tmp_path):
     assert "target 0.001: not reached in 5 steps; the best was " in result.output
     assert "target 1000: " in result.output and " s of training, 2 steps, 4 images" in result.output
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with Image.open(tmp_path / "grid.png") as grid:
+        width, height = grid.size
+    assert height / 10 == pytest.approx(width / 2, rel=0.05)  # 20 images, a column for each class
     early = run("--steps", 5, "--every", 2, "--target", 1000, "--json", tmp_path / "early.json")
     assert early.exit_code == 0 and "not reached" not in early.output
     again = json.loads((tmp_path / "early.json").read_text())["points"]
