@@ -1,0 +1,53 @@
+"""One ConvNeXt block, measured."""
+import numpy as np
+from click.testing import CliRunner
+
+from numdiff.benchmark import block
+from numdiff_cli.main import main
+from tests.conftest import needs
+
+from .fake_gpu import FakeGpu
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["bench", "block", *arguments])
+
+
+def test_on_a_gpu_and_the_cpu(monkeypatch):
+    gpu = FakeGpu()
+    monkeypatch.setattr(block, "get_backend", lambda name: gpu)
+    ours, cpu = block.bench_block("cuda", "fp16", 1, 4, 8, repeats=1)
+    assert gpu.captured == 2 and "GPU, fp16" in ours["where"] and "CPU, fp32" in cpu["where"]
+    assert all(row[what] > 0 for row in (ours, cpu) for what in ("forward", "both"))
+
+
+def test_command():
+    result = run("--device", "cpu", "--batch", "1", "--size", "4", "--channels", "8")
+    assert result.exit_code == 0 and "numdiff, CPU, fp32" in result.output, result.output
+    assert "--channels 12: a ConvNeXt block takes a multiple of 8" in run("--channels", "12").output
+
+
+@needs("torch")
+def test_beside_torch():
+    rows = block.bench_block("cpu", "fp32", 1, 4, 8, ("eager",), repeats=1)
+    assert "fault" not in rows[1] and rows[1]["against"][0] > 0
+
+
+@needs("torch")
+def test_torch_computes_the_same(rng, channels=8):
+    import torch
+
+    from numdiff.benchmark.torch_block import OneBlock
+    from numdiff.nn import Tensor
+    from numdiff.nn.convert.layout import to_torch_layout
+    ours, theirs = block.OneBlock(channels), OneBlock(channels)
+    arrays = {k: rng.standard_normal(v.shape).astype(np.float32) for k, v in ours.arrays().items()}
+    ours.load_arrays(arrays)
+    state = {k.removeprefix("block."): torch.from_numpy(np.ascontiguousarray(v))
+             for k, v in to_torch_layout(arrays).items() if "emb_layers" not in k}
+    theirs.load_state_dict(state)
+    x, added = (rng.standard_normal(s).astype(np.float32) for s in ((2, 5, 6, channels), (2, channels)))
+    want = ours(Tensor(x), Tensor(added)).data
+    with torch.no_grad():
+        got = theirs(torch.from_numpy(x.transpose(0, 3, 1, 2)), torch.from_numpy(added)).numpy().transpose(0, 2, 3, 1)
+    assert np.linalg.norm(got - want) < 1e-5 * np.linalg.norm(want)
