@@ -70,8 +70,9 @@ ROWS = (Row("float32, naive kernels", FIRST_ONLY),
         Row("data from disk, prefetched", precision="fp16", graph=True, largest=True, loaded=True))
 WITHOUT_KERNELS = "float32, one operation a pass"  # the first row's name in NumPy
 COMPONENTS = ("conv2d", "linear", "norm", "attention", "elementwise", "optimizer", "copies")
-BELONGS = (("norm", r"norm|adaln"), ("attention", r"attention|flash|softmax"), ("conv2d", r"conv2d|depthwise|im2col|winograd"),
-           ("linear", r"linear|matmul"), ("optimizer", r"adamw|ema_|global_norm|squares|loss_scale|telemetry|advance"),
+BELONGS = (("norm", r"norm|adaln"), ("attention", r"attention|flash|softmax"),
+           ("conv2d", r"conv2d|depthwise|im2col|winograd"), ("linear", r"linear|matmul"),
+           ("optimizer", r"adamw|ema_|global_norm|squares|loss_scale|telemetry|advance"),
            ("copies", r"mem(cpy|set)|concat|cast|chunk|columns|patchify|copy|fill|gather|take|place"))
 FLAT = re.compile("global_norm|zero_ranges")  # "norm" of the gradients is the optimiser's
 LEAST = 3  # steps that are measured, however slow they are
