@@ -6,7 +6,6 @@
 On a GPU both are recorded as graphs of several calls, PyTorch's too, in each of its modes: times are the GPU's, not
 those of launching from Python. PyTorch's weights are float16 or bfloat16 where numdiff computes in such.
 """
-import statistics
 import time
 
 import numpy as np
@@ -15,7 +14,7 @@ from ..device import get_backend, synchronize, upload
 from ..nn import Model, Tensor
 from ..nn.tensor import Tape
 from ..nn.unet import ConvNeXtBlock
-from .replays import MAX_CALLS, REPLAY_S, repeated
+from .replays import MAX_CALLS, REPLAY_S, repeated, timed
 
 MODES = "eager", "compile"
 
@@ -61,19 +60,6 @@ class OurBlock:
 
     def wait(self):
         synchronize(self.backend)
-
-
-def timed(run, wait, calls, repeats):
-    """Median seconds of a call."""
-    run()
-    wait()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        wait()
-        taken.append((time.perf_counter() - start) / calls)
-    return statistics.median(taken)
 
 
 def _ours(backend, precision, shape, repeats):

@@ -1,4 +1,5 @@
 """Timing recorded graphs: with enough calls and replays to take long compared with the host's clock."""
+import statistics
 import time
 
 import numpy as np
@@ -21,3 +22,16 @@ def repeated(replay, wait, calls):
         for _ in range(turns):
             replay()
     return run, wait, calls * turns
+
+
+def timed(run, wait, calls, repeats):
+    """Median seconds of a call."""
+    run()
+    wait()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        wait()
+        taken.append((time.perf_counter() - start) / calls)
+    return statistics.median(taken)

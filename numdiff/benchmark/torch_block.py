@@ -5,8 +5,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from .block import timed
-from .replays import MAX_CALLS, REPLAY_S, repeated
+from .replays import MAX_CALLS, REPLAY_S, repeated, timed
 from .torch_unet import ConvNeXtBlock
 
 
