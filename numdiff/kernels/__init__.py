@@ -24,6 +24,8 @@ from .layernorm import layernorm_backward, layernorm_forward
 from .linear import (
     linear_backward,
     linear_forward,
+    linear_gate_forward,
+    linear_gate_supports,
     linear_gelu_forward,
     linear_gelu_supports,
     linear_swiglu_forward,
@@ -55,7 +57,8 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "embedding_forward", "flash_attention_backward", "flash_attention_forward", "gate_adaln_backward",
            "gate_adaln_forward", "gate_adaln_supports", "gate_backward", "gate_forward", "gelu_backward",
            "gelu_forward", "groupnorm_backward", "groupnorm_forward", "hybrid_loss_backward", "hybrid_loss_forward",
-           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward", "linear_gelu_forward",
+           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward",
+           "linear_gate_forward", "linear_gate_supports", "linear_gelu_forward",
            "linear_gelu_supports", "linear_group_backward", "linear_group_forward", "linear_swiglu_forward",
            "linear_swiglu_supports", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward",
            "pair_supports", "patchify_backward", "patchify_forward", "qk_norm_rope_backward", "qk_norm_rope_forward",

@@ -45,9 +45,11 @@ from .any_batch import blocks, filled, rows_of_a_sample
 from .concat import Pair
 from .elementwise import gelu_backward, gelu_forward
 from .matmul import (
+    Gated,
     gelu_supports,
     matmul_forward,
     matmul_forward_cost,
+    matmul_gate_forward,
     matmul_gelu_backward,
     matmul_gelu_forward,
     matmul_pair_backward,
@@ -58,6 +60,8 @@ from .matmul import (
     pair_supports,
 )
 from .reduce import column_sum
+from .transformer.columns import as_columns
+from .transformer.gate import gate_forward
 from .transformer.swiglu import swiglu_backward, swiglu_forward
 from .versions import versions_by_name
 
@@ -201,6 +205,24 @@ def linear_gelu_forward(x, weight, bias, keeps_u=True):
     u, y = matmul_gelu_forward(x.reshape(-1, x.shape[-1]), weight, bias, keeps_u)
     shape = (*x.shape[:-1], weight.shape[0])
     return u if u is None else u.reshape(shape), y.reshape(shape)
+
+
+def linear_gate_forward(x, weight, bias, residual, gate):
+    """residual + gate · (x·weightᵀ + bias) as a new array: residual (B, T, N), gate (B, N), an array or `Columns`.
+
+    In one kernel, with the bits of two; on a device only where `linear_gate_supports`.
+    """
+    if not is_device(x):
+        return gate_forward(residual, linear_forward_reference(x, weight, bias), gate)
+    columns, (_, tokens, width) = as_columns(gate), residual.shape
+    gated = Gated(residual.reshape(-1), columns.flat, columns.first, columns.pitch, tokens)
+    return matmul_gate_forward(x.reshape(-1, x.shape[-1]), weight, bias, gated).reshape(-1, tokens, width)
+
+
+def linear_gate_supports(x, gate, *weights):
+    """True where a layer on x (B, T, K), with one of these weights, takes `gate` and a residual like its result."""
+    return (all(gelu_supports(x, *weight.shape) for weight in weights) and x.shape[1] % 16 == 0
+            and gate.dtype == x.dtype and as_columns(gate).flat.offset % 4 == 0)
 
 
 def linear_gelu_supports(x, weight):

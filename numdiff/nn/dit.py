@@ -117,15 +117,15 @@ class Attention(Module):
             self.proj_l = Linear(hidden // heads, hidden // heads, zero=True, matrices=0)
         self.heads, self.qk_norm, self.sla_topk = heads, qk_norm, sla_topk
 
-    def forward(self, x, rotation=None):
+    def forward(self, x, rotation=None, residual=None, gate=None):
         qkv = self.qkv(x)  # (B, T, 3 D)
         if self.qk_norm or rotation is not None:
             weights = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
             qkv = F.qk_norm_rope(qkv, self.heads, *weights, rotation, EPS)
         if self.sla_topk is None:
-            return self.proj(F.attention(qkv, self.heads, "new"))  # (B, T, D)
+            return self.proj(F.attention(qkv, self.heads, "new"), residual, gate)  # (B, T, D)
         return self.proj(F.sparse_linear_attention(qkv, self.heads, self.sla_topk, self.proj_l.weight,
-                                                   self.proj_l.bias, "new"))
+                                                   self.proj_l.bias, "new"), residual, gate)
 
 
 class Mlp(Module):
@@ -133,8 +133,10 @@ class Mlp(Module):
         self.fc1 = Linear(hidden, inner, initial=xavier)
         self.fc2 = Linear(inner, hidden, initial=xavier)
 
-    def forward(self, x):
-        return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+    def forward(self, x, residual=None, gate=None):
+        return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias, residual, gate)
+
+    last = property(lambda self: self.fc2)
 
 
 class SwiGLU(Module):
@@ -155,8 +157,10 @@ class SwiGLU(Module):
                                  (self.w3.weight, more * hidden)):
             parameter.padding = zeros
 
-    def forward(self, x):
-        return F.swiglu_mlp(x, self.w12.weight, self.w12.bias, self.w3.weight, self.w3.bias)
+    def forward(self, x, residual=None, gate=None):
+        return F.swiglu_mlp(x, self.w12.weight, self.w12.bias, self.w3.weight, self.w3.bias, residual, gate)
+
+    last = property(lambda self: self.w3)
 
 
 class Block(Module):
@@ -182,9 +186,14 @@ class Block(Module):
     def forward(self, x, y, modulation, following, rotation=None):
         """From tokens x and their norm y to both after this block; following: that last norm, its shift and scale. A
         gate and the norm that reads its result are one operation, so the first norm of a block is computed before it.
+        Without a tape the product before a gate may take it in, and the norm stands alone: less to write and read.
         """
         _, _, gate, shift, scale, gate_mlp = modulation
         norm, *theirs = following
+        if F.gates_products(x, gate, self.attn.proj.weight, self.mlp.last.weight):
+            x = self.attn(y, rotation, x, gate)
+            x = self.mlp(self.norm2(x, shift, scale), x, gate_mlp)
+            return x, norm(x, *theirs)
         x, y = self.norm2.after_gate(x, self.attn(y, rotation), gate, shift, scale)
         return norm.after_gate(x, self.mlp(y), gate_mlp, *theirs)
 

@@ -63,10 +63,15 @@ def gelu(x: Tensor) -> Tensor:
     return record("gelu", K.gelu_forward(saved), (x,), lambda dy: (K.gelu_backward(dy, saved),))
 
 
-def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual: Tensor | None = None,
+           gate: Tensor | None = None) -> Tensor:
     """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); further axes of weight count as K.
     residual: a tensor like the result, added to it, in the same kernel if that supports it
+    gate: (B, N), with a residual (B, T, N): what the result is multiplied by before; only where `gates_products`
     """
+    if gate is not None:
+        b = None if bias is None else bias.data
+        return Tensor(K.linear_gate_forward(x.data, weight.like(x.data), b, residual.data, gate.data))
     saved, wants_dx, rows, adds = x.data, x.slot is not None, weight.shape[0], residual is not None
 
     def backward(dy, before):
@@ -343,13 +348,24 @@ def bias_gelu(x: Tensor, bias: Parameter) -> Tensor:
                   lambda dy: (K.bias_gelu_backward(dy, saved, bias.data, bias.grad),), has_parameters=trains(bias))
 
 
-def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias_2: Parameter) -> Tensor:
-    """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M)."""
+def gates_products(x: Tensor, gate: Tensor, *weights: Parameter) -> bool:
+    """Whether `linear`, `mlp` and `swiglu_mlp` multiply by `gate` and add a residual, where their last product has one
+    of these weights: nothing is recorded, since only `gate_adaln` has a backward, and the product is Hopper's."""
+    return not is_recording() and capped("epilogue", 1) == 1 and K.linear_gate_supports(x.data, gate.data, *weights)
+
+
+def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias_2: Parameter,
+        residual: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+    """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M).
+    residual, gate: of the second, as in `linear`
+    """
     saved, wants_dx = x.data, x.slot is not None
     if not K.linear_gelu_supports(saved, weight) or not K.linear_gelu_supports(saved, weight_2):
         hidden = bias_gelu(linear(x, weight), bias) if capped("epilogue", 1) else gelu(linear(x, weight, bias))
-        return linear(hidden, weight_2, bias_2)
+        return linear(hidden, weight_2, bias_2, residual, gate)
     u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data, keeps_u=is_recording())
+    if gate is not None:
+        return linear(Tensor(h), weight_2, bias_2, residual, gate)
 
     def backward(dy, before):
         dweight, accumulate = weight_gradient(weight_2, weight_2.shape[0])
@@ -368,15 +384,18 @@ def swiglu(x: Tensor) -> Tensor:
     return record("swiglu", K.swiglu_forward(saved), (x,), lambda dy: (K.swiglu_backward(dy, saved),))
 
 
-def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, b3: Parameter | None) -> Tensor:
+def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, b3: Parameter | None,
+               residual: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
     """A linear layer, SwiGLU, a linear layer: x (..., K), w12 (2 · H, K), w3 (M, H) -> (..., M); biases may be None.
     As of `mlp`, x, the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper SwiGLU
-    and its backward are part of the products beside it.
+    and its backward are part of the products beside it. residual, gate: of the second layer, as in `linear`
     """
     saved, wants_dx = x.data, x.slot is not None
     if not K.linear_swiglu_supports(saved, w12, w3):
-        return linear(swiglu(linear(x, w12, b12)), w3, b3)
+        return linear(swiglu(linear(x, w12, b12)), w3, b3, residual, gate)
     u, h = K.linear_swiglu_forward(saved, w12.like(saved), None if b12 is None else b12.data, keeps_u=is_recording())
+    if gate is not None:
+        return linear(Tensor(h), w3, b3, residual, gate)
 
     def backward(dy, before):
         dweight, accumulate = weight_gradient(w3, w3.shape[0])

@@ -56,8 +56,8 @@ class Linear(Module):
         self.bias = Parameter((outputs,), constant(0) if initial else start)
         self.matrices = matrices
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return F.linear(x, self.weight, self.bias, residual)
+    def forward(self, x: Tensor, residual: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        return F.linear(x, self.weight, self.bias, residual, gate)
 
 
 class Conv2d(Module):

@@ -44,7 +44,7 @@ def test_an_unknown_device_is_a_usage_error():
 
 def test_a_grid_counts_blocks_also_where_they_form_clusters():
     gpu = Gpu.__new__(Gpu)
-    gpu._launch_config = dict  # cuda.core's counts clusters
+    gpu._launch_config, gpu._early = dict, {}  # cuda.core counts clusters
     assert gpu._configure((6, 2, 8), 64, 100, (1, 1, 4)) == {"grid": (6, 2, 2), "cluster": (1, 1, 4), "block": 64,
                                                              "shmem_size": 100}
     assert gpu._configure(6, 64, 0, 2) == {"grid": (3, 1, 1), "cluster": (2, 1, 1), "block": 64, "shmem_size": 0}

@@ -5,7 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from numdiff.device import download
+from numdiff.device import download, upload
+from numdiff.device.emulator import get_emulator
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import AdamW, DiT, Tape, Tensor
 from numdiff.nn import functional as F
@@ -13,7 +14,7 @@ from numdiff.nn.dit import MODELS, dit_parameter_counts, padded_columns, padded_
 from numdiff.nn.flops import dit_forward_flops, forward_flops
 from numdiff.training.kinds.dit import ARCHITECTURES
 from numdiff.training.step import Randomness
-from tests.conftest import relative_error
+from tests.conftest import exhaustive, relative_error
 
 LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shift": False}
 
@@ -196,6 +197,30 @@ def test_both_kinds_of_attention_agree(rng, monkeypatch):
     one = model.predict(x, 3, 1)
     monkeypatch.setattr(F, "HEAD_SIZES", ())
     np.testing.assert_allclose(model.predict(x, 3, 1), one, rtol=1e-4, atol=1e-5)
+
+
+@exhaustive  # test_half.py has the kernel
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_gates_within_the_products_give_the_same_bits(rng, mlp):
+    """In 16 bits on Hopper, which the emulator is, a block's two products before a gate take it in without a tape."""
+    backend = get_emulator(float64=False)
+    model = DiT(image_size=8, in_channels=4, patch_size=2, hidden_size=32, depth=1, num_heads=1, mlp_ratio=1, mlp=mlp,
+                num_classes=None, learn_sigma=False, device=backend)
+    fill(model, rng)
+    model.compute_in_half()
+    x, t = rng.standard_normal((1, 8, 8, 4)).astype(np.float32), np.array([500], np.int32)
+
+    def answer():
+        backend.launched.clear()
+        found = download(model(Tensor(upload(x, backend)), upload(t, backend)).data)
+        return found, {name for _, name in backend.launched if name.endswith("_gate") or name.startswith("gate_adaln")}
+
+    alone, fused = answer()
+    with Tape():
+        recorded, apart = answer()
+    assert fused == {"gemm_hopper_64_nt_gate"} and apart == {"gate_adaln_forward_kernel_v2_1"}
+    np.testing.assert_array_equal(alone, recorded)
+    assert np.abs(alone).max() > 0
 
 
 @pytest.mark.parametrize("options, message", [

@@ -13,6 +13,7 @@ FIRST = re.compile(
     r"adamw: fused|gate_adaln(_backward)?: 16 channels, float16|(qk_norm_rope|swiglu)(_backward)?: .*float16|"
     r"flash_attention(_backward)?: float16, legacy, HS 64, T 3, 64 (queries|keys, .*)|"
     r"linear_backward: and forward, float16, two arrays|matmul_(gelu(_gradient)?|swiglu_gradient): float16, tile 64|"
+    r"linear_gate: float16, tile 64|"
     r"matmul_swiglu: float16, tile 128|"
     r"matmul: float16, a·bᵀ, tile (64|\(64, 64\)), float\d\d|matmul_row_sums: float16, 1 parts|"
     r"conv2d(_input_gradient)?: float16, tile \(32, 1\), 1 × 1, 1 at once|conv2d: float16, tile \(32, 1\), statistics|"

@@ -70,6 +70,19 @@ def product_cases():
 
         return Case(f"matmul_{epilogue}", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
 
+    def gated(tile):
+        N = tile - 24
+
+        def run(a, v):
+            return (with_tile(tile, 6, 1, lambda: linear.linear_gate_forward(
+                a.x, a.weight, a.bias, a.residual, a.gate)),)
+
+        def inputs(rng):
+            return {**halves(x=(1, 16, 8), weight=(N, 8), residual=(1, 16, N), gate=(1, N))(rng),
+                    "bias": rng.standard_normal(N).astype(np.float32)}
+
+        return Case("linear_gate", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
+
     def pair(a, v):
         def layer():
             x = Pair(a.x, a.x_2)
@@ -83,7 +96,7 @@ def product_cases():
             for name, shape in (("bias", 8), ("dweight", (8, 72)), ("dbias", 8))}},
         pair, (None,), HALF_TOLERANCE, "and forward, float16, two arrays")
     for key in hopper.ACTIVATION_KERNELS:
-        yield activation(*key)
+        yield gated(key[0]) if key[1] == "gate" else activation(*key)
     for tile, transpose_a, across in hopper.BATCH_KERNELS:
         def run(a, v, tile=tile, transposes=(transpose_a, not across)):
             return (with_tile(tile, 6, 1, lambda: matmul.matmul_forward(

@@ -33,10 +33,12 @@ SOURCE
     the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
 """
+from .epilogues import Gated
 from .launcher import (
     gelu_supports,
     matmul_backward,
     matmul_forward,
+    matmul_gate_forward,
     matmul_gelu_backward,
     matmul_gelu_forward,
     matmul_pair_backward,
@@ -50,7 +52,7 @@ from .launcher import (
 from .operands import Matrices
 from .reference import matmul_forward_cost, matmul_forward_reference
 
-__all__ = ["Matrices", "gelu_supports", "matmul_backward", "matmul_forward", "matmul_forward_cost",
-           "matmul_forward_reference", "matmul_gelu_backward", "matmul_gelu_forward", "matmul_pair_backward",
-           "matmul_pair_forward", "matmul_pair_gradient", "matmul_strided", "matmul_swiglu_backward",
-           "matmul_swiglu_forward", "pair_supports"]
+__all__ = ["Gated", "Matrices", "gelu_supports", "matmul_backward", "matmul_forward", "matmul_forward_cost",
+           "matmul_forward_reference", "matmul_gate_forward", "matmul_gelu_backward", "matmul_gelu_forward",
+           "matmul_pair_backward", "matmul_pair_forward", "matmul_pair_gradient", "matmul_strided",
+           "matmul_swiglu_backward", "matmul_swiglu_forward", "pair_supports"]

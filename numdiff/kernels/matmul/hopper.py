@@ -43,7 +43,8 @@ EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
     warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
     consumer has two such tiles. Of the two products next to a GELU, one writes GELU(result) as well, the other
-    multiplies by GELU' of another matrix (epilogues.py); so do those next to a SwiGLU (swiglu_epilogues.py).
+    multiplies by GELU' of another matrix (epilogues.py); so do those next to a SwiGLU (swiglu_epilogues.py). A product
+    whose result is gated and added to a residual, in a DiT that is not trained, writes that sum.
     float32: pairs of lanes exchange halves, so that each writes 16 bytes of one row.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
@@ -96,11 +97,13 @@ from .epilogues import (
     BM,
     BOX,
     BOX_BYTES,
+    Gated,
     Place,
     Staging,
     add_rows,
     descriptor,
     epilogue_float,
+    epilogue_gate,
     epilogue_gelu,
     epilogue_gelu_gradient,
     epilogue_half,
@@ -120,7 +123,8 @@ SWIGLU_GRADIENT_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
 SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
-ACTIVATIONS = {"gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS, "swiglu_gradient": STAGES}  # widths
+ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,
+               "swiglu_gradient": STAGES}  # widths
 REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
 
 
@@ -135,6 +139,7 @@ BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
 A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k, or along m or n
 HALF = Constant()  # whether the result is float16
 BATCHED = Constant()  # more than one product: see BATCHES
+GATE = Constant()  # the result is gated and added to another matrix
 GELU = Constant()  # GELU of the result as a second one
 GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
 SWIGLU = Constant()  # SwiGLU of the result as a second one
@@ -172,7 +177,8 @@ class Maps(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16; row_sums (M,) float32."""
+    """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16, or a `Gated`; row_sums (M,)
+    float32."""
 
     c: object
     bias: object
@@ -384,6 +390,8 @@ def epilogue(block, turn, acc, place, staging, part, maps, arrays, work, how):
     memory."""
     if GELU_GRADIENT:
         turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
+    elif GATE:
+        turn = epilogue_gate(block, turn, acc, place, staging, maps, arrays.residual, work)
     elif GELU:
         epilogue_gelu(block, acc, place, staging, maps, work, how.has_residual)
     elif SWIGLU_GRADIENT:
@@ -497,7 +505,7 @@ def make_staging(consumer, tiles, base, biases, loaded, ready):
 def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
-    activation: "", "gelu", "gelu_gradient", "swiglu" or "swiglu_gradient": what happens in its epilogue
+    activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
     batched: for several products
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}"
@@ -563,6 +571,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         the whole product
     row_sums: (M,), to which the sums of A's rows are added; for a float32 c and an A along m (transpose_a)
     activation, other: with a c of 16 bits
+        gate: for A·Bᵀ; residual is a `Gated`
         gelu: for A·Bᵀ; other is like c, and is given GELU(c); c itself is written only if keeps_u
         gelu_gradient: for A·B without bias and residual; a factor GELU'(other)
         swiglu: for A·Bᵀ; b and bias have 2 · N rows, c is (M, 2 · N), and other, (M, N), is given SwiGLU(c); keeps_u as
@@ -592,7 +601,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     units = slices * tiles_m * tiles_n
     nothing = unused(a)
     biases = nothing if bias is None else bias
-    arrays = (biases, a if residual is None else residual.reshape(M, N))
+    arrays = biases, a if residual is None else residual if isinstance(residual, Gated) else residual.reshape(M, N)
     end = float(alpha), int(bias is not None)
     target = nothing if half else c.reshape(-1)
     sums, summing = nothing if row_sums is None else row_sums, 0 if row_sums is None else ADD_ROW_SUMS

@@ -205,13 +205,27 @@ def gelu_supports(x, *extents):
             and by_eight((x,), extents))
 
 
-def _launch_activation(a, b, c, N, transpose_b, activation, other, bias=None, keeps_u=True):
+def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=None, keeps_u=True, residual=None):
     """N: columns of A·B, or of each of its halves."""
     M, K = a.shape
     (_, width), _ = _half_tile(a.backend, 6, 1, assumed(M), 2 * N if activation == "swiglu" else N, K, False)
     width = min(w for w in hopper.ACTIVATIONS[activation] if w >= width)
-    hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, bias, None, 1.0, False, width, 1,
+    hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, bias, residual, 1.0, False, width, 1,
                          activation=activation, other=other, keeps_u=keeps_u)
+
+
+def matmul_gate_forward(a, b, bias, gated):
+    """residual + gate · (a (M, K) · b (N, K)ᵀ + bias (N,)) as a new array (M, N), for a `Gated` of flat arrays like a.
+
+    Only where `gelu_supports` has K and N; the sum in brackets is rounded before it is gated.
+    """
+    (M, _), N = a.shape, b.shape[0]
+    if gated.tokens % 16 or M % gated.tokens or gated.first % 2 or gated.pitch % 2:
+        raise ValueError(f"{M} rows in images of {gated.tokens} must be whole images of a multiple of 16, and gates at "
+                         f"even places, not from {gated.first} on every {gated.pitch}; use gate_forward")
+    c = empty((M, N), a.dtype, like=a)
+    _launch_activation(a, b, c, N, True, "gate", bias=bias, residual=gated)
+    return c
 
 
 def matmul_gelu_forward(a, b, bias, keeps_u=True):

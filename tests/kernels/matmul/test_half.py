@@ -8,12 +8,16 @@ from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.linear import (
     linear_backward,
     linear_forward,
+    linear_gate_forward,
+    linear_gate_supports,
     linear_gelu_forward,
     linear_gelu_supports,
     linear_swiglu_forward,
     linear_swiglu_supports,
 )
 from numdiff.kernels.matmul import hopper, launcher, mma
+from numdiff.kernels.transformer.columns import Columns, Sums
+from numdiff.kernels.transformer.gate import gate_forward
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 from tests.conftest import large, on, quick, relative_error, shapes, versions, where
 
@@ -287,6 +291,39 @@ def test_swiglu(engine, rng, monkeypatch, width, blocks):
     engine.check(gradients[0], want, TOLERANCE)
     for first, second in (*zip(runs[0], runs[-1], strict=True), (gradients[0], gradients[-1])):
         engine.check_equal(first, second)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("width", [None, *hopper.STAGES])
+@QUICK
+@where(lambda engine, width, blocks: engine != "cpu" or (width, blocks) == (None, 1))
+@where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (64, 1))
+def test_gate(engine, rng, monkeypatch, width, blocks):
+    """residual + gate · (x·weightᵀ + bias) with the bits of three steps; the gate is a part of a wider array."""
+    if width is not None:
+        choose(monkeypatch, (hopper.BM, width))
+        monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
+    B, T, N, K = (3, 48, 72, 8) if engine.name == "emulator" else (3, 240, 1096, 328)
+    x, weight, bias = halves(rng, B, T, K), halves(rng, N, K), rng.standard_normal(N)
+    residual, gates = halves(rng, B, T, N), halves(rng, B, 3 * N)
+    gate = gates[:, N:2 * N] if engine.name == "cpu" else Columns(engine(gates), N, N, Sums((B, 3 * N)))
+    runs = [linear_gate_forward(*map(engine, (x, weight, bias, residual)), gate) for _ in range(engine.repeats)]
+    g = gates[:, None, N:2 * N].astype(np.float64)
+    engine.check(runs[0], residual + g * (product(x.reshape(-1, K), weight).reshape(B, T, N) + bias), TOLERANCE)
+    engine.check_equal(runs[0], runs[-1])
+    if engine.name != "cpu":
+        h = linear_forward(*map(engine, (x, weight, bias)))
+        engine.check_equal(runs[0], gate_forward(engine(residual), h, engine(gates[:, N:2 * N].copy())))
+
+
+@on("emulator")
+def test_where_a_gate_is_part_of_the_product(engine):
+    """On Hopper in 16 bits, for images of a multiple of 16 tokens and rows of a multiple of 8."""
+    def supports(tokens=16, width=8, dtype=np.float16, gate_dtype=np.float16):
+        return linear_gate_supports(engine(np.zeros((2, tokens, width)), dtype), engine(np.zeros((2, 8)), gate_dtype),
+                                    engine(np.zeros((8, width)), dtype))
+    assert supports() and not supports(tokens=24) and not supports(width=12)
+    assert not supports(dtype=np.float32, gate_dtype=np.float32) and not supports(gate_dtype=np.float32)
 
 
 @pytest.mark.parametrize("shape, fused", [((16, 48, 8), True), ((16, 40, 8), False), ((12, 48, 8), False),
