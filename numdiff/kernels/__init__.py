@@ -28,6 +28,7 @@ from .linear import (
     linear_gate_supports,
     linear_gelu_forward,
     linear_gelu_supports,
+    linear_layer_scale_forward,
     linear_swiglu_forward,
     linear_swiglu_supports,
 )
@@ -59,7 +60,8 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "gelu_forward", "groupnorm_backward", "groupnorm_forward", "hybrid_loss_backward", "hybrid_loss_forward",
            "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward",
            "linear_gate_forward", "linear_gate_supports", "linear_gelu_forward",
-           "linear_gelu_supports", "linear_group_backward", "linear_group_forward", "linear_swiglu_forward",
+           "linear_gelu_supports", "linear_group_backward", "linear_group_forward", "linear_layer_scale_forward",
+           "linear_swiglu_forward",
            "linear_swiglu_supports", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward",
            "pair_supports", "patchify_backward", "patchify_forward", "qk_norm_rope_backward", "qk_norm_rope_forward",
            "rmsnorm_backward", "rmsnorm_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",

@@ -7,7 +7,7 @@ MATHEMATICS
     dbias += Σ_r dy_rn       every row got the same bias
     A layer whose result goes through a GELU gives both, u = x·wᵀ + bias and y = GELU(u); the layer after it, whose
     input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx. So does one whose result goes through SwiGLU, halves of u
-    side by side and y half as wide.
+    side by side and y half as wide. The last layer of a ConvNeXt block gives z = x·wᵀ + bias and residual + scale ∘ z.
 SHAPES
     x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
     x may be a Pair (concat.py), and then dx is one: matmul/hopper.py reads and writes the two arrays; for other kernels
@@ -52,6 +52,7 @@ from .matmul import (
     matmul_gate_forward,
     matmul_gelu_backward,
     matmul_gelu_forward,
+    matmul_layer_scale_forward,
     matmul_pair_backward,
     matmul_pair_forward,
     matmul_pair_gradient,
@@ -225,8 +226,22 @@ def linear_gate_supports(x, gate, *weights):
             and gate.dtype == x.dtype and as_columns(gate).flat.offset % 4 == 0)
 
 
+def linear_layer_scale_forward(x, weight, bias, scale, residual, keeps_z=True):
+    """(z, residual + scale (N,) · z) as new arrays, z = x·weightᵀ + bias; in one kernel where `linear_gelu_supports`.
+
+    keeps_z: False where no backward will ask for z, which may then be None
+    """
+    if not is_device(x):
+        z = linear_forward_reference(x, weight, bias)
+        return z, (residual + scale * z).astype(z.dtype, copy=False)
+    N = weight.shape[0]
+    z, y = matmul_layer_scale_forward(x.reshape(-1, x.shape[-1]), weight, bias, scale, residual.reshape(-1, N), keeps_z)
+    return z if z is None else z.reshape(*residual.shape), y.reshape(*residual.shape)
+
+
 def linear_gelu_supports(x, weight):
-    """True where GELU is part of the kernels of a layer on x, forward, and of the next one, backward."""
+    """True where GELU, or a layer scale, is part of the kernels of a layer on x, forward, and GELU's derivative of that
+    of the next one, backward."""
     return gelu_supports(x, *weight.shape)
 
 

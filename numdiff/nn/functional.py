@@ -140,29 +140,32 @@ def depthwise_conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None
     """
     saved, wants_dx, wants_channel = x.data, x.slot is not None, channel is not None
 
-    def backward(dy):
+    def backward(dy, before):
         gradients = K.depthwise_backward(dy, saved, weight.like(saved), gradient_of(weight), gradient_of(bias),
-                                         wants_dx, wants_channel)
+                                         wants_dx, wants_channel, before)
         return gradients if wants_channel else (gradients,)
 
     y = K.depthwise_forward(saved, weight.like(saved), None if bias is None else bias.data, channel and channel.data)
     return record("depthwise_conv2d", y, (x,) if channel is None else (x, channel), backward,
-                  has_parameters=trains(weight, bias))
+                  has_parameters=trains(weight, bias), adds=True)
 
 
 def layer_scale(x: Tensor, h: Tensor, scale: Parameter) -> Tensor:
     """x + scale · h for x and h (B, ..., C) and scale (C,): Touvron et al. 2021, arXiv:2103.17239, equation 4."""
-    C = x.shape[-1]
-    rows, factor = h.data.reshape(1, -1, C), scale.data.reshape(1, C)  # one image of all pixels
-
-    def backward(dy):
-        dh, dscale = K.gate_backward(dy.reshape(1, -1, C), rows, factor)
-        if trains(scale):
-            K.column_sum(dscale, scale.grad)
-        return dy, dh.reshape(*dy.shape)
-
+    C, saved = x.shape[-1], h.data
+    rows, factor = saved.reshape(1, -1, C), scale.data.reshape(1, C)  # one image of all pixels
     y = K.gate_forward(x.data.reshape(1, -1, C), rows, factor).reshape(*x.shape)
-    return record("layer_scale", y, (x, h), backward, has_parameters=trains(scale))
+    return record("layer_scale", y, (x, h), lambda dy: (dy, layer_scale_gradient(dy, saved, scale)),
+                  has_parameters=trains(scale))
+
+
+def layer_scale_gradient(dy, h, scale):
+    """dh of `layer_scale`, whose gradient of scale is added to it."""
+    C = dy.shape[-1]
+    dh, dscale = K.gate_backward(dy.reshape(1, -1, C), h.reshape(1, -1, C), scale.data.reshape(1, C))
+    if trains(scale):
+        K.column_sum(dscale, scale.grad)
+    return dh.reshape(*dy.shape)
 
 
 def group_norm(x: Tensor, weight: Parameter, bias: Parameter, groups: int, eps: float = 1e-5,
@@ -355,27 +358,37 @@ def gates_products(x: Tensor, gate: Tensor, *weights: Parameter) -> bool:
 
 
 def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias_2: Parameter,
-        residual: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        residual: Tensor | None = None, gate: Tensor | None = None, scale: Parameter | None = None) -> Tensor:
     """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M).
-    residual, gate: of the second, as in `linear`
+    residual, gate: of the second, as in `linear`; with scale what comes is `layer_scale(residual, mlp(x), scale)`
     """
     saved, wants_dx = x.data, x.slot is not None
     if not K.linear_gelu_supports(saved, weight) or not K.linear_gelu_supports(saved, weight_2):
         hidden = bias_gelu(linear(x, weight), bias) if capped("epilogue", 1) else gelu(linear(x, weight, bias))
+        if scale is not None:
+            return layer_scale(residual, linear(hidden, weight_2, bias_2), scale)
         return linear(hidden, weight_2, bias_2, residual, gate)
     u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data, keeps_u=is_recording())
     if gate is not None:
         return linear(Tensor(h), weight_2, bias_2, residual, gate)
+    z = None
+    if scale is None:
+        y = K.linear_forward(h, weight_2.like(h), bias_2.data)
+    else:
+        z, y = K.linear_layer_scale_forward(h, weight_2.like(h), bias_2.data, scale.data, residual.data,
+                                            keeps_z=is_recording())
 
     def backward(dy, before):
+        dz = dy if scale is None else layer_scale_gradient(dy, z, scale)
         dweight, accumulate = weight_gradient(weight_2, weight_2.shape[0])
-        du = K.linear_backward(dy, h, weight_2.like(h), dweight, gradient_of(bias_2), gelu_of=u, accumulate=accumulate)
+        du = K.linear_backward(dz, h, weight_2.like(h), dweight, gradient_of(bias_2), gelu_of=u, accumulate=accumulate)
         dweight, accumulate = weight_gradient(weight, weight.shape[0])
-        return (K.linear_backward(du, saved, weight.like(saved), dweight, gradient_of(bias), need_dx=wants_dx,
-                                  residual=before, accumulate=accumulate),)
+        dx = K.linear_backward(du, saved, weight.like(saved), dweight, gradient_of(bias), need_dx=wants_dx,
+                               residual=before, accumulate=accumulate)
+        return (dx,) if scale is None else (dx, dy)
 
-    return record("mlp", K.linear_forward(h, weight_2.like(h), bias_2.data), (x,), backward,
-                  has_parameters=trains(weight, bias, weight_2, bias_2), adds=True)
+    return record("mlp", y, (x,) if scale is None else (x, residual), backward,
+                  has_parameters=trains(weight, bias, weight_2, bias_2, scale), adds=True)
 
 
 def swiglu(x: Tensor) -> Tensor:

@@ -117,8 +117,10 @@ class ConvNeXtBlock(Module):
         if self.resample:
             x = self.resample(x)
         h = self.norm(self.depthwise(x, channel=embedded[self]))
-        h = F.mlp(h, self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight, self.mlp_out.bias)  # inside (…, 4 C)
-        return self.layer_scale(x, F.dropout(h, self.dropout, randomness, self.layer))
+        layers = self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight, self.mlp_out.bias  # inside (…, 4 C)
+        if self.dropout and randomness is not None:
+            return self.layer_scale(x, F.dropout(F.mlp(h, *layers), self.dropout, randomness, self.layer))
+        return F.mlp(h, *layers, scale=self.layer_scale.weight, residual=x)
 
     def flops(self, size):
         after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]

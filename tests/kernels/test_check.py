@@ -50,7 +50,7 @@ REPEATED = re.compile(
     # conv2d/test_half.py and bfloat16 have the first two, others the tiles
     r"conv2d(_backward)?: float16, (8 → 3|3 → 8) v3|conv2d_weight_gradient: float16, (any kernel|tile of 64, 64 |"
     r"tile of (16|32), 256 ).*|"
-    r"matmul_row_sums: float16, 1 parts.*|matmul_gelu(_gradient)?: float16, tile (128|192).*|"
+    r"matmul_row_sums: float16, 1 parts.*|matmul_(gelu(_gradient)?|layer_scale): float16, tile (128|192).*|"
     # of the other norms' sizes the smallest, and the largest of few: the text is that of LayerNorm's, which has them
     # all, and transformer/test_gate_adaln.py has each norm
     r"gate_adaln(_backward)?: (?!layer unshifted, no gate, 1032 |rms weighted, 1032 )(layer|rms)\b.*\d{3} channels v2")

@@ -229,15 +229,18 @@ def test_a_written_gradient_is_as_one_that_is_added_to_zeros(rng, passes):
         np.testing.assert_array_equal(value, parameters.arrays(want)[name], err_msg=name)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_an_mlp_of_fused_products_writes_its_gradients_too(monkeypatch, rng, passes):
-    """Where GELU is part of the products, as on Hopper in float16: no weight gradient keeps the step before."""
+def test_an_mlp_of_fused_products_writes_its_gradients_too(monkeypatch, rng, passes, scaled):
+    """Where GELU, and a layer scale, are part of the products, as on Hopper in float16: no weight gradient keeps the
+    step before."""
     class Two(Module):
         def __init__(self):
-            self.fc1, self.fc2 = Linear(4, 8), Linear(8, 4)
+            self.fc0, self.fc1, self.fc2, self.scale = Linear(4, 4), Linear(4, 8), Linear(8, 4), LayerScale(4, 0.5)
 
         def forward(self, x):
-            return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+            more = {"scale": self.scale.weight, "residual": self.fc0(x)} if scaled else {}
+            return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias, **more)
 
     model = Two()
     parameters = FlatParameters(model)

@@ -62,11 +62,13 @@ def product_cases():
         def run(a, v):
             if backward:
                 return (with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u)),)
+            if name == "layer_scale":
+                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias, a.scale, a.u))
             return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias))
 
         def inputs(rng):
             return {**halves(a=(8, 8), b=(8, N) if backward else (columns, 8), u=(8, columns))(rng),
-                    "bias": rng.standard_normal(columns).astype(np.float32)}
+                    **{vector: rng.standard_normal(columns).astype(np.float32) for vector in ("bias", "scale")}}
 
         return Case(f"matmul_{epilogue}", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
 

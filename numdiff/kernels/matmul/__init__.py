@@ -41,6 +41,7 @@ from .launcher import (
     matmul_gate_forward,
     matmul_gelu_backward,
     matmul_gelu_forward,
+    matmul_layer_scale_forward,
     matmul_pair_backward,
     matmul_pair_forward,
     matmul_pair_gradient,
@@ -54,5 +55,5 @@ from .reference import matmul_forward_cost, matmul_forward_reference
 
 __all__ = ["Gated", "Matrices", "gelu_supports", "matmul_backward", "matmul_forward", "matmul_forward_cost",
            "matmul_forward_reference", "matmul_gate_forward", "matmul_gelu_backward", "matmul_gelu_forward",
-           "matmul_pair_backward", "matmul_pair_forward", "matmul_pair_gradient", "matmul_strided",
-           "matmul_swiglu_backward", "matmul_swiglu_forward", "pair_supports"]
+           "matmul_layer_scale_forward", "matmul_pair_backward", "matmul_pair_forward", "matmul_pair_gradient",
+           "matmul_strided", "matmul_swiglu_backward", "matmul_swiglu_forward", "pair_supports"]

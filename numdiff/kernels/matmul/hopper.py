@@ -107,6 +107,7 @@ from .epilogues import (
     epilogue_gelu,
     epilogue_gelu_gradient,
     epilogue_half,
+    epilogue_layer_scale,
     exchange,
     prefetch_bias,
     stage_bias,
@@ -124,7 +125,7 @@ SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
 ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,
-               "swiglu_gradient": STAGES}  # widths
+               "swiglu_gradient": STAGES, "layer_scale": (256, 128, 64)}  # widths
 REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
 
 
@@ -144,6 +145,7 @@ GELU = Constant()  # GELU of the result as a second one
 GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
 SWIGLU = Constant()  # SwiGLU of the result as a second one
 SWIGLU_GRADIENT = Constant()  # SwiGLU's backward with the result as dy: twice as many columns
+LAYER_SCALE = Constant()  # the result times a vector, plus the residual, as a second one
 EXCHANGES = Constant(lambda GELU_GRADIENT, SWIGLU_GRADIENT: GELU_GRADIENT or SWIGLU_GRADIENT)  # see `exchange`
 BLOCKS = Constant(lambda BN, SWIGLU: BN // 64 // (2 if SWIGLU else 1))  # of 64 columns in a tile, or pairs of such
 COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in it
@@ -178,7 +180,7 @@ class Maps(NamedTuple):
 
 class Arrays(NamedTuple):
     """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16, or a `Gated`; row_sums (M,)
-    float32."""
+    float32, with LAYER_SCALE the scale (N,)."""
 
     c: object
     bias: object
@@ -394,6 +396,8 @@ def epilogue(block, turn, acc, place, staging, part, maps, arrays, work, how):
         turn = epilogue_gate(block, turn, acc, place, staging, maps, arrays.residual, work)
     elif GELU:
         epilogue_gelu(block, acc, place, staging, maps, work, how.has_residual)
+    elif LAYER_SCALE:
+        epilogue_layer_scale(block, acc, place, staging, maps, arrays.residual, arrays.row_sums, work, how.has_residual)
     elif SWIGLU_GRADIENT:
         turn = epilogue_swiglu_gradient(block, turn, acc, place, staging, work)
     elif SWIGLU:
@@ -454,7 +458,7 @@ def set_up(ring, loaded, ready, maps, how):
     tma_prefetch(maps.b)
     if HALF:
         tma_prefetch(maps.c)
-    if GELU or SWIGLU or EXCHANGES:
+    if GELU or LAYER_SCALE or SWIGLU or EXCHANGES:
         tma_prefetch(maps.d)
     tma_prefetch(maps.second)
 
@@ -563,7 +567,7 @@ def map_of_halves(x):
 
 
 def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
-                  row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1):
+                  row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1, scale=None):
     """c = alpha · A·B + bias + residual for matrices of float16 or bfloat16; c like them, or float32 and then without
     residual.
 
@@ -574,6 +578,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         gate: for A·Bᵀ; residual is a `Gated`
         gelu: for A·Bᵀ; other is like c, and is given GELU(c); c itself is written only if keeps_u
         gelu_gradient: for A·B without bias and residual; a factor GELU'(other)
+        layer_scale: for A·Bᵀ; other is like c, and is given residual + scale · c, scale (N,) float32; keeps_u as above
         swiglu: for A·Bᵀ; b and bias have 2 · N rows, c is (M, 2 · N), and other, (M, N), is given SwiGLU(c); keeps_u as
             above. Without keeps_u c may be anything
         swiglu_gradient: for A·B without bias and residual; c becomes SwiGLU's dx (M, 2 · N) at x = other, like c, with
@@ -605,6 +610,8 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     end = float(alpha), int(bias is not None)
     target = nothing if half else c.reshape(-1)
     sums, summing = nothing if row_sums is None else row_sums, 0 if row_sums is None else ADD_ROW_SUMS
+    if scale is not None:
+        sums = scale
     if slices > 1:
         target = empty((slices * (M * N + (0 if row_sums is None else tiles_n * M)),), np.float32, like=a)
     if row_sums is not None and slices * tiles_n > 1:
@@ -616,7 +623,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     if activation:
         kernel = ACTIVATION_KERNELS[width, activation]
     kernel = in_bfloat16(kernel, a.dtype)
-    written = int(residual is not None or activation in ("gelu", "swiglu") and keeps_u)
+    written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
     launch(kernel, min(units, a.backend.multiprocessors), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
            Arrays(target, *arrays, sums),
            Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),

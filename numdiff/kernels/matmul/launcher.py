@@ -29,6 +29,7 @@ from ..any_batch import assumed
 from ..concat import Pair
 from ..elementwise import cast_forward, gelu_backward, gelu_forward
 from ..reduce import column_sum
+from ..transformer.gate import gate_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
 from ..tuning import tuned_or
 from ..versions import capped, label, versions_by_name
@@ -205,13 +206,14 @@ def gelu_supports(x, *extents):
             and by_eight((x,), extents))
 
 
-def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=None, keeps_u=True, residual=None):
+def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=None, keeps_u=True, residual=None,
+                       scale=None):
     """N: columns of A·B, or of each of its halves."""
     M, K = a.shape
     (_, width), _ = _half_tile(a.backend, 6, 1, assumed(M), 2 * N if activation == "swiglu" else N, K, False)
     width = min(w for w in hopper.ACTIVATIONS[activation] if w >= width)
     hopper.launch_hopper(a, b, c, M, N, K, False, transpose_b, bias, residual, 1.0, False, width, 1,
-                         activation=activation, other=other, keeps_u=keeps_u)
+                         activation=activation, other=other, keeps_u=keeps_u, scale=scale)
 
 
 def matmul_gate_forward(a, b, bias, gated):
@@ -255,6 +257,25 @@ def matmul_gelu_backward(a, b, u):
     c = empty((M, N), a.dtype, like=a)
     _launch_activation(a, b, c, N, False, "gelu_gradient", u)
     return c
+
+
+def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):
+    """(z, residual + scale (N,) · z) as new arrays, z = a (M, K) · b (N, K)ᵀ + bias (N,), residual (M, N); in one
+    kernel where `gelu_supports`.
+
+    keeps_z: False where no backward will ask for z, which is then None
+    """
+    (M, K), N = a.shape, b.shape[0]
+    if tuple(b.shape) != (N, K) or any(tuple(v.shape) != (N,) for v in (bias, scale)) or residual.shape != (M, N):
+        raise ValueError(f"a {a.shape} needs b (N, {K}), bias and scale (N,) and a residual ({M}, N), not {b.shape}, "
+                         f"{bias.shape}, {scale.shape} and {residual.shape}")
+    if not gelu_supports(a, K, N) or not (a.dtype == b.dtype == residual.dtype) or not by_eight((b, residual), ()):
+        z = matmul_forward(a, b, transpose_b=True, bias=bias)
+        return z, gate_forward(residual.reshape(1, M, N), z.reshape(1, M, N), scale.reshape(1, N)).reshape(M, N)
+    y = empty((M, N), a.dtype, like=a)
+    z = empty((M, N), a.dtype, like=a) if keeps_z else None
+    _launch_activation(a, b, y if z is None else z, N, True, "layer_scale", y, bias, keeps_z, residual, scale)
+    return z, y
 
 
 def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
