@@ -22,6 +22,9 @@ from .output import echo
 @click.option("--rope/--no-rope", default=None,
               help="Whether a DiT's queries and keys are rotated, where IN does not hold the angles (feat_rope) that "
                    "show it.  [default: no]")
+@click.option("--sla-topk", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+              help="Share of the blocks that sparse-linear attention attends to exactly, where IN does not tell.  "
+                   "[default: 0.2]")
 @click.option("--attention-order", type=click.Choice(["legacy", "new"]),
               help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
                    "[default: legacy]")
@@ -45,7 +48,7 @@ from .output import echo
               help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
                    "scripts need these.")
 def convert(source, target, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
-            rope, attention_order, max_period, diffusion_steps, schedule, path, prediction, rescale_timesteps,
+            rope, sla_topk, attention_order, max_period, diffusion_steps, schedule, path, prediction, rescale_timesteps,
             conv_resample):
     """Write the weights in IN as OUT.
 
@@ -75,7 +78,7 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
                            image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
                            num_heads_upsample=num_heads_upsample, num_classes=num_classes,
                            use_new_attention_order=None if attention_order is None else attention_order == "new",
-                           max_period=max_period, rope=rope)
+                           max_period=max_period, rope=rope, sla_topk=sla_topk)
     for line in describe(target, result):
         echo(line)
 

@@ -15,13 +15,14 @@ import numpy as np
 from ..device import DeviceArray
 from ..dtypes import is_half
 from ..kernels import conv2d
+from ..kernels.attention import sla
 from ..kernels.concat import Pair
 
 # functions that are one pass of a convolution, on some rung -> which
 CONVOLUTIONS = re.compile(r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"
                           r"(?:_3x3)?$")
 # on tensor cores
-PRODUCTS = re.compile(r"conv2d|linear|matmul|newton_schulz|(?:flash_)?attention|"
+PRODUCTS = re.compile(r"conv2d|linear|matmul|newton_schulz|(?:flash_)?attention|sla_|"
                       r"(?:hopper|mma|tf32)_(?:forward|input|weight)")
 # what comes in also goes out, so their cost functions count the bytes
 IN_PLACE = ("adamw_update", "ema_update", "muon_apply", "muon_momentum", "power_ema_update",
@@ -104,6 +105,10 @@ def extents(arguments):
         C //= 3
     size = math.prod(arguments["shape"]) if isinstance(arguments.get("shape"), tuple) else x.size
     rows, B = x.size // max(x.shape[-1] if x.shape else 1, 1), x.shape[0] if x.shape else 1
+    if "topk" in arguments:
+        values["count"] = sla.count_of(arguments["topk"], sla.blocks_of(x.shape[1]))
+    elif hasattr(arguments.get("kept"), "critical"):
+        values["count"] = arguments["kept"].critical.shape[-1]
     if "exponents" in arguments:
         values["k"] = len(arguments["exponents"])
     values |= {"n": size, "M": rows, "rows": rows, "pixels": rows, "B": B, "batch": B, "C": C, "N": C,

@@ -47,6 +47,7 @@ from ..kernels.attention import (
     forward_half,
     forward_hopper,
     forward_split,
+    sla,
 )
 from ..kernels.conv2d import (
     direct,
@@ -96,6 +97,7 @@ from .kernels import (
 
 B, SIDE, C = 32, 64, 64  # the UNet's batch, image and channels
 N, T, D, HEADS = 64, 256, 768, 12  # the DiT's batch, tokens, width and heads
+HEAD = D // HEADS  # channels of a head
 PARAMETERS = 20_494_272  # of the UNet
 WIDTHS = 64, 64, 64, 128, 128, 192, 192, 256, 256, 256, 256  # of its blocks, roughly, each with a timestep layer
 TIMESTEPS, CLASSES = 1000, 1000
@@ -357,6 +359,15 @@ def problems():
     add(attention.flash_attention_backward, attention, (backward, 2), (backward_split, 4),
         dy=single(8, 1024, 512), qkv=single(8, 1024, 3 * 512), y=single(8, 1024, 512), logsumexp=single(8, 8, 1024),
         heads=8)
+    layer = {"weight": half(HEAD, HEAD), "bias": single(HEAD), **heads}
+    for length, versions in ((4096, (1, 2)), (16384, (2,))):  # 256 × 256 and 512 × 512 pixels in patches of 4
+        blocks = length // 64
+        lists = np.stack([np.sort(rng.permutation(blocks)[:sla.count_of(0.05, blocks)]) for _ in range(HEADS * blocks)])
+        kept = sla.Kept(integers(lists.reshape(1, HEADS, blocks, -1)), single(1, HEADS, length),
+                        single(1, HEADS, length), half(1, HEADS, blocks, HEAD, HEAD), single(1, HEADS, blocks, HEAD))
+        add(sla.sla_forward, sla, versions=versions, qkv=half(1, length, 3 * D), topk=0.05, **layer)
+        add(sla.sla_backward, sla, versions=versions, dy=half(1, length, D), qkv=half(1, length, 3 * D),
+            y=half(1, length, D), kept=kept, dweight=single(HEAD, HEAD), dbias=single(HEAD), **layer)
     shift = half(N, D)
     add(adaln.adaln_forward, x=tokens, shift=shift, scale=shift)
     add(adaln.adaln_backward, dy=tokens, x=tokens, scale=shift, mean=single(N * T), rstd=single(N * T))

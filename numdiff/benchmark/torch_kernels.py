@@ -170,5 +170,6 @@ COUNTERPARTS = {"conv2d_forward": _conv2d, "conv2d_input_gradient": _conv2d_grad
                 "depthwise_weight_gradient": _depthwise_gradient("dweight"),
                 "matmul_first_forward": _first, "matmul_level_forward": _level, "linear_forward": _linear,
                 "linear_backward": _linear_backward, "matmul_forward": _matmul, "flash_attention_forward": _attention,
-                "flash_attention_backward": _attention_backward, "attention_forward": _attention,
+                "flash_attention_backward": _attention_backward, "sla_forward": _attention,  # to all keys
+                "sla_backward": _attention_backward, "attention_forward": _attention,
                 "groupnorm_forward": _group_norm}

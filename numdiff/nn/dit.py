@@ -37,8 +37,10 @@ SIZES = {  # what the letters stand for
     "S": {"depth": 12, "hidden_size": 384, "num_heads": 6},
 }
 MODELS = {f"DiT-{letter}/{p}": {**size, "patch_size": p} for letter, size in SIZES.items() for p in (2, 4, 8)}
-PLAIN = {"norm": "layer", "qk_norm": False, "rope": False, "mlp": "gelu", "shift": True}  # the block of 2022
-LIGHTNING = {"norm": "rms", "qk_norm": False, "rope": True, "mlp": "swiglu", "shift": True}  # as it was published
+PLAIN = {"norm": "layer", "qk_norm": False, "rope": False, "mlp": "gelu", "shift": True, "attention": "full",
+         "sla_topk": 0.2}  # the block of 2022
+SPARSE = "attention", "sla_topk"  # of these, what no published model has
+LIGHTNING = {**PLAIN, "norm": "rms", "rope": True, "mlp": "swiglu"}  # as it was published
 MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} for letter, size in SIZES.items()
            for p in (1, 2)}
 MODELS["DiT-Tiny"] = {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_size": 4}  # numdiff's own, for laptops
@@ -348,7 +350,7 @@ def dit_shapes(options):
         for name in ("q_norm", "k_norm"):
             norm(f"blocks.{i}.attn.{name}", o["qk_norm"], D // o["num_heads"])
         layer(f"blocks.{i}.attn.proj", D, D)
-        if o.get("attention") == "sla":
+        if o["attention"] == "sla":
             layer(f"blocks.{i}.attn.proj_l", D // o["num_heads"], D // o["num_heads"])
         layer(f"blocks.{i}.mlp.{first}", both * inner, D)
         layer(f"blocks.{i}.mlp.{second}", D, inner)
@@ -392,12 +394,10 @@ def check_options(options):
         raise UsageError(f"hidden_size {hidden} does not divide into {heads} heads: change num_heads.")
     if hidden % 4:
         raise UsageError(f"hidden_size {hidden} must be a multiple of 4: sines and cosines of row and column share it.")
-    for name, choices in (("norm", NORMS), ("mlp", MLPS)):
+    for name, choices in (("norm", NORMS), ("mlp", MLPS), ("attention", ATTENTIONS)):
         if options[name] not in choices:
             raise UsageError(f"{name} {options[name]!r:.60} does not exist: use {' or '.join(choices)}.")
-    if options.get("attention", "full") not in ATTENTIONS:
-        raise UsageError(f"attention {options['attention']!r:.60} does not exist: use {' or '.join(ATTENTIONS)}.")
-    if options.get("attention") == "sla":
+    if options["attention"] == "sla":
         check_sla(options["sla_topk"], (size // patch) ** 2)
     if options["rope"] and hidden // heads % 4:
         raise UsageError(f"rope rotates pairs of a head's channels by row and by column, so 4 must divide their number "

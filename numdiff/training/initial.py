@@ -26,7 +26,7 @@ LISTED = 5  # names in a message
 CLASSES_LISTED = 12
 FREE = ("image_size", "num_classes", "class_dropout", "dropout")  # options of a model that a new run may change
 SILENT = ("image_size", "num_heads", "num_heads_upsample", "num_head_channels", "use_new_attention_order", "max_period",
-          "rope")  # those that some files do not tell
+          "rope", "sla_topk")  # those that some files do not tell
 _last = {}  # the last file read, and what it held: its settings are needed before the model, its weights after it
 
 
@@ -157,7 +157,7 @@ def check_settings(start, options, given):
     own, theirs = kind.structure({**defaults_of(kind.model_class), **sizes}), kind.structure(start.options)
     names = {line.argument("model")[0]: name for name, line in kind.table.items() if "model" in line.readers}
     for argument, value in theirs.items():
-        if argument in FREE or own.get(argument) == value:
+        if argument in FREE or kind.may_become(argument, value, own.get(argument)):
             continue
         if argument not in names:
             raise UsageError(f"--init {start.path}: its model has {argument} {_value(value)}, which no setting of a "
@@ -192,7 +192,8 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
     """
     kind = kinds.get(start.kind)
     table = kind.class_table
-    missing = [name for name in shapes if name not in start.arrays and name != table]
+    anew = [name for name in shapes if name not in start.arrays and kind.starts_anew(name, start.options)]
+    missing = [name for name in shapes if name not in start.arrays and name != table and name not in anew]
     left = [name for name in start.arrays if name not in shapes and name != table]
     other = [name for name in shapes if name in start.arrays and name != table
              and tuple(start.arrays[name].shape) != tuple(shapes[name])]
@@ -202,7 +203,7 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
                                       ("of another shape are", other)) if names]
         raise NumdiffError(f"--init {start.path} does not have the tensors of this model: {' and '.join(found)}; check "
                            "the model options.")
-    taken = Taken([name for name in shapes if name != table])
+    taken = Taken([name for name in shapes if name != table and name not in anew])
     whole, new = len(taken.names), []
     if table in shapes:
         taken.table = table
@@ -214,6 +215,8 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
     if new:
         kept = len(taken.rows)
         taken.lines.append(f"new: {table}, rows of {_listed(new)}; kept: {kept} of {shapes[table][0]} rows")
+    if anew:
+        taken.lines.append(f"new: {len(anew)} tensors ({', '.join(anew[:2])}{', …' if len(anew) > 2 else ''})")
     if table in start.arrays and table not in shapes:
         taken.lines.append(f"left out: {table}, as this run has no classes")
     if sizes["image_size"] != start.options["image_size"]:
@@ -296,7 +299,7 @@ def start_from(model, dataset, path, weights="ema", diffusion=None) -> dict[str,
         raise UsageError(f"--init {path} holds a {kinds.get(start.kind).title}, and the model is a {kind.title}.")
     own, theirs = kind.structure(model.options), kind.structure(start.options)
     for name, value in theirs.items():
-        if name not in FREE and own.get(name) != value:
+        if name not in FREE and not kind.may_become(name, value, own.get(name)):
             raise UsageError(f"--init {path}: its model has {name} {_value(value)}, and this one "
                              f"{_value(own.get(name))}; build the model with that.")
     shapes = {name: parameter.shape for name, parameter in model.parameters.parameters.items()}

@@ -610,7 +610,7 @@ def samples(u):
 # the common part of others; a few bytes; warps that read their inputs anew for each sample, from the cache
 NOT_YET = {  # to be counted, too
     "muon_apply_cost", "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost",
-    "rmsnorm_backward_cost", "rmsnorm_forward_cost"}
+    "rmsnorm_backward_cost", "rmsnorm_forward_cost", "sla_backward_cost", "sla_forward_cost"}
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
                "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
                "matmul_first_forward_cost", "matmul_level_forward_cost", "conv2d_level_forward_cost",

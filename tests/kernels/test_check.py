@@ -37,7 +37,8 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 # "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
 REPEATED = re.compile(
-    r"sla(_backward)?: new, HS \d\d, .* v1|"  # a thread's loops are those of HS 8
+    # a thread's loops are those of HS 8; lists of several lengths, of either kind, are in float16, T 130
+    r"sla(_backward)?: (new, HS \d\d, .* v1|float16, new, HS 8, .*|float16, .*T 65.*|bfloat16, .*)|"
     r".*: .*T 66.*|"  # two tiles of queries; those of keys are seen with T 65
     # other cases have both layouts and these head sizes
     r"flash_attention(_backward)?: (new, HS 32|legacy, HS 64), T 3.* v[24]|attention(_backward)?: new .*|"

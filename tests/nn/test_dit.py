@@ -33,7 +33,8 @@ def fill(model, rng):
     {}, {"learn_sigma": False}, {"num_classes": None}, {"class_dropout": 0.0}, {"in_channels": 1}, {"in_channels": 5},
     {"patch_size": 4}, {"patch_size": 8}, {"image_size": 6, "patch_size": 3}, {"mlp_ratio": 2.5}, {"depth": 1},
     {"hidden_size": 36, "num_heads": 3}, {"norm": "rms"}, {"qk_norm": True}, {"rope": True}, {"mlp": "swiglu"},
-    {"shift": False}, LIGHTNING])
+    {"shift": False}, LIGHTNING, {"image_size": 18, "attention": "sla"},
+    {"image_size": 18, "attention": "sla", "sla_topk": 1.0, **LIGHTNING}])
 def test_every_option_runs_and_keeps_its_shape(rng, options):
     model = fill(tiny(**options), rng)
     size, channels = model.image_size, model.in_channels
@@ -223,6 +224,22 @@ def test_gates_within_the_products_give_the_same_bits(rng, mlp):
     assert np.abs(alone).max() > 0
 
 
+def test_sparse_attention_starts_as_attention_to_what_it_chooses(rng):
+    """…to all with a share of 1, whatever else: its layer is zero. It counts less arithmetic, and more parameters."""
+    options = {"image_size": 34, "patch_size": 2, "depth": 1}  # 289 tokens, 5 blocks, one of a row too many
+    full, sparse = tiny(**options), tiny(**options, attention="sla", sla_topk=1.0)
+    arrays = fill(full, rng).arrays()
+    new = {name: array for name, array in sparse.arrays().items() if name not in arrays}
+    assert [*new] == ["blocks.0.attn.proj_l.weight", "blocks.0.attn.proj_l.bias"] and not any(map(np.any, new.values()))
+    sparse.load_arrays({name: arrays.get(name, array) for name, array in sparse.arrays().items()})
+    x = rng.standard_normal((2, 34, 34, 3))
+    np.testing.assert_allclose(sparse.predict(x, 3, 1), full.predict(x, 3, 1), rtol=1e-4, atol=1e-5)
+    few = tiny(**options, attention="sla", sla_topk=0.2)
+    assert forward_flops(few) < forward_flops(full) and dit_parameter_counts(few.options)[1] == few.parameters.trained
+    fewer = forward_flops(full) - forward_flops(few)
+    assert fewer == 4 * 289 * (289 - 64) * 32 - 6 * 289 * 32 * 16
+
+
 @pytest.mark.parametrize("options, message", [
     ({"patch_size": 3}, "image_size 8 is not divisible by patch_size 3: use a patch_size of 2 or 4 or 8"),
     ({"num_heads": 5}, "32 does not divide into 5 heads"), ({"hidden_size": 30}, "multiple of 4"),
@@ -230,6 +247,9 @@ def test_gates_within_the_products_give_the_same_bits(rng, mlp):
     ({"mlp_ratio": 0.01}, "mlp_ratio"), ({"norm": "batch"}, "norm 'batch' does not exist: use layer or rms"),
     ({"mlp": "relu"}, "mlp 'relu' does not exist: use gelu or swiglu"),
     ({"qk_norm": 1}, "qk_norm must be True or False"),
+    ({"attention": "flash"}, "attention 'flash' does not exist: use full or sla"),
+    ({"attention": "sla"}, "blocks of 64 tokens, and an image has 16, which is one block: use larger images"),
+    ({"attention": "sla", "image_size": 18, "sla_topk": 0.0}, "--sla-topk 0 is no share of the blocks"),
     ({"rope": True, "hidden_size": 36, "num_heads": 6}, "4 must divide their number 6: change num_heads"),
     ({"mlp": "swiglu", "mlp_ratio": 1 / 32}, "mlp_ratio 0.03125 leaves the MLP without channels")])
 def test_options_that_cannot_be_laid_out_are_refused(options, message):

@@ -21,6 +21,8 @@ MODELS = {
     "rope": {**_TINY, "depth": 1, "rope": True},
     "swiglu": {**_TINY, "depth": 1, "mlp": "swiglu", "mlp_ratio": 2.5625},  # 82 inside: no multiple of 8
     "no_shift": {**_TINY, "depth": 1, "shift": False},
+    "sla": {**_TINY, "image_size": 20, "in_channels": 2, "hidden_size": 64, "num_heads": 2, "depth": 1,
+            "mlp_ratio": 1.0, "attention": "sla", "sla_topk": 0.5},  # 100 tokens: two blocks
     "lightning": {**_TINY, "in_channels": 6, "image_size": 5, "patch_size": 1, "hidden_size": 72, "num_heads": 2,
                   "learn_sigma": False, **_LIGHTNING},  # all of them
 }

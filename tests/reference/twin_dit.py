@@ -84,14 +84,35 @@ def turned(x, side):
     return torch.view_as_real(numbers * turn).reshape(x.shape)
 
 
+def sparse_linear(q, k, v, topk, project):
+    """Zhang et al. 2025, arXiv:2509.24006, with all T × T numbers: q k v (batch, heads, T, channels)."""
+    T, block = q.shape[2], 64
+    starts = range(0, T, block)
+
+    def means(x):
+        return torch.stack([x[:, :, s:s + block].mean(2) for s in starts], 2)
+
+    with torch.no_grad():
+        scores = means(q) @ means(k - k.mean(2, keepdim=True)).transpose(-1, -2)
+        count = max(1, int(topk * len(starts)))
+        chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(count, -1).indices, 1).bool()
+        critical = chosen.repeat_interleave(block, 2).repeat_interleave(block, 3)[:, :, :T, :T]
+    dots = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~critical, -math.inf)
+    share = (torch.softmax(q, -1) @ torch.softmax(k, -1).transpose(-1, -2)).masked_fill(critical, 0)
+    return torch.softmax(dots, -1) @ v + project(share / share.sum(-1, keepdim=True) @ v)
+
+
 class Attention(nn.Module):
-    def __init__(self, width, heads, qk_norm, side):
+    def __init__(self, width, heads, qk_norm, side, topk):
         super().__init__()
         self.heads, self.side, self.qk_norm = heads, side, qk_norm
         self.qkv = nn.Linear(width, 3 * width)
         if qk_norm:
             self.q_norm, self.k_norm = RootMeanSquare(width // heads), RootMeanSquare(width // heads)
         self.proj = nn.Linear(width, width)
+        self.topk = topk
+        if topk is not None:
+            self.proj_l = nn.Linear(width // heads, width // heads)
 
     def forward(self, x):
         batch, length, width = x.shape
@@ -100,6 +121,9 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.side:
             q, k = turned(q, self.side), turned(k, self.side)
+        if self.topk is not None:
+            y = sparse_linear(*(part.transpose(1, 2) for part in (q, k, v)), self.topk, self.proj_l)
+            return self.proj(y.transpose(1, 2).reshape(batch, length, width))
         weight = torch.softmax(torch.einsum("bthc,bshc->bhts", q, k) / math.sqrt(q.shape[-1]), dim=-1)
         return self.proj(torch.einsum("bhts,bshc->bthc", weight, v).reshape(batch, length, width))
 
@@ -137,10 +161,10 @@ def normaliser(kind, width):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, ratio, side, norm, qk_norm, rope, mlp, shift):
+    def __init__(self, width, heads, ratio, side, norm, qk_norm, rope, mlp, shift, topk):
         super().__init__()
         self.norm1, self.norm2 = normaliser(norm, width), normaliser(norm, width)
-        self.attn = Attention(width, heads, qk_norm, side if rope else None)
+        self.attn = Attention(width, heads, qk_norm, side if rope else None, topk)
         inner = int(width * ratio)
         self.mlp = GatedPerceptron(width, int(2 / 3 * inner)) if mlp == "swiglu" else Perceptron(width, inner)
         self.shift = shift
@@ -173,7 +197,7 @@ class Twin(nn.Module):
 
     def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
                  mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, norm="layer", qk_norm=False,
-                 rope=False, mlp="gelu", shift=True):
+                 rope=False, mlp="gelu", shift=True, attention="full", sla_topk=0.2):
         super().__init__()
         self.patch, self.side = patch_size, image_size // patch_size
         self.outputs = in_channels * (2 if learn_sigma else 1)
@@ -181,8 +205,9 @@ class Twin(nn.Module):
         self.x_embedder = Patches(patch_size, in_channels, hidden_size)
         self.t_embedder = Embedder(hidden_size)
         self.y_embedder = Labels(num_classes + (class_dropout > 0), hidden_size) if num_classes else None
-        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio, self.side, norm, qk_norm, rope, mlp, shift)
-                                    for _ in range(depth))
+        topk = sla_topk if attention == "sla" else None
+        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio, self.side, norm, qk_norm, rope, mlp, shift,
+                                          topk) for _ in range(depth))
         self.final_layer = Final(hidden_size, patch_size ** 2 * self.outputs, norm)
 
     def forward(self, x, t, y=None):

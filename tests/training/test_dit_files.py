@@ -23,7 +23,8 @@ def stored_state(name):
 
 FREE = {"latents": {"num_heads": 3}, "pixels": {"num_heads": 2, "num_classes": 5}, "plain": {"num_heads": 5},
         "head_72": {"num_heads": 2}, "rms": {"num_heads": 3}, "qk_norm": {}, "rope": {"num_heads": 3, "rope": True},
-        "swiglu": {"num_heads": 3}, "no_shift": {"num_heads": 3}, "lightning": {"rope": True}}
+        "swiglu": {"num_heads": 3}, "no_shift": {"num_heads": 3}, "lightning": {"rope": True},
+        "sla": {"sla_topk": 0.5}}
 
 
 @pytest.mark.parametrize("positions", [True, False], ids=["with_positions", "without"])
@@ -119,6 +120,26 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
     (folder / (WEIGHTS + ".index.json")).unlink()
     with pytest.raises(NumdiffError, match=f"has no {WEIGHTS} beside its"):
         convert(folder, tmp_path / "x.h5")
+
+
+def test_what_other_programs_get_of_sparse_attention(tmp_path):
+    """Its own names in a state dict, with a word about it; diffusers' layout only while its layers are zero."""
+    model = DiT(image_size=18, in_channels=3, patch_size=2, hidden_size=32, depth=1, num_heads=1, num_classes=2,
+                attention="sla", sla_topk=0.7, device="cpu")
+    arrays = model.arrays()
+    write_model_file(tmp_path / "zero.h5", model.options, arrays, model="dit")
+    arrays["blocks.0.attn.proj_l.bias"][:] = 1
+    write_model_file(tmp_path / "learned.h5", model.options, arrays, model="dit")
+    result = convert(tmp_path / "learned.h5", tmp_path / "out.safetensors")
+    assert "the public DiT's code has no sparse-linear attention" in result.notes[0][1]
+    again = convert(tmp_path / "out.safetensors", tmp_path / "again.h5")
+    assert (again.options["attention"], again.options["sla_topk"]) == ("sla", 0.7)
+    with pytest.raises(UsageError, match="whose linear part this model has learned: write .safetensors or .npz"):
+        convert(tmp_path / "learned.h5", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    assert "attention to all tokens" in convert(tmp_path / "zero.h5", tmp_path / "folder").notes[0][1]
+    with pytest.raises(UsageError, match="--sla-topk: .* has no tensors of sparse-linear attention"):
+        convert(tmp_path / "folder", tmp_path / "x.h5", sla_topk=0.5)
 
 
 def test_heads_that_a_file_tells_are_believed_of_a_published_size():

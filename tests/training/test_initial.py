@@ -267,6 +267,26 @@ def test_a_dry_run_says_what_would_be_taken(runs):
     assert "tensors are frozen by blocks.*" in done.output
 
 
+def test_dense_weights_start_a_run_with_sparse_attention(tmp_path):
+    """…whose new layers are zero; another share of blocks is no contradiction, and back to attention to all there is
+    no way."""
+    options = {"image_size": 18, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 1, "num_heads": 1,
+               "num_classes": None, "device": "cpu"}
+    full, sparse = DiT(**options, seed=1), DiT(**options, attention="sla", seed=2)
+    for name, model in (("full", full), ("sparse", sparse)):
+        write_model_file(tmp_path / f"{name}.h5", model.options, model.arrays(), model="dit")
+    told = initial.start_from(sparse, None, tmp_path / "full.h5")
+    assert "new: 2 tensors (blocks.0.attn.proj_l.weight, blocks.0.attn.proj_l.bias)" in told["lines"]
+    for name, array in sparse.arrays().items():
+        assert not array.any() if ".proj_l." in name else np.array_equal(array, full.arrays()[name])
+    given = {"model": "dit", "device": "cpu", "class_cond": False}
+    found = resolve({**given, "init": str(tmp_path / "full.h5"), "attention": "sla", "sla_topk": 0.5})
+    assert (found.attention, found.sla_topk, found.hidden_size) == ("sla", 0.5, 32)
+    assert resolve({**given, "init": str(tmp_path / "sparse.h5"), "sla_topk": 0.7}).sla_topk == 0.7
+    with pytest.raises(UsageError, match="--attention full contradicts --init .* whose model has attention sla"):
+        resolve({**given, "init": str(tmp_path / "sparse.h5"), "attention": "full"})
+
+
 # What is refused ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind, given, words", [

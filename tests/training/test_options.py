@@ -80,7 +80,7 @@ def test_a_lightningdit_has_its_block_and_each_part_of_it_can_be_chosen():
 def test_a_dits_run_from_before_it_had_other_blocks_is_what_it_was():
     options = resolve_cpu(model="dit")
     older = {name: value for name, value in options.to_json().items()
-             if name not in ("norm", "qk_norm", "rope", "mlp", "shift")}
+             if name not in ("norm", "qk_norm", "rope", "mlp", "shift", "attention", "sla_topk")}
     assert TrainOptions.from_json(older) == options
 
 
@@ -94,6 +94,11 @@ def test_a_dits_run_from_before_it_had_other_blocks_is_what_it_was():
     ({"mlp_ratio": 1e-3}, "--mlp-ratio 0.001 leaves the MLP no channel"),
     ({"rope": True, "hidden_size": 180, "heads": 6}, "--rope .* 180 over --heads 6 is 30: use --heads 5, or --no-rope"),
     ({"mlp": "relu"}, "--mlp relu does not exist; use gelu or swiglu"),
+    ({"attention": "sla"}, "--attention sla chooses among blocks of 64 tokens, and an image has 64, which is one"),
+    ({"attention": "sla", "image_size": 64, "sla_topk": 0.0}, "--sla-topk 0.0 must be above 0 and at most 1"),
+    ({"attention": "sla", "image_size": 64, "sla_topk": 1.5}, "--sla-topk 1.5 must be above 0 and at most 1"),
+    ({"attention": "sla", "image_size": 64, "heads": 3, "hidden_size": 60}, "kernels for heads of 32, 64, 72 channels, "
+     "and these have 20: change --heads, or use --attention full"),
     ({"preset": "unet64"}, "--preset unet64 does not exist; use tiny or small64"),
     ({"model_channels": 32}, "--model-channels belongs to the model unet; leave it out, or train that one"),
 ])

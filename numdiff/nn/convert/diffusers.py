@@ -17,7 +17,7 @@ import numpy as np
 from ... import schema
 from ...errors import NumdiffError, UsageError
 from ...files import read_bytes
-from ..dit import EPS, PLAIN, position_table
+from ..dit import EPS, PLAIN, SPARSE, position_table
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 PICKLED_WEIGHTS = "diffusion_pytorch_model.bin"
@@ -61,7 +61,7 @@ def diffusers_config(options):
     if options["num_classes"] is None or options["class_dropout"] == 0:
         raise UsageError("diffusers' DiT always has classes and a null class, but this model does not: write "
                          ".safetensors or .npz instead.")
-    changed = [name for name, value in PLAIN.items() if options.get(name, value) != value]
+    changed = [name for name, value in PLAIN.items() if options.get(name, value) != value and name not in SPARSE]
     if changed:
         raise UsageError(f"diffusers' DiT has no {changed[0]} {options[changed[0]]}, as this model has: write "
                          ".safetensors or .npz instead.")

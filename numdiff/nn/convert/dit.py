@@ -28,9 +28,10 @@ def is_dit(state_dict):
 
 def guess_dit_options(state_dict):
     """The options of `numdiff.nn.DiT` that shapes determine: in_channels, patch_size, hidden_size, depth, mlp_ratio,
-    learn_sigma, norm, qk_norm, mlp, shift; image_size if the positions are there; rope if its angles are there;
-    num_heads from a QK-norm or from these angles, else for a published size; and `rows` of the class table (None
-    without classes), one more than there are classes if the model was trained with class dropout."""
+    learn_sigma, norm, qk_norm, mlp, shift, attention; image_size if the positions are there; rope if its angles are
+    there; num_heads from a QK-norm, from these angles or from sparse-linear attention, else for a published size; and
+    `rows` of the class table (None without classes), one more than there are classes if the model was trained with
+    class dropout."""
     hidden, channels, patch, width = known_shape(state_dict, "x_embedder.proj.weight", 4, WHAT)
     outputs = known_shape(state_dict, "final_layer.linear.weight", 2, WHAT)[0]
     if patch != width or outputs not in (patch * patch * channels, 2 * patch * patch * channels):
@@ -51,7 +52,8 @@ def guess_dit_options(state_dict):
     for size in MODELS.values():
         if (size["hidden_size"], size["depth"]) == (hidden, len(blocks)):
             options["num_heads"] = size["num_heads"]
-    for name, axes in (("blocks.0.attn.q_norm.weight", 1), (ROTATION[0], 2)):
+    options["attention"] = "sla" if "blocks.0.attn.proj_l.weight" in state_dict else "full"
+    for name, axes in (("blocks.0.attn.q_norm.weight", 1), (ROTATION[0], 2), ("blocks.0.attn.proj_l.weight", 2)):
         if name in state_dict:
             head = known_shape(state_dict, name, axes, WHAT)[-1]
             if hidden % head:

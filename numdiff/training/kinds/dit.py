@@ -117,16 +117,23 @@ class DiTKind(ModelKind):
         return options.architecture != "DiT-Tiny" and not options.architecture.startswith("Lightning")
 
     def start_with(self, found, given, sizes):
-        from ...nn.dit import MODELS, PLAIN
+        from ...nn.dit import MODELS, PLAIN, SPARSE
         named = [name for name, line in self.own.items() if line.open and "model" in line.readers]
         if "architecture" in given:  # it decides, and is held against the file
             for name in named:
                 found.pop(name, None)
             return
         same = [name for name, known in MODELS.items()
-                if all(sizes[key] == value for key, value in {**PLAIN, **known}.items())]
+                if all(sizes[key] == value for key, value in {**PLAIN, **known}.items() if key not in SPARSE)]
         if same:
             found["architecture"] = same[0]
+
+    def may_become(self, name, theirs, own):
+        """Attention to all can become sparse; what has learned with a linear part cannot go without."""
+        return theirs == own or name == "sla_topk" or (name, theirs, own) == ("attention", "full", "sla")
+
+    def starts_anew(self, name, theirs):
+        return ".attn.proj_l." in name and theirs["attention"] == "full"
 
     def label(self, options):
         return options.architecture

@@ -1,7 +1,10 @@
 """The DiT's weights in other programs: the state dicts of the public DiT, of SiT and of LightningDiT, and diffusers'
 folder (DiTTransformer2DModel)."""
 import json
+import math
 import pathlib
+
+import numpy as np
 
 from ...diffusion import Diffusion
 from ...errors import NumdiffError, UsageError
@@ -26,18 +29,33 @@ from ...nn.convert.dit import ROTATION
 from ...nn.convert.flow import with_time_reversed, without_variance
 from ...nn.flops import mlp_width
 from .dit import describe_block
-from .weights import CLASSES, COUNT, IMAGE_SIZE, NULL_CLASS_DROPOUT, SHARE, Weights, defaults_of, yes_or_no
+from .weights import (
+    CLASSES,
+    COUNT,
+    IMAGE_SIZE,
+    NULL_CLASS_DROPOUT,
+    SHARE,
+    Weights,
+    defaults_of,
+    number,
+    yes_or_no,
+)
+
+SLA = ".attn.proj_l."  # within the names of sparse-linear attention's own tensors
+TOPK = number(0, math.nextafter(1, 2), low_too=False)  # above 0, at most 1
 
 
 class DiTWeights(Weights):
     free = {"image_size": IMAGE_SIZE, "num_heads": COUNT, "num_classes": CLASSES, "class_dropout": SHARE,
-            "rope": yes_or_no}
+            "rope": yes_or_no, "sla_topk": TOPK}
 
     def recognises(self, state_dict):
         return is_dit(state_dict)
 
     def shown_by(self, state_dict):
-        return guess_dit_options(state_dict).keys() if "x_embedder.proj.weight" in state_dict else ()
+        if "x_embedder.proj.weight" not in state_dict:
+            return ()
+        return guess_dit_options(state_dict).keys() | ({"sla_topk"} if not any(SLA in n for n in state_dict) else set())
 
     def complete(self, source, state_dict, told, free):
         ratio, told = told.get("mlp_ratio"), self.believed(told, free)
@@ -49,6 +67,9 @@ class DiTWeights(Weights):
         if guessed.get("rope") and free.get("rope") is False:
             raise UsageError(f"--no-rope: {source} holds the angles of a rotary embedding ({ROTATION[0]}); leave it "
                              "out.")
+        if "sla_topk" in free and guessed.get("attention") != "sla":
+            raise UsageError(f"--sla-topk: {source} has no tensors of sparse-linear attention (blocks.0{SLA}weight); "
+                             "leave it out.")
         if _same_width(guessed, ratio):
             guessed["mlp_ratio"] = ratio
         heads = {key: told[key] for key in ("num_heads",) if key in told}  # from a published size: only likely
@@ -85,6 +106,9 @@ class DiTWeights(Weights):
         return with_positions(without_padding(state_dict, sizes), sizes)
 
     def notes(self, sizes, diffusion):
+        if sizes.get("attention") == "sla":
+            return [("elsewhere", f"the public DiT's code has no sparse-linear attention, nor its blocks.*{SLA}weight "
+                                  "and bias")]
         block = lightning_arguments(sizes)
         if block is None:
             return [("elsewhere", "LightningDiT's code has no such block: its QK-norm is RMSNorm with use_rmsnorm "
@@ -95,6 +119,9 @@ class DiTWeights(Weights):
         return [] if public else [("elsewhere", "the public DiT's create_diffusion has another diffusion by default")]
 
     def write_folder(self, folder, sizes, state_dict, diffusion):
+        if any(SLA in name and np.any(array) for name, array in state_dict.items()):
+            raise UsageError("diffusers' DiT has no sparse-linear attention, whose linear part this model has learned: "
+                             "write .safetensors or .npz instead.")
         config = json.dumps(diffusers_config(sizes), indent=2, sort_keys=True) + "\n"
         folder = pathlib.Path(folder)
         try:
@@ -105,7 +132,9 @@ class DiTWeights(Weights):
             write_state_dict(file, diffusers_state_dict(state_dict, sizes["depth"]), "safetensors", sizes, diffusion)
         with atomic_file(folder / CONFIG, "the configuration") as file:
             file.write(config.encode())
-        return notes_on_diffusers(diffusion)
+        sparse = [("diffusers", "pays attention to all tokens, where this model has sparse-linear attention, whose "
+                                "linear part is zero")]
+        return sparse * (sizes.get("attention") == "sla") + notes_on_diffusers(diffusion)
 
     def lines(self, target, result, o):
         yield (f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"

@@ -136,6 +136,14 @@ class ModelKind:
         """The options of a model that its weights are for, in a form in which equal ones are equal."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in sizes.items()}
 
+    def may_become(self, name, theirs, own):
+        """Whether a model whose option `name` is `own` can start from the weights of one that had `theirs`."""
+        return theirs == own
+
+    def starts_anew(self, name, theirs):
+        """Whether a parameter keeps its initial value in a model that starts from one with the options `theirs`."""
+        return False
+
     def check_sizes(self, sizes):
         """Raise a `UsageError` for sizes with which no model can be laid out."""
         if self.check:

@@ -8,11 +8,19 @@ it: the linear part passes through a layer that starts from zero. Read the files
     reference.py       what is computed, how the backward does without most of it, what cancels, and what it costs
     choice.py          the choice, which all versions share, the same on every engine; totals; transposed lists
     simple.py          v1 naive: one thread a row; a block of 64 rows, and the list of its blocks
+    tiles_half.py          what the others share: features of fragments, totals minus what is listed, in registers
+    prepare_half.py    v2 mma: float16, mma.sync: means, φ(k), H and z of each block of keys in one pass
+    forward_half.py    v2 mma: k, v and H of the next block on their way; the linear part in the same kernel
+    queries_half.py    v2 mma: the backward of the linear part, six products that stay in shared memory
+    lists_half.py      v2 mma: dq over the lists; dk and dv over their transpose
     launcher.py        which of them runs
 
 SHAPES
     qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); weight (HS, HS), all float32, float16 or bfloat16; bias (HS,)
     float32. T is at least 65; on a GPU HS is 32, 64 or 72.
+VERSIONS
+    v1 naive: one thread a row, float32 sums, all head sizes, any type
+    v2 mma: float16 and bfloat16 on tensor cores, heads of 32 and 64; nine launches forward and backward, and three sums
 COST
     4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
     T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of

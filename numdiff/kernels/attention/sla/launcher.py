@@ -1,7 +1,7 @@
 """Sparse-linear attention on arrays: which kernels run, and in which order.
 
 FORWARD
-    summaries, totals, choose, forward
+    prepare, totals, choose, forward
 BACKWARD
     queries, dq, transpose, totals, dkv, and the sums of W's and b's gradients over all blocks of queries
 SOURCE
@@ -14,20 +14,31 @@ import math
 import numpy as np
 
 from ....device import empty, is_device, launch
-from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, shared_limit
+from ....device.half import in_bfloat16
+from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of, shared_limit
+from ....device.requires import supports
 from ....dtypes import is_half
 from ...reduce import column_sum
-from ...versions import versions_by_name
+from ...versions import capped, versions_by_name
 from ..launcher import HEAD_SIZES, layout
 from ..unfused import check
-from . import choice, simple
+from . import choice, forward_half, lists_half, prepare_half, queries_half, simple
 from .choice import BLOCK, Problem, blocks_of, count_of
+from .lists_half import Gradients
 from .reference import Kept, sla_backward_reference, sla_forward_reference
+from .tiles_half import THREADS
 
 SMALL_HEAD = 8  # which models do not have: the emulator's, where a thread's work would take minutes
+HALF_SIZES = 32, 64  # of version 2
+RESIDENT = 2  # blocks of the queries kernel on a multiprocessor
 
 kernels_v1 = {(HS, name): kernel for HS in (SMALL_HEAD, *HEAD_SIZES) for name, kernel in zip(
-    ("summaries", "forward", "queries", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
+    ("prepare", "forward", "queries", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
+prepare_kernels_v2 = {HS: prepare_half.make_prepare(HS) for HS in HALF_SIZES}
+forward_kernels_v2 = {HS: forward_half.make_forward(HS) for HS in HALF_SIZES}
+queries_kernels_v2 = {HS: queries_half.make_queries(HS) for HS in HALF_SIZES}
+dq_kernels_v2 = {HS: lists_half.make_dq(HS) for HS in HALF_SIZES}
+dkv_kernels_v2 = {HS: lists_half.make_dkv(HS) for HS in HALF_SIZES}
 
 
 def problem_of(qkv, heads, order, count):
@@ -36,6 +47,11 @@ def problem_of(qkv, heads, order, count):
     HS, head_step, part = layout(qkv, heads, order)
     N = blocks_of(T)
     return HS, (N, heads, B), Problem(T, width, head_step, part, N, count, 1 / math.sqrt(HS))
+
+
+def choose_some(N, batch, multiprocessors):
+    """How many blocks of queries a block of version 2's queries kernel takes: as many as leave all busy once."""
+    return max(1, min(N, N * batch // (RESIDENT * multiprocessors)))
 
 
 def add_up(x, small, grid, like):
@@ -62,7 +78,7 @@ def check_shapes(qkv, weight, bias, heads, order):
                          "block; use flash_attention_forward")
 
 
-def prepare(qkv, others, bias, heads):
+def choose_version(version, qkv, others, bias, heads):
     """The version that runs, after the checks that all launches share; others: arrays of qkv's type."""
     B, T, width = qkv.shape
     HS = width // (3 * heads)
@@ -79,9 +95,21 @@ def prepare(qkv, others, bias, heads):
     if 4 * choice.ROWS * blocks_of(T) > shared_limit(qkv) - 1024:
         raise ValueError(f"{T} tokens have {blocks_of(T)} blocks, whose choice does not fit into shared memory; use "
                          "fewer tokens")
+    fits = is_half(qkv.dtype) and HS in HALF_SIZES and supports(qkv, forward_kernels_v2) and max(
+        forward_half.shared_bytes(HS), lists_half.dkv_bytes(HS)) < shared_limit(qkv)
+    if version is None:
+        return capped("sla", 2 if fits else 1)
+    if version not in (1, 2):
+        raise ValueError(f"there is no version {version} of sparse-linear attention: use 1 or 2")
+    if version == 2 and not fits:
+        raise ValueError("version 2 (mma) needs float16 or bfloat16, heads of 32 or 64 channels and a device of "
+                         "capability 8.0; use version=1")
+    if version == 2 and any(a.offset % 16 for a in (qkv, *others)):
+        raise ValueError("version 2 (mma) moves 16 bytes at a time, and an array starts in between; use version=1")
+    return version
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, version=None):
     """(y (B, T, C), `Kept`) of qkv (B, T, 3C), weight (HS, HS) and bias (HS,): reference.py.
 
@@ -93,7 +121,7 @@ def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, vers
     count = count_of(topk, blocks_of(qkv.shape[1]))
     if not is_device(qkv):
         return sla_forward_reference(qkv, weight, bias, heads, count, order)
-    prepare(qkv, (weight,), bias, heads)
+    version = choose_version(version, qkv, (weight,), bias, heads)
     B, T, width = qkv.shape
     HS, grid, problem = problem_of(qkv, heads, order, count)
     N = problem.N
@@ -103,27 +131,39 @@ def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, vers
 
     flat = qkv.reshape(-1)
     q_mean, H, z = made(N, HS), made(N, HS, HS, dtype=qkv.dtype), made(N, 2, HS)
-    launch(kernels_v1[HS, "summaries"], grid, BLOCK, flat, *(a.reshape(-1) for a in (q_mean, H, z)), problem)
+    kernel, threads, nbytes = kernels_v1[HS, "prepare"], BLOCK, 0
+    if version == 2:
+        kernel, threads = in_bfloat16(prepare_kernels_v2[HS], qkv.dtype), THREADS
+        nbytes = prepare_half.shared_bytes(HS)
+    launch(kernel, grid, threads, flat, *(a.reshape(-1) for a in (q_mean, H, z)), problem, shared=nbytes)
     H_total, z_total = add_up(H, z, grid, qkv)
     critical = made(N, count, dtype=np.int32)
     launch(choice.sla_choose_kernel, (-(-N // choice.ROWS), heads, B), choice.THREADS, q_mean.reshape(-1),
            z.reshape(-1), z_total.reshape(-1), critical.reshape(-1), problem, HS, shared=4 * choice.ROWS * N)
-    kept = Kept(critical, made(T), made(T), made(N, HS, HS, dtype=qkv.dtype), made(N, HS))
     y = empty((B, T, width // 3), qkv.dtype, like=qkv)
-    launch(kernels_v1[HS, "forward"], grid, BLOCK, flat, critical.reshape(-1), (H.reshape(-1), z.reshape(-1)),
-           (H_total.reshape(-1), z_total.reshape(-1)), (weight.reshape(-1), bias), y.reshape(-1),
-           *(a.reshape(-1) for a in kept[1:]), problem)
-    return y, kept
+    if keeps:
+        kept = Kept(critical, made(T), made(T), made(N, HS, HS, dtype=qkv.dtype), made(N, HS))
+    else:  # stand-ins that are not written
+        kept = Kept(critical, z, z, H, z)
+    arguments = (flat, critical.reshape(-1), (H.reshape(-1), z.reshape(-1)),
+                 (H_total.reshape(-1), z_total.reshape(-1)), (weight.reshape(-1), bias), y.reshape(-1),
+                 *(a.reshape(-1) for a in kept[1:]), problem, int(keeps))
+    if version == 1:
+        launch(kernels_v1[HS, "forward"], grid, BLOCK, *arguments)
+    else:
+        launch(in_bfloat16(forward_kernels_v2[HS], qkv.dtype), grid, THREADS, *arguments,
+               shared=forward_half.shared_bytes(HS))
+    return y, kept if keeps else None
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy", version=None):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave; adds to dweight and dbias, float32, where
     they are not None."""
     check_shapes(qkv, weight, bias, heads, order)
     if not is_device(qkv):
         return sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order)
-    prepare(qkv, (dy, y, weight, kept.S), bias, heads)
+    version = choose_version(version, qkv, (dy, y, weight, kept.S), bias, heads)
     B, T, _ = qkv.shape
     HS, grid, problem = problem_of(qkv, heads, order, kept.critical.shape[-1])
     N = problem.N
@@ -131,19 +171,33 @@ def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="l
     def made(*shape, dtype=np.float32):
         return empty((B, heads, *shape), dtype, like=qkv)
 
+    some = 1 if version == 1 else choose_some(N, B * heads, multiprocessors_of(qkv))
+    shares = -(-N // some)
     dqkv, sums = empty(qkv.shape, qkv.dtype, like=qkv), made(T)
-    A, a, parts, bias_parts = made(N, HS, HS, dtype=qkv.dtype), made(N, HS), made(N, HS * HS), made(N, HS)
+    A, a, parts, bias_parts = made(N, HS, HS, dtype=qkv.dtype), made(N, HS), made(shares, HS, HS), made(shares, HS)
     lists, counts = made(N, N, dtype=np.int32), made(N, dtype=np.int32)
-    flat_dy, flat, flat_y, to = (x.reshape(-1) for x in (dy, qkv, y, dqkv))
+    flat_dy, flat, flat_y, to, flat_sums, flat_A, flat_a = (x.reshape(-1) for x in (dy, qkv, y, dqkv, sums, A, a))
+    flat_lists, flat_counts = lists.reshape(-1), counts.reshape(-1)
     critical, logsumexp, r, S, Z = (x.reshape(-1) for x in kept)
-    launch(kernels_v1[HS, "queries"], grid, BLOCK, flat_dy, flat, flat_y, (weight.reshape(-1), bias), r, S, Z, to,
-           *(x.reshape(-1) for x in (sums, A, a, parts, bias_parts)), problem)
-    launch(kernels_v1[HS, "dq"], grid, BLOCK, flat_dy, flat, critical, logsumexp, sums.reshape(-1), to, problem)
-    launch(choice.sla_transpose_kernel, (-(-N // choice.ROWS), heads, B), choice.THREADS, critical, lists.reshape(-1),
-           counts.reshape(-1), N, problem.count)
-    totals = add_up(A, a, grid, qkv)
-    launch(kernels_v1[HS, "dkv"], grid, BLOCK, flat_dy, flat, lists.reshape(-1), counts.reshape(-1), logsumexp,
-           sums.reshape(-1), A.reshape(-1), a.reshape(-1), tuple(x.reshape(-1) for x in totals), to, problem)
+    layer, out = (weight.reshape(-1), bias), (parts.reshape(-1), bias_parts.reshape(-1))
+    queries = flat_dy, flat, flat_y, layer, r, S, Z, to, flat_sums, flat_A, flat_a, out, problem
+    of_q = flat_dy, flat, critical, logsumexp, flat_sums, to, problem
+    if version == 1:
+        launch(kernels_v1[HS, "queries"], grid, BLOCK, *queries)
+        launch(kernels_v1[HS, "dq"], grid, BLOCK, *of_q)
+    else:
+        launch(in_bfloat16(queries_kernels_v2[HS], qkv.dtype), (shares, heads, B), THREADS, *queries, some,
+               shared=queries_half.shared_bytes(HS))
+        launch(in_bfloat16(dq_kernels_v2[HS], qkv.dtype), grid, THREADS, *of_q, shared=lists_half.dq_bytes(HS))
+    launch(choice.sla_transpose_kernel, (-(-N // choice.ROWS), heads, B), choice.THREADS, critical, flat_lists,
+           flat_counts, N, problem.count)
+    totals = tuple(x.reshape(-1) for x in add_up(A, a, grid, qkv))
+    given = Gradients(logsumexp, flat_sums, flat_A, flat_a)
+    of_keys = flat_dy, flat, flat_lists, flat_counts, given, totals, to, problem
+    if version == 1:
+        launch(kernels_v1[HS, "dkv"], grid, BLOCK, *of_keys)
+    else:
+        launch(in_bfloat16(dkv_kernels_v2[HS], qkv.dtype), grid, THREADS, *of_keys, shared=lists_half.dkv_bytes(HS))
     if dweight is not None:
         column_sum(parts.reshape(-1, HS * HS), dweight.reshape(-1))
     if dbias is not None:

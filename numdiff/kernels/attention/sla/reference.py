@@ -42,7 +42,7 @@ import numpy as np
 from ....device import over_batch
 from ....dtypes import is_half, working_type
 from ..unfused import merge_heads, split_heads
-from .choice import BLOCK, blocks_of, choose_blocks, count_of
+from .choice import BLOCK, blocks_of, choose_blocks
 
 FLOOR = 2.0**-10  # share of the whole denominator that what is left of it counts for at least
 MAX_SCORES = 1 << 20  # in a working set
@@ -221,16 +221,16 @@ def _backward_of_head(dy, q, k, v, o, critical, logsumexp, r, S, Z, W):
 
 # Costs ----------------------------------------------------------------------------------------------------------------
 
-def sla_forward_cost(B, T, C, heads, topk):
+def sla_forward_cost(B, T, C, heads, count):
     """(bytes, FLOPs): qkv read, y and logsumexp written; scores and outputs of the critical blocks; H, φ(q) S and W."""
     N, HS = blocks_of(T), C // heads
-    pairs = N * count_of(topk, N) * BLOCK * BLOCK
+    pairs = N * count * BLOCK * BLOCK
     return 4 * (4 * B * T * C + B * heads * T), 4 * B * C * pairs + 6 * B * T * C * HS
 
 
-def sla_backward_cost(B, T, C, heads, topk):
+def sla_backward_cost(B, T, C, heads, count):
     """qkv, y, dy and logsumexp read, dqkv written; five products of the critical blocks; dO, o_l, dW, A, dφ(q), dφ(k)
     and dv of the linear part."""
     N, HS = blocks_of(T), C // heads
-    pairs = N * count_of(topk, N) * BLOCK * BLOCK
+    pairs = N * count * BLOCK * BLOCK
     return 4 * (8 * B * T * C + B * heads * T), 10 * B * C * pairs + 14 * B * T * C * HS

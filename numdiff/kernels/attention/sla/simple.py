@@ -1,7 +1,7 @@
 """Sparse-linear attention, rung 1: a block of 64 threads has a block of 64 rows, one a thread.
 
 WHAT IT DOES
-    summaries   for each block of keys: φ(k) in shared memory, H and z from it; the mean of q, the sum of k
+    prepare     for each block of keys: φ(k) in shared memory, H and z from it; the mean of q, the sum of k
     forward     for each block of queries: its critical blocks pass by in shared memory, and every thread takes its row
                 through them (../simple.py's online softmax). Then S = (total − the critical ones' H) / N takes their
                 place, and a row's linear part is two products of a vector and a matrix.
@@ -17,7 +17,7 @@ DETERMINISM
 SOURCE
     reference.py.
 READ NEXT
-    launcher.py
+    tiles_half.py
 """
 import math
 
@@ -133,10 +133,10 @@ def column_products(out, at, tile, left, right, rows, HS):
 
 
 def make_kernels(HS):
-    """(summaries, forward, queries, dq, dkv) for one head size."""
+    """(prepare, forward, queries, dq, dkv) for one head size."""
     TILE, PAIR, SIZE = BLOCK * HS, 2 * BLOCK * HS, HS * HS
 
-    def sla_summaries_kernel_v1(qkv, q_mean, H, z, problem):
+    def sla_prepare_kernel_v1(qkv, q_mean, H, z, problem):
         tile = cuda.shared.array(PAIR, float32)
         row = cuda.local.array(HS, float32)
         phi = cuda.local.array(HS, float32)
@@ -159,7 +159,7 @@ def make_kernels(HS):
                 total += tile[r * HS + c]
             z[block * 2 * HS + c] = total
 
-    def sla_forward_kernel_v1(qkv, lists, sums, totals, layer, y, logsumexp, r, S, Z, problem):
+    def sla_forward_kernel_v1(qkv, lists, sums, totals, layer, y, logsumexp, r, S, Z, problem, keeps):
         tile = cuda.shared.array(PAIR, float32)
         small = cuda.shared.array(HS, float32)
         q = cuda.local.array(HS, float32)
@@ -194,11 +194,13 @@ def make_kernels(HS):
         cuda.syncthreads()
         for e in range(t, SIZE, BLOCK):
             tile[e] = rest_of(totals[0], head * SIZE, sums[0], head * N * SIZE, SIZE, e, lists, block * count, count, N)
-            S[block * SIZE + e] = tile[e]
+            if keeps:
+                S[block * SIZE + e] = tile[e]
         for c in range(t, HS, BLOCK):
             small[c] = rest_of(totals[1], head * 2 * HS, sums[1], head * N * 2 * HS, 2 * HS, c, lists, block * count,
                                count, N)
-            Z[block * HS + c] = small[c]
+            if keeps:
+                Z[block * HS + c] = small[c]
         cuda.syncthreads()
         if inside:
             feature_of(q, q, HS)
@@ -210,9 +212,10 @@ def make_kernels(HS):
                 for c in range(HS):
                     o[d] += linear[c] * float32(layer[0][d * HS + c])
                 y[to + d] = o[d] + layer[1][d]
-            logsumexp[head * T + query], r[head * T + query] = m + math.log(l), weight
+            if keeps:
+                logsumexp[head * T + query], r[head * T + query] = m + math.log(l), weight
 
-    def sla_queries_kernel_v1(dy, qkv, y, layer, r, S, Z, dqkv, sums, A, a, dweight, dbias, problem):
+    def sla_queries_kernel_v1(dy, qkv, y, layer, r, S, Z, dqkv, sums, A, a, out, problem):
         tile = cuda.shared.array(PAIR, float32)
         means = cuda.shared.array(BLOCK, float32)
         phi = cuda.local.array(HS, float32)
@@ -253,12 +256,12 @@ def make_kernels(HS):
         for d in range(HS):
             tile[t * HS + d], tile[TILE + t * HS + d] = g[d], linear[d]
         cuda.syncthreads()
-        column_products(dweight, block * SIZE, tile, 0, TILE, rows, HS)
+        column_products(out[0], block * SIZE, tile, 0, TILE, rows, HS)
         for c in range(t, HS, BLOCK):
             total = float32(0)
             for row in range(rows):
                 total += tile[row * HS + c]
-            dbias[block * HS + c] = total
+            out[1][block * HS + c] = total
         if inside:  # `linear` becomes dφ(q)
             for c in range(HS):
                 total = -D * Z[block * HS + c]
@@ -298,7 +301,7 @@ def make_kernels(HS):
                 to = start + query * width + d
                 dqkv[to] = float32(dqkv[to]) + problem.scale * dq[d]
 
-    def sla_dkv_kernel_v1(dy, qkv, lists, counts, logsumexp, sums, A, a, totals, dqkv, problem):
+    def sla_dkv_kernel_v1(dy, qkv, lists, counts, given, totals, dqkv, problem):
         tile = cuda.shared.array(PAIR, float32)
         small = cuda.shared.array(HS, float32)
         k = cuda.local.array(HS, float32)
@@ -323,21 +326,22 @@ def make_kernels(HS):
             cuda.syncthreads()
             for query in range(rows):
                 row = head * T + i * BLOCK + query
-                p = math.exp(min(problem.scale * score(k, tile, query, HS) - logsumexp[row], float32(0)))
+                p = math.exp(min(problem.scale * score(k, tile, query, HS) - given.logsumexp[row], float32(0)))
                 add_scaled(dv, p, tile[TILE:], query, HS)
-                add_scaled(dk, p * (score(v, tile[TILE:], query, HS) - sums[row]), tile, query, HS)
+                add_scaled(dk, p * (score(v, tile[TILE:], query, HS) - given.sums[row]), tile, query, HS)
         cuda.syncthreads()
         for e in range(t, SIZE, BLOCK):
-            tile[e] = rest_of(totals[0], head * SIZE, A, head * N * SIZE, SIZE, e, lists, block * N, counts[block], N)
+            tile[e] = rest_of(totals[0], head * SIZE, given.A, head * N * SIZE, SIZE, e, lists, block * N,
+                              counts[block], N)
         for c in range(t, HS, BLOCK):
-            small[c] = rest_of(totals[1], head * HS, a, head * N * HS, HS, c, lists, block * N, counts[block], N)
+            small[c] = rest_of(totals[1], head * HS, given.a, head * N * HS, HS, c, lists, block * N, counts[block], N)
         cuda.syncthreads()
         add_linear(k, v, dk, dv, tile, small, problem.scale, HS)
         if inside:
             for d in range(HS):
                 dqkv[at + d], dqkv[at + problem.part + d] = dk[d], dv[d]
 
-    made = (sla_summaries_kernel_v1, sla_forward_kernel_v1, sla_queries_kernel_v1, sla_dq_kernel_v1, sla_dkv_kernel_v1)
+    made = (sla_prepare_kernel_v1, sla_forward_kernel_v1, sla_queries_kernel_v1, sla_dq_kernel_v1, sla_dkv_kernel_v1)
     for kernel in made:
         kernel.__name__ = f"{kernel.__name__}_{HS}"
     return [cuda.jit(kernel) for kernel in made]

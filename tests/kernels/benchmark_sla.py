@@ -1,0 +1,124 @@
+"""Sparse-linear attention on a GPU beside flash attention and PyTorch's, in one run, float16.
+
+    python -m tests.kernels.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
+    python -m tests.kernels.benchmark_sla --lengths 16384 --shares 0.05          one row
+
+Forward, and forward with backward, captured once and replayed; the ways take turns, as in benchmark_flash_attention.py,
+whose clock this is. "x" is flash attention's time over that of sparse-linear attention. "error" is the larger of y's
+and dqkv's against float64 in the 2-norm, on one head of 1,024 tokens. Without a GPU it prints the forecast that
+numdiff/kernels/NOTES.md explains.
+"""
+import argparse
+import functools
+
+import numpy as np
+
+from numdiff.device import download, get_gpu, upload, why_no_gpu
+from numdiff.kernels import attention
+from numdiff.kernels.attention import sla
+from tests.kernels.benchmark_flash_attention import WARMUP, Clock, capture, torch_replay
+
+PASSES = {"forward": (True, False), "both": (True, True)}
+DRAM, L2 = 3.9e6, 5.5e6  # bytes a µs of an H200
+FLASH, MMA = 400e6, 240e6  # FLOPs a µs of wgmma, as flash attention was measured, and of mma.sync with a softmax
+LAUNCH = 1.5  # µs
+
+
+def forecast(T, HS, heads, share):
+    """{pass: (µs of flash attention, µs of sparse-linear attention)} of one image: the sum of each kernel's slowest."""
+    N = sla.blocks_of(T)
+    pairs, tile, square = N * sla.count_of(share, N), 128 * HS, 2 * HS * HS
+    product = 2 * 64 * 64 * HS  # FLOPs of one of a pair of blocks
+    linear = N * 2 * 64 * HS * HS
+    forward = [(N * (3 * tile + square), 0, 0), (0, N * square, 0), (0, N * N / 8 * 4 * HS, 0),
+               (N * (2 * tile + square), pairs * (2 * tile + square), 2 * pairs * product + 2 * linear)]
+    backward = [(N * (5 * tile + 2 * square), 0, 6 * linear), (N * 4 * tile, pairs * 2 * tile, 3 * pairs * product),
+                (0, N * N * 8, 0), (0, N * square, 0), (0, 0, 0), (0, 0, 0),  # lists, totals, sums of dW and db
+                (N * 5 * tile, pairs * (2 * tile + square), 4 * pairs * product + 2 * linear)]
+
+    def microseconds(kernels):
+        return sum(heads * max(dram / DRAM, l2 / L2, flops / MMA) + LAUNCH for dram, l2, flops in kernels)
+
+    flash = heads * 4 * T * T * HS / FLASH, heads * 14 * T * T * HS / FLASH
+    return {"forward": (flash[0], microseconds(forward)), "both": (flash[1], microseconds(forward + backward))}
+
+
+def inputs(gpu, B, T, heads, HS):
+    """(qkv, dy, weight, bias), of a layer that has learned something."""
+    rng, C = np.random.default_rng(0), heads * HS
+    qkv, dy = (rng.standard_normal((B, T, width), dtype=np.float32).astype(np.float16) for width in (3 * C, C))
+    weight = (rng.standard_normal((HS, HS)) / HS ** 0.5).astype(np.float16)
+    return [upload(a, gpu) for a in (qkv, dy, weight, rng.standard_normal(HS).astype(np.float32))]
+
+
+def work(given, heads, share, passes, sums):
+    """A function of one way: flash attention for share None."""
+    qkv, dy, weight, bias = given
+
+    def run():
+        if share is None:
+            kept = attention.flash_attention_forward(qkv, heads, "new")
+            return attention.flash_attention_backward(dy, qkv, *kept, heads, "new") if passes[1] else kept
+        y, kept = sla.sla_forward(qkv, weight, bias, heads, share, "new", keeps=passes[1])
+        if passes[1]:
+            return sla.sla_backward(dy, qkv, y, kept, weight, bias, *sums, heads, "new")
+        return y
+    return run
+
+
+def error(gpu, HS, share, T=1024):
+    """The larger relative error of y and dqkv of one head."""
+    given = inputs(gpu, 1, T, 1, HS)
+    qkv, dy, weight, bias = (download(a).astype(np.float64) for a in given)
+    y, kept = sla.sla_forward(given[0], *given[2:], 1, share, "new")
+    dqkv = sla.sla_backward(given[1], given[0], y, kept, *given[2:], None, None, 1, "new")
+    want, wanted = sla.sla_forward(qkv, weight, bias, 1, share, "new")
+    gradient = sla.sla_backward(dy, qkv, want, wanted, weight, bias, None, None, 1, "new")
+    return max(np.linalg.norm(download(a).astype(np.float64) - b) / np.linalg.norm(b)
+               for a, b in ((y, want), (dqkv, gradient)))
+
+
+def measure(gpu, arena, clock, shape, share, passes, repeats):
+    """{way: median µs}"""
+    given = inputs(gpu, *shape)
+    sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
+    replays = {name: functools.partial(clock.milliseconds, capture(gpu, arena, work(
+        given, shape[2], of, passes, sums))[0]) for name, of in (("flash", None), ("sla", share))}
+    in_torch = torch_replay(*shape, *passes)
+    if in_torch:
+        replays["torch"] = in_torch
+    times = np.array([[replay() for replay in replays.values()] for _ in range(WARMUP + repeats)])[WARMUP:]
+    return dict(zip(replays, 1e3 * np.median(times, axis=0), strict=True))
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384], metavar="T")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.05, 0.2])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--head-size", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args(arguments)
+    gpu = None if why_no_gpu() else get_gpu()
+    print(f"{gpu.device_name if gpu else 'no GPU: forecast for an H200'}; µs; batch {options.batch}, {options.heads} "
+          f"heads of {options.head_size}")
+    print("     T  share pass     |   flash     sla      x   torch | forecast: flash     sla      x | error")
+    arena, clock = (gpu.new_arena(), Clock(gpu)) if gpu else (None, None)
+    for T in options.lengths:
+        for share in options.shares:
+            expected = forecast(T, options.head_size, options.batch * options.heads, share)
+            for label, passes in PASSES.items():
+                line = f"{T:6} {share:6.2f} {label:8} | "
+                if gpu:
+                    us = measure(gpu, arena, clock, (options.batch, T, options.heads, options.head_size), share, passes,
+                                 options.repeats)
+                    line += (f"{us['flash']:7.0f} {us['sla']:7.0f} {us['flash'] / us['sla']:6.2f} "
+                             f"{us.get('torch', np.nan):7.0f} | ")
+                flash, sparse = expected[label]
+                line += f"{flash:15.0f} {sparse:7.0f} {flash / sparse:6.2f}"
+                print(line + (f" | {error(gpu, options.head_size, share):.1e}" if gpu else ""), flush=True)
+
+
+if __name__ == "__main__":
+    main()
