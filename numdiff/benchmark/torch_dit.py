@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..errors import UsageError
 from ..nn.dit import EPS, FREQUENCIES, position_table
 from ..nn.flops import mlp_width
 from ..nn.rotary import rotation_table
@@ -136,7 +137,10 @@ class TorchDiT(nn.Module):
 
     def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
                  mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, norm="layer", qk_norm=False,
-                 rope=False, mlp="gelu", shift=True):
+                 rope=False, mlp="gelu", shift=True, attention="full", sla_topk=0.2):
+        if attention != "full":
+            raise UsageError("--versus torch: PyTorch has no sparse-linear attention to compare with; leave one of "
+                             "them out.")
         super().__init__()
         self.patch, self.side = patch_size, image_size // patch_size
         self.outputs = in_channels * (2 if learn_sigma else 1)

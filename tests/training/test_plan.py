@@ -57,8 +57,9 @@ def gpu_options(model, preset, precision="fp16", **more):
     ("dit", "tiny", {"precision": "tf32", "sampler": "dpm++2m"}), ("unet", "tiny", {"precision": "bf16"}),
     ("dit", "tiny", {"precision": "bf16", "norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu"}),
     ("dit", "tiny", {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.9, "shift": False,
-                     "path": "linear"})],
-    ids=["unet", "dit", "microbatches", "recompute", "tf32", "bf16", "lightning-bf16", "lightning"])
+                     "path": "linear"}),
+    ("dit", "tiny", {"image_size": 64, "attention": "sla"})],
+    ids=["unet", "dit", "microbatches", "recompute", "tf32", "bf16", "lightning-bf16", "lightning", "sla"])
 def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
     """A run as it is, from the first weights over steps launched, recorded and replayed to the pictures."""
     options = gpu_options(model, preset, seed=1, **more)
