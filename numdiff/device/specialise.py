@@ -64,6 +64,14 @@ def _known(function):
     return known | {name: cell.cell_contents for name, cell in cells}
 
 
+known_names = _known
+
+
+def with_names(function, replaced):
+    """A copy of a function, in Python, that has these values for names that it takes from outside."""
+    return _copy(function, replaced, function.__name__)
+
+
 def _is_device_function(value):
     return hasattr(value, "py_func") and value.targetoptions.get("device")
 

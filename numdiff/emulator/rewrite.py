@@ -78,7 +78,8 @@ def lambda_tree(function):
     if len(found) != 1:
         return None
     body = ast.copy_location(ast.Return(found[0].body), found[0].body)
-    return ast.copy_location(ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, []), found[0])
+    more = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}  # from Python 3.12 on
+    return ast.copy_location(ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, **more), found[0])
 
 
 class Rewriter(ast.NodeTransformer):

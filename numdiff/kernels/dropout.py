@@ -15,7 +15,7 @@ MEASURED
         v1      59.5 µs      564 GB/s   14 % of memory
         v2*     16.6 µs    2,025 GB/s   49 % of memory   3.59 × v1
 LAUNCH
-    v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
+    as fuse.py, which writes both
 DETERMINISM
     the mask is a pure function of (seed, layer, step, sample, element).
 COST
@@ -26,22 +26,12 @@ SOURCE
 READ NEXT
     optimizer/adamw.py.
 """
-import math
-
 import numpy as np
 
-from ..device import cuda, empty_like, float32, is_device, launch, load4, store4, uint32
-from ..device.philox import philox4x32
+from ..device import float32, is_device, uint32
 from ..dtypes import in_single
-from .random import (
-    BLOCK,
-    DROP_BITS,
-    PURPOSE_DROPOUT,
-    check_counters,
-    choose_version,
-    random_elements_reference,
-    seed_words,
-)
+from .fuse import EACH, NUMBER, Operation, fuse, select
+from .random import DROP_BITS, PURPOSE_DROPOUT, WORDS, count_of, random_elements_reference
 from .versions import versions_by_name
 
 
@@ -55,34 +45,26 @@ def dropout_forward_reference(x, probability, seed, layer, step, samples):
     return y
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# Kernels --------------------------------------------------------------------------------------------------------------
 
-@cuda.jit
-def dropout_forward_kernel_v1(x, y, count, threshold, scale, seed_low, seed_high, purpose, step, samples):
-    i = cuda.grid(1)
-    if i < y.size:
-        b = uint32(i) // count  # sample b, element e of it
-        e = uint32(i) - b * count
-        w0, w1, w2, w3 = philox4x32(uint32(e // uint32(4)), samples[b], step[0], seed_high, seed_low, purpose)
-        k = e % uint32(4)
-        word = w0 if k == 0 else w1 if k == 1 else w2 if k == 2 else w3
-        y[i] = float32(x[i]) * scale if (word >> DROP_BITS) >= threshold else float32(0)
+def dropped(x, word, threshold, scale):
+    return select((word >> DROP_BITS) >= threshold, x * scale, float32(0))
 
 
-# v2: one thread four elements -----------------------------------------------------------------------------------------
+def dropped_dx(dy, word, threshold, scale):
+    return select((word >> DROP_BITS) >= threshold, dy * scale, float32(0))
 
-@cuda.jit
-def dropout_forward_kernel_v2(x, y, count, threshold, scale, seed_low, seed_high, purpose, step, samples):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        b = uint32(i) // count
-        e = uint32(i) - b * count
-        w0, w1, w2, w3 = philox4x32(uint32(e // uint32(4)), samples[b], step[0], seed_high, seed_low, purpose)
-        x0, x1, x2, x3 = load4(x, i)
-        store4(y, i, x0 * scale if (w0 >> DROP_BITS) >= threshold else float32(0),
-               x1 * scale if (w1 >> DROP_BITS) >= threshold else float32(0),
-               x2 * scale if (w2 >> DROP_BITS) >= threshold else float32(0),
-               x3 * scale if (w3 >> DROP_BITS) >= threshold else float32(0))
+
+DROP = Operation(dropped, WORDS, NUMBER, NUMBER, x=dropped_dx)  # for chains; `drop_operands` makes its operands
+DROPOUT = fuse(EACH, Operation(dropped, WORDS, NUMBER, NUMBER), EACH, name="dropout", module=__name__)
+
+
+def drop_operands(shape, probability, seed, layer, step, samples):
+    """The operands of DROP for an x of this shape: (word, threshold, scale); the others as of `dropout_forward`."""
+    if not 0.0 <= probability < 1.0:
+        raise ValueError(f"a dropout probability lies in [0, 1), got {probability}")
+    return (count_of(shape, seed, PURPOSE_DROPOUT + 256 * layer, step, samples),
+            uint32(round(probability * 2 ** 24)), float32(1.0 / (1.0 - probability)))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -90,20 +72,10 @@ def dropout_forward_kernel_v2(x, y, count, threshold, scale, seed_low, seed_high
 @versions_by_name
 def dropout_forward(x, probability, seed, layer, step, samples, version=None):
     """x with each element zeroed with this probability and the others scaled by 1 / (1 - probability)."""
-    check_counters(step, samples, x.shape[0])
-    if not 0.0 <= probability < 1.0:
-        raise ValueError(f"a dropout probability lies in [0, 1), got {probability}")
+    operands = drop_operands(x.shape, probability, seed, layer, step, samples)
     if not is_device(x):
         return dropout_forward_reference(x, probability, seed, layer, step, samples)
-    count = math.prod(x.shape[1:])
-    version = choose_version(version, count, "dropout")
-    y = empty_like(x)
-    low, high = seed_words(seed)
-    kernel, threads = (dropout_forward_kernel_v1, x.size) if version == 1 else (dropout_forward_kernel_v2, x.size // 4)
-    launch(kernel, -(-threads // BLOCK), BLOCK, x.reshape(-1), y.reshape(-1), uint32(count),
-           uint32(round(probability * 2 ** 24)), float32(1.0 / (1.0 - probability)), low, high,
-           uint32(PURPOSE_DROPOUT + 256 * layer), step, samples)
-    return y
+    return DROPOUT.forward(x, *operands, version=version)
 
 
 @versions_by_name

@@ -30,7 +30,7 @@ COST
 SOURCE
     SiLU: Elfwing et al. 2017, arXiv:1702.03118, eq. 2. GELU: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
 READ NEXT
-    reduce.py, where threads first have to work together.
+    reduce.py, where threads first have to work together; then fuse.py, which writes kernels like these.
 """
 import math
 
@@ -38,6 +38,7 @@ import numpy as np
 
 from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
 from ..dtypes import in_single
+from .fuse import EACH, Operation, as_it_is, fuse
 from .versions import versions_by_name
 
 BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
@@ -107,170 +108,77 @@ def add_forward_kernel_v1(a, b, y):
         y[i] = float32(a[i]) + float32(b[i])
 
 
-@cuda.jit
-def silu_forward_kernel_v1(x, y):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = silu(float32(x[i]))
-
-
-@cuda.jit
-def silu_backward_kernel_v1(dy, x, dx):
-    i = cuda.grid(1)
-    if i < dx.size:
-        dx[i] = silu_gradient(float32(dy[i]), float32(x[i]))
-
-
-@cuda.jit
-def gelu_forward_kernel_v1(x, y):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = gelu(float32(x[i]))
-
-
-@cuda.jit
-def gelu_backward_kernel_v1(dy, x, dx):
-    i = cuda.grid(1)
-    if i < dx.size:
-        dx[i] = gelu_gradient(float32(dy[i]), float32(x[i]))
-
-
-@cuda.jit
-def cast_forward_kernel_v1(x, y):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = y.dtype.type(x[i])
-
-
 # v2: one thread four elements, 16 bytes at a time ---------------------------------------------------------------------
 
 @cuda.jit
-def cast_forward_kernel_v2(x, y):
+def add_forward_kernel_v2(a, b, y):
     i = cuda.grid(1) * 4  # the first of this thread's four elements
     if i < y.size:  # then all four exist: the launcher asks for a multiple of 4
-        x0, x1, x2, x3 = load4(x, i)
-        store4(y, i, x0, x1, x2, x3)
-
-
-@cuda.jit
-def add_forward_kernel_v2(a, b, y):
-    i = cuda.grid(1) * 4
-    if i < y.size:
         a0, a1, a2, a3 = load4(a, i)
         b0, b1, b2, b3 = load4(b, i)
         store4(y, i, a0 + b0, a1 + b1, a2 + b2, a3 + b3)
 
 
-@cuda.jit
-def silu_forward_kernel_v2(x, y):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        x0, x1, x2, x3 = load4(x, i)
-        store4(y, i, silu(x0), silu(x1), silu(x2), silu(x3))
+# The other operations' kernels have the same two texts, with another line of arithmetic: fuse.py writes them, from the
+# functions above. `print(SILU.text("backward", 2))` shows one.
 
-
-@cuda.jit
-def silu_backward_kernel_v2(dy, x, dx):
-    i = cuda.grid(1) * 4
-    if i < dx.size:
-        g0, g1, g2, g3 = load4(dy, i)
-        x0, x1, x2, x3 = load4(x, i)
-        store4(dx, i, silu_gradient(g0, x0), silu_gradient(g1, x1), silu_gradient(g2, x2), silu_gradient(g3, x3))
-
-
-@cuda.jit
-def gelu_forward_kernel_v2(x, y):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        x0, x1, x2, x3 = load4(x, i)
-        store4(y, i, gelu(x0), gelu(x1), gelu(x2), gelu(x3))
-
-
-@cuda.jit
-def gelu_backward_kernel_v2(dy, x, dx):
-    i = cuda.grid(1) * 4
-    if i < dx.size:
-        g0, g1, g2, g3 = load4(dy, i)
-        x0, x1, x2, x3 = load4(x, i)
-        store4(dx, i, gelu_gradient(g0, x0), gelu_gradient(g1, x1), gelu_gradient(g2, x2), gelu_gradient(g3, x3))
+SILU = fuse(EACH, Operation(silu, x=silu_gradient), EACH, name="silu", module=__name__)
+GELU = fuse(EACH, Operation(gelu, x=gelu_gradient), EACH, name="gelu", module=__name__)
+CAST = fuse(EACH, Operation(as_it_is), EACH, name="cast", module=__name__)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
-
-def _launch_elementwise(kernel_v1, kernel_v2, version, *arrays):
-    """Launch over flat views; v2 where every array's length is a multiple of 4 (addresses always are, of 16 bytes)."""
-    n = arrays[0].size
-    if any(a.size != n for a in arrays):
-        raise ValueError(f"elementwise operands differ in shape: {[a.shape for a in arrays]}")
-    if version is None:
-        version = 2 if n % 4 == 0 else 1
-    flat = [a.reshape(-1) for a in arrays]
-    if version == 1:
-        launch(kernel_v1, -(-n // BLOCK), BLOCK, *flat)
-    elif n % 4 == 0:
-        launch(kernel_v2, -(-n // (4 * BLOCK)), BLOCK, *flat)
-    else:
-        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {n} is not a multiple of 4; use "
-                         "version=1")
-    return arrays[-1]
-
 
 @versions_by_name
 def add_forward(a, b, version=None):
     """a + b, both of one shape, as a new array."""
     if not is_device(a):
         return add_forward_reference(a, b)
-    return _launch_elementwise(add_forward_kernel_v1, add_forward_kernel_v2, version, a, b, empty_like(a))
+    n, y = a.size, empty_like(a)
+    if a.shape != b.shape:
+        raise ValueError(f"add: a {a.shape} and b {b.shape} differ in shape")
+    if version == 2 and n % 4:
+        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {n} is not a multiple of 4; use "
+                         "version=1")
+    kernel, width = (add_forward_kernel_v1, 1) if version == 1 or n % 4 else (add_forward_kernel_v2, 4)
+    launch(kernel, -(-n // (width * BLOCK)), BLOCK, a.reshape(-1), b.reshape(-1), y.reshape(-1))
+    return y
 
 
 @versions_by_name
 def silu_forward(x, version=None):
     """SiLU of every element, as a new array."""
-    if not is_device(x):
-        return silu_forward_reference(x)
-    return _launch_elementwise(silu_forward_kernel_v1, silu_forward_kernel_v2, version, x, empty_like(x))
+    return SILU.forward(x, version=version) if is_device(x) else silu_forward_reference(x)
 
 
 @versions_by_name
 def silu_backward(dy, x, version=None):
     """dx from dy and the forward's input x."""
-    if not is_device(x):
-        return silu_backward_reference(dy, x)
-    return _launch_elementwise(silu_backward_kernel_v1, silu_backward_kernel_v2, version, dy, x, empty_like(x))
+    return SILU.backward(dy, x, version=version)[0] if is_device(x) else silu_backward_reference(dy, x)
 
 
 @versions_by_name
 def gelu_forward(x, version=None):
     """GELU (tanh form) of every element, as a new array."""
-    if not is_device(x):
-        return gelu_forward_reference(x)
-    return _launch_elementwise(gelu_forward_kernel_v1, gelu_forward_kernel_v2, version, x, empty_like(x))
+    return GELU.forward(x, version=version) if is_device(x) else gelu_forward_reference(x)
 
 
 @versions_by_name
 def gelu_backward(dy, x, version=None):
     """dx from dy and the forward's input x."""
-    if not is_device(x):
-        return gelu_backward_reference(dy, x)
-    return _launch_elementwise(gelu_backward_kernel_v1, gelu_backward_kernel_v2, version, dy, x, empty_like(x))
+    return GELU.backward(dy, x, version=version)[0] if is_device(x) else gelu_backward_reference(dy, x)
 
 
 @versions_by_name
 def cast_forward(x, dtype, version=None):
     """x in another float dtype, as a new array; its backward is the cast back."""
-    if not is_device(x):
-        return x.astype(dtype)
-    return cast_into(x, empty(x.shape, dtype, like=x), version)
+    return cast_into(x, empty(x.shape, dtype, like=x), version) if is_device(x) else x.astype(dtype)
 
 
 @versions_by_name
 def cast_into(x, y, version=None):
     """x in the dtype of y, written to y, in place; returns y."""
-    if not is_device(x):
-        with np.errstate(over="ignore"):  # too large for float16 is infinite, as on a GPU
-            y[...] = x
-        return y
-    return _launch_elementwise(cast_forward_kernel_v1, cast_forward_kernel_v2, version, x, y)
+    return CAST.forward(x, version=version, out=y)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ MEASURED
         v1      4.49 µs      701 GB/s   17 % of memory
         v2*     2.26 µs    1,393 GB/s   34 % of memory   1.99 × v1
 LAUNCH
-    v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them. No shared memory.
+    as fuse.py, which writes both
 DETERMINISM
     a pure function of (seed, purpose, step, sample, element).
 COST
@@ -33,11 +33,13 @@ READ NEXT
     dropout.py, which draws its mask from the same words.
 """
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, is_device, launch, store4, uint32
+from ..device import cuda, empty, float32, int32, is_device, launch, uint32
 from ..device.philox import philox4x32, philox_columns_reference
+from .fuse import EACH, Operation, Place, as_it_is, fuse
 from .versions import versions_by_name
 
 BLOCK = 256  # threads
@@ -148,29 +150,74 @@ def normal_pair(word_a, word_b):
     return radius * cosine, radius * sine
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# Kernels --------------------------------------------------------------------------------------------------------------
 
-@cuda.jit
-def random_uniform_kernel_v1(y, count, seed_low, seed_high, purpose, step, samples):
-    i = cuda.grid(1)
-    if i < y.size:
-        b = uint32(i) // count  # sample b, element e of it; all unsigned, as int64 with uint64 would give float64
-        e = uint32(i) - b * count
-        w0, w1, w2, w3 = philox4x32(uint32(e // uint32(4)), samples[b], step[0], seed_high, seed_low, purpose)
-        k = e % uint32(4)
-        y[i] = uniform_of(w0 if k == 0 else w1 if k == 1 else w2 if k == 2 else w3)
+class Counters(NamedTuple):
+    """What numbers words, as kernels take it. count: elements of a sample; step (1,) and samples (B,): arrays."""
+
+    count: int
+    seed_low: int
+    seed_high: int
+    purpose: int
+    step: object
+    samples: object
 
 
-@cuda.jit
-def random_normal_kernel_v1(y, count, seed_low, seed_high, purpose, step, samples):
-    i = cuda.grid(1)
-    if i < y.size:
-        b = uint32(i) // count
-        e = uint32(i) - b * count
-        w0, w1, w2, w3 = philox4x32(uint32(e // uint32(4)), samples[b], step[0], seed_high, seed_low, purpose)
-        k = e % uint32(4)
-        first, second = normal_pair(w0 if k < 2 else w2, w1 if k < 2 else w3)
-        y[i] = first if k % uint32(2) == 0 else second
+@cuda.jit(device=True)
+def place_of(counters, i):
+    """(sample b, element e of it) of element i; all unsigned, as int64 with uint64 would give float64."""
+    b = uint32(i) // counters.count
+    return b, uint32(i) - b * counters.count
+
+
+@cuda.jit(device=True)
+def four_words(counters, i):
+    """The words of the four elements among which element i is."""
+    b, e = place_of(counters, i)
+    return philox4x32(uint32(e // uint32(4)), counters.samples[b], counters.step[0], counters.seed_high,
+                      counters.seed_low, counters.purpose)
+
+
+@cuda.jit(device=True)
+def one_word(counters, i):
+    w0, w1, w2, w3 = four_words(counters, i)
+    k = place_of(counters, i)[1] % uint32(4)
+    return w0 if k == 0 else w1 if k == 1 else w2 if k == 2 else w3
+
+
+@cuda.jit(device=True)
+def eight_words(counters, i):
+    return four_words(counters, i) + four_words(counters, i + 4)
+
+
+@cuda.jit(device=True)
+def four_normals(counters, i):
+    w0, w1, w2, w3 = four_words(counters, i)
+    z0, z1 = normal_pair(w0, w1)
+    z2, z3 = normal_pair(w2, w3)
+    return z0, z1, z2, z3
+
+
+@cuda.jit(device=True)
+def one_normal(counters, i):
+    w0, w1, w2, w3 = four_words(counters, i)
+    k = place_of(counters, i)[1] % uint32(4)
+    first, second = normal_pair(w0 if k < 2 else w2, w1 if k < 2 else w3)
+    return first if k % uint32(2) == 0 else second
+
+
+def words_reference(counters, shape):
+    seed = int(counters.seed_low) + (int(counters.seed_high) << 32)
+    return random_elements_reference(lambda words: words, np.uint32, shape, seed, counters.purpose, counters.step,
+                                     counters.samples)
+
+
+# What a chain of fuse.py may read: a word of each element, or a normal number made of it
+WORDS = Place("Counters", loads={1: one_word, 4: four_words, 8: eight_words}, numpy=words_reference)
+NORMALS = Place("Counters", loads={1: one_normal, 4: four_normals})
+
+UNIFORM = fuse(WORDS, Operation(uniform_of), EACH, name="random_uniform", module=__name__)
+NORMAL = fuse(NORMALS, Operation(as_it_is), EACH, name="random_normal", module=__name__)
 
 
 @cuda.jit
@@ -179,30 +226,6 @@ def random_integers_kernel_v1(y, high, seed_low, seed_high, purpose, step, sampl
     if b < y.size:
         word, _, _, _ = philox4x32(uint32(0), samples[b], step[0], seed_high, seed_low, purpose)
         y[b] = int32((np.uint64(word) * np.uint64(high)) >> np.uint64(32))
-
-
-# v2: one thread four elements, all four words used --------------------------------------------------------------------
-
-@cuda.jit
-def random_uniform_kernel_v2(y, count, seed_low, seed_high, purpose, step, samples):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        b = uint32(i) // count
-        e = uint32(i) - b * count
-        w0, w1, w2, w3 = philox4x32(uint32(e // uint32(4)), samples[b], step[0], seed_high, seed_low, purpose)
-        store4(y, i, uniform_of(w0), uniform_of(w1), uniform_of(w2), uniform_of(w3))
-
-
-@cuda.jit
-def random_normal_kernel_v2(y, count, seed_low, seed_high, purpose, step, samples):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        b = uint32(i) // count
-        e = uint32(i) - b * count
-        w0, w1, w2, w3 = philox4x32(uint32(e // uint32(4)), samples[b], step[0], seed_high, seed_low, purpose)
-        z0, z1 = normal_pair(w0, w1)
-        z2, z3 = normal_pair(w2, w3)
-        store4(y, i, z0, z1, z2, z3)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -216,25 +239,10 @@ def check_counters(step, samples, batch):
                          f"got {samples.dtype}{tuple(samples.shape)}")
 
 
-def choose_version(version, count, what):
-    """2 where a sample's element count is a multiple of 4, so that no group of four straddles two samples."""
-    if version is None:
-        return 2 if count % 4 == 0 else 1
-    if version == 2 and count % 4:
-        raise ValueError(f"version 2 (vectorised) of {what} takes four elements at a time, and a sample has {count}, "
-                         "not a multiple of 4; use version=1")
-    return version
-
-
-def _launch_random(kernels, shape, seed, purpose, step, samples, version, what):
-    count = math.prod(shape[1:])
-    version = choose_version(version, count, what)
-    y = empty(shape, np.float32, like=samples)
-    low, high = seed_words(seed)
-    threads = y.size if version == 1 else y.size // 4
-    launch(kernels[version - 1], -(-threads // BLOCK), BLOCK, y.reshape(-1), uint32(count), low, high, uint32(purpose),
-           step, samples)
-    return y
+def count_of(shape, seed, purpose, step, samples):
+    """The `Counters` of an array of this shape."""
+    check_counters(step, samples, shape[0])
+    return Counters(uint32(math.prod(shape[1:])), *seed_words(seed), uint32(purpose), step, samples)
 
 
 @versions_by_name
@@ -243,8 +251,8 @@ def random_uniform(shape, seed, purpose, step, samples, like=None, version=None)
     check_counters(step, samples, shape[0])
     if not is_device(samples):
         return random_uniform_reference(shape, seed, purpose, step, samples)
-    kernels = random_uniform_kernel_v1, random_uniform_kernel_v2
-    return _launch_random(kernels, shape, seed, purpose, step, samples, version, "random_uniform")
+    return UNIFORM.forward(count_of(shape, seed, purpose, step, samples), version=version,
+                           out=empty(shape, np.float32, like=samples))
 
 
 @versions_by_name
@@ -253,8 +261,8 @@ def random_normal(shape, seed, purpose, step, samples, like=None, version=None):
     check_counters(step, samples, shape[0])
     if not is_device(samples):
         return random_normal_reference(shape, seed, purpose, step, samples)
-    kernels = random_normal_kernel_v1, random_normal_kernel_v2
-    return _launch_random(kernels, shape, seed, purpose, step, samples, version, "random_normal")
+    return NORMAL.forward(count_of(shape, seed, purpose, step, samples), version=version,
+                          out=empty(shape, np.float32, like=samples))
 
 
 def random_integers(seed, purpose, step, samples, high):

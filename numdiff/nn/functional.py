@@ -14,6 +14,7 @@ from .. import kernels as K
 from ..device import DeviceArray, is_device
 from ..dtypes import is_half
 from ..kernels.attention import HEAD_SIZES, flash_attention_supports
+from ..kernels.fuse import PER_CHANNEL, Fused
 from ..kernels.versions import capped
 from .tensor import Parameter, Tensor, is_recording, record, record_parts
 
@@ -61,6 +62,32 @@ def gelu(x: Tensor) -> Tensor:
     """GELU, tanh form."""
     saved = x.data
     return record("gelu", K.gelu_forward(saved), (x,), lambda dy: (K.gelu_backward(dy, saved),))
+
+
+def fused(chain: Fused, x: Tensor, *operands: Any) -> Tensor:
+    """x through a chain of operations, in one kernel: `numdiff.kernels.fuse` makes it, and says what an operand is.
+
+    operands: Tensors; Parameters (C,) where they are PER_CHANNEL; what needs no gradient as it is, numbers and arrays
+    """
+    given = dict(zip(chain.arguments, (x, *operands), strict=True))
+    data = {a: o.data if isinstance(o, (Tensor, Parameter)) else o for a, o in given.items()}
+    tensors = {a: o for a, o in given.items() if isinstance(o, Tensor)}
+    trained = {a: o for a, o in given.items() if isinstance(o, Parameter) and trains(o)}
+    for a in [*trained, *(a for a, tensor in tensors.items() if tensor.slot is not None)]:
+        if is_recording() and a not in chain.gradients:
+            raise ValueError(f"{chain.name} has no gradient of {a}: give its Operation a derivative, and later ones.")
+        if a in trained and chain.arguments[a] is not PER_CHANNEL:
+            raise ValueError(f"{chain.name}: a Parameter is read PER_CHANNEL, and {a} is not: give a Tensor.")
+    saved = [data[a] if a in chain.kept else None for a in given]
+
+    def backward(dy):
+        found = chain.backward(dy, *saved, into={a: parameter.grad for a, parameter in trained.items()})
+        found = dict(zip(chain.gradients, found, strict=True))
+        return tuple(found.get(a) for a in names)
+
+    names = list(tensors)  # `backward` must not keep the tensors
+    return record("fused", chain.forward(*data.values()), list(tensors.values()), backward,
+                  has_parameters=bool(trained))
 
 
 def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual: Tensor | None = None,

@@ -11,6 +11,7 @@ from .. import (
     dropout,
     elementwise,
     embedding,
+    fuse,
     groupnorm,
     layernorm,
     linear,
@@ -27,6 +28,7 @@ from ..attention import unfused as attention
 from ..concat import Pair
 from ..conv2d import im2col, im2win
 from ..diffusion import ahead, images, levels, mse, q_sample, sampler
+from ..fuse import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation
 from ..groupnorm import one_pass as groupnorm_one_pass
 from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import launcher, vectorised
@@ -42,7 +44,9 @@ from ..optimizer import (
     telemetry,
     zero_ranges,
 )
+from ..transformer import gate
 from .case import HALF_TOLERANCE, PURPOSE, SEED, TOLERANCE, Case, in_place, normal, one, with_counters, with_timesteps
+from .half import halves
 
 
 def elementwise_cases():
@@ -60,6 +64,22 @@ def elementwise_cases():
     for shape in ((3, 4), (3, 5)):
         yield Case("cast", normal(x=shape), one(lambda a, v: elementwise.cast_forward(a.x, np.float16, version=v)),
                    (1, 2) if shape[1] == 4 else (1,), 1e-3, str(shape))
+
+
+def fused_cases():
+    """A chain with an operand at each place, and sums for both that have them; eight at a time also in float16."""
+    scaled = Operation(scale_shift.scaled, PER_SAMPLE, PER_CHANNEL, x=scale_shift.scaled_dx,
+                       scale=scale_shift.scaled_dscale, shift=UNCHANGED)
+    gated = Operation(gate.gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gate.gated_dh, gate=gate.gated_dgate)
+    chain = fuse.fuse(EACH, scaled, Operation(elementwise.silu, x=elementwise.silu_gradient), gated, EACH, name="fused")
+    for C, versions, half in ((5, (1,), False), (8, (1, 2, 3), False), (16, (3,), True)):
+        given = {"x": (2, 3, C), "scale": (2, C), "shift": (C,), "h": (2, 3, C), "gate": (2, C)}
+        label, arrays = f"{C} channels{', float16' * half}", halves if half else normal
+        tolerance = HALF_TOLERANCE if half else TOLERANCE
+        yield Case("fused", arrays(**given), one(lambda a, v: chain.forward(*(getattr(a, n) for n in chain.arguments),
+                                                                            version=v)), versions, tolerance, label)
+        yield Case("fused_backward", arrays(dy=(2, 3, C), **given), lambda a, v: tuple(chain.backward(
+            a.dy, *(getattr(a, n) for n in chain.arguments), version=v)), versions, tolerance, label)
 
 
 def reductions_cases():
@@ -505,6 +525,6 @@ def update_cases():
     yield Case("count_update", state, in_place(lambda a, v: step_state.count_update(a.step, a.norm), "step"))
 
 
-GROUPS = (elementwise_cases, reductions_cases, norms_cases, products_cases, grouped_cases,
+GROUPS = (elementwise_cases, fused_cases, reductions_cases, norms_cases, products_cases, grouped_cases,
           convolutions_cases, depthwise_cases, movement_cases, diffusion_cases, randomness_cases, muon_cases,
           update_cases)

@@ -16,10 +16,8 @@ MEASURED
     q_sample_forward, 32×64×64×3, 32×64×64×3, float32
         v1      2.69 µs    1,758 GB/s   43 % of memory
         v2*     2.13 µs    2,220 GB/s   54 % of memory   1.26 × v1
-LAUNCH
-    v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
-DETERMINISM
-    each output is written by one thread.
+LAUNCH, DETERMINISM
+    as fuse.py
 COST
     bytes: 12 n (two reads, one write), 8 n for the weight. Roof: memory bandwidth.
 SOURCE
@@ -28,94 +26,61 @@ READ NEXT
     mse.py, which compares the model's answer with eps or v.
 """
 import math
+from typing import NamedTuple
 
-import numpy as np
-
-from ...device import cuda, empty_like, is_device, launch, load4, store4, uint32
+from ...device import cuda, uint32
+from ..fuse import EACH, Operation, Place, fuse
 from ..versions import versions_by_name
 
-BLOCK = 256  # threads
-
-
-# References -----------------------------------------------------------------------------------------------------------
 
 def per_sample(table, t, ndim):
     """table[t] shaped (B, 1, ..., 1)."""
     return table[t].reshape((-1,) + (1,) * (ndim - 1))
 
 
-def q_sample_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
-    y = per_sample(sqrt_alpha_bar, t, x_0.ndim) * x_0
-    y += per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * eps
-    return y
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+class Tables(NamedTuple):
+    """Two values for each timestep, and the timesteps t (B,) of samples of `count` elements."""
+
+    first: object
+    second: object
+    t: object
+    count: int
 
 
-def velocity_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
-    y = per_sample(sqrt_alpha_bar, t, x_0.ndim) * eps
-    y -= per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * x_0
-    return y
+@cuda.jit(device=True)
+def at_step(tables, i):
+    step = tables.t[uint32(i) // tables.count]  # of sample b; a sample has `count` elements (uint32)
+    return tables.first[step], tables.second[step]
 
 
-def weigh_forward_reference(x, t, weight):
-    return per_sample(weight, t, x.ndim) * x
+@cuda.jit(device=True)
+def at_step_4(tables, i):
+    """The same for four elements of one sample."""
+    pair = at_step(tables, i)
+    return pair, pair, pair, pair
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
-
-@cuda.jit
-def q_sample_forward_kernel_v1(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count):
-    i = cuda.grid(1)
-    if i < y.size:
-        step = t[uint32(i) // count]  # of sample b; a sample has `count` elements (uint32)
-        y[i] = sqrt_alpha_bar[step] * x_0[i] + sqrt_one_minus_alpha_bar[step] * eps[i]
+AT_STEP = Place("Tables", loads={1: at_step, 4: at_step_4}, numpy=lambda tables, shape: tuple(
+    per_sample(table, tables.t, len(shape)) for table in tables[:2]))
 
 
-@cuda.jit
-def velocity_forward_kernel_v1(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count):
-    i = cuda.grid(1)
-    if i < y.size:
-        step = t[uint32(i) // count]
-        y[i] = sqrt_alpha_bar[step] * eps[i] - sqrt_one_minus_alpha_bar[step] * x_0[i]
+def q_sampled(x_0, level, eps):
+    return level[0] * x_0 + level[1] * eps
 
 
-@cuda.jit
-def weigh_forward_kernel_v1(x, t, weight, y, count):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = weight[t[uint32(i) // count]] * x[i]
+def velocity(x_0, level, eps):
+    return level[0] * eps - level[1] * x_0
 
 
-# v2: four elements of one sample --------------------------------------------------------------------------------------
-
-@cuda.jit
-def q_sample_forward_kernel_v2(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        step = t[uint32(i) // count]
-        a, s = sqrt_alpha_bar[step], sqrt_one_minus_alpha_bar[step]
-        x0, x1, x2, x3 = load4(x_0, i)
-        e0, e1, e2, e3 = load4(eps, i)
-        store4(y, i, a * x0 + s * e0, a * x1 + s * e1, a * x2 + s * e2, a * x3 + s * e3)
+def weighed(x, level):
+    return level[0] * x
 
 
-@cuda.jit
-def velocity_forward_kernel_v2(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, y, count):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        step = t[uint32(i) // count]
-        a, s = sqrt_alpha_bar[step], sqrt_one_minus_alpha_bar[step]
-        x0, x1, x2, x3 = load4(x_0, i)
-        e0, e1, e2, e3 = load4(eps, i)
-        store4(y, i, a * e0 - s * x0, a * e1 - s * x1, a * e2 - s * x2, a * e3 - s * x3)
-
-
-@cuda.jit
-def weigh_forward_kernel_v2(x, t, weight, y, count):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        w = weight[t[uint32(i) // count]]
-        x0, x1, x2, x3 = load4(x, i)
-        store4(y, i, w * x0, w * x1, w * x2, w * x3)
+Q_SAMPLE, VELOCITY = (fuse(EACH, Operation(function, AT_STEP, EACH), EACH, name=name, module=__name__)
+                      for function, name in ((q_sampled, "q_sample"), (velocity, "velocity")))
+WEIGH = fuse(EACH, Operation(weighed, AT_STEP), EACH, name="weigh", module=__name__)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -123,53 +88,35 @@ def weigh_forward_kernel_v2(x, t, weight, y, count):
 def _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
     if x_0.shape != eps.shape:
         raise ValueError(f"x_0 {tuple(x_0.shape)} and eps {tuple(eps.shape)} differ in shape")
-    if t.shape != (x_0.shape[0],) or t.dtype != np.int32:
+    if t.shape != (x_0.shape[0],) or t.dtype != "int32":
         raise ValueError(f"t must be one int32 for each of {x_0.shape[0]} samples, got {t.dtype}{tuple(t.shape)}")
     if sqrt_alpha_bar.ndim != 1 or sqrt_alpha_bar.shape != sqrt_one_minus_alpha_bar.shape:
         raise ValueError("the two tables must be rows of one length, one value a timestep")
 
 
-def _launch(kernels, arrays, t, tables, version):
-    count = math.prod(arrays[0].shape[1:])
-    if version is None:
-        version = 2 if count % 4 == 0 else 1
-    elif version == 2 and count % 4:
-        raise ValueError(f"version 2 (vectorised) needs samples of a multiple of 4 elements, got {count}; use "
-                         "version=1")
-    y = empty_like(arrays[0])
-    threads = y.size if version == 1 else y.size // 4
-    launch(kernels[version - 1], -(-threads // BLOCK), BLOCK, *(x.reshape(-1) for x in arrays), t, *tables,
-           y.reshape(-1), uint32(count))
-    return y
+def _tables(x, t, first, second):
+    return Tables(first, second, t, uint32(math.prod(x.shape[1:])))
 
 
 @versions_by_name
 def q_sample_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
     """x_t of every sample at its own timestep t[b]."""
     _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
-    if not is_device(x_0):
-        return q_sample_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
-    kernels = q_sample_forward_kernel_v1, q_sample_forward_kernel_v2
-    return _launch(kernels, (x_0, eps), t, (sqrt_alpha_bar, sqrt_one_minus_alpha_bar), version)
+    return Q_SAMPLE.forward(x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version)
 
 
 @versions_by_name
 def velocity_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
     """The v target of every sample at its own timestep t[b]."""
     _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
-    if not is_device(x_0):
-        return velocity_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
-    kernels = velocity_forward_kernel_v1, velocity_forward_kernel_v2
-    return _launch(kernels, (x_0, eps), t, (sqrt_alpha_bar, sqrt_one_minus_alpha_bar), version)
+    return VELOCITY.forward(x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version)
 
 
 @versions_by_name
 def weigh_forward(x, t, weight, version=None):
     """Every sample of x (B, ...) times the weight of its own timestep t[b]; of dy, it is the gradient."""
     _check(x, x, t, weight, weight)
-    if not is_device(x):
-        return weigh_forward_reference(x, t, weight)
-    return _launch((weigh_forward_kernel_v1, weigh_forward_kernel_v2), (x,), t, (weight,), version)
+    return WEIGH.forward(x, _tables(x, t, weight, weight), version=version)
 
 
 def q_sample_forward_cost(n):

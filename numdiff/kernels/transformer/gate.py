@@ -7,10 +7,8 @@ MATHEMATICS
 SHAPES
     x, h, y, dy, dh (B, ..., C) float32, channels last, T tokens; gate, dgate (B, C)
 VERSIONS
-    v1 naive: one thread an element; the backward a thread a channel of an image, which goes down all its tokens.
-    v2 vectorised: one thread four neighbouring channels, by 16-byte loads and stores (C a multiple of 4). The
-       backward's blocks own a chunk of tokens, write dh, and add up their sums in a tree; the chunks' sums are added in
-       a second pass.
+    v1 naive: one thread an element, backward a thread a channel of an image; v2 vectorised: four channels a thread, the
+    backward's sums in a tree on the way (C a multiple of 4). fuse.py writes both.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     gate_forward, 64×256×768, 64×256×768, float16
@@ -19,11 +17,8 @@ MEASURED
     gate_backward, 64×256×768, 64×256×768, float16
         v1       184 µs      413 GB/s   10 % of memory
         v2*     32.9 µs    2,304 GB/s   56 % of memory   5.58 × v1
-LAUNCH
-    forward: v1 ceil(n / 256) blocks of 256 threads, v2 a quarter. Backward: v1 ceil(B · C / 256) blocks; v2 grid
-    (chunks, channel tiles, B), 256 threads, 4 KiB of shared memory.
-DETERMINISM
-    no atomics; the order of the sums depends on the shape alone (reduce.py).
+LAUNCH, DETERMINISM
+    as fuse.py
 COST
     bytes: 12 n forward, 12 n backward (dx is dy itself and costs nothing). Roof: memory bandwidth.
 SOURCE
@@ -34,13 +29,10 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
+from ...device import is_device, over_batch
 from ...dtypes import in_single
-from ..reduce import BLOCK, cut, sample_sum, tree_sum
+from ..fuse import EACH, PER_SAMPLE, UNCHANGED, Operation, fuse
 from ..versions import versions_by_name
-
-BLOCK4 = 4 * BLOCK  # shared elements: a sum in each of a thread's four channels
-
 
 # References -----------------------------------------------------------------------------------------------------------
 
@@ -70,115 +62,40 @@ def gate_backward_reference(dy, h, gate):
     return dh, dgate
 
 
-# v1: one thread an element, or a channel ------------------------------------------------------------------------------
+# Kernels --------------------------------------------------------------------------------------------------------------
 
-@cuda.jit
-def gate_forward_kernel_v1(x, h, gate, y, sample, C):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = float32(x[i]) + float32(gate[i // sample * C + i % C]) * float32(h[i])  # image b, channel c
+def gated(x, h, gate):
+    return x + gate * h
 
 
-@cuda.jit
-def gate_backward_kernel_v1(dy, h, gate, dh, dgate, T, C):
-    k = cuda.grid(1)
-    if k < dgate.size:
-        b, c = k // C, k % C
-        total = float32(0)
-        for t in range(T):
-            i = (b * T + t) * C + c
-            g = float32(dy[i])
-            dh[i] = g * float32(gate[k])
-            total += g * float32(h[i])
-        dgate[k] = total
+def gated_dh(dy, gate):
+    return dy * gate
 
 
-# v2: four neighbouring channels a thread ------------------------------------------------------------------------------
-
-@cuda.jit
-def gate_forward_kernel_v2(x, h, gate, y, sample, C):
-    i = cuda.grid(1) * 4
-    if i < y.size:
-        x0, x1, x2, x3 = load4(x, i)
-        h0, h1, h2, h3 = load4(h, i)
-        k0, k1, k2, k3 = load4(gate, i // sample * C + i % C)
-        store4(y, i, x0 + k0 * h0, x1 + k1 * h1, x2 + k2 * h2, x3 + k3 * h3)
+def gated_dgate(dy, h):
+    return dy * h
 
 
-@cuda.jit
-def gate_backward_kernel_v2(dy, h, gate, dh, partial, T, C, lanes, chunk):
-    """dh, and Σ dy · h of every channel in every chunk: (B, chunks, C)."""
-    tile = cuda.shared.array(BLOCK4, float32)
-    thread = cuda.threadIdx.x
-    rows = BLOCK // lanes
-    row, b = thread // lanes, cuda.blockIdx.z
-    c = (cuda.blockIdx.y * lanes + thread % lanes) * 4
-    start = cuda.blockIdx.x * chunk
-    s0 = s1 = s2 = s3 = float32(0)
-    if row < rows and c < C:
-        k0, k1, k2, k3 = load4(gate, b * C + c)
-        for t in range(start + row, min(start + chunk, T), rows):
-            i = (b * T + t) * C + c
-            g0, g1, g2, g3 = load4(dy, i)
-            h0, h1, h2, h3 = load4(h, i)
-            store4(dh, i, g0 * k0, g1 * k1, g2 * k2, g3 * k3)
-            s0 += g0 * h0
-            s1 += g1 * h1
-            s2 += g2 * h2
-            s3 += g3 * h3
-    tile[thread], tile[BLOCK + thread], tile[2 * BLOCK + thread], tile[3 * BLOCK + thread] = s0, s1, s2, s3
-    tree_sum(tile, 4, thread, lanes, rows)
-    if row == 0 and c < C:
-        store4(partial, (b * cuda.gridDim.x + cuda.blockIdx.x) * C + c, tile[thread], tile[BLOCK + thread],
-               tile[2 * BLOCK + thread], tile[3 * BLOCK + thread])
+GATE = fuse(EACH, Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, gate=gated_dgate), EACH, name="gate",
+            module=__name__)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def _check(h, gate, version):
-    """(B, T, C, version)."""
-    B, C = h.shape[0], h.shape[-1]
-    if tuple(gate.shape) != (B, C):
-        raise ValueError(f"gate: the gate must be (B, C) = {(B, C)}, not {tuple(gate.shape)}")
-    if version is None:
-        version = 2 if C % 4 == 0 else 1
-    if version == 2 and C % 4:
-        raise ValueError(f"version 2 (vectorised) takes four channels at a time, and {C} is not a multiple of 4; use "
-                         "version=1")
-    return B, h.size // (B * C), C, version
-
-
 @versions_by_name
 def gate_forward(x, h, gate, version=None):
     """x (B, ..., C) + gate (B, C) · h (B, ..., C), as a new array."""
-    B, T, C, version = _check(h, gate, version)
-    if x.shape != h.shape:
-        raise ValueError(f"gate: x {tuple(x.shape)} and h {tuple(h.shape)} differ in shape")
-    if not is_device(x):
-        return gate_forward_reference(x, h, gate)
-    y = empty_like(x)
-    kernel, width = (gate_forward_kernel_v1, 1) if version == 1 else (gate_forward_kernel_v2, 4)
-    launch(kernel, -(-x.size // (width * BLOCK)), BLOCK, x.reshape(-1), h.reshape(-1), gate.reshape(-1), y.reshape(-1),
-           T * C, C)
-    return y
+    GATE.check(x, h, gate)
+    return GATE.forward(x, h, gate, version=version) if is_device(x) else gate_forward_reference(x, h, gate)
 
 
 @versions_by_name
 def gate_backward(dy, h, gate, version=None):
     """(dh, dgate (B, C)); the gradient of x is `dy` itself."""
-    B, T, C, version = _check(h, gate, version)
+    GATE.check(dy, h, gate)
     if not is_device(h):
         return gate_backward_reference(dy, h, gate)
-    dh, arrays = empty_like(h), (dy.reshape(-1), h.reshape(-1), gate.reshape(-1))
-    if version == 1:
-        dgate = empty((B, C), np.float32, like=h)
-        launch(gate_backward_kernel_v1, -(-B * C // BLOCK), BLOCK, *arrays, dh.reshape(-1), dgate.reshape(-1), T, C)
-        return dh, dgate
-    lanes, tiles, chunk, chunks = cut(B, T, C, 4)
-    partial = empty((B, chunks, C), np.float32, like=h)
-    launch(gate_backward_kernel_v2, (chunks, tiles, B), BLOCK, *arrays, dh.reshape(-1), partial.reshape(-1), T, C,
-           lanes, chunk)
-    return dh, partial.reshape(B, C) if chunks == 1 else sample_sum(partial)
+    return tuple(GATE.backward(dy, None, h, gate, version=version)[1:])
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,469 @@
+"""Fusion by composition: a chain of small operations becomes one kernel, and its derivative another.
+
+    scaled = Operation(lambda x, scale, shift: x * scale + shift, PER_CHANNEL, PER_CHANNEL,
+                       x=lambda dy, scale: dy * scale,
+                       scale=lambda dy, x: dy * x,
+                       shift=UNCHANGED)                                     # the derivative is dy itself
+    activated = Operation(silu, x=silu_gradient)
+    chain = fuse(EACH, scaled, activated, EACH)                             # read, operations, write
+    y = chain.forward(x, scale, shift)                                      # one pass over x, where two would be needed
+    dx, dscale, dshift = chain.backward(dy, x, scale, shift)
+    print(chain.text("forward", 2))                                         # the kernel, as one would write it by hand
+
+MATHEMATICS
+    y_0 = x,  y_k = f_k(y_{k-1}, a_k),  y = y_n         a_k: the operation's operands, each read at its own place
+    backward, from dy_n = dy down to k = 1:
+        dy_{k-1} = dy_k · ∂f_k/∂y_{k-1}                 one operation's derivative after the other: the reversed chain
+        da_k     = Σ dy_k · ∂f_k/∂a_k                   over all elements that read the same number of a_k
+    A derivative is a function of dy and of whatever it names of f_k's arguments, or of f_k's result as y. What any of
+    them names is needed again. Of that only x and the operands are kept: each y_k is computed again from them, since
+    arithmetic is free beside memory. `chain.kept` says which they are; what no derivative needs is not read.
+SHAPES
+    x, y and what stands EACH: any shape, channels last; PER_CHANNEL (C,); PER_SAMPLE (B, C), of an x (B, ..., C);
+    NUMBER a float. Arrays float32, float16 or bfloat16, the arithmetic float32; sums of gradients float32.
+RUNGS
+    1, naive: one thread an element; where gradients are sums one thread a column, which goes down its rows.
+    2, vectorised: one thread four neighbours, by 16-byte loads and stores. Where gradients are sums, blocks own a chunk
+       of rows, write dx and add up on the way, in a tree; a second pass adds up the chunks (reduce.py).
+    3, eight: as before with eight neighbours, 16 bytes of float16. (sm_80; its sums take so many registers that the
+       launcher leaves them to version 2)
+LAUNCH
+    as elementwise.py, and reduce.py where gradients are sums.
+DETERMINISM
+    no atomics; the order of each sum depends on the shape alone.
+COST
+    bytes: each array once. That is the point: n operations apart read and write 2 n arrays, a chain of them 2.
+SOURCE
+    The idea: Amoros et al. 2025, arXiv:2508.07071 (the Fused Kernel Library: read, compute and write operations,
+    composed at compile time). The reversed chain: reverse-mode differentiation, Griewank and Walther 2008, chapter 3.
+READ NEXT
+    bias.py, then transformer/bias_gelu.py: chains of one operation and of two.
+"""
+import functools
+import hashlib
+import inspect
+import itertools
+import keyword
+import linecache
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
+from ..device.eight import load8, store8
+from ..device.requires import requires, supports
+from ..device.specialise import Variants, known_names, with_names
+from ..dtypes import is_half, working_type
+from .reduce import BLOCK, column_sum, column_sum_reference, cut, sample_sum, sample_sum_reference, tree_sum
+from .versions import NAMES, label
+
+WIDTHS = 1, 4, 8  # neighbours a thread, of versions 1, 2 and 3
+MOST = 48  # sums that a block has room for: 48 KiB of shared memory, which every GPU has
+UNCHANGED = "dy"  # the derivative that hands dy on as it is
+
+
+# Chains ---------------------------------------------------------------------------------------------------------------
+
+class Place:
+    """Where the numbers of an argument are, for element i of y or, in a sum over rows, for a channel of an image.
+
+    said: the shape, in words; shape: it from y's; flat, rows: the index as text, of what is in `uses`, too
+    summed: the sum over rows of a gradient, where it is one; numpy: function(argument, y's shape), of NumPy's arrays
+    loads: {neighbours: device function(argument, i)} in place of an index
+    """
+
+    def __init__(self, said, shape=None, flat="", rows="", summed=None, loads=None, numpy=lambda a, shape: a, **uses):
+        self.said, self.shape, self.flat, self.rows, self.summed = said, shape, flat, rows, summed
+        self.loads, self.numpy, self.uses = loads, numpy, uses
+
+
+EACH = Place("like x", lambda shape: shape, "i", "i")
+PER_CHANNEL = Place("(C,)", lambda shape: shape[-1:], "i % C", "channel", column_sum_reference)
+PER_SAMPLE = Place("(B, C)", lambda shape: (shape[0], shape[-1]), "i // sample * C + i % C", "image * C + channel",
+                   sample_sum_reference, numpy=lambda a, shape: a.reshape(len(a), *[1] * (len(shape) - 2), -1))
+NUMBER = Place("a number")
+
+
+@cuda.jit(device=True)
+def select(condition, a, b):
+    """a where the condition holds, else b: what an operation uses in place of Python's `if`."""
+    return a if condition else b
+
+
+@cuda.jit(device=True)
+def as_it_is(x):
+    return x
+
+
+class Operation:
+    """A step of a chain, y = function(x, *operands), and its derivatives.
+
+    function: of one element's float32 numbers, with typed literals (`float32(1)`); no loops or `if`, but `select`
+    places: where each operand is, in order: EACH, PER_CHANNEL, PER_SAMPLE or NUMBER
+    derivatives: {argument: function}, of `dy` and any of `y` and the arguments, by their names; or UNCHANGED
+    gradients: one function instead that returns all of them, in order, where they share what is computed
+    """
+
+    def __init__(self, function, *places, gradients=None, **derivatives):
+        self.function, self.places = on_device(function), places
+        self.name = self.function.py_func.__name__.replace("<lambda>", "step")
+        self.takes, *self.operands = inspect.signature(self.function.py_func).parameters
+        self.derivatives = {(name,): d if d is UNCHANGED else on_device(d) for name, d in derivatives.items()}
+        if gradients:
+            self.derivatives = {(self.takes, *self.operands): on_device(gradients)}
+        if len(places) != len(self.operands):
+            raise ValueError(f"fuse: {self.name} has {len(self.operands)} operands after {self.takes}, and "
+                             f"{len(places)} places: say of each where it is, such as PER_CHANNEL.")
+        known = {"dy", "y", self.takes, *self.operands}
+        for names, derivative in self.derivatives.items():
+            if unknown := {*names, *parameters(derivative)} - known:
+                raise ValueError(f"fuse: {self.name} has no argument {', '.join(sorted(unknown))}: give derivatives of "
+                                 f"{', '.join([self.takes, *self.operands])}; they may name these, dy and y.")
+
+
+def on_device(function):
+    return function if hasattr(function, "py_func") else cuda.jit(device=True, forceinline=True)(function)
+
+
+def parameters(derivative):
+    return ["dy"] if derivative is UNCHANGED else list(inspect.signature(derivative.py_func).parameters)
+
+
+_chains = {}  # what `fuse` has made
+
+
+def fuse(read, *operations, name=None, module=None, widths=None):
+    """The `Fused` chain of fuse(read, *operations, write): one kernel, and one for its gradients.
+
+    read, write: places, EACH; name: of the kernels. A `ValueError` for what is no chain. The same operations give the
+    same chain; its kernels have a digest of the operations' code in their name, by which they are kept on disk.
+    module: for numdiff's own, which have that module's name, and the neighbours a thread of each version, `widths`
+    """
+    *operations, write = operations or [None]
+    if not isinstance(read, Place) or not isinstance(write, Place):
+        raise ValueError("fuse: a chain begins with what it reads and ends with what it writes: fuse(EACH, …, EACH).")
+    if not operations or not all(isinstance(o, Operation) for o in operations):
+        raise ValueError("fuse: a chain needs one Operation or more between what it reads and what it writes.")
+    said = name or "_".join(o.name for o in operations)
+    code = repr([(fingerprint(o.function), [(n, fingerprint(d)) for n, d in o.derivatives.items()],
+                  [(p.said, p.flat, p.rows, [fingerprint(f) for f in (*(p.loads or {}).values(), *p.uses.values())])
+                   for p in (read, *o.places, write)]) for o in operations])
+    if module is None:
+        module, said, widths = __name__, f"{said}_{hashlib.sha256(code.encode()).hexdigest()[:10]}", WIDTHS
+    if (module, said) not in _chains or _chains[module, said][0] != code:
+        _chains[module, said] = code, Fused(said, module, read, operations, write, widths or WIDTHS[:2])
+    return _chains[module, said][1]
+
+
+def fingerprint(value, within=()):
+    """All that a function computes with, as text: its code, and what it knows by name, down the calls."""
+    function = getattr(value, "py_func", value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.name + value.tobytes().hex()
+    if not inspect.isfunction(function) or function in within:
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__name__', None) or repr(value)}"
+    code, known = function.__code__, sorted(known_names(function).items())
+    return repr([code.co_code, code.co_consts, code.co_names, code.co_varnames,
+                 *((name, fingerprint(v, (*within, function))) for name, v in known)])
+
+
+class Plan(NamedTuple):
+    """One direction of a chain. inputs: {name: place}; steps: [(results, device function's name, its arguments)];
+    outputs: {array: (place, result)}; sums: {argument: result, which is added up over rows}."""
+
+    inputs: dict
+    steps: list
+    outputs: dict
+    sums: dict
+
+
+class Fused(Variants):
+    """A chain, which `fuse` makes: {(direction, version): kernel}, launched by `forward` and `backward`.
+
+    arguments: {name: place}, x first; kept: those that `backward` reads: it takes None for the others
+    gradients: those that it gives a gradient of, in this order; [] where a derivative is missing
+    """
+
+    def __init__(self, name, module, read, operations, write, widths):
+        self.name, self.module, self.scope = name, module, dict(SCOPE)
+        self.arguments, value, calls = {operations[0].takes: read}, operations[0].takes, []
+        for k, operation in enumerate(operations, 1):
+            local = {operation.takes: value, "y": "y" if k == len(operations) else f"y{k}"}
+            for operand, place in zip(operation.operands, operation.places, strict=True):
+                local[operand] = next(n for n in (operand, *(f"{operand}{k}" for k in range(2, 99)))
+                                      if n not in self.arguments)
+                self.arguments[local[operand]] = place
+            calls.append((operation, local))
+            value = local["y"]
+        self.taken = {*RESERVED, *(f"{a}_{k}" for a in (*self.arguments, "y", "dy") for k in range(8)),
+                      *(f"d{a}" for a in self.arguments)}
+        if wrong := [a for a in self.arguments if a in self.taken or a in self.scope]:
+            raise ValueError(f"fuse: {wrong[0]} is a word of the kernel itself: call that argument something else.")
+        steps = [self._call(*call) for call in calls]
+        self.plans = {"forward": Plan(self.arguments, steps, {"y": (write, "y")}, {})}
+        self._reverse(calls)
+        places = {*self.arguments.values(), write}
+        for place in places:
+            self.scope.update(place.uses)
+        self.widths = {v: width for v, width in enumerate(widths, 1)
+                       if all(width in place.loads for place in places if place.loads)}
+        super().__init__([(d, v) for d, plan in self.plans.items() for v in self.widths if plan.outputs or plan.sums],
+                         lambda key: self._compile(*key))
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def _named(self, name, function):
+        """What the kernel calls a device function."""
+        while name in self.taken or name in self.arguments or self.scope.setdefault(name, function) is not function:
+            name += "_"
+        return name
+
+    def _call(self, operation, local):
+        return ([local["y"]], self._named(operation.name, operation.function),
+                [local[a] for a in (operation.takes, *operation.operands)])
+
+    def _reverse(self, calls):
+        """The reversed chain: from the last operation to the first, each derivative takes the gradient that arrives."""
+        found, steps, again, needed, gradient = {}, [], [], set(), "dy"
+        for operation, local in reversed(calls):
+            arrives, gradient = gradient, None
+            for arguments, derivative in operation.derivatives.items():
+                results = [arrives]
+                if derivative is not UNCHANGED:
+                    results = [f"d{local[a]}" for a in arguments]
+                    names = [arrives if p == "dy" else local[p] for p in parameters(derivative)]
+                    steps.append((results, self._named(f"{operation.name}_{'_'.join(results)}", derivative), names))
+                    needed.update(names)
+                found.update(zip([local[a] for a in arguments], results, strict=True))
+            gradient = found.get(local[operation.takes])
+            if gradient is None:
+                found, self.lacks = {}, f"{operation.name} has no derivative of {operation.takes}"
+                break
+            if local["y"] in needed:  # an operation before needs its result: it is computed again
+                again.insert(0, self._call(operation, local))
+                needed.update(again[0][2])
+        self.gradients = [a for a in self.arguments if a in found]
+        self.kept = {a: place for a, place in self.arguments.items() if a in needed}
+        sums = {a: found[a] for place in (PER_SAMPLE, PER_CHANNEL) for a in self.gradients
+                if self.arguments[a] is place}
+        self.plans["backward"] = Plan({"dy": EACH, **self.kept}, again + steps, {
+            f"d{a}": (self.arguments[a], found[a]) for a in self.gradients if a not in sums and found[a] != "dy"}, sums)
+
+    # The text of a kernel ---------------------------------------------------------------------------------------------
+
+    def text(self, direction, version):
+        """A kernel as text: direction "forward" or "backward"; version: 1 to 3, or its name."""
+        version = NAMES["fused"].get(version, version)
+        plan, width = self.plans[direction], self.widths[version]
+        known, once, lines = {}, [], []
+
+        def index(place):
+            """Of its arrays; what may serve several of them is computed in a line of its own."""
+            text = (place.rows if plan.sums else place.flat).format(width=width)
+            if text.isidentifier():
+                return text
+            if text not in known:
+                known[text] = f"at{len(known) or ''}"
+                (once if "channel" in text else lines).append(f"{known[text]} = {text}")
+            return known[text]
+
+        for a, place in plan.inputs.items():
+            names = ", ".join(f"{a}_{k}" for k in range(width))
+            if place.loads:
+                lines.append(f"{names} = {self._named(f'load_{a}', place.loads[width])}({a}, i)")
+            elif place.flat:
+                load = f"float32({a}[{index(place)}])" if width == 1 else f"load{width}({a}, {index(place)})"
+                (once if plan.sums and "channel" in place.rows else lines).append(f"{names} = {load}")
+        for results, function, arguments in plan.steps:
+            lines += [", ".join(f"{r}_{k}" for r in results) + f" = {function}(" + ", ".join(
+                a if plan.inputs.get(a) is NUMBER else f"{a}_{k}" for a in arguments) + ")" for k in range(width)]
+        lines += [store(a, index(place), [f"{result}_{k}" for k in range(width)])
+                  for a, (place, result) in plan.outputs.items()]
+        names = [*plan.inputs, *plan.outputs]
+        if plan.sums:
+            lines += [f"sum{s}_{k} += {value}_{k}" for s, value in enumerate(plan.sums.values()) for k in range(width)]
+            names, body = [*names, "partial", "P", "C"], (over_rows if version > 1 else down_columns)(
+                once, lines, [[f"sum{s}_{k}" for k in range(width)] for s in range(len(plan.sums))])
+            names += ["lanes", "chunk"] if version > 1 else []
+        else:
+            names += self._sizes(plan)
+            places = {a: place for a, (place, _) in plan.outputs.items()} | plan.inputs
+            body = ["i = cuda.grid(1)" + f" * {width}" * (width > 1),
+                    f"if i < {next(a for a in places if places[a] is EACH)}.size:", *indented(lines)]
+        head = f"def {self.name}_{direction}_kernel_v{version}({', '.join(names)}):"
+        return "\n    ".join([head, *body]) + "\n"
+
+    @staticmethod
+    def _sizes(plan):
+        """The lengths that its indices name."""
+        text = " ".join(place.flat for place in (*plan.inputs.values(), *(place for place, _ in plan.outputs.values())))
+        return [size for size in ("sample", "C") if size in text]
+
+    def _compile(self, direction, version):
+        text, name = self.text(direction, version), f"{self.name}_{direction}_kernel_v{version}"
+        file, scope = f"<{self.module}.{name}>", {**self.scope, "__name__": self.module}
+        linecache.cache[file] = len(text), None, text.splitlines(True), file  # for tracebacks, and the emulator
+        exec(compile(text, file, "exec"), scope)
+        scope[name].somebodys = self.module == __name__  # no process but this one can make it
+        return requires("8.0")(cuda.jit(scope[name])) if self.widths[version] == 8 else cuda.jit(scope[name])
+
+    # Launching it -----------------------------------------------------------------------------------------------------
+
+    def forward(self, *arguments, version=None, out=None):
+        """y, a new array like x, or `out`. arguments: x and the operands, in order; version: 1 to 3, None: the fastest.
+        """
+        like, into = (arguments[0], {}) if out is None else (out, {"y": out})
+        return self._launch("forward", version, like, dict(zip(self.arguments, arguments, strict=True)), into)["y"]
+
+    def backward(self, dy, *arguments, version=None, into=None):
+        """[gradient of each of `gradients`], new arrays; one that is unchanged is dy itself. arguments: as of `forward`
+
+        into: {argument: an array that its gradient is written to, or, a sum PER_CHANNEL, is added to}
+        """
+        if not self.gradients:
+            raise ValueError(f"{self.name} has no gradient, since {self.lacks}: give that operation one.")
+        given = {a: value for a, value in zip(self.arguments, arguments, strict=True) if a in self.kept}
+        into = {f"d{a}": array for a, array in (into or {}).items()}
+        found = self._launch("backward", version, dy, {"dy": dy, **given}, into)
+        return [found.get(f"d{a}", dy) for a in self.gradients]
+
+    def _launch(self, direction, version, like, given, into):
+        """{output: array, gradient that is a sum: array}. like: an array of y's shape; into: those that there are."""
+        plan, shape, n = self.plans[direction], like.shape, like.size
+        self._check(given, shape)
+        if not is_device(like):
+            return self._on_arrays(plan, like, given, into)
+        version = self._version(plan, like, version)
+        width, kernel = self.widths[version], self[direction, version] if (direction, version) in self else None
+        found = {a: into[a] if a in into else empty_like(like) for a in plan.outputs}
+        arrays = [a.reshape(-1) if is_device(a) else float32(a) if isinstance(a, (int, float)) else a
+                  for a in (*given.values(), *found.values())]
+        if not plan.sums:
+            if found:
+                launch(kernel, -(-n // (width * BLOCK)), BLOCK, *arrays,
+                       *({"sample": n // shape[0], "C": shape[-1]}[size] for size in self._sizes(plan)))
+            return found
+        places = [self.arguments[a] for a in plan.sums]
+        B, C = shape[0] if PER_SAMPLE in (*plan.inputs.values(), *places) else 1, shape[-1]
+        lanes, tiles, chunk, chunks = cut(B, n // (B * C), C, width)
+        grid, chunks, more = (((chunks, tiles, B), chunks, (lanes, chunk)) if version > 1 else
+                              (-(-B * C // BLOCK), 1, ()))
+        partial = empty((len(places) * B, chunks, C), np.float32, like=like)
+        launch(kernel, grid, BLOCK, *arrays, partial.reshape(-1), n // (B * C), C, *more)
+        samples = B * places.count(PER_SAMPLE)
+        if samples:  # those of each sample first, all of them at once
+            totals = partial[:samples].reshape(-1, C) if chunks == 1 else sample_sum(partial[:samples])
+        for s, a in enumerate(f"d{a}" for a in plan.sums):
+            rows = slice(s * B, (s + 1) * B)
+            found[a] = totals[rows] if rows.stop <= samples else column_sum(partial[rows], into.get(a))
+        return found
+
+    def _on_arrays(self, plan, like, given, into):
+        """`_launch` for NumPy's arrays; of 16 bits it computes in float32."""
+        known = {a: plan.inputs[a].numpy(value.astype(working_type(value.dtype), copy=False)
+                                         if plan.inputs[a].shape else value, like.shape) for a, value in given.items()}
+        for results, function, arguments in plan.steps:
+            values = on_arrays(self.scope[function])(*(known[a] for a in arguments))
+            known.update(zip(results, values if len(results) > 1 else [values], strict=True))
+        found = {a: known[result] for a, (_, result) in plan.outputs.items()}
+        with np.errstate(over="ignore"):  # too large for float16 is infinite, as on a GPU
+            for a in found:
+                if a in into:
+                    into[a][...] = found[a]
+                found[a] = into[a] if a in into else found[a].astype(like.dtype, copy=False)
+        for a, result in plan.sums.items():
+            total = self.arguments[a].summed(np.broadcast_to(known[result], like.shape))
+            found[f"d{a}"] = np.add(into.get(f"d{a}", 0), total, out=into.get(f"d{a}", total))
+        return found
+
+    def check(self, *arguments):
+        """A `ValueError` where arguments do not go together. arguments: as of `forward`; None is not looked at."""
+        self._check(dict(zip(self.arguments, arguments, strict=True)), arguments[0].shape)
+
+    def _check(self, given, shape):
+        for a, value in given.items():
+            place = self.arguments.get(a, EACH)
+            wanted = place.shape and value is not None and tuple(place.shape(shape))
+            if wanted and tuple(value.shape) != wanted:
+                raise ValueError(f"{self.name}: {a} must have shape {wanted}, {place.said}, not {tuple(value.shape)}.")
+            if wanted and not is_half(value.dtype) and value.dtype not in (np.float32, np.float64):
+                raise ValueError(f"{self.name}: {a} is {value.dtype}: cast it to float32, float16 or bfloat16.")
+
+    def _version(self, plan, like, version):
+        """The version that is asked for, or the widest whose neighbours all read neighbours."""
+        places = [*plan.inputs.values(), *(self.arguments[a] for a in plan.sums)]
+        row = (like.shape[-1] if any("C" in place.flat for place in places) else
+               like.size // like.shape[0] if any(place.loads for place in places) else like.size)
+        fits = [v for v, width in self.widths.items() if row % width == 0 and len(plan.sums) * width <= MOST
+                and supports(like, self["forward", v])]
+        if version is None:
+            return max(v for v in fits if v < 3 or is_half(like.dtype) and not plan.sums)
+        version = NAMES["fused"].get(version, version)
+        if version not in fits:
+            width = self.widths.get(version)
+            raise ValueError(f"{self.name}, version {label('fused', version)}, takes {width} elements at a time, and "
+                             f"{row} is not a multiple of {width}; use version=1")
+        return version
+
+
+# What kernels are made of ---------------------------------------------------------------------------------------------
+
+SCOPE = {"BLOCK": BLOCK, "cuda": cuda, "float32": float32, "load4": load4, "load8": load8, "min": min, "range": range,
+         "store4": store4, "store8": store8, "tree_sum": tree_sum}
+RESERVED = {"C", "P", "at", *(f"at{k}" for k in range(1, 9)), "channel", "chunk", "column", "columns", "dy", "i",
+            "image", "lanes", "partial", "pixel", "row", "rows", "sample", "start", "thread", "tile", "to", "y",
+            *keyword.kwlist}
+
+
+def store(array, index, values):
+    """A line that stores neighbours."""
+    if len(values) == 1:
+        return f"{array}[{index}] = {values[0]}"
+    values = ", ".join(values)
+    return f"store8({array}, {index}, ({values}))" if values.count(",") == 7 else f"store4({array}, {index}, {values})"
+
+
+def down_columns(once, lines, sums):
+    """Version 1 of a kernel with sums: a thread a column of a sample. once: loads that are the same in all its rows."""
+    return [f"column, columns = cuda.grid(1), partial.size // {len(sums)}",
+            "if column < columns:", *indented([
+                "image, channel = column // C, column % C", *once, *(f"{value} = float32(0)" for value, in sums),
+                "for pixel in range(P):", *indented(["i = (image * P + pixel) * C + channel", *lines]),
+                *(f"partial[column + {s} * columns] = {value}" for s, (value,) in enumerate(sums))])]
+
+
+def over_rows(once, lines, sums):
+    """Versions 2 and 3: a block a chunk of rows, as sum_rows_kernel_v3 of reduce.py, with all else done on the way."""
+    width, names = len(sums[0]), [name for some in sums for name in some]
+    tiles = [[f"tile[{s * width + k} * BLOCK + thread]" for k in range(width)] for s in range(len(sums))]
+    return [f"tile = cuda.shared.array({len(names) * BLOCK}, float32)",
+            "thread, rows = cuda.threadIdx.x, BLOCK // lanes",
+            "row, image, start = thread // lanes, cuda.blockIdx.z, cuda.blockIdx.x * chunk",
+            f"channel = (cuda.blockIdx.y * lanes + thread % lanes) * {width}",
+            f"{' = '.join(names)} = float32(0)",
+            "if row < rows and channel < C:", *indented([
+                *once, "for pixel in range(start + row, min(start + chunk, P), rows):",
+                *indented(["i = (image * P + pixel) * C + channel", *lines])]),
+            f"{', '.join(itertools.chain(*tiles))} = {', '.join(names)}",
+            f"tree_sum(tile, {len(names)}, thread, lanes, rows)",
+            "if row == 0 and channel < C:", *indented([
+                "to = (image * cuda.gridDim.x + cuda.blockIdx.x) * C + channel",
+                *itertools.chain(*([*(["to += cuda.gridDim.z * cuda.gridDim.x * C"] if s else []),
+                                    store("partial", "to", some)] for s, some in enumerate(tiles)))])]
+
+
+def indented(lines):
+    return [f"    {line}" for line in lines]
+
+
+@functools.cache
+def on_arrays(function):
+    """A device function as one of NumPy's arrays: its functions stand for math's, down the calls."""
+    if function is select:
+        return np.where
+    others = {name: np if value is math else getattr(np, value.__name__) if getattr(value, "__module__", "") == "math"
+              else on_arrays(value) for name, value in known_names(function.py_func).items()
+              if value is math or getattr(value, "__module__", "") == "math" or hasattr(value, "py_func")}
+    return with_names(function.py_func, {"min": np.minimum, "max": np.maximum, **others})
