@@ -306,7 +306,7 @@ class Fused(Variants):
         file, scope = f"<{self.module}.{name}>", {**self.scope, "__name__": self.module}
         linecache.cache[file] = len(text), None, text.splitlines(True), file  # for tracebacks, and the emulator
         exec(compile(text, file, "exec"), scope)
-        scope[name].somebodys = self.module == __name__  # no process but this one can make it
+        scope[name].made_here = self.module == __name__  # no process but this one can make it
         return requires("8.0")(cuda.jit(scope[name])) if self.widths[version] == 8 else cuda.jit(scope[name])
 
     # Launching it -----------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class Fused(Variants):
         """y, a new array like x, or `out`. arguments: x and the operands, in order; version: 1 to 3, None: the fastest.
         """
         like, into = (arguments[0], {}) if out is None else (out, {"y": out})
-        return self._launch("forward", version, like, dict(zip(self.arguments, arguments, strict=True)), into)["y"]
+        return self._launch("forward", version, like, self._given(arguments), into)["y"]
 
     def backward(self, dy, *arguments, version=None, into=None):
         """[gradient of each of `gradients`], new arrays; one that is unchanged is dy itself. arguments: as of `forward`
@@ -324,7 +324,7 @@ class Fused(Variants):
         """
         if not self.gradients:
             raise ValueError(f"{self.name} has no gradient, since {self.lacks}: give that operation one.")
-        given = {a: value for a, value in zip(self.arguments, arguments, strict=True) if a in self.kept}
+        given = {a: value for a, value in self._given(arguments).items() if a in self.kept}
         into = {f"d{a}": array for a, array in (into or {}).items()}
         found = self._launch("backward", version, dy, {"dy": dy, **given}, into)
         return [found.get(f"d{a}", dy) for a in self.gradients]
@@ -367,12 +367,15 @@ class Fused(Variants):
         for results, function, arguments in plan.steps:
             values = on_arrays(self.scope[function])(*(known[a] for a in arguments))
             known.update(zip(results, values if len(results) > 1 else [values], strict=True))
-        found = {a: known[result] for a, (_, result) in plan.outputs.items()}
+        found = {}
         with np.errstate(over="ignore"):  # too large for float16 is infinite, as on a GPU
-            for a in found:
-                if a in into:
-                    into[a][...] = found[a]
-                found[a] = into[a] if a in into else found[a].astype(like.dtype, copy=False)
+            for a, (_, result) in plan.outputs.items():
+                if a in into or np.shape(known[result]) != like.shape or any(  # no new array of its own
+                        known[result] is known[name] for name in given):
+                    found[a] = into.get(a, empty_like(like))
+                    found[a][...] = known[result]
+                else:
+                    found[a] = known[result].astype(like.dtype, copy=False)
         for a, result in plan.sums.items():
             total = self.arguments[a].summed(np.broadcast_to(known[result], like.shape))
             found[f"d{a}"] = np.add(into.get(f"d{a}", 0), total, out=into.get(f"d{a}", total))
@@ -380,7 +383,13 @@ class Fused(Variants):
 
     def check(self, *arguments):
         """A `ValueError` where arguments do not go together. arguments: as of `forward`; None is not looked at."""
-        self._check(dict(zip(self.arguments, arguments, strict=True)), arguments[0].shape)
+        self._check(self._given(arguments), arguments[0].shape)
+
+    def _given(self, arguments):
+        if len(arguments) != len(self.arguments):
+            raise ValueError(f"{self.name} takes {', '.join(self.arguments)}, and was given {len(arguments)} of these "
+                             f"{len(self.arguments)}.")
+        return dict(zip(self.arguments, arguments, strict=True))
 
     def _check(self, given, shape):
         for a, value in given.items():

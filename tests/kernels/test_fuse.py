@@ -79,6 +79,13 @@ def test_what_is_kept():
     assert fuse(EACH, JOINED, EACH).kept == {} and not fuse(EACH, JOINED, EACH).plans["backward"].steps
 
 
+def test_a_result_is_a_new_array():
+    x = np.ones(4, np.float32)
+    for function in (lambda x: x, lambda x: float32(1)):
+        y = fuse(EACH, Operation(function), EACH).forward(x)
+        assert y is not x and not np.may_share_memory(x, y) and (y == x).all()
+
+
 def test_sums_are_added_and_an_unchanged_gradient_is_dy(rng):
     chain = fuse(EACH, Operation(lambda x, bias: x + bias, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED), EACH)
     dy = rng.standard_normal((3, 4)).astype(np.float32)
@@ -178,13 +185,15 @@ def test_what_does_not_fit_a_chain_is_refused(engine):
     with pytest.raises(ValueError, match="h is int32: cast it to float32"):
         CHAIN.forward(x, scale, shift, 0.1, engine(np.ones((2, 3, 6), np.int32)))
     if engine.has_versions:
-        with pytest.raises(ValueError, match=r"version 2 \(vectorised\), takes 4 elements .* 6 is not a multiple"):
+        with pytest.raises(ValueError, match=r"version 2 \(vectorised\), takes 4 elements .*6 is not a multiple of 4"):
             CHAIN.forward(x, scale, shift, 0.1, h, version="vectorised")
 
 
 def test_a_missing_derivative_is_told():
     rounded = Operation(lambda x: float32(int(x)))
     chain = fuse(EACH, SILU, rounded, SCALED, EACH)
+    with pytest.raises(ValueError, match="takes x, scale, shift, and was given 1 of these 3"):
+        chain.forward(np.ones((2, 4), np.float32))
     x = Tensor(np.ones((2, 4), np.float32), requires_grad=True)
     with pytest.raises(ValueError, match="has no gradient, since step has no derivative of x"):
         chain.backward(x.data, x.data, x.data, x.data[0])
