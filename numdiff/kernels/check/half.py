@@ -52,6 +52,23 @@ def product_cases():
 
         return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
 
+    def symmetric(width, transpose_a, N, K=64):
+        """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of tiles."""
+        def run(a, v):
+            choose = launcher.choose_symmetric
+            launcher.choose_symmetric = lambda *_: width
+            try:
+                return (matmul.matmul_symmetric(a.x, a.x, transpose_a, not transpose_a, 0.5, -1.5, a.residual),)
+            finally:
+                launcher.choose_symmetric = choose
+
+        def inputs(rng):
+            x, residual = rng.standard_normal((1, K, N) if transpose_a else (1, N, K)), rng.standard_normal((1, N, N))
+            return {"x": x.astype(np.float16), "residual": (residual + residual.swapaxes(1, 2)).astype(np.float16)}
+
+        return Case("matmul_symmetric", inputs, run, (None,), HALF_TOLERANCE,
+                    f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}")
+
     def activation(tile, epilogue):
         name, backward = epilogue.removesuffix("_gradient"), epilogue.endswith("_gradient")
         product = getattr(matmul, f"matmul_{name}_{'backward' if backward else 'forward'}")
@@ -107,6 +124,9 @@ def product_cases():
         yield Case("matmul", halves(a=(2, 64, 128) if transpose_a else (2, 128, 64), b=(2, 64, 8) if across else (
             2, 8, 64), residual=(2, 128, 8)), run, (6,), HALF_TOLERANCE,
             f"float16, a batch, {'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}, tile {tile}")
+    for width, transpose_a, _ in hopper.SYMMETRIC_KERNELS:
+        yield symmetric(width, transpose_a, 256 if width == 128 and transpose_a else 128)
+    yield symmetric(None, False, 24, 8)
     for module, version in ((mma, 5), (hopper, 6)):
         for key in module.KERNELS:
             yield product(key, version, 1)

@@ -15,6 +15,7 @@
     epilogues.py            what becomes of its accumulators: bias, residual, GELU, sums of rows
     fast_gelu.py            GELU in few instructions
     swiglu_epilogues.py     SwiGLU and its backward at the end of the products beside it
+    symmetric_epilogue.py   results that are symmetric: half of the tiles, each stored twice
     launcher.py             which of them runs
 
 MEASURED
@@ -48,6 +49,7 @@ from .launcher import (
     matmul_strided,
     matmul_swiglu_backward,
     matmul_swiglu_forward,
+    matmul_symmetric,
     pair_supports,
 )
 from .operands import Matrices
@@ -56,4 +58,5 @@ from .reference import matmul_forward_cost, matmul_forward_reference
 __all__ = ["Gated", "Matrices", "gelu_supports", "matmul_backward", "matmul_forward", "matmul_forward_cost",
            "matmul_forward_reference", "matmul_gate_forward", "matmul_gelu_backward", "matmul_gelu_forward",
            "matmul_layer_scale_forward", "matmul_pair_backward", "matmul_pair_forward", "matmul_pair_gradient",
-           "matmul_strided", "matmul_swiglu_backward", "matmul_swiglu_forward", "pair_supports"]
+           "matmul_strided", "matmul_swiglu_backward", "matmul_swiglu_forward", "matmul_symmetric",
+           "pair_supports"]

@@ -39,6 +39,7 @@ TWO MATRICES AS ONE
 BATCHES
     of float16 results whose M is a multiple of 128 and K one of 64: the matrices of C are one tall matrix, of which no
     tile has rows of two, and only the producer asks which matrix a tile belongs to: which rows of A and B to fetch.
+    Where C is known to be symmetric, only its tiles on and below the diagonal are work (symmetric_epilogue.py).
 EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
     warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
@@ -116,6 +117,7 @@ from .epilogues import (
 )
 from .mma import add_partials, unused
 from .swiglu_epilogues import epilogue_swiglu, epilogue_swiglu_gradient, prefetch_biases
+from .symmetric_epilogue import epilogue_symmetric, symmetric_place, tiles_of
 
 THREADS = 384  # a producer and two consumer warpgroups
 STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
@@ -126,6 +128,7 @@ WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's ar
 A_BYTES = BM * BK * 2  # of A in a stage
 ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,
                "swiglu_gradient": STAGES, "layer_scale": (256, 128, 64)}  # widths
+SYMMETRIC_WIDTHS = 128, 256  # 192 takes as many tiles of a symmetric matrix as 256, or more
 REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
 
 
@@ -140,6 +143,7 @@ BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
 A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k, or along m or n
 HALF = Constant()  # whether the result is float16
 BATCHED = Constant()  # more than one product: see BATCHES
+SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is multiplied
 GATE = Constant()  # the result is gated and added to another matrix
 GELU = Constant()  # GELU of the result as a second one
 GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
@@ -147,6 +151,7 @@ SWIGLU = Constant()  # SwiGLU of the result as a second one
 SWIGLU_GRADIENT = Constant()  # SwiGLU's backward with the result as dy: twice as many columns
 LAYER_SCALE = Constant()  # the result times a vector, plus the residual, as a second one
 EXCHANGES = Constant(lambda GELU_GRADIENT, SWIGLU_GRADIENT: GELU_GRADIENT or SWIGLU_GRADIENT)  # see `exchange`
+BIASED = Constant(lambda HALF, EXCHANGES, SYMMETRIC: HALF and not EXCHANGES and not SYMMETRIC)  # or may be
 BLOCKS = Constant(lambda BN, SWIGLU: BN // 64 // (2 if SWIGLU else 1))  # of 64 columns in a tile, or pairs of such
 COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in it
 TILES_OF_BLOCK = Constant(lambda SWIGLU_GRADIENT: 2 if SWIGLU_GRADIENT else 1)  # that wait in shared memory together
@@ -191,6 +196,7 @@ class Arrays(NamedTuple):
 class Work(NamedTuple):
     """The product's size, and how it is cut into units: the tiles of C, for each slice of K.
 
+    tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices
     M: of all matrices of a batch; seam: the first column of the matrix in two parts that is the second part's, or M of
         one matrix of a batch
     k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`)
@@ -209,13 +215,14 @@ class Work(NamedTuple):
 
 class Epilogue(NamedTuple):
     """What becomes of the accumulators. has_residual: with an activation, whether u is written, too;
-    has_row_sums: 0, or WRITE_ROW_SUMS, ADD_ROW_SUMS."""
+    has_row_sums: 0, or WRITE_ROW_SUMS, ADD_ROW_SUMS; diagonal: what a symmetric C has added where row == column."""
 
     alpha: float
     has_bias: int
     has_residual: int
     accumulate: int
     has_row_sums: int
+    diagonal: float
 
 
 class WorkTile(NamedTuple):
@@ -233,7 +240,12 @@ def work_tile(unit, work):
     """The `WorkTile` that is unit number `unit`."""
     per_slice = int32(work.tiles_m * work.tiles_n)
     part = int32(uint32(unit) // uint32(per_slice))
-    row, column = tile_place(int32(unit - part * per_slice), work.tiles_m, work.tiles_n)
+    if SYMMETRIC:
+        matrix = int32(uint32(unit) // uint32(work.tiles_n))
+        row, column = symmetric_place(int32(unit - matrix * work.tiles_n), BN)
+        row = int32(row + matrix * (work.seam // BM))
+    else:
+        row, column = tile_place(int32(unit - part * per_slice), work.tiles_m, work.tiles_n)
     first_k = int32(part * work.slice_tiles)
     return WorkTile(part, row, column, first_k, int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles))))
 
@@ -402,6 +414,8 @@ def epilogue(block, turn, acc, place, staging, part, maps, arrays, work, how):
         turn = epilogue_swiglu_gradient(block, turn, acc, place, staging, work)
     elif SWIGLU:
         turn = epilogue_swiglu(block, BLOCKS, turn, acc, place, staging, maps, work, how.has_residual)
+    elif SYMMETRIC:
+        epilogue_symmetric(block, acc, place, staging, maps, arrays.residual, work, how)
     elif HALF:
         seam = int32(work.seam if B_ALONG_N and not A_ALONG_M and not BATCHED else work.N)
         turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, how)
@@ -425,10 +439,10 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
         place = Place(int32(tile.row * BM + consumer * 64), int32(tile.column * COLUMNS), thread_row, lane)
         if SWIGLU:
             b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, how.has_bias)
-        elif HALF and not EXCHANGES:  # it comes while the tile is multiplied
+        elif BIASED:  # it comes while the tile is multiplied
             b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column, work.N, how.has_bias)
         stage, parity = main_loop(acc, ring, stage, parity, int32(tile.end_k - tile.first_k), a_offset, elected)
-        if HALF and not EXCHANGES:
+        if BIASED:
             stage_bias(BN, staging, b0, b1)
         # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
         turn = epilogue(0, turn, acc, place, staging, tile.part, maps, arrays, work, how)
@@ -506,15 +520,15 @@ def make_staging(consumer, tiles, base, biases, loaded, ready):
                    biases, int32(consumer * BN), barrier_at(loaded, 2 * consumer), barrier_at(ready, 2 * consumer))
 
 
-def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False):
+def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, symmetric=False):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
     activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
-    batched: for several products
+    batched: for several products; symmetric: for several that are
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}"
-    kind = activation or ("batch" if batched else "half" if half else "float")
-    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", BATCHED=batched,
+    kind = activation or ("symmetric" if symmetric else "batch" if batched else "half" if half else "float")
+    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", BATCHED=batched, SYMMETRIC=symmetric,
                       launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
                       BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half,
                       **{name.upper(): activation == name for name in ACTIVATIONS})
@@ -524,6 +538,8 @@ KERNELS = {(BN, a, b, half): kernel_for(BN, a, b, half)
            for BN in STAGES for a in (False, True) for b in (False, True) for half in (False, True)}
 BATCH_KERNELS = {(BN, a, b): kernel_for(BN, a, b, True, batched=True)
                  for BN in STAGES for a in (False, True) for b in (False, True)}
+SYMMETRIC_KERNELS = {(BN, a, b): kernel_for(BN, a, b, True, batched=True, symmetric=True)
+                     for BN in SYMMETRIC_WIDTHS for a, b in ((False, False), (True, True))}
 ACTIVATION_KERNELS = {(BN, name): kernel_for(BN, False, name.endswith("_gradient"), True, name)
                       for name, widths in ACTIVATIONS.items() for BN in widths}
 
@@ -567,7 +583,8 @@ def map_of_halves(x):
 
 
 def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
-                  row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1, scale=None):
+                  row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1, scale=None,
+                  symmetric=False, diagonal=0.0):
     """c = alpha · A·B + bias + residual for matrices of float16 or bfloat16; c like them, or float32 and then without
     residual.
 
@@ -584,8 +601,10 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         swiglu_gradient: for A·B without bias and residual; c becomes SwiGLU's dx (M, 2 · N) at x = other, like c, with
             A·B as dy
     batch: so many products, where `takes_batch`; a, b, c hold the matrices one below the other; M, N, K are of one
+    symmetric: where `takes_batch`, also for one product; M == N; one half of each is computed, `diagonal` is added to
+        the numbers on its diagonal
     """
-    seam, M = M if batch > 1 else max(N, K) + width, batch * M
+    seam, M = M if batch > 1 or symmetric else max(N, K) + width, batch * M
     half = is_half(c.dtype)
     columns = width // 2 if activation == "swiglu" else width  # of a tile, or of each half in it
     map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, columns)
@@ -602,6 +621,8 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         map_2 = (map_of(second, False, width) if split is b else map_of(second, True, BM) if split is a else
                  tensor_map(second, (BOX, BOX)))
     k_tiles, tiles_m, tiles_n = -(-K // BK), -(-M // BM), -(-N // columns)
+    if symmetric:
+        tiles_m, tiles_n = batch, tiles_of(N, width)
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, a.backend.multiprocessors)
     units = slices * tiles_m * tiles_n
     nothing = unused(a)
@@ -620,6 +641,8 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     kernel = KERNELS[width, transpose_a, not transpose_b, half]
     if batch > 1:
         kernel = BATCH_KERNELS[width, transpose_a, not transpose_b]
+    if symmetric:
+        kernel = SYMMETRIC_KERNELS[width, transpose_a, not transpose_b]
     if activation:
         kernel = ACTIVATION_KERNELS[width, activation]
     kernel = in_bfloat16(kernel, a.dtype)
@@ -627,7 +650,8 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     launch(kernel, min(units, a.backend.multiprocessors), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
            Arrays(target, *arrays, sums),
            Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
-           Epilogue(*(end if slices == 1 else (1.0, 0)), written, int(accumulate and slices == 1), summing),
+           Epilogue(*(end if slices == 1 else (1.0, 0)), written, int(accumulate and slices == 1), summing,
+                    float(diagonal)),
            shared=shared_bytes(width, activation == "swiglu_gradient"))
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)

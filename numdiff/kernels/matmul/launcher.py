@@ -20,7 +20,7 @@ import math
 
 import numpy as np
 
-from ...device import copy_into, empty, empty_like, is_device, launch
+from ...device import copy_into, empty, empty_like, float32, is_device, launch
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, MULTIPROCESSORS, multiprocessors_of
 from ...device.requires import supports
 from ...dtypes import is_half, working_type
@@ -36,6 +36,7 @@ from ..versions import capped, label, versions_by_name
 from . import hopper, mma, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .operands import Epilogue, Matrices, Shape, Strides
 from .reference import matmul_forward_cost, matmul_forward_reference
+from .symmetric_epilogue import add_diagonal_kernel, tiles_of
 
 SQUARE = {v: (n, n) for v, n in ((1, naive.BLOCK), (2, tiled.TILE), (3, register_tiles.TILE))}  # their only tile
 SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the split saves
@@ -49,6 +50,7 @@ HALF_SLICE = 512  # of K: the shortest slice
 HALF_SECOND_PASS = 3000.0  # ns of a launch more
 HALF_START = 3000.0  # ns until a kernel's first tile is multiplied, and from the last one to the next kernel
 NS_PER_BYTE = 1 / 2500  # of partial sums, written and read
+DIAGONAL_BLOCK = 128
 WORK = {(128, 128): 1.20, (128, 64): 1.25, (64, 64): 1.30}  # instructions for each multiply-add, counted for sm_90
 
 
@@ -357,6 +359,61 @@ def matmul_pair_forward_cost(rows, N, K):
 
 def matmul_pair_gradient_cost(rows, N, K):
     return matmul_forward_cost(1, rows, N, K)
+
+
+# Symmetric results ----------------------------------------------------------------------------------------------------
+
+@functools.lru_cache(maxsize=4096)
+def choose_symmetric(batch, N, K, multiprocessors):
+    """The width of rung 6's tiles with the lowest estimate, of those on and below the diagonals."""
+    def estimate(width):
+        step, epilogue = HALF_TILES[6][hopper.BM, width]
+        rounds = -(-batch * tiles_of(N, width) // multiprocessors)
+        return rounds * (K // hopper.BK * step + 2 * epilogue)  # two tiles are stored
+    return min(hopper.SYMMETRIC_WIDTHS, key=estimate)
+
+
+def _symmetric_in_one(a, b, residual, N, K):
+    """True where rung 6 computes one half."""
+    return (is_half(a.dtype) and a.dtype == b.dtype and supports(a, hopper.KERNELS) and capped("matmul", 6) == 6
+            and hopper.takes_batch(N, K, a.dtype) and by_eight((a, b, residual), (N, K)))
+
+
+def matmul_symmetric(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diagonal=0.0, residual=None):
+    """alpha · A·B + residual + diagonal · I of products that are symmetric, as a new array (batch, N, N).
+
+    a (batch, N, K), or (batch, K, N) with transpose_a; b (batch, K, N), or (batch, N, K) with transpose_b; residual
+    (batch, N, N), symmetric. That A·B is, is not checked: X·Xᵀ, or A·B of symmetric matrices that commute. On Hopper
+    only one half is computed, in float16 or bfloat16 where 128 divides N and 64 divides K; elsewhere all of it, and the
+    diagonal by a pass of its own.
+    """
+    (N, K), batch = (a.shape[:0:-1] if transpose_a else a.shape[1:]), a.shape[0]
+    if a.ndim != 3 or tuple(b.shape) != ((batch, N, K) if transpose_b else (batch, K, N)):
+        raise ValueError(f"a {a.shape} and b {b.shape} must be batches of matrices whose products are symmetric; check "
+                         "transpose_a and transpose_b")
+    if residual is not None and tuple(residual.shape) != (batch, N, N):
+        raise ValueError(f"residual has shape {residual.shape}, the product has {(batch, N, N)}")
+    if is_device(a) and _symmetric_in_one(a, b, residual, N, K):
+        c = empty((batch, N, N), a.dtype, like=a)
+        width = choose_symmetric(assumed(batch), N, K, a.backend.multiprocessors)
+        flat = (x.reshape(-1, x.shape[-1]) for x in (a, b, c))
+        hopper.launch_hopper(*flat, N, N, K, transpose_a, transpose_b, None, residual, alpha, False, width, 1,
+                             batch=batch, symmetric=True, diagonal=diagonal)
+        return c
+    if not is_device(a):
+        working = working_type(a.dtype)
+        left = a.astype(working, copy=False)
+        right = left if b is a else b.astype(working, copy=False)  # NumPy computes one half of x·xᵀ, too
+        c = matmul_forward_reference(left, right, transpose_a, transpose_b, None, alpha)
+        if residual is not None:
+            c += residual
+        c.reshape(batch, -1)[:, ::N + 1] += c.dtype.type(diagonal)
+        return c.astype(a.dtype, copy=False)
+    c = matmul_forward(a, b, transpose_a, transpose_b, alpha=alpha, residual=residual)
+    if diagonal:
+        launch(add_diagonal_kernel, (-(-N // DIAGONAL_BLOCK), batch), DIAGONAL_BLOCK, c.reshape(-1), N,
+               float32(diagonal))
+    return c
 
 
 # float32 --------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 
+from numdiff.device import download
 from numdiff.kernels import matmul as P
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
@@ -15,7 +16,7 @@ from numdiff.kernels.linear import (
     linear_swiglu_forward,
     linear_swiglu_supports,
 )
-from numdiff.kernels.matmul import hopper, launcher, mma
+from numdiff.kernels.matmul import hopper, launcher, mma, symmetric_epilogue
 from numdiff.kernels.transformer.columns import Columns, Sums
 from numdiff.kernels.transformer.gate import gate_forward
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
@@ -420,6 +421,43 @@ def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
     engine.check(added, (flat @ weight).reshape(x.shape) + before, TOLERANCE)
     engine.check(dweight, start_w + flat.T @ x.reshape(-1, K), 1e-5)
     engine.check(dbias, start_b + flat.sum(0), 1e-5)
+
+
+@pytest.mark.parametrize("width", hopper.SYMMETRIC_WIDTHS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 6])
+def test_the_tiles_of_a_symmetric_result(rows, width):
+    """Each that has a number on or below the diagonal, once."""
+    n = rows * hopper.BM
+    count = symmetric_epilogue.tiles_of(n, width)
+    places = {symmetric_epilogue.symmetric_place.py_func(tile, width) for tile in range(count)}
+    assert len(places) == count
+    assert places == {(i, j) for i in range(rows) for j in range(-(-n // width)) if j * width < (i + 1) * hopper.BM}
+
+
+@on("cpu", "cuda")
+@pytest.mark.parametrize("transpose_a", [False, True], ids=["x·xᵀ", "xᵀ·x"])
+@pytest.mark.parametrize("n, width", [(384, 256), (384, 128), (128, 256), (40, 128)])
+def test_a_symmetric_result(engine, rng, monkeypatch, n, width, transpose_a):
+    """What lies in blocks below the diagonal lies above it with the same bits; so do two runs."""
+    monkeypatch.setattr(launcher, "choose_symmetric", lambda *_: width)
+    x, residual = halves(rng, 3, *((64, n) if transpose_a else (n, 64))), halves(rng, 3, n, n)
+    residual = residual + residual.swapaxes(1, 2)
+    want = 0.25 * product(x, x, (transpose_a, not transpose_a)) + residual - 1.5 * np.eye(n)
+    results = [P.matmul_symmetric(engine(x), engine(x), transpose_a, not transpose_a, 0.25, -1.5, engine(residual))
+               for _ in range(engine.repeats)]
+    engine.check(results[0], want, TOLERANCE)
+    for got in results:
+        engine.check_equal(got, results[0])
+    got, block = download(results[0]), np.arange(n) // hopper.BOX
+    np.testing.assert_array_equal(*(np.where(block[:, None] == block, 0, c) for c in (got, got.swapaxes(1, 2))))
+
+
+def test_what_is_not_symmetric_is_refused(engine):
+    x = engine(np.zeros((2, 8, 16)))
+    with pytest.raises(ValueError, match="whose products are symmetric; check transpose_a and transpose_b"):
+        P.matmul_symmetric(x, x)
+    with pytest.raises(ValueError, match=r"residual has shape \(2, 8, 16\), the product has \(2, 8, 8\)"):
+        P.matmul_symmetric(x, x, transpose_b=True, residual=x)
 
 
 def test_the_cpu_rounds_once(rng):

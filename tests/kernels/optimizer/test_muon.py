@@ -56,6 +56,28 @@ def test_singular_values_come_close_to_one(rng, dtype, tolerance):
     assert 0.68 - tolerance < found.min() and found.max() < 1.21 + tolerance
 
 
+def hard(rng, kind, s=64, l=160):
+    """A matrix that float16 has trouble with, of Frobenius norm 1."""
+    u, v = (np.linalg.qr(rng.standard_normal((n, s)))[0] for n in (s, l))
+    x = {"noise": rng.standard_normal((s, l)), "ill-conditioned": (u * np.geomspace(1, 1e-6, s)) @ v.T,
+         "low rank": u[:, :4] @ v[:, :4].T + 1e-3 * rng.standard_normal((s, l)),
+         "one large": (u * np.r_[50, np.ones(s - 1)]) @ v.T}[kind]
+    return x / np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("dtype, parts", [(np.float16, (2, 1, 2)), (np.float32, (3, 2))], ids=["float16", "float32"])
+@pytest.mark.parametrize("kind", ["noise", "ill-conditioned", "low rank", "one large"])
+def test_iterations_in_a_row_lose_nothing(rng, monkeypatch, kind, dtype, parts):
+    """By way of the Gram matrix, with X formed anew in between, the result is as exact as by single iterations."""
+    x = hard(rng, kind)
+    assert N.parts_of((1, *x.shape), dtype) == parts and N.parts_of((1, *x.shape), dtype, 1) == (1,)
+    given, want = (N.FIRST * x[None]).astype(dtype), polynomial(x)
+    in_a_row = np.linalg.norm(N.newton_schulz(given)[0] - want)
+    monkeypatch.setattr(N, "WIDE", 3)
+    assert N.parts_of((1, *x.shape), dtype) == (1,) * 5
+    assert in_a_row < (2 * np.linalg.norm(N.newton_schulz(given)[0] - want) if dtype == np.float16 else 1e-4)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("shape", [(2, 8, 16), (2, 16, 8)], ids=["wide", "tall"])
 @quick(lambda engine, dtype, shape: engine not in ("emulator", "ptx") or dtype == np.float16 and shape[1] == 16)
@@ -169,6 +191,7 @@ def test_bad_input_says_so(engine):
 def test_cost():
     assert M.muon_momentum_cost(10, 2) == (220, 110)
     assert M.muon_apply_cost(10, 2, True, True) == (200, 70)
-    small, large = 768, 3072
-    assert N.newton_schulz_cost((12, large, small), itemsize=2) == (
-        5 * 12 * 2 * (3 * small * large + 4 * small * small), 5 * 12 * (4 * small * small * large + 2 * small**3))
+    s, l = 768, 3072
+    assert N.newton_schulz_cost((12, s, s), itemsize=2) == (5 * 12 * 2 * 7 * s * s, 5 * 12 * 4 * s**3)
+    assert N.newton_schulz_cost((12, l, s), itemsize=2) == (
+        12 * 2 * (3 * (3 * s * l + 2 * s * s) + (13 + 2 + 13) * s * s), 12 * (3 * 3 * s * s * l + (5 + 1 + 5) * s**3))
