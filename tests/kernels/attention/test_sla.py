@@ -1,12 +1,19 @@
 """Sparse-linear attention against the formulas written out with masks, in float64, and every engine against that."""
+import importlib.util
+import pathlib
+
 import numpy as np
 import pytest
 
 from numdiff.device import download
+from numdiff.device.emulator import EmulatorDevice
+from numdiff.emulator import KernelFault
+from numdiff.kernels import check
 from numdiff.kernels.attention import flash_attention_forward, sla
 from numdiff.kernels.attention import unfused as A
-from numdiff.kernels.attention.sla import choice, reference
-from tests.conftest import numerical_gradient, on, relative_error, shapes, versions, where
+from numdiff.kernels.attention.sla import choice, launcher, reference
+from numdiff.kernels.check.run import run_once
+from tests.conftest import exhaustive, numerical_gradient, on, relative_error, shapes, versions, where
 from tests.kernels.attention.test_unfused import make
 
 SHAPES = shapes(minimal=(1, 65, 1, 8, "new"), odd=(2, 131, 3, 12, "legacy"), aligned=(1, 256, 2, 16, "new"))
@@ -124,10 +131,10 @@ def test_however_it_is_cut(rng, monkeypatch, scores):
 
 # (B, T, heads, HS) and the order of the channels: for a GPU; the emulator has the cases of `numdiff kernels check`
 @shapes(large=(2, 200, 3, 32, "new"), large_64=(1, 700, 2, 64, "legacy"), large_72=(1, 300, 2, 72, "new"))
-@versions(1)
+@versions(1, 2)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @on("cuda")
-@where(lambda version, half: half or version in (None, 1))
+@where(lambda version, half, shape: version != 2 or half and shape[3] != 72)
 def test_sla(engine, rng, shape, version, half):
     qkv, dy, weight, bias, heads, order = problem(rng, shape)
     dtype, tolerance = (np.float16, 2e-3) if half else (np.float32, 1e-5)
@@ -170,3 +177,31 @@ def test_errors_say_what_to_do(engine, rng):
             sla.sla_forward(engine(np.zeros((1, 130, 36))), engine(np.zeros((12, 12))), engine(np.zeros(12)), 1, 0.5)
         with pytest.raises(ValueError, match="use cast_forward first"):
             sla.sla_forward(qkv, engine(np.zeros((8, 8)), np.float16), bias, heads, 0.5)
+
+
+PLANTED = [  # (file, what is changed, into what, the kernels that it makes, the case, the kind of fault)
+    ("forward_half", "cuda.syncthreads()  # the block is there", "pass  # ", "forward", "sla", "race"),
+    ("forward_half", "cp_async_wait(0)\n        cuda.syncthreads()  # the block", "cuda.syncthreads()  # the block",
+     "forward", "sla", "cp.async"),
+    ("lists_half", "cuda.syncthreads()  # dy comes where q was", "pass", "dq", "sla_backward", "race"),
+    ("lists_half", "lists[listed + min(n + 2, count - 1)]\n        stage = int32(4", "lists[listed + n + 2]\n"
+     "        stage = int32(4", "dkv", "sla_backward", "uninitialised")]
+
+
+@exhaustive
+@pytest.mark.parametrize("file, before, after, kernel, name, kind", PLANTED)
+def test_a_fault_planted_in_a_tensor_core_kernel_is_found(monkeypatch, tmp_path, file, before, after, kernel, name,
+                                                          kind):
+    original = importlib.import_module(f"numdiff.kernels.attention.sla.{file}")
+    source = pathlib.Path(original.__file__).read_text()
+    assert source.count(before) == 1
+    path = tmp_path / f"{file}.py"
+    path.write_text(source.replace(before, after))
+    spec = importlib.util.spec_from_file_location(f"{original.__package__}.planted_{kernel}_{len(after)}", path)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    monkeypatch.setitem(getattr(launcher, f"{kernel}_kernels_v2"), 32, getattr(copy, f"make_{kernel}")(32))
+    case = next(c for c in check.CASES if (c.name, c.versions) == (name, (2,)))
+    with pytest.raises(KernelFault) as caught:
+        run_once(case, 2, EmulatorDevice(order="shuffled", seed=1, float64=False, on_fault="raise"))
+    assert kind in {fault.kind for fault in caught.value.faults}, caught.value

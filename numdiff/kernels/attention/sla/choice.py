@@ -144,17 +144,17 @@ def sla_totals_kernel(x, small, total, small_total, N, size, small_size):
         a, b, c, d = sum_group(x, head_number() * N * size + column, size, group, N)
     elif not of_x and column < small_size:
         a, b, c, d = sum_group(small, head_number() * N * small_size + column, small_size, group, N)
-    sums[group, 4 * lane], sums[group, 4 * lane + 1] = a, b
-    sums[group, 4 * lane + 2], sums[group, 4 * lane + 3] = c, d
+    sums[group, lane], sums[group, WARP + lane] = a, b
+    sums[group, 2 * WARP + lane], sums[group, 3 * WARP + lane] = c, d
     half = GROUPS // 2
     while half > 0:
         cuda.syncthreads()
         if group < half:
             for i in range(4):
-                sums[group, 4 * lane + i] += sums[group + half, 4 * lane + i]
+                sums[group, i * WARP + lane] += sums[group + half, i * WARP + lane]
         half //= 2
     if group == 0:  # the last sums were its own
-        a, b, c, d = sums[0, 4 * lane], sums[0, 4 * lane + 1], sums[0, 4 * lane + 2], sums[0, 4 * lane + 3]
+        a, b, c, d = sums[0, lane], sums[0, WARP + lane], sums[0, 2 * WARP + lane], sums[0, 3 * WARP + lane]
         if of_x and column < size:
             store4(total, head_number() * size + column, a, b, c, d)
         elif not of_x and column < small_size:
