@@ -9,7 +9,7 @@ from numba import cuda
 
 import numdiff.kernels
 from numdiff import emulator
-from numdiff.device import load4, store4, upload
+from numdiff.device import download, load4, store4, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator.counts import Recorder, count, count_sectors, count_wavefronts
 from numdiff.kernels import attention as flash_attention
@@ -28,6 +28,7 @@ from numdiff.kernels import (
     resample,
     scale_shift,
 )
+from numdiff.kernels.attention import sla
 from numdiff.kernels.attention import unfused as attention
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.conv2d import im2col, im2win
@@ -62,6 +63,7 @@ from numdiff.kernels.optimizer.adamw import adamw_update, adamw_update_cost
 from numdiff.kernels.reduce import column_sum, column_sum_cost
 from numdiff.kernels.softmax import softmax_backward, softmax_backward_cost, softmax_forward, softmax_forward_cost
 from numdiff.kernels.transformer import adaln, bias_gelu, chunk, gate, gate_adaln, patchify, qk_norm_rope, swiglu
+from tests.conftest import exhaustive
 from tests.emulator import kernels_mma
 
 float16, float32, float64 = np.float16, np.float32, np.float64
@@ -610,7 +612,7 @@ def samples(u):
 # the common part of others; a few bytes; warps that read their inputs anew for each sample, from the cache
 NOT_YET = {  # to be counted, too
     "muon_apply_cost", "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost",
-    "rmsnorm_backward_cost", "rmsnorm_forward_cost", "sla_backward_cost", "sla_forward_cost"}
+    "rmsnorm_backward_cost", "rmsnorm_forward_cost"}
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
                "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
                "matmul_first_forward_cost", "matmul_level_forward_cost", "conv2d_level_forward_cost",
@@ -902,6 +904,32 @@ def test_convolution_costs(size, c, n, stride):
     assert counted.recorder.total("conv2d_input_gradient_kernel_v1").total_flops == 2 * products
     weights = counted.recorder.total("conv2d_weight_gradient_kernel_v1")
     assert weights.total_flops == 2 * products + (out + 1) * 9 * c * n  # sums of rows are put together, and added
+
+
+@exhaustive
+def test_sparse_linear_attention_costs():
+    """Of full blocks the tensor cores do what is counted, and S and dP of the backward once more."""
+    T, HS, count = 128, 32, 1
+    rng, half, results = np.random.default_rng(0), {}, []
+    for name, shape in (("qkv", (1, T, 3 * HS)), ("dy", (1, T, HS)), ("weight", (HS, HS))):
+        half[name] = rng.standard_normal(shape).astype(float16)
+
+    def given(u):
+        return {name: upload(a, u.device) for name, a in half.items()}
+
+    def forward(u):
+        a = given(u)
+        y, kept = sla.sla_forward(a["qkv"], a["weight"], u.full(0, HS), 1, 0.5, version=2)
+        results.extend(download(x) for x in (y, *kept))
+
+    def backward(u):
+        a, (y, *kept) = given(u), [upload(x, u.device) for x in results]
+        sla.sla_backward(a["dy"], a["qkv"], y, sla.Kept(*kept), a["weight"], u.full(0, HS), u.full(0, HS, HS),
+                         u.full(0, HS), 1, version=2)
+
+    assert Counted(forward).total.tensor_flops == sla.sla_forward_cost(1, T, HS, 1, count)[1]
+    again = 2 * 2 * T * 64 * count * HS
+    assert Counted(backward).total.tensor_flops == sla.sla_backward_cost(1, T, HS, 1, count)[1] + again
 
 
 def test_every_cost_function_is_held_against_counts():

@@ -32,7 +32,7 @@ def forecast(T, HS, heads, share):
     linear = N * 2 * 64 * HS * HS
     forward = [(N * (3 * tile + square), 0, 0), (0, N * square, 0), (0, N * N / 8 * 4 * HS, 0),
                (N * (2 * tile + square), pairs * (2 * tile + square), 2 * pairs * product + 2 * linear)]
-    backward = [(N * (5 * tile + 2 * square), 0, 6 * linear), (N * 4 * tile, pairs * 2 * tile, 3 * pairs * product),
+    backward = [(N * (5 * tile + 2 * square), 0, 5 * linear), (N * 4 * tile, pairs * 2 * tile, 3 * pairs * product),
                 (0, N * N * 8, 0), (0, N * square, 0), (0, 0, 0), (0, 0, 0),  # lists, totals, sums of dW and db
                 (N * 5 * tile, pairs * (2 * tile + square), 4 * pairs * product + 2 * linear)]
 

@@ -11,7 +11,7 @@ it: the linear part passes through a layer that starts from zero. Read the files
     tiles_half.py          what the others share: features of fragments, totals minus what is listed, in registers
     prepare_half.py    v2 mma: float16, mma.sync: means, φ(k), H and z of each block of keys in one pass
     forward_half.py    v2 mma: k, v and H of the next block on their way; the linear part in the same kernel
-    queries_half.py    v2 mma: the backward of the linear part, six products that stay in shared memory
+    queries_half.py    v2 mma: the backward of the linear part, five products that stay in shared memory
     lists_half.py      v2 mma: dq over the lists; dk and dv over their transpose
     launcher.py        which of them runs
 

@@ -16,7 +16,7 @@ ACCURACY
 DETERMINISM
     one warp sums a row, in the order of the list.
 COST
-    dq 6 · 64 · 64 · HS FLOPs a critical block, dkv 8; 12 · 64 · HS² for the linear part.
+    dq 6 · 64 · 64 · HS FLOPs a critical block, dkv 8; 4 · 64 · HS² for the linear part.
 SOURCE
     reference.py; ../backward_half.py.
 READ NEXT

@@ -2,7 +2,7 @@
 
 WHAT IS NEW, AND WHY IT PAYS
     All products of the linear part are between tiles of 64 rows that are there: dO = dy W, o_l = φ(q) S once more (it
-    was not kept: S is as many bytes, and serves dφ(q) = dO Sᵀ, too), A = (r φ(q))ᵀ dO and dW = dyᵀ o_l, six products of
+    was not kept: S is as many bytes, and serves dφ(q) = dO Sᵀ, too), A = (r φ(q))ᵀ dO and dW = dyᵀ o_l: five, by
     mma.sync. Left sides along a row stay in registers; the two that sum over the rows go through shared memory, where
     ldmatrix transposes them.
     A block of threads takes several blocks of queries, and keeps dW and db in registers meanwhile: their partial sums
@@ -15,7 +15,7 @@ ACCURACY
 DETERMINISM
     one warp, or thread, adds in the order of rows and blocks.
 COST
-    per block of queries 12 · 64 · HS² FLOPs, 8 · 64 · HS + 4 · HS² bytes: memory.
+    per block of queries 10 · 64 · HS² FLOPs, 8 · 64 · HS + 4 · HS² bytes: memory.
 SOURCE
     reference.py.
 READ NEXT
