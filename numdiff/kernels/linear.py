@@ -216,8 +216,9 @@ def linear_gate_forward(x, weight, bias, residual, gate):
     if not is_device(x):
         return gate_forward(residual, linear_forward_reference(x, weight, bias), gate)
     columns, (_, tokens, width) = as_columns(gate), residual.shape
-    gated = Gated(residual.reshape(-1), columns.flat, columns.first, columns.pitch, tokens)
-    return matmul_gate_forward(x.reshape(-1, x.shape[-1]), weight, bias, gated).reshape(-1, tokens, width)
+    gated = Gated(columns.flat, columns.first, columns.pitch, tokens)
+    z = matmul_gate_forward(x.reshape(-1, x.shape[-1]), weight, bias, residual.reshape(-1, width), gated)
+    return z.reshape(residual.shape)
 
 
 def linear_gate_supports(x, gate, *weights):

@@ -9,7 +9,8 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The products 
     GELU            u = accumulator + bias and GELU(u), two such tiles at once: about 2,600 cycles, of them 2,048 for
                     tanh
     gate            residual + gate · (accumulator + bias), the gate a row for each image: what stands between a DiT's
-                    branches, where nobody will ask for the branch itself
+                    branches, where nobody will ask for the branch itself. The residual arrives as u does for GELU', and
+                    the gate in registers before the main loop
     layer scale     z = accumulator + bias and residual + scale · z, two such tiles as well
     GELU'           accumulator · GELU'(u): about 4,300 cycles, of them 4,096 for an exponential and a reciprocal. u has
                     already been loaded into the tile of shared memory by an idle warp of the producer's warpgroup, and
@@ -103,10 +104,9 @@ class Staging(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """In place of a residual: that (M, N), and what the product is multiplied by before it is added. Column c of row r
-    has the gate number r // tokens · pitch + first + c; tokens: of an image, a multiple of 16; first, pitch: even."""
+    """What a product is multiplied by before a residual is added: column c of row r by the gate number r // tokens ·
+    pitch + first + c. tokens: of an image, a multiple of 16; first, pitch: even."""
 
-    residual: object
     gate: object
     first: int
     pitch: int
@@ -151,9 +151,11 @@ def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, 
     seam: the result's columns from here on belong to the matrix of `maps.second`
     """
     first_row, first_column, thread_row, lane = place
-    M, N = work.M, work.N
+    M, N, tiles, base = work.M, work.N, staging.tiles, staging.base
     column = int32(first_column + 64 * block)
     if column < N and first_row < M:  # the same for the whole warpgroup
+        warpgroup = cuda.threadIdx.x // 128
+        elected = cuda.threadIdx.x % 128 == 0
         words = cuda.local.array(16, "uint32")
         if how.has_residual:
             for j in range(8):
@@ -171,62 +173,77 @@ def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, 
                     r0, r1 = unpack_half2(words[2 * j + half])
                     v0, v1 = v0 + r0, v1 + r1
                 words[2 * j + half] = pack_half2(v0, v1)
-        turn = store_words(words, turn, column, place, staging, seam, maps)
+        if elected:
+            tma_store_wait_read_1()  # the tile that this buffer held two blocks ago has been read
+        bar_sync(uint32(warpgroup), uint32(128))
+        tile = int32(staging.at + (turn & 1) * BOX_BYTES)
+        for j in range(8):
+            for half in range(2):
+                store_word(tiles, word_place(tile, thread_row, lane, j, half), words[2 * j + half])
+        fence_proxy_async()
+        bar_sync(uint32(warpgroup), uint32(128))
+        if elected:
+            if column < seam:
+                tma_store_2d(base + uint32(tile), maps.c, uint32(column), uint32(first_row))
+            else:
+                tma_store_2d(base + uint32(tile), maps.second, uint32(column - seam), uint32(first_row))
+            tma_store_commit()
+        turn = int32(turn + 1)
     return turn
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gate(block, turn, acc, place, staging, maps, gated, work):
-    """residual + gate · (accumulator + bias) by way of a tile in shared memory; the next turn.
+def prefetch_gates(gates, groups, gated, place, work):
+    """A thread's gates of a tile, which arrive while it is multiplied: a word for each group of eight columns.
+
+    Its two rows, eight apart, are of one image, as images have a multiple of 16.
+    """
+    row = min(int32(place.first_row + place.thread_row), int32(work.M - 1))
+    at = int32(uint32(row) // uint32(gated.tokens)) * gated.pitch + gated.first
+    for j in range(groups):
+        gates[j] = load_word(gated.gate, at + min(int32(place.first_column + 8 * j + place.lane % 4 * 2),
+                                                  int32(work.N - 2)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_gate(block, turn, acc, gates, place, staging, work):
+    """residual + gate · (accumulator + bias), in the tile that holds the residual; the next turn.
 
     The sum in brackets is rounded first, as it is where another kernel reads it, gates it and adds: the same bits.
     """
     first_row, first_column, thread_row, lane = place
-    column = int32(first_column + 64 * block)
-    if column < work.N and first_row < work.M:
-        words, gates = cuda.local.array(16, "uint32"), cuda.local.array(8, "uint32")
-        row = min(int32(first_row + thread_row), int32(work.M - 1))  # in the image of the row 8 below
-        at = int32(uint32(row) // uint32(gated.tokens)) * gated.pitch + gated.first
+    tiles = staging.tiles
+    if int32(first_column + 64 * block) < work.N and first_row < work.M:
+        buffer = int32(turn & 1)
+        tile = int32(staging.at + buffer * BOX_BYTES)
+        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+        words = cuda.local.array(16, "uint32")
         for j in range(8):
-            n = min(int32(column + 8 * j + lane % 4 * 2), int32(work.N - 2))
-            gates[j] = load_word(gated.gate, at + n)
             for half in range(2):
-                row = min(int32(first_row + thread_row + 8 * half), int32(work.M - 1))
-                words[2 * j + half] = load_word(gated.residual, row * work.N + n)
+                words[2 * j + half] = load_word(tiles, word_place(tile, thread_row, lane, j, half))
         for j in range(8):
             n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
             b0, b1 = staging.biases[n], staging.biases[n + 1]
-            g0, g1 = unpack_half2(gates[j])
+            g0, g1 = unpack_half2(gates[8 * block + j])
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 h0, h1 = unpack_half2(pack_half2(acc[i] + b0, acc[i + 1] + b1))
                 r0, r1 = unpack_half2(words[2 * j + half])
                 words[2 * j + half] = pack_half2(r0 + g0 * h0, r1 + g1 * h1)
-        turn = store_words(words, turn, column, place, staging, work.N, maps)
+        return return_words(words, turn, tile, place, staging)
     return turn
 
 
 @cuda.jit(device=True, forceinline=True)
-def store_words(words, turn, column, place, staging, seam, maps):
-    """A thread's words of the block at `column` on their way through one of two tiles of shared memory; the next turn.
-    """
-    tiles, base = staging.tiles, staging.base
-    warpgroup, elected = cuda.threadIdx.x // 128, cuda.threadIdx.x % 128 == 0
-    if elected:
-        tma_store_wait_read_1()  # the tile that this buffer held two blocks ago has been read
-    bar_sync(uint32(warpgroup), uint32(128))
-    tile = int32(staging.at + (turn & 1) * BOX_BYTES)
+def return_words(words, turn, tile, place, staging):
+    """A thread's words, back in the tile that `exchange` brought and will store; the next turn."""
     for j in range(8):
         for half in range(2):
-            store_word(tiles, word_place(tile, place.thread_row, place.lane, j, half), words[2 * j + half])
+            store_word(staging.tiles, word_place(tile, place.thread_row, place.lane, j, half), words[2 * j + half])
     fence_proxy_async()
-    bar_sync(uint32(warpgroup), uint32(128))
-    if elected:
-        if column < seam:
-            tma_store_2d(base + uint32(tile), maps.c, uint32(column), uint32(place.first_row))
-        else:
-            tma_store_2d(base + uint32(tile), maps.second, uint32(column - seam), uint32(place.first_row))
-        tma_store_commit()
+    cuda.syncwarp()
+    if place.lane == 0:
+        mbarrier_arrive(barrier_at(staging.ready, turn & 1))
     return int32(turn + 1)
 
 

@@ -73,7 +73,7 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.half import in_bfloat16
 from ...device.limits import WARP, WARPGROUP
-from ...device.mbarrier import fence_barrier_init, mbarrier_init, smem_u32
+from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, smem_u32
 from ...device.pipeline import (
     advance,
     barrier_at,
@@ -111,6 +111,7 @@ from .epilogues import (
     epilogue_layer_scale,
     exchange,
     prefetch_bias,
+    prefetch_gates,
     stage_bias,
     tile_place,
     write_rows,
@@ -150,8 +151,9 @@ GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
 SWIGLU = Constant()  # SwiGLU of the result as a second one
 SWIGLU_GRADIENT = Constant()  # SwiGLU's backward with the result as dy: twice as many columns
 LAYER_SCALE = Constant()  # the result times a vector, plus the residual, as a second one
-EXCHANGES = Constant(lambda GELU_GRADIENT, SWIGLU_GRADIENT: GELU_GRADIENT or SWIGLU_GRADIENT)  # see `exchange`
-BIASED = Constant(lambda HALF, EXCHANGES, SYMMETRIC: HALF and not EXCHANGES and not SYMMETRIC)  # or may be
+EXCHANGES = Constant(lambda GATE, GELU_GRADIENT, SWIGLU_GRADIENT: GATE or GELU_GRADIENT or SWIGLU_GRADIENT)
+BIASED = Constant(lambda HALF, GATE, EXCHANGES, SYMMETRIC: HALF and (GATE or not EXCHANGES and not SYMMETRIC))  # maybe
+GROUPS = Constant(lambda BN: BN // 8)  # of eight columns in a tile
 BLOCKS = Constant(lambda BN, SWIGLU: BN // 64 // (2 if SWIGLU else 1))  # of 64 columns in a tile, or pairs of such
 COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in it
 TILES_OF_BLOCK = Constant(lambda SWIGLU_GRADIENT: 2 if SWIGLU_GRADIENT else 1)  # that wait in shared memory together
@@ -174,7 +176,7 @@ take_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][1
 
 class Maps(NamedTuple):
     """Tensor maps: of the operands; of a float16 result; of the activation's, or of the matrix whose derivative is a
-    factor; of the second part of the matrix that comes in two."""
+    factor, or of a gated product's residual; of the second part of the matrix that comes in two."""
 
     a: object
     b: object
@@ -184,8 +186,8 @@ class Maps(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16, or a `Gated`; row_sums (M,)
-    float32, with LAYER_SCALE the scale (N,)."""
+    """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16, or a `Gated`, whose residual
+    has a tensor map; row_sums (M,) float32, with LAYER_SCALE the scale (N,)."""
 
     c: object
     bias: object
@@ -399,13 +401,13 @@ def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue(block, turn, acc, place, staging, part, maps, arrays, work, how):
+def epilogue(block, turn, acc, gates, place, staging, part, maps, arrays, work, how):
     """Results of a warpgroup's block of 64 columns, of SwiGLU of a pair; the next turn of its two tiles in shared
     memory."""
     if GELU_GRADIENT:
         turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
     elif GATE:
-        turn = epilogue_gate(block, turn, acc, place, staging, maps, arrays.residual, work)
+        turn = epilogue_gate(block, turn, acc, gates, place, staging, work)
     elif GELU:
         epilogue_gelu(block, acc, place, staging, maps, work, how.has_residual)
     elif LAYER_SCALE:
@@ -427,7 +429,7 @@ def epilogue(block, turn, acc, place, staging, part, maps, arrays, work, how):
 @cuda.jit(device=True, forceinline=True)
 def consume(ring, staging, unit, stride, maps, arrays, work, how):
     """A warpgroup multiplies its 64 rows of all work tiles of the block, and writes the results."""
-    acc = cuda.local.array(ACCUMULATORS, "float32")
+    acc, gates = cuda.local.array(ACCUMULATORS, "float32"), cuda.local.array(GROUPS, "uint32")
     t = int32(cuda.threadIdx.x)
     consumer, elected, lane = int32(t // WARPGROUP - 1), t % WARPGROUP == 0, int32(t % WARP)
     thread_row = int32(t % WARPGROUP // WARP * 16 + lane // 4)  # of its first output, within the warpgroup's 64
@@ -441,17 +443,21 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
             b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, how.has_bias)
         elif BIASED:  # it comes while the tile is multiplied
             b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column, work.N, how.has_bias)
+        if GATE:
+            prefetch_gates(gates, GROUPS, arrays.residual, place, work)
         stage, parity = main_loop(acc, ring, stage, parity, int32(tile.end_k - tile.first_k), a_offset, elected)
+        if GATE:
+            bar_sync(uint32(consumer + 1), uint32(WARPGROUP))  # all have read the bias before
         if BIASED:
             stage_bias(BN, staging, b0, b1)
         # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
-        turn = epilogue(0, turn, acc, place, staging, tile.part, maps, arrays, work, how)
+        turn = epilogue(0, turn, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         if BLOCKS > 1:
-            turn = epilogue(1, turn, acc, place, staging, tile.part, maps, arrays, work, how)
+            turn = epilogue(1, turn, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         if BLOCKS > 2:
-            turn = epilogue(2, turn, acc, place, staging, tile.part, maps, arrays, work, how)
+            turn = epilogue(2, turn, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         if BLOCKS > 3:
-            turn = epilogue(3, turn, acc, place, staging, tile.part, maps, arrays, work, how)
+            turn = epilogue(3, turn, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         unit = int32(unit + stride)
     if HALF and not EXCHANGES and elected:
         tma_store_wait_0()
@@ -592,7 +598,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         the whole product
     row_sums: (M,), to which the sums of A's rows are added; for a float32 c and an A along m (transpose_a)
     activation, other: with a c of 16 bits
-        gate: for A·Bᵀ; residual is a `Gated`
+        gate: for A·Bᵀ; residual is a `Gated`, other what is added
         gelu: for A·Bᵀ; other is like c, and is given GELU(c); c itself is written only if keeps_u
         gelu_gradient: for A·B without bias and residual; a factor GELU'(other)
         layer_scale: for A·Bᵀ; other is like c, and is given residual + scale · c, scale (N,) float32; keeps_u as above

@@ -218,8 +218,8 @@ def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=Non
                          activation=activation, other=other, keeps_u=keeps_u, scale=scale)
 
 
-def matmul_gate_forward(a, b, bias, gated):
-    """residual + gate · (a (M, K) · b (N, K)ᵀ + bias (N,)) as a new array (M, N), for a `Gated` of flat arrays like a.
+def matmul_gate_forward(a, b, bias, residual, gated):
+    """residual (M, N) + gate · (a (M, K) · b (N, K)ᵀ + bias (N,)) as a new array (M, N), for a `Gated` like a.
 
     Only where `gelu_supports` has K and N; the sum in brackets is rounded before it is gated.
     """
@@ -228,7 +228,7 @@ def matmul_gate_forward(a, b, bias, gated):
         raise ValueError(f"{M} rows in images of {gated.tokens} must be whole images of a multiple of 16, and gates at "
                          f"even places, not from {gated.first} on every {gated.pitch}; use gate_forward")
     c = empty((M, N), a.dtype, like=a)
-    _launch_activation(a, b, c, N, True, "gate", bias=bias, residual=gated)
+    _launch_activation(a, b, c, N, True, "gate", residual, bias, residual=gated)
     return c
 
 
