@@ -21,6 +21,7 @@ from ..kernels import (
     concat,
     conv2d,
     depthwise,
+    depthwise_layernorm,
     depthwise_mma,
     dropout,
     elementwise,
@@ -284,6 +285,8 @@ def problems():
     add(depthwise.depthwise_forward, *rungs, x=sevens, weight=weight, bias=single(128), channel=single(B, 128))
     add(depthwise.depthwise_input_gradient, *rungs, dy=sevens, weight=weight)
     add(depthwise.depthwise_weight_gradient, *rungs, dy=sevens, x=sevens, dweight=single(7, 7, 128))
+    add(depthwise_layernorm.depthwise_layernorm_forward, x=sevens, weight=weight, bias=single(128),
+        channel=single(B, 128), gain=single(128), offset=single(128))
     sevens, weight = half(2 * B, 56, 56, 96), half(7, 7, 96)  # and of the first of ConvNeXt-T
     add(depthwise.depthwise_forward, *rungs, x=sevens, weight=weight, versions=(2, 3))
     add(depthwise.depthwise_input_gradient, *rungs, dy=sevens, weight=weight, versions=(2, 3))

@@ -34,7 +34,7 @@ DETERMINISM
 SOURCE
     PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.7 (prmt); the derivation is above.
 READ NEXT
-    conv2d/narrow_half.py
+    depthwise_layernorm.py
 """
 from typing import NamedTuple
 
@@ -68,26 +68,28 @@ from ..device.tensor_core import (
 from .common import divide, no_numbers
 from .reduce import column_sum
 
-SLICE = 16  # channels of a block: a sector of memory
-ROWS = 16  # of pixels in a tile
+CHANNELS = 16  # of a block: a sector of memory
+TILE_ROWS = 16  # of pixels
 KERNELS = 3, 5, 7
 WIDTHS = 16, 32  # of tiles
-FORWARD_THREADS = ROWS // 8 * 2 * WARP
-GRADIENT_THREADS, GRADIENT_BLOCKS = SLICE // 2 * WARP, 264  # two blocks for each multiprocessor of a large GPU
+FORWARD_THREADS = TILE_ROWS // 8 * 2 * WARP
+GRADIENT_THREADS, GRADIENT_BLOCKS = CHANNELS // 2 * WARP, 264  # two blocks for each multiprocessor of a large GPU
 BAND = 8 * 8  # words of a channel's taps in shared memory: those of 8 distances, in up to 8 rows of taps
 
-K, COLUMNS, THREADS = Constant(), Constant(), Constant()
+K, THREADS = Constant(), Constant()
+ROWS, COLUMNS, SLICE = Constant(), Constant(), Constant()  # of a tile; channels of a block
+OCTETS = Constant(lambda SLICE: SLICE // 8)
 FETCHES = Constant()  # pairs of pixels that a thread has under way at a time
 FETCHED = Constant(lambda FETCHES: 8 * FETCHES)
 PITCH = Constant(lambda COLUMNS: COLUMNS + 8)  # elements of a row of a plane: an odd number of 16-byte chunks
 PAIRS = Constant(lambda PITCH: PITCH // 2)
-HALO_ROWS = Constant(lambda K: ROWS + K - 1)
+HALO_ROWS = Constant(lambda ROWS, K: ROWS + K - 1)
 PLANE = Constant(lambda HALO_ROWS, PITCH: HALO_ROWS * PITCH)  # elements of a channel
-OCTET = Constant(lambda PLANE: 8 * PLANE + 32)  # of eight channels, and half of the banks
-TILE = Constant(lambda OCTET: 2 * OCTET)
-DY_PLANE = Constant(lambda PITCH: ROWS * PITCH)
-DY_OCTET = Constant(lambda DY_PLANE: 8 * DY_PLANE + 32)
-BANDS = SLICE * BAND
+OCTET = Constant(lambda PLANE, OCTETS: 8 * PLANE + 64 // OCTETS)  # of eight channels, and a share of the banks
+TILE = Constant(lambda OCTET, OCTETS: OCTETS * OCTET)
+DY_PLANE = Constant(lambda ROWS, PITCH: ROWS * PITCH)
+DY_OCTET = Constant(lambda DY_PLANE, OCTETS: 8 * DY_PLANE + 64 // OCTETS)
+BANDS = Constant(lambda SLICE: SLICE * BAND)
 RUNS = Constant(lambda COLUMNS: COLUMNS // 8)  # runs of eight outputs in a row
 OUTPUTS = Constant(lambda COLUMNS: COLUMNS // 4)  # of a thread and channel
 RUNS2 = Constant(lambda RUNS: 2 * RUNS)
@@ -97,7 +99,7 @@ SUMS = Constant(lambda K: 4 * K)  # accumulators of a thread and channel of the 
 SUMS2 = Constant(lambda SUMS: 2 * SUMS)
 ACROSS, ROW_OF_TAPS = 9, 145  # words from one m of P, from one row of taps to the next: odd distances, for the banks
 SHARE = Constant(lambda K: ROW_OF_TAPS * K)  # words of a warp
-PLANES = Constant(lambda TILE, DY_OCTET, SHARE: max(TILE + 2 * DY_OCTET, SLICE * SHARE))
+PLANES = Constant(lambda TILE, DY_OCTET, SHARE: max(TILE + 2 * DY_OCTET, CHANNELS * SHARE))
 
 
 class Image(NamedTuple):
@@ -130,9 +132,9 @@ def fetch_pairs(words, x, start, rows, pairs, corner, image):
     one, 4 … 7 of the right one; zeros outside. corner: image, row, column and channel of the tile's first."""
     b, top, left, first = corner
     for n in range(FETCHES):
-        place = int32(start + n * THREADS)
-        i, pair = divide(place >> 1, pairs)
-        h, w, c = int32(top + i), int32(left + 2 * pair), int32(first + 8 * (place & 1))
+        place = uint32(start + n * THREADS)
+        i, pair = divide(place // uint32(OCTETS), pairs)
+        h, w, c = int32(top + i), int32(left + 2 * pair), int32(first + 8 * int32(place % uint32(OCTETS)))
         inside = int32(i < rows) & int32(uint32(h) < uint32(image.H)) & int32(c < image.C)  # -1 is a large uint32
         at = int32(((b * image.H + h) * image.W + w) * image.C + c)
         a = load_words4_where(x, at, inside & int32(uint32(w) < uint32(image.W)))
@@ -145,10 +147,10 @@ def fetch_pairs(words, x, start, rows, pairs, corner, image):
 def spread_pairs(words, tile, start, rows, pairs, plane, octets):
     """Store them: a word of two pixels in the plane of each of eight channels."""
     for n in range(FETCHES):
-        place = int32(start + n * THREADS)
-        i, pair = divide(place >> 1, pairs)
+        place = uint32(start + n * THREADS)
+        i, pair = divide(place // uint32(OCTETS), pairs)
         if i < rows:
-            at = int32((place & 1) * octets + i * PITCH + 2 * pair)
+            at = int32(int32(place % uint32(OCTETS)) * octets + i * PITCH + 2 * pair)
             for k in range(4):
                 a, z = words[8 * n + k], words[8 * n + 4 + k]
                 store_word(tile, int32(at + 2 * k * plane), low_halves(a, z))
@@ -157,9 +159,9 @@ def spread_pairs(words, tile, start, rows, pairs, plane, octets):
 
 @cuda.jit(device=True, forceinline=True)
 def load_planes(tile, x, rows, pairs, plane, octets, corner, image):
-    """Rows of pairs of pixels of 16 channels as planes. All threads call it."""
+    """Rows of pairs of pixels of the slice's channels as planes. All threads call it."""
     words = cuda.local.array(FETCHED, "uint32")
-    for start in range(int32(cuda.threadIdx.x), int32(2 * rows * pairs), int32(FETCHES * THREADS)):
+    for start in range(int32(cuda.threadIdx.x), int32(OCTETS * rows * pairs), int32(FETCHES * THREADS)):
         fetch_pairs(words, x, start, int32(rows), int32(pairs), corner, image)
         spread_pairs(words, tile, start, int32(rows), int32(pairs), plane, octets)
 
@@ -383,10 +385,10 @@ def depthwise_weight_gradient_kernel_v3(dy, x, partial, tiles, chunk, slices, im
 KEYS = [(kernel, columns) for kernel in KERNELS for columns in WIDTHS]
 FORWARD = Variants(KEYS, lambda key: specialise(
     depthwise_forward_kernel_v3, launch_bounds=FORWARD_THREADS, K=key[0], COLUMNS=key[1],
-    THREADS=FORWARD_THREADS, FETCHES=4))
+    THREADS=FORWARD_THREADS, FETCHES=4, ROWS=TILE_ROWS, SLICE=CHANNELS))
 WEIGHT_GRADIENT = Variants(KEYS, lambda key: specialise(
     depthwise_weight_gradient_kernel_v3, launch_bounds=GRADIENT_THREADS, K=key[0], COLUMNS=key[1],
-    THREADS=GRADIENT_THREADS, FETCHES=2))
+    THREADS=GRADIENT_THREADS, FETCHES=2, ROWS=TILE_ROWS, SLICE=CHANNELS))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -395,13 +397,13 @@ def tiles_of(x):
     """(columns of a tile, tiles of all images)."""
     B, H, W, _ = x.shape
     columns = WIDTHS[0] if W <= WIDTHS[0] else WIDTHS[1]
-    return columns, B * -(-H // ROWS) * -(-W // columns)
+    return columns, B * -(-H // TILE_ROWS) * -(-W // columns)
 
 
 def convolve(x, weight, bias, channel, residual, y, flip):
     """y = the convolution of x, plus what is not None; flip: 1 to count the taps from the other end."""
     (_, H, W, C), nothing, (columns, tiles) = x.shape, no_numbers(x.backend), tiles_of(x)
-    slices = -(-C // SLICE)
+    slices = -(-C // CHANNELS)
     image = Image(H, W, C, flip, *(int(a is not None) for a in (bias, channel, residual)))
     launch(in_bfloat16(FORWARD[len(weight), columns], x.dtype), tiles * slices, FORWARD_THREADS, x.reshape(-1),
            weight.reshape(-1), *(nothing if a is None else a.reshape(-1) for a in (bias, channel)),
@@ -411,7 +413,7 @@ def convolve(x, weight, bias, channel, residual, y, flip):
 def add_weight_gradient(dy, x, dweight):
     """Add to dweight."""
     (_, H, W, C), (columns, tiles) = x.shape, tiles_of(x)
-    slices = -(-C // SLICE)
+    slices = -(-C // CHANNELS)
     chunk = -(-tiles // max(1, GRADIENT_BLOCKS // slices))
     chunks = -(-tiles // chunk)
     partial = empty((chunks, dweight.size), np.float32, like=x)

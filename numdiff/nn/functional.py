@@ -177,6 +177,24 @@ def depthwise_conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None
                   has_parameters=trains(weight, bias), adds=True)
 
 
+def depthwise_layer_norm(x: Tensor, weight: Parameter, bias: Parameter, channel: Tensor, gain: Parameter,
+                         offset: Parameter, eps: float = 1e-6) -> Tensor:
+    """`depthwise_conv2d`, then `layer_norm` with gain and offset (C,): one kernel, where there is one."""
+    if not K.depthwise_layernorm_supports(x.data, weight.shape[0]):
+        return layer_norm(depthwise_conv2d(x, weight, bias, channel), gain, offset, eps)
+    saved, wants_dx = x.data, x.slot is not None
+    h, y, mean, rstd = K.depthwise_layernorm_forward(saved, weight.like(saved), bias.data, channel.data, gain.data,
+                                                     offset.data, eps)
+
+    def backward(dy, before):
+        dh = K.layernorm_backward(dy, h, gain.data, mean, rstd, gradient_of(gain), gradient_of(offset))
+        return K.depthwise_backward(dh, saved, weight.like(saved), gradient_of(weight), gradient_of(bias), wants_dx,
+                                    True, before)
+
+    return record("depthwise_layer_norm", y, (x, channel), backward,
+                  has_parameters=trains(weight, bias, gain, offset), adds=True)
+
+
 def layer_scale(x: Tensor, h: Tensor, scale: Parameter) -> Tensor:
     """x + scale · h for x and h (B, ..., C) and scale (C,): Touvron et al. 2021, arXiv:2103.17239, equation 4."""
     C, saved = x.shape[-1], h.data

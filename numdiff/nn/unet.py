@@ -116,7 +116,8 @@ class ConvNeXtBlock(Module):
             x = self.skip_connection(x)  # (B, H, W, C)
         if self.resample:
             x = self.resample(x)
-        h = self.norm(self.depthwise(x, channel=embedded[self]))
+        h = F.depthwise_layer_norm(x, self.depthwise.weight, self.depthwise.bias, embedded[self], self.norm.weight,
+                                   self.norm.bias, self.norm.eps)
         layers = self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight, self.mlp_out.bias  # inside (…, 4 C)
         if self.dropout and randomness is not None:
             return self.layer_scale(x, F.dropout(F.mlp(h, *layers), self.dropout, randomness, self.layer))

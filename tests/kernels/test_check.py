@@ -52,6 +52,10 @@ REPEATED = re.compile(
     # conv2d/test_half.py and bfloat16 have the first two, others the tiles
     r"conv2d(_backward)?: float16, (8 → 3|3 → 8) v3|conv2d_weight_gradient: float16, (any kernel|tile of 64, 64 |"
     r"tile of (16|32), 256 ).*|"
+    # tensor cores' smallest and largest filter are two of the others
+    r"depthwise(_(input|weight)_gradient)?: ([35]×[35] float16, (3|9|17)|7×7 float16, 3) wide v3|"
+    r"depthwise_weight_gradient: 7×7 float16, 9 wide v3|"
+    r"depthwise_layernorm: .* (136|264|392) channels v.*|"  # as 72, with more of what a lane has
     r"matmul_row_sums: float16, 1 parts.*|matmul_(gelu(_gradient)?|layer_scale): float16, tile (128|192).*|"
     # of the other norms' sizes the smallest, and the largest of few: the text is that of LayerNorm's, which has them
     # all, and transformer/test_gate_adaln.py has each norm

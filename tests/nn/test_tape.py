@@ -10,10 +10,10 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.kernels import depthwise
 from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
-from numdiff.nn.layers import DepthwiseConv2d, LayerScale, Linear
+from numdiff.nn.layers import DepthwiseConv2d, LayerNorm, LayerScale, Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.tensor import Parameter, check_finite
-from tests.conftest import numerical_gradient, relative_error
+from tests.conftest import exhaustive, numerical_gradient, on, relative_error
 
 
 def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
@@ -286,3 +286,33 @@ def test_depthwise_convolution_and_layer_scale(engine, rng):
     for name, got, at in (("x", leaf.grad, x), ("channel", e.grad, channel), ("weight", layer.weight.grad, weight),
                           ("bias", layer.bias.grad, bias), ("factor", scale.weight.grad, factor)):
         engine.check(got, numerical_gradient(lambda a, name=name: value(**{name: a}), at, dy), 1e-5)
+
+
+@exhaustive  # the kernel is in `numdiff kernels check`
+@on("emulator", "cuda")
+def test_depthwise_convolution_and_layer_norm_in_one_kernel(engine, rng, monkeypatch):
+    """The bits of the two apart, gradients too, and what arrived at x before is added."""
+    C = 8
+    layer, norm = DepthwiseConv2d(C), LayerNorm(C)
+
+    class Both(Module):
+        def __init__(self):
+            self.layer, self.norm = layer, norm
+
+    parameters = FlatParameters(Both(), engine.backend, 1)
+    parameters.keep_half()
+    x, dy = (engine(rng.standard_normal((1, 2, 3, C)).astype(np.float16)) for _ in range(2))
+    e = engine(rng.standard_normal((1, C)))
+
+    def run():
+        leaf, channel = Tensor(x, requires_grad=True), Tensor(e, requires_grad=True)
+        parameters.begin_gradients()
+        with Tape() as tape:
+            y = F.add(F.depthwise_layer_norm(leaf, layer.weight, layer.bias, channel, norm.weight, norm.bias), leaf)
+        tape.backward(y, dy)
+        return [download(a) for a in (y.data, leaf.grad, channel.grad, parameters.grad)]
+
+    got = run()
+    monkeypatch.setattr(K, "depthwise_layernorm_supports", lambda *_: False)
+    for a, b in zip(got, run(), strict=True):
+        np.testing.assert_array_equal(a, b)

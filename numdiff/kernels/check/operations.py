@@ -8,6 +8,7 @@ from .. import (
     concat,
     conv2d,
     depthwise,
+    depthwise_layernorm,
     dropout,
     elementwise,
     embedding,
@@ -333,7 +334,8 @@ def depthwise_cases():
     """Tiles that the image does not fill, and a slice that the channels do not fill."""
     problems = [("three channels", (1, 4, 5, 3), 3, (1,), np.float32), ("3×3", (2, 5, 10, 8), 3, (1, 2), np.float32),
                 ("3×3 float16, two slices", (1, 2, 9, 40), 3, (1, 2, 3), np.float16),
-                ("7×7 float16, two tiles", (1, 17, 34, 8), 7, (3,), np.float16)]
+                ("7×7 float16, two tiles", (1, 2, 34, 8), 7, (3,), np.float16)]
+    problems += [(f"{k}×{k} float16, 17 wide", (1, 1, 17, 8), k, (3,), np.float16) for k in (3, 5)]
     problems += [(f"{k}×{k}{' float16' * (dtype == np.float16)}, {width} wide", (1, 2, width, 8), k,
                   (2, 3) if dtype == np.float16 else (2,), dtype)
                  for k in (3, 5, 7) for dtype in (np.float32, np.float16) for width in (3, 9)]
@@ -353,6 +355,19 @@ def depthwise_cases():
         yield case("depthwise_input_gradient", one(lambda a, v: depthwise.depthwise_input_gradient(a.dy, a.weight, v)))
         yield case("depthwise_weight_gradient", in_place(
             lambda a, v: depthwise.depthwise_weight_gradient(a.dy, a.x, a.dweight, v), "dweight"), np.float32)
+
+
+def depthwise_layernorm_cases():
+    """Rows of pixels that warps do not fill; two slices of channels; each number of chunks that a warp has."""
+    for B, H, W, C in ((1, 1, 17, 8), (1, 1, 3, 72), (1, 1, 1, 136), (1, 1, 1, 264), (1, 1, 1, 392)):
+        def inputs(rng, B=B, H=H, W=W, C=C):
+            made = normal(x=(B, H, W, C), weight=(7, 7, C))(rng)
+            return {**{name: a.astype(np.float16) for name, a in made.items()},
+                    **normal(bias=(C,), channel=(B, C), gain=(C,), offset=(C,))(rng)}
+
+        yield Case("depthwise_layernorm", inputs, lambda a, v: depthwise_layernorm.depthwise_layernorm_forward(
+            a.x, a.weight, a.bias, a.channel, a.gain, a.offset), tolerance=HALF_TOLERANCE,
+            label=f"float16, {W} wide, {C} channels")
 
 
 def movement_cases():
@@ -526,5 +541,6 @@ def update_cases():
 
 
 GROUPS = (elementwise_cases, fused_cases, reductions_cases, norms_cases, products_cases, grouped_cases,
-          convolutions_cases, depthwise_cases, movement_cases, diffusion_cases, randomness_cases, muon_cases,
+          convolutions_cases, depthwise_cases, depthwise_layernorm_cases, movement_cases,
+          diffusion_cases, randomness_cases, muon_cases,
           update_cases)
