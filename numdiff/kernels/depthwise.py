@@ -18,6 +18,29 @@ VERSIONS
        memory serves up to eight outputs. The weight gradient: a warp a row of taps, whose sums stay in its registers
        while the block goes from tile to tile.
     v3 mma: in float16 and bfloat16, products with banded matrices of taps on tensor cores: depthwise_mma.py.
+MEASURED
+    NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    depthwise_forward, 32×32×32×128, 7×7×128, float16
+        v1       444 µs     37.9 GB/s    1 % of memory    10 % of PyTorch
+        v2      20.7 µs      813 GB/s   20 % of memory   21.5 × v1   208 % of PyTorch
+        v3*     17.1 µs      986 GB/s   24 % of memory   1.21 × v2   252 % of PyTorch
+    depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
+        v1       468 µs     35.9 GB/s    1 % of memory    15 % of PyTorch
+        v2      21.9 µs      766 GB/s   19 % of memory   21.3 × v1   326 % of PyTorch
+        v3*     16.6 µs    1,010 GB/s   25 % of memory   1.32 × v2   430 % of PyTorch
+    depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
+        v1    10,919 µs     1.54 GB/s    0 % of memory     0 % of PyTorch
+        v2      36.7 µs      459 GB/s   11 % of memory    298 × v1    90 % of PyTorch
+        v3*     19.1 µs      881 GB/s   21 % of memory   1.92 × v2   173 % of PyTorch
+    depthwise_forward, 64×56×56×96, 7×7×96, float16
+        v2       100 µs      770 GB/s   19 % of memory   137 % of PyTorch
+        v3*     64.5 µs    1,195 GB/s   29 % of memory   1.55 × v2   212 % of PyTorch
+    depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
+        v2       103 µs      746 GB/s   18 % of memory   329 % of PyTorch
+        v3*     64.4 µs    1,198 GB/s   29 % of memory   1.61 × v2   528 % of PyTorch
+    depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
+        v2       144 µs      534 GB/s   13 % of memory    84 % of PyTorch
+        v3*     65.3 µs    1,181 GB/s   29 % of memory   2.21 × v2   186 % of PyTorch
 LAUNCH
     v1 one thread an output, 256 a block.
     v2 of forward and dx a block for each tile of 16 × 16 pixels (8 × 8 of small images) and slice of 32 channels (16 in
