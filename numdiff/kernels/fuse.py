@@ -46,7 +46,6 @@ import itertools
 import keyword
 import linecache
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -54,12 +53,13 @@ from ..device import cuda, empty, empty_like, float32, is_device, launch, load4,
 from ..device.eight import load8, store8
 from ..device.requires import requires, supports
 from ..device.specialise import Variants, known_names, with_names
-from ..dtypes import is_half, working_type
+from ..dtypes import HALVES, is_half, working_type
 from .reduce import BLOCK, column_sum, column_sum_reference, cut, sample_sum, sample_sum_reference, tree_sum
 from .versions import NAMES, label
 
 WIDTHS = 1, 4, 8  # neighbours a thread, of versions 1, 2 and 3
 MOST = 48  # sums that a block has room for: 48 KiB of shared memory, which every GPU has
+FLOATS = {np.dtype(np.float32), np.dtype(np.float64), *HALVES.values()}
 UNCHANGED = "dy"  # the derivative that hands dy on as it is
 
 
@@ -168,14 +168,25 @@ def fingerprint(value, within=()):
                  *((name, fingerprint(v, (*within, function))) for name, v in known)])
 
 
-class Plan(NamedTuple):
+class Plan:
     """One direction of a chain. inputs: {name: place}; steps: [(results, device function's name, its arguments)];
-    outputs: {array: (place, result)}; sums: {argument: result, which is added up over rows}."""
+    outputs: {array: (place, result)}; sums: {argument: (place, result)}, which are added up over rows.
 
-    inputs: dict
-    steps: list
-    outputs: dict
-    sums: dict
+    sizes: the lengths that its indices name; by_sample: whether its rows are those of each sample
+    """
+
+    def __init__(self, inputs, steps, outputs, sums):
+        self.inputs, self.steps, self.outputs, self.sums = inputs, steps, outputs, sums
+        places = [*inputs.values(), *(place for place, _ in (*outputs.values(), *sums.values()))]
+        self.sizes = [size for size in ("sample", "C") if any(size in place.flat for place in places)]
+        self.counted, self.by_sample = any(place.loads for place in places), PER_SAMPLE in places
+        self.samples = sum(place is PER_SAMPLE for place, _ in sums.values())
+
+    def row(self, array):
+        """How many neighbours of y read neighbours of all arrays."""
+        if "C" in self.sizes:
+            return array.shape[-1]
+        return array.size // array.shape[0] if self.counted else array.size
 
 
 class Fused(Variants):
@@ -208,6 +219,7 @@ class Fused(Variants):
             self.scope.update(place.uses)
         self.widths = {v: width for v, width in enumerate(widths, 1)
                        if all(width in place.loads for place in places if place.loads)}
+        self.chosen = {}  # versions, for what they were chosen
         super().__init__([(d, v) for d, plan in self.plans.items() for v in self.widths if plan.outputs or plan.sums],
                          lambda key: self._compile(*key))
 
@@ -246,7 +258,7 @@ class Fused(Variants):
                 needed.update(again[0][2])
         self.gradients = [a for a in self.arguments if a in found]
         self.kept = {a: place for a, place in self.arguments.items() if a in needed}
-        sums = {a: found[a] for place in (PER_SAMPLE, PER_CHANNEL) for a in self.gradients
+        sums = {a: (place, found[a]) for place in (PER_SAMPLE, PER_CHANNEL) for a in self.gradients
                 if self.arguments[a] is place}
         self.plans["backward"] = Plan({"dy": EACH, **self.kept}, again + steps, {
             f"d{a}": (self.arguments[a], found[a]) for a in self.gradients if a not in sums and found[a] != "dy"}, sums)
@@ -283,27 +295,22 @@ class Fused(Variants):
                   for a, (place, result) in plan.outputs.items()]
         names = [*plan.inputs, *plan.outputs]
         if plan.sums:
-            lines += [f"sum{s}_{k} += {value}_{k}" for s, value in enumerate(plan.sums.values()) for k in range(width)]
+            lines += [f"sum{s}_{k} += {value}_{k}" for s, (_, value) in enumerate(plan.sums.values())
+                      for k in range(width)]
             names, body = [*names, "partial", "P", "C"], (over_rows if version > 1 else down_columns)(
                 once, lines, [[f"sum{s}_{k}" for k in range(width)] for s in range(len(plan.sums))])
             names += ["lanes", "chunk"] if version > 1 else []
         else:
-            names += self._sizes(plan)
+            names += plan.sizes
             places = {a: place for a, (place, _) in plan.outputs.items()} | plan.inputs
             body = ["i = cuda.grid(1)" + f" * {width}" * (width > 1),
                     f"if i < {next(a for a in places if places[a] is EACH)}.size:", *indented(lines)]
         head = f"def {self.name}_{direction}_kernel_v{version}({', '.join(names)}):"
         return "\n    ".join([head, *body]) + "\n"
 
-    @staticmethod
-    def _sizes(plan):
-        """The lengths that its indices name."""
-        text = " ".join(place.flat for place in (*plan.inputs.values(), *(place for place, _ in plan.outputs.values())))
-        return [size for size in ("sample", "C") if size in text]
-
     def _compile(self, direction, version):
         text, name = self.text(direction, version), f"{self.name}_{direction}_kernel_v{version}"
-        file, scope = f"<{self.module}.{name}>", {**self.scope, "__name__": self.module}
+        file, scope = f"<{name}>", {**self.scope, "__name__": self.module}
         linecache.cache[file] = len(text), None, text.splitlines(True), file  # for tracebacks, and the emulator
         exec(compile(text, file, "exec"), scope)
         scope[name].made_here = self.module == __name__  # no process but this one can make it
@@ -335,29 +342,30 @@ class Fused(Variants):
         self._check(given, shape)
         if not is_device(like):
             return self._on_arrays(plan, like, given, into)
-        version = self._version(plan, like, version)
-        width, kernel = self.widths[version], self[direction, version] if (direction, version) in self else None
-        found = {a: into[a] if a in into else empty_like(like) for a in plan.outputs}
+        key = direction, version, plan.row(like), like.dtype, like.backend.capability
+        if key not in self.chosen:
+            self.chosen[key] = self._version(plan, like, version)
+        version = self.chosen[key]
+        width, found = self.widths[version], {a: into[a] if a in into else empty_like(like) for a in plan.outputs}
         arrays = [a.reshape(-1) if is_device(a) else float32(a) if isinstance(a, (int, float)) else a
                   for a in (*given.values(), *found.values())]
         if not plan.sums:
             if found:
-                launch(kernel, -(-n // (width * BLOCK)), BLOCK, *arrays,
-                       *({"sample": n // shape[0], "C": shape[-1]}[size] for size in self._sizes(plan)))
+                launch(self[direction, version], -(-n // (width * BLOCK)), BLOCK, *arrays,
+                       *(shape[-1] if size == "C" else n // shape[0] for size in plan.sizes))
             return found
-        places = [self.arguments[a] for a in plan.sums]
-        B, C = shape[0] if PER_SAMPLE in (*plan.inputs.values(), *places) else 1, shape[-1]
+        B, C = shape[0] if plan.by_sample else 1, shape[-1]
         lanes, tiles, chunk, chunks = cut(B, n // (B * C), C, width)
         grid, chunks, more = (((chunks, tiles, B), chunks, (lanes, chunk)) if version > 1 else
                               (-(-B * C // BLOCK), 1, ()))
-        partial = empty((len(places) * B, chunks, C), np.float32, like=like)
-        launch(kernel, grid, BLOCK, *arrays, partial.reshape(-1), n // (B * C), C, *more)
-        samples = B * places.count(PER_SAMPLE)
-        if samples:  # those of each sample first, all of them at once
-            totals = partial[:samples].reshape(-1, C) if chunks == 1 else sample_sum(partial[:samples])
+        partial = empty((len(plan.sums) * B, chunks, C), np.float32, like=like)
+        launch(self[direction, version], grid, BLOCK, *arrays, partial.reshape(-1), n // (B * C), C, *more)
+        if plan.samples:  # the sums of each sample first, all of them at once
+            first = partial[:plan.samples * B]
+            totals = first.reshape(-1, C) if chunks == 1 else sample_sum(first)
         for s, a in enumerate(f"d{a}" for a in plan.sums):
             rows = slice(s * B, (s + 1) * B)
-            found[a] = totals[rows] if rows.stop <= samples else column_sum(partial[rows], into.get(a))
+            found[a] = totals[rows] if s < plan.samples else column_sum(partial[rows], into.get(a))
         return found
 
     def _on_arrays(self, plan, like, given, into):
@@ -376,8 +384,8 @@ class Fused(Variants):
                     found[a][...] = known[result]
                 else:
                     found[a] = known[result].astype(like.dtype, copy=False)
-        for a, result in plan.sums.items():
-            total = self.arguments[a].summed(np.broadcast_to(known[result], like.shape))
+        for a, (place, result) in plan.sums.items():
+            total = place.summed(np.broadcast_to(known[result], like.shape))
             found[f"d{a}"] = np.add(into.get(f"d{a}", 0), total, out=into.get(f"d{a}", total))
         return found
 
@@ -397,14 +405,12 @@ class Fused(Variants):
             wanted = place.shape and value is not None and tuple(place.shape(shape))
             if wanted and tuple(value.shape) != wanted:
                 raise ValueError(f"{self.name}: {a} must have shape {wanted}, {place.said}, not {tuple(value.shape)}.")
-            if wanted and not is_half(value.dtype) and value.dtype not in (np.float32, np.float64):
+            if wanted and value.dtype not in FLOATS:
                 raise ValueError(f"{self.name}: {a} is {value.dtype}: cast it to float32, float16 or bfloat16.")
 
     def _version(self, plan, like, version):
         """The version that is asked for, or the widest whose neighbours all read neighbours."""
-        places = [*plan.inputs.values(), *(self.arguments[a] for a in plan.sums)]
-        row = (like.shape[-1] if any("C" in place.flat for place in places) else
-               like.size // like.shape[0] if any(place.loads for place in places) else like.size)
+        row = plan.row(like)
         fits = [v for v, width in self.widths.items() if row % width == 0 and len(plan.sums) * width <= MOST
                 and supports(like, self["forward", v])]
         if version is None:
