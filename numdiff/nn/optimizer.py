@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..device import copy_into, download, upload, zeros
+from ..device import copy_into, download, is_device, upload, zeros
+from ..device.limits import multiprocessors_of
 from ..errors import UsageError
 from ..kernels.optimizer.adamw import Ranges, adamw_update
 from ..kernels.optimizer.grad_norm import global_norm
 from ..kernels.optimizer.loss_scale import loss_scale_update
-from ..kernels.optimizer.muon import Stack, muon_update
+from ..kernels.optimizer.muon import Stack, alike, muon_update
 from ..kernels.optimizer.power_ema import exponents_of, power_ema_update
 from ..kernels.optimizer.step_state import (
     count_update,
@@ -229,5 +230,18 @@ def _stacks(parameters, matrices):
         at = next(i for i, (start, stop) in enumerate(rest) if start <= first < stop)
         rest[at:at + 1] = [(start, stop) for start, stop in ((rest[at][0], first), (end, rest[at][1])) if start < stop]
     like = parameters.data
-    return ([Stack(upload(np.array(found, np.int64), like), *shape) for shape, found in starts.items()],
+    return (list(_stacked(starts, like, parameters.half is not None and is_device(like))),
             Ranges(upload(pieces(rest), like), sum(stop - start for start, stop in rest)))
+
+
+def _stacked(starts, like, share):
+    """The `Stack`s of {shape: where its matrices begin}: one for each shape, or, with `share`, one for several where
+    that takes less time."""
+    shapes = {shape: len(found) for shape, found in starts.items()}
+    padded = alike(shapes, multiprocessors_of(like)) if share else {shape: shape for shape in shapes}
+    for common in dict.fromkeys(padded.values()):
+        within = [shape for shape in shapes if padded[shape] == common]
+        extents = None
+        if within != [common]:
+            extents = upload(np.concatenate([np.tile(shape, shapes[shape]) for shape in within]).astype(np.int64), like)
+        yield Stack(upload(np.array([s for shape in within for s in starts[shape]], np.int64), like), *common, extents)

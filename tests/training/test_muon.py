@@ -12,7 +12,7 @@ from numdiff.device.planned import CARDS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.optimizer import muon
 from numdiff.nn import AdamW, Muon, UNet
-from numdiff.nn.optimizer import LossScale
+from numdiff.nn.optimizer import LossScale, _stacked
 from numdiff.nn.tensor import Parameter
 from numdiff.training import Trainer, kinds
 from numdiff.training.build import describe_muon, describe_without_training, model_options
@@ -42,7 +42,7 @@ def test_the_stacks_are_the_weights():
     """Each matrix at its place, and all else in ranges for AdamW."""
     optimizer = make(optimizer="muon").optimizer
     flat = np.zeros(optimizer.parameters.total, int)
-    for starts, rows, columns in optimizer.stacks:
+    for starts, rows, columns, _ in optimizer.stacks:
         for start in starts:
             flat[start:start + rows * columns] += 1
     for start, stop in optimizer.rest.pieces:
@@ -177,6 +177,22 @@ def test_the_products_of_one_shape_are_one_launch(monkeypatch):
         launched[:] = []
     assert counts["muon"] - counts["adamw"] == (15 + 3) + 2 * (17 + 3)
     assert len(products) == 15 + 2 * 17 and sum(name.endswith("batch") for name in products) == 5 + 2 * 3
+
+
+def test_stacks_of_several_shapes_have_every_matrix():
+    """As a GPU has them in half precision: each at its place, with its own rows and columns."""
+    starts = {(64, 576): [0, 40_000], (128, 1152): [100_000], (768, 256): [300_000], (64, 64): [600_000]}
+    stacks = list(_stacked(starts, zeros(1, np.float32, get_backend("emulator")), True))
+    found = {}
+    for stack in stacks:
+        extents = (download(stack.extents).reshape(-1, 2) if stack.extents is not None
+                   else [(stack.rows, stack.columns)] * stack.starts.shape[0])
+        for start, extent in zip(download(stack.starts).tolist(), extents, strict=True):
+            found.setdefault(tuple(map(int, extent)), []).append(start)
+            assert extent[0] <= stack.rows and extent[1] <= stack.columns
+    assert found == starts and len(stacks) < len(starts)
+    assert [stack.extents for stack in _stacked(starts, zeros(1, np.float32, get_backend("emulator")), False)] == [
+        None] * 4
 
 
 def test_the_log_and_a_dry_run_say_what_muon_trains():

@@ -450,18 +450,20 @@ def randomness_cases():
 
 
 def muon_cases():
-    for rows, columns, versions in ((3, 5, (1,)), (24, 16, (1, 2))):
+    for rows, columns, versions, extents in ((3, 5, (1,), None), (24, 16, (1, 2), None),
+                                             (24, 16, (1, 2), (20, 12, 24, 16))):
         n = -(-rows * columns // 8) * 8
 
         def inputs(rng, rows=rows, columns=columns, n=n):
             return {**normal(weight=(3 * n,), gradient=(3 * n,), m=(3 * n,), ema=(3 * n,), x=(2, rows, columns))(rng),
+                    "extents": np.array((20, 12, 24, 16)),
                     "half": np.zeros(3 * n, np.float16), "starts": np.array([0, 2 * n]), "norm": np.array([4.0]),
                     "unscale": np.array([0.5]), "rate": np.array([1e-2]), "step": np.array([3], np.uint32)}
 
-        def stack(a, rows=rows, columns=columns):
-            return muon.Stack(a.starts, rows, columns)
+        def stack(a, rows=rows, columns=columns, extents=extents):
+            return muon.Stack(a.starts, rows, columns, extents and a.extents)
 
-        label = f"{rows} × {columns}"
+        label = f"{rows} × {columns}{', and a smaller one' if extents else ''}"
         yield Case("muon_momentum", inputs, lambda a, v, s=stack: (muon.muon_momentum(
             a.gradient, a.m, s(a), a.norm, 0.95, 1.0, a.unscale, version=v), a.m), versions, label=label)
         yield Case("muon_apply", inputs, in_place(lambda a, v, s=stack: muon.muon_apply(

@@ -13,8 +13,12 @@ MATHEMATICS                                        for each matrix W (rows, colu
     decay serve both. (Jordan's own factor, √max(1, rows / columns), asks for a learning rate of its own.)
     Nothing changes where gradient_norm is not finite. ema and half follow the new weight as in adamw.py.
 SHAPES
-    weight, gradient, m, ema flat (n,) float32, half (n,) float16, which hold `Stack`s: `count` matrices of one shape,
-    wherever they begin; X (count, rows, columns) in float16 where there is a half, else in float32
+    weight, gradient, m, ema flat (n,) float32, half (n,) float16, which hold `Stack`s: `count` matrices, wherever they
+    begin; X (count, rows, columns) in float16 where there is a half, else in float32
+STACKS OF SEVERAL SHAPES
+    A UNet has a few matrices of each of many shapes, whose products are so small that the number of launches is what
+    they cost. A stack may hold matrices of up to `rows` × `columns`: X has each in its first rows and columns, and
+    zeros around it, which stay zeros and add nothing. `alike` says which shapes of a model should share one.
 VERSIONS
     v1 naive: one thread an element at a time.
     v2 vectorised: four, by 16-byte loads and stores.
@@ -37,24 +41,41 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, is_device, launch, load4, store4, upload
+from ...device import cuda, empty, float32, int32, is_device, launch, load4, store4, uint32, upload
 from ..versions import versions_by_name
 from .adamw import State, check_flat, clip_of, clip_reference, follow4, follow_reference, followers_of
 from .ema import rest_of
 from .grad_norm import BLOCK, block_sum, sum_of_squares_reference
-from .newton_schulz import FIRST, newton_schulz
+from .newton_schulz import FIRST, newton_schulz, newton_schulz_estimate
 
 MAX_PARTS = 64  # blocks a matrix, at most BLOCK: with a few dozen matrices enough to fill any GPU
 LEAST_NORM = 1e-7  # keeps a matrix of zeros from dividing
+MULTIPLE = 128  # of rows and columns that are padded: wgmma's tiles take them
+PASSES = 42 / 3000  # ns an element in the passes beside the products, at 3 TB/s
 ROOT_MEAN_SQUARE = 0.2  # of an update; AdamW's is between 0.2 and 0.4
 
 
 class Stack(NamedTuple):
-    """Matrices of one shape in a flat buffer, each row by row. starts: (count,) int64 on the engine, multiples of 4."""
+    """Matrices in a flat buffer, each row by row. starts: (count,) int64 on the engine, multiples of 4.
+
+    extents: None where all are rows × columns, else (2 · count,) int64 on the engine: rows and columns of each, at most
+        those, columns multiples of 4
+    """
 
     starts: Any
     rows: int
     columns: int
+    extents: Any = None
+
+
+class Places(NamedTuple):
+    """A `Stack` as kernels see it. padded: 0, or 1 where extents are to be read."""
+
+    starts: Any
+    extents: Any
+    rows: int
+    columns: int
+    padded: int
 
 
 class Blend(NamedTuple):
@@ -73,34 +94,43 @@ class Move(NamedTuple):
     scale: float
 
 
-def scale_of(stack):
+def scale_of(rows, columns):
     """The learning rate's factor."""
-    return ROOT_MEAN_SQUARE * math.sqrt(max(stack.rows, stack.columns))
+    return ROOT_MEAN_SQUARE * math.sqrt(max(rows, columns))
+
+
+def shapes_of(stack):
+    """[(rows, columns)] of its matrices; for arrays of NumPy."""
+    if stack.extents is None:
+        return [(stack.rows, stack.columns)] * len(stack.starts)
+    return [tuple(shape) for shape in stack.extents.reshape(-1, 2).tolist()]
 
 
 # References -----------------------------------------------------------------------------------------------------------
 
 def muon_momentum_reference(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, unscale=1.0):
-    x = np.zeros((len(stack.starts), stack.rows * stack.columns), gradient.dtype)
+    x = np.zeros((len(stack.starts), stack.rows, stack.columns), gradient.dtype)
     norm = float(gradient_norm[0])
     if math.isfinite(norm):
         rest = clip_reference(norm, clip_norm, unscale) * (1.0 - momentum)
-        for start, n in zip(stack.starts, x, strict=True):
-            g, m_ = gradient[start:start + n.size], m[start:start + n.size]
+        for start, (rows, columns), into in zip(stack.starts, shapes_of(stack), x, strict=True):
+            g, m_ = gradient[start:start + rows * columns], m[start:start + rows * columns]
+            n = rest * g
             m_ *= momentum
-            m_ += np.multiply(g, rest, out=n)
+            m_ += n
             n += momentum * m_
             n *= FIRST / max(math.sqrt(sum_of_squares_reference(n)), LEAST_NORM)
-    return x.reshape(-1, stack.rows, stack.columns)
+            into[:rows, :columns] = n.reshape(rows, columns)
+    return x
 
 
 def muon_apply_reference(weight, x, stack, learning_rate, gradient_norm, weight_decay):
     rate = float(learning_rate[0])
     if math.isfinite(gradient_norm[0]):
-        for start, update in zip(stack.starts, x.reshape(len(x), -1), strict=True):
-            w = weight[start:start + update.size]
+        for start, (rows, columns), update in zip(stack.starts, shapes_of(stack), x, strict=True):
+            w = weight[start:start + rows * columns].reshape(rows, columns)
             w *= 1.0 - rate * weight_decay
-            w -= rate * scale_of(stack) * update
+            w -= rate * scale_of(rows, columns) * update[:rows, :columns]
 
 
 # Device functions -----------------------------------------------------------------------------------------------------
@@ -119,12 +149,50 @@ def factor_of(partials, blend):
     return blend.first / max(math.sqrt(total), float32(LEAST_NORM))
 
 
+@cuda.jit(device=True, forceinline=True)
+def extent_of(stack):
+    """(rows, columns) of the block's matrix."""
+    rows, columns = int32(stack.rows), int32(stack.columns)
+    if stack.padded:
+        rows = int32(stack.extents[2 * cuda.blockIdx.y])
+        columns = int32(stack.extents[2 * cuda.blockIdx.y + 1])
+    return rows, columns
+
+
+@cuda.jit(device=True, forceinline=True)
+def within(i, stack, rows, columns):
+    """Which element of its matrix of rows × columns element i of X is; -1 for zeros around it."""
+    at = int32(i)
+    if stack.padded:
+        row = int32(uint32(i) // uint32(stack.columns))
+        column = int32(i - row * stack.columns)
+        at = int32(row * columns + column if row < rows and column < columns else -1)
+    return at
+
+
+@cuda.jit(device=True, forceinline=True)
+def in_x(i, stack, columns):
+    """Which element of X element i of its matrix is."""
+    at = int32(i)
+    if stack.padded:
+        row = int32(uint32(i) // uint32(columns))
+        at = int32(row * stack.columns + i - row * columns)
+    return at
+
+
+@cuda.jit(device=True, forceinline=True)
+def scale_in(stack, move, rows, columns):
+    """The learning rate's factor for a matrix."""
+    return float32(ROOT_MEAN_SQUARE) * math.sqrt(float32(max(rows, columns))) if stack.padded else move.scale
+
+
 # v1: one element a step -----------------------------------------------------------------------------------------------
 # Block (p, j) takes its share of matrix j: elements 256 p + k, then one grid's width further, …
 
 @cuda.jit
 def muon_momentum_kernel_v1(gradient, m, partials, stack, state, blend):
-    start, size = stack.starts[cuda.blockIdx.y], int32(stack.rows * stack.columns)
+    rows, columns = extent_of(stack)
+    start, size = stack.starts[cuda.blockIdx.y], int32(rows * columns)
     finite, clip, total = math.isfinite(state.gradient_norm[0]), clip_of(state, blend.clip_norm), float32(0)
     for i in range(cuda.grid(1), size, cuda.gridsize(1)):
         g = gradient[start + i] * clip
@@ -141,18 +209,23 @@ def muon_momentum_kernel_v1(gradient, m, partials, stack, state, blend):
 @cuda.jit
 def muon_normalise_kernel_v1(gradient, m, x, partials, stack, state, blend):
     start, size = stack.starts[cuda.blockIdx.y], int32(stack.rows * stack.columns)
+    rows, columns = extent_of(stack)
     factor, clip = factor_of(partials, blend), clip_of(state, blend.clip_norm)
     for i in range(cuda.grid(1), size, cuda.gridsize(1)):
-        n = ahead(gradient[start + i] * clip, m[start + i], blend)
+        at, n = within(i, stack, rows, columns), float32(0)
+        if at >= 0:
+            n = ahead(gradient[start + at] * clip, m[start + at], blend)
         x[cuda.blockIdx.y * size + i] = x.dtype.type(factor * n)
 
 
 @cuda.jit
 def muon_apply_kernel_v1(weight, x, stack, state, move, followers):
+    rows, columns = extent_of(stack)
     i, size = cuda.grid(1), int32(stack.rows * stack.columns)
-    if i < size and math.isfinite(state.gradient_norm[0]):
+    if i < rows * columns and math.isfinite(state.gradient_norm[0]):
         at, rate = stack.starts[cuda.blockIdx.y] + i, state.learning_rate[0]
-        w = (float32(1) - rate * move.decay) * weight[at] - rate * move.scale * float32(x[cuda.blockIdx.y * size + i])
+        update = float32(x[cuda.blockIdx.y * size + in_x(i, stack, columns)])
+        w = (float32(1) - rate * move.decay) * weight[at] - rate * scale_in(stack, move, rows, columns) * update
         weight[at] = w
         if followers.averages:
             followers.ema[at] += rest_of(state.step, followers.rest, followers.averages == int32(1)) * (
@@ -165,7 +238,8 @@ def muon_apply_kernel_v1(weight, x, stack, state, move, followers):
 
 @cuda.jit
 def muon_momentum_kernel_v2(gradient, m, partials, stack, state, blend):
-    start, size = stack.starts[cuda.blockIdx.y], int32(stack.rows * stack.columns)
+    rows, columns = extent_of(stack)
+    start, size = stack.starts[cuda.blockIdx.y], int32(rows * columns)
     finite, clip = math.isfinite(state.gradient_norm[0]), clip_of(state, blend.clip_norm)
     beta, rest = blend.beta, blend.rest * clip
     t0, t1, t2, t3 = float32(0), float32(0), float32(0), float32(0)
@@ -186,23 +260,28 @@ def muon_momentum_kernel_v2(gradient, m, partials, stack, state, blend):
 @cuda.jit
 def muon_normalise_kernel_v2(gradient, m, x, partials, stack, state, blend):
     start, size = stack.starts[cuda.blockIdx.y], int32(stack.rows * stack.columns)
+    rows, columns = extent_of(stack)
     factor = factor_of(partials, blend)
     of_m, of_g = factor * blend.beta, factor * blend.rest * clip_of(state, blend.clip_norm)
     for i in range(cuda.grid(1) * 4, size, cuda.gridsize(1) * 4):
-        g0, g1, g2, g3 = load4(gradient, start + i)
-        m0, m1, m2, m3 = load4(m, start + i)
+        at = within(i, stack, rows, columns)
+        g0 = g1 = g2 = g3 = m0 = m1 = m2 = m3 = float32(0)
+        if at >= 0:
+            g0, g1, g2, g3 = load4(gradient, start + at)
+            m0, m1, m2, m3 = load4(m, start + at)
         store4(x, cuda.blockIdx.y * size + i, of_m * m0 + of_g * g0, of_m * m1 + of_g * g1, of_m * m2 + of_g * g2,
                of_m * m3 + of_g * g3)
 
 
 @cuda.jit
 def muon_apply_kernel_v2(weight, x, stack, state, move, followers):
+    rows, columns = extent_of(stack)
     i, size = cuda.grid(1) * 4, int32(stack.rows * stack.columns)
-    if i < size and math.isfinite(state.gradient_norm[0]):
+    if i < rows * columns and math.isfinite(state.gradient_norm[0]):
         at, rate = stack.starts[cuda.blockIdx.y] + i, state.learning_rate[0]
-        keep, step_size = float32(1) - rate * move.decay, rate * move.scale
+        keep, step_size = float32(1) - rate * move.decay, rate * scale_in(stack, move, rows, columns)
         w0, w1, w2, w3 = load4(weight, at)
-        x0, x1, x2, x3 = load4(x, cuda.blockIdx.y * size + i)
+        x0, x1, x2, x3 = load4(x, cuda.blockIdx.y * size + in_x(i, stack, columns))
         w0, w1, w2, w3 = (keep * w0 - step_size * x0, keep * w1 - step_size * x1, keep * w2 - step_size * x2,
                           keep * w3 - step_size * x3)
         store4(weight, at, w0, w1, w2, w3)
@@ -219,6 +298,11 @@ def _version(version, stack):
         raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {stack.rows} × {stack.columns} is "
                          "not a multiple of 4; use version=1")
     return version
+
+
+def _places(stack):
+    padded = stack.extents is not None
+    return Places(stack.starts, stack.extents if padded else stack.starts, stack.rows, stack.columns, int(padded))
 
 
 def _ones(array, like):
@@ -246,8 +330,9 @@ def muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, un
     blend = Blend(*map(float32, (momentum, 1.0 - momentum, clip_norm, FIRST)))
     first, second = ((muon_momentum_kernel_v1, muon_normalise_kernel_v1) if version == 1 else
                      (muon_momentum_kernel_v2, muon_normalise_kernel_v2))
-    launch(first, (parts, count), BLOCK, gradient, m, partials, stack, state, blend)
-    launch(second, (parts, count), BLOCK, gradient, m, x.reshape(-1), partials, stack, state, blend)
+    places = _places(stack)
+    launch(first, (parts, count), BLOCK, gradient, m, partials, places, state, blend)
+    launch(second, (parts, count), BLOCK, gradient, m, x.reshape(-1), partials, places, state, blend)
     return x
 
 
@@ -265,15 +350,15 @@ def muon_apply(weight, x, stack, step, learning_rate, gradient_norm, weight_deca
                          "as muon_momentum made it of this stack")
     if not is_device(weight):
         muon_apply_reference(weight, x, stack, learning_rate, gradient_norm, weight_decay)
-        for start in stack.starts:
-            w, e, h = (None if a is None else a[start:start + size] for a in (weight, ema, half))
+        for start, (rows, columns) in zip(stack.starts, shapes_of(stack), strict=True):
+            w, e, h = (None if a is None else a[start:start + rows * columns] for a in (weight, ema, half))
             follow_reference(w, step, gradient_norm, e, ema_decay, ema_warmup, h)
         return
     version = _version(version, stack)
     kernel, each = (muon_apply_kernel_v1, 1) if version == 1 else (muon_apply_kernel_v2, 4)
-    launch(kernel, (-(-size // (each * BLOCK)), x.shape[0]), BLOCK, weight, x.reshape(-1), stack,
-           State(step, learning_rate, gradient_norm, gradient_norm), Move(float32(weight_decay),
-                                                                         float32(scale_of(stack))),
+    launch(kernel, (-(-size // (each * BLOCK)), x.shape[0]), BLOCK, weight, x.reshape(-1), _places(stack),
+           State(step, learning_rate, gradient_norm, gradient_norm),
+           Move(float32(weight_decay), float32(scale_of(stack.rows, stack.columns))),
            followers_of(weight, ema, ema_decay, ema_warmup, half))
 
 
@@ -289,6 +374,36 @@ def muon_update(weight, gradient, m, stack, step, learning_rate, gradient_norm, 
     x = newton_schulz(x)
     muon_apply(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema, ema_decay, half,
                version=version, ema_warmup=ema_warmup)
+
+
+# Which shapes share a stack -------------------------------------------------------------------------------------------
+
+def alike(shapes, multiprocessors):
+    """{shape: the shape that it is padded to} for stacks that take the least time on a GPU, by an estimate.
+
+    shapes: {(rows, columns): how many}. Two stacks become one as long as that saves time: launches, for arithmetic.
+    """
+    ceil = {n: -(-n // MULTIPLE) * MULTIPLE for shape in shapes for n in shape}
+    groups = [({shape}, shape, count) for shape, count in shapes.items()]  # (its shapes, padded to, how many)
+
+    def time(shape, count):
+        return newton_schulz_estimate((count, *shape), multiprocessors) + PASSES * math.prod(shape) * count
+
+    def joined(a, b):
+        padded = tuple(max(ceil.get(m, m), ceil.get(n, n)) for m, n in zip(a[1], b[1], strict=True))
+        return a[0] | b[0], padded, a[2] + b[2]
+
+    def saved(a, b):
+        if (a[1][0] > a[1][1]) != (b[1][0] > b[1][1]) or any(s[1] % 4 for s in a[0] | b[0]):
+            return 0.0  # a tall one has its Gram matrix on the other side; v2 moves four columns
+        return time(*a[1:]) + time(*b[1:]) - time(*joined(a, b)[1:])
+
+    while pairs := [(saved(a, b), i, j) for i, a in enumerate(groups) for j, b in enumerate(groups[:i])]:
+        best, i, j = max(pairs)
+        if best <= 0:
+            break
+        groups.append(joined(groups.pop(i), groups.pop(j)))
+    return {shape: padded for found, padded, _ in groups for shape in found}
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

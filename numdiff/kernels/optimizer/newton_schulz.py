@@ -51,6 +51,7 @@ STEPS = 5
 FIRST = A**STEPS  # what the first x is multiplied by
 SHIFT = B / (2 * C)  # h
 REST = A - C * SHIFT**2
+TILE, LAUNCH, STEP, EPILOGUE = 128, 3000.0, 530.0, 640.0  # of the estimate: ns of a launch, of 64 of K, of a tile's end
 WIDE = 2  # l / s from which iterations in a row pay
 
 
@@ -111,3 +112,23 @@ def newton_schulz_cost(shape, steps=STEPS, itemsize=4):
     read = sum(2 if k == 1 else 11 * k - 9 for k in parts)  # s × s matrices that these read and write
     return (batch * itemsize * (len(parts) * (3 * small * large + 2 * small**2) + read * small**2),
             batch * (len(parts) * 3 * small**2 * large + squares * small**3))
+
+
+def newton_schulz_estimate(shape, multiprocessors):
+    """Nanoseconds of the float16 products, roughly: launches, and rounds of tiles of 128 × 128 with steps along K.
+
+    What 128 does not divide has no wgmma, computes both halves, and needs a pass for each diagonal.
+    """
+    batch, small, large = shape[0], *sorted(shape[1:])
+    fast = small % TILE == 0 and large % TILE == 0
+    m, n = -(-small // TILE), -(-large // TILE)
+
+    def product(tiles, K, passes=0):
+        rounds = -(-batch * tiles // multiprocessors)
+        return (1 + passes) * LAUNCH + rounds * (-(-K // 64) * STEP * (1 if fast else 2) + EPILOGUE)
+
+    parts = parts_of(shape, np.float16)
+    squares = sum(4 * k - 3 for k in parts)
+    half = m * (m + 1) // 2 if fast else m * m
+    return (len(parts) * (product(half, large) + product(m * n, small)) + squares * product(half, small, not fast)
+            + 3 * LAUNCH)

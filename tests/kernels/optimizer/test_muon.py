@@ -139,6 +139,43 @@ def test_update(engine, rng, shape, version, monkeypatch):
             engine.check_equal(first, other)
 
 
+@versions(1, 2)
+def test_matrices_of_several_shapes_in_one_stack(engine, rng, version, monkeypatch):
+    """X has each in its corner, zeros around it; each moves by its own scale, and nothing beside them does."""
+    extents, starts = np.array([[6, 12], [8, 16], [8, 4]]), np.array([212, 4, 140])
+    w, g, m, e = rng.standard_normal((4, 288))
+    stack = M.Stack(engine(starts), 8, 16, engine(extents.ravel()))
+    x = M.muon_momentum(engine(g), engine(m), stack, engine(np.ones(1)), 0.95, version=version)
+    if engine.computes:
+        got = download(x)
+        for matrix, (rows, columns) in zip(got, extents, strict=True):
+            assert np.count_nonzero(matrix) == np.count_nonzero(matrix[:rows, :columns]) == rows * columns
+    if engine.name == "emulator":
+        monkeypatch.setattr(M, "newton_schulz", lambda x: engine(polynomial(download(x) / N.FIRST)))
+    W, V, E = map(engine, (w, m, e))
+    M.muon_update(W, engine(g), V, stack, engine(np.array([3], np.uint32)), engine(np.array([1e-2])),
+                  engine(np.array([5.0])), *SETTINGS, engine(np.array([0.5])), E, 0.9, version=version)
+    want_w, want_m, want_e = w.copy(), m.copy(), e.copy()
+    for start, shape in zip(starts, extents, strict=True):
+        at = slice(start, start + math.prod(shape))
+        new, moment = by_hand(w[at].reshape(shape), 0.5 / (5.0 + 1e-6) * g[at].reshape(shape), m[at].reshape(shape),
+                              0.2 * math.sqrt(max(shape)), 0.95, 0.1, 1e-2)
+        want_w[at], want_m[at] = new.ravel(), moment.ravel()
+        want_e[at] += max(0.1, 9 / 13) * (want_w[at] - want_e[at])
+    for got, want in zip((W, V, E), (want_w, want_m, want_e), strict=True):
+        engine.check(got, want, 2e-6)
+
+
+def test_which_shapes_share_a_stack():
+    """Few small ones do, those of which there are many or which are large do not; wide and tall ones never."""
+    many = {(768, 768): 48, (3072, 768): 12, (768, 3072): 12}
+    assert M.alike(many, 132) == {shape: shape for shape in many}
+    few = {(64, 576): 7, (64, 1152): 2, (128, 1152): 6, (768, 256): 6, (576, 192): 5, (64, 6): 1}
+    assert M.alike(few, 132) == {
+        **dict.fromkeys([(64, 576), (64, 1152), (128, 1152)], (128, 1152)),
+        **dict.fromkeys([(768, 256), (576, 192)], (768, 256)), (64, 6): (64, 6)}
+
+
 @pytest.mark.parametrize("number", range(3), ids=["wide", "tall", "square"])
 def test_four_steps_of_torchs_muon(number):
     """Of torch.optim.Muon, in float64: see tests/reference/make_muon.py."""
