@@ -1,7 +1,7 @@
 """Sparse-linear attention on a GPU beside flash attention and PyTorch's, in one run, float16.
 
     python -m tests.kernels.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
-    python -m tests.kernels.benchmark_sla --lengths 16384 --shares 0.05          one row
+    python -m tests.kernels.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
 
 Forward, and forward with backward, captured once and replayed; the ways take turns, as in benchmark_flash_attention.py,
 whose clock this is. "x" is flash attention's time over that of sparse-linear attention. "error" is the larger of y's
@@ -13,9 +13,12 @@ import functools
 
 import numpy as np
 
-from numdiff.device import download, get_gpu, upload, why_no_gpu
+from numdiff.benchmark.watch import watching_launches
+from numdiff.device import download, empty, get_gpu, upload, why_no_gpu
+from numdiff.device.planned import card_of, collect
 from numdiff.kernels import attention
 from numdiff.kernels.attention import sla
+from numdiff.training.compiling import compile_ahead
 from tests.kernels.benchmark_flash_attention import WARMUP, Clock, capture, torch_replay
 
 PASSES = {"forward": (True, False), "both": (True, True)}
@@ -66,6 +69,21 @@ def work(given, heads, share, passes, sums):
     return run
 
 
+def compile_all(gpu, shapes, shares):
+    """Both ways' kernels, side by side."""
+    def launch_all(device):
+        for B, T, heads, HS in shapes:
+            given = [empty(shape, dtype, device) for shape, dtype in (
+                ((B, T, 3 * heads * HS), np.float16), ((B, T, heads * HS), np.float16), ((HS, HS), np.float16),
+                ((HS,), np.float32))]
+            sums = [empty(shape, np.float32, device) for shape in ((HS, HS), (HS,))]
+            for share in (None, *shares):
+                for passes in PASSES.values():
+                    work(given, heads, share, passes, sums)()
+
+    compile_ahead(collect(launch_all, card_of(gpu)), gpu.cache)
+
+
 def error(gpu, HS, share, T=1024):
     """The larger relative error of y and dqkv of one head."""
     given = inputs(gpu, 1, T, 1, HS)
@@ -76,6 +94,24 @@ def error(gpu, HS, share, T=1024):
     gradient = sla.sla_backward(dy, qkv, want, wanted, weight, bias, None, None, 1, "new")
     return max(np.linalg.norm(download(a).astype(np.float64) - b) / np.linalg.norm(b)
                for a, b in ((y, want), (dqkv, gradient)))
+
+
+def kernel_times(gpu, arena, clock, shape, share):
+    """[(kernel, µs)] of forward and backward, each after the second-level cache was overwritten."""
+    given, found = inputs(gpu, *shape), []
+    sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
+    run = work(given, shape[2], share, (True, True), sums)
+
+    def around(name, grid, block, call):
+        if name in ("memset", "memcpy"):  # the clock's own among them
+            return call()
+        return found.append((name, 1e3 * clock.milliseconds(call)))
+
+    with gpu.within(arena):
+        run()  # compiles the kernels
+        with watching_launches(gpu, around):
+            run()
+    return found
 
 
 def measure(gpu, arena, clock, shape, share, passes, repeats):
@@ -98,26 +134,33 @@ def main(arguments=None):
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--head-size", type=int, default=64)
+    parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args(arguments)
     gpu = None if why_no_gpu() else get_gpu()
     print(f"{gpu.device_name if gpu else 'no GPU: forecast for an H200'}; µs; batch {options.batch}, {options.heads} "
           f"heads of {options.head_size}")
     print("     T  share pass     |   flash     sla      x   torch | forecast: flash     sla      x | error")
+    shapes = [(options.batch, T, options.heads, options.head_size) for T in options.lengths]
+    if gpu:
+        compile_all(gpu, [*shapes, (1, 1024, 1, options.head_size)], options.shares)
     arena, clock = (gpu.new_arena(), Clock(gpu)) if gpu else (None, None)
-    for T in options.lengths:
+    for shape in shapes:
+        T = shape[1]
         for share in options.shares:
             expected = forecast(T, options.head_size, options.batch * options.heads, share)
             for label, passes in PASSES.items():
                 line = f"{T:6} {share:6.2f} {label:8} | "
                 if gpu:
-                    us = measure(gpu, arena, clock, (options.batch, T, options.heads, options.head_size), share, passes,
-                                 options.repeats)
+                    us = measure(gpu, arena, clock, shape, share, passes, options.repeats)
                     line += (f"{us['flash']:7.0f} {us['sla']:7.0f} {us['flash'] / us['sla']:6.2f} "
                              f"{us.get('torch', np.nan):7.0f} | ")
                 flash, sparse = expected[label]
                 line += f"{flash:15.0f} {sparse:7.0f} {flash / sparse:6.2f}"
                 print(line + (f" | {error(gpu, options.head_size, share):.1e}" if gpu else ""), flush=True)
+                if gpu and options.kernels and passes[1]:
+                    for name, us in kernel_times(gpu, arena, clock, shape, share):
+                        print(f"{us:40.1f} {name}", flush=True)
 
 
 if __name__ == "__main__":

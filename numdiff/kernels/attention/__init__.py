@@ -15,7 +15,9 @@
     split.py               float32 on the tensor cores: a product of tf32, and one of bfloat16 for what it leaves out
     forward_split.py   v4 tf32-bf16: v3 in float32
     backward_split.py  v4 tf32-bf16: as well
-    launcher.py            which of them runs
+    launcher.py        which of them runs
+
+Attention that leaves most keys to a sum is in sla/, which has an order of its own.
 
 SHAPES
     qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32, or all float16 or bfloat16 (v1, v3, v5); logsumexp
