@@ -3,10 +3,13 @@ import numpy as np
 from click.testing import CliRunner
 
 from numdiff.benchmark import block
+from numdiff.device.planned import CARDS, collect
 from numdiff_cli.main import main
 from tests.conftest import needs
 
 from .fake_gpu import FakeGpu
+
+H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 
 
 def run(*arguments):
@@ -19,6 +22,21 @@ def test_on_a_gpu_and_the_cpu(monkeypatch):
     ours, cpu = block.bench_block("cuda", "fp16", 1, 4, 8, repeats=1)
     assert gpu.captured == 2 and "GPU, fp16" in ours["where"] and "CPU, fp32" in cpu["where"]
     assert all(row[what] > 0 for row in (ours, cpu) for what in ("forward", "both"))
+
+
+def test_three_launches_forward():
+    """On an H200 in float16: up to the LayerNorm; a layer and GELU; a layer, the vector and the input. The other kernel
+    is the model's own: it rounds its weights. Backward: GELU' with a product, no addition by itself."""
+    def launched(what):
+        keys = collect(lambda device: getattr(block.OurBlock(device, "fp16", 32, 32, 128), what)(), H200)
+        return {key.name for key in keys if not key.name.startswith("cast")}
+
+    forward = launched("forward")
+    assert len(forward) == 3 and all(any(name in kernel for kernel in forward) for name in (
+        "depthwise_layernorm_kernel", "nt_gelu", "nt_layer_scale")), forward
+    backward = " ".join(launched("both") - forward)
+    assert all(name in backward for name in ("nn_gelu_gradient", "depthwise_forward_kernel_v3",
+                                             "depthwise_weight_gradient_kernel_v3")) and "add_forward" not in backward
 
 
 def test_command():
