@@ -76,7 +76,7 @@ class Emulator(MemorySpaces, Reports):
         if not self.checked:
             def augment(array, index, operation, value):
                 array[index] = operation(array[index], value)
-            return {**helpers, **operations, "__augment": augment}
+            return {**helpers, **operations, **self._fused(operations), "__augment": augment}
         load, store = self.access.load, self.access.store
 
         def augment(array, index, operation, value, site):
@@ -88,7 +88,41 @@ class Emulator(MemorySpaces, Reports):
         if self.tracer is not None:
             load, store = self.tracer.timed(self, load), self.tracer.timed(self, store)
             operations = {name: self.tracer.timed(self, operation) for name, operation in operations.items()}
-        return {**helpers, **operations, "__augment": augment, "__load": load, "__store": store}
+        return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
+                "__store": store, "__tuple": tuple if self.tracer is None else None}
+
+    def _fused(self, operations):
+        """a + b * c and a * b + c in one call, as kernels are full of them: what the two operations do."""
+        add, multiply, float32, signed = operations["__Add"], operations["__Mult"], values.float32, values.SIGNED
+        low, high = -values.HALF64, values.HALF64
+        if not self.checked:  # their operations know no sites
+            plain_add, plain_multiply = add, multiply
+            add, multiply = lambda a, b, site: plain_add(a, b), lambda a, b, site: plain_multiply(a, b)
+
+        def add_product(a, b, c, site=None):
+            kind, other = b.__class__, c.__class__
+            if kind is float32 and other is float32 and a.__class__ is float32:
+                return a + b * c
+            if kind in signed and other in signed and a.__class__ in signed:
+                product = b * c
+                if low <= product < high:
+                    return a + product
+            return add(a, multiply(b, c, site), site)
+
+        def product_add(b, c, a, site=None):
+            kind, other = b.__class__, c.__class__
+            if kind is float32 and other is float32 and a.__class__ is float32:
+                return b * c + a
+            if kind in signed and other in signed and a.__class__ in signed:
+                product = b * c
+                if low <= product < high:
+                    return product + a
+            return add(multiply(b, c, site), a, site)
+
+        if not self.checked or self.recorder is None and self.tracer is None:
+            return {"__AddMult": add_product, "__MultAdd": product_add}
+        return {"__AddMult": lambda a, b, c, site: add(a, multiply(b, c, site), site),
+                "__MultAdd": lambda b, c, a, site: add(multiply(b, c, site), a, site)}
 
     def _checked_operation(self, function, name):
         machine, recorder, float32, float64, signed = self, self.recorder, values.float32, values.float64, values.SIGNED

@@ -123,7 +123,17 @@ class Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if fixed:
             return node
+        for product, other, name in ((node.right, node.left, "__AddMult"), (node.left, node.right, "__MultAdd")):
+            if isinstance(node.op, ast.Add) and self.is_product(product, node):
+                factors = product.args[:2]
+                return self.call(name, (other, *factors) if product is node.right else (*factors, other), node)
         return self.operation(node.op, (node.left, node.right), node) if type(node.op).__name__ in OPERATIONS else node
+
+    @staticmethod
+    def is_product(node, of):
+        """Whether a rewritten expression is a product on the line of a node."""
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__Mult" and (
+            node.lineno == of.lineno)
 
     def visit_UnaryOp(self, node):
         fixed = self.is_fixed(node)
@@ -152,7 +162,12 @@ class Rewriter(ast.NodeTransformer):
         self._note_negative(node)
         self.generic_visit(node)
         if self.checked and isinstance(node.ctx, ast.Load):
-            return self.call("__load", (node.value, self.index(node.slice)), node)
+            load = self.call("__load", (node.value, self.index(node.slice)), node)
+            if isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
+                kind = ast.Attribute(node.value, "__class__", ast.Load())  # most such values are tuples, not arrays
+                is_tuple = ast.Compare(kind, [ast.Is()], [ast.Name("__tuple", ast.Load())])
+                return ast.copy_location(ast.IfExp(is_tuple, node, load), node)
+            return load
         return node
 
     def temporary(self):
