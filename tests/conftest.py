@@ -38,6 +38,7 @@ NEEDS = {  # what a test may need: (whether it is there, how to get it)
 }
 has = functools.cache(lambda name: bool(NEEDS[name][0]()))
 missing = collections.Counter()  # {what is needed and not there: tests that this costs}
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each process that a test starts would compile all of numdiff
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -76,10 +77,15 @@ def holds(item, marker):
     """Whether what the markers of this name ask is true of a test's parameters."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
     for mark in item.iter_markers(marker):
-        names = inspect.signature(mark.args[0]).parameters
-        if given.keys() >= names.keys() and not mark.args[0](**{name: given[name] for name in names}):
+        names = parameters_of(mark.args[0])
+        if given.keys() >= names and not mark.args[0](**{name: given[name] for name in names}):
             return False
     return True
+
+
+@functools.cache
+def parameters_of(function):
+    return inspect.signature(function).parameters.keys()
 
 
 def pytest_collection_finish(session):
@@ -148,11 +154,15 @@ class Engine:
     def zeros(self, shape, dtype=np.float32):
         return device_module.zeros(shape, dtype, self.backend)
 
-    def check(self, got, want, tolerance=1e-5):
-        """Hold an array of this engine against a float64 reference: same shape, relative error in the 2-norm."""
+    def check(self, got, want, tolerance=1e-5, scale=None):
+        """Hold an array of this engine against a float64 reference: same shape, relative error in the 2-norm.
+
+        scale: what the error is measured against, if not `want`: where each element is a sum that may come out as
+        nearly nothing, and there are so few that all may do so, the same sums of the terms' magnitudes
+        """
         assert tuple(got.shape) == tuple(np.shape(want)), f"shape {got.shape}, expected {np.shape(want)}"
         if self.computes:
-            error = relative_error(download(got), want)
+            error = relative_error(download(got), want, scale)
             assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.0e} on {self.name}"
 
     def check_equal(self, a, b):
@@ -162,13 +172,19 @@ class Engine:
             assert np.array_equal(a, b), "two runs differ in their bits"
 
 
-def relative_error(got, want):
-    """‖got - want‖ / ‖want‖; infinite where got is not finite."""
+def relative_error(got, want, scale=None):
+    """‖got - want‖ / ‖want‖, or / ‖scale‖; infinite where got is not finite."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if not np.isfinite(got).all():
         return np.inf
-    scale = np.linalg.norm(want.ravel())
+    scale = np.linalg.norm(np.ravel(want if scale is None else scale))
     return np.linalg.norm((got - want).ravel()) / (scale if scale else 1.0)
+
+
+def apart(rng, shape):
+    """Normal numbers; few in a row (up to 7) lie apart, as a norm divides by a deviation that may else be nearly 0."""
+    x, count = rng.standard_normal(shape), shape[-1]
+    return x if count > 7 else rng.permuted(np.broadcast_to(np.linspace(-1.5, 1.5, count), shape), axis=-1) + 0.2 * x
 
 
 def numerical_gradient(function, x, dy, step=1e-5):

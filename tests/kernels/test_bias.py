@@ -14,7 +14,7 @@ USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
 def test_bias_add(engine, rng, shape, version):
     x, bias = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape[-1]))
     y = Bias.bias_add_forward(engine(x), engine(bias), version=version)
-    engine.check(y, x.astype(np.float64) + bias, 1e-6)
+    engine.check(y, x.astype(np.float64) + bias, 1e-6, np.abs(x) + np.abs(bias))
     engine.check_equal(y, Bias.bias_add_forward(engine(x), engine(bias), version=version))
 
 
@@ -25,7 +25,7 @@ def test_channel_add(engine, rng, shape, version):
     x, e = (rng.standard_normal(s).astype(np.float32) for s in (shape, (shape[0], shape[-1])))
     y = Bias.channel_add_forward(engine(x), engine(e), version=version)
     spread = e.reshape((shape[0],) + (1,) * (len(shape) - 2) + (shape[-1],))
-    engine.check(y, x.astype(np.float64) + spread, 1e-6)
+    engine.check(y, x.astype(np.float64) + spread, 1e-6, np.abs(x) + np.abs(spread))
     engine.check_equal(y, Bias.channel_add_forward(engine(x), engine(e), version=version))
 
 
@@ -34,8 +34,9 @@ def test_backward(engine, rng, shape):
     dy, start = 1 + rng.standard_normal(shape), rng.standard_normal(shape[-1])
     dbias = engine(start)
     Bias.bias_add_backward(engine(dy), dbias)
-    engine.check(dbias, start + dy.reshape(-1, shape[-1]).sum(0), 1e-6)
-    engine.check(Bias.channel_add_backward(engine(dy)), dy.reshape(shape[0], -1, shape[-1]).sum(1), 1e-6)
+    by_channel, by_image = dy.reshape(-1, shape[-1]), dy.reshape(shape[0], -1, shape[-1])
+    engine.check(dbias, start + by_channel.sum(0), 1e-6, np.abs(start) + np.abs(by_channel).sum(0))
+    engine.check(Bias.channel_add_backward(engine(dy)), by_image.sum(1), 1e-6, np.abs(by_image).sum(1))
 
 
 def test_gradient(rng):

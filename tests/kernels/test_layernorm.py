@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import layernorm as LN
-from tests.conftest import large, numerical_gradient, relative_error, shapes, versions, where
+from tests.conftest import apart, large, numerical_gradient, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 3), odd=(3, 12), not_aligned=(2, 5, 33), one_vector=(9, 4), tokens=(4, 64, 384),
                 wide=(7, 1156), large=(3, 700, 192))
@@ -12,7 +12,7 @@ AFFINE = pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"
 
 def make(rng, shape, affine):
     C = shape[-1]
-    x, dy, weight, bias = 3 + 2 * rng.standard_normal(shape), rng.standard_normal(shape), *rng.standard_normal((2, C))
+    x, dy, weight, bias = 3 + 2 * apart(rng, shape), rng.standard_normal(shape), *rng.standard_normal((2, C))
     return (x, dy, 1 + 0.5 * weight, bias) if affine else (x, dy, None, None)
 
 
@@ -25,8 +25,9 @@ def test_forward(engine, rng, shape, version, affine):
     want = LN.layernorm_forward(x, weight, bias)
     on_engine = [None if a is None else engine(a) for a in (x, weight, bias)]
     runs = [LN.layernorm_forward(*on_engine, version=version) for _ in range(2)]
-    for got, again, expected in zip(*runs, want, strict=True):
-        engine.check(got, expected, 2e-6)
+    sizes = want if bias is None else (np.abs(want[0] - bias) + np.abs(bias), *want[1:])
+    for got, again, expected, size in zip(*runs, want, sizes, strict=True):
+        engine.check(got, expected, 2e-6, size)
         engine.check_equal(got, again)
 
 
@@ -53,8 +54,11 @@ def test_backward(engine, rng, shape, version, affine):
         dx = LN.layernorm_backward(engine(dy), engine(x), engine(weight) if affine else None, engine(mean),
                                    engine(rstd), *sums, version=version)
         runs.append([*sums, dx])
-    for got, again, expected in zip(*runs, want, strict=True):
-        engine.check(got, expected, 1e-5)
+    dxhat = dy if weight is None else dy * weight  # all of it may lie along what dx has not
+    sizes = *(np.abs(a) + np.abs(b - a) for a, b in zip(start, want, strict=False)), dxhat * rstd.reshape(
+        *shape[:-1], 1)
+    for got, again, expected, size in zip(*runs, want, sizes, strict=True):
+        engine.check(got, expected, 1e-5, size)
         engine.check_equal(got, again)
 
 

@@ -40,18 +40,19 @@ def test_against_single_layers(engine, rng, batch, K, widths, version):
     x, arrays, start, on_engine, layers, gradients = make(rng, engine, batch, K, widths)
     ys = G.linear_group_forward(on_engine, layers, version)
     for y, (weight, bias) in zip(ys, arrays, strict=True):
-        engine.check(y, x @ weight.T + bias)
+        engine.check(y, x @ weight.T + bias, scale=np.abs(x) @ np.abs(weight.T) + np.abs(bias))
     dys = [rng.standard_normal((batch, n)) for n in widths]
     if len(widths) > 2:
         dys[1] = None  # nothing arrived there
     given = [None if dy is None else engine(dy) for dy in dys]
     dx = G.linear_group_backward(given, on_engine, layers, gradients, version)
-    want = sum(dy @ weight for dy, (weight, _) in zip(dys, arrays, strict=True) if dy is not None)
-    engine.check(dx, want)
+    want, size = (sum(f(dy) @ f(weight) for dy, (weight, _) in zip(dys, arrays, strict=True) if dy is not None)
+                  for f in (np.asarray, np.abs))
+    engine.check(dx, want, scale=size)
     for dy, (dweight, dbias), (weight_start, bias_start) in zip(dys, gradients, start, strict=True):
         dy = np.zeros((batch, len(bias_start))) if dy is None else dy
-        engine.check(dweight, weight_start + dy.T @ x)
-        engine.check(dbias, bias_start + dy.sum(0))
+        engine.check(dweight, weight_start + dy.T @ x, scale=np.abs(weight_start) + np.abs(dy.T) @ np.abs(x))
+        engine.check(dbias, bias_start + dy.sum(0), scale=np.abs(bias_start) + np.abs(dy).sum(0))
     if engine.repeats > 1:
         engine.check_equal(dx, G.linear_group_backward(given, on_engine, layers, gradients, version))
         engine.check_equal(ys[-1], G.linear_group_forward(on_engine, layers, version)[-1])

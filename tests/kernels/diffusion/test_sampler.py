@@ -21,7 +21,7 @@ def test_combine(engine, rng, shape, version, terms):
     assert np.allclose(S.combine(*zip(scalars, arrays, strict=True)), wanted, rtol=1e-13)
     pairs = [(float(s), engine(a)) for s, a in zip(scalars, arrays, strict=True)]
     got = S.combine(*pairs, version=version)
-    engine.check(got, wanted, 1e-6)
+    engine.check(got, wanted, 1e-6, np.tensordot(np.abs(scalars), np.abs(arrays), 1))
     engine.check_equal(got, S.combine(*pairs, version=version))
 
 
@@ -38,7 +38,7 @@ def test_estimate_x_0(engine, rng, shape, version, clip, extra):
     assert np.allclose(S.estimate_x_0(x, prediction, (0.7, -1.9), clip), wanted, atol=1e-13)
     arguments = engine(x), engine(prediction), (0.7, -1.9), clip
     got = S.estimate_x_0(*arguments, version=version)
-    engine.check(got, wanted, 1e-6)
+    engine.check(got, wanted, 1e-6, 0.7 * np.abs(x) + 1.9 * np.abs(prediction[..., :shape[-1]]))
     engine.check_equal(got, S.estimate_x_0(*arguments, version=version))
 
 
@@ -53,7 +53,7 @@ def test_guide(engine, rng, shape, scale, guided):
         wanted[..., k] = scale * c[..., k] + (1 - scale) * u[..., k]
     assert np.allclose(S.guide(c, u, scale, channels), wanted, atol=1e-13)
     got = S.guide(engine(c), engine(u), scale, channels)
-    engine.check(got, wanted, 1e-6)
+    engine.check(got, wanted, 1e-6, (1 + scale) * (np.abs(c) + np.abs(u)))
     engine.check_equal(got, S.guide(engine(c), engine(u), scale, channels))
 
 
@@ -68,7 +68,7 @@ def test_learned_step(engine, rng, shape):
     assert np.allclose(S.learned_step(x, x_0, prediction, noise, (0.4, 0.6, low, high)), wanted, atol=1e-13)
     arguments = *(engine(a) for a in (x, x_0, prediction, noise)), (0.4, 0.6, low, high)
     got = S.learned_step(*arguments)
-    engine.check(got, wanted, 1e-6)
+    engine.check(got, wanted, 1e-6, np.abs(x) + np.abs(x_0) + np.abs(noise))
     engine.check_equal(got, S.learned_step(*arguments))
 
 

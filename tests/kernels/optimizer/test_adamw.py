@@ -132,7 +132,7 @@ def test_average_copy_and_unscaling_in_one_pass(engine, rng, count, ema_warmup):
     A.adamw_update_reference(W, G / 1024, M, V, np.array([3]), np.array([1e-2]), np.array([5.0]), *HYPER, 1.0)
     E += (max(0.1, 9 / 13) if ema_warmup else 0.1) * (W - E)
     for got, want in ((w, W), (m, M), (v, V), (ema, E)):
-        engine.check(got, want)
+        engine.check(got, want, scale=np.ones(count))  # one number may be nearly 0
     if engine.computes:
         np.testing.assert_array_equal(download(half), download(w).astype(np.float16))
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels.transformer import adaln as A
-from tests.conftest import numerical_gradient, quick, relative_error, shapes, versions, where
+from tests.conftest import apart, numerical_gradient, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1, 3), odd=(2, 3, 12), not_aligned=(2, 5, 33), one_vector=(3, 9, 4), tokens=(4, 64, 384),
                 wide=(2, 7, 1152), large=(2, 700, 192))
@@ -11,18 +11,26 @@ USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
 
 def make(rng, shape):
     B, _, C = shape
-    return (3 + 2 * rng.standard_normal(shape), *rng.standard_normal((2, B, C)), rng.standard_normal(shape))
+    return (3 + 2 * apart(rng, shape), *rng.standard_normal((2, B, C)), rng.standard_normal(shape))
+
+
+def sizes(x, shift, scale, dy, rstd, weight=1.0):
+    """Of y and dx, before what they add up may cancel, as it may in all of three channels."""
+    factor = (1 + np.abs(scale[:, None])) * np.abs(weight) * np.ones_like(x)
+    return (factor if shift is None else factor + np.abs(shift[:, None]),
+            factor * np.abs(dy) * rstd.reshape(*x.shape[:-1], 1))
 
 
 @SHAPES
 @versions(1, 2)
 @USABLE
 def test_forward(engine, rng, shape, version):
-    x, shift, scale, _ = make(rng, shape)
+    x, shift, scale, dy = make(rng, shape)
     want = A.adaln_forward(x, shift, scale)
     runs = [A.adaln_forward(engine(x), engine(shift), engine(scale), version=version) for _ in range(2)]
-    for got, again, expected in zip(*runs, want, strict=True):
-        engine.check(got, expected, 3e-6)
+    size = sizes(x, shift, scale, dy, want[2])[0], None, None
+    for got, again, expected, scale in zip(*runs, want, size, strict=True):
+        engine.check(got, expected, 3e-6, scale)
         engine.check_equal(got, again)
 
 
@@ -43,8 +51,9 @@ def test_backward(engine, rng, shape, version):
     _, mean, rstd = A.adaln_forward(x, shift, scale)
     want = A.adaln_backward(dy, x, scale, mean, rstd)
     runs = [A.adaln_backward(*map(engine, (dy, x, scale, mean, rstd)), version=version) for _ in range(2)]
-    for got, again, expected in zip(*runs, want, strict=True):
-        engine.check(got, expected, 1e-5)
+    size = sizes(x, shift, scale, dy, rstd)[1], None, None
+    for got, again, expected, scale in zip(*runs, want, size, strict=True):
+        engine.check(got, expected, 1e-5, scale)
         engine.check_equal(got, again)
 
 
@@ -103,11 +112,14 @@ def test_other_norms(engine, rng, shape, version, norm):
         back = A.adaln_backward(engine(dy), on_engine[0], on_engine[2], *(a if a is None else engine(a) for a in want[
             1:]), on_engine[3], sums, norm.shifted, version=version)
         runs.append((*got, *back, sums))
-    for got, again, expected in zip(runs[0], runs[-1], (*want, *want_back, dweight), strict=True):
+    of_y, of_dx = sizes(x, shift, scale, dy, want[2], 1.0 if weight is None else weight)
+    of_dweight = np.abs(start) + ((1 + np.abs(scale[:, None])) * np.abs(dy)).sum((0, 1))
+    size = of_y, None, None, of_dx, None, None, of_dweight
+    for got, again, expected, scale in zip(runs[0], runs[-1], (*want, *want_back, dweight), size, strict=True):
         if expected is None:
             assert got is None
             continue
-        engine.check(got, expected, 1e-5)
+        engine.check(got, expected, 1e-5, scale)
         engine.check_equal(got, again)
 
 

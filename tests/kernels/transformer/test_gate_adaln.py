@@ -40,6 +40,11 @@ def tolerance(dtype):
     return 1e-3 if dtype == np.float16 else 1e-5
 
 
+def sizes(z, y, mean, rstd):
+    """What errors are measured against: the mean of a token's few channels may be nearly 0."""
+    return z, y, np.abs(z).mean(2).reshape(-1), rstd
+
+
 @SHAPES
 @TYPES
 @GATED
@@ -53,8 +58,8 @@ def test_forward(engine, rng, shape, dtype, gated, version):
     want = G.gate_adaln_forward(*given)
     runs = [G.gate_adaln_forward(*(a if a is None else engine(a, dtype) for a in given), version=version)
             for _ in range(engine.repeats)]
-    for got, again, expected in zip(runs[0], runs[-1], want, strict=True):
-        engine.check(got, expected, tolerance(dtype))
+    for got, again, expected, size in zip(runs[0], runs[-1], want, sizes(*want), strict=True):
+        engine.check(got, expected, tolerance(dtype), size)
         engine.check_equal(got, again)
 
 
@@ -135,11 +140,12 @@ def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
         back = G.gate_adaln_backward(*map(there, (dz, dy, z, h, gate, shift, scale)), *(
             there(a, np.float32) for a in statistics), weight, sums, version=version)
         runs.append((*got, *back, sums))
-    for got, again, expected in zip(runs[0], runs[-1], (*want, *want_back, dweight), strict=True):
+    size = *sizes(*want), *want_back, dweight
+    for got, again, expected, scale in zip(runs[0], runs[-1], (*want, *want_back, dweight), size, strict=True):
         if expected is None:
             assert got is None
             continue
-        engine.check(got, expected, tolerance(dtype))
+        engine.check(got, expected, tolerance(dtype), scale)
         engine.check_equal(got, again)
 
 

@@ -30,7 +30,8 @@ def test_forward(engine, rng, shape, dtype, version):
     x, _ = make(rng, shape, dtype)
     runs = [S.swiglu_forward(engine(x, dtype), version=version) for _ in range(engine.repeats)]
     assert runs[0].dtype == dtype
-    engine.check(runs[0], S.swiglu_forward(x), tolerance(dtype))
+    size = x[..., :shape[-1] // 2] * x[..., shape[-1] // 2:]  # a shut gate leaves nearly nothing
+    engine.check(runs[0], S.swiglu_forward(x), tolerance(dtype), size)
     engine.check_equal(runs[0], runs[-1])
 
 
@@ -42,7 +43,8 @@ def test_backward(engine, rng, shape, dtype, version):
     x, dy = make(rng, shape, dtype)
     runs = [S.swiglu_backward(engine(dy, dtype), engine(x, dtype), version=version) for _ in range(engine.repeats)]
     assert runs[0].dtype == dtype
-    engine.check(runs[0], S.swiglu_backward(dy, x), tolerance(dtype))
+    size = dy * x[..., shape[-1] // 2:], dy * x[..., :shape[-1] // 2]
+    engine.check(runs[0], S.swiglu_backward(dy, x), tolerance(dtype), size)
     engine.check_equal(runs[0], runs[-1])
 
 
