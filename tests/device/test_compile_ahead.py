@@ -124,7 +124,7 @@ def test_ctrl_c_ends_it_at_once(cache, stand_in):
     keys, started = [KEYS[0], named("endless"), named("endless")._replace(types=())], time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         CompileAhead(keys, cache, workers=3).finish(interrupt)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 100  # the two would take ten minutes
     assert not any(alive(process) for _, process in begun(cache))
     assert not list(cache.folder.glob(".*")) and cache.has(KEYS[0])
 

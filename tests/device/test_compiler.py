@@ -15,6 +15,7 @@ from numdiff.device.kernel_cache import Key
 from numdiff.device.ptx import get_ptx_device
 from numdiff.kernels import check  # noqa: F401 - loads every kernel
 from numdiff.kernels.elementwise import SILU as CHAIN
+from tests.conftest import quick
 
 SILU = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]", "float32[1]"))
 ATTENTION = Key("numdiff.kernels.attention.simple", "flash_attention_forward_kernel_v1_32", ())
@@ -79,6 +80,7 @@ def test_every_kernel_has_a_name_of_its_own():
 
 
 @pytest.mark.parametrize("key", [SILU, ATTENTION], ids=lambda key: key.name)
+@quick(lambda key: key is ATTENTION)
 def test_a_kernel_is_found_by_importing_its_module_alone(key):
     """…also where it lies in a dictionary of another module of its package."""
     code = ("import sys; from numdiff.device.compiler import Key; from numdiff.device.half import find_kernel; "

@@ -45,7 +45,7 @@ def task(count, name, folder):
 
 
 def run(command):
-    return subprocess.run(command, timeout=100, **OPTIONS)
+    return subprocess.run(command, timeout=300, **OPTIONS)
 
 
 def check_done(result):
@@ -118,14 +118,14 @@ DRAWN_TIMES = "--path", "linear", "--prediction", "x_0", "--loss", "flow", "--ti
 
 
 def train(count, model, outdir, steps, *options):
-    """`mpiexec -n COUNT numdiff train MODEL`, for one rank without mpiexec, unless it resumes; returns (losses of all
-    steps so far, final weights)."""
+    """`mpiexec -n COUNT numdiff train MODEL`, for one rank without mpiexec; returns (losses of all steps so far, final
+    weights)."""
     outdir.mkdir(exist_ok=True)
     arguments = ["train", model, "--device", "cpu", "--size", "8", *MODELS[model], "--batch", "8",
                  "--steps", str(steps), "--log-every", "7", "--checkpoint-every", "0", "--sample-every", "0",
                  "--sample-count", "0", "--lr-schedule", "constant", "--warmup-steps", "2",
                  "--outdir", str(outdir), *options]
-    if count == 1 and "--resume" not in options:
+    if count == 1:
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
         output = done.output
@@ -144,11 +144,18 @@ def train(count, model, outdir, steps, *options):
     *exhaustively(("unet", (4,), ((2, 7), (4, 14, "--resume"), (1, 20, "--resume")), ()),
                   ("dit", (), ((2, 7), (4, 14, "--resume"), (1, 20, "--resume")), ()))])
 def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, model, others, parts, objective):
-    """1 rank and others of one batch; and 2, resumed on 4, resumed on 1: the same twenty losses within 1e-5."""
-    expected, weights = train(1, model, tmp_path / "1", 20, *objective)
-    results = [train(count, model, tmp_path / str(count), 20, *objective) for count in others]
+    """1 rank and others of one batch; and 2, resumed on 4, resumed on 1: the same twenty losses within 1e-5.
+
+    The DiT starts from given weights, of which some are frozen.
+    """
+    start = ()
+    if model == "dit":
+        train(1, model, tmp_path / "first", 2, "--lr", "1e-2")
+        start = "--init", str(next((tmp_path / "first").iterdir())), "--freeze", "blocks.0.*"
+    expected, weights = train(1, model, tmp_path / "1", 20, *objective, *start)
+    results = [train(count, model, tmp_path / str(count), 20, *objective, *start) for count in others]
     for count, steps, *resume in parts:
-        resumed = train(count, model, tmp_path / "resumed", steps, *objective, *resume)
+        resumed = train(count, model, tmp_path / "resumed", steps, *objective, *(resume or start))
     for values, found in (*results, resumed):
         assert len(values) == 20
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
@@ -177,12 +184,13 @@ def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
 def start(name, folder, count=2):
     """A job that trains, once it has saved step 2 and all ranks have left their process numbers."""
     process = subprocess.Popen(task(count, name, folder), **OPTIONS)
-    guard = threading.Timer(90, process.kill)  # mpiexec's death is that of its ranks
+    guard = threading.Timer(200, process.kill)  # mpiexec's death is that of its ranks
     guard.daemon = True
     guard.start()
-    deadline = time.time() + 60
-    while not list(folder.glob("runs/*/checkpoint-00000002.h5")):
-        assert process.poll() is None and time.time() < deadline, process.communicate()
+    names = [""]
+    while max(names) < "checkpoint-00000002":  # which itself may be gone when one looks
+        names = [path.name for path in folder.glob("runs/*/checkpoint-*.h5")] or [""]
+        assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     return process
 
@@ -194,8 +202,8 @@ def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
     process = start(name, tmp_path)
     killed = time.time()
     os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGKILL)
-    out, err = process.communicate(timeout=30)
-    assert time.time() - killed < 30 and process.returncode != 0
+    out, err = process.communicate(timeout=100)
+    assert time.time() - killed < 60 and process.returncode != 0
     assert re.search(r"is gone|[Kk]illed|signal 9", out + err)
     checkpoint = newest_checkpoint(next((tmp_path / "runs").iterdir()))
     assert load_checkpoint(checkpoint)[1]["step"] >= 2
@@ -207,8 +215,8 @@ def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_
     process = start("watched", tmp_path, count)
     stopped = time.time()
     os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGSTOP)
-    _, err = process.communicate(timeout=40)
-    assert 2 < time.time() - stopped < 20 and process.returncode != 0
+    _, err = process.communicate(timeout=100)
+    assert 1 < time.time() - stopped < 60 and process.returncode != 0
     for rank in set(range(count)) - {victim}:
         assert re.search(rf"Error: rank {rank} of {count}, after step \d+ \(training/\w+.py, line \d+\), waits for "
                          rf"rank {victim}, of which nothing has been heard for 3 s .* checkpoint with --resume", err)
@@ -228,7 +236,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path):
         for pid in pids:
             os.kill(pid, number)
         time.sleep(seconds)
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=100)
     assert "stopped after step" in err and "waits for" not in err
 
 
@@ -236,7 +244,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path):
 @needs("mpi")
 def test_a_stuck_rank_ends_the_job_and_all_say_where(tmp_path):
     process = start("hung", tmp_path)
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=100)
     assert process.returncode != 0
     assert re.search(r"rank 0 of 2, after step \d+ .*, waits for rank 1, alive but without progress for \d+ s", err)
     assert re.search(r"rank 1 of 2, after step \d+ \(data/loader.py, line \d+\), has made no progress for \d+ s", err)
@@ -258,8 +266,8 @@ def test_a_signal_to_one_rank_while_it_draws_stops_all(tmp_path):
     time.sleep(1)
     asked = time.time()
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
-    _, err = process.communicate(timeout=40)
-    assert time.time() - asked < 15 and "stopped after step 2 of 100000" in err  # on machines with other work, too
+    _, err = process.communicate(timeout=100)
+    assert time.time() - asked < 60 and "stopped after step 2 of 100000" in err  # on machines with other work, too
 
 
 @needs("mpi")
@@ -275,7 +283,7 @@ def test_a_fault_of_one_rank_ends_the_job_with_its_message(tmp_path):
 def test_a_signal_to_one_rank_stops_all_and_saves(tmp_path):
     process = start("endless", tmp_path)
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=100)
     assert process.returncode != 0 and "Traceback" not in err
     step = int(re.search(r"stopped after step (\d+) of 100000; go on with", err).group(1))
     assert f'"error": "stopped after step {step}' in err and err.count("stopped after") == 1
@@ -413,7 +421,7 @@ def test_the_watchdog_ends_all_when_one_is_killed(victim, code, capfd):
     if victim is not None:
         processes[victim].kill()
     for rank, process in enumerate(processes):
-        process.join(10)
+        process.join(50)
         assert process.exitcode == (-signal.SIGKILL if rank == victim else code)
     said = capfd.readouterr().err
     assert said.count(f"rank {victim} of 3 is gone") == (victim is not None)

@@ -20,14 +20,19 @@ from tests.conftest import exhaustive, where
 
 
 class Names(EmulatorDevice):
-    """Runs no kernel, and so tells in no time which ones are launched."""
+    """Runs no kernel, and so tells in no time which ones are launched, and from which lines they come."""
+
+    sources = None
 
     def launch(self, kernel, *_):
+        code = kernel.py_func.__code__
         self.launched.add((kernel.py_func.__module__, kernel.py_func.__name__))
+        self.sources.add((code.co_filename, code.co_firstlineno, code.co_name))
 
 
-def kernels_of(case, version):
+def kernels_of(case, version, sources=None):
     device = Names()
+    device.sources = set() if sources is None else sources
     run_once(case, version, device)
     return device.launched
 
@@ -36,38 +41,55 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 
 # "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
-REPEATED = re.compile(
+REPEATED = re.compile("|".join((
     # a thread's loops are those of HS 8; lists of several lengths, of either kind, are in float16, T 130
-    r"sla(_backward)?: (new, HS \d\d, .* v1|float16, new, HS 8, .*|float16, .*T 65.*|bfloat16, .*)|"
-    r".*: .*T 66.*|"  # two tiles of queries; those of keys are seen with T 65
-    # other cases have both layouts and these head sizes
-    r"flash_attention(_backward)?: (new, HS 32|legacy, HS 64), T 3.* v[24]|attention(_backward)?: new .*|"
-    r"flash_attention_backward: float16, new, HS 32, T 3.* v5|"
+    r"sla(_backward)?: (new, HS \d\d, .* v1|float16, new, HS 8, .*|float16, .*T 65.*|bfloat16, .*)",
+    # two tiles of queries; those of keys are seen with T 65. Other cases have both layouts and these head sizes
+    r"flash_attention.*: .*T 66.*", r"flash_attention(_backward)?: (new, HS 32|legacy, HS 64), T 3.* v[24]",
+    r"attention(_backward)?: new .*", r"flash_attention: legacy, HS (64|72), T 2.* v2",
+    r"flash_attention(_backward)?: float16, new, HS 32, T 3.* v5", r"flash_attention_backward: new, HS 72, .* v2",
+    r"flash_attention_backward: float16, legacy, HS 64, .*(64 keys.* v[15]|256 keys.* v3)",
     # each order with each type and with each tile, but not with both
-    r"matmul: float16, [^,]*, tile (64|192|\(64, 64\)), float16 v.|"
-    r"matmul: float16, [^,]*, tile (128|256|\(128, 128\)), float32 v.|"
-    r"matmul: float16, a batch, (?!a·bᵀ, tile 64|a·b, tile 128|aᵀ·bᵀ, tile 192|aᵀ·b, tile 256).*|"
-    r"matmul_symmetric: float16, (x·xᵀ, tile 128|xᵀ·x, .*) .*|"
-    r"matmul: tf32, (a·b|aᵀ·bᵀ), tile \(128, 128\).*|"
-    # conv2d/test_half.py and bfloat16 have the first two, others the tiles
-    r"conv2d(_backward)?: float16, (8 → 3|3 → 8) v3|conv2d_weight_gradient: float16, (any kernel|tile of 64, 64 |"
-    r"tile of (16|32), 256 ).*|"
+    r"matmul: float16, [^,]*, tile (64|192|\(64, 64\)), float16 v.", r"matmul: float16, aᵀ·b, tile .128,.*float16 v5",
+    r"matmul: float16, [^,]*, tile (128|256|\(128, 128\)), float32 v.", r"matmul: tf32, (a·bᵀ|aᵀ·b), tile .128, 64.*",
+    r"matmul: float16, a batch, (?!a·bᵀ, tile 64|a·b, tile 128|aᵀ·bᵀ, tile 192|aᵀ·b, tile 256).*",
+    r"matmul_symmetric: float16, (x·xᵀ, tile 128|xᵀ·x, .*) .*",
+    r"matmul: tf32, (a·b|aᵀ·bᵀ), tile \(128, 128\).*", r"matmul: float16, .*in parts v5",  # so are the row sums
+    r"matmul_row_sums: float16, (1 parts.*|9 parts v5)",
+    r"matmul_(gelu(_gradient)?|layer_scale): float16, tile (128|192).*",
+    r"matmul_swiglu(_gradient)?: float16, tile (128|192).*", r"linear_group_backward: written v2",
+    r"matmul_level: 128 × 256 × 64 v.", r"conv2d_level: (1×32.* v1|2×16.* v2)",  # test_levels.py has one tile
+    r"linear_backward: .*float16.*",  # matmul/test_half.py
+    # the tiles with other taps, with statistics or forward
+    r"conv2d: float16, tile \((64, .|96, .|128, 1)\), 1 × 1.*", r"conv2d: float16, tile \((64|96), 1\), 3 × 3, 3.*",
+    r"conv2d_input_gradient: float16, tile \((64, .|96, .|128, 1|32, 2)\), 1 × 1.*",
+    r"conv2d_input_gradient: float16, tile \((64, .|96, 1|32, 2)\), 3 × 3, 3.*",
+    # conv2d/'s test_conv2d.py, test_half.py, test_im2win.py and bfloat16 have the first, others the tiles and sizes
+    r"conv2d(_backward)?: float16, (8 → 3|3 → 8) v3", r"conv2d_backward: float16, 5 → 8 v3",
+    r"conv2d_weight_gradient: float16, (any kernel|tile of 64, 64 |tile of (16|32), 256 |tile of 32, 64 ).*",
+    r"conv2d(_backward)?: (3×3 v7|(3×3|odd) v3)", r"conv2d_backward: (wide|odd|5×5, stride 2) v7",
+    r"conv2d_backward: tf32, .*in parts v4",
+    r"depthwise.*: (3×3.*, 9 wide|5×5, 9 wide|7×7, 3 wide|[57]×[57] float16, 3 wide) v2",
     # tensor cores' smallest and largest filter are two of the others
-    r"depthwise(_(input|weight)_gradient)?: ([35]×[35] float16, (3|9|17)|7×7 float16, 3) wide v3|"
-    r"depthwise_weight_gradient: 7×7 float16, 9 wide v3|"
-    r"depthwise_layernorm: .* (136|264|392) channels v.*|"  # as 72, with more of what a lane has
-    r"matmul_row_sums: float16, 1 parts.*|matmul_(gelu(_gradient)?|layer_scale): float16, tile (128|192).*|"
+    r"depthwise(_(input|weight)_gradient)?: ([35]×[35] float16, (3|9|17)|7×7 float16, 3) wide v3",
+    r"depthwise_weight_gradient: 7×7 float16, (9 wide|two tiles) v3", r"depthwise_input_gradient: 7×7 .*two tiles v3",
+    r"depthwise_layernorm: .* (136|264|392) channels v.*",  # as 72, with more of what a lane has
+    r"groupnorm_backward: .*4 blocks a cluster v3",  # test_groupnorm.py has two
     # of the other norms' sizes the smallest, and the largest of few: the text is that of LayerNorm's, which has them
     # all, and transformer/test_gate_adaln.py has each norm
-    r"gate_adaln(_backward)?: (?!layer unshifted, no gate, 1032 |rms weighted, 1032 )(layer|rms)\b.*\d{3} channels v2")
+    r"gate_adaln(_backward)?: (?!layer unshifted, no gate, 1032 |rms weighted, 1032 )(layer|rms)\b.*\d{3} channels v2",
+    r"adaln(_backward)?: (layer weighted|layer unshifted|rms|rms unshifted) v1")))
+
+
+def repeats(case, version):
+    return REPEATED.fullmatch(f"{case.name}: {case.label} v{version}") is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("orders", [("shuffled",), pytest.param(("forward", "shuffled"), marks=exhaustive)],
                          ids="-".join)
 @pytest.mark.parametrize("case, version", VERSIONS, ids=[checking.Outcome(*pair).name for pair in VERSIONS])
-@where(lambda case, version, orders: len(orders) > 1 or not REPEATED.fullmatch(
-    f"{case.name}: {case.label} v{version}"))
+@where(lambda case, version, orders: len(orders) > 1 or not repeats(case, version))
 def test_every_kernel_passes(case, version, orders):
     """…within the case's tolerance of float64, with the same bits in two thread orders, without a fault."""
     launched = get_backend("emulator").launched
@@ -78,7 +100,12 @@ def test_every_kernel_passes(case, version, orders):
 
 
 def test_no_kernel_is_left_out():
-    assert checking.all_kernels() - set().union(*(kernels_of(*pair) for pair in VERSIONS)) == set()
+    """…and of those that come from the same lines with other constants, one has a case that does not repeat others."""
+    sources, first, launched = set(), set(), set()
+    for pair in VERSIONS:
+        launched |= kernels_of(*pair, sources if repeats(*pair) else first)
+    assert checking.all_kernels() - launched == set()
+    assert {name for *_, name in sources - first} == {"matmul_level_kernel_v1"}  # its one tile is test_levels.py's
 
 
 NEEDED = {"async_copy": (8, 0), "tensor_core": (8, 0), "bfloat16": (8, 0), "cluster": (9, 0), "eight": (8, 0),

@@ -3,6 +3,7 @@
 The order is that of numdiff/kernels/README.md's tables, and within a folder that of its __init__.py.
 """
 import ast
+import functools
 import pathlib
 import re
 
@@ -13,6 +14,7 @@ PLACES = KERNELS, *KERNELS.parents[:2]  # where a file's name may begin, besides
 NAME = re.compile(r"(?<![\w*.…/])(?:[\w.-]+/)*(?:\w[\w-]*\.(?:py|md|json)\b|\w+/(?=[\s,.;:)`]|$))")
 
 
+@functools.cache
 def docstrings(path):
     return [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]

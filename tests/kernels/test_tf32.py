@@ -15,7 +15,7 @@ from numdiff.kernels.conv2d import direct
 from numdiff.kernels.conv2d import tf32 as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
-from tests.conftest import exhaustive, large, on, quick, relative_error, shapes, where
+from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error, shapes, where
 from tests.kernels.compile_logs import ptx_of, tensor_core_kernels
 
 TOLERANCE = 5e-4
@@ -251,6 +251,7 @@ def test_gradient_tiles(engine, rng, monkeypatch, tile):
 # The switch -----------------------------------------------------------------------------------------------------------
 
 @on("emulator", "cuda")
+@quick(lambda engine: engine != "emulator")  # the next test has what it chooses
 def test_the_switch(engine, rng, monkeypatch):
     """Off, nothing is rounded; on, what comes in fours is, and all else is not."""
     assert engine.backend.tf32 is False
@@ -298,20 +299,20 @@ def three_operations(engine, rng):
     return run, (a @ b.T, C.conv2d_forward_reference(x, weight), odd_a @ odd_b.T)
 
 
-def test_channels_that_do_not_come_in_fours(engine, rng, monkeypatch):
+@pytest.mark.parametrize("c, n", [(3, 12), *exhaustively((12, 3))])
+def test_channels_that_do_not_come_in_fours(engine, rng, monkeypatch, c, n):
     """A UNet's first and last layer stay on the float32 rungs."""
     choose_small(engine, monkeypatch)
     monkeypatch.setattr(engine.backend, "tf32", True)
-    for c, n in ((3, 12), (12, 3)):
-        a = convolution(rng, (1, 3, 4, c, n, 3, 1))
-        engine.check(C.conv2d_forward(engine(a["x"]), engine(a["weight"]), engine(a["bias"])),
-                     C.conv2d_forward_reference(a["x"], a["weight"], a["bias"]), 1e-5)
-        want_weight, want_bias = np.zeros_like(a["weight"]), np.zeros_like(a["bias"])
-        want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight, want_bias)
-        dweight, dbias = engine(np.zeros_like(a["weight"])), engine(np.zeros_like(a["bias"]))
-        dx = C.conv2d_backward(engine(a["dy"]), engine(a["x"]), engine(a["weight"]), dweight, dbias)
-        engine.check(dx, want, 1e-5)
-        engine.check(dweight, want_weight, 1e-5)
+    a = convolution(rng, (1, 3, 4, c, n, 3, 1))
+    engine.check(C.conv2d_forward(engine(a["x"]), engine(a["weight"]), engine(a["bias"])),
+                 C.conv2d_forward_reference(a["x"], a["weight"], a["bias"]), 1e-5)
+    want_weight, want_bias = np.zeros_like(a["weight"]), np.zeros_like(a["bias"])
+    want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight, want_bias)
+    dweight, dbias = engine(np.zeros_like(a["weight"])), engine(np.zeros_like(a["bias"]))
+    dx = C.conv2d_backward(engine(a["dy"]), engine(a["x"]), engine(a["weight"]), dweight, dbias)
+    engine.check(dx, want, 1e-5)
+    engine.check(dweight, want_weight, 1e-5)
 
 
 def test_errors_say_what_to_do(engine):

@@ -16,7 +16,7 @@ from numdiff.nn import AdamW, DiT, UNet
 from numdiff.nn.optimizer import PATIENCE, LossScale
 from numdiff.training.precision import compute_in
 from numdiff.training.step import TrainingStep
-from tests.conftest import exhaustively, needs
+from tests.conftest import exhaustively, needs, quick
 
 GPU = [pytest.param("cuda", marks=needs("gpu"))]
 DEVICES = ["emulator", *GPU]
@@ -95,6 +95,7 @@ def test_a_scale_far_too_large_recovers(backend):
     assert np.isfinite(download(optimizer.parameters.data)).all()
 
 
+@quick(lambda backend: backend != "emulator")
 def test_too_many_skips_in_a_row_stop_for_good(backend):
     optimizer = optimizer_of(backend)
     for _ in range(PATIENCE):

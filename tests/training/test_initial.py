@@ -19,7 +19,7 @@ from numdiff.training.model_files import ModelFile, convert, write_model_file
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 from numdiff_cli.main import main
-from tests.conftest import MPIEXEC, needs, relative_error
+from tests.conftest import MPIEXEC, exhaustive, needs, relative_error
 
 UNET = {"model": "unet", "image_size": 8, "channel_mult": (1, 2), "attention_resolutions": (4,), "class_cond": True,
         "class_dropout": 0.1, "classes": ("Food & Drink", "Flags", "Objects")}
@@ -238,8 +238,8 @@ def test_a_resumed_run_needs_the_file_no_more_and_has_the_same_bits(tmp_path, ru
     assert not np.array_equal(after["blocks.1.attn.qkv.weight"], before["blocks.1.attn.qkv.weight"])
 
 
+@exhaustive  # distributed/test_distributed.py has a DiT
 @needs("mpi")
-@pytest.mark.slow  # an MPI job
 def test_two_ranks_start_from_the_same_weights(tmp_path, runs):
     from tests.distributed.test_distributed import ENVIRONMENT, MAIN
     options = ["train", "unet", "--init", str(runs["unet"]), "--steps", "2", "--batch", "4", "--sample-count", "0",

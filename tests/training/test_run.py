@@ -293,14 +293,13 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path, times):
 
 
 @pytest.mark.parametrize("arguments, word, code", [
-    (["--microbatch", "3"], "--microbatch", 2), (["--resume", "nowhere"], "nowhere", 1), *exhaustively(
-        (["--image-size", "17"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 2),
-        (["--classes", "Nothing"], "Nothing", 2), (["--new-data"], "--new-data needs --resume", 2))])
+    (["--microbatch", "3"], "--microbatch", 2), (["--resume", "nowhere"], "nowhere", 1),
+    (["--image-size", "17"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 2),
+    (["--classes", "Nothing"], "Nothing", 2), (["--new-data"], "--new-data needs --resume", 2)])
 def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
-    result = subprocess.run([*command(tmp_path / "runs", "--steps", "2"), *arguments], capture_output=True, text=True,
-                            timeout=60)
-    assert result.returncode == code, result.stderr
-    assert word in result.stderr and "Traceback" not in result.stderr
+    result = CliRunner().invoke(main, [*command(tmp_path / "runs", "--steps", "2")[3:], *arguments])
+    assert result.exit_code == code and isinstance(result.exception, SystemExit), result.output
+    assert word in result.stderr and not result.stdout
     assert not (tmp_path / "runs").exists()
 
 

@@ -26,7 +26,7 @@ from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_p
 from numdiff.training.sampling import class_indices, classes_from, find_model, sample_command
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
-from tests.conftest import MPIEXEC, exhaustively, needs
+from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs
 from tests.distributed.test_distributed import MAIN, check_done, job
 from tests.distributed.test_distributed import run as run_job
 
@@ -214,10 +214,11 @@ def test_the_rest_of_the_images_has_its_classes():
     assert classes_from(np.arange(1000) % 100, 240, 100) == ", with a --class for each of them, from 40 on"
 
 
+@exhaustive
 @needs("mpi")
 @pytest.mark.parametrize("first, second, text", [
     (["a/m.h5", "--class", "0"], ["a/m.h5", "--class", "1"], r"--class: rank 0 has \('0',\), rank 1 has \('1',\);"),
-    *exhaustively((["m.h5", "-wdir", "a"], ["m.h5", "-wdir", "b"], "what is in m.h5: rank 0 has")),
+    (["m.h5", "-wdir", "a"], ["m.h5", "-wdir", "b"], "what is in m.h5: rank 0 has"),
 ], ids=["options", "models"])
 def test_ranks_that_would_make_different_images_are_refused(tmp_path, first, second, text):
     for seed, name in enumerate("ab"):

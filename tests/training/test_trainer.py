@@ -15,7 +15,7 @@ from numdiff.nn import UNet
 from numdiff.training import Trainer
 from numdiff.training.step import TrainingStep
 from numdiff.training.trainer import NonFiniteError
-from tests.conftest import needs, relative_error
+from tests.conftest import exhaustively, needs, relative_error
 
 
 def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, block="resnet", **options):
@@ -236,8 +236,8 @@ def test_one_batch_is_learnt(device):
     colours = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3), np.uint8)
     images = np.broadcast_to(colours, (8, 8, 8, 3)).copy()
     trainer = make(images, device=device, learning_rate=3e-3)
-    values = losses(trainer, 150)
-    assert np.mean(values[-20:]) < 0.15 * np.mean(values[:20])
+    values = losses(trainer, 100)
+    assert np.mean(values[-20:]) < 0.25 * np.mean(values[:20])
     trainer.close()
 
 
@@ -246,7 +246,7 @@ def test_classes_are_used(device):
     labels = np.arange(24, dtype=np.int32) % 2
     images = np.broadcast_to(255 * labels[:, None, None, None], (24, 8, 8, 3)).astype(np.uint8)
     trainer = make(images, labels, device=device, num_classes=2, learning_rate=3e-3, diffusion={"prediction": "x_0"})
-    losses(trainer, 120)
+    losses(trainer, 60)
     noise = np.random.default_rng(1).standard_normal((2, 8, 8, 3))
     answer = trainer.model.predict(noise, 999, [0, 1]).mean((1, 2, 3))
     assert answer[0] < -0.5 and answer[1] > 0.5
@@ -379,7 +379,7 @@ def test_the_scale_grows_by_its_rule_and_goes_on_from_a_checkpoint(rounded, rule
         trainer.close()
 
 
-@pytest.mark.parametrize("lag", [0, 4])
+@pytest.mark.parametrize("lag", [4, *exhaustively(0)])
 def test_fifty_skips_in_a_row_stop_with_one_sentence(rounded, monkeypatch, lag):
     monkeypatch.setattr(Readback, "lag", lag)
     trainer = rounded(loss_scale=2.0**40)

@@ -123,7 +123,7 @@ def test_epilogue_float16(engine, rng, monkeypatch, version):
 @pytest.mark.parametrize("version", [None, 5, 6])
 @QUICK
 @where(lambda version, slices: version is not None or slices == 1)
-@quick(lambda engine, slices: engine != "emulator" or slices != 3)
+@quick(lambda engine, version, slices: engine != "emulator" or slices == 1 or (version, slices) == (6, 9))
 def test_weight_gradient(engine, rng, monkeypatch, version, slices):
     """dyᵀ·x, added into float32; the long sum, of any length, in slices.
 
@@ -384,7 +384,7 @@ def test_linear(engine, rng, rows):
 @where(lambda engine, width: engine != "cpu" or width is None)
 @where(lambda engine, width, seam: engine != "emulator" or (width, seam) in (
     (64, 40), (64, 128), (128, 64), (128, 128), (192, 64), (256, 128)))
-@quick(lambda engine, width, seam: engine != "emulator" or (width, seam) in ((64, 40), (128, 64)))
+@quick(lambda engine, width, seam: engine != "emulator" or (width, seam) == (128, 64))
 def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
     """x and dx in two arrays, side by side as one: the bits of the layer on their concatenation.
 

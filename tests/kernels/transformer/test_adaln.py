@@ -73,7 +73,7 @@ def test_reference_against_the_definition(rng):
     for i, (b, t) in enumerate(np.ndindex(2, 3)):
         row = x[b, t]
         xhat = (row - row.mean()) / np.sqrt(row.var() + 1e-3)
-        np.testing.assert_allclose(y[b, t], xhat * (1 + scale[b]) + shift[b], rtol=1e-10)
+        np.testing.assert_allclose(y[b, t], xhat * (1 + scale[b]) + shift[b], rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose([mean[i], rstd[i]], [row.mean(), 1 / np.sqrt(row.var() + 1e-3)], rtol=1e-12)
 
 

@@ -40,9 +40,10 @@ def tolerance(dtype):
     return 1e-3 if dtype == np.float16 else 1e-5
 
 
-def sizes(z, y, mean, rstd):
-    """What errors are measured against: the mean of a token's few channels may be nearly 0."""
-    return z, y, np.abs(z).mean(2).reshape(-1), rstd
+def sizes(z, y, mean, rstd, scale, weight=None):
+    """What errors are measured against: z is rounded before it is normalised, and a mean of few may be nearly 0."""
+    factor = np.abs(1 + scale[:, None]) * (1 if weight is None else np.abs(weight))
+    return z, np.abs(y) + factor * np.abs(z) * rstd.reshape(*z.shape[:2], 1), np.abs(z).mean(2).reshape(-1), rstd
 
 
 @SHAPES
@@ -58,7 +59,7 @@ def test_forward(engine, rng, shape, dtype, gated, version):
     want = G.gate_adaln_forward(*given)
     runs = [G.gate_adaln_forward(*(a if a is None else engine(a, dtype) for a in given), version=version)
             for _ in range(engine.repeats)]
-    for got, again, expected, size in zip(runs[0], runs[-1], want, sizes(*want), strict=True):
+    for got, again, expected, size in zip(runs[0], runs[-1], want, sizes(*want, scale), strict=True):
         engine.check(got, expected, tolerance(dtype), size)
         engine.check_equal(got, again)
 
@@ -81,7 +82,8 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
 @USABLE
 @where(compiled)
 @where(lambda engine, gated, arrives: engine != "ptx" or gated and arrives)  # what is absent leaves code out
-@quick(lambda engine, gated, arrives: engine != "emulator" or gated == arrives)
+@quick(lambda engine, gated, arrives, dtype, shape: engine != "emulator" or gated == arrives and (
+    dtype == np.float16) == (shape[-1] == 24))
 def test_backward(engine, rng, shape, dtype, gated, arrives, version):
     z, h, dz, dy, gate, shift, scale = make(rng, shape, dtype)
     h, gate, dz = h if gated else None, gate if gated else None, dz if arrives else None
@@ -133,6 +135,7 @@ def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
     def there(a, dtype=dtype):
         return a if a is None else engine(a, dtype)
 
+    of_forward = sizes(*want, scale, weight)
     weight, runs = there(weight, np.float32), []
     for _ in range(engine.repeats):
         got = G.gate_adaln_forward(*map(there, (x, h, gate, shift, scale)), weight=weight, norm=kind, version=version)
@@ -140,7 +143,7 @@ def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
         back = G.gate_adaln_backward(*map(there, (dz, dy, z, h, gate, shift, scale)), *(
             there(a, np.float32) for a in statistics), weight, sums, version=version)
         runs.append((*got, *back, sums))
-    size = *sizes(*want), *want_back, dweight
+    size = *of_forward, *want_back, dweight
     for got, again, expected, scale in zip(runs[0], runs[-1], (*want, *want_back, dweight), size, strict=True):
         if expected is None:
             assert got is None
