@@ -106,6 +106,7 @@ def turn_cases():
 
     for arguments in (((2, 9, 2, 8), (1, 2), True, True, True, False), ((1, 3, 3, 6), (1,), True, True, False, False),
                       ((1, 1, 4, 72), (2,), True, True, True, True), ((1, 1, 9, 128), (2,), True, False, False, False),
+                      ((1, 1, 5, 64), (2,), True, True, True, True), ((1, 1, 5, 64), (2,), True, False, False, False),
                       ((1, 2, 2, 8), (1, 2), False, True, False, True)):
         yield from case(*arguments)
 

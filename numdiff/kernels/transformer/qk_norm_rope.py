@@ -253,6 +253,8 @@ def qk_norm_rope_backward_kernel_v1(dy, kept, q_weight, k_weight, rotation, rstd
 # channels: 27 lanes; the others look on). All lanes of a head need its sum: they add in a tree and ask the first.
 
 NORMS, ROTATES = Constant(), Constant()  # whether
+LEVELS = Constant()  # a head has 2^LEVELS lanes; 0: any number
+EIGHT = 3  # LEVELS of heads of 64 channels
 STEPS = 3  # of a warp that it brings from memory at once
 LANES = 16  # of a head, at most
 WARPS = BLOCK // WARP
@@ -287,6 +289,10 @@ def head_sum(value, place):
 
     place: (lane, which of its head's, lanes of a head)
     """
+    if LEVELS:  # each lane adds what its partner has: no lane needs to be asked
+        for i in range(LEVELS):
+            value += cuda.shfl_xor_sync(FULL_MASK, value, int32(1 << i))
+        return value
     lane, own, lanes = place
     left = lanes
     while left > 1:
@@ -497,12 +503,21 @@ def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, parti
         write_sums(partial, sums, part, int32(busy // lanes), lanes, int32(walk.HS))
 
 
-FORWARD = {(n, r): specialise(qk_norm_rope_forward_v2, name=f"qk_{'norm_' * n}{'rope_' * r}forward_kernel_v2",
-                              launch_bounds=(BLOCK, FORWARD_BLOCKS), NORMS=n, ROTATES=r)
-           for n, r in ((True, True), (True, False), (False, True))}
-BACKWARD = {(n, r): specialise(qk_norm_rope_backward_v2, name=f"qk_{'norm_' * n}{'rope_' * r}backward_kernel_v2",
-                               launch_bounds=(BLOCK, BACKWARD_BLOCKS[n]), NORMS=n, ROTATES=r)
-            for n, r in ((True, True), (True, False), (False, True))}
+KEYS = [(True, True, 0), (True, True, EIGHT), (True, False, 0), (True, False, EIGHT), (False, True, 0)]
+
+
+def key_of(norms, rotates, HS):
+    """The key of the kernels for heads of HS channels."""
+    return norms, rotates, EIGHT if norms and HS == 8 << EIGHT else 0
+
+
+def kernel_of(text, name, blocks, norms, rotates, levels):
+    return specialise(text, name=f"qk_{'norm_' * norms}{'rope_' * rotates}{name}_kernel_v2{'_64' if levels else ''}",
+                      launch_bounds=(BLOCK, blocks), NORMS=norms, ROTATES=rotates, LEVELS=levels)
+
+
+FORWARD = {key: kernel_of(qk_norm_rope_forward_v2, "forward", FORWARD_BLOCKS, *key) for key in KEYS}
+BACKWARD = {key: kernel_of(qk_norm_rope_backward_v2, "backward", BACKWARD_BLOCKS[key[0]], *key) for key in KEYS}
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -591,8 +606,8 @@ def qk_norm_rope_forward(qkv, heads, q_weight=None, k_weight=None, rotation=None
         launch(qk_norm_rope_forward_kernel_v1, -(-B * T * parts * heads // BLOCK), BLOCK, *arrays, cut, float(eps))
     else:
         grid, chunk = _grid(qkv, parts, FORWARD_BLOCKS)
-        launch(FORWARD[norms, rotates], grid, BLOCK, *arrays, Walk(B, T, heads, HS, D, chunk, 2 * D, int(copies),
-                                                                   HS // 8, 1 / HS), float(eps))
+        launch(FORWARD[key_of(norms, rotates, HS)], grid, BLOCK, *arrays,
+               Walk(B, T, heads, HS, D, chunk, 2 * D, int(copies), HS // 8, 1 / HS), float(eps))
     return y, kept if norms and keeps else None
 
 
@@ -620,7 +635,7 @@ def qk_norm_rope_backward(dy, kept, heads, q_weight=None, k_weight=None, rotatio
     if version == 2:
         grid, chunk = _grid(dy, parts, BACKWARD_BLOCKS[norms])
         sums = empty((2, grid[0] * grid[1], HS), like=dy) if norms else no_numbers(dy.backend)
-        launch(BACKWARD[norms, rotates], grid, BLOCK, flat, before, q_weight, k_weight, rotation, out,
+        launch(BACKWARD[key_of(norms, rotates, HS)], grid, BLOCK, flat, before, q_weight, k_weight, rotation, out,
                sums.reshape(-1), Walk(B, T, heads, HS, D, chunk, pitch, 0, HS // 8, 1 / HS), float(eps))
     else:
         cut = Heads(B * T, T, heads, HS, parts, pitch, 0, int(norms), int(rotates))
