@@ -55,6 +55,21 @@ def test_the_block_of_lightningdit_learns_and_resumes_bitwise(device):  # noqa: 
     assert all(np.array_equal(again[name], array) for name, array in ours.items())
 
 
+def test_sparse_linear_attention_trains_and_resumes_bitwise():
+    """Its layer, which starts from zero, learns; AdamW has it under Muon, too."""
+    model = {"image_size": 18, "depth": 1, "attention": "sla", "sla_topk": 0.5}
+    images = np.random.default_rng(0).integers(0, 256, (24, 18, 18, 3), np.uint8)
+    for more in ({}, {"optimizer": "muon"}):
+        whole, first, second = (make("cpu", images, model=model, learning_rate=3e-3, **more) for _ in range(3))
+        values = losses(whole, 4)
+        assert np.abs(whole.model.arrays()["blocks.0.attn.proj_l.weight"]).max() > 1e-4
+        assert losses(first, 2) == values[:2]
+        second.load_state(first.state())
+        assert losses(second, 2) == values[2:]
+        for name, array in whole.state().items():
+            np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
+
+
 @pytest.mark.parametrize("block", [{}, LIGHTNING], ids=["dit", "lightning"])
 def test_microbatches_give_the_same_step(device, block):  # noqa: F811
     """Noise, timesteps and who loses its class are counted over the whole batch."""
