@@ -51,8 +51,8 @@ DETERMINISM
 COST
     2·pixels·C·kernel² FLOPs for each of the three passes, 2 numbers of memory an output. With 7 × 7 taps in float32
     that is 12 FLOPs a byte and the roof is memory; in float16 it is 24.5 FLOPs a byte, more than the float32 units of
-    an H200 keep up with (67 TFLOP/s and 4.8 TB/s: 14): there v2 would meet the roof of arithmetic at 57 % of the memory's
-    rate. v3 multiplies on tensor cores, and what holds it is neither roof: depthwise_mma.py, WHAT REMAINS.
+    an H200 keep up with (67 TFLOP/s and 4.8 TB/s: 14): there v2 would meet the roof of arithmetic at 57 % of the
+    memory's rate. v3 multiplies on tensor cores, and what holds it is neither roof: depthwise_mma.py, WHAT REMAINS.
 SOURCE
     Chollet 2017, "Xception", arXiv:1610.02357; 7 × 7 taps as in Liu et al. 2022, "A ConvNet for the 2020s",
     arXiv:2201.03545, section 2.5.
