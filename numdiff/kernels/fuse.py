@@ -178,7 +178,7 @@ class Plan:
     def __init__(self, inputs, steps, outputs, sums):
         self.inputs, self.steps, self.outputs, self.sums = inputs, steps, outputs, sums
         places = [*inputs.values(), *(place for place, _ in (*outputs.values(), *sums.values()))]
-        self.sizes = [size for size in ("sample", "C") if any(size in place.flat for place in places)]
+        self.sizes = [size for size in ("sample", "W", "C") if any(size in place.flat for place in places)]
         self.counted, self.by_sample = any(place.loads for place in places), PER_SAMPLE in places
         self.samples = sum(place is PER_SAMPLE for place, _ in sums.values())
 
@@ -277,8 +277,9 @@ class Fused(Variants):
             if text.isidentifier():
                 return text
             if text not in known:
+                short = functools.reduce(lambda line, other: line.replace(other, known[other]), known, text)
                 known[text] = f"at{len(known) or ''}"
-                (once if "channel" in text else lines).append(f"{known[text]} = {text}")
+                (once if "channel" in text else lines).append(f"{known[text]} = {short}")
             return known[text]
 
         for a, place in plan.inputs.items():
@@ -352,7 +353,7 @@ class Fused(Variants):
         if not plan.sums:
             if found:
                 launch(self[direction, version], -(-n // (width * BLOCK)), BLOCK, *arrays,
-                       *(shape[-1] if size == "C" else n // shape[0] for size in plan.sizes))
+                       *({"sample": n // shape[0], "W": shape[-2], "C": shape[-1]}[size] for size in plan.sizes))
             return found
         B, C = shape[0] if plan.by_sample else 1, shape[-1]
         lanes, tiles, chunk, chunks = cut(B, n // (B * C), C, width)
@@ -427,7 +428,7 @@ class Fused(Variants):
 
 SCOPE = {"BLOCK": BLOCK, "cuda": cuda, "float32": float32, "load4": load4, "load8": load8, "min": min, "range": range,
          "store4": store4, "store8": store8, "tree_sum": tree_sum}
-RESERVED = {"C", "P", "at", *(f"at{k}" for k in range(1, 9)), "channel", "chunk", "column", "columns", "dy", "i",
+RESERVED = {"C", "P", "W", "at", *(f"at{k}" for k in range(1, 9)), "channel", "chunk", "column", "columns", "dy", "i",
             "image", "lanes", "partial", "pixel", "row", "rows", "sample", "start", "thread", "tile", "to", "y",
             *keyword.kwlist}
 

@@ -19,10 +19,8 @@ MEASURED
     upsample_forward, 32×32×32×128, float16
         v1      79.2 µs      529 GB/s   13 % of memory
         v2*     21.7 µs    1,934 GB/s   47 % of memory   3.65 × v1
-LAUNCH
-    one thread an output (v1) or four (v2), 256 a block. No shared memory.
-DETERMINISM
-    each output is written by one thread, which adds its four inputs in a fixed order.
+LAUNCH, DETERMINISM
+    as fuse.py; the four inputs of an output are added in a fixed order
 COST
     bytes: the larger array once and the smaller once, 5 numbers an element of the smaller. Roof: memory bandwidth.
 SOURCE
@@ -32,14 +30,12 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import cuda, empty, float32, is_device, launch, load4, store4
+from ..device import cuda, empty, is_device
 from ..dtypes import in_single
 from ..errors import TooManyElementsError
 from .common import divide
+from .fuse import EACH, NUMBER, Operation, Place, fuse
 from .versions import versions_by_name
-
-BLOCK = 256  # threads
-
 
 # References -----------------------------------------------------------------------------------------------------------
 
@@ -60,70 +56,47 @@ def repeat_blocks_reference(x, factor):
     return y.reshape(b, 2 * h, 2 * w, c)
 
 
-# v1: one thread an output ---------------------------------------------------------------------------------------------
+# Kernels --------------------------------------------------------------------------------------------------------------
+# What fuse.py reads need not lie where it writes: W and C are y's, whose rows of all images are counted through.
 
-@cuda.jit
-def sum_blocks_kernel_v1(x, y, W, C, factor):
-    n = cuda.grid(1)  # W is the width of y, the smaller image; the rows of all images are counted through
-    if n < y.size:
-        rest, c = divide(n, C)
-        row, j = divide(rest, W)
-        above = (4 * row * W + 2 * j) * C + c  # x's row 2·row has 2·W pixels
-        below = above + 2 * W * C
-        y[n] = factor * (float32(x[above]) + float32(x[above + C]) + float32(x[below]) + float32(x[below + C]))
+@cuda.jit(device=True)
+def corner(i, W, C):
+    """Where the first of the four pixels is in x, the larger image, that element i of y stands for."""
+    rest, c = divide(i, C)
+    row, j = divide(rest, W)
+    return (4 * row * W + 2 * j) * C + c  # x's row 2·row has 2·W pixels
 
 
-@cuda.jit
-def repeat_blocks_kernel_v1(x, y, W, C, factor):
-    n = cuda.grid(1)  # W is the width of y, the larger image
-    if n < y.size:
-        rest, c = divide(n, C)
-        row, j = divide(rest, W)
-        y[n] = factor * float32(x[((row // 2) * (W // 2) + j // 2) * C + c])
+@cuda.jit(device=True)
+def parent(i, W, C):
+    """Where the pixel is in x, the smaller image, that element i of y repeats."""
+    rest, c = divide(i, C)
+    row, j = divide(rest, W)
+    return ((row // 2) * (W // 2) + j // 2) * C + c
 
 
-# v2: one thread four channels -----------------------------------------------------------------------------------------
-
-@cuda.jit
-def sum_blocks_kernel_v2(x, y, W, C, factor):
-    n = cuda.grid(1) * 4
-    if n < y.size:
-        rest, c = divide(n, C)
-        row, j = divide(rest, W)
-        above = (4 * row * W + 2 * j) * C + c
-        below = above + 2 * W * C
-        p0, p1, p2, p3 = load4(x, above)
-        q0, q1, q2, q3 = load4(x, above + C)
-        r0, r1, r2, r3 = load4(x, below)
-        s0, s1, s2, s3 = load4(x, below + C)
-        store4(y, n, factor * (p0 + q0 + r0 + s0), factor * (p1 + q1 + r1 + s1), factor * (p2 + q2 + r2 + s2),
-               factor * (p3 + q3 + r3 + s3))
+def added(a, b, c, d, factor):
+    return factor * (a + b + c + d)
 
 
-@cuda.jit
-def repeat_blocks_kernel_v2(x, y, W, C, factor):
-    n = cuda.grid(1) * 4
-    if n < y.size:
-        rest, c = divide(n, C)
-        row, j = divide(rest, W)
-        x0, x1, x2, x3 = load4(x, ((row // 2) * (W // 2) + j // 2) * C + c)
-        store4(y, n, factor * x0, factor * x1, factor * x2, factor * x3)
+def repeated(x, factor):
+    return factor * x
+
+
+CORNERS = [Place("(B, 2·H, 2·W, C)", lambda y: (y[0], 2 * y[1], 2 * y[2], y[3]), f"corner(i, W, C){more}",
+                 corner=corner) for more in ("", " + C", " + 2 * W * C", " + 2 * W * C + C")]
+PARENT = Place("(B, H/2, W/2, C)", lambda y: (y[0], y[1] // 2, y[2] // 2, y[3]), "parent(i, W, C)", parent=parent)
+SUM_BLOCKS = fuse(CORNERS[0], Operation(added, *CORNERS[1:], NUMBER), EACH, name="sum_blocks", module=__name__)
+REPEAT_BLOCKS = fuse(PARENT, Operation(repeated, NUMBER), EACH, name="repeat_blocks", module=__name__)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def _launch_blocks(kernel_v1, kernel_v2, version, x, y, factor):
-    w, c = y.shape[2:]
+def _new(x, *shape):
+    """A new array for the result; both must do with 32-bit indices."""
+    y = empty(shape, x.dtype, like=x)
     if max(x.size, y.size) >= 2**31:
         raise TooManyElementsError(f"{x.shape} or {y.shape} has too many elements for 32-bit indices: split the batch")
-    if version is None:
-        version = 2 if c % 4 == 0 else 1
-    if version == 2 and c % 4:
-        raise ValueError(f"version 2 (vectorised) moves four channels at a time, and {c} is not a multiple of 4; use "
-                         "version=1")
-    threads = y.size if version == 1 else y.size // 4
-    launch(kernel_v1 if version == 1 else kernel_v2, -(-threads // BLOCK), BLOCK, x.reshape(-1), y.reshape(-1), w, c,
-           float32(factor))
     return y
 
 
@@ -133,16 +106,14 @@ def _sum_blocks(x, factor, version):
         raise ValueError(f"an image of {h} × {w} pixels cannot be halved: both must be even")
     if not is_device(x):
         return sum_blocks_reference(x, factor)
-    y = empty((b, h // 2, w // 2, c), x.dtype, like=x)
-    return _launch_blocks(sum_blocks_kernel_v1, sum_blocks_kernel_v2, version, x, y, factor)
+    return SUM_BLOCKS.forward(x, x, x, x, factor, version=version, out=_new(x, b, h // 2, w // 2, c))
 
 
 def _repeat_blocks(x, factor, version):
     b, h, w, c = x.shape
     if not is_device(x):
         return repeat_blocks_reference(x, factor)
-    y = empty((b, 2 * h, 2 * w, c), x.dtype, like=x)
-    return _launch_blocks(repeat_blocks_kernel_v1, repeat_blocks_kernel_v2, version, x, y, factor)
+    return REPEAT_BLOCKS.forward(x, factor, version=version, out=_new(x, b, 2 * h, 2 * w, c))
 
 
 @versions_by_name

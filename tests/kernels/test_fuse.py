@@ -14,7 +14,7 @@ from numdiff.kernels.elementwise import silu, silu_gradient
 from numdiff.kernels.fuse import EACH, NUMBER, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation, fuse, select
 from numdiff.nn import Parameter, Tape, Tensor
 from numdiff.nn import functional as F
-from tests.conftest import numerical_gradient, relative_error, shapes, versions, where
+from tests.conftest import exhaustive, numerical_gradient, relative_error, shapes, versions, where
 
 SCALED = Operation(lambda x, scale, shift: x * scale + shift, PER_SAMPLE, PER_CHANNEL,
                    x=lambda dy, scale: dy * scale,
@@ -204,7 +204,8 @@ def test_a_missing_derivative_is_told():
         F.fused(scaled, x, Parameter((2, 4), None), x.data[0])
 
 
-def test_the_text_compiles_for_every_capability(rng):
+@exhaustive
+def test_the_text_compiles_for_every_capability():
     """Eight at a time, with the words of two Philox blocks, and bfloat16's numbers."""
     device = PtxDevice()
     chain = fuse(EACH, SILU, DROP, EACH)
