@@ -95,6 +95,32 @@ def test_choice(rng):
     assert np.array_equal(choice.choose_blocks(q, 0 * k, 3), [[0, 1, 2]] * 6)
 
 
+@shapes(large=(64 * 9 + 5, 32))
+@pytest.mark.parametrize("version", [1, 2])
+@on("cuda")
+def test_every_engine_chooses_the_same(engine, rng, shape, version):
+    check_choice(engine, rng, *shape, version)
+
+
+@exhaustive
+@on("emulator")
+@pytest.mark.parametrize("T, HS, version", [(64 * 5 + 3, 8, 1), (64 * 5 + 3, 32, 2)])
+def test_the_emulator_chooses_the_same(engine, rng, T, HS, version):
+    check_choice(engine, rng, T, HS, version)
+
+
+def check_choice(engine, rng, T, HS, version):
+    """…of blocks that have the same rows in another order: rounding alone tells their means apart."""
+    dtype = np.float32 if version == 1 else np.float16
+    q = rng.standard_normal((T, HS)).astype(dtype)
+    k = np.concatenate([rng.permutation(q[:64]) for _ in range(sla.blocks_of(T))])[:T]
+    qkv = engine(np.concatenate((q, k, q), 1)[None], dtype)
+    HS, grid, problem = launcher.problem_of(qkv, 1, "new", 3)
+    found = download(launcher.choose(qkv, HS, grid, problem, version)[0])[0, 0]
+    want = choice.choose_blocks(q.astype(np.float32), k.astype(np.float32), 3)
+    assert np.array_equal(found, want) and len(np.unique(want, axis=0)) > 1
+
+
 @pytest.mark.parametrize("share, blocks, count", [(0.2, 4, 1), (0.05, 256, 12), (1e-9, 8, 1), (1.0, 8, 8), (0.5, 3, 1)])
 def test_how_many(share, blocks, count):
     assert sla.count_of(share, blocks) == count

@@ -109,6 +109,27 @@ def choose_version(version, qkv, others, bias, heads):
     return version
 
 
+def choose(qkv, HS, grid, problem, version):
+    """(critical, (H, z with the sums of k), their totals): all that comes before a query meets a key."""
+    N, heads, B = grid
+
+    def made(*shape, dtype=np.float32):
+        return empty((B, heads, *shape), dtype, like=qkv)
+
+    q_mean, H, z = made(N, HS), made(N, HS, HS, dtype=qkv.dtype), made(N, 2, HS)
+    kernel, threads, nbytes = kernels_v1[HS, "prepare"], BLOCK, 0
+    if version == 2:
+        kernel, threads = in_bfloat16(prepare_kernels_v2[HS], qkv.dtype), THREADS
+        nbytes = prepare_half.shared_bytes(HS)
+    launch(kernel, grid, threads, qkv.reshape(-1), q_mean.reshape(-1), H.reshape(-1), z.reshape(-1), problem,
+           shared=nbytes)
+    totals = add_up(H, z, grid, qkv)
+    critical = made(N, problem.count, dtype=np.int32)
+    launch(choice.sla_choose_kernel, (-(-N // choice.ROWS), heads, B), choice.THREADS, q_mean.reshape(-1),
+           z.reshape(-1), totals[1].reshape(-1), critical.reshape(-1), problem, HS, shared=4 * choice.ROWS * N)
+    return critical, (H, z), totals
+
+
 @versions_by_name(asks=True)
 def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, version=None):
     """(y (B, T, C), `Kept`) of qkv (B, T, 3C), weight (HS, HS) and bias (HS,): reference.py.
@@ -126,27 +147,19 @@ def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, vers
     HS, grid, problem = problem_of(qkv, heads, order, count)
     N = problem.N
 
+    critical, parts, totals = choose(qkv, HS, grid, problem, version)
+
     def made(*shape, dtype=np.float32):
         return empty((B, heads, *shape), dtype, like=qkv)
 
-    flat = qkv.reshape(-1)
-    q_mean, H, z = made(N, HS), made(N, HS, HS, dtype=qkv.dtype), made(N, 2, HS)
-    kernel, threads, nbytes = kernels_v1[HS, "prepare"], BLOCK, 0
-    if version == 2:
-        kernel, threads = in_bfloat16(prepare_kernels_v2[HS], qkv.dtype), THREADS
-        nbytes = prepare_half.shared_bytes(HS)
-    launch(kernel, grid, threads, flat, *(a.reshape(-1) for a in (q_mean, H, z)), problem, shared=nbytes)
-    H_total, z_total = add_up(H, z, grid, qkv)
-    critical = made(N, count, dtype=np.int32)
-    launch(choice.sla_choose_kernel, (-(-N // choice.ROWS), heads, B), choice.THREADS, q_mean.reshape(-1),
-           z.reshape(-1), z_total.reshape(-1), critical.reshape(-1), problem, HS, shared=4 * choice.ROWS * N)
     y = empty((B, T, width // 3), qkv.dtype, like=qkv)
     if keeps:
         kept = Kept(critical, made(T), made(T), made(N, HS, HS, dtype=qkv.dtype), made(N, HS))
     else:  # stand-ins that are not written
+        H, z = parts
         kept = Kept(critical, z, z, H, z)
-    arguments = (flat, critical.reshape(-1), (H.reshape(-1), z.reshape(-1)),
-                 (H_total.reshape(-1), z_total.reshape(-1)), (weight.reshape(-1), bias), y.reshape(-1),
+    arguments = (qkv.reshape(-1), critical.reshape(-1), tuple(a.reshape(-1) for a in parts),
+                 tuple(a.reshape(-1) for a in totals), (weight.reshape(-1), bias), y.reshape(-1),
                  *(a.reshape(-1) for a in kept[1:]), problem, int(keeps))
     if version == 1:
         launch(kernels_v1[HS, "forward"], grid, BLOCK, *arguments)
