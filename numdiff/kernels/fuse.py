@@ -71,6 +71,8 @@ class Place:
     said: the shape, in words; shape: it from y's; flat, rows: the index as text, of what is in `uses`, too
     summed: the sum over rows of a gradient, where it is one; numpy: function(argument, y's shape), of NumPy's arrays
     loads: {neighbours: device function(argument, i)} in place of an index
+    Neighbours of y must be neighbours there. One without `rows` has no part in sums, and a gradient only where each
+    number is read once.
     """
 
     def __init__(self, said, shape=None, flat="", rows="", summed=None, loads=None, numpy=lambda a, shape: a, **uses):
@@ -136,8 +138,9 @@ _chains = {}  # what `fuse` has made
 def fuse(read, *operations, name=None, module=None, widths=None):
     """The `Fused` chain of fuse(read, *operations, write): one kernel, and one for its gradients.
 
-    read, write: places, EACH; name: of the kernels. A `ValueError` for what is no chain. The same operations give the
-    same chain; its kernels have a digest of the operations' code in their name, by which they are kept on disk.
+    read, write: EACH, or a place of one's own, as in resample.py; name: of the kernels. The same operations give the
+    same chain; its kernels have a digest of the operations' code in their name, by which they are kept on disk. A
+    `ValueError` for what is no chain.
     module: for numdiff's own, which have that module's name, and the neighbours a thread of each version, `widths`
     """
     *operations, write = operations or [None]
@@ -256,6 +259,9 @@ class Fused(Variants):
             if local["y"] in needed:  # an operation before needs its result: it is computed again
                 again.insert(0, self._call(operation, local))
                 needed.update(again[0][2])
+        if any(self.arguments[a].summed for a in found if a in self.arguments) and any(
+                place.flat and not place.rows for place in self.arguments.values()):
+            found, self.lacks = {}, "a place without rows has no part in sums"
         self.gradients = [a for a in self.arguments if a in found]
         self.kept = {a: place for a, place in self.arguments.items() if a in needed}
         sums = {a: (place, found[a]) for place in (PER_SAMPLE, PER_CHANNEL) for a in self.gradients
@@ -347,7 +353,9 @@ class Fused(Variants):
         if key not in self.chosen:
             self.chosen[key] = self._version(plan, like, version)
         version = self.chosen[key]
-        width, found = self.widths[version], {a: into[a] if a in into else empty_like(like) for a in plan.outputs}
+        width, found = self.widths[version], {
+            a: into[a] if a in into else empty(place.shape(shape), like.dtype, like=like)
+            for a, (place, _) in plan.outputs.items()}
         arrays = [a.reshape(-1) if is_device(a) else float32(a) if isinstance(a, (int, float)) else a
                   for a in (*given.values(), *found.values())]
         if not plan.sums:

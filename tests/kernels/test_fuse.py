@@ -1,5 +1,6 @@
 """Chains of operations: forward, backward, on every engine; what is refused; what their kernels are called."""
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from numdiff.device.planned import CARDS, Planned
 from numdiff.device.ptx import PtxDevice
 from numdiff.kernels.dropout import DROP, drop_operands
 from numdiff.kernels.elementwise import silu, silu_gradient
-from numdiff.kernels.fuse import EACH, NUMBER, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation, fuse, select
+from numdiff.kernels.fuse import EACH, NUMBER, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation, Place, fuse, select
 from numdiff.nn import Parameter, Tape, Tensor
 from numdiff.nn import functional as F
 from tests.conftest import exhaustive, numerical_gradient, relative_error, shapes, versions, where
@@ -77,6 +78,14 @@ def test_what_is_kept():
     text = CHAIN.text("backward", "naive")
     assert text.count("= step(") == text.count("= silu(") == 1 and " h" not in text
     assert fuse(EACH, JOINED, EACH).kept == {} and not fuse(EACH, JOINED, EACH).plans["backward"].steps
+
+
+def test_a_derivative_may_name_the_result(engine, rng):
+    sigmoid = Operation(lambda x: float32(1) / (float32(1) + math.exp(-x)), x=lambda dy, y: dy * y * (float32(1) - y))
+    for chain in (fuse(EACH, sigmoid, EACH), fuse(EACH, sigmoid, sigmoid, EACH)):
+        x, dy = rng.standard_normal((2, 3, 4))
+        dx, = chain.backward(engine(dy), engine(x))
+        engine.check(dx, numerical_gradient(chain.forward, x, dy), 1e-5)
 
 
 def test_a_result_is_a_new_array():
@@ -213,3 +222,10 @@ def test_the_text_compiles_for_every_capability():
     counters = upload(np.zeros(1, np.uint32), device), upload(np.zeros(2, np.uint32), device)
     chain.forward(x, *drop_operands(x.shape, 0.1, 1, 0, *counters))
     assert {key[1] for key in device.launched} == {f"{chain.name}_forward_kernel_v3"}
+
+
+def test_sums_beside_a_place_without_rows_are_refused():
+    reversed_place = Place("like x", lambda shape: shape, "y.size - 1 - i", numpy=lambda a, shape: a.reshape(-1)[::-1])
+    biased = Operation(lambda x, bias: x + bias, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED)
+    with pytest.raises(ValueError, match="since a place without rows has no part in sums"):
+        fuse(reversed_place, biased, EACH).backward(np.ones((2, 4), np.float32), None, None)
