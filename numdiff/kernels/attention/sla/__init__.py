@@ -20,7 +20,8 @@ SHAPES
     float32. T is at least 65; on a GPU HS is 32, 64 or 72.
 VERSIONS
     v1 naive: one thread a row, float32 sums, all head sizes, any type
-    v2 mma: float16 and bfloat16 on tensor cores, heads of 32 and 64; nine launches forward and backward, and three sums
+    v2 mma: float16 and bfloat16 on tensor cores, heads of 32 and 64; nine launches forward and backward,
+       and the sums of dW and db
 COST
     4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
     T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of
