@@ -143,6 +143,15 @@ def test_rounding_does_not_take_over(rng):
     assert np.isfinite(dqkv).all()
 
 
+@pytest.mark.parametrize("N, batch", [(2, 1), (256, 12), (64, 48), (64, 300), (1024, 6)])
+def test_the_queries_are_shared_out(N, batch):
+    """In as many rounds of blocks of threads as there are, or few more; nobody is left out."""
+    some = launcher.choose_some(N, batch, 132)
+    shares = -(-N // some)
+    assert (shares - 1) * some < N <= shares * some
+    assert -(-shares * batch // 264) * some <= 1.2 * max(1, N * batch / 264)
+
+
 @pytest.mark.parametrize("scores", [1, reference.MAX_SCORES])
 def test_however_it_is_cut(rng, monkeypatch, scores):
     qkv, dy, weight, bias, heads, order = problem(rng, (2, 200, 2, 8, "new"))

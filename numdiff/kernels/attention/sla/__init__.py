@@ -25,7 +25,7 @@ VERSIONS
 COST
     4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
     T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of
-    64 · HS: as many bytes as k and v for HS 64 in the type of qkv.
+    64 · HS: for HS 64 as much as k, in the type of qkv.
 SOURCE
     Zhang et al. 2025, arXiv:2509.24006.
 READ NEXT

@@ -30,6 +30,8 @@ from .tiles_half import THREADS
 
 SMALL_HEAD = 8  # which models do not have: the emulator's, where a thread's work would take minutes
 HALF_SIZES = 32, 64  # of version 2
+MAX_SHARES = 256  # of dW and db, to be added up for a head
+OF_SHARE = 0.4  # a share's bytes, written and read, in those of a block of queries
 RESIDENT = 2  # blocks of the queries kernel on a multiprocessor
 
 kernels_v1 = {(HS, name): kernel for HS in (SMALL_HEAD, *HEAD_SIZES) for name, kernel in zip(
@@ -50,8 +52,11 @@ def problem_of(qkv, heads, order, count):
 
 
 def choose_some(N, batch, multiprocessors):
-    """How many blocks of queries a block of version 2's queries kernel takes: as many as leave all busy once."""
-    return max(1, min(N, N * batch // (RESIDENT * multiprocessors)))
+    """How many blocks of queries a block of version 2's queries kernel takes: as ends soonest, and writes least."""
+    def rounds(shares):
+        return -(-shares * batch // (RESIDENT * multiprocessors)) * (-(-N // shares) + OF_SHARE)
+
+    return -(-N // min(range(1, min(N, MAX_SHARES) + 1), key=rounds))
 
 
 def add_up(x, small, grid, like):
