@@ -198,6 +198,7 @@ def test_the_gemm_gives_the_same_right_bits_in_each_order():
         assert np.array_equal(other, first)
 
 
+@exhaustive  # as the product
 def test_the_convolution_gives_the_same_right_bits_in_each_order():
     (first, want), *others = [run_conv(order, checks) for order, checks in
                               (("forward", False), ("reversed", True), ("shuffled", False))]

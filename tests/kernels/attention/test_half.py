@@ -4,7 +4,7 @@ import pytest
 
 from numdiff.kernels import attention as F
 from numdiff.kernels.attention import launcher
-from tests.conftest import on, shapes, versions, where
+from tests.conftest import on, quick, shapes, versions, where
 from tests.kernels.attention.test_unfused import make
 
 TOLERANCE = 2e-3
@@ -43,6 +43,7 @@ def check_both(engine, given, heads, order, wanted, version, count=2):
 @on()  # NumPy's float16 is no engine
 @where(lambda engine, shape: engine != "launch" or shape[2] != 6)  # the reference takes its time
 @where(lambda engine, shape, version: engine != "ptx" or shape[1] in (3, 67) or shape[1] == 64 and version is None)
+@quick(lambda engine, version: engine != "emulator" or version is not None)
 def test_float16(engine, rng, shape, version):
     *shape, order = shape
     given, heads, wanted = problem(rng, shape, order)
