@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..device import copy_into, download, is_device, upload, zeros
+from ..device import copy_into, download, is_device, side_by_side, upload, zeros
 from ..device.limits import multiprocessors_of
 from ..errors import UsageError
 from ..kernels.optimizer.adamw import Ranges, adamw_update
 from ..kernels.optimizer.grad_norm import global_norm
 from ..kernels.optimizer.loss_scale import loss_scale_update
 from ..kernels.optimizer.muon import Stack, alike, muon_update
+from ..kernels.optimizer.newton_schulz import newton_schulz_cost
 from ..kernels.optimizer.power_ema import exponents_of, power_ema_update
 from ..kernels.optimizer.step_state import (
     count_update,
@@ -194,16 +195,28 @@ class Muon(AdamW):
 
     def _lay_out(self):
         self.stacks, self.rest = _stacks(self.parameters, self.matrices)
+        if not is_device(self.parameters.data):  # for the cores to share: one matrix each, the largest first
+            singly = (stack._replace(starts=stack.starts[i:i + 1]) for stack in self.stacks
+                      for i in range(len(stack.starts)))
+            self._singly = sorted(singly, key=lambda s: -newton_schulz_cost((1, s.rows, s.columns))[1])
         self._trained_ranges = self.parameters.trained_ranges
 
     def _update_weights(self):
         weights, s = self.parameters, self.settings
         if weights.trained_ranges != self._trained_ranges:  # others were frozen since the last step
             self._lay_out()
-        for stack in self.stacks:
+
+        def update(stack):
             muon_update(weights.data, weights.grad, self.m, stack, self.updates, self.rate, self.gradient_norm,
                         self.momentum, s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=self.ema,
                         ema_decay=s.ema_decay, half=weights.half, ema_warmup=s.ema_warmup)
+
+        if is_device(weights.data):
+            for stack in self.stacks:
+                update(stack)
+        else:
+            for _ in side_by_side(update, self._singly):
+                pass
         self._adamw(0, weights.total, self.rest)
 
     def arrays(self):
