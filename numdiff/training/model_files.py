@@ -108,7 +108,7 @@ def read_model_file(path, weights="ema", ema_std=None):
         arrays[entry["name"]] = flat[start:start + count].reshape(entry["shape"])
     if meta.get("diffusion"):
         meta["diffusion"] = Diffusion(**meta["diffusion"]).options
-    if "m" in buffers:  # of a run, and not of a converted file
+    if "v" in buffers:  # a moment, whatever the optimizer: of a run, and not of a converted file
         meta["weights"] = "ema" if name == "ema" else "raw"
     return {**defaults_of(kinds.get(meta["model"]).model_class), **meta["model_options"]}, arrays, meta
 
@@ -228,7 +228,7 @@ def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
         if guess:  # what the user says of a run is said of the file where that is silent
             silent = not {"diffusion", "betas", "alphas_cumprod"} & told.keys()
             path = diffusion.get("path") if silent else None
-            usual = (path or foreign.usual_path(options)) == "discrete"
+            usual = "diffusion" not in told and (path or foreign.usual_path(options)) == "discrete"
             diffusion = {"path": path, "rescale_timesteps": diffusion.get("rescale_timesteps") if usual else None}
             diffusion = {name: value for name, value in diffusion.items() if value is not None}
         diffusion = complete_diffusion(source, foreign.may_rescale, told, diffusion, foreign.usual_path(options))
@@ -295,10 +295,6 @@ def complete_diffusion(source, may_rescale, told, given, usual_path="discrete"):
         schema.check(told.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "it")
     except schema.Mismatch as error:
         raise NumdiffError(f"the diffusion of {source} cannot be used ({error}): save the file again.") from None
-    try:
-        schema.check(told.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "its diffusion")
-    except schema.Mismatch as error:
-        raise NumdiffError(f"cannot use {source}: {error}; export it again.") from None
     found = {**told.get("diffusion", {}), **schedule_of_tables(source, told, given)}
     path = given.get("path") or found.get("path") or ("discrete" if found else usual_path)
     if path != "discrete":
