@@ -12,11 +12,13 @@ is another default: in Python one asks for little, on the command line for a goo
 
     python -m numdiff.settings      writes numdiff/arguments.pyi, which tells editors and type checkers of the arguments
 """
+import contextlib
 import difflib
 import inspect
 import math
 import numbers
 import pathlib
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -375,6 +377,18 @@ def check_value(line, value, shown=None, limits=True):
 def flag(name):
     """The command line's name of a setting."""
     return "--model" if name == "architecture" else "--" + name.replace("_", "-")
+
+
+ARGUMENTS = re.compile(r"\b(cfg_(scale|interval|channels)|guide_scale|time_shift|s_(churn|tmin|tmax|noise))\b")
+
+
+@contextlib.contextmanager
+def as_options():
+    """Context: a `UsageError` of `Sampling` calls its arguments as the command line does."""
+    try:
+        yield
+    except UsageError as error:
+        raise type(error)(ARGUMENTS.sub(lambda name: flag(name[0]), str(error))) from None
 
 
 def say(value):

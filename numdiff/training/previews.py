@@ -3,6 +3,7 @@ import numpy as np
 
 from ..diffusion import Sampling
 from ..distributed.together import make_together
+from ..settings import as_options
 
 SEED = 1  # of the first image of every grid, the same in all of them, so that one sees the samples improve
 BATCH = 16  # images sampled together, at least
@@ -56,7 +57,8 @@ class Previews:
     def check(self):
         """Raise a `UsageError` where no samples could be drawn so, which should be known before the first step."""
         if draws(self.options, self.trainer.model) and self.stop > self.first:
-            self._sampling = self._make_sampling()
+            with as_options():
+                self._sampling = self._make_sampling()
 
     def rehearse(self):
         """Launch every kernel that drawing launches, and read nothing back."""

@@ -16,7 +16,7 @@ from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, visibly
 from ..files import check_output
 from ..progress_bar import progress_bar
-from ..settings import flag
+from ..settings import as_options, flag
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import load
@@ -90,7 +90,8 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
         if labels is not None:  # several take turns, over the images or over the rows of slerp
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
         how = count, steps, sampler or "ddim", eta, seed, labels, batch
-        sampling = Sampling(model, *how, **more)
+        with as_options():
+            sampling = Sampling(model, *how, **more)
         compile_for(model, plan_sampling(model, *how, **more), communicator)
         if not sampling.pixels and (grid or animation):
             raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give "
