@@ -195,6 +195,8 @@ def measure(model, steps, warmup, versus, modes, torch_precision, **given):
     from numdiff.benchmark.step import bench_step
     from numdiff.training.options import resolve
 
+    if versus and given.get("optimizer") is None:
+        given["optimizer"] = "adamw"  # PyTorch's, whatever the preset has
     options = resolve({"model": model, **given})
     pairs = torch_pairs(options, versus, modes, torch_precision)
     echo_model(options)
@@ -220,7 +222,7 @@ def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):
     from numdiff.files import check_output, write_text
     from numdiff.training.options import resolve
 
-    options = resolve({"model": model, **given})
+    options = resolve({"model": model, "optimizer": "adamw", **given})  # PyTorch's, whatever the preset has
     check_picture(png)
     if csv:
         check_output("the rows", csv)

@@ -150,7 +150,8 @@ def _help(line, model):
     if any(value != values[0][1] for _, value in values):
         if model is None:
             return f"{line.help}  [default: the preset's]"
-        return f"{line.help}  [{'; '.join(f'{preset}: {text(value)}' for preset, value in values)}]"
+        told = "; ".join(f"{preset}: {text(value)}" for preset, value in values if value is not None)
+        return f"{line.help}  [{told}]"
     return line.help + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")
 
 

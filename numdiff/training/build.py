@@ -156,6 +156,15 @@ def describe_model(options, sizes):
     return kinds.get(options.model).describe(options, sizes)
 
 
+def describe_preset(options):
+    """One line about what of its preset's objective and optimizer a run does without; empty if it has them."""
+    values = kinds.get(options.model).presets.get(options.preset, {})
+    own = {"path": options.path, "loss": options.loss or options.prediction, "time_sampling": options.time_sampling,
+           "optimizer": options.optimizer}
+    left = [f"{name.replace('_', ' ')} {values[name]}" for name in own if own[name] != values.get(name, own[name])]
+    return f"{options.preset}, but without its {', '.join(left)}" if left else ""
+
+
 def describe_frozen(patterns, shapes):
     """One line about how many parameters are trained; patterns: of --freeze; shapes: {name: shape} of the model's."""
     frozen = frozen_by(patterns, shapes)
@@ -226,6 +235,8 @@ def describe_without_training(options):
             yield f"init      {line}"
     if options.freeze:
         yield f"frozen    {describe_frozen(options.freeze, shapes_of(options.model, sizes))}"
+    if left := describe_preset(options):
+        yield f"preset    {left}"
     flops = 3 * options.batch * kinds.get(options.model).forward_flops(sizes)
     yield f"diffusion {describe_diffusion(diffusion_options(options))}"
     yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "

@@ -20,6 +20,8 @@ from . import kinds
 from .precision import ON_TENSOR_CORES, automatic, gpu_capability
 
 OPTIONS_BYTES = 1 << 20  # of an options.json
+# What a preset says of its path: one choice, of which nothing is taken where the user's settings ask for another path.
+PATH = ("path", "loss", "time_sampling", "noise_mean", "noise_std", "time_shift", "sigma_data")
 PRESETS = {name: kind.presets for name, kind in kinds.KINDS.items()}  # for code that goes through all of them
 
 
@@ -129,7 +131,7 @@ def resolve(given, capability=None):
     emoji = {} if given.get("data") else dict(kind.emoji.get(preset, {}))
     if "num_classes" in given:  # a number of classes is wanted, not the preset's few
         emoji.pop("classes", None)
-    options = TrainOptions(**{**kind.presets[preset], **emoji, **given, "model": model, "preset": preset,
+    options = TrainOptions(**{**_of_preset(kind, preset, given), **emoji, **given, "model": model, "preset": preset,
                               "device": device})
     options.precision = _precision(options.precision, device, capability)
     if "warmup_steps" not in given:  # a run made shorter than its preset keeps a warm-up in proportion
@@ -160,9 +162,33 @@ def resolve(given, capability=None):
     return options
 
 
+def _of_preset(kind, preset, given):
+    """{setting: value} of a preset that suits what was given.
+
+    Its path is left out where a path is given, or what only whole timesteps have; a loss is of its prediction, log σ's
+    mean and deviation of its way to draw t, and a learning rate of its optimiser.
+    """
+    values = dict(kind.presets[preset])
+    if values.get("path", "discrete") != "discrete":
+        whole = any(name in given for name in ("path", "schedule", "diffusion_steps", "min_snr_gamma"))
+        sizes = TrainOptions(**{**values, **given, "model": kind.name})
+        if whole or given.get("learn_sigma", kind.learns_sigma(sizes)):
+            for name in PATH:
+                values.pop(name, None)
+    if given.get("prediction", values.get("prediction")) != values.get("prediction"):
+        values.pop("loss", None)
+    if given.get("time_sampling", "logit-normal") != "logit-normal":
+        values.pop("noise_mean", None)
+        values.pop("noise_std", None)
+    rates = kind.rates.get(preset, {})
+    if given.get("optimizer") in rates:
+        values["learning_rate"] = rates[given["optimizer"]]
+    return values
+
+
 def _resolve_objective(options, given):
-    """What a path has of its own, where the preset's is for whole timesteps."""
-    if options.path == "discrete":
+    """What a given path has of its own, where the preset's is for whole timesteps."""
+    if "path" not in given or options.path == "discrete":
         return
     for name in ("schedule", "diffusion_steps"):
         if name in given:

@@ -40,6 +40,7 @@ from .build import (
     describe_model,
     describe_muon,
     describe_precision,
+    describe_preset,
     describe_profiles,
     model_options,
     open_data,
@@ -195,6 +196,8 @@ def describe(options, dataset, trainer):
     if options.freeze:
         shapes = {name: parameter.shape for name, parameter in model.parameters.parameters.items()}
         yield f"frozen    {describe_frozen(options.freeze, shapes)}"
+    if left := describe_preset(options):
+        yield f"preset    {left}"
     yield f"diffusion {describe_diffusion(trainer.diffusion.options)}"
     shared = f"{ranks} × {part.batch}" if ranks > 1 else f"{options.batch}"
     yield (f"step      batch {shared} in {part.batch // part.microbatch} part(s), "

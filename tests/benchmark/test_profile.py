@@ -20,12 +20,13 @@ from numdiff.training.options import resolve
 
 from .fake_gpu import EVENT_MS, FakeGpu
 
-TINY_DIT = {"model": "dit", "preset": "tiny", "image_size": 4, "batch": 1, "patch_size": 4, "hidden_size": 8,
-            "depth": 1, "heads": 1, "class_cond": False, "mlp_ratio": 1.0}
+TINY_DIT = {"model": "dit", "preset": "tiny", "optimizer": "adamw", "image_size": 4, "batch": 1, "patch_size": 4,
+            "hidden_size": 8, "depth": 1, "heads": 1, "class_cond": False, "mlp_ratio": 1.0}
 
 
 def small_unet(**more):
-    return resolve({"model": "unet", "preset": "tiny", "device": "cpu", "image_size": 16, "batch": 2, **more})
+    return resolve({"model": "unet", "preset": "tiny", "optimizer": "adamw", "device": "cpu", "image_size": 16,
+                    "batch": 2, **more})
 
 
 @pytest.fixture(scope="module")

@@ -244,7 +244,7 @@ def test_train_resume_sample(tmp_path, monkeypatch):
     assert done.exit_code == 1 and "has done its 1 steps" in done.output
     again = run("train", "unet", "--resume", run_dir, "--steps", 2)
     assert again.exit_code == 0 and (run_dir / checkpoint_name(2)).exists(), again.output
-    other = run("train", "unet", *SMALL, "--steps", 1, "--num-res-blocks", 2)
+    other = run("train", "unet", *SMALL, "--steps", 1, "--num-res-blocks", 2, "--path", "discrete")
     assert other.exit_code == 0
     (run_dir / checkpoint_name(3)).write_bytes(
         (tmp_path / "runs" / "00001-unet-tiny" / checkpoint_name(1)).read_bytes())

@@ -2,10 +2,10 @@
 
     python tests/reference/benchmark.py [--steps N] [--warmup N] [--batch N] [--threads N] [--channels-last]
 
-One step is what `numdiff train unet --preset tiny` does in one: forward, MSE, backward, clipping by global norm, AdamW
-and the average of the weights, in float32 on random images. Compare with
+One step is what `numdiff train unet --preset tiny --optimizer adamw` does in one: forward, MSE, backward, clipping by
+global norm, AdamW and the average of the weights, in float32 on random images. Compare with
 
-    numdiff bench step unet --preset tiny --device cpu
+    numdiff bench step unet --preset tiny --optimizer adamw --device cpu
 """
 import argparse
 import statistics
@@ -64,7 +64,7 @@ def main():
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads, batch {arguments.batch}: median "
           f"{statistics.median(times) * 1e3:.1f} ms of {len(times)} steps ({min(times) * 1e3:.1f} to "
           f"{max(times) * 1e3:.1f})")
-    print("compare with: numdiff bench step unet --preset tiny --device cpu"
+    print("compare with: numdiff bench step unet --preset tiny --optimizer adamw --device cpu"
           + ("" if arguments.batch == TINY["batch"] else f" --batch {arguments.batch}"))
 
 

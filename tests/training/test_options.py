@@ -7,6 +7,7 @@ import pytest
 import numdiff.device
 import numdiff.training.options as options_module
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.training.build import describe_preset
 from numdiff.training.options import PRESETS, TrainOptions, check, resolve, resolve_resumed, settings_of
 from numdiff.training.precision import precision_on
 
@@ -176,16 +177,19 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"path": "edm", "diffusion_steps": 100}, "--diffusion-steps 100 does not go with --path edm"),
     ({"path": "linear", "learn_sigma": True}, "--learn-sigma does not go with --path linear"),
     ({"min_snr_gamma": 5.0, "learn_sigma": True}, "--learn-sigma does not go with --min-snr-gamma 5.0"),
-    ({"prediction": "edm"}, "--prediction edm is of the preconditioning of --path edm, and not of --path discrete"),
+    ({"prediction": "edm"}, "--prediction edm is of the preconditioning of --path edm, and not of --path linear"),
+    ({"path": "discrete", "loss": "edm"}, "--loss edm is of the preconditioning of --path edm, and not of --path disc"),
     ({"path": "linear", "loss": "edm"}, "--loss edm is of the preconditioning of --path edm, and not of --path linear"),
-    ({"noise_mean": 1.0}, "--noise-mean 1.0 does not go with --path discrete: leave it out, or give --path linear or"),
+    ({"path": "discrete", "noise_mean": 1.0}, "--noise-mean 1.0 does not go with --path discrete: leave it out, or gi"),
+    ({"schedule": "linear", "noise_mean": 1.0}, "--noise-mean 1.0 does not go with --path discrete: leave it out"),
+    ({"sigma_data": 0.3}, "--sigma-data 0.3 does not go with --path linear: leave it out, or give --path edm"),
     ({"path": "linear", "noise_std": 1.0}, "--noise-std 1.0 does not go with --time-sampling uniform"),
     ({"path": "linear", "time_sampling": "logit-normal", "noise_mean": float("nan")}, "--noise-mean nan must be a fin"),
     ({"path": "linear", "time_sampling": "logit-normal", "noise_std": 0.0}, "--noise-std 0.0 must be at least 0.001"),
     ({"path": "edm", "rescale_timesteps": True}, "--rescale-timesteps does not go with --path edm"),
     ({"path": "edm", "time_shift": 3.0}, "--time-shift 3.0 does not go with --path edm"),
     ({"loss": "v", "min_snr_gamma": 5.0}, "--loss v and --min-snr-gamma 5.0 exclude each other"),
-    ({"sample_steps": 2000}, "--sample-steps 2000 is more than --diffusion-steps 1000"),
+    ({"path": "discrete", "sample_steps": 2000}, "--sample-steps 2000 is more than --diffusion-steps 1000"),
     ({"cfg_interval": (0.3, 5.0)}, "--cfg-interval 0.3,5.0 limits the guidance of the grids, and there is none"),
     ({"cfg_interval": (5.0, 0.3)}, "--cfg-interval 5.0,0.3 must be two noise levels sigma"),
     ({"cfg_interval": (5.0,)}, "--cfg-interval 5.0 must be two noise levels sigma"),
@@ -209,8 +213,8 @@ def test_refused(given, sentence):
 
 
 def test_a_path_brings_what_it_predicts_and_learns_no_variance():
-    """In place of what the preset has for whole timesteps; what is given counts."""
-    assert resolve_cpu().prediction == "x_0" and resolve_cpu().path == "discrete"
+    """In place of what the preset has; what is given counts."""
+    assert resolve_cpu(path="discrete").prediction == "x_0" and resolve_cpu(preset="unet64").path == "discrete"
     for path, prediction in (("linear", "flow"), ("edm", "edm")):
         options = resolve_cpu(model="dit", architecture="DiT-S/8", path=path, image_size=64)
         assert options.prediction == prediction and options.learn_sigma is False
@@ -218,6 +222,56 @@ def test_a_path_brings_what_it_predicts_and_learns_no_variance():
     assert resolve_cpu(model="dit", architecture="DiT-S/8", image_size=64).learn_sigma is True
     assert resolve_cpu(model="dit", architecture="DiT-S/8", image_size=64, min_snr_gamma=5.0).learn_sigma is False
     assert resolve_cpu(path="linear", sample_steps=2000).sample_steps == 2000
+
+
+JIT = {"path": "linear", "prediction": "x_0", "loss": "flow", "time_sampling": "logit-normal", "noise_mean": 0.8,
+       "noise_std": 0.8}
+PLAIN = {"path": "discrete", "prediction": "x_0", "loss": None, "time_sampling": "uniform", "noise_mean": None,
+         "noise_std": None, "schedule": "cosine"}
+
+
+@pytest.mark.parametrize("given, expected", [
+    ({}, JIT), ({"learn_sigma": False}, JIT), ({"noise_mean": 0.0}, {**JIT, "noise_mean": 0.0}),
+    ({"rescale_timesteps": True, "time_shift": 3.0}, JIT), (JIT, JIT),
+    ({"prediction": "v"}, {**JIT, "prediction": "v", "loss": None}),
+    ({"prediction": "v", "loss": "flow"}, {**JIT, "prediction": "v"}), ({"loss": "x_0"}, {**JIT, "loss": "x_0"}),
+    ({"time_sampling": "uniform"}, {**JIT, "time_sampling": "uniform", "noise_mean": None, "noise_std": None}),
+    ({"path": "discrete"}, PLAIN), ({"schedule": "linear"}, {**PLAIN, "schedule": "linear"}),
+    ({"diffusion_steps": 500}, PLAIN), ({"min_snr_gamma": 5.0}, PLAIN), ({"learn_sigma": True}, PLAIN),
+    ({"prediction": "eps", "learn_sigma": True}, {**PLAIN, "prediction": "eps"}),
+    ({"path": "linear"}, {**PLAIN, "path": "linear", "prediction": "flow"}),
+    ({"path": "linear", "min_snr_gamma": 5.0}, {**PLAIN, "path": "linear", "prediction": "flow"}),
+    ({"path": "edm"}, {**PLAIN, "path": "edm", "prediction": "edm"})])
+@pytest.mark.parametrize("model", ["unet", "dit"])
+def test_a_presets_path_is_one_choice(model, given, expected):
+    """None of it is left where other settings ask for another path; a loss goes with its prediction."""
+    options = resolve_cpu(model=model, **given)
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert {name: getattr(options, name) for name in given} == given
+
+
+def test_a_dit_that_learns_a_variance_by_default_has_whole_timesteps():
+    given = {"model": "dit", "architecture": "DiT-S/4"}
+    assert (resolve_cpu(**given).path, resolve_cpu(**given).learn_sigma) == ("discrete", True)
+    assert resolve_cpu(**given, learn_sigma=False).path == "linear"
+    assert resolve_cpu(model="dit", architecture="LightningDiT-S/2").path == "linear"
+
+
+def test_a_presets_learning_rate_is_of_its_optimizer():
+    for model, muon, adamw in (("unet", 2e-3, 1e-3), ("dit", 4e-3, 2e-3)):
+        assert (resolve_cpu(model=model).optimizer, resolve_cpu(model=model).learning_rate) == ("muon", muon)
+        assert resolve_cpu(model=model, optimizer="adamw").learning_rate == adamw
+        assert resolve_cpu(model=model, optimizer="muon").learning_rate == muon
+        assert resolve_cpu(model=model, optimizer="adamw", learning_rate=3e-4).learning_rate == 3e-4
+    assert resolve_cpu(preset="unet64", optimizer="muon").learning_rate == 5e-4
+
+
+def test_the_log_tells_what_of_its_preset_a_run_does_without():
+    assert describe_preset(resolve_cpu()) == describe_preset(resolve_cpu(prediction="flow")) == ""
+    assert describe_preset(resolve_cpu(schedule="linear", optimizer="adamw")) == (
+        "tiny, but without its path linear, loss flow, time sampling logit-normal, optimizer muon")
+    assert describe_preset(resolve_cpu(path="linear")) == "tiny, but without its time sampling logit-normal"
+    assert describe_preset(resolve_cpu(preset="unet64", path="edm")) == ""
 
 
 def test_wrong_values_are_told_before_the_gpu_is_looked_for(monkeypatch):
@@ -320,7 +374,9 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
 def test_what_belongs_to_another_setting_needs_it():
     assert resolve_cpu(optimizer="muon", muon_momentum=0.9).muon_momentum == 0.9
     assert resolve_cpu(ema_std=(0.1,), ema_snapshots=4).ema_snapshots == 4
-    with pytest.raises(UsageError, match="--muon-momentum 0.9 needs --optimizer muon"):
-        resolve_cpu(muon_momentum=0.9)
+    assert resolve_cpu(muon_momentum=0.9).optimizer == "muon"  # the preset's
+    for given in ({"optimizer": "adamw"}, {"preset": "unet64"}):
+        with pytest.raises(UsageError, match="--muon-momentum 0.9 needs --optimizer muon"):
+            resolve_cpu(muon_momentum=0.9, **given)
     with pytest.raises(UsageError, match="--ema-snapshots 4 needs --ema-std"):
         resolve_cpu(ema_snapshots=4)

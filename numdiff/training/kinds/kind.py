@@ -34,6 +34,7 @@ class ModelKind:
     name: on the command line and in files; title: in texts; model: where its class is
     settings: the class with its own settings, whose heading in help is the title
     presets: {name: {setting: value}}; default_preset: {"cpu", "cuda": name}
+    rates: {preset: {optimizer: learning rate}} where that optimizer is given instead of the preset's
     emoji: {preset: {setting: value}} filled in, too, where the dataset is the default one
     measured: its own settings that `bench` and `profile` have as options; sampled: those of `bench sample`
     check: where a function is that refuses options with which no model can be laid out
@@ -52,6 +53,7 @@ class ModelKind:
     settings: type
     presets: dict
     default_preset: dict
+    rates: dict = field(default_factory=dict)
     emoji: dict = field(default_factory=dict)
     measured: tuple = ()
     sampled: tuple = ()
