@@ -509,8 +509,6 @@ IN_KERNELS = {
                                           "sla legacy", 1, "bounds", ("q = load4(q_mean",)),
     "sla, a list too long": InKernel("attention.sla.choice", "key == least and cuda", "key <= least and cuda",
                                      "sla legacy", 1, "race", ("critical[to +",)),
-    "bias, channel": InKernel("bias", "i // sample * C + i % C]", "i // sample * C + i % C + 1]", "channel_add", 1,
-                              "bounds", ("e[i // sample",)),
     "embedding, misaligned": InKernel("embedding", "uint32(label) * channels + c)", "uint32(label) * channels + c + 2)",
                                       "embedding", 2, "alignment", ("load4(weight",)),
 }
