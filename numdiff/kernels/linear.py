@@ -40,6 +40,7 @@ READ NEXT
 import numpy as np
 
 from ..device import fill_zero, is_device, over_batch
+from ..device.limits import multiprocessors_of
 from ..dtypes import working_type
 from .any_batch import blocks, filled, rows_of_a_sample
 from .concat import Pair
@@ -66,6 +67,7 @@ from .transformer.gate import gate_forward
 from .transformer.swiglu import swiglu_backward, swiglu_forward
 from .versions import versions_by_name
 
+GATE_ROUNDS = 2  # tiles of 128 × 192 of a block, at least, where the product takes the gate in
 LEAST_ROWS = 256  # of a product, where `any_batch` cuts the batch
 
 
@@ -222,9 +224,12 @@ def linear_gate_forward(x, weight, bias, residual, gate):
 
 
 def linear_gate_supports(x, gate, *weights):
-    """True where a layer on x (B, T, K), with one of these weights, takes `gate` and a residual like its result."""
+    """True where a layer on x (B, T, K), with one of these weights, takes `gate` and a residual like its result, and it
+    pays: a block has several tiles, so that the residual arrives while another is multiplied."""
+    tiles = -(-x.shape[0] * x.shape[1] // 128) * min(-(-weight.shape[0] // 192) for weight in weights)
     return (all(gelu_supports(x, *weight.shape) for weight in weights) and x.shape[1] % 16 == 0
-            and gate.dtype == x.dtype and as_columns(gate).flat.offset % 4 == 0)
+            and gate.dtype == x.dtype and as_columns(gate).flat.offset % 4 == 0
+            and tiles >= GATE_ROUNDS * multiprocessors_of(x))
 
 
 def linear_layer_scale_forward(x, weight, bias, scale, residual, keeps_z=True):
