@@ -19,14 +19,14 @@ VERSIONS
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     qk_norm_rope_forward, 64×256×2304, 64, heads 12, float16 (training)
-        v1       985 µs      153 GB/s    4 % of memory
-        v2*     45.2 µs    3,345 GB/s   81 % of memory   21.8 × v1
+        v1       990 µs      153 GB/s    4 % of memory
+        v2*     44.3 µs    3,408 GB/s   83 % of memory   22.3 × v1
     qk_norm_rope_forward, 64×256×2304, 64, heads 12, float16
-        v1       458 µs      220 GB/s    5 % of memory
-        v2*     32.4 µs    3,109 GB/s   76 % of memory   14.1 × v1
+        v1       457 µs      221 GB/s    5 % of memory
+        v2*     30.3 µs    3,324 GB/s   81 % of memory   15.1 × v1
     qk_norm_rope_backward, 64×256×2304, 64×256×1536, heads 12, float16
-        v1    15,883 µs     9.52 GB/s    0 % of memory
-        v2*     57.1 µs    2,645 GB/s   64 % of memory    278 × v1
+        v1    15,997 µs     9.45 GB/s    0 % of memory
+        v2*     47.7 µs    3,168 GB/s   77 % of memory    335 × v1
 LAUNCH
     v1 ceil(heads of all tokens / 256) blocks of 256 threads. v2 grid (tokens, chunks of images, parts), 256 threads: a
     block has eight tokens of q, of k or, out of place, of v. `choose_chunk` cuts the images so that all blocks run at
