@@ -425,7 +425,10 @@ def transfer(batch, size, channels, repeats, **given):
     ("--versus", {"type": click.Choice(["torch"]), "help": "Also measure PyTorch's block, eagerly and compiled."}))
 @settings("device", "precision")
 def block(batch, size, channels, repeats, versus, **given):
-    """Measure one ConvNeXt block, forward and with its backward pass, on a GPU and on the CPU."""
+    """Measure one ConvNeXt block, forward and with its backward pass, on a GPU and on the CPU.
+
+    With --device cuda the CPU is left out.
+    """
     from numdiff.benchmark.block import MODES, bench_block
     from numdiff.benchmark.torch_step import require_torch
     from numdiff.errors import UsageError
@@ -438,7 +441,7 @@ def block(batch, size, channels, repeats, versus, **given):
     options = resolve(given)
     echo(f"block        {batch}×{size}×{size}×{channels}, 7×7, inside {4 * channels} channels")
     rows = bench_block(options.device, options.precision, batch, size, channels, MODES if versus else (), repeats,
-                       lambda what: click.echo(f"measuring    {what} …", err=True))
+                       lambda what: click.echo(f"measuring    {what} …", err=True), given.get("device") != "cuda")
     echo(f"{'':28s} forward ms  with backward ms  against numdiff")
     for row in rows:
         if "fault" in row:

@@ -86,19 +86,20 @@ def _ours(backend, precision, shape, repeats):
 
 
 def bench_block(device="auto", precision="fp16", batch=32, size=32, channels=128, modes=(), repeats=20,
-                report=lambda what: None):
-    """Times of one block, of images (batch, size, size, channels): dicts of where, forward, both (seconds), and against
-    (how many times numdiff's on that device) or a fault.
+                report=lambda what: None, cpu=True):
+    """Times of one block, of images (batch, size, size, channels), as they are measured: dicts of where, forward, both
+    (seconds), and against (how many times numdiff's on that device) or a fault.
 
-    device: "cpu", or a GPU, whose rows come first; precision: the GPU's; the CPU computes in float32
+    device: "cpu", or a GPU, whose rows come first; cpu: whether the CPU is measured after it
+    precision: the GPU's; the CPU computes in float32
     modes: PyTorch's, of MODES; report: is told what is measured
     """
-    backend, shape, rows = get_backend(device), (batch, size, channels), []
-    for where in (None,) if backend is None else (backend, None):
+    backend, shape = get_backend(device), (batch, size, channels)
+    for where in (None,) if backend is None else (backend, None) if cpu else (backend,):
         name, precision_, repeats_ = ("CPU", "fp32", min(repeats, 3)) if where is None else ("GPU", precision, repeats)
         report(f"numdiff, {name}")
         ours = _ours(where, precision_, shape, repeats_)
-        rows.append({"where": f"numdiff, {name}, {precision_}", "forward": ours[0], "both": ours[1]})
+        yield {"where": f"numdiff, {name}, {precision_}", "forward": ours[0], "both": ours[1]}
         for mode in modes:
             report(f"PyTorch {mode}, {name}")
             row = {"where": f"PyTorch {mode}, {name}, {precision_}"}
@@ -108,5 +109,4 @@ def bench_block(device="auto", precision="fp16", batch=32, size=32, channels=128
                 row |= {"forward": forward, "both": both, "against": (forward / ours[0], both / ours[1])}
             except Exception as fault:  # a failure in PyTorch must not hide numdiff's figures
                 row["fault"] = f"{type(fault).__name__}: {fault}".splitlines()[0]
-            rows.append(row)
-    return rows
+            yield row

@@ -22,6 +22,8 @@ def test_on_a_gpu_and_the_cpu(monkeypatch):
     ours, cpu = block.bench_block("cuda", "fp16", 1, 4, 8, repeats=1)
     assert gpu.captured == 2 and "GPU, fp16" in ours["where"] and "CPU, fp32" in cpu["where"]
     assert all(row[what] > 0 for row in (ours, cpu) for what in ("forward", "both"))
+    alone, = block.bench_block("cuda", "fp16", 1, 4, 8, repeats=1, cpu=False)
+    assert "GPU" in alone["where"]
 
 
 def test_three_launches_forward():
@@ -47,7 +49,7 @@ def test_command():
 
 @needs("torch")
 def test_beside_torch():
-    rows = block.bench_block("cpu", "fp32", 1, 4, 8, ("eager",), repeats=1)
+    rows = list(block.bench_block("cpu", "fp32", 1, 4, 8, ("eager",), repeats=1))
     assert "fault" not in rows[1] and rows[1]["against"][0] > 0
 
 
