@@ -275,7 +275,7 @@ def test_two_ranks_start_from_the_same_weights(tmp_path, runs):
     one, two = (load_checkpoint(newest_checkpoint(tmp_path / name / "00000-unet-tiny"))[0] for name in ("one", "two"))
     before = weights(runs["unet"], "ema")
     for name in ("parameters", "ema"):
-        assert relative_error(two[name], one[name]) < 1e-5
+        assert relative_error(two[name], one[name]) < 1e-4  # Muon makes more of what rounding did
     trained = weights(tmp_path / "two" / "00000-unet-tiny")
     for name, array in before.items():
         assert np.array_equal(trained[name], array) == name.startswith("input_blocks.") or name == "label_emb.weight"

@@ -325,6 +325,7 @@ def test_where_a_gate_is_part_of_the_product(engine, monkeypatch):
         return linear_gate_supports(engine(np.zeros((2, tokens, width)), dtype), engine(np.zeros((2, 8)), gate_dtype),
                                     engine(np.zeros((8, width)), dtype))
     assert not supports()
+    monkeypatch.setattr(linear, "GATE_COLUMNS", 0)
     monkeypatch.setattr(linear, "GATE_ROUNDS", 0)
     assert supports() and not supports(tokens=24) and not supports(width=12)
     assert not supports(dtype=np.float32, gate_dtype=np.float32) and not supports(gate_dtype=np.float32)
