@@ -42,8 +42,8 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 # "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
 REPEATED = re.compile("|".join((
-    # a thread's loops are those of HS 8; lists of several lengths, of either kind, are in float16, T 130
-    r"sla(_backward)?: (new, HS \d\d, .* v1|float16, new, HS 8, .*|float16, .*T 65.*|bfloat16, .*)",
+    # a thread's loops are those of HS 8; a list and what is left, with a tail, are in float16, HS 32, T 65
+    r"sla(_backward)?: (new, HS \d\d, .* v1|float16, new, HS 8, .*|float16, (legacy|.*T 130|.*share 1).*|bfloat16, .*)",
     # two tiles of queries; those of keys are seen with T 65. Other cases have both layouts and these head sizes
     r"flash_attention.*: .*T 66.*", r"flash_attention(_backward)?: (new, HS 32|legacy, HS 64), T 3.* v[24]",
     r"attention(_backward)?: new .*", r"flash_attention: legacy, HS (64|72), T 2.* v2",
