@@ -399,11 +399,18 @@ def depthwise_weight_gradient_kernel_v3(dy, x, partial, tiles, chunk, slices, im
 
 
 KEYS = [(kernel, columns) for kernel in KERNELS for columns in WIDTHS]
+
+
+def bounds(key, threads):
+    """launch_bounds: with three taps ptxas keeps to few registers and spills one unless it is told how many may be."""
+    return (threads, 512 // threads) if key[0] == 3 else threads
+
+
 FORWARD = Variants(KEYS, lambda key: specialise(
-    depthwise_forward_kernel_v3, launch_bounds=FORWARD_THREADS, K=key[0], COLUMNS=key[1],
+    depthwise_forward_kernel_v3, launch_bounds=bounds(key, FORWARD_THREADS), K=key[0], COLUMNS=key[1],
     THREADS=FORWARD_THREADS, FETCHES=4, ROWS=TILE_ROWS, SLICE=CHANNELS))
 WEIGHT_GRADIENT = Variants(KEYS, lambda key: specialise(
-    depthwise_weight_gradient_kernel_v3, launch_bounds=GRADIENT_THREADS, K=key[0], COLUMNS=key[1],
+    depthwise_weight_gradient_kernel_v3, launch_bounds=bounds(key, GRADIENT_THREADS), K=key[0], COLUMNS=key[1],
     THREADS=GRADIENT_THREADS, FETCHES=2, ROWS=TILE_ROWS, SLICE=CHANNELS))
 
 

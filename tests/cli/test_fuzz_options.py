@@ -8,6 +8,7 @@ import pytest
 
 from numdiff_cli.main import main
 from tests.cli.fuzz_options import cases, commands, fault_of, prepared, share
+from tests.conftest import exhaustive
 
 PART = 40  # of so many command lines one is tried here
 
@@ -63,6 +64,7 @@ def test_a_run_that_memory_cannot_hold_is_refused(monkeypatch):
         assert result.exit_code == 2 and "GiB of memory, and this machine has 1.0: give a smaller" in result.output
 
 
+@exhaustive
 def test_closed_streams(tmp_path):
     """What is written goes into its file, and nothing else does."""
     command = f"{sys.executable} -c 'from numdiff_cli.main import main; main()'"

@@ -159,7 +159,7 @@ def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, mode
     for values, found in (*results, resumed):
         assert len(values) == 20
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
-        assert relative_error(found, weights) < 1e-4
+        assert relative_error(found, weights) < 1e-3  # Muon's steps are as large where the gradient is mostly rounding
 
 
 @needs("mpi")

@@ -23,7 +23,7 @@ from numdiff.training.checkpoint import (
     save_checkpoint,
     why_damaged,
 )
-from tests.conftest import needs
+from tests.conftest import exhaustive, needs
 
 META = {"format": "numdiff-checkpoint", "version": 1, "step": 7, "losses": [0.5, None], "name": "∂"}
 
@@ -224,6 +224,7 @@ while True:
 """
 
 
+@exhaustive  # test_run.py kills a whole run
 @needs("posix")
 def test_kill_at_random_moments(tmp_path, rng):
     """Whatever moment kill -9 comes at, the newest checkpoint is valid and no older than the last one reported."""

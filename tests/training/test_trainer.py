@@ -362,7 +362,7 @@ def test_a_scale_of_two_to_the_thirty_recovers(rounded):
     trainer.close()
 
 
-@pytest.mark.parametrize("rule", [{"loss_scale_interval": 3}, {"loss_scale_rule": "log2"}])
+@pytest.mark.parametrize("rule", [*exhaustively({"loss_scale_interval": 3}), {"loss_scale_rule": "log2"}])
 def test_the_scale_grows_by_its_rule_and_goes_on_from_a_checkpoint(rounded, rule):
     whole = rounded(loss_scale=64.0, **rule)
     reports = reports_of(whole, 8)
