@@ -220,7 +220,7 @@ PLANTED = [  # (file, what is changed, into what, the kernels that it makes, the
      "forward", "sla", "cp.async"),
     ("lists_half", "cuda.syncthreads()  # dy comes where q was", "pass", "dq", "sla_backward", "race"),
     ("lists_half", "lists[listed + min(n + 2, count - 1)]\n        stage = int32(4", "lists[listed + n + 2]\n"
-     "        stage = int32(4", "dkv", "sla_backward", "uninitialised")]
+     "        stage = int32(4", "dkv", "sla_backward", "bounds")]
 
 
 @exhaustive
