@@ -4,8 +4,12 @@ from .attention.sla import sla_backward, sla_forward
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
 from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
-from .depthwise import depthwise_backward, depthwise_forward
-from .depthwise_layernorm import depthwise_layernorm_forward, depthwise_layernorm_supports
+from .depthwise import (
+    depthwise_backward,
+    depthwise_forward,
+    depthwise_layernorm_forward,
+    depthwise_layernorm_supports,
+)
 from .diffusion.class_dropout import class_dropout_forward
 from .diffusion.mse import mse_backward, mse_forward
 from .diffusion.q_sample import weigh_forward

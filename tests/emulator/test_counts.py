@@ -18,7 +18,6 @@ from numdiff.kernels import (
     concat,
     conv2d,
     depthwise,
-    depthwise_layernorm,
     dropout,
     embedding,
     layernorm,
@@ -486,9 +485,9 @@ def test_costs_of_depthwise_products():
     assert forward.total.distinct_bytes == moved + 2 * 9 * 16
     assert forward.total.tensor_flops == gradient.total.tensor_flops == flops * 16 // 3
     assert gradient.total.distinct_bytes == moved + 4 * 4 * 9 * 16
-    fused = Counted(lambda u: depthwise_layernorm.depthwise_layernorm_forward(
+    fused = Counted(lambda u: depthwise.depthwise_layernorm_forward(
         half(u, 1, 1, 4, 8), half(u, 7, 7, 8), u(8), u(1, 8), u(8), u(8))).total
-    moved, _ = depthwise_layernorm.depthwise_layernorm_forward_cost(1, 1, 4, 8, 7)
+    moved, _ = depthwise.depthwise_layernorm_forward_cost(1, 1, 4, 8, 7)
     assert fused.distinct_bytes == moved + 2 * 4 * 8 + 2 * 49 * 8 + 4 * 4 * 8 + 2 * 4 * 4  # h is read again, too
     for counted in (forward, gradient):
         for text in ("low_halves", "high_halves"):

@@ -4,7 +4,7 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels import depthwise as D
-from numdiff.kernels import depthwise_mma
+from numdiff.kernels.depthwise import launcher, mma
 from tests.conftest import exhaustively, numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1, 1, 8), odd=(2, 5, 7, 3), second_tile=(2, 9, 17, 40), image=(3, 33, 20, 64))
@@ -64,7 +64,7 @@ def test_backward(engine, rng, shape, kernel, dtype, version):
 @on("emulator", "cuda")
 def test_many_tiles_a_block(engine, rng, monkeypatch):
     """The weight gradient's sums go on from tile to tile; the last chunk has fewer."""
-    for module, version, dtype in ((D, 2, np.float64), (depthwise_mma, 3, np.float16)):
+    for module, version, dtype in ((launcher, 2, np.float64), (mma, 3, np.float16)):
         monkeypatch.setattr(module, "GRADIENT_BLOCKS", 2)
         x, dy, weight, _, _ = make(rng, (3, 3, 4, 8), 3, dtype)
         want, got = np.zeros(weight.shape), engine.zeros(weight.shape)

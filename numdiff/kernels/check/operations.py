@@ -8,7 +8,6 @@ from .. import (
     concat,
     conv2d,
     depthwise,
-    depthwise_layernorm,
     dropout,
     elementwise,
     embedding,
@@ -366,7 +365,7 @@ def depthwise_layernorm_cases():
             more["bias"] += np.float32(4)  # the means of the channels are results, too: none is nearly 0
             return {**{name: a.astype(np.float16) for name, a in made.items()}, **more}
 
-        yield Case("depthwise_layernorm", inputs, lambda a, v: depthwise_layernorm.depthwise_layernorm_forward(
+        yield Case("depthwise_layernorm", inputs, lambda a, v: depthwise.depthwise_layernorm_forward(
             a.x, a.weight, a.bias, a.channel, a.gain, a.offset), tolerance=HALF_TOLERANCE,
             label=f"float16, {W} wide, {C} channels")
 

@@ -1,15 +1,15 @@
 """Depthwise convolution and the LayerNorm over its channels, in one kernel: how a ConvNeXt block begins.
 
 MATHEMATICS
-    h = the depthwise convolution of x, plus bias[c] and channel[b,c] (depthwise.py)
-    y = (h - mean) · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels (layernorm.py)
-    The backward is that of both: dh from layernorm.py, dx and the parameters' gradients from depthwise.py.
+    h = the depthwise convolution of x, plus bias[c] and channel[b,c] (reference.py)
+    y = (h - mean) · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels (../layernorm.py)
+    The backward is that of both: dh from ../layernorm.py, dx and the parameters' gradients from reference.py.
 SHAPES
     x, h, y (B, H, W, C) float16 or bfloat16, C a multiple of 8 up to 512; weight (7, 7, C) like x; bias, gain, offset
     (C,), channel (B, C), mean, rstd (B · H · W,) float32
 WHAT IS NEW
     A pixel is normalised when all of its channels are there, so a block convolves them all, a slice of 64 after the
-    other (depthwise_mma.py), stores h, which the backward needs anyway, and after a barrier reads its own tile again,
+    other (mma.py), stores h, which the backward needs anyway, and after a barrier reads its own tile again,
     which is in the L2 cache still. A warp then takes four pixels at a time: each lane has four channels of each in
     registers, and the sums of the four travel through the shuffles together.
 WHY IT PAYS
@@ -23,7 +23,7 @@ LAUNCH
     a block for each tile of 8 × 16 pixels: 256 threads, a warp for eight channels, then for a row of pixels; 59 KB of
     dynamic shared memory.
 DETERMINISM
-    as depthwise_mma.py; a butterfly of shuffles has one order.
+    as mma.py; a butterfly of shuffles has one order.
 COST
     2·pixels·C·49 FLOPs and 8 more for each number of the norm; 6 bytes a number: x read, h and y written.
 SOURCE
@@ -36,15 +36,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, uint32
-from ..device.half import in_bfloat16
-from ..device.limits import WARP
-from ..device.requires import requires, supports
-from ..device.specialise import Constant, Variants, specialise
-from ..dtypes import is_half
-from .common import divide, no_numbers, warp_sum
-from .depthwise import depthwise_forward, depthwise_forward_cost
-from .depthwise_mma import (
+from ...device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, uint32
+from ...device.half import in_bfloat16
+from ...device.limits import WARP
+from ...device.requires import requires, supports
+from ...device.specialise import Constant, Variants, specialise
+from ...dtypes import is_half
+from ..common import divide, no_numbers, warp_sum
+from ..layernorm import layernorm_forward
+from ..versions import capped
+from .launcher import depthwise_forward
+from .mma import (
     BAND,
     COLUMNS,
     HALO_ROWS,
@@ -63,8 +65,7 @@ from .depthwise_mma import (
     place_of,
     store_octet,
 )
-from .layernorm import layernorm_forward
-from .versions import capped
+from .reference import depthwise_forward_cost
 
 KERNEL, TILE_ROWS, TILE_COLUMNS, CHANNELS = 7, 8, 16, 64  # of the taps; of a tile; of a slice
 BLOCK = CHANNELS // 8 * WARP

@@ -1,0 +1,170 @@
+"""Which kernel convolves channel by channel: the version for a shape, a type and a device.
+
+SHAPES
+    as in reference.py
+VERSIONS
+    v1 naive: one thread an output (naive.py).
+    v2 tiled: tiles in shared memory, runs of pixels in registers (tiled.py); kernels of 3, 5 and 7, C a multiple of 8.
+    v3 mma: the same in float16 and bfloat16, on tensor cores (mma.py).
+MEASURED
+    NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    depthwise_forward, 32×32×32×128, 7×7×128, float16
+        v1       444 µs     37.9 GB/s    1 % of memory    10 % of PyTorch
+        v2      20.7 µs      813 GB/s   20 % of memory   21.5 × v1   208 % of PyTorch
+        v3*     17.1 µs      986 GB/s   24 % of memory   1.21 × v2   252 % of PyTorch
+    depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
+        v1       468 µs     35.9 GB/s    1 % of memory    15 % of PyTorch
+        v2      21.9 µs      766 GB/s   19 % of memory   21.3 × v1   326 % of PyTorch
+        v3*     16.6 µs    1,010 GB/s   25 % of memory   1.32 × v2   430 % of PyTorch
+    depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
+        v1    10,919 µs     1.54 GB/s    0 % of memory     0 % of PyTorch
+        v2      36.7 µs      459 GB/s   11 % of memory    298 × v1    90 % of PyTorch
+        v3*     19.1 µs      881 GB/s   21 % of memory   1.92 × v2   173 % of PyTorch
+    depthwise_forward, 64×56×56×96, 7×7×96, float16
+        v2       100 µs      770 GB/s   19 % of memory   137 % of PyTorch
+        v3*     64.5 µs    1,195 GB/s   29 % of memory   1.55 × v2   212 % of PyTorch
+    depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
+        v2       103 µs      746 GB/s   18 % of memory   329 % of PyTorch
+        v3*     64.4 µs    1,198 GB/s   29 % of memory   1.61 × v2   528 % of PyTorch
+    depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
+        v2       144 µs      534 GB/s   13 % of memory    84 % of PyTorch
+        v3*     65.3 µs    1,181 GB/s   29 % of memory   2.21 × v2   186 % of PyTorch
+READ NEXT
+    layernorm.py
+"""
+import numpy as np
+
+from ...device import empty, is_device, launch
+from ...device.limits import WARP
+from ...device.requires import supports
+from ...dtypes import is_half
+from ...errors import TooManyElementsError
+from ..bias import channel_add_backward
+from ..common import no_numbers
+from ..elementwise import add_forward
+from ..reduce import column_sum
+from ..versions import capped, label, versions_by_name
+from . import mma
+from .naive import BLOCK, Image, depthwise_forward_kernel_v1, depthwise_weight_gradient_kernel_v1
+from .reference import (
+    depthwise_forward_reference,
+    depthwise_input_gradient_reference,
+    depthwise_weight_gradient_reference,
+)
+from .tiled import BYTES, FORWARD, GRADIENT_ROWS, KERNELS, WEIGHT_GRADIENT, threads_of
+
+GRADIENT_BLOCKS = 1024  # of version 2's weight gradient, about: eight for each multiprocessor of a large GPU
+
+
+def _check(x, weight, version):
+    """The version, where operands fit; in words that say what to do where they do not."""
+    if len(x.shape) != 4 or len(weight.shape) != 3 or x.shape[3] != weight.shape[2]:
+        raise ValueError(f"x (B, H, W, C) and weight (kernel, kernel, C) are {tuple(x.shape)} and "
+                         f"{tuple(weight.shape)}: channels last and equal")
+    kernel, across, C = weight.shape
+    if kernel != across or kernel % 2 == 0:
+        raise ValueError(f"a depthwise kernel of {kernel} × {across}: it must be square and odd")
+    if x.size >= 2**31:
+        raise TooManyElementsError(f"{tuple(x.shape)} has too many elements for 32-bit indices: split the batch")
+    fits = C % 8 == 0 and kernel in KERNELS and (not is_device(x) or supports(x, FORWARD, WEIGHT_GRADIENT))
+    if version in (2, 3) and not fits:
+        raise ValueError(f"version {label('depthwise', version)} takes eight channels at a time and 3 × 3, 5 × 5 or "
+                         f"7 × 7 taps, on a device of capability 8.0, not {C} channels and {kernel} × {kernel} here; "
+                         "use version=1")
+    if version == 3 and not is_half(x.dtype):
+        raise ValueError(f"version 3 (mma) takes float16 and bfloat16, not {x.dtype}; use version=2")
+    return capped("depthwise", 1 + fits + (fits and is_half(x.dtype))) if version is None else version
+
+
+def _side(x):
+    """Of the tiles' pixels."""
+    return 16 if max(x.shape[1:3]) > 8 else 8
+
+
+def _tiles(x, rows, columns):
+    return x.shape[0] * -(-x.shape[1] // rows) * -(-x.shape[2] // columns)
+
+
+def _convolve(x, weight, bias, channel, flip, version, residual=None):
+    (_, H, W, C), nothing, y = x.shape, no_numbers(x.backend), empty(x.shape, x.dtype, like=x)
+    if version == 3:
+        mma.convolve(x, weight, bias, channel, residual, y, flip)
+        return y
+    if residual is not None:
+        return add_forward(_convolve(x, weight, bias, channel, flip, version), residual)
+    image = Image(H, W, C, flip, int(bias is not None), int(channel is not None))
+    arrays = (x.reshape(-1), weight.reshape(-1), nothing if bias is None else bias,
+              nothing if channel is None else channel.reshape(-1), y.reshape(-1))
+    if version == 1:
+        launch(depthwise_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, *arrays, len(weight), image)
+        return y
+    side, slices = _side(x), -(-C * x.dtype.itemsize // BYTES)
+    key = len(weight), x.dtype.itemsize, side
+    launch(FORWARD[key], _tiles(x, side, side) * slices, threads_of(*key), *arrays, slices, image)
+    return y
+
+
+@versions_by_name(asks=True)
+def depthwise_forward(x, weight, bias=None, channel=None, version=None):
+    """The convolution of x (B, H, W, C) with weight (kernel, kernel, C), padded by kernel // 2, plus bias (C,) and
+    channel (B, C), where they are given, as a new array like x."""
+    version = _check(x, weight, version)
+    B, _, _, C = x.shape
+    for name, array, shape in (("bias", bias, (C,)), ("channel", channel, (B, C))):
+        if array is not None and tuple(array.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, this convolution needs {shape}")
+    if not is_device(x):
+        return depthwise_forward_reference(x, weight, bias, channel)
+    return _convolve(x, weight, bias, channel, 0, version)
+
+
+@versions_by_name(asks=True)
+def depthwise_input_gradient(dy, weight, version=None, residual=None):
+    """dx of dy (B, H, W, C); plus `residual`, like it, where it is given."""
+    version = _check(dy, weight, version)
+    if not is_device(dy):
+        dx = depthwise_input_gradient_reference(dy, weight)
+        return dx if residual is None else add_forward(dx, residual)
+    return _convolve(dy, weight, None, None, 1, version, residual)
+
+
+@versions_by_name(asks=True)
+def depthwise_weight_gradient(dy, x, dweight, version=None):
+    """Add the weight's gradient to dweight (kernel, kernel, C), float32."""
+    version = _check(x, dweight, version)
+    if tuple(dy.shape) != tuple(x.shape) or dy.dtype != x.dtype:
+        raise ValueError(f"dy {tuple(dy.shape)} {dy.dtype} must be as x, {tuple(x.shape)} {x.dtype}")
+    if not is_device(x):
+        depthwise_weight_gradient_reference(dy, x, dweight)
+        return
+    if version == 3:
+        mma.add_weight_gradient(dy, x, dweight)
+        return
+    (B, H, W, C), kernel = x.shape, len(dweight)
+    if version == 1:
+        launch(depthwise_weight_gradient_kernel_v1, -(-dweight.size // BLOCK), BLOCK, dy.reshape(-1), x.reshape(-1),
+               dweight.reshape(-1), B, H, W, C, kernel)
+        return
+    side, slices = _side(x), -(-C * x.dtype.itemsize // BYTES)
+    tiles = _tiles(x, GRADIENT_ROWS, side)
+    chunk = -(-tiles // max(1, GRADIENT_BLOCKS // slices))
+    chunks = -(-tiles // chunk)
+    partial = empty((chunks, dweight.size), np.float32, like=x)
+    launch(WEIGHT_GRADIENT[kernel, x.dtype.itemsize, side], chunks * slices, kernel * WARP, dy.reshape(-1),
+           x.reshape(-1), partial.reshape(-1), tiles, chunk, slices, Image(H, W, C, 0, 0, 0))
+    column_sum(partial, dweight.reshape(-1))
+
+
+def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False, residual=None):
+    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
+    wanted, and not computed).
+
+    need_channel: returns (dx, the gradient (B, C) of `channel`); residual: like x, added to dx
+    """
+    dchannel = channel_add_backward(dy) if need_channel else None
+    if dbias is not None:
+        column_sum(dchannel if need_channel else dy, dbias)
+    if dweight is not None:
+        depthwise_weight_gradient(dy, x, dweight)
+    dx = depthwise_input_gradient(dy, weight, residual=residual) if need_dx else None
+    return (dx, dchannel) if need_channel else dx
