@@ -279,10 +279,10 @@ def problems():
     add(conv2d.conv2d_forward, conv2d_levels, (conv2d_hopper, 6), versions=(6,), x=wide, weight=weight)
 
     sevens, weight = half(B, 32, 32, 128), half(7, 7, 128)  # of a ConvNeXt block
-    rungs, first = (depthwise.launcher, (depthwise.tiled, 2), (depthwise.mma, 3)), (depthwise.naive, 1)
-    add(depthwise.depthwise_forward, *rungs, first, x=sevens, weight=weight, bias=single(128), channel=single(B, 128))
-    add(depthwise.depthwise_input_gradient, *rungs, first, dy=sevens, weight=weight)
-    add(depthwise.depthwise_weight_gradient, *rungs, first, dy=sevens, x=sevens, dweight=single(7, 7, 128))
+    rungs, simple = (depthwise.launcher, (depthwise.tiled, 2), (depthwise.mma, 3)), (depthwise.naive, 1)
+    add(depthwise.depthwise_forward, *rungs, simple, x=sevens, weight=weight, bias=single(128), channel=single(B, 128))
+    add(depthwise.depthwise_input_gradient, *rungs, simple, dy=sevens, weight=weight)
+    add(depthwise.depthwise_weight_gradient, *rungs, simple, dy=sevens, x=sevens, dweight=single(7, 7, 128))
     add(depthwise.depthwise_layernorm_forward, depthwise.layernorm, x=sevens, weight=weight, bias=single(128),
         channel=single(B, 128), gain=single(128), offset=single(128))
     sevens, weight = half(2 * B, 56, 56, 96), half(7, 7, 96)  # and of the first of ConvNeXt-T
