@@ -11,7 +11,9 @@ from numdiff.benchmark.problems import problems
 from tests.kernels.write_figures import file_of
 
 NOT_YET = set()  # files whose problem is younger than the last measurement: to be taken out with the next
-WITH = sorted({module for problem in problems() for module in problem.files})
+PROBLEMS = problems()
+WITH = sorted({module for problem in PROBLEMS for module in problem.files})
+NAMED = {problem.name for problem in PROBLEMS}
 HEAD = re.compile(r"\nMEASURED\n    (NVIDIA [\w ]+), \d{4}-\d\d-\d\d(?:, PyTorch [\d.]+)?: "
                   "numdiff bench kernels --of files")
 LINE = re.compile(r"        (?:v\d+\*?|\*) +[\d,.]+ µs +[\d,.e-]+ (?:TFLOP/s|GB/s) +\d+ % of (?:arithmetic|memory)")
@@ -27,7 +29,7 @@ def test_a_file_has_its_figures(module):
     assert HEAD.search(text), f"{module}: run numdiff bench kernels --of files, then tests.kernels.write_figures"
     section = re.split(r"\n(?=[A-Z])", text[text.index("\nMEASURED\n") + 1:])[0].splitlines()[2:]
     named = [line for line in section if not line.startswith("        ")]
-    assert named and {line.strip() for line in named} <= {problem.name for problem in problems()}
+    assert named and {line.strip() for line in named} <= NAMED
     assert all(LINE.match(line) for line in section if line not in named), section
     if any(word in text for word in ("matmul_level_forward,", "conv2d_level_forward,")):
         assert "% of cuBLAS" in text or "% of cuDNN" in text

@@ -16,6 +16,7 @@ from numdiff.training.compiling import PlannedRank, plan_of, plan_sampling
 from numdiff.training.options import resolve
 from numdiff.training.plan import plan_run
 from numdiff.training.previews import Previews
+from tests.conftest import quick
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 
@@ -60,6 +61,7 @@ def gpu_options(model, preset, precision="fp16", **more):
                      "path": "linear"}),
     ("dit", "tiny", {"image_size": 64, "attention": "sla"})],
     ids=["unet", "dit", "microbatches", "recompute", "tf32", "bf16", "lightning-bf16", "lightning", "sla"])
+@quick(lambda more: "precision" not in more or "norm" in more)
 def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
     """A run as it is, from the first weights over steps launched, recorded and replayed to the pictures."""
     options = gpu_options(model, preset, seed=1, **more)
