@@ -52,7 +52,7 @@ def product_cases():
 
         return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
 
-    def symmetric(width, transpose_a, N, K=64):
+    def symmetric(width, transpose_a, N, batch=1, K=64):
         """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of tiles."""
         def run(a, v):
             choose = launcher.choose_symmetric
@@ -63,7 +63,8 @@ def product_cases():
                 launcher.choose_symmetric = choose
 
         def inputs(rng):
-            x, residual = rng.standard_normal((1, K, N) if transpose_a else (1, N, K)), rng.standard_normal((1, N, N))
+            x = rng.standard_normal((batch, K, N) if transpose_a else (batch, N, K))
+            residual = rng.standard_normal((batch, N, N))
             return {"x": x.astype(np.float16), "residual": (residual + residual.swapaxes(1, 2)).astype(np.float16)}
 
         return Case("matmul_symmetric", inputs, run, (None,), HALF_TOLERANCE,
@@ -125,8 +126,8 @@ def product_cases():
             2, 8, 64), residual=(2, 128, 8)), run, (6,), HALF_TOLERANCE,
             f"float16, a batch, {'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}, tile {tile}")
     for width, transpose_a, _ in hopper.SYMMETRIC_KERNELS:
-        yield symmetric(width, transpose_a, 256 if width == 128 and transpose_a else 128)
-    yield symmetric(None, False, 24, 8)
+        yield symmetric(width, transpose_a, *((256, 1) if transpose_a else (128, 2)) if width == 128 else (128, 1))
+    yield symmetric(None, False, 24, K=8)
     for module, version in ((mma, 5), (hopper, 6)):
         for key in module.KERNELS:
             yield product(key, version, 1)
