@@ -11,8 +11,8 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "arguments", "dtypes", "errors", "files", "hdf5", "plots", "progress", "progress_bar", "schema",
-          "settings", "unpickle")
+GROUND = ("archives", "arguments", "dtypes", "errors", "files", "float8", "hdf5", "plots", "progress", "progress_bar",
+          "schema", "settings", "unpickle")
 # From the top down; what stands in one line does not import each other.
 FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
@@ -29,7 +29,7 @@ NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
          "device/quick_types.py": {"numba.core.types.functions.BaseFunction",
                                    "numba.cuda.core.targetconfig.ConfigStack"},
          **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/cluster.py", "device/eight.py",
-                          "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
+                          "device/float8.py", "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
                           "device/tensor_core.py", "device/tma.py", "device/wgmma.py"), INTRINSICS)}
 
 

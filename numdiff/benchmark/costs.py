@@ -146,7 +146,9 @@ def extents(arguments):
 
 
 def roof_of(name, dtype, precision):
-    """Which peak bounds an operation's arithmetic: "fp16", "tf32" or "fp32"."""
+    """Which peak bounds an operation's arithmetic: "fp8", "fp16", "tf32" or "fp32"."""
+    if name.startswith("matmul_fp8"):
+        return "fp8"
     if not PRODUCTS.match(name) and not (name.startswith("depthwise") and is_half(dtype)):
         return "fp32"
     if is_half(dtype):

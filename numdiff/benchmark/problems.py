@@ -15,6 +15,7 @@ from ..device import empty
 from ..device.planned import Planned, card_of
 from ..device.roof import Roof
 from ..errors import NumdiffError, UsageError
+from ..float8 import bits_of
 from ..kernels import (
     attention,
     bias,
@@ -30,6 +31,7 @@ from ..kernels import (
     linear_group,
     matmul,
     peer_reduce,
+    quantise,
     random,
     reduce,
     resample,
@@ -66,7 +68,7 @@ from ..kernels.conv2d.levels import halo, shifted_boxes
 from ..kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
 from ..kernels.diffusion import levels as noise_levels
 from ..kernels.groupnorm import chunks, groups, normalise, one_pass, one_pass_half
-from ..kernels.matmul import first, hopper, levels, mma, naive, register_tiles, tf32, tiled, vectorised
+from ..kernels.matmul import first, hopper, hopper_fp8, levels, mma, naive, register_tiles, tf32, tiled, vectorised
 from ..kernels.matmul.levels import double_buffer, one_tile, persistent, producer_consumer
 from ..kernels.optimizer import (
     adamw,
@@ -244,6 +246,11 @@ def problems():
     add(levels.matmul_level_forward, levels, (one_tile, 1), (double_buffer, 2), (producer_consumer, 3),
         (persistent, 4), **large)
     add(matmul.matmul_forward, matmul, (mma, 5), (hopper, 6), (levels, 6), versions=(5, 6), transpose_b=True, **large)
+
+    bits = integers(np.tile(bits_of(rng.standard_normal((256, 8192), np.float32)), (32, 1)), np.uint8)
+    add(matmul.matmul_fp8_forward, hopper_fp8, precision="fp8", a=bits, b=bits, scale_a=single(1), scale_b=single(1))
+    add(quantise.quantise_forward, x=half(N * T, 4 * D), scale=single(1),
+        amax=integers(np.zeros(quantise.PARTIALS), np.uint32))
 
     add(im2col.im2col_forward, x=half(B, SIDE, SIDE, C), kernel=3)
     add(im2col.im2col_backward, dcol=half(B, SIDE, SIDE, 3, 3, C), x_shape=(B, SIDE, SIDE, C), kernel=3)

@@ -30,13 +30,13 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from ..emulator import twin, wgmma
-from ..emulator.warp_matrix import bfloat16_of_words, float16_of_words
+from ..emulator.warp_matrix import bfloat16_of_words, e4m3_of_words, float16_of_words
 from .bfloat16 import counterpart
 from .inline_ptx import F32, I32, I64, TypingError, statement
 
 u32, u64, void = types.uint32, types.uint64, types.void
 MAX_N = 256  # columns of a wgmma
-ELEMENTS = {"f16": float16_of_words, "bf16": bfloat16_of_words}  # what the twins read in a word
+ELEMENTS = {"f16": float16_of_words, "bf16": bfloat16_of_words, "e4m3": e4m3_of_words}  # what the twins read in a word
 
 
 # wgmma ----------------------------------------------------------------------------------------------------------------
@@ -132,17 +132,18 @@ def _through_accumulators(count, text, memory=False, fresh=None):
 def _wgmma_texts(n, a_operands, transposed, kind):
     """PTX of a wgmma with accumulators in and out, and of one with accumulators out only (scale_d = 0).
 
-    a_operands: how many registers name A; transposed: the flags at the end; kind: f16 or bf16
+    a_operands: how many registers name A; transposed: the flags at the end, which E4M3 does not have; kind: of ELEMENTS
     """
     count = n // 2
+    k, flags = (32, ()) if kind == "e4m3" else (16, transposed)
     accumulators = ", ".join(f"${k}" for k in range(count))
 
     def text(first, add):
         names = [f"${first + k}" for k in range(a_operands + 1)]
         a = names[0] if a_operands == 1 else f"{{{', '.join(names[:-1])}}}"
-        return (f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32."
-                f"{kind}.{kind} {{{accumulators}}}, {a}, {names[-1]}, add, 1, 1, "
-                f"{', '.join(str(int(t)) for t in transposed)}; }}")
+        return (f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32."
+                f"{kind}.{kind} {{{accumulators}}}, {a}, {names[-1]}, add, "
+                f"{', '.join(str(int(t)) for t in (1, 1, *flags))}; }}")
 
     return text(2 * count, f"${2 * count + a_operands + 1}"), text(count, "0")
 
@@ -150,13 +151,16 @@ def _wgmma_texts(n, a_operands, transposed, kind):
 @functools.cache
 def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
     """wgmma(acc, descriptor_a, descriptor_b, scale_d): acc = A·B + scale_d · acc, A (64 × 16) and B (16 × n) of
-    float16; with kind="bf16" of bfloat16, which is what `in_bfloat16` takes in its place.
+    float16; with kind="bf16" of bfloat16, which is what `in_bfloat16` takes in its place; with kind="e4m3" A (64 × 32)
+    and B (32 × n) of E4M3, both K-major.
 
     acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile
     The matrices lie K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
     transpose_b: B is N-major. n: 8, 16, … 256
     """
     _check_columns(n)
+    if kind == "e4m3" and (transpose_a or transpose_b):
+        raise ValueError("a wgmma of E4M3 reads both matrices along k; store the other one transposed.")
     count = n // 2
     text, fresh = _wgmma_texts(n, 1, (transpose_a, transpose_b), kind)
 
@@ -169,6 +173,8 @@ def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
     def _wgmma_shared(machine, acc, descriptor_a, descriptor_b, scale_d):
         wgmma.issue(machine, acc, n, descriptor_a, descriptor_b, scale_d, transpose_a, transpose_b, ELEMENTS[kind])
 
+    if kind == "e4m3":
+        return wgmma_shared
     return counterpart(wgmma_shared, lambda: make_wgmma(n, transpose_a, transpose_b, "bf16"))
 
 

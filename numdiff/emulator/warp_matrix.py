@@ -3,6 +3,7 @@ import struct
 
 import numpy as np
 
+from ..float8 import numbers_of
 from .fragments import LANES, fragment_c_m16n8, matrix_8x8, matrix_8x8_transposed
 from .group_copies import shared_range
 from .memory import POISON, CheckedArray
@@ -75,6 +76,11 @@ def float16_of_words(words):
 def bfloat16_of_words(words):
     """uint32 (…) → float32 (…, 2): the two bfloat16 in each."""
     return np.stack([words << np.uint32(16), words & np.uint32(0xFFFF0000)], axis=-1).view(np.float32)
+
+
+def e4m3_of_words(words):
+    """uint32 (…) → float32 (…, 4): the four E4M3 in each."""
+    return numbers_of(words.view(np.uint8).reshape(*words.shape, 4))
 
 
 def tf32_of_words(words):

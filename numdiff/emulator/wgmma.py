@@ -1,7 +1,7 @@
 """Matrix instructions of a warpgroup: `wgmma.mma_async` (PTX ISA, section 9.7.15).
 
-128 threads give one instruction: D (64 × N, float32) += A (64 × 16) · B (16 × N) of float16. D lies in the threads'
-registers, B in shared memory, A in shared memory or in registers.
+128 threads give one instruction: D (64 × N, float32) += A (64 × 16) · B (16 × N) of float16; of E4M3 it is 32 along k.
+D lies in the threads' registers, B in shared memory, A in shared memory or in registers.
 
 MATRICES IN SHARED MEMORY are named by a 64-bit descriptor (section 9.7.15.5.1.2.2), decoded by `Descriptor`:
 
@@ -11,7 +11,8 @@ MATRICES IN SHARED MEMORY are named by a 64-bit descriptor (section 9.7.15.5.1.2
     bits 49-51  base offset: where the swizzle's pattern begins
     bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
-A matrix is made of 16-byte chunks, eight float16 along its contiguous dimension. With a swizzle of S bytes, rows of S
+A matrix is made of 16-byte chunks, eight float16 along its contiguous dimension, or sixteen E4M3, which must run along
+k. With a swizzle of S bytes, rows of S
 bytes lie one after another, eight to a group. `chunk_offsets` says where each chunk lies; r is the row, c the chunk in
 the row, along the other dimension:
 
@@ -41,7 +42,7 @@ from .asynchronous import Completion, Pending, Pieces, Watch
 from .faults import Unsupported
 from .memory import CheckedArray
 from .tma import CHUNK, SWIZZLES
-from .warp_matrix import float16_of_words
+from .warp_matrix import e4m3_of_words, float16_of_words
 
 WARPGROUP, M, K = 128, 64, 16
 SWIZZLE_OF_MODE = (0, 128, 64, 32)  # bytes, by the descriptor's bits 62-63
@@ -73,6 +74,11 @@ def from_registers(registers):
     """The matrix (64 × N) that 128 threads hold in (128, N / 2) registers."""
     n = 2 * registers.shape[1]
     return registers.reshape(4, 8, 4, n // 8, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(M, n)
+
+
+def inner(elements):
+    """How many of these an instruction adds up along k: 32 bytes of a row of A, or of a column of B."""
+    return 2 * K if elements is e4m3_of_words else K
 
 
 class Descriptor:
@@ -139,7 +145,7 @@ class Operand:
         return self.pieces
 
     def read(self):
-        """The matrix as float64, (rows, 16)."""
+        """The matrix as float64, (rows, 16), or (rows, 32) of E4M3."""
         chunks = (self.start + chunk_offsets(*self.layout)) // CHUNK
         data = self.memory.bytes.reshape(-1, CHUNK)[chunks].reshape(chunks.shape[0], -1)
         data = self.elements(data.view(np.uint32)).reshape(chunks.shape[0], -1)
@@ -267,7 +273,7 @@ def fence(machine):
 
 def issue(machine, array, n, a, bits_b, scale, a_mn_major=False, b_mn_major=False,
           elements=float16_of_words):
-    """`wgmma.mma_async.m64n{n}k16`: the current thread's share of it.
+    """`wgmma.mma_async.m64n{n}k16`, or `k32` of E4M3: the current thread's share of it.
 
     array: float32[n / 2], its accumulators; a: the descriptor of A, or its four registers (a tuple); scale: 0 or 1;
     elements: what the words of A and B hold
@@ -321,9 +327,9 @@ def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major, elements
         if operand is not None:
             _check_operand(machine, operation, operand, name)
     if machine.recorder is not None:
-        machine.recorder.tensor(2 * M * n * K, site)
+        machine.recorder.tensor(2 * M * n * inner(elements), site)
     if machine.tracer is not None:
-        machine.tracer.event("wgmma issued", f"m64n{n}k16", machine.thread, site, operation)
+        machine.tracer.event("wgmma issued", f"m64n{n}k{inner(elements)}", machine.thread, site, operation)
     group.operations.append(operation)
     return operation
 

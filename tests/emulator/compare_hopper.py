@@ -65,6 +65,11 @@ def cases():
         yield product(rng, n, 32)
     for b_mn in (False, True):
         yield product(rng, 48, 32, b_mn=b_mn, registers=True)
+    for n, swizzle, first_k in ((8, 0, 0), (64, 32, 0), (128, 128, 0), (256, 128, 96)):
+        given, out = inputs.product_case_e4m3(rng, n, swizzle, first_k)[2:], np.zeros((128, n // 2), np.float32)
+        yield Case(f"product of {n} columns of E4M3, swizzle {swizzle}, from k = {first_k}",
+                   units.make_product(n, kind="e4m3"), [*given, out], [], ["a0", "a1", "a2", 1, "a3"],
+                   [(3, np.float32)], block=128, shared=given[0].nbytes)
     _, _, image, descriptors, _ = inputs.product_case(rng, 8, 32)
     yield Case("two groups", units.groups, [image, descriptors, np.zeros((128, 8), np.float32)], [], ["a0", "a1", "a2"],
                [(2, np.uint32)], block=128, shared=image.nbytes)

@@ -12,6 +12,7 @@ from numdiff import emulator
 from numdiff.device import download, load4, store4, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator.counts import Recorder, count, count_sectors, count_wavefronts
+from numdiff.float8 import bits_of
 from numdiff.kernels import attention as flash_attention
 from numdiff.kernels import (
     bias,
@@ -23,6 +24,7 @@ from numdiff.kernels import (
     layernorm,
     linear,
     peer_reduce,
+    quantise,
     random,
     reduce,
     resample,
@@ -54,6 +56,8 @@ from numdiff.kernels.groupnorm import (
 from numdiff.kernels.matmul import (
     matmul_forward,
     matmul_forward_cost,
+    matmul_fp8_forward,
+    matmul_fp8_forward_cost,
     matmul_pair_forward,
     matmul_pair_gradient,
 )
@@ -507,6 +511,34 @@ def test_costs_of_a_matmul_of_two_arrays():
     gradient = Counted(lambda u: matmul_pair_gradient(half(u, rows, N), pair(u), u(N, K))).total
     assert forward.tensor_flops == matmul_pair_forward_cost(rows, N, K)[1]
     assert gradient.tensor_flops == matmul_pair_gradient_cost(rows, N, K)[1]
+
+
+def test_costs_of_e4m3():
+    def halves(u, *shape):
+        return upload(RNG.standard_normal(shape).astype(float16), u.device)
+
+    def product(u):
+        a, b = (upload(bits_of(RNG.standard_normal((128, 128)).astype(float32)), u.device) for _ in range(2))
+        matmul_fp8_forward(a, b, u(1), u(1))
+
+    def weights(u):
+        flat = halves(u, 64 * 64)
+        quantise.quantise_weights(flat, quantise.matrices8([(0, 64, 64)], flat), number(u, 0, np.uint8, 64 * 64),
+                                  number(u, 0, np.uint8, 64 * 64), u(1))
+
+    assert Counted(product).total.tensor_flops == matmul_fp8_forward_cost(128, 128, 128)[1]
+    n = 8 * 512
+    t = Counted(lambda u: quantise.quantise_forward(halves(u, 8, 512), u(1), number(u, 0, np.uint32,
+                                                                                    quantise.PARTIALS))).total
+    assert t.distinct_bytes == quantise.quantise_forward_cost(n)[0] + 4 + 2 * 4
+    assert t.total_flops == 3 * n + 256  # each is also told from an infinity; a thread's quotient
+    # the table, read by all three launches; a tile's largest, written and read, and so the scale
+    moved = Counted(weights).total.distinct_bytes
+    assert moved == quantise.quantise_weights_cost(n)[0] + 2 * (3 * 8 + 8) + 8 + 2 * 4 + 2 * 4
+    history = quantise.HISTORY
+    t = Counted(lambda u: quantise.scale_update(number(u, 0, np.uint32, quantise.PARTIALS).reshape(1, -1),
+                                                u(1, history), u(1))).total
+    assert t.distinct_bytes - quantise.scale_update_cost(quantise.PARTIALS)[0] == 2 * 4 * history + 4
 
 
 def test_softmax_costs():

@@ -130,6 +130,17 @@ def test_a_matrix_that_begins_inside_a_swizzled_row(rng, swizzle, first_k):
     product(rng, 32, swizzle, first_k=first_k)
 
 
+@pytest.mark.parametrize("swizzle, first_k", [(0, 0), (32, 0), (64, 32), (128, 0), (128, 96)])
+@pytest.mark.parametrize("n", [8, 64])
+def test_products_of_e4m3(rng, n, swizzle, first_k):
+    a, b, *arguments = inputs.product_case_e4m3(rng, n, swizzle, first_k)
+    out = np.full((128, n // 2), np.nan, np.float32)
+    launch(units.make_product(n, kind="e4m3"), 128, *arguments, 1, out, shared=arguments[0].nbytes)
+    assert np.array_equal(out, 2 * inputs.in_registers(a @ b.T))
+    with pytest.raises(ValueError, match="reads both matrices along k"):
+        make_wgmma(n, transpose_b=True, kind="e4m3")
+
+
 def test_numbers_of_columns(rng):
     for n in (8, 16, 24, 40, 64, 104, 176, 256):
         product(rng, n, 32, checks=n in (8, 40))

@@ -58,6 +58,8 @@ REPEATED = re.compile("|".join((
     r"matmul_row_sums: float16, (1 parts.*|9 parts v5)",
     r"matmul_(gelu(_gradient)?|layer_scale): float16, tile (128|192).*",
     r"matmul_swiglu(_gradient)?: float16, tile (128|192).*", r"linear_group_backward: written v2",
+    r"matmul_fp8(_gelu|_gelu_gradient|_swiglu_gradient)?: e4m3, tile (128|192|256).*",  # of E4M3 the narrowest
+    r"matmul_fp8_(gelu|swiglu)(_gradient)?: e4m3, tile \d+ v.*",  # and each epilogue with promotion
     r"matmul_level: 128 × 256 × 64 v.", r"conv2d_level: (1×32.* v1|2×16.* v2)",  # test_levels.py has one tile
     r"linear_backward: .*float16.*",  # matmul/test_half.py
     # the tiles with other taps, with statistics or forward
@@ -109,7 +111,7 @@ def test_no_kernel_is_left_out():
 
 
 NEEDED = {"async_copy": (8, 0), "tensor_core": (8, 0), "bfloat16": (8, 0), "cluster": (9, 0), "eight": (8, 0),
-          "hopper": (9, 0, "a"), "mbarrier": (9, 0), "tma": (9, 0), "wgmma": (9, 0, "a")}
+          "hopper": (9, 0, "a"), "mbarrier": (9, 0), "tma": (9, 0), "wgmma": (9, 0, "a"), "float8": (9, 0)}
 
 
 def reached(function, found):

@@ -10,7 +10,8 @@ import pytest
 from numdiff.benchmark.problems import problems
 from tests.kernels.write_figures import file_of
 
-NOT_YET = set()  # files whose problem is younger than the last measurement: to be taken out with the next
+# files whose problem is younger than the last measurement: to be taken out with the next
+NOT_YET = {"matmul.hopper_fp8", "quantise"}
 PROBLEMS = problems()
 WITH = sorted({module for problem in PROBLEMS for module in problem.files})
 NAMED = {problem.name for problem in PROBLEMS}

@@ -16,6 +16,7 @@
     fast_gelu.py            GELU in few instructions
     swiglu_epilogues.py     SwiGLU and its backward at the end of the products beside it
     symmetric_epilogue.py   results that are symmetric: half of the tiles, each stored twice
+    hopper_fp8.py           the same kernel on E4M3, floats of 8 bits: the top rung
     launcher.py             which of them runs
 
 MEASURED
@@ -35,6 +36,15 @@ SOURCE
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
 """
 from .epilogues import Gated
+from .hopper_fp8 import (
+    fp8_supports,
+    matmul_fp8_forward,
+    matmul_fp8_forward_cost,
+    matmul_fp8_gelu_backward,
+    matmul_fp8_gelu_forward,
+    matmul_fp8_swiglu_backward,
+    matmul_fp8_swiglu_forward,
+)
 from .launcher import (
     gelu_supports,
     matmul_backward,
@@ -55,8 +65,10 @@ from .launcher import (
 from .operands import Matrices
 from .reference import matmul_forward_cost, matmul_forward_reference
 
-__all__ = ["Gated", "Matrices", "gelu_supports", "matmul_backward", "matmul_forward", "matmul_forward_cost",
-           "matmul_forward_reference", "matmul_gate_forward", "matmul_gelu_backward", "matmul_gelu_forward",
+__all__ = ["Gated", "Matrices", "fp8_supports", "gelu_supports", "matmul_backward", "matmul_forward",
+           "matmul_forward_cost", "matmul_forward_reference", "matmul_fp8_forward", "matmul_fp8_forward_cost",
+           "matmul_fp8_gelu_backward", "matmul_fp8_gelu_forward", "matmul_fp8_swiglu_backward",
+           "matmul_fp8_swiglu_forward", "matmul_gate_forward", "matmul_gelu_backward", "matmul_gelu_forward",
            "matmul_layer_scale_forward", "matmul_pair_backward", "matmul_pair_forward", "matmul_pair_gradient",
            "matmul_strided", "matmul_swiglu_backward", "matmul_swiglu_forward", "matmul_symmetric",
            "pair_supports"]

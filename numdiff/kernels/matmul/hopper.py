@@ -143,6 +143,8 @@ def stages_of(width, swiglu_gradient):
 BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
 A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k, or along m or n
 HALF = Constant()  # whether the result is float16
+FP8 = Constant()  # whether the operands are E4M3, both along k: see hopper_fp8.py
+PROMOTED = Constant()  # … and each stage's products are added up apart
 BATCHED = Constant()  # more than one product: see BATCHES
 SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is multiplied
 GATE = Constant()  # the result is gated and added to another matrix
@@ -166,7 +168,8 @@ ROW_SUMS = Constant(lambda A_ALONG_M, HALF: A_ALONG_M and not HALF)  # whether t
 # from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
 A_STEP = Constant(lambda A_ALONG_M: np.uint64(128 if A_ALONG_M else 2))
 B_STEP = Constant(lambda B_ALONG_N: np.uint64(128 if B_ALONG_N else 2))
-wgmma = Constant(lambda BN, A_ALONG_M, B_ALONG_N: make_wgmma(BN, A_ALONG_M, B_ALONG_N))
+STEP = Constant(lambda FP8: 2 * BK if FP8 else BK)  # of k in a stage
+wgmma = Constant(lambda BN, A_ALONG_M, B_ALONG_N, FP8: make_wgmma(BN, A_ALONG_M, B_ALONG_N, "e4m3" if FP8 else "f16"))
 wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN, pin=False))
 give_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][0], False))
 take_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][1], True))
@@ -316,11 +319,11 @@ def produce(ring, unit, stride, maps, work):
             if BATCHED:
                 load_of_batch(address, full, m, n, int32(k * BK), maps, work)
             else:
-                load_a(address, full, m, int32(k * BK), maps, work.seam)
+                load_a(address, full, m, int32(k * STEP), maps, work.seam)
                 if SWIGLU:
-                    load_halves(address + uint32(A_BYTES), full, n, int32(k * BK), maps, work.N)
+                    load_halves(address + uint32(A_BYTES), full, n, int32(k * STEP), maps, work.N)
                 else:
-                    load_b(address + uint32(A_BYTES), full, n, int32(k * BK), maps, work.seam)
+                    load_b(address + uint32(A_BYTES), full, n, int32(k * STEP), maps, work.seam)
             k = int32(k + 1)
             stage, parity = advance(ring, stage, parity)
         unit = int32(unit + stride)
@@ -401,6 +404,32 @@ def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
 
 
 @cuda.jit(device=True, forceinline=True)
+def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
+    """As `main_loop`, with each stage's products in accumulators of their own, which float32 additions then add to
+    `sums`: the tensor cores keep fewer bits of a sum. Meanwhile they multiply for the other consumer."""
+    acc = cuda.local.array(ACCUMULATORS, "float32")
+    for i in range(ACCUMULATORS):
+        sums[i] = float32(0)
+    step = int32(0)
+    while step < steps:
+        consumer_wait(ring, stage, parity)
+        address = stage_at(ring, stage)
+        a, b = descriptor(address + a_offset), descriptor(address + uint32(A_BYTES))
+        wgmma_fence()
+        wgmma(acc, a, b, int32(0))
+        multiply_rest(acc, a, b)
+        wgmma_commit()
+        wgmma_wait(acc)
+        if elected:
+            consumer_release(ring, stage)
+        for i in range(ACCUMULATORS):
+            sums[i] += acc[i]
+        stage, parity = advance(ring, stage, parity)
+        step = int32(step + 1)
+    return stage, parity
+
+
+@cuda.jit(device=True, forceinline=True)
 def epilogue(block, turn, acc, gates, place, staging, part, maps, arrays, work, how):
     """Results of a warpgroup's block of 64 columns, of SwiGLU of a pair; the next turn of its two tiles in shared
     memory."""
@@ -435,6 +464,8 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
     thread_row = int32(t % WARPGROUP // WARP * 16 + lane // 4)  # of its first output, within the warpgroup's 64
     a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
     turn = int32(0)
+    if FP8:
+        scale = arrays.scale_a[0] * arrays.scale_b[0]
     stage, parity = consumer_start()
     while unit < work.units:
         tile = work_tile(unit, work)
@@ -445,7 +476,14 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
             b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column, work.N, how.has_bias)
         if GATE:
             prefetch_gates(gates, GROUPS, arrays.residual, place, work)
-        stage, parity = main_loop(acc, ring, stage, parity, int32(tile.end_k - tile.first_k), a_offset, elected)
+        steps = int32(tile.end_k - tile.first_k)
+        if PROMOTED:
+            stage, parity = promoted_loop(acc, ring, stage, parity, steps, a_offset, elected)
+        else:
+            stage, parity = main_loop(acc, ring, stage, parity, steps, a_offset, elected)
+        if FP8:
+            for i in range(ACCUMULATORS):
+                acc[i] *= scale
         if GATE:
             bar_sync(uint32(consumer + 1), uint32(WARPGROUP))  # all have read the bias before
         if BIASED:
@@ -526,15 +564,17 @@ def make_staging(consumer, tiles, base, biases, loaded, ready):
                    biases, int32(consumer * BN), barrier_at(loaded, 2 * consumer), barrier_at(ready, 2 * consumer))
 
 
-def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, symmetric=False):
+def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, symmetric=False, fp8=False, promoted=False,
+               module=None):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
     activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
-    batched: for several products; symmetric: for several that are
+    batched: for several products; symmetric: for several that are; fp8, promoted, module: of hopper_fp8.py
     """
-    case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}"
+    case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
     kind = activation or ("symmetric" if symmetric else "batch" if batched else "half" if half else "float")
-    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", BATCHED=batched, SYMMETRIC=symmetric,
+    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", module=module, BATCHED=batched,
+                      SYMMETRIC=symmetric, FP8=fp8, PROMOTED=promoted,
                       launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
                       BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half,
                       **{name.upper(): activation == name for name in ACTIVATIONS})

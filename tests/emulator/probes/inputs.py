@@ -1,6 +1,8 @@
 """Inputs of the kernels in units.py and in the two probes, and what they must give, as the PTX ISA and NumPy say it."""
 import numpy as np
 
+from numdiff.float8 import bits_of
+
 DESCRIPTOR_MODE = {0: 0, 128: 1, 64: 2, 32: 3}  # PTX ISA 9.7.15.5.1.2.2, bits 62-63, by bytes
 
 
@@ -94,7 +96,7 @@ def layout(swizzle, mn_major, rows, far=False):
 
 
 def matrix_image(matrix, swizzle, mn_major, leading, stride, first_k=0):
-    """The bytes of shared memory of a matrix (rows, 16) of float16: PTX ISA 9.7.15.5.1, element by element.
+    """The bytes of shared memory of a matrix (rows, 16) of 16-bit elements: PTX ISA 9.7.15.5.1, element by element.
 
     first_k: a K-major matrix is columns first_k … of a wider tile
     """
@@ -111,7 +113,7 @@ def matrix_image(matrix, swizzle, mn_major, leading, stride, first_k=0):
         else:
             at = r // 8 * stride + k // 8 * leading + k % 8 * 16 + r % 8 * 2
         found[place(at, swizzle)] = value
-    image = np.zeros(-(-(max(found) + 2) // 1024) * 512, np.float16)
+    image = np.zeros(-(-(max(found) + 2) // 1024) * 512, matrix.dtype)
     for at, value in found.items():
         image[at // 2] = value
     return image.view(np.uint8)
@@ -136,6 +138,19 @@ def product_case(rng, n, swizzle, a_mn=False, b_mn=False, far=False, first_k=0):
             row = 16 * (t // 32) + t % 32 // 4 + (8 if i in (2, 3, 6, 7) else 0)
             fragments[t, i] = a[row, t % 4 * 2 + (i & 1) + (8 if i >= 4 else 0)]
     return a, b, np.concatenate(images).view(np.uint32), np.array(bits, np.uint64), fragments.view(np.uint32)
+
+
+def product_case_e4m3(rng, n, swizzle, first_k=0):
+    """`product_case` of E4M3, 32 along k, as bytes; a and b as the float32 that they stand for. `matrix_image`
+    places two of them at a time."""
+    a, b = (rng.integers(-4, 5, (rows, 32)).astype(np.float32) for rows in (64, n))
+    images, bits, start = [], [], 0
+    for matrix in (a, b):
+        leading, stride = layout(swizzle, False, len(matrix))
+        images.append(matrix_image(bits_of(matrix).view(np.uint16), swizzle, False, leading, stride, first_k // 2))
+        bits.append(descriptor(start + first_k, leading, stride, swizzle))
+        start += len(images[-1])
+    return a, b, np.concatenate(images).view(np.uint32), np.array(bits, np.uint64), np.zeros((128, 4), np.uint32)
 
 
 def in_registers(d):

@@ -101,13 +101,13 @@ def make_copy(rank, nbytes):
 
 
 @functools.cache
-def make_product(n, transpose_a=False, transpose_b=False, registers=False):
+def make_product(n, transpose_a=False, transpose_b=False, registers=False, kind="f16"):
     """One wgmma with scale_d = 0 and, if `twice`, the same once more: the accumulators of thread t to out[t].
 
     image: uint32, the bytes of shared memory; descriptors: uint64[2] of A and B for an image at address 0
     fragments: uint32 (128, 4), A's registers
     """
-    wgmma = make_wgmma_a_registers(n, transpose_b) if registers else make_wgmma(n, transpose_a, transpose_b)
+    wgmma = make_wgmma_a_registers(n, transpose_b) if registers else make_wgmma(n, transpose_a, transpose_b, kind)
     wgmma_wait_all, count = make_wgmma_wait(n), n // 2
 
     @cuda.jit

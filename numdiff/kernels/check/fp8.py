@@ -1,0 +1,75 @@
+"""Cases of the kernels of E4M3: bytes as operands, float32 scales, float16 results."""
+import numpy as np
+
+from ...float8 import bits_of
+from ..matmul import hopper_fp8
+from ..quantise import HISTORY, PARTIALS, matrices8, quantise_forward, quantise_weights, scale_update
+from .case import HALF_TOLERANCE, Case
+
+
+def with_width(width, function):
+    """function() with tiles of this width."""
+    choose = hopper_fp8.choose_width
+    hopper_fp8.choose_width = lambda *_: width
+    try:
+        return function()
+    finally:
+        hopper_fp8.choose_width = choose
+
+
+def fp8_cases():
+    """Every kernel of the product on one small tile; one on two tiles, and on more steps than stages."""
+    def product(width, promoted, activation, M=8, K=16):
+        name, backward = activation.removesuffix("_gradient"), activation.endswith("_gradient")
+        function = getattr(hopper_fp8, f"matmul_fp8{'_' * bool(name)}{name}_{'backward' if backward else 'forward'}")
+        # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
+        N = (width if activation != "swiglu" else width // 2) - 24
+        columns = 2 * N if name == "swiglu" else N  # of u
+
+        def run(a, v):
+            given = a.a, a.b, a.scale_a, a.scale_b, *((a.u,) if backward else (a.bias,))
+            more = {} if name else {"residual": a.u}
+            found = with_width(width, lambda: function(*given, promoted=promoted, **more))
+            return found if isinstance(found, tuple) else (found,)
+
+        def inputs(rng):
+            rows = columns if activation == "swiglu" else N
+            return {"a": bits_of(rng.standard_normal((M, K))), "b": bits_of(rng.standard_normal((rows, K))),
+                    "scale_a": np.float32([0.25]), "scale_b": np.float32([0.5]),
+                    "u": rng.standard_normal((M, columns)).astype(np.float16),
+                    "bias": rng.standard_normal(rows).astype(np.float32)}
+
+        label = f"e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}{f', K {K}' * (K > 16)}"
+        return Case(f"matmul_fp8{'_' * bool(activation)}{activation}", inputs, run, (None,), HALF_TOLERANCE, label)
+
+    for key in hopper_fp8.FP8_KERNELS:
+        yield product(*key)
+    yield product(64, False, "", M=136)
+    yield product(64, True, "", K=9 * hopper_fp8.STEP + 16)
+
+
+def quantise_cases():
+    """Bytes, largest magnitudes and scales: without a tolerance."""
+    def activations(a, v):
+        amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
+        y = quantise_forward(a.x, a.scale[:1], amax[:PARTIALS])
+        scale_update(amax.reshape(1, PARTIALS), a.history, a.scale)
+        return y, quantise_forward(a.x, a.scale[:1]), a.history, a.scale, amax
+
+    def of_activations(rng):
+        x = rng.standard_normal((3, 11, 32)).astype(np.float16)
+        x[0, 0, :3] = 3e4, -3e4, 6e-8
+        return {"x": x, "scale": np.float32([0.25]), "history": np.float32([[5] * (HISTORY - 1) + [6e4]]),
+                "amax": np.array([5] * PARTIALS, np.uint32)}
+
+    def weights(a, v):
+        quantise_weights(a.flat, matrices8([(0, 80, 48), (80 * 48 + 64, 16, 144)], a.flat), a.rows, a.columns, a.scale)
+        return a.rows, a.columns, a.scale
+
+    def of_weights(rng):
+        size = 80 * 48 + 64 + 16 * 144
+        return {"flat": rng.standard_normal(size).astype(np.float16), "rows": np.zeros(size, np.uint8),
+                "columns": np.zeros(size, np.uint8), "scale": np.zeros(2, np.float32)}
+
+    yield Case("quantise", of_activations, activations, tolerance=0.0, label="activations, twice, and their scale")
+    yield Case("quantise_weights", of_weights, weights, tolerance=0.0, label="80 × 48 and 16 × 144")

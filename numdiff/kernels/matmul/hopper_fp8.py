@@ -1,0 +1,222 @@
+"""Matmul in E4M3, the top rung: Hopper's wgmma on floats of 8 bits, with twice float16's peak (sm_90a).
+
+MATHEMATICS
+    C = scale_a · scale_b · A·Bᵀ + bias + residual, or what hopper.py's epilogues make of the product: GELU, SwiGLU,
+    their derivatives. A and B are E4M3 (numdiff/float8.py), each with a scale: A stands for scale_a · A.
+SHAPES
+    a (M, K), b (N, K) uint8, the bits; scale_a, scale_b float32 (1,); bias (N,) float32; residual, results (M, N)
+    float16
+WHAT IS NEW, AND WHY IT PAYS
+    Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which float16's adds up 16, and a
+        row of 128 bytes is 128 of k. So a stage of the pipeline, its tensor maps, descriptors and barriers are those
+        of hopper.py, byte for byte: the kernels here are its text with two other constants, FP8 and PROMOTED.
+    Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ (quantise.py writes
+        both), and a weight's gradient, whose sum runs over rows, stays a float16 product.
+    PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K of thousands. Every
+        128 of k, one stage, the accumulators start again from zero, and a float32 addition takes them into sums of
+        full precision. The additions of one consumer run beside the products of the other.
+        `promoted=False` leaves the sum to the tensor cores, as in hopper.py.
+    SCALES lie on the device and are read by the kernel: the host knows none, so a training step can be replayed.
+        They multiply the sums before the epilogue, which therefore is float16's.
+WHAT REMAINS
+    With promotion a thread holds two sets of accumulators, so a tile has at most 192 columns, and the L2 cache, from
+    which 128 + BN rows of 128 bytes come for each stage, limits the kernel sooner than float16's. Blocks of a cluster
+    that share what they fetch would help.
+VERSIONS
+    one, in tiles of 128 × 64, 128, 192 and, without promotion, 256
+LAUNCH
+    as hopper.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and registers
+NEEDS
+    sm_90a; K a multiple of 16, because TMA needs rows that are multiples of 16 bytes, N one of 8
+DETERMINISM
+    each output is summed in the order of k by one warpgroup.
+SOURCE
+    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433; DeepSeek-AI 2024, "DeepSeek-V3
+    Technical Report", arXiv:2412.19437, section 3.3.2, on promotion; PTX ISA, section 9.7.15.
+READ NEXT
+    ../quantise.py, which makes A, B and their scales.
+"""
+from typing import NamedTuple
+
+import numpy as np
+
+from ...device import empty, is_device, launch
+from ...device.limits import MULTIPROCESSORS
+from ...device.requires import supports
+from ...device.specialise import Variants
+from ...device.tensor_map import tensor_map
+from ...errors import NumdiffError
+from ...float8 import numbers_of
+from ..any_batch import assumed
+from ..elementwise import gelu_backward, gelu_forward
+from ..transformer.swiglu import swiglu_backward, swiglu_forward
+from .epilogues import BM, BOX
+from .hopper import (
+    SWIGLU_WIDTHS,
+    THREADS,
+    Epilogue,
+    Maps,
+    Work,
+    kernel_for,
+    map_of_halves,
+    shared_bytes,
+)
+from .mma import unused
+from .reference import matmul_forward_cost
+
+STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
+WIDTHS = {True: (64, 128, 192), False: (64, 128, 192, 256)}  # of a tile, with and without promotion
+ACTIVATIONS = "", "gelu", "gelu_gradient", "swiglu", "swiglu_gradient"
+NS_OF_ROW, NS_OF_COLUMN = 2.08, 2.5  # as estimated in launcher.py: what a stage brings, an epilogue
+
+
+class Fp8Arrays(NamedTuple):
+    """`Arrays` of hopper.py, with the scales of A and B, float32 (1,) each."""
+
+    c: object
+    bias: object
+    residual: object
+    row_sums: object
+    scale_a: object
+    scale_b: object
+
+
+def widths_of(promoted, activation=""):
+    """Widths of a tile that there are."""
+    return tuple(w for w in WIDTHS[promoted] if activation != "swiglu" or w in SWIGLU_WIDTHS)
+
+
+FP8_KERNELS = Variants(
+    [(BN, promoted, activation) for promoted in WIDTHS for activation in ACTIVATIONS
+     for BN in widths_of(promoted, activation)],
+    lambda key: kernel_for(key[0], False, False, True, key[2], fp8=True, promoted=key[1], module=__name__))
+
+
+def choose_width(M, N, K, multiprocessors, promoted, activation):
+    """The width of a tile with the lowest estimate."""
+    def estimate(width):
+        columns = width // 2 if activation == "swiglu" else width
+        rounds = -(-(-(-M // BM) * -(-N // columns)) // multiprocessors)
+        return rounds * (-(-K // STEP) * NS_OF_ROW * (BM + width) + NS_OF_COLUMN * width)
+    return min(widths_of(promoted, activation), key=estimate)
+
+
+# Reference ------------------------------------------------------------------------------------------------------------
+
+def matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias=None, residual=None):
+    """float32 (M, N): products of what the bytes stand for."""
+    c = numbers_of(a) @ numbers_of(b).T
+    c *= scale_a[0] * scale_b[0]
+    if bias is not None:
+        c += bias
+    return c if residual is None else c + residual
+
+
+# Launcher -------------------------------------------------------------------------------------------------------------
+
+def fp8_supports(device):
+    """Whether the device of an array, a backend or a capability multiplies E4M3; NumPy does, by the reference."""
+    return isinstance(device, np.ndarray) or device is None or supports(device, FP8_KERNELS)
+
+
+def _check(a, b, rows, bias=None):
+    """rows: of b, a number times N."""
+    (M, K), N = a.shape, b.shape[0] // rows
+    if b.shape != (rows * N, K) or a.dtype != np.uint8 or b.dtype != np.uint8:
+        raise ValueError(f"a {a.dtype} {a.shape} and b {b.dtype} {b.shape} must be bytes, (M, K) and (N, K)")
+    if bias is not None and tuple(bias.shape) != (len(b),):
+        raise ValueError(f"bias has shape {bias.shape}, the product needs ({len(b)},)")
+    if not is_device(a):
+        return M, N, K
+    if not fp8_supports(a):
+        raise NumdiffError("products of E4M3 need a GPU of compute capability 9.0, a Hopper: use float16 on others.")
+    if K % 16 or N % 8:
+        raise ValueError(f"TMA moves 16 bytes at a time: K {K} must be a multiple of 16, and N {N} one of 8")
+    return M, N, K
+
+
+def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", other=None, keeps_u=True):
+    """As `launch_hopper`, of one product and without slices; N: columns of A·Bᵀ, or of each of its halves."""
+    multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
+    width = choose_width(assumed(M), N, K, multiprocessors, promoted, activation)
+    columns = width // 2 if activation == "swiglu" else width
+    map_a, map_b = tensor_map(a, (STEP, BM)), tensor_map(b, (STEP, columns))
+    map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
+    if activation == "swiglu_gradient":
+        map_c, map_d = map_of_halves(c), map_of_halves(other)
+    else:
+        map_c = map_of_halves(c) if activation == "swiglu" and keeps_u else tensor_map(c, (BOX, BOX))
+    nothing, tiles_m, tiles_n, steps = unused(a), -(-M // BM), -(-N // columns), -(-K // STEP)
+    written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
+    arrays = Fp8Arrays(nothing, nothing if bias is None else bias, nothing if residual is None else residual, nothing,
+                       *scales)
+    launch(FP8_KERNELS[width, promoted, activation], min(tiles_m * tiles_n, multiprocessors), THREADS,
+           Maps(map_a, map_b, map_c, map_d, map_a), arrays,
+           Work(M, N, max(N, K) + width, steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0),
+           Epilogue(1.0, int(bias is not None), written, 0, 0, 0.0),
+           shared=shared_bytes(width, activation == "swiglu_gradient"))
+
+
+def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promoted=True):
+    """scale_a · scale_b · a·bᵀ + bias + residual as a new float16 array (M, N).
+
+    promoted: add up in float32 every 128 of k; False leaves the sum to the tensor cores
+    """
+    M, N, K = _check(a, b, 1, bias)
+    if residual is not None and tuple(residual.shape) != (M, N):
+        raise ValueError(f"residual has shape {residual.shape}, the product has {(M, N)}")
+    if not is_device(a):
+        return matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias, residual).astype(np.float16)
+    c = empty((M, N), np.float16, like=a)
+    _launch(a, b, c, M, N, K, (scale_a, scale_b), bias, residual, promoted)
+    return c
+
+
+def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True):
+    """(u, GELU(u)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias.
+
+    keeps_u: False where no backward will ask for u, which is then None
+    """
+    M, N, K = _check(a, b, 1, bias)
+    if not is_device(a):
+        u = matmul_fp8_forward(a, b, scale_a, scale_b, bias)
+        return u, gelu_forward(u).astype(np.float16, copy=False)
+    y, u = empty((M, N), np.float16, like=a), empty((M, N), np.float16, like=a) if keeps_u else None
+    _launch(a, b, y if u is None else u, M, N, K, (scale_a, scale_b), bias, None, promoted, "gelu", y, keeps_u)
+    return u, y
+
+
+def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True):
+    """(scale_a · scale_b · a·bᵀ) ∘ GELU'(u (M, N)) as a new float16 array."""
+    M, N, K = _check(a, b, 1)
+    if not is_device(a):
+        return gelu_backward(matmul_fp8_forward(a, b, scale_a, scale_b), u).astype(np.float16, copy=False)
+    c = empty((M, N), np.float16, like=a)
+    _launch(a, b, c, M, N, K, (scale_a, scale_b), None, None, promoted, "gelu_gradient", u)
+    return c
+
+
+def matmul_fp8_swiglu_forward(a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True):
+    """(u (M, 2 · H), SwiGLU(u) (M, H)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias, b (2 · H, K)."""
+    M, H, K = _check(a, b, 2, bias)
+    if not is_device(a):
+        u = matmul_fp8_forward(a, b, scale_a, scale_b, bias)
+        return u, swiglu_forward(u)
+    h, u = empty((M, H), np.float16, like=a), empty((M, 2 * H), np.float16, like=a) if keeps_u else None
+    _launch(a, b, h if u is None else u, M, H, K, (scale_a, scale_b), bias, None, promoted, "swiglu", h, keeps_u)
+    return u, h
+
+
+def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
+    """du (M, 2 · H) as a new float16 array: SwiGLU's backward of dh = scale_a · scale_b · a·bᵀ (M, H) at u."""
+    M, H, K = _check(a, b, 1)
+    if not is_device(a):
+        return swiglu_backward(matmul_fp8_forward(a, b, scale_a, scale_b), u)
+    du = empty((M, 2 * H), np.float16, like=a)
+    _launch(a, b, du, M, H, K, (scale_a, scale_b), None, None, promoted, "swiglu_gradient", u)
+    return du
+
+
+def matmul_fp8_forward_cost(M, N, K):
+    """(bytes, FLOPs): both operands read, a byte each, the float16 result written."""
+    return M * K + N * K + 2 * M * N, matmul_forward_cost(1, M, N, K)[1]

@@ -1,0 +1,339 @@
+"""Tensors in E4M3: rounding with a scale, the scale from what earlier steps have seen, weights in both orientations.
+
+MATHEMATICS
+    q = E4M3(x / scale), so scale · q is x with 4 significant bits, as long as |x| ≤ 448 · scale; what is larger becomes
+    448 · scale, and what is no finite number NaN, so that an overflow stays one.
+    All scales are powers of two: x / scale and scale · q are exact, and only E4M3 itself rounds.
+    Activations and gradients, delayed scaling: one pass over a tensor rounds it, with the scale of the step before, and
+        finds its largest magnitude. At the step's end, of the last HISTORY steps,
+            scale = the least power of two ≥ MARGIN · largest / 448,
+        so that the next step's numbers may be MARGIN times as large. A step with a number that is not finite tells
+        nothing; without anything seen yet the scale stays.
+    Weights, which are all there at once: the least power of two ≥ largest / 448, of the weights themselves.
+SHAPES
+    quantise_forward    x (..., C) float16, scale float32 (1,) -> uint8 (..., C); amax uint32 (PARTIALS,)
+    scale_update        amax uint32 (n, PARTIALS), history float32 (n, HISTORY), scale float32 (n,)
+    quantise_weights    flat float16: matrices (N, K) that a table says; two flat uint8: each as it is, and transposed;
+                        scale float32 (n,) of each
+    C, N and K are multiples of 16.
+VERSIONS
+    one of each: 16 numbers a thread and turn, 32 bytes in and 16 out
+LAUNCH
+    quantise_forward: at most PARTIALS blocks of 256 threads. scale_update: a block a tensor. quantise_weights: a block
+    for each 64 × 64 of every matrix, two passes: the largest, then the bytes; 5 KiB of static shared memory
+DETERMINISM
+    a magnitude is compared as the integer that its bits are: the largest of all is exact, in whatever order. Each
+    block has a place of its own in `amax`, and keeps the larger of what is there (of another microbatch) and its own.
+COST
+    3 bytes a number; a weight 2 + 4. Roof: memory.
+SOURCE
+    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433, section 3.2, on a scale a tensor; Peng
+    et al. 2023, "FP8-LM", arXiv:2310.18313, and NVIDIA's Transformer Engine, on delayed scaling.
+READ NEXT
+    conv2d/levels/: back to float16, for a convolution.
+"""
+from typing import NamedTuple
+
+import numpy as np
+
+from ..device import cuda, empty, float32, int32, is_device, launch, uint32, upload
+from ..device.eight import load8
+from ..device.float8 import pack_e4m3x4
+from ..device.requires import requires
+from ..device.tensor_core import float_of, store_words4, word_of
+from ..errors import NumdiffError
+from ..float8 import LARGEST, bits_of
+from .matmul.hopper_fp8 import fp8_supports
+
+BLOCK = 256  # threads
+EACH = 16  # numbers of a thread and turn: 16 bytes of E4M3
+PARTIALS = 1024  # blocks of a tensor at most
+HISTORY = 16  # steps whose largest magnitude counts
+MARGIN = 2.0  # by which the next step may exceed them
+TILE = 64  # side of a block's part of a weight
+PITCH = TILE + 16  # bytes from row to row of it in shared memory: stores of 16 bytes stay aligned
+TILE_BYTES = TILE * PITCH
+MAGNITUDE, MANTISSA, EXPONENT, ONE = uint32(0x7FFFFFFF), uint32(0x7FFFFF), uint32(0x7F800000), uint32(0x800000)
+LIMIT = float32(1 / LARGEST)
+
+
+class Matrices8(NamedTuple):
+    """Where the weights lie. table int64 (n, 4): first element in the flat buffers, N, K, and the number of the first
+    tile; tiles int32 (blocks, 2): of each tile the matrix and its number within it."""
+
+    table: object
+    tiles: object
+
+
+def matrices8(places, like):
+    """`Matrices8` of [(first element, N, K)], on the device of `like`."""
+    table, tiles = [], []
+    for number, (first, N, K) in enumerate(places):
+        if N % EACH or K % EACH:
+            raise ValueError(f"a weight ({N}, {K}) in E4M3 needs both extents to be multiples of {EACH}")
+        table.append((first, N, K, len(tiles)))
+        tiles += [(number, tile) for tile in range(-(-N // TILE) * -(-K // TILE))]
+    return Matrices8(upload(np.array(table, np.int64).reshape(-1, 4), like),
+                     upload(np.array(tiles, np.int32).reshape(-1, 2), like))
+
+
+# Reference ------------------------------------------------------------------------------------------------------------
+
+def power_of_two(x):
+    """The least power of two ≥ x, float32, for x > 0."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return ((bits + MANTISSA) & EXPONENT).view(np.float32)
+
+
+def magnitude(x):
+    """The bits of the largest |x|, uint32; a NaN is larger than all."""
+    return np.max(np.asarray(x, np.float32).reshape(-1).view(np.uint32) & MAGNITUDE, initial=0)
+
+
+@np.errstate(invalid="ignore")  # an infinity becomes a NaN
+def quantise_forward_reference(x, scale, amax=None):
+    x = x.astype(np.float32)
+    if amax is not None:
+        amax[0] = max(amax[0], magnitude(x))
+    v = x * (np.float32(1) / scale[0])
+    return bits_of(v + (v - v))
+
+
+def scale_update_reference(amax, history, scale):
+    largest = amax.max(axis=1).view(np.float32)
+    history[:, 1:] = history[:, :-1].copy()
+    history[:, 0] = np.where(np.isfinite(largest), largest, 0)
+    most = history.max(axis=1)
+    scale[...] = np.where(most > 0, power_of_two(most * np.float32(MARGIN) * LIMIT), scale)
+    amax[...] = 0
+
+
+def quantise_weights_reference(flat, matrices, rows, columns, scale):
+    for i, (first, N, K, _) in enumerate(matrices.table):
+        place = slice(first, first + N * K)
+        w = flat[place].reshape(N, K)
+        most = magnitude(w).view(np.float32)
+        scale[i] = power_of_two(most * LIMIT) if 0 < most < np.inf else 1
+        q = quantise_forward_reference(w, scale[i:i + 1])
+        rows[place], columns[place] = q.reshape(-1), q.T.reshape(-1)
+
+
+# Device functions -----------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def larger(a, b):
+    return a if a > b else b
+
+
+@cuda.jit(device=True)
+def block_largest(value):
+    """The largest uint32 of the block's 256 threads, in every thread."""
+    found = cuda.shared.array(BLOCK, uint32)
+    t = int32(cuda.threadIdx.x)
+    found[t] = value
+    cuda.syncthreads()
+    half = int32(BLOCK // 2)
+    while half > 0:
+        if t < half:
+            found[t] = larger(found[t], found[t + half])
+        cuda.syncthreads()
+        half = int32(half // 2)
+    return found[0]
+
+
+@cuda.jit(device=True, forceinline=True)
+def up_to_power(x):
+    """The least power of two ≥ x > 0."""
+    return float_of((word_of(x) + MANTISSA) & EXPONENT)
+
+
+@cuda.jit(device=True, forceinline=True)
+def largest8(most, x):
+    """The larger of `most` and the magnitudes of eight float32, as bits."""
+    for v in x:
+        most = larger(most, word_of(v) & MAGNITUDE)
+    return most
+
+
+@cuda.jit(device=True, forceinline=True)
+def scaled(x, factor):
+    """x · factor; NaN for an infinity."""
+    v = x * factor
+    return v + (v - v)
+
+
+@cuda.jit(device=True, forceinline=True)
+def pack8(x, f):
+    """Eight float32 times f as two words of E4M3."""
+    return (pack_e4m3x4(scaled(x[0], f), scaled(x[1], f), scaled(x[2], f), scaled(x[3], f)),
+            pack_e4m3x4(scaled(x[4], f), scaled(x[5], f), scaled(x[6], f), scaled(x[7], f)))
+
+
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+@requires("9.0")
+@cuda.jit
+def quantise_forward_kernel_v1(x, scale, y, amax, gathers):
+    factor, most = float32(1) / scale[0], uint32(0)
+    for i in range(cuda.grid(1) * EACH, x.size, cuda.gridsize(1) * EACH):
+        low, high = load8(x, i), load8(x, i + 8)
+        most = largest8(largest8(most, low), high)
+        a, b = pack8(low, factor)
+        c, d = pack8(high, factor)
+        store_words4(y, i, a, b, c, d)
+    if gathers:
+        most = block_largest(most)
+        if cuda.threadIdx.x == 0:
+            amax[cuda.blockIdx.x] = larger(amax[cuda.blockIdx.x], most)
+
+
+@cuda.jit
+def scale_update_kernel_v1(amax, history, scale):
+    """A block a tensor."""
+    row, t, most = int32(cuda.blockIdx.x), int32(cuda.threadIdx.x), uint32(0)
+    for i in range(t, PARTIALS, BLOCK):
+        most = larger(most, amax[row, i])
+        amax[row, i] = uint32(0)
+    most = block_largest(most)
+    if t < HISTORY:
+        kept = history[row, max(int32(t - 1), int32(0))]
+        if t == 0:
+            kept = float_of(most) if most < EXPONENT else float32(0)
+    cuda.syncthreads()
+    if t < HISTORY:
+        history[row, t] = kept
+    cuda.syncthreads()
+    if t == 0:
+        largest = float32(0)
+        for i in range(HISTORY):
+            largest = max(largest, history[row, i])
+        if largest > float32(0):
+            scale[row] = up_to_power(largest * float32(MARGIN) * LIMIT)
+
+
+@cuda.jit(device=True, forceinline=True)
+def weight_place(table, tiles):
+    """(first element, N, K, this thread's row, its first column) of the block's tile."""
+    matrix, tile = tiles[cuda.blockIdx.x, 0], tiles[cuda.blockIdx.x, 1]
+    first, N, K = table[matrix, 0], int32(table[matrix, 1]), int32(table[matrix, 2])
+    across = int32((K + TILE - 1) // TILE)
+    t = int32(cuda.threadIdx.x)
+    return first, N, K, int32(tile // across * TILE + t // 4), int32(tile % across * TILE + t % 4 * EACH)
+
+
+@cuda.jit
+def weights_largest_kernel_v1(flat, table, tiles, partials):
+    """The largest magnitude of each tile."""
+    first, N, K, row, column = weight_place(table, tiles)
+    most = uint32(0)
+    if row < N and column < K:
+        at = first + row * K + column
+        most = largest8(largest8(most, load8(flat, at)), load8(flat, at + 8))
+    most = block_largest(most)
+    if cuda.threadIdx.x == 0:
+        partials[cuda.blockIdx.x] = most
+
+
+@cuda.jit
+def weights_scale_kernel_v1(table, partials, scale):
+    """A block a matrix: from the largest magnitude of its tiles its scale."""
+    matrix, most = int32(cuda.blockIdx.x), uint32(0)
+    end = table[matrix + 1, 3] if matrix + 1 < table.shape[0] else partials.size
+    for i in range(table[matrix, 3] + int32(cuda.threadIdx.x), end, BLOCK):
+        most = larger(most, partials[i])
+    most = block_largest(most)
+    if cuda.threadIdx.x == 0:
+        known = most > uint32(0) and most < EXPONENT
+        scale[matrix] = up_to_power(float_of(most) * LIMIT) if known else float32(1)
+
+
+@requires("9.0")
+@cuda.jit
+def quantise_weights_kernel_v1(flat, table, tiles, scale, rows, columns):
+    """A tile of 64 × 64 as it is, and transposed by way of shared memory."""
+    tile = cuda.shared.array(TILE_BYTES, "uint8", alignment=16)
+    first, N, K, row, column = weight_place(table, tiles)
+    t = int32(cuda.threadIdx.x)
+    if row < N and column < K:
+        factor, at = float32(1) / scale[tiles[cuda.blockIdx.x, 0]], first + row * K + column
+        a, b = pack8(load8(flat, at), factor)
+        c, d = pack8(load8(flat, at + 8), factor)
+        store_words4(rows, at, a, b, c, d)
+        store_words4(tile, t // 4 * PITCH + t % 4 * EACH, a, b, c, d)
+    cuda.syncthreads()
+    # the same thread's column of the tile, and the first of 16 rows of it
+    across, down = int32(column - t % 4 * EACH + t // 4), int32(row - t // 4 + t % 4 * EACH)
+    if across < K and down < N:
+        words = cuda.local.array(4, "uint32")
+        for i in range(4):
+            words[i] = uint32(0)
+            for j in range(4):
+                byte = uint32(tile[(t % 4 * EACH + 4 * i + j) * PITCH + t // 4])
+                words[i] = words[i] | byte << uint32(8 * j)
+        store_words4(columns, first + across * N + down, words[0], words[1], words[2], words[3])
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def _check(x):
+    if not fp8_supports(x):
+        raise NumdiffError("E4M3 needs a GPU of compute capability 9.0, a Hopper: use float16 on others.")
+    if x.dtype != np.float16:
+        raise ValueError(f"E4M3 is made of float16, not of {x.dtype}; use cast_forward first")
+
+
+def quantise_forward(x, scale, amax=None):
+    """E4M3(x / scale) as a new array of bytes like x, float16 (..., C).
+
+    scale: float32 (1,), a power of two; amax: uint32 (PARTIALS,), in which the bits of the largest |x| are kept, beside
+        what is there; None: not wanted
+    """
+    if not is_device(x):
+        return quantise_forward_reference(x, scale, amax)
+    _check(x)
+    if x.shape[-1] % EACH:
+        raise ValueError(f"x {x.shape} must have a multiple of {EACH} numbers in a row")
+    y = empty(x.shape, np.uint8, like=x)
+    blocks = max(1, min(PARTIALS, -(-x.size // (BLOCK * EACH))))
+    gathers = amax is not None
+    launch(quantise_forward_kernel_v1, blocks, BLOCK, x.reshape(-1), scale, y.reshape(-1),
+           amax if gathers else empty((1,), np.uint32, like=x), int(gathers))
+    return y
+
+
+def scale_update(amax, history, scale):
+    """At the end of a step: its largest magnitudes go into `history`, from which come the scales of the next; `amax` is
+    zero again."""
+    if not is_device(amax):
+        scale_update_reference(amax, history, scale)
+    else:
+        launch(scale_update_kernel_v1, len(scale), BLOCK, amax, history, scale)
+
+
+def quantise_weights(flat, matrices, rows, columns, scale):
+    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the flat buffers of bytes `rows`, as they lie, and
+    `columns`, each transposed; and the scale of each."""
+    if not is_device(flat):
+        quantise_weights_reference(flat, matrices, rows, columns, scale)
+        return
+    _check(flat)
+    table, tiles = matrices
+    partials = empty((len(tiles),), np.uint32, like=flat)
+    launch(weights_largest_kernel_v1, len(tiles), BLOCK, flat, table, tiles, partials)
+    launch(weights_scale_kernel_v1, len(table), BLOCK, table, partials, scale)
+    launch(quantise_weights_kernel_v1, len(tiles), BLOCK, flat, table, tiles, scale, rows, columns)
+
+
+def quantise_forward_cost(n):
+    """(bytes, FLOPs) of n numbers."""
+    return 3 * n, n
+
+
+def scale_update_cost(n):
+    """n: of the partial results of all tensors, read and zeroed."""
+    return 8 * n, 0
+
+
+def quantise_weights_cost(n):
+    """n: numbers of all matrices."""
+    return 6 * n, n

@@ -1,0 +1,94 @@
+"""Products of E4M3 against float64, on every engine; what is refused."""
+import numpy as np
+import pytest
+
+from numdiff.device import upload
+from numdiff.device.ptx import get_ptx_device
+from numdiff.errors import NumdiffError
+from numdiff.float8 import bits_of, numbers_of
+from numdiff.kernels.elementwise import gelu_backward, gelu_forward
+from numdiff.kernels.matmul import hopper_fp8 as P
+from numdiff.kernels.transformer.swiglu import swiglu_backward, swiglu_forward
+from tests.conftest import large, on, quick, shapes
+
+TOLERANCE = 1e-3  # of float16 results
+SHAPES = shapes(minimal=(8, 8, 16), odd=(72, 40, 144), large=(1000, 1152, 768))
+PROMOTED = pytest.mark.parametrize("promoted", [True, False], ids=["promoted", "plain"])
+
+
+@pytest.fixture(autouse=True)
+def narrow(engine, monkeypatch):
+    if engine.name in ("emulator", "ptx"):
+        monkeypatch.setattr(P, "choose_width", lambda *given: min(P.widths_of(*given[-2:])))
+
+
+def operands(rng, M, N, K, *more):
+    """a, b, their scales, and float16 matrices of the further shapes; what a·bᵀ is."""
+    a, b = bits_of(rng.standard_normal((M, K))), bits_of(rng.standard_normal((N, K)))
+    scale_a, scale_b = np.float32([2.0**-3]), np.float32([2.0])
+    product = numbers_of(a).astype(float) @ numbers_of(b).astype(float).T / 4
+    return [a, b, scale_a, scale_b, *(rng.standard_normal(shape).astype(np.float16) for shape in more)], product
+
+
+@SHAPES
+@PROMOTED
+@quick(lambda engine, shape, promoted: engine != "emulator" or promoted or shape == (8, 8, 16))
+def test_products(engine, rng, shape, promoted):
+    """…with a bias and a residual; and the same bits again."""
+    (*given, residual), product = operands(rng, *shape, shape[:2])
+    bias = rng.standard_normal(shape[1]).astype(np.float32)
+    results = [P.matmul_fp8_forward(*map(engine, given), bias=engine(bias), residual=engine(residual),
+                                    promoted=promoted) for _ in range(engine.repeats)]
+    assert results[0].dtype == np.float16
+    engine.check(results[0], product + bias + residual, TOLERANCE)
+    engine.check_equal(results[0], results[-1])
+
+
+@PROMOTED
+@quick(lambda engine, promoted: engine != "emulator")
+def test_products_with_their_activations(engine, rng, promoted):
+    M, N, K = (24, 40, 48) if engine.name == "emulator" else (264, 392, 528)
+    (*given, u), product = operands(rng, M, N, K, (M, N))
+    bias, zero = rng.standard_normal(N).astype(np.float32), np.zeros(N, np.float32)
+    on_engine = [engine(x) for x in given]
+    got = P.matmul_fp8_gelu_forward(*on_engine, engine(bias), promoted=promoted)
+    engine.check(got[0], product + bias, TOLERANCE)
+    engine.check(got[1], gelu_forward(product + bias), TOLERANCE)
+    without, y = P.matmul_fp8_gelu_forward(*on_engine, engine(bias), keeps_u=False, promoted=promoted)
+    assert without is None or engine.name in ("cpu",)
+    engine.check_equal(y, got[1])
+    engine.check(P.matmul_fp8_gelu_backward(*on_engine, engine(u), promoted=promoted),
+                 gelu_backward(product, u.astype(float)), TOLERANCE)
+    got = P.matmul_fp8_swiglu_forward(*on_engine, engine(zero), promoted=promoted)
+    engine.check(got[0], product, TOLERANCE)
+    engine.check(got[1], swiglu_forward(product), 2 * TOLERANCE)
+    (*given, u), product = operands(rng, M, N, K, (M, 2 * N))
+    engine.check(P.matmul_fp8_swiglu_backward(*map(engine, given), engine(u), promoted=promoted),
+                 swiglu_backward(product, u.astype(float)), 2 * TOLERANCE)
+
+
+@large
+@on("cpu")
+def test_what_the_scales_lose(rng):
+    """Four significant bits: products of normal numbers are off by 3.7 % of their size, whatever the scales."""
+    x, w = rng.standard_normal((64, 768)).astype(np.float32), rng.standard_normal((64, 768)).astype(np.float32)
+    for scale in (2.0**-6, 2.0**-3):
+        one = np.float32([scale])
+        got = P.matmul_fp8_forward(bits_of(x / one), bits_of(w / one), one, one).astype(float)
+        assert 0.02 < np.linalg.norm(got - x @ w.T) / np.linalg.norm(x @ w.T) < 0.06
+
+
+@on("cpu")
+def test_what_is_refused(rng):
+    given, _ = operands(rng, 8, 8, 16)
+    with pytest.raises(ValueError, match="must be bytes"):
+        P.matmul_fp8_forward(given[0][:, :8], *given[1:])
+    with pytest.raises(ValueError, match="bias has shape"):
+        P.matmul_fp8_forward(*given, bias=np.zeros(3, np.float32))
+    device = get_ptx_device()
+    with pytest.raises(ValueError, match="K 8 must be a multiple of 16"):
+        P.matmul_fp8_forward(*(upload(x[:, :8].copy() if x.ndim == 2 else x, device) for x in given))
+    class Older(type(device)):
+        capability = (8, 0)
+    with pytest.raises(NumdiffError, match="need a GPU of compute capability 9.0"):
+        P.matmul_fp8_forward(*(upload(x, Older()) for x in given))
