@@ -5,6 +5,7 @@ from typing import TypedDict
 class TrainerArguments(TypedDict, total=False):
     init: str | None
     init_weights: str
+    shard_update: str
     precision: str
     eager: bool
     recompute: bool

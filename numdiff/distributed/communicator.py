@@ -39,6 +39,7 @@ from .shared_memory import remove_stray_memory
 from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
 
 TRANSPORTS = ("auto", "mpi", "peer", "nccl")
+TYPES = {4: "FLOAT", 8: "DOUBLE"}  # MPI's, by bytes
 GRACE = 5.0  # seconds for the other ranks to meet the same error, before it counts as this rank's own
 
 _current = None  # the communicator of this process, once it has connected
@@ -104,9 +105,17 @@ class Alone:
     def barrier(self):
         """Wait for all ranks."""
 
-    def exchange(self, parameters):
-        """The exchange that sums the gradients of a model's FlatParameters over the ranks (exchange.py)."""
+    def exchange(self, parameters, partition=None):
+        """The exchange that sums the gradients of a model's FlatParameters over the ranks (exchange.py), and serves
+        their `Partition`."""
         return NoExchange()
+
+    def gather_parts(self, part, bounds, everywhere=True):
+        """All of a flat NumPy array, of which rank r has the elements bounds[r] … bounds[r + 1] - 1.
+
+        everywhere: on every rank; else None on all but rank 0
+        """
+        return part
 
     @contextlib.contextmanager
     def job(self):
@@ -321,8 +330,17 @@ class Communicator(Alone):
             self.comm.Bcast(np.ascontiguousarray(result[name]) if self.rank == 0 else result[name])
         return result
 
-    def exchange(self, parameters):
-        return make_exchange(self, parameters)
+    def exchange(self, parameters, partition=None):
+        return make_exchange(self, parameters, partition)
+
+    def gather_parts(self, part, bounds, everywhere=True):
+        whole = np.empty(bounds[-1], part.dtype) if everywhere or self.rank == 0 else None
+        counts, kind = [b - a for a, b in zip(bounds, bounds[1:], strict=False)], TYPES[part.dtype.itemsize]
+        into = [whole, counts, bounds[:-1], getattr(self.MPI, kind)]
+        part = [part, getattr(self.MPI, kind)]
+        self._wait(self.comm.Iallgatherv(part, into) if everywhere else
+                   self.comm.Igatherv(part, into if self.rank == 0 else None))
+        return whole
 
     def describe(self):
         alone = "" if self._watchdog and self._watchdog.works else (

@@ -3,6 +3,9 @@
     with exchange.watch():      around the backward pass of the step's last microbatch: complete buckets may leave
         …
     exchange.finish(loss)       afterwards the flat gradient and `loss` (1,) hold the sums over all ranks
+    exchange.gather_partials(), gather_weights()    where ranks share the update (nn/partition.py), `finish` leaves the
+                                sums in each rank's own part of the gradient alone; these bring the parts of
+                                `partition.partials` and of the weights to all ranks
     exchange.check()            at a report: raises if the device saw a fault; takes `exchange.status`, where there is
                                 one, from a caller that has read it back already
     exchange.close()            at the end
@@ -13,9 +16,10 @@
     peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward
     nccl       in NCCL                                   inside the graph, two calls after the backward
 
-On CPU ranks `mpi` sums the NumPy gradient in place. Every rank ends with the same bits: `peer` by its order, `mpi` and
-`nccl` because their libraries compute each sum once, or in an order that gives the same on all sides; this is checked
-(`Trainer.check_ranks`), not assumed.
+On CPU ranks `mpi` sums the NumPy gradient in place. `peer` and `mpi` add in rank order, so they give the same bits, on
+every rank, whether ranks share the update or not. With `nccl` every rank ends with the same bits because the library
+computes each sum once, or in an order that gives the same on all sides; this is checked (`Trainer.check_ranks`), not
+assumed.
 """
 import atexit
 import contextlib
@@ -51,6 +55,12 @@ class NoExchange:
     def check(self, status=None):
         pass
 
+    def gather_partials(self):
+        pass
+
+    def gather_weights(self):
+        pass
+
     def close(self):
         pass
 
@@ -77,19 +87,32 @@ class HostArray:
 
 
 class MpiExchange(NoExchange):
-    """Bucket after bucket by MPI's Iallreduce, all ranks in the same order, while the backward pass goes on."""
+    """Bucket after bucket by MPI, all ranks in the same order, while the backward pass goes on.
+
+    Two ranks that both need the sum let MPI's Iallreduce make it. Otherwise a bucket's owners get the other ranks'
+    numbers (Ialltoallv) and add them up in rank order, which MPI does not promise. Where ranks have parts of the
+    update, the owner is who has the part; else each rank owns a slice of every bucket, and sends the sums to all.
+    """
 
     name = "mpi"
 
-    def __init__(self, communicator, parameters):
-        self.comm, self.MPI = communicator.comm.Dup(), communicator.MPI
+    def __init__(self, communicator, parameters, partition=None):
+        self.comm, self._back = communicator.comm.Dup(), communicator.comm.Dup()
+        self.MPI = communicator.MPI
+        self.rank, self.size = communicator.rank, communicator.size
         self.backend = parameters.grad.backend if is_device(parameters.grad) else None
         self.plan = Plan(parameters)
         self.mail = zeros(1, np.float32, self.backend)  # the loss travels here, as its own array may move
         twin = HostTwin if self.backend else HostArray
         self._gradient, self._mail = twin(parameters.grad), twin(self.mail)
+        self._parts = None  # the bounds of the ranks' parts, where the update is in parts
+        if partition and partition.sharded:
+            self._parts, self._piece_bounds = partition.bounds, partition.piece_bounds
+            self._weights, self._partials = twin(parameters.data), twin(partition.partials)
+        self._inboxes = []  # what is free of the memory for other ranks' numbers
         self._waiting = []  # (twin, first, stop) on their way to the host, in the order of leaving
-        self._requests = []  # (request, twin, first, stop) on their way to the other ranks
+        self._travels = []  # (request, what follows) of those on their way to the other ranks
+        self._returns = []  # the same of those on their way back; begun in the order of the travels, as MPI wants it
         self._left = 0  # buckets that have left in this step
 
     def watch(self):
@@ -123,18 +146,60 @@ class MpiExchange(NoExchange):
     def _progress(self):
         """Move every part on by one stage, if it can go. MPI itself makes progress only while it is called."""
         while self._waiting and self._waiting[0][0].fetched(self._waiting[0][1]):
-            twin, first, stop = self._waiting.pop(0)
-            request = self.comm.Iallreduce(self.MPI.IN_PLACE, twin.host[first:stop], self.MPI.SUM)
-            self._requests.append((request, twin, first, stop))
+            self._travels.append(self._travel(*self._waiting.pop(0)))
+        while self._travels and self._travels[0][0].Test():
+            _, arrived = self._travels.pop(0)
+            tick()
+            if back := arrived():
+                self._returns.append(back)
         going = []
-        for item in self._requests:
-            request, twin, first, stop = item
+        for request, arrived in self._returns:
             if request.Test():
                 tick()
-                twin.send(first, stop)
+                arrived()
             else:
-                going.append(item)
-        self._requests = going
+                going.append((request, arrived))
+        self._returns = going
+        for request, _ in self._travels[1:]:
+            request.Test()
+
+    def _travel(self, twin, first, stop):
+        """(request, what follows) of numbers that are on the host and begin to be added up; what follows may give a
+        further pair."""
+        if twin is self._mail or (self.size == 2 and not self._parts):
+            request = self.comm.Iallreduce(self.MPI.IN_PLACE, twin.host[first:stop], self.MPI.SUM)
+            return request, lambda: twin.send(first, stop)
+        cuts = [min(max(bound, first), stop) - first for bound in self._parts or self._slices(first, stop)]
+        counts = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+        others = [0 if rank == self.rank else counts[rank] for rank in range(self.size)]
+        own = counts[self.rank]
+        inbox = self._inbox(own * (self.size - 1))
+        from_others = [0 if rank == self.rank else own for rank in range(self.size)]
+        begins = [own * (rank - (rank > self.rank)) for rank in range(self.size)]
+        numbers, float32 = twin.host[first:stop], self.MPI.FLOAT
+        request = self.comm.Ialltoallv([numbers, others, cuts[:-1], float32], [inbox, from_others, begins, float32])
+
+        def arrived():
+            a, b = cuts[self.rank:self.rank + 2]
+            if own:
+                add_in_order(inbox[:own * (self.size - 1)].reshape(-1, own), numbers[a:b], self.rank)
+            self._inboxes.append(inbox)
+            if self._parts:
+                if own:
+                    twin.send(first + a, first + b)
+                return None
+            whole = self._back.Iallgatherv(self.MPI.IN_PLACE, [numbers, counts, cuts[:-1], float32])
+            return whole, lambda: twin.send(first, stop)
+        return request, arrived
+
+    def _slices(self, first, stop):
+        """The bounds of the slices of a bucket that each rank adds up."""
+        return [first + (stop - first) * rank // self.size for rank in range(self.size + 1)]
+
+    def _inbox(self, elements):
+        """Memory for so many numbers; what has arrived and been added up is used again."""
+        fits = [k for k, inbox in enumerate(self._inboxes) if inbox.size >= elements]
+        return self._inboxes.pop(fits[0]) if fits else np.empty(elements, np.float32)
 
     def _finish(self):
         if self.plan.order[self._left:]:
@@ -147,7 +212,36 @@ class MpiExchange(NoExchange):
 
     def _arrived(self):
         self._progress()
-        return not (self._waiting or self._requests)
+        return not (self._waiting or self._travels or self._returns)
+
+    def gather_partials(self):
+        between(self.backend, lambda: self._gather(self._partials, self._piece_bounds))
+
+    def gather_weights(self):
+        between(self.backend, lambda: self._gather(self._weights, self._parts))
+
+    def _gather(self, twin, bounds):
+        """Bring the ranks' parts of an array to all of them."""
+        patient, (first, stop) = self.backend is None, bounds[self.rank:self.rank + 2]
+        twin.fetch(first, stop)
+        wait(lambda: twin.fetched(first), patient)
+        kind = {4: self.MPI.FLOAT, 8: self.MPI.DOUBLE}[twin.host.itemsize]
+        counts = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+        wait(self.comm.Iallgatherv(self.MPI.IN_PLACE, [twin.host, counts, bounds[:-1], kind]).Test, patient)
+        for a, b in ((0, first), (stop, bounds[-1])):
+            if a < b:
+                twin.send(a, b)
+        twin.join()
+
+
+def add_in_order(others, own, rank):
+    """own (n,) = the sum of all ranks' numbers in rank order; others (ranks - 1, n): those of the other ranks, which
+    are overwritten."""
+    parts = [*others[:rank], own, *others[rank:]]
+    total = parts[0]
+    for part in parts[1:-1]:
+        total += part
+    np.add(total, parts[-1], out=own)
 
 
 def wait(done, patient=True):
@@ -177,17 +271,23 @@ class PeerExchange(NoExchange):
 
     name = "peer"
 
-    def __init__(self, communicator, parameters):
+    def __init__(self, communicator, parameters, partition=None):
         self.communicator, self.rank = communicator, communicator.rank
         self.gpu, self.gradient = parameters.grad.backend, parameters.grad
+        self.partition = partition if partition and partition.sharded else None
         self.mail, self.total = (zeros(1, np.float32, self.gpu) for _ in range(2))
         self.flags = zeros(MAX_RANKS * STRIDE, np.int32, self.gpu)
         self.counter, self.status = (zeros(1, np.int32, self.gpu) for _ in range(2))
         self.limit = TEST_LIMIT
         self.gpu.synchronize()  # the flags are zero before anybody may write to them
         try:
-            shared = communicator.everywhere(self._share)
-            self.gradients, self.mails, self.all_flags = communicator.build(self._open, shared)
+            arrays = [self.gradient, self.mail, self.flags]
+            if self.partition:
+                arrays += [parameters.data, partition.partials]
+            shared = communicator.everywhere(lambda: [self.gpu.share(array) for array in arrays])
+            self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
+            if self.partition:
+                self.weights, self.partials = more
             communicator.build(self._try)
         except NumdiffError:
             self.gpu.close_shared()
@@ -196,23 +296,25 @@ class PeerExchange(NoExchange):
         atexit.register(self.close)
 
     @classmethod
-    def planned(cls, parameters, size):
-        """Launch the kernels of an exchange between `size` ranks on the stand-in for a GPU that holds the
-        parameters."""
+    def planned(cls, parameters, size, partition=None):
+        """Launch the kernels of an exchange between `size` ranks on the stand-in for a GPU that holds the parameters;
+        partition: of a shared update."""
         self, like = cls.__new__(cls), parameters.grad
         self.rank, self.limit, self.mail, self.total = 0, STEP_LIMIT, *(zeros(1, np.float32, like) for _ in range(2))
         self.counter, self.status = (zeros(1, np.int32, like) for _ in range(2))
-        self.gradients, self.mails = [like] * size, [self.mail] * size
+        self.gradients, self.mails, self.partition = [like] * size, [self.mail] * size, partition
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
-        self.finish(zeros(1, np.float32, like))
+        self._add(zeros(1, np.float32, like))
+        self._gather(self.gradients, partition and partition.bounds)
+        if partition:
+            self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
+            self.gather_partials()
+            self.gather_weights()
 
-    def _share(self):
-        return [self.gpu.share(array) for array in (self.gradient, self.mail, self.flags)]
-
-    def _open(self, shared):
-        """The three arrays of every rank: its own as they are, the others' mapped."""
-        ranks = [[self.gpu.open_shared(s) for s in arrays] if rank != self.rank else
-                 [self.gradient, self.mail, self.flags] for rank, arrays in enumerate(shared)]
+    def _open(self, shared, own):
+        """The arrays of every rank: its own as they are, the others' mapped."""
+        ranks = [[self.gpu.open_shared(s) for s in arrays] if rank != self.rank else own
+                 for rank, arrays in enumerate(shared)]
         return [list(column) for column in zip(*ranks, strict=True)]
 
     def _try(self):
@@ -222,7 +324,8 @@ class PeerExchange(NoExchange):
         for round in range(2):
             copy_into(self.gradient, (pattern + (self.rank + round)).astype(np.float32))
             copy_into(loss, np.array([self.rank], np.float32))
-            self.finish(loss)
+            self._add(loss)
+            self._gather(self.gradients, self.partition and self.partition.bounds)
             self.check()
             expected = size * (pattern + round) + size * (size - 1) // 2
             wrong = np.count_nonzero(download(self.gradient) != expected)
@@ -232,14 +335,34 @@ class PeerExchange(NoExchange):
         self.gpu.synchronize()
 
     def finish(self, loss):
+        self._add(loss)
+        if not self.partition:
+            self._gather(self.gradients)
+
+    def _add(self, loss):
+        """Add up the own slice, and the losses."""
         copy_into(self.mail, loss)
         self._barrier()  # every rank's gradient and loss are ready
-        peer_reduce_scatter(self.gradients, self.rank)
+        peer_reduce_scatter(self.gradients, self.rank, bounds=self.partition and self.partition.bounds)
         peer_sum(self.mails, self.total)
-        self._barrier()  # every slice is added up
-        peer_all_gather(self.gradients, self.rank)
-        self._barrier()  # nobody reads this rank's memory any longer
         copy_into(loss, self.total)
+
+    def _gather(self, arrays, bounds=None):
+        """Bring every rank's slice of such arrays here."""
+        self._barrier()  # every slice is there
+        peer_all_gather(arrays, self.rank, bounds=bounds)
+        self._barrier()  # nobody reads this rank's memory any longer
+
+    def gather_partials(self):
+        """Without a barrier after it: the one before the weights' is enough, as no partial is written until then."""
+        self._barrier()
+        peer_all_gather(self.partials, self.rank, bounds=self.partition.piece_bounds)
+
+    def gather_weights(self):
+        """Nor is there one here: before a rank writes a weight again it meets the others in the next step's first
+        barriers. Whoever reads the weights in between may; they change nothing."""
+        self._barrier()
+        peer_all_gather(self.weights, self.rank, bounds=self.partition.bounds)
 
     def _barrier(self):
         peer_barrier(self.all_flags, self.counter, self.status, self.rank, self.limit)
@@ -267,15 +390,22 @@ class NcclView:
 
 
 class NcclExchange(NoExchange):
-    """NCCL's all-reduce, through nccl4py. Collective; raises `NumdiffError` on every rank where one cannot."""
+    """NCCL's all-reduce, through nccl4py. Collective; raises `NumdiffError` on every rank where one cannot.
+
+    A shared update gets the same all-reduce, and so the same bits: a reduce-scatter would move a third less, but NCCL
+    does not promise that it adds in the same order.
+    """
 
     name = "nccl"
 
-    def __init__(self, communicator, parameters):
+    def __init__(self, communicator, parameters, partition=None):
         self.nccl = communicator.build(import_nccl)
         self.gpu = parameters.grad.backend
         self.mail = zeros(1, np.float32, self.gpu)
         self.views = NcclView(parameters.grad), NcclView(self.mail)
+        if partition and partition.sharded:
+            self._partials = parts_of(partition.partials, partition.piece_bounds)
+            self._weights = parts_of(parameters.data, partition.bounds)
         unique = communicator.first(lambda: bytes(self.nccl.get_unique_id()))
         self.communicator = communicator.build(lambda: self.nccl.Communicator.init(
             communicator.size, communicator.rank, self.nccl.UniqueId.from_bytes(unique)))
@@ -293,9 +423,26 @@ class NcclExchange(NoExchange):
             self.communicator.allreduce(view, view, self.nccl.SUM, stream=self.gpu.stream_handle)
         copy_into(loss, self.mail)
 
+    def gather_partials(self):
+        self._gather(self._partials)
+
+    def gather_weights(self):
+        self._gather(self._weights)
+
+    def _gather(self, views):
+        """Every rank's part to all, as one group: parts differ in size, which NCCL's all-gather does not take."""
+        with self.nccl.group():
+            for rank, view in enumerate(views):
+                self.communicator.broadcast(view, view, rank, stream=self.gpu.stream_handle)
+
     def close(self):
         self.gpu.synchronize()
         self.communicator.destroy()
+
+
+def parts_of(array, bounds):
+    """The ranks' parts of an array, as NCCL takes them."""
+    return [NcclView(array[first:stop]) for first, stop in zip(bounds, bounds[1:], strict=False)]
 
 
 def import_nccl():
@@ -311,8 +458,10 @@ def import_nccl():
 
 # The choice -----------------------------------------------------------------------------------------------------------
 
-def make_exchange(communicator, parameters):
+def make_exchange(communicator, parameters, partition=None):
     """The exchange for a model's `FlatParameters`, by the communicator's transport. Collective.
+
+    partition: the `Partition` of the update, which the exchange then serves
 
     auto: CPU ranks use mpi, GPUs of one host peer; otherwise, or where peer fails, nccl if it is installed, or else
     mpi. `exchange.why` says what was passed over.
@@ -322,12 +471,12 @@ def make_exchange(communicator, parameters):
         return NoExchange()
     if wanted != "auto":
         refuse(communicator, parameters, wanted)
-        return kinds[wanted](communicator, parameters)
+        return kinds[wanted](communicator, parameters, partition)
     reasons = []
     for name in ("peer", "nccl", "mpi") if is_device(parameters.grad) else ("mpi",):
         try:
             refuse(communicator, parameters, name)
-            exchange = kinds[name](communicator, parameters)
+            exchange = kinds[name](communicator, parameters, partition)
             exchange.why = " ".join(reasons)
             return exchange
         except NumdiffError as error:

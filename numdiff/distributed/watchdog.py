@@ -35,7 +35,8 @@ CONNECT = 5.0  # seconds that the connections to one address may take
 LONGEST_BEAT = 5.0  # seconds between two messages, at most
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # of the log: a regular file or nothing
 LAUNCHERS = ("mpiexec", "mpirun", "mpiexec.hydra", "prterun", "orterun")
-NO_PLACE = ("distributed/communicator.py", "distributed/exchange.py", "device/__init__.py", "progress.py")
+NO_PLACE = ("distributed/communicator.py", "distributed/exchange.py", "nn/partition.py", "nn/optimizer.py",
+            "device/__init__.py", "progress.py")
 PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + os.sep
 
 

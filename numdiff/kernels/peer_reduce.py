@@ -7,6 +7,8 @@ MATHEMATICS
         all-gather       rank r copies slice s from rank s, for every s but its own
         barrier          before, between and after: nobody reads what is not written, or overwrites what is being read
     A buffer of n numbers crosses each link 2 (N-1)/N times, the least there can be (Patarasuk and Yuan 2009).
+    Slices are of nearly the same size, or such as the caller says: between the two passes each rank may go on with its
+    own slice alone, as where ranks share the update (nn/partition.py).
     The barrier counts: the k-th time, rank r writes k into its place of every rank's flags, then waits until each place
     of its own flags holds k or more. Nothing is ever reset, so the same launch works in every replay of a CUDA graph.
 SHAPES
@@ -34,6 +36,8 @@ SOURCE
 READ NEXT
     numdiff/distributed/exchange.py, which puts the six launches together.
 """
+from typing import NamedTuple
+
 import numpy as np
 
 from ..device import cuda, int32, int64, is_device, launch, load4, load_acquire, nanoseconds, store4, store_release
@@ -55,17 +59,22 @@ def slice_of(n, rank, ranks):
     return min(rank * size, n), min((rank + 1) * size, n)
 
 
-def peer_reduce_scatter_reference(buffers, rank):
-    first, stop = slice_of(buffers[0].size, rank, len(buffers))
+def bounds_of(n, ranks):
+    """[ranks + 1] elements at which those slices begin and end."""
+    return [slice_of(n, rank, ranks)[0] for rank in range(ranks)] + [n]
+
+
+def peer_reduce_scatter_reference(buffers, rank, bounds):
+    first, stop = bounds[rank:rank + 2]
     total = buffers[0][first:stop].copy()
     for x in buffers[1:]:
         total += x[first:stop]
     buffers[rank][first:stop] = total
 
 
-def peer_all_gather_reference(buffers, rank):
+def peer_all_gather_reference(buffers, rank, bounds):
     for peer, x in enumerate(buffers):
-        first, stop = slice_of(x.size, peer, len(buffers))
+        first, stop = bounds[peer:peer + 2]
         buffers[rank][first:stop] = x[first:stop]
 
 
@@ -82,6 +91,22 @@ def peer_barrier_reference(flags, counter, status, rank):
         places[rank * STRIDE] = counter[0]
         if status[0] == 0 and flags[rank][k * STRIDE] < counter[0]:
             status[0] = k + 1
+
+
+# What a kernel is given -----------------------------------------------------------------------------------------------
+
+class Bounds(NamedTuple):
+    """Rank k has the elements b_k … b_(k+1) - 1; those of absent ranks are the last one's end."""
+
+    b0: int
+    b1: int
+    b2: int
+    b3: int
+    b4: int
+    b5: int
+    b6: int
+    b7: int
+    b8: int
 
 
 # The barrier ----------------------------------------------------------------------------------------------------------
@@ -152,33 +177,32 @@ def peer_reduce_scatter_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, first, stop
 
 
 @cuda.jit(device=True)
-def copy_slice(x, y, n, size, peer):
-    """Slice `peer` of x to the same place of y, by the blocks of one grid row."""
-    first, stop = peer * size, min((peer + 1) * size, n)
+def copy_slice(x, y, first, stop):
+    """Elements first … stop-1 of x to the same place of y, by the blocks of one grid row."""
     for i in range(first + cuda.blockIdx.x * BLOCK + cuda.threadIdx.x, stop, cuda.gridDim.x * BLOCK):
         y[i] = x[i]
 
 
 @cuda.jit
-def peer_all_gather_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, size, rank, ranks):
+def peer_all_gather_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, bounds, rank, ranks):
     """Grid row k copies from rank (rank + 1 + k) mod N: the ranks start with different peers."""
     peer = int32((rank + int32(1) + cuda.blockIdx.y) % ranks)
     if peer == 0:
-        copy_slice(x0, y, y.size, size, peer)
+        copy_slice(x0, y, bounds.b0, bounds.b1)
     elif peer == 1:
-        copy_slice(x1, y, y.size, size, peer)
+        copy_slice(x1, y, bounds.b1, bounds.b2)
     elif peer == 2:
-        copy_slice(x2, y, y.size, size, peer)
+        copy_slice(x2, y, bounds.b2, bounds.b3)
     elif peer == 3:
-        copy_slice(x3, y, y.size, size, peer)
+        copy_slice(x3, y, bounds.b3, bounds.b4)
     elif peer == 4:
-        copy_slice(x4, y, y.size, size, peer)
+        copy_slice(x4, y, bounds.b4, bounds.b5)
     elif peer == 5:
-        copy_slice(x5, y, y.size, size, peer)
+        copy_slice(x5, y, bounds.b5, bounds.b6)
     elif peer == 6:
-        copy_slice(x6, y, y.size, size, peer)
+        copy_slice(x6, y, bounds.b6, bounds.b7)
     else:
-        copy_slice(x7, y, y.size, size, peer)
+        copy_slice(x7, y, bounds.b7, bounds.b8)
 
 
 @cuda.jit
@@ -235,10 +259,10 @@ def peer_reduce_scatter_kernel_v2_of_8(x0, x1, x2, x3, x4, x5, x6, x7, y, first,
 
 
 @cuda.jit(device=True)
-def copy_slice4(x, y, n, size, peer):
+def copy_slice4(x, y, first, stop):
     """As `copy_slice`, 16 bytes at a time, two loads under way."""
-    stop, step = min((peer + 1) * size, n), cuda.gridDim.x * (4 * BLOCK)
-    for i in range(peer * size + 4 * (cuda.blockIdx.x * BLOCK + cuda.threadIdx.x), stop, 2 * step):
+    step = cuda.gridDim.x * (4 * BLOCK)
+    for i in range(first + 4 * (cuda.blockIdx.x * BLOCK + cuda.threadIdx.x), stop, 2 * step):
         j = i + step
         a = load4(x, i)
         if j < stop:
@@ -250,24 +274,24 @@ def copy_slice4(x, y, n, size, peer):
 
 
 @cuda.jit
-def peer_all_gather_kernel_v2(x0, x1, x2, x3, x4, x5, x6, x7, y, size, rank, ranks):
+def peer_all_gather_kernel_v2(x0, x1, x2, x3, x4, x5, x6, x7, y, bounds, rank, ranks):
     peer = int32((rank + int32(1) + cuda.blockIdx.y) % ranks)
     if peer == 0:
-        copy_slice4(x0, y, y.size, size, peer)
+        copy_slice4(x0, y, bounds.b0, bounds.b1)
     elif peer == 1:
-        copy_slice4(x1, y, y.size, size, peer)
+        copy_slice4(x1, y, bounds.b1, bounds.b2)
     elif peer == 2:
-        copy_slice4(x2, y, y.size, size, peer)
+        copy_slice4(x2, y, bounds.b2, bounds.b3)
     elif peer == 3:
-        copy_slice4(x3, y, y.size, size, peer)
+        copy_slice4(x3, y, bounds.b3, bounds.b4)
     elif peer == 4:
-        copy_slice4(x4, y, y.size, size, peer)
+        copy_slice4(x4, y, bounds.b4, bounds.b5)
     elif peer == 5:
-        copy_slice4(x5, y, y.size, size, peer)
+        copy_slice4(x5, y, bounds.b5, bounds.b6)
     elif peer == 6:
-        copy_slice4(x6, y, y.size, size, peer)
+        copy_slice4(x6, y, bounds.b6, bounds.b7)
     else:
-        copy_slice4(x7, y, y.size, size, peer)
+        copy_slice4(x7, y, bounds.b7, bounds.b8)
 
 
 REDUCE_V2 = {2: peer_reduce_scatter_kernel_v2_of_2, 4: peer_reduce_scatter_kernel_v2_of_4,
@@ -277,13 +301,16 @@ REDUCE_V2 = {2: peer_reduce_scatter_kernel_v2_of_2, 4: peer_reduce_scatter_kerne
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 @versions_by_name
-def peer_reduce_scatter(buffers, rank, version=None):
-    """buffers[rank][slice of rank] = the sum of that slice over all buffers, in rank order; the rest stays."""
-    n = _check(buffers, rank)
+def peer_reduce_scatter(buffers, rank, version=None, bounds=None):
+    """buffers[rank][slice of rank] = the sum of that slice over all buffers, in rank order; the rest stays.
+
+    bounds: [ranks + 1] elements at which the ranks' slices begin and end; None: nearly equal ones
+    """
+    n, bounds = _check(buffers, rank, bounds)
     if not is_device(buffers[rank]):
-        return peer_reduce_scatter_reference(buffers, rank)
-    first, stop = slice_of(n, rank, len(buffers))
-    fits = n % 4 == 0 and len(buffers) in REDUCE_V2
+        return peer_reduce_scatter_reference(buffers, rank, bounds)
+    first, stop = bounds[rank:rank + 2]
+    fits = not any(bound % 4 for bound in bounds) and len(buffers) in REDUCE_V2
     version = version or (2 if fits else 1)
     if version == 2 and not fits:
         raise ValueError("version 2 (vectorised) takes 2, 4 or 8 ranks and a multiple of 4 elements, not "
@@ -298,21 +325,23 @@ def peer_reduce_scatter(buffers, rank, version=None):
 
 
 @versions_by_name
-def peer_all_gather(buffers, rank, version=None):
-    """buffers[rank][slice of s] = buffers[s][slice of s] for every rank s."""
-    n = _check(buffers, rank)
+def peer_all_gather(buffers, rank, version=None, bounds=None):
+    """buffers[rank][slice of s] = buffers[s][slice of s] for every rank s; bounds: as of `peer_reduce_scatter`."""
+    n, bounds = _check(buffers, rank, bounds)
     if not is_device(buffers[rank]):
-        return peer_all_gather_reference(buffers, rank)
-    version = version or (2 if n % 4 == 0 else 1)
-    if version == 2 and n % 4:
-        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {n} is not a multiple of 4; use "
+        return peer_all_gather_reference(buffers, rank, bounds)
+    odd = next((bound for bound in bounds if bound % 4), 0)
+    version = version or (1 if odd else 2)
+    if version == 2 and odd:
+        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {odd} is not a multiple of 4; use "
                          "version=1")
     if len(buffers) == 1:
         return
-    size = slice_of(n, 0, len(buffers))[1]
+    size = max(stop - first for first, stop in zip(bounds, bounds[1:], strict=False))
     grid = (max(1, _blocks(buffers[rank], size, version) // (len(buffers) - 1)), len(buffers) - 1)
     kernel = peer_all_gather_kernel_v1 if version == 1 else peer_all_gather_kernel_v2
-    launch(kernel, grid, BLOCK, *_eight(buffers), buffers[rank], size, rank, len(buffers))
+    places = Bounds(*bounds, *[n] * (MAX_RANKS - len(buffers)))
+    launch(kernel, grid, BLOCK, *_eight(buffers), buffers[rank], places, rank, len(buffers))
 
 
 def peer_sum(scalars, total):
@@ -329,7 +358,8 @@ def peer_barrier(flags, counter, status, rank, limit_ms):
     launch(peer_barrier_kernel_v1, 1, WARP, *_eight(flags), flags[rank], counter, status, rank, len(flags), limit_ms)
 
 
-def _check(buffers, rank):
+def _check(buffers, rank, bounds):
+    """(elements of each buffer, the bounds)"""
     n = buffers[0].size
     if not 1 <= len(buffers) <= MAX_RANKS or not 0 <= rank < len(buffers):
         raise ValueError(f"the peers' buffers are summed over 1 to {MAX_RANKS} ranks, not {len(buffers)}; use the mpi "
@@ -337,7 +367,10 @@ def _check(buffers, rank):
     dtypes = (np.float32,) if is_device(buffers[rank]) else (np.float32, np.float64)  # the reference keeps its own
     if any(x.size != n or x.ndim != 1 or x.dtype not in dtypes for x in buffers):
         raise ValueError(f"the peers' buffers must be flat, float32 and of one size, not {[x.shape for x in buffers]}")
-    return n
+    bounds = bounds_of(n, len(buffers)) if bounds is None else bounds
+    if len(bounds) != len(buffers) + 1 or sorted(bounds) != list(bounds) or (bounds[0], bounds[-1]) != (0, n):
+        raise ValueError(f"bounds {bounds} must rise from 0 to {n}, and be one more than the {len(buffers)} ranks")
+    return n, bounds
 
 
 def _eight(arrays):

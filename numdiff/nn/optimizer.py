@@ -30,6 +30,7 @@ from ..kernels.optimizer.step_state import (
 from ..kernels.optimizer.zero_ranges import pieces
 from ..settings import COMMON, check_value, complete, takes
 from .module import ALIGNMENT, FlatParameters
+from .partition import Partition
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..arguments import AdamWArguments
 
 MAX_AVERAGED = 2**31 - 1  # numbers of all averages of ema_std, which kernels count in 32 bits
+SCALARS = ("step", "updates", "loss_scale", "loss_scale_counts")  # of the state; all else is like the parameters
 PATIENCE = 50  # steps skipped in a row after which nothing helps any more
 
 
@@ -73,28 +75,31 @@ class AdamW:
     The rate warms up linearly, then is constant or, with `cosine`, falls to zero at `total_steps`. The gradient is
     clipped to a global norm (0: not), every parameter decays decoupled; 0 for ema_decay keeps no averaged weights.
     loss_scale: a `LossScale` where the gradients come scaled
+    partition: a `Partition`, where several ranks train together; each then updates its part (nn/partition.py)
     Frozen parameters (`FlatParameters.freeze`) keep their bits, and so does their average.
-    Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the parameters; power_ema: a row like
-    them for each of ema_std, or None; step uint32 (1,): steps done; updates uint32 (1,): those that were not skipped;
-    gradient_norm, rate (1,).
+    Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the parameters, or like this rank's
+    part of them; power_ema: a row like them for each of ema_std, or None; step uint32 (1,): steps done; updates
+    uint32 (1,): those that were not skipped; gradient_norm, rate (1,).
     """
 
     def __init__(self, parameters: FlatParameters, *, loss_scale: LossScale | None = None,
-                 **settings: "Unpack[AdamWArguments]"):
-        self.parameters = parameters
+                 partition: Partition | None = None, **settings: "Unpack[AdamWArguments]"):
+        self.parameters, self.partition = parameters, partition
+        self.first, self.stop = (partition.first, partition.stop) if partition else (0, parameters.total)
+        own = self.stop - self.first
         self.settings = SimpleNamespace(**complete("adamw", settings, "AdamW"))
         like = parameters.data
-        self.m, self.v = zeros(parameters.total, np.float32, like), zeros(parameters.total, np.float32, like)
-        self.ema = zeros(parameters.total, np.float32, like) if self.settings.ema_decay else None
+        self.m, self.v = zeros(own, np.float32, like), zeros(own, np.float32, like)
+        self.ema = zeros(own, np.float32, like) if self.settings.ema_decay else None
         if self.ema is not None:
-            copy_into(self.ema, parameters.data)
+            copy_into(self.ema, parameters.data[self.first:self.stop])
         self.power_ema = None
         if stds := self.settings.ema_std:
             exponents = exponents_of(stds)
-            if len(stds) * parameters.total > MAX_AVERAGED:
+            if len(stds) * own > MAX_AVERAGED:
                 raise UsageError(f"averages of {len(stds)} widths have more numbers than kernels can count: keep "
                                  "fewer.")
-            self.power_ema = zeros((len(stds), parameters.total), np.float32, like)
+            self.power_ema = zeros((len(stds), own), np.float32, like)
             self.exponents = upload(exponents, like)
         self.step, self.updates = zeros(1, np.uint32, like), zeros(1, np.uint32, like)
         self.rate = zeros(1, np.float32, like)
@@ -116,7 +121,10 @@ class AdamW:
         before_advance: called before the step number moves on (the trainer records the step's telemetry there).
         """
         weights = self.parameters
-        self.gradient_norm = global_norm(weights.grad, ranges=weights.trained_ranges)
+        if self.partition:
+            self.gradient_norm = self.partition.norm()
+        else:
+            self.gradient_norm = global_norm(weights.grad, ranges=weights.trained_ranges)
         if isinstance(self.loss_scale, LossScale):
             self.loss_scale.update(self.gradient_norm, self.first_bad_step, self.step)
         else:
@@ -126,31 +134,61 @@ class AdamW:
         self._update_weights()
         count_update(self.updates, self.gradient_norm)
         if self.power_ema is not None:
-            power_ema_update(self.power_ema, weights.data, self.updates, self.gradient_norm, self.exponents)
+            power_ema_update(self.power_ema, self._own(weights.data), self.updates, self.gradient_norm, self.exponents)
+        if self.partition:
+            self.partition.gather_weights()
         if before_advance:
             before_advance()
         step_advance(self.step)
 
+    def _own(self, flat):
+        """This rank's part of a flat array like the parameters."""
+        return None if flat is None else flat[self.first:self.stop]
+
+    def _trained(self):
+        """[(start, stop)] of what is trained of this rank's part, counted from its first element."""
+        return within(self.parameters.trained_ranges, self.first, self.stop)
+
     def _update_weights(self):
         """Weights, moments, average and float16 copy, from the gradients."""
-        for start, stop in self.parameters.trained_ranges:
+        for start, stop in self._trained():
             self._adamw(start, stop)
 
     def _adamw(self, start, stop, ranges=None):
-        """AdamW's step of this part of the buffers, or of ranges of it."""
+        """AdamW's step of these elements of the own part, or of ranges of them."""
         weights, s = self.parameters, self.settings
         weight, gradient, m, v, ema, half = (None if flat is None else flat[start:stop] for flat in (
-            weights.data, weights.grad, self.m, self.v, self.ema, weights.half))
+            self._own(weights.data), self._own(weights.grad), self.m, self.v, self.ema, self._own(weights.half)))
         adamw_update(weight, gradient, m, v, self.updates, self.rate, self.gradient_norm, s.beta1, s.beta2, s.eps,
                      s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=ema, ema_decay=s.ema_decay,
                      half=half, ema_warmup=s.ema_warmup, ranges=ranges)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """{name: NumPy array}: what a bitwise resume needs, beside the parameters themselves."""
-        return {name: download(array) for name, array in self.arrays().items()}
+    def whole(self, array, everywhere=True):
+        """A flat array of the state, as a NumPy array with all ranks' parts. Collective where ranks have parts.
+
+        everywhere: on every rank; else None on all but rank 0, where ranks have parts
+        """
+        array = download(array)
+        return self.partition.whole(array, everywhere) if self.partition else array
+
+    def state(self, everywhere: bool = True) -> dict[str, np.ndarray]:
+        """{name: NumPy array}: what a bitwise resume needs, beside the parameters themselves; everywhere: as `whole`
+        takes it."""
+        return {name: download(array) if name in SCALARS else self.whole(array, everywhere)
+                for name, array in self.arrays().items()}
+
+    def shapes(self):
+        """{name: (shape, dtype)} of `state()`."""
+        return {name: (tuple(array.shape) if name in SCALARS else (self.parameters.total,), array.dtype)
+                for name, array in self.arrays().items()}
+
+    def state_bytes(self):
+        """{name: (bytes that this rank holds, bytes of all ranks' parts)} of the flat arrays of the state."""
+        return {name: (array.nbytes, 4 * self.parameters.total) for name, array in self.arrays().items()
+                if name not in SCALARS}
 
     def arrays(self):
-        """{name: array on the device} of the state."""
+        """{name: array on the device} of the state, of which flat ones hold this rank's part."""
         arrays = {"m": self.m, "v": self.v, "step": self.step, "updates": self.updates}
         if self.ema is not None:
             arrays["ema"] = self.ema
@@ -169,7 +207,8 @@ class AdamW:
         state = {"updates": state["step"], **state}  # of before steps could be skipped
         for name, array in self.arrays().items():
             if name in state or not name.startswith("loss_scale"):
-                copy_into(array, np.asarray(state[name]))
+                value = np.asarray(state[name])
+                copy_into(array, value if name in SCALARS else self._own(value))
 
 
 @takes("adamw")
@@ -185,8 +224,9 @@ class Muon(AdamW):
     """
 
     def __init__(self, parameters: FlatParameters, matrices: dict[str, int], *, momentum: float = 0.95,
-                 loss_scale: LossScale | None = None, **settings: "Unpack[AdamWArguments]"):
-        super().__init__(parameters, loss_scale=loss_scale, **settings)
+                 loss_scale: LossScale | None = None, partition: Partition | None = None,
+                 **settings: "Unpack[AdamWArguments]"):
+        super().__init__(parameters, loss_scale=loss_scale, partition=partition, **settings)
         check_value(COMMON["muon_momentum"], momentum, "momentum")
         if not matrices:
             raise UsageError("Muon needs weights that are matrices, and matrices names none: use AdamW.")
@@ -194,7 +234,7 @@ class Muon(AdamW):
         self._lay_out()
 
     def _lay_out(self):
-        self.stacks, self.rest = _stacks(self.parameters, self.matrices)
+        self.stacks, self.rest = _stacks(self.parameters, self.matrices, self.first, self.stop)
         if not is_device(self.parameters.data):  # for the cores to share: one matrix each, the largest first
             singly = (stack._replace(starts=stack.starts[i:i + 1]) for stack in self.stacks
                       for i in range(len(stack.starts)))
@@ -207,9 +247,10 @@ class Muon(AdamW):
             self._lay_out()
 
         def update(stack):
-            muon_update(weights.data, weights.grad, self.m, stack, self.updates, self.rate, self.gradient_norm,
-                        self.momentum, s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=self.ema,
-                        ema_decay=s.ema_decay, half=weights.half, ema_warmup=s.ema_warmup)
+            muon_update(self._own(weights.data), self._own(weights.grad), self.m, stack, self.updates, self.rate,
+                        self.gradient_norm, self.momentum, s.weight_decay, s.clip_norm,
+                        unscale=self.loss_scale.unscale, ema=self.ema, ema_decay=s.ema_decay,
+                        half=self._own(weights.half), ema_warmup=s.ema_warmup)
 
         if is_device(weights.data):
             for stack in self.stacks:
@@ -217,18 +258,24 @@ class Muon(AdamW):
         else:
             for _ in side_by_side(update, self._singly):
                 pass
-        self._adamw(0, weights.total, self.rest)
+        self._adamw(0, self.stop - self.first, self.rest)
 
     def arrays(self):
         arrays = super().arrays()
         return {"momentum": arrays.pop("m"), **arrays}
 
 
-def _stacks(parameters, matrices):
-    """([`Stack`] of the matrices of each shape, `Ranges` of all else) of what is trained in the buffers."""
+def within(ranges, first, stop):
+    """What of [(start, stop)] lies in first … stop, counted from first."""
+    inside = ((max(a, first) - first, min(b, stop) - first) for a, b in ranges)
+    return [(a, b) for a, b in inside if a < b]
+
+
+def matrices_in(parameters, matrices):
+    """[(how many, rows, columns, first element, end)] of the matrices that are trained, as `Muon` takes them, the
+    end with the gap behind it."""
     if missing := [name for name in matrices if name not in parameters.parameters]:
         raise UsageError(f"matrices names {missing[0]!r}, and the model has no such parameter: use model.matrices().")
-    starts, rest = {}, list(parameters.trained_ranges)
     for entry in parameters.index:
         name, shape, first = entry["name"], entry["shape"], entry["offset"]
         count = matrices.get(name, 0)
@@ -238,23 +285,35 @@ def _stacks(parameters, matrices):
         if left or len(shape) < 2:
             raise UsageError(f"{name} of shape {tuple(shape)} is not {count} matrices one below the other: give a "
                              "number that divides its rows.")
+        yield count, rows, columns, first, first + -(-count * rows * columns // ALIGNMENT) * ALIGNMENT
+
+
+def _stacks(parameters, matrices, low, high):
+    """([`Stack`] of the matrices of each shape, `Ranges` of all else) of what is trained in elements low … high-1 of
+    the buffers, counted from `low`."""
+    starts, rest = {}, list(parameters.trained_ranges)
+    for count, rows, columns, first, end in matrices_in(parameters, matrices):
         starts.setdefault((rows, columns), []).extend(first + i * rows * columns for i in range(count))
-        end = first + -(-count * rows * columns // ALIGNMENT) * ALIGNMENT  # with the gap behind it, which stays zero
         at = next(i for i, (start, stop) in enumerate(rest) if start <= first < stop)
         rest[at:at + 1] = [(start, stop) for start, stop in ((rest[at][0], first), (end, rest[at][1])) if start < stop]
-    like = parameters.data
-    return (list(_stacked(starts, like, parameters.half is not None and is_device(like))),
+    like, rest = parameters.data, within(rest, low, high)
+    return (list(_stacked(starts, like, parameters.half is not None and is_device(like), low, high)),
             Ranges(upload(pieces(rest), like), sum(stop - start for start, stop in rest)))
 
 
-def _stacked(starts, like, share):
+def _stacked(starts, like, share, low=0, high=math.inf):
     """The `Stack`s of {shape: where its matrices begin}: one for each shape, or, with `share`, one for several where
-    that takes less time."""
+    that takes less time; of the matrices that begin in low … high-1. Which shapes share one all matrices decide."""
     shapes = {shape: len(found) for shape, found in starts.items()}
     padded = alike(shapes, multiprocessors_of(like)) if share else {shape: shape for shape in shapes}
+    own = {shape: [start - low for start in found if low <= start < high] for shape, found in starts.items()}
     for common in dict.fromkeys(padded.values()):
-        within = [shape for shape in shapes if padded[shape] == common]
+        members = [shape for shape in shapes if padded[shape] == common]
+        found = [start for shape in members for start in own[shape]]
+        if not found:
+            continue
         extents = None
-        if within != [common]:
-            extents = upload(np.concatenate([np.tile(shape, shapes[shape]) for shape in within]).astype(np.int64), like)
-        yield Stack(upload(np.array([s for shape in within for s in starts[shape]], np.int64), like), *common, extents)
+        if members != [common]:
+            extents = upload(np.concatenate([np.tile(shape, len(own[shape])) for shape in members]).astype(np.int64),
+                             like)
+        yield Stack(upload(np.array(found, np.int64), like), *common, extents)

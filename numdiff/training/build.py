@@ -6,6 +6,7 @@ import numpy as np
 
 from ..data.folders import decoded, open_dataset
 from ..diffusion import Diffusion
+from ..distributed.communicator import current
 from ..errors import UsageError
 from ..nn.model import parameter_shapes
 from ..nn.module import frozen_by
@@ -88,7 +89,9 @@ def check_memory(options, sizes):
     kept = kinds.get(options.model).activations(sizes)
     if options.recompute:
         kept //= 8
-    weights = (16 + 4 * len(options.ema_std or ())) * count_parameters(options.model, sizes)[0]
+    ranks = current()
+    share = ranks.local_size / ranks.size if options.shard_update != "no" else 1  # of moments and averages, here
+    weights = (8 + (8 + 4 * len(options.ema_std or ())) * share) * count_parameters(options.model, sizes)[0]
     images = options.batch * pixels * sizes["in_channels"] + 4 * microbatch * kept
     if weights + images > machine_bytes():
         what = "--batch or --microbatch" if images > weights else "model"

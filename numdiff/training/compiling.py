@@ -39,7 +39,7 @@ class PlannedRank(Alone):
     def __init__(self, size=1, hosts=1, transport="auto"):
         self.size, self.hosts, self.transport = size, hosts, transport
 
-    def exchange(self, parameters):
+    def exchange(self, parameters, partition=None):
         return NoExchange()
 
     def build(self, function, *arguments):
@@ -59,7 +59,8 @@ def plan_trainer(trainer, communicator):
         raise UsageError(say_what_fits(trainer, trainer.communicator)) from None
     if (communicator.size > 1 and communicator.hosts == 1 and communicator.size <= MAX_RANKS
             and communicator.transport in ("auto", "peer")):
-        PeerExchange.planned(trainer.model.parameters, communicator.size)
+        PeerExchange.planned(trainer.model.parameters, communicator.size,
+                             trainer.partition if trainer.shares_update else None)
 
 
 def plan_sampling(model, *how, **more):

@@ -107,12 +107,11 @@ def list_snapshots(run_dir):
     return sorted((int(match[1]), path) for match, path in found if match and path.is_file())
 
 
-def save_snapshot(run_dir, trainer, meta, options):
-    """Store the averages of a trainer; where a run has been made longer, and its snapshots too many, those that are not
-    on the new, wider grid go."""
-    buffers = {name: download(array) for name, array in trainer.optimizer.averages().items()}
+def save_snapshot(run_dir, trainer, averages, meta, options):
+    """Store the averages of a trainer, as its `averages()` gives them; where a run has been made longer, and its
+    snapshots too many, those that are not on the new, wider grid go."""
     path = pathlib.Path(run_dir, f"averages-{trainer.step:08d}.h5")
-    save_checkpoint(path, buffers, {**meta, "updates": int(download(trainer.optimizer.updates)[0])})
+    save_checkpoint(path, averages, {**meta, "updates": int(download(trainer.optimizer.updates)[0])})
     snapshots, every = list_snapshots(run_dir), snapshot_every(options)
     if len(snapshots) > options.ema_snapshots + 1:
         for step, path in snapshots[:-1]:

@@ -30,7 +30,8 @@ class Previews:
     def draw(self, asked=lambda: 0):
         """(all images, uint8 (count, H, W, C), 0) on every rank; or (None, number) where `asked()`, called between
         evaluations, gave that number on one of them. Collective."""
-        parts, number = make_together(self.trainer.communicator, self._draw_part, asked)
+        with self.trainer.ema_weights():
+            parts, number = make_together(self.trainer.communicator, self._draw_part, asked)
         return (None, number) if number else (np.concatenate(parts), 0)
 
     def _draw_part(self, look):
@@ -38,10 +39,9 @@ class Previews:
         images = np.empty((self.stop - self.first, model.image_size, model.image_size, model.in_channels), np.uint8)
         if not len(images):
             return images
-        with self.trainer.ema_weights():
-            self._sampling = self._sampling or self._make_sampling()
-            for rows, made in self._sampling.batches(look):
-                images[rows] = made
+        self._sampling = self._sampling or self._make_sampling()
+        for rows, made in self._sampling.batches(look):
+            images[rows] = made
         return images
 
     def _make_sampling(self):

@@ -211,7 +211,16 @@ def describe(options, dataset, trainer):
     yield f"device    {backend.device_name if backend else 'CPU (NumPy)'}"
     if ranks > 1:
         why = f" {trainer.exchange.why}" if trainer.exchange.why else ""
-        yield f"ranks     {trainer.communicator.describe()}; gradients by {trainer.exchange.name}.{why}"
+        yield (f"ranks     {trainer.communicator.describe()}; gradients by {trainer.exchange.name}.{why}"
+               f"{shared_out(trainer)}")
+
+
+def shared_out(trainer):
+    """How much of the optimiser's state a rank holds, where ranks share the update."""
+    if not trainer.shares_update:
+        return ""
+    own, whole = (sum(nbytes) / 1e6 for nbytes in zip(*trainer.optimizer.state_bytes().values(), strict=True))
+    return f" Each updates its part: rank 0 holds {own:,.3g} of {whole:,.3g} MB of moments and averages."
 
 
 def check_same_options(meta, options, dataset, path):
@@ -279,10 +288,9 @@ def _train(options, trainer, previews, run_dir, output):
 
         saved = None  # the step of the last checkpoint
 
-        def save():
+        def save(state):
             settle()
             with doing(f"saving step {trainer.step}"):
-                state = trainer.state()
                 trainer.check_finite(state)  # a damaged model is never saved: the earlier checkpoints stay the newest
                 write(trainer.step, state, checkpoint_meta(trainer))
 
@@ -290,10 +298,14 @@ def _train(options, trainer, previews, run_dir, output):
             save_checkpoint(run_dir / checkpoint_name(step), state, meta)
             prune_checkpoints(run_dir, options.keep)
 
-        def save_first():
+        def state():
+            """The trainer's, on rank 0."""
+            return communicator.build(trainer.state, False)
+
+        def save_first(state):
             """Runs beside the first steps, which do not wait for the disk."""
             writer = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint"))
-            written.append(writer.submit(write, trainer.step, trainer.state(), checkpoint_meta(trainer)))
+            written.append(writer.submit(write, trainer.step, state, checkpoint_meta(trainer)))
 
         def settle():
             """Wait for the first checkpoint; what it raised is raised here."""
@@ -333,7 +345,7 @@ def _train(options, trainer, previews, run_dir, output):
             if saved != trainer.step:
                 with pause():
                     trainer.check_ranks()
-                    communicator.first(save)
+                    communicator.first(save, state())
                 saved = trainer.step
 
         def stop(number):
@@ -355,7 +367,7 @@ def _train(options, trainer, previews, run_dir, output):
 
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
-                communicator.first(save_first)  # so that a run killed at any moment can be resumed
+                communicator.first(save_first, state())  # so that a run killed at any moment can be resumed
         if trainer.step == options.steps:  # it was killed before its pictures
             saved = trainer.step
             draw_all()
@@ -373,7 +385,8 @@ def _train(options, trainer, previews, run_dir, output):
                 stop(number)
             if options.ema_std and due(snapshot_every(options)):
                 with pause(), doing(f"storing the averages of step {trainer.step}"):
-                    communicator.first(save_snapshot, run_dir, trainer, checkpoint_meta(trainer), options)
+                    averages = communicator.build(trainer.averages)
+                    communicator.first(save_snapshot, run_dir, trainer, averages, checkpoint_meta(trainer), options)
             if due(options.checkpoint_every):
                 save_all()
             elif communicator.size > 1 and due(COMPARE_EVERY):

@@ -16,14 +16,15 @@ import numpy as np
 
 from ..data.fingerprint import fingerprint
 from ..data.loader import Loader
-from ..device import download
+from ..device import copy_into, download, fill_zero
 from ..diffusion.process import make_diffusion
 from ..distributed.communicator import current
 from ..errors import NumdiffError, OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..nn import AdamW, Muon
 from ..nn.flops import forward_flops
 from ..nn.model import Model
-from ..nn.optimizer import PATIENCE, LossScale
+from ..nn.optimizer import PATIENCE, LossScale, matrices_in
+from ..nn.partition import Partition
 from ..progress import progress
 from ..settings import complete, shared, takes
 from .compiling import compile_for, plan_of, planned_rank
@@ -127,6 +128,7 @@ class Trainer:
             raise UsageError(f"the model takes {model.in_channels} channels and gives {model.out_channels}: to be "
                              "trained here it must give as many, or with learn_sigma twice as many; build it without "
                              "out_channels.")
+        shares = shares_update(s.shard_update, self.communicator, model.backend)
         self.model, self.dataset, self.seed = model, dataset, s.seed
         if self.communicator.size > 1:
             self.communicator.check_data(dataset, self.communicator.build(lambda: self.fingerprint))
@@ -147,9 +149,12 @@ class Trainer:
         compute_in(model, self.precision)
         if self.precision == "fp16":
             scale = LossScale(model.parameters.data, s.loss_scale, s.loss_scale_rule, s.loss_scale_interval)
-        self.optimizer = self._make_optimizer(loss_scale=scale, **{**shared("trainer", "adamw", given),
-                                                                   "ema_decay": ema_decay})
-        self.exchange = self.communicator.exchange(model.parameters)
+        self.partition = self._make_partition(shares) if self.communicator.size > 1 else None
+        self.optimizer = self._make_optimizer(loss_scale=scale, partition=self.partition,
+                                              **{**shared("trainer", "adamw", given), "ema_decay": ema_decay})
+        self.exchange = self.communicator.exchange(model.parameters, self.partition)
+        if self.partition:
+            self.partition.exchange = self.exchange
         self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, s.flip, seed=s.seed,
                                           capture=not s.eager, rank=self.communicator.rank,
                                           ranks=self.communicator.size, exchange=self.exchange,
@@ -158,6 +163,12 @@ class Trainer:
         self.step = 0  # optimiser steps done
         self.compiles_ahead = hasattr(model.backend, "cache")  # whether the first `run` compiles kernels in parallel
         self._loader = None
+
+    def _make_partition(self, shares):
+        parameters, atoms = self.model.parameters, ()
+        if self.settings["optimizer"] == "muon":
+            atoms = [(start, stop) for *_, start, stop in matrices_in(parameters, matrices_of(self.model))]
+        return Partition(parameters, self.communicator, shares, atoms)
 
     def _make_optimizer(self, **settings):
         if self.settings["optimizer"] == "adamw":
@@ -282,16 +293,36 @@ class Trainer:
             self._loader.close()
             self._loader = None
 
-    def state(self) -> dict[str, np.ndarray]:
-        """{name: NumPy array} of everything that a bitwise resume needs."""
-        return {"parameters": download(self.model.parameters.data), **self.optimizer.state()}
+    @property
+    def shares_update(self) -> bool:
+        """Whether each rank updates its part of the weights alone."""
+        return bool(self.partition and self.partition.sharded)
+
+    def state(self, everywhere: bool = True) -> dict[str, np.ndarray] | None:
+        """{name: NumPy array} of everything that a bitwise resume needs. Collective where ranks share the update.
+
+        everywhere: on every rank; else None on all but rank 0
+        """
+        if everywhere or self.communicator.rank == 0 or self.shares_update:
+            state = {"parameters": download(self.model.parameters.data), **self.optimizer.state(everywhere)}
+            return state if everywhere or self.communicator.rank == 0 else None
+        return None
+
+    def averages(self):
+        """{name: NumPy array} of the averages of ema_std on rank 0; the others have nothing of use. Collective where
+        ranks share the update."""
+        if self.communicator.rank and not self.shares_update:
+            return {}
+        return {name: self.optimizer.whole(array, False) for name, array in self.optimizer.averages().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from `state()` of another trainer of the same model and settings; a `NumdiffError` for another."""
-        for name, own in {"parameters": self.model.parameters.data, **self.optimizer.arrays()}.items():
-            if name in state and (state[name].shape != tuple(own.shape) or state[name].dtype != own.dtype):
+        weights = self.model.parameters.data
+        for name, (shape, dtype) in {"parameters": (tuple(weights.shape), weights.dtype),
+                                     **self.optimizer.shapes()}.items():
+            if name in state and (state[name].shape != shape or state[name].dtype != dtype):
                 raise NumdiffError(f"the checkpoint's {name!r} is {state[name].dtype} {state[name].shape} and this "
-                                   f"run's {own.dtype} {tuple(own.shape)}; resume with the run's own options.")
+                                   f"run's {dtype} {shape}; resume with the run's own options.")
             if name not in state and name != "updates" and not name.startswith("loss_scale"):
                 raise NumdiffError(f"the checkpoint has no {name!r}, so that training cannot go on from it; resume "
                                    "from a checkpoint of this run.")
@@ -313,14 +344,31 @@ class Trainer:
 
     @contextmanager
     def ema_weights(self) -> Iterator[Model]:
-        """Within the context the model computes with the averaged weights (with the plain ones if there is no EMA)."""
-        parameters = self.model.parameters
-        if self.optimizer.ema is not None:
-            parameters.bind(self.optimizer.ema)
+        """Within the context the model computes with the averaged weights (with the plain ones if there is no EMA).
+
+        Where ranks share the update it is collective, and the average lies in the buffer of the gradients, which no
+        step needs in between.
+        """
+        parameters, ema = self.model.parameters, self.optimizer.ema
+        lent = ema is not None and self.shares_update
+        if lent:
+            copy_into(parameters.grad, self.optimizer.whole(ema))
+        if ema is not None:
+            parameters.bind(parameters.grad if lent else ema)
         try:
             yield self.model
         finally:
             parameters.bind(parameters.data)
+            if lent:
+                fill_zero(parameters.grad)
+
+
+def shares_update(setting, communicator, backend):
+    """Whether the ranks share the update, by --shard-update; a `UsageError` where there is nobody to share with."""
+    if setting == "yes" and communicator.size == 1:
+        raise UsageError("--shard-update yes shares the update among the ranks of mpiexec, and this process is alone: "
+                         "leave it out, or start several.")
+    return communicator.size > 1 and (setting == "yes" or setting == "auto" and backend is None)
 
 
 def split_batch(batch, microbatch, ranks):

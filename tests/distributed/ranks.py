@@ -44,6 +44,40 @@ def steps(folder, device="cpu", transport="auto"):
         trainer.exchange.close()
 
 
+def sharded(folder, **options):
+    """The update shared among the ranks and done by each: the same bits, and each goes on from the other's state."""
+    communicator = join("cpu")
+    with communicator.job():
+        states, values, parts = [], [], []
+        for how in ("no", "yes"):
+            trainer = make(shard_update=how, **options)
+            values.append(losses(trainer, 3))
+            trainer.check_ranks()
+            states.append(trainer.state())
+            trainer.load_state(states[0])  # the second trainer goes on from the first one's
+            parts.append(trainer.optimizer.v.size)
+            values.append(losses(trainer, 2))
+            states.append(trainer.state())
+            with trainer.ema_weights() as model:
+                states[-1]["in use"] = model.parameters.arrays(model.parameters._bound)["out.2.weight"]
+            trainer.close()
+            trainer.exchange.close()
+        assert values[0] == values[2] and values[1] == values[3], values
+        for a, b in zip(states[:2], states[2:], strict=True):
+            assert a.keys() == b.keys()
+            for name in a:
+                np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+        assert sum(communicator.gather(parts[1])) == parts[0] == trainer.model.parameters.total
+        (folder / f"sharded-{communicator.rank}-of-{communicator.size}").touch()
+
+
+def sharded_further(folder):
+    """The same of Muon, whose matrices belong to one rank each; of frozen parameters; of a copy in 16 bits."""
+    for options in ({"optimizer": "muon"}, {"freeze": ("input_blocks.*",), "clip_norm": 0.01},
+                    {"precision": "bf16", "microbatch": 1}):
+        sharded(folder, **options)
+
+
 def peer_steps(folder):
     """The same on GPUs that read each other's memory."""
     steps(folder, "cuda", "peer")

@@ -1,4 +1,5 @@
 """Several ranks: what they compute, what they leave, how they end. The jobs run under mpiexec, on the CPU engine."""
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -66,7 +67,8 @@ def folder(tmp_path_factory, counts):
     """What these jobs have left: losses and states, runs and resumed runs."""
     folder = tmp_path_factory.mktemp("ranks")
     for count in counts:
-        tasks = ["steps", *(["methods"] if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else [])]
+        several = ["methods", "sharded", *(["sharded_further"] if 4 in counts else [])]
+        tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else [])]
         text = check_done(run(task(count, ",".join(tasks), folder)))
         if count == 2 and 4 in counts:
             assert text.count("resumed after step 5 of 10") == 1 and "ranks     2 on 1 host; gradients by mpi" in text
@@ -93,6 +95,42 @@ def test_ranks_train_as_one(folder, counts):
 @needs("mpi")
 def test_every_method_of_the_communicator(folder, counts):
     assert len(list(folder.glob("methods-*"))) == max(counts)
+
+
+@needs("mpi")
+def test_a_shared_update_has_the_bits_of_one_that_each_does(folder, counts):
+    """The job has compared them: states, losses, and what follows from each other's state."""
+    assert len(list(folder.glob(f"sharded-*-of-{max(counts)}"))) == max(counts)
+
+
+@exhaustive
+@needs("mpi")
+def test_checkpoints_of_shared_updates_are_those_of_others(tmp_path):
+    """4 ranks, 2, 1: the same files whether the update was shared or not, at each point."""
+    def go(how, *counts):
+        for done, count in enumerate(counts, 1):
+            _, weights = train(count, "unet", tmp_path / how, 3 * done, *(["--resume"] if done > 1 else []),
+                               *(["--shard-update", how] if count > 1 else []), "--ema-std", "0.1")
+        return weights, load_checkpoint(newest_checkpoint(next((tmp_path / how).iterdir())))[0]
+
+    yes, no = go("yes", 4, 2, 1), go("no", 4, 2, 1)
+    np.testing.assert_array_equal(yes[0], no[0])
+    assert yes[1].keys() == no[1].keys() > {"m", "v", "ema", "ema_std_0.1"}
+    for name in no[1]:
+        np.testing.assert_array_equal(yes[1][name], no[1][name], err_msg=name)
+
+
+def test_a_single_process_has_nobody_to_share_the_update_with():
+    with pytest.raises(UsageError, match=r"^--shard-update yes shares the update among .* leave it out, or start"):
+        make(shard_update="yes")
+
+
+def test_sums_are_made_in_rank_order(rng):
+    x = rng.standard_normal((4, 100)).astype(np.float32)
+    for rank in range(4):
+        own, others = x[rank].copy(), np.delete(x, rank, 0)
+        exchange.add_in_order(others, own, rank)
+        np.testing.assert_array_equal(own, x[0] + x[1] + x[2] + x[3])
 
 
 @needs("mpi")
@@ -449,7 +487,7 @@ class Sent:
     IN_PLACE, SUM = "in place", "sum"
 
     def __init__(self):
-        self.arrays, self.comm, self.MPI, self.size = [], self, self, 2
+        self.arrays, self.comm, self.MPI, self.rank, self.size = [], self, self, 0, 2
 
     def Dup(self):
         return self
@@ -640,6 +678,52 @@ def test_peers_add_up_the_same_bits(count, monkeypatch):
             assert sums[step][1] == sum(range(count)) + count * step
 
 
+def shared_by(communicator, gradient, array):
+    """(parameters, partition) of 1000 elements, of which each rank has a part of its own size."""
+    bounds = [0, *(100 * rank + 64 for rank in range(1, communicator.size)), 1000]
+    pieces = [0, *(2 * rank + 1 for rank in range(1, communicator.size)), 20]
+    parameters = types.SimpleNamespace(grad=gradient, data=array(1000))
+    partition = types.SimpleNamespace(sharded=True, bounds=bounds, piece_bounds=pieces, partials=array(20))
+    return parameters, partition
+
+
+def gather_own(communicator, through, parameters, partition, add):
+    """A step of ranks that share the update; returns (part of the sum, partials, weights, loss)."""
+    (first, stop), (low, high) = (b[communicator.rank:communicator.rank + 2] for b in (
+        partition.bounds, partition.piece_bounds))
+    loss = np.array([2.0**communicator.rank], np.float32)
+    add(loss)
+    own = np.array(parameters.grad[first:stop])
+    partition.partials[low:high] = communicator.rank + 1
+    through.gather_partials()
+    parameters.data[first:stop] = own
+    through.gather_weights()
+    communicator.gather(None)
+    return own, np.array(partition.partials), np.array(parameters.data), loss[0]
+
+
+def check_gathered(results, sums):
+    bounds = np.cumsum([0] + [own.size for own, *_ in results])
+    for rank, (own, partials, weights, loss) in enumerate(results):
+        np.testing.assert_array_equal(own, sums[bounds[rank]:bounds[rank + 1]])
+        np.testing.assert_array_equal(weights, sums)
+        np.testing.assert_array_equal(partials, results[0][1])
+        assert partials.all() and loss == 2.0**len(results) - 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_peers_that_share_the_update(count, monkeypatch):
+    def body(communicator, gradient):
+        parameters, partition = shared_by(communicator, gradient, lambda n: np.zeros(n, np.float32))
+        peers = exchange.make_exchange(communicator, parameters, partition)
+        assert peers.name == "peer" and not peers.why
+        gradient[...] = np.random.default_rng(communicator.rank).standard_normal(1000)
+        return gather_own(communicator, peers, parameters, partition, peers.finish)
+
+    x = [np.random.default_rng(rank).standard_normal(1000).astype(np.float32) for rank in range(count)]
+    check_gathered(on_threads(count, monkeypatch, body), sum(x[1:], x[0]))
+
+
 class Nccl:
     """As much of nccl.core as is used, for threads; no array is reduced before all have come."""
 
@@ -665,7 +749,19 @@ class Nccl:
             self.barrier.wait()
             receive[...] = sum(self.arrays)
             self.barrier.wait()
-        return types.SimpleNamespace(allreduce=allreduce, destroy=lambda: None)
+
+        def broadcast(send, receive, root, stream):
+            assert send is receive and stream == "the stream" and self.grouped
+            self.arrays[rank] = send
+            self.barrier.wait()
+            receive[...] = self.arrays[root]
+            self.barrier.wait()
+        return types.SimpleNamespace(allreduce=allreduce, broadcast=broadcast, destroy=lambda: None)
+
+    @contextlib.contextmanager
+    def group(self):
+        self.grouped = True
+        yield
 
 
 def test_nccl_is_called_as_it_wants(monkeypatch):
@@ -687,9 +783,25 @@ def test_nccl_is_called_as_it_wants(monkeypatch):
         assert name == "nccl" and (gradient == 6).all() and loss == 7
 
 
+def test_nccl_serves_a_shared_update(monkeypatch):
+    nccl = Nccl(3)
+    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+
+    def body(communicator, gradient):
+        communicator.transport = "nccl"
+        parameters, partition = shared_by(communicator, gradient, lambda n: np.zeros(n, np.float32))
+        through = exchange.make_exchange(communicator, parameters, partition)
+        gradient[...] = np.arange(1000) + communicator.rank
+        return gather_own(communicator, through, parameters, partition, through.finish)
+
+    check_gathered(on_threads(3, monkeypatch, body), 3 * np.arange(1000, dtype=np.float32) + 3)
+
+
 def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl", None)
-    monkeypatch.setattr(exchange, "MpiExchange", lambda communicator, parameters: exchange.NoExchange())
+    monkeypatch.setattr(exchange, "MpiExchange", lambda communicator, parameters, partition: exchange.NoExchange())
 
     def body(communicator, gradient):
         chosen = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
@@ -701,7 +813,7 @@ def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
 
 
 def test_a_wrong_sum_in_the_trial_is_found(monkeypatch):
-    monkeypatch.setattr(exchange, "peer_all_gather", lambda buffers, rank: None)
+    monkeypatch.setattr(exchange, "peer_all_gather", lambda buffers, rank, bounds: None)
 
     def body(communicator, gradient):
         try:

@@ -30,6 +30,21 @@ def test_sum_over_ranks(engine, rng, shape, ranks, version):
 
 
 @RANKS
+@versions(1, 2)
+@where(lambda version, ranks: version != 2 or ranks in (2, 4, 8))
+def test_sum_in_parts_of_any_size(engine, rng, ranks, version):
+    edges = [0, *(4 * rank * rank for rank in range(1, ranks)), 256]
+    x = rng.standard_normal((ranks, 256)).astype(np.float32)
+    buffers = [engine(row) for row in x]
+    for rank in range(ranks):
+        P.peer_reduce_scatter(buffers, rank, version=version, bounds=edges)
+    for rank in range(ranks):
+        P.peer_all_gather(buffers, rank, version=version, bounds=edges)
+    for buffer in buffers:
+        engine.check_equal(buffer, engine(sum(x[1:], x[0])))
+
+
+@RANKS
 def test_slices_cover_the_buffer_and_begin_at_multiples_of_four(ranks):
     for n in (1, 4, 37, 1030, 1 << 18):
         slices = [P.slice_of(n, rank, ranks) for rank in range(ranks)]
@@ -117,6 +132,8 @@ def test_bad_input_says_so(engine):
         P.peer_reduce_scatter(buffers, 0)
     with pytest.raises(ValueError, match="of one size"):
         P.peer_all_gather([engine(np.ones(8)), engine(np.ones(4))], 0)
+    with pytest.raises(ValueError, match="must rise from 0 to 8"):
+        P.peer_all_gather(buffers[:2], 0, bounds=[0, 4])
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             P.peer_reduce_scatter(buffers[:3], 0, version=2)

@@ -101,6 +101,14 @@ def reductions_cases():
                                                 "y": rng.dirichlet(np.ones(36), 3)},
                one(lambda a, v: softmax.softmax_backward(a.dy, a.y, 0.7, version=v)), (1, 2, 3))
     yield Case("global_norm", normal(x=(1000,)), one(lambda a, v: grad_norm.global_norm(a.x, version=v)), (1, 2))
+
+    def of_pieces(a, v):
+        grad_norm.squares_of_pieces(a.x, a.pieces, a.partials)
+        return grad_norm.root_of_sum(a.partials), a.partials
+
+    yield Case("global_norm", lambda rng: {"x": rng.standard_normal(1096), "partials": np.zeros(3),
+                                           "pieces": np.array([(0, 4), (64, 1096), (8, 16)])}, of_pieces,
+               label="of pieces")
     for channels, versions in ((3, (1,)), (4, (1, 2))):
         yield Case("mse", normal(prediction=(2, 4, 4, 4), target=(2, 4, 4, channels)),
                    one(lambda a, v: mse.mse_forward(a.prediction, a.target, version=v)), versions,

@@ -30,6 +30,16 @@ def peer_cases():
 
         yield Case("peer_reduce_scatter", normal(**shapes), in_place(scatter, *names(ranks)), versions, label=label)
         yield Case("peer_all_gather", normal(**shapes), in_place(everything, *names(ranks)), versions, label=label)
+    bounds = [0, 8, 8, 32, 44]  # as of parts of an update; one is empty
+
+    def parts(a, v):
+        for rank in range(4):
+            peer_reduce.peer_reduce_scatter(buffers(a, 4), rank, version=v, bounds=bounds)
+        for rank in range(4):
+            peer_reduce.peer_all_gather(buffers(a, 4), rank, version=v, bounds=bounds)
+
+    yield Case("peer_all_gather", normal(**dict.fromkeys(names(4), (44,))), in_place(parts, *names(4)), (1, 2),
+               label="4 ranks, parts of their own")
     yield Case("peer_sum", normal(x0=(1,), x1=(1,), x2=(1,), total=(1,)),
                in_place(lambda a, v: peer_reduce.peer_sum(buffers(a, 3), a.total), "total"))
 

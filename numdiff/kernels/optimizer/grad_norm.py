@@ -5,6 +5,10 @@ MATHEMATICS
 SHAPES
     x flat (n,) float32 → (1,) float32; of ranges of x where only those are trained: each has its own blocks in the
     first pass, and the second adds up the partials of all
+OF PIECES
+    Ranks that share an update (nn/partition.py) have a part of the gradient each, and their norm must have the bits of
+    one rank's that has all. So `squares_of_pieces` gives each piece of the buffer, cut in the same places on any number
+    of ranks, a partial of its own; once all ranks have all partials, `root_of_sum` adds them up.
 VERSIONS
     v1 tree: two passes. Block p sums the squares of its share (thread k of it the elements k, k + stride, …) in
        registers, then its 256 sums by a tree in shared memory: one partial a block. The second kernel, a single block,
@@ -17,7 +21,7 @@ MEASURED
         v1      32.9 µs    2,495 GB/s   61 % of memory
         v2*     23.5 µs    3,487 GB/s   85 % of memory   1.40 × v1
 LAUNCH
-    at most 512 blocks of 256 threads, then one block of 256; 1 KiB of shared memory.
+    at most 512 blocks of 256 threads, or one a piece; then one block of 256; 1 KiB of shared memory.
 DETERMINISM
     which elements a thread sums depends on n alone, not on the GPU, and the order of additions does not depend on which
     block comes first (with atomics it would). So the bits are the same in every run.
@@ -32,7 +36,7 @@ import math
 
 import numpy as np
 
-from ...device import cuda, empty, float32, is_device, launch, load4
+from ...device import cuda, empty, float32, int32, is_device, launch, load4
 from ..versions import versions_by_name
 
 BLOCK = 256  # threads, a power of two for the tree
@@ -52,6 +56,15 @@ def global_norm_reference(x, ranges=None):
     x = x.reshape(-1)
     parts = [x] if ranges is None else [x[start:stop] for start, stop in ranges]
     return np.array([math.sqrt(sum(map(sum_of_squares_reference, parts)))], x.dtype)
+
+
+def squares_of_pieces_reference(x, pieces, partials):
+    for k, (start, stop) in enumerate(pieces):
+        partials[k] = sum_of_squares_reference(x[start:stop])
+
+
+def root_of_sum_reference(partials):
+    return np.array([math.sqrt(sum(map(float, partials)))], np.float32)
 
 
 # Device function ------------------------------------------------------------------------------------------------------
@@ -111,6 +124,23 @@ def sum_of_squares_kernel_v2(x, partials):
         partials[cuda.blockIdx.x] = total
 
 
+# v2 of pieces: a block each -------------------------------------------------------------------------------------------
+
+@cuda.jit
+def squares_of_pieces_kernel(x, pieces, partials):
+    start, stop = pieces[cuda.blockIdx.x, 0], pieces[cuda.blockIdx.x, 1]
+    t0, t1, t2, t3 = float32(0), float32(0), float32(0), float32(0)
+    for i in range(start + int32(cuda.threadIdx.x) * 4, stop, BLOCK * 4):
+        x0, x1, x2, x3 = load4(x, i)
+        t0 += x0 * x0
+        t1 += x1 * x1
+        t2 += x2 * x2
+        t3 += x3 * x3
+    total = block_sum((t0 + t1) + (t2 + t3))
+    if cuda.threadIdx.x == 0:
+        partials[cuda.blockIdx.x] = total
+
+
 # Launcher -------------------------------------------------------------------------------------------------------------
 
 @versions_by_name
@@ -141,5 +171,35 @@ def global_norm(x, version=None, ranges=None):
     return norm
 
 
+def squares_of_pieces(x, pieces, partials):
+    """partials (P,) = Σx² of each piece of a flat array.
+
+    pieces: (P, 2) int64 on the engine, starts and ends in multiples of 4; partials: float32, or float64 for NumPy
+    """
+    if tuple(pieces.shape) != (*partials.shape, 2):
+        raise ValueError(f"pieces {pieces.shape} and partials {partials.shape} must be (P, 2) and (P,)")
+    if not is_device(x):
+        squares_of_pieces_reference(x, pieces, partials)
+    elif pieces.shape[0]:
+        launch(squares_of_pieces_kernel, pieces.shape[0], BLOCK, x, pieces, partials)
+
+
+def root_of_sum(partials):
+    """√ of the sum of the partials (P,), as a float32 array (1,)."""
+    if not is_device(partials):
+        return root_of_sum_reference(partials)
+    norm = empty((1,), np.float32, like=partials)
+    launch(root_of_sum_kernel, 1, BLOCK, partials, norm)
+    return norm
+
+
 def global_norm_cost(n):
     return 4 * n, 2 * n
+
+
+def squares_of_pieces_cost(n, pieces):
+    return 4 * n + 20 * pieces, 2 * n
+
+
+def root_of_sum_cost(pieces):
+    return 4 * pieces + 4, pieces
