@@ -114,7 +114,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
     with ahead:
         model = communicator.build(build_model, options, dataset.channels,
                                    len(dataset.classes) if options.class_cond else None)
-    trainer = build_trainer(options if state is None else options.changed(init=None), model, dataset)
+    trainer = build_trainer(options if state is None else of_resumed(options, communicator), model, dataset)
     trainer.compiles_ahead = False
     if state is not None:
         trainer.origin = meta.get("init")
@@ -150,6 +150,13 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         _train(options, trainer, previews, pathlib.Path(run_dir), echo)
     echo(f"done      {sample_path(run_dir, trainer.step) if draws(options, model) else run_dir}")
     return run_dir
+
+
+def of_resumed(options, communicator):
+    """What a resumed run builds its trainer from: its weights are those of the checkpoint, and where it goes on alone
+    nobody shares its update."""
+    alone = {"shard_update": "auto"} if communicator.size == 1 else {}
+    return options.changed(init=None, **alone)
 
 
 def load_checkpoint_on_first(communicator, path):
@@ -209,6 +216,8 @@ def describe(options, dataset, trainer):
     yield f"average   {describe_average(options)}{describe_profiles(options, parameters)}"
     yield f"precision {describe_precision(options)}"
     yield f"device    {backend.device_name if backend else 'CPU (NumPy)'}"
+    if ranks == 1 and options.shard_update == "yes":
+        yield "ranks     1: the update is not shared"
     if ranks > 1:
         why = f" {trainer.exchange.why}" if trainer.exchange.why else ""
         yield (f"ranks     {trainer.communicator.describe()}; gradients by {trainer.exchange.name}.{why}"
