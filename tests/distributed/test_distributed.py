@@ -115,7 +115,7 @@ def test_checkpoints_of_shared_updates_are_those_of_others(tmp_path):
 
     yes, no = go("yes", 4, 2, 1), go("no", 4, 2, 1)
     np.testing.assert_array_equal(yes[0], no[0])
-    assert yes[1].keys() == no[1].keys() > {"m", "v", "ema", "ema_std_0.1"}
+    assert yes[1].keys() == no[1].keys() > {"momentum", "v", "ema", "ema_std_0.1"}
     for name in no[1]:
         np.testing.assert_array_equal(yes[1][name], no[1][name], err_msg=name)
 
@@ -145,7 +145,7 @@ def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder, counts):
     for name, array in whole.items():
         np.testing.assert_array_equal(array, final("resumed-2")[name], err_msg=name)
         for other in ["resumed-1", *(["resumed-4"] if 4 in counts else [])]:
-            assert relative_error(final(other)[name], array) < 1e-4, (other, name)
+            assert relative_error(final(other)[name], array) < 1e-3, (other, name)  # steps of gradients near 0
     pictures = [(folder / name / "samples-00000010.png") for name in ("whole/00000-unet-tiny", "resumed-2")]
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
