@@ -122,8 +122,9 @@ class Run:
     device: str = setting("auto", "Where to compute; auto: the GPU if there is one.",
         choices=("auto", "cpu", "cuda", "emulator"), resume=True)
     transport: str = setting("auto",
-        "How gradients travel between the ranks of mpiexec; auto: peer on the GPUs of one host, else nccl if it is "
-        "installed, else mpi.", choices=("auto", "mpi", "peer", "nccl"), resume=True)
+        "How gradients travel between the ranks of mpiexec; auto: mpi between CPU ranks, on GPUs the fastest of peer "
+        "(on one host), nccl (if it is installed) and mpi, as measured at the start.",
+        choices=("auto", "mpi", "peer", "nccl"), resume=True)
     shard_update: str = setting("auto",
         "Whether each of several ranks updates its part of the weights alone, and holds the moments and averages of "
         "that part only (ZeRO, stage 1): less memory, the same bits; auto: on CPU ranks, and not on GPUs, where it has "

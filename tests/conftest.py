@@ -25,12 +25,14 @@ import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
 from numdiff.device.quick_types import quick_types
 from tests import kept
+from tests.distributed.hosts import can_make_hosts
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 NEEDS = {  # what a test may need: (whether it is there, how to get it)
     "gpu": (lambda: not why_no_gpu(), "an NVIDIA GPU"),
     "torch": (lambda: importlib.util.find_spec("torch"), "PyTorch: pip install torch"),
     "mpi": (lambda: importlib.util.find_spec("mpi4py") and MPIEXEC, "mpi4py and mpiexec: pip install -e '.[mpi]'"),
+    "hosts": (lambda: has("mpi") and can_make_hosts(MPIEXEC), "network namespaces (root, ip and unshare) and MPICH"),
     "ptxas": (kept.find_ptxas, "ptxas: pip install -e '.[test]'"),
     "proc": (pathlib.Path("/proc/self/maps").exists, "/proc"),
     "posix": (lambda: os.name == "posix", "a system with kill -9 and limits"),

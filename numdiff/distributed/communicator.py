@@ -125,6 +125,9 @@ class Alone:
     def describe(self):
         """A line for the log; None for one process."""
 
+    def remark(self):
+        """A sentence about cards that differ; None where all ranks have the same."""
+
 
 def current():
     """The communicator that `connect` gave in this process, else an `Alone`."""
@@ -219,6 +222,7 @@ class Communicator(Alone):
             remove_stray_memory()
         self.hosts = sum(self.gather(local.rank == 0))
         self._job = 0  # depth of nested job() contexts
+        self._cards = []  # names of all ranks' GPUs
         self._ending = False  # this rank is ending, and the others know
         self._watchdog = None
         if self.size > 1:
@@ -250,6 +254,7 @@ class Communicator(Alone):
             text = (f"{self.local_size} ranks were started on {socket.gethostname()}, which has {len(set(cards))} "
                     f"GPU{'s' if len(set(cards)) > 1 else ''}: start at most one rank a GPU, or use --device cpu.")
             raise_first(self.gather((text, UsageError.exit_code) if crowded else None))
+            self._cards = self.gather(get_gpu().device_name)
 
     # agreeing ------------------------------------------------------------------------------------------------------
 
@@ -346,6 +351,14 @@ class Communicator(Alone):
         alone = "" if self._watchdog and self._watchdog.works else (
             " (without a watchdog, as they cannot connect to rank 0: a rank that is stopped will not be noticed)")
         return f"{self.size} on {self.hosts} host{'s' if self.hosts > 1 else ''}{alone}"
+
+    def remark(self):
+        other = next((rank for rank, card in enumerate(self._cards) if card != self._cards[0]), None)
+        if other is not None:
+            return (f"The ranks' cards differ (rank 0: {self._cards[0]}, rank {other}: {self._cards[other]}): the "
+                    "slowest sets the pace, and with --shard-update yes each weight is updated on one of them alone, "
+                    "so that ranks cannot come to differ.")
+        return None
 
     # failing -------------------------------------------------------------------------------------------------------
 

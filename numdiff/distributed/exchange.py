@@ -24,6 +24,7 @@ assumed.
 import atexit
 import contextlib
 import functools
+import importlib.util
 import os
 import time
 
@@ -39,6 +40,8 @@ TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `pee
 STEP_LIMIT = 600_000  # and in a step
 EAGER = 1e-3  # seconds for which a waiting CPU rank only yields its core, before it begins to sleep
 NAP = 2e-4  # seconds of such a sleep
+TIMED, ROW = 3, 4  # times a transport is timed, and sums of the gradient each time, one after the other; of mpi one
+NEARLY = 1.1  # times the fastest one's: the first that is no slower is taken, mostly the same in a resumed run
 
 
 class NoExchange:
@@ -97,7 +100,7 @@ class MpiExchange(NoExchange):
     name = "mpi"
 
     def __init__(self, communicator, parameters, partition=None):
-        self.comm, self._back = communicator.comm.Dup(), communicator.comm.Dup()
+        self.comm, self._back = communicator.comm.Dup(), communicator.comm.Dup()  # two, each with an order of its own
         self.MPI = communicator.MPI
         self.rank, self.size = communicator.rank, communicator.size
         self.backend = parameters.grad.backend if is_device(parameters.grad) else None
@@ -232,6 +235,11 @@ class MpiExchange(NoExchange):
             if a < b:
                 twin.send(a, b)
         twin.join()
+
+    def close(self):
+        """Collective."""
+        for comm in (self.comm, self._back):
+            comm.Free()
 
 
 def add_in_order(others, own, rank):
@@ -462,9 +470,9 @@ def make_exchange(communicator, parameters, partition=None):
     """The exchange for a model's `FlatParameters`, by the communicator's transport. Collective.
 
     partition: the `Partition` of the update, which the exchange then serves
-
-    auto: CPU ranks use mpi, GPUs of one host peer; otherwise, or where peer fails, nccl if it is installed, or else
-    mpi. `exchange.why` says what was passed over.
+    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made. What
+    fails its trial is passed over, and the fastest of the others is kept, by the time of a sum of this very gradient;
+    of two that are nearly as fast the first. `exchange.why` says what was measured and what was passed over.
     """
     wanted, kinds = communicator.transport, {"mpi": MpiExchange, "peer": PeerExchange, "nccl": NcclExchange}
     if communicator.size == 1:
@@ -472,17 +480,71 @@ def make_exchange(communicator, parameters, partition=None):
     if wanted != "auto":
         refuse(communicator, parameters, wanted)
         return kinds[wanted](communicator, parameters, partition)
-    reasons = []
-    for name in ("peer", "nccl", "mpi") if is_device(parameters.grad) else ("mpi",):
+    made, reasons = [], {}
+    for name in candidates(communicator, parameters):
         try:
             refuse(communicator, parameters, name)
-            exchange = kinds[name](communicator, parameters, partition)
-            exchange.why = " ".join(reasons)
-            return exchange
+            exchange = (kinds[name](communicator, parameters, partition) if name != "mpi" else
+                        communicator.build(MpiExchange, communicator, parameters, partition))
+            made.append(exchange)
         except NumdiffError as error:
-            reasons.append(f"Not {name}: {error}")
-            if name == "mpi":
-                raise
+            reasons[name] = str(error)
+    if not made:
+        raise NumdiffError(reasons["mpi"])
+    chosen, told = made[0], []
+    if len(made) > 1:
+        shared = bool(partition and partition.sharded)
+        times = [seconds_of(exchange, communicator, parameters, shared) for exchange in made]
+        chosen = next(e for e, t in zip(made, times, strict=True) if t <= NEARLY * min(times))
+        told.append(f"Measured: {', '.join(f'{e.name} {1e3 * t:,.3g} ms' for e, t in zip(made, times, strict=True))}.")
+        for exchange in made:
+            if exchange is not chosen:
+                exchange.close()
+    chosen.why = " ".join([*told, *(f"Not {name}: {why}" for name, why in reasons.items())])
+    return chosen
+
+
+def candidates(communicator, parameters):
+    """Names of the transports that may suit these ranks. NCCL is not among them where a rank lacks it and there is
+    another way between the GPUs."""
+    if not is_device(parameters.grad):
+        return ["mpi"]
+    everywhere = all(communicator.gather(importlib.util.find_spec("nccl") is not None))
+    one_host = communicator.hosts == 1 and communicator.size <= MAX_RANKS
+    return [*(["peer"] if one_host else []), *(["nccl"] if everywhere or not one_host else []), "mpi"]
+
+
+def seconds_of(exchange, communicator, parameters, shared):
+    """What a step waits for: the sum of the gradients, and where the update is shared the gathering of norm and
+    weights, which are the same on all ranks before the first step. What a step would capture is captured. The shortest
+    of a few times, each of its slowest rank. Collective.
+    """
+    gpu, loss, times = parameters.grad.backend, zeros(1, np.float32, parameters.grad.backend), []
+
+    def once():
+        exchange.finish(loss)
+        if shared:
+            exchange.gather_partials()
+            exchange.gather_weights()
+
+    fill_zero(parameters.grad)
+    once()  # makes connections, and loads kernels
+    run, row = once, 1
+    if exchange.name != "mpi":
+        row = ROW
+        if hasattr(gpu, "capture"):
+            with gpu.within(gpu.new_arena()):
+                run = gpu.capture(once)
+    for _ in range(TIMED):
+        gpu.synchronize()
+        communicator.gather(None)
+        start = time.perf_counter()
+        for _ in range(row):
+            run()
+        gpu.synchronize()
+        times.append((time.perf_counter() - start) / row)
+    exchange.check()
+    return min(map(max, zip(*communicator.gather(times), strict=True)))
 
 
 def refuse(communicator, parameters, name):

@@ -222,6 +222,8 @@ def describe(options, dataset, trainer):
         why = f" {trainer.exchange.why}" if trainer.exchange.why else ""
         yield (f"ranks     {trainer.communicator.describe()}; gradients by {trainer.exchange.name}.{why}"
                f"{shared_out(trainer)}")
+        if remark := trainer.communicator.remark():
+            yield f"ranks     {remark}"
 
 
 def shared_out(trainer):

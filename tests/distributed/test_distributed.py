@@ -1,5 +1,6 @@
 """Several ranks: what they compute, what they leave, how they end. The jobs run under mpiexec, on the CPU engine."""
 import contextlib
+import functools
 import multiprocessing
 import os
 import pathlib
@@ -26,6 +27,7 @@ from numdiff.training.trainer import split_batch
 from numdiff_cli.main import main
 from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs, relative_error, where
 from tests.distributed import ranks
+from tests.distributed.hosts import two_hosts
 from tests.distributed.watched import watched
 from tests.training.test_trainer import losses, make
 
@@ -561,8 +563,6 @@ def test_buckets_leave_early_and_complete(kind, twin, monkeypatch):
 
 
 def test_parameters_are_found_wherever_a_backward_keeps_them():
-    import functools
-
     from numdiff.nn import Linear
     layer, other = Linear(2, 3), Linear(3, 2)
 
@@ -634,6 +634,13 @@ class GpuArray(np.ndarray):
     backend = None
 
 
+MPI_EXCHANGE = exchange.MpiExchange
+
+
+def no_mpi(*_):
+    raise NumdiffError("threads have no MPI.")
+
+
 def on_threads(count, monkeypatch, body, refuse=()):
     """`body(communicator, gradient)` on `count` threads, each with a fake GPU; returns their results."""
     barrier, board, results = threading.Barrier(count, timeout=30), [None] * count, [None] * count
@@ -641,6 +648,8 @@ def on_threads(count, monkeypatch, body, refuse=()):
     monkeypatch.setattr(exchange, "is_device", lambda array: True)
     waiting = threading.Barrier(count, timeout=30)
     monkeypatch.setattr(exchange, "peer_barrier", lambda *arguments: waiting.wait())
+    if exchange.MpiExchange is MPI_EXCHANGE:
+        monkeypatch.setattr(exchange, "MpiExchange", no_mpi)
 
     def work(rank):
         gradient = np.zeros(1000, np.float32).view(GpuArray)
@@ -659,7 +668,7 @@ def on_threads(count, monkeypatch, body, refuse=()):
 def test_peers_add_up_the_same_bits(count, monkeypatch):
     def body(communicator, gradient):
         peers = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
-        assert peers.name == "peer" and not peers.why and not gradient.any()
+        assert peers.name == "peer" and peers.why == "Not mpi: threads have no MPI." and not gradient.any()
         sums = []
         for step in range(20):
             rng = np.random.default_rng([communicator.rank, step])
@@ -716,7 +725,7 @@ def test_peers_that_share_the_update(count, monkeypatch):
     def body(communicator, gradient):
         parameters, partition = shared_by(communicator, gradient, lambda n: np.zeros(n, np.float32))
         peers = exchange.make_exchange(communicator, parameters, partition)
-        assert peers.name == "peer" and not peers.why
+        assert peers.name == "peer" and "Measured" not in peers.why
         gradient[...] = np.random.default_rng(communicator.rank).standard_normal(1000)
         return gather_own(communicator, peers, parameters, partition, peers.finish)
 
@@ -804,12 +813,92 @@ def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
     monkeypatch.setattr(exchange, "MpiExchange", lambda communicator, parameters, partition: exchange.NoExchange())
 
     def body(communicator, gradient):
+        communicator.hosts = hosts
         chosen = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
         return chosen.why, gradient.backend.closed
 
+    hosts = 1
     for why, closed in on_threads(3, monkeypatch, body, refuse=(1,)):
-        assert re.match(r"Not peer: .*CUDA_ERROR_NOT_SUPPORTED\. Not nccl: .*not installed", why)
+        assert re.match(r"Not peer: .*CUDA_ERROR_NOT_SUPPORTED\.$", why)  # and nobody has asked for nccl4py
         assert closed == 1
+    hosts = 2
+    for why, closed in on_threads(3, monkeypatch, body):
+        assert re.match(r"Not nccl: .*not installed", why)
+        assert closed == 0
+
+
+class Timed(exchange.NoExchange):
+    """A transport whose sum takes so many seconds by a clock of its own."""
+
+    clock = threading.local()
+
+    def __init__(self, name, seconds):
+        self.name, self.seconds, self.closed, self.calls = name, seconds, False, []
+
+    def finish(self, loss):
+        self.calls.append("finish")
+        self.clock.now = getattr(self.clock, "now", 0) + self.seconds
+
+    def gather_weights(self):
+        self.calls.append("weights")
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("seconds, expected, told", [
+    ({"peer": 2e-4, "nccl": 3e-4, "mpi": 0.0456}, "peer", "Measured: peer 0.2 ms, nccl 0.3 ms, mpi 45.6 ms."),
+    ({"peer": 3.2e-4, "nccl": 3e-4, "mpi": 0.05}, "peer", "Measured: peer 0.32 ms, nccl 0.3 ms, mpi 50 ms."),  # as fast
+    ({"peer": 5e-4, "nccl": 3e-4, "mpi": 0.05}, "nccl", "Measured: peer 0.5 ms, nccl 0.3 ms, mpi 50 ms."),
+    ({"nccl": 5e-3, "mpi": 2e-3}, "mpi", "Measured: nccl 5 ms, mpi 2 ms. Not peer: it failed.")])
+def test_the_fastest_transport_is_taken(monkeypatch, seconds, expected, told):
+    """Of those that pass their trial, by the slowest rank's time; the others are closed."""
+    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(exchange.time, "perf_counter", lambda: getattr(Timed.clock, "now", 0))
+
+    def kind(name):
+        def make(communicator, parameters, partition):
+            if name not in seconds:
+                raise NumdiffError("it failed.")
+            slow = seconds[name] * (1 - 0.5 * (communicator.rank == 1))
+            made.setdefault(communicator.rank, []).append(Timed(name, slow))
+            return made[communicator.rank][-1]
+        return make
+
+    def body(communicator, gradient):
+        return exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient),
+                                      types.SimpleNamespace(sharded=True))
+
+    made = {}
+    for name, place in (("peer", "PeerExchange"), ("nccl", "NcclExchange"), ("mpi", "MpiExchange")):
+        monkeypatch.setattr(exchange, place, kind(name))
+    for rank, chosen in enumerate(on_threads(2, monkeypatch, body)):
+        assert chosen.name == expected and chosen.why == told
+        assert [e.closed for e in made[rank]] == [e is not chosen for e in made[rank]]
+        assert all(e.calls[:2] == ["finish", "weights"] for e in made[rank])
+
+
+def test_cards_that_differ_are_said():
+    communicator = distributed.Communicator.__new__(distributed.Communicator)
+    for cards, said in ((["A", "A"], None), ([], None), (["A", "A", "B"], "cards differ (rank 0: A, rank 2: B)")):
+        communicator._cards = cards
+        assert (communicator.remark() is None) if said is None else (said in communicator.remark())
+
+
+@exhaustive
+@needs("hosts")
+def test_two_hosts(tmp_path, monkeypatch):
+    """Ranks that share nothing but a cable: the bits of ranks on one host, the update shared and not."""
+    monkeypatch.setitem(ENVIRONMENT, "UCX_TLS", "tcp")  # else MPICH finds the memory that both "hosts" share
+    with two_hosts(MPIEXEC, tmp_path) as on_two:
+        check_done(run(on_two(4, 2, sys.executable, "-m", "tests.distributed.ranks", "sharded", tmp_path)))
+        assert len(list(tmp_path.glob("sharded-*-of-4"))) == 4
+        weights = []
+        for how, launch in (("here", functools.partial(job, 2)), ("there", functools.partial(on_two, 2, 1))):
+            text = check_done(run(launch(*MAIN, *SMALL, str(tmp_path / how), "--sample-count", "0")))
+            assert f"ranks     2 on {2 if how == 'there' else 1} host" in text and "gradients by mpi. Each" in text
+            weights.append(load_checkpoint(newest_checkpoint(next((tmp_path / how).iterdir())))[0]["parameters"])
+        np.testing.assert_array_equal(*weights)
 
 
 def test_a_wrong_sum_in_the_trial_is_found(monkeypatch):
