@@ -42,7 +42,6 @@ from ..kernels import (
 from ..kernels.attention import (
     backward,
     backward_half,
-    backward_hopper,
     backward_split,
     forward,
     forward_half,
@@ -50,20 +49,21 @@ from ..kernels.attention import (
     forward_split,
     sla,
 )
+from ..kernels.attention.backward_hopper import kernel as backward_hopper
 from ..kernels.conv2d import (
     direct,
-    hopper_weight_gradient,
-    hopper_weight_gradient_3x3,
     im2col,
     im2win,
     implicit,
     narrow,
     narrow_half,
 )
-from ..kernels.conv2d import hopper as conv2d_hopper
 from ..kernels.conv2d import levels as conv2d_levels
 from ..kernels.conv2d import mma as conv2d_mma
 from ..kernels.conv2d import tf32 as conv2d_tf32
+from ..kernels.conv2d.hopper import convolution as conv2d_hopper
+from ..kernels.conv2d.hopper import weight_gradient as conv2d_hopper_gradient
+from ..kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..kernels.conv2d.levels import halo, shifted_boxes
 from ..kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
 from ..kernels.diffusion import levels as noise_levels
@@ -270,9 +270,9 @@ def problems():
     add(conv2d.conv2d_forward, conv2d.launcher, (conv2d_mma, 4), (conv2d_hopper, 5, 6), x=image, weight=weight)
     add(conv2d_input_gradient, conv2d.launcher, (conv2d_mma, 4), (conv2d_hopper, 5, 6), versions=(1, 4, 5, 6),
         dy=image, weight=weight, x=image, stride=1)
-    add(conv2d_weight_gradient, conv2d.launcher, (conv2d_mma, 4), (hopper_weight_gradient_3x3, 5, 6),
+    add(conv2d_weight_gradient, conv2d.launcher, (conv2d_mma, 4), (conv2d_hopper_gradient_3x3, 5, 6),
         versions=(1, 4, 5, 6), dy=image, x=image, dweight=single(C, 3, 3, C), stride=1)
-    add(conv2d_weight_gradient, hopper_weight_gradient, note="1 × 1 taps", versions=(5, 6), dy=half(B, 32, 32, 128),
+    add(conv2d_weight_gradient, conv2d_hopper_gradient, note="1 × 1 taps", versions=(5, 6), dy=half(B, 32, 32, 128),
         x=half(B, 32, 32, 128), dweight=single(128, 1, 1, 128), stride=1)
     thin = half(B, SIDE, SIDE, 3)
     add(conv2d.conv2d_forward, narrow_half, versions=(3,), x=thin, weight=half(C, 3, 3, 3))

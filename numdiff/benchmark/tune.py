@@ -21,8 +21,8 @@ from ..device.planned import Planned, card_of
 from ..device.requires import supports
 from ..errors import NumdiffError, UsageError
 from ..files import atomic_file
-from ..kernels.conv2d import hopper as conv2d_hopper
-from ..kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
+from ..kernels.conv2d.hopper import convolution as conv2d_hopper
+from ..kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..kernels.matmul import launcher
 from ..kernels.tuning import card_file, ignored, key_of, read_table, table_of
 from ..training.compiling import compile_ahead

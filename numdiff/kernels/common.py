@@ -1,12 +1,12 @@
-"""What kernels of every kind share: the quotient and remainder of an index; a sum over a warp; a placeholder for an
-absent array.
+"""What kernels of every kind share: the quotient and remainder of an index; a guarded load; a sum over a warp; a
+placeholder for an absent array.
 
 READ NEXT
     bias.py
 """
 import numpy as np
 
-from ..device import cuda, int32, uint32, upload
+from ..device import cuda, float32, int32, load4, uint32, upload
 from ..device.limits import FULL_MASK
 from ..device.threads import kept
 
@@ -17,6 +17,15 @@ def divide(a, b):
     slower on a GPU, and convolutions divide wherever a flat index becomes row, column and channel."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load4_or_zeros(array, at, exists):
+    """Four neighbours from array[at] on where they exist, else zeros."""
+    a0 = a1 = a2 = a3 = float32(0)
+    if exists:
+        a0, a1, a2, a3 = load4(array, at)
+    return a0, a1, a2, a3
 
 
 @cuda.jit(device=True)

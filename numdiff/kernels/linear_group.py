@@ -43,6 +43,7 @@ import numpy as np
 
 from ..device import DeviceArray, cuda, empty, float32, int32, is_device, launch, load4, store4, upload
 from ..device.limits import FULL_MASK, WARP
+from .common import load4_or_zeros
 from .linear import linear_backward_reference, linear_forward_reference
 from .reduce import column_sum
 from .versions import versions_by_name
@@ -136,15 +137,6 @@ def linear_group_input_gradient_kernel_v1(dy, parameters, table, partial, batch,
 # v2 -------------------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def four(array, at, exists):
-    """Four neighbours, or zeros."""
-    a0 = a1 = a2 = a3 = float32(0)
-    if exists:
-        a0, a1, a2, a3 = load4(array, at)
-    return a0, a1, a2, a3
-
-
-@cuda.jit(device=True, forceinline=True)
 def table_rows(table, rows, first_n, count, N, t):
     """The rows of `count` outputs; weights that do not exist lie at -1."""
     if t < count * COLUMNS:
@@ -170,10 +162,10 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
         for i in range((SAMPLES + OUTPUTS) // 4):
             line = int32(row + 4 * i)
             if i < SAMPLES // 4:
-                v = four(x, (first_b + line) * K + k, first_b + line < batch and k < K)
+                v = load4_or_zeros(x, (first_b + line) * K + k, first_b + line < batch and k < K)
             else:
                 begin = rows[(line - SAMPLES) * COLUMNS + WEIGHT]
-                v = four(parameters, begin + k, begin >= 0 and k < K)
+                v = load4_or_zeros(parameters, begin + k, begin >= 0 and k < K)
             values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
         for i in range((SAMPLES + OUTPUTS) // 4):
             store4(tile, (row + 4 * i) * PITCH + column, values[4 * i], values[4 * i + 1], values[4 * i + 2],
@@ -239,9 +231,9 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
     values = cuda.local.array(16, np.float32)
     for i in range(4):
         begin, old = rows[(warp + 8 * i) * COLUMNS + WEIGHT], targets[(line + i) * COLUMNS + WEIGHT]
-        v = four(parameters, begin + first_k + mine, begin >= 0 and first_k + mine < K)
+        v = load4_or_zeros(parameters, begin + first_k + mine, begin >= 0 and first_k + mine < K)
         values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
-        v = four(gradients, old + k, accumulate and old >= 0 and k < K)  # zeros where it is not to be read
+        v = load4_or_zeros(gradients, old + k, accumulate and old >= 0 and k < K)  # zeros where it is not to be read
         before[4 * i], before[4 * i + 1], before[4 * i + 2], before[4 * i + 3] = v
     for i in range(4):
         store4(weights, (warp + 8 * i) * WIDTH + mine, values[4 * i], values[4 * i + 1], values[4 * i + 2],
@@ -255,7 +247,7 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
     for first_b in range(int32(0), batch, int32(SAMPLES)):
         for i in range(4):
             b = int32(first_b + warp + 8 * i)
-            v = four(x, b * K + first_k + mine, b < batch and first_k + mine < K)
+            v = load4_or_zeros(x, b * K + first_k + mine, b < batch and first_k + mine < K)
             values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
             arrived[i] = float32(0)
             if b < batch and first_n + lane < N:

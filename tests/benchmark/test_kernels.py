@@ -8,8 +8,8 @@ from numdiff.benchmark.kernels import bench_kernels, versions_of
 from numdiff.benchmark.watch import operations
 from numdiff.errors import UsageError
 from numdiff.kernels import conv2d
-from numdiff.kernels.conv2d import hopper as conv2d_hopper
-from numdiff.kernels.conv2d import hopper_weight_gradient as conv2d_hopper_gradient
+from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
+from numdiff.kernels.conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from numdiff.kernels.optimizer.grad_norm import global_norm
 from numdiff.training.options import resolve
 

@@ -24,8 +24,8 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import conv2d_forward, matmul_forward, tuning
-from numdiff.kernels.conv2d import hopper as conv2d_hopper
-from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
+from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
+from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.matmul import hopper, launcher, mma
 
 from .test_profile import small_unet

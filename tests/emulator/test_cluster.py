@@ -17,7 +17,8 @@ from numdiff.device.mbarrier import mbarrier_init, mbarrier_wait, smem_u32
 from numdiff.emulator import KernelFault, LaunchRefused, Unsupported
 from numdiff.kernels import check, conv2d
 from numdiff.kernels.check.run import run_once
-from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
+from numdiff.kernels.conv2d.hopper import cluster_sums, weight_gradient_3x3_plan
+from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from tests.conftest import THREAD_ORDERS, needs
 from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
 
@@ -277,7 +278,7 @@ def test_an_array_has_one_address_in_all_blocks(seed, order):
     assert np.array_equal(y[:, 0], np.full((2, 32), 3)) and np.array_equal(y[:, 1], np.full((2, 32), -3))
 
 
-GRADIENT = "numdiff.kernels.conv2d.hopper_weight_gradient_3x3"
+GRADIENT = "numdiff.kernels.conv2d.hopper.weight_gradient_3x3"
 STAGES = {  # before, after, the fault's kind, what is at its line
     "nothing": None,
     "a stage goes back while it is multiplied": ("        wgmma_wait_1()\n", "", "wgmma", "tma_load_4d("),
@@ -291,7 +292,7 @@ STAGES = {  # before, after, the fault's kind, what is at its line
 @pytest.mark.parametrize("fault", STAGES)
 def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
     """Two stages for the three chunks of a block, in a cluster of two; the cases of `kernels check` use none again."""
-    monkeypatch.setattr(conv2d_hopper_gradient_3x3, "MAX_STAGES", 2)
+    monkeypatch.setattr(weight_gradient_3x3_plan, "MAX_STAGES", 2)
     conv2d_hopper_gradient_3x3.choose_plan.cache_clear()
     device = EmulatorDevice(float64=False, order="shuffled")
     rng = np.random.default_rng(0)
@@ -317,10 +318,10 @@ def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
 
 
 def test_a_relaxed_barrier_planted_in_a_weight_gradient(copies):  # noqa: F811
-    path, _ = copies.plant(GRADIENT, "cluster_sync()  # all sums are there\n        add_up",
-                           "cluster_sync_relaxed()  # mine\n        add_up")
+    copies.plant(GRADIENT, "cluster_sync()  # all sums are there\n        add_up",
+                 "cluster_sync_relaxed()  # mine\n        add_up")
     case = next(c for c in check.CASES if c.label == "float16, tile of 16, 64 pixels, 5 parts, 5 blocks a cluster")
     with pytest.raises(KernelFault) as caught:
         run_once(case, None, EmulatorDevice(float64=False))
     race = next(f for f in caught.value.faults if f.kind == "race")
-    assert "with no cluster_sync() between" in race.message and race.file == path, str(race)
+    assert "with no cluster_sync() between" in race.message and race.file == cluster_sums.__file__, str(race)

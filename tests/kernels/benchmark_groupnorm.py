@@ -18,7 +18,8 @@ import numpy as np
 from numdiff.device import download, get_gpu, synchronize, upload, zeros
 from numdiff.device.limits import HOPPER_SHARED
 from numdiff.kernels import groupnorm as GN
-from numdiff.kernels.groupnorm import one_pass
+from numdiff.kernels.groupnorm import one_pass, one_pass_backward
+from numdiff.kernels.groupnorm import plan as planning
 from tests.kernels.benchmark_half_conv import BATCH, measured, replay
 
 SHAPES = ((64, 64), (64, 128), (64, 192), (32, 64), (32, 128), (32, 192), (32, 256), (32, 320), (16, 128), (16, 192),
@@ -29,17 +30,17 @@ GROUPS = 32
 def all_plans(x, backward):
     """The best plan of every tile that fits."""
     B, P, C, width = len(x), x.size // (len(x) * x.shape[-1]), x.shape[-1], x.shape[-1] // GROUPS
-    unit = math.lcm(width, one_pass.VECTOR)
+    unit = math.lcm(width, planning.VECTOR)
     for tile in (n for n in range(unit, C + 1, unit) if C % n == 0):
-        for threads in (*one_pass.FEW_THREADS, one_pass.THREADS):
-            plan = one_pass.make_plan(B, P, C, width, x.dtype.itemsize, backward, tile, threads, HOPPER_SHARED,
-                                      one_pass.MULTIPROCESSORS)
+        for threads in (*planning.FEW_THREADS, planning.THREADS):
+            plan = planning.make_plan(B, P, C, width, x.dtype.itemsize, backward, tile, threads, HOPPER_SHARED,
+                                      planning.MULTIPROCESSORS)
             if plan is not None:
                 yield plan
-    for team in one_pass.TEAMS if backward else ():
-        for cluster in (1, *one_pass.BLOCKS):
-            plan = one_pass.make_plan_half(B, P, C, width, x.dtype.itemsize, team, HOPPER_SHARED,
-                                                  one_pass.MULTIPROCESSORS, cluster)
+    for team in planning.TEAMS if backward else ():
+        for cluster in (1, *planning.BLOCKS):
+            plan = planning.make_plan_half(B, P, C, width, x.dtype.itemsize, team, HOPPER_SHARED,
+                                                  planning.MULTIPROCESSORS, cluster)
             if plan is not None:
                 yield plan
 
@@ -83,13 +84,13 @@ def main():
                 common = (dy, x, weight, bias, mean, rstd, *gradients, GROUPS, True)
                 residual = dy if options.residual else None
                 if backward:
-                    return (one_pass.one_pass_backward(*common, plan, residual) if plan else
+                    return (one_pass_backward.one_pass_backward(*common, plan, residual) if plan else
                             GN.groupnorm_backward(*common, residual=residual, version=version))
                 return (one_pass.one_pass_forward(x, weight, bias, GROUPS, 1e-5, True, plan) if plan else
                         GN.groupnorm_forward(x, weight, bias, GROUPS, silu=True, version=version))[0]
 
-            chosen = one_pass.plan_for(dx_, C // GROUPS, backward)
-            estimate = one_pass.version_2_estimate(BATCH, size * size, C, 2, backward)
+            chosen = planning.plan_for(dx_, C // GROUPS, backward)
+            estimate = planning.version_2_estimate(BATCH, size * size, C, 2, backward)
             jobs = [("2", estimate, lambda: call(2)), (None, chosen, lambda: call(3))]
             if options.tiles:
                 jobs += [(None, plan, lambda plan=plan: call(3, plan)) for plan in all_plans(dx_, backward)]
@@ -98,7 +99,7 @@ def main():
             times = measured([(replay(gpu, arena, function), lambda: synchronize(gpu)) for *_, function in jobs])
             for (name, plan, _), us, error in zip(jobs, times, errors, strict=True):
                 if name is None:
-                    threads = plan.tile // one_pass.VECTOR * plan.rows
+                    threads = plan.tile // planning.VECTOR * plan.rows
                     kept = 100 * plan.held * plan.blocks // size**2
                     rung = "3" if plan.near is None else f"3, {plan.blocks} x 16"
                     name, ns = f"{rung}: {plan.tile} x {threads}, {kept} %, {plan.shared >> 10} KiB", plan.ns

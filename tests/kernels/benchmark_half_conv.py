@@ -24,10 +24,10 @@ import numpy as np
 
 from numdiff.device import download, empty, get_gpu, synchronize, upload, zeros
 from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference
-from numdiff.kernels.conv2d import hopper as conv2d_hopper
-from numdiff.kernels.conv2d import hopper_weight_gradient as conv2d_hopper_gradient
-from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.conv2d import launcher as C
+from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
+from numdiff.kernels.conv2d.hopper import weight_gradient as conv2d_hopper_gradient
+from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 
 BATCH, CALLS, REPLAYS = 32, 20, 9
 SHAPES = ((64, 64, 64), (64, 192, 64), (64, 128, 64), (32, 64, 128), (32, 128, 128), (32, 256, 128), (32, 320, 128),

@@ -155,8 +155,8 @@ def sections(module):
 
 
 def names_of_files(module):
-    """{(name, number)} of the operations of a module's folder; of one beside the folders, its own."""
-    place = module.__name__ if module.__package__ == "numdiff.kernels" else module.__package__
+    """{(name, number)} of the operations of a module's folder in kernels/; of one beside the folders, its own."""
+    place = ".".join(module.__name__.split(".")[:3])
     operations = {operation_of(f.__name__) for f in LAUNCHERS if f.__module__.startswith(place)}
     return {pair for operation in operations for pair in NAMES[operation].items()}
 

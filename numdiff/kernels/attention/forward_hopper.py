@@ -28,7 +28,7 @@ DETERMINISM
 SOURCE
     reference.py; Shah et al. 2024, "FlashAttention-3", arXiv:2407.08608, sections 3.1 and 3.2; PTX ISA, section 9.7.15.
 READ NEXT
-    backward_hopper.py
+    backward_hopper/
 """
 import math
 from typing import NamedTuple

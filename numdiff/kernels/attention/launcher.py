@@ -28,7 +28,6 @@ from ..versions import capped, label, versions_by_name
 from . import (
     backward,
     backward_half,
-    backward_hopper,
     backward_split,
     forward,
     forward_half,
@@ -36,6 +35,7 @@ from . import (
     forward_split,
     simple,
 )
+from .backward_hopper import kernel as backward_hopper
 from .patches import KEYS
 from .reference import flash_attention_backward_reference, flash_attention_forward_reference
 from .unfused import check

@@ -4,9 +4,9 @@ import numpy as np
 from ...device import empty, is_device
 from .. import bias, conv2d, linear, matmul
 from ..concat import Pair
-from ..conv2d import hopper as conv2d_hopper
-from ..conv2d import hopper_weight_gradient as conv2d_hopper_gradient
-from ..conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
+from ..conv2d.hopper import convolution as conv2d_hopper
+from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
+from ..conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..groupnorm.normalise import channel_statistics_reference
 from ..matmul import hopper, launcher, mma
 from .case import HALF_TOLERANCE, Case

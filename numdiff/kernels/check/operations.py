@@ -29,8 +29,10 @@ from ..concat import Pair
 from ..conv2d import im2col, im2win
 from ..diffusion import ahead, images, levels, mse, q_sample, sampler
 from ..fuse import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation
-from ..groupnorm import one_pass as groupnorm_one_pass
+from ..groupnorm import plan as groupnorm_plan
 from ..groupnorm.normalise import channel_statistics_reference
+from ..groupnorm.one_pass import one_pass_forward
+from ..groupnorm.one_pass_backward import one_pass_backward
 from ..matmul import launcher, vectorised
 from ..optimizer import (
     adamw,
@@ -138,7 +140,7 @@ def norms_cases():
     def again(a, plan):
         """Version 3 with little shared memory: it has to read again what does not fit."""
         sizes = (1, a.x.shape[1], 8, 4, a.x.dtype.itemsize)
-        return groupnorm_one_pass.make_plan(*sizes, plan, 8, 32, 3900 if plan else 2000, 132)
+        return groupnorm_plan.make_plan(*sizes, plan, 8, 32, 3900 if plan else 2000, 132)
 
     def inputs(rng):
         made = normal(dy=(1, 70, 8), x=(1, 70, 8), residual=(1, 70, 8), weight=(8,), bias=(8,), dweight=(8,),
@@ -151,14 +153,14 @@ def norms_cases():
     def forward(a, v):
         if v is None:
             return groupnorm.groupnorm_forward(a.x, a.weight, a.bias, 2, silu=True)
-        return groupnorm_one_pass.one_pass_forward(a.x, a.weight, a.bias, 2, 1e-5, True, again(a, False))
+        return one_pass_forward(a.x, a.weight, a.bias, 2, 1e-5, True, again(a, False))
 
     def backward(a, v):
         arguments = a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, 2, True
         if v is None:
             dx = groupnorm.groupnorm_backward(*arguments, residual=a.residual)
         else:
-            dx = groupnorm_one_pass.one_pass_backward(*arguments, again(a, True), a.residual)
+            dx = one_pass_backward(*arguments, again(a, True), a.residual)
         return dx, a.dweight, a.dbias
 
     yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
@@ -182,9 +184,9 @@ def norms_cases():
                 dx = groupnorm.groupnorm_backward(*arguments, residual=residual)
             else:
                 limit = 128 + (P // 16 - near) * 1024 if near else 1 << 17
-                plan = groupnorm_one_pass.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
+                plan = groupnorm_plan.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
                 assert plan.near == near
-                dx = groupnorm_one_pass.one_pass_backward(*arguments, plan, residual)
+                dx = one_pass_backward(*arguments, plan, residual)
             return dx, a.dweight, a.dbias
 
         parts = f"float16, {math.lcm(C // groups, 16) // 16} times sixteen channels"

@@ -3,8 +3,10 @@ import numpy as np
 
 from .. import fuse
 from ..diffusion import class_dropout, vlb
-from ..transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify, qk_norm_rope, swiglu
+from ..transformer import adaln, bias_gelu, chunk, columns, gate, patchify, qk_norm_rope, swiglu
 from ..transformer.adaln import Norm
+from ..transformer.gate_adaln import launcher as gate_adaln
+from ..transformer.gate_adaln.forward import KEYS as GATE_ADALN_KEYS
 from .case import HALF_TOLERANCE, SEED, Case, normal, one, with_counters
 from .half import halves
 
@@ -158,7 +160,7 @@ def norm_cases():
 
     for norm in adaln.NORMS[1:]:
         yield from cases("adaln", whole, whole_backward, (2, 3, 36), (1, 2), str(norm), norm)
-    for sweeps, gated, norm in gate_adaln.KEYS:
+    for sweeps, gated, norm in GATE_ADALN_KEYS:
         if norm != Norm():
             C = 256 * sweeps - 248
             yield from cases("gate_adaln", seam, seam_backward, (1, 1, C), (2,),

@@ -11,9 +11,7 @@
     tf32.py          v4  float32 on the same units, rounded to tf32
     narrow_half.py   v3  a UNet's first and last layer in float16
     levels/          v5 and v6, one idea each
-    hopper.py        v5, v6  float16 on Hopper: one tile of pixels with its halo serves all nine taps
-    hopper_weight_gradient.py      v5, v6  pixels as the long inner dimension, split over blocks
-    hopper_weight_gradient_3x3.py  v5, v6  three taps in one product
+    hopper/          v5, v6  float16 on Hopper: one tile of pixels with its halo serves all nine taps
     launcher.py      which of them runs
 
 READ NEXT

@@ -14,8 +14,7 @@ VERSIONS
     In float16 and bfloat16 (sums in float32, the result rounded once; dweight and dbias float32):
     v1 as above, converting what it loads; v3 narrow: where one side has up to 8 channels (narrow_half.py).
     v4 mma: implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (mma.py).
-    v5 hopper-columns, v6 hopper: by wgmma and TMA, sm_90a, stride 1 (hopper.py, hopper_weight_gradient.py, for
-        3 × 3 taps hopper_weight_gradient_3x3.py).
+    v5 hopper-columns, v6 hopper: by wgmma and TMA, sm_90a, stride 1 (hopper/).
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
     strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
     Arrays of the host: cpu.py.
@@ -67,7 +66,6 @@ from ..elementwise import add_forward
 from ..linear import linear_backward, linear_forward
 from ..reduce import column_sum
 from ..versions import capped, label, versions_by_name
-from . import hopper as conv2d_hopper
 from .cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from .direct import (
     columns_forward,
@@ -77,8 +75,9 @@ from .direct import (
     direct_input_gradient,
     direct_weight_gradient,
 )
-from .hopper import hopper_forward, hopper_input_gradient
-from .hopper_weight_gradient import hopper_weight_gradient
+from .hopper import convolution as conv2d_hopper
+from .hopper.convolution import hopper_forward, hopper_input_gradient
+from .hopper.weight_gradient import hopper_weight_gradient
 from .im2col import output_size
 from .im2win import windows_forward, windows_input_gradient, windows_weight_gradient
 from .implicit import flipped_weight, implicit_forward, implicit_weight_gradient

@@ -32,7 +32,7 @@ COST
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).
 READ NEXT
-    hopper.py, where nothing is gathered any more.
+    hopper/, where nothing is gathered any more.
 """
 import numpy as np
 

@@ -6,8 +6,10 @@
     cpu.py             what runs where there is no GPU
     vectors.py             what the one-pass kernels share: eight channels a thread
     one_pass.py        v3  everything kept in shared memory
+    one_pass_backward.py  v3  the same backward; the last block adds the parameters' gradients
     one_pass_half.py   v3  the float16 backward, sixteen channels a block
     clusters.py        v3  one image shared by the blocks of a cluster
+    plan.py                which tile version 3 gets, and whether it is worth it
     normalise.py       v4  with statistics that the convolution left
     launcher.py        which of them runs
 

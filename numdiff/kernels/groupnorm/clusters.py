@@ -16,7 +16,7 @@ DETERMINISM
 SOURCE
     device/cluster.py
 READ NEXT
-    normalise.py, where the statistics come with the array.
+    plan.py
 """
 from ...device.requires import requires
 from ...device.specialise import specialise

@@ -7,9 +7,9 @@ VERSIONS
     v1 block-per-group: a block a group (groups.py).
     v2 chunked: blocks own a chunk of pixels with all channels (chunks.py).
     v3 one-pass: a block some groups of a sample, kept in shared memory: one kernel a pass, x read once, the last block
-       adds the parameters' gradients (one_pass.py; one_pass_half.py, the float16 backward). C a multiple of 8.
-       Taken where `choose_plan` forecasts less than `version_2_estimate`: not where its blocks would be too few, or
-       each much larger than shared memory.
+       adds the parameters' gradients (one_pass.py, one_pass_backward.py; one_pass_half.py in float16). C a multiple of
+       8. Taken where `choose_plan` (plan.py) forecasts less than `version_2_estimate`: not where its blocks would be
+       too few, or each much larger than shared memory.
     v4 known-statistics: forward, where a convolution left the statistics beside its float16 result: reads and writes
        in turn (normalise.py).
     Arrays of the host: cpu.py.
@@ -40,7 +40,9 @@ from .chunks import chunks_backward, chunks_forward
 from .cpu import groupnorm_backward_cpu, groupnorm_forward_cpu
 from .groups import groups_backward, groups_forward
 from .normalise import normalise_forward, normalise_supports
-from .one_pass import one_pass_backward, one_pass_forward, plan_for, version_2_estimate
+from .one_pass import one_pass_forward
+from .one_pass_backward import one_pass_backward
+from .plan import plan_for, version_2_estimate
 
 
 def _check(x, weight, bias, groups, version, dy=None):

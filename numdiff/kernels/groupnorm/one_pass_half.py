@@ -1,7 +1,7 @@
 """GroupNorm's backward in one pass, float16, a warp for sixteen channels: one barrier, and a warp that only adds up.
 
 WHAT IS NEW, AND WHY IT PAYS
-    In the one-pass backward for any tile (one_pass.py) memory idles for half of the time. Here:
+    In the one-pass backward for any tile (one_pass_backward.py) memory idles for half of the time. Here:
     Sums are joined once. A warp has 16 channels of 16 pixels, two threads for each pixel, and each thread has 16 sums
     (two for each of its eight channels). In four steps threads exchange halves of what they have, 8 + 4 + 2 + 1
     shuffles, until lane n has the warp's sum number n: of g · xhat in lanes 0 to 15, of g in the others. Each warp then
@@ -26,7 +26,7 @@ LAUNCH
     pixels one after the other for all parts. Dynamic shared memory: 128 bytes for each warp with pixels, 128 more for
     each of several parts, then the pixels. 96 registers: five warps in each quarter of a multiprocessor.
 DETERMINISM, ACCURACY, COST, SOURCE
-    as one_pass.py
+    as one_pass_backward.py
 READ NEXT
     clusters.py.
 """

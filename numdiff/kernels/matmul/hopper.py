@@ -64,7 +64,7 @@ SOURCE
     PTX ISA, sections 9.7.15 (wgmma) and 9.7.9.27 (cp.async.bulk.tensor); Osama et al. 2023, "Stream-K",
     arXiv:2301.03598, section 3, on filling a GPU by splitting sums.
 READ NEXT
-    epilogues.py, then ../conv2d/hopper.py: the same pipeline, with a convolution's coordinates.
+    epilogues.py, then ../conv2d/hopper/: the same pipeline, with a convolution's coordinates.
 """
 from typing import NamedTuple
 

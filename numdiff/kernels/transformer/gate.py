@@ -25,7 +25,7 @@ SOURCE
     Peebles and Xie 2023, arXiv:2212.09748, section 3.2 (adaLN-Zero: α); Goyal et al. 2017, arXiv:1706.02677, section
     5.1, for starting residual branches at zero.
 READ NEXT
-    bias_gelu.py, which stands inside the branch; gate_adaln.py, this and the norm that follows in one pass.
+    bias_gelu.py, which stands inside the branch; gate_adaln/, this and the norm that follows in one pass.
 """
 import numpy as np
 

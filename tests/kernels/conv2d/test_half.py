@@ -7,9 +7,11 @@ import pytest
 from numdiff.device import download, empty
 from numdiff.device.ptx import get_ptx_device
 from numdiff.kernels import conv2d as C
-from numdiff.kernels.conv2d import hopper as conv2d_hopper
-from numdiff.kernels.conv2d import hopper_weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.conv2d import narrow_half as conv2d_narrow_half
+from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
+from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
+from numdiff.kernels.conv2d.hopper.boxes import SHARED
+from numdiff.kernels.conv2d.hopper.plan import plans
 from numdiff.kernels.groupnorm.normalise import channel_statistics_reference
 from tests.conftest import large, on, quick, relative_error, where
 
@@ -317,12 +319,12 @@ def test_the_plan_fills_shared_memory_and_no_more():
         for size in (1, 3, 5):
             for whole_halo in (True, False):
                 plan = conv2d_hopper.choose_plan(b, h, w, c, n, size, whole_halo, 132)[1]
-                assert plan.shared <= conv2d_hopper.SHARED and plan.b_stages <= conv2d_hopper.MAX_B
+                assert plan.shared <= SHARED and plan.b_stages <= conv2d_hopper.MAX_B
                 assert plan.pixels in (128, 256) and plan.width % 8 == plan.height % 8 == 0
         for whole_halo in (True, False):
             plan = conv2d_hopper_gradient_3x3.choose_plan(b, h, w, c, n, whole_halo, 132)[1]
             assert plan.parts == plan.blocks * plan.groups <= plan.chunks and plan.blocks <= 8
-            assert 2 <= plan.stages <= conv2d_hopper_gradient_3x3.MAX_STAGES and plan.shared <= conv2d_hopper.SHARED
+            assert 2 <= plan.stages <= conv2d_hopper_gradient_3x3.MAX_STAGES and plan.shared <= SHARED
 
 
 @pytest.mark.parametrize("c, n", [(192, 256), (256, 256), (512, 256)])
@@ -395,5 +397,5 @@ def test_overflow_is_infinite(engine):
 def test_a_pipeline_has_two_stages_where_a_tile_takes_two_boxes(size):
     """A box of x goes back only when the next has come: with one stage, nothing would go on."""
     for channels, tile, taps, whole in itertools.product((64, 128), conv2d_hopper.VARIANTS, (1, 3), (True, False)):
-        for plan in conv2d_hopper.plans(2, 16, 16, channels, 96, size, whole, *tile, taps, True):
+        for plan in plans(2, 16, 16, channels, 96, size, whole, *tile, taps, True):
             assert plan.a_stages > 1 or channels == 64 and (whole or size == 1)

@@ -5,7 +5,10 @@ from numdiff.device import download
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels import reduce as R
 from numdiff.kernels.concat import Pair
-from numdiff.kernels.groupnorm import cpu, normalise, one_pass
+from numdiff.kernels.groupnorm import cpu, normalise
+from numdiff.kernels.groupnorm import plan as planning
+from numdiff.kernels.groupnorm.one_pass import one_pass_forward
+from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS, counters, one_pass_backward
 from tests.conftest import large, numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 # (B, ..., C, groups)
@@ -140,14 +143,14 @@ def one_pass_results(engine, arrays, groups, silu, tile, threads, turns, seam=No
 
     def plan(backward):
         sizes = (B, x.size // (B * C), C, C // groups, x.dtype.itemsize, backward, tile, threads)
-        found = one_pass.make_plan(*sizes, 1 << 20, 132)
+        found = planning.make_plan(*sizes, 1 << 20, 132)
         turn = (2 if backward else 1) * tile * found.rows * x.dtype.itemsize
-        return one_pass.make_plan(*sizes, found.ring * x.dtype.itemsize + turns * turn, 132)
+        return planning.make_plan(*sizes, found.ring * x.dtype.itemsize + turns * turn, 132)
 
-    y, mean, rstd = one_pass.one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan(False))
+    y, mean, rstd = one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan(False))
     dweight, dbias = engine.zeros(C), engine.zeros(C)
-    dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True), residual)
-    assert not download(one_pass.counters(dy.backend)).any()  # as the next launch needs them
+    dx = one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True), residual)
+    assert not download(counters(dy.backend)).any()  # as the next launch needs them
     return (y, mean, rstd, dx.joined() if seam else dx, dweight, dbias), (plan(False), plan(True))
 
 
@@ -188,14 +191,14 @@ def sixteens_results(engine, arrays, groups, silu, team, near, cluster, seam=Non
                                                  for k, a in enumerate(arrays))
     B, C = x.shape[0], x.shape[-1]
     P = x.size // (B * C)
-    plan = one_pass.make_plan_half(B, P, C, C // groups, 2, team, 1 << 20, 132, cluster)
+    plan = planning.make_plan_half(B, P, C, C // groups, 2, team, 1 << 20, 132, cluster)
     limit = plan.shared - near * 4 * plan.rows * plan.tile
-    plan = one_pass.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
+    plan = planning.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
     assert plan.near == near and plan.blocks == cluster
     dweight, dbias = engine.zeros(C), engine.zeros(C)
-    dx = one_pass.one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan,
+    dx = one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan,
                                     residual if silu else None)
-    assert not download(one_pass.counters(dy.backend)).any()  # as the next launch needs them
+    assert not download(counters(dy.backend)).any()  # as the next launch needs them
     return dx.joined() if seam else dx, dweight, dbias
 
 
@@ -342,24 +345,24 @@ def test_plans():
         for itemsize in (2, 4):
             for backward in (False, True):
                 P, width = size * size, C // 32
-                plan = one_pass.choose_plan(32, P, C, width, itemsize, backward)
+                plan = planning.choose_plan(32, P, C, width, itemsize, backward)
                 P //= plan.blocks
                 threads = plan.tile // 8 * plan.rows
                 assert plan.near is None or (backward and itemsize == 2 and plan.tile % 16 == plan.rows % 16 == 0
-                                             and threads + 2 * plan.tile <= one_pass.MAX_THREADS
+                                             and threads + 2 * plan.tile <= planning.MAX_THREADS
                                              and (plan.near == 0 or P % plan.rows == 0))
                 assert C % plan.tile == plan.tile % width == plan.tile % 8 == 0 and plan.shared <= 227 << 10
-                assert threads % 32 == 0 and threads <= one_pass.MAX_THREADS and plan.rows % 4 == 0
+                assert threads % 32 == 0 and threads <= planning.MAX_THREADS and plan.rows % 4 == 0
                 assert plan.held == P or plan.held % plan.rows == 0
                 kept = plan.held - (plan.near or 0) * plan.rows
-                assert plan.share % plan.rows == 0 and one_pass.PARTS * plan.share >= kept
-                assert plan.rows % (4 << plan.team_bits) == 0 and C // plan.tile <= one_pass.COUNTERS
+                assert plan.share % plan.rows == 0 and planning.PARTS * plan.share >= kept
+                assert plan.rows % (4 << plan.team_bits) == 0 and C // plan.tile <= COUNTERS
                 assert plan.team_bits == 0 or 2 * plan.tile << plan.team_bits <= threads
                 assert plan.ring * itemsize % 16 == 0
-    wide = one_pass.choose_plan(32, 64 * 64, 192, 6, 2, True)
-    assert (wide.tile, wide.blocks) == (48, 4) and one_pass.choose_plan(8, 128 * 128, 64, 2, 2, True).blocks == 4
-    assert one_pass.choose_plan(32, 64 * 64, 192, 6, 2, True, clusters=False).blocks == 1
-    assert one_pass.choose_plan(1, 9, 31 * 8, 31 * 8, 4, False) is None  # 31 threads a row: whole warps need 992
+    wide = planning.choose_plan(32, 64 * 64, 192, 6, 2, True)
+    assert (wide.tile, wide.blocks) == (48, 4) and planning.choose_plan(8, 128 * 128, 64, 2, 2, True).blocks == 4
+    assert planning.choose_plan(32, 64 * 64, 192, 6, 2, True, clusters=False).blocks == 1
+    assert planning.choose_plan(1, 9, 31 * 8, 31 * 8, 4, False) is None  # 31 threads a row: whole warps need 992
 
 
 def test_version_2_follows_its_measurements():
@@ -367,18 +370,18 @@ def test_version_2_follows_its_measurements():
     for size, C, forward, backward in ((64, 64, 31.4, 57.7), (64, 192, 89.8, 143.9), (32, 128, 22.3, 37.3),
                                        (32, 320, 41.9, 75.8), (16, 448, 23.4, 36.2), (8, 256, 13.3, 18.7)):
         for measured, back in ((forward, False), (backward, True)):
-            estimate = one_pass.version_2_estimate(32, size * size, C, 2, back) / 1e3
+            estimate = planning.version_2_estimate(32, size * size, C, 2, back) / 1e3
             assert abs(estimate / measured - 1) < 0.25, (size, C, back, estimate, measured)
 
 
 def test_sectors_of_a_pixel():
-    assert one_pass.pixel_sectors(16, 2) == 1 and one_pass.pixel_sectors(8, 2) == 1
-    assert one_pass.pixel_sectors(24, 2) == 2 and one_pass.pixel_sectors(12, 2) == 1.5
+    assert planning.pixel_sectors(16, 2) == 1 and planning.pixel_sectors(8, 2) == 1
+    assert planning.pixel_sectors(24, 2) == 2 and planning.pixel_sectors(12, 2) == 1.5
 
 
 def test_few_blocks_take_version_2():
-    assert (one_pass.choose_plan(1, 256 * 256, 64, 2, 2, False).ns
-            > one_pass.version_2_estimate(1, 256 * 256, 64, 2, False))
+    assert (planning.choose_plan(1, 256 * 256, 64, 2, 2, False).ns
+            > planning.version_2_estimate(1, 256 * 256, 64, 2, False))
 
 
 @SILU

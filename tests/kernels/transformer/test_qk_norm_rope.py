@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
-from numdiff.kernels.transformer import qk_norm_rope as Q
+from numdiff.kernels.transformer.qk_norm_rope import launcher as Q
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
 from numdiff.nn.tensor import Parameter, Tape, Tensor

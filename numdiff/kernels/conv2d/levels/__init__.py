@@ -3,7 +3,7 @@
     shifted_boxes.py        level 1  a shifted box of pixels for each tap: a matrix product with other coordinates
     halo.py                 level 2  one box with its halo, which all nine taps read in place
 
-The models run ../hopper.py, which handles every shape; here its ideas come one at a time.
+The models run ../hopper/, which handles every shape; here its ideas come one at a time.
 
 VERSIONS
     v1 shifted-boxes, v2 halo: the levels.

@@ -11,7 +11,7 @@ WHAT IS NEW
 WHY IT PAYS
     180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, beside 147 KB of weights.
 WHAT REMAINS
-    ../hopper.py adds tiles for other images and channels, three taps a stage, persistence, a TMA store of the results
+    ../hopper/ adds tiles for other images and channels, three taps a stage, persistence, a TMA store of the results
     with bias and residual, the input gradient, and statistics for the GroupNorm that follows.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
@@ -22,7 +22,7 @@ LAUNCH
 SOURCE
     PTX ISA, section 9.7.15.5.1 (descriptors).
 READ NEXT
-    ../hopper.py, the kernel that the models run.
+    ../hopper/, the kernel that the models run.
 """
 import numpy as np
 

@@ -7,8 +7,8 @@ SHAPES
     dy (B, H, W, N), x (B, H, W, C): float16; dweight (N, kernel, kernel, C), dbias (N,): float32, added to
     C and N multiples of 8, kernel odd, stride 1
 VERSIONS
-    v5 hopper-columns, v6 hopper: as in hopper.py: x comes in a box for each column of taps, or in one with its whole
-    halo. All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
+    v5 hopper-columns, v6 hopper: x comes in a box for each column of taps, or in one with its whole halo (boxes.py).
+    All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     conv2d_weight_gradient, 32×32×32×128, 32×32×32×128, float16 (1 × 1 taps)
@@ -28,21 +28,21 @@ DETERMINISM
     a second kernel adds the parts in a fixed order to dweight. How many parts there are depends on the shape and the
     GPU's size.
 COST
-    FLOPs as in direct.py; the parts cost 2 · 4 · parts · N · kernel² · C bytes, mostly in the L2 cache.
+    FLOPs as in ../direct.py; the parts cost 2 · 4 · parts · N · kernel² · C bytes, mostly in the L2 cache.
 SOURCE
     PTX ISA, section 9.7.15; Chetlur et al. 2014, "cuDNN", arXiv:1410.0759.
 READ NEXT
-    hopper_weight_gradient_3x3.py, which 3 × 3 kernels take.
+    cluster_sums.py, then weight_gradient_3x3.py, which 3 × 3 kernels take.
 """
 import functools
 from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
-from ...device.half import in_bfloat16
-from ...device.mbarrier import fence_barrier_init, smem_u32
-from ...device.pipeline import (
+from ....device import cuda, empty, float32, int32, launch, load4, store4, uint32
+from ....device.half import in_bfloat16
+from ....device.mbarrier import fence_barrier_init, smem_u32
+from ....device.pipeline import (
     Ring,
     advance,
     barrier_at,
@@ -54,14 +54,15 @@ from ...device.pipeline import (
     producer_start,
     stage_at,
 )
-from ...device.requires import requires
-from ...device.tensor_map import tensor_map
-from ...device.tma import tma_load_4d, tma_prefetch
-from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
-from ..common import divide, no_numbers
-from ..reduce import column_sum, sample_sum
-from .hopper import ROW, SHARED, descriptor, row_of
-from .hopper_weight_gradient_3x3 import SIZE, add_columns, column_of, hopper_weight_gradient_3x3
+from ....device.requires import requires
+from ....device.tensor_map import tensor_map
+from ....device.tma import tma_load_4d, tma_prefetch
+from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from ...common import divide, no_numbers
+from ...reduce import column_sum, sample_sum
+from .boxes import ROW, SHARED, descriptor, row_of, tiles_of, whole_patterns
+from .column_sums import add_columns, column_of
+from .weight_gradient_3x3 import SIZE, hopper_weight_gradient_3x3
 
 THREADS = 512
 TILE = 64  # channels of dy, and of x
@@ -383,37 +384,33 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
     """(estimate of nanoseconds, `Plan`) with the lowest estimate."""
     pad, best = size // 2, None
     tiles = -(-C // TILE) * -(-N // TILE) * -(-size * size // TAPS)
-    for width in (8, 16, 32):
-        for height in (8, 16, 32):
-            for pixels in (64, 128, 256):
-                images, rest = divmod(pixels, width * height)
-                if rest or not images:
-                    continue
-                box = (width + 2 * pad * whole_halo) * (height + 2 * pad) * images
-                x_bytes = -(-box * ROW * (1 if whole_halo else size) // 1024) * 1024
-                stages = min(SHARED // (pixels * ROW + x_bytes), MAX_STAGES)
-                if stages < 2:
-                    continue
-                chunks = -(-W // width) * -(-H // height) * -(-B // images)
-                moved = (pixels * ROW + x_bytes) / BYTES_A_NS
-                multiplied = 2 * pixels * TILE * TILE * TAPS / FLOPS_A_NS
-                chunk = (1.2 if stages == 2 else 1.0) * max(moved, multiplied) + 0.1 * min(moved, multiplied)
-                wanted = {turns * multiprocessors // tiles for turns in (1, 2, 3, 4)}
-                for parts in sorted(wanted | {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}):
-                    part_chunks = -(-chunks // max(1, min(chunks, parts)))
-                    parts = -(-chunks // part_chunks)
-                    rounds = -(-parts * tiles // multiprocessors)
-                    estimate = START_NS + rounds * (part_chunks * (CHUNK_NS + chunk) + 1500) + \
-                        parts * tiles * SUMS * 8 / PART_BYTES_A_NS
-                    if best is None or estimate < best[0]:
-                        best = estimate, Plan(width, height, images, stages, x_bytes, chunks, part_chunks, parts)
+    wanted = {turns * multiprocessors // tiles for turns in (1, 2, 3, 4)} | {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
+    for width, height, images in tiles_of(64, 128, 256):
+        pixels = width * height * images
+        box = (width + 2 * pad * whole_halo) * (height + 2 * pad) * images
+        x_bytes = whole_patterns(box * ROW * (1 if whole_halo else size))
+        stages = min(SHARED // (pixels * ROW + x_bytes), MAX_STAGES)
+        if stages < 2:
+            continue
+        chunks = -(-W // width) * -(-H // height) * -(-B // images)
+        moved = (pixels * ROW + x_bytes) / BYTES_A_NS
+        multiplied = 2 * pixels * TILE * TILE * TAPS / FLOPS_A_NS
+        chunk = (1.2 if stages == 2 else 1.0) * max(moved, multiplied) + 0.1 * min(moved, multiplied)
+        for parts in sorted(wanted):
+            part_chunks = -(-chunks // max(1, min(chunks, parts)))
+            parts = -(-chunks // part_chunks)
+            rounds = -(-parts * tiles // multiprocessors)
+            estimate = START_NS + rounds * (part_chunks * (CHUNK_NS + chunk) + 1500) + \
+                parts * tiles * SUMS * 8 / PART_BYTES_A_NS
+            if best is None or estimate < best[0]:
+                best = estimate, Plan(width, height, images, stages, x_bytes, chunks, part_chunks, parts)
     if best is None:
         raise ValueError(f"a {size} × {size} weight gradient does not fit into shared memory: use version=1")
     return best
 
 
 def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=False, need_channel=False):
-    """dweight += …, dbias += …, for arrays that launcher.py has checked; general: not by the kernels for 3 × 3 taps.
+    """dweight += …, dbias += …, for arrays that ../launcher.py has checked; general: not by the kernels for 3 × 3 taps.
 
     need_channel: returns the sums of dy over each image's pixels, (B, N)
     """

@@ -1,0 +1,17 @@
+"""Convolution in float16 on Hopper's tensor cores, fed by TMA. Read ../levels/ first, then these files in this order.
+
+    boxes.py                how pixels lie in shared memory: boxes with a halo, sub-blocks, matrix descriptors
+    layout.py               the convolution's constants, arguments, stages and buffers
+    products.py             its main loop: the products of all taps and channels of one tile
+    convolution.py          v5, v6  the kernel: producers, consumers, launcher; forward and input gradient
+    epilogue.py             results out, residuals in, statistics for the GroupNorm that follows
+    plan.py                 which tile and how many stages
+    column_sums.py          a bias's gradient, beside the products
+    weight_gradient.py      v5, v6  pixels as the long inner dimension, split over blocks
+    cluster_sums.py         sums of the blocks of a cluster, through each other's shared memory
+    weight_gradient_3x3.py  v5, v6  three taps in one product
+    weight_gradient_3x3_plan.py  which tile, and how many blocks and clusters share the pixels
+
+READ NEXT
+    boxes.py
+"""

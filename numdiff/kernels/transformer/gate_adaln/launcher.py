@@ -1,0 +1,132 @@
+"""Gate, residual and adaptive norm: which version runs, and what its kernel is given.
+
+VERSIONS
+    v1 unfused: the kernels of ../gate.py and ../adaln.py, one after the other, and an addition.
+    v2 fused: one kernel each way (forward.py, backward.py). C a multiple of 8, up to 1280; sm_80.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    gate_adaln_forward, 64×256×768, 64×256×768, float16
+        v1      48.8 µs    2,073 GB/s   51 % of memory
+        v2*     31.2 µs    3,245 GB/s   79 % of memory   1.57 × v1
+    gate_adaln_backward, 64×256×768, 64×256×768, float16
+        v1       105 µs    1,452 GB/s   35 % of memory
+        v2*     69.3 µs    2,194 GB/s   53 % of memory   1.51 × v1
+DETERMINISM
+    no atomics: a warp adds its tokens in order, a block its warps in order, and ../columns.py (of dweight: reduce.py)
+    the blocks. What is added to what depends on the shape and on the GPU's multiprocessors.
+READ NEXT
+    ../patchify.py
+"""
+import numpy as np
+
+from ....device import empty, empty_like, is_device, launch, zeros
+from ....device.limits import multiprocessors_of, shared_limit
+from ....device.requires import supports
+from ....dtypes import is_half
+from ...elementwise import add_forward
+from ...reduce import column_sum
+from ...versions import capped, versions_by_name
+from ..adaln import Norm, adaln_backward, adaln_forward, check_norm
+from ..columns import Columns, as_columns
+from ..gate import gate_backward, gate_forward
+from .backward import BACKWARD, Chunks, Factors, Places, choose_plan
+from .forward import BLOCK, FORWARD, MAX_SWEEPS, ROWS, SWEEP, WARP, ForwardPlaces, Shape, key_of
+from .reference import gate_adaln_backward_reference, gate_adaln_forward_reference
+
+
+def gate_adaln_supports(like, C):
+    """Whether version 2 runs on tokens of C channels that lie where the array `like` does, and have its type."""
+    return (is_device(like) and capped("gate_adaln", 2) == 2 and C % 8 == 0 and C <= SWEEP * MAX_SWEEPS
+            and (is_half(like.dtype) or like.dtype == np.float32) and supports(like, FORWARD, BACKWARD)
+            and choose_plan(1, 1, C, like.dtype.itemsize, True, shared_limit(like)) is not None)
+
+
+def _check(x, h, vectors, version, weight=None, norm="layer"):
+    """(B, T, C, version)."""
+    if x.ndim != 3 or h is not None and h.shape != x.shape:
+        raise ValueError(f"gate_adaln takes tokens (B, T, C), x and h alike, not {tuple(x.shape)} and "
+                         f"{h if h is None else tuple(h.shape)}; reshape an image to (B, H·W, C)")
+    B, T, C = x.shape
+    for vector in vectors:
+        if vector is not None and tuple(vector.shape) != (B, C):
+            raise ValueError(f"gate_adaln: gate, shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}")
+    check_norm("gate_adaln", C, weight, norm)
+    takes, columns = gate_adaln_supports(x, C), any(isinstance(vector, Columns) for vector in vectors)
+    if version is None:
+        version = 2 if takes else 1
+    if is_device(x) and (version == 2 and not takes or version == 1 and columns):
+        raise ValueError(f"version 2 (fused) takes a multiple of 8 channels, at most {SWEEP * MAX_SWEEPS}, on a "
+                         f"device of capability 8.0; version 1 (unfused) takes whole arrays, not columns; not {C} "
+                         "channels here: use version=1 and chunk")
+    return B, T, C, version
+
+
+@versions_by_name(asks=True)
+def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer", version=None):
+    """(z, y, mean (B·T,), rstd (B·T,)): z = x + gate · h and its norm, times weight · (1 + scale), plus shift.
+
+    x, h (B, T, C); h and gate None: z is x. gate, shift, scale: (B, C), arrays or `Columns`; weight: (C,) float32.
+    shift, weight: None where there is none; norm: "layer", or "rms", which has no mean: None
+    """
+    B, T, C, version = _check(x, h, (gate, shift, scale), version, weight, norm)
+    if not is_device(x):
+        return gate_adaln_forward_reference(x, h, gate, shift, scale, eps, weight, norm)
+    if version == 1:
+        z = x if h is None else gate_forward(x, h, gate)
+        return (z, *adaln_forward(z, shift, scale, eps, weight, norm))
+    is_gated, which = h is not None, Norm(norm == "rms", weight is not None, shift is not None)
+    z, y, rstd = empty_like(x) if is_gated else x, empty_like(x), empty((B * T,), np.float32, like=x)
+    mean = None if which.rms else empty((B * T,), np.float32, like=x)
+    scale = as_columns(scale)  # what stands for an absent array is not looked at
+    shift, gate = as_columns(shift) if which.shifted else scale, as_columns(gate) if is_gated else scale
+    flat, branch = x.reshape(-1), (h if is_gated else x).reshape(-1)
+    launch(FORWARD[key_of(C, is_gated, which)], -(-B * T // ROWS), BLOCK, flat, branch, gate.flat, shift.flat,
+           (scale.flat,) if weight is None else (scale.flat, weight), z.reshape(-1), y.reshape(-1),
+           rstd if which.rms else mean, rstd, Shape(B * T, T, C),
+           ForwardPlaces(gate.first, gate.pitch, shift.first, scale.first, scale.pitch), float(eps))
+    return z, y, mean, rstd
+
+
+@versions_by_name(asks=True)
+def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, version=None):
+    """(dx, dh, dgate, dshift, dscale) from the gradients of z (None: nothing has arrived) and of y (None: so, too).
+
+    z: what the forward gave; of `shift` only the place is needed; mean None: of RMSNorm. dh and dgate are None where h
+    is, dshift where shift is. The gradient of the weight is added into `dweight` (None: not wanted).
+    """
+    B, T, C, version = _check(z, h, (gate, shift, scale), version, weight)
+    if dy is None:
+        dy = zeros(z.shape, z.dtype, like=z)
+    if not is_device(z):
+        return gate_adaln_backward_reference(dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight)
+    if version == 1:
+        dx, dshift, dscale = adaln_backward(dy, z, scale, mean, rstd, weight, dweight, shift is not None)
+        if dz is not None:
+            dx = add_forward(dx, dz)
+        dh, dgate = (None, None) if h is None else gate_backward(dx, h, gate)
+        return dx, dh, dgate, dshift, dscale
+    is_gated, which = h is not None, Norm(mean is None, weight is not None, shift is not None)
+    given = shift, scale, gate if is_gated else None
+    vectors = [v if v is None else as_columns(v) for v in given]
+    agreed = min({v.sums.blocks for v in vectors if v is not None} - {None}, default=None)  # of those beside these
+    key = key_of(C, is_gated, which)
+    warps, chunks, chunk, before, nbytes = choose_plan(B, T, C, z.dtype.itemsize, is_gated, shared_limit(z),
+                                                       multiprocessors_of(z), agreed, key[0], which.shifted)
+    places, gradients = zip(*((None, None) if v is None else v.sums.place(v, chunks) for v in vectors), strict=True)
+    _, scale_, gate_ = vectors = [vectors[1] if v is None else v for v in vectors]  # an absent one is not read
+    sums, scales, shares = tuple(places[1] if p is None else p for p in places), (scale_.flat,), None
+    if which.weighted:
+        shares = empty((B * chunks, C), np.float32, like=z)
+        sums, scales = (*sums, shares.reshape(-1)), (scale_.flat, weight)
+    dx, dh, flat = empty_like(z), empty_like(z) if is_gated else None, z.reshape(-1)
+    launch(BACKWARD[key], (chunks, B), WARP * warps, dy.reshape(-1), flat, flat if dz is None else dz.reshape(-1),
+           h.reshape(-1) if is_gated else flat, scales, gate_.flat, rstd if which.rms else mean, rstd, dx.reshape(-1),
+           (dh if is_gated else dx).reshape(-1), sums,
+           Chunks(T, C, chunk, before // z.dtype.itemsize, int(dz is not None)),
+           Factors(scale_.first, scale_.pitch, gate_.first, gate_.pitch),
+           Places(*(n for v in vectors for n in (v.first, v.pitch))), shared=nbytes)
+    if dweight is not None and shares is not None:
+        column_sum(shares, dweight)
+    dshift, dscale, dgate = (g if g is None or isinstance(v, Columns) else g.whole()
+                             for v, g in zip(given, gradients, strict=True))
+    return dx, dh, dgate, dshift, dscale
