@@ -60,9 +60,9 @@ class Steps(click.ParamType):
         help="The part to repaint: a picture that is white there, or left, right, top, bottom or centre.")
 @option("How", "--sampler", metavar="NAME", type=click.Choice(SAMPLERS),
         help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: ddim]")
-@option("How", "--steps", metavar="STEPS", type=Steps(), default=50, show_default=True,
+@option("How", "--steps", metavar="STEPS", type=Steps(),
         help="Number of steps, each of which evaluates the model once (heun: twice); or guided-diffusion's respacing: "
-             "ddim50, or 10,15,20 for that many timesteps in each third.")
+             "ddim50, or 10,15,20 for that many timesteps in each third.  [default: 50]")
 @option("How", "--schedule", metavar="FILE.json", type=click.Path(),
         help="Steps that `numdiff schedule` learned from the model, instead of --steps and --sampler.")
 @option("How", "--eta", metavar="ETA", type=click.FloatRange(0, 1),

@@ -43,7 +43,7 @@ LARGEST = 1e9  # of a weight
 SCHEDULE = schema.record({
     "kind": schema.choice("learned steps"), "model": schema.text(64), "model_options": schema.options,
     "diffusion": schema.options, "clip": schema.boolean, "cfg_scale": schema.optional(schema.number()),
-    "cfg_channels": schema.optional(schema.integer(1, 1 << 20)),
+    "cfg_channels": schema.optional(schema.integer(1, 1 << 20)), "guide_scale": schema.optional(schema.number()),
     "cfg_interval": schema.optional(schema.items(schema.number(), 2, 2)),
     "sigmas": schema.items(schema.number(1e-9, 1e9), MOST_STEPS, 1),
     "weights": schema.items(schema.items(schema.number(-LARGEST, LARGEST), MOST_STEPS + 1, 2), MOST_STEPS, 1)}, {

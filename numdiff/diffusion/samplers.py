@@ -110,14 +110,16 @@ def heun(denoise, x, sigmas, noise=None, **churn):
     return x
 
 
-def heun_in_time(denoise, x, sigmas, noise=None):
+def heun_in_time(denoise, x, sigmas, noise=None, **churn):
     """Heun's method on the flow dx_t/dt = eps - x_0 of the linear path: second order in t, where that path is straight.
 
     The ODE sampler of SiT (Ma et al. 2024, arXiv:2401.08740) and JiT (arXiv:2511.13720): `heun` takes the mean of
     slopes in σ, this one in t = σ / (1 + σ), of x_t = (1 - t) · x. The step to 0 is Euler's. (Euler's own step is the
     same in both: x_0 + σ' · eps with the estimates kept.)
+    churn: settings of `raised`; without them it is deterministic
     """
-    for now, then in itertools.pairwise(sigmas):
+    for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
+        x, now = raised(x, now, i, len(sigmas) - 1, noise, **churn)
         t, s = now / (1 + now), then / (1 + then)
         x_0 = denoise(x, now)
         ahead = combine((then / now, x), (1 - then / now, x_0))

@@ -23,6 +23,7 @@ LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
 WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # samplers that take an eta, and their defaults
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
 VARIANCES = ("small", "large", "learned")
+LARGEST_SCALE = 1000  # of guidance, and of churn's noise: far above what makes an image, and far from overflowing
 GUIDE_SCALE = 2.0  # of autoguidance, where none is given: about the paper's best for class-conditional ImageNet
 PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
 
@@ -50,6 +51,13 @@ def check_arguments(model, count, steps, seed, batch):
             raise UsageError(f"{name} must be a whole number, and not {shown(value)}.")
     if isinstance(steps, bool) or not isinstance(steps, numbers.Integral | str):
         raise UsageError(f"steps must be a whole number or a respacing such as 'ddim50', and not {shown(steps)}.")
+
+
+def check_scale(name, scale):
+    """Raise a `UsageError` for a strength of guidance that is no number, or so large that images overflow."""
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not abs(scale) <= LARGEST_SCALE:
+        raise UsageError(f"{name} must be a finite number from -{LARGEST_SCALE} to {LARGEST_SCALE}, not "
+                         f"{shown(scale)}.")
 
 
 class Sampling:
@@ -119,6 +127,9 @@ class Sampling:
         self.clip = self.pixels if clip is None else clip
         self.diffusion = Diffusion(**model.diffusion, backend=model.backend)
         steps = int(steps) if isinstance(steps, str) and steps.isascii() and steps.isdecimal() else steps
+        own = len(schedule.get("sigmas", ())) if isinstance(schedule, dict) else 0
+        if own and steps == 50:  # the default, which a diffusion of fewer timesteps does not have
+            steps = own
         self.respacing = steps if isinstance(steps, str) else None
         if self.respacing and spacing not in (None, "timesteps"):
             raise UsageError(f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out.")
@@ -135,7 +146,7 @@ class Sampling:
         churn = {"s_churn": s_churn, "s_tmin": s_tmin, "s_tmax": s_tmax, "s_noise": s_noise}
         self.settings = self._settings(eta, variance, {k: v for k, v in churn.items() if v is not None})
         if schedule is not None:
-            self._take(schedule, spacing, time_shift)
+            self._take(schedule, own, spacing, time_shift)
         self._check_slerp()
         self._check_guidance()
         last = seed + (count - 1 if slerp is None else count // slerp)
@@ -170,9 +181,8 @@ class Sampling:
                              f"time_shift {time_shift} does not go with spacing {self.spacing}: leave one of them out.")
         return Diffusion(**{**self.diffusion.options, "time_shift": time_shift}).path
 
-    def _take(self, schedule, spacing, time_shift):
-        """Learned steps instead of a sampler's."""
-        own = len(schedule.get("sigmas", ())) if isinstance(schedule, dict) else 0
+    def _take(self, schedule, own, spacing, time_shift):
+        """Learned steps instead of a sampler's. own: their number."""
         given = [(self.steps not in (50, own) or self.respacing) and "steps",
                  self.sampler != "ddim" and "sampler or inpainting", self.settings != {"eta": 0.0} and "settings",
                  spacing and "spacing", time_shift and "time_shift", self.guide is not None and "guide"]
@@ -198,12 +208,15 @@ class Sampling:
     def options(self):
         """What determines the images besides the model and their classes, as values for JSON."""
         more = {} if self.cfg_interval is None else {"cfg_interval": list(self.cfg_interval)}
+        settings = dict(self.settings)
+        if self.function is learned:  # "weights" are the model's where samples are described
+            more |= {"sigmas": self.sigmas[:-1], "step_weights": settings.pop("weights")}
         if self.guide is not None:
             more["guide_scale"] = self.guide_scale
         return {"sampler": self.sampler, "steps": self.steps, "spacing": self.spacing, "seed": self.seed,
                 **({"respacing": self.respacing} if self.respacing else {}),
                 **({"time_shift": self.time_shift} if self.time_shift is not None else {}), "count": self.count,
-                **self.settings, "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels, "clip": self.clip,
+                **settings, "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels, "clip": self.clip,
                 "slerp": self.slerp, **more}
 
     def batches(self, progress: Callable | None = None, watch: Callable | None = None, rank: int = 0,
@@ -299,6 +312,8 @@ class Sampling:
         for key, value in churn.items():
             if not 0 <= value < math.inf:
                 raise UsageError(f"{key} must be a finite number of at least 0, not {value}.")
+        if churn.get("s_noise", 1) > LARGEST_SCALE:
+            raise UsageError(f"s_noise must be at most {LARGEST_SCALE}, not {churn['s_noise']}: about 1.")
         if churn and not churn.get("s_churn"):
             for key in churn.keys() - {"s_churn"}:
                 raise UsageError(f"{key} only affects the noise that s_churn adds: give an s_churn above 0, too.")
@@ -331,8 +346,7 @@ class Sampling:
             raise UsageError(f"a guide is a model, as numdiff.load gives it, and not {shown(guide)}.")
         if guide is model:
             raise UsageError("a model cannot guide itself: give a smaller one as its guide, or an earlier checkpoint.")
-        if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not math.isfinite(scale):
-            raise UsageError(f"guide_scale must be a finite number, not {shown(scale)}.")
+        check_scale("guide_scale", scale)
         if self.cfg_scale not in (None, 1):
             raise UsageError(f"cfg_scale {self.cfg_scale:g} and a guide exclude each other: guide by the class or by "
                              "another model, and leave one of them out.")
@@ -364,8 +378,8 @@ class Sampling:
         if channels is not None and not 1 <= channels <= self.model.in_channels:
             raise UsageError(f"cfg_channels must be between 1 and the model's {self.model.in_channels}, not "
                              f"{channels}.")
-        if scale is not None and not math.isfinite(scale):
-            raise UsageError(f"cfg_scale must be a finite number, not {scale}.")
+        if scale is not None:
+            check_scale("cfg_scale", scale)
         if scale not in (None, 1) and getattr(self.model, "null_class", None) is None:
             why = ("it was trained without classes" if self.model.num_classes is None
                    else "it was trained without class dropout")

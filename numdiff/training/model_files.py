@@ -232,7 +232,7 @@ def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
             diffusion = {"path": path, "rescale_timesteps": diffusion.get("rescale_timesteps") if usual else None}
             diffusion = {name: value for name, value in diffusion.items() if value is not None}
         diffusion = complete_diffusion(source, foreign.may_rescale, told, diffusion, foreign.usual_path(options))
-        state_dict, options = foreign.in_our_time(state_dict, options, diffusion)
+        state_dict, options = foreign.in_our_time(state_dict, options, diffusion, folder is None)
         found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion)
     broken = [name for name, array in found.arrays.items() if not np.isfinite(array).all()]
     if broken:

@@ -25,11 +25,12 @@ from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
 
+DEFAULT_STEPS = 50
 SHOWN = 256  # images on a grid, at most: few programs open a larger picture
 ANIMATED = 64  # images of an animation, at most
 
 
-def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
+def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
                    npz=None, animation=None, frames=40, inpaint=None, mask=None, device="auto", weights="ema",
                    outdir="runs", columns=None, precision="auto", guide_with=None, ema_std=None, schedule=None,
                    progress=False, echo=print, **more):
@@ -40,6 +41,7 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` of its steps, .gif, .png, .apng
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
+    steps: of the sampler, 50 unless given
     guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as `numdiff.load` has it
     schedule: a file of `numdiff schedule`
     columns: of the grid and the animation; progress: show a bar on a terminal
@@ -75,6 +77,12 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
             more["guide"] = communicator.build(load, guide, device, weights, precision)
         if schedule:
             more["schedule"] = communicator.first(read_schedule, schedule)
+            own = len(more["schedule"]["sigmas"])
+            for option, value in (("--steps", None if steps == own else steps), ("--sampler", sampler)):
+                if value is not None:
+                    raise UsageError(f"{option} {value} does not go with --schedule {schedule}, which has steps of its "
+                                     "own: leave one of them out.")
+            steps = own
         if inpaint:
             shape = (model.image_size, model.image_size, model.in_channels)
             if model.in_channels not in (1, 3):
@@ -89,7 +97,7 @@ def sample_command(run, count=16, steps=50, sampler=None, eta=None, seed=0, clas
         turn = model.num_classes if labels is None else len(labels)  # images after which the classes repeat
         if labels is not None:  # several take turns, over the images or over the rows of slerp
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
-        how = count, steps, sampler or "ddim", eta, seed, labels, batch
+        how = count, steps or DEFAULT_STEPS, sampler or "ddim", eta, seed, labels, batch
         with as_options():
             sampling = Sampling(model, *how, **more)
         compile_for(model, plan_sampling(model, *how, **more), communicator)

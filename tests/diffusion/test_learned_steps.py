@@ -93,9 +93,15 @@ def test_what_does_not_fit_is_refused():
             Sampling(model, 2, schedule=schedule, clip=False, **how)
     with pytest.raises(UsageError, match="ddim without noise"):
         Trajectory(Sampling(model, 2, 10, "ddim", eta=1.0))
-    assert Sampling(model, 2, schedule=schedule, clip=False).options["sampler"] == "learned"
+    with pytest.raises(UsageError, match="the schedule has no guide_scale"):
+        Sampling(model, 2, schedule={key: value for key, value in schedule.items() if key != "guide_scale"}, clip=False)
+    options = Sampling(model, 2, schedule=schedule, clip=False).options
+    assert options["sampler"] == "learned" and "weights" not in options  # that word says which of a model's are taken
+    assert options["sigmas"] == schedule["sigmas"] and options["step_weights"] == schedule["weights"]
     Sampling(model, 2, schedule=schedule, clip=False, cfg_scale=1.0)  # no guidance, as in learning
     Sampling(model, 2, schedule=schedule, clip=False, guide=Bent(size=4), guide_scale=1.0)
+    model.diffusion = {**schedule["diffusion"], "steps": 20}  # fewer than a sampler takes by default
+    Sampling(model, 2, schedule={**schedule, "diffusion": model.diffusion}, clip=False)
 
 
 def test_of_a_unet():

@@ -170,6 +170,7 @@ VARIANCES = [  # sampler, settings, what a step of its paper does to the varianc
     (euler_ancestral, {"eta": 0.5}, ddim_step(0.5)),
     (heun, {}, heun_step),
     (heun_in_time, {}, heun_in_time_step),
+    (heun_in_time, {"s_churn": 3.0}, churned(heun_in_time_step, 10, 3.0)),
     (euler_maruyama, {}, maruyama_step),
     (heun, {"s_churn": 3.0}, churned(heun_step, 10, 3.0)),
     (heun, {"s_churn": 40.0, "s_tmin": 0.05, "s_tmax": 50.0, "s_noise": 1.1},

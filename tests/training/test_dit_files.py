@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from numdiff.diffusion import sample
+from numdiff.diffusion import Diffusion, sample
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, dit
 from numdiff.nn.convert import load_state_dict, to_numdiff_layout, with_positions
@@ -97,6 +97,8 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
     folder = tmp_path / "pipeline" / "transformer"
     result = convert(tmp_path / "m.h5", folder)
     assert "time_proj.downscale_freq_shift = 0; block.norm1.emb.time_proj.scale = 2.5" in result.notes[1][1]
+    assert result.notes[2] == ("scheduler", "DDIMScheduler(num_train_timesteps=400, beta_schedule='squaredcos_cap_v2', "
+                                            "prediction_type='epsilon', clip_sample=False)")
     (folder.parent / "model_index.json").write_text("{}")
     for source in (folder, folder.parent):
         convert(source, tmp_path / "again.h5")
@@ -120,6 +122,34 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
     (folder / (WEIGHTS + ".index.json")).unlink()
     with pytest.raises(NumdiffError, match=f"has no {WEIGHTS} beside its"):
         convert(folder, tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize("diffusion, scheduler, scale, elsewhere", [
+    ({"path": "linear", "prediction": "flow", "time_shift": 2.0}, "FlowMatchEulerDiscreteScheduler(shift=2)", "0.001",
+     "SiT's code, create_transport(path_type='Linear', prediction='velocity')"),
+    ({"path": "linear", "prediction": "x_0", "loss": "flow", "timestep_scale": 1000.0},
+     "DPMSolverMultistepScheduler(use_flow_sigmas=True, flow_shift=1, prediction_type='sample')", None,
+     "while this one predicts x_0 and sees t times 1000;"),
+    ({"path": "linear", "prediction": "v"}, "none of diffusers' fits a model that predicts v on the path linear",
+     "0.001", "while this one predicts v;"),
+    ({"path": "edm", "prediction": "edm"}, "EDMEulerScheduler(sigma_data=0.5)", None, "nor SiT's has the path edm"),
+    ({"prediction": "eps"}, "DDIMScheduler(num_train_timesteps=1000, beta_start=0.0001, beta_end=0.02, "
+                            "prediction_type='epsilon', clip_sample=False)", None, None)])
+def test_a_folder_of_any_objective_is_read_back(tmp_path, diffusion, scheduler, scale, elsewhere):
+    """diffusers counts time as numdiff does, so nothing is turned round there and back. What samples it is told."""
+    model = DiT(image_size=4, in_channels=4, patch_size=2, hidden_size=32, depth=1, num_heads=1, num_classes=2,
+                class_dropout=0.1, learn_sigma=False, device="cpu")
+    diffusion = Diffusion(**diffusion).options
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), diffusion, model="dit")
+    (_, _), (_, remedy), found = convert(tmp_path / "m.h5", tmp_path / "folder").notes
+    assert found == ("scheduler", scheduler)
+    assert remedy.endswith(f"time_proj.scale = {scale}" if scale else "downscale_freq_shift = 0")
+    again = convert(tmp_path / "folder", tmp_path / "again.h5")
+    assert again.diffusion == diffusion and again.options == model.options
+    arrays = load(tmp_path / "again.h5", "cpu").arrays()
+    assert all(np.array_equal(array, arrays[name]) for name, array in model.arrays().items())
+    notes = convert(tmp_path / "m.h5", tmp_path / "w.npz").notes
+    assert [elsewhere in text for _, text in notes] == [True] if elsewhere else not notes
 
 
 def test_what_other_programs_get_of_sparse_attention(tmp_path):

@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 
 from ...diffusion import Diffusion
+from ...diffusion.sampling import PIXEL_CHANNELS
 from ...errors import NumdiffError, UsageError
 from ...files import atomic_file, cannot_write
 from ...nn.convert import (
@@ -92,12 +93,12 @@ class DiTWeights(Weights):
     def usual_path(self, sizes):
         return "linear" if lightning_arguments(sizes) else "discrete"
 
-    def in_our_time(self, state_dict, sizes, diffusion):
+    def in_our_time(self, state_dict, sizes, diffusion, reversed=True):
         if diffusion.get("path") != "linear":
             return state_dict, sizes
         if sizes["learn_sigma"]:
             state_dict, sizes = without_variance(state_dict, sizes)
-        return _reversed(state_dict, diffusion), sizes
+        return _reversed(state_dict, diffusion) if reversed else state_dict, sizes
 
     def in_their_time(self, state_dict, diffusion):
         return _reversed(state_dict, diffusion) if diffusion.get("path") == "linear" else state_dict
@@ -114,9 +115,11 @@ class DiTWeights(Weights):
             return [("elsewhere", "LightningDiT's code has no such block: its QK-norm is RMSNorm with use_rmsnorm "
                                   "alone")]
         if block:
-            return [("elsewhere", f"in LightningDiT's code: LightningDiT({block})")]
-        public = diffusion == Diffusion().options
-        return [] if public else [("elsewhere", "the public DiT's create_diffusion has another diffusion by default")]
+            path, prediction = diffusion.get("path", "discrete"), diffusion["prediction"]
+            told = "" if (path, prediction) == ("linear", "flow") else (
+                f"; its models predict the flow on the path linear, and this one {prediction} on the path {path}")
+            return [("elsewhere", f"in LightningDiT's code: LightningDiT({block}){told}")]
+        return [("elsewhere", text) for text in told_of_objective(diffusion)]
 
     def write_folder(self, folder, sizes, state_dict, diffusion):
         if any(SLA in name and np.any(array) for name, array in state_dict.items()):
@@ -134,7 +137,7 @@ class DiTWeights(Weights):
             file.write(config.encode())
         sparse = [("diffusers", "pays attention to all tokens, where this model has sparse-linear attention, whose "
                                 "linear part is zero")]
-        return sparse * (sizes.get("attention") == "sla") + notes_on_diffusers(diffusion)
+        return sparse * (sizes.get("attention") == "sla") + notes_on_diffusers(diffusion, sizes)
 
     def lines(self, target, result, o):
         yield (f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"
@@ -185,9 +188,51 @@ def read_diffusers_folder(folder, weights="ema"):
     return state_dict, {"class_dropout": NULL_CLASS_DROPOUT, **told, **config}
 
 
-def notes_on_diffusers(diffusion):
+def told_of_objective(diffusion):
+    """What users of the public names must know of the objective: at most one sentence."""
+    path, prediction, scale = (diffusion.get(key, default) for key, default in (
+        ("path", "discrete"), ("prediction", None), ("timestep_scale", 1.0)))
+    if path == "discrete":
+        return [] if diffusion == Diffusion().options else [
+            "the public DiT's create_diffusion has another diffusion by default"]
+    if path != "linear":
+        return [f"neither the public DiT's code nor SiT's has the path {path}, on which this model was trained"]
+    if prediction == "flow" and scale == 1:
+        return ["SiT's code, create_transport(path_type='Linear', prediction='velocity'); the public DiT's has no such "
+                "path"]
+    told = f"predicts {prediction}" + ("" if scale == 1 else f" and sees t times {scale:g}")
+    return ["time runs from noise to image, as in SiT's code, whose models predict the velocity, while this one "
+            f"{told}; the public DiT's has no such path"]
+
+
+def notes_on_diffusers(diffusion, sizes):
     """What users of the folder in diffusers must do to get the model that was trained: `Conversion.notes`."""
-    scale = diffusion.get("timestep_scale", 1.0)
+    fits, scale = scheduler_of(diffusion, sizes["in_channels"] in PIXEL_CHANNELS)
     return [("diffusers", "gives other outputs, by percents at late timesteps (its timestep embedding has other "
                           "frequencies, whatever config.json says), until this is run on the model it has loaded:"),
-            ("", REMEDY if scale == 1 else f"{REMEDY}; block.norm1.emb.time_proj.scale = {scale:g}")]
+            ("", REMEDY if scale == 1 else f"{REMEDY}; block.norm1.emb.time_proj.scale = {scale:g}"),
+            ("scheduler", fits or f"none of diffusers' fits a model that predicts {diffusion['prediction']} on the "
+                                  f"path {diffusion['path']}")]
+
+
+def scheduler_of(diffusion, pixels):
+    """(the scheduler of diffusers that samples a model of this objective, as Python; None where there is none; by how
+    much the model must multiply the timesteps that it passes). As of diffusers 0.42."""
+    path, prediction = diffusion.get("path", "discrete"), diffusion["prediction"]
+    scale, shift = diffusion.get("timestep_scale", 1.0), diffusion.get("time_shift", 1.0)
+    name = {"eps": "epsilon", "v": "v_prediction", "x_0": "sample"}.get(prediction)
+    if path == "discrete":
+        steps = diffusion["steps"]
+        betas = "beta_schedule='squaredcos_cap_v2'"
+        if diffusion["schedule"] == "linear":
+            betas = f"beta_start={0.1 / steps:g}, beta_end={20 / steps:g}"
+        clip = "" if pixels else ", clip_sample=False"
+        return f"DDIMScheduler(num_train_timesteps={steps}, {betas}, prediction_type='{name}'{clip})", scale
+    if path == "edm":
+        return (f"EDMEulerScheduler(sigma_data={diffusion['sigma_data']:g})" if prediction == "edm" else None), scale
+    if prediction == "flow":
+        return f"FlowMatchEulerDiscreteScheduler(shift={shift:g})", scale / 1000
+    if prediction in ("eps", "x_0"):
+        return (f"DPMSolverMultistepScheduler(use_flow_sigmas=True, flow_shift={shift:g}, "
+                f"prediction_type='{name}')"), scale / 1000
+    return None, scale / 1000

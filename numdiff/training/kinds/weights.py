@@ -45,8 +45,9 @@ class Weights:
         """The path on which the programs that this file may come from train such a model."""
         return "discrete"
 
-    def in_our_time(self, state_dict, sizes, diffusion):
-        """(state dict, sizes) with time counted as numdiff counts it, where those programs do otherwise."""
+    def in_our_time(self, state_dict, sizes, diffusion, reversed=True):
+        """(state dict, sizes) with time counted as numdiff counts it, where those programs do otherwise. reversed: not
+        for a folder of diffusers, whose flows count it from the image, too."""
         return state_dict, sizes
 
     def in_their_time(self, state_dict, diffusion):
