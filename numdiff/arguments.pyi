@@ -7,6 +7,7 @@ class TrainerArguments(TypedDict, total=False):
     init_weights: str
     shard_update: str
     precision: str
+    fp8_promotion: bool
     eager: bool
     recompute: bool
     seed: int

@@ -24,7 +24,8 @@ from .errors import NumdiffError
 
 float16 = np.float16
 HALVES = {name: np.dtype(kind) for name, kind in (("float16", float16), ("bfloat16", bfloat16)) if kind is not None}
-OF_PRECISION = {"fp16": "float16", "bf16": "bfloat16"}  # the activations' type by the name of a precision
+# the activations' type by the name of a precision
+OF_PRECISION = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float16"}
 
 
 def is_half(dtype):
@@ -37,7 +38,7 @@ def is_bfloat16(dtype):
 
 
 def half_of(precision):
-    """The dtype of activations and weight copies in "fp16" or "bf16"; None for another precision."""
+    """The dtype of activations and weight copies in "fp16", "bf16" or "fp8"; None for another precision."""
     name = OF_PRECISION.get(precision)
     if name == "bfloat16" and bfloat16 is None:
         raise NumdiffError("--precision bf16 needs the package ml_dtypes: pip install ml_dtypes.")

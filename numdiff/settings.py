@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from .errors import UsageError, printable
 
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
+TRAINING_PRECISIONS = *PRECISIONS, "fp8"
 LOSS_SCALE_RULES = ("doubling", "log2")
 SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m", "euler-maruyama")
 SEEDS = 2**32 - 1  # the largest seed
@@ -135,9 +136,13 @@ class Run:
     precision: str = setting("auto",
         "Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of products to 10 mantissa bits, for "
         "tensor cores; fp16, on a GPU, has activations and products in float16 on tensor cores, and scales the loss; "
-        "bf16 has them in bfloat16, and scales nothing; "
+        "bf16 has them in bfloat16, and scales nothing; fp8, of a DiT on a Hopper GPU, is fp16 with the products of "
+        "the blocks' linear layers in E4M3, 8 bits; "
         "auto: fp16 on a GPU of compute capability 8.0 or later, else "
-        "fp32.", choices=PRECISIONS, resume=True, trainer=SAME)
+        "fp32.", choices=TRAINING_PRECISIONS, resume=True, trainer=SAME)
+    fp8_promotion: bool = setting(True,
+        "With fp8: add up products in float32 every 128 along the sum; without it sums are left to the tensor cores, "
+        "which keep about 14 bits of them.", resume=True, trainer=SAME)
     eager: bool = setting(False,
         "Launch each kernel from Python, instead of replaying a graph of them: slower, with the same bits.",
         resume=True, trainer=SAME)

@@ -59,6 +59,8 @@ def plan_samples(options, sampling, card):
 
 def random_model(options):
     """The model that the options describe, with random weights and in their precision, as `numdiff.load` makes it."""
+    if options.precision == "fp8":
+        raise UsageError("--precision fp8 is for training, and samples are drawn in float16: use --precision fp16.")
     num_classes = (options.num_classes or CLASSES) if options.class_cond else None
     model = build_model(options, options.channels or 3, num_classes)
     fill_zeros(model)

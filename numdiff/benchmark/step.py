@@ -19,7 +19,8 @@ from ..training.compiling import aside, compiling
 from . import CLASSES
 from .memory import memory_of
 
-COMPARED = {name: ("bf16" if name == "fp16" else name,) for name in ("fp32", "tf32", "fp16", "bf16")}  # in PyTorch
+COMPARED = {name: ("bf16" if name in ("fp16", "fp8") else name,)
+            for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}  # in PyTorch
 BEST_MODES = {"cuda": ("eager", "graphs"), "cpu": ("eager", "compile")}  # PyTorch's plain one, and its fastest
 SPREAD = 0.02  # of the random values that replace initial zeros
 

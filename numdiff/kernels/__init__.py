@@ -37,6 +37,12 @@ from .linear import (
     linear_swiglu_forward,
     linear_swiglu_supports,
 )
+from .linear_fp8 import (
+    linear_fp8_backward,
+    linear_fp8_forward,
+    linear_fp8_gelu_forward,
+    linear_fp8_swiglu_forward,
+)
 from .linear_group import linear_group_backward, linear_group_forward
 from .matmul import matmul_backward, matmul_forward, pair_supports
 from .reduce import column_sum
@@ -64,7 +70,8 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "embedding_forward", "flash_attention_backward", "flash_attention_forward", "gate_adaln_backward",
            "gate_adaln_forward", "gate_adaln_supports", "gate_backward", "gate_forward", "gelu_backward",
            "gelu_forward", "groupnorm_backward", "groupnorm_forward", "hybrid_loss_backward", "hybrid_loss_forward",
-           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward",
+           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward", "linear_fp8_backward",
+           "linear_fp8_forward", "linear_fp8_gelu_forward", "linear_fp8_swiglu_forward",
            "linear_gate_forward", "linear_gate_supports", "linear_gelu_forward",
            "linear_gelu_supports", "linear_group_backward", "linear_group_forward", "linear_layer_scale_forward",
            "linear_swiglu_forward",

@@ -225,6 +225,7 @@ class DiT(Model):
 
     kind = "dit"
     block_kinds = (Block,)
+    float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"
 
     def __init__(self, image_size: int = 32, in_channels: int = 4, patch_size: int = 2, hidden_size: int = 1152,
                  depth: int = 28, num_heads: int = 16, mlp_ratio: float = 4.0, num_classes: int | None = 1000,
@@ -376,6 +377,14 @@ def check_sla(topk, tokens):
     if tokens <= BLOCK:
         raise UsageError(f"--attention sla chooses among blocks of {BLOCK} tokens, and an image has {tokens}, which is "
                          "one block: use larger images, smaller patches, or --attention full.")
+
+
+def check_float8(hidden, inner, mlp):
+    """Raise a `UsageError` for widths of which E4M3 has no products."""
+    inner = padded_width(inner) if mlp == "swiglu" else inner
+    if hidden % 16 or inner % 16:
+        raise UsageError(f"--precision fp8 moves 16 numbers at a time, and a DiT of {hidden} channels, {inner} in its "
+                         "MLP, has other widths: change --hidden-size or --mlp-ratio, or use --precision fp16.")
 
 
 def check_options(options):

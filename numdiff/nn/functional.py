@@ -16,6 +16,7 @@ from ..dtypes import is_half
 from ..kernels.attention import HEAD_SIZES, flash_attention_supports
 from ..kernels.fuse import PER_CHANNEL, Fused
 from ..kernels.versions import capped
+from . import float8
 from .tensor import Parameter, Tensor, is_recording, record, record_parts
 
 Array = np.ndarray | DeviceArray
@@ -103,12 +104,12 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual
 
     def backward(dy, before):
         dweight, accumulate = weight_gradient(weight, rows)
-        dx = K.linear_backward(dy, saved, weight.like(saved).reshape(rows, -1), dweight, gradient_of(bias),
-                               need_dx=wants_dx, residual=before, accumulate=accumulate)
+        dx = float8.linear_backward(dy, saved, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
+                                    residual=before, accumulate=accumulate)
         return (dx, dy) if adds else (dx,)
 
-    y = K.linear_forward(saved, weight.like(saved).reshape(rows, -1), None if bias is None else bias.data,
-                         residual=residual and residual.data)
+    layer = float8.layer_of(weight, saved)
+    y = float8.linear_forward(saved, weight, bias, layer, residual and residual.data)
     result = record("linear", y, (x,) if residual is None else (x, residual), backward,
                     has_parameters=trains(weight, bias), adds=True)
     result.owned = True
@@ -399,7 +400,8 @@ def bias_gelu(x: Tensor, bias: Parameter) -> Tensor:
 def gates_products(x: Tensor, gate: Tensor, *weights: Parameter) -> bool:
     """Whether `linear`, `mlp` and `swiglu_mlp` multiply by `gate` and add a residual, where their last product has one
     of these weights: nothing is recorded, since only `gate_adaln` has a backward, and the product is Hopper's."""
-    return not is_recording() and capped("epilogue", 1) == 1 and K.linear_gate_supports(x.data, gate.data, *weights)
+    return (not is_recording() and capped("epilogue", 1) == 1 and not any(float8.layer_of(w, x) for w in weights)
+            and K.linear_gate_supports(x.data, gate.data, *weights))
 
 
 def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias_2: Parameter,
@@ -408,17 +410,18 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
     residual, gate: of the second, as in `linear`; with scale what comes is `layer_scale(residual, mlp(x), scale)`
     """
     saved, wants_dx = x.data, x.slot is not None
-    if not K.linear_gelu_supports(saved, weight) or not K.linear_gelu_supports(saved, weight_2):
+    layer, layer_2 = float8.layer_of(weight, saved), float8.layer_of(weight_2, saved)
+    if layer is None and not (K.linear_gelu_supports(saved, weight) and K.linear_gelu_supports(saved, weight_2)):
         hidden = bias_gelu(linear(x, weight), bias) if capped("epilogue", 1) else gelu(linear(x, weight, bias))
         if scale is not None:
             return layer_scale(residual, linear(hidden, weight_2, bias_2), scale)
         return linear(hidden, weight_2, bias_2, residual, gate)
-    u, h = K.linear_gelu_forward(saved, weight.like(saved), bias.data, keeps_u=is_recording())
+    u, h = float8.linear_gelu_forward(saved, weight, bias, layer, is_recording())
     if gate is not None:
         return linear(Tensor(h), weight_2, bias_2, residual, gate)
     z = None
     if scale is None:
-        y = K.linear_forward(h, weight_2.like(h), bias_2.data)
+        y = float8.linear_forward(h, weight_2, bias_2, layer_2)
     else:
         z, y = K.linear_layer_scale_forward(h, weight_2.like(h), bias_2.data, scale.data, residual.data,
                                             keeps_z=is_recording())
@@ -426,10 +429,11 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
     def backward(dy, before):
         dz = dy if scale is None else layer_scale_gradient(dy, z, scale)
         dweight, accumulate = weight_gradient(weight_2, weight_2.shape[0])
-        du = K.linear_backward(dz, h, weight_2.like(h), dweight, gradient_of(bias_2), gelu_of=u, accumulate=accumulate)
+        du = float8.linear_backward(dz, h, weight_2, layer_2, dweight, gradient_of(bias_2), gelu_of=u,
+                                    accumulate=accumulate)
         dweight, accumulate = weight_gradient(weight, weight.shape[0])
-        dx = K.linear_backward(du, saved, weight.like(saved), dweight, gradient_of(bias), need_dx=wants_dx,
-                               residual=before, accumulate=accumulate)
+        dx = float8.linear_backward(du, saved, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
+                                    residual=before, accumulate=accumulate)
         return (dx,) if scale is None else (dx, dy)
 
     return record("mlp", y, (x,) if scale is None else (x, residual), backward,
@@ -449,20 +453,21 @@ def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, 
     and its backward are part of the products beside it. residual, gate: of the second layer, as in `linear`
     """
     saved, wants_dx = x.data, x.slot is not None
-    if not K.linear_swiglu_supports(saved, w12, w3):
+    layer, layer_3 = float8.layer_of(w12, saved), float8.layer_of(w3, saved)
+    if layer is None and not K.linear_swiglu_supports(saved, w12, w3):
         return linear(swiglu(linear(x, w12, b12)), w3, b3, residual, gate)
-    u, h = K.linear_swiglu_forward(saved, w12.like(saved), None if b12 is None else b12.data, keeps_u=is_recording())
+    u, h = float8.linear_swiglu_forward(saved, w12, b12, layer, is_recording())
     if gate is not None:
         return linear(Tensor(h), w3, b3, residual, gate)
 
     def backward(dy, before):
         dweight, accumulate = weight_gradient(w3, w3.shape[0])
-        du = K.linear_backward(dy, h, w3.like(h), dweight, gradient_of(b3), swiglu_of=u, accumulate=accumulate)
+        du = float8.linear_backward(dy, h, w3, layer_3, dweight, gradient_of(b3), swiglu_of=u, accumulate=accumulate)
         dweight, accumulate = weight_gradient(w12, w12.shape[0])
-        return (K.linear_backward(du, saved, w12.like(saved), dweight, gradient_of(b12), need_dx=wants_dx,
-                                  residual=before, accumulate=accumulate),)
+        return (float8.linear_backward(du, saved, w12, layer, dweight, gradient_of(b12), need_dx=wants_dx,
+                                       residual=before, accumulate=accumulate),)
 
-    return record("swiglu_mlp", K.linear_forward(h, w3.like(h), None if b3 is None else b3.data), (x,), backward,
+    return record("swiglu_mlp", float8.linear_forward(h, w3, b3, layer_3), (x,), backward,
                   has_parameters=trains(w12, b12, w3, b3), adds=True)
 
 

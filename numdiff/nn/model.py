@@ -11,6 +11,7 @@ import numpy as np
 from ..device import get_backend, is_device, is_planned, upload
 from ..dtypes import is_bfloat16
 from ..errors import UsageError, shown
+from ..kernels.matmul import fp8_supports
 from .evaluation import evaluate
 from .module import FlatParameters, Module
 from .tensor import Tensor
@@ -44,6 +45,7 @@ class Model(Module):
     precision: str
     parameters: FlatParameters
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
+    float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
 
     def _finish(self, device, seed, fixed=0):
         if seed is not None and not (isinstance(seed, numbers.Integral) and 0 <= seed < SEEDS):
@@ -88,6 +90,28 @@ class Model(Module):
             raise UsageError("--precision fp16 computes on a GPU; on the CPU use --precision fp32.")
         self.dtype = np.dtype(dtype)
         self.parameters.keep_half(dtype)
+
+    def compute_in_float8(self, promoted=True):
+        """From now on, while a tape records, compute the products of the blocks' linear layers in E4M3, the gradients
+        of their weights and all else in float16; NumPy computes it, too, slowly. See nn/float8.py.
+
+        promoted: add products up in float32 every 128 of k
+        """
+        names = dict(self.named_parameters())
+        found = [name for block in self._blocks() for layer in self.float8_layers
+                 if (name := f"{block.name}.{layer}.weight") in names]
+        if not found:
+            raise UsageError(f"--precision fp8 has kernels for the blocks of a DiT, and not for a {self.kind}: use "
+                             "--precision fp16.")
+        if not fp8_supports(self.backend):
+            raise UsageError("--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision fp16 on "
+                             "other GPUs.")
+        if odd := next((name for name in found if any(n % 16 for n in names[name].shape)), None):
+            raise UsageError(f"--precision fp8 moves 16 numbers at a time, and {odd} is "
+                             f"{' × '.join(map(str, names[odd].shape))}: change the widths, or use --precision fp16.")
+        self.dtype = np.dtype(np.float16)
+        self.parameters.keep_half(self.dtype)
+        self.parameters.keep_float8(found, promoted)
 
     def recompute_blocks(self) -> None:
         """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside."""

@@ -15,6 +15,7 @@ from ..dtypes import HALVES
 from ..errors import NumdiffError, UsageError, printable
 from ..kernels.elementwise import cast_into
 from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
+from .float8 import Float8
 from .recompute import recompute
 from .tensor import Parameter, scope
 
@@ -156,7 +157,7 @@ class FlatParameters:
 
     def _attach(self, half):
         """Make the parameters views of `data` and `grad`, and of a copy in the dtype `half`, or None."""
-        self.half = None
+        self.half = self.float8 = None
         self.bind(self.data)
         for entry, parameter in self._entries():
             parameter.grad = self._view(self.grad, entry)
@@ -232,21 +233,28 @@ class FlatParameters:
 
     def keep_half(self, dtype=np.float16):
         """From now on keep a copy of the weights in float16 or bfloat16, with which the model computes."""
+        self.drop_half()
         self.half = empty(self.total, dtype, like=self.data)
         for entry, parameter in self._entries():
             parameter.half = self._view(self.half, entry)
         self.round()
 
+    def keep_float8(self, names, promoted=True):
+        """From now on keep these weights in E4M3, too, beside their float16 copy: see float8.py."""
+        self.float8 = Float8(self, names, promoted)
+
     def drop_half(self):
-        """Drop that copy."""
-        self.half = None
+        """Drop that copy, and what is made of it."""
+        self.half = self.float8 = None
         for parameter in self.parameters.values():
-            parameter.half = None
+            parameter.half = parameter.float8 = None
 
     def round(self):
-        """Refresh the copy of 16 bits, if there is one, from the weights in use."""
+        """Refresh the copy of 16 bits, if there is one, and that of 8, from the weights in use."""
         if self.half is not None:
             cast_into(self._bound, self.half)
+        if self.float8 is not None:
+            self.float8.quantise()
 
     def arrays(self, buffer=None):
         """{name: NumPy array} of a flat buffer (default: the weights)."""

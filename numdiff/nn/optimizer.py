@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from ..arguments import AdamWArguments
 
 MAX_AVERAGED = 2**31 - 1  # numbers of all averages of ema_std, which kernels count in 32 bits
-SCALARS = ("step", "updates", "loss_scale", "loss_scale_counts")  # of the state; all else is like the parameters
+# of the state; all else is like the parameters
+SCALARS = "step", "updates", "loss_scale", "loss_scale_counts", "fp8_scale", "fp8_history"
+OF_PRECISION = "loss_scale", "fp8_"  # how buffers begin that a state of another precision does not have
 PATIENCE = 50  # steps skipped in a row after which nothing helps any more
 
 
@@ -137,6 +139,8 @@ class AdamW:
             power_ema_update(self.power_ema, self._own(weights.data), self.updates, self.gradient_norm, self.exponents)
         if self.partition:
             self.partition.gather_weights()
+        if getattr(weights, "float8", None) is not None:
+            weights.float8.update()
         if before_advance:
             before_advance()
         step_advance(self.step)
@@ -195,6 +199,8 @@ class AdamW:
         arrays.update(self.averages())
         if isinstance(self.loss_scale, LossScale):
             arrays.update(loss_scale=self.loss_scale.scale, loss_scale_counts=self.loss_scale.counts)
+        if getattr(self.parameters, "float8", None) is not None:
+            arrays.update(self.parameters.float8.arrays())
         return arrays
 
     def averages(self):
@@ -206,7 +212,7 @@ class AdamW:
         """Continue from `state()`; what a state of another precision does not have keeps its first value."""
         state = {"updates": state["step"], **state}  # of before steps could be skipped
         for name, array in self.arrays().items():
-            if name in state or not name.startswith("loss_scale"):
+            if name in state or not name.startswith(OF_PRECISION):
                 value = np.asarray(state[name])
                 copy_into(array, value if name in SCALARS else self._own(value))
 

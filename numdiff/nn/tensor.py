@@ -105,15 +105,16 @@ class Parameter:
         need not be zeroed before; for a DiT that is most of the buffer
     stale: the gradient is that of the previous step; the first operation overwrites it
     padding: how many of its numbers are zeros that stay zero, and belong to the layout rather than to the model
+    float8: of a linear layer's weight in FP8 its `Layer8`, or None (float8.py)
     frozen: it is not trained: an operation need not compute its gradient, and nobody reads it (`FlatParameters.freeze`)
     """
 
-    __slots__ = ("shape", "initial", "data", "half", "written", "stale", "frozen", "padding", "_grad")
+    __slots__ = ("shape", "initial", "data", "half", "float8", "written", "stale", "frozen", "padding", "_grad")
 
     def __init__(self, shape, initial, written=False, padding=0):
         self.shape, self.initial, self.written, self.padding = tuple(shape), initial, written, padding
         self.stale = self.frozen = False
-        self.data = self._grad = self.half = None
+        self.data = self._grad = self.half = self.float8 = None
 
     @property
     def grad(self):
@@ -240,6 +241,11 @@ class Tape:
 def is_recording():
     """Whether a tape of this thread is active; if not, only results are needed."""
     return bool(_active) and _active[-1] is not None
+
+
+def is_training():
+    """Whether a tape of this thread is active, or the operations of one are to be recorded later (recompute.py)."""
+    return bool(_active)
 
 
 def record(name, result, inputs, backward, has_parameters=False, adds=False):

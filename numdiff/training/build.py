@@ -15,7 +15,7 @@ from ..settings import arguments
 from . import kinds
 from .initial import check_dataset, start_of, take
 from .post_hoc_ema import snapshot_every
-from .precision import MEANING
+from .precision import IN_TRAINING, SCALES_LOSS
 from .trainer import Trainer, matrices_of
 
 MAX_PARAMETERS = 2**31 - 1  # numbers of a flat buffer, which kernels count in int32
@@ -209,8 +209,10 @@ def describe_profiles(options, parameters):
 
 def describe_precision(options):
     """One line about a run's arithmetic."""
-    text = f"{options.precision}: {MEANING[options.precision]}"
-    if options.precision == "fp16":
+    text = f"{options.precision}: {IN_TRAINING[options.precision]}"
+    if options.precision == "fp8" and not options.fp8_promotion:
+        text += "; sums left to the tensor cores"
+    if options.precision in SCALES_LOSS:
         grows = (f"doubled after {options.loss_scale_interval:,} clean steps" if options.loss_scale_rule == "doubling"
                  else "grown by 2^0.001 a step")
         text += f"; loss scale {options.loss_scale:,.0f} at first, {grows}"

@@ -17,7 +17,7 @@ from ..files import Refused, read_bytes, write_json
 from ..kernels.optimizer.power_ema import exponents_of
 from ..settings import COMMON, check_value, flag, say
 from . import kinds
-from .precision import ON_TENSOR_CORES, automatic, gpu_capability
+from .precision import FLOAT8_ON, ON_TENSOR_CORES, automatic, gpu_capability
 
 OPTIONS_BYTES = 1 << 20  # of an options.json
 # What a preset says of its path: one choice, of which nothing is taken where the user's settings ask for another path.
@@ -259,6 +259,10 @@ def _precision(name, device, capability=None):
         return automatic(capability or gpu_capability() if device == "cuda" else None)
     if name == "fp16" and device == "cpu":
         raise UsageError("--precision fp16 needs a GPU; use --precision fp32 on the CPU.")
+    if name == "fp8" and (device == "cpu" or device == "cuda"
+                          and tuple(capability or gpu_capability())[:2] != FLOAT8_ON):
+        raise UsageError("--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision "
+                         f"{'fp32 on the CPU' if device == 'cpu' else 'fp16 on other GPUs'}.")
     if name == "tf32" and device == "cpu" or name in ("tf32", "bf16") and device == "cuda" \
             and automatic(capability or gpu_capability()) != ON_TENSOR_CORES:
         raise UsageError(f"--precision {name} needs a GPU of compute capability 8.0 or later; use --precision fp32.")
@@ -283,6 +287,9 @@ def _check_preset(kind, preset):
 
 
 def _check_run(o):
+    if o.precision == "fp8" and not kinds.get(o.model).float8:
+        raise UsageError(f"--precision fp8 has kernels for the blocks of a DiT, and not for a {o.model}: use "
+                         "--precision fp16.")
     if o.microbatch and o.batch % o.microbatch:
         fits = max(m for m in range(1, min(o.microbatch, o.batch) + 1) if o.batch % m == 0)
         raise UsageError(f"--batch {o.batch} is not divisible by --microbatch {o.microbatch}; use a --microbatch of "

@@ -11,6 +11,10 @@ MEANING = {"fp32": "float32 throughout",
            "tf32": "products by TF32 on tensor cores, all else in float32",
            "fp16": "activations and products in float16; weights, sums and statistics in float32",
            "bf16": "activations and products in bfloat16; weights, sums and statistics in float32"}
+IN_TRAINING = {**MEANING, "fp8": "products of the blocks' linear layers in E4M3, their weights' gradients and all else "
+                                 "as fp16"}  # a model that was trained so samples in float16
+SCALES_LOSS = "fp16", "fp8"
+FLOAT8_ON = (9, 0)  # Hopper, whose products of E4M3 numdiff has
 
 
 def automatic(capability):
@@ -27,6 +31,8 @@ def precision_on(name, backend):
 
 def set_precision(model, name):
     """Let a model compute in the precision of this name, "auto" or one of `MEANING`; returns its name."""
+    if name == "fp8":
+        raise UsageError("precision fp8 is for training, and such a model computes in float16 elsewhere: use fp16.")
     if name not in ("auto", *MEANING):
         raise UsageError(f"unknown precision {name!r}: use auto, {', '.join(MEANING)}.")
     chosen = precision_on(name, model.backend)
@@ -37,9 +43,15 @@ def set_precision(model, name):
     return chosen
 
 
-def compute_in(model, name):
-    """Let a model compute in "fp32", "tf32", "fp16" or "bf16"."""
+def compute_in(model, name, promoted=True):
+    """Let a model compute in "fp32", "tf32", "fp16", "bf16" or, while it is trained, "fp8".
+
+    promoted: whether products of fp8 are added up in float32 every 128 of k
+    """
     model.tf32 = name == "tf32"
+    if name == "fp8":
+        model.compute_in_float8(promoted)
+        return
     half = half_of(name)
     if half is None:
         model.compute_in_single()

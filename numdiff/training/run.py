@@ -60,6 +60,7 @@ from .model_files import check_model_meta
 from .options import TrainOptions
 from .plan import plan_run
 from .post_hoc_ema import save_snapshot, set_aside_snapshots, snapshot_every
+from .precision import SCALES_LOSS
 from .previews import Previews, draws
 from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
@@ -341,7 +342,7 @@ def _train(options, trainer, previews, run_dir, output):
                 settle()
             last = next((r for r in reversed(reports) if math.isfinite(r.gradient_norm)), reports[-1])
             more = {}
-            if trainer.precision == "fp16":
+            if trainer.precision in SCALES_LOSS:
                 more = {"loss_scale": reports[-1].loss_scale, "skipped": reports[-1].skipped}
             reporters[0].report(reports[-1].step + 1, [r.loss for r in reports], last.gradient_norm,
                                 last.learning_rate, **more)

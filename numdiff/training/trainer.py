@@ -23,14 +23,14 @@ from ..errors import NumdiffError, OutOfMemoryError, TooManyElementsError, Usage
 from ..nn import AdamW, Muon
 from ..nn.flops import forward_flops
 from ..nn.model import Model
-from ..nn.optimizer import PATIENCE, LossScale, matrices_in
+from ..nn.optimizer import OF_PRECISION, PATIENCE, LossScale, matrices_in
 from ..nn.partition import Partition
 from ..progress import progress
 from ..settings import complete, shared, takes
 from .compiling import compile_for, plan_of, planned_rank
 from .initial import start_from
 from .memory import room_of, say_what_fits
-from .precision import compute_in, precision_on
+from .precision import SCALES_LOSS, compute_in, precision_on
 from .step import RING, TrainingStep
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class Trainer:
         All must make the same Trainer and call the same methods; all use rank 0's weights
     cosine, total_steps: whether the learning rate falls to zero, and when
     ema_halflife, ema_decay: one of them; the decay, per step, is 0.5 ** (batch / ema_halflife)
-    On the CPU tf32 computes as fp32; fp16 needs a GPU. bf16 needs no loss scale. Neither eager nor recompute changes
-    a bit.
+    On the CPU tf32 computes as fp32; fp16 needs a GPU, and fp8 a Hopper. bf16 needs no loss scale. Neither eager nor
+    recompute changes a bit.
     init: weights that the model starts from, a path as of `--init`; rows of classes by their names in the dataset
     Attributes origin: what was taken from `init`, or None; step: optimiser steps done; settings: the arguments, all of
     them; model, optimizer, diffusion.
@@ -146,8 +146,10 @@ class Trainer:
         model.parameters.freeze(s.freeze)
         if s.recompute:
             model.recompute_blocks()
-        compute_in(model, self.precision)
-        if self.precision == "fp16":
+        if self.precision == "fp8" and self.communicator.size > 1:
+            raise UsageError("--precision fp8 trains on one GPU: use --precision fp16 on several ranks.")
+        compute_in(model, self.precision, s.fp8_promotion)
+        if self.precision in SCALES_LOSS:
             scale = LossScale(model.parameters.data, s.loss_scale, s.loss_scale_rule, s.loss_scale_interval)
         self.partition = self._make_partition(shares) if self.communicator.size > 1 else None
         self.optimizer = self._make_optimizer(loss_scale=scale, partition=self.partition,
@@ -243,7 +245,7 @@ class Trainer:
         rows, first_bad_step, status = self.step_function.answer(first, stop)
         self.exchange.check(status)
         reports = [StepReport(first + i, *map(float, row[:4]), int(row[4])) for i, row in enumerate(rows)]
-        if self.precision == "fp16":
+        if self.precision in SCALES_LOSS:
             if first_bad_step >= 0:
                 self._stop_skipping(reports[-1])
             return reports
@@ -323,7 +325,7 @@ class Trainer:
             if name in state and (state[name].shape != shape or state[name].dtype != dtype):
                 raise NumdiffError(f"the checkpoint's {name!r} is {state[name].dtype} {state[name].shape} and this "
                                    f"run's {dtype} {shape}; resume with the run's own options.")
-            if name not in state and name != "updates" and not name.startswith("loss_scale"):
+            if name not in state and name != "updates" and not name.startswith(OF_PRECISION):
                 raise NumdiffError(f"the checkpoint has no {name!r}, so that training cannot go on from it; resume "
                                    "from a checkpoint of this run.")
         self.model.parameters.load_flat(state["parameters"])

@@ -178,7 +178,7 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("sample {run}", 1, "no valid checkpoint"),
     ("sample {run} --count 0", 2, "--count"),
     ("bench step unet --steps 0", 2, "--steps"),
-    ("bench step unet --precision fp8", 2, "'fp8' is not one of"),
+    ("bench step unet --precision fp4", 2, "'fp4' is not one of"),
 ]
 
 

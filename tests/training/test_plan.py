@@ -59,9 +59,9 @@ def gpu_options(model, preset, precision="fp16", **more):
     ("dit", "tiny", {"precision": "bf16", "norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu"}),
     ("dit", "tiny", {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.9, "shift": False,
                      "path": "linear"}),
-    ("dit", "tiny", {"image_size": 64, "attention": "sla"})],
-    ids=["unet", "dit", "microbatches", "recompute", "tf32", "bf16", "lightning-bf16", "lightning", "sla"])
-@quick(lambda more: "precision" not in more or "norm" in more)
+    ("dit", "tiny", {"image_size": 64, "attention": "sla"}), ("dit", "tiny", {"precision": "fp8", "recompute": True})],
+    ids=["unet", "dit", "microbatches", "recompute", "tf32", "bf16", "lightning-bf16", "lightning", "sla", "fp8"])
+@quick(lambda more: "precision" not in more or "norm" in more or more["precision"] == "fp8")
 def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
     """A run as it is, from the first weights over steps launched, recorded and replayed to the pictures."""
     options = gpu_options(model, preset, seed=1, **more)

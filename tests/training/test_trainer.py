@@ -190,7 +190,7 @@ def test_a_model_that_was_trained_in_float16_is_trained_in_float32_next():
 
 
 @pytest.mark.parametrize("options, words", [
-    ({"precision": "x"}, "--precision x does not exist; use auto or fp32 or tf32 or fp16 or bf16."),
+    ({"precision": "x"}, "--precision x does not exist; use auto or fp32 or tf32 or fp16 or bf16 or fp8."),
     ({"loss_scale_rule": "x"}, "--loss-scale-rule x does not exist"), ({"batch": 0}, "--batch 0 must be at least 1"),
     ({"batch": 2.5}, "--batch 2.5 must be a whole number"), ({"beta1": 1}, "--beta1 1 must be at least 0 and below 1"),
     ({"learning_rate": float("nan")}, "--learning-rate nan must be a finite number"),

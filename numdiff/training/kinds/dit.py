@@ -163,6 +163,9 @@ class DiTKind(ModelKind):
                              "--no-rope.")
         if mlp_width(hidden, options.mlp_ratio, options.mlp) < 1:
             raise UsageError(f"--mlp-ratio {options.mlp_ratio} leaves the MLP no channel; use a larger one.")
+        if options.precision == "fp8":
+            from ...nn.dit import check_float8
+            check_float8(hidden, mlp_width(hidden, options.mlp_ratio, options.mlp), options.mlp)
         if options.num_classes is not None and not options.class_cond:
             raise UsageError("--num-classes needs --class-cond; leave it out, or turn the classes on.")
 
@@ -222,6 +225,6 @@ DIT = DiTKind(
     default_preset={"cpu": "tiny", "cuda": "small64"}, rates=RATES, emoji=EMOJI, measured=MEASURED,
     sampled=MEASURED, check="numdiff.nn.dit:check_options",
     weights="numdiff.training.kinds.dit_weights:DiTWeights",
-    twin="numdiff.benchmark.torch_dit:TorchDiT", class_dropout=0.1,
+    twin="numdiff.benchmark.torch_dit:TorchDiT", float8=True, class_dropout=0.1,
     class_table="y_embedder.embedding_table.weight", implying=("architecture",),
     help=HELP)

@@ -40,6 +40,7 @@ class ModelKind:
     check: where a function is that refuses options with which no model can be laid out
     weights: where the record of its foreign files is (weights.py); twin: where its counterpart in PyTorch is, for
     `--versus torch`; twin_channels_last: whether that stores its images channels-last
+    float8: whether it trains in --precision fp8
     class_dropout: the default of --class-dropout
     class_table: the parameter with a row a class, and a last one for no class
     implying: settings that stand for several options of the model
@@ -61,6 +62,7 @@ class ModelKind:
     weights: str = "numdiff.training.kinds.weights:Weights"
     twin: str | None = None
     twin_channels_last: bool = False
+    float8: bool = False
     class_dropout: float = 0.0
     class_table: str | None = None
     implying: tuple = ()

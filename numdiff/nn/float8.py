@@ -1,0 +1,94 @@
+"""A model's linear layers in FP8: bytes of their weights in both orientations, and delayed scales, on the device.
+
+`FlatParameters.keep_float8` makes it; the operations of `functional.py` ask `layer_of` for a weight's layer. A training
+step ends with `update`, after the optimizer has changed the weights. Samples are drawn in float16: without a tape no
+layer is found, and nothing is counted.
+"""
+import numpy as np
+
+from .. import kernels as K
+from ..device import empty, upload, zeros
+from ..dtypes import is_half
+from ..kernels.linear_fp8 import Layer8, Scale8
+from ..kernels.quantise import HISTORY, PARTIALS, matrices8, quantise_weights, scale_update
+from . import tensor
+
+TENSORS = 2  # of a layer whose scales are delayed: what goes in, and what comes back
+
+
+class Float8:
+    """FP8 of the weights with these names.
+
+    promoted: whether products are added up in float32 every 128 of k
+    Attributes weights float32 (n,): the weights' scales, in the order of the names; scale float32 (2 · n,), history
+    float32 (2 · n, HISTORY), amax uint32 (2 · n, PARTIALS): of what goes into each, then of what comes back to it.
+    """
+
+    def __init__(self, parameters, names, promoted=True):
+        self.parameters, like, n = parameters, parameters.data, len(names)
+        entries = {entry["name"]: entry for entry in parameters.index}
+        places = [(entries[name]["offset"], *entries[name]["shape"]) for name in names]
+        self.matrices = matrices8(places, like)
+        self.rows, self.columns = (empty((parameters.total,), np.uint8, like=like) for _ in range(2))
+        self.weights, self.scale = zeros(n, np.float32, like), upload(np.ones(TENSORS * n, np.float32), like)
+        self.history = zeros((TENSORS * n, HISTORY), np.float32, like)
+        self.amax = zeros((TENSORS * n, PARTIALS), np.uint32, like)
+        flat = self.amax.reshape(-1)
+
+        def scale(k):
+            return Scale8(self.scale[k:k + 1], flat[k * PARTIALS:(k + 1) * PARTIALS])
+
+        for i, (name, (first, outputs, inputs)) in enumerate(zip(names, places, strict=True)):
+            place = slice(first, first + outputs * inputs)
+            parameters.parameters[name].float8 = Layer8(
+                self.rows[place].reshape(outputs, inputs), self.columns[place].reshape(inputs, outputs),
+                self.weights[i:i + 1], scale(TENSORS * i), scale(TENSORS * i + 1), promoted)
+        self.quantise()
+
+    def quantise(self):
+        """The weights' bytes and scales, from their float16 copy."""
+        quantise_weights(self.parameters.half, self.matrices, self.rows, self.columns, self.weights)
+
+    def update(self):
+        """At the end of a step: scales of the next, and the weights as they are now."""
+        scale_update(self.amax, self.history, self.scale)
+        self.quantise()
+
+    def arrays(self):
+        """{name: array on the device}: what a bitwise resume needs."""
+        return {"fp8_scale": self.scale, "fp8_history": self.history}
+
+
+def layer_of(weight, x):
+    """The `Layer8` with which a product of x and this weight is computed; None for one in x's own type: of another
+    weight, or where no tape records."""
+    return weight.float8 if tensor.is_training() and is_half(x.dtype) else None
+
+
+def linear_forward(x, weight, bias, layer, residual=None):
+    """x·weightᵀ + bias + residual of arrays and Parameters; layer: as `layer_of` gave it."""
+    bias = None if bias is None else bias.data
+    if layer is None:
+        return K.linear_forward(x, weight.like(x).reshape(weight.shape[0], -1), bias, residual=residual)
+    return K.linear_fp8_forward(x, layer, bias, residual)
+
+
+def linear_gelu_forward(x, weight, bias, layer, keeps_u):
+    if layer is None:
+        return K.linear_gelu_forward(x, weight.like(x), bias.data, keeps_u=keeps_u)
+    return K.linear_fp8_gelu_forward(x, layer, bias.data, keeps_u)
+
+
+def linear_swiglu_forward(x, weight, bias, layer, keeps_u):
+    bias = None if bias is None else bias.data
+    if layer is None:
+        return K.linear_swiglu_forward(x, weight.like(x), bias, keeps_u=keeps_u)
+    return K.linear_fp8_swiglu_forward(x, layer, bias, keeps_u)
+
+
+def linear_backward(dy, x, weight, layer, dweight, dbias, **options):
+    """As `kernels.linear_backward`."""
+    w = weight.like(x).reshape(weight.shape[0], -1)
+    if layer is None:
+        return K.linear_backward(dy, x, w, dweight, dbias, **options)
+    return K.linear_fp8_backward(dy, x, w, layer, dweight, dbias, **options)
