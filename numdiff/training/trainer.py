@@ -30,7 +30,7 @@ from ..settings import complete, shared, takes
 from .compiling import compile_for, plan_of, planned_rank
 from .initial import start_from
 from .memory import room_of, say_what_fits
-from .precision import SCALES_LOSS, compute_in, precision_on
+from .precision import SCALES_LOSS, check_ranks, compute_in, precision_on
 from .step import RING, TrainingStep
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class Trainer:
         if s.ema_decay is not None and s.ema_halflife:
             raise UsageError("ema_decay and ema_halflife exclude each other: give one of them.")
         self.communicator = communicator or current()
+        check_ranks(s.precision, self.communicator.size)
         part, microbatch = split_batch(s.batch, s.microbatch, self.communicator.size)
         shape = (model.image_size, model.image_size, model.in_channels)
         if tuple(dataset.shape[1:]) != shape:
@@ -146,8 +147,6 @@ class Trainer:
         model.parameters.freeze(s.freeze)
         if s.recompute:
             model.recompute_blocks()
-        if self.precision == "fp8" and self.communicator.size > 1:
-            raise UsageError("--precision fp8 trains on one GPU: use --precision fp16 on several ranks.")
         compute_in(model, self.precision, s.fp8_promotion)
         if self.precision in SCALES_LOSS:
             scale = LossScale(model.parameters.data, s.loss_scale, s.loss_scale_rule, s.loss_scale_interval)
