@@ -38,10 +38,9 @@ def sla_cases():
         yield Case("sla_backward", inputs, backward, versions, tolerance, label)
 
     yield from case(8, 66, 0.5, (1,), order="legacy")
-    yield from case(8, 65, 1.0, (1,), heads=2, half=True)  # every block is critical
-    for HS in (32, 64, 72):  # as above, in minutes
+    yield from case(8, 65, 1.0, (1,), heads=2, half=True, order="legacy")  # every block is critical
+    for HS in (32, 64, 72):
         yield from case(HS, 65, 0.5, (1,))
-    yield from case(32, 65, 0.5, (2,), half=True)
+        yield from case(HS, 65, 0.5, (2,), half=True)
     yield from case(32, 130, 0.7, (2,), half=True)  # lists of two, of keys, and of three, two and one, of queries
-    yield from case(64, 65, 0.5, (2,), half=True, order="legacy")
-    yield from case(32, 65, 1.0, (2,), half=True, heads=2)
+    yield from case(32, 65, 1.0, (2,), half=True, heads=2, order="legacy")

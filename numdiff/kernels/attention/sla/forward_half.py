@@ -8,7 +8,8 @@ WHAT IS NEW, AND WHY IT PAYS
     Then S as float16 in shared memory, φ(q) from the fragments of q that are there, o_l = φ(q) S, o_l Wᵀ, and the sum
     with o_s: two more products, as much as one more block, without a byte in between.
 LAUNCH
-    grid (N, heads, B), 4 warps; dynamic shared memory, KiB: q and two stages of k, v, H and z, 29 or 62.
+    grid (N, heads, B), 4 warps; dynamic shared memory, KiB: q and two stages of k, v, H and z, 29, 62
+    or 66.
 ACCURACY
     q, k, v, P, φ, S and o_l are float16, everything else float32.
 DETERMINISM
@@ -52,13 +53,14 @@ from .tiles_half import (
     NUMBERS,
     PITCH,
     SIZE,
-    STEPS,
+    SQUARE,
     THREADS,
     TILE,
     WORDS,
     N,
     dot_vector,
     features,
+    fetch_square,
     fetch_sums,
     load_total,
     narrow,
@@ -68,11 +70,14 @@ from .tiles_half import (
     sums_bytes,
     take_away,
     tile_bytes,
+    times_square,
+    times_transposed,
     widen,
 )
 
 KEYS = BLOCK // 8  # fragments of scores side by side
 SCORES = BLOCK // 2  # in a lane
+SCRATCH = Constant(lambda HS: max(SCORES, HS // 2))  # o_l takes their place
 BOTH = Constant(lambda HS: 2 * HS)  # numbers of Z and of z's total
 STAGE = Constant(lambda HS: 2 * tile_bytes(HS) + sums_bytes(HS))  # bytes of k, v, H and z
 
@@ -139,10 +144,9 @@ def linear_part(r, phi, tiles, small, some, lane):
     above, below = float32(0), float32(0)
     if some:
         above, below = reciprocal_of(left[0], whole[0]), reciprocal_of(left[1], whole[1])
+    narrow(r.q, phi)
     clear(r.s, NUMBERS)
-    for s in range(STEPS):
-        pack(r.p, 0, phi, 8 * s)
-        add_products(r.s, r.p, tiles + int32(s * 16 * PITCH + by_row(lane, PITCH)), 1, HS)
+    times_square(r.s, r.q, tiles, lane)
     scale_rows(r.s, abs(above), abs(below))
     return above, below
 
@@ -152,9 +156,7 @@ def join(r, tile, bias, above, below, lane):
     """o = o_s + o_l Wᵀ + b; o_l is in r.s; W's tile at the address; above, below: 1 / l."""
     scale_rows(r.o, above, below)
     narrow(r.q, r.s)
-    for n in range(0, N, 2):
-        rows = tile + n * 8 * PITCH
-        multiply_rows(r.o, n, N, r.q, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS)
+    times_transposed(r.o, r.q, tile, lane)
     for n in range(N):
         c = 8 * n + lane % 4 * 2
         r.o[4 * n], r.o[4 * n + 1] = r.o[4 * n] + bias[c], r.o[4 * n + 1] + bias[c + 1]
@@ -193,7 +195,7 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
     fetch_rows(tiles, PITCH, qkv, start + i * BLOCK * problem.width, problem.width, exist, BLOCK, HS, t, THREADS)
     j, ahead = lists[listed], lists[listed + min(1, count - 1)]
     fetch_block(tiles + TILE, qkv, sums, start, problem, j, t)
-    r = Registers(cuda.local.array(WORDS, "uint32"), cuda.local.array(SCORES, "float32"),
+    r = Registers(cuda.local.array(WORDS, "uint32"), cuda.local.array(SCRATCH, "float32"),
                   cuda.local.array(NUMBERS, "float32"), cuda.local.array(4, "uint32"),
                   cuda.local.array(2, "float32"), cuda.local.array(2, "float32"), cuda.local.array(LEFT, "float32"))
     clear(r.o, NUMBERS)
@@ -211,7 +213,7 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
             fetch_block(tiles + int32(2 * TILE + STAGE - stage), qkv, sums, start, problem, ahead, opaque(t))
         if n == 0:
             load_left(r.q, tiles + int32(warp * 16 * PITCH + by_row(lane, PITCH)), 1, PITCH, HS)
-        attend(r, tiles + stage, int32(problem.T - j * BLOCK), float32(problem.scale * LOG2_E), lane)
+        attend(r, tiles + stage, int32(problem.T - j * BLOCK), float32(problem.scale * LOG2_E), int32(opaque(t) % WARP))
         t_sums = opaque(t)
         take_away(r.left, shared, stage + int32(2 * TILE), t_sums)
         if t_sums < HS:
@@ -222,7 +224,7 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
     t = opaque(t)
     lane = int32(t % WARP)
     cuda.syncthreads()  # nobody reads the stages any more: S and W take the first one's place
-    fetch_rows(tiles + 2 * TILE, PITCH, layer[0], 0, int32(HS), int32(HS), HS, HS, t, THREADS)
+    fetch_square(tiles + int32(TILE + SQUARE), layer[0], 0, t)
     cp_async_commit()
     store_left(shared, int32(TILE), r.left, float32(1) / float32(problem.N), S, (head * problem.N + i) * SIZE, keeps, t)
     if t < HS:
@@ -233,7 +235,7 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
     cuda.syncthreads()
     weights = linear_part(r, cuda.local.array(NUMBERS, "float32"), tiles + TILE, small, count < problem.N, lane)
     l = sum_of_row(r.l[0]), sum_of_row(r.l[1])
-    join(r, tiles + 2 * TILE, layer[1], float32(1) / l[0], float32(1) / l[1], lane)
+    join(r, tiles + int32(TILE + SQUARE), layer[1], float32(1) / l[0], float32(1) / l[1], lane)
     write_rows(r, shared, y, (logsumexp, r_out), problem, weights, l, keeps, opaque(t))
 
 

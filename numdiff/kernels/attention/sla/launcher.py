@@ -29,18 +29,17 @@ from .reference import Kept, sla_backward_reference, sla_forward_reference
 from .tiles_half import THREADS
 
 SMALL_HEAD = 8  # which models do not have: the emulator's, where a thread's work would take minutes
-HALF_SIZES = 32, 64  # of version 2
 MAX_SHARES = 256  # of dW and db, to be added up for a head
 OF_SHARE = 0.4  # a share's bytes, written and read, in those of a block of queries
 RESIDENT = 2  # blocks of the queries kernel on a multiprocessor
 
 kernels_v1 = {(HS, name): kernel for HS in (SMALL_HEAD, *HEAD_SIZES) for name, kernel in zip(
     ("prepare", "forward", "queries", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
-prepare_kernels_v2 = {HS: prepare_half.make_prepare(HS) for HS in HALF_SIZES}
-forward_kernels_v2 = {HS: forward_half.make_forward(HS) for HS in HALF_SIZES}
-queries_kernels_v2 = {HS: queries_half.make_queries(HS) for HS in HALF_SIZES}
-dq_kernels_v2 = {HS: lists_half.make_dq(HS) for HS in HALF_SIZES}
-dkv_kernels_v2 = {HS: lists_half.make_dkv(HS) for HS in HALF_SIZES}
+prepare_kernels_v2 = {HS: prepare_half.make_prepare(HS) for HS in HEAD_SIZES}
+forward_kernels_v2 = {HS: forward_half.make_forward(HS) for HS in HEAD_SIZES}
+queries_kernels_v2 = {HS: queries_half.make_queries(HS) for HS in HEAD_SIZES}
+dq_kernels_v2 = {HS: lists_half.make_dq(HS) for HS in HEAD_SIZES}
+dkv_kernels_v2 = {HS: lists_half.make_dkv(HS) for HS in HEAD_SIZES}
 
 
 def problem_of(qkv, heads, order, count):
@@ -100,14 +99,14 @@ def choose_version(version, qkv, others, bias, heads):
     if 4 * choice.ROWS * blocks_of(T) > shared_limit(qkv) - 1024:
         raise ValueError(f"{T} tokens have {blocks_of(T)} blocks, whose choice does not fit into shared memory; use "
                          "fewer tokens")
-    fits = is_half(qkv.dtype) and HS in HALF_SIZES and supports(qkv, forward_kernels_v2) and max(
+    fits = is_half(qkv.dtype) and HS in HEAD_SIZES and supports(qkv, forward_kernels_v2) and max(
         forward_half.shared_bytes(HS), lists_half.dkv_bytes(HS)) < shared_limit(qkv)
     if version is None:
         return capped("sla", 2 if fits else 1)
     if version not in (1, 2):
         raise ValueError(f"there is no version {version} of sparse-linear attention: use 1 or 2")
     if version == 2 and not fits:
-        raise ValueError("version 2 (mma) needs float16 or bfloat16, heads of 32 or 64 channels and a device of "
+        raise ValueError("version 2 (mma) needs float16 or bfloat16, heads of 32, 64 or 72 channels and a device of "
                          "capability 8.0; use version=1")
     if version == 2 and any(a.offset % 16 for a in (qkv, *others)):
         raise ValueError("version 2 (mma) moves 16 bytes at a time, and an array starts in between; use version=1")

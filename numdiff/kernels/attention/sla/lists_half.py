@@ -9,8 +9,8 @@ WHAT IS NEW, AND WHY IT PAYS
     The linear part's dφ(k) = v Rᵀ − ρ and dv += φ(k) R end the second kernel, from the fragments of k and v that are
     there.
 LAUNCH
-    grid (N, heads, B), 4 warps; dynamic shared memory, KiB: dq 25 or 46 (two stages of k and v, and q or dy); dkv 36 or
-    74 (k, v, and two stages of q, dy, their numbers, A and a).
+    grid (N, heads, B), 4 warps; dynamic shared memory, KiB: dq 25 or 45 (two stages of k and v, and q or dy); dkv 36,
+    72 or 76 (k, v, and two stages of q, dy, their numbers, A and a).
 ACCURACY
     operands of products, A and R are float16, everything else float32.
 DETERMINISM
@@ -52,7 +52,6 @@ from .tiles_half import (
     NUMBERS,
     PITCH,
     SIZE,
-    STEPS,
     THREADS,
     TILE,
     WORDS,
@@ -61,6 +60,7 @@ from .tiles_half import (
     features,
     fetch_sums,
     load_total,
+    narrow,
     number_of_row,
     scale_rows,
     small_of,
@@ -68,6 +68,8 @@ from .tiles_half import (
     sums_bytes,
     take_away,
     tile_bytes,
+    times_square,
+    times_transposed,
     widen,
 )
 
@@ -255,13 +257,10 @@ def add_linear(r, phi, dphi, R, rho, scale, lane):
     widen(phi, r.k)
     above, below = features(phi)
     scale_rows(phi, above, below)
-    for s in range(STEPS):
-        pack(r.words, 0, phi, 8 * s)
-        add_products(r.dv, r.words, R + int32(s * 16 * PITCH + by_row(lane, PITCH)), 1, HS)
+    narrow(r.k, phi)
+    times_square(r.dv, r.k, R, lane)
     clear(dphi, NUMBERS)
-    for n in range(0, N, 2):
-        rows = R + int32(n * 8 * PITCH)
-        multiply_rows(dphi, n, N, r.v, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS)
+    times_transposed(dphi, r.v, R, lane)
     for n in range(N):
         c = 8 * n + lane % 4 * 2
         for i in range(2):

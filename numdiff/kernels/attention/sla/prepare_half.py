@@ -27,19 +27,23 @@ from .choice import BLOCK, head_number, rows_of_block
 from .simple import start_of_head
 from .tiles_half import (
     HS,
+    NINTH,
     NUMBERS,
     PITCH,
     SIZE,
+    TAIL,
     THREADS,
     TILE,
     WARPS,
     WORDS,
     N,
+    add_tail,
     add_transposed,
     features,
     joined,
     sum_runs,
     widen,
+    write_tail,
 )
 
 
@@ -86,6 +90,12 @@ def sla_prepare_kernel_v2(qkv, q_mean, H, z, problem):
         stash(shared, patch, PITCH, phi, 0, N, float32(1), float32(1), lane)
         cuda.syncwarp()
         copy_out(shared, patch, PITCH, H, block * SIZE + warp * 16 * HS, int32(HS), int32(16), 16, HS, lane)
+    if NINTH:
+        tail = cuda.local.array(TAIL, "float32")
+        clear(tail, TAIL)
+        place = int32(by_row(lane, PITCH))
+        add_tail(tail, tiles + place, tiles + int32(TILE + place), warp)
+        write_tail(tail, H, block * SIZE, lane, warp)
 
 
 def make_prepare(HS):

@@ -9,7 +9,7 @@ WHAT IS NEW, AND WHY IT PAYS
     would be as many bytes as A else.
     dq's linear part is written as dq; lists_half.py adds the rest.
 LAUNCH
-    grid (ceil(N / some), heads, B), 4 warps; dynamic shared memory 6 tiles: 30 or 54 KiB.
+    grid (ceil(N / some), heads, B), 4 warps; dynamic shared memory 4 tiles and 2 squares: 25, 54 or 56 KiB.
 ACCURACY
     operands of products are float16, sums and everything else float32.
 DETERMINISM
@@ -28,55 +28,53 @@ from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
-from ..fragments import (
-    add_products,
-    by_chunk,
-    by_row,
-    clear,
-    copy_out,
-    fetch_rows,
-    load_left,
-    multiply_rows,
-    stash,
-)
+from ..fragments import by_chunk, by_row, clear, copy_out, fetch_rows, load_left, stash
 from .choice import BLOCK, head_number
 from .simple import start_of_head
 from .tiles_half import (
     HS,
+    NINTH,
     NUMBERS,
     PITCH,
     SIZE,
-    STEPS,
+    TAIL,
     THREADS,
     WORDS,
     N,
+    add_tail,
     add_transposed,
     dot_rows,
     dot_vector,
     feature_gradient,
     features,
+    fetch_square,
     half_at,
     narrow,
     number_of_row,
     scale_rows,
+    square_bytes,
     tile_bytes,
+    times_square,
+    times_transposed,
     widen,
+    write_tail,
 )
 
 Q = Constant(lambda HS: 0 * HS)  # bytes where tiles begin: q, then r φ(q), then dq
 G = Constant(lambda HS: tile_bytes(HS))  # dy
 Y = Constant(lambda HS: 2 * tile_bytes(HS))  # y, then o_l
 S = Constant(lambda HS: 3 * tile_bytes(HS))
-W = Constant(lambda HS: 4 * tile_bytes(HS))
-DO = Constant(lambda HS: 5 * tile_bytes(HS))  # dO, then A
+W = Constant(lambda HS: 3 * tile_bytes(HS) + square_bytes(HS))
+DO = Constant(lambda HS: 3 * tile_bytes(HS) + 2 * square_bytes(HS))  # dO, then A
+OTHERS = Constant(lambda HS: THREADS - HS)  # the first of the threads that sum columns of dy
 
 
 def shared_bytes(HS):
-    return 6 * tile_bytes(HS)
+    return 4 * tile_bytes(HS) + 2 * square_bytes(HS)
 
 
 class Registers(NamedTuple):
-    """A lane's: packed fragments of two tiles; φ(q), dO, o_l, dφ(q) or dq, and dW of its warp's rows."""
+    """A lane's: packed fragments of two tiles; φ(q), dO, o_l, dφ(q) or dq, and dW of its warp's rows; of dW's tail."""
 
     words: object
     more: object
@@ -85,6 +83,7 @@ class Registers(NamedTuple):
     linear: object
     dq: object
     dW: object
+    tail: object
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -96,17 +95,8 @@ def fetch_tiles(tiles, qkv, dy, y, S_in, start, i, problem, t):
     fetch_rows(tiles + Q, PITCH, qkv, start + i * BLOCK * problem.width, problem.width, exist, BLOCK, HS, t, THREADS)
     fetch_rows(tiles + G, PITCH, dy, at, step, exist, BLOCK, HS, t, THREADS)
     fetch_rows(tiles + Y, PITCH, y, at, step, exist, BLOCK, HS, t, THREADS)
-    fetch_rows(tiles + S, PITCH, S_in, (head_number() * problem.N + i) * SIZE, int32(HS), int32(HS), HS, HS, t, THREADS)
+    fetch_square(tiles + S, S_in, (head_number() * problem.N + i) * SIZE, t)
     cp_async_commit()
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply(out, words, rows):
-    """out = left · the tile whose rows are summed over."""
-    clear(out, NUMBERS)
-    for s in range(STEPS):
-        add_products(out, (words[4 * s], words[4 * s + 1], words[4 * s + 2], words[4 * s + 3]),
-                     rows + int32(s * 16 * PITCH), 1, HS)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -114,31 +104,29 @@ def take_rows(r, tiles, bias, weights, rows, lane):
     """φ(q), dO and o_l of the warp's rows; dy · (y − b) of the upper and of the lower. weights: |r|; rows: byte of the
     warp's first."""
     here = tiles + int32(rows + by_row(lane, PITCH))
+    load_left(r.words, here + G, 1, PITCH, HS)
+    load_left(r.more, here + Y, 1, PITCH, HS)
+    widen(r.phi, r.words)
+    widen(r.dq, r.more)
+    plain, of_bias = dot_rows(r.phi, r.dq), dot_vector(r.phi, bias, 0, lane)
+    clear(r.dO, NUMBERS)
+    times_square(r.dO, r.words, tiles + W, lane)
     load_left(r.words, here + Q, 1, PITCH, HS)
     widen(r.phi, r.words)
     above, below = features(r.phi)
     scale_rows(r.phi, above, below)
     narrow(r.words, r.phi)
-    multiply(r.linear, r.words, tiles + int32(S + by_row(lane, PITCH)))
+    clear(r.linear, NUMBERS)
+    times_square(r.linear, r.words, tiles + S, lane)
     scale_rows(r.linear, weights[0], weights[1])
-    load_left(r.words, here + G, 1, PITCH, HS)
-    multiply(r.dO, r.words, tiles + int32(W + by_row(lane, PITCH)))
-    load_left(r.more, here + Y, 1, PITCH, HS)
-    g = cuda.local.array(NUMBERS, "float32")
-    widen(g, r.words)
-    widen(r.dq, r.more)
-    plain, of_bias = dot_rows(g, r.dq), dot_vector(g, bias, 0, lane)
     return plain[0] - of_bias[0], plain[1] - of_bias[1]
 
 
 @cuda.jit(device=True, forceinline=True)
 def query_gradient(r, tiles, Z, at, weights, D, lane):
     """The linear part's gradient of the warp's queries, in r.dq."""
-    narrow(r.more, r.dO)
     clear(r.dq, NUMBERS)
-    for n in range(0, N, 2):
-        rows = tiles + int32(S + n * 8 * PITCH)
-        multiply_rows(r.dq, n, N, r.more, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS)
+    times_transposed(r.dq, r.more, tiles + S, lane)
     for n in range(N):
         c = at + 8 * n + lane % 4 * 2
         left, right = Z[c], Z[c + 1]
@@ -150,21 +138,27 @@ def query_gradient(r, tiles, Z, at, weights, D, lane):
 
 
 @cuda.jit(device=True, forceinline=True)
-def sum_columns(r, shared, tiles, means, a, block, column_sum, lane, warp, t):
+def sum_columns(r, shared, tiles, means, A, a, block, column_sum, lane, warp, t):
     """A of the block, in r.linear, and its share of dW, by 16 rows a warp; a; the sum so far of a column of dy."""
     if warp * 16 < HS:
         place, columns = int32(by_row(lane, PITCH)), int32(warp * 32 + by_chunk(lane, PITCH))
         add_transposed(r.dW, tiles + int32(G + columns), tiles + int32(Y + place))
         clear(r.linear, NUMBERS)
         add_transposed(r.linear, tiles + int32(Q + columns), tiles + int32(DO + place))
+    if NINTH:
+        place, tail = int32(by_row(lane, PITCH)), cuda.local.array(TAIL, "float32")
+        clear(tail, TAIL)
+        add_tail(r.tail, tiles + int32(G + place), tiles + int32(Y + place), warp)
+        add_tail(tail, tiles + int32(Q + place), tiles + int32(DO + place), warp)
+        write_tail(tail, A, block * SIZE, lane, warp)
     if t < HS:
         total = float32(0)
         for row in range(BLOCK):
             total += half_at(shared, int32(Q + row * PITCH + 2 * t)) * means[row]
         a[block * HS + t] = total
-    elif BLOCK <= t < BLOCK + HS:
+    if t >= OTHERS:
         for row in range(BLOCK):
-            column_sum += half_at(shared, int32(G + row * PITCH + 2 * (t - BLOCK)))
+            column_sum += half_at(shared, int32(G + row * PITCH + 2 * (t - OTHERS)))
     return column_sum
 
 
@@ -192,8 +186,14 @@ def write_weights(r, parts, bias_parts, column_sum, lane, warp, t):
             at = part * SIZE + (warp * 16 + lane // 4) * HS + 8 * n + lane % 4 * 2
             parts[at], parts[at + 1] = r.dW[4 * n], r.dW[4 * n + 1]
             parts[at + 8 * HS], parts[at + 8 * HS + 1] = r.dW[4 * n + 2], r.dW[4 * n + 3]
-    if BLOCK <= t < BLOCK + HS:
-        bias_parts[part * HS + t - BLOCK] = column_sum
+    if NINTH:
+        for i in range(3):
+            n = int32(warp + 4 * i)
+            at = part * SIZE + (HS - 8 + lane // 4) * HS + 8 * n + lane % 4 * 2
+            if n < N:
+                parts[at], parts[at + 1] = r.tail[4 * i], r.tail[4 * i + 1]
+    if t >= OTHERS:
+        bias_parts[part * HS + t - OTHERS] = column_sum
 
 
 @requires("8.0")
@@ -205,10 +205,11 @@ def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, ou
     r = Registers(cuda.local.array(WORDS, "uint32"), cuda.local.array(WORDS, "uint32"),
                   cuda.local.array(NUMBERS, "float32"), cuda.local.array(NUMBERS, "float32"),
                   cuda.local.array(NUMBERS, "float32"), cuda.local.array(NUMBERS, "float32"),
-                  cuda.local.array(NUMBERS, "float32"))
+                  cuda.local.array(NUMBERS, "float32"), cuda.local.array(TAIL, "float32"))
     clear(r.dW, NUMBERS)
+    clear(r.tail, TAIL)
     column_sum = float32(0)
-    fetch_rows(tiles + W, PITCH, layer[0], 0, int32(HS), int32(HS), HS, HS, t_start, THREADS)
+    fetch_square(tiles + W, layer[0], 0, t_start)
     i = int32(cuda.blockIdx.x * some)
     end = int32(min(problem.N, i + some))
     while i < end:
@@ -231,14 +232,15 @@ def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, ou
         D = (float32(0) if signed[0] < float32(0) else D[0]), (float32(0) if signed[1] < float32(0) else D[1])
         if lane % 4 == 0:
             means[warp * 16 + lane // 4], means[warp * 16 + lane // 4 + 8] = D
-        query_gradient(r, tiles, Z, block * HS, weights, D, lane)
         patch = int32(warp * 16 * PITCH)
+        narrow(r.more, r.dO)
         cuda.syncwarp()  # what this warp alone has read makes room
         stash(shared, Q + patch, PITCH, r.phi, 0, N, weights[0], weights[1], lane)
         stash(shared, DO + patch, PITCH, r.dO, 0, N, float32(1), float32(1), lane)
         stash(shared, Y + patch, PITCH, r.linear, 0, N, float32(1), float32(1), lane)
+        query_gradient(r, tiles, Z, block * HS, weights, D, lane)
         cuda.syncthreads()
-        column_sum = sum_columns(r, shared, tiles, means, a, block, column_sum, lane, warp, t)
+        column_sum = sum_columns(r, shared, tiles, means, A, a, block, column_sum, lane, warp, t)
         cuda.syncthreads()
         write_rows(r, shared, dqkv, A, start, i, block, problem, warp, lane)
         i = int32(i + 1)
