@@ -5,7 +5,7 @@ import pytest
 from numdiff.device import download
 from numdiff.float8 import LARGEST, bits_of, numbers_of
 from numdiff.kernels import quantise as Q
-from tests.conftest import on, shapes
+from tests.conftest import on, quick, shapes
 
 
 @shapes(minimal=(1, 16), odd=(7, 3, 48), large=(512, 1152))
@@ -31,7 +31,8 @@ def test_scales_follow_the_largest_of_some_steps(engine):
     if not engine.computes:
         Q.scale_update(amax, history, scale)
         return
-    for step, largest in enumerate([0, 30, np.inf, *[7] * Q.HISTORY]):
+    steps = [0, 30, np.inf, *[7] * Q.HISTORY]
+    for step, largest in enumerate(steps[:4] if engine.name == "emulator" else steps):
         x = np.zeros((1, 16), np.float16)
         x[0, 3] = -largest
         Q.quantise_forward(engine(x), one, amax.reshape(-1)[:Q.PARTIALS])
@@ -40,10 +41,12 @@ def test_scales_follow_the_largest_of_some_steps(engine):
         assert download(scale).tolist() == [want, 1], step
         assert not download(amax).any()
         assert largest * Q.MARGIN / want <= LARGEST or largest == np.inf
-    assert download(history)[0, 0] == 7 and not download(history)[1].any()
+    assert download(history)[0, :2].tolist() == [7, 0 if engine.name == "emulator" else 7]
+    assert not download(history)[1].any()
 
 
 @pytest.mark.parametrize("places", [[(0, 16, 16)], [(64, 80, 144), (64 + 80 * 144, 64, 64)]], ids=str)
+@quick(lambda engine, places: engine != "emulator" or len(places) == 1)
 def test_weights_both_ways(engine, rng, places):
     size = places[-1][0] + places[-1][1] * places[-1][2]
     flat = rng.standard_normal(size).astype(np.float16)

@@ -32,7 +32,7 @@ def operands(rng, M, N, K, *more):
 
 @SHAPES
 @PROMOTED
-@quick(lambda engine, shape, promoted: engine != "emulator" or promoted or shape == (8, 8, 16))
+@quick(lambda engine, shape, promoted: engine != "emulator" or promoted and shape != (8, 8, 16))
 def test_products(engine, rng, shape, promoted):
     """…with a bias and a residual; and the same bits again."""
     (*given, residual), product = operands(rng, *shape, shape[:2])
@@ -47,7 +47,7 @@ def test_products(engine, rng, shape, promoted):
 @PROMOTED
 @quick(lambda engine, promoted: engine != "emulator")
 def test_products_with_their_activations(engine, rng, promoted):
-    M, N, K = (24, 40, 48) if engine.name == "emulator" else (264, 392, 528)
+    M, N, K = (24, 48, 48) if engine.name == "emulator" else (264, 400, 528)
     (*given, u), product = operands(rng, M, N, K, (M, N))
     bias, zero = rng.standard_normal(N).astype(np.float32), np.zeros(N, np.float32)
     on_engine = [engine(x) for x in given]
