@@ -55,16 +55,17 @@ from ..kernels.conv2d import (
     im2col,
     im2win,
     implicit,
+    implicit_weight_gradient,
     narrow,
-    narrow_half,
 )
 from ..kernels.conv2d import levels as conv2d_levels
 from ..kernels.conv2d import mma as conv2d_mma
-from ..kernels.conv2d import tf32 as conv2d_tf32
 from ..kernels.conv2d.hopper import convolution as conv2d_hopper
 from ..kernels.conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from ..kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..kernels.conv2d.levels import halo, shifted_boxes
+from ..kernels.conv2d.narrow_half import launcher as narrow_half
+from ..kernels.conv2d.tf32 import launcher as conv2d_tf32
 from ..kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
 from ..kernels.diffusion import levels as noise_levels
 from ..kernels.groupnorm import chunks, groups, normalise, one_pass, one_pass_half
@@ -261,8 +262,8 @@ def problems():
     add(conv2d.conv2d_forward, conv2d.launcher, conv2d_tf32, versions=(4,), precision="tf32", x=x, weight=weight)
     add(conv2d_input_gradient, conv2d.launcher, (direct, 2), (implicit, 3), (im2win, 7), versions=(2, 3, 7), dy=x,
         weight=weight, x=x, stride=1)
-    add(conv2d_weight_gradient, conv2d.launcher, (direct, 2), (implicit, 3), (im2win, 7), versions=(2, 3, 7), dy=x,
-        x=x, dweight=weight, stride=1)
+    add(conv2d_weight_gradient, conv2d.launcher, (direct, 2), (implicit_weight_gradient, 3), (im2win, 7),
+        versions=(2, 3, 7), dy=x, x=x, dweight=weight, stride=1)
     add(conv2d_weight_gradient, conv2d_tf32, versions=(4,), precision="tf32", dy=x, x=x, dweight=weight, stride=1)
     add(conv2d.conv2d_forward, narrow, versions=(3,), x=x, weight=single(3, 3, 3, C))
     add(conv2d_weight_gradient, narrow, versions=(3,), dy=x, x=pixels, dweight=single(C, 3, 3, 3), stride=1)

@@ -12,7 +12,7 @@ from numdiff.kernels import attention_backward, attention_forward
 from numdiff.kernels import conv2d as C
 from numdiff.kernels import matmul as P
 from numdiff.kernels.conv2d import direct
-from numdiff.kernels.conv2d import tf32 as conv2d_tf32
+from numdiff.kernels.conv2d.tf32 import launcher as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
 from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error, shapes, where

@@ -1,6 +1,6 @@
 """Cases of float32 on tensor cores: operands rounded to tf32, float32 sums."""
 from .. import conv2d, matmul
-from ..conv2d import tf32 as conv2d_tf32
+from ..conv2d.tf32 import launcher as conv2d_tf32
 from ..matmul import tf32
 from .case import Case, normal
 

@@ -4,12 +4,15 @@
     im2col.py            the shifted pixels written out as rows of a matrix, and the way back
     cpu.py           where there is no GPU: a few large products, on rows that BLAS reads in place
     winograd.py          on the CPU, too: 16 products instead of 36 for four pixels
+    tiles.py             what the float32 rungs by tiles share
+    flip.py              the weight of an input gradient
     implicit.py      v3  the matrix is gathered on the way and never written
+    implicit_weight_gradient.py  v3  the same for dweight: pixels are the inner dimension
     im2win.py        v7  the windows along a row written once, and overlapping: a rung beside the ladder
     narrow.py        v3  three channels: one thread a pixel
     mma.py           v4  float16 on the tensor cores of sm_80 and later
-    tf32.py          v4  float32 on the same units, rounded to tf32
-    narrow_half.py   v3  a UNet's first and last layer in float16
+    tf32/            v4  float32 on the same units, rounded to tf32
+    narrow_half/     v3  a UNet's first and last layer in float16
     levels/          v5 and v6, one idea each
     hopper/          v5, v6  float16 on Hopper: one tile of pixels with its halo serves all nine taps
     launcher.py      which of them runs

@@ -60,8 +60,9 @@ from ..any_batch import assumed
 from ..common import divide
 from ..matmul.vectorised import STEP, multiply, no_products
 from ..versions import versions_by_name
+from .flip import flipped_weight
 from .im2col import output_size
-from .implicit import (
+from .tiles import (
     BY_FOUR,
     LANES,
     ROW,
@@ -74,7 +75,6 @@ from .implicit import (
     add_parts,
     cut,
     fetch,
-    flipped_weight,
     multiplied,
     scatter,
     tile_width,

@@ -9,10 +9,10 @@ VERSIONS
        channels narrow.py, since a 64-wide tile would be nearly empty. On an H100, batch 32: 64 to 64 channels at
        64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
     v4 tf32: where the device's switch `tf32` is on: implicit GEMM on tensor cores by mma.sync, operands rounded to tf32
-       (tf32.py), sm_80 and later.
+       (tf32/), sm_80 and later.
     v7 im2win: only by its name: windows that overlap in memory (im2win.py).
     In float16 and bfloat16 (sums in float32, the result rounded once; dweight and dbias float32):
-    v1 as above, converting what it loads; v3 narrow: where one side has up to 8 channels (narrow_half.py).
+    v1 as above, converting what it loads; v3 narrow: where one side has up to 8 channels (narrow_half/).
     v4 mma: implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (mma.py).
     v5 hopper-columns, v6 hopper: by wgmma and TMA, sm_90a, stride 1 (hopper/).
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
@@ -75,15 +75,17 @@ from .direct import (
     direct_input_gradient,
     direct_weight_gradient,
 )
+from .flip import flipped_weight
 from .hopper import convolution as conv2d_hopper
 from .hopper.convolution import hopper_forward, hopper_input_gradient
 from .hopper.weight_gradient import hopper_weight_gradient
 from .im2col import output_size
 from .im2win import windows_forward, windows_input_gradient, windows_weight_gradient
-from .implicit import flipped_weight, implicit_forward, implicit_weight_gradient
+from .implicit import implicit_forward
+from .implicit_weight_gradient import implicit_weight_gradient
 from .mma import mma_forward, mma_input_gradient, mma_supports, mma_weight_gradient
 from .narrow import NARROW, narrow_forward, narrow_weight_gradient
-from .narrow_half import (
+from .narrow_half.launcher import (
     narrow_gradient_supports,
     narrow_half_forward,
     narrow_half_input_gradient,
@@ -91,7 +93,7 @@ from .narrow_half import (
     narrow_input_gradient_supports,
     narrow_supports,
 )
-from .tf32 import tf32_chosen, tf32_forward, tf32_input_gradient, tf32_weight_gradient
+from .tf32.launcher import tf32_chosen, tf32_forward, tf32_input_gradient, tf32_weight_gradient
 
 PREFERRED = 3, 6, 5, 4, 1  # of the float16 versions, the fastest first
 WORTH_STATISTICS = 8 << 20  # bytes of a result: GroupNorm gains less on a smaller one than they cost

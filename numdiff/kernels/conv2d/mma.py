@@ -54,7 +54,8 @@ from ...device.tensor_core import (
 from ...dtypes import is_half
 from ..common import divide, no_numbers
 from .direct import Added, Addends, Geometry
-from .implicit import TRANSPOSE, add_parts, flip_weight_kernel, within
+from .flip import TRANSPOSE, flip_weight_kernel
+from .tiles import add_parts, within
 
 THREADS = 128
 TILE_M, TILE_N = 128, 64  # pixels and channels of a block

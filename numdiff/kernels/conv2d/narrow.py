@@ -33,7 +33,7 @@ READ NEXT
 from ...device import cuda, empty, float32, int32, launch
 from ..common import divide
 from .direct import Geometry
-from .implicit import add_parts, fetch, within
+from .tiles import add_parts, fetch, within
 
 NARROW = 8  # output channels up to which these kernels run
 BLOCK = 128  # threads

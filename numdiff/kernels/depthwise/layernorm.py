@@ -29,7 +29,7 @@ COST
 SOURCE
     Liu et al. 2022, "A ConvNet for the 2020s", arXiv:2201.03545, figure 4.
 READ NEXT
-    conv2d/narrow_half.py
+    conv2d/narrow_half/
 """
 import math
 from typing import NamedTuple

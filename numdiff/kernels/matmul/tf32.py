@@ -42,7 +42,7 @@ SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix); the rounding: Dekker 1971, "A Floating-Point
     Technique for Extending the Available Precision", Numerische Mathematik 18, section 5, with two fused multiply-adds.
 READ NEXT
-    ../conv2d/tf32.py, which gathers a convolution's tiles and multiplies them with the functions here.
+    ../conv2d/tf32/, which gathers a convolution's tiles and multiplies them with the functions here.
 """
 import functools
 from typing import NamedTuple
@@ -68,7 +68,7 @@ PENDING = STAGES - 2  # groups that may be on their way while a tile is multipli
 TILES = {(128, 128): (64, 64), (128, 64): (64, 32), (64, 64): (32, 32)}  # tile of C -> its warps' tiles: four warps
 THREADS = 128
 
-# Of each kernel, here and in ../conv2d/tf32.py: the tile of C and that of a warp, whether the operands lie across
+# Of each kernel, here and in ../conv2d/tf32/: the tile of C and that of a warp, whether the operands lie across
 # (contiguous along m or n)
 TILE_M, TILE_N, WARP_M, WARP_N, A_ACROSS, B_ACROSS = (Constant() for _ in range(6))
 WARPS_N = Constant(lambda TILE_N, WARP_N: TILE_N // WARP_N)  # warps side by side

@@ -5,7 +5,8 @@ from numdiff.device import download
 from numdiff.kernels import conv2d as C
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.conv2d import cpu
-from numdiff.kernels.conv2d import implicit as conv2d_implicit
+from numdiff.kernels.conv2d.flip import flipped_weight
+from numdiff.kernels.conv2d.tiles import cut, tile_width
 from tests.conftest import numerical_gradient, relative_error, shapes, versions, where
 
 # B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the emulator's sake; a comment says what a shape
@@ -85,7 +86,7 @@ def test_backward_without_dx_or_bias(engine, rng):
 def test_flipped_weight(engine, rng):
     if engine.has_versions:
         weight = rng.standard_normal((37, 3, 3, 70)).astype(np.float32)
-        engine.check(conv2d_implicit.flipped_weight(engine(weight)), weight[:, ::-1, ::-1].transpose(3, 1, 2, 0), 0)
+        engine.check(flipped_weight(engine(weight)), weight[:, ::-1, ::-1].transpose(3, 1, 2, 0), 0)
 
 
 @pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (3, 3)])
@@ -124,9 +125,9 @@ def test_float32_stays_float32(rng):
 
 
 def test_tiles_and_parts():
-    assert [conv2d_implicit.tile_width(n) for n in (3, 64, 128, 192, 256, 320, 384)] == [64, 64, 128, 64, 128, 64, 128]
+    assert [tile_width(n) for n in (3, 64, 128, 192, 256, 320, 384)] == [64, 64, 128, 64, 128, 64, 128]
     for tiles, steps in ((1, 7), (5, 16384), (36, 256), (1024, 72), (32, 288)):
-        parts, part_steps = conv2d_implicit.cut(tiles, 128, steps)
+        parts, part_steps = cut(tiles, 128, steps)
         assert (parts - 1) * part_steps < steps <= parts * part_steps  # every part has work, and nothing is left out
 
 

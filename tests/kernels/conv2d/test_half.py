@@ -7,11 +7,11 @@ import pytest
 from numdiff.device import download, empty
 from numdiff.device.ptx import get_ptx_device
 from numdiff.kernels import conv2d as C
-from numdiff.kernels.conv2d import narrow_half as conv2d_narrow_half
 from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
 from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.conv2d.hopper.boxes import SHARED
 from numdiff.kernels.conv2d.hopper.plan import plans
+from numdiff.kernels.conv2d.narrow_half import launcher as conv2d_narrow_half
 from numdiff.kernels.groupnorm.normalise import channel_statistics_reference
 from tests.conftest import large, on, quick, relative_error, where
 

@@ -1,0 +1,156 @@
+"""Convolution of float32 by tf32: when it runs, in which tiles and parts.
+
+SHAPES
+    as in ../direct.py; all float32, C and N multiples of 4
+VERSIONS
+    v4 tf32: of ../launcher.py in float32, which runs where the device's switch `tf32` is on.
+MEASURED
+    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
+    conv2d_forward, 32×64×64×64, 64×3×3×64, tf32
+        v4      74.6 µs   130 TFLOP/s   26 % of arithmetic    87 % of cuDNN
+    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, tf32
+        v4       114 µs  84.5 TFLOP/s   17 % of arithmetic    94 % of cuDNN
+ACCURACY
+    as ../../matmul/tf32.py: about 3e-4 in the 2-norm; the tests hold it below 5e-4.
+DETERMINISM
+    a fixed order of k for each output; parts are added in order by a second kernel.
+COST
+    FLOPs as in ../direct.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16 FLOPs, 32 a byte of the L2
+    cache, or 20 KiB for as many, 26.
+READ NEXT
+    ../narrow_half/, for layers too narrow for any of this.
+"""
+import functools
+
+import numpy as np
+
+from ....device import empty, launch
+from ....device.limits import multiprocessors_of
+from ....device.requires import supports
+from ....device.specialise import specialise
+from ...any_batch import assumed
+from ...matmul.tf32 import BK, NS_PER_BYTE, ROW, SECOND_PASS, STAGES, START, THREADS, switched_on
+from ...versions import capped, label
+from ..direct import Added, Addends, Geometry
+from ..narrow import NARROW
+from ..tiles import add_parts
+from .forward import BLOCK, add_parts_and_more_kernel, conv2d_tf32
+from .weight_gradient import conv2d_tf32_weight_gradient
+
+VERSION = 4  # of launcher.py
+LARGEST_KERNEL = 5  # the taps of a window that lie inside the image are kept as bits of one number
+# a tile -> the tile of each of its four warps, ns of an H100's multiprocessor for a step, and for the epilogue
+TILES = {(128, 128): ((64, 64), 325.0, 1200.0), (256, 64): ((64, 64), 340.0, 1200.0),
+         (64, 64): ((32, 32), 140.0, 300.0)}
+# channels of dy × columns of col
+GRADIENT_TILES = {(128, 128): ((64, 64), 325.0, 1200.0), (64, 256): ((64, 64), 340.0, 1200.0),
+                  (64, 128): ((64, 32), 215.0, 600.0)}
+SHORTEST_PART = 8  # steps: below this a part only fills and empties its pipeline
+
+
+# The kernels ----------------------------------------------------------------------------------------------------------
+
+def make_forward(tile, gradient):
+    """The kernel for a tile; gradient: of the input."""
+    (warp_m, warp_n), *_ = TILES[tile]
+    name = f"conv2d_tf32_{'input_gradient' if gradient else 'forward'}_{tile[0]}x{tile[1]}"
+    return specialise(conv2d_tf32, name=name, launch_bounds=(THREADS, 2), TILE_M=tile[0], TILE_N=tile[1],
+                      WARP_M=warp_m, WARP_N=warp_n, A_ACROSS=False, B_ACROSS=gradient, GRADIENT=gradient)
+
+
+def make_weight_gradient(tile):
+    """The kernel for a tile: channels of dy × columns of col."""
+    (warp_m, warp_n), *_ = GRADIENT_TILES[tile]
+    return specialise(conv2d_tf32_weight_gradient, name=f"conv2d_tf32_weight_gradient_{tile[0]}x{tile[1]}",
+                      launch_bounds=(THREADS, 2), TILE_M=tile[0], TILE_N=tile[1], WARP_M=warp_m, WARP_N=warp_n,
+                      A_ACROSS=True, B_ACROSS=True)
+
+
+FORWARD = {(tile, gradient): make_forward(tile, gradient) for tile in TILES for gradient in (False, True)}
+WEIGHT_GRADIENT = {tile: make_weight_gradient(tile) for tile in GRADIENT_TILES}
+
+
+# Launchers ------------------------------------------------------------------------------------------------------------
+
+def tf32_chosen(x, weight, version):
+    """Whether a convolution goes to this rung: forced by its version, or by the device's switch where it can be."""
+    n, size, _, c = weight.shape
+    takes = (x.dtype == np.float32 and supports(x, FORWARD) and n % 4 == c % 4 == 0
+             and size <= LARGEST_KERNEL and x.offset % 16 == weight.offset % 16 == 0)
+    if version == VERSION and x.dtype == np.float32 and not takes:
+        raise ValueError(f"version {label('conv2d', VERSION, 'float32')} in float32 does not take x {tuple(x.shape)} "
+                         f"and weight {tuple(weight.shape)} on this device: channels must come in fours; use "
+                         "version=3, or None for the fastest that does it")
+    return takes and (version == VERSION or version is None and min(n, c) > NARROW and switched_on(x.backend)
+                      and capped("conv2d", VERSION) == VERSION)
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(rows, columns, steps, size, multiprocessors, gradient):
+    """(tile, parts, steps a part) with the lowest estimate, in ns: rows × columns of results, `size` of them."""
+    best = None
+    for tile, (_, step, epilogue) in (GRADIENT_TILES if gradient else TILES).items():
+        blocks = -(-rows // tile[0]) * -(-columns // tile[1])
+        tried = {1} | {max(1, min(turns * multiprocessors // blocks, steps // SHORTEST_PART)) for turns in (1, 2, 3, 4)}
+        for parts in sorted(tried):
+            part_steps = -(-steps // parts)
+            parts = -(-steps // part_steps)
+            if not gradient and parts * size >= 2**31:
+                continue
+            estimate = START + -(-blocks * parts // multiprocessors) * (part_steps * step + epilogue)
+            if parts > 1 or gradient:
+                estimate += SECOND_PASS + NS_PER_BYTE * 8 * parts * size
+            if best is None or estimate < best[0]:
+                best = estimate, tile, parts, part_steps
+    return best[1:]
+
+
+def shared_bytes(tile):
+    return STAGES * (tile[0] + tile[1]) * ROW
+
+
+def tf32_forward(x, weight, bias, y, stride, channel=None, residual=None, gradient=False):
+    """y = conv2d(x, weight) + …, for arrays that launcher.py has checked.
+
+    gradient: x is dy, y is dx, of a convolution with stride 1
+    """
+    _, h, w, c = x.shape
+    b, ho, wo, n = y.shape
+    size, pixels = weight.shape[1], b * ho * wo
+    steps = size * size * -(-c // BK)
+    tile, parts, part_steps = choose(assumed(pixels), n, steps, assumed(y.size),
+                                     multiprocessors_of(x), False)
+    flat = x.reshape(-1)
+    biases, channels = flat if bias is None else bias, flat if channel is None else channel.reshape(-1)
+    residuals = flat if residual is None else residual.reshape(-1)
+    addends = Addends(biases, channels, residuals)
+    added = Added(int(bias is not None), int(channel is not None), int(residual is not None))
+    whole = parts == 1
+    out = y.reshape(-1) if whole else empty((parts * y.size,), np.float32, like=y)
+    launch(FORWARD[tile, gradient], (-(-pixels // tile[0]), -(-n // tile[1]), parts), THREADS, flat, weight.reshape(-1),
+           addends, out, Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps,
+           added if whole else Added(0, 0, 0), shared=shared_bytes(tile))
+    if not whole:
+        launch(add_parts_and_more_kernel, -(-y.size // (4 * BLOCK)), BLOCK, out, addends, y.reshape(-1), parts,
+               pixels, n, ho * wo, added)
+    return y
+
+
+def tf32_input_gradient(dy, weight, dx):
+    """dx of a convolution with stride 1."""
+    return tf32_forward(dy, weight, None, dx, 1, gradient=True)
+
+
+def tf32_weight_gradient(dy, x, dweight, stride):
+    """dweight += …"""
+    _, h, w, c = x.shape
+    b, ho, wo, n = dy.shape
+    size, pixels = dweight.shape[1], b * ho * wo
+    columns = size * size * c
+    tile, parts, part_steps = choose(n, columns, -(-pixels // BK), dweight.size,
+                                     multiprocessors_of(x), True)
+    partial = empty((parts, dweight.size), np.float32, like=dy)
+    launch(WEIGHT_GRADIENT[tile], (-(-columns // tile[1]), -(-n // tile[0]), parts), THREADS, dy.reshape(-1),
+           x.reshape(-1), partial.reshape(-1), Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps * BK,
+           shared=shared_bytes(tile))
+    add_parts(partial, dweight, accumulate=True)
