@@ -42,8 +42,8 @@ from .output import echo
               help="What the model predicts.  [default: eps; flow with --path linear]")
 @click.option("--rescale-timesteps/--no-rescale-timesteps", default=None,
               help="Whether the model sees timestep t as t · 1000 / --diffusion-steps: rescale_timesteps of "
-                   "improved-diffusion (its default) and guided-diffusion.  [required for a UNet with other than 1000 "
-                   "steps]")
+                   "improved-diffusion (its default) and guided-diffusion; with --path linear, t as 1000 · t.  "
+                   "[required for a UNet with other than 1000 steps]")
 @click.option("--conv-resample", is_flag=True,
               help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
                    "scripts need these.")

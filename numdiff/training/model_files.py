@@ -247,8 +247,9 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
     target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and the names of guided-diffusion or
         the public DiT; a name without a suffix for a DiT in diffusers' folder layout
     weights: "ema" or "raw", of a source that has both
-    diffusion: steps, schedule, prediction that it was trained with, and rescale_timesteps, whether the model sees t as
-        t · 1000 / steps (True or False; required for a UNet whose steps are not 1000)
+    diffusion: path, steps, schedule, prediction that it was trained with, and rescale_timesteps, whether the model sees
+        t as t · 1000 / steps, of the path linear as 1000 · t (True or False; required for a UNet whose steps are not
+        1000)
     conv_resample: write the pooling and repetition of a UNet as the convolutions that do the same
     free: options that the weights do not determine (the keys of `Weights.free` of the kind). None leaves one to the
         source, or to the public code's default. For a UNet image_size and one of num_heads, num_head_channels must be
@@ -299,7 +300,7 @@ def complete_diffusion(source, may_rescale, told, given, usual_path="discrete"):
     path = given.get("path") or found.get("path") or ("discrete" if found else usual_path)
     if path != "discrete":
         timesteps = {"--diffusion-steps": given.get("steps"), "--schedule": given.get("schedule"),
-                     "--rescale-timesteps": rescaled}
+                     "--rescale-timesteps": None if path == "linear" else rescaled}
         whole = [name for name, value in timesteps.items() if value is not None]
         if whole:
             raise UsageError(f"--path {path} has no whole timesteps, which {whole[0]} is about: leave one of them out.")
@@ -310,7 +311,7 @@ def complete_diffusion(source, may_rescale, told, given, usual_path="discrete"):
                          "give --rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
                          "improved-diffusion, else --no-rescale-timesteps.")
     if rescaled is not None:
-        known["timestep_scale"] = 1000 / known["steps"] if rescaled else 1.0
+        known["timestep_scale"] = 1000 / known.get("steps", 1) if rescaled else 1.0
     try:
         if type(known.get("steps", 1)) is not int or known.get("steps", 1) > MAX_STEPS:
             raise UsageError(f"the diffusion has at most {MAX_STEPS:,} steps")

@@ -76,13 +76,22 @@ def test_files_go_both_ways(rng, inputs, tmp_path, lightning):
         np.testing.assert_allclose(array, ours.arrays()[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def test_a_model_that_sees_a_thousand_t(rng, inputs, tmp_path):
+    theirs, (x, y) = random_model(rng), inputs
+    np.savez(tmp_path / "theirs.npz", **to_torch_layout(theirs.arrays()))
+    result = convert(tmp_path / "theirs.npz", tmp_path / "ours.h5", image_size=8, num_heads=3,
+                     diffusion={"path": "linear", "rescale_timesteps": True})
+    assert result.diffusion["timestep_scale"] == 1000
+    ours = numdiff.load(tmp_path / "ours.h5", device="cpu")
+    np.testing.assert_allclose(ours.predict(x, 1 - T, y), -answers(theirs, x, 1000 * T, y), atol=5e-4)
+
+
 def test_refused(rng, tmp_path):
     np.savez(tmp_path / "theirs.npz", **to_torch_layout(random_model(rng).arrays()))
     source = ["convert", str(tmp_path / "theirs.npz"), str(tmp_path / "a.h5"), "--image-size", "8", "--num-heads", "3"]
     for more, sentence in ((("--path", "linear", "--schedule", "cosine"), "--path linear has no whole timesteps, which "
                             "--schedule is about"),
-                           (("--path", "linear", "--diffusion-steps", "10"), "which --diffusion-steps is about"),
-                           (("--path", "linear", "--rescale-timesteps"), "which --rescale-timesteps is about")):
+                           (("--path", "linear", "--diffusion-steps", "10"), "which --diffusion-steps is about")):
         result = CliRunner().invoke(main, [*source, *more])
         assert result.exit_code and sentence in result.output, result.output
     assert not (tmp_path / "a.h5").exists()
