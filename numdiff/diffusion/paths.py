@@ -18,7 +18,7 @@ from ..errors import UsageError
 from .schedule import SIGMA_MAX, SIGMA_MIN, karras_sigmas, logsnr_sigmas, sampling_sigmas, sigma_table, timestep_at
 
 # Where a sampler begins on the linear path. At t = 1 itself σ is infinite; here 1e-4 of the image is left, a hundredth
-# of what the linear schedule leaves, and float32 still holds x + (σ' - σ) · slope to 1e-5.
+# of what the linear schedule leaves.
 LAST_T = 1 - 1e-4
 
 

@@ -74,8 +74,7 @@ def euler(denoise, x, sigmas, noise=None, **churn):
     """
     for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
         x, now = raised(x, now, i, len(sigmas) - 1, noise, **churn)
-        slope = _slope(x, denoise(x, now), now)
-        x = combine((1.0, x), (then - now, slope))
+        x = _along_slope(x, denoise(x, now), now, then)
     return x
 
 
@@ -88,8 +87,8 @@ def euler_ancestral(denoise, x, sigmas, noise, eta=1.0):
     for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
         up = eta * math.sqrt(then**2 * (now**2 - then**2) / now**2)
         down = math.sqrt(max(then**2 - up**2, 0.0))
-        slope = _slope(x, denoise(x, now), now)
-        x = combine((1.0, x), (down - now, slope), *([(up, noise(i))] if up > 0 else []))
+        x_0 = denoise(x, now)
+        x = _along_slope(x, x_0, now, down, *([(up, noise(i))] if up > 0 else []))
     return x
 
 
@@ -101,10 +100,10 @@ def heun(denoise, x, sigmas, noise=None, **churn):
     """
     for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
         x, now = raised(x, now, i, len(sigmas) - 1, noise, **churn)
-        slope = _slope(x, denoise(x, now), now)
-        ahead = combine((1.0, x), (then - now, slope))
+        x_0 = denoise(x, now)
+        ahead = _along_slope(x, x_0, now, then)
         if corrected(now, then):  # the mean of the slopes at both ends
-            slope_ahead = _slope(ahead, denoise(ahead, then), then)
+            slope, slope_ahead = _slope(x, x_0, now), _slope(ahead, denoise(ahead, then), then)
             ahead = combine((1.0, x), ((then - now) / 2, slope), ((then - now) / 2, slope_ahead))
         x = ahead
     return x
@@ -242,6 +241,12 @@ def get_sampler(name):
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler {name!r}: use {', '.join(SAMPLERS)}.")
     return SAMPLERS[name]
+
+
+def _along_slope(x, x_0, now, then, *noise):
+    """x + (then - now) · slope, and noise: by the estimate itself, as the step down from pure noise, to a hundredth of
+    it or less, would leave a difference of two large numbers."""
+    return combine((then / now, x), (1 - then / now, x_0), *noise)
 
 
 def _slope(x, x_0, sigma):
