@@ -18,7 +18,10 @@ are needed, of each x and each x_0 of the long run: a matrix of about 600 × 600
 
 The weights are fitted to the estimates that the few steps themselves get, one step after the other, where the paper
 takes those of the long run: neighbouring ones are nearly parallel, their weights large and of both signs, and a small
-error of x in one step would come back in the next many times as large.
+error of x in one step would come back in the next many times as large. With an exact denoiser of 169 emoji at 16×16
+pixels the authors' public code finds the same levels for 4 and 10 steps, and neighbours of them for 6 and 8; with its
+weights the distance of other images to those of 100 steps is 36, 31, 46 and 31 (of 255, for 4, 6, 8 and 10 steps; DDIM:
+35 to 36), with these it is 29, 19, 2.7 and 1.9.
 """
 import copy
 import itertools

@@ -94,7 +94,8 @@ class ResBlock(Module):
 
 class ConvNeXtBlock(Module):
     """Depthwise 7×7 convolution, plus the embedding; LayerNorm, 1×1 to 4 C, GELU, 1×1 back; times a vector, plus the
-    input (Liu et al. 2022, "A ConvNet for the 2020s", arXiv:2201.03545, figure 4; eps and layer scale as there).
+    input (Liu et al. 2022, "A ConvNet for the 2020s", arXiv:2201.03545, figure 4; eps and layer scale as there, GELU by
+    tanh).
 
     A 1×1 convolution comes before it where the number of channels changes; resample: as of a `ResBlock`.
     """
