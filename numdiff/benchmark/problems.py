@@ -249,7 +249,9 @@ def problems():
     add(matmul.matmul_forward, matmul, (mma, 5), (hopper, 6), (levels, 6), versions=(5, 6), transpose_b=True, **large)
 
     bits = integers(np.tile(bits_of(rng.standard_normal((256, 8192), np.float32)), (32, 1)), np.uint8)
-    add(matmul.matmul_fp8_forward, hopper_fp8, precision="fp8", a=bits, b=bits, scale_a=single(1), scale_b=single(1))
+    fp8 = {"precision": "fp8", "a": bits, "b": bits, "scale_a": single(1), "scale_b": single(1)}
+    add(matmul.matmul_fp8_forward, hopper_fp8, **fp8)
+    add(matmul.matmul_fp8_forward, hopper_fp8, note="not promoted", promoted=False, **fp8)
     add(quantise.quantise_forward, x=half(N * T, 4 * D), scale=single(1),
         amax=integers(np.zeros(quantise.PARTIALS), np.uint32))
 

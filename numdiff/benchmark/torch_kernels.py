@@ -117,6 +117,14 @@ def _matmul(torch, a, tensor):
     return lambda: left @ right
 
 
+def _matmul_fp8(torch, a, tensor):
+    left, right = (tensor(a[name]).view(torch.float8_e4m3fn) for name in ("a", "b"))
+    scales, bias = (tensor(a["scale_a"]), tensor(a["scale_b"])), a["bias"]
+    bias = None if bias is None else tensor(bias).half()
+    return lambda: torch._scaled_mm(left, right.T, *scales, bias=bias, out_dtype=torch.float16,
+                                    use_fast_accum=not a["promoted"])
+
+
 def _first(torch, a, tensor):
     left, right = tensor(a["a"]), tensor(a["b"])
     return lambda: left @ right
@@ -169,7 +177,8 @@ COUNTERPARTS = {"conv2d_forward": _conv2d, "conv2d_input_gradient": _conv2d_grad
                 "depthwise_forward": _depthwise, "depthwise_input_gradient": _depthwise_gradient("dx"),
                 "depthwise_weight_gradient": _depthwise_gradient("dweight"),
                 "matmul_first_forward": _first, "matmul_level_forward": _level, "linear_forward": _linear,
-                "linear_backward": _linear_backward, "matmul_forward": _matmul, "flash_attention_forward": _attention,
+                "linear_backward": _linear_backward, "matmul_forward": _matmul, "matmul_fp8_forward": _matmul_fp8,
+                "flash_attention_forward": _attention,
                 "flash_attention_backward": _attention_backward, "sla_forward": _attention,  # to all keys
                 "sla_backward": _attention_backward, "attention_forward": _attention,
                 "groupnorm_forward": _group_norm}
