@@ -2,9 +2,11 @@
 
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling        four GPUs, the UNet of unet.cu, 32 images a rank
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling --preset tiny --device cpu --per-rank 4
+    mpiexec -n 2 python -m tests.distributed.benchmark_scaling --model dit --preset small64 --precision fp16
 
 First rank 0 trains alone while the others wait; then all train, each on as many images, as one has more GPUs in order
-to do more. Steps are timed in rows, from a common start to the end of the slowest rank; no data is read.
+to do more; then they share the update. Steps are timed in rows, from a common start to the end of the slowest rank; no
+data is read.
 
 THE PREDICTION
     A step of N ranks is a step of one, and the sum of the gradients where nothing hides it: all of it with `peer` and
@@ -21,6 +23,13 @@ from numdiff.distributed import communicator as distributed
 from numdiff.errors import UsageError
 from numdiff.training.build import build_model, build_trainer
 from numdiff.training.options import resolve
+
+
+class Images(RandomImages):
+    """Random images that the ranks can compare."""
+
+    def read(self, rows, out=None):
+        return self.images[np.asarray(rows) % len(self.images)]
 
 
 def timed(communicator, backend, function, row, repeats):
@@ -58,6 +67,18 @@ def alone(options, images, row, repeats):
         distributed._current = connected
 
 
+def together(communicator, options, images, given):
+    """(`timed`, (bytes of moments and averages that this rank holds, those of all)) of ranks that share the update."""
+    trainer = ready_trainer(options, images)
+    times = timed(communicator, trainer.model.backend, trainer.step_function.run, given.row, given.repeats)
+    trainer.exchange.check()
+    trainer.check_ranks()
+    held = [sum(nbytes) for nbytes in zip(*trainer.optimizer.state_bytes().values(), strict=True)]
+    communicator.barrier()
+    trainer.exchange.close()
+    return times, held
+
+
 def sum_seconds(communicator, trainer):
     """How long the sum of the gradients takes by itself."""
     backend, gradient = trainer.model.backend, trainer.model.parameters.grad
@@ -92,9 +113,10 @@ def main():
     with communicator.job():
         if communicator.size == 1:
             raise UsageError("start it with mpiexec -n 2 or more.")
-        images = RandomImages(given.per_rank, options.image_size, 3)
+        images = Images(given.per_rank, options.image_size, 3)
         one = communicator.first(alone, single, images, given.row, given.repeats)
-        trainer = ready_trainer(options, images)
+        shared, held = together(communicator, options.changed(shard_update="yes"), images, given)
+        trainer = ready_trainer(options.changed(shard_update="no"), images)
         every = timed(communicator, trainer.model.backend, trainer.step_function.run, given.row, given.repeats)
         trainer.exchange.check()
         trainer.check_ranks()
@@ -106,11 +128,14 @@ def main():
             print(f"{options.model} {options.preset}, {given.per_rank} images a rank, "
                   f"{backend.device_name if backend else 'CPU (NumPy)'}, gradients ({megabytes:.1f} MB) by "
                   f"{trainer.exchange.name}. {trainer.exchange.why}")
-            for count, (median, least, most) in ((1, one), (size, every)):
-                print(f"{count} rank{'s' if count > 1 else ' '}  {1e3 * median:8.2f} ms a step ({1e3 * least:.2f} to "
+            rows = ("1 rank", 1, one), (f"{size} ranks", size, every), (f"{size}, sharing", size, shared)
+            for name, count, (median, least, most) in rows:
+                print(f"{name:12}  {1e3 * median:8.2f} ms a step ({1e3 * least:.2f} to "
                       f"{1e3 * most:.2f})  {count * given.per_rank / median:10,.1f} images/s")
             print(f"the sum by itself {1e3 * added:.3f} ms: a step of {1e3 * foreseen:.2f} ms is to be expected, "
                   f"{one[0] / foreseen:.1%} of {size} × one rank; measured {one[0] / every[0]:.1%}")
+            print(f"{size}, sharing: rank 0 holds {held[0] / 1e6:,.1f} of {held[1] / 1e6:,.1f} MB of moments and "
+                  "averages")
         communicator.barrier()
         trainer.exchange.close()
 
