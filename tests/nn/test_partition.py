@@ -1,13 +1,18 @@
-"""How ranks share an update. tests/distributed has what it gives."""
+"""How ranks share an update. tests/distributed has what it gives between processes."""
 import itertools
 import types
 
+import numpy as np
 import pytest
 
+from numdiff.device import copy_into, download, get_backend, zeros
 from numdiff.errors import UsageError
-from numdiff.nn import Linear
-from numdiff.nn.module import FlatParameters
+from numdiff.kernels.optimizer.grad_norm import squares_of_pieces
+from numdiff.nn import AdamW, Linear, Muon
+from numdiff.nn.module import FlatParameters, Module
+from numdiff.nn.optimizer import matrices_in
 from numdiff.nn.partition import PIECE, Partition, bounds_of, cut, piece_size
+from tests.conftest import exhaustively
 
 
 @pytest.mark.parametrize("total", [4096, 20_494_336, 2**31 - 64])
@@ -35,11 +40,74 @@ def test_pieces_are_cut_in_the_same_places_whatever_is_trained():
 
 
 def test_a_model_too_small_to_be_shared():
-    class Small(Linear):
-        pass
-
-    parameters = FlatParameters(Small(4, 4))
+    parameters = FlatParameters(Linear(4, 4))
     communicator = types.SimpleNamespace(rank=0, size=8)
     with pytest.raises(UsageError, match="too small to be shared by 8 ranks"):
         Partition(parameters, communicator)
     assert Partition(parameters, communicator, False).stop == parameters.total
+
+
+class Layers(Module):
+    def __init__(self):
+        self.first, self.second, self.third = (Linear(8, 8) for _ in range(3))
+
+
+class Both:
+    """The exchange of two ranks of one device, whose steps are made one after the other."""
+
+    def __init__(self, partitions):
+        self.partitions = partitions
+
+    def gather_partials(self):
+        for one in self.partitions:
+            squares_of_pieces(one.parameters.grad, one._pieces, one._own)
+        for one in self.partitions:
+            for other, (low, high) in zip(self.partitions, itertools.pairwise(one.piece_bounds), strict=True):
+                copy_into(one.partials[low:high], other.partials[low:high])
+
+    def gather_weights(self):
+        """Each rank has its part; the test looks at no other."""
+
+
+def update_in_parts(device, kind, ranks):
+    """An update or two by each of the ranks, or by one that has all: the weights, the averages, the copy in 16 bits."""
+    backend, parts, flats = get_backend(device), [], []
+    for rank in range(ranks):
+        parameters = FlatParameters(Layers(), backend)
+        if backend:
+            parameters.keep_half()
+        atoms = [(start, stop) for *_, start, stop in matrices_in(parameters, MATRICES)] if kind is Muon else ()
+        communicator = types.SimpleNamespace(rank=rank, size=2 if ranks == 1 else ranks)
+        parts.append(Partition(parameters, communicator, ranks > 1, atoms))
+        flats.append(parameters)
+    optimizers = []
+    for parameters, partition in zip(flats, parts, strict=True):
+        partition.exchange = Both(parts)
+        optimizers.append(kind(parameters, *([MATRICES] if kind is Muon else []), partition=partition, clip_norm=0.5,
+                               learning_rate=1e-2, weight_decay=0.1, ema_decay=0.9, ema_std=(0.1,)))
+    for step in range(1 if backend else 2):
+        gradient = np.random.default_rng(step).standard_normal(flats[0].total).astype(np.float32)
+        for parameters in flats:
+            copy_into(parameters.grad, gradient)
+        for optimizer in optimizers:
+            optimizer.update(zeros(1, np.float32, backend))
+    found = {}
+    for optimizer in optimizers:
+        own = {"weights": optimizer._own(optimizer.parameters.data), "ema": optimizer.ema, "v": optimizer.v,
+               "power": optimizer.power_ema.reshape(-1), "half": optimizer._own(optimizer.parameters.half)}
+        for name, array in own.items():
+            if array is not None:
+                found.setdefault(name, []).append(download(array))
+    return {name: np.concatenate(arrays) for name, arrays in found.items()}
+
+
+MATRICES = {"first.weight": 1, "third.weight": 1}
+
+
+@pytest.mark.parametrize("kind, device", [(AdamW, "cpu"), (AdamW, "emulator"), (Muon, "cpu"),
+                                          *exhaustively((Muon, "emulator"))])
+def test_parts_have_the_bits_of_the_whole(kind, device):
+    whole, parts = update_in_parts(device, kind, 1), update_in_parts(device, kind, 2)
+    assert whole.keys() == parts.keys() and ("half" in whole) == (device == "emulator")
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, parts[name], err_msg=name)
