@@ -411,6 +411,7 @@ class Communicator(Alone):
         print(f"Error: rank {self.rank} of {self.size} failed: {sentence(error)}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         self._leave()
+        time.sleep(0.5)  # MPICH's launcher kills all at once, and may lose what it has not passed on yet
         self.MPI.COMM_WORLD.Abort(exit_code(error))
         end_process()
 

@@ -109,7 +109,7 @@ class MpiExchange(NoExchange):
         twin = HostTwin if self.backend else HostArray
         self._gradient, self._mail = twin(parameters.grad), twin(self.mail)
         self._parts = None  # the bounds of the ranks' parts, where the update is in parts
-        if partition and partition.sharded:
+        if partition := shared_part(partition):
             self._parts, self._piece_bounds = partition.bounds, partition.piece_bounds
             self._weights, self._partials = twin(parameters.data), twin(partition.partials)
         self._inboxes = []  # what is free of the memory for other ranks' numbers
@@ -117,6 +117,8 @@ class MpiExchange(NoExchange):
         self._travels = []  # (request, what follows) of those on their way to the other ranks
         self._returns = []  # the same of those on their way back; begun in the order of the travels, as MPI wants it
         self._left = 0  # buckets that have left in this step
+        if self.backend:
+            communicator.build(try_sums, self, communicator, parameters.grad, partition)
 
     def watch(self):
         return Watch(self)
@@ -282,7 +284,7 @@ class PeerExchange(NoExchange):
     def __init__(self, communicator, parameters, partition=None):
         self.communicator, self.rank = communicator, communicator.rank
         self.gpu, self.gradient = parameters.grad.backend, parameters.grad
-        self.partition = partition if partition and partition.sharded else None
+        self.partition = shared_part(partition)
         self.mail, self.total = (zeros(1, np.float32, self.gpu) for _ in range(2))
         self.flags = zeros(MAX_RANKS * STRIDE, np.int32, self.gpu)
         self.counter, self.status = (zeros(1, np.int32, self.gpu) for _ in range(2))
@@ -296,7 +298,7 @@ class PeerExchange(NoExchange):
             self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
             if self.partition:
                 self.weights, self.partials = more
-            communicator.build(self._try)
+            communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
             self.gpu.close_shared()
             raise
@@ -324,23 +326,6 @@ class PeerExchange(NoExchange):
         ranks = [[self.gpu.open_shared(s) for s in arrays] if rank != self.rank else own
                  for rank, arrays in enumerate(shared)]
         return [list(column) for column in zip(*ranks, strict=True)]
-
-    def _try(self):
-        """Add up numbers whose sum is known, twice, by the same launches as in a step."""
-        size, pattern = self.communicator.size, np.arange(self.gradient.size, dtype=np.int32) % 251
-        loss = zeros(1, np.float32, self.gpu)
-        for round in range(2):
-            copy_into(self.gradient, (pattern + (self.rank + round)).astype(np.float32))
-            copy_into(loss, np.array([self.rank], np.float32))
-            self._add(loss)
-            self._gather(self.gradients, self.partition and self.partition.bounds)
-            self.check()
-            expected = size * (pattern + round) + size * (size - 1) // 2
-            wrong = np.count_nonzero(download(self.gradient) != expected)
-            if wrong or download(loss)[0] != size * (size - 1) / 2:
-                raise NumdiffError(f"in the trial {wrong} of {expected.size} sums over the peers' memory were wrong.")
-        fill_zero(self.gradient)
-        self.gpu.synchronize()
 
     def finish(self, loss):
         self._add(loss)
@@ -411,19 +396,13 @@ class NcclExchange(NoExchange):
         self.gpu = parameters.grad.backend
         self.mail = zeros(1, np.float32, self.gpu)
         self.views = NcclView(parameters.grad), NcclView(self.mail)
-        if partition and partition.sharded:
+        if partition := shared_part(partition):
             self._partials = parts_of(partition.partials, partition.piece_bounds)
             self._weights = parts_of(parameters.data, partition.bounds)
         unique = communicator.first(lambda: bytes(self.nccl.get_unique_id()))
         self.communicator = communicator.build(lambda: self.nccl.Communicator.init(
             communicator.size, communicator.rank, self.nccl.UniqueId.from_bytes(unique)))
-        communicator.build(self._try)
-
-    def _try(self):
-        """A first sum, outside any captured step, in which NCCL makes its connections."""
-        loss = zeros(1, np.float32, self.gpu)
-        self.finish(loss)
-        self.gpu.synchronize()
+        communicator.build(try_sums, self, communicator, parameters.grad, shared_part(partition))  # and NCCL connects
 
     def finish(self, loss):
         copy_into(self.mail, loss)
@@ -493,8 +472,7 @@ def make_exchange(communicator, parameters, partition=None):
         raise NumdiffError(reasons["mpi"])
     chosen, told = made[0], []
     if len(made) > 1:
-        shared = bool(partition and partition.sharded)
-        times = [seconds_of(exchange, communicator, parameters, shared) for exchange in made]
+        times = [seconds_of(exchange, communicator, parameters, shared_part(partition)) for exchange in made]
         chosen = next(e for e, t in zip(made, times, strict=True) if t <= NEARLY * min(times))
         told.append(f"Measured: {', '.join(f'{e.name} {1e3 * t:,.3g} ms' for e, t in zip(made, times, strict=True))}.")
         for exchange in made:
@@ -502,6 +480,38 @@ def make_exchange(communicator, parameters, partition=None):
                 exchange.close()
     chosen.why = " ".join([*told, *(f"Not {name}: {why}" for name, why in reasons.items())])
     return chosen
+
+
+def shared_part(partition):
+    """The `Partition` where the update is shared, else None."""
+    return partition if partition and partition.sharded else None
+
+
+def try_sums(exchange, communicator, gradient, partition):
+    """Add up numbers whose sum is known, by the same launches as in a step (twice by `peer`, whose barriers count), and
+    gather known partials; a `NumdiffError` where something else arrives. partition: where the update is shared."""
+    size, rank = communicator.size, communicator.rank
+    pattern = np.resize(np.arange(251, dtype=np.float32), gradient.size)  # whose sums are exact
+    own = slice(*partition.bounds[rank:rank + 2]) if partition else slice(None)
+    loss = zeros(1, np.float32, gradient.backend)
+    for round in range(2 if exchange.name == "peer" else 1):
+        copy_into(gradient, pattern + np.float32(rank + round))
+        copy_into(loss, np.array([rank], np.float32))
+        exchange.finish(loss)
+        expected = pattern[own] * np.float32(size) + np.float32(size * round + size * (size - 1) // 2)
+        wrong = np.count_nonzero(download(gradient)[own] != expected)
+        if partition:
+            low, high = partition.piece_bounds[rank:rank + 2]
+            copy_into(partition.partials[low:high], np.arange(low + round, high + round).astype(np.float32))
+            exchange.gather_partials()
+            exchange.gather_weights()  # which all ranks have
+            arrived = download(partition.partials)
+            wrong += np.count_nonzero(arrived != np.arange(round, arrived.size + round))
+        exchange.check()
+        if wrong or download(loss)[0] != size * (size - 1) / 2:
+            raise NumdiffError(f"in the trial {wrong} of {expected.size} sums by {exchange.name} were wrong.")
+    fill_zero(gradient)
+    gradient.backend.synchronize()
 
 
 def candidates(communicator, parameters):

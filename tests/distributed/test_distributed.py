@@ -910,4 +910,4 @@ def test_a_wrong_sum_in_the_trial_is_found(monkeypatch):
         except NumdiffError as error:
             return str(error)
 
-    assert all("sums over the peers' memory were wrong" in text for text in on_threads(2, monkeypatch, body))
+    assert all("sums by peer were wrong" in text for text in on_threads(2, monkeypatch, body))
