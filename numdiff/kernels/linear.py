@@ -277,7 +277,9 @@ def linear_forward_cost(rows, N, K):
     return matmul_forward_cost(1, rows, N, K)
 
 
-def linear_backward_cost(rows, N, K, accumulate=True):
-    """dx and dweight, each a matmul over the same three extents; a dweight that is added to is read, too."""
+def linear_backward_cost(rows, N, K, accumulate=True, need_dx=True):
+    """dx, if it is wanted, and dweight, each a matmul over the same three extents; a dweight that is added to is read,
+    too."""
     moved, flops = matmul_forward_cost(1, rows, N, K)
-    return 2 * moved + 4 * N * K * accumulate, 2 * flops
+    products = 1 + bool(need_dx)
+    return products * moved + 4 * N * K * accumulate, products * flops

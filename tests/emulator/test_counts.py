@@ -54,6 +54,7 @@ from numdiff.kernels.groupnorm import (
     groupnorm_forward_cost,
 )
 from numdiff.kernels.matmul import (
+    hopper_fp8,
     matmul_forward,
     matmul_forward_cost,
     matmul_fp8_forward,
@@ -539,6 +540,17 @@ def test_costs_of_e4m3():
     t = Counted(lambda u: quantise.scale_update(number(u, 0, np.uint32, quantise.PARTIALS).reshape(1, -1),
                                                 u(1, history), u(1))).total
     assert t.distinct_bytes - quantise.scale_update_cost(quantise.PARTIALS)[0] == 2 * 4 * history + 4
+
+
+@exhaustive
+def test_costs_of_e4m3_with_activations():
+    def activations(u):
+        a, b = (upload(bits_of(RNG.standard_normal((128, 128)).astype(float32)), u.device) for _ in range(2))
+        hopper_fp8.matmul_fp8_gelu_forward(a, b[:64], u(1), u(1), u(64))
+        hopper_fp8.matmul_fp8_swiglu_forward(a, b, u(1), u(1))
+
+    assert Counted(activations).total.tensor_flops == (hopper_fp8.matmul_fp8_gelu_forward_cost(128, 64, 128)[1]
+                                                       + hopper_fp8.matmul_fp8_swiglu_forward_cost(128, 128, 128)[1])
 
 
 def test_softmax_costs():

@@ -42,8 +42,10 @@ from .hopper_fp8 import (
     matmul_fp8_forward_cost,
     matmul_fp8_gelu_backward,
     matmul_fp8_gelu_forward,
+    matmul_fp8_gelu_forward_cost,
     matmul_fp8_swiglu_backward,
     matmul_fp8_swiglu_forward,
+    matmul_fp8_swiglu_forward_cost,
 )
 from .launcher import (
     gelu_supports,
@@ -67,8 +69,9 @@ from .reference import matmul_forward_cost, matmul_forward_reference
 
 __all__ = ["Gated", "Matrices", "fp8_supports", "gelu_supports", "matmul_backward", "matmul_forward",
            "matmul_forward_cost", "matmul_forward_reference", "matmul_fp8_forward", "matmul_fp8_forward_cost",
-           "matmul_fp8_gelu_backward", "matmul_fp8_gelu_forward", "matmul_fp8_swiglu_backward",
-           "matmul_fp8_swiglu_forward", "matmul_gate_forward", "matmul_gelu_backward", "matmul_gelu_forward",
+           "matmul_fp8_gelu_backward", "matmul_fp8_gelu_forward", "matmul_fp8_gelu_forward_cost",
+           "matmul_fp8_swiglu_backward", "matmul_fp8_swiglu_forward", "matmul_fp8_swiglu_forward_cost",
+           "matmul_gate_forward", "matmul_gelu_backward", "matmul_gelu_forward",
            "matmul_layer_scale_forward", "matmul_pair_backward", "matmul_pair_forward", "matmul_pair_gradient",
            "matmul_strided", "matmul_swiglu_backward", "matmul_swiglu_forward", "matmul_symmetric",
            "pair_supports"]

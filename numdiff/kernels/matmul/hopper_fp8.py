@@ -220,3 +220,15 @@ def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
 def matmul_fp8_forward_cost(M, N, K):
     """(bytes, FLOPs): both operands read, a byte each, the float16 result written."""
     return M * K + N * K + 2 * M * N, matmul_forward_cost(1, M, N, K)[1]
+
+
+def matmul_fp8_gelu_forward_cost(M, N, K):
+    """As `matmul_fp8_forward_cost`, with a second result; of the backward, with u that comes in."""
+    moved, flops = matmul_fp8_forward_cost(M, N, K)
+    return moved + 2 * M * N, flops
+
+
+def matmul_fp8_swiglu_forward_cost(M, N, K):
+    """N: rows of b. As above; the second result has half as many columns."""
+    moved, flops = matmul_fp8_forward_cost(M, N, K)
+    return moved + M * N, flops
