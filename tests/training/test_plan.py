@@ -16,7 +16,7 @@ from numdiff.training.compiling import PlannedRank, plan_of, plan_sampling
 from numdiff.training.options import resolve
 from numdiff.training.plan import plan_run
 from numdiff.training.previews import Previews
-from tests.conftest import quick
+from tests.conftest import exhaustive, quick
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 
@@ -133,6 +133,16 @@ def test_peers_kernels_are_planned():
                      for rank in ((1,), (2,), (2, 1, "mpi")))
     peers, norm = {name for name in two - one if name.startswith("peer")}, {"squares_of_pieces_kernel"}
     assert peers and two - one == peers | norm and mpi - one == norm  # of parts, in any case
+
+
+@exhaustive
+def test_a_shared_update_is_planned():
+    """With its previews, whose average ranks gather."""
+    options = gpu_options("dit", "tiny", optimizer="adamw")
+    dataset = build_dataset(options)
+    each, shared = ({key.name for key in plan_run(options.changed(shard_update=how), dataset, H200, PlannedRank(4))}
+                    for how in ("no", "yes"))
+    assert shared - each == {"peer_all_gather_kernel_v1"} and not each - shared  # of the partial sums
 
 
 class Rank(Alone):
