@@ -157,7 +157,7 @@ class TorchSample(TorchTwin):
     def run(self):
         sampling, torch = self.sampling, self.torch
         with torch.no_grad():
-            x = math.sqrt(1 + sampling.sigmas[0] ** 2) * self.noise(-1)
+            x = sampling.plan.start_scale * self.noise(-1)
             x = self.function(lambda x, sigma: self.evaluate(x, *self.levels[sigma], self.labels), x, sampling.sigmas,
                               self.noise, **sampling.settings)
             if sampling.pixels:

@@ -34,6 +34,11 @@ class Discrete:
         """(a, what the model is told)."""
         return math.sqrt(1 / (1 + sigma**2)), timestep_at(sigma, self.table) * self.timestep_scale
 
+    def start_scale(self, sigma):
+        """What a sampler multiplies its noise by to begin at this level: the model sees it as it is, as in
+        guided-diffusion's code, also where the first timestep is not the schedule's last."""
+        return math.sqrt(1 + sigma**2)
+
     def default_spacing(self, sampler):
         return "timesteps" if sampler in ("ddpm", "ddim", "repaint") else "karras"
 
@@ -43,6 +48,10 @@ class Discrete:
 
 class Continuous:
     """What the paths without whole timesteps have in common."""
+
+    def start_scale(self, sigma):
+        """As of whole timesteps, but the noise is that of the level, as in EDM's code (algorithm 1, line 2)."""
+        return sigma
 
     def sigmas(self, spacing, steps):
         """As `sampling_sigmas`: descending floats, `steps` of them and the final 0."""

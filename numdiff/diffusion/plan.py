@@ -84,14 +84,15 @@ class Plan:
     """What `sampler(denoise, x, sigmas, noise, **settings)` does.
 
     numbers_of(sigma): what `denoise` needs to know about a level, as floats; given: names of further arrays that the
-    sampler takes, as keywords; guided(sigma): whether there is guidance at a level (default: at all of them).
+    sampler takes, as keywords; guided(sigma): whether there is guidance at a level (default: at all of them);
+    start_scale: as a path has it (default: of whole timesteps).
     Attributes: steps, a list of `Step`s; table, uint32 (steps, width): their numbers, those of an operation from column
     `first` on, as the bits of float32 (the counter of noise is an integer); places: how many arrays a step leaves at
     most. Before the first step, place 0 holds the starting noise times `start_scale`; after the last one it holds the
     result.
     """
 
-    def __init__(self, sampler, numbers_of, sigmas, settings, given=(), guided=lambda sigma: True):
+    def __init__(self, sampler, numbers_of, sigmas, settings, given=(), guided=lambda sigma: True, start_scale=None):
         self._numbers_of, self._guided, self._count = numbers_of, guided, 0
         self._made = [[]]  # the operations of each step: (name, numbers of the inputs, of the results, place, numbers)
         self._rows = [[]]
@@ -105,7 +106,7 @@ class Plan:
         width = max(map(len, self._rows))
         self.table = np.array([row + [0] * (width - len(row)) for row in self._rows], np.uint32).reshape(-1, width)
         self.places = max(1, *(len(step.leaves) for step in self.steps))
-        self.start_scale = math.sqrt(1 + sigmas[0] ** 2)  # of the noise: it is standard normal in the model's units
+        self.start_scale = math.sqrt(1 + sigmas[0] ** 2) if start_scale is None else start_scale
 
     def _new(self):
         self._count += 1

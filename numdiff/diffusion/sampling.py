@@ -161,7 +161,7 @@ class Sampling:
         self.denoiser = Denoiser(model, self.diffusion, None, self.clip, cfg_scale, cfg_channels, guided_by,
                                  self.guide_scale, self.cfg_interval)
         self.plan = Plan(self.function, self.denoiser.numbers, self.sigmas, self.settings, self.inpainted,
-                         self.denoiser.guided)
+                         self.denoiser.guided, self.diffusion.path.start_scale(self.sigmas[0]))
         if self.cfg_interval and not self.guided_evaluations:
             raise UsageError("cfg_interval {:g},{:g} holds none of the noise levels at which the {} steps evaluate the "
                              "model, from {:g} down to {:g}: widen it, or leave it out.".format(

@@ -127,6 +127,15 @@ def test_levels_of_the_linear_path_are_even_in_t():
     assert karras[0] == pytest.approx(80) and karras[-2] == pytest.approx(0.002) and karras[-1] == 0
 
 
+@pytest.mark.parametrize("diffusion, scale", [({"path": "edm"}, 80.0), ({"path": "linear"}, 9999.0),
+                                              ({"steps": 1000}, None)])
+def test_the_noise_that_samplers_begin_with(diffusion, scale):
+    """EDM's and the flow papers' codes begin with noise of the level, DDPM's with x_T that is noise alone."""
+    sampling = Sampling(GaussianModel(**{"prediction": None, **diffusion}), 1, 8, "heun")
+    path, first = sampling.diffusion.path, sampling.sigmas[0]
+    assert sampling.plan.start_scale == pytest.approx(scale or 1 / path.level(first)[0], rel=1e-9)
+
+
 def test_what_cannot_be_sampled_is_refused():
     for path, how, sentence in (
             ("linear", {"steps": "ddim10"}, "the path linear has no whole timesteps"),
