@@ -169,7 +169,12 @@ class Trainer:
         parameters, atoms = self.model.parameters, ()
         if self.settings["optimizer"] == "muon":
             atoms = [(start, stop) for *_, start, stop in matrices_in(parameters, matrices_of(self.model))]
-        return Partition(parameters, self.communicator, shares, atoms)
+        try:
+            return Partition(parameters, self.communicator, shares, atoms)
+        except UsageError:  # a rank would have nothing, as where a few large matrices are all there is
+            if self.settings["shard_update"] == "yes":
+                raise
+            return Partition(parameters, self.communicator, False, atoms)
 
     def _make_optimizer(self, **settings):
         if self.settings["optimizer"] == "adamw":

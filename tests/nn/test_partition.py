@@ -12,6 +12,7 @@ from numdiff.nn import AdamW, Linear, Muon
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.optimizer import matrices_in
 from numdiff.nn.partition import PIECE, Partition, bounds_of, cut, piece_size
+from numdiff.training import trainer
 from tests.conftest import exhaustively
 
 
@@ -45,6 +46,25 @@ def test_a_model_too_small_to_be_shared():
     with pytest.raises(UsageError, match="too small to be shared by 8 ranks"):
         Partition(parameters, communicator)
     assert Partition(parameters, communicator, False).stop == parameters.total
+
+
+def test_a_rank_without_a_part_ends_sharing_only_where_it_was_asked_for(monkeypatch):
+    made = []
+
+    def partition(parameters, communicator, sharded, atoms):
+        made.append(sharded)
+        if sharded:
+            raise UsageError("too small")
+
+    monkeypatch.setattr(trainer, "Partition", partition)
+    run = trainer.Trainer.__new__(trainer.Trainer)
+    run.model, run.communicator = types.SimpleNamespace(parameters=None), None
+    run.settings = {"optimizer": "adamw", "shard_update": "auto"}
+    run._make_partition(True)
+    assert made == [True, False]
+    run.settings["shard_update"] = "yes"
+    with pytest.raises(UsageError, match="too small"):
+        run._make_partition(True)
 
 
 class Layers(Module):
