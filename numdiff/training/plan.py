@@ -30,6 +30,9 @@ def plan_run(options, dataset, card, communicator=None):
     def work(device):
         trainer = planned_trainer(options, dataset, device, communicator)
         plan_trainer(trainer, communicator)
+        if trainer.shares_update and options.optimizer == "muon":  # each rank has other matrices
+            for rank in range(1, communicator.size):
+                plan_trainer(planned_trainer(options, dataset, device, communicator, rank), communicator)
         plan_previews(trainer, options, communicator.size)
 
     return collect(work, card)
@@ -46,11 +49,12 @@ def plan_previews(trainer, options, ranks):
         previews.rehearse()
 
 
-def planned_trainer(options, dataset, device, communicator):
-    """The trainer of a run, on a stand-in for its GPU."""
+def planned_trainer(options, dataset, device, communicator, rank=0):
+    """The trainer of a rank of a run, on a stand-in for its GPU."""
     options = options.changed(device=device, init=None)
     classes = len(dataset.classes) if options.class_cond else None
     ranks = planned_rank(communicator)
+    ranks.rank = rank
     return build_trainer(options, build_model(options, dataset.shape[3], classes), dataset, communicator=ranks)
 
 
