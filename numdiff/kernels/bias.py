@@ -7,7 +7,7 @@ MATHEMATICS
 SHAPES
     x, y (B, ..., C) float32, channels last; bias (C,); e (B, C)
 VERSIONS
-    v1 naive: one thread an element; v2 vectorised: four neighbouring channels (C a multiple of 4). fuse.py writes both.
+    v1 naive: one thread an element; v2 vectorised: four neighbouring channels (C a multiple of 4). fuse/ writes both.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     bias_add_forward, 16384×768, 768, float16
@@ -17,7 +17,7 @@ MEASURED
         v1      42.8 µs    1,566 GB/s   38 % of memory
         v2*     17.8 µs    3,760 GB/s   92 % of memory   2.40 × v1
 LAUNCH, DETERMINISM
-    as fuse.py
+    as fuse/
 COST
     bytes: 8 n forward, 4 n backward; one addition an element. Roof: memory bandwidth. So where a matmul or convolution
     comes before, its epilogue adds the bias at no cost.

@@ -15,7 +15,7 @@ MEASURED
         v1      59.5 µs      564 GB/s   14 % of memory
         v2*     16.6 µs    2,025 GB/s   49 % of memory   3.59 × v1
 LAUNCH
-    as fuse.py, which writes both
+    as fuse/, which writes both
 DETERMINISM
     the mask is a pure function of (seed, layer, step, sample, element).
 COST

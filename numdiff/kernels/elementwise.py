@@ -30,7 +30,7 @@ COST
 SOURCE
     SiLU: Elfwing et al. 2017, arXiv:1702.03118, eq. 2. GELU: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
 READ NEXT
-    reduce.py, where threads first have to work together; then fuse.py, which writes kernels like these.
+    reduce.py, where threads first have to work together; then fuse/, which writes kernels like these.
 """
 import math
 
@@ -119,7 +119,7 @@ def add_forward_kernel_v2(a, b, y):
         store4(y, i, a0 + b0, a1 + b1, a2 + b2, a3 + b3)
 
 
-# The other operations' kernels have the same two texts, with another line of arithmetic: fuse.py writes them, from the
+# The other operations' kernels have the same two texts, with another line of arithmetic: fuse/ writes them, from the
 # functions above. `print(SILU.text("backward", 2))` shows one.
 
 SILU = fuse(EACH, Operation(silu, x=silu_gradient), EACH, name="silu", module=__name__)

@@ -21,7 +21,7 @@ MEASURED
         v1      4.49 µs      701 GB/s   17 % of memory
         v2*     2.26 µs    1,393 GB/s   34 % of memory   1.99 × v1
 LAUNCH
-    as fuse.py, which writes both
+    as fuse/, which writes both
 DETERMINISM
     a pure function of (seed, purpose, step, sample, element).
 COST
@@ -212,7 +212,7 @@ def words_reference(counters, shape):
                                      counters.samples)
 
 
-# What a chain of fuse.py may read: a word of each element, or a normal number made of it
+# What a chain of fuse/ may read: a word of each element, or a normal number made of it
 WORDS = Place("Counters", loads={1: one_word, 4: four_words, 8: eight_words}, numpy=words_reference)
 NORMALS = Place("Counters", loads={1: one_normal, 4: four_normals})
 

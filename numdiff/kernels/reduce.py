@@ -33,7 +33,7 @@ SOURCE
     the tree: Harris, "Optimizing Parallel Reduction in CUDA" (2007), kernel 3 (sequential addressing).
     Its error grows with log P where a running sum's grows with P: Higham, SIAM J. Sci. Comput. 14 (1993), 783.
 READ NEXT
-    fuse.py, where they are made on the way; groupnorm/groups.py, where they are used in the next line.
+    fuse/, where they are made on the way; groupnorm/groups.py, where they are used in the next line.
 """
 import numpy as np
 

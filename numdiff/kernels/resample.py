@@ -20,7 +20,7 @@ MEASURED
         v1      79.2 µs      529 GB/s   13 % of memory
         v2*     21.7 µs    1,934 GB/s   47 % of memory   3.65 × v1
 LAUNCH, DETERMINISM
-    as fuse.py; the four inputs of an output are added in a fixed order
+    as fuse/; the four inputs of an output are added in a fixed order
 COST
     bytes: the larger array once and the smaller once, 5 numbers an element of the smaller. Roof: memory bandwidth.
 SOURCE
@@ -57,7 +57,7 @@ def repeat_blocks_reference(x, factor):
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
-# What fuse.py reads need not lie where it writes: W and C are y's, whose rows of all images are counted through.
+# What fuse/ reads need not lie where it writes: W and C are y's, whose rows of all images are counted through.
 
 @cuda.jit(device=True)
 def corner(i, W, C):

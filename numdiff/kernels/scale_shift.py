@@ -8,7 +8,7 @@ SHAPES
     x, y, dx, dy (B, ..., C) float32, channels last, P pixels; scale, shift, dscale, dshift (B, C)
 VERSIONS
     v1 naive: one thread an element, backward a thread a channel of a sample; v2 vectorised: four channels a thread, the
-    backward's sums in a tree on the way (C a multiple of 4). fuse.py writes both.
+    backward's sums in a tree on the way (C a multiple of 4). fuse/ writes both.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     scale_shift_forward, 32×64×64×64, 32×64, float16
@@ -18,7 +18,7 @@ MEASURED
         v1     2,080 µs     24.2 GB/s    1 % of memory
         v2*     20.4 µs    2,474 GB/s   60 % of memory    102 × v1
 LAUNCH, DETERMINISM
-    as fuse.py
+    as fuse/
 COST
     bytes: 8 n forward, 12 n backward; 3 and 5 FLOPs an element. Roof: memory bandwidth.
 SOURCE

@@ -1,4 +1,4 @@
-"""Chains of fuse.py on a GPU in float16: microseconds of operations apart and in one kernel, by four and by eight.
+"""Chains of fuse/ on a GPU in float16: microseconds of operations apart and in one kernel, by four and by eight.
 
     python -m tests.kernels.benchmark_fuse
 

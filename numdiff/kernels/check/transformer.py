@@ -1,8 +1,8 @@
 """Cases of the transformer's operations."""
 import numpy as np
 
-from .. import fuse
 from ..diffusion import class_dropout, vlb
+from ..fuse import chain as fused_chains
 from ..transformer import adaln, bias_gelu, chunk, columns, gate, patchify, qk_norm_rope, swiglu
 from ..transformer.adaln import Norm
 from ..transformer.gate_adaln import launcher as gate_adaln
@@ -201,12 +201,12 @@ def transformer_cases():
         shapes = {"x": (B, T, C), "h": (B, T, C), "gate": (B, C)}
         yield Case("gate", normal(**shapes), one(lambda a, v: gate.gate_forward(a.x, a.h, a.gate, version=v)), versions,
                    label=label)
-        yield Case("gate_backward", normal(**shapes), passes(fuse, lambda a, v: gate.gate_backward(
+        yield Case("gate_backward", normal(**shapes), passes(fused_chains, lambda a, v: gate.gate_backward(
             a.x, a.h, a.gate, version=v)), versions, label=label)
         shapes = {"x": (B, T, C), "dy": (B, T, C), "bias": (C,), "dbias": (C,)}
         yield Case("bias_gelu", normal(**shapes), one(lambda a, v: bias_gelu.bias_gelu_forward(a.x, a.bias, version=v)),
                    versions, label=label)
-        yield Case("bias_gelu_backward", normal(**shapes), passes(fuse, lambda a, v: (
+        yield Case("bias_gelu_backward", normal(**shapes), passes(fused_chains, lambda a, v: (
             bias_gelu.bias_gelu_backward(a.dy, a.x, a.bias, a.dbias, version=v), a.dbias)), versions, label=label)
     for H, versions, half in ((12, (1,), False), (8, (1, 2), False), (16, (1, 2), True)):
         arrays, tolerance = (halves, HALF_TOLERANCE) if half else (normal, 1e-5)

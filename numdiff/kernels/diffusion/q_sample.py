@@ -17,7 +17,7 @@ MEASURED
         v1      2.69 µs    1,758 GB/s   43 % of memory
         v2*     2.13 µs    2,220 GB/s   54 % of memory   1.26 × v1
 LAUNCH, DETERMINISM
-    as fuse.py
+    as fuse/
 COST
     bytes: 12 n (two reads, one write), 8 n for the weight. Roof: memory bandwidth.
 SOURCE

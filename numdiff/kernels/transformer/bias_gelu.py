@@ -7,7 +7,7 @@ SHAPES
     x, y, dx, dy (..., C) float32, the other axes read as M rows; bias, dbias (C,)
 VERSIONS
     v1 naive: one thread an element, backward a thread a column; v2 vectorised: four columns a thread, the backward's
-    sums in a tree on the way: dx is not read again for dbias (C a multiple of 4). fuse.py writes both.
+    sums in a tree on the way: dx is not read again for dbias (C a multiple of 4). fuse/ writes both.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     bias_gelu_forward, 64×256×3072, 3072, float16
@@ -17,7 +17,7 @@ MEASURED
         v1     7,740 µs     39.0 GB/s    1 % of memory
         v2*      130 µs    2,320 GB/s   57 % of memory   59.5 × v1
 LAUNCH, DETERMINISM
-    as fuse.py
+    as fuse/
 COST
     bytes: 8 n forward; 12 n backward, where GELU's backward and then the bias's would move 16 n. FLOPs: 10 and 19 an
     element, a tanh counted as one. Roof: memory bandwidth.

@@ -8,7 +8,7 @@ SHAPES
     x, h, y, dy, dh (B, ..., C) float32, channels last, T tokens; gate, dgate (B, C)
 VERSIONS
     v1 naive: one thread an element, backward a thread a channel of an image; v2 vectorised: four channels a thread, the
-    backward's sums in a tree on the way (C a multiple of 4). fuse.py writes both.
+    backward's sums in a tree on the way (C a multiple of 4). fuse/ writes both.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     gate_forward, 64×256×768, 64×256×768, float16
@@ -18,7 +18,7 @@ MEASURED
         v1       184 µs      413 GB/s   10 % of memory
         v2*     32.9 µs    2,304 GB/s   56 % of memory   5.58 × v1
 LAUNCH, DETERMINISM
-    as fuse.py
+    as fuse/
 COST
     bytes: 12 n forward, 12 n backward (dx is dy itself and costs nothing). Roof: memory bandwidth.
 SOURCE

@@ -6,7 +6,7 @@ MATHEMATICS
 SHAPES
     x, dx (…, 2 · H), y, dy (…, H) float16 or float32; the other axes read as rows
 VERSIONS
-    v1 naive: one thread an element of y. fuse.py writes both.
+    v1 naive: one thread an element of y. fuse/ writes both.
     v2 vectorised: one thread eight neighbours, 16 bytes of float16 in one instruction. (H a multiple of 8; sm_80)
     e^-a and the quotient are the hardware's approximate instructions, whose errors are float32's last bits.
 MEASURED
@@ -18,7 +18,7 @@ MEASURED
         v1       238 µs    1,409 GB/s   34 % of memory
         v2*     80.4 µs    4,175 GB/s  102 % of memory   2.96 × v1
 LAUNCH, DETERMINISM
-    as fuse.py
+    as fuse/
 COST
     in passes over an array of n elements: 3 forward, 5 backward. 3 and 9 FLOPs an element, and an exponential.
     Roof: memory bandwidth. The bias before it is the matmul's, which adds it and makes its gradient without a pass of

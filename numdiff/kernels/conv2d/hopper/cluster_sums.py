@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device import cuda, float32, int32, launch, load4, store4, uint32
 from ....device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
 from ....device.limits import FULL_MASK
 from ....device.mbarrier import smem_u32
@@ -29,6 +29,7 @@ CONSUMERS = 3 * 128  # threads that have sums
 AT_ONCE = 3  # vectors that a thread adds up at a time: that many loads are in flight
 ADD_THREADS = 256  # of the second kernel
 ADD_FLOATS = 4 * ADD_THREADS
+ADD_WANTED = 132 * 2048  # threads that fill a GPU
 
 CW = Constant()  # channels of x in a tile
 VECTORS = Constant(lambda CW: 3 * CW // 8)  # of a thread
@@ -224,3 +225,18 @@ def add_gradient_parts_kernel(partial, dweight, vectors, blocks, bias_partial, d
             mine = int32((other * lanes + lane) * 4)
             s0, s1, s2, s3 = s0 + tile[mine], s1 + tile[mine + 1], s2 + tile[mine + 2], s3 + tile[mine + 3]
         store4(target, vector * 4, s0, s1, s2, s3)
+
+
+def add_gradient_parts(parts, targets, counts, wanted):
+    """Each of dweight, dbias, dchannel = the sum of its parts, where there are several; wanted: which there are."""
+    vectors = [target.size // 4 if is_there and count > 1 else 0
+               for target, count, is_there in zip(targets, counts, wanted, strict=True)]
+    if not any(vectors):
+        return
+    shares = 1
+    while shares < 32 and 2 * shares <= max(counts) and 2 * shares * vectors[0] <= ADD_WANTED:
+        shares *= 2
+    lanes = ADD_THREADS // shares
+    blocks = [-(-v // lanes) for v in vectors]
+    launch(add_gradient_parts_kernel, sum(blocks), (lanes, shares), parts[0], targets[0], vectors[0], blocks[0],
+           parts[1], targets[1], vectors[1], blocks[1], counts[0], parts[2], targets[2], vectors[2], counts[2])

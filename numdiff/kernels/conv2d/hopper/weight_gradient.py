@@ -32,9 +32,8 @@ COST
 SOURCE
     PTX ISA, section 9.7.15; Chetlur et al. 2014, "cuDNN", arXiv:1410.0759.
 READ NEXT
-    cluster_sums.py, then weight_gradient_3x3.py, which 3 × 3 kernels take.
+    weight_gradient_plan.py
 """
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -60,16 +59,13 @@ from ....device.tma import tma_load_4d, tma_prefetch
 from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ...common import divide, no_numbers
 from ...reduce import column_sum, sample_sum
-from .boxes import ROW, SHARED, descriptor, row_of, tiles_of, whole_patterns
+from .boxes import ROW, descriptor, row_of
 from .column_sums import add_columns, column_of
 from .weight_gradient_3x3 import SIZE, hopper_weight_gradient_3x3
+from .weight_gradient_plan import MAX_STAGES, SUMS, TAPS, TILE, choose_plan
 
 THREADS = 512
-TILE = 64  # channels of dy, and of x
-TAPS = 9  # of a block, three for each consumer
-MAX_STAGES = 6
 BARRIERS = 2 * MAX_STAGES
-SUMS = TAPS * TILE * TILE  # of a block
 ADDED = 32  # vectors of four sums in a block of the second kernel
 SHARES = 8  # threads that share the parts of each
 BLOCK_SUMS = 4 * ADDED * SHARES
@@ -360,54 +356,6 @@ def add_weight_gradient_kernel(partial, dweight, parts, size, C, N, taps):
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
-
-class Plan(NamedTuple):
-    """How the pixels are cut: chunks of width × height pixels of `images` images, `part_chunks` of them to a part."""
-
-    width: int
-    height: int
-    images: int
-    stages: int
-    x_bytes: int
-    chunks: int
-    part_chunks: int
-    parts: int
-
-
-BYTES_A_NS, FLOPS_A_NS = 42.0, 6000.0  # of a multiprocessor: from L2 to shared memory, all of them at it; wgmma
-START_NS, CHUNK_NS = 3000.0, 100.0  # launch to first product and to the second kernel; what a stage costs beside
-PART_BYTES_A_NS = 3500.0  # of partial sums, written and read, through the L2 cache
-
-
-@functools.lru_cache(maxsize=4096)
-def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
-    """(estimate of nanoseconds, `Plan`) with the lowest estimate."""
-    pad, best = size // 2, None
-    tiles = -(-C // TILE) * -(-N // TILE) * -(-size * size // TAPS)
-    wanted = {turns * multiprocessors // tiles for turns in (1, 2, 3, 4)} | {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
-    for width, height, images in tiles_of(64, 128, 256):
-        pixels = width * height * images
-        box = (width + 2 * pad * whole_halo) * (height + 2 * pad) * images
-        x_bytes = whole_patterns(box * ROW * (1 if whole_halo else size))
-        stages = min(SHARED // (pixels * ROW + x_bytes), MAX_STAGES)
-        if stages < 2:
-            continue
-        chunks = -(-W // width) * -(-H // height) * -(-B // images)
-        moved = (pixels * ROW + x_bytes) / BYTES_A_NS
-        multiplied = 2 * pixels * TILE * TILE * TAPS / FLOPS_A_NS
-        chunk = (1.2 if stages == 2 else 1.0) * max(moved, multiplied) + 0.1 * min(moved, multiplied)
-        for parts in sorted(wanted):
-            part_chunks = -(-chunks // max(1, min(chunks, parts)))
-            parts = -(-chunks // part_chunks)
-            rounds = -(-parts * tiles // multiprocessors)
-            estimate = START_NS + rounds * (part_chunks * (CHUNK_NS + chunk) + 1500) + \
-                parts * tiles * SUMS * 8 / PART_BYTES_A_NS
-            if best is None or estimate < best[0]:
-                best = estimate, Plan(width, height, images, stages, x_bytes, chunks, part_chunks, parts)
-    if best is None:
-        raise ValueError(f"a {size} × {size} weight gradient does not fit into shared memory: use version=1")
-    return best
-
 
 def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=False, need_channel=False):
     """dweight += …, dbias += …, for arrays that ../launcher.py has checked; general: not by the kernels for 3 × 3 taps.

@@ -77,13 +77,12 @@ from ...common import divide, no_numbers
 from ...tuning import tuned_or
 from .boxes import ROW, descriptor, u64
 from .cluster_sums import (
-    ADD_THREADS,
     CW,
     SIZE,
     TAPS,
     TILE,
     add_bias,
-    add_gradient_parts_kernel,
+    add_gradient_parts,
     add_up,
     leave_sums,
     read_sums,
@@ -95,7 +94,6 @@ from .weight_gradient_3x3_plan import MAX_STAGES, PIXELS, WIDTHS, choose_plan
 
 THREADS = 512  # four warpgroups
 BARRIERS = 2 * MAX_STAGES
-ADD_WANTED = 132 * 2048  # threads that fill a GPU
 
 producer_registers, consumer_registers = make_setmaxnreg(104, False), make_setmaxnreg(136, True)
 
@@ -409,11 +407,9 @@ conv2d_weight_gradient_3x3_kernels_v6 = {
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only=None, dchannel=None):
-    """dweight += …, dbias += …, dchannel = …, for arrays that ../launcher.py has checked."""
-    b, h, w, n = dy.shape
-    c = x.shape[3]
-    backend = dy.backend
+def plan_for(dy, x, whole_halo, only):
+    """The `Plan` for these arrays: as estimated, or as measured on this card, or with `only`."""
+    (b, h, w, n), c, backend = dy.shape, x.shape[3], dy.backend
 
     def planned(only=None):
         return choose_plan(b, h, w, c, n, bool(whole_halo), backend.multiprocessors, only)[1]
@@ -423,38 +419,34 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
         return planned((channels, parts, pixels, blocks))
 
     if only is None and whole_halo:
-        plan = tuned_or(planned, measured, backend, "conv2d_weight_gradient_3x3 v6", b, h, w, c, n)
-    else:
-        plan = planned(only and tuple(only))
-    nothing, alone = no_numbers(backend), plan.groups == 1
+        return tuned_or(planned, measured, backend, "conv2d_weight_gradient_3x3 v6", b, h, w, c, n)
+    return planned(only and tuple(only))
+
+
+def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only=None, dchannel=None):
+    """dweight += …, dbias += …, dchannel = …, for arrays that ../launcher.py has checked.
+
+    only: as of `choose_plan`, for tests and `numdiff bench tune`
+    """
+    (b, h, w, n), c = dy.shape, x.shape[3]
+    plan = plan_for(dy, x, whole_halo, only)
     across, down = -(-w // plan.width), -(-h // plan.height)
     places = across * down
     map_dy = tensor_map(dy, (TILE, plan.width, plan.height, plan.images))
     map_x = tensor_map(x, (plan.channels, plan.width + 2 * bool(whole_halo), plan.height + 2, plan.images),
                        swizzle=2 * plan.channels)
-    weight_target, bias_target = dweight.reshape(-1), nothing if dbias is None else dbias
-    channel_target = nothing if dchannel is None else dchannel.reshape(-1)
-    out = weight_target if alone else empty((plan.groups * dweight.size,), np.float32, like=dy)
-    bias_out = bias_target if alone or dbias is None else empty((plan.groups * n,), np.float32, like=dy)
-    # where a chunk has all of an image, its sums are the result
-    channel_out = channel_target if dchannel is None or places == 1 else empty((places * b * n,), np.float32, like=dy)
+
+    nothing = no_numbers(dy.backend)
+    targets = [nothing if a is None else a.reshape(-1) for a in (dweight, dbias, dchannel)]
+    counts = plan.groups, plan.groups, places  # of their parts; of dchannel's one for each chunk of an image
+    out, bias_out, channel_out = parts = [
+        target if count == 1 or target is nothing else empty((count * target.size,), np.float32, like=dy)
+        for target, count in zip(targets, counts, strict=True)]
     kernel = conv2d_weight_gradient_3x3_kernels_v6[plan.channels, plan.width * plan.height * plan.images]
-    kernel = in_bfloat16(kernel, x.dtype)
-    launch(kernel, (-(-c // plan.channels), -(-n // TILE), plan.parts), THREADS, Maps(map_dy, map_x),
-           Arrays(weight_target, bias_target, out, bias_out, channel_out), Shape(b, across, down, c, n),
+    launch(in_bfloat16(kernel, x.dtype), (-(-c // plan.channels), -(-n // TILE), plan.parts), THREADS,
+           Maps(map_dy, map_x), Arrays(targets[0], targets[1], out, bias_out, channel_out),
+           Shape(b, across, down, c, n),
            Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes),
            Parts(*divmod(plan.chunks, plan.parts), plan.blocks, plan.share), int(dbias is not None),
            int(dchannel is not None), shared=plan.shared, cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
-    vectors = 0 if alone else dweight.size // 4
-    bias_vectors = 0 if alone or dbias is None else n // 4
-    channel_vectors = 0 if dchannel is None or places == 1 else b * n // 4
-    if not vectors + channel_vectors:
-        return
-    shares = 1
-    while shares < 32 and 2 * shares <= max(plan.groups, places) and 2 * shares * vectors <= ADD_WANTED:
-        shares *= 2
-    lanes = ADD_THREADS // shares
-    blocks, bias_blocks, channel_blocks = (-(-v // lanes) for v in (vectors, bias_vectors, channel_vectors))
-    launch(add_gradient_parts_kernel, blocks + bias_blocks + channel_blocks, (lanes, shares), out, weight_target,
-           vectors, blocks, bias_out, bias_target, bias_vectors, bias_blocks, plan.groups, channel_out, channel_target,
-           channel_vectors, places)
+    add_gradient_parts(parts, targets, counts, [target is not nothing for target in targets])

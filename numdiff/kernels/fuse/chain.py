@@ -1,136 +1,28 @@
-"""Fusion by composition: a chain of small operations becomes one kernel, and its derivative another.
+"""Chains of operations: one kernel, and one for their gradients, made when they are first launched.
 
-    scaled = Operation(lambda x, scale, shift: x * scale + shift, PER_CHANNEL, PER_CHANNEL,
-                       x=lambda dy, scale: dy * scale,
-                       scale=lambda dy, x: dy * x,
-                       shift=UNCHANGED)                                     # the derivative is dy itself
-    activated = Operation(silu, x=silu_gradient)
-    chain = fuse(EACH, scaled, activated, EACH)                             # read, operations, write
-    y = chain.forward(x, scale, shift)                                      # one pass over x, where two would be needed
-    dx, dscale, dshift = chain.backward(dy, x, scale, shift)
-    print(chain.text("forward", 2))                                         # the kernel, as one would write it by hand
-
-MATHEMATICS
-    y_0 = x,  y_k = f_k(y_{k-1}, a_k),  y = y_n         a_k: the operation's operands, each read at its own place
-    backward, from dy_n = dy down to k = 1:
-        dy_{k-1} = dy_k · ∂f_k/∂y_{k-1}                 one operation's derivative after the other: the reversed chain
-        da_k     = Σ dy_k · ∂f_k/∂a_k                   over all elements that read the same number of a_k
-    A derivative is a function of dy and of whatever it names of f_k's arguments, or of f_k's result as y. What any of
-    them names is needed again. Of that only x and the operands are kept: each y_k is computed again from them, since
-    arithmetic is free beside memory. `chain.kept` says which they are; what no derivative needs is not read.
-SHAPES
-    x, y and what stands EACH: any shape, channels last; PER_CHANNEL (C,); PER_SAMPLE (B, C), of an x (B, ..., C);
-    NUMBER a float. Arrays float32, float16 or bfloat16, the arithmetic float32; sums of gradients float32.
-RUNGS
-    1, naive: one thread an element; where gradients are sums one thread a column, which goes down its rows.
-    2, vectorised: one thread four neighbours, by 16-byte loads and stores. Where gradients are sums, blocks own a chunk
-       of rows, write dx and add up on the way, in a tree; a second pass adds up the chunks (reduce.py).
-    3, eight: as before with eight neighbours, 16 bytes of float16. (sm_80; its sums take so many registers that the
-       launcher leaves them to version 2)
-LAUNCH
-    as elementwise.py, and reduce.py where gradients are sums.
-DETERMINISM
-    no atomics; the order of each sum depends on the shape alone.
-COST
-    bytes: each array once. That is the point: n operations apart read and write 2 n arrays, a chain of them 2.
-SOURCE
-    The idea: Amoros et al. 2025, arXiv:2508.07071 (the Fused Kernel Library: read, compute and write operations,
-    composed at compile time). The reversed chain: reverse-mode differentiation, Griewank and Walther 2008, chapter 3.
 READ NEXT
-    bias.py, then transformer/bias_gelu.py: chains of one operation and of two.
+    ../bias.py, then ../transformer/bias_gelu.py: chains of one operation and of two.
 """
 import functools
 import hashlib
 import inspect
-import itertools
-import keyword
 import linecache
 import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
-from ..device.eight import load8, store8
-from ..device.requires import requires, supports
-from ..device.specialise import Variants, known_names, with_names
-from ..dtypes import HALVES, is_half, working_type
-from .reduce import BLOCK, column_sum, column_sum_reference, cut, sample_sum, sample_sum_reference, tree_sum
-from .versions import NAMES, label
+from ...device import cuda, empty, empty_like, float32, is_device, launch
+from ...device.requires import requires, supports
+from ...device.specialise import Variants, known_names, with_names
+from ...dtypes import HALVES, is_half, working_type
+from ..reduce import BLOCK, column_sum, cut, sample_sum
+from ..versions import NAMES, label
+from .kernel_text import RESERVED, SCOPE, Plan, kernel_text
+from .operations import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation, Place, parameters, select
 
 WIDTHS = 1, 4, 8  # neighbours a thread, of versions 1, 2 and 3
 MOST = 48  # sums that a block has room for: 48 KiB of shared memory, which every GPU has
 FLOATS = {np.dtype(np.float32), np.dtype(np.float64), *HALVES.values()}
-UNCHANGED = "dy"  # the derivative that hands dy on as it is
-
-
-# Chains ---------------------------------------------------------------------------------------------------------------
-
-class Place:
-    """Where the numbers of an argument are, for element i of y or, in a sum over rows, for a channel of an image.
-
-    said: the shape, in words; shape: it from y's; flat, rows: the index as text, of what is in `uses`, too
-    summed: the sum over rows of a gradient, where it is one; numpy: function(argument, y's shape), of NumPy's arrays
-    loads: {neighbours: device function(argument, i)} in place of an index
-    Neighbours of y must be neighbours there. One without `rows` has no part in sums, and a gradient only where each
-    number is read once.
-    """
-
-    def __init__(self, said, shape=None, flat="", rows="", summed=None, loads=None, numpy=lambda a, shape: a, **uses):
-        self.said, self.shape, self.flat, self.rows, self.summed = said, shape, flat, rows, summed
-        self.loads, self.numpy, self.uses = loads, numpy, uses
-
-
-EACH = Place("like x", lambda shape: shape, "i", "i")
-PER_CHANNEL = Place("(C,)", lambda shape: shape[-1:], "i % C", "channel", column_sum_reference)
-PER_SAMPLE = Place("(B, C)", lambda shape: (shape[0], shape[-1]), "i // sample * C + i % C", "image * C + channel",
-                   sample_sum_reference, numpy=lambda a, shape: a.reshape(len(a), *[1] * (len(shape) - 2), -1))
-NUMBER = Place("a number")
-
-
-@cuda.jit(device=True)
-def select(condition, a, b):
-    """a where the condition holds, else b: what an operation uses in place of Python's `if`."""
-    return a if condition else b
-
-
-@cuda.jit(device=True)
-def as_it_is(x):
-    return x
-
-
-class Operation:
-    """A step of a chain, y = function(x, *operands), and its derivatives.
-
-    function: of one element's float32 numbers, with typed literals (`float32(1)`); no loops or `if`, but `select`
-    places: where each operand is, in order: EACH, PER_CHANNEL, PER_SAMPLE or NUMBER
-    derivatives: {argument: function}, of `dy` and any of `y` and the arguments, by their names; or UNCHANGED
-    gradients: one function instead that returns all of them, in order, where they share what is computed
-    """
-
-    def __init__(self, function, *places, gradients=None, **derivatives):
-        self.function, self.places = on_device(function), places
-        self.name = self.function.py_func.__name__.replace("<lambda>", "step")
-        self.takes, *self.operands = inspect.signature(self.function.py_func).parameters
-        self.derivatives = {(name,): d if d is UNCHANGED else on_device(d) for name, d in derivatives.items()}
-        if gradients:
-            self.derivatives = {(self.takes, *self.operands): on_device(gradients)}
-        if len(places) != len(self.operands):
-            raise ValueError(f"fuse: {self.name} has {len(self.operands)} operands after {self.takes}, and "
-                             f"{len(places)} places: say of each where it is, such as PER_CHANNEL.")
-        known = {"dy", "y", self.takes, *self.operands}
-        for names, derivative in self.derivatives.items():
-            if unknown := {*names, *parameters(derivative)} - known:
-                raise ValueError(f"fuse: {self.name} has no argument {', '.join(sorted(unknown))}: give derivatives of "
-                                 f"{', '.join([self.takes, *self.operands])}; they may name these, dy and y.")
-
-
-def on_device(function):
-    return function if hasattr(function, "py_func") else cuda.jit(device=True, forceinline=True)(function)
-
-
-def parameters(derivative):
-    return ["dy"] if derivative is UNCHANGED else list(inspect.signature(derivative.py_func).parameters)
-
 
 _chains = {}  # what `fuse` has made
 
@@ -169,27 +61,6 @@ def fingerprint(value, within=()):
     code, known = function.__code__, sorted(known_names(function).items())
     return repr([code.co_code, code.co_consts, code.co_names, code.co_varnames,
                  *((name, fingerprint(v, (*within, function))) for name, v in known)])
-
-
-class Plan:
-    """One direction of a chain. inputs: {name: place}; steps: [(results, device function's name, its arguments)];
-    outputs: {array: (place, result)}; sums: {argument: (place, result)}, which are added up over rows.
-
-    sizes: the lengths that its indices name; by_sample: whether its rows are those of each sample
-    """
-
-    def __init__(self, inputs, steps, outputs, sums):
-        self.inputs, self.steps, self.outputs, self.sums = inputs, steps, outputs, sums
-        places = [*inputs.values(), *(place for place, _ in (*outputs.values(), *sums.values()))]
-        self.sizes = [size for size in ("sample", "W", "C") if any(size in place.flat for place in places)]
-        self.counted, self.by_sample = any(place.loads for place in places), PER_SAMPLE in places
-        self.samples = sum(place is PER_SAMPLE for place, _ in sums.values())
-
-    def row(self, array):
-        """How many neighbours of y read neighbours of all arrays."""
-        if "C" in self.sizes:
-            return array.shape[-1]
-        return array.size // array.shape[0] if self.counted else array.size
 
 
 class Fused(Variants):
@@ -269,51 +140,13 @@ class Fused(Variants):
         self.plans["backward"] = Plan({"dy": EACH, **self.kept}, again + steps, {
             f"d{a}": (self.arguments[a], found[a]) for a in self.gradients if a not in sums and found[a] != "dy"}, sums)
 
-    # The text of a kernel ---------------------------------------------------------------------------------------------
+    # Its kernels ------------------------------------------------------------------------------------------------------
 
     def text(self, direction, version):
         """A kernel as text: direction "forward" or "backward"; version: 1 to 3, or its name."""
         version = NAMES["fused"].get(version, version)
-        plan, width = self.plans[direction], self.widths[version]
-        known, once, lines = {}, [], []
-
-        def index(place):
-            """Of its arrays; what may serve several of them is computed in a line of its own."""
-            text = (place.rows if plan.sums else place.flat).format(width=width)
-            if text.isidentifier():
-                return text
-            if text not in known:
-                short = functools.reduce(lambda line, other: line.replace(other, known[other]), known, text)
-                known[text] = f"at{len(known) or ''}"
-                (once if "channel" in text else lines).append(f"{known[text]} = {short}")
-            return known[text]
-
-        for a, place in plan.inputs.items():
-            names = ", ".join(f"{a}_{k}" for k in range(width))
-            if place.loads:
-                lines.append(f"{names} = {self._named(f'load_{a}', place.loads[width])}({a}, i)")
-            elif place.flat:
-                load = f"float32({a}[{index(place)}])" if width == 1 else f"load{width}({a}, {index(place)})"
-                (once if plan.sums and "channel" in place.rows else lines).append(f"{names} = {load}")
-        for results, function, arguments in plan.steps:
-            lines += [", ".join(f"{r}_{k}" for r in results) + f" = {function}(" + ", ".join(
-                a if plan.inputs.get(a) is NUMBER else f"{a}_{k}" for a in arguments) + ")" for k in range(width)]
-        lines += [store(a, index(place), [f"{result}_{k}" for k in range(width)])
-                  for a, (place, result) in plan.outputs.items()]
-        names = [*plan.inputs, *plan.outputs]
-        if plan.sums:
-            lines += [f"sum{s}_{k} += {value}_{k}" for s, (_, value) in enumerate(plan.sums.values())
-                      for k in range(width)]
-            names, body = [*names, "partial", "P", "C"], (over_rows if version > 1 else down_columns)(
-                once, lines, [[f"sum{s}_{k}" for k in range(width)] for s in range(len(plan.sums))])
-            names += ["lanes", "chunk"] if version > 1 else []
-        else:
-            names += plan.sizes
-            places = {a: place for a, (place, _) in plan.outputs.items()} | plan.inputs
-            body = ["i = cuda.grid(1)" + f" * {width}" * (width > 1),
-                    f"if i < {next(a for a in places if places[a] is EACH)}.size:", *indented(lines)]
-        head = f"def {self.name}_{direction}_kernel_v{version}({', '.join(names)}):"
-        return "\n    ".join([head, *body]) + "\n"
+        name = f"{self.name}_{direction}_kernel_v{version}"
+        return kernel_text(name, self.plans[direction], self.widths[version], version, self._named)
 
     def _compile(self, direction, version):
         text, name = self.text(direction, version), f"{self.name}_{direction}_kernel_v{version}"
@@ -430,56 +263,6 @@ class Fused(Variants):
             raise ValueError(f"{self.name}, version {label('fused', version)}, takes {width} elements at a time, and "
                              f"{row} is not a multiple of {width}; use version=1")
         return version
-
-
-# What kernels are made of ---------------------------------------------------------------------------------------------
-
-SCOPE = {"BLOCK": BLOCK, "cuda": cuda, "float32": float32, "load4": load4, "load8": load8, "min": min, "range": range,
-         "store4": store4, "store8": store8, "tree_sum": tree_sum}
-RESERVED = {"C", "P", "W", "at", *(f"at{k}" for k in range(1, 9)), "channel", "chunk", "column", "columns", "dy", "i",
-            "image", "lanes", "partial", "pixel", "row", "rows", "sample", "start", "thread", "tile", "to", "y",
-            *keyword.kwlist}
-
-
-def store(array, index, values):
-    """A line that stores neighbours."""
-    if len(values) == 1:
-        return f"{array}[{index}] = {values[0]}"
-    values = ", ".join(values)
-    return f"store8({array}, {index}, ({values}))" if values.count(",") == 7 else f"store4({array}, {index}, {values})"
-
-
-def down_columns(once, lines, sums):
-    """Version 1 of a kernel with sums: a thread a column of a sample. once: loads that are the same in all its rows."""
-    return [f"column, columns = cuda.grid(1), partial.size // {len(sums)}",
-            "if column < columns:", *indented([
-                "image, channel = column // C, column % C", *once, *(f"{value} = float32(0)" for value, in sums),
-                "for pixel in range(P):", *indented(["i = (image * P + pixel) * C + channel", *lines]),
-                *(f"partial[column + {s} * columns] = {value}" for s, (value,) in enumerate(sums))])]
-
-
-def over_rows(once, lines, sums):
-    """Versions 2 and 3: a block a chunk of rows, as sum_rows_kernel_v3 of reduce.py, with all else done on the way."""
-    width, names = len(sums[0]), [name for some in sums for name in some]
-    tiles = [[f"tile[{s * width + k} * BLOCK + thread]" for k in range(width)] for s in range(len(sums))]
-    return [f"tile = cuda.shared.array({len(names) * BLOCK}, float32)",
-            "thread, rows = cuda.threadIdx.x, BLOCK // lanes",
-            "row, image, start = thread // lanes, cuda.blockIdx.z, cuda.blockIdx.x * chunk",
-            f"channel = (cuda.blockIdx.y * lanes + thread % lanes) * {width}",
-            f"{' = '.join(names)} = float32(0)",
-            "if row < rows and channel < C:", *indented([
-                *once, "for pixel in range(start + row, min(start + chunk, P), rows):",
-                *indented(["i = (image * P + pixel) * C + channel", *lines])]),
-            f"{', '.join(itertools.chain(*tiles))} = {', '.join(names)}",
-            f"tree_sum(tile, {len(names)}, thread, lanes, rows)",
-            "if row == 0 and channel < C:", *indented([
-                "to = (image * cuda.gridDim.x + cuda.blockIdx.x) * C + channel",
-                *itertools.chain(*([*(["to += cuda.gridDim.z * cuda.gridDim.x * C"] if s else []),
-                                    store("partial", "to", some)] for s, some in enumerate(tiles)))])]
-
-
-def indented(lines):
-    return [f"    {line}" for line in lines]
 
 
 @functools.cache
