@@ -327,6 +327,9 @@ def problems():
         ranges=integers(np.stack((starts, starts + zero_ranges.PIECE), 1), np.int64),
         moved=4 * zero_ranges.PIECE * len(starts))
     add(grad_norm.global_norm, x=flat)
+    edges = np.append(np.arange(0, PARAMETERS, 16384), PARAMETERS)  # as nn/partition.py cuts it
+    add(grad_norm.squares_of_pieces, x=flat, pieces=integers(np.stack((edges[:-1], edges[1:]), 1), np.int64),
+        partials=single(len(edges) - 1), moved=4 * PARAMETERS)
     update = {"weight": flat, "gradient": flat, "m": flat, "v": flat, "step": step, "learning_rate": one,
               "gradient_norm": one, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0}
     add(adamw.adamw_update, **update)
