@@ -3,6 +3,7 @@
     python -m tests.kernels.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
     python -m tests.kernels.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
 
+"product" is version 3, whose forward takes S from one product of matrices, beside the launcher's choice.
 Forward, and forward with backward, captured once and replayed; the ways take turns, as in benchmark_flash_attention.py,
 whose clock this is. "x" is flash attention's time over that of sparse-linear attention. "error" is the larger of y's
 and dqkv's against float64 in the 2-norm, on one head of 1,024 tokens. Without a GPU it prints the forecast that
@@ -10,6 +11,7 @@ numdiff/kernels/NOTES.md explains.
 """
 import argparse
 import functools
+import itertools
 
 import numpy as np
 
@@ -54,15 +56,15 @@ def inputs(gpu, B, T, heads, HS):
     return [upload(a, gpu) for a in (qkv, dy, weight, rng.standard_normal(HS).astype(np.float32))]
 
 
-def work(given, heads, share, passes, sums):
-    """A function of one way: flash attention for share None."""
+def work(given, heads, share, passes, sums, version=None):
+    """A function of one way: flash attention for share None; version: of sparse-linear attention's forward."""
     qkv, dy, weight, bias = given
 
     def run():
         if share is None:
             kept = attention.flash_attention_forward(qkv, heads, "new")
             return attention.flash_attention_backward(dy, qkv, *kept, heads, "new") if passes[1] else kept
-        y, kept = sla.sla_forward(qkv, weight, bias, heads, share, "new", keeps=passes[1])
+        y, kept = sla.sla_forward(qkv, weight, bias, heads, share, "new", keeps=passes[1], version=version)
         if passes[1]:
             return sla.sla_backward(dy, qkv, y, kept, weight, bias, *sums, heads, "new")
         return y
@@ -78,8 +80,8 @@ def compile_all(gpu, shapes, shares):
                 ((HS,), np.float32))]
             sums = [empty(shape, np.float32, device) for shape in ((HS, HS), (HS,))]
             for share in (None, *shares):
-                for passes in PASSES.values():
-                    work(given, heads, share, passes, sums)()
+                for passes, version in itertools.product(PASSES.values(), (None, "product") if share else (None,)):
+                    work(given, heads, share, passes, sums, version)()
 
     compile_ahead(collect(launch_all, card_of(gpu)), gpu.cache)
 
@@ -96,11 +98,12 @@ def error(gpu, HS, share, T=1024):
                for a, b in ((y, want), (dqkv, gradient)))
 
 
-def kernel_times(gpu, arena, clock, shape, share):
-    """[(kernel, µs)] of forward and backward, each after the second-level cache was overwritten."""
+def kernel_times(gpu, arena, clock, shape, share, version):
+    """[(kernel, µs)] of forward and, for the launcher's choice, backward, each after the second-level cache was
+    overwritten."""
     given, found = inputs(gpu, *shape), []
     sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
-    run = work(given, shape[2], share, (True, True), sums)
+    run = work(given, shape[2], share, (True, version is None), sums, version)
 
     def around(name, grid, block, call):
         if name in ("memset", "memcpy"):  # the clock's own among them
@@ -119,7 +122,8 @@ def measure(gpu, arena, clock, shape, share, passes, repeats):
     given = inputs(gpu, *shape)
     sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
     replays = {name: functools.partial(clock.milliseconds, capture(gpu, arena, work(
-        given, shape[2], of, passes, sums))[0]) for name, of in (("flash", None), ("sla", share))}
+        given, shape[2], of, passes, sums, version))[0]) for name, of, version in (
+            ("flash", None, None), ("sla", share, None), ("product", share, "product"))}
     in_torch = torch_replay(*shape, *passes)
     if in_torch:
         replays["torch"] = in_torch
@@ -140,7 +144,7 @@ def main(arguments=None):
     gpu = None if why_no_gpu() else get_gpu()
     print(f"{gpu.device_name if gpu else 'no GPU: forecast for an H200'}; µs; batch {options.batch}, {options.heads} "
           f"heads of {options.head_size}")
-    print("     T  share pass     |   flash     sla      x   torch | forecast: flash     sla      x | error")
+    print("     T  share pass     |   flash     sla      x product   torch | forecast: flash     sla      x | error")
     shapes = [(options.batch, T, options.heads, options.head_size) for T in options.lengths]
     if gpu:
         compile_all(gpu, [*shapes, (1, 1024, 1, options.head_size)], options.shares)
@@ -154,13 +158,14 @@ def main(arguments=None):
                 if gpu:
                     us = measure(gpu, arena, clock, shape, share, passes, options.repeats)
                     line += (f"{us['flash']:7.0f} {us['sla']:7.0f} {us['flash'] / us['sla']:6.2f} "
-                             f"{us.get('torch', np.nan):7.0f} | ")
+                             f"{us['product']:7.0f} {us.get('torch', np.nan):7.0f} | ")
                 flash, sparse = expected[label]
                 line += f"{flash:15.0f} {sparse:7.0f} {flash / sparse:6.2f}"
                 print(line + (f" | {error(gpu, options.head_size, share):.1e}" if gpu else ""), flush=True)
                 if gpu and options.kernels and passes[1]:
-                    for name, us in kernel_times(gpu, arena, clock, shape, share):
-                        print(f"{us:40.1f} {name}", flush=True)
+                    for version in (None, "product"):
+                        for name, us in kernel_times(gpu, arena, clock, shape, share, version):
+                            print(f"{us:40.1f} {name}{f', {version}' if version else ''}", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 # "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
 REPEATED = re.compile("|".join((
     # a thread's loops are those of HS 8; a list and what is left, with a tail, are in float16, HS 32, T 65
-    r"sla(_backward)?: (new, HS \d\d, .* v1|float16, .*(HS (8|64|72)|T 130|share 1).*|bfloat16, .*)",
+    r"sla(_backward)?: (new, HS \d\d, .* v1|float16, .*(HS (8|64|72)|T 130|share 1|T 65, .* v3).*|bfloat16, .*)",
     # two tiles of queries; those of keys are seen with T 65. Other cases have both layouts and these head sizes
     r"flash_attention.*: .*T 66.*", r"flash_attention(_backward)?: (new, HS 32|legacy, HS 64), T 3.* v[24]",
     r"attention(_backward)?: new .*", r"flash_attention: legacy, HS (64|72), T 2.* v2",
@@ -85,10 +85,11 @@ REPEATED = re.compile("|".join((
 
 
 # of those, cases that the exhaustive part runs in one order only: others have what two orders could tell apart
-ONCE = re.compile(r"sla(_backward)?: (float16, .*(HS 8|HS 72|T 130|share 1).*|bfloat16, .*)|sla: new, HS 72, .* v1")
+ONCE = re.compile(r"sla(_backward)?: (float16, .*(HS 8|HS 72|T 130|share 1|T 65, .* v3).*|bfloat16, .*)|"
+                  r"sla: new, HS 72, .* v1")
 # …and cases that are compiled (test_compile_logs.py), not run: an order takes up to 20 s, and only constants differ
-COMPILED = re.compile(r"sla(_backward)?: (new, HS (32|64), .* v1|float16, new, HS 64, .*)|"
-                      r"sla_backward: new, HS 72, .* v1")
+COMPILED = re.compile(r"sla(_backward)?: (new, HS (32|64), .* v1|float16, new, HS 64, .*|float16, .*HS 72.* v3)|"
+                      r"sla: bfloat16, .* v3|sla_backward: new, HS 72, .* v1")
 
 
 def is_named(pattern, case, version):

@@ -166,10 +166,10 @@ def test_however_it_is_cut(rng, monkeypatch, scores):
 
 # (B, T, heads, HS) and the order of the channels: for a GPU; the emulator has the cases of `numdiff kernels check`
 @shapes(large=(2, 200, 3, 32, "new"), large_64=(1, 700, 2, 64, "legacy"), large_72=(1, 300, 2, 72, "new"))
-@versions(1, 2)
+@versions(1, 2, 3)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @on("cuda")
-@where(lambda version, half: version != 2 or half)
+@where(lambda version, half: version == 1 or half)
 def test_sla(engine, rng, shape, version, half):
     qkv, dy, weight, bias, heads, order = problem(rng, shape)
     dtype, tolerance = (np.float16, 2e-3) if half else (np.float32, 1e-5)
@@ -190,7 +190,7 @@ def test_sla(engine, rng, shape, version, half):
     for y, left in runs:
         sums = engine(np.zeros(weight.shape)), engine(np.zeros(bias.shape))
         results.append((sla.sla_backward(engine(dy, dtype), given[0], y, left, *given[1:], *sums, heads, order,
-                                         version=version), *sums))
+                                         version=min(version, 2)), *sums))
     for a, b, exactly in zip(*results, (dqkv, dweight, dbias), strict=True):
         engine.check(a, exactly, 2 * tolerance)
         engine.check_equal(a, b)

@@ -11,6 +11,7 @@ it: the linear part passes through a layer that starts from zero. Read the files
     tiles_half.py          what the others share: features of fragments, totals minus what is listed, in registers
     prepare_half.py    v2 mma: float16, mma.sync: means, φ(k), H and z of each block of keys in one pass
     forward_half.py    v2 mma: k, v and H of the next block on their way; the linear part in the same kernel
+    rest_half.py       v3 product: S of all blocks of queries as one product of matrices
     queries_half.py    v2 mma: the backward of the linear part, five products that stay in shared memory
     lists_half.py      v2 mma: dq over the lists; dk and dv over their transpose
     launcher.py        which of them runs
@@ -22,6 +23,8 @@ VERSIONS
     v1 naive: one thread a row, float32 sums, all head sizes, any type
     v2 mma: float16 and bfloat16 on tensor cores, the same heads; nine launches forward and backward, and the sums of
        dW and db. Heads of 72 are not measured on a GPU yet
+    v3 product: forward only; S by a product of zeros and ones with H, so that the forward reads k and v alone: not
+       measured on a GPU yet, and chosen only by `version=3`
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     sla_forward, 1×4096×2304, 64×64, heads 12, float16

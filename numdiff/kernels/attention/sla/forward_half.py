@@ -20,7 +20,7 @@ COST
 SOURCE
     reference.py; ../forward_half.py.
 READ NEXT
-    queries_half.py
+    rest_half.py
 """
 import math
 from typing import NamedTuple
@@ -60,12 +60,14 @@ from .tiles_half import (
     N,
     dot_vector,
     features,
+    fetch_small,
     fetch_square,
     fetch_sums,
     load_total,
     narrow,
     scale_rows,
     small_of,
+    square_bytes,
     store_left,
     sums_bytes,
     take_away,
@@ -79,11 +81,18 @@ KEYS = BLOCK // 8  # fragments of scores side by side
 SCORES = BLOCK // 2  # in a lane
 SCRATCH = Constant(lambda HS: max(SCORES, HS // 2))  # o_l takes their place
 BOTH = Constant(lambda HS: 2 * HS)  # numbers of Z and of z's total
-STAGE = Constant(lambda HS: 2 * tile_bytes(HS) + sums_bytes(HS))  # bytes of k, v, H and z
+GIVEN = Constant()  # whether S is there (rest_half.py), not to be made of H
+STAGE = Constant(lambda HS, GIVEN: stage_bytes(HS, GIVEN))
+SMALL_AT = Constant(lambda HS, GIVEN: 2 * tile_bytes(HS) + (0 if GIVEN else 2 * HS * HS))  # of z, in a stage
 
 
-def shared_bytes(HS):
-    return 5 * tile_bytes(HS) + 2 * sums_bytes(HS)
+def stage_bytes(HS, given):
+    """Bytes of k, v, H and z; without H there is room for S and W."""
+    return max(2 * tile_bytes(HS) + 4 * HS, 2 * square_bytes(HS)) if given else 2 * tile_bytes(HS) + sums_bytes(HS)
+
+
+def shared_bytes(HS, given=False):
+    return tile_bytes(HS) + 2 * stage_bytes(HS, given)
 
 
 class Registers(NamedTuple):
@@ -107,7 +116,10 @@ def fetch_block(stage, qkv, sums, start, problem, j, t):
     fetch_rows(stage, PITCH, qkv, at, problem.width, exist, BLOCK, HS, t, THREADS)
     fetch_rows(stage + TILE, PITCH, qkv, at + problem.part, problem.width, exist, BLOCK, HS, t, THREADS)
     block = head_number() * problem.N + j
-    fetch_sums(stage + int32(2 * TILE), sums[0], block * SIZE, sums[1], block * 2 * HS, t)
+    if GIVEN:
+        fetch_small(stage + SMALL_AT, sums[1], block * 2 * HS, t)
+    else:
+        fetch_sums(stage + int32(2 * TILE), sums[0], block * SIZE, sums[1], block * 2 * HS, t)
     cp_async_commit()
 
 
@@ -201,7 +213,8 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
     clear(r.o, NUMBERS)
     for k in range(2):
         r.largest[k], r.l[k] = LOWEST, float32(0)
-    load_total(r.left, totals[0], head * SIZE, t)
+    if not GIVEN:
+        load_total(r.left, totals[0], head * SIZE, t)
     if t < HS:  # a thread's own, until all have ended the loop
         small[t] = totals[1][head * 2 * HS + t]
         small[HS + t] = small[t] / float32(problem.N)
@@ -211,33 +224,42 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
         cuda.syncthreads()  # the block is there, and nobody reads the other stage any more
         if n + 1 < count:
             fetch_block(tiles + int32(2 * TILE + STAGE - stage), qkv, sums, start, problem, ahead, opaque(t))
+        elif GIVEN:  # the other stage is free for S and W
+            fetch_square(tiles + int32(2 * TILE + STAGE - stage), S, (head * problem.N + i) * SIZE, opaque(t))
+            fetch_square(tiles + int32(2 * TILE + SQUARE + STAGE - stage), layer[0], 0, opaque(t))
+            cp_async_commit()
         if n == 0:
             load_left(r.q, tiles + int32(warp * 16 * PITCH + by_row(lane, PITCH)), 1, PITCH, HS)
         attend(r, tiles + stage, int32(problem.T - j * BLOCK), float32(problem.scale * LOG2_E), int32(opaque(t) % WARP))
         t_sums = opaque(t)
-        take_away(r.left, shared, stage + int32(2 * TILE), t_sums)
+        if not GIVEN:
+            take_away(r.left, shared, stage + int32(2 * TILE), t_sums)
         if t_sums < HS:
-            small[t_sums] -= small_of(shared, stage + int32(2 * TILE), t_sums)
+            small[t_sums] -= small_of(shared, stage + SMALL_AT, t_sums)
         j, ahead = ahead, lists[listed + min(n + 2, count - 1)]
         stage = int32(2 * TILE + STAGE - stage)
 
     t = opaque(t)
     lane = int32(t % WARP)
-    cuda.syncthreads()  # nobody reads the stages any more: S and W take the first one's place
-    fetch_square(tiles + int32(TILE + SQUARE), layer[0], 0, t)
-    cp_async_commit()
-    store_left(shared, int32(TILE), r.left, float32(1) / float32(problem.N), S, (head * problem.N + i) * SIZE, keeps, t)
+    if not GIVEN:
+        cuda.syncthreads()  # nobody reads the stages any more: S and W take the first one's place
+        stage, block = int32(TILE), head * problem.N + i
+        fetch_square(tiles + int32(TILE + SQUARE), layer[0], 0, t)
+        cp_async_commit()
+        store_left(shared, stage, r.left, float32(1) / float32(problem.N), S, block * SIZE, keeps, t)
     if t < HS:
         small[t] = small[t] / float32(problem.N)
         if keeps:
             Z[(head * problem.N + i) * HS + t] = small[t]
     cp_async_wait(0)
     cuda.syncthreads()
-    weights = linear_part(r, cuda.local.array(NUMBERS, "float32"), tiles + TILE, small, count < problem.N, lane)
+    weights = linear_part(r, cuda.local.array(NUMBERS, "float32"), tiles + stage, small, count < problem.N, lane)
     l = sum_of_row(r.l[0]), sum_of_row(r.l[1])
-    join(r, tiles + int32(TILE + SQUARE), layer[1], float32(1) / l[0], float32(1) / l[1], lane)
+    join(r, tiles + int32(stage + SQUARE), layer[1], float32(1) / l[0], float32(1) / l[1], lane)
     write_rows(r, shared, y, (logsumexp, r_out), problem, weights, l, keeps, opaque(t))
 
 
-def make_forward(HS):
-    return specialise(sla_forward_kernel_v2, launch_bounds=(THREADS, 3), HS=HS)
+def make_forward(HS, given=False):
+    """given: S is there, as rung 3 has it."""
+    return specialise(sla_forward_kernel_v2, launch_bounds=(THREADS, 4 if given and HS < 72 else 3), HS=HS, GIVEN=given,
+                      name=f"sla_forward_kernel_v{3 if given else 2}_{HS}")

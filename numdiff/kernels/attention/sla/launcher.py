@@ -1,7 +1,7 @@
 """Sparse-linear attention on arrays: which kernels run, and in which order.
 
 FORWARD
-    prepare, totals, choose, forward
+    prepare, totals, choose, forward; in version 3 the totals are those of z alone, and S comes before the forward
 BACKWARD
     queries, dq, transpose, totals, dkv, and the sums of W's and b's gradients over all blocks of queries
 SOURCE
@@ -19,13 +19,13 @@ from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of, s
 from ....device.requires import supports
 from ....dtypes import is_half
 from ...reduce import column_sum
-from ...versions import capped, versions_by_name
+from ...versions import NAMES, capped, versions_by_name
 from ..launcher import HEAD_SIZES, layout
 from ..unfused import check
-from . import choice, forward_half, lists_half, prepare_half, queries_half, simple
+from . import choice, forward_half, lists_half, prepare_half, queries_half, rest_half, simple
 from .choice import BLOCK, Problem, blocks_of, count_of
 from .lists_half import Gradients
-from .reference import Kept, sla_backward_reference, sla_forward_reference
+from .reference import Kept, chosen_of, sla_backward_reference, sla_forward_reference, without
 from .tiles_half import THREADS
 
 SMALL_HEAD = 8  # which models do not have: the emulator's, where a thread's work would take minutes
@@ -37,6 +37,8 @@ kernels_v1 = {(HS, name): kernel for HS in (SMALL_HEAD, *HEAD_SIZES) for name, k
     ("prepare", "forward", "queries", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
 prepare_kernels_v2 = {HS: prepare_half.make_prepare(HS) for HS in HEAD_SIZES}
 forward_kernels_v2 = {HS: forward_half.make_forward(HS) for HS in HEAD_SIZES}
+forward_kernels_v3 = {HS: forward_half.make_forward(HS, given=True) for HS in HEAD_SIZES}
+rest_kernel_v3 = rest_half.make_rest()
 queries_kernels_v2 = {HS: queries_half.make_queries(HS) for HS in HEAD_SIZES}
 dq_kernels_v2 = {HS: lists_half.make_dq(HS) for HS in HEAD_SIZES}
 dkv_kernels_v2 = {HS: lists_half.make_dkv(HS) for HS in HEAD_SIZES}
@@ -58,16 +60,28 @@ def choose_some(N, batch, multiprocessors):
     return -(-N // min(range(1, min(N, MAX_SHARES) + 1), key=rounds))
 
 
-def add_up(x, small, grid, like):
-    """(sums of x (B, heads, N, …) over N, those of small): float32."""
+def add_up(x, small, grid, like, both=True):
+    """(sums of x (B, heads, N, …) over N, those of small): float32. both: False for the second alone, twice."""
     N, heads, B = grid
-    total = empty((B, heads, *x.shape[3:]), np.float32, like=like)
     small_total = empty((B, heads, *small.shape[3:]), np.float32, like=like)
-    size, small_size = (math.prod(a.shape[3:]) for a in (x, small))
+    total = empty((B, heads, *x.shape[3:]), np.float32, like=like) if both else small_total
+    size, small_size = math.prod(x.shape[3:]) if both else 0, math.prod(small.shape[3:])
     blocks = -(-size // choice.COLUMNS) + -(-small_size // choice.COLUMNS)
     launch(choice.sla_totals_kernel, (blocks, heads, B), choice.THREADS, x.reshape(-1), small.reshape(-1),
            total.reshape(-1), small_total.reshape(-1), N, size, small_size)
     return total, small_total
+
+
+def sum_rest(H, critical, S):
+    """S (B, heads, N, HS, HS) from H, the same shape and type, and critical (B, heads, N, count): version 3's."""
+    B, heads, N, HS, _ = H.shape
+    if not is_device(H):
+        for where in np.ndindex(B, heads):
+            S[where] = without(H[where], chosen_of(critical[where], H.dtype))
+        return
+    blocks = HS * HS // rest_half.COLUMNS * -(-N // rest_half.QUERIES)
+    launch(in_bfloat16(rest_kernel_v3, H.dtype), (blocks, heads, B), THREADS, H.reshape(-1), critical.reshape(-1),
+           S.reshape(-1), N, critical.shape[-1], HS * HS, shared=rest_half.shared_bytes(N))
 
 
 def check_shapes(qkv, weight, bias, heads, order):
@@ -82,7 +96,7 @@ def check_shapes(qkv, weight, bias, heads, order):
                          "block; use flash_attention_forward")
 
 
-def choose_version(version, qkv, others, bias, heads):
+def choose_version(version, qkv, others, bias, heads, operation="sla"):
     """The version that runs, after the checks that all launches share; others: arrays of qkv's type."""
     B, T, width = qkv.shape
     HS = width // (3 * heads)
@@ -102,14 +116,19 @@ def choose_version(version, qkv, others, bias, heads):
     fits = is_half(qkv.dtype) and HS in HEAD_SIZES and supports(qkv, forward_kernels_v2) and max(
         forward_half.shared_bytes(HS), lists_half.dkv_bytes(HS)) < shared_limit(qkv)
     if version is None:
-        return capped("sla", 2 if fits else 1)
-    if version not in (1, 2):
-        raise ValueError(f"there is no version {version} of sparse-linear attention: use 1 or 2")
-    if version == 2 and not fits:
-        raise ValueError("version 2 (mma) needs float16 or bfloat16, heads of 32, 64 or 72 channels and a device of "
-                         "capability 8.0; use version=1")
-    if version == 2 and any(a.offset % 16 for a in (qkv, *others)):
-        raise ValueError("version 2 (mma) moves 16 bytes at a time, and an array starts in between; use version=1")
+        return capped(operation, 2 if fits else 1)
+    names = {number: name for name, number in NAMES[operation].items()}
+    if version not in names:
+        raise ValueError(f"there is no version {version} of {operation}: use "
+                         f"{' or '.join(map(str, names))}")
+    if version > 1 and not fits:
+        raise ValueError(f"version {version} ({names[version]}) needs float16 or bfloat16, heads of 32, 64 or 72 "
+                         "channels and a device of capability 8.0; use version=1")
+    if version > 1 and any(a.offset % 16 for a in (qkv, *others)):
+        raise ValueError(f"version {version} ({names[version]}) moves 16 bytes at a time, and an array starts in "
+                         "between; use version=1")
+    if version == 3 and rest_half.shared_bytes(blocks_of(T)) > shared_limit(qkv) - 1024:
+        raise ValueError(f"version 3 (product) has no room in shared memory for what {T} tokens choose; use version=2")
     return version
 
 
@@ -122,12 +141,12 @@ def choose(qkv, HS, grid, problem, version):
 
     q_mean, H, z = made(N, HS), made(N, HS, HS, dtype=qkv.dtype), made(N, 2, HS)
     kernel, threads, nbytes = kernels_v1[HS, "prepare"], BLOCK, 0
-    if version == 2:
+    if version > 1:
         kernel, threads = in_bfloat16(prepare_kernels_v2[HS], qkv.dtype), THREADS
         nbytes = prepare_half.shared_bytes(HS)
     launch(kernel, grid, threads, qkv.reshape(-1), q_mean.reshape(-1), H.reshape(-1), z.reshape(-1), problem,
            shared=nbytes)
-    totals = add_up(H, z, grid, qkv)
+    totals = add_up(H, z, grid, qkv, both=version < 3)
     critical = made(N, problem.count, dtype=np.int32)
     launch(choice.sla_choose_kernel, (-(-N // choice.ROWS), heads, B), choice.THREADS, q_mean.reshape(-1),
            z.reshape(-1), totals[1].reshape(-1), critical.reshape(-1), problem, HS, shared=4 * choice.ROWS * N)
@@ -161,15 +180,18 @@ def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, vers
         kept = Kept(critical, made(T), made(T), made(N, HS, HS, dtype=qkv.dtype), made(N, HS))
     else:  # stand-ins that are not written
         H, z = parts
-        kept = Kept(critical, z, z, H, z)
+        kept = Kept(critical, z, z, made(N, HS, HS, dtype=qkv.dtype) if version == 3 else H, z)
     arguments = (qkv.reshape(-1), critical.reshape(-1), tuple(a.reshape(-1) for a in parts),
                  tuple(a.reshape(-1) for a in totals), (weight.reshape(-1), bias), y.reshape(-1),
                  *(a.reshape(-1) for a in kept[1:]), problem, int(keeps))
     if version == 1:
         launch(kernels_v1[HS, "forward"], grid, BLOCK, *arguments)
     else:
-        launch(in_bfloat16(forward_kernels_v2[HS], qkv.dtype), grid, THREADS, *arguments,
-               shared=forward_half.shared_bytes(HS))
+        given, kernels = version == 3, forward_kernels_v3 if version == 3 else forward_kernels_v2
+        if given:
+            sum_rest(parts[0], critical, kept.S)
+        launch(in_bfloat16(kernels[HS], qkv.dtype), grid, THREADS, *arguments,
+               shared=forward_half.shared_bytes(HS, given))
     return y, kept if keeps else None
 
 
@@ -180,7 +202,7 @@ def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="l
     check_shapes(qkv, weight, bias, heads, order)
     if not is_device(qkv):
         return sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order)
-    version = choose_version(version, qkv, (dy, y, weight, kept.S), bias, heads)
+    version = choose_version(version, qkv, (dy, y, weight, kept.S), bias, heads, "sla_backward")
     B, T, _ = qkv.shape
     HS, grid, problem = problem_of(qkv, heads, order, kept.critical.shape[-1])
     N = problem.N

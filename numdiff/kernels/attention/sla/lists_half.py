@@ -311,7 +311,7 @@ def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem):
         add_queries(r, shared, tiles, stage, float32(problem.scale * LOG2_E), lane)
         take_away(r.left, shared, stage + SUMS_AT, t)
         if t < HS:
-            small -= small_of(shared, stage + SUMS_AT, t)
+            small -= small_of(shared, stage + SUMS_AT + 2 * SIZE, t)
         ahead = lists[listed + min(n + 2, count - 1)]
         stage = int32(4 * TILE + Q_STAGE - stage)
     cuda.syncthreads()  # R takes the first stage's place

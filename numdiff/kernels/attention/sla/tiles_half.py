@@ -287,6 +287,13 @@ def joined(partial, which, column):
 # What is left of a total ----------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
+def fetch_small(to, small, at, t):
+    """Start the copy of HS float32 from small[at]."""
+    if t < HS // 4:
+        cp_async_16(to + int32(t * CHUNK), small, at + 4 * t)
+
+
+@cuda.jit(device=True, forceinline=True)
 def fetch_sums(to, x, at, small, small_at, t):
     """Start the copies of a block's HS² numbers from x[at] and of its HS float32 from small[small_at]."""
     for i in range(EIGHTS):
@@ -294,8 +301,7 @@ def fetch_sums(to, x, at, small, small_at, t):
         cp_async_16(to + chunk * CHUNK, x, at + chunk * HALVES)
     if TWOS > 0 and t < TWOS // 4:
         cp_async_16(to + int32(2 * REST + t * CHUNK), x, at + REST + t * HALVES)
-    if t < HS // 4:
-        cp_async_16(to + int32(2 * SIZE + t * CHUNK), small, small_at + 4 * t)
+    fetch_small(to + 2 * SIZE, small, small_at, t)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -328,8 +334,8 @@ def take_away(left, shared, at, t):
 
 @cuda.jit(device=True, forceinline=True)
 def small_of(shared, at, t):
-    """This thread's of a block's HS float32 there."""
-    return float_of(load_word(shared, at + int32(2 * SIZE + 4 * t)))
+    """This thread's of HS float32 at byte `at`."""
+    return float_of(load_word(shared, at + int32(4 * t)))
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -1,0 +1,122 @@
+"""Sparse-linear attention forward, rung 3: S of all blocks of queries as one product on the tensor cores.
+
+WHAT IS NEW, AND WHY IT PAYS
+    S_i is the sum of H_j over the blocks of keys that are not in C_i: a row of zeros and ones times a matrix of N rows,
+    H, whose HS² columns are the numbers of a block. Rung 2 takes 2 · HS² bytes from the L2 cache for each of a list's
+    blocks, a third of all that it takes; a product of matrices reads H once for 128 blocks of queries, and where that
+    kernel was, 64 registers' worth of totals and conversions are gone: 16 warps a multiprocessor instead of 12.
+    There are no totals of H, and nothing cancels: what is summed is what is left.
+    The left side is never in memory: bits in shared memory, 128 rows of N, of which each lane makes its fragments.
+WHAT REMAINS
+    N² · HS² multiply-adds, however few blocks are critical: less than what rung 2 does from a share of 2 % on.
+LAUNCH
+    grid (HS² / 64 · ceil(N / 128), heads, B), 4 warps, each of 32 blocks of queries; dynamic shared memory: two stages
+    of 64 blocks of keys, 18 KiB, and the bits.
+ACCURACY
+    H is float16, zeros and ones are exact, sums float32, S is rounded once.
+DETERMINISM
+    one warp sums a number of S, over the blocks of keys in their order.
+COST
+    2 · N² · HS² FLOPs a head; H is read ceil(N / 128) times from the L2 cache, S written once.
+SOURCE
+    reference.py.
+READ NEXT
+    queries_half.py
+"""
+from ....device import cuda, float32, int32, uint32
+from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
+from ....device.limits import WARP
+from ....device.requires import requires
+from ....device.specialise import specialise
+from ....device.tensor_core import load_word, pack_half2, store_word
+from ..fragments import add_products, by_row, clear, copy_out, fetch_rows, pitch_of, stash
+from .choice import head_number
+from .tiles_half import THREADS
+
+COLUMNS = 64  # of HS² numbers: a multiple for each head size
+KEYS = 64  # blocks of keys of a stage
+QUERIES = 128  # blocks of queries: two fragments of 16 a warp
+PITCH = pitch_of(COLUMNS)
+STAGE = KEYS * PITCH
+BITS = 2 * STAGE  # where they begin
+
+
+def words_of_row(N):
+    """32-bit words of a row of bits: odd, so that eight rows lie in eight banks."""
+    return -(-N // KEYS) * (KEYS // 32) + 1
+
+
+def shared_bytes(N):
+    return BITS + 4 * QUERIES * words_of_row(N)
+
+
+@cuda.jit(device=True, forceinline=True)
+def list_bits(shared, lists, listed, count, exists, at, words):
+    """This thread's row of bits at byte `at`: ones for the blocks of keys that are not listed."""
+    for w in range(words):
+        store_word(shared, at + 4 * w, uint32(0xFFFFFFFF))
+    if exists:
+        for n in range(count):
+            j = lists[listed + n]
+            place = int32(at + j // 32 * 4)
+            store_word(shared, place, uint32(load_word(shared, place) & ~(uint32(1) << uint32(j % 32))))
+
+
+@cuda.jit(device=True, forceinline=True)
+def pair_of(word, bit):
+    """Two neighbouring bits as two numbers."""
+    two = uint32(word >> uint32(bit))
+    return pack_half2(float32(two & uint32(1)), float32(two >> uint32(1) & uint32(1)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_bits(words, shared, at, row_bytes, first, lane):
+    """The left side of a warp's 32 rows and 16 blocks of keys, whose bits start at `first` of a word; at: byte of that
+    word in the lane's first row."""
+    for m in range(2):
+        above = load_word(shared, at + 16 * m * row_bytes)
+        below = load_word(shared, at + (16 * m + 8) * row_bytes)
+        bit = first + lane % 4 * 2
+        words[4 * m], words[4 * m + 1] = pair_of(above, bit), pair_of(below, bit)
+        words[4 * m + 2], words[4 * m + 3] = pair_of(above, bit + 8), pair_of(below, bit + 8)
+
+
+@requires("8.0")
+def sla_rest_kernel_v3(H, lists, S, N, count, size):
+    shared = cuda.shared.array(0, "uint8", alignment=128)
+    tiles, t = shared_address(shared), int32(cuda.threadIdx.x)
+    lane, warp, head = int32(t % WARP), int32(t // WARP), head_number()
+    rows = int32((N + QUERIES - 1) // QUERIES)
+    first, column = int32(cuda.blockIdx.x % rows * QUERIES), int32(cuda.blockIdx.x // rows * COLUMNS)
+    start = head * N * size + column
+    fetch_rows(tiles, PITCH, H, start, size, int32(N), KEYS, COLUMNS, t, THREADS)
+    cp_async_commit()
+    row_bytes = int32(4 * ((N + KEYS - 1) // KEYS * (KEYS // 32) + 1))
+    list_bits(shared, lists, (head * N + first + t) * count, count, first + t < N, int32(BITS + t * row_bytes),
+              row_bytes // 4)
+    sums, words = cuda.local.array(64, "float32"), cuda.local.array(8, "uint32")
+    clear(sums, 64)
+    own = int32(BITS + (warp * 32 + lane // 4) * row_bytes)
+    stage = int32(0)
+    for j in range(0, N, KEYS):
+        cp_async_wait(0)
+        cuda.syncthreads()  # the tile is there, and nobody reads the other stage any more
+        if j + KEYS < N:
+            ahead = int32(j + KEYS)
+            fetch_rows(tiles + int32(STAGE - stage), PITCH, H, start + ahead * size, size, int32(N - ahead), KEYS,
+                       COLUMNS, t, THREADS)
+            cp_async_commit()
+        for k in range(4):
+            load_bits(words, shared, int32(own + j // 32 * 4 + k // 2 * 4), row_bytes, k % 2 * 16, lane)
+            add_products(sums, words, tiles + int32(stage + k * 16 * PITCH + by_row(lane, PITCH)), 2, COLUMNS)
+        stage = int32(STAGE - stage)
+    cuda.syncthreads()  # nobody reads the stages any more: S takes their place
+    share, patch, row = float32(1) / float32(N), int32(warp * 32 * PITCH), int32(first + warp * 32)
+    for m in range(2):
+        stash(shared, int32(patch + m * 16 * PITCH), PITCH, sums, m, COLUMNS // 8, share, share, lane)
+    cuda.syncwarp()
+    copy_out(shared, patch, PITCH, S, (head * N + row) * size + column, size, int32(N - row), 32, COLUMNS, lane)
+
+
+def make_rest():
+    return specialise(sla_rest_kernel_v3, launch_bounds=(THREADS, 4))
