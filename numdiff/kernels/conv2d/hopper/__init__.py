@@ -10,6 +10,7 @@
     weight_gradient.py      v5, v6  pixels as the long inner dimension, split over blocks
     weight_gradient_plan.py  which chunks of pixels, and how many parts share them
     cluster_sums.py         sums of the blocks of a cluster, through each other's shared memory
+    weight_gradient_3x3_layout.py  arguments, stages, a block's work
     weight_gradient_3x3.py  v5, v6  three taps in one product
     weight_gradient_3x3_plan.py  which tile, and how many blocks and clusters share the pixels
 

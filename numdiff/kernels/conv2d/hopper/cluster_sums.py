@@ -10,7 +10,7 @@ A VECTOR is four neighbouring sums of a thread, 16 bytes. wgmma gives a thread t
 SOURCE
     device/cluster.py; emulator/wgmma.py says which sums a thread has.
 READ NEXT
-    weight_gradient_3x3.py
+    weight_gradient_3x3_layout.py
 """
 from typing import NamedTuple
 

@@ -60,8 +60,9 @@ from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma
 from ...common import divide, no_numbers
 from ...reduce import column_sum, sample_sum
 from .boxes import ROW, descriptor, row_of
+from .cluster_sums import SIZE
 from .column_sums import add_columns, column_of
-from .weight_gradient_3x3 import SIZE, hopper_weight_gradient_3x3
+from .weight_gradient_3x3 import hopper_weight_gradient_3x3
 from .weight_gradient_plan import MAX_STAGES, SUMS, TAPS, TILE, choose_plan
 
 THREADS = 512
