@@ -3,7 +3,9 @@
     python -m tests.kernels.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
     python -m tests.kernels.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
 
-"product" is version 3, whose forward takes S from one product of matrices, beside the launcher's choice.
+"product" is version 3, whose forward takes S from one product of matrices, beside the launcher's choice; "long" takes
+lists of dkv above 1.5 times the mean first. --skew makes keys of a block larger or smaller than those of others, as a
+trained model's are, and so some lists longer.
 Forward, and forward with backward, captured once and replayed; the ways take turns, as in benchmark_flash_attention.py,
 whose clock this is. "x" is flash attention's time over that of sparse-linear attention. "error" is the larger of y's
 and dqkv's against float64 in the 2-norm, on one head of 1,024 tokens. Without a GPU it prints the forecast that
@@ -14,12 +16,14 @@ import functools
 import itertools
 
 import numpy as np
+import pytest
 
 from numdiff.benchmark.watch import watching_launches
 from numdiff.device import download, empty, get_gpu, upload, why_no_gpu
 from numdiff.device.planned import card_of, collect
 from numdiff.kernels import attention
 from numdiff.kernels.attention import sla
+from numdiff.kernels.attention.sla import launcher
 from numdiff.training.compiling import compile_ahead
 from tests.kernels.benchmark_flash_attention import WARMUP, Clock, capture, torch_replay
 
@@ -48,26 +52,37 @@ def forecast(T, HS, heads, share):
     return {"forward": (flash[0], microseconds(forward)), "both": (flash[1], microseconds(forward + backward))}
 
 
-def inputs(gpu, B, T, heads, HS):
-    """(qkv, dy, weight, bias), of a layer that has learned something."""
+def inputs(gpu, B, T, heads, HS, skew=0.0):
+    """(qkv, dy, weight, bias), of a layer that has learned something.
+
+    skew: deviation of the logarithm of how large the mean of a block's keys is
+    """
     rng, C = np.random.default_rng(0), heads * HS
     qkv, dy = (rng.standard_normal((B, T, width), dtype=np.float32).astype(np.float16) for width in (3 * C, C))
+    if skew:  # means of 64 normal keys are an eighth of a number: so they are 1 here, and others' noise remains
+        means = rng.standard_normal((B, -(-T // 64), 1, heads, HS)) * np.exp(skew * rng.standard_normal(
+            (B, -(-T // 64), 1, heads, 1)))
+        keys = qkv.reshape(B, T, 3, heads, HS)[:, :, 1]
+        keys += means.repeat(64, 2).reshape(B, -1, heads, HS)[:, :T].astype(np.float16)
     weight = (rng.standard_normal((HS, HS)) / HS ** 0.5).astype(np.float16)
     return [upload(a, gpu) for a in (qkv, dy, weight, rng.standard_normal(HS).astype(np.float32))]
 
 
 def work(given, heads, share, passes, sums, version=None):
-    """A function of one way: flash attention for share None; version: of sparse-linear attention's forward."""
+    """A function of one way: flash attention for share None; version: of sparse-linear attention's forward, or "long".
+    """
     qkv, dy, weight, bias = given
 
     def run():
         if share is None:
             kept = attention.flash_attention_forward(qkv, heads, "new")
             return attention.flash_attention_backward(dy, qkv, *kept, heads, "new") if passes[1] else kept
-        y, kept = sla.sla_forward(qkv, weight, bias, heads, share, "new", keeps=passes[1], version=version)
-        if passes[1]:
-            return sla.sla_backward(dy, qkv, y, kept, weight, bias, *sums, heads, "new")
-        return y
+        y, kept = sla.sla_forward(qkv, weight, bias, heads, share, "new", keeps=passes[1],
+                                  version=None if version == "long" else version)
+        with pytest.MonkeyPatch.context() as patch:
+            if version == "long":
+                patch.setattr(launcher, "long_list", lambda count: 3 * count // 2)
+            return sla.sla_backward(dy, qkv, y, kept, weight, bias, *sums, heads, "new") if passes[1] else y
     return run
 
 
@@ -98,12 +113,12 @@ def error(gpu, HS, share, T=1024):
                for a, b in ((y, want), (dqkv, gradient)))
 
 
-def kernel_times(gpu, arena, clock, shape, share, version):
-    """[(kernel, µs)] of forward and, for the launcher's choice, backward, each after the second-level cache was
+def kernel_times(gpu, arena, clock, shape, share, version, skew):
+    """[(kernel, µs)] of forward and, but for "product", backward, each after the second-level cache was
     overwritten."""
-    given, found = inputs(gpu, *shape), []
+    given, found = inputs(gpu, *shape, skew), []
     sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
-    run = work(given, shape[2], share, (True, version is None), sums, version)
+    run = work(given, shape[2], share, (True, version != "product"), sums, version)
 
     def around(name, grid, block, call):
         if name in ("memset", "memcpy"):  # the clock's own among them
@@ -117,13 +132,13 @@ def kernel_times(gpu, arena, clock, shape, share, version):
     return found
 
 
-def measure(gpu, arena, clock, shape, share, passes, repeats):
+def measure(gpu, arena, clock, shape, share, passes, repeats, skew):
     """{way: median µs}"""
-    given = inputs(gpu, *shape)
+    given = inputs(gpu, *shape, skew)
     sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
     replays = {name: functools.partial(clock.milliseconds, capture(gpu, arena, work(
         given, shape[2], of, passes, sums, version))[0]) for name, of, version in (
-            ("flash", None, None), ("sla", share, None), ("product", share, "product"))}
+            ("flash", None, None), ("sla", share, None), ("product", share, "product"), ("long", share, "long"))}
     in_torch = torch_replay(*shape, *passes)
     if in_torch:
         replays["torch"] = in_torch
@@ -138,13 +153,15 @@ def main(arguments=None):
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--head-size", type=int, default=64)
+    parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args(arguments)
     gpu = None if why_no_gpu() else get_gpu()
     print(f"{gpu.device_name if gpu else 'no GPU: forecast for an H200'}; µs; batch {options.batch}, {options.heads} "
           f"heads of {options.head_size}")
-    print("     T  share pass     |   flash     sla      x product   torch | forecast: flash     sla      x | error")
+    print("     T  share pass     |   flash     sla      x product    long   torch | forecast: flash     sla      x "
+          "| error")
     shapes = [(options.batch, T, options.heads, options.head_size) for T in options.lengths]
     if gpu:
         compile_all(gpu, [*shapes, (1, 1024, 1, options.head_size)], options.shares)
@@ -156,15 +173,15 @@ def main(arguments=None):
             for label, passes in PASSES.items():
                 line = f"{T:6} {share:6.2f} {label:8} | "
                 if gpu:
-                    us = measure(gpu, arena, clock, shape, share, passes, options.repeats)
+                    us = measure(gpu, arena, clock, shape, share, passes, options.repeats, options.skew)
                     line += (f"{us['flash']:7.0f} {us['sla']:7.0f} {us['flash'] / us['sla']:6.2f} "
-                             f"{us['product']:7.0f} {us.get('torch', np.nan):7.0f} | ")
+                             f"{us['product']:7.0f} {us['long']:7.0f} {us.get('torch', np.nan):7.0f} | ")
                 flash, sparse = expected[label]
                 line += f"{flash:15.0f} {sparse:7.0f} {flash / sparse:6.2f}"
                 print(line + (f" | {error(gpu, options.head_size, share):.1e}" if gpu else ""), flush=True)
                 if gpu and options.kernels and passes[1]:
-                    for version in (None, "product"):
-                        for name, us in kernel_times(gpu, arena, clock, shape, share, version):
+                    for version in (None, "product", "long"):
+                        for name, us in kernel_times(gpu, arena, clock, shape, share, version, options.skew):
                             print(f"{us:40.1f} {name}{f', {version}' if version else ''}", flush=True)
 
 

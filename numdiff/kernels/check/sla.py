@@ -7,8 +7,9 @@ from .case import HALF_TOLERANCE, TOLERANCE, Case
 
 
 def sla_cases():
-    def case(HS, T, share, versions, heads=1, order="new", half=False):
+    def case(HS, T, share, versions, heads=1, order="new", half=False, long=0):
         label = f"{'float16, ' if half else ''}{order}, HS {HS}, T {T}, share {share}"
+        label += ", long lists first" * (long > 0)
         rounded = np.float16 if half else np.float32
 
         def inputs(rng):
@@ -30,12 +31,17 @@ def sla_cases():
 
         def backward(a, version):
             kept = sla.Kept(a.critical, a.logsumexp, a.r, a.S, a.Z)
-            dqkv = sla.sla_backward(a.dy, a.qkv, a.y, kept, a.weight, a.bias, a.dweight, a.dbias, heads, order,
-                                    version=version)
+            given, launcher.long_list = launcher.long_list, lambda count: long
+            try:
+                dqkv = sla.sla_backward(a.dy, a.qkv, a.y, kept, a.weight, a.bias, a.dweight, a.dbias, heads, order,
+                                        version=version)
+            finally:
+                launcher.long_list = given
             return dqkv, a.dweight, a.dbias
 
         tolerance = HALF_TOLERANCE if half else TOLERANCE
-        yield Case("sla", inputs, forward, versions, tolerance, label)
+        if not long:
+            yield Case("sla", inputs, forward, versions, tolerance, label)
         if versions != (3,):
             yield Case("sla_backward", inputs, backward, versions, tolerance, label)
 
@@ -47,6 +53,7 @@ def sla_cases():
         yield from case(HS, 65, 0.5, (3,), half=True)
     yield from case(32, 130, 0.7, (2,), half=True)  # lists of two, of keys, and of three, two and one, of queries
     yield from case(32, 65, 1.0, (2,), half=True, heads=2, order="legacy")
+    yield from case(32, 130, 0.7, (2,), half=True, long=2)
     yield rest_case(130, 7)
 
 

@@ -8,6 +8,8 @@ WHAT IS NEW, AND WHY IT PAYS
     an order: in float32 in memory that is 16 KiB a critical block each way, more than the two products take.
     The linear part's dφ(k) = v Rᵀ − ρ and dv += φ(k) R end the second kernel, from the fragments of k and v that are
     there.
+    A list of dkv is as long as its block of keys is popular. Where lists above `long` go first, the grid is twice as
+    large: its first half takes those of all heads, its second the others, and a block of the other half's ends at once.
 LAUNCH
     grid (N, heads, B), 4 warps; dynamic shared memory, KiB: dq 25 or 45 (two stages of k and v, and q or dy); dkv 36,
     72 or 76 (k, v, and two stages of q, dy, their numbers, A and a).
@@ -220,11 +222,12 @@ class Gradients(NamedTuple):
 
 
 @cuda.jit(device=True, forceinline=True)
-def fetch_queries(stage, qkv, dy, given, start, problem, i, t):
+def fetch_queries(stage, qkv, dy, given, start, images, problem, i, t):
     """Start the copies of a block of queries to an address: q, dy, L and D, A and a."""
-    exist, head, heads = int32(problem.T - i * BLOCK), head_number(), cuda.gridDim.y
+    exist, image, heads = int32(problem.T - i * BLOCK), cuda.blockIdx.z % images, cuda.gridDim.y
+    head = image * heads + cuda.blockIdx.y
     fetch_rows(stage, PITCH, qkv, start + i * BLOCK * problem.width, problem.width, exist, BLOCK, HS, t, THREADS)
-    fetch_rows(stage + TILE, PITCH, dy, ((cuda.blockIdx.z * problem.T + i * BLOCK) * heads + cuda.blockIdx.y) * HS,
+    fetch_rows(stage + TILE, PITCH, dy, ((image * problem.T + i * BLOCK) * heads + cuda.blockIdx.y) * HS,
                int32(heads * HS), exist, BLOCK, HS, t, THREADS)
     fetch_numbers(stage + NUMBERS_AT, given.logsumexp, given.sums, head * problem.T + i * BLOCK, exist, t)
     block = head * problem.N + i
@@ -271,21 +274,25 @@ def add_linear(r, phi, dphi, R, rho, scale, lane):
 
 
 @requires("8.0")
-def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem):
+def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem, long):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     rho = cuda.shared.array(HS, float32)
     tiles, t = shared_address(shared), int32(cuda.threadIdx.x)
-    lane, warp, j = int32(t % WARP), int32(t // WARP), int32(cuda.blockIdx.x)
-    start, head, T, width = start_of_head(problem), head_number(), problem.T, problem.width
+    lane, warp, j, T, width = int32(t % WARP), int32(t // WARP), int32(cuda.blockIdx.x), problem.T, problem.width
+    images = int32(cuda.gridDim.z // 2) if long > 0 else int32(cuda.gridDim.z)
+    start = cuda.blockIdx.z % images * T * width + cuda.blockIdx.y * problem.head_step
+    head = cuda.blockIdx.z % images * cuda.gridDim.y + cuda.blockIdx.y
     listed = (head * problem.N + j) * problem.N
     count = counts[head * problem.N + j]
+    if long > 0 and (count > long) != (cuda.blockIdx.z < images):
+        return  # the other half's
     at, exist = start + problem.part + j * BLOCK * width, int32(T - j * BLOCK)
     fetch_rows(tiles, PITCH, qkv, at, width, exist, BLOCK, HS, t, THREADS)
     fetch_rows(tiles + TILE, PITCH, qkv, at + problem.part, width, exist, BLOCK, HS, t, THREADS)
     cp_async_commit()
     ahead = int32(0)
     if count > 0:
-        fetch_queries(tiles + 2 * TILE, qkv, dy, given, start, problem, lists[listed], t)
+        fetch_queries(tiles + 2 * TILE, qkv, dy, given, start, images, problem, lists[listed], t)
         ahead = lists[listed + min(1, count - 1)]
     r = Keys(cuda.local.array(WORDS, "uint32"), cuda.local.array(WORDS, "uint32"),
              cuda.local.array(PAIR, "float32"), cuda.local.array(PAIR, "float32"), cuda.local.array(4, "uint32"),
@@ -307,7 +314,8 @@ def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem):
         cp_async_wait(0)
         cuda.syncthreads()  # the block is there, and nobody reads the other stage any more
         if n + 1 < count:
-            fetch_queries(tiles + int32(4 * TILE + Q_STAGE - stage), qkv, dy, given, start, problem, ahead, opaque(t))
+            fetch_queries(tiles + int32(4 * TILE + Q_STAGE - stage), qkv, dy, given, start, images, problem, ahead,
+                          opaque(t))
         add_queries(r, shared, tiles, stage, float32(problem.scale * LOG2_E), lane)
         take_away(r.left, shared, stage + SUMS_AT, t)
         if t < HS:
