@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from ..diffusion.samplers import corrected, heun_in_time
+from ..diffusion import samplers
 from ..errors import NumdiffError
 from ..training import kinds
 from .torch_step import TorchTwin
@@ -68,10 +68,24 @@ def heun(denoise, x, sigmas, noise):
         x_0, _ = denoise(x, now)
         slope = linear((1 / now, x), (-1 / now, x_0))
         ahead = linear((1.0, x), (then - now, slope))
-        if corrected(now, then):
+        if samplers.corrected(now, then):
             x_0, _ = denoise(ahead, then)
             half = (then - now) / 2
             ahead = linear((1.0, x), (half, slope), (half / then, ahead), (-half / then, x_0))
+        x = ahead
+    return x
+
+
+def heun_in_time(denoise, x, sigmas, noise):
+    for now, then in itertools.pairwise(sigmas):
+        t, s = now / (1 + now), then / (1 + then)
+        x_0, _ = denoise(x, now)
+        ahead = linear((then / now, x), (1 - then / now, x_0))
+        if then > 0:
+            flow, half = linear(((1 - t) / t, x), (-1 / t, x_0)), (s - t) / 2
+            x_0, _ = denoise(ahead, then)
+            ahead = linear(((1 - t) / (1 - s), x), (half / (1 - s), flow), (half / s, ahead),
+                           (-half / (1 - s) / s, x_0))
         x = ahead
     return x
 
@@ -101,8 +115,6 @@ class TorchSample(TorchTwin):
     """
 
     def __init__(self, options, sampling, mode="eager", precision="fp32"):
-        if sampling.function is heun_in_time:
-            raise NumdiffError("there is no heun in t for PyTorch; use another --sampler, or leave --versus out.")
         if sampling.sampler not in SAMPLERS:
             raise NumdiffError(f"there is no {sampling.sampler} for PyTorch; use {', '.join(SAMPLERS)}, or leave "
                                "--versus out.")
@@ -112,7 +124,8 @@ class TorchSample(TorchTwin):
         if self.cuda:  # as if the weights had been loaded in this type
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        self.sampling, self.function = sampling, SAMPLERS[sampling.sampler]
+        in_time = sampling.function is samplers.heun_in_time
+        self.sampling, self.function = sampling, heun_in_time if in_time else SAMPLERS[sampling.sampler]
         (height, width, channels), batch = sampling.shape, sampling.batch
         layout = torch.channels_last if kinds.get(options.model).twin_channels_last else torch.contiguous_format
         generator = torch.Generator(self.device).manual_seed(0)
