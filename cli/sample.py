@@ -62,7 +62,8 @@ class Steps(click.ParamType):
         help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: ddim]")
 @option("How", "--steps", metavar="STEPS", type=Steps(),
         help="Number of steps, each of which evaluates the model once (heun: twice); or guided-diffusion's respacing: "
-             "ddim50, or 10,15,20 for that many timesteps in each third.  [default: 50]")
+             "ddim50, or 10,15,20 for that many timesteps in each third.  [default: 50, or all timesteps of the model "
+             "where they are fewer]")
 @option("How", "--schedule", metavar="FILE.json", type=click.Path(),
         help="Steps that `numdiff schedule` learned from the model, instead of --steps and --sampler.")
 @option("How", "--eta", metavar="ETA", type=click.FloatRange(0, 1),

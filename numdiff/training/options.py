@@ -153,6 +153,8 @@ def resolve(given, capability=None):
     if "muon_momentum" in given and options.optimizer != "muon":
         raise UsageError(f"--muon-momentum {options.muon_momentum:g} needs --optimizer muon: add it, or leave this "
                          "out.")
+    if "sla_topk" in asked and options.attention != "sla":
+        raise UsageError(f"--sla-topk {options.sla_topk:g} needs --attention sla: add it, or leave this out.")
     if "ema_snapshots" in given and not options.ema_std:
         raise UsageError(f"--ema-snapshots {options.ema_snapshots} needs --ema-std, whose averages it stores: add it, "
                          "such as 0.05,0.10, or leave this out.")

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..data.fingerprint import hash_of
 from ..device import download
-from ..diffusion import Sampling
+from ..diffusion import Diffusion, Sampling
 from ..diffusion.learned_steps import read_schedule
 from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import AgreedError, connect
@@ -41,7 +41,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` of its steps, .gif, .png, .apng
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
-    steps: of the sampler, 50 unless given
+    steps: of the sampler; 50 unless given, or all timesteps of the model where they are fewer
     guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as `numdiff.load` has it
     schedule: a file of `numdiff schedule`
     columns: of the grid and the animation; progress: show a bar on a terminal
@@ -97,7 +97,9 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         turn = model.num_classes if labels is None else len(labels)  # images after which the classes repeat
         if labels is not None:  # several take turns, over the images or over the rows of slerp
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
-        how = count, steps or DEFAULT_STEPS, sampler or "ddim", eta, seed, labels, batch
+        if steps is None:
+            steps = min(DEFAULT_STEPS, Diffusion(**model.diffusion).options.get("steps", DEFAULT_STEPS))
+        how = count, steps, sampler or "ddim", eta, seed, labels, batch
         with as_options():
             sampling = Sampling(model, *how, **more)
         compile_for(model, plan_sampling(model, *how, **more), communicator)

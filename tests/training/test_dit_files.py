@@ -132,6 +132,8 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
      "while this one predicts x_0 and sees t times 1000;"),
     ({"path": "linear", "prediction": "v"}, "none of diffusers' fits a model that predicts v on the path linear",
      "0.001", "while this one predicts v;"),
+    ({"prediction": "flow"}, "none of diffusers' fits a model that predicts flow on the path discrete", None,
+     "has another diffusion by default"),
     ({"path": "edm", "prediction": "edm"}, "EDMEulerScheduler(sigma_data=0.5)", None, "nor SiT's has the path edm"),
     ({"prediction": "eps"}, "DDIMScheduler(num_train_timesteps=1000, beta_start=0.0001, beta_end=0.02, "
                             "prediction_type='epsilon', clip_sample=False)", None, None)])

@@ -380,3 +380,5 @@ def test_what_belongs_to_another_setting_needs_it():
             resolve_cpu(muon_momentum=0.9, **given)
     with pytest.raises(UsageError, match="--ema-snapshots 4 needs --ema-std"):
         resolve_cpu(ema_snapshots=4)
+    with pytest.raises(UsageError, match="--sla-topk 0.5 needs --attention sla"):
+        resolve_cpu(model="dit", sla_topk=0.5)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from numdiff.diffusion import SAMPLERS, Sampling
+from numdiff.diffusion import SAMPLERS, Diffusion, Sampling
 from numdiff.diffusion.sampling import VARIANCES
 from numdiff.diffusion.schedule import SPACINGS
 from numdiff.errors import NumdiffError, UsageError
@@ -40,6 +40,15 @@ def write_model(path, seed=0, **options):
     model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
     write_model_file(path, model.options, model.arrays(), classes=CLASSES, step=12)
     return path
+
+
+def test_a_model_of_few_timesteps_takes_them_all(tmp_path):
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
+                 device="cpu")
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), Diffusion(steps=3).options)
+    said = []
+    sample_command(tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append)
+    assert "ddim, 3 steps" in said[-1]
 
 
 @pytest.fixture(scope="module")

@@ -212,7 +212,7 @@ def notes_on_diffusers(diffusion, sizes):
                           "frequencies, whatever config.json says), until this is run on the model it has loaded:"),
             ("", REMEDY if scale == 1 else f"{REMEDY}; block.norm1.emb.time_proj.scale = {scale:g}"),
             ("scheduler", fits or f"none of diffusers' fits a model that predicts {diffusion['prediction']} on the "
-                                  f"path {diffusion['path']}")]
+                                  f"path {diffusion.get('path', 'discrete')}")]
 
 
 def scheduler_of(diffusion, pixels):
@@ -222,6 +222,8 @@ def scheduler_of(diffusion, pixels):
     scale, shift = diffusion.get("timestep_scale", 1.0), diffusion.get("time_shift", 1.0)
     name = {"eps": "epsilon", "v": "v_prediction", "x_0": "sample"}.get(prediction)
     if path == "discrete":
+        if name is None:
+            return None, scale
         steps = diffusion["steps"]
         betas = "beta_schedule='squaredcos_cap_v2'"
         if diffusion["schedule"] == "linear":
