@@ -20,7 +20,8 @@ def test_rounding(engine, rng, shape):
     if engine.computes:
         got = download(results[0])
         np.testing.assert_array_equal(got, want)
-        assert download(amax).max() == 0x7FC00000 and np.isnan(numbers_of(got).reshape(-1)[:3]).all()
+        assert np.isnan(download(amax).max().view(np.float32))  # whose lower bits a card sets, too
+        assert np.isnan(numbers_of(got).reshape(-1)[:3]).all()
     engine.check_equal(results[0], results[-1])
 
 
