@@ -3,9 +3,9 @@
     python -m tests.kernels.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
     python -m tests.kernels.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
 
-"product" is version 3, whose forward takes S from one product of matrices, beside the launcher's choice; "long" takes
-lists of dkv above 1.5 times the mean first. --skew makes keys of a block larger or smaller than those of others, as a
-trained model's are, and so some lists longer.
+Beside the launcher's choice: "mma" is version 2, whose forward makes S of the blocks of a list as they pass by;
+"in order" leaves long lists of dkv where they are. --skew makes keys of a block larger or smaller than those of others,
+as a trained model's are, and so some lists longer.
 Forward, and forward with backward, captured once and replayed; the ways take turns, as in benchmark_flash_attention.py,
 whose clock this is. "x" is flash attention's time over that of sparse-linear attention. "error" is the larger of y's
 and dqkv's against float64 in the 2-norm, on one head of 1,024 tokens. Without a GPU it prints the forecast that
@@ -69,8 +69,8 @@ def inputs(gpu, B, T, heads, HS, skew=0.0):
 
 
 def work(given, heads, share, passes, sums, version=None):
-    """A function of one way: flash attention for share None; version: of sparse-linear attention's forward, or "long".
-    """
+    """A function of one way: flash attention for share None; version: None is the launcher's choice, and of its lists
+    "in order"."""
     qkv, dy, weight, bias = given
 
     def run():
@@ -78,10 +78,10 @@ def work(given, heads, share, passes, sums, version=None):
             kept = attention.flash_attention_forward(qkv, heads, "new")
             return attention.flash_attention_backward(dy, qkv, *kept, heads, "new") if passes[1] else kept
         y, kept = sla.sla_forward(qkv, weight, bias, heads, share, "new", keeps=passes[1],
-                                  version=None if version == "long" else version)
+                                  version=None if version == "in order" else version)
         with pytest.MonkeyPatch.context() as patch:
-            if version == "long":
-                patch.setattr(launcher, "long_list", lambda count: 3 * count // 2)
+            if version == "in order":
+                patch.setattr(launcher, "long_list", lambda count: 0)
             return sla.sla_backward(dy, qkv, y, kept, weight, bias, *sums, heads, "new") if passes[1] else y
     return run
 
@@ -95,7 +95,7 @@ def compile_all(gpu, shapes, shares):
                 ((HS,), np.float32))]
             sums = [empty(shape, np.float32, device) for shape in ((HS, HS), (HS,))]
             for share in (None, *shares):
-                for passes, version in itertools.product(PASSES.values(), (None, "product") if share else (None,)):
+                for passes, version in itertools.product(PASSES.values(), (None, "mma") if share else (None,)):
                     work(given, heads, share, passes, sums, version)()
 
     compile_ahead(collect(launch_all, card_of(gpu)), gpu.cache)
@@ -114,11 +114,11 @@ def error(gpu, HS, share, T=1024):
 
 
 def kernel_times(gpu, arena, clock, shape, share, version, skew):
-    """[(kernel, µs)] of forward and, but for "product", backward, each after the second-level cache was
+    """[(kernel, µs)] of forward and, but for "mma", backward, each after the second-level cache was
     overwritten."""
     given, found = inputs(gpu, *shape, skew), []
     sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
-    run = work(given, shape[2], share, (True, version != "product"), sums, version)
+    run = work(given, shape[2], share, (True, version != "mma"), sums, version)
 
     def around(name, grid, block, call):
         if name in ("memset", "memcpy"):  # the clock's own among them
@@ -138,7 +138,7 @@ def measure(gpu, arena, clock, shape, share, passes, repeats, skew):
     sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
     replays = {name: functools.partial(clock.milliseconds, capture(gpu, arena, work(
         given, shape[2], of, passes, sums, version))[0]) for name, of, version in (
-            ("flash", None, None), ("sla", share, None), ("product", share, "product"), ("long", share, "long"))}
+            ("flash", None, None), ("sla", share, None), ("mma", share, "mma"), ("in order", share, "in order"))}
     in_torch = torch_replay(*shape, *passes)
     if in_torch:
         replays["torch"] = in_torch
@@ -160,7 +160,7 @@ def main(arguments=None):
     gpu = None if why_no_gpu() else get_gpu()
     print(f"{gpu.device_name if gpu else 'no GPU: forecast for an H200'}; µs; batch {options.batch}, {options.heads} "
           f"heads of {options.head_size}")
-    print("     T  share pass     |   flash     sla      x product    long   torch | forecast: flash     sla      x "
+    print("     T  share pass     |   flash     sla      x     mma inorder   torch | forecast: flash     sla      x "
           "| error")
     shapes = [(options.batch, T, options.heads, options.head_size) for T in options.lengths]
     if gpu:
@@ -175,12 +175,12 @@ def main(arguments=None):
                 if gpu:
                     us = measure(gpu, arena, clock, shape, share, passes, options.repeats, options.skew)
                     line += (f"{us['flash']:7.0f} {us['sla']:7.0f} {us['flash'] / us['sla']:6.2f} "
-                             f"{us['product']:7.0f} {us['long']:7.0f} {us.get('torch', np.nan):7.0f} | ")
+                             f"{us['mma']:7.0f} {us['in order']:7.0f} {us.get('torch', np.nan):7.0f} | ")
                 flash, sparse = expected[label]
                 line += f"{flash:15.0f} {sparse:7.0f} {flash / sparse:6.2f}"
                 print(line + (f" | {error(gpu, options.head_size, share):.1e}" if gpu else ""), flush=True)
                 if gpu and options.kernels and passes[1]:
-                    for version in (None, "product", "long"):
+                    for version in (None, "mma", "in order"):
                         for name, us in kernel_times(gpu, arena, clock, shape, share, version, options.skew):
                             print(f"{us:40.1f} {name}{f', {version}' if version else ''}", flush=True)
 

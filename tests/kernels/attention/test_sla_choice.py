@@ -11,13 +11,14 @@ from numdiff.kernels.attention.sla.choice import (
     sla_choose_kernel,
     sla_totals_kernel,
     sla_transpose_kernel,
+    sum_over_blocks,
 )
 from tests.conftest import on
 
-N, HS = 37, 4  # a warp looks at 32 blocks at a time
+N = 37  # a warp looks at 32 blocks at a time
 
 
-def problem(rng, count):
+def problem(rng, count, N=N, HS=4):
     """q and k means that are small integers, so that many products are equal and none is rounded; what is chosen."""
     q, k = rng.integers(-2, 3, (2, N, HS)).astype(np.float64)
     k[0] -= k.sum(0)  # their mean is 0
@@ -27,8 +28,17 @@ def problem(rng, count):
 @on("emulator", "cuda")
 @pytest.mark.parametrize("count", [1, 6, 34])
 def test_the_largest_and_of_equal_ones_the_first(engine, rng, count):
-    """Of one block of threads' rows."""
-    q, k, want = problem(rng, count)
+    check_choice(engine, rng, count, N, 36)
+
+
+@on("emulator", "cuda")
+def test_the_largest_of_more_than_registers_hold(engine, rng):
+    check_choice(engine, rng, 40, THREADS + 11, 4)
+
+
+def check_choice(engine, rng, count, N, HS):
+    """Of one block of threads' rows; of 32 channels at a time."""
+    q, k, want = problem(rng, count, N, HS)
     sums = engine(np.stack((rng.standard_normal(k.shape), BLOCK * k), 1))
     total = engine(np.concatenate((np.ones((1, HS)), np.zeros((1, HS)))))
     critical = empty((N, count), np.int32, like=total)
@@ -48,11 +58,13 @@ def test_lists_turned_round(engine, rng):
 
 
 @on("emulator", "cuda")
-def test_sums_over_blocks(engine, rng):
-    """…of more of them than groups, and of more columns than a block of threads sums."""
-    x, small = rng.standard_normal((1, 2, 19, 132)), rng.standard_normal((1, 2, 19, 8))
+@pytest.mark.parametrize("N", [19, 83])
+def test_sums_over_blocks(engine, rng, N):
+    """…of more of them than groups, or than are asked for at once, and of more columns than a block of threads sums."""
+    x, small = rng.standard_normal((1, 2, N, 132)), rng.standard_normal((1, 2, N, 8))
     totals = empty((1, 2, 132), np.float32, like=engine(x)), empty((1, 2, 8), np.float32, like=engine(x))
     launch(sla_totals_kernel, (3, 2, 1), THREADS, engine(x).reshape(-1), engine(small).reshape(-1),
-           *(t.reshape(-1) for t in totals), 19, 132, 8)
+           *(t.reshape(-1) for t in totals), N, 132, 8)
     for got, a in zip(totals, (x, small), strict=True):
         engine.check(got, a.sum(2), 1e-6, np.abs(a).sum(2))
+        assert np.array_equal(download(got)[0, 0], sum_over_blocks(a[0, 0].astype(np.float32)))

@@ -2,23 +2,27 @@
 
 WHAT IT DOES
     totals      sums over all blocks: of H and of (z, sums of k) in the forward, of A and a in the backward
-    choose      P of eight blocks of queries and all blocks of keys, a thread a key block; then a warp finds the `count`
-                largest of a row. It bisects the count-th largest number bit by bit: how many are at least as large?
-                Floats are compared as integers in which the order is that of the floats. Of equal ones the first count.
+    choose      P of eight blocks of queries and all blocks of keys, a thread a block of keys, whose sums come through
+                shared memory, 32 channels at a time; then a warp finds the `count` largest of a row. It bisects the
+                count-th largest number bit by bit: how many are at least as large? If they are `count`, it is done.
+                Floats are compared as integers in which the order is that of the floats, the first 256 in registers. Of
+                equal ones the first count.
     transpose   for each block of keys, which blocks of queries have it in their list: a warp looks it up in 32 lists at
                 a time, and ballots keep the order
 THE SAME ON EVERY ENGINE
     Two nearly equal P that rounding swaps would change the result by far more than rounding. So P is float32 in one
     order of sums everywhere, and its products are rounded by themselves: `product` is not joined with a sum into a
-    fused multiply-add. Inputs in float64 are rounded to float32 first.
+    fused multiply-add. Inputs in float64 are rounded to float32 first. A sum of 64 rows is multiplied by 1 / 64
+    instead of divided: that rounds the same number, so gives the same.
 LAUNCH
     totals: grid (ceil(columns / 128), heads, B), 256 threads for 8 groups of blocks and 32 lanes of 4 columns;
-    choose: grid (ceil(N / 8), heads, B), 256 threads, dynamic shared memory 32 N bytes; transpose: grid (ceil(N / 8),
-    heads, B), a warp a block of keys.
+    choose: grid (ceil(N / 8), heads, B), 256 threads, shared memory 39 KiB and, dynamic, 32 N bytes;
+    transpose: grid (ceil(N / 8), heads, B), a warp a block of keys.
 DETERMINISM
     every sum has one order; lists rise.
 COST
-    H's total reads N · HS² numbers, choose N² · HS multiply-adds, transpose N² searches: a few percent of the whole.
+    H's total reads N · HS² numbers, choose N² · HS products and sums, N · HS numbers for every eight blocks of queries
+    and 60 instructions of a warp for each bit and row, transpose N² searches: a few percent of the whole.
 SOURCE
     reference.py; means and their products: Zhang et al. 2025, arXiv:2509.24006, section 4.
 READ NEXT
@@ -35,10 +39,16 @@ from ....device.tensor_core import word_of
 BLOCK = 64  # queries, or keys
 RUN = 16  # rows that are summed one after the other; their four sums in pairs
 GROUPS = 8  # sums over blocks: every eighth one after the other, then in pairs
+AHEAD = 8  # blocks that a thread asks for at once
 COLUMNS = 128  # that a block of threads sums: four a lane
 THREADS = 256
 ROWS = 8  # blocks of queries, one a warp, of a block of threads that chooses
 MAX_HEAD = 72
+CHANNELS = 32  # of a tile of means in shared memory, of which each thread takes a row
+PITCH = CHANNELS + 4  # numbers from a row to the next: an odd number of 16 bytes
+EIGHTH = CHANNELS // 4  # threads that fetch a row
+TILE_BYTES = 4 * (THREADS * PITCH + (ROWS + 1) * MAX_HEAD)  # of it, of q's means and of the mean of k
+HELD = 8  # numbers of a row in a lane's registers
 
 
 class Problem(NamedTuple):
@@ -122,15 +132,24 @@ def rows_of_block(block, T):
 
 @cuda.jit(device=True)
 def sum_group(x, start, size, group, N):
-    """Four neighbouring columns, from x[start], of every eighth block from `group` on; blocks are `size` apart."""
+    """Four neighbouring columns, from x[start], of every eighth block from `group` on; blocks are `size` apart. Eight
+    are asked for before the first is added."""
     a, b, c, d = float32(0), float32(0), float32(0), float32(0)
-    for j in range(group, N, GROUPS):
+    ahead = cuda.local.array((AHEAD, 4), float32)
+    whole = N // (AHEAD * GROUPS) * (AHEAD * GROUPS)
+    for first in range(group, whole, AHEAD * GROUPS):
+        for i in range(AHEAD):
+            v = load4(x, start + (first + i * GROUPS) * size)
+            ahead[i, 0], ahead[i, 1], ahead[i, 2], ahead[i, 3] = v[0], v[1], v[2], v[3]
+        for i in range(AHEAD):
+            a, b, c, d = a + ahead[i, 0], b + ahead[i, 1], c + ahead[i, 2], d + ahead[i, 3]
+    for j in range(whole + group, N, GROUPS):
         v = load4(x, start + j * size)
         a, b, c, d = a + v[0], b + v[1], c + v[2], d + v[3]
     return a, b, c, d
 
 
-@cuda.jit
+@cuda.jit(launch_bounds=(THREADS, 3))
 def sla_totals_kernel(x, small, total, small_total, N, size, small_size):
     """Sums over the N blocks of x (B, heads, N, size) and small (B, heads, N, small_size): both float32 (B, heads, …).
     Both sizes are multiples of 4."""
@@ -168,76 +187,133 @@ def rising(x):
     return uint32(word ^ (uint32(0xFFFFFFFF) if word & uint32(0x80000000) else uint32(0x80000000)))
 
 
-@cuda.jit(device=True)
-def store_products(keys, q_mean, k_sums, k_mean, first, j, problem, HS):
-    """P of the blocks of queries from `first` on, eight or as many as there are, with block j of keys: keys[row, j]."""
-    N, head = problem.N, head_number()
-    parts = cuda.local.array((ROWS, 4), float32)
-    for row in range(ROWS):
-        for i in range(4):
-            parts[row, i] = float32(0)
-    size = float32(rows_of_block(j, problem.T))
-    for c in range(0, HS, 4):
-        s = load4(k_sums, (head * N + j) * 2 * HS + HS + c)
-        k = s[0] / size - k_mean[c], s[1] / size - k_mean[c + 1], s[2] / size - k_mean[c + 2], s[3] / size - k_mean[
-            c + 3]
+@cuda.jit(device=True, forceinline=True)
+def centred(sums, size, mean):
+    """The mean of four columns of a block of keys, less the mean of all; multiplied by 1 / 64 where that is exact."""
+    if size == BLOCK:
+        share = float32(1 / BLOCK)
+        return (product(sums[0], share) - mean[0], product(sums[1], share) - mean[1],
+                product(sums[2], share) - mean[2], product(sums[3], share) - mean[3])
+    size = float32(size)
+    return sums[0] / size - mean[0], sums[1] / size - mean[1], sums[2] / size - mean[2], sums[3] / size - mean[3]
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_keys(tile, k_sums, first, channel, problem, HS):
+    """The sums of the blocks of keys from `first` on, 256 or as many as there are, into a tile: the 32 channels from
+    `channel` on, a row of them by eight threads, each of which asks for four rows before it stores the first."""
+    t, exist = int32(cuda.threadIdx.x), int32(problem.N - first)
+    c, apart, step = int32(4 * (t % EIGHTH)), int32(THREADS // EIGHTH), int32(2 * HS)
+    at, last = (head_number() * problem.N + first) * step + HS + channel + c, int32(exist - 1)
+    if channel + c < HS:
+        for i in range(int32(t // EIGHTH), min(int32(THREADS), exist), int32(4 * apart)):
+            j, k, l = int32(i + apart), int32(i + 2 * apart), int32(i + 3 * apart)
+            a, b = load4(k_sums, at + int32(i * step)), load4(k_sums, at + int32(min(j, last) * step))
+            d, e = load4(k_sums, at + int32(min(k, last) * step)), load4(k_sums, at + int32(min(l, last) * step))
+            for row, v in ((i, a), (j, b), (k, d), (l, e)):
+                if row < exist:
+                    store4(tile, int32(row * PITCH + c), v[0], v[1], v[2], v[3])
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_channels(parts, tile, q, k_mean, t, size, channel, channels):
+    """parts[row, i] += the products of every fourth channel from i on: eight rows of q with row t of the tile, the sums
+    of so many keys."""
+    for c in range(int32(0), int32(channels), int32(4)):
+        k = centred(load4(tile, int32(t * PITCH + c)), size, load4(k_mean, int32(channel + c)))
         for row in range(ROWS):
-            q = load4(q_mean, (head * N + min(first + row, N - 1)) * HS + c)
-            parts[row, 0] += product(q[0], k[0])
-            parts[row, 1] += product(q[1], k[1])
-            parts[row, 2] += product(q[2], k[2])
-            parts[row, 3] += product(q[3], k[3])
-    for row in range(ROWS):
-        keys[row * N + j] = rising((parts[row, 0] + parts[row, 1]) + (parts[row, 2] + parts[row, 3]))
+            v = load4(q, int32(row * MAX_HEAD + channel + c))
+            parts[row, 0] += product(v[0], k[0])
+            parts[row, 1] += product(v[1], k[1])
+            parts[row, 2] += product(v[2], k[2])
+            parts[row, 3] += product(v[3], k[3])
 
 
-@cuda.jit(device=True)
-def how_many(keys, start, N, least, lane):
-    """Of a warp's row how many are at least so large."""
+@cuda.jit(device=True, forceinline=True)
+def store_products(keys, tile, q, k_sums, k_mean, problem, HS):
+    """P of eight blocks of queries and all blocks of keys: keys[row, j]."""
+    t, N = int32(cuda.threadIdx.x), int32(problem.N)
+    parts = cuda.local.array((ROWS, 4), float32)
+    for first in range(int32(0), N, int32(THREADS)):
+        for row in range(ROWS):
+            for i in range(4):
+                parts[row, i] = float32(0)
+        for channel in range(int32(0), int32(HS), int32(CHANNELS)):
+            cuda.syncthreads()  # q and the mean are there, and nobody reads the tile any more
+            fetch_keys(tile, k_sums, first, channel, problem, HS)
+            cuda.syncthreads()
+            if first + t < N:
+                size = rows_of_block(first + t, problem.T)
+                add_channels(parts, tile, q, k_mean, t, size, channel, min(int32(HS - channel), int32(CHANNELS)))
+        if first + t < N:
+            for row in range(ROWS):
+                keys[row * N + first + t] = rising((parts[row, 0] + parts[row, 1]) + (parts[row, 2] + parts[row, 3]))
+
+
+@cuda.jit(device=True, forceinline=True)
+def how_many(held, keys, start, N, least, lane):
+    """Of a warp's row how many are at least so large; `least` is not 0. The first 256 are held in registers."""
     found = int32(0)
-    for j in range(lane, N, WARP):
-        found += int32(1) if keys[start + j] >= least else int32(0)
+    for i in range(HELD):
+        found = int32(found + (int32(1) if held[i] >= least else int32(0)))
+    for j in range(int32(lane + HELD * WARP), N, int32(WARP)):
+        found = int32(found + (int32(1) if keys[start + j] >= least else int32(0)))
     for step in (16, 8, 4, 2, 1):
-        found += cuda.shfl_xor_sync(FULL_MASK, found, step)
+        found = int32(found + cuda.shfl_xor_sync(FULL_MASK, found, step))
     return found
 
 
-@cuda.jit
+@cuda.jit(device=True, forceinline=True)
+def threshold(keys, start, N, count, lane):
+    """(least, spare): the `count` largest are those above `least`, and of those that equal it the first `spare`."""
+    held = cuda.local.array(HELD, "uint32")
+    for i in range(HELD):
+        j = int32(lane + i * WARP)
+        held[i] = keys[start + j] if j < N else uint32(0)
+    least, spare = uint32(0), int32(count)  # the largest number that `count` of them reach: the count-th largest
+    for bit in range(int32(31), int32(-1), int32(-1)):
+        higher = uint32(least | uint32(uint32(1) << uint32(bit)))
+        found = how_many(held, keys, start, N, higher, lane)
+        if found >= count:
+            least = higher
+        if found == count:  # these are they
+            return uint32(higher - uint32(1)), int32(0)
+    if least < uint32(0xFFFFFFFF):
+        spare = int32(count - how_many(held, keys, start, N, uint32(least + uint32(1)), lane))
+    return least, spare
+
+
+@cuda.jit(launch_bounds=(THREADS, 3))
 def sla_choose_kernel(q_mean, k_sums, k_total, critical, problem, HS):
     """critical (B, heads, N, count) from q_mean (B, heads, N, HS), k_sums (B, heads, N, 2, HS), whose second half sums
     k, and k_total, the same over all blocks."""
     keys = cuda.shared.array(0, "uint32")
-    k_mean = cuda.shared.array(MAX_HEAD, float32)
-    N, count, t = problem.N, problem.count, cuda.threadIdx.x
-    lane, warp, first = t % WARP, t // WARP, cuda.blockIdx.x * ROWS
+    tile = cuda.shared.array((THREADS, PITCH), float32, alignment=16)
+    q = cuda.shared.array((ROWS, MAX_HEAD), float32, alignment=16)
+    k_mean = cuda.shared.array(MAX_HEAD, float32, alignment=16)
+    N, count, t = int32(problem.N), int32(problem.count), int32(cuda.threadIdx.x)
+    lane, warp, first = int32(t % WARP), int32(t // WARP), int32(cuda.blockIdx.x * ROWS)
     if t < HS:
         k_mean[t] = k_total[head_number() * 2 * HS + HS + t] / float32(problem.T)
-    cuda.syncthreads()
-    for j in range(t, N, THREADS):
-        store_products(keys, q_mean, k_sums, k_mean, first, j, problem, HS)
+    for c in range(lane, int32(HS), int32(WARP)):
+        q[warp, c] = q_mean[(head_number() * N + min(first + warp, N - 1)) * HS + c]
+    store_products(keys, tile, q, k_sums, k_mean, problem, HS)
     cuda.syncthreads()
     if first + warp < N:
-        start = warp * N
-        least = uint32(0)  # the largest number that `count` of them reach: the count-th largest
-        for bit in range(31, -1, -1):
-            higher = uint32(least | uint32(uint32(1) << uint32(bit)))
-            if how_many(keys, start, N, higher, lane) >= count:
-                least = higher
-        spare = count  # how many of those that equal it are taken, from the left
-        if least < uint32(0xFFFFFFFF):
-            spare -= how_many(keys, start, N, uint32(least + uint32(1)), lane)
-        to = ((head_number() * N) + first + warp) * count
+        start = int32(warp * N)
+        least, spare = threshold(keys, start, N, count, lane)
+        to = (head_number() * N + first + warp) * count
         before = uint32((uint32(1) << uint32(lane)) - uint32(1))
-        for j in range(lane, N + lane, WARP):
+        for j in range(lane, int32(N + lane), int32(WARP)):
             inside = j < N
             key = keys[start + min(j, N - 1)]
             equal = cuda.ballot_sync(FULL_MASK, inside and key == least)
-            takes = inside and (key > least or key == least and cuda.popc(uint32(equal & before)) < spare)
+            takes = inside and (key > least or key == least and int32(cuda.popc(uint32(equal & before))) < spare)
             taken = cuda.ballot_sync(FULL_MASK, takes)
             if takes:
                 critical[to + cuda.popc(uint32(taken & before))] = j
             to += cuda.popc(taken)
-            spare -= min(spare, cuda.popc(equal))
+            spare = int32(spare - min(spare, int32(cuda.popc(equal))))
 
 
 @cuda.jit(device=True)
