@@ -39,6 +39,7 @@ class Constant:
 
     def __init__(self, value=None):
         self.value = value
+        self.follows = tuple(inspect.signature(value).parameters) if value else ()  # the names of those others
 
 
 class _Values(dict):
@@ -50,10 +51,10 @@ class _Values(dict):
 
     def of(self, name, wanted_by):
         if name not in self:
-            value = getattr(self.constants.get(name), "value", None)
-            if value is None:
+            constant = self.constants.get(name)
+            if constant is None or constant.value is None:
                 raise TypeError(f"specialise: {wanted_by} needs a value for {name}.")
-            self[name] = value(*(self.of(other, name) for other in inspect.signature(value).parameters))
+            self[name] = constant.value(*(self.of(other, name) for other in constant.follows))
         return self[name]
 
 
@@ -189,7 +190,7 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
              if isinstance(value, Constant)}
     needed = dict(known)
     for constant in known.values():  # constants that others follow from need not occur in the text itself
-        needed |= dict.fromkeys(inspect.signature(constant.value).parameters if constant.value else ())
+        needed |= dict.fromkeys(constant.follows)
     if unknown := constants.keys() - needed.keys():
         raise TypeError(f"specialise: {function.__qualname__} has no constant {', '.join(sorted(unknown))}.")
     values = _Values(constants, known)

@@ -66,6 +66,7 @@ SOURCE
 READ NEXT
     epilogues.py, then ../conv2d/hopper/: the same pipeline, with a convolution's coordinates.
 """
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ from ...device.pipeline import (
     stage_at,
 )
 from ...device.requires import requires
-from ...device.specialise import Constant, specialise
+from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_2d, tma_prefetch, tma_store_wait_0
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
@@ -580,14 +581,13 @@ def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, sym
                       **{name.upper(): activation == name for name in ACTIVATIONS})
 
 
-KERNELS = {(BN, a, b, half): kernel_for(BN, a, b, half)
-           for BN in STAGES for a in (False, True) for b in (False, True) for half in (False, True)}
-BATCH_KERNELS = {(BN, a, b): kernel_for(BN, a, b, True, batched=True)
-                 for BN in STAGES for a in (False, True) for b in (False, True)}
-SYMMETRIC_KERNELS = {(BN, a, b): kernel_for(BN, a, b, True, batched=True, symmetric=True)
-                     for BN in SYMMETRIC_WIDTHS for a, b in ((False, False), (True, True))}
-ACTIVATION_KERNELS = {(BN, name): kernel_for(BN, False, name.endswith("_gradient"), True, name)
-                      for name, widths in ACTIVATIONS.items() for BN in widths}
+BOTH = (False, True)
+KERNELS = Variants(itertools.product(STAGES, BOTH, BOTH, BOTH), lambda key: kernel_for(*key))
+BATCH_KERNELS = Variants(itertools.product(STAGES, BOTH, BOTH), lambda key: kernel_for(*key, True, batched=True))
+SYMMETRIC_KERNELS = Variants([(BN, across, across) for BN in SYMMETRIC_WIDTHS for across in BOTH],
+                             lambda key: kernel_for(*key, True, batched=True, symmetric=True))
+ACTIVATION_KERNELS = Variants([(BN, name) for name, widths in ACTIVATIONS.items() for BN in widths],
+                              lambda key: kernel_for(key[0], False, key[1].endswith("_gradient"), True, key[1]))
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ from ....device.pipeline import (
     stage_at,
 )
 from ....device.requires import requires, supports
-from ....device.specialise import Constant, specialise
+from ....device.specialise import Constant, Variants, specialise
 from ....device.tensor_map import tensor_map
 from ....device.tma import fence_proxy_async, tma_load_3d, tma_load_4d, tma_prefetch
 from ....device.wgmma import make_setmaxnreg
@@ -264,10 +264,10 @@ def make_kernel(BN, SUB, taps_per_stage, transposed):
                       launch_bounds=(THREADS, 1), BN=BN, SUB=SUB, TAPS_PER_STAGE=taps_per_stage, TRANSPOSED=transposed)
 
 
-conv2d_forward_kernels_v6, conv2d_input_gradient_kernels_v6 = (
-    {(*tile, taps): make_kernel(*tile, taps, transposed) for tile in VARIANTS for taps in (1, 3)
-     if (*tile, taps) != (128, 2, 3)}  # of these, no three stages fit beside the pixels
-    for transposed in (False, True))
+KEYS = [(*tile, taps) for tile in VARIANTS for taps in (1, 3)
+        if (*tile, taps) != (128, 2, 3)]  # of these, no three stages fit beside the pixels
+conv2d_forward_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, False))
+conv2d_input_gradient_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, True))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------

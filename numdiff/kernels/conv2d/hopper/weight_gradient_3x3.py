@@ -67,7 +67,7 @@ from ....device.pipeline import (
     stage_at,
 )
 from ....device.requires import requires
-from ....device.specialise import Constant, specialise
+from ....device.specialise import Constant, Variants, specialise
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_4d, tma_prefetch
 from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
@@ -290,10 +290,14 @@ def weight_gradient(maps, arrays, shape, tiling, parts, has_bias, has_channel):
         consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts)
 
 
-conv2d_weight_gradient_3x3_kernels_v6 = {
-    (width, pixels): specialise(weight_gradient, name=f"conv2d_weight_gradient_3x3_kernel_v6_{width}_{pixels}",
-                                launch_bounds=(THREADS, 1), CW=width, SUBS=pixels // 64)
-    for width in WIDTHS for pixels in PIXELS}
+def make_kernel(width, pixels):
+    """The kernel for tiles of `width` channels that takes `pixels` pixels at once."""
+    return specialise(weight_gradient, name=f"conv2d_weight_gradient_3x3_kernel_v6_{width}_{pixels}",
+                      launch_bounds=(THREADS, 1), CW=width, SUBS=pixels // 64)
+
+
+conv2d_weight_gradient_3x3_kernels_v6 = Variants([(width, pixels) for width in WIDTHS for pixels in PIXELS],
+                                                 lambda key: make_kernel(*key))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
