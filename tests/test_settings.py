@@ -83,7 +83,7 @@ def test_the_stub_is_the_tables():
 def test_every_setting_is_read_and_its_help_stands_once():
     lines = {(kind.name, name): line for kind in kinds.KINDS.values() for name, line in kind.table.items()}
     assert all(line.help.endswith((".", "]")) and line.help[0].isupper() for line in lines.values())
-    options = resolve({"device": "cpu"})
+    options = resolve({"device": "cpu", "ema_std": (0.1,)})
     assert vars(options).keys() == {name for _, name in lines}
     for name, line in COMMON.items():  # what a resumed run may change, in the declaration
         if line.resume and line.kind is int and name != "steps":

@@ -209,15 +209,10 @@ class Dataset:
         if self.labels is None:
             raise UsageError(f"{self.path!r} has no labels, so no class can be chosen from it: leave the classes out.")
         names = [names] if isinstance(names, str) else list(names)
-        lower = {name.lower(): i for i, name in reversed(list(enumerate(self.classes)))}
-        exact = {name: i for i, name in reversed(list(enumerate(self.classes)))}
-        chosen = set()
-        for name in names:
-            index = exact.get(name, lower.get(name.lower()))
-            if index is None:
-                raise UsageError(f"{self.path!r} has no class {name!r}: it has {_listed(self.classes)}.")
-            chosen.add(index)
-        chosen = np.array(sorted(chosen), np.int64)
+        found, unknown = _indices(names, self.classes)
+        if unknown is not None:
+            raise UsageError(f"{self.path!r} has no class {unknown!r}: it has {_listed(self.classes)}.")
+        chosen = np.array(sorted(set(found)), np.int64)
         rows = np.flatnonzero(np.isin(self.labels, chosen))
         if len(rows) == 0:
             raise UsageError(f"{self.path!r} has no image of {_listed(names)}: choose other classes.")
@@ -316,6 +311,29 @@ def _average(images, factor):
     n, height, width, channels = images.shape
     squares = images.reshape(n, height // factor, factor, width // factor, factor, channels)
     return ((squares.sum((2, 4), np.uint32) + factor * factor // 2) // (factor * factor)).astype(np.uint8)
+
+
+def _indices(names, classes):
+    """(indices of the classes that are named, None), or (None, the first name that is of none).
+
+    A name in any case will do. One with commas may have been cut at them, as where a list was: then it is put together
+    again, unless its parts are classes, too.
+    """
+    exact = {name: i for i, name in reversed(list(enumerate(classes)))}
+    loose = {_loose(name): i for i, name in reversed(list(enumerate(classes)))}
+    commas, ways, furthest = max((name.count(",") for name in classes), default=0), [[], *[None] * len(names)], 0
+    for start in range(len(names)):  # ways[n]: the classes that the first n names are
+        for stop in range(start + 1, min(start + 1 + commas, len(names)) + 1):
+            name = ",".join(names[start:stop])
+            index = exact.get(name, loose.get(_loose(name)))
+            if ways[start] is not None and index is not None and (ways[stop] is None or stop == start + 1):
+                ways[stop], furthest = [*ways[start], index], max(furthest, stop)
+    return (ways[-1], None) if ways[-1] is not None else (None, names[furthest])
+
+
+def _loose(name):
+    """A name in lower case, without the spaces around its commas, which a list on the command line loses."""
+    return ",".join(part.strip() for part in name.lower().split(","))
 
 
 def _listed(names):

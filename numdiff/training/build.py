@@ -40,6 +40,9 @@ def build_dataset(options):
     if options.class_cond and dataset.labels is None:
         asked = options.init is None and not kinds.get(options.model).presets.get(options.preset, {}).get("class_cond")
         remedy = "leave --class-cond out" if asked else "give --no-class-cond"
+        if options.data is not None and os.path.isdir(options.data):
+            raise UsageError(f"--class-cond needs labels, and the folder {options.data!r} has no sub-folders: make one "
+                             f"for each class and move its pictures there, or {remedy}.")
         raise UsageError(f"--class-cond needs labels, and {dataset.path!r} has none: import it again with labels, or "
                          f"{remedy}.")
     if options.class_cond is False:

@@ -150,6 +150,14 @@ def _diffusion_settings(start, given, path):
     return found
 
 
+def check_variance(start, options, name):
+    """Raise a `UsageError` where the model in the file learns its variance, and the setting of this name has none."""
+    if name and start.options["learn_sigma"]:
+        raise UsageError(f"{_said(name, getattr(options, name))} does not go with --init {start.path}, whose model "
+                         f"learns its variance, which is of whole timesteps and a plain loss: leave {flag(name)} out, "
+                         "or start from other weights.")
+
+
 def check_settings(start, options, given):
     """Raise a `UsageError` where a setting that was given contradicts the model in the file."""
     kind = kinds.get(start.kind)

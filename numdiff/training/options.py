@@ -140,8 +140,7 @@ def resolve(given, capability=None):
     if "sample_steps" not in given and options.path == "discrete":
         options.sample_steps = min(options.sample_steps, options.diffusion_steps)
     if options.learn_sigma is None:
-        plain = options.path == "discrete" and options.loss in (None, options.prediction) and not options.min_snr_gamma
-        options.learn_sigma = plain and kind.learns_sigma(options)
+        options.learn_sigma = not without_variance(options) and kind.learns_sigma(options)
     if options.class_dropout is None:
         options.class_dropout = kind.class_dropout
     if given.get("class_dropout") and not options.class_cond:
@@ -158,6 +157,8 @@ def resolve(given, capability=None):
     if "ema_snapshots" in given and not options.ema_std:
         raise UsageError(f"--ema-snapshots {options.ema_snapshots} needs --ema-std, whose averages it stores: add it, "
                          "such as 0.05,0.10, or leave this out.")
+    if start is not None and "learn_sigma" not in asked:
+        initial.check_variance(start, options, without_variance(options))
     check(options)
     if start is not None:
         initial.check_settings(start, options, asked)
@@ -202,6 +203,12 @@ def _resolve_objective(options, given):
         options.learn_sigma = None
 
 
+def without_variance(options):
+    """The name of the first setting whose objective has no learned variance; None where it may be learned."""
+    plain = {"path": ("discrete",), "loss": (None, options.prediction), "min_snr_gamma": (None,)}
+    return next((name for name, values in plain.items() if getattr(options, name) not in values), None)
+
+
 def _resolve_average(options, given):
     """One of decay and half-life from the other, which was given."""
     decay = given.get("ema_decay")
@@ -227,6 +234,9 @@ def resolve_resumed(saved, given):
             raise UsageError(f"{given} does not fit the run, which was started with {then}; leave it out, or start a "
                              "new run.")
     device = resolve_device(given.get("device", saved.device))
+    if "ema_snapshots" in given and not saved.ema_std:
+        raise UsageError(f"--ema-snapshots {given['ema_snapshots']} is of the averages of --ema-std, without "
+                         "which the run was started: leave it out, or start a new run with --ema-std.")
     options = saved.changed(**{**given, "device": device})
     options.precision = _precision(options.precision, device)
     check(options)

@@ -83,6 +83,14 @@ def test_classes_are_chosen_by_name(tmp_path, images, placed):
         assert dataset.classes == ["dog"] and set(dataset.labels) == {0}
     with pytest.raises(UsageError, match="no class 'cow'.*'cat', 'dog', 'Eel'"):
         D.open_dataset(path, classes=["cow"])
+    names = ["Food", "Food, drink", "drink ,rest", "tea, milk, rum"]  # as a list on the command line is cut
+    commas = write(tmp_path / "commas.h5", images, np.arange(200) % 4, names)
+    for given, found in (("food,drink", [1]), ("Food", [0]), ("Food,drink , rest", [0, 2]),
+                         ("food, drink,TEA,MILK,RUM", [1, 3]), ("Food,drink,Food", [0, 1])):
+        with D.open_dataset(commas, classes=[name.strip() for name in given.split(",")]) as dataset:
+            assert dataset.classes == [names[i] for i in found], given
+    with pytest.raises(UsageError, match="no class 'milk'"):
+        D.open_dataset(commas, classes=["Food", "milk", "rum"])
     with pytest.raises(UsageError, match="no image of"):
         D.open_dataset(write(tmp_path / "b.h5", images, np.zeros(200, int), ["cat", "dog"]), classes=["dog"])
     with pytest.raises(UsageError, match="no labels"):

@@ -8,7 +8,7 @@ from numdiff.data import folders, open_dataset
 from numdiff.data.importers import import_dataset
 from numdiff.distributed.communicator import Alone
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.training.build import open_data
+from numdiff.training.build import build_dataset, open_data
 from numdiff.training.options import resolve
 
 
@@ -103,3 +103,12 @@ def test_rank_0_decodes(photos, imports):
     order, options = [], resolve({"model": "unet", "data": str(photos), "image_size": 16, "device": "cpu"})
     open_data(Ranked(), options).close()
     assert order == ["first", 2] and len(imports) == 2  # as a grey picture came first, in colour again
+
+
+@pytest.mark.parametrize("model, remedy", [("unet", "leave --class-cond out"), ("dit", "give --no-class-cond")])
+def test_classes_are_sub_folders(photos, model, remedy):
+    options = resolve({"model": model, "data": str(photos / "cat"), "image_size": 16, "class_cond": True,
+                       "device": "cpu"})
+    with pytest.raises(UsageError, match="cat' has no sub-folders: make one for each class and move its pictures "
+                                         f"there, or {remedy}.$"):
+        build_dataset(options)

@@ -328,6 +328,18 @@ def test_settings_that_contradict_the_file(runs, kind, given, words):
         resolve({"model": kind, "init": str(runs[kind]), "device": "cpu", **given})
 
 
+@pytest.mark.parametrize("given, words", [
+    ({"path": "linear"}, "--path linear does not go with --init .*m.h5, whose model learns its variance.*leave --path"),
+    ({"min_snr_gamma": 5.0}, "--min-snr-gamma 5.0 does not go with --init"),
+    ({"path": "linear", "learn_sigma": True}, "--learn-sigma does not go with --path linear")])
+def test_a_learned_variance_has_its_objective(tmp_path, given, words):
+    model = DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=None)
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
+    assert resolve({"model": "dit", "init": str(tmp_path / "m.h5"), "device": "cpu"}).learn_sigma
+    with pytest.raises(UsageError, match=words):
+        resolve({"model": "dit", "init": str(tmp_path / "m.h5"), "device": "cpu", **given})
+
+
 def test_images_of_other_channels(tmp_path):
     model = DiT(image_size=8, in_channels=4, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=None,
                 learn_sigma=False)

@@ -270,6 +270,8 @@ def test_resumed_is_uninterrupted(folder, tmp_path):
     with pytest.raises(UsageError, match="--ema-std 0.05 does not fit the run, which was started with 0.05,0.1"):
         resolve_resumed(options, {"ema_std": (0.05,)})
     assert resolve_resumed(options, {"ema_snapshots": 3}).ema_snapshots == 3
+    with pytest.raises(UsageError, match="--ema-snapshots 3 .* without which the run was started: leave it out, or"):
+        resolve_resumed(resolve(SMALL), {"ema_snapshots": 3})
 
 
 def test_snapshots_are_bounded_and_those_of_a_path_left_are_set_aside(tmp_path):
