@@ -32,6 +32,7 @@ from ..kernels import (
     matmul,
     peer_reduce,
     quantise,
+    quantise_both,
     random,
     reduce,
     resample,
@@ -252,8 +253,16 @@ def problems():
     fp8 = {"precision": "fp8", "a": bits, "b": bits, "scale_a": single(1), "scale_b": single(1)}
     add(matmul.matmul_fp8_forward, hopper_fp8, **fp8)
     add(matmul.matmul_fp8_forward, hopper_fp8, note="not promoted", promoted=False, **fp8)
-    add(quantise.quantise_forward, x=half(N * T, 4 * D), scale=single(1),
-        amax=integers(np.zeros(quantise.PARTIALS), np.uint32))
+    # DiT-B/2's fc1, its weight's gradient: dyᵀ and xᵀ
+    windows = np.lib.stride_tricks.sliding_window_view(bits_of(rng.standard_normal(N * T + 4 * D, np.float32)), N * T)
+    add(matmul.matmul_fp8_gradient, hopper_fp8, precision="fp8", a=integers(windows[:4 * D], np.uint8),
+        b=integers(windows[:D], np.uint8), scale_a=single(1), scale_b=single(1), out=single(4 * D, D),
+        accumulate=False)
+    hidden, amax = half(N * T, 4 * D), integers(np.zeros(quantise.PARTIALS), np.uint32)
+    add(quantise.quantise_forward, x=hidden, scale=single(1), amax=amax)
+    add(quantise_both.quantise_both, x=hidden, scale=single(1), amax=amax, sums=single(4 * D))
+    add(quantise_both.columns_of, rows=Array((N * T, 4 * D), np.dtype(np.uint8)), scale=single(1),
+        sums=single(4 * D))
 
     add(im2col.im2col_forward, x=half(B, SIDE, SIDE, C), kernel=3)
     add(im2col.im2col_backward, dcol=half(B, SIDE, SIDE, 3, 3, C), x_shape=(B, SIDE, SIDE, C), kernel=3)

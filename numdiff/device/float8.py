@@ -3,21 +3,31 @@
     An array of it                  is one of uint8, or of its words, uint32, four numbers each
     pack_e4m3x4(a, b, c, d)         four float32, each rounded to the nearest (ties to even; beyond 448 it is ±448, a
                                     NaN stays one), as a word, a in its lowest byte
+    unpack_e4m3x4(word)             the four numbers of a word as float32, the lowest byte's first
+    transpose_bytes(a, b, c, d)     four words as the rows of a 4 × 4 matrix of bytes: the words of its columns
 
 wgmma.py has the products.
 
-SOURCE  PTX ISA, section 9.7.9.21 (`cvt`).
+SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.9.7 (`prmt`).
 """
+import numpy as np
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from ..emulator import twin
 from ..emulator.values import UInt32
-from ..float8 import bits_of
-from .inline_ptx import I32, statement
+from ..float8 import bits_of, numbers_of
+from .inline_ptx import F32, I32, statement
 
 PACK = ("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; "
         "mov.b32 $0, {low, high}; }")
+UNPACK = ("{ .reg .b16 low, high, v0, v1, v2, v3; .reg .b32 first, second; mov.b32 {low, high}, $4; "
+          "cvt.rn.f16x2.e4m3x2 first, low; cvt.rn.f16x2.e4m3x2 second, high; mov.b32 {v0, v1}, first; "
+          "mov.b32 {v2, v3}, second; cvt.f32.f16 $0, v0; cvt.f32.f16 $1, v1; cvt.f32.f16 $2, v2; "
+          "cvt.f32.f16 $3, v3; }")
+TRANSPOSE = ("{ .reg .b32 a, b, c, d; prmt.b32 a, $4, $5, 0x5140; prmt.b32 b, $4, $5, 0x7362; "
+             "prmt.b32 c, $6, $7, 0x5140; prmt.b32 d, $6, $7, 0x7362; prmt.b32 $0, a, c, 0x5410; "
+             "prmt.b32 $1, a, c, 0x7632; prmt.b32 $2, b, d, 0x5410; prmt.b32 $3, b, d, 0x7632; }")
 
 
 @intrinsic
@@ -29,3 +39,30 @@ def pack_e4m3x4(typingctx, a, b, c, d):
 @twin(pack_e4m3x4)
 def _pack_e4m3x4(machine, a, b, c, d):
     return UInt32(int.from_bytes(bits_of([a, b, c, d]).tobytes(), "little"))
+
+
+@intrinsic
+def unpack_e4m3x4(typingctx, word):
+    """The four E4M3 of a word as float32, the lowest byte's first; exact."""
+    return types.UniTuple(types.float32, 4)(types.uint32), statement(UNPACK, [F32] * 4)
+
+
+@twin(unpack_e4m3x4)
+def _unpack_e4m3x4(machine, word):
+    return tuple(numbers_of(_bytes_of(word)))
+
+
+@intrinsic
+def transpose_bytes(typingctx, a, b, c, d):
+    """Word i of the result has byte i of a, b, c and d, a's lowest."""
+    return types.UniTuple(types.uint32, 4)(*[types.uint32] * 4), statement(TRANSPOSE, [I32] * 4)
+
+
+@twin(transpose_bytes)
+def _transpose_bytes(machine, *words):
+    columns = np.stack([*map(_bytes_of, words)]).T
+    return tuple(UInt32(int.from_bytes(column.tobytes(), "little")) for column in columns)
+
+
+def _bytes_of(word):
+    return np.frombuffer(int(word).to_bytes(4, "little"), np.uint8)

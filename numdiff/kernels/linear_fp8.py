@@ -1,36 +1,46 @@
-"""Linear layer in FP8: what goes in and what comes back as E4M3, the weight's gradient in float16.
+"""Linear layer in FP8: what goes in, what comes back and the weight as E4M3, in all three products.
 
 MATHEMATICS
     y = Q(x)·Q(w)ᵀ + bias        Q rounds to E4M3 with the tensor's scale (quantise.py)
-    dx = Q(dy)·Q(w)              by a transposed copy of Q(w): 8-bit products read both operands along k
-    dweight += dyᵀ·x             in float16, as linear.py: its sum runs over rows, along which neither operand lies
-    dbias += Σ_r dy_rn           likewise
-    With GELU or SwiGLU after the layer, or before it in the backward, as there.
+    dx = Q(dy)·Q(w)              by a transposed copy of Q(w): 8-bit products read both operands along their sum
+    dweight += Q(dy)ᵀ·Q(x)       by transposed copies of both (quantise_both.py), which are made where they are rounded
+    dbias += Σ_r Q(dy)_rn        there, too
+    With GELU or SwiGLU after the layer, or before it in the backward, as linear.py.
 SHAPES
     x (..., K), y (..., N) float16, their leading axes taken together as rows; weight (N, K) float16, for its gradient's
-    shape; a `Layer8` has its bytes. N and K are multiples of 16.
+    shape; a `Layer8` has its bytes. N and K are multiples of 16. What the backward needs of x is Q(x)ᵀ, a byte a
+    number, half of what float16 keeps.
 KERNELS
-    those of matmul/hopper_fp8.py and quantise.py. Rounding x costs a pass of 3 bytes a number, which a later version
-    saves where the kernel that writes x can round it, too.
+    those of matmul/hopper_fp8.py, quantise.py and quantise_both.py. Rounding a tensor in both orientations costs a pass
+    of 4 bytes a number.
+SWITCH
+    GRADIENTS = False: dweight and dbias as linear.py has them, in float16, from a float16 x that is kept.
 DETERMINISM
     as those.
 SOURCE
-    Micikevicius et al. 2022, arXiv:2209.05433; the format of gradients is E4M3, too, as DeepSeek-V3 has it
-    (arXiv:2412.19437, section 3.3.2).
+    Micikevicius et al. 2022, arXiv:2209.05433; the format of gradients is E4M3, too, and so are the operands of weight
+    gradients, as DeepSeek-V3 has it (arXiv:2412.19437, section 3.3).
 READ NEXT
     conv2d/levels/: back to float16, for a convolution.
 """
 from typing import NamedTuple
+
+import numpy as np
 
 from .linear import linear_backward
 from .matmul.hopper_fp8 import (
     matmul_fp8_forward,
     matmul_fp8_gelu_backward,
     matmul_fp8_gelu_forward,
+    matmul_fp8_gradient,
     matmul_fp8_swiglu_backward,
     matmul_fp8_swiglu_forward,
 )
 from .quantise import quantise_forward
+from .quantise_both import quantise_both
+from .reduce import column_sum
+
+GRADIENTS = True  # whether weights' gradients are products of E4M3
 
 
 class Scale8(NamedTuple):
@@ -53,47 +63,72 @@ class Layer8(NamedTuple):
     promoted: bool
 
 
-def _operands(x, tensor, weight, layer):
-    """What a product of Q(x) and a weight (rows, C) begins with: x's bytes, the weight's, and both scales."""
-    return quantise_forward(x.reshape(-1, x.shape[-1]), *tensor), weight, tensor.scale, layer.scale
+def _operands(x, layer, keeps):
+    """(what the forward's product begins with: x's bytes, the weight's, both scales; what the backward needs of x)."""
+    rows, kept = x.reshape(-1, x.shape[-1]), None
+    if keeps and GRADIENTS:
+        bits, kept = quantise_both(rows, *layer.x)
+    else:
+        bits, kept = quantise_forward(rows, *layer.x), x if keeps else None
+    return (bits, layer.weight, layer.x.scale, layer.scale), kept
 
 
-def linear_fp8_forward(x, layer, bias=None, residual=None):
-    """Q(x)·Q(weight)ᵀ + bias, plus `residual` (like y) where it is given, as a new array (..., N)."""
+def linear_fp8_forward(x, layer, bias=None, residual=None, keeps=True):
+    """(y, kept): Q(x)·Q(weight)ᵀ + bias, plus `residual` (like y) where it is given, as a new array (..., N); what
+    `linear_fp8_backward` needs of x, if `keeps`, else None."""
     N = layer.weight.shape[0]
-    y = matmul_fp8_forward(*_operands(x, layer.x, layer.weight, layer), bias,
-                           None if residual is None else residual.reshape(-1, N), layer.promoted)
-    return y.reshape(*x.shape[:-1], N)
+    given, kept = _operands(x, layer, keeps)
+    y = matmul_fp8_forward(*given, bias, None if residual is None else residual.reshape(-1, N), layer.promoted)
+    return y.reshape(*x.shape[:-1], N), kept
 
 
-def linear_fp8_gelu_forward(x, layer, bias, keeps_u=True):
-    """(u, GELU(u)) as new arrays, u = Q(x)·Q(weight)ᵀ + bias.
+def linear_fp8_gelu_forward(x, layer, bias, keeps_u=True, keeps=True):
+    """(u, GELU(u), kept): new arrays, u = Q(x)·Q(weight)ᵀ + bias; kept, keeps as of `linear_fp8_forward`.
 
     keeps_u: False where no backward will ask for u, which may then be None
     """
-    u, y = matmul_fp8_gelu_forward(*_operands(x, layer.x, layer.weight, layer), bias, keeps_u, layer.promoted)
+    given, kept = _operands(x, layer, keeps)
+    u, y = matmul_fp8_gelu_forward(*given, bias, keeps_u, layer.promoted)
     shape = *x.shape[:-1], layer.weight.shape[0]
-    return u if u is None else u.reshape(*shape), y.reshape(*shape)
+    return u if u is None else u.reshape(*shape), y.reshape(*shape), kept
 
 
-def linear_fp8_swiglu_forward(x, layer, bias=None, keeps_u=True):
-    """(u (..., 2 · H), SwiGLU(u) (..., H)) as new arrays, u = Q(x)·Q(weight)ᵀ + bias; keeps_u as above."""
-    u, y = matmul_fp8_swiglu_forward(*_operands(x, layer.x, layer.weight, layer), bias, keeps_u, layer.promoted)
+def linear_fp8_swiglu_forward(x, layer, bias=None, keeps_u=True, keeps=True):
+    """(u (..., 2 · H), SwiGLU(u) (..., H), kept), u = Q(x)·Q(weight)ᵀ + bias; as above."""
+    given, kept = _operands(x, layer, keeps)
+    u, y = matmul_fp8_swiglu_forward(*given, bias, keeps_u, layer.promoted)
     rows = x.shape[:-1]
-    return u if u is None else u.reshape(*rows, u.shape[-1]), y.reshape(*rows, y.shape[-1])
+    return u if u is None else u.reshape(*rows, u.shape[-1]), y.reshape(*rows, y.shape[-1]), kept
 
 
-def linear_fp8_backward(dy, x, weight, layer, dweight, dbias=None, need_dx=True, residual=None, gelu_of=None,
+def _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate):
+    """dy's bytes, if they are wanted, and the parameters' gradients."""
+    rows = dy.reshape(-1, dy.shape[-1])
+    if dweight is not None and kept.dtype == np.uint8:
+        bits, columns = quantise_both(rows, *layer.dy, sums=dbias)
+        matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate, layer.promoted)
+        return bits
+    if dweight is not None:
+        linear_backward(dy, kept, weight, dweight, dbias, need_dx=False, accumulate=accumulate)
+    elif dbias is not None:
+        column_sum(rows, dbias)
+    return quantise_forward(rows, *layer.dy) if need_dx else None
+
+
+def linear_fp8_backward(dy, kept, weight, layer, dweight, dbias=None, need_dx=True, residual=None, gelu_of=None,
                         swiglu_of=None, accumulate=True):
-    """dx, and the parameters' gradients, as `linear_backward` (whose arguments the others are) gives them."""
-    linear_backward(dy, x, weight, dweight, dbias, need_dx=False, accumulate=accumulate)
+    """dx, and the parameters' gradients, as `linear_backward` (whose arguments the others are) gives them.
+
+    kept: what the forward kept of x; None only where dweight is
+    """
+    bits, K = _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate), weight.shape[-1]
     if not need_dx:
         return None
-    given, K = _operands(dy, layer.dy, layer.transposed, layer), x.shape[-1]
+    given, shape = (bits, layer.transposed, layer.dy.scale, layer.scale), (*dy.shape[:-1], K)
     if gelu_of is not None:
-        return matmul_fp8_gelu_backward(*given, gelu_of.reshape(-1, K), layer.promoted).reshape(*x.shape)
+        return matmul_fp8_gelu_backward(*given, gelu_of.reshape(-1, K), layer.promoted).reshape(*shape)
     if swiglu_of is not None:
         du = matmul_fp8_swiglu_backward(*given, swiglu_of.reshape(-1, 2 * K), layer.promoted)
         return du.reshape(*swiglu_of.shape)
     residual = None if residual is None else residual.reshape(-1, K)
-    return matmul_fp8_forward(*given, None, residual, layer.promoted).reshape(*x.shape)
+    return matmul_fp8_forward(*given, None, residual, layer.promoted).reshape(*shape)

@@ -34,7 +34,7 @@ SOURCE
     Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433, section 3.2, on a scale a tensor; Peng
     et al. 2023, "FP8-LM", arXiv:2310.18313, and NVIDIA's Transformer Engine, on delayed scaling.
 READ NEXT
-    linear_fp8.py: a layer whose products these are.
+    quantise_both.py: activations and gradients in both orientations, too.
 """
 from typing import NamedTuple
 

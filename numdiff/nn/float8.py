@@ -65,30 +65,37 @@ def layer_of(weight, x):
     return weight.float8 if tensor.is_training() and is_half(x.dtype) else None
 
 
+def keeps(weight):
+    """Whether a backward will ask for what goes into this weight's layer."""
+    return tensor.is_recording() and not weight.frozen
+
+
 def linear_forward(x, weight, bias, layer, residual=None):
-    """x·weightᵀ + bias + residual of arrays and Parameters; layer: as `layer_of` gave it."""
+    """(x·weightᵀ + bias + residual, what the backward needs of x) of arrays and Parameters; layer: as `layer_of` gave
+    it."""
     bias = None if bias is None else bias.data
     if layer is None:
-        return K.linear_forward(x, weight.like(x).reshape(weight.shape[0], -1), bias, residual=residual)
-    return K.linear_fp8_forward(x, layer, bias, residual)
+        return K.linear_forward(x, weight.like(x).reshape(weight.shape[0], -1), bias, residual=residual), x
+    return K.linear_fp8_forward(x, layer, bias, residual, keeps(weight))
 
 
 def linear_gelu_forward(x, weight, bias, layer, keeps_u):
+    """(u, GELU(u), what the backward needs of x)."""
     if layer is None:
-        return K.linear_gelu_forward(x, weight.like(x), bias.data, keeps_u=keeps_u)
-    return K.linear_fp8_gelu_forward(x, layer, bias.data, keeps_u)
+        return *K.linear_gelu_forward(x, weight.like(x), bias.data, keeps_u=keeps_u), x
+    return K.linear_fp8_gelu_forward(x, layer, bias.data, keeps_u, keeps(weight))
 
 
 def linear_swiglu_forward(x, weight, bias, layer, keeps_u):
     bias = None if bias is None else bias.data
     if layer is None:
-        return K.linear_swiglu_forward(x, weight.like(x), bias, keeps_u=keeps_u)
-    return K.linear_fp8_swiglu_forward(x, layer, bias, keeps_u)
+        return *K.linear_swiglu_forward(x, weight.like(x), bias, keeps_u=keeps_u), x
+    return K.linear_fp8_swiglu_forward(x, layer, bias, keeps_u, keeps(weight))
 
 
-def linear_backward(dy, x, weight, layer, dweight, dbias, **options):
-    """As `kernels.linear_backward`."""
-    w = weight.like(x).reshape(weight.shape[0], -1)
+def linear_backward(dy, kept, weight, layer, dweight, dbias, **options):
+    """As `kernels.linear_backward`; kept: what the forward gave beside its result."""
     if layer is None:
-        return K.linear_backward(dy, x, w, dweight, dbias, **options)
-    return K.linear_fp8_backward(dy, x, w, layer, dweight, dbias, **options)
+        w = weight.like(kept).reshape(weight.shape[0], -1)
+        return K.linear_backward(dy, kept, w, dweight, dbias, **options)
+    return K.linear_fp8_backward(dy, kept, weight.like(dy), layer, dweight, dbias, **options)

@@ -100,16 +100,16 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual
     if gate is not None:
         b = None if bias is None else bias.data
         return Tensor(K.linear_gate_forward(x.data, weight.like(x.data), b, residual.data, gate.data))
-    saved, wants_dx, rows, adds = x.data, x.slot is not None, weight.shape[0], residual is not None
+    wants_dx, rows, adds = x.slot is not None, weight.shape[0], residual is not None
 
     def backward(dy, before):
         dweight, accumulate = weight_gradient(weight, rows)
-        dx = float8.linear_backward(dy, saved, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
+        dx = float8.linear_backward(dy, kept, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
                                     residual=before, accumulate=accumulate)
         return (dx, dy) if adds else (dx,)
 
-    layer = float8.layer_of(weight, saved)
-    y = float8.linear_forward(saved, weight, bias, layer, residual and residual.data)
+    layer = float8.layer_of(weight, x.data)
+    y, kept = float8.linear_forward(x.data, weight, bias, layer, residual and residual.data)
     result = record("linear", y, (x,) if residual is None else (x, residual), backward,
                     has_parameters=trains(weight, bias), adds=True)
     result.owned = True
@@ -409,30 +409,31 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
     """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M).
     residual, gate: of the second, as in `linear`; with scale what comes is `layer_scale(residual, mlp(x), scale)`
     """
-    saved, wants_dx = x.data, x.slot is not None
-    layer, layer_2 = float8.layer_of(weight, saved), float8.layer_of(weight_2, saved)
-    if layer is None and not (K.linear_gelu_supports(saved, weight) and K.linear_gelu_supports(saved, weight_2)):
+    given, wants_dx = x.data, x.slot is not None
+    layer, layer_2 = float8.layer_of(weight, given), float8.layer_of(weight_2, given)
+    if layer is None and not (K.linear_gelu_supports(given, weight) and K.linear_gelu_supports(given, weight_2)):
         hidden = bias_gelu(linear(x, weight), bias) if capped("epilogue", 1) else gelu(linear(x, weight, bias))
         if scale is not None:
             return layer_scale(residual, linear(hidden, weight_2, bias_2), scale)
         return linear(hidden, weight_2, bias_2, residual, gate)
-    u, h = float8.linear_gelu_forward(saved, weight, bias, layer, is_recording())
+    u, h, kept = float8.linear_gelu_forward(given, weight, bias, layer, is_recording())
     if gate is not None:
         return linear(Tensor(h), weight_2, bias_2, residual, gate)
     z = None
     if scale is None:
-        y = float8.linear_forward(h, weight_2, bias_2, layer_2)
+        y, kept_2 = float8.linear_forward(h, weight_2, bias_2, layer_2)
     else:
+        kept_2 = h
         z, y = K.linear_layer_scale_forward(h, weight_2.like(h), bias_2.data, scale.data, residual.data,
                                             keeps_z=is_recording())
 
     def backward(dy, before):
         dz = dy if scale is None else layer_scale_gradient(dy, z, scale)
         dweight, accumulate = weight_gradient(weight_2, weight_2.shape[0])
-        du = float8.linear_backward(dz, h, weight_2, layer_2, dweight, gradient_of(bias_2), gelu_of=u,
+        du = float8.linear_backward(dz, kept_2, weight_2, layer_2, dweight, gradient_of(bias_2), gelu_of=u,
                                     accumulate=accumulate)
         dweight, accumulate = weight_gradient(weight, weight.shape[0])
-        dx = float8.linear_backward(du, saved, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
+        dx = float8.linear_backward(du, kept, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
                                     residual=before, accumulate=accumulate)
         return (dx,) if scale is None else (dx, dy)
 
@@ -452,23 +453,24 @@ def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, 
     As of `mlp`, x, the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper SwiGLU
     and its backward are part of the products beside it. residual, gate: of the second layer, as in `linear`
     """
-    saved, wants_dx = x.data, x.slot is not None
-    layer, layer_3 = float8.layer_of(w12, saved), float8.layer_of(w3, saved)
-    if layer is None and not K.linear_swiglu_supports(saved, w12, w3):
+    given, wants_dx = x.data, x.slot is not None
+    layer, layer_3 = float8.layer_of(w12, given), float8.layer_of(w3, given)
+    if layer is None and not K.linear_swiglu_supports(given, w12, w3):
         return linear(swiglu(linear(x, w12, b12)), w3, b3, residual, gate)
-    u, h = float8.linear_swiglu_forward(saved, w12, b12, layer, is_recording())
+    u, h, kept = float8.linear_swiglu_forward(given, w12, b12, layer, is_recording())
     if gate is not None:
         return linear(Tensor(h), w3, b3, residual, gate)
+    y, kept_3 = float8.linear_forward(h, w3, b3, layer_3)
 
     def backward(dy, before):
         dweight, accumulate = weight_gradient(w3, w3.shape[0])
-        du = float8.linear_backward(dy, h, w3, layer_3, dweight, gradient_of(b3), swiglu_of=u, accumulate=accumulate)
+        du = float8.linear_backward(dy, kept_3, w3, layer_3, dweight, gradient_of(b3), swiglu_of=u,
+                                    accumulate=accumulate)
         dweight, accumulate = weight_gradient(w12, w12.shape[0])
-        return (float8.linear_backward(du, saved, w12, layer, dweight, gradient_of(b12), need_dx=wants_dx,
+        return (float8.linear_backward(du, kept, w12, layer, dweight, gradient_of(b12), need_dx=wants_dx,
                                        residual=before, accumulate=accumulate),)
 
-    return record("swiglu_mlp", float8.linear_forward(h, w3, b3, layer_3), (x,), backward,
-                  has_parameters=trains(w12, b12, w3, b3), adds=True)
+    return record("swiglu_mlp", y, (x,), backward, has_parameters=trains(w12, b12, w3, b3), adds=True)
 
 
 def chunk(x: Tensor, count: int) -> list[Tensor]:

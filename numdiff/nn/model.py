@@ -92,8 +92,8 @@ class Model(Module):
         self.parameters.keep_half(dtype)
 
     def compute_in_float8(self, promoted=True):
-        """From now on, while a tape records, compute the products of the blocks' linear layers in E4M3, the gradients
-        of their weights and all else in float16; NumPy computes it, too, slowly. See nn/float8.py.
+        """From now on, while a tape records, compute the products of the blocks' linear layers, backward too, in
+        E4M3, all else in float16; NumPy computes it, too, slowly. See nn/float8.py.
 
         promoted: add products up in float32 every 128 of k
         """

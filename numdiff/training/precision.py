@@ -11,8 +11,8 @@ MEANING = {"fp32": "float32 throughout",
            "tf32": "products by TF32 on tensor cores, all else in float32",
            "fp16": "activations and products in float16; weights, sums and statistics in float32",
            "bf16": "activations and products in bfloat16; weights, sums and statistics in float32"}
-IN_TRAINING = {**MEANING, "fp8": "products of the blocks' linear layers in E4M3, their weights' gradients and all else "
-                                 "as fp16"}  # a model that was trained so samples in float16
+IN_TRAINING = {**MEANING, "fp8": "products of the blocks' linear layers, forward and backward, in E4M3, all else as "
+                                 "fp16"}  # a model that was trained so samples in float16
 SCALES_LOSS = "fp16", "fp8"
 FLOAT8_ON = (9, 0)  # Hopper, whose products of E4M3 numdiff has
 

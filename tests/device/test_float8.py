@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import cuda, download, empty, launch, upload
-from numdiff.device.float8 import pack_e4m3x4
+from numdiff.device.float8 import pack_e4m3x4, transpose_bytes, unpack_e4m3x4
 from numdiff.device.ptx import compile_to_ptx
 from numdiff.device.requires import requires
 from numdiff.float8 import LARGEST, NUMBERS, bits_of, numbers_of
@@ -22,6 +22,21 @@ BETWEEN = [0, -0.0, 1e-45, 2**-10, 3 * 2**-10, -2**-9, 2**-6 - 2**-10, 17, 19, 4
 def pack_kernel(x, words):
     i = cuda.threadIdx.x
     words[i] = pack_e4m3x4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3])
+
+
+@requires("9.0")
+@cuda.jit
+def turn_kernel(words, numbers, turned):
+    """Of each word its numbers; of each four the columns."""
+    i = cuda.threadIdx.x
+    found = unpack_e4m3x4(words[i])
+    for k in range(4):
+        numbers[i, k] = found[k]
+    first = i - i % 4
+    columns = transpose_bytes(words[first], words[first + 1], words[first + 2], words[first + 3])
+    for k in range(4):
+        if i % 4 == k:
+            turned[i] = columns[k]
 
 
 def numbers(rng, count=4096):
@@ -52,6 +67,17 @@ def test_words_hold_four(rng, device):
     words = empty(32, np.uint32, backend)
     launch(pack_kernel, 1, 32, upload(x, backend), words)
     np.testing.assert_array_equal(download(words).view(np.uint8), bits_of(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_words_are_read_and_turned(device):
+    """All 256 numbers, and 4 × 4 matrices of their bytes."""
+    backend, bits = on(device), np.random.default_rng(0).permutation(256).astype(np.uint8)
+    found, turned = empty((64, 4), np.float32, backend), empty(64, np.uint32, backend)
+    launch(turn_kernel, 1, 64, upload(bits.view(np.uint32), backend), found, turned)
+    np.testing.assert_array_equal(download(found).reshape(-1), numbers_of(bits))
+    np.testing.assert_array_equal(download(turned).view(np.uint8).reshape(16, 4, 4),
+                                  bits.reshape(16, 4, 4).transpose(0, 2, 1))
 
 
 def test_ptx_names_the_format():

@@ -25,6 +25,7 @@ from numdiff.kernels import (
     linear,
     peer_reduce,
     quantise,
+    quantise_both,
     random,
     reduce,
     resample,
@@ -533,6 +534,12 @@ def test_costs_of_e4m3():
                                                                                     quantise.PARTIALS))).total
     assert t.distinct_bytes == quantise.quantise_forward_cost(n)[0] + 4 + 2 * 4
     assert t.total_flops == 3 * n + 256  # each is also told from an infinity; a thread's quotient
+    matrix = 64, 64
+    for operation, given in ((quantise_both.quantise_both, halves), (quantise_both.columns_of, None)):
+        t = Counted(lambda u, operation=operation, given=given: operation(
+            number(u, 0, np.uint8, n).reshape(*matrix) if given is None else given(u, *matrix), u(1))).total
+        cost = getattr(quantise_both, f"{operation.__name__}_cost")(n)
+        assert t.distinct_bytes == cost[0] + 4 and t.total_flops == (3 * n + 256 if cost[1] else 256)
     # the table, read by all three launches; a tile's largest, written and read, and so the scale
     moved = Counted(weights).total.distinct_bytes
     assert moved == quantise.quantise_weights_cost(n)[0] + 2 * (3 * 8 + 8) + 8 + 2 * 4 + 2 * 4

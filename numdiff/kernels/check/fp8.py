@@ -4,17 +4,23 @@ import numpy as np
 from ...float8 import bits_of
 from ..matmul import hopper_fp8
 from ..quantise import HISTORY, PARTIALS, matrices8, quantise_forward, quantise_weights, scale_update
+from ..quantise_both import columns_of, quantise_both
 from .case import HALF_TOLERANCE, Case
 
 
 def with_width(width, function):
     """function() with tiles of this width."""
-    choose = hopper_fp8.choose_width
-    hopper_fp8.choose_width = lambda *_: width
+    return choosing("choose_width", width, function)
+
+
+def choosing(name, choice, function):
+    """function() where what matmul/hopper_fp8.py has of this name gives this choice."""
+    choose = getattr(hopper_fp8, name)
+    setattr(hopper_fp8, name, lambda *_: choice)
     try:
         return function()
     finally:
-        hopper_fp8.choose_width = choose
+        setattr(hopper_fp8, name, choose)
 
 
 def fp8_cases():
@@ -47,6 +53,25 @@ def fp8_cases():
     yield product(64, False, "", M=136)
     yield product(64, True, "", K=9 * hopper_fp8.STEP + 16)
 
+    def gradient(width, promoted, M=8, K=16, slices=1):
+        def run(a, v):
+            choosing("choose_slices", (width, slices), lambda: hopper_fp8.matmul_fp8_gradient(
+                a.a, a.b, a.scale_a, a.scale_b, a.out, slices == 1, promoted))
+            return (a.out,)
+
+        def inputs(rng):
+            return {"a": bits_of(rng.standard_normal((M, K))), "b": bits_of(rng.standard_normal((width - 24, K))),
+                    "scale_a": np.float32([0.25]), "scale_b": np.float32([0.5]),
+                    "out": rng.standard_normal((M, width - 24)).astype(np.float32)}
+
+        label = (f"e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}"
+                 f"{f', {slices} slices' * (slices > 1)}")
+        return Case("matmul_fp8_gradient", inputs, run, (None,), label=label)
+
+    for key in hopper_fp8.FP8_GRADIENT_KERNELS:
+        yield gradient(*key)
+    yield gradient(64, True, M=136, K=3 * hopper_fp8.STEP + 16, slices=2)
+
 
 def quantise_cases():
     """Bytes, largest magnitudes and scales: without a tolerance."""
@@ -71,5 +96,20 @@ def quantise_cases():
         return {"flat": rng.standard_normal(size).astype(np.float16), "rows": np.zeros(size, np.uint8),
                 "columns": np.zeros(size, np.uint8), "scale": np.zeros(2, np.float32)}
 
+    def both(a, v):
+        """Beside bytes in both orientations the scale that their largest magnitude gives, and the columns' sums."""
+        amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
+        rows, columns = quantise_both(a.x.reshape(-1, 80), a.scale, amax[:PARTIALS], a.sums)
+        history = a.history
+        scale_update(amax.reshape(1, PARTIALS), history, a.unit)
+        return rows, columns, a.sums, a.unit, columns_of(rows, a.scale, a.more), a.more
+
+    def of_both(rng):
+        x = (300 * rng.standard_normal((70, 80))).astype(np.float16)
+        return {"x": x, "scale": np.float32([2]), "unit": np.float32([1]), "sums": np.arange(80, dtype=np.float32),
+                "more": np.zeros(80, np.float32), "history": np.zeros((1, HISTORY), np.float32),
+                "amax": np.zeros(PARTIALS, np.uint32)}
+
+    yield Case("quantise_both", of_both, both, label="70 × 80")
     yield Case("quantise", of_activations, activations, tolerance=0.0, label="activations, twice, and their scale")
     yield Case("quantise_weights", of_weights, weights, tolerance=0.0, label="80 × 48 and 16 × 144")

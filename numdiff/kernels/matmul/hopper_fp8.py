@@ -5,13 +5,14 @@ MATHEMATICS
     their derivatives. A and B are E4M3 (numdiff/float8.py), each with a scale: A stands for scale_a · A.
 SHAPES
     a (M, K), b (N, K) uint8, the bits; scale_a, scale_b float32 (1,); bias (N,) float32; residual, results (M, N)
-    float16
+    float16; a weight's gradient (M, N) float32
 WHAT IS NEW, AND WHY IT PAYS
     Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which float16's adds up 16, and a
         row of 128 bytes is 128 of k. So a stage of the pipeline, its tensor maps, descriptors and barriers are those
         of hopper.py, byte for byte: the kernels here are its text with two other constants, FP8 and PROMOTED.
     Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ (quantise.py writes
-        both), and a weight's gradient, whose sum runs over rows, stays a float16 product.
+        both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ (quantise_both.py). Its sum is split
+        over blocks as hopper.py splits, in float32.
     PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K of thousands. Every
         128 of k, one stage, the accumulators start again from zero, and a float32 addition takes them into sums of
         full precision. The additions of one consumer run beside the products of the other.
@@ -23,7 +24,7 @@ WHAT REMAINS
     which 128 + BN rows of 128 bytes come for each stage, limits the kernel sooner than float16's. Blocks of a cluster
     that share what they fetch would help.
 VERSIONS
-    one, in tiles of 128 × 64, 128, 192 and, without promotion, 256
+    one, in tiles of 128 × 64, 128, 192 and, without promotion, 256; with a float32 result not measured on a GPU yet
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_fp8_forward, 8192×8192, 8192×8192, float32
@@ -56,7 +57,7 @@ from ...float8 import numbers_of
 from ..any_batch import assumed
 from ..elementwise import gelu_backward, gelu_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
-from .epilogues import BM, BOX
+from .epilogues import BK, BM, BOX
 from .hopper import (
     SWIGLU_WIDTHS,
     THREADS,
@@ -65,9 +66,11 @@ from .hopper import (
     Work,
     kernel_for,
     map_of_halves,
+    schedule,
     shared_bytes,
 )
-from .mma import unused
+from .launcher import choose_half
+from .mma import add_partials, unused
 from .reference import matmul_forward_cost
 
 STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
@@ -98,6 +101,11 @@ FP8_KERNELS = Variants(
     lambda key: kernel_for(key[0], False, False, True, key[2], fp8=True, promoted=key[1], module=__name__))
 
 
+FP8_GRADIENT_KERNELS = Variants(
+    [(BN, promoted) for promoted in WIDTHS for BN in WIDTHS[promoted]],
+    lambda key: kernel_for(key[0], False, False, False, fp8=True, promoted=key[1], module=__name__))
+
+
 def choose_width(M, N, K, multiprocessors, promoted, activation):
     """The width of a tile with the lowest estimate."""
     def estimate(width):
@@ -105,6 +113,12 @@ def choose_width(M, N, K, multiprocessors, promoted, activation):
         rounds = -(-(-(-M // BM) * -(-N // columns)) // multiprocessors)
         return rounds * (-(-K // STEP) * NS_OF_ROW * (BM + width) + NS_OF_COLUMN * width)
     return min(widths_of(promoted, activation), key=estimate)
+
+
+def choose_slices(M, N, K, multiprocessors, promoted):
+    """(width of a tile, slices of K) with the lowest estimate for a float32 result: a stage takes float16's time."""
+    (_, width), slices, _ = choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[promoted])
+    return width, slices
 
 
 # Reference ------------------------------------------------------------------------------------------------------------
@@ -223,9 +237,43 @@ def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
     return du
 
 
+def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True, promoted=True):
+    """out (M, N) float32 += scale_a · scale_b · a·bᵀ; a (M, K), b (N, K): dyᵀ and xᵀ of a layer whose weight's gradient
+    this is.
+
+    accumulate: False: out is written, whatever it held
+    """
+    M, N, K = _check(a, b, 1)
+    if tuple(out.shape) != (M, N) or is_device(out) and out.dtype != np.float32:
+        raise ValueError(f"out is {out.dtype} {out.shape}, the product float32 {(M, N)}")
+    if not is_device(a):
+        found = matmul_fp8_forward_reference(a, b, scale_a, scale_b)
+        out[...] = out + found if accumulate else found
+        return
+    multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
+    width, slices = choose_slices(M, N, K, multiprocessors, promoted)
+    tiles_m, tiles_n, steps = -(-M // BM), -(-N // width), -(-K // STEP)
+    length, slices, alone = schedule(tiles_m * tiles_n, slices, steps, multiprocessors)
+    units, nothing = slices * tiles_m * tiles_n, unused(a)
+    target = out.reshape(-1) if slices == 1 else empty((slices * M * N,), np.float32, like=a)
+    map_a = tensor_map(a, (STEP, BM))
+    launch(FP8_GRADIENT_KERNELS[width, promoted], min(units, multiprocessors), THREADS,
+           Maps(map_a, tensor_map(b, (STEP, width)), map_a, map_a, map_a),
+           Fp8Arrays(target, nothing, nothing, nothing, scale_a, scale_b),
+           Work(M, N, max(N, K) + width, steps, length, tiles_m, tiles_n, units, alone),
+           Epilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0), shared=shared_bytes(width))
+    if slices > 1:
+        add_partials(target, out, slices, nothing, 1.0, 0, accumulate)
+
+
 def matmul_fp8_forward_cost(M, N, K):
     """(bytes, FLOPs): both operands read, a byte each, the float16 result written."""
     return M * K + N * K + 2 * M * N, matmul_forward_cost(1, M, N, K)[1]
+
+
+def matmul_fp8_gradient_cost(M, N, K, accumulate=True):
+    """As `matmul_fp8_forward_cost`, of a float32 result, which is read, too, where it is added to."""
+    return M * K + N * K + (8 if accumulate else 4) * M * N, matmul_forward_cost(1, M, N, K)[1]
 
 
 def matmul_fp8_gelu_forward_cost(M, N, K):

@@ -101,10 +101,12 @@ def operand_by_four(matrices, k_distance, other_distance, K, extent):
 # float16 --------------------------------------------------------------------------------------------------------------
 
 @functools.lru_cache(maxsize=4096)
-def choose_half(version, batch, M, N, K, can_split, multiprocessors):
-    """(tile, slices of K, ns) with the lowest estimate for rung 5 or 6."""
+def choose_half(version, batch, M, N, K, can_split, multiprocessors, widths=tuple(hopper.STAGES)):
+    """(tile, slices of K, ns) with the lowest estimate for rung 5 or 6; widths: that a tile of rung 6 may have."""
     best = None
     for tile, (step, epilogue) in HALF_TILES[version].items():
+        if version == 6 and tile[1] not in widths:
+            continue
         tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
         splits = {1}
         if can_split:

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numdiff.device import upload
+from numdiff.device import download, upload
 from numdiff.device.ptx import get_ptx_device
 from numdiff.errors import NumdiffError
 from numdiff.float8 import bits_of, numbers_of
@@ -71,6 +71,25 @@ def test_products_with_their_activations(engine, rng, promoted):
     (*given, u), product = operands(rng, M, N, K, (M, 2 * N))
     engine.check(P.matmul_fp8_swiglu_backward(*map(engine, given), engine(u), promoted=promoted),
                  swiglu_backward(product, u.astype(float)), 2 * tolerance)
+
+
+@shapes(minimal=(8, 8, 16), odd=(72, 40, 272), large=(768, 1152, 8192))
+@PROMOTED
+@quick(lambda engine, shape, promoted: engine != "emulator" or promoted and shape != (8, 8, 16))
+def test_gradients(engine, rng, shape, promoted, monkeypatch):
+    """A float32 result that is written, then added to, by one slice and, on few blocks, by several."""
+    if engine.name in ("emulator", "ptx"):
+        monkeypatch.setattr(P, "choose_slices", lambda M, N, K, *_: (64, 1 if K < 256 else 2))
+    given, product = operands(rng, *shape)
+    given, out = [*map(engine, given)], engine(np.full(shape[:2], np.nan, np.float32))
+    P.matmul_fp8_gradient(*given, out, accumulate=False, promoted=promoted)
+    once = download(out)
+    P.matmul_fp8_gradient(*given, out, promoted=promoted)
+    tolerance = 1e-5 if promoted or engine.name != "cuda" else TENSOR_CORES_ALONE
+    engine.check(once, product, tolerance)
+    engine.check(out, 2 * product, tolerance)
+    with pytest.raises(ValueError, match="the product float32"):
+        P.matmul_fp8_gradient(*given, out.reshape(-1))
 
 
 @large
