@@ -3,6 +3,7 @@ import numpy as np
 
 from ..attention import sla
 from ..attention.sla import launcher
+from ..attention.sla.choice import bits_left
 from .case import HALF_TOLERANCE, TOLERANCE, Case
 
 
@@ -62,10 +63,10 @@ def rest_case(N, count):
     def inputs(rng):
         lists = np.sort(rng.permuted(np.tile(np.arange(N), (N, 1)), axis=-1)[:, :count])
         return {"H": rng.standard_normal((1, 1, N, 8, 8)).astype(np.float16),
-                "critical": lists.astype(np.int32)[None, None], "S": np.full((1, 1, N, 8, 8), np.nan, np.float16)}
+                "left": bits_left(lists)[None, None], "S": np.full((1, 1, N, 8, 8), np.nan, np.float16)}
 
     def run(a, version):
-        launcher.sum_rest(a.H, a.critical, a.S)
+        launcher.sum_rest(a.H, a.left, a.S)
         return (a.S,)
 
     return Case("sla", inputs, run, (3,), HALF_TOLERANCE, f"float16, S alone, {N} blocks")

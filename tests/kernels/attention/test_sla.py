@@ -116,7 +116,7 @@ def check_choice(engine, rng, T, HS, version):
     k = np.concatenate([rng.permutation(q[:64]) for _ in range(sla.blocks_of(T))])[:T]
     qkv = engine(np.concatenate((q, k, q), 1)[None], dtype)
     HS, grid, problem = launcher.problem_of(qkv, 1, "new", 3)
-    found = download(launcher.choose(qkv, HS, grid, problem, version)[0])[0, 0]
+    found = download(launcher.choose(qkv, HS, grid, problem, version)[0][0])[0, 0]
     want = choice.choose_blocks(q.astype(np.float32), k.astype(np.float32), 3)
     assert np.array_equal(found, want) and len(np.unique(want, axis=0)) > 1
 

@@ -8,6 +8,7 @@ from numdiff.kernels.attention.sla.choice import (
     ROWS,
     THREADS,
     Problem,
+    bits_left,
     sla_choose_kernel,
     sla_totals_kernel,
     sla_transpose_kernel,
@@ -41,10 +42,11 @@ def check_choice(engine, rng, count, N, HS):
     q, k, want = problem(rng, count, N, HS)
     sums = engine(np.stack((rng.standard_normal(k.shape), BLOCK * k), 1))
     total = engine(np.concatenate((np.ones((1, HS)), np.zeros((1, HS)))))
-    critical = empty((N, count), np.int32, like=total)
+    critical, left = empty((N, count), np.int32, like=total), empty((N, -(-N // 32)), np.int32, like=total)
     launch(sla_choose_kernel, (1, 1, 1), THREADS, engine(q).reshape(-1), sums.reshape(-1), total.reshape(-1),
-           critical.reshape(-1), Problem(N * BLOCK, 0, 0, 0, N, count, 1.0), HS, shared=4 * ROWS * N)
+           critical.reshape(-1), left.reshape(-1), Problem(N * BLOCK, 0, 0, 0, N, count, 1.0), HS, shared=4 * ROWS * N)
     assert np.array_equal(download(critical[:ROWS]), want[:ROWS])
+    assert np.array_equal(download(left[:ROWS]), bits_left(want)[:ROWS])
 
 
 @on("emulator", "cuda")

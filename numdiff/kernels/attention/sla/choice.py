@@ -116,6 +116,14 @@ def choose_blocks(q, k, count):
     return np.sort(np.argsort(-products, axis=-1, kind="stable")[:, :count], axis=-1).astype(np.int32)
 
 
+def bits_left(critical):
+    """What is not in the lists critical (…, N, count), a bit for each block of keys: int32 (…, N, ceil(N / 32))."""
+    N = critical.shape[-2]
+    left = np.ones((*critical.shape[:-1], -(-N // WARP) * WARP), np.uint8)
+    np.put_along_axis(left, critical, 0, -1)
+    return np.packbits(left, axis=-1, bitorder="little").view(np.int32)
+
+
 # Kernels --------------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True)
@@ -284,9 +292,9 @@ def threshold(keys, start, N, count, lane):
 
 
 @cuda.jit(launch_bounds=(THREADS, 3))
-def sla_choose_kernel(q_mean, k_sums, k_total, critical, problem, HS):
-    """critical (B, heads, N, count) from q_mean (B, heads, N, HS), k_sums (B, heads, N, 2, HS), whose second half sums
-    k, and k_total, the same over all blocks."""
+def sla_choose_kernel(q_mean, k_sums, k_total, critical, left, problem, HS):
+    """critical (B, heads, N, count) and left, its `bits_left`, from q_mean (B, heads, N, HS), k_sums (B, heads, N, 2,
+    HS), whose second half sums k, and k_total, the same over all blocks."""
     keys = cuda.shared.array(0, "uint32")
     tile = cuda.shared.array((THREADS, PITCH), float32, alignment=16)
     q = cuda.shared.array((ROWS, MAX_HEAD), float32, alignment=16)
@@ -302,7 +310,8 @@ def sla_choose_kernel(q_mean, k_sums, k_total, critical, problem, HS):
     if first + warp < N:
         start = int32(warp * N)
         least, spare = threshold(keys, start, N, count, lane)
-        to = (head_number() * N + first + warp) * count
+        row = head_number() * N + first + warp
+        to, word = row * count, row * ((N + WARP - 1) // WARP)
         before = uint32((uint32(1) << uint32(lane)) - uint32(1))
         for j in range(lane, int32(N + lane), int32(WARP)):
             inside = j < N
@@ -312,6 +321,9 @@ def sla_choose_kernel(q_mean, k_sums, k_total, critical, problem, HS):
             taken = cuda.ballot_sync(FULL_MASK, takes)
             if takes:
                 critical[to + cuda.popc(uint32(taken & before))] = j
+            if lane == 0:
+                left[word] = ~taken
+            word += 1
             to += cuda.popc(taken)
             spare = int32(spare - min(spare, int32(cuda.popc(equal))))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ....device import empty, is_device, launch
 from ....device.half import in_bfloat16
-from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of, shared_limit
+from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
 from ....device.requires import supports
 from ....dtypes import is_half
 from ...reduce import column_sum
@@ -27,7 +27,7 @@ from ..unfused import check
 from . import choice, forward_half, lists_half, prepare_half, queries_half, rest_half, simple
 from .choice import BLOCK, Problem, blocks_of, count_of
 from .lists_half import Gradients
-from .reference import Kept, chosen_of, sla_backward_reference, sla_forward_reference, without
+from .reference import Kept, sla_backward_reference, sla_forward_reference, without
 from .tiles_half import THREADS
 
 SMALL_HEAD = 8  # which models do not have: the emulator's, where a thread's work would take minutes
@@ -84,16 +84,18 @@ def add_up(x, small, grid, like, both=True):
     return total, small_total
 
 
-def sum_rest(H, critical, S):
-    """S (B, heads, N, HS, HS) from H, the same shape and type, and critical (B, heads, N, count): version 3's."""
+def sum_rest(H, left, S):
+    """S (B, heads, N, HS, HS) from H, the same shape and type, and left (B, heads, N, ceil(N / 32)), the `bits_left` of
+    the lists: version 3's."""
     B, heads, N, HS, _ = H.shape
     if not is_device(H):
         for where in np.ndindex(B, heads):
-            S[where] = without(H[where], chosen_of(critical[where], H.dtype))
+            bits = np.unpackbits(left[where].view(np.uint8), axis=-1, count=N, bitorder="little")
+            S[where] = without(H[where], 1 - bits.astype(H.dtype))
         return
     blocks = HS * HS // rest_half.COLUMNS * -(-N // rest_half.QUERIES)
-    launch(in_bfloat16(rest_kernel_v3, H.dtype), (blocks, heads, B), THREADS, H.reshape(-1), critical.reshape(-1),
-           S.reshape(-1), N, critical.shape[-1], HS * HS, shared=rest_half.shared_bytes(N))
+    launch(in_bfloat16(rest_kernel_v3, H.dtype), (blocks, heads, B), THREADS, H.reshape(-1), left.reshape(-1),
+           S.reshape(-1), N, HS * HS, shared=rest_half.shared_bytes(N))
 
 
 def check_shapes(qkv, weight, bias, heads, order):
@@ -147,7 +149,7 @@ def choose_version(version, qkv, others, bias, heads, operation="sla"):
 
 
 def choose(qkv, HS, grid, problem, version):
-    """(critical, (H, z with the sums of k), their totals): all that comes before a query meets a key."""
+    """((critical, its `bits_left`), (H, z with the sums of k), their totals): what comes before a query meets a key."""
     N, heads, B = grid
 
     def made(*shape, dtype=np.float32):
@@ -161,10 +163,11 @@ def choose(qkv, HS, grid, problem, version):
     launch(kernel, grid, threads, qkv.reshape(-1), q_mean.reshape(-1), H.reshape(-1), z.reshape(-1), problem,
            shared=nbytes)
     totals = add_up(H, z, grid, qkv, both=version < 3)
-    critical = made(N, problem.count, dtype=np.int32)
+    critical, left = made(N, problem.count, dtype=np.int32), made(N, -(-N // WARP), dtype=np.int32)
     launch(choice.sla_choose_kernel, (-(-N // choice.ROWS), heads, B), choice.THREADS, q_mean.reshape(-1),
-           z.reshape(-1), totals[1].reshape(-1), critical.reshape(-1), problem, HS, shared=4 * choice.ROWS * N)
-    return critical, (H, z), totals
+           z.reshape(-1), totals[1].reshape(-1), critical.reshape(-1), left.reshape(-1), problem, HS,
+           shared=4 * choice.ROWS * N)
+    return (critical, left), (H, z), totals
 
 
 @versions_by_name(asks=True)
@@ -184,7 +187,7 @@ def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, vers
     HS, grid, problem = problem_of(qkv, heads, order, count)
     N = problem.N
 
-    critical, parts, totals = choose(qkv, HS, grid, problem, version)
+    (critical, left), parts, totals = choose(qkv, HS, grid, problem, version)
 
     def made(*shape, dtype=np.float32):
         return empty((B, heads, *shape), dtype, like=qkv)
@@ -203,7 +206,7 @@ def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, vers
     else:
         given, kernels = version == 3, forward_kernels_v3 if version == 3 else forward_kernels_v2
         if given:
-            sum_rest(parts[0], critical, kept.S)
+            sum_rest(parts[0], left, kept.S)
         launch(in_bfloat16(kernels[HS], qkv.dtype), grid, THREADS, *arguments,
                shared=forward_half.shared_bytes(HS, given))
     return y, kept if keeps else None

@@ -6,7 +6,8 @@ WHAT IS NEW, AND WHY IT PAYS
     blocks, a third of all that it takes; a product of matrices reads H once for 128 blocks of queries, and where that
     kernel was, 64 registers' worth of totals and conversions are gone: 16 warps a multiprocessor instead of 12.
     There are no totals of H, and nothing cancels: what is summed is what is left.
-    The left side is never in memory: bits in shared memory, 128 rows of N, of which each lane makes its fragments.
+    The left side is in memory as bits, which the choice has as it writes its lists: 128 rows of N lie in shared memory,
+    and each lane makes its fragments of them, a pair of numbers with four integer instructions.
 WHAT REMAINS
     N² · HS² multiply-adds, however few blocks are critical: less than what rung 2 does from a share of 2 % on.
 LAUNCH
@@ -24,11 +25,11 @@ READ NEXT
     queries_half.py
 """
 from ....device import cuda, float32, int32, uint32
-from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
+from ....device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import specialise
-from ....device.tensor_core import load_word, pack_half2, store_word
+from ....device.tensor_core import load_word, ones_half2
 from ..fragments import add_products, by_row, clear, copy_out, fetch_rows, pitch_of, stash
 from .choice import head_number
 from .tiles_half import THREADS
@@ -51,38 +52,43 @@ def shared_bytes(N):
 
 
 @cuda.jit(device=True, forceinline=True)
-def list_bits(shared, lists, listed, count, exists, at, words):
-    """This thread's row of bits at byte `at`: ones for the blocks of keys that are not listed."""
-    for w in range(words):
-        store_word(shared, at + 4 * w, uint32(0xFFFFFFFF))
-    if exists:
-        for n in range(count):
-            j = lists[listed + n]
-            place = int32(at + j // 32 * 4)
-            store_word(shared, place, uint32(load_word(shared, place) & ~(uint32(1) << uint32(j % 32))))
+def fetch_bits(tiles, left, at, exist, given, row_bytes, t):
+    """Start the copies of 128 rows of `given` words from left[at] on, of which so many exist; zeros for all others."""
+    first, apart = int32(t // 8), int32(THREADS // 8)
+    for w in range(int32(t % 8), int32(row_bytes // 4 - 1), int32(8)):
+        to, start = tiles + int32(BITS + first * row_bytes + 4 * w), at + int32(first * given + w)
+        for i in range(QUERIES // (THREADS // 8)):
+            cp_async_4_zfill(to + int32(i * apart * row_bytes), left, start + int32(i * apart * given),
+                             int32(4) if first + i * apart < exist and w < given else int32(0))
 
 
 @cuda.jit(device=True, forceinline=True)
 def pair_of(word, bit):
-    """Two neighbouring bits as two numbers."""
+    """Two neighbouring bits as two numbers, zeros and ones."""
     two = uint32(word >> uint32(bit))
-    return pack_half2(float32(two & uint32(1)), float32(two >> uint32(1) & uint32(1)))
+    apart = uint32(two & uint32(1) | uint32(two & uint32(2)) << uint32(15))
+    return uint32(apart * uint32(ones_half2() & uint32(0xFFFF)))
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_bits(words, shared, at, row_bytes, first, lane):
-    """The left side of a warp's 32 rows and 16 blocks of keys, whose bits start at `first` of a word; at: byte of that
-    word in the lane's first row."""
-    for m in range(2):
-        above = load_word(shared, at + 16 * m * row_bytes)
-        below = load_word(shared, at + (16 * m + 8) * row_bytes)
-        bit = first + lane % 4 * 2
-        words[4 * m], words[4 * m + 1] = pair_of(above, bit), pair_of(below, bit)
-        words[4 * m + 2], words[4 * m + 3] = pair_of(above, bit + 8), pair_of(below, bit + 8)
+def add_rows(sums, words, shared, at, row_bytes, tile, lane):
+    """sums += 32 blocks of keys, times the bits of the warp's 32 rows. at: byte of the bits in the lane's first row;
+    tile: address of the first block, and the lane's `by_row`"""
+    bit = uint32(lane % 4 * 2)
+    a = uint32(load_word(shared, at) >> bit)
+    b = uint32(load_word(shared, int32(at + 8 * row_bytes)) >> bit)
+    c = uint32(load_word(shared, int32(at + 16 * row_bytes)) >> bit)
+    d = uint32(load_word(shared, int32(at + 24 * row_bytes)) >> bit)
+    for k in range(2):
+        words[0], words[1] = pair_of(a, 16 * k), pair_of(b, 16 * k)
+        words[2], words[3] = pair_of(a, 16 * k + 8), pair_of(b, 16 * k + 8)
+        words[4], words[5] = pair_of(c, 16 * k), pair_of(d, 16 * k)
+        words[6], words[7] = pair_of(c, 16 * k + 8), pair_of(d, 16 * k + 8)
+        add_products(sums, words, tile + int32(k * 16 * PITCH), 2, COLUMNS)
 
 
 @requires("8.0")
-def sla_rest_kernel_v3(H, lists, S, N, count, size):
+def sla_rest_kernel_v3(H, left, S, N, size):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     tiles, t = shared_address(shared), int32(cuda.threadIdx.x)
     lane, warp, head = int32(t % WARP), int32(t // WARP), head_number()
@@ -90,10 +96,9 @@ def sla_rest_kernel_v3(H, lists, S, N, count, size):
     first, column = int32(cuda.blockIdx.x % rows * QUERIES), int32(cuda.blockIdx.x // rows * COLUMNS)
     start = head * N * size + column
     fetch_rows(tiles, PITCH, H, start, size, int32(N), KEYS, COLUMNS, t, THREADS)
+    row_bytes, given = int32(4 * ((N + KEYS - 1) // KEYS * (KEYS // 32) + 1)), int32((N + 31) // 32)
+    fetch_bits(tiles, left, (head * N + first) * given, int32(N - first), given, row_bytes, t)
     cp_async_commit()
-    row_bytes = int32(4 * ((N + KEYS - 1) // KEYS * (KEYS // 32) + 1))
-    list_bits(shared, lists, (head * N + first + t) * count, count, first + t < N, int32(BITS + t * row_bytes),
-              row_bytes // 4)
     sums, words = cuda.local.array(64, "float32"), cuda.local.array(8, "uint32")
     clear(sums, 64)
     own = int32(BITS + (warp * 32 + lane // 4) * row_bytes)
@@ -106,9 +111,9 @@ def sla_rest_kernel_v3(H, lists, S, N, count, size):
             fetch_rows(tiles + int32(STAGE - stage), PITCH, H, start + ahead * size, size, int32(N - ahead), KEYS,
                        COLUMNS, t, THREADS)
             cp_async_commit()
-        for k in range(4):
-            load_bits(words, shared, int32(own + j // 32 * 4 + k // 2 * 4), row_bytes, k % 2 * 16, lane)
-            add_products(sums, words, tiles + int32(stage + k * 16 * PITCH + by_row(lane, PITCH)), 2, COLUMNS)
+        for half in range(2):
+            add_rows(sums, words, shared, int32(own + j // 32 * 4 + half * 4), row_bytes,
+                     tiles + int32(stage + half * 32 * PITCH + by_row(lane, PITCH)), lane)
         stage = int32(STAGE - stage)
     cuda.syncthreads()  # nobody reads the stages any more: S takes their place
     share, patch, row = float32(1) / float32(N), int32(warp * 32 * PITCH), int32(first + warp * 32)
