@@ -21,10 +21,11 @@ WORDS AND FRAGMENTS
     mma_m16n8k8_tf32(a, b, c)   tf32: 4, 2 and 4 registers → 4          mma_m16n8k8_tf32_into(accumulators, first, a, b)
     pack_half2(low, high), unpack_half2(word), ones_half2(), round_tf32(x), word_of(x), float_of(word)
     load_word(array, index), store_word(array, index, word)     4 bytes of an array of any type
-    load_words2(array, index)                                   8 bytes: 2 float32 as two words
+    load_words2(array, index), store_words2(array, index, a, b)     8 bytes: 2 float32, or 4 float16, as two words
     load_words4(array, index), store_words4(array, index, …)    16 bytes: 8 float16 as four words
     load_words4_where(array, index, inside)                     the same, or zeros, without a branch
     low_halves(a, b), high_halves(a, b)                         the low, the high 16 bits of two words, as a word
+    choose_bytes(a, b, selector)                                any four of their eight bytes
 
 ADDRESSES
     As in async_copy.py: `ldmatrix` takes 32-bit shared addresses (each row of 8 elements starts at a multiple of 16
@@ -283,6 +284,19 @@ def _high_halves(machine, a, b):
 
 
 @intrinsic
+def choose_bytes(typingctx, a, b, selector):
+    """Four of eight bytes, 0 … 3 of a and 4 … 7 of b: the selector's lowest four bits name the lowest of the result,
+    its 16 low bits all. 0x5410 gives low_halves(a, b), 0x7632 high_halves."""
+    return types.uint32(types.uint32, types.uint32, types.uint32), statement("prmt.b32 $0, $1, $2, $3;", [I32])
+
+
+@twin(choose_bytes)
+def _choose_bytes(machine, a, b, selector):
+    both = (int(a) & LOW_WORD) | (int(b) & LOW_WORD) << 32
+    return UInt32(sum((both >> 8 * (int(selector) >> 4 * k & 7) & 255) << 8 * k for k in range(4)))
+
+
+@intrinsic
 def store_word(typingctx, array, index, word):
     """Write 4 bytes at `array[index]` of a contiguous array; a multiple of 4 bytes."""
     require_contiguous("store_word", array)
@@ -299,19 +313,35 @@ def _store_word(machine, array, index, word):
     _write(machine, array, index, WORD.pack(int(word) & LOW_WORD))
 
 
+def _store_words(array, count):
+    """Signature and code of a store of `count` words at once."""
+    require_contiguous(f"store_words{count}", array)
+
+    def codegen(context, builder, sig, args):
+        vector = ir.Constant(ir.VectorType(I32, count), ir.Undefined)
+        for i, word in enumerate(args[2:]):
+            vector = builder.insert_element(vector, word, I32(i))
+        builder.store(vector, _word_pointer(context, builder, sig, args, count), align=4 * count)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, *[types.uint32] * count), codegen
+
+
+@intrinsic
+def store_words2(typingctx, array, index, a, b):
+    """Write two words, 8 bytes, at `array[index]` of a contiguous array; a multiple of 8 bytes."""
+    return _store_words(array, 2)
+
+
+@twin(store_words2)
+def _store_words2(machine, array, index, *words):
+    _write(machine, array, index, WORDS2.pack(*[int(w) & LOW_WORD for w in words]))
+
+
 @intrinsic
 def store_words4(typingctx, array, index, a, b, c, d):
     """Write four words, 16 bytes, at `array[index]` of a contiguous array; a multiple of 16 bytes."""
-    require_contiguous("store_words4", array)
-
-    def codegen(context, builder, sig, args):
-        vector = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
-        for i, word in enumerate(args[2:]):
-            vector = builder.insert_element(vector, word, I32(i))
-        builder.store(vector, _word_pointer(context, builder, sig, args, 4), align=16)
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, *[types.uint32] * 4), codegen
+    return _store_words(array, 4)
 
 
 @twin(store_words4)

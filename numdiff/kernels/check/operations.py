@@ -342,8 +342,11 @@ def convolutions_cases():
 def depthwise_cases():
     """Tiles that the image does not fill, and a slice that the channels do not fill."""
     problems = [("three channels", (1, 4, 5, 3), 3, (1,), np.float32), ("3×3", (2, 5, 10, 8), 3, (1, 2), np.float32),
-                ("3×3 float16, two slices", (1, 2, 9, 40), 3, (1, 2, 3), np.float16),
-                ("7×7 float16, two tiles", (1, 2, 34, 8), 7, (3,), np.float16)]
+                ("3×3 float16, two slices", (1, 2, 9, 40), 3, (1, 2, 3, 4), np.float16),
+                ("7×7 float16, two tiles", (1, 2, 34, 8), 7, (3, 4), np.float16),
+                ("3×3 float16, five tiles", (1, 2, 130, 8), 3, (4,), np.float16)]
+    problems += [(f"{k}×{k} float16, {rows} rows", (1, rows, 3, 8), k, (4,), np.float16)
+                 for k in (3, 5, 7) for rows in (3, 17, 29)]
     problems += [(f"{k}×{k} float16, 17 wide", (1, 1, 17, 8), k, (3,), np.float16) for k in (3, 5)]
     problems += [(f"{k}×{k}{' float16' * (dtype == np.float16)}, {width} wide", (1, 2, width, 8), k,
                   (2, 3) if dtype == np.float16 else (2,), dtype)
@@ -362,8 +365,13 @@ def depthwise_cases():
 
         yield case("depthwise", one(lambda a, v: depthwise.depthwise_forward(a.x, a.weight, a.bias, a.channel, v)))
         yield case("depthwise_input_gradient", one(lambda a, v: depthwise.depthwise_input_gradient(a.dy, a.weight, v)))
-        yield case("depthwise_weight_gradient", in_place(
-            lambda a, v: depthwise.depthwise_weight_gradient(a.dy, a.x, a.dweight, v), "dweight"), np.float32)
+        if 4 in versions:
+            yield case("depthwise_input_gradient", one(lambda a, v: depthwise.depthwise_input_gradient(
+                a.dy, a.weight, v, residual=a.x)), label=label + ", with a residual", versions=(4,))
+        if set(versions) - {4}:
+            yield case("depthwise_weight_gradient", in_place(
+                lambda a, v: depthwise.depthwise_weight_gradient(a.dy, a.x, a.dweight, v), "dweight"), np.float32,
+                versions=tuple(v for v in versions if v != 4))
 
 
 def depthwise_layernorm_cases():

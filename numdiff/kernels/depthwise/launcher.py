@@ -6,6 +6,7 @@ VERSIONS
     v1 naive: one thread an output (naive.py).
     v2 tiled: tiles in shared memory, runs of pixels in registers (tiled.py); kernels of 3, 5 and 7, C a multiple of 8.
     v3 mma: the same in float16 and bfloat16, on tensor cores (mma.py).
+    v4 hopper: forward and dx by TMA, each pixel read once for all rows of taps (hopper.py); not measured on a GPU yet.
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     depthwise_forward, 32×32×32×128, 7×7×128, float16
@@ -44,7 +45,7 @@ from ..common import no_numbers
 from ..elementwise import add_forward
 from ..reduce import column_sum
 from ..versions import capped, label, versions_by_name
-from . import mma
+from . import hopper, mma
 from .naive import BLOCK, Image, depthwise_forward_kernel_v1, depthwise_weight_gradient_kernel_v1
 from .reference import (
     depthwise_forward_reference,
@@ -53,10 +54,11 @@ from .reference import (
 )
 from .tiled import BYTES, FORWARD, GRADIENT_ROWS, KERNELS, WEIGHT_GRADIENT, threads_of
 
+FASTEST = {"forward": 3, "input_gradient": 3, "weight_gradient": 3}  # of 16 bits: the launcher's choice on Hopper
 GRADIENT_BLOCKS = 1024  # of version 2's weight gradient, about: eight for each multiprocessor of a large GPU
 
 
-def _check(x, weight, version):
+def _check(x, weight, version, operation):
     """The version, where operands fit; in words that say what to do where they do not."""
     if len(x.shape) != 4 or len(weight.shape) != 3 or x.shape[3] != weight.shape[2]:
         raise ValueError(f"x (B, H, W, C) and weight (kernel, kernel, C) are {tuple(x.shape)} and "
@@ -67,13 +69,20 @@ def _check(x, weight, version):
     if x.size >= 2**31:
         raise TooManyElementsError(f"{tuple(x.shape)} has too many elements for 32-bit indices: split the batch")
     fits = C % 8 == 0 and kernel in KERNELS and (not is_device(x) or supports(x, FORWARD, WEIGHT_GRADIENT))
-    if version in (2, 3) and not fits:
+    if version in (2, 3, 4) and not fits:
         raise ValueError(f"version {label('depthwise', version)} takes eight channels at a time and 3 × 3, 5 × 5 or "
                          f"7 × 7 taps, on a device of capability 8.0, not {C} channels and {kernel} × {kernel} here; "
                          "use version=1")
-    if version == 3 and not is_half(x.dtype):
-        raise ValueError(f"version 3 (mma) takes float16 and bfloat16, not {x.dtype}; use version=2")
-    return capped("depthwise", 1 + fits + (fits and is_half(x.dtype))) if version is None else version
+    if version in (3, 4) and not is_half(x.dtype):
+        raise ValueError(f"version {label('depthwise', version)} takes float16 and bfloat16, not {x.dtype}; use "
+                         "version=2")
+    by_tma = not is_device(x) or supports(x, hopper.FORWARD)
+    if version == 4 and not by_tma:
+        raise ValueError("version 4 (hopper) needs compute capability 9.0; use version=3")
+    if version is not None:
+        return version
+    return capped("depthwise", 1 + fits if not (fits and is_half(x.dtype)) else
+                  FASTEST[operation] if by_tma else 3)
 
 
 def _side(x):
@@ -87,8 +96,8 @@ def _tiles(x, rows, columns):
 
 def _convolve(x, weight, bias, channel, flip, version, residual=None):
     (_, H, W, C), nothing, y = x.shape, no_numbers(x.backend), empty(x.shape, x.dtype, like=x)
-    if version == 3:
-        mma.convolve(x, weight, bias, channel, residual, y, flip)
+    if version in (3, 4):
+        (mma, hopper)[version - 3].convolve(x, weight, bias, channel, residual, y, flip)
         return y
     if residual is not None:
         return add_forward(_convolve(x, weight, bias, channel, flip, version), residual)
@@ -108,7 +117,7 @@ def _convolve(x, weight, bias, channel, flip, version, residual=None):
 def depthwise_forward(x, weight, bias=None, channel=None, version=None):
     """The convolution of x (B, H, W, C) with weight (kernel, kernel, C), padded by kernel // 2, plus bias (C,) and
     channel (B, C), where they are given, as a new array like x."""
-    version = _check(x, weight, version)
+    version = _check(x, weight, version, "forward")
     B, _, _, C = x.shape
     for name, array, shape in (("bias", bias, (C,)), ("channel", channel, (B, C))):
         if array is not None and tuple(array.shape) != shape:
@@ -121,7 +130,7 @@ def depthwise_forward(x, weight, bias=None, channel=None, version=None):
 @versions_by_name(asks=True)
 def depthwise_input_gradient(dy, weight, version=None, residual=None):
     """dx of dy (B, H, W, C); plus `residual`, like it, where it is given."""
-    version = _check(dy, weight, version)
+    version = _check(dy, weight, version, "input_gradient")
     if not is_device(dy):
         dx = depthwise_input_gradient_reference(dy, weight)
         return dx if residual is None else add_forward(dx, residual)
@@ -131,7 +140,9 @@ def depthwise_input_gradient(dy, weight, version=None, residual=None):
 @versions_by_name(asks=True)
 def depthwise_weight_gradient(dy, x, dweight, version=None):
     """Add the weight's gradient to dweight (kernel, kernel, C), float32."""
-    version = _check(x, dweight, version)
+    version = _check(x, dweight, version, "weight_gradient")
+    if version == 4:
+        raise ValueError("version 4 (hopper) is not for the weight's gradient; use version=3")
     if tuple(dy.shape) != tuple(x.shape) or dy.dtype != x.dtype:
         raise ValueError(f"dy {tuple(dy.shape)} {dy.dtype} must be as x, {tuple(x.shape)} {x.dtype}")
     if not is_device(x):
