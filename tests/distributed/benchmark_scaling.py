@@ -105,8 +105,8 @@ def main():
     given = parser.parse_args()
     started = distributed.launched()
     size = started[1] if started else 1
-    options = resolve({"model": given.model, "preset": given.preset, "device": given.device, "class_cond": False,
-                       "batch": given.per_rank * size, "transport": given.transport,
+    options = resolve({"model": given.model, "preset": given.preset, "optimizer": "adamw", "device": given.device,
+                       "class_cond": False, "batch": given.per_rank * size, "transport": given.transport,
                        "precision": given.precision})
     single = options.changed(batch=given.per_rank)
     communicator = distributed.connect(options.transport, options.device)

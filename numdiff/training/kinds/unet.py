@@ -58,12 +58,12 @@ PRESETS = {
     "unet64": {
         "image_size": 64, "model_channels": 64, "channel_mult": (1, 2, 3, 4), "num_res_blocks": 2,
         "attention_resolutions": (16, 8), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",
-        "batch": 32, "steps": 8000, "learning_rate": 5e-4, "warmup_steps": 100, "lr_schedule": "cosine",
-        "ema_halflife": 4000.0, "sample_every": 2000, "sample_count": 64, "sampler": "dpm++2m", "sample_steps": 20,
-        "checkpoint_every": 2000, "log_every": 200,
+        "batch": 32, "steps": 8000, "optimizer": "muon", "learning_rate": 1e-3, "warmup_steps": 100,
+        "lr_schedule": "cosine", "ema_halflife": 4000.0, "sample_every": 2000, "sample_count": 64,
+        "sampler": "dpm++2m", "sample_steps": 20, "checkpoint_every": 2000, "log_every": 200,
     },
 }
-RATES = {"tiny": {"adamw": 1e-3}}
+RATES = {"tiny": {"adamw": 1e-3}, "unet64": {"adamw": 5e-4}}
 SMILEYS = {"classes": ("Smileys & Emotion",), "flip": True}
 
 
