@@ -13,7 +13,7 @@ MATHEMATICS
 SHAPES
     quantise_forward    x (..., C) float16, scale float32 (1,) -> uint8 (..., C); amax uint32 (PARTIALS,)
     scale_update        amax uint32 (n, PARTIALS), history float32 (n, HISTORY), scale float32 (n,)
-    quantise_weights    flat float16: matrices (N, K) that a table says; two flat uint8: each as it is, and transposed;
+    quantise_weights    flat float16: matrices (N, K) that a table says; two uint8 of these alone: as it is, transposed;
                         scale float32 (n,) of each
     C, N and K are multiples of 16.
 VERSIONS
@@ -62,23 +62,26 @@ LIMIT = float32(1 / LARGEST)
 
 
 class Matrices8(NamedTuple):
-    """Where the weights lie. table int64 (n, 4): first element in the flat buffers, N, K, and the number of the first
-    tile; tiles int32 (blocks, 2): of each tile the matrix and its number within it."""
+    """Where the weights lie. table int64 (n, 5): first element in the flat buffer, N, K, the number of the first tile,
+    and the first byte in the buffers of bytes, which hold these matrices alone, `total` bytes; tiles int32 (blocks, 2):
+    of each tile the matrix and its number within it."""
 
     table: object
     tiles: object
+    total: int
 
 
 def matrices8(places, like):
     """`Matrices8` of [(first element, N, K)], on the device of `like`."""
-    table, tiles = [], []
+    table, tiles, total = [], [], 0
     for number, (first, N, K) in enumerate(places):
         if N % EACH or K % EACH:
             raise ValueError(f"a weight ({N}, {K}) in E4M3 needs both extents to be multiples of {EACH}")
-        table.append((first, N, K, len(tiles)))
+        table.append((first, N, K, len(tiles), total))
+        total += N * K
         tiles += [(number, tile) for tile in range(-(-N // TILE) * -(-K // TILE))]
-    return Matrices8(upload(np.array(table, np.int64).reshape(-1, 4), like),
-                     upload(np.array(tiles, np.int32).reshape(-1, 2), like))
+    return Matrices8(upload(np.array(table, np.int64).reshape(-1, 5), like),
+                     upload(np.array(tiles, np.int32).reshape(-1, 2), like), total)
 
 
 # Reference ------------------------------------------------------------------------------------------------------------
@@ -113,9 +116,9 @@ def scale_update_reference(amax, history, scale):
 
 
 def quantise_weights_reference(flat, matrices, rows, columns, scale):
-    for i, (first, N, K, _) in enumerate(matrices.table):
-        place = slice(first, first + N * K)
-        w = flat[place].reshape(N, K)
+    for i, (first, N, K, _, at) in enumerate(matrices.table):
+        place = slice(at, at + N * K)
+        w = flat[first:first + N * K].reshape(N, K)
         most = magnitude(w).view(np.float32)
         scale[i] = power_of_two(most * LIMIT) if 0 < most < np.inf else 1
         q = quantise_forward_reference(w, scale[i:i + 1])
@@ -257,12 +260,12 @@ def quantise_weights_kernel_v1(flat, table, tiles, scale, rows, columns):
     """A tile of 64 × 64 as it is, and transposed by way of shared memory."""
     tile = cuda.shared.array(TILE_BYTES, "uint8", alignment=16)
     first, N, K, row, column = weight_place(table, tiles)
-    t = int32(cuda.threadIdx.x)
+    t, start = int32(cuda.threadIdx.x), table[tiles[cuda.blockIdx.x, 0], 4]
     if row < N and column < K:
-        factor, at = float32(1) / scale[tiles[cuda.blockIdx.x, 0]], first + row * K + column
-        a, b = pack8(load8(flat, at), factor)
-        c, d = pack8(load8(flat, at + 8), factor)
-        store_words4(rows, at, a, b, c, d)
+        factor, at = float32(1) / scale[tiles[cuda.blockIdx.x, 0]], row * K + column
+        a, b = pack8(load8(flat, first + at), factor)
+        c, d = pack8(load8(flat, first + at + 8), factor)
+        store_words4(rows, start + at, a, b, c, d)
         store_words4(tile, t // 4 * PITCH + t % 4 * EACH, a, b, c, d)
     cuda.syncthreads()
     # the same thread's column of the tile, and the first of 16 rows of it
@@ -274,7 +277,7 @@ def quantise_weights_kernel_v1(flat, table, tiles, scale, rows, columns):
             for j in range(4):
                 byte = uint32(tile[(t % 4 * EACH + 4 * i + j) * PITCH + t // 4])
                 words[i] = words[i] | byte << uint32(8 * j)
-        store_words4(columns, first + across * N + down, words[0], words[1], words[2], words[3])
+        store_words4(columns, start + across * N + down, words[0], words[1], words[2], words[3])
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -315,13 +318,13 @@ def scale_update(amax, history, scale):
 
 
 def quantise_weights(flat, matrices, rows, columns, scale):
-    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the flat buffers of bytes `rows`, as they lie, and
-    `columns`, each transposed; and the scale of each."""
+    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the buffers of bytes `rows`, as they lie, and
+    `columns`, each transposed, one matrix after the other; and the scale of each."""
     if not is_device(flat):
         quantise_weights_reference(flat, matrices, rows, columns, scale)
         return
     _check(flat)
-    table, tiles = matrices
+    table, tiles, _ = matrices
     partials = empty((len(tiles),), np.uint32, like=flat)
     launch(weights_largest_kernel_v1, len(tiles), BLOCK, flat, table, tiles, partials)
     launch(weights_scale_kernel_v1, len(table), BLOCK, table, partials, scale)

@@ -29,7 +29,7 @@ class Float8:
         entries = {entry["name"]: entry for entry in parameters.index}
         places = [(entries[name]["offset"], *entries[name]["shape"]) for name in names]
         self.matrices = matrices8(places, like)
-        self.rows, self.columns = (empty((parameters.total,), np.uint8, like=like) for _ in range(2))
+        self.rows, self.columns = (empty((self.matrices.total,), np.uint8, like=like) for _ in range(2))
         self.weights, self.scale = zeros(n, np.float32, like), upload(np.ones(TENSORS * n, np.float32), like)
         self.history = zeros((TENSORS * n, HISTORY), np.float32, like)
         self.amax = zeros((TENSORS * n, PARTIALS), np.uint32, like)
@@ -38,8 +38,10 @@ class Float8:
         def scale(k):
             return Scale8(self.scale[k:k + 1], flat[k * PARTIALS:(k + 1) * PARTIALS])
 
-        for i, (name, (first, outputs, inputs)) in enumerate(zip(names, places, strict=True)):
-            place = slice(first, first + outputs * inputs)
+        start = 0
+        for i, (name, (_, outputs, inputs)) in enumerate(zip(names, places, strict=True)):
+            place = slice(start, start + outputs * inputs)
+            start = place.stop
             parameters.parameters[name].float8 = Layer8(
                 self.rows[place].reshape(outputs, inputs), self.columns[place].reshape(inputs, outputs),
                 self.weights[i:i + 1], scale(TENSORS * i), scale(TENSORS * i + 1), promoted)

@@ -542,7 +542,7 @@ def test_costs_of_e4m3():
         assert t.distinct_bytes == cost[0] + 4 and t.total_flops == (3 * n + 256 if cost[1] else 256)
     # the table, read by all three launches; a tile's largest, written and read, and so the scale
     moved = Counted(weights).total.distinct_bytes
-    assert moved == quantise.quantise_weights_cost(n)[0] + 2 * (3 * 8 + 8) + 8 + 2 * 4 + 2 * 4
+    assert moved == quantise.quantise_weights_cost(n)[0] + 2 * (3 * 8 + 8) + 8 + 8 + 2 * 4 + 2 * 4
     history = quantise.HISTORY
     t = Counted(lambda u: quantise.scale_update(number(u, 0, np.uint32, quantise.PARTIALS).reshape(1, -1),
                                                 u(1, history), u(1))).total

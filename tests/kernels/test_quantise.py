@@ -51,16 +51,19 @@ def test_scales_follow_the_largest_of_some_steps(engine):
 def test_weights_both_ways(engine, rng, places):
     size = places[-1][0] + places[-1][1] * places[-1][2]
     flat = rng.standard_normal(size).astype(np.float16)
-    rows, columns = engine(np.zeros(size, np.uint8)), engine(np.zeros(size, np.uint8))
     flat_on, scale = engine(flat), engine(np.zeros(len(places), np.float32))
-    Q.quantise_weights(flat_on, Q.matrices8(places, flat_on), rows, columns, scale)
+    matrices, at = Q.matrices8(places, flat_on), 0
+    rows, columns = engine(np.zeros(matrices.total, np.uint8)), engine(np.zeros(matrices.total, np.uint8))
+    assert matrices.total == sum(N * K for _, N, K in places)
+    Q.quantise_weights(flat_on, matrices, rows, columns, scale)
     if not engine.computes:
         return
     for i, (first, N, K) in enumerate(places):
         w, unit = flat[first:first + N * K].reshape(N, K).astype(np.float32), download(scale)[i]
         assert LARGEST / 2 < np.abs(w).max() / unit <= LARGEST and np.log2(unit) % 1 == 0
-        np.testing.assert_array_equal(download(rows)[first:first + N * K], bits_of(w / unit).reshape(-1))
-        np.testing.assert_array_equal(download(columns)[first:first + N * K], bits_of(w.T / unit).reshape(-1))
+        np.testing.assert_array_equal(download(rows)[at:at + N * K], bits_of(w / unit).reshape(-1))
+        np.testing.assert_array_equal(download(columns)[at:at + N * K], bits_of(w.T / unit).reshape(-1))
+        at += N * K
 
 
 @on("cpu")

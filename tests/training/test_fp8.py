@@ -134,11 +134,8 @@ def test_scales_of_the_emulator_are_those_of_numpy():
     ours, theirs = (model.parameters.float8 for model in models)
     for name in ("weights", "scale"):
         np.testing.assert_array_equal(download(getattr(theirs, name)), getattr(ours, name))
-    for entry in models[0].parameters.index:
-        if models[0].parameters.parameters[entry["name"]].float8 is not None:
-            place = slice(entry["offset"], entry["offset"] + int(np.prod(entry["shape"])))
-            np.testing.assert_array_equal(download(theirs.rows)[place], ours.rows[place])
-            np.testing.assert_array_equal(download(theirs.columns)[place], ours.columns[place])
+    np.testing.assert_array_equal(download(theirs.rows), ours.rows)
+    np.testing.assert_array_equal(download(theirs.columns), ours.columns)
 
 
 HOPPER, AMPERE = (9, 0), (8, 0)

@@ -92,8 +92,8 @@ def quantise_cases():
         return a.rows, a.columns, a.scale
 
     def of_weights(rng):
-        size = 80 * 48 + 64 + 16 * 144
-        return {"flat": rng.standard_normal(size).astype(np.float16), "rows": np.zeros(size, np.uint8),
+        size = 80 * 48 + 16 * 144
+        return {"flat": rng.standard_normal(size + 64).astype(np.float16), "rows": np.zeros(size, np.uint8),
                 "columns": np.zeros(size, np.uint8), "scale": np.zeros(2, np.float32)}
 
     def both(a, v):
