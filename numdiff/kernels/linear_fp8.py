@@ -12,9 +12,11 @@ SHAPES
     number, half of what float16 keeps.
 KERNELS
     those of matmul/hopper_fp8.py, quantise.py and quantise_both.py. Rounding a tensor in both orientations costs a pass
-    of 4 bytes a number.
-SWITCH
+    of 4 bytes a number. Between two layers with a GELU, what goes forward and what comes back is rounded in the
+    epilogue of the product before, and never exists as float16: x and dy may be bytes, which cost a pass of 2.
+SWITCHES
     GRADIENTS = False: dweight and dbias as linear.py has them, in float16, from a float16 x that is kept.
+    EPILOGUES = False: GELU's results are float16, and a pass rounds them: the same bits.
 DETERMINISM
     as those.
 SOURCE
@@ -37,10 +39,11 @@ from .matmul.hopper_fp8 import (
     matmul_fp8_swiglu_forward,
 )
 from .quantise import quantise_forward
-from .quantise_both import quantise_both
+from .quantise_both import columns_of, quantise_both
 from .reduce import column_sum
 
 GRADIENTS = True  # whether weights' gradients are products of E4M3
+EPILOGUES = True  # whether products with a GELU write E4M3, where GRADIENTS leave nobody who reads float16
 
 
 class Scale8(NamedTuple):
@@ -66,7 +69,9 @@ class Layer8(NamedTuple):
 def _operands(x, layer, keeps):
     """(what the forward's product begins with: x's bytes, the weight's, both scales; what the backward needs of x)."""
     rows, kept = x.reshape(-1, x.shape[-1]), None
-    if keeps and GRADIENTS:
+    if x.dtype == np.uint8:
+        bits, kept = rows, columns_of(rows, layer.x.scale) if keeps else None
+    elif keeps and GRADIENTS:
         bits, kept = quantise_both(rows, *layer.x)
     else:
         bits, kept = quantise_forward(rows, *layer.x), x if keeps else None
@@ -75,20 +80,26 @@ def _operands(x, layer, keeps):
 
 def linear_fp8_forward(x, layer, bias=None, residual=None, keeps=True):
     """(y, kept): Q(x)·Q(weight)ᵀ + bias, plus `residual` (like y) where it is given, as a new array (..., N); what
-    `linear_fp8_backward` needs of x, if `keeps`, else None."""
+    `linear_fp8_backward` needs of x, if `keeps`, else None. x may be its bytes."""
     N = layer.weight.shape[0]
     given, kept = _operands(x, layer, keeps)
     y = matmul_fp8_forward(*given, bias, None if residual is None else residual.reshape(-1, N), layer.promoted)
     return y.reshape(*x.shape[:-1], N), kept
 
 
-def linear_fp8_gelu_forward(x, layer, bias, keeps_u=True, keeps=True):
+def _into(scale):
+    """The `Scale8` by which an epilogue rounds, or None."""
+    return scale if GRADIENTS and EPILOGUES else None
+
+
+def linear_fp8_gelu_forward(x, layer, bias, keeps_u=True, keeps=True, following=None):
     """(u, GELU(u), kept): new arrays, u = Q(x)·Q(weight)ᵀ + bias; kept, keeps as of `linear_fp8_forward`.
 
     keeps_u: False where no backward will ask for u, which may then be None
+    following: the `Layer8` that alone reads GELU(u), which may then be its bytes; or None
     """
     given, kept = _operands(x, layer, keeps)
-    u, y = matmul_fp8_gelu_forward(*given, bias, keeps_u, layer.promoted)
+    u, y = matmul_fp8_gelu_forward(*given, bias, keeps_u, layer.promoted, _into(following and following.x))
     shape = *x.shape[:-1], layer.weight.shape[0]
     return u if u is None else u.reshape(*shape), y.reshape(*shape), kept
 
@@ -105,9 +116,16 @@ def _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate):
     """dy's bytes, if they are wanted, and the parameters' gradients."""
     rows = dy.reshape(-1, dy.shape[-1])
     if dweight is not None and kept.dtype == np.uint8:
-        bits, columns = quantise_both(rows, *layer.dy, sums=dbias)
+        if dy.dtype == np.uint8:
+            bits, columns = rows, columns_of(rows, layer.dy.scale, dbias)
+        else:
+            bits, columns = quantise_both(rows, *layer.dy, sums=dbias)
         matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate, layer.promoted)
         return bits
+    if dy.dtype == np.uint8:
+        if dbias is not None:
+            columns_of(rows, layer.dy.scale, dbias)
+        return rows
     if dweight is not None:
         linear_backward(dy, kept, weight, dweight, dbias, need_dx=False, accumulate=accumulate)
     elif dbias is not None:
@@ -116,17 +134,19 @@ def _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate):
 
 
 def linear_fp8_backward(dy, kept, weight, layer, dweight, dbias=None, need_dx=True, residual=None, gelu_of=None,
-                        swiglu_of=None, accumulate=True):
+                        swiglu_of=None, accumulate=True, following=None):
     """dx, and the parameters' gradients, as `linear_backward` (whose arguments the others are) gives them.
 
-    kept: what the forward kept of x; None only where dweight is
+    dy: float16, or its bytes; kept: what the forward kept of x; None only where dweight is
+    following: with gelu_of, the `Layer8` whose backward alone reads du, which may then be its bytes; or None
     """
     bits, K = _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate), weight.shape[-1]
     if not need_dx:
         return None
     given, shape = (bits, layer.transposed, layer.dy.scale, layer.scale), (*dy.shape[:-1], K)
     if gelu_of is not None:
-        return matmul_fp8_gelu_backward(*given, gelu_of.reshape(-1, K), layer.promoted).reshape(*shape)
+        du = matmul_fp8_gelu_backward(*given, gelu_of.reshape(-1, K), layer.promoted, _into(following and following.dy))
+        return du.reshape(*shape)
     if swiglu_of is not None:
         du = matmul_fp8_swiglu_backward(*given, swiglu_of.reshape(-1, 2 * K), layer.promoted)
         return du.reshape(*swiglu_of.shape)

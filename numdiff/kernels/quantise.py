@@ -43,11 +43,10 @@ import numpy as np
 from ..device import cuda, empty, float32, int32, is_device, launch, uint32, upload
 from ..device.eight import load8
 from ..device.float8 import pack_e4m3x4
-from ..device.requires import requires
+from ..device.requires import requires, supports
 from ..device.tensor_core import float_of, store_words4, word_of
 from ..errors import NumdiffError
 from ..float8 import LARGEST, bits_of
-from .matmul.hopper_fp8 import fp8_supports
 
 BLOCK = 256  # threads
 EACH = 16  # numbers of a thread and turn: 16 bytes of E4M3
@@ -283,7 +282,7 @@ def quantise_weights_kernel_v1(flat, table, tiles, scale, rows, columns):
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def _check(x):
-    if not fp8_supports(x):
+    if not supports(x, quantise_forward_kernel_v1):
         raise NumdiffError("E4M3 needs a GPU of compute capability 9.0, a Hopper: use float16 on others.")
     if x.dtype != np.float16:
         raise ValueError(f"E4M3 is made of float16, not of {x.dtype}; use cast_forward first")

@@ -81,11 +81,11 @@ def linear_forward(x, weight, bias, layer, residual=None):
     return K.linear_fp8_forward(x, layer, bias, residual, keeps(weight))
 
 
-def linear_gelu_forward(x, weight, bias, layer, keeps_u):
-    """(u, GELU(u), what the backward needs of x)."""
+def linear_gelu_forward(x, weight, bias, layer, keeps_u, following=None):
+    """(u, GELU(u), what the backward needs of x); following: the layer that alone reads GELU(u), or None."""
     if layer is None:
         return *K.linear_gelu_forward(x, weight.like(x), bias.data, keeps_u=keeps_u), x
-    return K.linear_fp8_gelu_forward(x, layer, bias.data, keeps_u, keeps(weight))
+    return K.linear_fp8_gelu_forward(x, layer, bias.data, keeps_u, keeps(weight), following)
 
 
 def linear_swiglu_forward(x, weight, bias, layer, keeps_u):
@@ -95,9 +95,10 @@ def linear_swiglu_forward(x, weight, bias, layer, keeps_u):
     return K.linear_fp8_swiglu_forward(x, layer, bias, keeps_u, keeps(weight))
 
 
-def linear_backward(dy, kept, weight, layer, dweight, dbias, **options):
-    """As `kernels.linear_backward`; kept: what the forward gave beside its result."""
+def linear_backward(dy, kept, weight, layer, dweight, dbias, following=None, **options):
+    """As `kernels.linear_backward`; kept: what the forward gave beside its result; following: with gelu_of, the layer
+    whose backward alone reads du, or None."""
     if layer is None:
         w = weight.like(kept).reshape(weight.shape[0], -1)
         return K.linear_backward(dy, kept, w, dweight, dbias, **options)
-    return K.linear_fp8_backward(dy, kept, weight.like(dy), layer, dweight, dbias, **options)
+    return K.linear_fp8_backward(dy, kept, weight.half, layer, dweight, dbias, following=following, **options)

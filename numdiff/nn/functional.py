@@ -416,7 +416,8 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
         if scale is not None:
             return layer_scale(residual, linear(hidden, weight_2, bias_2), scale)
         return linear(hidden, weight_2, bias_2, residual, gate)
-    u, h, kept = float8.linear_gelu_forward(given, weight, bias, layer, is_recording())
+    alone = layer_2 if gate is None and scale is None else None
+    u, h, kept = float8.linear_gelu_forward(given, weight, bias, layer, is_recording(), alone)
     if gate is not None:
         return linear(Tensor(h), weight_2, bias_2, residual, gate)
     z = None
@@ -431,7 +432,7 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
         dz = dy if scale is None else layer_scale_gradient(dy, z, scale)
         dweight, accumulate = weight_gradient(weight_2, weight_2.shape[0])
         du = float8.linear_backward(dz, kept_2, weight_2, layer_2, dweight, gradient_of(bias_2), gelu_of=u,
-                                    accumulate=accumulate)
+                                    accumulate=accumulate, following=layer)
         dweight, accumulate = weight_gradient(weight, weight.shape[0])
         dx = float8.linear_backward(du, kept, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
                                     residual=before, accumulate=accumulate)

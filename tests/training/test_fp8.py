@@ -7,6 +7,7 @@ import pytest
 from numdiff.device import download
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.kernels import linear_fp8
 from numdiff.nn import DiT, UNet
 from numdiff.nn.tensor import Tape, Tensor
 from numdiff.training import Trainer
@@ -123,6 +124,19 @@ def test_the_kernels_round_as_numpy_does(model):
     assert got_loss == pytest.approx(loss, rel=1e-3)
     everything = [np.concatenate([g[name].ravel() for name in gradients if "blocks" in name]) for g in (got, gradients)]
     assert relative_error(*everything) < 0.02
+
+
+@exhaustive
+def test_rounding_in_epilogues_leaves_the_bits(monkeypatch):
+    """…of the loss, of every gradient, and of the largest magnitudes."""
+    found = []
+    for fused in (True, False):
+        monkeypatch.setattr(linear_fp8, "EPILOGUES", fused)
+        model = filled(build(device=EmulatorDevice(checks=False, float64=False)))
+        loss, gradients = one_step(model, "fp8", 2)
+        found.append({"loss": loss, **gradients, "history": download(model.parameters.float8.history)})
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name], err_msg=name)
 
 
 @exhaustive

@@ -13,6 +13,7 @@
     levels/                 the Hopper ladder: one idea a level, on the way to v6
     hopper.py           v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply
     epilogues.py            what becomes of its accumulators: bias, residual, GELU, sums of rows
+    fp8_epilogues.py        GELU and its derivative as E4M3, for the next product
     fast_gelu.py            GELU in few instructions
     swiglu_epilogues.py     SwiGLU and its backward at the end of the products beside it
     symmetric_epilogue.py   results that are symmetric: half of the tiles, each stored twice

@@ -18,6 +18,8 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The products 
     float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
     sums of A's rows, by two more of the idle warps, beside the products
 
+    E4M3 where the next product is one, of GELU and GELU' (fp8_epilogues.py)
+
 READ NEXT
     fast_gelu.py; swiglu_epilogues.py; launcher.py, which asks for all this.
 """
@@ -47,6 +49,7 @@ from .mma import write_fragment
 BM, BK = 128, 64  # rows of a block's tile; a step along K: 128 bytes of float16, the widest swizzle
 BOX = 64  # side of a box of an operand that is contiguous along m or n, and of a tile of the epilogue
 BOX_BYTES = BOX * BOX * 2
+WARP_BYTES = BOX_BYTES // 4  # of a tile, the rows of one warp
 GROUP = 16  # rows of tiles that share a sweep over the columns, so that both operands of a round stay in the L2 cache
 
 
@@ -371,9 +374,12 @@ def fetch_tiles(count, tile, maps, barrier, x, y):
 
 
 @cuda.jit(device=True, forceinline=True)
-def return_tiles(count, tile, maps, x, y):
-    """Store what `fetch_tiles` has brought, in `maps.c`."""
-    if count == 1:
+def return_tiles(count, eight, tile, maps, x, y):
+    """Store what `fetch_tiles` has brought, in `maps.c`; eight: it has become bytes, see fp8_epilogues.py."""
+    if eight:
+        for i in range(4):
+            tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))
+    elif count == 1:
         tma_store_2d(tile, maps.c, uint32(x), uint32(y))
     else:
         tma_store_3d(tile, maps.c, uint32(x), uint32(0), uint32(y))
@@ -381,7 +387,7 @@ def return_tiles(count, tile, maps, x, y):
 
 
 @cuda.jit(device=True, forceinline=True)
-def exchange(count, consumer, blocks, unit, stride, staging, maps, work):
+def exchange(count, eight, consumer, blocks, unit, stride, staging, maps, work):
     """One thread brings the tiles of `maps.d` that a consumer needs in its epilogue, and takes its results to
     `maps.c`: one for each block of 64 columns, or `count`.
 
@@ -400,7 +406,7 @@ def exchange(count, consumer, blocks, unit, stride, staging, maps, work):
                 tile = staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES)
                 if turn >= 2:
                     mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn >> 1) + 1 & 1))
-                    return_tiles(count, tile, maps, x_2, y_2)
+                    return_tiles(count, eight, tile, maps, x_2, y_2)
                     tma_store_commit()
                     tma_store_wait_read_0()
                 fetch_tiles(count, tile, maps, barrier_at(staging.loaded, buffer), x, y)
@@ -411,7 +417,8 @@ def exchange(count, consumer, blocks, unit, stride, staging, maps, work):
         if turn + last >= 2:
             buffer = uint32(turn + last & 1)
             mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn + last >> 1) + 1 & 1))
-            return_tiles(count, staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES), maps, x_2, y_2)
+            tile = staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES)
+            return_tiles(count, eight, tile, maps, x_2, y_2)
         x_2, y_2 = x_1, y_1
     tma_store_commit()
     tma_store_wait_0()

@@ -117,6 +117,7 @@ from .epilogues import (
     tile_place,
     write_rows,
 )
+from .fp8_epilogues import epilogue_gelu_eight, epilogue_gelu_gradient_eight, keep_largest
 from .mma import add_partials, unused
 from .swiglu_epilogues import epilogue_swiglu, epilogue_swiglu_gradient, prefetch_biases
 from .symmetric_epilogue import epilogue_symmetric, symmetric_place, tiles_of
@@ -146,6 +147,7 @@ A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k, 
 HALF = Constant()  # whether the result is float16
 FP8 = Constant()  # whether the operands are E4M3, both along k: see hopper_fp8.py
 PROMOTED = Constant()  # … and each stage's products are added up apart
+EIGHT = Constant()  # … and so is what GELU, or its derivative, makes of the result
 BATCHED = Constant()  # more than one product: see BATCHES
 SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is multiplied
 GATE = Constant()  # the result is gated and added to another matrix
@@ -431,10 +433,15 @@ def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue(block, turn, acc, gates, place, staging, part, maps, arrays, work, how):
+def epilogue(block, turn, most, acc, gates, place, staging, part, maps, arrays, work, how):
     """Results of a warpgroup's block of 64 columns, of SwiGLU of a pair; the next turn of its two tiles in shared
-    memory."""
-    if GELU_GRADIENT:
+    memory. most: of `EIGHT` the largest magnitude, as bits; the next of it, too."""
+    if EIGHT:
+        if GELU_GRADIENT:
+            turn, most = epilogue_gelu_gradient_eight(block, turn, most, acc, place, staging, arrays.scale_c, work)
+        else:
+            most = epilogue_gelu_eight(block, most, acc, place, staging, maps, arrays.scale_c, work, how.has_residual)
+    elif GELU_GRADIENT:
         turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
     elif GATE:
         turn = epilogue_gate(block, turn, acc, gates, place, staging, work)
@@ -453,7 +460,7 @@ def epilogue(block, turn, acc, gates, place, staging, part, maps, arrays, work, 
         turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, how)
     else:
         epilogue_float(block, acc, place, arrays.c, part * (work.M * work.N), arrays.bias, work, how)
-    return turn
+    return turn, most
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -464,7 +471,7 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
     consumer, elected, lane = int32(t // WARPGROUP - 1), t % WARPGROUP == 0, int32(t % WARP)
     thread_row = int32(t % WARPGROUP // WARP * 16 + lane // 4)  # of its first output, within the warpgroup's 64
     a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
-    turn = int32(0)
+    turn, most = int32(0), uint32(0)
     if FP8:
         scale = arrays.scale_a[0] * arrays.scale_b[0]
     stage, parity = consumer_start()
@@ -490,14 +497,16 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
         if BIASED:
             stage_bias(BN, staging, b0, b1)
         # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
-        turn = epilogue(0, turn, acc, gates, place, staging, tile.part, maps, arrays, work, how)
+        turn, most = epilogue(0, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         if BLOCKS > 1:
-            turn = epilogue(1, turn, acc, gates, place, staging, tile.part, maps, arrays, work, how)
+            turn, most = epilogue(1, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         if BLOCKS > 2:
-            turn = epilogue(2, turn, acc, gates, place, staging, tile.part, maps, arrays, work, how)
+            turn, most = epilogue(2, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         if BLOCKS > 3:
-            turn = epilogue(3, turn, acc, gates, place, staging, tile.part, maps, arrays, work, how)
+            turn, most = epilogue(3, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         unit = int32(unit + stride)
+    if EIGHT:
+        keep_largest(arrays.amax, most, lane)
     if HALF and not EXCHANGES and elected:
         tma_store_wait_0()
 
@@ -544,10 +553,10 @@ def gemm(maps, arrays, work, how):
             produce(ring, unit, stride, maps, work)
         elif EXCHANGES:
             if t == 32:
-                exchange(TILES_OF_BLOCK, 0, BLOCKS, unit, stride,
+                exchange(TILES_OF_BLOCK, EIGHT, 0, BLOCKS, unit, stride,
                          make_staging(0, tiles, base, biases, loaded, ready), maps, work)
             elif t == 64:
-                exchange(TILES_OF_BLOCK, 1, BLOCKS, unit, stride,
+                exchange(TILES_OF_BLOCK, EIGHT, 1, BLOCKS, unit, stride,
                          make_staging(1, tiles, base, biases, loaded, ready), maps, work)
         elif ROW_SUMS:
             if how.has_row_sums and t >= 32 and t < 96:
@@ -566,16 +575,17 @@ def make_staging(consumer, tiles, base, biases, loaded, ready):
 
 
 def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, symmetric=False, fp8=False, promoted=False,
-               module=None):
+               eight=False, module=None):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
     activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
-    batched: for several products; symmetric: for several that are; fp8, promoted, module: of hopper_fp8.py
+    batched: for several products; symmetric: for several that are; fp8, promoted, eight, module: of hopper_fp8.py
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
     kind = activation or ("symmetric" if symmetric else "batch" if batched else "half" if half else "float")
+    kind += "_eight" * eight
     return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", module=module, BATCHED=batched,
-                      SYMMETRIC=symmetric, FP8=fp8, PROMOTED=promoted,
+                      SYMMETRIC=symmetric, FP8=fp8, PROMOTED=promoted, EIGHT=eight,
                       launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
                       BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half,
                       **{name.upper(): activation == name for name in ACTIVATIONS})

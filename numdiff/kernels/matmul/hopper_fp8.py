@@ -56,6 +56,7 @@ from ...errors import NumdiffError
 from ...float8 import numbers_of
 from ..any_batch import assumed
 from ..elementwise import gelu_backward, gelu_forward
+from ..quantise import quantise_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
 from .epilogues import BK, BM, BOX
 from .hopper import (
@@ -90,6 +91,19 @@ class Fp8Arrays(NamedTuple):
     scale_b: object
 
 
+class EightArrays(NamedTuple):
+    """`Fp8Arrays` where the result is bytes, too, with its scale and the place of its largest magnitudes."""
+
+    c: object
+    bias: object
+    residual: object
+    row_sums: object
+    scale_a: object
+    scale_b: object
+    scale_c: object
+    amax: object
+
+
 def widths_of(promoted, activation=""):
     """Widths of a tile that there are."""
     return tuple(w for w in WIDTHS[promoted] if activation != "swiglu" or w in SWIGLU_WIDTHS)
@@ -101,6 +115,11 @@ FP8_KERNELS = Variants(
     lambda key: kernel_for(key[0], False, False, True, key[2], fp8=True, promoted=key[1], module=__name__))
 
 
+EIGHT_KERNELS = Variants(
+    [(BN, promoted, activation) for promoted in WIDTHS for activation in ("gelu", "gelu_gradient")
+     for BN in WIDTHS[promoted]],
+    lambda key: kernel_for(key[0], False, False, True, key[2], fp8=True, promoted=key[1], eight=True,
+                           module=__name__))
 FP8_GRADIENT_KERNELS = Variants(
     [(BN, promoted) for promoted in WIDTHS for BN in WIDTHS[promoted]],
     lambda key: kernel_for(key[0], False, False, False, fp8=True, promoted=key[1], module=__name__))
@@ -155,26 +174,36 @@ def _check(a, b, rows, bias=None):
     return M, N, K
 
 
-def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", other=None, keeps_u=True):
-    """As `launch_hopper`, of one product and without slices; N: columns of A·Bᵀ, or of each of its halves."""
+def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", other=None, keeps_u=True, into=None):
+    """As `launch_hopper`, of one product and without slices; N: columns of A·Bᵀ, or of each of its halves.
+
+    into: (scale, amax) of what GELU or its derivative gives, where that is bytes
+    """
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
     width = choose_width(assumed(M), N, K, multiprocessors, promoted, activation)
     columns = width // 2 if activation == "swiglu" else width
     map_a, map_b = tensor_map(a, (STEP, BM)), tensor_map(b, (STEP, columns))
-    map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
+    map_d = map_a if other is None else map_of_result(other)
     if activation == "swiglu_gradient":
         map_c, map_d = map_of_halves(c), map_of_halves(other)
     else:
-        map_c = map_of_halves(c) if activation == "swiglu" and keeps_u else tensor_map(c, (BOX, BOX))
+        rows = 16 if activation == "gelu_gradient" else BOX  # of bytes
+        map_c = map_of_halves(c) if activation == "swiglu" and keeps_u else map_of_result(c, rows)
     nothing, tiles_m, tiles_n, steps = unused(a), -(-M // BM), -(-N // columns), -(-K // STEP)
     written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
-    arrays = Fp8Arrays(nothing, nothing if bias is None else bias, nothing if residual is None else residual, nothing,
-                       *scales)
-    launch(FP8_KERNELS[width, promoted, activation], min(tiles_m * tiles_n, multiprocessors), THREADS,
+    arrays = (nothing, nothing if bias is None else bias, nothing if residual is None else residual, nothing, *scales)
+    arrays = Fp8Arrays(*arrays) if into is None else EightArrays(*arrays, *into)
+    kernels = FP8_KERNELS if into is None else EIGHT_KERNELS
+    launch(kernels[width, promoted, activation], min(tiles_m * tiles_n, multiprocessors), THREADS,
            Maps(map_a, map_b, map_c, map_d, map_a), arrays,
            Work(M, N, max(N, K) + width, steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0),
            Epilogue(1.0, int(bias is not None), written, 0, 0, 0.0),
            shared=shared_bytes(width, activation == "swiglu_gradient"))
+
+
+def map_of_result(x, rows=BOX):
+    """The tensor map of a result: tiles of 64 columns and 64 rows, of bytes so many rows."""
+    return tensor_map(x, (BOX, rows), 64) if x.dtype == np.uint8 else tensor_map(x, (BOX, BOX))
 
 
 def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promoted=True):
@@ -192,27 +221,35 @@ def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promote
     return c
 
 
-def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True):
+def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None):
     """(u, GELU(u)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias.
 
     keeps_u: False where no backward will ask for u, which is then None
+    into: (scale, amax) as of `quantise_forward`, which GELU(u) then has gone through; N is a multiple of 16
     """
     M, N, K = _check(a, b, 1, bias)
     if not is_device(a):
         u = matmul_fp8_forward(a, b, scale_a, scale_b, bias)
-        return u, gelu_forward(u).astype(np.float16, copy=False)
-    y, u = empty((M, N), np.float16, like=a), empty((M, N), np.float16, like=a) if keeps_u else None
-    _launch(a, b, y if u is None else u, M, N, K, (scale_a, scale_b), bias, None, promoted, "gelu", y, keeps_u)
+        return u, _rounded(gelu_forward(u), into)
+    y = empty((M, N), np.float16 if into is None else np.uint8, like=a)
+    u = empty((M, N), np.float16, like=a) if keeps_u else None
+    _launch(a, b, y if u is None else u, M, N, K, (scale_a, scale_b), bias, None, promoted, "gelu", y, keeps_u, into)
     return u, y
 
 
-def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True):
-    """(scale_a · scale_b · a·bᵀ) ∘ GELU'(u (M, N)) as a new float16 array."""
+def _rounded(x, into):
+    """x as float16, or as `quantise_forward` gives it; of NumPy."""
+    x = x.astype(np.float16, copy=False)
+    return x if into is None else quantise_forward(x, *into)
+
+
+def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True, into=None):
+    """(scale_a · scale_b · a·bᵀ) ∘ GELU'(u (M, N)) as a new float16 array; into as above."""
     M, N, K = _check(a, b, 1)
     if not is_device(a):
-        return gelu_backward(matmul_fp8_forward(a, b, scale_a, scale_b), u).astype(np.float16, copy=False)
-    c = empty((M, N), np.float16, like=a)
-    _launch(a, b, c, M, N, K, (scale_a, scale_b), None, None, promoted, "gelu_gradient", u)
+        return _rounded(gelu_backward(matmul_fp8_forward(a, b, scale_a, scale_b), u), into)
+    c = empty((M, N), np.float16 if into is None else np.uint8, like=a)
+    _launch(a, b, c, M, N, K, (scale_a, scale_b), None, None, promoted, "gelu_gradient", u, into=into)
     return c
 
 

@@ -8,6 +8,7 @@ from numdiff.errors import NumdiffError
 from numdiff.float8 import bits_of, numbers_of
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.matmul import hopper_fp8 as P
+from numdiff.kernels.quantise import PARTIALS, quantise_forward
 from numdiff.kernels.transformer.swiglu import swiglu_backward, swiglu_forward
 from tests.conftest import large, on, quick, shapes
 
@@ -71,6 +72,28 @@ def test_products_with_their_activations(engine, rng, promoted):
     (*given, u), product = operands(rng, M, N, K, (M, 2 * N))
     engine.check(P.matmul_fp8_swiglu_backward(*map(engine, given), engine(u), promoted=promoted),
                  swiglu_backward(product, u.astype(float)), 2 * tolerance)
+
+
+@shapes(odd=(72, 80, 144), large=(1000, 1152, 768))
+@PROMOTED
+@quick(lambda engine, promoted: engine != "emulator" or promoted)
+def test_epilogues_that_round(engine, rng, shape, promoted):
+    """GELU and its derivative as bytes, and their largest magnitude, with the bits of a pass that rounds afterwards."""
+    (*given, u), _ = operands(rng, *shape, shape[:2])
+    given, u, scale = [*map(engine, given)], engine(u), engine(np.float32([2.0**-4]))
+    bias = engine(100 * rng.standard_normal(shape[1]).astype(np.float32))
+    amax, alone = (engine(np.zeros(PARTIALS, np.uint32)) for _ in range(2))
+    want_u, h = P.matmul_fp8_gelu_forward(*given, bias, promoted=promoted)
+    got_u, got = P.matmul_fp8_gelu_forward(*given, bias, promoted=promoted, into=(scale, amax))
+    engine.check_equal(got_u, want_u)
+    engine.check_equal(got, quantise_forward(h, scale, alone))
+    engine.check_equal(P.matmul_fp8_gelu_forward(*given, bias, False, promoted, (scale, amax))[1], got)
+    assert not engine.computes or download(amax).max() == download(alone).max() > 0
+    amax, alone = (engine(np.zeros(PARTIALS, np.uint32)) for _ in range(2))
+    du = P.matmul_fp8_gelu_backward(*given, u, promoted)
+    engine.check_equal(P.matmul_fp8_gelu_backward(*given, u, promoted, (scale, amax)),
+                       quantise_forward(du, scale, alone))
+    assert not engine.computes or download(amax).max() == download(alone).max() > 0
 
 
 @shapes(minimal=(8, 8, 16), odd=(72, 40, 272), large=(768, 1152, 8192))

@@ -1,0 +1,150 @@
+"""Epilogues of hopper_fp8.py whose result is what the next product of E4M3 reads: bytes, and their largest magnitude.
+
+WHAT IS NEW, AND WHY IT PAYS
+    Between the two layers of an MLP stands GELU(u), backward its derivative's product; both are only read by a product
+    of E4M3. Written as float16 and rounded by a pass of its own (quantise.py) that is 2 + 3 bytes a number. Here the
+    epilogue rounds: 1 byte. Not measured on a GPU yet.
+    The bits are those of the two kernels: what is rounded to E4M3 has been rounded to float16 before, and the scale is
+    that of earlier steps, so it is there before the tile is. What the next scale needs, the largest magnitude, each
+    thread keeps over all its tiles; a warp's goes to memory once, by an integer maximum.
+A THREAD has 16 words of two float16: of each eight columns, columns 2 · (lane % 4) and the next, of a row and of the
+    row 8 below. As E4M3 these are one word; two neighbouring lanes exchange theirs, and then the even one has four
+    columns of the row, the odd one of the row below: eight stores instead of sixteen.
+IN SHARED MEMORY the bytes of a warp's 16 rows are 1 KiB, rows of 64 bytes with a swizzle of 64 bytes: chunk j of row r
+    at j ^ (r / 2 % 4). Backward they overwrite the first half of the 2 KiB of u that the same warp has read, so no
+    other warp need be waited for, and TMA stores them in four boxes of 16 rows.
+SOURCE
+    PTX ISA, sections 9.7.9.21 (cvt) and 5.5.7 (swizzling modes).
+READ NEXT
+    hopper_fp8.py.
+"""
+from ...device import cuda, float32, int32, uint32
+from ...device.float8 import pack_e4m3x4
+from ...device.limits import FULL_MASK
+from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
+from ...device.pipeline import barrier_at
+from ...device.tensor_core import (
+    float_of,
+    high_halves,
+    load_word,
+    low_halves,
+    pack_half2,
+    store_word,
+    unpack_half2,
+    word_of,
+)
+from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
+from ..quantise import MAGNITUDE, larger, scaled
+from .epilogues import BOX_BYTES, WARP_BYTES, word_place
+from .fast_gelu import fast_gelu, fast_gelu_gradient
+
+BYTES_OF_WARP = 1024  # 16 rows of 64
+
+
+@cuda.jit(device=True, forceinline=True)
+def bytes_of_words(words, most, factor, place, M):
+    """A thread's 16 words of two float16 as words[0 … 7] of four E4M3; the larger of `most` and their magnitudes, of
+    rows that there are."""
+    even = place.lane & 1 == 0
+    above = below = uint32(0)
+    for j in range(8):
+        v0, v1 = unpack_half2(words[2 * j])
+        w0, w1 = unpack_half2(words[2 * j + 1])
+        above = larger(larger(above, word_of(v0) & MAGNITUDE), word_of(v1) & MAGNITUDE)
+        below = larger(larger(below, word_of(w0) & MAGNITUDE), word_of(w1) & MAGNITUDE)
+        own = pack_e4m3x4(scaled(v0, factor), scaled(v1, factor), scaled(w0, factor), scaled(w1, factor))
+        other = word_of(cuda.shfl_xor_sync(FULL_MASK, float_of(own), 1))
+        words[j] = low_halves(own, other) if even else high_halves(other, own)
+    row = int32(place.first_row + place.thread_row)
+    if row < M:
+        most = larger(most, above)
+    if row + 8 < M:
+        most = larger(most, below)
+    return most
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_bytes(tiles, tile, pitch, words, place):
+    """words[0 … 7] into the tile that begins at this byte; pitch: from one warp's bytes to the next's."""
+    row = int32(place.thread_row % 16 + 8 * (place.lane & 1))
+    at = int32(tile + place.thread_row // 16 * pitch + row * 64 + place.lane % 4 // 2 * 4)
+    for j in range(8):
+        store_word(tiles, at + (((j >> 1) ^ (row >> 1 & 3)) << 4) + (j & 1) * 8, words[j])
+
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_gelu_eight(block, most, acc, place, staging, maps, scale, work, keeps_u):
+    """As `epilogue_gelu`, with GELU(u) as bytes; the next `most`."""
+    first_row, first_column, thread_row, lane = place
+    tiles, base = staging.tiles, staging.base
+    column = int32(first_column + 64 * block)
+    if column < work.N and first_row < work.M:
+        warpgroup = cuda.threadIdx.x // 128
+        elected = cuda.threadIdx.x % 128 == 0
+        words, activated = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
+        for j in range(8):
+            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
+            b0, b1 = staging.biases[n], staging.biases[n + 1]
+            for half in range(2):
+                i = 32 * block + 4 * j + 2 * half
+                u0, u1 = acc[i] + b0, acc[i + 1] + b1
+                words[2 * j + half] = pack_half2(u0, u1)
+                activated[2 * j + half] = pack_half2(fast_gelu(u0), fast_gelu(u1))
+        most = bytes_of_words(activated, most, float32(1) / scale[0], place, work.M)
+        if elected:
+            tma_store_wait_read_0()
+        bar_sync(uint32(warpgroup), uint32(128))
+        if keeps_u:
+            for j in range(8):
+                for half in range(2):
+                    store_word(tiles, word_place(staging.at, thread_row, lane, j, half), words[2 * j + half])
+        store_bytes(tiles, int32(staging.at + BOX_BYTES), BYTES_OF_WARP, activated, place)
+        fence_proxy_async()
+        bar_sync(uint32(warpgroup), uint32(128))
+        if elected:
+            if keeps_u:
+                tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
+            tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row))
+            tma_store_commit()
+    return most
+
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_gelu_gradient_eight(block, turn, most, acc, place, staging, scale, work):
+    """As `epilogue_gelu_gradient`, with bytes in the tile that held u; the next turn, and the next `most`."""
+    first_row, first_column, thread_row, lane = place
+    tiles = staging.tiles
+    if int32(first_column + 64 * block) < work.N and first_row < work.M:
+        buffer = int32(turn & 1)
+        tile = int32(staging.at + buffer * BOX_BYTES)
+        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+        words = cuda.local.array(16, "uint32")
+        for j in range(8):
+            for half in range(2):
+                words[2 * j + half] = load_word(tiles, word_place(tile, thread_row, lane, j, half))
+        for j in range(8):
+            for half in range(2):
+                i = 32 * block + 4 * j + 2 * half
+                u0, u1 = unpack_half2(words[2 * j + half])
+                words[2 * j + half] = pack_half2(acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1))
+        most = bytes_of_words(words, most, float32(1) / scale[0], place, work.M)
+        cuda.syncwarp()  # all lanes have read what is overwritten
+        store_bytes(tiles, tile, WARP_BYTES, words, place)
+        fence_proxy_async()
+        cuda.syncwarp()
+        if lane == 0:
+            mbarrier_arrive(barrier_at(staging.ready, buffer))
+        turn = int32(turn + 1)
+    return turn, most
+
+
+@cuda.jit(device=True, forceinline=True)
+def keep_largest(amax, most, lane):
+    """The largest of a warp's magnitudes, beside what is in the block's place: a comparison of integers, so exact in
+    whatever order."""
+    distance, bits = int32(16), int32(most)  # below 2³¹
+    while distance > 0:
+        bits = larger(bits, cuda.shfl_xor_sync(FULL_MASK, bits, distance))
+        distance = int32(distance // 2)
+    if lane == 0:
+        cuda.atomic.max(amax, cuda.blockIdx.x, uint32(bits))
