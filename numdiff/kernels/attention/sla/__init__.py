@@ -24,7 +24,7 @@ VERSIONS
     v2 mma: float16 and bfloat16 on tensor cores, the same heads; nine launches forward and backward, and the sums of
        dW and db. Heads of 72 are not measured on a GPU yet
     v3 product: forward only; S by a product of zeros and ones with H, so that the forward reads k and v alone: what
-       runs from 65 blocks on; an H200, T 16,384: 327 instead of 338 µs with top-k 5 %, 840 instead of 976 with 20 %
+       runs from 65 blocks on; an H200, T 16,384: 273 instead of 291 µs with top-k 5 %, 771 instead of 929 with 20 %
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     sla_forward, 1×4096×2304, 64×64, heads 12, float16
