@@ -299,17 +299,19 @@ def problems():
 
     sevens, weight = half(B, 32, 32, 128), half(7, 7, 128)  # of a ConvNeXt block
     rungs, simple = (depthwise.launcher, (depthwise.tiled, 2), (depthwise.mma, 3)), (depthwise.naive, 1)
-    by_tma = depthwise.hopper, 4
+    by_tma, gradient_by_tma = (depthwise.hopper, 4), (depthwise.hopper_weight_gradient, 4)
     add(depthwise.depthwise_forward, *rungs, by_tma, simple, x=sevens, weight=weight, bias=single(128),
         channel=single(B, 128))
     add(depthwise.depthwise_input_gradient, *rungs, by_tma, simple, dy=sevens, weight=weight)
-    add(depthwise.depthwise_weight_gradient, *rungs, simple, dy=sevens, x=sevens, dweight=single(7, 7, 128))
+    add(depthwise.depthwise_weight_gradient, *rungs, gradient_by_tma, simple, dy=sevens, x=sevens,
+        dweight=single(7, 7, 128))
     add(depthwise.depthwise_layernorm_forward, depthwise.layernorm, x=sevens, weight=weight, bias=single(128),
         channel=single(B, 128), gain=single(128), offset=single(128))
     sevens, weight = half(2 * B, 56, 56, 96), half(7, 7, 96)  # and of the first of ConvNeXt-T
     add(depthwise.depthwise_forward, *rungs, by_tma, x=sevens, weight=weight, versions=(2, 3, 4))
     add(depthwise.depthwise_input_gradient, *rungs, by_tma, dy=sevens, weight=weight, versions=(2, 3, 4))
-    add(depthwise.depthwise_weight_gradient, *rungs, dy=sevens, x=sevens, dweight=single(7, 7, 96), versions=(2, 3))
+    add(depthwise.depthwise_weight_gradient, *rungs, gradient_by_tma, dy=sevens, x=sevens, dweight=single(7, 7, 96),
+        versions=(2, 3, 4))
 
     add(linear.linear_forward, versions=(5, 6), x=tokens, weight=half(3 * D, D), bias=single(3 * D))
     add(linear.linear_backward, versions=(5, 6), dy=half(N, T, 3 * D), x=tokens, weight=half(3 * D, D),

@@ -500,6 +500,25 @@ def test_costs_of_depthwise_products():
             assert counted.recorder.line(text).conflicts == 0
 
 
+@exhaustive
+def test_costs_of_depthwise_products_by_tma():
+    """A tile of 16 × 32 pixels, half of them outside: 16 × 8 of a band for 16 × 8 outputs of a row of taps; a lane's
+    four channels are half of 16 bytes, so every access to shared memory takes twice its share of the banks."""
+    def half(u, *shape):
+        return upload(RNG.standard_normal(shape).astype(float16), u.device)
+
+    shape, taps = (1, 16, 16, 16), (3, 3, 16)
+    moved, flops = depthwise.depthwise_forward_cost(*shape, 3, 2)
+    forward = Counted(lambda u: depthwise.depthwise_forward(half(u, *shape), half(u, *taps), version=4)).total
+    assert forward.distinct_bytes == moved + 2 * 9 * 16
+    reads, writes = 4 * 6 * (4 + 2), 4 * 4 * 4  # of four warps: 6 of each of 6 rows of a strip, 4 of each of 4
+    assert forward.shared_requests == reads + writes and forward.conflicts == 2 * (reads + writes)
+    gradient = Counted(lambda u: depthwise.depthwise_weight_gradient(half(u, *shape), half(u, *shape), u(*taps),
+                                                                     version=4)).total
+    assert forward.tensor_flops == gradient.tensor_flops == 2 * flops * 16 // 3
+    assert gradient.distinct_bytes == moved + 4 * 4 * 9 * 16
+
+
 def test_costs_of_a_matmul_of_two_arrays():
     rows, N, K = 128, 128, 128
 

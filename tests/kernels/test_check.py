@@ -77,7 +77,7 @@ REPEATED = re.compile("|".join((
     # tensor cores' smallest and largest filter are two of the others
     r"depthwise(_(input|weight)_gradient)?: ([35]×[35] float16, (3|9|17)|7×7 float16, 3) wide v3",
     r"depthwise_weight_gradient: 7×7 float16, (9 wide|two tiles) v3", r"depthwise_input_gradient: 7×7 .*two tiles v3",
-    r"depthwise(_input_gradient)?: (?!3×3 float16, five tiles|7×7 float16, 3 rows).* v4",
+    r"depthwise(_(input|weight)_gradient)?: (?!3×3 float16, five tiles|7×7 float16, 3 rows).* v4",
     r"depthwise_input_gradient: .*(five tiles|3 rows) v4",  # the residual's is another kernel
     r"depthwise_layernorm: .* (136|264|392) channels v.*",  # as 72, with more of what a lane has
     r"groupnorm_backward: .*4 blocks a cluster v3",  # test_groupnorm.py has two

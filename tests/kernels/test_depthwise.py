@@ -5,6 +5,7 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels import depthwise as D
 from numdiff.kernels.depthwise import launcher, mma
+from numdiff.kernels.versions import at_most
 from tests.conftest import exhaustively, numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1, 1, 8), odd=(2, 5, 7, 3), second_tile=(2, 9, 17, 40), image=(3, 33, 20, 64))
@@ -12,7 +13,7 @@ KERNELS = pytest.mark.parametrize("kernel", [3, 7, *exhaustively(1, 5)])
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 FITS = where(lambda version, shape, kernel, dtype: version == 1 or shape[-1] % 8 == 0 and kernel > 1 and (
     version == 2 or dtype == np.float16))
-IN_TIME = quick(lambda engine, version, kernel: engine != "emulator" or kernel == 3 and version is not None)
+IN_TIME = quick(lambda engine, version, kernel: engine != "emulator" or kernel == 3 and version in (1, 2, 3))
 
 
 def make(rng, shape, kernel, dtype=np.float64):
@@ -29,7 +30,7 @@ def exact(*arrays):
 @SHAPES
 @KERNELS
 @TYPES
-@versions(1, 2, 3)
+@versions(1, 2, 3, 4)
 @FITS
 @IN_TIME
 def test_forward(engine, rng, shape, kernel, dtype, version):
@@ -44,7 +45,7 @@ def test_forward(engine, rng, shape, kernel, dtype, version):
 @SHAPES
 @KERNELS
 @TYPES
-@versions(1, 2, 3)
+@versions(1, 2, 3, 4)
 @FITS
 @IN_TIME
 def test_backward(engine, rng, shape, kernel, dtype, version):
@@ -110,7 +111,7 @@ def test_gradient(rng):
 def test_a_gradient_is_added_to_another(engine, rng):
     x, dy, weight, _, _ = make(rng, (1, 2, 17, 8), 3, np.float16)
     want = D.depthwise_input_gradient_reference(*exact(dy, weight)) + exact(x)[0]
-    for version in (1, 3):
+    for version in (1, 3, 4):
         got = D.depthwise_input_gradient(engine(dy), engine(weight), version, residual=engine(x))
         engine.check(got, want, 1e-3)
 
@@ -124,6 +125,19 @@ def test_half_keeps_its_sums_in_single(engine, rng):
         16 * np.float32(x[0, 0, 0, 0]))
 
 
+@on("emulator")
+def test_the_choice(engine, monkeypatch):
+    """…is one entry for each operation, within what `at_most` allows; for float32 it is version 2."""
+    half, single = engine(np.ones((1, 4, 4, 8), np.float16)), engine(np.ones((1, 4, 4, 8), np.float32))
+    weight = engine(np.ones((3, 3, 8), np.float16))
+    for operation in launcher.FASTEST:
+        monkeypatch.setitem(launcher.FASTEST, operation, 4)
+        assert launcher._check(half, weight, None, operation) == 4
+        assert launcher._check(single, weight, None, operation) == 2
+        with at_most({"depthwise": "mma"}):
+            assert launcher._check(half, weight, None, operation) == 3
+
+
 def test_wrong_arguments_say_so(engine):
     x, even = engine(np.ones((1, 4, 4, 6))), engine(np.ones((4, 4, 6)))
     weight = engine(np.ones((3, 3, 6)))
@@ -133,6 +147,8 @@ def test_wrong_arguments_say_so(engine):
         D.depthwise_forward(x, weight, version=2)
     with pytest.raises(ValueError, match=r"version 3 \(mma\) takes float16 and bfloat16, not .* use version=2"):
         D.depthwise_forward(engine(np.ones((1, 4, 4, 8))), engine(np.ones((3, 3, 8))), version="mma")
+    with pytest.raises(ValueError, match=r"version 4 \(hopper\) takes float16 and bfloat16, not .* use version=2"):
+        D.depthwise_forward(engine(np.ones((1, 4, 4, 8))), engine(np.ones((3, 3, 8))), version=4)
     with pytest.raises(ValueError, match="channels last and equal"):
         D.depthwise_forward(x, engine(np.ones((3, 3, 5))))
     with pytest.raises(ValueError, match=r"bias has shape \(5,\), this convolution needs \(6,\)"):

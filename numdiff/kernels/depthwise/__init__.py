@@ -5,7 +5,8 @@
     tiled.py       v2  tiles in shared memory, runs of pixels in registers
     mma.py         v3  16 bits on tensor cores: banded matrices of taps
     launcher.py        which of them runs
-    hopper.py      v4  the same by TMA, each pixel read once for all rows of taps
+    hopper.py      v4  forward and dx by TMA, each pixel read once for all rows of taps;
+    hopper_weight_gradient.py      likewise
     layernorm.py       with the LayerNorm over the channels in one kernel: how a ConvNeXt block begins
 
 READ NEXT

@@ -15,8 +15,8 @@ WHY IT PAYS
     TMA leaves out. 7 products, as there. A multiprocessor has 85 KB on their way while it multiplies: memory at 4.1
     TB/s with 0.7 µs of latency asks for 22.
     NOT MEASURED on a GPU yet. Predicted for 64×56×56×96 on an H200: 27 µs, where version 3 takes 65 and memory alone
-    19; shared memory asks for 15, tensor cores for 10 to 12, one eighth of each for columns from 56 on.
-NOT FINITE pixels spoil the eight outputs of their run and the eight before, as in version 3.
+    19; shared memory asks for 15, tensor cores for 9 to 11, one eighth of each for columns from 56 on.
+NOT FINITE pixels spoil the eight outputs of their run and those of the run before, as in version 3.
 LAUNCH
     a persistent grid, at most a block for each multiprocessor, all of whose tiles are of the same 32 channels; tiles of
     4 · 7 (4 · 8, 4 · 4) × 32 pixels, two stages of 87 (97, 56) KB. A warpgroup carries, two multiply: a warp has four
@@ -31,7 +31,7 @@ SOURCE
     PTX ISA, sections 9.7.9.27 (TMA), 9.7.13.15 (mbarrier), 9.7.14.5 (mma), 9.7.9.7 (prmt); the derivation is above and
     in mma.py.
 READ NEXT
-    attention/hopper_tiles.py
+    hopper_weight_gradient.py
 """
 from typing import NamedTuple
 

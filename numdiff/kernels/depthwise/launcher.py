@@ -6,7 +6,8 @@ VERSIONS
     v1 naive: one thread an output (naive.py).
     v2 tiled: tiles in shared memory, runs of pixels in registers (tiled.py); kernels of 3, 5 and 7, C a multiple of 8.
     v3 mma: the same in float16 and bfloat16, on tensor cores (mma.py).
-    v4 hopper: forward and dx by TMA, each pixel read once for all rows of taps (hopper.py); not measured on a GPU yet.
+    v4 hopper: the same by TMA, each pixel read once for all rows of taps (hopper.py, hopper_weight_gradient.py); not
+       measured on a GPU yet.
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     depthwise_forward, 32×32×32×128, 7×7×128, float16
@@ -45,7 +46,7 @@ from ..common import no_numbers
 from ..elementwise import add_forward
 from ..reduce import column_sum
 from ..versions import capped, label, versions_by_name
-from . import hopper, mma
+from . import hopper, hopper_weight_gradient, mma
 from .naive import BLOCK, Image, depthwise_forward_kernel_v1, depthwise_weight_gradient_kernel_v1
 from .reference import (
     depthwise_forward_reference,
@@ -141,15 +142,13 @@ def depthwise_input_gradient(dy, weight, version=None, residual=None):
 def depthwise_weight_gradient(dy, x, dweight, version=None):
     """Add the weight's gradient to dweight (kernel, kernel, C), float32."""
     version = _check(x, dweight, version, "weight_gradient")
-    if version == 4:
-        raise ValueError("version 4 (hopper) is not for the weight's gradient; use version=3")
     if tuple(dy.shape) != tuple(x.shape) or dy.dtype != x.dtype:
         raise ValueError(f"dy {tuple(dy.shape)} {dy.dtype} must be as x, {tuple(x.shape)} {x.dtype}")
     if not is_device(x):
         depthwise_weight_gradient_reference(dy, x, dweight)
         return
-    if version == 3:
-        mma.add_weight_gradient(dy, x, dweight)
+    if version in (3, 4):
+        (mma, hopper_weight_gradient)[version - 3].add_weight_gradient(dy, x, dweight)
         return
     (B, H, W, C), kernel = x.shape, len(dweight)
     if version == 1:

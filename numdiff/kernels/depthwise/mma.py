@@ -23,8 +23,7 @@ WHAT REMAINS
     and writes shared memory for 28, neither with a bank conflict; an H200 takes about 100. What these leave out: a
     block's 16 channels are 32 bytes of a pixel, so a warp's load touches 16 lines of the cache and its store 32, one a
     cycle, some 30 cycles together; and the taps, the pixels in two rounds and the products wait for each other behind
-    one barrier. Not tried yet: 64 channels a block, 128 bytes of a pixel, its outputs stored by way of shared memory;
-    the next tile's pixels on their way while this one is multiplied.
+    one barrier. On Hopper, hopper.py does without all of them.
 NOT FINITE pixels spoil the sixteen outputs of their run, not seven, as 0 · ∞ is not a number.
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
