@@ -127,12 +127,14 @@ def test_half_keeps_its_sums_in_single(engine, rng):
 
 @on("emulator")
 def test_the_choice(engine, monkeypatch):
-    """…is one entry for each operation, within what `at_most` allows; for float32 it is version 2."""
-    half, single = engine(np.ones((1, 4, 4, 8), np.float16)), engine(np.ones((1, 4, 4, 8), np.float32))
+    """…is one entry for each operation, of wide images, within what `at_most` allows; for float32 it is version 2."""
+    half, single = engine(np.ones((1, 4, 17, 8), np.float16)), engine(np.ones((1, 4, 17, 8), np.float32))
+    narrow = engine(np.ones((1, 32, 16, 8), np.float16))
     weight = engine(np.ones((3, 3, 8), np.float16))
     for operation in launcher.FASTEST:
         monkeypatch.setitem(launcher.FASTEST, operation, 4)
         assert launcher._check(half, weight, None, operation) == 4
+        assert launcher._check(narrow, weight, None, operation) == 3
         assert launcher._check(single, weight, None, operation) == 2
         with at_most({"depthwise": "mma"}):
             assert launcher._check(half, weight, None, operation) == 3

@@ -55,7 +55,8 @@ from .reference import (
 )
 from .tiled import BYTES, FORWARD, GRADIENT_ROWS, KERNELS, WEIGHT_GRADIENT, threads_of
 
-FASTEST = {"forward": 3, "input_gradient": 3, "weight_gradient": 3}  # of 16 bits: the launcher's choice on Hopper
+FASTEST = {"forward": 4, "input_gradient": 4, "weight_gradient": 3}  # of 16 bits: the launcher's choice on Hopper
+NARROW = 16  # columns of images up to which version 3 stays: half of version 4's tiles, 32 wide, would be empty
 GRADIENT_BLOCKS = 1024  # of version 2's weight gradient, about: eight for each multiprocessor of a large GPU
 
 
@@ -83,7 +84,7 @@ def _check(x, weight, version, operation):
     if version is not None:
         return version
     return capped("depthwise", 1 + fits if not (fits and is_half(x.dtype)) else
-                  FASTEST[operation] if by_tma else 3)
+                  FASTEST[operation] if by_tma and x.shape[2] > NARROW else 3)
 
 
 def _side(x):
