@@ -15,7 +15,6 @@ from numdiff.distributed.communicator import AgreedError, connect
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.options import resolve
 from numdiff.training.run import train
-from tests.training.test_trainer import losses, make
 
 OPTIONS = {"device": "cpu", "image_size": 8, "channel_mult": (1, 2), "attention_resolutions": (4,), "batch": 4,
            "log_every": 5, "sample_every": 0, "sample_count": 6, "sample_steps": 2, "checkpoint_every": 5, "seed": 5,
@@ -32,6 +31,7 @@ def join(device):
 
 def steps(folder, device="cpu", transport="auto"):
     """Twenty steps of a small UNet; every rank leaves its losses and its state."""
+    from tests.training.test_trainer import losses, make  # here, as most tasks need none of pytest
     communicator = join(device)
     communicator.transport = transport
     with communicator.job():
@@ -46,6 +46,7 @@ def steps(folder, device="cpu", transport="auto"):
 
 def sharded(folder, **options):
     """The update shared among the ranks and done by each: the same bits, and each goes on from the other's state."""
+    from tests.training.test_trainer import losses, make
     communicator = join("cpu")
     with communicator.job():
         states, values, parts = [], [], []
@@ -226,6 +227,7 @@ def fault(folder):
         return whole(self, *arguments)
 
     TrainingStep._forward_backward = fails
+    distributed.GRACE = 0.5  # instead of five seconds, in which the others may meet the same error
     endless(folder)
 
 

@@ -235,9 +235,27 @@ def start(name, folder, count=2):
     return process
 
 
+def stop(folder, count, victim):
+    """A job of which one rank is stopped."""
+    process = start("watched", folder, count)
+    os.kill(int((folder / f"pid-{victim}").read_text()), signal.SIGSTOP)
+    return process
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """(folder, job) whose rank 0 of 2 is stopped: until all have ended, which takes ten seconds, other tests run."""
+    folder = tmp_path_factory.mktemp("stopped")
+    process = stop(folder, 2, 0)
+    yield folder, process
+    process.kill()
+    process.communicate()
+
+
 @needs("mpi")
 @pytest.mark.parametrize("name, victim", [("endless", 1), *exhaustively(("endless", 0)), pytest.param(
     "peer_endless", 1, marks=needs("gpu"))])
+@pytest.mark.usefixtures("stopped")
 def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
     process = start(name, tmp_path)
     killed = time.time()
@@ -247,24 +265,6 @@ def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
     assert re.search(r"is gone|[Kk]illed|signal 9", out + err)
     checkpoint = newest_checkpoint(next((tmp_path / "runs").iterdir()))
     assert load_checkpoint(checkpoint)[1]["step"] >= 2
-
-
-@needs("mpi")
-@pytest.mark.parametrize("count, victim", [(2, 0), *exhaustively((4, 0), (4, 1))])
-def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_path, count, victim):
-    process = start("watched", tmp_path, count)
-    stopped = time.time()
-    os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGSTOP)
-    _, err = process.communicate(timeout=100)
-    assert 1 < time.time() - stopped < 60 and process.returncode != 0
-    for rank in set(range(count)) - {victim}:
-        assert re.search(rf"Error: rank {rank} of {count}, after step \d+ \(training/\w+.py, line \d+\), waits for "
-                         rf"rank {victim}, of which nothing has been heard for 3 s .* checkpoint with --resume", err)
-        assert f"Error: rank {rank} of {count}" in (next((tmp_path / "runs").iterdir()) / "watchdog.log").read_text()
-    for rank in range(count):
-        with pytest.raises(ProcessLookupError):
-            os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
-    assert newest_checkpoint(next((tmp_path / "runs").iterdir())) is not None
 
 
 @exhaustive
@@ -340,6 +340,33 @@ def test_an_expected_error_is_said_once(tmp_path, name, text):
     result = run(task(2, name, tmp_path))
     assert result.returncode != 0 and result.stderr.count(text) == 1, result.stderr
     assert "Traceback" not in result.stderr and "Abort" not in result.stderr
+
+
+def check_stopped(folder, process, count, victim):
+    """Every other rank has said for whom it waits, and none is left."""
+    asked = time.time()
+    _, err = process.communicate(timeout=100)
+    assert time.time() - asked < 60 and process.returncode != 0
+    for rank in set(range(count)) - {victim}:
+        assert re.search(rf"Error: rank {rank} of {count}, after step \d+ \(training/\w+.py, line \d+\), waits for "
+                         rf"rank {victim}, of which nothing has been heard for 3 s .* checkpoint with --resume", err)
+        assert f"Error: rank {rank} of {count}" in (next((folder / "runs").iterdir()) / "watchdog.log").read_text()
+    for rank in range(count):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((folder / f"pid-{rank}").read_text()), 0)
+    assert newest_checkpoint(next((folder / "runs").iterdir())) is not None
+
+
+@needs("mpi")
+def test_a_stopped_rank_ends_the_job_and_the_other_says_for_whom_it_waits(stopped):
+    check_stopped(*stopped, 2, 0)
+
+
+@exhaustive
+@needs("mpi")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_path, victim):
+    check_stopped(tmp_path, stop(tmp_path, 4, victim), 4, victim)
 
 
 SMALL = ["train", "unet", "--device", "cpu", "--image-size", "16", "--channel-mult", "1,2", "--attention-resolutions",

@@ -49,14 +49,18 @@ REPEATED = re.compile("|".join((
     r"attention(_backward)?: new .*", r"flash_attention: legacy, HS (64|72), T 2.* v2",
     r"flash_attention(_backward)?: float16, new, HS 32, T 3.* v5", r"flash_attention_backward: new, HS 72, .* v2",
     r"flash_attention_backward: float16, legacy, HS 64, .*(64 keys.* v[15]|256 keys.* v3)",
+    r"flash_attention_backward: ((float16, )?new, HS 32|bfloat16, legacy, HS 64), T 3.* v1",
+    r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys.* v3",
+    r"flash_attention: float16, legacy, HS (32, T 2|64, T 3), .* v5",
+    r"flash_attention: float16, legacy, HS (32|64), T 3, 128 queries v3",
     # each order with each type and with each tile, but not with both
     r"matmul: float16, [^,]*, tile (64|192|\(64, 64\)), float16 v.", r"matmul: float16, aᵀ·b, tile .128,.*float16 v5",
     r"matmul: float16, [^,]*, tile (128|256|\(128, 128\)), float32 v.", r"matmul: tf32, (a·bᵀ|aᵀ·b), tile .128, 64.*",
     r"matmul: float16, a batch, (?!a·bᵀ, tile 64|a·b, tile 128|aᵀ·bᵀ, tile 192|aᵀ·b, tile 256).*",
     r"matmul_symmetric: float16, (x·xᵀ, tile 128|xᵀ·x, .*) .*",
     r"matmul: tf32, (a·b|aᵀ·bᵀ), tile \(128, 128\).*", r"matmul: float16, .*in parts v5",  # so are the row sums
-    r"matmul_row_sums: float16, (1 parts.*|9 parts v5)",
-    r"matmul_(gelu(_gradient)?|layer_scale): float16, tile (128|192).*",
+    r"matmul_row_sums: (float16, (1 parts.*|9 parts v5)|bfloat16, 1 parts v5)",
+    r"(matmul_(gelu(_gradient)?|layer_scale)|linear_gate): float16, tile (128|192).*",
     r"matmul_swiglu(_gradient)?: float16, tile (128|192).*", r"linear_group_backward: written v2",
     r"matmul_fp8((_gelu|_swiglu)?_gradient|_gelu)?: e4m3, tile (128|192|256).*",  # of E4M3 the narrowest
     r"matmul_fp8_(gelu|swiglu)(_gradient)?: e4m3, tile \d+ v.*",  # and each epilogue with promotion
@@ -67,10 +71,13 @@ REPEATED = re.compile("|".join((
     # the tiles with other taps, with statistics or forward
     r"conv2d: float16, tile \((64, .|96, .|128, 1)\), 1 × 1.*", r"conv2d: float16, tile \((64|96), 1\), 3 × 3, 3.*",
     r"conv2d_input_gradient: float16, tile \((64, .|96, .|128, 1|32, 2)\), 1 × 1.*",
-    r"conv2d_input_gradient: float16, tile \((64, .|96, 1|32, 2)\), 3 × 3, 3.*",
+    r"conv2d_input_gradient: float16, tile \((64, .|96, .|32, 2)\), 3 × 3, 3.*",
+    r"conv2d_input_gradient: float16, tile \(128, 2\), 1 × 1.*",
+    r"conv2d: (float16, tile \((64, 2|128, 1)\)|bfloat16, tile \(32, 1\)), statistics .*",
     # conv2d/'s test_conv2d.py, test_half.py, test_im2win.py and bfloat16 have the first, others the tiles and sizes
     r"conv2d(_backward)?: float16, (8 → 3|3 → 8) v3", r"conv2d_backward: float16, 5 → 8 v3",
-    r"conv2d_weight_gradient: float16, (any kernel|tile of 64, 64 |tile of (16|32), 256 |tile of 32, 64 ).*",
+    r"conv2d_weight_gradient: float16, (any kernel|tile of 64, (64|256) |tile of (16|32), 256 |tile of 32, 64 ).*",
+    r"conv2d_weight_gradient: bfloat16, tile of 16, 128 .*", r"conv2d(_backward)?: wide, stride 2 v3",
     r"conv2d(_backward)?: (3×3 v7|(3×3|odd) v3)", r"conv2d_backward: (wide|odd|5×5, stride 2) v7",
     r"conv2d_backward: tf32, .*in parts v4",
     r"depthwise.*: (3×3.*, 9 wide|5×5, 9 wide|7×7, 3 wide|[57]×[57] float16, 3 wide) v2",
@@ -81,10 +88,13 @@ REPEATED = re.compile("|".join((
     r"depthwise_input_gradient: .*(five tiles|3 rows) v4",  # the residual's is another kernel
     r"depthwise_layernorm: .* (136|264|392) channels v.*",  # as 72, with more of what a lane has
     r"groupnorm_backward: .*4 blocks a cluster v3",  # test_groupnorm.py has two
-    # of the other norms' sizes the smallest, and the largest of few: the text is that of LayerNorm's, which has them
-    # all, and transformer/test_gate_adaln.py has each norm
+    # of the norms' sizes the smallest and the largest, of LayerNorm one between them, too;
+    # transformer/test_gate_adaln.py has each norm
     r"gate_adaln(_backward)?: (?!layer unshifted, no gate, 1032 |rms weighted, 1032 )(layer|rms)\b.*\d{3} channels v2",
-    r"adaln(_backward)?: (layer weighted|layer unshifted|rms|rms unshifted) v1")))
+    r"adaln(_backward)?: (layer weighted|layer unshifted|rms|rms unshifted|rms weighted) v1",
+    r"adaln(_backward)?: (layer weighted|rms|rms unshifted) v2",  # test_adaln.py has each norm
+    r"gate_adaln(_backward)?: (no gate, )?(520|776) channels v2",  # more turns than 264, fewer than 1032
+    r"qk_norm_rope(_backward)?: (4 heads of 72|5 heads of 64), in place, bfloat16 v2")))
 
 
 # of those, cases that the exhaustive part runs in one order only: others have what two orders could tell apart
