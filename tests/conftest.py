@@ -232,6 +232,13 @@ def rng(request):
     return np.random.default_rng(list(request.node.nodeid.encode()))
 
 
+@pytest.fixture
+def no_curves(monkeypatch):
+    """Runs within the test draw no loss curve, which takes a tenth of a second; some whole runs do."""
+    from numdiff import plots
+    monkeypatch.setattr(plots, "loss_curve", lambda *_: None)
+
+
 def shapes(**named):
     """Parametrise `shape` over shapes named by purpose; the emulator takes only `minimal` and `odd`."""
     values = [pytest.param(v, id=k, marks=() if k in ("minimal", "odd") else large) for k, v in named.items()]

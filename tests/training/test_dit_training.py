@@ -14,6 +14,8 @@ from numdiff.training.run import train
 from tests.conftest import needs, relative_error
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 
 def make(device="cpu", images=None, labels=None, seed=3, model=(), **options):  # noqa: F811
     """A trainer of a small DiT on 24 images of three classes, unless told otherwise."""

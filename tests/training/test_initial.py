@@ -22,6 +22,8 @@ from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import MPIEXEC, exhaustive, needs, relative_error
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 UNET = {"model": "unet", "image_size": 8, "channel_mult": (1, 2), "attention_resolutions": (4,), "class_cond": True,
         "class_dropout": 0.1, "classes": ("Food & Drink", "Flags", "Objects")}
 DIT = {"model": "dit", "image_size": 8, "patch_size": 4, "hidden_size": 24, "depth": 2, "heads": 2,

@@ -20,6 +20,8 @@ from numdiff_cli.main import main
 from tests.conftest import relative_error
 from tests.device.recording import RecordingDevice
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 SMALL = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "num_res_blocks": 1,
          "attention_resolutions": (), "batch": 4, "log_every": 8, "sample_every": 0, "sample_count": 0, "seed": 5,
          "checkpoint_every": 0, "lr_schedule": "constant", "warmup_steps": 2, "learning_rate": 3e-3}

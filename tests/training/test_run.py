@@ -54,6 +54,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert not np.array_equal(model.arrays()["out.2.weight"], raw.arrays()["out.2.weight"])
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_late_reports_change_no_record(tmp_path, monkeypatch):
     """As on a GPU, where the host looks at a step's figures some steps later."""
     at_once, _ = run(tmp_path / "a", 13, log_every=4, checkpoint_every=9)
@@ -64,6 +65,7 @@ def test_late_reports_change_no_record(tmp_path, monkeypatch):
     assert [r["losses"] for r in records(at_once)] == [r["losses"] for r in records(late)]
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_run_says_and_keeps_its_precision(tmp_path):
     folder, lines = run(tmp_path, 2, recompute=True)
     assert "precision fp32: float32 throughout; blocks recomputed" in lines
@@ -94,6 +96,7 @@ def test_a_run_of_another_objective_is_sampled_converted_and_resumed(tmp_path, o
         resolve_resumed(TrainOptions.load(folder / "options.json"), {"noise_mean": 2.0})
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_resume_gives_the_same_bits(tmp_path):
     whole, _ = run(tmp_path / "whole", 8)
     part, _ = run(tmp_path / "part", 3)
@@ -122,6 +125,7 @@ def test_a_finished_run_and_another_models_checkpoint_are_refused(tmp_path):
         run(tmp_path, 5, resume=str(folder), model_channels=64)
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (40, 16, 16, 3), np.uint8), np.arange(40) % 2
@@ -317,6 +321,7 @@ def test_an_outdir_that_contradicts_the_resumed_run_is_refused(tmp_path):
     assert os.listdir(tmp_path) == ["runs"] and len(os.listdir(tmp_path / "runs")) == 1
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_weights_that_overflow_are_never_saved_and_are_told_in_one_sentence(tmp_path, recwarn):
     with pytest.raises(NumdiffError, match="after step 1, .* is the first non-finite tensor"):
         run(tmp_path / "a", 6, learning_rate=1e39, warmup_steps=0, clip_norm=0, checkpoint_every=1)
