@@ -13,10 +13,12 @@ SHAPES
 KERNELS
     those of matmul/hopper_fp8.py, quantise.py and quantise_both.py. Rounding a tensor in both orientations costs a pass
     of 4 bytes a number. Between two layers with a GELU, what goes forward and what comes back is rounded in the
-    epilogue of the product before, and never exists as float16: x and dy may be bytes, which cost a pass of 2.
+    epilogue of the product before, and never exists as float16: x and dy may be bytes, which cost a pass of 2. So may
+    what the norm before a layer and the gate after it give, transformer/gate_adaln/, where nobody else reads it.
 SWITCHES
     GRADIENTS = False: dweight and dbias as linear.py has them, in float16, from a float16 x that is kept.
     EPILOGUES = False: GELU's results are float16, and a pass rounds them: the same bits.
+    NORMS = False: so are those of the norm before a layer, and of the gate after it, backward.
 DETERMINISM
     as those.
 SOURCE
@@ -44,6 +46,7 @@ from .reduce import column_sum
 
 GRADIENTS = True  # whether weights' gradients are products of E4M3
 EPILOGUES = True  # whether products with a GELU write E4M3, where GRADIENTS leave nobody who reads float16
+NORMS = True  # whether transformer/gate_adaln/ does
 
 
 class Scale8(NamedTuple):
@@ -85,6 +88,11 @@ def linear_fp8_forward(x, layer, bias=None, residual=None, keeps=True):
     given, kept = _operands(x, layer, keeps)
     y = matmul_fp8_forward(*given, bias, None if residual is None else residual.reshape(-1, N), layer.promoted)
     return y.reshape(*x.shape[:-1], N), kept
+
+
+def rounds_norms():
+    """Whether the norm before a layer, and the gate after it in the backward, leave bytes."""
+    return GRADIENTS and NORMS
 
 
 def _into(scale):

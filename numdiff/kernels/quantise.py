@@ -27,7 +27,8 @@ LAUNCH
     for each 64 × 64 of every matrix, two passes: the largest, then the bytes; 5 KiB of static shared memory
 DETERMINISM
     a magnitude is compared as the integer that its bits are: the largest of all is exact, in whatever order. Each
-    block has a place of its own in `amax`, and keeps the larger of what is there (of another microbatch) and its own.
+    block has a place of its own in `amax`, and keeps the larger of what is there (of another microbatch) and its own;
+    kernels that round what they write (`keep_largest`) share places, by an integer maximum.
 COST
     3 bytes a number; a weight 2 + 4. Roof: memory.
 SOURCE
@@ -43,8 +44,9 @@ import numpy as np
 from ..device import cuda, empty, float32, int32, is_device, launch, uint32, upload
 from ..device.eight import load8
 from ..device.float8 import pack_e4m3x4
+from ..device.limits import FULL_MASK
 from ..device.requires import requires, supports
-from ..device.tensor_core import float_of, store_words4, word_of
+from ..device.tensor_core import float_of, pack_half2, store_words2, store_words4, unpack_half2, word_of
 from ..errors import NumdiffError
 from ..float8 import LARGEST, bits_of
 
@@ -173,6 +175,38 @@ def pack8(x, f):
     """Eight float32 times f as two words of E4M3."""
     return (pack_e4m3x4(scaled(x[0], f), scaled(x[1], f), scaled(x[2], f), scaled(x[3], f)),
             pack_e4m3x4(scaled(x[4], f), scaled(x[5], f), scaled(x[6], f), scaled(x[7], f)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def rounded4(a, b, c, d, factor, most):
+    """Four float32, rounded to float16, times factor as a word of E4M3; the larger of `most` and their magnitudes."""
+    a, b = unpack_half2(pack_half2(a, b))
+    c, d = unpack_half2(pack_half2(c, d))
+    most = larger(larger(most, word_of(a) & MAGNITUDE), word_of(b) & MAGNITUDE)
+    most = larger(larger(most, word_of(c) & MAGNITUDE), word_of(d) & MAGNITUDE)
+    return pack_e4m3x4(scaled(a, factor), scaled(b, factor), scaled(c, factor), scaled(d, factor)), most
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_rounded8(y, i, x, factor, most):
+    """y[i …] = eight float32 times factor as E4M3, rounded to float16 first; the larger of `most` and their magnitudes,
+    as bits. For kernels that write what a layer in FP8 reads."""
+    a, most = rounded4(x[0], x[1], x[2], x[3], factor, most)
+    b, most = rounded4(x[4], x[5], x[6], x[7], factor, most)
+    store_words2(y, i, a, b)
+    return most
+
+
+@cuda.jit(device=True, forceinline=True)
+def keep_largest(amax, place, most, lane):
+    """The largest of a warp's magnitudes, beside what is in this place: a comparison of integers, so exact in whatever
+    order."""
+    distance, bits = int32(16), int32(most)  # below 2³¹
+    while distance > 0:
+        bits = larger(bits, cuda.shfl_xor_sync(FULL_MASK, bits, distance))
+        distance = int32(distance // 2)
+    if lane == 0:
+        cuda.atomic.max(amax, place % PARTIALS, uint32(bits))
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------

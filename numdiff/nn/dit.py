@@ -94,9 +94,9 @@ class Norm(Module):
     def forward(self, x, shift, scale):
         return F.adaln(x, shift, scale, EPS, self.weight, self.norm)
 
-    def after_gate(self, x, h, gate, shift, scale):
-        """x + gate · h, and that normalised, scaled and shifted."""
-        return F.gate_adaln(x, h, gate, shift, scale, EPS, self.weight, self.norm)
+    def after_gate(self, x, h, gate, shift, scale, reader=None, writer=None):
+        """x + gate · h, and that normalised, scaled and shifted; reader, writer: as `F.gate_adaln` takes them."""
+        return F.gate_adaln(x, h, gate, shift, scale, EPS, self.weight, self.norm, writer, reader)
 
 
 class HeadNorm(Module):
@@ -138,7 +138,7 @@ class Mlp(Module):
     def forward(self, x, residual=None, gate=None):
         return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias, residual, gate)
 
-    last = property(lambda self: self.fc2)
+    first, last = property(lambda self: self.fc1), property(lambda self: self.fc2)
 
 
 class SwiGLU(Module):
@@ -162,7 +162,7 @@ class SwiGLU(Module):
     def forward(self, x, residual=None, gate=None):
         return F.swiglu_mlp(x, self.w12.weight, self.w12.bias, self.w3.weight, self.w3.bias, residual, gate)
 
-    last = property(lambda self: self.w3)
+    first, last = property(lambda self: self.w12), property(lambda self: self.w3)
 
 
 class Block(Module):
@@ -186,18 +186,20 @@ class Block(Module):
         return None, scale, gate, None, scale_mlp, gate_mlp
 
     def forward(self, x, y, modulation, following, rotation=None):
-        """From tokens x and their norm y to both after this block; following: that last norm, its shift and scale. A
-        gate and the norm that reads its result are one operation, so the first norm of a block is computed before it.
-        Without a tape the product before a gate may take it in, and the norm stands alone: less to write and read.
+        """From tokens x and their norm y to both after this block; following: that last norm, its shift and scale, and
+        the weight of the layer that reads it, or None. A gate and the norm that reads its result are one operation, so
+        the first norm of a block is computed before it. Without a tape the product before a gate may take it in, and
+        the norm stands alone: less to write and read.
         """
         _, _, gate, shift, scale, gate_mlp = modulation
-        norm, *theirs = following
+        norm, *theirs, reader = following
         if F.gates_products(x, gate, self.attn.proj.weight, self.mlp.last.weight):
             x = self.attn(y, rotation, x, gate)
             x = self.mlp(self.norm2(x, shift, scale), x, gate_mlp)
             return x, norm(x, *theirs)
-        x, y = self.norm2.after_gate(x, self.attn(y, rotation), gate, shift, scale)
-        return norm.after_gate(x, self.mlp(y), gate_mlp, *theirs)
+        x, y = self.norm2.after_gate(x, self.attn(y, rotation), gate, shift, scale, self.mlp.first.weight,
+                                     self.attn.proj.weight)
+        return norm.after_gate(x, self.mlp(y), gate_mlp, *theirs, reader, self.mlp.last.weight)
 
 
 class FinalLayer(Module):
@@ -280,9 +282,9 @@ class DiT(Model):
         if conditioning is None:
             conditioning = self.conditioning(t, y, randomness)
         modulations = [block.modulation(c) for block, c in zip(blocks, conditioning, strict=False)]
-        norms = [(block.norm1, *own[:2]) for block, own in zip(blocks, modulations, strict=True)]
-        norms.append((self.final_layer.norm_final, *F.columns(conditioning[-1], 2)))
-        norm, *first = norms[0]
+        norms = [(block.norm1, *own[:2], block.attn.qkv.weight) for block, own in zip(blocks, modulations, strict=True)]
+        norms.append((self.final_layer.norm_final, *F.columns(conditioning[-1], 2), None))
+        norm, *first, _ = norms[0]
         y = norm.forward(tokens, *first)
         for block, own, following in zip(blocks, modulations, norms[1:], strict=True):
             tokens, y = block(tokens, y, own, following, self.rotation)

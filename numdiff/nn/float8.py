@@ -9,6 +9,7 @@ import numpy as np
 from .. import kernels as K
 from ..device import empty, upload, zeros
 from ..dtypes import is_half
+from ..kernels import linear_fp8
 from ..kernels.linear_fp8 import Layer8, Scale8
 from ..kernels.quantise import HISTORY, PARTIALS, matrices8, quantise_weights, scale_update
 from . import tensor
@@ -62,9 +63,16 @@ class Float8:
 
 
 def layer_of(weight, x):
-    """The `Layer8` with which a product of x and this weight is computed; None for one in x's own type: of another
-    weight, or where no tape records."""
-    return weight.float8 if tensor.is_training() and is_half(x.dtype) else None
+    """The `Layer8` with which a product of x, or of x's bytes, and this weight is computed; None for one in x's own
+    type: of another weight, or where no tape records."""
+    return weight.float8 if tensor.is_training() and (is_half(x.dtype) or x.dtype == np.uint8) else None
+
+
+def bytes_for(weight, x, which):
+    """The `Scale8` by which the norm before (which: "x"), or the gate after ("dy"), this weight's layer rounds for it;
+    None where float16 is wanted. x: an activation beside; weight: may be None."""
+    layer = None if weight is None else layer_of(weight, x)
+    return getattr(layer, which) if layer is not None and linear_fp8.rounds_norms() else None
 
 
 def keeps(weight):

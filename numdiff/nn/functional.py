@@ -369,14 +369,20 @@ def adaln(x: Tensor, shift: Tensor | None, scale: Tensor, eps: float = 1e-6, wei
 
 
 def gate_adaln(x: Tensor, h: Tensor, gate: Tensor, shift: Tensor | None, scale: Tensor, eps: float = 1e-6,
-               weight: Parameter | None = None, norm: str = "layer") -> list[Tensor]:
-    """`gate`, then `adaln` of its result: returns both, from one kernel if there is one."""
+               weight: Parameter | None = None, norm: str = "layer", writer: Parameter | None = None,
+               reader: Parameter | None = None) -> list[Tensor]:
+    """`gate`, then `adaln` of its result: returns both, from one kernel if there is one.
+
+    writer: the weight of the linear layer whose result h is, and nobody else reads it; reader: of the one that alone
+        reads the second result. In FP8 h's gradient, and that result, are then bytes of E4M3 for them
+    """
     branch, vectors, has_shift = h.data, (gate.data, shift and shift.data, scale.data), shift is not None
-    z, y, mean, rstd = K.gate_adaln_forward(x.data, branch, *vectors, eps, weight and weight.data, norm)
+    into, dh_into = float8.bytes_for(reader, x.data, "x"), float8.bytes_for(writer, x.data, "dy")
+    z, y, mean, rstd = K.gate_adaln_forward(x.data, branch, *vectors, eps, weight and weight.data, norm, into=into)
 
     def backward(gradients):
         dx, dh, dgate, *others = K.gate_adaln_backward(*gradients, z, branch, *vectors, mean, rstd,
-                                                       weight and weight.data, gradient_of(weight))
+                                                       weight and weight.data, gradient_of(weight), dh_into=dh_into)
         return dx, dh, dgate, *(others if has_shift else others[1:])
 
     return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),

@@ -21,6 +21,7 @@ import numpy as np
 from ..device import download, fill_zero, upload
 from ..device.threads import Stack
 from ..dtypes import is_half
+from ..float8 import numbers_of
 from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
 
@@ -66,7 +67,8 @@ class Slots:
 class Tensor:
     """An array with an optional gradient.
 
-    data: NumPy array or DeviceArray, or a `Pair` of two (`functional.pair`); requires_grad: collect `grad` for it (it
+    data: NumPy array or DeviceArray, or a `Pair` of two (`functional.pair`); bytes are in E4M3, for the one layer that
+        reads them; requires_grad: collect `grad` for it (it
     is a leaf). After `tape.backward`, `grad` of such a leaf is an array like `data`.
     statistics: those that the convolution before left for a GroupNorm, or None; for a `Pair` a tuple of both
     owned: the array is an operation's result that its backward does not need: whoever alone reads it may overwrite it
@@ -285,6 +287,7 @@ scope = Stack()  # full names of the modules that this thread is executing, inne
 
 def check_finite(array, name):
     parts = [download(part) for part in (array if isinstance(array, Pair) else [array])]
+    parts = [numbers_of(part) if part.dtype == np.uint8 else part for part in parts]
     bad = sum(values.size - np.count_nonzero(np.isfinite(values)) for values in parts)
     if bad:
         raise FloatingPointError(f"{name} is the first non-finite tensor ({bad} of {array.size} values)")

@@ -88,6 +88,7 @@ REPEATED = re.compile("|".join((
     r"depthwise_input_gradient: .*(five tiles|3 rows) v4",  # the residual's is another kernel
     r"depthwise_layernorm: .* (136|264|392) channels v.*",  # as 72, with more of what a lane has
     r"groupnorm_backward: .*4 blocks a cluster v3",  # test_groupnorm.py has two
+    r"gate_adaln(_backward)?: .*to e4m3, .* v2",  # transformer/test_gate_adaln.py
     # of the norms' sizes the smallest and the largest, of LayerNorm one between them, too;
     # transformer/test_gate_adaln.py has each norm
     r"gate_adaln(_backward)?: (?!layer unshifted, no gate, 1032 |rms weighted, 1032 )(layer|rms)\b.*\d{3} channels v2",

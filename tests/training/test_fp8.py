@@ -127,11 +127,12 @@ def test_the_kernels_round_as_numpy_does(model):
 
 
 @exhaustive
-def test_rounding_in_epilogues_leaves_the_bits(monkeypatch):
+def test_rounding_where_numbers_are_made_leaves_the_bits(monkeypatch):
     """…of the loss, of every gradient, and of the largest magnitudes."""
     found = []
     for fused in (True, False):
         monkeypatch.setattr(linear_fp8, "EPILOGUES", fused)
+        monkeypatch.setattr(linear_fp8, "NORMS", fused)
         model = filled(build(device=EmulatorDevice(checks=False, float64=False)))
         loss, gradients = one_step(model, "fp8", 2)
         found.append({"loss": loss, **gradients, "history": download(model.parameters.float8.history)})

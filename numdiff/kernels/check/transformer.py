@@ -3,12 +3,16 @@ import numpy as np
 
 from ..diffusion import class_dropout, vlb
 from ..fuse import chain as fused_chains
+from ..quantise import HISTORY, PARTIALS, scale_update
 from ..transformer import adaln, bias_gelu, chunk, columns, gate, patchify, qk_norm_rope, swiglu
 from ..transformer.adaln import Norm
 from ..transformer.gate_adaln import launcher as gate_adaln
+from ..transformer.gate_adaln.forward import EIGHT_KEYS
 from ..transformer.gate_adaln.forward import KEYS as GATE_ADALN_KEYS
 from .case import HALF_TOLERANCE, SEED, Case, normal, one, with_counters
 from .half import halves
+
+EIGHT_TOLERANCE = 0.02  # float32 and float64 round few numbers to neighbours, a bit of some byte
 
 
 def seam_cases():
@@ -167,7 +171,49 @@ def norm_cases():
                              f"{norm}, {'' if gated else 'no gate, '}{C} channels", norm, gated)
 
 
+def eight_cases():
+    """gate_adaln for layers in FP8: every kernel whose y, or dh, is bytes; with them the scale that their largest
+    magnitude gives."""
+    def inputs(rng, shape, norm):
+        B, _, C = shape
+        made = {name: rng.integers(-8, 9, of).astype(np.float16) / 8 for name, of in (
+            ("x", shape), ("h", shape), ("dz", shape), ("dy", shape), ("gate", (B, C)), ("shift", (B, C)),
+            ("scale", (B, C)))}
+        z = made["x"].astype(np.float64)
+        mean = np.zeros(B * shape[1]) if norm.rms else z.mean(2).reshape(-1)
+        made["rstd"] = 1 / np.sqrt(((z - mean.reshape(*shape[:2], 1)) ** 2).mean(2).reshape(-1) + 1e-6)
+        return {**made, "mean": mean, "weight": rng.integers(1, 4, C).astype(np.float32), "unit": np.float32([1]),
+                "scale_8": np.float32([2.0**-5]), "history": np.zeros((1, HISTORY), np.float32),
+                "amax": np.zeros(PARTIALS, np.uint32), "dweight": np.zeros(C)}
+
+    def rounding(a, function):
+        """What `function((scale, amax))` gives, bytes as their numbers, and the scale from amax."""
+        amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
+        found = function((a.scale_8, amax))
+        scale_update(amax.reshape(1, PARTIALS), a.history, a.unit)
+        return (a.unit, *(array for array in found if array is not None))
+
+    def forward(a, v, norm):
+        return rounding(a, lambda into: gate_adaln.gate_adaln_forward(
+            a.x, a.h, a.gate, a.shift if norm.shifted else None, a.scale, weight=a.weight if norm.weighted else None,
+            norm=norm.kind, version=v, into=into))
+
+    def backward(a, v, norm):
+        more = {"weight": a.weight, "dweight": a.dweight} if norm.weighted else {}
+        return rounding(a, lambda into: gate_adaln.gate_adaln_backward(
+            a.dz, a.dy, a.x, a.h, a.gate, a.shift if norm.shifted else None, a.scale, None if norm.rms else a.mean,
+            a.rstd, version=v, dh_into=into, **more))
+
+    for sweeps, _, norm in EIGHT_KEYS:
+        C = 256 * sweeps - 240
+        for name, function in (("gate_adaln", forward), ("gate_adaln_backward", backward)):
+            yield Case(name, lambda rng, C=C, norm=norm: inputs(rng, (1, 2, C), norm),
+                       lambda a, v, function=function, norm=norm: function(a, v, norm), (2,), EIGHT_TOLERANCE,
+                       f"{norm}, to e4m3, {C} channels")
+
+
 def transformer_cases():
+    yield from eight_cases()
     yield from seam_cases()
     yield from turn_cases()
     yield from norm_cases()

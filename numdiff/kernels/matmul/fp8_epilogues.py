@@ -136,15 +136,3 @@ def epilogue_gelu_gradient_eight(block, turn, most, acc, place, staging, scale, 
             mbarrier_arrive(barrier_at(staging.ready, buffer))
         turn = int32(turn + 1)
     return turn, most
-
-
-@cuda.jit(device=True, forceinline=True)
-def keep_largest(amax, most, lane):
-    """The largest of a warp's magnitudes, beside what is in the block's place: a comparison of integers, so exact in
-    whatever order."""
-    distance, bits = int32(16), int32(most)  # below 2³¹
-    while distance > 0:
-        bits = larger(bits, cuda.shfl_xor_sync(FULL_MASK, bits, distance))
-        distance = int32(distance // 2)
-    if lane == 0:
-        cuda.atomic.max(amax, cuda.blockIdx.x, uint32(bits))

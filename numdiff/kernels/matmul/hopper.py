@@ -93,6 +93,7 @@ from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_2d, tma_prefetch, tma_store_wait_0
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ...dtypes import is_half
+from ..quantise import keep_largest
 from ..reduce import column_sum
 from .epilogues import (
     BK,
@@ -117,7 +118,7 @@ from .epilogues import (
     tile_place,
     write_rows,
 )
-from .fp8_epilogues import epilogue_gelu_eight, epilogue_gelu_gradient_eight, keep_largest
+from .fp8_epilogues import epilogue_gelu_eight, epilogue_gelu_gradient_eight
 from .mma import add_partials, unused
 from .swiglu_epilogues import epilogue_swiglu, epilogue_swiglu_gradient, prefetch_biases
 from .symmetric_epilogue import epilogue_symmetric, symmetric_place, tiles_of
@@ -506,7 +507,7 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
             turn, most = epilogue(3, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
         unit = int32(unit + stride)
     if EIGHT:
-        keep_largest(arrays.amax, most, lane)
+        keep_largest(arrays.amax, int32(cuda.blockIdx.x), most, lane)
     if HALF and not EXCHANGES and elected:
         tma_store_wait_0()
 

@@ -21,15 +21,16 @@ READ NEXT
 import functools
 from typing import NamedTuple
 
-from ....device import cuda, float32, int32, load4, store4
+from ....device import cuda, float32, int32, load4, store4, uint32
 from ....device.async_copy import cp_async_commit, cp_async_wait
 from ....device.eight import copy8, load8, store8
 from ....device.limits import HOPPER_SHARED, MULTIPROCESSORS
 from ....device.requires import requires
 from ....device.specialise import Constant, Variants
 from ...common import warp_sum
+from ...quantise import keep_largest, store_rounded8
 from ..adaln import RMS, SHIFTED, WEIGHTED, average_of
-from .forward import GATED, KEYS, SWEEP, SWEEPS, WARP, kernel_of, normalised
+from .forward import EIGHT, EIGHT_KEYS, GATED, KEYS, SWEEP, SWEEPS, WARP, kernel_of, normalised
 
 STAGES = 2  # tokens of a warp in shared memory: the one that it works on, and the next
 MAX_CHUNKS = 16  # of an image
@@ -190,8 +191,9 @@ def look_at_token(totals, floats, kept, at, c, lane, average, r, C):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_token(dx, dh, i, totals, floats, kept, at, c, lane, norm, averages, cut):
-    """The second sweep: dx and dh of a token, which starts at dx[i] for this lane; adds to the sums of dgate."""
+def write_token(dx, dhs, i, totals, floats, kept, at, c, lane, norm, averages, cut, factor, most):
+    """The second sweep: dx and dh of a token, which starts at dx[i] for this lane; adds to the sums of dgate. The next
+    `most`."""
     (average, r), (a, k) = norm, averages
     for s in range(SWEEPS):
         if c + s * SWEEP < cut.C:
@@ -208,8 +210,13 @@ def write_token(dx, dh, i, totals, floats, kept, at, c, lane, norm, averages, cu
             if GATED:
                 branch = load8(kept, here + 3 * cut.C)
                 low, high = factors_of(floats, (SWEEPS + s) * SWEEP, lane)
-                store8(dh, i + s * SWEEP, gate_gradient(totals, GATE + 8 * s, g0, branch[:4], low) +
-                       gate_gradient(totals, GATE + 8 * s + 4, g1, branch[4:], high))
+                back = (gate_gradient(totals, GATE + 8 * s, g0, branch[:4], low) +
+                        gate_gradient(totals, GATE + 8 * s + 4, g1, branch[4:], high))
+                if EIGHT:
+                    most = store_rounded8(dhs[0], i + s * SWEEP, back, factor, most)
+                else:
+                    store8(dhs[0], i + s * SWEEP, back)
+    return most
 
 
 # The block's sums -----------------------------------------------------------------------------------------------------
@@ -275,11 +282,11 @@ def bring_sums(floats, place, totals, first, c, C):
 # The kernel -----------------------------------------------------------------------------------------------------------
 
 @requires("8.0")
-def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dh, sums, cut, factors, places):
+def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut, factors, places):
     """dx and dh (B, T, C), and a block's sums for dshift, dscale and dgate, three arrays, where `places` says.
 
     scales: (scale,), or with a weight (scale, weight), and then `sums` has a fourth array (B · chunks, C), for dweight;
-    cut: `Chunks`; factors: `Factors`
+    dhs: (dh,), or (bytes, their scale, amax); cut: `Chunks`; factors: `Factors`
     """
     floats = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, z.dtype.type, alignment=128)
@@ -309,7 +316,9 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dh, sums, cut,
     totals = cuda.local.array(TOTALS, "float32")
     for i in range(TOTALS):
         totals[i] = float32(0)
-    stage = int32(0)
+    stage, unit, most = int32(0), float32(1), uint32(0)
+    if EIGHT:
+        unit = float32(1) / dhs[1][0]
     cuda.syncthreads()  # the factors are there
     while token < end:
         next_average = next_r = float32(0)  # before they are needed: their way from memory is long
@@ -318,7 +327,8 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dh, sums, cut,
         cp_async_wait(1)
         at = int32(own + stage)
         averages = look_at_token(totals, floats, kept, at, c, lane, average, r, C)
-        write_token(dx, dh, (start + token) * C + c, totals, floats, kept, at, c, lane, (average, r), averages, cut)
+        most = write_token(dx, dhs, (start + token) * C + c, totals, floats, kept, at, c, lane, (average, r), averages,
+                           cut, unit, most)
         ahead = int32(token + STAGES * warps)
         if ahead < end:
             start_copies(kept, at, arrays, (start + ahead) * C, c, cut)
@@ -326,6 +336,8 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dh, sums, cut,
         token, average, r, stage = int32(token + warps), next_average, next_r, int32(ARRAYS * C - stage)
 
     row = b * cuda.gridDim.x + cuda.blockIdx.x
+    if EIGHT:
+        keep_largest(dhs[2], int32(row), most, lane)
     place = int32(warp * C + c)  # the factors and the tokens give way to the warps' sums
     if SHIFTED:
         write_sums(sums[0], row * places.shift_row + places.shift, floats, place, totals, 0, c, C, warps)
@@ -339,8 +351,12 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dh, sums, cut,
         write_sums(sums[2], row * places.gate_row + places.gate, floats, place, totals, GATE, c, C, warps)
 
 
-BACKWARD = Variants(KEYS, lambda key: kernel_of(adaln_backward_v2, "adaln_backward_kernel_v2", *key,
-                                                (threads_of(key[0], key[2].shifted), 1)))
+def made(key, eight=False):
+    bounds = threads_of(key[0], key[2].shifted), 1
+    return kernel_of(adaln_backward_v2, "adaln_backward_kernel_v2", *key, bounds, eight)
+
+
+BACKWARD, EIGHT_BACKWARD = Variants(KEYS, made), Variants(EIGHT_KEYS, lambda key: made(key, True))
 
 
 @functools.cache

@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....device import cuda, float32, int32
+from ....device import cuda, float32, int32, uint32
 from ....device.eight import as_stored, load8, store8
+from ....device.requires import requires
 from ....device.specialise import Constant, Variants
 from ...common import warp_sum
+from ...quantise import keep_largest, store_rounded8
 from ..adaln import NORMS, RMS, SHIFTED, WEIGHTED
 
 WARP = 32
@@ -31,10 +33,12 @@ ZEROS, ONES = 8 * (np.float32(0),), 8 * (np.float32(1),)  # for the shift and th
 
 SWEEPS = Constant()  # a warp's over its token: it has up to 256 · SWEEPS channels
 GATED = Constant()  # whether there are h and gate; without, z is x
+EIGHT = Constant()  # whether y, backward dh, is rounded to E4M3, for a layer in FP8 that alone reads it
 KEPT = Constant(lambda SWEEPS: 8 * SWEEPS)  # numbers that a lane keeps
 # Of the norms, those that models have run with as many sweeps as their tokens take, the others with the most.
 KEYS = [(sweeps, gated, norm) for norm in NORMS for gated in (False, True)
         for sweeps in (range(1, MAX_SWEEPS + 1) if norm.rms == norm.weighted else (MAX_SWEEPS,))]
+EIGHT_KEYS = [key for key in KEYS if key[1] and key[2].rms == key[2].weighted]
 
 
 def key_of(C, gated, norm):
@@ -42,9 +46,10 @@ def key_of(C, gated, norm):
     return -(-C // SWEEP) if norm.rms == norm.weighted else MAX_SWEEPS, gated, norm
 
 
-def kernel_of(text, name, sweeps, gated, norm, launch_bounds):
-    return norm.kernel(text, f"{'gate_' * gated}{name}_{sweeps}", "RMS", "WEIGHTED", "SHIFTED", SWEEPS=sweeps,
-                       GATED=gated, launch_bounds=launch_bounds)
+def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False):
+    kernel = norm.kernel(text, f"{'gate_' * gated}{name}_{sweeps}{'_eight' * eight}", "RMS", "WEIGHTED", "SHIFTED",
+                         SWEEPS=sweeps, GATED=gated, EIGHT=eight, launch_bounds=launch_bounds)
+    return requires("9.0")(kernel) if eight else kernel
 
 
 class Shape(NamedTuple):
@@ -97,10 +102,11 @@ def squares(x, average):
 
 # The kernel -----------------------------------------------------------------------------------------------------------
 
-def adaln_forward_v2(x, h, gate, shift, scales, z, y, mean, rstd, shape, places, eps):
+def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places, eps):
     """z and y (B, T, C), mean and rstd (B · T,).
 
-    scales: (scale,), or with a weight (scale, weight); shape: a `Shape`, places: `ForwardPlaces`
+    scales: (scale,), or with a weight (scale, weight); ys: (y,), or (bytes, their scale, amax); shape: a `Shape`,
+    places: `ForwardPlaces`
     """
     lane = int32(cuda.threadIdx.x % WARP)
     row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
@@ -129,6 +135,9 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, y, mean, rstd, shape, places,
                 total += squares((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average)
                 total += squares((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average)
         r = float32(1) / math.sqrt(warp_sum(total) / float32(shape.C) + eps)
+        factor, most = float32(1), uint32(0)
+        if EIGHT:
+            factor = float32(1) / ys[1][0]
         at_shift, at_scale = b * places.pitch + places.shift + lane * 8, b * places.pitch + places.scale + lane * 8
         for s in range(SWEEPS):
             if lane * 8 + s * SWEEP < shape.C:
@@ -140,11 +149,19 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, y, mean, rstd, shape, places,
                     w = load8(scales[1], lane * 8 + s * SWEEP)
                 low = modulated((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average, r, a[:4], w[:4], d[:4])
                 high = modulated((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average, r, a[4:], w[4:], d[4:])
-                store8(y, first + s * SWEEP, low + high)
+                if EIGHT:
+                    most = store_rounded8(ys[0], first + s * SWEEP, low + high, factor, most)
+                else:
+                    store8(ys[0], first + s * SWEEP, low + high)
         if lane == 0:
             if not RMS:
                 mean[row] = average
             rstd[row] = r
+        if EIGHT:
+            keep_largest(ys[2], int32(cuda.blockIdx.x), most, lane)
 
 
 FORWARD = Variants(KEYS, lambda key: kernel_of(adaln_forward_v2, "adaln_forward_kernel_v2", *key, BLOCK))
+# with three blocks a multiprocessor asked for, or ptxas takes 64 registers where 66 are needed, and spills two
+EIGHT_FORWARD = Variants(EIGHT_KEYS, lambda key: kernel_of(adaln_forward_v2, "adaln_forward_kernel_v2", *key,
+                                                           (BLOCK, 3), eight=True))

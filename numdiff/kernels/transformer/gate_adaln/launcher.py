@@ -2,7 +2,8 @@
 
 VERSIONS
     v1 unfused: the kernels of ../gate.py and ../adaln.py, one after the other, and an addition.
-    v2 fused: one kernel each way (forward.py, backward.py). C a multiple of 8, up to 1280; sm_80.
+    v2 fused: one kernel each way (forward.py, backward.py). C a multiple of 8, up to 1280; sm_80. For layers in FP8 y
+       and dh are rounded to E4M3 there, with the bits of ../../quantise.py; not measured on a GPU yet.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     gate_adaln_forward, 64×256×768, 64×256×768, float16
@@ -24,13 +25,14 @@ from ....device.limits import multiprocessors_of, shared_limit
 from ....device.requires import supports
 from ....dtypes import is_half
 from ...elementwise import add_forward
+from ...quantise import quantise_forward
 from ...reduce import column_sum
 from ...versions import capped, versions_by_name
 from ..adaln import Norm, adaln_backward, adaln_forward, check_norm
 from ..columns import Columns, as_columns
 from ..gate import gate_backward, gate_forward
-from .backward import BACKWARD, Chunks, Factors, Places, choose_plan
-from .forward import BLOCK, FORWARD, MAX_SWEEPS, ROWS, SWEEP, WARP, ForwardPlaces, Shape, key_of
+from .backward import BACKWARD, EIGHT_BACKWARD, Chunks, Factors, Places, choose_plan
+from .forward import BLOCK, EIGHT_FORWARD, FORWARD, MAX_SWEEPS, ROWS, SWEEP, WARP, ForwardPlaces, Shape, key_of
 from .reference import gate_adaln_backward_reference, gate_adaln_forward_reference
 
 
@@ -62,39 +64,56 @@ def _check(x, h, vectors, version, weight=None, norm="layer"):
 
 
 @versions_by_name(asks=True)
-def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer", version=None):
+def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer", version=None,
+                       into=None):
     """(z, y, mean (B·T,), rstd (B·T,)): z = x + gate · h and its norm, times weight · (1 + scale), plus shift.
 
     x, h (B, T, C); h and gate None: z is x. gate, shift, scale: (B, C), arrays or `Columns`; weight: (C,) float32.
     shift, weight: None where there is none; norm: "layer", or "rms", which has no mean: None
+    into: (scale, amax) as of `quantise_forward`, which y, float16, then has gone through: bytes, C a multiple of 16
     """
     B, T, C, version = _check(x, h, (gate, shift, scale), version, weight, norm)
+    is_gated, which = h is not None, Norm(norm == "rms", weight is not None, shift is not None)
+    key = key_of(C, is_gated, which)
+    if into is not None and (not is_device(x) or version == 1 or key not in EIGHT_FORWARD or x.dtype != np.float16):
+        z, y, *others = gate_adaln_forward(x, h, gate, shift, scale, eps, weight, norm, version=version)
+        return (z, quantise_forward(y, *into), *others)
     if not is_device(x):
         return gate_adaln_forward_reference(x, h, gate, shift, scale, eps, weight, norm)
     if version == 1:
         z = x if h is None else gate_forward(x, h, gate)
         return (z, *adaln_forward(z, shift, scale, eps, weight, norm))
-    is_gated, which = h is not None, Norm(norm == "rms", weight is not None, shift is not None)
-    z, y, rstd = empty_like(x) if is_gated else x, empty_like(x), empty((B * T,), np.float32, like=x)
+    z, rstd = empty_like(x) if is_gated else x, empty((B * T,), np.float32, like=x)
+    y = empty_like(x) if into is None else empty(x.shape, np.uint8, like=x)
     mean = None if which.rms else empty((B * T,), np.float32, like=x)
     scale = as_columns(scale)  # what stands for an absent array is not looked at
     shift, gate = as_columns(shift) if which.shifted else scale, as_columns(gate) if is_gated else scale
     flat, branch = x.reshape(-1), (h if is_gated else x).reshape(-1)
-    launch(FORWARD[key_of(C, is_gated, which)], -(-B * T // ROWS), BLOCK, flat, branch, gate.flat, shift.flat,
-           (scale.flat,) if weight is None else (scale.flat, weight), z.reshape(-1), y.reshape(-1),
+    launch((FORWARD if into is None else EIGHT_FORWARD)[key], -(-B * T // ROWS), BLOCK, flat, branch, gate.flat,
+           shift.flat, (scale.flat,) if weight is None else (scale.flat, weight), z.reshape(-1),
+           (y.reshape(-1), *(into or ())),
            rstd if which.rms else mean, rstd, Shape(B * T, T, C),
            ForwardPlaces(gate.first, gate.pitch, shift.first, scale.first, scale.pitch), float(eps))
     return z, y, mean, rstd
 
 
 @versions_by_name(asks=True)
-def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, version=None):
+def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, version=None,
+                        dh_into=None):
     """(dx, dh, dgate, dshift, dscale) from the gradients of z (None: nothing has arrived) and of y (None: so, too).
 
     z: what the forward gave; of `shift` only the place is needed; mean None: of RMSNorm. dh and dgate are None where h
     is, dshift where shift is. The gradient of the weight is added into `dweight` (None: not wanted).
+    dh_into: (scale, amax) as of `quantise_forward`, which dh, float16, then has gone through: bytes, C a multiple of 16
     """
     B, T, C, version = _check(z, h, (gate, shift, scale), version, weight)
+    is_gated, which = h is not None, Norm(mean is None, weight is not None, shift is not None)
+    key = key_of(C, is_gated, which)
+    if dh_into is not None and (not is_device(z) or version == 1 or key not in EIGHT_BACKWARD
+                                or z.dtype != np.float16):
+        dx, dh, *others = gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight,
+                                              version=version)
+        return (dx, quantise_forward(dh, *dh_into), *others)
     if dy is None:
         dy = zeros(z.shape, z.dtype, like=z)
     if not is_device(z):
@@ -105,11 +124,9 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=Non
             dx = add_forward(dx, dz)
         dh, dgate = (None, None) if h is None else gate_backward(dx, h, gate)
         return dx, dh, dgate, dshift, dscale
-    is_gated, which = h is not None, Norm(mean is None, weight is not None, shift is not None)
     given = shift, scale, gate if is_gated else None
     vectors = [v if v is None else as_columns(v) for v in given]
     agreed = min({v.sums.blocks for v in vectors if v is not None} - {None}, default=None)  # of those beside these
-    key = key_of(C, is_gated, which)
     warps, chunks, chunk, before, nbytes = choose_plan(B, T, C, z.dtype.itemsize, is_gated, shared_limit(z),
                                                        multiprocessors_of(z), agreed, key[0], which.shifted)
     places, gradients = zip(*((None, None) if v is None else v.sums.place(v, chunks) for v in vectors), strict=True)
@@ -119,9 +136,12 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=Non
         shares = empty((B * chunks, C), np.float32, like=z)
         sums, scales = (*sums, shares.reshape(-1)), (scale_.flat, weight)
     dx, dh, flat = empty_like(z), empty_like(z) if is_gated else None, z.reshape(-1)
-    launch(BACKWARD[key], (chunks, B), WARP * warps, dy.reshape(-1), flat, flat if dz is None else dz.reshape(-1),
+    if dh_into is not None:
+        dh = empty(z.shape, np.uint8, like=z)
+    kernel = (BACKWARD if dh_into is None else EIGHT_BACKWARD)[key]
+    launch(kernel, (chunks, B), WARP * warps, dy.reshape(-1), flat, flat if dz is None else dz.reshape(-1),
            h.reshape(-1) if is_gated else flat, scales, gate_.flat, rstd if which.rms else mean, rstd, dx.reshape(-1),
-           (dh if is_gated else dx).reshape(-1), sums,
+           ((dh if is_gated else dx).reshape(-1), *(dh_into or ())), sums,
            Chunks(T, C, chunk, before // z.dtype.itemsize, int(dz is not None)),
            Factors(scale_.first, scale_.pitch, gate_.first, gate_.pitch),
            Places(*(n for v in vectors for n in (v.first, v.pitch))), shared=nbytes)
