@@ -192,12 +192,22 @@ def why_damaged(path):
             load_meta(path)
             _verified[path] = state
     except FileNotFoundError:
-        return f"{path} does not exist."
+        return why_missing(path)
     except OSError as error:
         return f"cannot read the checkpoint {path}: {error.strerror}."
     except NumdiffError as error:
         return str(error)
     return None
+
+
+def why_missing(path):
+    """The sentence on a checkpoint that is not there: a run that goes on removes its older ones."""
+    path = pathlib.Path(path)
+    newest = next(iter(list_checkpoints(path.parent)), None)
+    if checkpoint_step(path) is None or newest is None or checkpoint_step(newest) <= checkpoint_step(path):
+        return f"the checkpoint {path} does not exist; check the path."
+    return (f"the checkpoint {path} does not exist, as a run keeps only its newest (--keep): use {newest}, or the run "
+            "folder, which stands for its newest.")
 
 
 def buffer_names(path):
@@ -213,7 +223,7 @@ def _read(path, take):
             raise NumdiffError(f"{path} is a folder; give a checkpoint file.")
         raw = open_regular(path)
     except FileNotFoundError:
-        raise NumdiffError(f"the checkpoint {path} does not exist; check the path.") from None
+        raise NumdiffError(why_missing(path)) from None
     except OSError as error:
         raise NumdiffError(f"cannot read the checkpoint {path}: {error.strerror}.") from error
     try:

@@ -14,7 +14,7 @@ import re
 
 from ..errors import NumdiffError, UsageError
 from ..files import cannot_write, fcntl, open_to_append
-from .checkpoint import newest_checkpoint, why_damaged
+from .checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint, why_damaged, why_missing
 
 NUMBER = re.compile(r"^(\d{5,})(-.*)?$")
 OPTIONS = "options.json"
@@ -98,6 +98,8 @@ def find_run(where, outdir="runs"):
                 return run_dir
         raise NumdiffError(f"there is no run number {int(str(where))} in {outdir}; give a run folder, or the right "
                            "--outdir.")
+    if checkpoint_step(path) is not None and list_checkpoints(path.parent):
+        raise NumdiffError(why_missing(path))
     raise NumdiffError(f"{where} does not exist; give a run folder, its number, a checkpoint file, or `auto`.")
 
 

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+import numdiff
 from numdiff import files
 from numdiff.errors import NumdiffError
 from numdiff.files import atomic_file, remove_stray_files
@@ -23,6 +24,7 @@ from numdiff.training.checkpoint import (
     save_checkpoint,
     why_damaged,
 )
+from numdiff.training.run_folder import find_checkpoint
 from tests.conftest import exhaustive, needs
 
 META = {"format": "numdiff-checkpoint", "version": 1, "step": 7, "losses": [0.5, None], "name": "∂"}
@@ -122,6 +124,18 @@ def test_prune_keeps_the_newest_valid(tmp_path):
     flip_byte(tmp_path / checkpoint_name(4), 500)
     prune_checkpoints(tmp_path, 2)
     assert [p.name for p in list_checkpoints(tmp_path)] == [checkpoint_name(s) for s in (5, 4, 3)]
+
+
+def test_who_asks_for_what_was_pruned_is_told(tmp_path):
+    """As someone who makes samples while the run goes on."""
+    save_steps(tmp_path, 1, 2, 3)
+    prune_checkpoints(tmp_path, 1)
+    for ask in (load_checkpoint, find_checkpoint, numdiff.load):
+        with pytest.raises(NumdiffError, match=r"1.h5 does not exist, as a run keeps only its newest \(--keep\): use "
+                                               r".*00003.h5, or the run folder, which stands for its newest\.$"):
+            ask(tmp_path / checkpoint_name(1))
+        with pytest.raises(NumdiffError, match="00004.h5 does not exist; check the path"):
+            ask(tmp_path / checkpoint_name(4))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 3])
