@@ -123,22 +123,21 @@ def linear_fp8_swiglu_forward(x, layer, bias=None, keeps_u=True, keeps=True):
 def _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate):
     """dy's bytes, if they are wanted, and the parameters' gradients."""
     rows = dy.reshape(-1, dy.shape[-1])
-    if dweight is not None and kept.dtype == np.uint8:
-        if dy.dtype == np.uint8:
-            bits, columns = rows, columns_of(rows, layer.dy.scale, dbias)
-        else:
-            bits, columns = quantise_both(rows, *layer.dy, sums=dbias)
-        matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate, layer.promoted)
-        return bits
+    if not GRADIENTS and dy.dtype != np.uint8:
+        if dweight is not None:
+            linear_backward(dy, kept, weight, dweight, dbias, need_dx=False, accumulate=accumulate)
+        elif dbias is not None:
+            column_sum(rows, dbias)
+        return quantise_forward(rows, *layer.dy) if need_dx else None
+    if dweight is None and dbias is None:
+        return rows if dy.dtype == np.uint8 else quantise_forward(rows, *layer.dy)
     if dy.dtype == np.uint8:
-        if dbias is not None:
-            columns_of(rows, layer.dy.scale, dbias)
-        return rows
+        bits, columns = rows, columns_of(rows, layer.dy.scale, dbias)
+    else:
+        bits, columns = quantise_both(rows, *layer.dy, sums=dbias)
     if dweight is not None:
-        linear_backward(dy, kept, weight, dweight, dbias, need_dx=False, accumulate=accumulate)
-    elif dbias is not None:
-        column_sum(rows, dbias)
-    return quantise_forward(rows, *layer.dy) if need_dx else None
+        matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate, layer.promoted)
+    return bits
 
 
 def linear_fp8_backward(dy, kept, weight, layer, dweight, dbias=None, need_dx=True, residual=None, gelu_of=None,
