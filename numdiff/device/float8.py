@@ -4,11 +4,12 @@
     pack_e4m3x4(a, b, c, d)         four float32, each rounded to the nearest (ties to even; beyond 448 it is ±448, a
                                     NaN stays one), as a word, a in its lowest byte
     unpack_e4m3x4(word)             the four numbers of a word as float32, the lowest byte's first
+    larger_halves(a, b)             of two words the larger halves, as unsigned integers
     transpose_bytes(a, b, c, d)     four words as the rows of a 4 × 4 matrix of bytes: the words of its columns
 
 wgmma.py has the products.
 
-SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.9.7 (`prmt`).
+SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`), 9.7.1.13 (`max`) and 9.7.9.7 (`prmt`).
 """
 import numpy as np
 from numba.cuda import types
@@ -66,3 +67,16 @@ def _transpose_bytes(machine, *words):
 
 def _bytes_of(word):
     return np.frombuffer(int(word).to_bytes(4, "little"), np.uint8)
+
+
+@intrinsic
+def larger_halves(typingctx, a, b):
+    """The larger of the low 16 bits of two words, and of the high, as unsigned integers; of float16 without a sign the
+    larger numbers."""
+    return types.uint32(types.uint32, types.uint32), statement("max.u16x2 $0, $1, $2;", [I32])
+
+
+@twin(larger_halves)
+def _larger_halves(machine, a, b):
+    a, b = int(a), int(b)
+    return UInt32(max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16)

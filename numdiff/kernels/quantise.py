@@ -43,7 +43,7 @@ import numpy as np
 
 from ..device import cuda, empty, float32, int32, is_device, launch, uint32, upload
 from ..device.eight import load8
-from ..device.float8 import pack_e4m3x4
+from ..device.float8 import larger_halves, pack_e4m3x4
 from ..device.limits import FULL_MASK
 from ..device.requires import requires, supports
 from ..device.tensor_core import float_of, pack_half2, store_words2, store_words4, unpack_half2, word_of
@@ -58,6 +58,7 @@ MARGIN = 2.0  # by which the next step may exceed them
 TILE = 64  # side of a block's part of a weight
 PITCH = TILE + 16  # bytes from row to row of it in shared memory: stores of 16 bytes stay aligned
 TILE_BYTES = TILE * PITCH
+MAGNITUDES = uint32(0x7FFF7FFF)  # of two float16 in a word
 MAGNITUDE, MANTISSA, EXPONENT, ONE = uint32(0x7FFFFFFF), uint32(0x7FFFFF), uint32(0x7F800000), uint32(0x800000)
 LIMIT = float32(1 / LARGEST)
 
@@ -103,8 +104,7 @@ def quantise_forward_reference(x, scale, amax=None):
     x = x.astype(np.float32)
     if amax is not None:
         amax[0] = max(amax[0], magnitude(x))
-    v = x * (np.float32(1) / scale[0])
-    return bits_of(v + (v - v))
+    return bits_of(x * (np.float32(1) / scale[0]) + x * np.float32(0))
 
 
 def scale_update_reference(amax, history, scale):
@@ -165,9 +165,8 @@ def largest8(most, x):
 
 @cuda.jit(device=True, forceinline=True)
 def scaled(x, factor):
-    """x · factor; NaN for an infinity."""
-    v = x * factor
-    return v + (v - v)
+    """x · factor; NaN for an infinity, of which x · 0 is one: a product and a multiply-add."""
+    return x * factor + x * float32(0)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -177,20 +176,22 @@ def pack8(x, f):
             pack_e4m3x4(scaled(x[4], f), scaled(x[5], f), scaled(x[6], f), scaled(x[7], f)))
 
 
+# For kernels that write what a layer in FP8 reads: they round to float16 first, as if a pass came afterwards, and keep
+# the largest magnitudes as those two float16 of a word, `most`.
+
 @cuda.jit(device=True, forceinline=True)
 def rounded4(a, b, c, d, factor, most):
     """Four float32, rounded to float16, times factor as a word of E4M3; the larger of `most` and their magnitudes."""
-    a, b = unpack_half2(pack_half2(a, b))
-    c, d = unpack_half2(pack_half2(c, d))
-    most = larger(larger(most, word_of(a) & MAGNITUDE), word_of(b) & MAGNITUDE)
-    most = larger(larger(most, word_of(c) & MAGNITUDE), word_of(d) & MAGNITUDE)
+    low, high = pack_half2(a, b), pack_half2(c, d)
+    most = larger_halves(larger_halves(most, low & MAGNITUDES), high & MAGNITUDES)
+    a, b = unpack_half2(low)
+    c, d = unpack_half2(high)
     return pack_e4m3x4(scaled(a, factor), scaled(b, factor), scaled(c, factor), scaled(d, factor)), most
 
 
 @cuda.jit(device=True, forceinline=True)
 def store_rounded8(y, i, x, factor, most):
-    """y[i …] = eight float32 times factor as E4M3, rounded to float16 first; the larger of `most` and their magnitudes,
-    as bits. For kernels that write what a layer in FP8 reads."""
+    """y[i …] = eight float32 times factor as E4M3; the next `most`."""
     a, most = rounded4(x[0], x[1], x[2], x[3], factor, most)
     b, most = rounded4(x[4], x[5], x[6], x[7], factor, most)
     store_words2(y, i, a, b)
@@ -201,7 +202,8 @@ def store_rounded8(y, i, x, factor, most):
 def keep_largest(amax, place, most, lane):
     """The largest of a warp's magnitudes, beside what is in this place: a comparison of integers, so exact in whatever
     order."""
-    distance, bits = int32(16), int32(most)  # below 2³¹
+    a, b = unpack_half2(most)
+    distance, bits = int32(16), int32(larger(word_of(a), word_of(b)))  # below 2³¹
     while distance > 0:
         bits = larger(bits, cuda.shfl_xor_sync(FULL_MASK, bits, distance))
         distance = int32(distance // 2)

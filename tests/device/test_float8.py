@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import cuda, download, empty, launch, upload
-from numdiff.device.float8 import pack_e4m3x4, transpose_bytes, unpack_e4m3x4
+from numdiff.device.float8 import larger_halves, pack_e4m3x4, transpose_bytes, unpack_e4m3x4
 from numdiff.device.ptx import compile_to_ptx
 from numdiff.device.requires import requires
 from numdiff.float8 import LARGEST, NUMBERS, bits_of, numbers_of
@@ -26,12 +26,13 @@ def pack_kernel(x, words):
 
 @requires("9.0")
 @cuda.jit
-def turn_kernel(words, numbers, turned):
-    """Of each word its numbers; of each four the columns."""
+def turn_kernel(words, numbers, turned, halves):
+    """Of each word its numbers; of each four the columns; the larger halves of it and the one before."""
     i = cuda.threadIdx.x
     found = unpack_e4m3x4(words[i])
     for k in range(4):
         numbers[i, k] = found[k]
+    halves[i] = larger_halves(words[i], words[max(i - 1, 0)])
     first = i - i % 4
     columns = transpose_bytes(words[first], words[first + 1], words[first + 2], words[first + 3])
     for k in range(4):
@@ -73,8 +74,12 @@ def test_words_hold_four(rng, device):
 def test_words_are_read_and_turned(device):
     """All 256 numbers, and 4 × 4 matrices of their bytes."""
     backend, bits = on(device), np.random.default_rng(0).permutation(256).astype(np.uint8)
-    found, turned = empty((64, 4), np.float32, backend), empty(64, np.uint32, backend)
-    launch(turn_kernel, 1, 64, upload(bits.view(np.uint32), backend), found, turned)
+    found, turned, halves = (empty(shape, dtype, backend) for shape, dtype in (((64, 4), np.float32),
+                                                                              (64, np.uint32), (64, np.uint32)))
+    launch(turn_kernel, 1, 64, upload(bits.view(np.uint32), backend), found, turned, halves)
+    pairs = bits.view(np.uint16).reshape(64, 2)
+    np.testing.assert_array_equal(download(halves).view(np.uint16).reshape(64, 2),
+                                  np.maximum(pairs, pairs[[0, *range(63)]]))
     np.testing.assert_array_equal(download(found).reshape(-1), numbers_of(bits))
     np.testing.assert_array_equal(download(turned).view(np.uint8).reshape(16, 4, 4),
                                   bits.reshape(16, 4, 4).transpose(0, 2, 1))

@@ -19,7 +19,7 @@ READ NEXT
     hopper_fp8.py.
 """
 from ...device import cuda, float32, int32, uint32
-from ...device.float8 import pack_e4m3x4
+from ...device.float8 import larger_halves, pack_e4m3x4
 from ...device.limits import FULL_MASK
 from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from ...device.pipeline import barrier_at
@@ -34,7 +34,7 @@ from ...device.tensor_core import (
     word_of,
 )
 from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
-from ..quantise import MAGNITUDE, larger, scaled
+from ..quantise import MAGNITUDES, scaled
 from .epilogues import BOX_BYTES, WARP_BYTES, word_place
 from .fast_gelu import fast_gelu, fast_gelu_gradient
 
@@ -43,23 +43,23 @@ BYTES_OF_WARP = 1024  # 16 rows of 64
 
 @cuda.jit(device=True, forceinline=True)
 def bytes_of_words(words, most, factor, place, M):
-    """A thread's 16 words of two float16 as words[0 … 7] of four E4M3; the larger of `most` and their magnitudes, of
-    rows that there are."""
+    """A thread's 16 words of two float16 as words[0 … 7] of four E4M3; the larger of `most`, two float16, and their
+    magnitudes, of rows that there are."""
     even = place.lane & 1 == 0
     above = below = uint32(0)
     for j in range(8):
+        above = larger_halves(above, words[2 * j] & MAGNITUDES)
+        below = larger_halves(below, words[2 * j + 1] & MAGNITUDES)
         v0, v1 = unpack_half2(words[2 * j])
         w0, w1 = unpack_half2(words[2 * j + 1])
-        above = larger(larger(above, word_of(v0) & MAGNITUDE), word_of(v1) & MAGNITUDE)
-        below = larger(larger(below, word_of(w0) & MAGNITUDE), word_of(w1) & MAGNITUDE)
         own = pack_e4m3x4(scaled(v0, factor), scaled(v1, factor), scaled(w0, factor), scaled(w1, factor))
         other = word_of(cuda.shfl_xor_sync(FULL_MASK, float_of(own), 1))
         words[j] = low_halves(own, other) if even else high_halves(other, own)
     row = int32(place.first_row + place.thread_row)
     if row < M:
-        most = larger(most, above)
+        most = larger_halves(most, above)
     if row + 8 < M:
-        most = larger(most, below)
+        most = larger_halves(most, below)
     return most
 
 

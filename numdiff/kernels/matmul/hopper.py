@@ -436,7 +436,7 @@ def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
 @cuda.jit(device=True, forceinline=True)
 def epilogue(block, turn, most, acc, gates, place, staging, part, maps, arrays, work, how):
     """Results of a warpgroup's block of 64 columns, of SwiGLU of a pair; the next turn of its two tiles in shared
-    memory. most: of `EIGHT` the largest magnitude, as bits; the next of it, too."""
+    memory. most: of `EIGHT` the largest magnitudes, two float16; the next of them, too."""
     if EIGHT:
         if GELU_GRADIENT:
             turn, most = epilogue_gelu_gradient_eight(block, turn, most, acc, place, staging, arrays.scale_c, work)
