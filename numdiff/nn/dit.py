@@ -23,7 +23,7 @@ from ..device import upload
 from ..errors import UsageError
 from ..kernels.attention.sla import BLOCK
 from . import functional as F
-from .flops import dit_forward_flops, mlp_width
+from .flops import dit_products, mlp_width
 from .layers import Embedding, Linear, constant, gaussian, xavier
 from .model import Model, constructor_options
 from .module import Module, Numbered
@@ -291,9 +291,8 @@ class DiT(Model):
         tokens = F.cast(self.final_layer(y), np.float32)
         return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
 
-    def forward_flops(self):
-        """FLOPs of one image: a multiply-add counts as two."""
-        return dit_forward_flops(self.options)
+    def products(self):
+        return dit_products(self.options)
 
 
 def padded_width(inner):

@@ -1,26 +1,53 @@
-"""FLOPs of a forward pass, from shapes alone; a multiply-add counts as two. Models and blocks add theirs up.
+"""FLOPs of a pass through a model, from shapes alone; a multiply-add counts as two. Models and blocks list theirs.
 
 Convolutions, linear layers and attention are counted; normalisations, activations and additions are not, as is usual.
-The backward pass takes twice as many.
+The backward pass takes twice as many, but where parameters are frozen.
 """
 import math
+from typing import NamedTuple
 
 from ..kernels.attention.sla import BLOCK, blocks_of, count_of
 
 
-def conv_flops(conv, size):
-    """FLOPs of a convolution over one size × size image."""
+class Product(NamedTuple):
+    """A product of the forward pass. weight: a Parameter or its name; attention multiplies none, and has that of its
+    qkv, with of_weight False; flops: of one image."""
+
+    weight: object
+    flops: int
+    of_weight: bool = True
+
+
+def conv_product(conv, size):
+    """A convolution over one size × size image."""
     outputs, kernel, _, inputs = conv.weight.shape
-    return 2 * (size // conv.stride) ** 2 * outputs * kernel * kernel * inputs
+    return Product(conv.weight, 2 * (size // conv.stride) ** 2 * outputs * kernel * kernel * inputs)
 
 
-def depthwise_flops(conv, size):
-    """FLOPs of a depthwise convolution over one size × size image."""
-    return 2 * size * size * math.prod(conv.weight.shape)
+def depthwise_product(conv, size):
+    """A depthwise convolution over one size × size image."""
+    return Product(conv.weight, 2 * size * size * math.prod(conv.weight.shape))
 
 
-def linear_flops(linear, rows):
-    return 2 * rows * math.prod(linear.weight.shape)
+def linear_product(linear, rows):
+    return Product(linear.weight, 2 * rows * math.prod(linear.weight.shape))
+
+
+def total(products):
+    """FLOPs of these products."""
+    return sum(product.flops for product in products)
+
+
+def step_flops(products, names, frozen=()):
+    """FLOPs of one image in a training step: forward, and backward as far as it is computed.
+
+    products: of the model, by name; names: of its parameters, in the order in which they are used; frozen: names of
+    those that are not trained: they have no gradient, and what lies before the first that is trained has no backward
+    """
+    place = {name: number for number, name in enumerate(names)}
+    first = min(number for name, number in place.items() if name not in frozen)
+    return sum(flops * (1 + (2 - of_weight) * (place[name] >= first) + (of_weight and name not in frozen))
+               for name, flops, of_weight in products)
 
 
 def mlp_width(hidden, mlp_ratio, mlp):
@@ -39,18 +66,36 @@ def critical_keys(topk, tokens):
     return min(tokens, BLOCK * count_of(topk, blocks_of(tokens)))
 
 
+def dit_products(options):
+    """[Product] of a DiT with these options, which is not built."""
+    D, patch, swiglu = options["hidden_size"], options["patch_size"], options["mlp"] == "swiglu"
+    tokens, inner = (options["image_size"] // patch) ** 2, mlp_width(D, options["mlp_ratio"], options["mlp"])
+    pixels, head = patch * patch * options["in_channels"], D // options["num_heads"]
+    shift, found = 6 if options["shift"] else 4, []
+
+    def add(name, numbers, of_weight=True):
+        found.append(Product(f"{name}.weight", 2 * numbers, of_weight))
+
+    add("x_embedder.proj", tokens * D * pixels)
+    add("t_embedder.mlp.0", 256 * D)
+    add("t_embedder.mlp.2", D * D)
+    for i in range(options["depth"]):
+        block = f"blocks.{i}"
+        add(f"{block}.attn.qkv", tokens * 3 * D * D)
+        if options.get("attention") == "sla":  # H, φ(q) S and W of the linear part
+            add(f"{block}.attn.qkv", 2 * tokens * (critical_keys(options["sla_topk"], tokens) + head) * D, False)
+            add(f"{block}.attn.proj_l", tokens * D * head)
+        else:
+            add(f"{block}.attn.qkv", 2 * tokens * tokens * D, False)
+        add(f"{block}.attn.proj", tokens * D * D)
+        add(f"{block}.mlp.{'w12' if swiglu else 'fc1'}", tokens * (1 + swiglu) * D * inner)
+        add(f"{block}.mlp.{'w3' if swiglu else 'fc2'}", tokens * D * inner)
+        add(f"{block}.adaLN_modulation.1", shift * D * D)
+    add("final_layer.linear", tokens * D * pixels * (2 if options["learn_sigma"] else 1))
+    add("final_layer.adaLN_modulation.1", 2 * D * D)
+    return found
+
+
 def dit_forward_flops(options):
     """FLOPs of one image through a DiT with these options, which is not built."""
-    D, patch = options["hidden_size"], options["patch_size"]
-    tokens = (options["image_size"] // patch) ** 2
-    pixels = patch * patch * options["in_channels"]
-    products = (3 if options["mlp"] == "swiglu" else 2) * D * mlp_width(D, options["mlp_ratio"], options["mlp"])
-    modulation = (6 if options["shift"] else 4) * D * D
-    if options.get("attention") == "sla":  # H, φ(q) S and W of the linear part
-        keys, head = critical_keys(options["sla_topk"], tokens), D // options["num_heads"]
-        attention = 2 * tokens * keys * D + 3 * tokens * D * head
-    else:
-        attention = 2 * tokens * tokens * D
-    block = tokens * (4 * D * D + products) + attention + modulation
-    outside = tokens * D * pixels * (3 if options["learn_sigma"] else 2) + 256 * D + D * D + 2 * D * D
-    return 2 * (options["depth"] * block + outside)
+    return total(dit_products(options))

@@ -13,6 +13,7 @@ from ..dtypes import is_bfloat16
 from ..errors import UsageError, shown
 from ..kernels.matmul import fp8_supports
 from .evaluation import evaluate
+from .flops import Product, total
 from .module import FlatParameters, Module
 from .tensor import Tensor
 
@@ -204,9 +205,14 @@ class Model(Module):
             raise UsageError("this model has classes: give y, one class index for each image" if y is None
                              else "this model has no classes: leave y out, or build it with num_classes")
 
+    def products(self) -> list[Product]:
+        """The products of one image's way through the model, with the names of their weights; here those of weights
+        that each serve once: a subclass knows better."""
+        return [Product(name, 2 * math.prod(p.shape)) for name, p in self.named_parameters()]
+
     def forward_flops(self) -> int:
-        """FLOPs of one image through the model; here those of weights that each serve once: a subclass knows better."""
-        return 2 * sum(math.prod(p.shape) for _, p in self.named_parameters())
+        """FLOPs of one image through the model: a multiply-add counts as two."""
+        return total(self.products())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """{name: NumPy array} of the weights, in numdiff's layout."""

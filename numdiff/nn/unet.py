@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import UsageError
 from . import functional as F
-from .flops import conv_flops, depthwise_flops, linear_flops
+from .flops import Product, conv_product, depthwise_product, linear_product
 from .layers import Conv2d, DepthwiseConv2d, Embedding, GroupNorm, LayerNorm, LayerScale, Linear
 from .model import Model, constructor_options
 from .module import Module, Numbered
@@ -30,9 +30,9 @@ class Upsample(Module):
         x = F.upsample(x)  # (B, 2H, 2W, C)
         return self.conv(x) if hasattr(self, "conv") else x
 
-    def flops(self, size):
-        """(FLOPs of one image of this size, the size after the block); so of all blocks."""
-        return (conv_flops(self.conv, 2 * size) if hasattr(self, "conv") else 0), 2 * size
+    def products(self, size):
+        """([Product] of one image of this size, the size after the block); so of all blocks."""
+        return [conv_product(self.conv, 2 * size)] if hasattr(self, "conv") else [], 2 * size
 
 
 class Downsample(Module):
@@ -45,8 +45,8 @@ class Downsample(Module):
     def forward(self, x):
         return self.op(x) if hasattr(self, "op") else F.avgpool(x)  # (B, H/2, W/2, C)
 
-    def flops(self, size):
-        return (conv_flops(self.op, size) if hasattr(self, "op") else 0), size // 2
+    def products(self, size):
+        return [conv_product(self.op, size)] if hasattr(self, "op") else [], size // 2
 
 
 class ResBlock(Module):
@@ -83,13 +83,13 @@ class ResBlock(Module):
             x = self.skip_connection(x)
         return self.out_layers[3](h, residual=x)
 
-    def flops(self, size):
+    def products(self, size):
         after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]
-        total = conv_flops(self.in_layers[2], after) + conv_flops(self.out_layers[3], after)
-        total += linear_flops(self.emb_layers[1], 1)
+        found = [conv_product(self.in_layers[2], after), linear_product(self.emb_layers[1], 1),
+                 conv_product(self.out_layers[3], after)]
         if hasattr(self, "skip_connection"):
-            total += conv_flops(self.skip_connection, after)
-        return total, after
+            found.append(conv_product(self.skip_connection, after))
+        return found, after
 
 
 class ConvNeXtBlock(Module):
@@ -124,13 +124,11 @@ class ConvNeXtBlock(Module):
             return self.layer_scale(x, F.dropout(F.mlp(h, *layers), self.dropout, randomness, self.layer))
         return F.mlp(h, *layers, scale=self.layer_scale.weight, residual=x)
 
-    def flops(self, size):
+    def products(self, size):
         after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]
-        total = depthwise_flops(self.depthwise, after) + linear_flops(self.emb_layers[1], 1)
-        total += linear_flops(self.mlp_in, after * after) + linear_flops(self.mlp_out, after * after)
-        if hasattr(self, "skip_connection"):
-            total += conv_flops(self.skip_connection, size)
-        return total, after
+        found = [conv_product(self.skip_connection, size)] if hasattr(self, "skip_connection") else []
+        return [*found, depthwise_product(self.depthwise, after), linear_product(self.emb_layers[1], 1),
+                linear_product(self.mlp_in, after * after), linear_product(self.mlp_out, after * after)], after
 
 
 EMBEDDED = ResBlock, ConvNeXtBlock  # blocks that take the embedding
@@ -152,10 +150,10 @@ class AttentionBlock(Module):
         h = F.attention(qkv, self.heads, self.order)  # (B, T, C)
         return F.reshape(self.proj_out(h, residual=F.reshape(x, B, H * W, C)), B, H, W, C)
 
-    def flops(self, size):
+    def products(self, size):
         tokens, channels = size * size, self.proj_out.weight.shape[0]
-        return (linear_flops(self.qkv, tokens) + linear_flops(self.proj_out, tokens)
-                + 2 * 2 * tokens * tokens * channels), size
+        return [linear_product(self.qkv, tokens), Product(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
+                linear_product(self.proj_out, tokens)], size
 
 
 class Stage(Numbered):
@@ -166,13 +164,13 @@ class Stage(Numbered):
             x = block(x, embedded, randomness) if isinstance(block, EMBEDDED) else block(x)
         return x
 
-    def flops(self, size):
-        total = 0
+    def products(self, size):
+        found = []
         for block in self.modules.values():
-            flops, size = ((conv_flops(block, size), size // block.stride) if isinstance(block, Conv2d)
-                           else block.flops(size))
-            total += flops
-        return total, size
+            more, size = (([conv_product(block, size)], size // block.stride) if isinstance(block, Conv2d)
+                          else block.products(size))
+            found += more
+        return found, size
 
 
 class UNet(Model):
@@ -309,13 +307,14 @@ class UNet(Model):
             h = stage(join(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 
-    def forward_flops(self):
-        """FLOPs of one image: a multiply-add counts as two."""
-        total, size = linear_flops(self.time_embed[0], 1) + linear_flops(self.time_embed[2], 1), self.image_size
+    def products(self):
+        found, size = [linear_product(self.time_embed[k], 1) for k in (0, 2)], self.image_size
         for stage in (*self.input_blocks.modules.values(), self.middle_block, *self.output_blocks.modules.values()):
-            flops, size = stage.flops(size)
-            total += flops
-        return total + conv_flops(self.out[2], size)
+            more, size = stage.products(size)
+            found += more
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        return [product._replace(weight=names[id(product.weight)])
+                for product in (*found, conv_product(self.out[2], size))]
 
 
 def check_options(options):

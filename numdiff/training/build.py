@@ -8,6 +8,7 @@ from ..data.folders import decoded, open_dataset
 from ..diffusion import Diffusion
 from ..distributed.communicator import current
 from ..errors import UsageError
+from ..nn.flops import step_flops
 from ..nn.model import parameter_shapes
 from ..nn.module import frozen_by
 from ..progress import doing
@@ -241,11 +242,13 @@ def describe_without_training(options):
         run = Diffusion(**diffusion_options(options)).options
         for line in take(start, shapes_of(options.model, sizes), sizes, names, run).lines:
             yield f"init      {line}"
+    shapes = shapes_of(options.model, sizes)
     if options.freeze:
-        yield f"frozen    {describe_frozen(options.freeze, shapes_of(options.model, sizes))}"
+        yield f"frozen    {describe_frozen(options.freeze, shapes)}"
     if left := describe_preset(options):
         yield f"preset    {left}"
-    flops = 3 * options.batch * kinds.get(options.model).forward_flops(sizes)
+    products = kinds.get(options.model).products(sizes)
+    flops = options.batch * step_flops(products, shapes, frozen_by(options.freeze, shapes))
     yield f"diffusion {describe_diffusion(diffusion_options(options))}"
     yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "
            f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "

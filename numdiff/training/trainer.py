@@ -21,7 +21,7 @@ from ..diffusion.process import make_diffusion
 from ..distributed.communicator import current
 from ..errors import NumdiffError, OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..nn import AdamW, Muon
-from ..nn.flops import forward_flops
+from ..nn.flops import step_flops
 from ..nn.model import Model
 from ..nn.optimizer import OF_PRECISION, PATIENCE, LossScale, matrices_in
 from ..nn.partition import Partition
@@ -192,8 +192,10 @@ class Trainer:
 
     @property
     def flops_per_step(self) -> int:
-        """FLOPs of one step: the forward pass, and twice as many for the backward pass."""
-        return 3 * forward_flops(self.model) * self.batch
+        """FLOPs of one step: the forward pass, and twice as many for the backward pass, less what is frozen."""
+        parameters = self.model.parameters.parameters
+        frozen = {name for name, parameter in parameters.items() if parameter.frozen}
+        return step_flops(self.model.products(), parameters, frozen) * self.batch
 
     def run(self, steps: int, report_every: int = UNREPORTED,
             stop: Callable[[], object] | None = None) -> Iterator[list[StepReport]]:

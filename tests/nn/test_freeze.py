@@ -12,6 +12,7 @@ from numdiff.errors import UsageError
 from numdiff.kernels.optimizer import grad_norm
 from numdiff.nn import AdamW, DiT, Tape, Tensor, UNet
 from numdiff.nn import functional as F
+from numdiff.nn.flops import forward_flops, step_flops
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Module, Numbered, frozen_by
 from tests.conftest import exhaustively, where
@@ -170,6 +171,22 @@ def test_copies_and_pickles_stay_frozen_and_all_can_be_trained_again():
     model.parameters.freeze(())
     assert model.parameters.trained_ranges == [(0, model.parameters.total)] and model.parameters.trained == total
     assert not any(p.frozen for p in model.parameters.parameters.values())
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_flops_of_a_step(kind):
+    """Frozen weights have no gradient; what comes before the first trained layer, attention too, has no backward."""
+    model = model_of(kind)
+    products, names = model.products(), model.parameters.parameters
+    whole = forward_flops(model)
+    frozen = {name for name in names if "qkv" in name}
+    weights = sum(flops for name, flops, of_weight in products if name in frozen and of_weight)
+    assert 0 < weights < whole and any(not product.of_weight for product in products)
+    assert step_flops(products, names) == 3 * whole
+    assert step_flops(products, names, frozen) == 3 * whole - weights
+    last = [name for name in names if name.startswith(("out.", "final_layer."))]
+    assert step_flops(products, names, names.keys() - last) == whole + 2 * sum(
+        flops for name, flops, _ in products if name in last)
 
 
 @pytest.mark.parametrize("patterns, words", [

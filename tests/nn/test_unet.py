@@ -3,7 +3,7 @@ import pytest
 
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, Tensor, UNet
-from numdiff.nn.flops import forward_flops
+from numdiff.nn.flops import forward_flops, total
 from tests.nn.test_tape import tiny
 
 
@@ -148,7 +148,8 @@ def test_convnext_blocks_by_hand(rng):
     C, size = 16, 8
     model = tiny(block="convnext", channel_mult=(1, 2), model_channels=C, groups=4, num_head_channels=-1)
     block = model.input_blocks[1][0]
-    assert block.flops(size) == (2 * size * size * (49 * C + 8 * C * C) + 2 * 4 * C * C, size)
+    products, after = block.products(size)
+    assert (total(products), after) == (2 * size * size * (49 * C + 8 * C * C) + 2 * 4 * C * C, size)
     assert sum(p.data.size for p in (block.depthwise.weight, block.depthwise.bias, block.mlp_in.weight,
                                      block.mlp_out.weight, block.layer_scale.weight)) == 50 * C + 8 * C * C + C
     block.layer_scale.weight.data[...] = 0.5

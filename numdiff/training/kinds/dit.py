@@ -182,9 +182,9 @@ class DiTKind(ModelKind):
         from ...nn.dit import dit_parameter_counts
         return dit_parameter_counts(sizes)
 
-    def forward_flops(self, sizes):
-        from ...nn.flops import dit_forward_flops
-        return dit_forward_flops(sizes)
+    def products(self, sizes):
+        from ...nn.flops import dit_products
+        return dit_products(sizes)
 
     def activations(self, sizes):
         return 8 * sizes["depth"] * sizes["image_size"] ** 2 // sizes["patch_size"] ** 2 * sizes["hidden_size"]

@@ -162,9 +162,9 @@ class ModelKind:
         """(all parameters, those that are trained)."""
         return 2 * (sum(math.prod(p.shape) for _, p in self.laid_out(sizes).named_parameters()),)
 
-    def forward_flops(self, sizes):
-        """FLOPs of one image through the model."""
-        return self.laid_out(sizes).forward_flops()
+    def products(self, sizes):
+        """The products of one image's way through the model: `Model.products`."""
+        return self.laid_out(sizes).products()
 
     def activations(self, sizes):
         """Numbers that one image leaves for the backward pass, counting only what is certain."""
