@@ -37,8 +37,8 @@ def test_three_launches_forward():
     assert len(forward) == 3 and all(any(name in kernel for kernel in forward) for name in (
         "depthwise_layernorm_kernel", "nt_gelu", "nt_layer_scale")), forward
     backward = " ".join(launched("both") - forward)
-    assert all(name in backward for name in ("nn_gelu_gradient", "depthwise_forward_kernel_v3",
-                                             "depthwise_weight_gradient_kernel_v3")) and "add_forward" not in backward
+    assert all(name in backward for name in ("nn_gelu_gradient", "depthwise_forward_kernel",
+                                             "depthwise_weight_gradient_kernel")) and "add_forward" not in backward
 
 
 def test_command():

@@ -554,11 +554,12 @@ def test_costs_of_e4m3():
     assert t.distinct_bytes == quantise.quantise_forward_cost(n)[0] + 4 + 2 * 4
     assert t.total_flops == 3 * n + 256  # each is also told from an infinity; a thread's quotient
     matrix = 64, 64
-    for operation, given in ((quantise_both.quantise_both, halves), (quantise_both.columns_of, None)):
+    for operation, cost, given in ((quantise_both.quantise_both, quantise_both.quantise_both_cost, halves),
+                                   (quantise_both.columns_of, quantise_both.columns_of_cost, None)):
         t = Counted(lambda u, operation=operation, given=given: operation(
             number(u, 0, np.uint8, n).reshape(*matrix) if given is None else given(u, *matrix), u(1))).total
-        cost = getattr(quantise_both, f"{operation.__name__}_cost")(n)
-        assert t.distinct_bytes == cost[0] + 4 and t.total_flops == (3 * n + 256 if cost[1] else 256)
+        moved, flops = cost(n)
+        assert t.distinct_bytes == moved + 4 and t.total_flops == (3 * n + 256 if flops else 256)
     # the table, read by all three launches; a tile's largest, written and read, and so the scale
     moved = Counted(weights).total.distinct_bytes
     assert moved == quantise.quantise_weights_cost(n)[0] + 2 * (3 * 8 + 8) + 8 + 8 + 2 * 4 + 2 * 4
@@ -574,9 +575,11 @@ def test_costs_of_e4m3_with_activations():
         a, b = (upload(bits_of(RNG.standard_normal((128, 128)).astype(float32)), u.device) for _ in range(2))
         hopper_fp8.matmul_fp8_gelu_forward(a, b[:64], u(1), u(1), u(64))
         hopper_fp8.matmul_fp8_swiglu_forward(a, b, u(1), u(1))
+        hopper_fp8.matmul_fp8_gradient(a, b[:64], u(1), u(1), u(128, 64))
 
     assert Counted(activations).total.tensor_flops == (hopper_fp8.matmul_fp8_gelu_forward_cost(128, 64, 128)[1]
-                                                       + hopper_fp8.matmul_fp8_swiglu_forward_cost(128, 128, 128)[1])
+                                                       + hopper_fp8.matmul_fp8_swiglu_forward_cost(128, 128, 128)[1]
+                                                       + hopper_fp8.matmul_fp8_gradient_cost(128, 64, 128)[1])
 
 
 def test_softmax_costs():
