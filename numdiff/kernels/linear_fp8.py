@@ -59,7 +59,8 @@ class Scale8(NamedTuple):
 
 class Layer8(NamedTuple):
     """A layer in E4M3. weight (N, K), transposed (K, N): uint8, scale float32 (1,) of both; x, dy: `Scale8` of what
-    goes in and what comes back; promoted: whether products are added up in float32 every 128 of k."""
+    goes in and what comes back; promoted: whether products are added up in float32 every 128 of k, as those of weights'
+    gradients always are."""
 
     weight: object
     transposed: object
@@ -136,7 +137,7 @@ def _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate):
     else:
         bits, columns = quantise_both(rows, *layer.dy, sums=dbias)
     if dweight is not None:
-        matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate, layer.promoted)
+        matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate)
     return bits
 
 

@@ -120,9 +120,8 @@ EIGHT_KERNELS = Variants(
      for BN in WIDTHS[promoted]],
     lambda key: kernel_for(key[0], False, False, True, key[2], fp8=True, promoted=key[1], eight=True,
                            module=__name__))
-FP8_GRADIENT_KERNELS = Variants(
-    [(BN, promoted) for promoted in WIDTHS for BN in WIDTHS[promoted]],
-    lambda key: kernel_for(key[0], False, False, False, fp8=True, promoted=key[1], module=__name__))
+FP8_GRADIENT_KERNELS = Variants(WIDTHS[True], lambda BN: kernel_for(BN, False, False, False, fp8=True, promoted=True,
+                                                                    module=__name__))
 
 
 def choose_width(M, N, K, multiprocessors, promoted, activation):
@@ -134,9 +133,9 @@ def choose_width(M, N, K, multiprocessors, promoted, activation):
     return min(widths_of(promoted, activation), key=estimate)
 
 
-def choose_slices(M, N, K, multiprocessors, promoted):
+def choose_slices(M, N, K, multiprocessors):
     """(width of a tile, slices of K) with the lowest estimate for a float32 result: a stage takes float16's time."""
-    (_, width), slices, _ = choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[promoted])
+    (_, width), slices, _ = choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True])
     return width, slices
 
 
@@ -274,9 +273,9 @@ def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
     return du
 
 
-def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True, promoted=True):
+def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
     """out (M, N) float32 += scale_a · scale_b · a·bᵀ; a (M, K), b (N, K): dyᵀ and xᵀ of a layer whose weight's gradient
-    this is.
+    this is. Always promoted, as the sum is over thousands of rows.
 
     accumulate: False: out is written, whatever it held
     """
@@ -288,13 +287,13 @@ def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True, promoted=T
         out[...] = out + found if accumulate else found
         return
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
-    width, slices = choose_slices(M, N, K, multiprocessors, promoted)
+    width, slices = choose_slices(M, N, K, multiprocessors)
     tiles_m, tiles_n, steps = -(-M // BM), -(-N // width), -(-K // STEP)
     length, slices, alone = schedule(tiles_m * tiles_n, slices, steps, multiprocessors)
     units, nothing = slices * tiles_m * tiles_n, unused(a)
     target = out.reshape(-1) if slices == 1 else empty((slices * M * N,), np.float32, like=a)
     map_a = tensor_map(a, (STEP, BM))
-    launch(FP8_GRADIENT_KERNELS[width, promoted], min(units, multiprocessors), THREADS,
+    launch(FP8_GRADIENT_KERNELS[width], min(units, multiprocessors), THREADS,
            Maps(map_a, tensor_map(b, (STEP, width)), map_a, map_a, map_a),
            Fp8Arrays(target, nothing, nothing, nothing, scale_a, scale_b),
            Work(M, N, max(N, K) + width, steps, length, tiles_m, tiles_n, units, alone),
