@@ -9,6 +9,7 @@ What cannot run is no test: see `where` for what an engine cannot do, and `needs
 which is said once, at the end of a run. README.md, beside this file, says which tests are of the exhaustive part.
 """
 import collections
+import contextlib
 import functools
 import gc
 import importlib.util
@@ -49,6 +50,17 @@ def pytest_xdist_make_scheduler(config, log):
     over what others have not begun."""
     from xdist.scheduler import WorkStealingScheduling
     return WorkStealingScheduling(config, log)
+
+
+def pytest_collection(session):
+    """In a clean clone pytest compiles each file of tests, which takes seconds: every other worker begins at the end,
+    so that each finds what the other has compiled."""
+    worker = getattr(session.config, "workerinput", {}).get("workerid", "gw0")
+    if int(worker.removeprefix("gw")) % 2 and session.config.args == session.config.getini("testpaths"):
+        root = session.config.rootpath
+        for path in sorted((root / "tests").rglob("test_*.py"), reverse=True):
+            with contextlib.suppress(Exception):  # collecting tells what is wrong
+                importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m

@@ -12,19 +12,24 @@ HARDWARE = ("threadIdx", "blockIdx", "shared", "local", "grid", "syncthreads")  
 def gpu_functions(path):
     """[function] of a file that a GPU runs: decorated by cuda.jit, given to it or to `specialise`, or one that asks for
     its thread, where a factory's own helper compiles it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    given = {node.args[0].id for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args
-             and isinstance(node.args[0], ast.Name) and ast.unparse(node.func) in ("cuda.jit", "specialise")}
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    given = {node.args[0].id for node in nodes if isinstance(node, ast.Call) and node.args
+             and isinstance(node.args[0], ast.Name) and (is_of_cuda(node.func, ("jit",)) or isinstance(
+                 node.func, ast.Name) and node.func.id == "specialise")}
 
-    def asks(function):
-        inner = {each for other in ast.walk(function) if isinstance(other, ast.FunctionDef) and other is not function
-                 for each in ast.walk(other)}
-        return any(isinstance(node, ast.Attribute) and node.attr in HARDWARE and isinstance(node.value, ast.Name)
-                   and node.value.id == "cuda" for node in ast.walk(function) if node not in inner)
+    def asks(node):
+        """Whether it names the hardware itself, not in a function within it."""
+        return any(is_of_cuda(each, HARDWARE) or not isinstance(each, ast.FunctionDef) and asks(each)
+                   for each in ast.iter_child_nodes(node))
 
     return [node for node in functions if node.name in given or asks(node)
-            or any("cuda.jit" in ast.unparse(each) for each in node.decorator_list)]
+            or any(is_of_cuda(each, ("jit",)) for decorator in node.decorator_list for each in ast.walk(decorator))]
+
+
+def is_of_cuda(node, names):
+    return isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.value, ast.Name) \
+        and node.value.id == "cuda"
 
 
 def measure(function):
