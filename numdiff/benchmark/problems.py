@@ -258,7 +258,15 @@ def problems():
     add(matmul.matmul_fp8_gradient, hopper_fp8, precision="fp8", a=integers(windows[:4 * D], np.uint8),
         b=integers(windows[:D], np.uint8), scale_a=single(1), scale_b=single(1), out=single(4 * D, D),
         accumulate=False)
-    hidden, amax = half(N * T, 4 * D), integers(np.zeros(quantise.PARTIALS), np.uint32)
+    amax = integers(np.zeros(quantise.PARTIALS), np.uint32)
+    lines = np.lib.stride_tricks.sliding_window_view(bits_of(rng.standard_normal(N * T + D, np.float32)), D)
+    layer = {"precision": "fp8", "a": integers(lines[:N * T], np.uint8), "scale_a": single(1), "scale_b": single(1)}
+    for note, into in (("to float16", None), ("to E4M3", [single(1), amax])):  # its forward, its output's gradient
+        add(matmul.matmul_fp8_gelu_forward, hopper_fp8, note=note, b=integers(lines[:4 * D], np.uint8),
+            bias=single(4 * D), into=into, **layer)
+        add(matmul.matmul_fp8_gelu_backward, hopper_fp8, note=note, b=integers(lines[:4 * D], np.uint8),
+            u=half(N * T, 4 * D), into=into, **layer)
+    hidden = half(N * T, 4 * D)
     add(quantise.quantise_forward, x=hidden, scale=single(1), amax=amax)
     add(quantise_both.quantise_both, x=hidden, scale=single(1), amax=amax, sums=single(4 * D))
     add(quantise_both.columns_of, rows=Array((N * T, 4 * D), np.dtype(np.uint8)), scale=single(1),
@@ -405,6 +413,10 @@ def problems():
     add(gate_adaln.gate_adaln_forward, x=tokens, h=tokens, gate=shift, shift=shift, scale=shift)
     add(gate_adaln.gate_adaln_backward, dz=tokens, dy=tokens, z=tokens, h=tokens, gate=shift, shift=shift,
         scale=shift, mean=single(N * T), rstd=single(N * T))
+    add(gate_adaln.gate_adaln_forward, versions=(2,), note="to E4M3", x=tokens, h=tokens, gate=shift, shift=shift,
+        scale=shift, into=[single(1), amax])
+    add(gate_adaln.gate_adaln_backward, versions=(2,), note="to E4M3", dz=tokens, dy=tokens, z=tokens, h=tokens,
+        gate=shift, shift=shift, scale=shift, mean=single(N * T), rstd=single(N * T), dh_into=[single(1), amax])
     for note, given in (("RMSNorm", {"shift": shift}), ("RMSNorm, no shift", {"shift": None})):
         given = {"scale": shift, "weight": single(D), **given}
         seam, alone = {"h": tokens, "gate": shift}, {"h": None, "gate": None}
