@@ -5,6 +5,7 @@ that. Which device it lives on is its `backend`, an object with five methods (`a
 `launch`); see `gpu.py` (a GPU), `emulator.py` (runs kernels on the CPU), `ptx.py` (compiles every launch, runs none).
 NumPy arrays are the CPU engine: the functions here take both.
 """
+import contextlib
 import math
 
 import numpy as np
@@ -135,6 +136,12 @@ def upload(array, like=None):
     result = empty(array.shape, array.dtype, backend)
     backend.upload(array, result)
     return result
+
+
+def lasting(backend):
+    """Context: what is allocated in it may be kept for good. A step that is recorded has an arena of its own, and its
+    replays write to all that was free there, whatever has been put there since; this comes from the first arena."""
+    return backend.within(backend.arenas[0]) if hasattr(backend, "arenas") else contextlib.nullcontext()
 
 
 def download(array):

@@ -9,13 +9,12 @@ On a GPU a map is made once for each address and view, and kept: a training step
 as in the step before, makes none, so a step captured in a graph uploads none either, once it has run with the same
 arena. A map does not depend on the contents at its address, so a kept map is never wrong.
 """
-import contextlib
 import ctypes
 
 import numpy as np
 
 from ..emulator import tma
-from .array import DeviceArray, upload
+from .array import DeviceArray, lasting, upload
 
 _TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "float64": "FLOAT64", "uint8": "UINT8",
           "uint16": "UINT16", "uint32": "UINT32", "int32": "INT32", "uint64": "UINT64", "int64": "INT64"}
@@ -42,8 +41,7 @@ def tensor_map(array, box, swizzle=128, dims=None, strides=None):
         kept = _kept.get(key)
         if kept is None:
             made = tma.map_of(None, 0, array.shape, array.dtype, box, swizzle, dims, strides, address)
-            # from the first arena, which lives as long as the backend
-            with backend.within(backend.arenas[0]) if address else contextlib.nullcontext():
+            with lasting(backend):
                 kept = upload(_encode(made, array.dtype, backend) if address else made.descriptor(), backend)
             kept = _kept.setdefault(key, kept)  # of two threads that made one, both use the first, which stays
         return kept

@@ -41,7 +41,7 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import DeviceArray, cuda, empty, float32, int32, is_device, launch, load4, store4, upload
+from ..device import DeviceArray, cuda, empty, float32, int32, is_device, lasting, launch, load4, store4, upload
 from ..device.limits import FULL_MASK, WARP
 from .common import load4_or_zeros
 from .linear import linear_backward_reference, linear_forward_reference
@@ -337,7 +337,9 @@ def _place(layers, batch):
             n = np.arange(width)
             rows.append(np.stack([starts[2 * i] + n * K, starts[2 * i + 1] + n, begin + n, np.full(width, width)], 1))
             begin += batch * width
-        _tables.setdefault(key, upload(np.concatenate(rows).astype(np.int32), buffer))  # two threads use the first
+        with lasting(buffer.backend):
+            table = upload(np.concatenate(rows).astype(np.int32), buffer)
+        _tables.setdefault(key, table)  # two threads use the first
     return buffer, _tables[key]
 
 

@@ -1,5 +1,9 @@
 """What a run will launch is known before it, on every card; and ranks of one host share the compiling."""
 import contextlib
+import gc
+import threading
+import traceback
+import weakref
 
 import numpy as np
 import pytest
@@ -77,6 +81,56 @@ def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
     launched = options.device.kernels
     assert len(launched) > 30 and set(launched) <= set(planned)
     assert len(planned) <= len(launched) + 3  # nor is much compiled that nobody wants
+
+
+class Memory:
+    """Of an array."""
+
+
+class Watched(Recorder):
+    """Knows what was allocated in an arena for steps, and is still there."""
+
+    arenas = ("of all that lasts",)
+    current = None
+
+    def __init__(self, card):
+        super().__init__(card)
+        self.of_steps, self.turn = [], threading.RLock()
+
+    def new_arena(self):
+        return "of a step"
+
+    @contextlib.contextmanager
+    def within(self, arena):
+        before, self.current = self.current, arena
+        yield
+        self.current = before
+
+    def allocate(self, nbytes):
+        memory = Memory()
+        if self.current not in (None, *self.arenas):
+            self.of_steps.append((weakref.ref(memory), "".join(traceback.format_stack(limit=6)[:-2])))
+        return memory
+
+
+@pytest.mark.parametrize("model, precision", [("unet", "fp16"), ("dit", "fp8")])
+def test_nothing_that_lasts_lies_where_a_step_computes(model, precision):
+    """A replay writes to all that was free there when it was recorded, whoever has taken some of it since."""
+    options = gpu_options(model, "tiny", precision, batch=2, sample_count=19, sample_steps=2)
+    options = options.changed(device=Watched(H200))
+    dataset = build_dataset(options)
+    made = build_model(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
+    trainer = build_trainer(options, made, dataset)
+    for _ in trainer.run(3, 1):
+        pass
+    recorded = len(options.device.of_steps)
+    previews = Previews(trainer, options)
+    for _ in range(2):  # of 16 and 3 images, where a step has 2
+        previews.draw()
+    gc.collect()
+    since = options.device.of_steps[recorded:]
+    assert len(since) > 100 and not [where for memory, where in since if memory() is not None]
+    trainer.close()
 
 
 def test_a_trainer_plans_its_own_step():

@@ -27,12 +27,11 @@ SOURCE
 READ NEXT
     one_pass_half.py, the backward that float16 takes where it fits.
 """
-import contextlib
 from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, int32, launch, load4, uint32, upload
+from ...device import cuda, empty, empty_like, float32, int32, lasting, launch, load4, uint32, upload
 from ...device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
 from ...device.eight import add8, copy8, fence, fetch8, load8_into, one_of, prefetch_l2, store8_from
 from ...device.requires import requires
@@ -347,7 +346,7 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, 
 @kept
 def counters(backend):
     """For each tile of channels, how many of its blocks are done; every launch leaves zeros."""
-    with backend.within(backend.arenas[0]) if hasattr(backend, "arenas") else contextlib.nullcontext():
+    with lasting(backend):
         return upload(np.zeros(COUNTERS, np.uint32), backend)
 
 
