@@ -6,6 +6,7 @@ import click
 
 from numdiff.settings import SAMPLERS
 from numdiff.training import kinds
+from numdiff.training.options import settings_of
 
 from .output import echo
 from .settings import GroupedCommand, KindGroup, ListOf, Setting, classes_by_number, kind_command, settings
@@ -15,6 +16,7 @@ SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "micro
           "channels")
 LADDER_SETTINGS = ("preset", "device", "recompute", "batch", "image_size", "channels", "data")
 SAMPLED = ("preset", "device", "precision", "eager", "image_size", "channels")
+OF_RUNS = ("checkpoint_every", "keep", "ema_std", "ema_snapshots", "sample_every", "sample_count", "log_every")
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
 MEASURED = tuple(name for kind in kinds.KINDS.values() for name in kind.measured)
 
@@ -112,7 +114,8 @@ def sample_command(kind):
 
 
 def quality_command(kind):
-    return kind_command(kind, "bench quality", options=QUALITY, run=measure_quality)
+    names = [name for name in settings_of(kind.name) if name not in OF_RUNS]
+    return kind_command(kind, "bench quality", *names, options=QUALITY, run=measure_quality)
 
 
 @bench.group(cls=KindGroup, make=step_command)
@@ -223,6 +226,7 @@ def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):
     from numdiff.training.options import resolve
 
     options = resolve({"model": model, "optimizer": "adamw", **given})  # PyTorch's, whatever the preset has
+    measuring.check_rows(options, rows)
     check_picture(png)
     if csv:
         check_output("the rows", csv)

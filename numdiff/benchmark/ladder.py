@@ -87,10 +87,20 @@ BARS = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 2e-2}  # largest deviation of a loss
 
 def chosen(numbers):
     """[(number, Row)] of the numbers asked for (None: all); a `UsageError` for one that does not exist."""
+    if numbers == ():
+        raise UsageError(f"--rows none leaves no row to measure: give some of 1 to {len(ROWS)}, or leave it out.")
     for number in numbers or ():
         if not 1 <= number <= len(ROWS):
             raise UsageError(f"--rows {number}: the ladder has rows 1 to {len(ROWS)}.")
-    return [(n, row) for n, row in enumerate(ROWS, 1) if not numbers or n in numbers]
+    return [(n, row) for n, row in enumerate(ROWS, 1) if numbers is None or n in numbers]
+
+
+def check_rows(options, numbers):
+    """Raise a `UsageError` for rows that there are not, and for data that none of them reads."""
+    reads = [n for n, row in enumerate(ROWS, 1) if row.loaded]
+    if not any(row.loaded for _, row in chosen(numbers)) and options.data is not None:
+        raise UsageError(f"--data {options.data} is for row {', '.join(map(str, reads))}, and the other rows take "
+                         "random images: leave it out, or measure that row, too.")
 
 
 def left_out(row, backend, unsuitable=None):

@@ -26,7 +26,7 @@ from ..training.plan import plan_run
 from ..training.previews import Previews, draws
 from ..training.run import quiet_overflows, sample_grid
 from ..training.trainer import NonFiniteError
-from .features import RandomConv, extract
+from .features import SMALLEST, RandomConv, extract
 from .frechet import frechet_distance
 from .precision_recall import precision_recall
 from .sources import Features, open_source
@@ -52,6 +52,9 @@ def bench_quality(options, targets=TARGETS, every=None, samples=None, sampler="d
         picture, uint8 (H, W, C); on rank 0
     """
     targets = check_targets(targets)
+    if options.image_size < SMALLEST:
+        raise UsageError(f"--image-size {options.image_size}: distances are of images of at least {SMALLEST}×"
+                         f"{SMALLEST} pixels; give a larger one.")
     every = every or max(1, -(-options.steps // POINTS))
     if options.steps // every > MAX_EVALUATIONS:
         raise UsageError(f"--every {every} would measure {options.steps // every:,} times in {options.steps:,} steps: "

@@ -129,6 +129,11 @@ def test_largest_batch(monkeypatch):
 def test_rows_that_there_are_not():
     with pytest.raises(UsageError, match=r"--rows 11: the ladder has rows 1 to 10\.$"):
         next(bench_ladder(small_unet(), (1, 11)))
+    for rows, text in (((0,), "--rows 0: the ladder"), ((), "--rows none leaves no row to measure: give some of 1"),
+                       ((1, 2), "--data a.h5 is for row 10, and the other rows take random images: leave it out")):
+        with pytest.raises(UsageError, match=f"^{text}"):
+            ladder.check_rows(small_unet(data="a.h5"), rows)
+    ladder.check_rows(small_unet(data="a.h5"), None)
 
 
 def test_picture_and_what_is_printed(tmp_path):
