@@ -6,31 +6,37 @@ VERSIONS
     v1 naive: one thread an output (naive.py).
     v2 tiled: tiles in shared memory, runs of pixels in registers (tiled.py); kernels of 3, 5 and 7, C a multiple of 8.
     v3 mma: the same in float16 and bfloat16, on tensor cores (mma.py).
-    v4 hopper: the same by TMA, each pixel read once for all rows of taps (hopper.py, hopper_weight_gradient.py); not
-       measured on a GPU yet.
+    v4 hopper: the same by TMA, each pixel read once for all rows of taps (hopper.py, hopper_weight_gradient.py):
+       what runs on Hopper where images are wider than 16.
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v1       444 µs     37.9 GB/s    1 % of memory    10 % of PyTorch
-        v2      20.7 µs      813 GB/s   20 % of memory   21.5 × v1   208 % of PyTorch
-        v3*     17.1 µs      986 GB/s   24 % of memory   1.21 × v2   252 % of PyTorch
+        v1       444 µs     37.8 GB/s    1 % of memory    10 % of PyTorch
+        v2      20.7 µs      811 GB/s   20 % of memory   21.4 × v1   209 % of PyTorch
+        v3      16.9 µs      995 GB/s   25 % of memory   1.23 × v2   256 % of PyTorch
+        v4*     9.79 µs    1,717 GB/s   43 % of memory   1.73 × v3   442 % of PyTorch
     depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v1       468 µs     35.9 GB/s    1 % of memory    15 % of PyTorch
-        v2      21.9 µs      766 GB/s   19 % of memory   21.3 × v1   326 % of PyTorch
-        v3*     16.6 µs    1,010 GB/s   25 % of memory   1.32 × v2   430 % of PyTorch
+        v1       469 µs     35.8 GB/s    1 % of memory    15 % of PyTorch
+        v2      22.0 µs      763 GB/s   19 % of memory   21.3 × v1   327 % of PyTorch
+        v3      16.7 µs    1,003 GB/s   25 % of memory   1.31 × v2   430 % of PyTorch
+        v4*     9.82 µs    1,709 GB/s   42 % of memory   1.70 × v3   734 % of PyTorch
     depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v1    10,919 µs     1.54 GB/s    0 % of memory     0 % of PyTorch
-        v2      36.7 µs      459 GB/s   11 % of memory    298 × v1    90 % of PyTorch
-        v3*     19.1 µs      881 GB/s   21 % of memory   1.92 × v2   173 % of PyTorch
+        v1    10,939 µs     1.54 GB/s    0 % of memory     0 % of PyTorch
+        v2      37.0 µs      454 GB/s   11 % of memory    295 × v1    90 % of PyTorch
+        v3      18.9 µs      893 GB/s   22 % of memory   1.96 × v2   178 % of PyTorch
+        v4*     15.5 µs    1,083 GB/s   27 % of memory   1.21 × v3   215 % of PyTorch
     depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v2       100 µs      770 GB/s   19 % of memory   137 % of PyTorch
-        v3*     64.5 µs    1,195 GB/s   29 % of memory   1.55 × v2   212 % of PyTorch
+        v2       101 µs      763 GB/s   19 % of memory   137 % of PyTorch
+        v3      64.9 µs    1,188 GB/s   30 % of memory   1.56 × v2   213 % of PyTorch
+        v4*     29.0 µs    2,654 GB/s   66 % of memory   2.23 × v3   476 % of PyTorch
     depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v2       103 µs      746 GB/s   18 % of memory   329 % of PyTorch
-        v3*     64.4 µs    1,198 GB/s   29 % of memory   1.61 × v2   528 % of PyTorch
+        v2       103 µs      746 GB/s   19 % of memory   328 % of PyTorch
+        v3      64.5 µs    1,195 GB/s   30 % of memory   1.60 × v2   526 % of PyTorch
+        v4*     28.9 µs    2,665 GB/s   66 % of memory   2.23 × v3  1174 % of PyTorch
     depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
-        v2       144 µs      534 GB/s   13 % of memory    84 % of PyTorch
-        v3*     65.3 µs    1,181 GB/s   29 % of memory   2.21 × v2   186 % of PyTorch
+        v2       145 µs      534 GB/s   13 % of memory    84 % of PyTorch
+        v3      64.8 µs    1,190 GB/s   30 % of memory   2.23 × v2   187 % of PyTorch
+        v4*     32.0 µs    2,413 GB/s   60 % of memory   2.03 × v3   379 % of PyTorch
 READ NEXT
     layernorm.py
 """
@@ -55,7 +61,7 @@ from .reference import (
 )
 from .tiled import BYTES, FORWARD, GRADIENT_ROWS, KERNELS, WEIGHT_GRADIENT, threads_of
 
-FASTEST = {"forward": 4, "input_gradient": 4, "weight_gradient": 3}  # of 16 bits: the launcher's choice on Hopper
+FASTEST = {"forward": 4, "input_gradient": 4, "weight_gradient": 4}  # of 16 bits: the launcher's choice on Hopper
 NARROW = 16  # columns of images up to which version 3 stays: half of version 4's tiles, 32 wide, would be empty
 GRADIENT_BLOCKS = 1024  # of version 2's weight gradient, about: eight for each multiprocessor of a large GPU
 

@@ -107,8 +107,9 @@ def test_gradients(engine, rng, shape, monkeypatch):
     P.matmul_fp8_gradient(*given, out, accumulate=False)
     once = download(out)
     P.matmul_fp8_gradient(*given, out)
-    engine.check(once, product, 1e-5)
-    engine.check(out, 2 * product, 1e-5)
+    tolerance = 5e-4 if engine.name == "cuda" else 1e-5  # of a stage's sum tensor cores keep about 14 bits
+    engine.check(once, product, tolerance)
+    engine.check(out, 2 * product, tolerance)
     with pytest.raises(ValueError, match="the product float32"):
         P.matmul_fp8_gradient(*given, out.reshape(-1))
 

@@ -22,21 +22,30 @@ SHAPES
 VERSIONS
     v1 naive: one thread a row, float32 sums, all head sizes, any type
     v2 mma: float16 and bfloat16 on tensor cores, the same heads; nine launches forward and backward, and the sums of
-       dW and db. Heads of 72 are not measured on a GPU yet
+       dW and db
     v3 product: forward only; S by a product of zeros and ones with H, so that the forward reads k and v alone: what
        runs from 65 blocks on; an H200, T 16,384: 273 instead of 291 µs with top-k 5 %, 771 instead of 929 with 20 %
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     sla_forward, 1×4096×2304, 64×64, heads 12, float16
-        v1     1,038 µs     30.9 GB/s    1 % of memory    11 % of PyTorch
-        v2*     56.4 µs      569 GB/s   14 % of memory   18.4 × v1   197 % of PyTorch
+        v1     1,031 µs     31.1 GB/s    1 % of memory    11 % of PyTorch
+        v2*     50.6 µs      634 GB/s   16 % of memory   20.4 × v1   223 % of PyTorch
+        v3      52.9 µs      606 GB/s   15 % of memory   0.96 × v2   213 % of PyTorch
     sla_backward, 1×4096×768, 1×4096×2304, heads 12, float16
-        v1     3,715 µs     15.4 GB/s    0 % of memory     8 % of PyTorch
-        v2*      117 µs      488 GB/s   12 % of memory   31.7 × v1   255 % of PyTorch
+        v1     3,707 µs     15.4 GB/s    0 % of memory     8 % of PyTorch
+        v2*      120 µs      476 GB/s   12 % of memory   30.8 × v1   253 % of PyTorch
     sla_forward, 1×16384×2304, 64×64, heads 12, float16
-        v2*      335 µs   130 TFLOP/s   13 % of arithmetic   527 % of PyTorch
+        v2       308 µs   141 TFLOP/s   14 % of arithmetic   586 % of PyTorch
+        v3*      282 µs   154 TFLOP/s   16 % of arithmetic   1.09 × v2   638 % of PyTorch
     sla_backward, 1×16384×768, 1×16384×2304, heads 12, float16
-        v2*      777 µs   139 TFLOP/s   14 % of arithmetic   598 % of PyTorch
+        v2*      817 µs   132 TFLOP/s   13 % of arithmetic   578 % of PyTorch
+    sla_forward, 1×4096×3456, 72×72, heads 16, float16
+        v1     1,970 µs     25.0 GB/s    1 % of memory    11 % of PyTorch
+        v2*     84.9 µs      579 GB/s   14 % of memory   23.2 × v1   246 % of PyTorch
+        v3      89.5 µs      550 GB/s   14 % of memory   0.95 × v2   234 % of PyTorch
+    sla_backward, 1×4096×1152, 1×4096×3456, heads 16, float16
+        v1     6,259 µs     13.9 GB/s    0 % of memory    10 % of PyTorch
+        v2*      188 µs      462 GB/s   11 % of memory   33.2 × v1   336 % of PyTorch
 COST
     4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
     T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of
