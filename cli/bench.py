@@ -159,11 +159,12 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
 
     given = {name: value for name, value in classes_by_number(model, given).items() if value is not None}
     given.setdefault("data", default_path())  # named: all its classes, of which the presets choose a few
-    targets = check_targets(target or TARGETS)
+    targets = check_targets(TARGETS if target is None else target)
     check_picture(png)
     check_picture(grid)
     if json:
         check_output("what was measured", json)
+    check_apart(("--png", png), ("--grid", grid), ("--json", json))
     options = resolve({"model": model, **given})
     echo(f"model        {model_name(options)}, {options.image_size}×{options.image_size}, batch {options.batch}, "
          f"{options.precision}, {options.steps:,} steps")
@@ -230,6 +231,7 @@ def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):
     check_picture(png)
     if csv:
         check_output("the rows", csv)
+    check_apart(("--csv", csv), ("--png", png))
     if versus:
         from numdiff.benchmark.torch_step import require_torch, require_twin
         require_twin(options)
@@ -574,6 +576,15 @@ def data(file, batch, demand, repeats, images, device, image_size):
     if text := verdict(rows, demand):
         echo("")
         echo(f"verdict      {text}")
+
+
+def check_apart(*outputs):
+    """Refuse two of the (option, path) that name one file."""
+    from numdiff.errors import UsageError
+    seen = {}
+    for name, path in outputs:
+        if path and seen.setdefault(os.path.realpath(path), name) != name:
+            raise UsageError(f"{seen[os.path.realpath(path)]} and {name} name one file: give them different names.")
 
 
 def check_picture(path):

@@ -74,6 +74,9 @@ def compile_run(given, capability=None, ranks=1, echo=print):
     given: as `resolve` takes; capability: "9.0", of the GPUs that will train (None: that of the GPU here); ranks: how
     many of them. The cache's folder must be writable. Raises `NumdiffError` where a kernel cannot be compiled.
     """
+    if given.get("device") in ("cpu", "emulator"):
+        raise UsageError(f"--device {given['device']} runs no compiled kernels: leave it out, to compile those of "
+                         "a GPU.")
     if not capability and (reason := why_no_gpu()):
         raise UsageError(f"there is no GPU here to compile for ({reason}): say for which one, as in --capability 9.0.")
     cards = cards_with(parse_capability(capability)) if capability else [card_of(get_gpu())]

@@ -48,6 +48,7 @@ def test_sizes_without_data():
 
 @pytest.mark.parametrize("arguments, sentence", [
     ((), "there is no GPU here to compile for (.*): say for which one, as in --capability 9.0"),
+    (("--capability", "9.0", "--device", "cpu"), "--device cpu runs no compiled kernels: leave it out, to compile"),
     (("--capability", "9"), "--capability 9 is not a compute capability; give one such as 9.0"),
     (("--capability", "6.1"), "--capability 6.1: no such card is known; use one of 7.5, 8.0, "),
     (("--capability", "9.0", "--batch", "33", "--ranks", "2"), "--batch 33 cannot be shared evenly by 2 ranks")])

@@ -55,6 +55,8 @@ def test_a_run_that_diverges_says_how_far_it_came():
     (("--size", 8), "--image-size 8: distances are of images of at least 16×16 pixels; give a larger one."),
     (("--sample-every", 2), "No such option '--sample-every'"),  # as every other that a run's own grids and files have
     (("--steps", 5000, "--every", 1), "--every 1 would measure 5,000 times in 5,000 steps: give at least 5."),
+    (("--png", "a.png", "--grid", "./a.png"), "--png and --grid name one file"),
+    (("--target", "none"), "--target takes spatial Fréchet distances"),
     (("--png", "curve.jpg"), "must end in .png"), (("--json", "none/a.json"), "the folder does not exist")])
 def test_refused(more, sentence):
     result = run(*more)
