@@ -51,7 +51,7 @@ REPEATED = re.compile("|".join((
     r"flash_attention_backward: float16, legacy, HS 64, .*(64 keys.* v[15]|256 keys.* v3)",
     r"flash_attention_backward: ((float16, )?new, HS 32|bfloat16, legacy, HS 64), T 3.* v1",
     r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys.* v3",
-    r"flash_attention: float16, legacy, HS (32, T 2|64, T 3), .* v5",
+    r"flash_attention: float16, legacy, HS 64, T 3, .* v5",
     r"flash_attention: float16, legacy, HS (32|64), T 3, 128 queries v3",
     # each order with each type and with each tile, but not with both
     r"matmul: float16, [^,]*, tile (64|192|\(64, 64\)), float16 v.", r"matmul: float16, aᵀ·b, tile .128,.*float16 v5",
