@@ -51,13 +51,23 @@ class Commands(Group):
 
     def main(self, *args, **kwargs):
         open_streams()
-        try:
+        if not kwargs.get("standalone_mode", True):
             return super().main(*args, **kwargs)
+        code = 0
+        try:
+            try:
+                super().main(*args, **kwargs)
+            except SystemExit as end:
+                code = end.code
+            if not code:
+                sys.stdout.flush()
+        except BrokenPipeError:  # a reader such as `head` has gone
+            code = 1
         except OSError as error:  # stdout cannot be written: help redirected to a full disk
-            if not kwargs.get("standalone_mode", True):
-                raise
             click.echo(f"Error: {error.strerror or error}.", err=True)
-            sys.exit(1)
+            code = 1
+        leave(sys.stdout)
+        sys.exit(code)
 
     def list_commands(self, ctx):
         return list(COMMANDS)
@@ -114,6 +124,14 @@ def open_streams():
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # so that names outside this encoding can be shown, too
+
+
+def leave(stream):
+    """Let Python write what it holds back for a stream, or nowhere: or it would add lines of its own as it ends."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_version(ctx, _, wanted):

@@ -1,5 +1,6 @@
 """The command line: help of every command, and one sentence for every error."""
 import errno
+import os
 import subprocess
 import sys
 
@@ -33,11 +34,13 @@ def test_help(command):
 
 
 @needs("full")
-def test_help_on_a_full_disk_is_one_sentence():
+@pytest.mark.parametrize("given", ["--help", "--version"])
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_help_on_a_full_disk_is_one_sentence(given, unbuffered):
     with open("/dev/full", "w") as full:
         script = "from numdiff_cli.main import main; main()"
-        result = subprocess.run([sys.executable, "-c", script, "--help"], stdout=full, stderr=subprocess.PIPE,
-                                timeout=60)
+        result = subprocess.run([sys.executable, "-c", script, given], stdout=full, stderr=subprocess.PIPE,
+                                timeout=60, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
     assert (result.returncode, result.stderr) == (1, b"Error: No space left on device.\n")
 
 
