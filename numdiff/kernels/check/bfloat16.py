@@ -29,6 +29,8 @@ def in_bfloat16(case):
         return {name: a.astype(np.float32).astype(bfloat16) if a.dtype == np.float16 else a
                 for name, a in case.inputs(rng).items()}
 
+    if "fp8" in case.name or "quantise" in case.name or "e4m3" in case.label.lower() or "columns_of" in case.name:
+        return None  # E4M3 is made of float16
     if bfloat16 is None or not any(a.dtype == np.float16 for a in case.inputs(np.random.default_rng(0)).values()):
         return None
     label = case.label.replace("float16", "bfloat16")
