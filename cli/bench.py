@@ -298,7 +298,7 @@ def measure_samples(model, sampler, sample_steps, cfg_scale, batches, warmup, ve
     from numdiff.benchmark.sample import bench_sample
     from numdiff.training.options import resolve
 
-    options = resolve({"model": model, **given})
+    options = resolve({"model": model, "optimizer": "adamw", **given})  # no step is taken
     pairs = torch_pairs(options, versus, modes, torch_precision)
     echo_model(options)
     result = bench_sample(options, batches, warmup, pairs, lambda what: click.echo(f"measuring    {what} …", err=True),

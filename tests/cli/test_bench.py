@@ -1,4 +1,5 @@
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +116,18 @@ def test_what_is_compared(monkeypatch, precision, modes, torch_precision, pairs)
     monkeypatch.setattr("numdiff.benchmark.torch_step.require_torch", lambda: None)
     options = SimpleNamespace(optimizer="adamw", model="unet", device="cuda", precision=precision)
     assert torch_pairs(options, "torch", modes, torch_precision) == pairs
+
+
+@pytest.mark.parametrize("measured", ["step", "sample"])
+@pytest.mark.parametrize("model, preset", [("unet", "tiny"), ("unet", "unet64"), ("dit", "tiny"), ("dit", "small64")])
+def test_presets_of_muon_stand_beside_pytorch(monkeypatch, measured, model, preset):
+    seen = []
+    monkeypatch.setattr("numdiff.benchmark.torch_step.require_torch", lambda: None)
+    monkeypatch.setattr(f"numdiff.benchmark.{measured}.bench_{measured}",
+                        lambda *given, **_: seen.append(given[3]) or sys.exit(0))
+    result = run("bench", measured, model, "--preset", preset, "--device", "cpu", "--precision", "fp32", "--versus",
+                 "torch")
+    assert result.exit_code == 0 and seen == [[("eager", "fp32"), ("compile", "fp32")]], result.output
 
 
 def test_profile_needs_a_gpu_for_times_from_a_graph():
