@@ -17,40 +17,43 @@ def halves(**shapes):
     return lambda rng: {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
 
 
-def with_tile(tile, version, parts, function):
-    """function() with this tile of version 5 or 6, and the sum over K in `parts` parts."""
-    choose = launcher.choose_half
+def with_tile(tile, version, parts, function, pairs=False):
+    """function() with this tile of version 5 or 6, the sum over K in `parts` parts, and blocks alone or in pairs."""
+    before = launcher.choose_half, launcher.choose_pairs
     launcher.choose_half = lambda *_: (tile if version == 5 else (hopper.BM, tile), parts, 0.0)
+    launcher.choose_pairs = lambda *_: pairs
     try:
         return function()
     finally:
-        launcher.choose_half = choose
+        launcher.choose_half, launcher.choose_pairs = before
 
 
 def product_cases():
     """Every matmul kernel on one small tile, and a sum over K that two blocks share."""
-    def product(key, version, parts, M=8, N=8, K=8):
+    def product(key, version, parts, M=8, N=8, K=8, pairs=False):
         tile, transpose_a, across, half = key
         shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K)}
 
         def run(a, v):
             return (with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.a, a.b, transpose_a, not across, version=v, out_dtype=a.a.dtype if half else np.float32)),)
+                a.a, a.b, transpose_a, not across, version=v, out_dtype=a.a.dtype if half else np.float32), pairs),)
 
         layout = f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}"
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
-                    f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}")
+                    f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}"
+                    f"{', pairs' * pairs}")
 
-    def row_sums(tile, version, parts, K):
+    def row_sums(tile, version, parts, K, M=8, pairs=False):
         def run(a, v):
             dweight = with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.dy, a.x, True, False, out_dtype=np.float32, version=v, row_sums=a.dbias))
+                a.dy, a.x, True, False, out_dtype=np.float32, version=v, row_sums=a.dbias), pairs)
             return dweight, a.dbias
 
         def inputs(rng):
-            return {**halves(dy=(K, 8), x=(K, 8))(rng), "dbias": rng.standard_normal(8).astype(np.float32)}
+            return {**halves(dy=(K, M), x=(K, 8))(rng), "dbias": rng.standard_normal(M).astype(np.float32)}
 
-        return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
+        return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE,
+                    f"float16, {parts} parts{', pairs' * pairs}")
 
     def symmetric(width, transpose_a, N, batch=1, K=64):
         """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of tiles."""

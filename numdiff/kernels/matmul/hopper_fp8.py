@@ -137,7 +137,7 @@ def choose_width(M, N, K, multiprocessors, promoted, activation):
 
 def choose_slices(M, N, K, multiprocessors):
     """(width of a tile, slices of K) with the lowest estimate for a float32 result: a stage takes float16's time."""
-    (_, width), slices, _ = choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True])
+    (_, width), slices, _ = choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True], (False,))
     return width, slices
 
 
