@@ -116,7 +116,7 @@ def choose_half(version, batch, M, N, K, can_split, multiprocessors, widths=tupl
         if version == 6 and tile[1] not in widths or paired and not may_pair(version, batch, M):
             continue
         tiles_of_c = _tiles_of(batch, M, N, tile, paired)
-        splits, workers = {1}, multiprocessors // (1 + paired)
+        splits, workers = {1}, hopper.workers_of(multiprocessors, paired)
         if can_split:
             splits |= {max(1, min(turns * workers // tiles_of_c, K // HALF_SLICE)) for turns in range(1, 9)}
             splits.add(max(1, min(workers // tiles_of_c + 1, K // HALF_SLICE)))
@@ -139,7 +139,7 @@ def _tiles_of(batch, M, N, tile, paired):
 def half_estimate(version, batch, M, N, K, tile, slices, multiprocessors, paired):
     """(slices of K as they come out, ns) of a product on this tile."""
     step, epilogue = PAIR_TILES[tile[1]] if paired else HALF_TILES[version][tile]
-    tiles_of_c, workers = _tiles_of(batch, M, N, tile, paired), multiprocessors // (1 + paired)
+    tiles_of_c, workers = _tiles_of(batch, M, N, tile, paired), hopper.workers_of(multiprocessors, paired)
     start, k_tiles, rounds = HALF_START + PAIR_START * paired, -(-K // 64), 1
     if version == 6:
         steps, slices, alone = hopper.schedule(tiles_of_c, slices, k_tiles, workers)
