@@ -37,12 +37,12 @@ TWO MATRICES AS ONE
     box or a tile of the epilogue is 64 columns wide, so if the first array has a multiple of 64 columns, each box is in
     one of the two arrays and uses its tensor map. In x·Wᵀ the Pair is A, along k; in dy·W the result; in dyᵀ·x, B.
 PAIRS
-    Two blocks of a cluster work on two tiles of one column, one below the other: the same tile of B. Each asks for half of
-    it, and TMA multicasts what it reads to both; so a step brings (128 + BN / 2) · 128 bytes from the L2 cache to a
-    multiprocessor instead of (128 + BN) · 128, and a tile of 256 or 192 columns is multiplied at the tensor cores' rate.
-    The price: both blocks' consumers must have read a stage before either producer may fill it again, so a consumer
-    arrives at `empty` of both blocks; and neither block may end while the other still does. The products are the same
-    ones, in the same order: the same bits.
+    Two blocks of a cluster work on two tiles of one column, one below the other: with the same tile of B. Each asks for
+    half of it, and TMA multicasts what it reads to both; so a step brings (128 + BN / 2) · 128 bytes from the L2 cache
+    to a multiprocessor instead of (128 + BN) · 128. The price: both blocks' consumers must have read a stage before
+    either producer may fill it again, so a consumer arrives at `empty` of both blocks; neither block may end before the
+    other; and a card runs fewer pairs at once than half its blocks (PAIRS_AT_ONCE). The products are the same ones, in
+    the same order: the same bits.
 BATCHES
     of float16 results whose M is a multiple of 128 and K one of 64: the matrices of C are one tall matrix, of which no
     tile has rows of two, and only the producer asks which matrix a tile belongs to: which rows of A and B to fetch.
@@ -81,7 +81,7 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.cluster import cluster_address, cluster_rank, cluster_sync, mbarrier_arrive_cluster
 from ...device.half import in_bfloat16
-from ...device.limits import WARP, WARPGROUP
+from ...device.limits import MULTIPROCESSORS, WARP, WARPGROUP
 from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, smem_u32
 from ...device.pipeline import (
     advance,
@@ -137,6 +137,7 @@ STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside
 # … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2
 SWIGLU_GRADIENT_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
 SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
+PAIRS_AT_ONCE = 62  # of an H100 with 132 multiprocessors
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
 ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,
@@ -216,8 +217,8 @@ class Arrays(NamedTuple):
 class Work(NamedTuple):
     """The product's size, and how it is cut into units: the tiles of C, for each slice of K.
 
-    tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices; of a paired kernel tiles_m and
-        units count pairs of tiles
+    tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices; of a paired kernel tiles_m
+        and units count pairs of tiles
     M: of all matrices of a batch; seam: the first column of the matrix in two parts that is the second part's, or M of
         one matrix of a batch
     k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`)
@@ -658,6 +659,11 @@ def shared_bytes(width, swiglu_gradient=False):
     return stages_of(width, swiglu_gradient) * (BM + width) * BK * 2 + (8 if swiglu_gradient else 4) * BOX_BYTES
 
 
+def workers_of(multiprocessors, paired):
+    """How many blocks, or pairs of blocks, a card runs at once. A pair more would run after the others."""
+    return max(1, PAIRS_AT_ONCE * multiprocessors // MULTIPROCESSORS) if paired else multiprocessors
+
+
 def schedule(tiles, slices, k_tiles, blocks):
     """How `blocks` blocks share the sums of `tiles` tiles: (steps of a slice, slices, units with a block of their own).
 
@@ -727,7 +733,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     if symmetric:
         tiles_m, tiles_n = batch, tiles_of(N, width)
     cluster = 2 if paired else 1
-    tiles_m, workers = -(-tiles_m // cluster), a.backend.multiprocessors // cluster
+    tiles_m, workers = -(-tiles_m // cluster), workers_of(a.backend.multiprocessors, paired)
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, workers)
     units = slices * tiles_m * tiles_n
     nothing = unused(a)
