@@ -110,8 +110,8 @@ def _tma_load_2d(machine, smem, descriptor, barrier, *at):
 
 @intrinsic
 def tma_load_2d_multicast(typingctx, smem, descriptor, barrier, ranks, x, y):
-    """As `tma_load_2d`, for several blocks of the cluster (cluster.py): the box arrives in each at the same place of its
-    shared memory, and is counted by the barrier at the same place. It is read from the L2 cache once.
+    """As `tma_load_2d`, for several blocks of the cluster (cluster.py): the box arrives in each at the same place of
+    its shared memory, and is counted by the barrier at the same place. It is read from the L2 cache once.
 
     ranks: bit r stands for the block of rank r. Each of them must be done with what lay there before, and must expect
     the bytes at its own barrier; and none may end before they have come.

@@ -65,8 +65,8 @@ def arrive(machine, address):
     address = int(address) & WORD
     blocks, rank, own = machine.thread.block.cluster.blocks, (address >> RANK) - 1, address & (1 << RANK) - 1
     if rank >= len(blocks):
-        machine.report("bounds", f"arrives at an mbarrier at the cluster's shared address {address:#x}, which is outside "
-                                 "of the shared memory of its blocks", machine.site_here())
+        machine.report("bounds", f"arrives at an mbarrier at the cluster's shared address {address:#x}, which is "
+                                 "outside of the shared memory of its blocks", machine.site_here())
         return
     block = machine.thread.block if rank < 0 else blocks[rank]
     uses(machine, block, "arrives at an mbarrier in")
