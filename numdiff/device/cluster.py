@@ -69,9 +69,13 @@ def _load_cluster_4(machine, address):
 @intrinsic
 def mbarrier_arrive_cluster(typingctx, barrier):
     """Arrive at the mbarrier at an address of the cluster's shared memory (`cluster_address`), which may be another
-    block's: its threads that wait for this phase will see what this thread has done before. That block must not have
-    ended."""
-    return void(u32), statement("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", ordered=True)
+    block's: what this thread has read before, it has read when threads there see the end of this phase. That block must
+    not have ended.
+
+    With `.release.cluster` what it has written before would be seen there, too; ptxas then puts a MEMBAR.ALL.GPU before
+    the arrival, about a microsecond.
+    """
+    return void(u32), statement("mbarrier.arrive.shared::cluster.b64 _, [$0];", ordered=True)
 
 
 @twin(mbarrier_arrive_cluster)

@@ -137,7 +137,7 @@ STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside
 # … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2
 SWIGLU_GRADIENT_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
 SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
-PAIRS_AT_ONCE = 62  # of an H100 with 132 multiprocessors
+PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveClusters)
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
 ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,

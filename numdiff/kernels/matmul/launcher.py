@@ -182,8 +182,10 @@ def _half_tile(backend, version, batch, M, N, K, can_split):
         tile_m, tile_n, slices, *pairs = choice  # a table of before says nothing of pairs
         if (tile_m, tile_n) not in HALF_TILES[6] or not 1 <= slices <= (-(-K // hopper.BK) if can_split else 1):
             raise ValueError(f"rung 6 has no tile {tile_m} × {tile_n}, or this product not {slices} slices of K")
+        if len(pairs) > 1 or pairs and pairs[0] not in range(1 + may_pair(6, 1, M)):
+            raise ValueError(f"{pairs} says whether blocks work in pairs: 0, or 1 where they can")
         paired = bool(*pairs) if pairs else choose_pairs(M, N, K, (tile_m, tile_n), slices, multiprocessors)
-        return (tile_m, tile_n), slices, paired and may_pair(6, 1, M)
+        return (tile_m, tile_n), slices, paired
 
     if version == 6 and batch == 1:
         return tuned_or(estimated, measured, backend, "matmul v6", M, N, K, can_split)
