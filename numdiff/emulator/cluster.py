@@ -91,12 +91,14 @@ def sync(machine, relaxed=False):
 
 def block_ends(machine, block):
     """A block has ended: other blocks must have finished using its shared memory."""
+    acquired = block.state.get("acquired", {})
     for (thread, clock), (site, does) in block.uses.items():
-        if thread.block not in block.met or block.met[thread.block][thread.tid] < clock:
+        if all(thread.block not in known or known[thread.block][thread.tid] < clock for known in (block.met, acquired)):
             _report_end(machine, block, thread, site, does)
 
 
 def _report_end(machine, block, thread, site, does):
     if "race" in machine.checks:
         machine.report("cluster", f"{does} shared memory of block {block.index}, which may have ended by then: a "
-                                  "cluster_sync() must come between this and the end", site, thread)
+                                  "cluster_sync() must come between this and the end, or that block must wait for it",
+                       site, thread)

@@ -40,9 +40,8 @@ PAIRS
     Two blocks of a cluster work on two tiles of one column, one below the other: with the same tile of B. Each asks for
     half of it, and TMA multicasts what it reads to both; so a step brings (128 + BN / 2) · 128 bytes from the L2 cache
     to a multiprocessor instead of (128 + BN) · 128. The price: both blocks' consumers must have read a stage before
-    either producer may fill it again, so a consumer arrives at `empty` of both blocks; neither block may end before the
-    other; and a card runs fewer pairs at once than half its blocks (PAIRS_AT_ONCE). The products are the same ones, in
-    the same order: the same bits.
+    either producer may fill it again, so a consumer arrives at `empty` of both blocks, and a producer ends only when
+    all have arrived. The products are the same ones, in the same order: the same bits.
 BATCHES
     of float16 results whose M is a multiple of 128 and K one of 64: the matrices of C are one tall matrix, of which no
     tile has rows of two, and only the producer asks which matrix a tile belongs to: which rows of A and B to fetch.
@@ -82,7 +81,7 @@ from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.cluster import cluster_address, cluster_rank, cluster_sync, mbarrier_arrive_cluster
 from ...device.half import in_bfloat16
 from ...device.limits import MULTIPROCESSORS, WARP, WARPGROUP
-from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, smem_u32
+from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, mbarrier_wait, smem_u32
 from ...device.pipeline import (
     advance,
     barrier_at,
@@ -359,6 +358,10 @@ def produce(ring, unit, stride, maps, work):
             k = int32(k + 1)
             stage, parity = advance(ring, stage, parity)
         unit = int32(unit + stride)
+    if PAIRED:  # the other block's consumers arrive here, too: the block must not end before
+        for _ in range(STAGE_COUNT):
+            mbarrier_wait(barrier_at(ring.empty, stage), parity)
+            stage, parity = advance(ring, stage, parity)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -606,8 +609,6 @@ def gemm(maps, arrays, work, how):
         take_registers()
         staging = make_staging(int32(warpgroup - 1), tiles, base, biases, loaded, ready)
         consume(ring, staging, unit, stride, maps, arrays, work, how)
-    if PAIRED:
-        cluster_sync()
 
 
 @cuda.jit(device=True, forceinline=True)
