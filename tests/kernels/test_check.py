@@ -66,6 +66,7 @@ REPEATED = re.compile("|".join((
     r"matmul_fp8((_gelu|_swiglu)?_gradient|_gelu)?: e4m3, tile (128|192|256).*",  # of E4M3 the narrowest
     r"matmul_fp8_(gelu|swiglu)(_gradient)?: e4m3, tile \d+ v.*",  # and each epilogue with promotion
     r"matmul_fp8_gelu(_gradient)?: e4m3 to e4m3, tile \d+(, promoted)? v.*",  # matmul/test_fp8.py
+    r"matmul_fp8.*: .*two tiles, pairs v.*",  # another has more steps than stages
     r"matmul_fp8: e4m3, tile 64(, promoted)? v.*",  # others have more steps than stages, and two tiles
     r"matmul_fp8_gradient: e4m3, tile 64 v.*",  # so has another
     r"matmul_level: 128 × 256 × 64 v.", r"conv2d_level: (1×32.* v1|2×16.* v2)",  # test_levels.py has one tile
