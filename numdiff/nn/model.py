@@ -46,6 +46,7 @@ class Model(Module):
     precision: str
     parameters: FlatParameters
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
+    lends_gradients = True  # whether activations may lie where the blocks' gradients will be (loans.py)
     float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
 
     def _finish(self, device, seed, fixed=0):
@@ -99,7 +100,7 @@ class Model(Module):
         promoted: add products up in float32 every 128 of k
         """
         names = dict(self.named_parameters())
-        found = [name for block in self._blocks() for layer in self.float8_layers
+        found = [name for block in self.blocks_within() for layer in self.float8_layers
                  if (name := f"{block.name}.{layer}.weight") in names]
         if not found:
             raise UsageError(f"--precision fp8 has kernels for the blocks of a DiT, and not for a {self.kind}: use "
@@ -116,10 +117,10 @@ class Model(Module):
 
     def recompute_blocks(self) -> None:
         """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside."""
-        for block in self._blocks():
+        for block in self.blocks_within():
             block.recomputed = True
 
-    def _blocks(self):
+    def blocks_within(self):
         """The outermost modules of the `block_kinds`, in the order of the parameters."""
         stack = [self]
         while stack:
@@ -133,7 +134,7 @@ class Model(Module):
         """{name: how many matrices, one below the other} of the blocks' weights that `Muon` makes orthogonal."""
         found = {}
         names = dict(self.named_parameters())  # which names the modules
-        for block in self._blocks():
+        for block in self.blocks_within():
             for module in block.modules_within():
                 if (name := f"{module.name}.weight") in names and module.matrices:
                     found[name] = module.matrices

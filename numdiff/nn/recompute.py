@@ -8,6 +8,7 @@ The bits are the same as without: the same kernels run on the same numbers (drop
 tensors of the second run have the slots of the first run's, so gradients are added in the same order, too.
 """
 from . import tensor
+from .loans import again as again_over_loans
 from .tensor import Slots, Tape, Tensor, scope
 
 
@@ -18,6 +19,7 @@ def recompute(module, *arguments, **options):
     if tape is None or tape.check_finite or not _has_gradients(module, arguments, options):
         # check_finite: name a fault where it arises
         return plain(module, *arguments, **options)
+    over_loans = again_over_loans()
     tensor._active.append(None)  # nothing is recorded
     try:
         result = plain(module, *arguments, **options)
@@ -29,7 +31,7 @@ def recompute(module, *arguments, **options):
     def backward(arrived):
         scope.append(module.name)
         try:
-            with Tape() as inside:
+            with over_loans(), Tape() as inside:
                 again = plain(module, *_again(arguments), **_again(options))
             again = [again] if isinstance(again, Tensor) else again
             pairs = [(part, gradient) for part, gradient in zip(again, arrived, strict=True)

@@ -109,18 +109,21 @@ class Parameter:
     padding: how many of its numbers are zeros that stay zero, and belong to the layout rather than to the model
     float8: of a linear layer's weight in FP8 its `Layer8`, or None (float8.py)
     frozen: it is not trained: an operation need not compute its gradient, and nobody reads it (`FlatParameters.freeze`)
+    loan: the `Loan` of which its gradient is a part and that is still to be called in, or None (loans.py)
     """
 
-    __slots__ = ("shape", "initial", "data", "half", "float8", "written", "stale", "frozen", "padding", "_grad")
+    __slots__ = ("shape", "initial", "data", "half", "float8", "written", "stale", "frozen", "padding", "loan", "_grad")
 
     def __init__(self, shape, initial, written=False, padding=0):
         self.shape, self.initial, self.written, self.padding = tuple(shape), initial, written, padding
         self.stale = self.frozen = False
-        self.data = self._grad = self.half = self.float8 = None
+        self.data = self._grad = self.half = self.float8 = self.loan = None
 
     @property
     def grad(self):
         """The gradient, to be added to."""
+        if self.loan is not None:
+            self.loan.call_in()
         if self.stale:
             self.stale = False
             fill_zero(self._grad)
@@ -132,6 +135,8 @@ class Parameter:
 
     def grad_to_fill(self):
         """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
+        if self.loan is not None:
+            self.loan.call_in()
         accumulate, self.stale = not (self.stale or self.frozen), False
         return self._grad, accumulate
 
