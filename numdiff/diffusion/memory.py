@@ -13,6 +13,7 @@ from ..errors import TooManyElementsError
 class Measuring(PtxDevice):
     """A stand-in for a GPU that launches nothing and hands out addresses as its arena would. Attribute arena."""
 
+    plans = True
     arenas = (None,)  # what is to last (device.lasting) is not counted
 
     def __init__(self, gpu):

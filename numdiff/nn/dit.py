@@ -227,6 +227,7 @@ class DiT(Model):
 
     kind = "dit"
     block_kinds = (Block,)
+    part_kinds = {"attention": (Attention,), "mlp": (Mlp, SwiGLU)}
     float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"
 
     def __init__(self, image_size: int = 32, in_channels: int = 4, patch_size: int = 2, hidden_size: int = 1152,

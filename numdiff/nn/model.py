@@ -46,6 +46,7 @@ class Model(Module):
     precision: str
     parameters: FlatParameters
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
+    part_kinds: typing.ClassVar[dict] = {}  # {name: classes of the modules within a block that it may recompute alone}
     lends_gradients = True  # whether activations may lie where the blocks' gradients will be (loans.py)
     float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
 
@@ -115,10 +116,31 @@ class Model(Module):
         self.parameters.keep_half(self.dtype)
         self.parameters.keep_float8(found, promoted)
 
-    def recompute_blocks(self) -> None:
-        """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside."""
-        for block in self.blocks_within():
-            block.recomputed = True
+    def recompute_blocks(self, part: str = "blocks") -> None:
+        """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside.
+
+        part: "blocks" for all of them, or which of their parts alone: a name in `part_kinds`
+        """
+        for module in self.parts_within(part):
+            module.recomputed = True
+
+    def parts_within(self, part):
+        """The modules that `recompute_blocks` recomputes."""
+        blocks = [*self.blocks_within()]
+        if part == "blocks":
+            return blocks
+        if part not in self.part_kinds:
+            raise UsageError(f"--recompute {part} names no part of the blocks of a {self.kind}: use "
+                             f"{' or '.join(['blocks', *self.part_kinds])}.")
+        return [module for block in blocks for module in block.modules_within()
+                if isinstance(module, self.part_kinds[part])]
+
+    def recomputed_flops(self, part: str) -> int:
+        """FLOPs of one image that the backward pass computes once more where this part is recomputed, at most: what
+        lies before the first parameter that is trained is not."""
+        names = [name for name, _ in self.named_parameters()]  # which names the modules
+        inside = {name for module in self.parts_within(part) for name in names if name.startswith(module.name + ".")}
+        return sum(product.flops for product in self.products() if product.weight in inside)
 
     def blocks_within(self):
         """The outermost modules of the `block_kinds`, in the order of the parameters."""

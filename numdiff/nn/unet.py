@@ -196,6 +196,7 @@ class UNet(Model):
 
     kind = "unet"
     block_kinds = (ResBlock, ConvNeXtBlock, AttentionBlock)
+    part_kinds = {"attention": (AttentionBlock,)}
 
     def __init__(self, image_size: int = 64, in_channels: int = 3, model_channels: int = 64,
                  out_channels: int | None = None, channel_mult: Sequence[float] = (1, 2, 3, 4),

@@ -149,16 +149,18 @@ CASES = {"dit": dit, "lightning": lambda: dit(**LIGHTNING), "unet": unet, "convn
 
 
 @pytest.mark.parametrize("kind, optimizer, precision, recompute", [
-    ("dit", "adamw", "fp32", False), ("lightning", "muon", "fp32", True), ("dit", "adamw", "fp8", True),
-    ("unet", "muon", "fp32", True), ("updown", "adamw", "fp32", False), *exhaustively(
+    ("dit", "adamw", "fp32", None), ("lightning", "muon", "fp32", "mlp"), ("dit", "adamw", "fp8", "blocks"),
+    ("dit", "adamw", "fp8", "attention"), ("unet", "muon", "fp32", "blocks"), ("updown", "adamw", "fp32", None),
+    *exhaustively(
         *((kind, optimizer, "fp32", recompute) for kind in CASES for optimizer in ("adamw", "muon")
-          for recompute in (False, True)), ("lightning", "adamw", "fp8", False), ("dit", "muon", "fp8", False))])
+          for recompute in (None, "blocks", "attention")), ("lightning", "adamw", "fp8", None),
+        ("dit", "muon", "fp8", None), ("lightning", "adamw", "fp8", "mlp"))])
 def test_steps_that_lend_have_the_same_bits(kind, optimizer, precision, recompute):
     states = []
     for lends in (False, True):
         model, host = CASES[kind](), HostArena()
         if recompute:
-            model.recompute_blocks()
+            model.recompute_blocks(recompute)
         step = step_of(model, optimizer, precision)
         with host.under(step) if lends else contextlib.nullcontext():
             for _ in range(3):
@@ -332,8 +334,8 @@ BASE = {"image_size": 32, "in_channels": 4, "hidden_size": 384, "depth": 6, "num
 
 
 @pytest.mark.parametrize("kind, precision, recompute, share", [
-    ("dit", "fp16", False, 0.7), ("dit", "fp32", False, 0.7), ("dit", "fp8", False, 0.7), ("dit", "fp16", True, 0.4),
-    ("unet", "fp16", False, 0.8), ("unet", "fp32", True, 0.2)])
+    ("dit", "fp16", None, 0.7), ("dit", "fp32", None, 0.7), ("dit", "fp8", None, 0.7), ("dit", "fp16", "blocks", 0.4),
+    ("dit", "fp16", "mlp", 0.7), ("unet", "fp16", None, 0.8), ("unet", "fp32", "blocks", 0.2)])
 def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, share, monkeypatch):
     monkeypatch.undo()  # only what is worth a launch
     peaks, launches = [], []
@@ -342,7 +344,7 @@ def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, 
         model = DiT(**BASE, device=device, seed=None) if kind == "dit" else UNet(device=device, seed=None)
         model.lends_gradients = lends
         if recompute:
-            model.recompute_blocks()
+            model.recompute_blocks(recompute)
         step = step_of(model, precision=precision, batch=32)
         device.arena = device.new_arena()
         for _ in range(2):
@@ -407,8 +409,8 @@ def test_kernels_have_the_same_bits_too(kind):
 
 @pytest.mark.parametrize("kind", ["dit", "lightning", "unet", "convnext"])
 @pytest.mark.parametrize("optimizer, precision, recompute, capture", [
-    ("adamw", "fp16", False, True), ("adamw", "fp32", False, True), ("muon", "fp16", True, True),
-    ("muon", "bf16", False, False), ("adamw", "fp8", True, True)])
+    ("adamw", "fp16", None, True), ("adamw", "fp32", None, True), ("muon", "fp16", "blocks", True),
+    ("muon", "bf16", None, False), ("adamw", "fp16", "attention", True), ("adamw", "fp8", "blocks", True)])
 @needs("gpu")
 def test_a_gpus_steps_have_the_same_bits(kind, optimizer, precision, recompute, capture):
     if precision == "fp8" and (kind in ("unet", "convnext") or get_backend("cuda").capability[:2] != (9, 0)):
@@ -421,7 +423,7 @@ def test_a_gpus_steps_have_the_same_bits(kind, optimizer, precision, recompute, 
                       block="convnext" if kind == "convnext" else "resnet"))
         model.lends_gradients = lends
         if recompute:
-            model.recompute_blocks()
+            model.recompute_blocks(recompute)
         step = step_of(model, optimizer, precision, batch=32, capture=capture)
         with contextlib.nullcontext() if capture else model.backend.within(model.backend.new_arena()):
             arena = step.arena or model.backend.arena
