@@ -135,11 +135,17 @@ class Model(Module):
         return [module for block in blocks for module in block.modules_within()
                 if isinstance(module, self.part_kinds[part])]
 
-    def recomputed_flops(self, part: str) -> int:
+    def recomputed_flops(self, part: str, float8: bool = False) -> int:
         """FLOPs of one image that the backward pass computes once more where this part is recomputed, at most: what
-        lies before the first parameter that is trained is not."""
+        lies before the first parameter that is trained is not.
+
+        float8: the last product of a module is, too (recompute.py)
+        """
         names = [name for name, _ in self.named_parameters()]  # which names the modules
-        inside = {name for module in self.parts_within(part) for name in names if name.startswith(module.name + ".")}
+        modules = [*self.parts_within(part)]
+        inside = {name for module in modules for name in names if name.startswith(module.name + ".")}
+        if not float8:
+            inside -= {f"{module.name}.{module.ends_in}.weight" for module in modules}
         return sum(product.flops for product in self.products() if product.weight in inside)
 
     def blocks_within(self):

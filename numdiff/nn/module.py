@@ -28,6 +28,7 @@ class Module:
 
     name = ""  # full name within the model, set by `FlatParameters`; the tape's records have it
     uncopied = ()  # names of attributes that copies and pickles leave out, such as captured graphs
+    ends_in: str | None = None  # the `Linear` within whose result, a residual added, is all that the module returns
     recomputed = False  # whether the backward pass recomputes what is inside (recompute.py)
     matrices = 0  # how many matrices `weight` is, one below the other, that Muon may make orthogonal (muon.py)
 

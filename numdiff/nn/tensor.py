@@ -14,6 +14,7 @@ Activation gradients are assigned (=) by the first consumer that is played back 
 operation whose backward kernel can add takes the gradient that its first input already has (`adds=True`), which saves a
 pass over memory.
 """
+import contextlib
 import copy
 
 import numpy as np
@@ -26,6 +27,7 @@ from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
 
 _active = Stack()  # the tapes that are recording in this thread, innermost last
+_unwanted = Stack()  # weights of the linear layers whose results nobody reads, innermost last
 
 
 class Slot:
@@ -243,6 +245,21 @@ class Tape:
                     check_finite(value, f"gradient from {record.name}")
                 if slot is not None and value is not None:
                     slot.receive(value)
+
+
+@contextlib.contextmanager
+def unwanted_from(weight):
+    """Context in which nobody reads what the linear layer of this weight gives."""
+    _unwanted.append(weight)
+    try:
+        yield
+    finally:
+        _unwanted.pop()
+
+
+def is_wanted(weight):
+    """Whether a linear layer's result is needed: not where it is recomputed for its backward alone (recompute.py)."""
+    return not (_unwanted and _unwanted[-1] is weight)
 
 
 def is_recording():

@@ -137,6 +137,8 @@ EMBEDDED = ResBlock, ConvNeXtBlock  # blocks that take the embedding
 class AttentionBlock(Module):
     """norm, qkv, attention over all pixels, projection; plus the input."""
 
+    ends_in = "proj_out"
+
     def __init__(self, channels, heads, order, groups):
         self.norm = GroupNorm(channels, groups)
         # in the order "legacy" the rows are those of one head after the other

@@ -230,7 +230,8 @@ def recomputed_flops(options, sizes):
     """(FLOPs that a step of the whole batch computes once more, FLOPs of a step that recomputes nothing)."""
     model, shapes = kinds.get(options.model).laid_out(sizes), shapes_of(options.model, sizes)
     plain = step_flops(kinds.get(options.model).products(sizes), shapes, frozen_by(options.freeze, shapes))
-    return options.batch * model.recomputed_flops(options.recompute), options.batch * plain
+    more = model.recomputed_flops(options.recompute, options.precision == "fp8")
+    return options.batch * more, options.batch * plain
 
 
 def describe_recomputation(options, sizes, peaks=None):

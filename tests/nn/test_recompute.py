@@ -4,6 +4,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from numdiff import kernels as K
+from numdiff.device.array import set_poison
 from numdiff.diffusion import Diffusion
 from numdiff.distributed.buckets import Plan, Watch, parameters_of
 from numdiff.errors import UsageError
@@ -82,10 +84,12 @@ def test_what_is_recomputed_and_what_it_takes():
     assert [m.name for m in unet().parts_within("attention")] == [
         "input_blocks.3.1", "middle_block.1", "output_blocks.0.1", "output_blocks.1.1"]
     tokens, D = 16, 32
-    assert model.recomputed_flops("mlp") == 2 * 2 * tokens * 8 * D * D
-    assert model.recomputed_flops("attention") == 2 * (2 * tokens * 4 * D * D + 2 * 2 * tokens * tokens * D)
-    assert model.recomputed_flops("blocks") == model.recomputed_flops("mlp") + model.recomputed_flops("attention") + (
-        2 * 2 * 6 * D * D)
+    assert model.recomputed_flops("mlp") == 2 * 2 * tokens * 4 * D * D  # without the last product
+    assert model.recomputed_flops("mlp", float8=True) == 2 * 2 * tokens * 8 * D * D
+    assert model.recomputed_flops("attention") == 2 * (2 * tokens * 3 * D * D + 2 * 2 * tokens * tokens * D)
+    for float8 in (False, True):
+        assert model.recomputed_flops("blocks", float8) == 2 * (
+            2 * tokens * 12 * D * D + 2 * 2 * tokens * tokens * D + 2 * 6 * D * D)
 
 
 def test_a_fault_inside_a_block_is_named_as_ever():
@@ -119,3 +123,27 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
     assert len(left) == len(plan.buckets) > 5
     for bucket, gradient in left.items():
         np.testing.assert_array_equal(gradient, model.parameters.grad[slice(*plan.buckets[bucket])])
+
+
+@pytest.mark.parametrize("build, part, layer", [(dit, "attention", "attn.proj"), (dit, "mlp", "mlp.fc2"),
+                                                (lambda: dit(mlp="swiglu"), "mlp", "mlp.w3"),
+                                                (unet, "attention", "proj_out")])
+def test_the_last_product_is_not_computed_again(build, part, layer, monkeypatch):
+    """Whatever lies where its result would be."""
+    model, computed = build(), []
+    model.recompute_blocks(part)
+    forward, weights = K.linear_forward, {}
+
+    def counted(x, weight, *given, **more):
+        computed.append(weights.get(weight.ctypes.data))
+        return forward(x, weight, *given, **more)
+
+    step = step_of(model)
+    weights.update({p.data.ctypes.data: name for name, p in model.parameters.parameters.items()})
+    monkeypatch.setattr(K, "linear_forward", counted)
+    old = set_poison(True)
+    step.run()
+    set_poison(old)
+    last = [name for name in weights.values() if name.endswith(f"{layer}.weight")]
+    assert last and all(computed.count(name) == 1 for name in last)
+    assert np.isfinite(model.parameters.grad).all() and any(computed.count(n) == 2 for n in weights.values())
