@@ -180,8 +180,8 @@ def depthwise_conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None
 
 def depthwise_layer_norm(x: Tensor, weight: Parameter, bias: Parameter, channel: Tensor, gain: Parameter,
                          offset: Parameter, eps: float = 1e-6) -> Tensor:
-    """`depthwise_conv2d`, then `layer_norm` with gain and offset (C,): one kernel, where there is one."""
-    if not K.depthwise_layernorm_supports(x.data, weight.shape[0]):
+    """`depthwise_conv2d`, then `layer_norm` with gain and offset (C,): one kernel, where that is faster."""
+    if K.depthwise_layernorm_version(x.data, weight.shape[0]) == 1:
         return layer_norm(depthwise_conv2d(x, weight, bias, channel), gain, offset, eps)
     saved, wants_dx = x.data, x.slot is not None
     h, y, mean, rstd = K.depthwise_layernorm_forward(saved, weight.like(saved), bias.data, channel.data, gain.data,

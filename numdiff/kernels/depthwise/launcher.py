@@ -66,6 +66,11 @@ NARROW = 16  # columns of images up to which version 3 stays: half of version 4'
 GRADIENT_BLOCKS = 1024  # of version 2's weight gradient, about: eight for each multiprocessor of a large GPU
 
 
+def by_tma(x):
+    """Whether version 4 runs in 16 bits, where it is the fastest."""
+    return x.shape[2] > NARROW and (not is_device(x) or supports(x, hopper.FORWARD))
+
+
 def _check(x, weight, version, operation):
     """The version, where operands fit; in words that say what to do where they do not."""
     if len(x.shape) != 4 or len(weight.shape) != 3 or x.shape[3] != weight.shape[2]:
@@ -84,13 +89,12 @@ def _check(x, weight, version, operation):
     if version in (3, 4) and not is_half(x.dtype):
         raise ValueError(f"version {label('depthwise', version)} takes float16 and bfloat16, not {x.dtype}; use "
                          "version=2")
-    by_tma = not is_device(x) or supports(x, hopper.FORWARD)
-    if version == 4 and not by_tma:
+    if version == 4 and is_device(x) and not supports(x, hopper.FORWARD):
         raise ValueError("version 4 (hopper) needs compute capability 9.0; use version=3")
     if version is not None:
         return version
     return capped("depthwise", 1 + fits if not (fits and is_half(x.dtype)) else
-                  FASTEST[operation] if by_tma and x.shape[2] > NARROW else 3)
+                  FASTEST[operation] if by_tma(x) else 3)
 
 
 def _side(x):
