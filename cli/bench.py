@@ -288,8 +288,9 @@ def ladder_end(rows, measuring):
         parts = [*row["components"].values(), row["idle_ms"]]
         yield f"{row['number']:2}  {row['name']:31} " + " ".join(f"{ms:11,.3f}" for ms in parts)
     yield ""
-    for precision, (most, count, bar) in measuring.worst(timed).items():
+    for precision, (most, least, longest, bar) in measuring.worst(timed).items():
         verdict = "as expected" if most <= bar else "MORE than expected"
+        count = longest if least == longest else f"{least} to {longest}"
         yield (f"losses       {precision}: the first {count} differ from the first row's by at most {most:.1e} of "
                f"their value, {verdict} (up to {bar:g})")
 
