@@ -410,13 +410,16 @@ def transfer(batch, size, channels, repeats, **given):
     total = found["upload"] + found["kernel"] + found["download"]
     echo(f"convolution  {batch}×{size}×{size}×{channels}, 3×3, to {channels} channels, {options.precision}; "
          f"{found['flops'] / 1e9:.3g} GFLOP")
+    click.echo("\n|                                  |        ms | of the three |  GB/s |")
+    echo("| -------------------------------- | --------- | ------------ | ----- |")
     for what, name, nbytes in (("to device", "upload", "up"), ("kernel", "kernel", None),
-                               ("to host", "download", "down")):
-        rate = f", {found[nbytes] / found[name] / 1e9:.3g} GB/s" if nbytes else ""
-        echo(f"{what:12} {1e3 * found[name]:.4f} ms, {100 * found[name] / total:.0f} % of the three{rate}")
-    echo(f"together     {1e3 * found['together']:.4f} ms, from call to answer")
-    echo(f"resident     {1e3 * found['resident']:.4f} ms, on arrays that stay: the call takes "
-         f"{found['together'] / found['resident']:.1f} times as long")
+                               ("to host", "download", "down"), ("together, from call to answer", "together", None),
+                               ("resident, on arrays that stay", "resident", None)):
+        share = f"{100 * found[name] / total:.0f} %" if name in ("upload", "kernel", "download") else ""
+        rate = f"{found[nbytes] / found[name] / 1e9:.3g}" if nbytes else ""
+        echo(f"| {what:32} | {1e3 * found[name]:9.4f} | {share:>12} | {rate:>5} |")
+    click.echo(f"\ncopies       the call takes {found['together'] / found['resident']:.1f} times as long as on arrays "
+               "that stay")
 
 
 @bench.command(cls=GroupedCommand)
@@ -449,13 +452,14 @@ def block(batch, size, channels, repeats, versus, **given):
     echo(f"block        {batch}×{size}×{size}×{channels}, 7×7, inside {4 * channels} channels")
     rows = bench_block(options.device, options.precision, batch, size, channels, MODES if versus else (), repeats,
                        lambda what: click.echo(f"measuring    {what} …", err=True), given.get("device") != "cuda")
-    echo(f"{'':28s} forward ms  with backward ms  against numdiff")
+    click.echo(f"\n| {'':28s} | forward ms | with backward ms | times numdiff's |")
+    echo(f"| {'-' * 28} | {'-' * 10} | {'-' * 16} | {'-' * 15} |")
     for row in rows:
         if "fault" in row:
-            echo(f"{row['where']:28s} failed: {row['fault']}")
+            echo(f"| {row['where']:28s} | failed: {row['fault']} | | |")
             continue
-        against = "  {:.2f} and {:.2f} times as long".format(*row["against"]) if "against" in row else ""
-        echo(f"{row['where']:28s} {1e3 * row['forward']:10.4f} {1e3 * row['both']:17.4f}{against}")
+        against = "{:.2f}, {:.2f}".format(*row["against"]) if "against" in row else ""
+        echo(f"| {row['where']:28s} | {1e3 * row['forward']:10.4f} | {1e3 * row['both']:16.4f} | {against:>15} |")
 
 
 @bench.command(cls=GroupedCommand)

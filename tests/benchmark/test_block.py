@@ -26,6 +26,11 @@ def test_on_a_gpu_and_the_cpu(monkeypatch):
     assert "GPU" in alone["where"]
 
 
+def test_its_kernels_are_compiled_side_by_side():
+    names = {key.name for key in block.plan_block("fp16", (32, 32, 128), H200)}
+    assert any("nt_layer_scale" in name for name in names) and any("nn_gelu_gradient" in name for name in names)
+
+
 def test_four_launches_forward():
     """On an H200 in float16: the convolution; the LayerNorm; a layer and GELU; a layer, the vector and the input. (The
     first two in one kernel take longer.) What is left out is the model's own: it rounds its weights. Backward: GELU'
@@ -44,7 +49,7 @@ def test_four_launches_forward():
 
 def test_command():
     result = run("--device", "cpu", "--batch", "1", "--size", "4", "--channels", "8")
-    assert result.exit_code == 0 and "numdiff, CPU, fp32" in result.output, result.output
+    assert result.exit_code == 0 and "\n| numdiff, CPU, fp32 " in result.output, result.output
     assert "--channels 12: a ConvNeXt block takes a multiple of 8" in run("--channels", "12").output
 
 

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+import numdiff.device
 import numdiff.device.emulator
 from numdiff.benchmark import ladder, torch_ladder
 from numdiff.benchmark.ladder import COMPONENTS, ROWS, bench_ladder, bytes_for, component, largest_batch, worst
@@ -19,6 +21,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.versions import at_most
 from numdiff.training.options import resolve
 from numdiff_cli.bench import ladder_end, ladder_line
+from numdiff_cli.main import main
 
 from .fake_gpu import FakeGpu
 from .test_profile import TINY_DIT, small_unet
@@ -195,6 +198,15 @@ def test_transfer():
     assert all(found[name] > 0 for name in ("upload", "kernel", "download", "together", "resident"))
     with pytest.raises(UsageError, match="--device cpu has no copies to measure"):
         bench_transfer(None)
+
+
+def test_transfer_as_a_table(monkeypatch):
+    monkeypatch.setattr(numdiff.device, "get_backend", lambda name: FakeGpu())
+    given = "--size", "2", "--channels", "4", "--repeats", "1", "--device", "cpu"
+    result = CliRunner().invoke(main, ["bench", "transfer", *given])
+    assert result.exit_code == 0, result.output
+    rows = [line for line in result.output.splitlines() if line.startswith("|")]
+    assert len(rows) == 7 and {row.count("|") for row in rows} == {5} and "the call takes" in result.output
 
 
 def test_components():
