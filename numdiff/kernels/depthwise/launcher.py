@@ -176,15 +176,18 @@ def depthwise_weight_gradient(dy, x, dweight, version=None):
     column_sum(partial, dweight.reshape(-1))
 
 
-def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False, residual=None):
+def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False, residual=None,
+                       dchannel=None):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
     wanted, and not computed).
 
     need_channel: returns (dx, the gradient (B, C) of `channel`); residual: like x, added to dx
+    dchannel: that gradient, where it is known
     """
-    dchannel = channel_add_backward(dy) if need_channel else None
+    if need_channel and dchannel is None:
+        dchannel = channel_add_backward(dy)
     if dbias is not None:
-        column_sum(dchannel if need_channel else dy, dbias)
+        column_sum(dy if dchannel is None else dchannel, dbias)
     if dweight is not None:
         depthwise_weight_gradient(dy, x, dweight)
     dx = depthwise_input_gradient(dy, weight, residual=residual) if need_dx else None

@@ -3,7 +3,8 @@
 MATHEMATICS
     h = the depthwise convolution of x, plus bias[c] and channel[b,c] (reference.py)
     y = (h - mean) · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels (../layernorm.py)
-    The backward is that of both: dh from ../layernorm.py, dx and the parameters' gradients from reference.py.
+    The backward is that of both: dh from ../layernorm.py, whose pass also adds it up over each image, which is the
+    gradient of channel; dx and the parameters' gradients from reference.py.
 SHAPES
     x, h, y (B, H, W, C) float16 or bfloat16, C a multiple of 8 up to 512; weight (7, 7, C) like x; bias, gain, offset
     (C,), channel (B, C), mean, rstd (B · H · W,) float32
@@ -53,9 +54,9 @@ from ...device.requires import requires, supports
 from ...device.specialise import Constant, Variants, specialise
 from ...dtypes import is_half
 from ..common import divide, no_numbers, warp_sum
-from ..layernorm import layernorm_forward
+from ..layernorm import layernorm_backward, layernorm_forward
 from ..versions import capped, label, versions_by_name
-from .launcher import FASTEST, by_tma, depthwise_forward
+from .launcher import FASTEST, by_tma, depthwise_backward, depthwise_forward
 from .mma import (
     BAND,
     COLUMNS,
@@ -238,6 +239,16 @@ def depthwise_layernorm_forward(x, weight, bias, channel, gain, offset, eps=1e-6
            Norm(gain, offset, mean, rstd, float(eps)), -(-C // CHANNELS),
            Image(H, W, C, 0, int(bias is not None), int(channel is not None), 0), shared=shared_bytes())
     return h, y, mean, rstd
+
+
+def depthwise_layernorm_backward(dy, x, h, weight, gain, mean, rstd, gradients, need_dx=True, residual=None):
+    """(dx, or None unless `need_dx`, and the gradient (B, C) of `channel`) from what the forward took and gave.
+
+    gradients: of weight, bias, gain and offset, which are added to (None: not wanted); residual: like x, added to dx
+    """
+    dweight, dbias, dgain, doffset = gradients
+    dh, dchannel = layernorm_backward(dy, h, gain, mean, rstd, dgain, doffset, images=len(x))
+    return depthwise_backward(dh, x, weight, dweight, dbias, need_dx, True, residual, dchannel)
 
 
 def depthwise_layernorm_forward_cost(B, H, W, C, kernel, itemsize=2):
