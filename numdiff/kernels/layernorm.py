@@ -389,8 +389,8 @@ def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, vers
         raise ValueError(f"version {label('layernorm_backward', 3)} takes a multiple of 4 columns up to {LARGEST}, not "
                          f"{x.shape[-1]}; use version=2, or 1")
     wanted = images is not None or dweight is not None or dbias is not None
-    if version is None and fits and wanted:
-        version = capped("layernorm_backward", 3)
+    if version is None:
+        version = capped("layernorm_backward", 3 if fits and wanted else 2 if x.shape[-1] % 4 == 0 else 1)
     rows, C, version = _check(x, weight, version)
     if not is_device(x):
         dx = layernorm_backward_reference(dy, x, weight, mean, rstd, dweight, dbias)

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 
+from numdiff.device import upload, zeros
+from numdiff.device.planned import CARDS, collect
 from numdiff.kernels import layernorm as LN
+from numdiff.kernels.versions import at_most
 from tests.conftest import apart, exhaustively, large, numerical_gradient, on, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 3), odd=(3, 12), not_aligned=(2, 5, 33), one_vector=(9, 4), tokens=(4, 64, 384),
@@ -89,6 +92,22 @@ def test_many_rows_a_warp(engine, rng, monkeypatch):
     for a, b, scale in zip(got, want, (np.abs(dy * x).sum((0, 1)), np.abs(dy).sum((0, 1)), size, size.sum(1)),
                            strict=True):
         engine.check(a, b, 1e-5, scale)
+
+
+def test_the_choice_stays_below_a_ceiling():
+    """…whatever the columns, and whether or not there is anything to add up."""
+    def launched(C, ceiling, *sums):
+        def run(device):
+            x = upload(np.zeros((2, C), np.float32), device)
+            rows, weight = zeros((2,), like=x), zeros((C,), like=x)
+            with at_most({"layernorm_backward": ceiling}):
+                LN.layernorm_backward(x, x, weight, rows, rows, *(zeros((C,), like=x) for _ in sums))
+        name, = (key.name for key in collect(run, CARDS[1]) if key.name.startswith("layernorm_backward"))
+        return name.removeprefix("layernorm_backward_kernel_")
+
+    assert [launched(C, ceiling, *sums) for C, ceiling, sums in (
+        (36, 3, "ab"), (36, 2, "ab"), (36, 1, "ab"), (36, 3, ""), (516, 3, "ab"), (516, 1, "ab"), (5, 3, "ab"))] == [
+            "v3_1", "v2", "v1", "v2", "v2", "v1", "v1"]
 
 
 def test_a_row_too_long_for_registers_says_so(engine):
