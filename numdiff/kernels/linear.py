@@ -160,7 +160,8 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
 
     residual: like x, or None: added to dx in the kernel that makes it
     accumulate: False: dweight is written, whatever it held; dbias is added to all the same
-    gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can
+    gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can. Then x may be
+        None: it is computed again, by the same kernel, which may leave it in place of u
     swiglu_of: u, twice as wide as x, where x = SwiGLU(u): as gelu_of
     Of a `Pair` x dx, and `residual`, are Pairs.
     """
@@ -177,17 +178,19 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
         dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
                              residual and residual.joined(), gelu_of, swiglu_of, accumulate)
         return x.parted(dx) if need_dx else None
+    if x is None and gelu_of is None:
+        raise ValueError("x is None: linear_backward computes it again from gelu_of=, which is None, too; give one")
+    if x is None and need_dx and is_device(dy):
+        return _backward_again(dy, weight, dweight, dbias, gelu_of, version, accumulate)
+    if x is None:
+        x = gelu_forward(gelu_of).astype(gelu_of.dtype, copy=False)
     if not is_device(x):
         dx = linear_backward_reference(dy, x, weight, dweight, dbias, need_dx, residual, accumulate)
         if dx is not None and swiglu_of is not None:
             return swiglu_backward(dx, swiglu_of)
         return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
     rows = dy.reshape(-1, dy.shape[-1])
-    if dweight is not None:
-        matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
-                       version=version, row_sums=dbias)
-    elif dbias is not None:
-        column_sum(rows, dbias)
+    _parameters(rows, x, dweight, dbias, version, accumulate)
     if not need_dx:
         return None
     if gelu_of is not None:
@@ -197,6 +200,24 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     if residual is not None:
         residual = residual.reshape(-1, x.shape[-1])
     return matmul_forward(rows, weight, version=version, residual=residual).reshape(x.shape)
+
+
+def _parameters(rows, x, dweight, dbias, version, accumulate):
+    """The parameters' gradients, those that are wanted, from the rows of dy."""
+    if dweight is not None:
+        matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
+                       version=version, row_sums=dbias)
+    elif dbias is not None:
+        column_sum(rows, dbias)
+
+
+def _backward_again(dy, weight, dweight, dbias, u, version, accumulate):
+    """du of x = GELU(u), which nobody has kept: du comes first, and x with it."""
+    rows, given, again = dy.reshape(-1, dy.shape[-1]), u.reshape(-1, u.shape[-1]), dweight is not None
+    found = matmul_gelu_backward(rows, weight, given, again)
+    du, x = found if again else (found, None)
+    _parameters(rows, x, dweight, dbias, version, accumulate)
+    return du.reshape(u.shape)
 
 
 def linear_gelu_forward(x, weight, bias, keeps_u=True):

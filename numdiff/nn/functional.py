@@ -414,6 +414,8 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
         residual: Tensor | None = None, gate: Tensor | None = None, scale: Parameter | None = None) -> Tensor:
     """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M).
     residual, gate: of the second, as in `linear`; with scale what comes is `layer_scale(residual, mlp(x), scale)`
+    In 16 bits on Hopper GELU and its derivative are part of the products beside it, and of the hidden layer only what
+    comes before GELU is kept for the backward: the product with the derivative gives GELU again, in its place.
     """
     given, wants_dx = x.data, x.slot is not None
     layer, layer_2 = float8.layer_of(weight, given), float8.layer_of(weight_2, given)
@@ -426,13 +428,14 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
     u, h, kept = float8.linear_gelu_forward(given, weight, bias, layer, is_recording(), alone)
     if gate is not None:
         return linear(Tensor(h), weight_2, bias_2, residual, gate)
-    z = None
+    z = kept_2 = None
     if scale is None:
         y, kept_2 = float8.linear_forward(h, weight_2, bias_2, layer_2)
     else:
-        kept_2 = h
         z, y = K.linear_layer_scale_forward(h, weight_2.like(h), bias_2.data, scale.data, residual.data,
                                             keeps_z=is_recording())
+    if layer_2 is None:
+        kept_2 = None  # rather than h
 
     def backward(dy, before):
         dz = dy if scale is None else layer_scale_gradient(dy, z, scale)

@@ -37,7 +37,7 @@ def test_three_launches_forward():
     assert len(forward) == 3 and all(any(name in kernel for kernel in forward) for name in (
         "depthwise_layernorm_kernel", "nt_gelu", "nt_layer_scale")), forward
     backward = " ".join(launched("both") - forward)
-    assert all(name in backward for name in ("nn_gelu_gradient", "depthwise_forward_kernel",
+    assert all(name in backward for name in ("nn_gelu_again_gradient", "depthwise_forward_kernel",
                                              "depthwise_weight_gradient_kernel")) and "add_forward" not in backward
 
 
