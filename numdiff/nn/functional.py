@@ -370,19 +370,23 @@ def adaln(x: Tensor, shift: Tensor | None, scale: Tensor, eps: float = 1e-6, wei
 
 def gate_adaln(x: Tensor, h: Tensor, gate: Tensor, shift: Tensor | None, scale: Tensor, eps: float = 1e-6,
                weight: Parameter | None = None, norm: str = "layer", writer: Parameter | None = None,
-               reader: Parameter | None = None) -> list[Tensor]:
+               reader: Parameter | None = None, keeps_x: bool = False) -> list[Tensor]:
     """`gate`, then `adaln` of its result: returns both, from one kernel if there is one.
 
     writer: the weight of the linear layer whose result h is, and nobody else reads it; reader: of the one that alone
         reads the second result. In FP8 h's gradient, and that result, are then bytes of E4M3 for them
+    keeps_x: keep x for the backward, and not the first result, which that makes again: for an x that another operation
+        keeps anyway, and a result that no other does
     """
     branch, vectors, has_shift = h.data, (gate.data, shift and shift.data, scale.data), shift is not None
     into, dh_into = float8.bytes_for(reader, x.data, "x"), float8.bytes_for(writer, x.data, "dy")
     z, y, mean, rstd = K.gate_adaln_forward(x.data, branch, *vectors, eps, weight and weight.data, norm, into=into)
+    kept, kept_x = (None, x.data) if keeps_x else (z, None)
 
     def backward(gradients):
-        dx, dh, dgate, *others = K.gate_adaln_backward(*gradients, z, branch, *vectors, mean, rstd,
-                                                       weight and weight.data, gradient_of(weight), dh_into=dh_into)
+        dx, dh, dgate, *others = K.gate_adaln_backward(*gradients, kept, branch, *vectors, mean, rstd,
+                                                       weight and weight.data, gradient_of(weight), dh_into=dh_into,
+                                                       x=kept_x)
         return dx, dh, dgate, *(others if has_shift else others[1:])
 
     return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),

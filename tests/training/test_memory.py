@@ -52,9 +52,9 @@ def kept_bytes(depth, batch=8):
 
 def test_what_a_block_of_a_dit_keeps():
     """In 16 bits on Hopper, in numbers a token and channel: the norms' results 2, q, k and v 3, the branches before
-    their last layers 1 + 4 (before GELU) and after 2, the tokens after attention and after the block 2."""
+    their last layers 1 + 4 (before GELU) and after 2, the tokens after the block 1."""
     numbers = (kept_bytes(3) - kept_bytes(1)) / 2 / (8 * 256 * 768 * 2)
-    assert 14 <= numbers < 14.2  # and statistics, the norms' vectors
+    assert 13 <= numbers < 13.2  # and statistics, the norms' vectors
 
 
 def test_a_batch_that_does_not_fit_is_told_with_a_microbatch_that_does():
