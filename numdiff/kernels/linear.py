@@ -6,8 +6,9 @@ MATHEMATICS
     dweight += dyᵀ·x         dw_nk = Σ_r dy_rn x_rk; or dweight = dyᵀ·x, where nothing is to be added to
     dbias += Σ_r dy_rn       every row got the same bias
     A layer whose result goes through a GELU gives both, u = x·wᵀ + bias and y = GELU(u); the layer after it, whose
-    input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx. So does one whose result goes through SwiGLU, halves of u
-    side by side and y half as wide. The last layer of a ConvNeXt block gives z = x·wᵀ + bias and residual + scale ∘ z.
+    input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx, and y again, so that y need not be kept: du first, then
+    dweight. So does one whose result goes through SwiGLU, halves of u side by side and y half as wide, which is kept.
+    The last layer of a ConvNeXt block gives z = x·wᵀ + bias and residual + scale ∘ z.
 SHAPES
     x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
     x may be a Pair (concat.py), and then dx is one: matmul/hopper.py reads and writes the two arrays; for other kernels
@@ -25,6 +26,8 @@ MEASURED
     linear_backward, 64×256×2304, 64×256×768, accumulate, float16
         v5       505 µs   230 TFLOP/s   23 % of arithmetic    44 % of cuBLAS
         v6*      195 µs   595 TFLOP/s   60 % of arithmetic   2.59 × v5   114 % of cuBLAS
+MEMORY
+    Of u and y the layer that has y again keeps u alone, and y replaces it: no array more. Elsewhere both are kept.
 LAUNCH
     as in matmul/. The weight's gradient sums over all rows, often 100,000 for a result of 64 × 64: matmul/split_k.py
     is how that still fills the GPU.

@@ -464,8 +464,8 @@ def swiglu(x: Tensor) -> Tensor:
 def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, b3: Parameter | None,
                residual: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
     """A linear layer, SwiGLU, a linear layer: x (..., K), w12 (2 · H, K), w3 (M, H) -> (..., M); biases may be None.
-    As of `mlp`, x, the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper SwiGLU
-    and its backward are part of the products beside it. residual, gate: of the second layer, as in `linear`
+    x, the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper SwiGLU and its
+    backward are part of the products beside it. residual, gate: of the second layer, as in `linear`
     """
     given, wants_dx = x.data, x.slot is not None
     layer, layer_3 = float8.layer_of(w12, given), float8.layer_of(w3, given)

@@ -44,8 +44,9 @@ EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
     warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
     consumer has two such tiles. Of the two products next to a GELU, one writes GELU(result) as well, the other
-    multiplies by GELU' of another matrix (epilogues.py); so do those next to a SwiGLU (swiglu_epilogues.py). A product
-    whose result is gated and added to a residual, in a DiT that is not trained, writes that sum.
+    multiplies by GELU' of another matrix, and may put that matrix's GELU in its place (epilogues.py); those next to a
+    SwiGLU have epilogues of their own (swiglu_epilogues.py). A product whose result is gated and added to a residual,
+    in a DiT that is not trained, writes that sum.
     float32: pairs of lanes exchange halves, so that each writes 16 bytes of one row.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
