@@ -416,6 +416,8 @@ def problems():
     add(gate_adaln.gate_adaln_forward, x=tokens, h=tokens, gate=shift, shift=shift, scale=shift)
     add(gate_adaln.gate_adaln_backward, dz=tokens, dy=tokens, z=tokens, h=tokens, gate=shift, shift=shift,
         scale=shift, mean=single(N * T), rstd=single(N * T))
+    add(gate_adaln.gate_adaln_backward, note="of x", dz=tokens, dy=tokens, z=None, h=tokens, gate=shift, shift=shift,
+        scale=shift, mean=single(N * T), rstd=single(N * T), x=tokens)
     add(gate_adaln.gate_adaln_forward, versions=(2,), note="to E4M3", x=tokens, h=tokens, gate=shift, shift=shift,
         scale=shift, into=[single(1), amax])
     add(gate_adaln.gate_adaln_backward, versions=(2,), note="to E4M3", dz=tokens, dy=tokens, z=tokens, h=tokens,

@@ -844,6 +844,10 @@ EXACT = [
     *case(lambda u, v: gate_adaln.gate_adaln_backward(*(u(B, P, C) for _ in range(4)), *(u(B, C) for _ in range(3)),
                                                       u(B * P), u(B * P), version=v),
           (gate_adaln.gate_adaln_backward_cost, B, P, C), more=None, versions=[2]),
+    # of x instead of z: as many bytes
+    *case(lambda u, v: gate_adaln.gate_adaln_backward(*(u(B, P, C) for _ in range(2)), None, u(B, P, C), *(
+        u(B, C) for _ in range(3)), u(B * P), u(B * P), version=v, x=u(B, P, C)),
+          (gate_adaln.gate_adaln_backward_cost, B, P, C), more=None, versions=[2]),
     *case(lambda u, v: bias_gelu.bias_gelu_forward(u(P, C), u(C), version=v),
           (bias_gelu.bias_gelu_forward_cost, P, C), more=-P * C),
     # it writes sums, and reads them in a second pass

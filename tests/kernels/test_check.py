@@ -58,7 +58,7 @@ REPEATED = re.compile("|".join((
     r"matmul: float16, [^,]*, tile (128|256|\(128, 128\)), float32 v.", r"matmul: tf32, (a·bᵀ|aᵀ·b), tile .128, 64.*",
     r"matmul: float16, a batch, (?!a·bᵀ, tile 64|a·b, tile 128|aᵀ·bᵀ, tile 192|aᵀ·b, tile 256).*",
     r"matmul_symmetric: float16, (x·xᵀ, tile 128|xᵀ·x, .*) .*",
-    r"(matmul(_gelu(_gradient)?|_layer_scale|_swiglu(_gradient)?)?|linear_gate): .*tile \d+(, float\d\d)?, pairs v.*",
+    r"(matmul(_(gelu|gelu_again|swiglu)(_gradient)?|_layer_scale)?|linear_gate): .*tile \d+(, float\d\d)?, pairs v.*",
     r"matmul: tf32, (a·b|aᵀ·bᵀ), tile \(128, 128\).*", r"matmul: float16, .*in parts v5",  # so are the row sums
     r"matmul_row_sums: (float16, (1 parts.*|9 parts v5)|bfloat16, 1 parts v5)",
     r"(matmul_(gelu(_gradient)?|layer_scale)|linear_gate): float16, tile (128|192).*",
