@@ -238,14 +238,16 @@ def norms_cases():
         _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
         return made
 
-    def rows(rng):
-        made = normal(dy=(5, 36), x=(5, 36), weight=(36,), dweight=(36,))(rng)
-        return {**made, "rstd": rmsnorm.rmsnorm_forward(made["x"])[1]}
+    for half in (False, True):
+        def rows(rng, dtype=np.float16 if half else np.float64):
+            made = normal(dy=(5, 36), x=(5, 36), weight=(36,), dweight=(36,))(rng)
+            made |= {name: made[name].astype(dtype) for name in ("dy", "x")}
+            return {**made, "rstd": rmsnorm.rmsnorm_forward(made["x"].astype(np.float64))[1]}
 
-    yield Case("rmsnorm", normal(x=(5, 36), weight=(36,)), lambda a, v: rmsnorm.rmsnorm_forward(
-        a.x, a.weight, version=v), (1, 2))
-    yield Case("rmsnorm_backward", rows, lambda a, v: (rmsnorm.rmsnorm_backward(
-        a.dy, a.x, a.weight, a.rstd, a.dweight, version=v), a.dweight), (1, 2))
+        as_half = {"tolerance": HALF_TOLERANCE, "label": "float16"} if half else {}
+        yield Case("rmsnorm", rows, lambda a, v: rmsnorm.rmsnorm_forward(a.x, a.weight, version=v), (1, 2), **as_half)
+        yield Case("rmsnorm_backward", rows, lambda a, v: (rmsnorm.rmsnorm_backward(
+            a.dy, a.x, a.weight, a.rstd, a.dweight, version=v), a.dweight), (1, 2), **as_half)
     yield Case("layernorm_backward", inputs, lambda a, v: (layernorm.layernorm_backward(
         a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2))
 
