@@ -27,7 +27,7 @@ MEASURED
         v2*     42.1 µs    1,796 GB/s   44 % of memory   82.8 × v1
 LAUNCH
     v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none. v3 forward 256
-    threads, three blocks a multiprocessor up to 768 channels, then two; backward 512, 384 or 256 threads, one block.
+    threads, four blocks a multiprocessor, fewer of long rows; backward 512, 384 or 256 threads, one block.
     dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce.py; v3 with
     dx, 8, 12 or 16 KiB, then reduce.py over the blocks.
 DETERMINISM
@@ -319,9 +319,13 @@ def rmsnorm_backward_v3(dy, x, weight, rstd, dx, partial, rows, C, weighted, nee
     write_sums(partial, sums, c, C, needed)
 
 
-def forward_blocks(sweeps):
-    """Blocks of the forward that a multiprocessor runs at once, by registers."""
-    return 3 if sweeps <= 3 else 2
+FORWARD_BLOCKS = {True: (4, 4, 4, 3, 2), False: (4, 4, 3, 2, 2)}  # of a multiprocessor, by registers; of 16 bits, else
+
+
+def blocks_of(rows, warps, most):
+    """Blocks of so many warps each, at most `most`, that all take their rows in equally many turns."""
+    turns = -(-rows // (warps * most))
+    return -(-rows // (warps * turns))
 
 
 def threads_of(sweeps):
@@ -329,8 +333,9 @@ def threads_of(sweeps):
     return 512 if sweeps <= 3 else 384 if sweeps <= 4 else 256
 
 
-FORWARD = Variants(range(1, MAX_SWEEPS + 1), lambda n: specialise(
-    rmsnorm_forward_v3, name=f"rmsnorm_forward_kernel_v3_{n}", launch_bounds=(BLOCK, forward_blocks(n)), SWEEPS=n))
+FORWARD = Variants([(half, n) for half in (True, False) for n in range(1, MAX_SWEEPS + 1)], lambda key: specialise(
+    rmsnorm_forward_v3, name=f"rmsnorm_forward_kernel_v3_{key[1]}{'_half' * key[0]}", SWEEPS=key[1],
+    launch_bounds=(BLOCK, FORWARD_BLOCKS[key[0]][key[1] - 1])))
 BACKWARD = Variants(range(1, MAX_SWEEPS + 1), lambda n: specialise(
     rmsnorm_backward_v3, name=f"rmsnorm_backward_kernel_v3_{n}", launch_bounds=(threads_of(n), 1), SWEEPS=n))
 
@@ -375,9 +380,9 @@ def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
     elif version == 2:
         launch(rmsnorm_forward_kernel_v2, -(-rows // ROWS), BLOCK, *arrays, rows, C, float(eps), weighted)
     else:
-        sweeps = -(-C // SWEEP)
-        blocks = min(-(-rows // ROWS), forward_blocks(sweeps) * multiprocessors_of(x))
-        launch(FORWARD[sweeps], blocks, BLOCK, *arrays, rows, C, float(eps), weighted)
+        half, sweeps = is_half(x.dtype), -(-C // SWEEP)
+        blocks = blocks_of(rows, ROWS, FORWARD_BLOCKS[half][sweeps - 1] * multiprocessors_of(x))
+        launch(FORWARD[half, sweeps], blocks, BLOCK, *arrays, rows, C, float(eps), weighted)
     return y, rstd
 
 
@@ -392,7 +397,7 @@ def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
     if version == 3:
         sweeps = -(-C // SWEEP)
         threads, needed = threads_of(sweeps), int(dweight is not None)
-        blocks = min(-(-rows // (threads // WARP)), multiprocessors_of(x))
+        blocks = blocks_of(rows, threads // WARP, multiprocessors_of(x))
         partial = empty((blocks, C), np.float32, like=x) if needed else rstd  # which nobody writes
         launch(BACKWARD[sweeps], blocks, threads, *arrays, partial.reshape(-1), rows, C, weighted, needed)
         if needed:

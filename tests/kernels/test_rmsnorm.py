@@ -139,9 +139,10 @@ def test_what_version_3_does_not_take(engine):
 
 @on("emulator", "cuda")
 def test_warps_that_take_several_rows(engine, rng, monkeypatch):
-    """One multiprocessor: of 37 rows a warp of the forward has two, and of the backward three."""
+    """One multiprocessor: of 37 rows a warp of the forward has two, the last only one, and of the backward three."""
     monkeypatch.setattr(RN, "multiprocessors_of", lambda x: 1)
-    monkeypatch.setattr(RN, "forward_blocks", lambda sweeps: 3)
+    assert RN.blocks_of(37, 8, 4) == 3 and RN.blocks_of(37, 16, 1) == 1 and RN.blocks_of(5, 8, 528) == 1
+    assert RN.blocks_of(16384, 8, 4 * 132) == 512 and RN.blocks_of(16384, 16, 132) == 128
     x, dy, weight = make(rng, (37, 16), True)
     y, rstd = RN.rmsnorm_forward(x, weight)
     start = rng.standard_normal(16)
