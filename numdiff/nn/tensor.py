@@ -10,9 +10,9 @@ there is no reference cycle, and an activation lives exactly until the forward p
 that needs it has been played back.
 
 Accumulation. Parameter gradients are added into the model's flat gradient buffer by the operations themselves (+=).
-Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones. An
-operation whose backward kernel can add takes the gradient that its first input already has (`adds=True`), which saves a
-pass over memory.
+Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones, the last
+one not before somebody asks for the sum. An operation whose backward kernel can add takes the gradient that its first
+input already has (`adds=True`), or two that are still to be added up (`adds=TWO`), which saves a pass over memory.
 """
 import copy
 
@@ -28,20 +28,43 @@ from ..kernels.elementwise import add_forward
 _active = Stack()  # the tapes that are recording in this thread, innermost last
 
 
+TWO = 2  # for `adds`
+
+
 class Slot:
     """Where the gradient of one tensor is collected while a tape is played back.
 
+    gradient: the sum of what has been received, or None
     owned: an operation has left a gradient that nobody else holds, so whoever takes it may overwrite it; a sum of
         several gradients is a new array, and owned, too
     """
 
-    __slots__ = ("gradient", "owned")
+    __slots__ = ("_first", "_second", "owned")
 
     def __init__(self):
-        self.gradient, self.owned = None, False
+        self._first, self._second, self.owned = None, None, False
+
+    @property
+    def gradient(self):
+        if self._second is not None:
+            self.gradient = add_forward(self._first, self._second)
+        return self._first
+
+    @gradient.setter
+    def gradient(self, value):
+        self._first, self._second = value, None
 
     def receive(self, gradient):
-        self.gradient = gradient if self.gradient is None else add_forward(self.gradient, gradient)
+        if self.gradient is None:
+            self._first = gradient
+        else:
+            self._second = gradient
+
+    def take(self, count):
+        """What has been received, as `count` gradients whose sum it is (None: no more); afterwards it is gone."""
+        parts = (self._first, self._second) if count == TWO else (self.gradient,)
+        self.gradient = None
+        return parts
 
 
 class Slots:
@@ -163,7 +186,7 @@ class Record:
     """One executed operation: what to call with the output's gradient, and where its results go.
 
     adds: `backward` takes a second argument, the gradient so far of the first input or None, and adds it to the first
-        gradient that it returns
+        gradient that it returns; `TWO`: it takes a third argument, too, to be added to the second, or None
     """
 
     __slots__ = ("name", "output", "inputs", "backward", "adds")
@@ -180,10 +203,9 @@ class Record:
         before."""
         if not self.adds:
             return self.backward(arrived)
-        slot, before = self.inputs[0], None
-        if slot is not None:
-            before, slot.gradient = slot.gradient, None
-        return self.backward(arrived, before)
+        slot = self.inputs[0]
+        before = (None,) * int(self.adds) if slot is None else slot.take(self.adds)
+        return self.backward(arrived, *before)
 
 
 class Tape:

@@ -33,6 +33,22 @@ def test_backward(engine, rng, shape, version, name):
     engine.check_equal(dx, backward(engine(dy), version=version))
 
 
+@SHAPES
+@versions(1, 2)
+@USABLE
+def test_avgpools_backward_adds_a_residual(engine, rng, shape, version):
+    B, H, W, C = shape
+    dy, residual = rng.standard_normal(shape), rng.standard_normal((B, 2 * H, 2 * W, C))
+    dx = R.avgpool_backward(engine(dy), version=version, residual=engine(residual))
+    engine.check(dx, R.avgpool_backward(dy) + residual, 1e-6)
+    engine.check_equal(dx, R.avgpool_backward(engine(dy), version=version, residual=engine(residual)))
+
+
+def test_a_residual_of_another_shape_says_so(engine):
+    with pytest.raises(ValueError, match="like the result"):
+        R.avgpool_backward(engine(np.ones((1, 2, 2, 4))), residual=engine(np.ones((1, 2, 2, 4))))
+
+
 def test_closed_form():
     x = np.arange(16.0).reshape(1, 4, 4, 1)
     assert R.avgpool_forward(x).ravel().tolist() == [2.5, 4.5, 10.5, 12.5]

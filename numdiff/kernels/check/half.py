@@ -170,6 +170,12 @@ def convolution_cases():
         yield Case("conv2d", inputs, forward, tolerance=HALF_TOLERANCE, label=label)
         yield Case("conv2d_input_gradient", inputs, gradient, tolerance=HALF_TOLERANCE, label=label)
 
+    def increased(a, v):
+        return (conv2d.conv2d_backward(a.dy, a.x, a.weight, a.dweight, None, need_dx=True, version=v, residual=a.x),)
+
+    yield Case("conv2d_input_gradient", operands(3, 9, 8, 8, 3), increased, (6,), HALF_TOLERANCE,
+               "float16, with a residual")
+
     for bn, sub in (32, 1), (64, 2), (96, 2), (128, 1):  # rows of either width, tiles of either size
         n = bn if sub == 2 else bn + 8  # a second tile, of which little exists
 

@@ -166,12 +166,14 @@ def norms_cases():
     yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
     yield Case("groupnorm_backward", inputs, backward, (3,), HALF_TOLERANCE, label="float16, reads again")
 
-    def sixteens(shape, groups, team, near, silu, cluster=1):
-        """Version 3 for sixteen channels and more: `near` turns of the pixels in registers, `cluster` blocks."""
+    def sixteens(shape, groups, team, near, silu, cluster=1, two=False):
+        """Version 3 for sixteen channels and more: `near` turns of the pixels in registers, `cluster` blocks; two
+        residuals."""
         B, P, C = shape
 
         def inputs(rng):
-            made = normal(dy=shape, x=shape, residual=shape, weight=(C,), bias=(C,), dweight=(C,), dbias=(C,))(rng)
+            made = normal(dy=shape, x=shape, residual=shape, second=shape, weight=(C,), bias=(C,), dweight=(C,),
+                          dbias=(C,))(rng)
             made = {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
             _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"].astype(np.float32), made["weight"],
                                                                         made["bias"], groups)
@@ -179,19 +181,19 @@ def norms_cases():
 
         def run(a, v):
             arguments = a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, groups, silu
-            residual = a.residual if silu else None
+            residual, second = a.residual if silu else None, a.second if two else None
             if v is None:
-                dx = groupnorm.groupnorm_backward(*arguments, residual=residual)
+                dx = groupnorm.groupnorm_backward(*arguments, residual=residual, second=second)
             else:
                 limit = 128 + (P // 16 - near) * 1024 if near else 1 << 17
                 plan = groupnorm_plan.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
                 assert plan.near == near
-                dx = one_pass_backward(*arguments, plan, residual)
+                dx = one_pass_backward(*arguments, plan, residual, second)
             return dx, a.dweight, a.dbias
 
         parts = f"float16, {math.lcm(C // groups, 16) // 16} times sixteen channels"
         return Case("groupnorm_backward", inputs, run, (3,), HALF_TOLERANCE,
-                    label=f"{parts}, {near} turns in registers" if near else
+                    label=f"{parts}, two residuals" if two else f"{parts}, {near} turns in registers" if near else
                     f"{parts}, {cluster} blocks a cluster" if cluster > 1 else parts)
 
     def inputs(rng):
@@ -230,6 +232,7 @@ def norms_cases():
     yield sixteens((2, 48, 16), 4, 1, 1, False)
     yield sixteens((2, 20, 96), 16, 1, 0, True)
     yield sixteens((2, 20, 48), 8, 1, 0, True, cluster=4)
+    yield sixteens((1, 75, 16), 2, 1, 0, True, two=True)
     yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
                lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
 
@@ -392,6 +395,8 @@ def movement_cases():
         function = getattr(resample, name)
         yield Case(name.removesuffix("_forward"), normal(x=shape), one(lambda a, v, f=function: f(a.x, version=v)),
                    (1, 2))
+    yield Case("avgpool_backward", normal(x=(2, 2, 2, 8), residual=(2, 4, 4, 8)), one(
+        lambda a, v: resample.avgpool_backward(a.x, version=v, residual=a.residual)), (1, 2), label="with a residual")
     yield Case("concat", normal(a=(6, 8), b=(6, 4)), one(lambda a, v: concat.concat_forward(a.a, a.b, version=v)),
                (1, 2, 3))
     yield Case("concat_backward", normal(dy=(6, 12)), lambda a, v: concat.concat_backward(a.dy, 8, version=v),
