@@ -62,6 +62,7 @@ from .matmul import (
     pair_supports,
 )
 from .reduce import column_sum
+from .second_pass import may_wait
 from .transformer.columns import as_columns
 from .transformer.gate import gate_forward
 from .transformer.swiglu import swiglu_backward, swiglu_forward
@@ -172,7 +173,8 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     if isinstance(x, Pair):
         if (version is None and residual is gelu_of is swiglu_of is None and dweight is not None
                 and pair_supports(x, weight)):
-            matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
+            with may_wait():
+                matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
             return matmul_pair_backward(dy, x, weight) if need_dx else None
         dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
                              residual and residual.joined(), gelu_of, swiglu_of, accumulate)
@@ -184,8 +186,9 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
         return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
     rows = dy.reshape(-1, dy.shape[-1])
     if dweight is not None:
-        matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
-                       version=version, row_sums=dbias)
+        with may_wait():
+            matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
+                           version=version, row_sums=dbias)
     elif dbias is not None:
         column_sum(rows, dbias)
     if not need_dx:

@@ -24,6 +24,7 @@ from ..dtypes import is_half
 from ..float8 import numbers_of
 from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
+from ..kernels.second_pass import collected, settle_for
 
 _active = Stack()  # the tapes that are recording in this thread, innermost last
 
@@ -143,7 +144,8 @@ class Parameter:
 
     @property
     def grad(self):
-        """The gradient, to be added to."""
+        """The gradient, to be added to, or read."""
+        settle_for(self._grad)
         if self.stale:
             self.stale = False
             fill_zero(self._grad)
@@ -155,6 +157,7 @@ class Parameter:
 
     def grad_to_fill(self):
         """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
+        settle_for(self._grad)
         accumulate, self.stale = not (self.stale or self.frozen), False
         return self._grad, accumulate
 
@@ -247,19 +250,22 @@ class Tape:
         if gradient is None:
             gradient = upload(np.ones(output.shape, np.float32), like=output.data)
         output.slot.receive(gradient)
-        while self.records:
-            record = self.records.pop()
-            arrived, record.output.gradient = record.output.gradient, None
-            if arrived is None:  # nothing that was differentiated depends on it
-                continue
-            gradients = record.play(arrived)
-            if len(gradients) != len(record.inputs):
-                raise ValueError(f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs")
-            for slot, value in zip(record.inputs, gradients, strict=True):
-                if self.check_finite and value is not None:
-                    check_finite(value, f"gradient from {record.name}")
-                if slot is not None and value is not None:
-                    slot.receive(value)
+        with collected():  # parameters' gradients are there when it ends
+            while self.records:
+                self._play(self.records.pop())
+
+    def _play(self, record):
+        arrived, record.output.gradient = record.output.gradient, None
+        if arrived is None:  # nothing that was differentiated depends on it
+            return
+        gradients = record.play(arrived)
+        if len(gradients) != len(record.inputs):
+            raise ValueError(f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs")
+        for slot, value in zip(record.inputs, gradients, strict=True):
+            if self.check_finite and value is not None:
+                check_finite(value, f"gradient from {record.name}")
+            if slot is not None and value is not None:
+                slot.receive(value)
 
 
 def is_recording():

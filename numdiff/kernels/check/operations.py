@@ -22,6 +22,7 @@ from .. import (
     resample,
     rmsnorm,
     scale_shift,
+    second_pass,
     softmax,
 )
 from ..attention import unfused as attention
@@ -88,6 +89,16 @@ def reductions_cases():
     yield Case("column_sum", normal(x=(37, 12)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (1, 2, 3))
     yield Case("column_sum", normal(x=(1100, 8)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (2, 3),
                label="two passes")
+    sizes = (1, 8), (70, 12), (3, 1100), (2, 4), (33, 4), (9, 260), (4, 16), (5, 8), (6, 12)  # the ninth comes alone
+    given = {f"parts{k}": size for k, size in enumerate(sizes)} | {f"into{k}": (n,) for k, (_, n) in enumerate(sizes)}
+
+    def of_parts(a, v):
+        sums = [second_pass.Sum(getattr(a, f"parts{k}"), count, getattr(a, f"into{k}"), k % 2 == 0)
+                for k, (count, _) in enumerate(sizes)]
+        second_pass.add_parts(sums)
+        return tuple(s.target for s in sums)
+
+    yield Case("add_parts", normal(**given), of_parts)
     yield Case("sample_sum", normal(x=(2, 9, 8)), one(lambda a, v: reduce.sample_sum(a.x, version=v)), (1, 2, 3))
     yield Case("total_sum", normal(x=(3, 41)), one(lambda a, v: reduce.total_sum(a.x, version=v)), (1, 2))
     yield Case("bias_add", normal(x=(5, 8), bias=(8,)), one(lambda a, v: bias.bias_add_forward(a.x, a.bias, version=v)),
