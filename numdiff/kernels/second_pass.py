@@ -7,8 +7,8 @@ MATHEMATICS
     microseconds, most of which pass before its first number arrives and after its last one has left.
     Nobody needs a parameter's gradient before the backward pass has ended, or until a bucket of gradients leaves for
     other ranks. So within `collected` a sum that `may_wait` does, and the next launch adds up to eight sums at once.
-    What waits is bounded: parts that stay longer than the L2 cache has room for them are written to memory and read
-    from there. Whoever reads such a gradient nevertheless calls `settle_for` first (nn.tensor.Parameter does).
+    What waits is bounded (`WAITING`): parts that stay longer than the L2 cache has room for them are written to memory
+    and read from there. Whoever reads such a gradient nevertheless calls `settle_for` first (nn.tensor.Parameter does).
 SHAPES
     parts (P · n,) and target (n,): float32, n a multiple of 4, on 16-byte boundaries
 LAUNCH
@@ -38,7 +38,6 @@ WANTED = 132 * 2048  # threads that fill a GPU
 MOST_SHARES = 32  # threads for a vector: 8 neighbours then still read 128 bytes
 SUMS = 8  # of one launch
 NEVER = 2**31 - 1  # the first block of a sum that there is not
-LARGE = 4 << 20  # bytes of parts: from here on a launch of its own is small beside their reading
 WAITING = 8 << 20  # bytes of parts that may wait: a sixth of an H100's L2 cache, which everything between goes through
 
 
@@ -210,7 +209,7 @@ def add_parts(sums, waits=False):
         _launch(sums)
         return
     waiting = _waiting[-1]
-    waits = (waits or waiting.allowed) and sum(s.parts.nbytes for s in sums) < LARGE
+    waits = (waits or waiting.allowed) and sum(s.parts.nbytes for s in sums) <= WAITING
     for s in sums:
         settle_for(s.target)  # one after the other
     if len(waiting.sums) + len(sums) > SUMS:

@@ -97,9 +97,9 @@ def test_what_waits_is_bounded_and_settled_for_who_reads_it(engine, rng, launche
         for _ in range(4):
             ask(engine.zeros(4))
         assert launched[4:] == [4]
-        monkeypatch.setattr(second_pass, "LARGE", 64)
-        ask(a, rows=4)
-        assert launched[5:] == [1]
+        ask(b)
+        ask(a, rows=7)  # too large to wait
+        assert launched[5:] == [2]
         settle()
         assert launched[6:] == []
     with pytest.raises(KeyError), collected():
