@@ -405,9 +405,10 @@ def movement_cases():
                         ("upsample_forward", (2, 2, 2, 8)), ("upsample_backward", (2, 4, 4, 8))):
         function = getattr(resample, name)
         yield Case(name.removesuffix("_forward"), normal(x=shape), one(lambda a, v, f=function: f(a.x, version=v)),
-                   (1, 2))
+                   (1, 2, 3))
     yield Case("avgpool_backward", normal(x=(2, 2, 2, 8), residual=(2, 4, 4, 8)), one(
-        lambda a, v: resample.avgpool_backward(a.x, version=v, residual=a.residual)), (1, 2), label="with a residual")
+        lambda a, v: resample.avgpool_backward(a.x, version=v, residual=a.residual)), (1, 2, 3),
+               label="with a residual")
     yield Case("concat", normal(a=(6, 8), b=(6, 4)), one(lambda a, v: concat.concat_forward(a.a, a.b, version=v)),
                (1, 2, 3))
     yield Case("concat_backward", normal(dy=(6, 12)), lambda a, v: concat.concat_backward(a.dy, 8, version=v),
