@@ -217,8 +217,22 @@ def measure(model, steps, warmup, versus, modes, torch_precision, **given):
     if result["memory"]:
         from numdiff.benchmark.memory import in_short
         click.echo(f"held         {in_short(result['memory'])}")
+    if result["recompute"]:
+        click.echo("\n".join(f"recompute    {line}" for line in price(result, result["recompute"])))
     if pairs:
         click.echo("\n".join(["", *comparison(result, options.precision)]))
+
+
+def price(result, found):
+    """The lines on what `--recompute` costs and saves."""
+    yield found["foreseen"]
+    if "fault" in found:
+        yield f"without it: {found['fault']}"
+        return
+    ms, mib = found["ms"], found["mib"]
+    yield (f"without it {ms:.2f} ms{f', {mib:,.0f} MiB' if mib else ''}: it costs {result['ms'] - ms:.2f} ms, "
+           f"{100 * (result['ms'] / ms - 1):.0f} %"
+           + (f", and saves {mib - result['memory'][0] / 2**20:,.0f} MiB" if mib else ""))
 
 
 def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):

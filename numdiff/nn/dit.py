@@ -110,6 +110,8 @@ class Attention(Module):
     """sla_topk: None for attention to all keys; else sparse-linear attention, whose linear part passes through proj_l,
     the same layer for all heads, which starts from zero: the softmax part alone."""
 
+    ends_in = "proj"
+
     def __init__(self, hidden, heads, qk_norm=False, sla_topk=None):
         self.qkv = Linear(hidden, 3 * hidden, initial=xavier, matrices=3)
         if qk_norm:
@@ -131,6 +133,8 @@ class Attention(Module):
 
 
 class Mlp(Module):
+    ends_in = "fc2"
+
     def __init__(self, hidden, inner):
         self.fc1 = Linear(hidden, inner, initial=xavier)
         self.fc2 = Linear(inner, hidden, initial=xavier)
@@ -147,6 +151,8 @@ class SwiGLU(Module):
     Where 8 does not divide `inner`, both halves of w12 and the columns of w3 are filled up with zeros. There the inside
     is silu(0) · 0, so all gradients are 0, and AdamW, Muon, decay and average leave what is zero zero.
     """
+
+    ends_in = "w3"
 
     def __init__(self, hidden, inner):
         width = padded_width(inner)
@@ -227,6 +233,7 @@ class DiT(Model):
 
     kind = "dit"
     block_kinds = (Block,)
+    part_kinds = {"attention": (Attention,), "mlp": (Mlp, SwiGLU)}
     float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"
 
     def __init__(self, image_size: int = 32, in_channels: int = 4, patch_size: int = 2, hidden_size: int = 1152,

@@ -84,6 +84,8 @@ def linear_forward(x, weight, bias, layer, residual=None):
     """(x·weightᵀ + bias + residual, what the backward needs of x) of arrays and Parameters; layer: as `layer_of` gave
     it."""
     bias = None if bias is None else bias.data
+    if layer is None and not tensor.is_wanted(weight):
+        return empty((*x.shape[:-1], weight.shape[0]), x.dtype, like=x), x
     if layer is None:
         return K.linear_forward(x, weight.like(x).reshape(weight.shape[0], -1), bias, residual=residual), x
     return K.linear_fp8_forward(x, layer, bias, residual, keeps(weight))

@@ -119,7 +119,7 @@ def test_shares_fill_the_gpu():
 def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatch):
     """Two linear layers in float16, each used twice: as if each gradient had been complete at once."""
     monkeypatch.setattr(launcher, "_half_tile", lambda backend, version, batch, M, N, K, can_split: (
-        (128, 64), 2 if can_split else 1))
+        (128, 64), 2 if can_split else 1, False))
 
     def parameter(*shape):
         made = Parameter(shape, None, written=True)

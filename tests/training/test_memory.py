@@ -6,9 +6,10 @@ from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import OutOfMemoryError, UsageError
 from numdiff.nn import DiT
 from numdiff.training import Trainer
-from numdiff.training.build import build_model
+from numdiff.training.build import build_model, count_parameters, model_options
 from numdiff.training.compiling import PlannedRank, plan_trainer
 from numdiff.training.options import resolve
+from numdiff.training.price import foreseen_peak, with_and_without
 from tests.diffusion.test_memory import Small
 
 
@@ -53,3 +54,17 @@ def test_the_memory_of_this_machine_is_not_the_gpus(monkeypatch):
     with pytest.raises(UsageError, match="needs at least"):
         build_model(options)
     assert build_model(options.changed(device=Planned(CARDS[-4]))).parameters.count > 4_000_000
+
+
+@pytest.mark.parametrize("model, precision", [("dit", "fp16"), ("unet", "fp16"), ("dit", "fp8")])
+def test_the_peak_is_foreseen(model, precision):
+    """What is recomputed takes less, and the more is recomputed the less; what is kept between steps is in all."""
+    card = next(card for card in CARDS if card.capability == (9, 0))
+    given = {"model": model, "preset": "small64" if model == "dit" else "unet64", "precision": precision, "batch": 32}
+    parts = ("no", "attention", "mlp", "blocks") if model == "dit" else ("no", "attention", "blocks")
+    options = [resolve({**given, "recompute": part}, (9, 0)) for part in parts]
+    sizes = model_options(options[0], 3, 9 if model == "dit" else None)
+    peaks = [foreseen_peak(o, sizes, card) for o in options]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == len(peaks)
+    assert with_and_without(options[-1], sizes, card) == [peaks[-1] / 2**20, peaks[0] / 2**20]
+    assert peaks[-1] > 22 * count_parameters(model, sizes)[1]  # weights, a copy, gradients, two moments, an average

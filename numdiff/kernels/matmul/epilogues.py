@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, float32, int32, load4, store4, uint32
+from ...device.cluster import cluster_rank
 from ...device.limits import FULL_MASK
 from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_expect_tx, mbarrier_wait
 from ...device.pipeline import barrier_at
@@ -74,6 +75,12 @@ def tile_place(tile, tiles_m, tiles_n):
     rows = int32(min(int32(GROUP), int32(tiles_m - first)))
     inside = uint32(tile - first * tiles_n)
     return int32(first + int32(inside % uint32(rows))), int32(inside // uint32(rows))
+
+
+@cuda.jit(device=True, forceinline=True)
+def row_of_pair(pair):
+    """The row of tiles that is this block's of a pair of rows, in a cluster of two."""
+    return int32(2 * pair + int32(cluster_rank()))
 
 
 # Epilogues ------------------------------------------------------------------------------------------------------------
@@ -387,7 +394,7 @@ def return_tiles(count, eight, tile, maps, x, y):
 
 
 @cuda.jit(device=True, forceinline=True)
-def exchange(count, eight, consumer, blocks, unit, stride, staging, maps, work):
+def exchange(paired, count, eight, consumer, blocks, unit, stride, staging, maps, work):
     """One thread brings the tiles of `maps.d` that a consumer needs in its epilogue, and takes its results to
     `maps.c`: one for each block of 64 columns, or `count`.
 
@@ -398,6 +405,8 @@ def exchange(count, eight, consumer, blocks, unit, stride, staging, maps, work):
     x_1 = y_1 = x_2 = y_2 = int32(0)  # where the last tile and the one before it belong
     while unit < work.units:
         row, column = tile_place(unit, work.tiles_m, work.tiles_n)
+        if paired:
+            row = row_of_pair(row)
         y = int32(row * BM + consumer * 64)
         for i in range(blocks):
             x = int32(column * (64 * blocks) + 64 * i)

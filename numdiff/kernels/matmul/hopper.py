@@ -36,6 +36,12 @@ TWO MATRICES AS ONE
     Where a layer's x is two arrays that are read side by side as one (`Pair`, concat.py), neither x nor dx is copied: a
     box or a tile of the epilogue is 64 columns wide, so if the first array has a multiple of 64 columns, each box is in
     one of the two arrays and uses its tensor map. In x·Wᵀ the Pair is A, along k; in dy·W the result; in dyᵀ·x, B.
+PAIRS
+    Two blocks of a cluster work on two tiles of one column, one below the other: with the same tile of B. Each asks for
+    half of it, and TMA multicasts what it reads to both; so a step brings (128 + BN / 2) · 128 bytes from the L2 cache
+    to a multiprocessor instead of (128 + BN) · 128. The price: both blocks' consumers must have read a stage before
+    either producer may fill it again, so a consumer arrives at `empty` of both blocks, and a producer ends only when
+    all have arrived. The products are the same ones, in the same order: the same bits.
 BATCHES
     of float16 results whose M is a multiple of 128 and K one of 64: the matrices of C are one tall matrix, of which no
     tile has rows of two, and only the producer asks which matrix a tile belongs to: which rows of A and B to fetch.
@@ -72,9 +78,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
+from ...device.cluster import cluster_address, cluster_rank, cluster_sync, mbarrier_arrive_cluster
 from ...device.half import in_bfloat16
-from ...device.limits import WARP, WARPGROUP
-from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, smem_u32
+from ...device.limits import MULTIPROCESSORS, WARP, WARPGROUP
+from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, mbarrier_wait, smem_u32
 from ...device.pipeline import (
     advance,
     barrier_at,
@@ -90,7 +97,7 @@ from ...device.pipeline import (
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_map import tensor_map
-from ...device.tma import tma_load_2d, tma_prefetch, tma_store_wait_0
+from ...device.tma import tma_load_2d, tma_load_2d_multicast, tma_prefetch, tma_store_wait_0
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ...dtypes import is_half
 from ..quantise import keep_largest
@@ -114,6 +121,7 @@ from .epilogues import (
     exchange,
     prefetch_bias,
     prefetch_gates,
+    row_of_pair,
     stage_bias,
     tile_place,
     write_rows,
@@ -128,6 +136,7 @@ STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside
 # … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2
 SWIGLU_GRADIENT_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
 SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
+PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveClusters)
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
 ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,
@@ -149,6 +158,7 @@ HALF = Constant()  # whether the result is float16
 FP8 = Constant()  # whether the operands are E4M3, both along k: see hopper_fp8.py
 PROMOTED = Constant()  # … and each stage's products are added up apart
 EIGHT = Constant()  # … and so is what GELU, or its derivative, makes of the result
+PAIRED = Constant()  # two blocks of a cluster share their tiles of B: see PAIRS
 BATCHED = Constant()  # more than one product: see BATCHES
 SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is multiplied
 GATE = Constant()  # the result is gated and added to another matrix
@@ -165,6 +175,7 @@ COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in 
 TILES_OF_BLOCK = Constant(lambda SWIGLU_GRADIENT: 2 if SWIGLU_GRADIENT else 1)  # that wait in shared memory together
 ACCUMULATORS = Constant(lambda BN: BN // 2)  # of a thread
 BIASES = Constant(lambda BN: 2 * BN)  # numbers of a bias in shared memory: a tile's for each consumer
+RELEASES = Constant(lambda PAIRED: 4 if PAIRED else 2)  # of a stage, by the warpgroups that read it
 STAGE_COUNT = Constant(lambda BN, SWIGLU_GRADIENT: stages_of(BN, SWIGLU_GRADIENT))  # of the pipeline
 STAGE_BYTES = Constant(lambda BN: A_BYTES + BN * BK * 2)  # of A and B
 BARRIERS = Constant(lambda STAGE_COUNT, EXCHANGES: 2 * STAGE_COUNT + 8 * EXCHANGES)
@@ -205,7 +216,8 @@ class Arrays(NamedTuple):
 class Work(NamedTuple):
     """The product's size, and how it is cut into units: the tiles of C, for each slice of K.
 
-    tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices
+    tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices; of a paired kernel tiles_m
+        and units count pairs of tiles
     M: of all matrices of a batch; seam: the first column of the matrix in two parts that is the second part's, or M of
         one matrix of a batch
     k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`)
@@ -255,6 +267,8 @@ def work_tile(unit, work):
         row = int32(row + matrix * (work.seam // BM))
     else:
         row, column = tile_place(int32(unit - part * per_slice), work.tiles_m, work.tiles_n)
+        if PAIRED:
+            row = row_of_pair(row)
     first_k = int32(part * work.slice_tiles)
     return WorkTile(part, row, column, first_k, int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles))))
 
@@ -274,24 +288,37 @@ def load_a(address, full, m, k, maps, seam):
 
 
 @cuda.jit(device=True, forceinline=True)
+def load_box(i, address, box_map, full, x, y):
+    """Ask for box number i of B at column x and row y; of a pair of blocks each asks for every other, for both."""
+    if PAIRED:
+        if cluster_rank() == uint32(i & 1):
+            tma_load_2d_multicast(address, box_map, full, uint32(3), uint32(x), uint32(y))
+    else:
+        tma_load_2d(address, box_map, full, uint32(x), uint32(y))
+
+
+@cuda.jit(device=True, forceinline=True)
 def load_b(address, full, n, k, maps, seam):
     """Ask for a stage's tile of B, from column n and row k on."""
     if B_ALONG_N:
         for i in range(BLOCKS):
             box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
             if not BATCHED and A_ALONG_M and column >= seam:
-                tma_load_2d(box, maps.second, full, uint32(column - seam), uint32(k))
+                load_box(i, box, maps.second, full, column - seam, k)
             else:
-                tma_load_2d(box, maps.b, full, uint32(column), uint32(k))
+                load_box(i, box, maps.b, full, column, k)
+    elif PAIRED:  # boxes of half as many rows
+        for i in range(2):
+            load_box(i, address + uint32(i * BN * BK), maps.b, full, k, n + i * (BN // 2))
     else:
-        tma_load_2d(address, maps.b, full, uint32(k), uint32(n))
+        load_box(0, address, maps.b, full, k, n)
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_halves(address, full, n, k, maps, H):
     """`load_b` of a weight along k with 2 · H rows: those of u1's columns from n on, then those of u2's."""
     for half in range(2):
-        tma_load_2d(address + uint32(half * COLUMNS * BK * 2), maps.b, full, uint32(k), uint32(n + half * H))
+        load_box(half, address + uint32(half * COLUMNS * BK * 2), maps.b, full, k, n + half * H)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -331,6 +358,10 @@ def produce(ring, unit, stride, maps, work):
             k = int32(k + 1)
             stage, parity = advance(ring, stage, parity)
         unit = int32(unit + stride)
+    if PAIRED:  # the other block's consumers arrive here, too: the block must not end before
+        for _ in range(STAGE_COUNT):
+            mbarrier_wait(barrier_at(ring.empty, stage), parity)
+            stage, parity = advance(ring, stage, parity)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -361,6 +392,14 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
 
 
 # The consumers' warpgroups --------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def release(ring, stage):
+    """A warpgroup has read a stage: both producers of a pair may fill it."""
+    consumer_release(ring, stage)
+    if PAIRED:
+        mbarrier_arrive_cluster(cluster_address(barrier_at(ring.empty, stage), cluster_rank() ^ uint32(1)))
+
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_rest(acc, a, b):
@@ -397,13 +436,13 @@ def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
         wgmma_commit()
         wgmma_wait_1()
         if elected:
-            consumer_release(ring, previous)
+            release(ring, previous)
         previous = stage
         stage, parity = advance(ring, stage, parity)
         step = int32(step + 1)
     wgmma_wait(acc)
     if elected:
-        consumer_release(ring, previous)
+        release(ring, previous)
     return stage, parity
 
 
@@ -425,7 +464,7 @@ def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
         wgmma_commit()
         wgmma_wait(acc)
         if elected:
-            consumer_release(ring, stage)
+            release(ring, stage)
         for i in range(ACCUMULATORS):
             sums[i] += acc[i]
         stage, parity = advance(ring, stage, parity)
@@ -517,7 +556,7 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
 @cuda.jit(device=True, forceinline=True)
 def set_up(ring, loaded, ready, maps, how):
     """Make all barriers, and bring the tensor maps to TMA's cache; by one thread."""
-    init_ring(ring, 1, 4 if ROW_SUMS and how.has_row_sums else 2)
+    init_ring(ring, 1, RELEASES + 2 if ROW_SUMS and how.has_row_sums else RELEASES)
     if EXCHANGES:
         for tile in range(4):
             mbarrier_init(barrier_at(loaded, tile), uint32(1))
@@ -544,9 +583,13 @@ def gemm(maps, arrays, work, how):
     t = int32(cuda.threadIdx.x)
     if t == 0:
         set_up(ring, loaded, ready, maps, how)
-    cuda.syncthreads()
-    unit = int32(cuda.blockIdx.x)
-    stride = int32(work.units if unit < work.alone else int32(cuda.gridDim.x - work.alone))
+    if PAIRED:
+        cluster_sync()
+        unit, blocks = int32(cuda.blockIdx.x // 2), int32(cuda.gridDim.x // 2)
+    else:
+        cuda.syncthreads()
+        unit, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
+    stride = int32(work.units if unit < work.alone else int32(blocks - work.alone))
     warpgroup = int32(t // WARPGROUP)
     if warpgroup == 0:
         give_registers()
@@ -554,10 +597,10 @@ def gemm(maps, arrays, work, how):
             produce(ring, unit, stride, maps, work)
         elif EXCHANGES:
             if t == 32:
-                exchange(TILES_OF_BLOCK, EIGHT, 0, BLOCKS, unit, stride,
+                exchange(PAIRED, TILES_OF_BLOCK, EIGHT, 0, BLOCKS, unit, stride,
                          make_staging(0, tiles, base, biases, loaded, ready), maps, work)
             elif t == 64:
-                exchange(TILES_OF_BLOCK, EIGHT, 1, BLOCKS, unit, stride,
+                exchange(PAIRED, TILES_OF_BLOCK, EIGHT, 1, BLOCKS, unit, stride,
                          make_staging(1, tiles, base, biases, loaded, ready), maps, work)
         elif ROW_SUMS:
             if how.has_row_sums and t >= 32 and t < 96:
@@ -576,16 +619,17 @@ def make_staging(consumer, tiles, base, biases, loaded, ready):
 
 
 def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, symmetric=False, fp8=False, promoted=False,
-               eight=False, module=None):
+               eight=False, module=None, paired=False):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
     activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
-    batched: for several products; symmetric: for several that are; fp8, promoted, eight, module: of hopper_fp8.py
+    batched: for several products; symmetric: for several that are; paired: for pairs of blocks
+    fp8, promoted, eight, module: of hopper_fp8.py
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
     kind = activation or ("symmetric" if symmetric else "batch" if batched else "half" if half else "float")
-    kind += "_eight" * eight
-    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", module=module, BATCHED=batched,
+    kind += "_eight" * eight + "_pair" * paired
+    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", module=module, PAIRED=paired, BATCHED=batched,
                       SYMMETRIC=symmetric, FP8=fp8, PROMOTED=promoted, EIGHT=eight,
                       launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
                       BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half,
@@ -599,6 +643,9 @@ SYMMETRIC_KERNELS = Variants([(BN, across, across) for BN in SYMMETRIC_WIDTHS fo
                              lambda key: kernel_for(*key, True, batched=True, symmetric=True))
 ACTIVATION_KERNELS = Variants([(BN, name) for name, widths in ACTIVATIONS.items() for BN in widths],
                               lambda key: kernel_for(key[0], False, key[1].endswith("_gradient"), True, key[1]))
+PAIR_KERNELS = Variants(KERNELS, lambda key: kernel_for(*key, paired=True))
+PAIR_ACTIVATION_KERNELS = Variants(ACTIVATION_KERNELS, lambda key: kernel_for(
+    key[0], False, key[1].endswith("_gradient"), True, key[1], paired=True))
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------
@@ -611,6 +658,11 @@ def takes_batch(M, K, dtype):
 def shared_bytes(width, swiglu_gradient=False):
     """Stages, and two tiles for each consumer, or two pairs."""
     return stages_of(width, swiglu_gradient) * (BM + width) * BK * 2 + (8 if swiglu_gradient else 4) * BOX_BYTES
+
+
+def workers_of(multiprocessors, paired):
+    """How many blocks, or pairs of blocks, a card runs at once. A pair more would run after the others."""
+    return max(1, PAIRS_AT_ONCE * multiprocessors // MULTIPROCESSORS) if paired else multiprocessors
 
 
 def schedule(tiles, slices, k_tiles, blocks):
@@ -641,7 +693,7 @@ def map_of_halves(x):
 
 def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
                   row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1, scale=None,
-                  symmetric=False, diagonal=0.0):
+                  symmetric=False, diagonal=0.0, paired=False):
     """c = alpha · A·B + bias + residual for matrices of float16 or bfloat16; c like them, or float32 and then without
     residual.
 
@@ -658,13 +710,14 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         swiglu_gradient: for A·B without bias and residual; c becomes SwiGLU's dx (M, 2 · N) at x = other, like c, with
             A·B as dy
     batch: so many products, where `takes_batch`; a, b, c hold the matrices one below the other; M, N, K are of one
+    paired: by pairs of blocks, where batch is 1 and C not symmetric
     symmetric: where `takes_batch`, also for one product; M == N; one half of each is computed, `diagonal` is added to
         the numbers on its diagonal
     """
     seam, M = M if batch > 1 or symmetric else max(N, K) + width, batch * M
     half = is_half(c.dtype)
     columns = width // 2 if activation == "swiglu" else width  # of a tile, or of each half in it
-    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, columns)
+    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, width // 2 if paired else columns)
     map_c = tensor_map(c, (BOX, BOX)) if half else map_a
     map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
     if activation == "swiglu_gradient":
@@ -680,7 +733,9 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     k_tiles, tiles_m, tiles_n = -(-K // BK), -(-M // BM), -(-N // columns)
     if symmetric:
         tiles_m, tiles_n = batch, tiles_of(N, width)
-    slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, a.backend.multiprocessors)
+    cluster = 2 if paired else 1
+    tiles_m, workers = -(-tiles_m // cluster), workers_of(a.backend.multiprocessors, paired)
+    slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, workers)
     units = slices * tiles_m * tiles_n
     nothing = unused(a)
     biases = nothing if bias is None else bias
@@ -695,21 +750,21 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     if row_sums is not None and slices * tiles_n > 1:
         sums = target[slices * M * N:] if slices > 1 else empty((tiles_n * M,), np.float32, like=a)
         summing = WRITE_ROW_SUMS
-    kernel = KERNELS[width, transpose_a, not transpose_b, half]
+    kernel = (PAIR_KERNELS if paired else KERNELS)[width, transpose_a, not transpose_b, half]
     if batch > 1:
         kernel = BATCH_KERNELS[width, transpose_a, not transpose_b]
     if symmetric:
         kernel = SYMMETRIC_KERNELS[width, transpose_a, not transpose_b]
     if activation:
-        kernel = ACTIVATION_KERNELS[width, activation]
+        kernel = (PAIR_ACTIVATION_KERNELS if paired else ACTIVATION_KERNELS)[width, activation]
     kernel = in_bfloat16(kernel, a.dtype)
     written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
-    launch(kernel, min(units, a.backend.multiprocessors), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
+    launch(kernel, cluster * min(units, workers), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
            Arrays(target, *arrays, sums),
            Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
            Epilogue(*(end if slices == 1 else (1.0, 0)), written, int(accumulate and slices == 1), summing,
                     float(diagonal)),
-           shared=shared_bytes(width, activation == "swiglu_gradient"))
+           shared=shared_bytes(width, activation == "swiglu_gradient"), cluster=cluster)
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
     elif summing == WRITE_ROW_SUMS:
