@@ -226,6 +226,9 @@ def problems():
     add(layernorm.layernorm_forward, x=half(*rows), weight=single(D), bias=single(D))
     add(layernorm.layernorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), mean=single(N * T),
         rstd=single(N * T), dweight=single(D), dbias=single(D))
+    pixels_128 = half(B, 1024, 128)  # of a ConvNeXt block
+    add(layernorm.layernorm_backward, dy=pixels_128, x=pixels_128, weight=single(128), mean=single(B * 1024),
+        rstd=single(B * 1024), dweight=single(128), dbias=single(128), images=B)
     add(rmsnorm.rmsnorm_forward, x=half(*rows), weight=single(D))
     add(rmsnorm.rmsnorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), rstd=single(N * T),
         dweight=single(D))

@@ -180,17 +180,16 @@ def depthwise_conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None
 
 def depthwise_layer_norm(x: Tensor, weight: Parameter, bias: Parameter, channel: Tensor, gain: Parameter,
                          offset: Parameter, eps: float = 1e-6) -> Tensor:
-    """`depthwise_conv2d`, then `layer_norm` with gain and offset (C,): one kernel, where there is one."""
-    if not K.depthwise_layernorm_supports(x.data, weight.shape[0]):
-        return layer_norm(depthwise_conv2d(x, weight, bias, channel), gain, offset, eps)
+    """`depthwise_conv2d`, then `layer_norm` with gain and offset (C,): one kernel, where that is faster. Backward
+    the sums for gain, offset, bias and channel come with the norm's own pass."""
     saved, wants_dx = x.data, x.slot is not None
     h, y, mean, rstd = K.depthwise_layernorm_forward(saved, weight.like(saved), bias.data, channel.data, gain.data,
                                                      offset.data, eps)
 
     def backward(dy, before):
-        dh = K.layernorm_backward(dy, h, gain.data, mean, rstd, gradient_of(gain), gradient_of(offset))
-        return K.depthwise_backward(dh, saved, weight.like(saved), gradient_of(weight), gradient_of(bias), wants_dx,
-                                    True, before)
+        gradients = [gradient_of(parameter) for parameter in (weight, bias, gain, offset)]
+        return K.depthwise_layernorm_backward(dy, saved, h, weight.like(saved), gain.data, mean, rstd, gradients,
+                                              wants_dx, before)
 
     return record("depthwise_layer_norm", y, (x, channel), backward,
                   has_parameters=trains(weight, bias, gain, offset), adds=True)

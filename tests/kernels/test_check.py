@@ -90,6 +90,7 @@ REPEATED = re.compile("|".join((
     r"depthwise(_(input|weight)_gradient)?: (?!3×3 float16, five tiles|7×7 float16, 3 rows).* v4",
     r"depthwise_input_gradient: .*(five tiles|3 rows) v4",  # the residual's is another kernel
     r"depthwise_layernorm: .* (136|264|392) channels v.*",  # as 72, with more of what a lane has
+    r"layernorm_backward: sums of 1 images, .* v3",  # more columns a lane
     r"groupnorm_backward: .*4 blocks a cluster v3",  # test_groupnorm.py has two
     r"gate_adaln(_backward)?: .*to e4m3, .* v2",  # transformer/test_gate_adaln.py
     # of the norms' sizes the smallest and the largest, of LayerNorm one between them, too;
