@@ -35,6 +35,7 @@ from .common import load4_or_zeros
 THREADS = 256
 FLOATS = 4 * THREADS  # of shared memory
 WANTED = 132 * 2048  # threads that fill a GPU
+MOST_TURNS = 4  # vectors of a thread: to find out which sum a block is for takes as long as to add up one of few parts
 MOST_SHARES = 32  # threads for a vector: 8 neighbours then still read 128 bytes
 SUMS = 8  # of one launch
 NEVER = 2**31 - 1  # the first block of a sum that there is not
@@ -52,12 +53,13 @@ class Sum(NamedTuple):
 
 class Cut(NamedTuple):
     """Eight numbers each, one a sum: its first block; vectors of four; parts; log2 of the threads that share a vector;
-    whether it is added."""
+    vectors that a thread takes one after the other, several only where it shares none; whether it is added."""
 
     first: tuple
     vectors: tuple
     count: tuple
     bits: tuple
+    turns: tuple
     adds: tuple
 
 
@@ -120,20 +122,23 @@ def add_parts_kernel(parts, targets, cut):
     vectors, count, bits = of_sum(k, cut.vectors), of_sum(k, cut.count), of_sum(k, cut.bits)
     lanes, shares = int32(THREADS >> bits), int32(1 << bits)
     lane, share = int32(t & (lanes - 1)), int32(t >> (8 - bits))
-    vector = int32((block - of_sum(k, cut.first)) * lanes + lane)
-    s0 = s1 = s2 = s3 = float32(0)
-    if vector < vectors:
-        s0, s1, s2, s3 = add_share(source, vector, vectors, share, shares, count)
-    store4(tile, 4 * t, s0, s1, s2, s3)
-    cuda.syncthreads()
-    if share == 0 and vector < vectors:
-        for other in range(int32(1), shares):
-            a0, a1, a2, a3 = load4(tile, 4 * (other * lanes + lane))
-            s0, s1, s2, s3 = s0 + a0, s1 + a1, s2 + a2, s3 + a3
-        if of_sum(k, cut.adds):
-            a0, a1, a2, a3 = load4(target, 4 * vector)
-            s0, s1, s2, s3 = a0 + s0, a1 + s1, a2 + s2, a3 + s3
-        store4(target, 4 * vector, s0, s1, s2, s3)
+    turns, adds = of_sum(k, cut.turns), of_sum(k, cut.adds)
+    vector = int32((block - of_sum(k, cut.first)) * (lanes * turns) + lane)
+    for _ in range(turns):
+        s0 = s1 = s2 = s3 = float32(0)
+        if vector < vectors:
+            s0, s1, s2, s3 = add_share(source, vector, vectors, share, shares, count)
+        store4(tile, 4 * t, s0, s1, s2, s3)
+        cuda.syncthreads()
+        if share == 0 and vector < vectors:
+            for other in range(int32(1), shares):
+                a0, a1, a2, a3 = load4(tile, 4 * (other * lanes + lane))
+                s0, s1, s2, s3 = s0 + a0, s1 + a1, s2 + a2, s3 + a3
+            if adds:
+                a0, a1, a2, a3 = load4(target, 4 * vector)
+                s0, s1, s2, s3 = a0 + s0, a1 + s1, a2 + s2, a3 + s3
+            store4(target, 4 * vector, s0, s1, s2, s3)
+        vector = int32(vector + lanes)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -235,12 +240,14 @@ def _launch(sums):
         some = sums[first:first + SUMS]
         vectors = [s.target.size // 4 for s in some]
         bits = [bits_of(s.count, n) for s, n in zip(some, vectors, strict=True)]
+        turns = [1 if b else min(max(1, 2 * n // WANTED), MOST_TURNS) for n, b in zip(vectors, bits, strict=True)]
         starts = [0]
-        for n, b in zip(vectors, bits, strict=True):
-            starts.append(starts[-1] + -(-n // (THREADS >> b)))
+        for n, b, several in zip(vectors, bits, turns, strict=True):
+            starts.append(starts[-1] + -(-n // ((THREADS >> b) * several)))
         blocks, missing = starts.pop(), SUMS - len(some)
         cut = Cut(*((*numbers, *[filler] * missing) for numbers, filler in (
-            (starts, NEVER), (vectors, 0), ([s.count for s in some], 0), (bits, 0), ([int(s.adds) for s in some], 0))))
+            (starts, NEVER), (vectors, 0), ([s.count for s in some], 0), (bits, 0), (turns, 1),
+            ([int(s.adds) for s in some], 0))))
         launch(add_parts_kernel, blocks, THREADS, tuple([s.parts for s in some] + [some[0].parts] * missing),
                tuple([s.target for s in some] + [some[0].target] * missing), cut)
 

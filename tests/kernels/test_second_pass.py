@@ -32,7 +32,10 @@ def launched(monkeypatch):
 
 @SHAPES
 @pytest.mark.parametrize("adds", [False, True])
-def test_add_parts(engine, rng, shape, adds):
+@pytest.mark.parametrize("wanted", [second_pass.WANTED, 80])
+def test_add_parts(engine, rng, monkeypatch, shape, adds, wanted):
+    """Of a small GPU, a thread has several vectors."""
+    monkeypatch.setattr(second_pass, "WANTED", wanted)
     parts, target = 1 + rng.standard_normal(shape), rng.standard_normal(shape[1])
     want, size = (target * adds + parts.sum(axis=0), np.abs(target) + np.abs(parts).sum(axis=0))
 
