@@ -33,6 +33,7 @@ import numpy as np
 from ..device import HostTwin, between, copy_into, download, fill_zero, is_device, zeros
 from ..errors import NumdiffError, UsageError
 from ..kernels.peer_reduce import MAX_RANKS, STRIDE, peer_all_gather, peer_barrier, peer_reduce_scatter, peer_sum
+from ..kernels.second_pass import settle
 from ..progress import tick, waiting
 from .buckets import Plan, Watch, parameters_of
 
@@ -129,6 +130,7 @@ class MpiExchange(NoExchange):
 
     def played(self, number):
         for bucket in self.plan.leaving.get(number, ()):
+            settle()  # its gradients have to be there
             between(self.backend, functools.partial(self._leave, bucket))
         self._progress()
 

@@ -65,6 +65,7 @@ from .matmul import (
     pair_supports,
 )
 from .reduce import column_sum
+from .second_pass import may_wait
 from .transformer.columns import as_columns
 from .transformer.gate import gate_forward
 from .transformer.swiglu import swiglu_backward, swiglu_forward
@@ -176,7 +177,8 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     if isinstance(x, Pair):
         if (version is None and residual is gelu_of is swiglu_of is None and dweight is not None
                 and pair_supports(x, weight)):
-            matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
+            with may_wait():
+                matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
             return matmul_pair_backward(dy, x, weight) if need_dx else None
         dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
                              residual and residual.joined(), gelu_of, swiglu_of, accumulate)
@@ -208,8 +210,9 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
 def _parameters(rows, x, dweight, dbias, version, accumulate):
     """The parameters' gradients, those that are wanted, from the rows of dy."""
     if dweight is not None:
-        matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
-                       version=version, row_sums=dbias)
+        with may_wait():
+            matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
+                           version=version, row_sums=dbias)
     elif dbias is not None:
         column_sum(rows, dbias)
 

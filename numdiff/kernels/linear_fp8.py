@@ -43,6 +43,7 @@ from .matmul.hopper_fp8 import (
 from .quantise import quantise_forward
 from .quantise_both import columns_of, quantise_both
 from .reduce import column_sum
+from .second_pass import may_wait
 
 GRADIENTS = True  # whether weights' gradients are products of E4M3
 EPILOGUES = True  # whether products with a GELU write E4M3, where GRADIENTS leave nobody who reads float16
@@ -137,7 +138,8 @@ def _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate):
     else:
         bits, columns = quantise_both(rows, *layer.dy, sums=dbias)
     if dweight is not None:
-        matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate)
+        with may_wait():
+            matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate)
     return bits
 
 

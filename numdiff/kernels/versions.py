@@ -37,11 +37,11 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
-    **dict.fromkeys(("add", "avgpool", "bias_add", "bias_gelu", "cast", "channel_add", "combine", "dropout", "ema",
+    **dict.fromkeys(("add", "bias_add", "bias_gelu", "cast", "channel_add", "combine", "dropout", "ema",
                      "embedding", "estimate_x_0", "gate", "gelu", "hybrid_loss", "im2col", "im2win", "images",
                      "model_input", "mse", "muon", "muon_apply", "muon_momentum", "patchify", "peer_all_gather",
                      "peer_reduce_scatter", "place", "power_ema", "q_sample", "random_normal", "random_uniform",
-                     "scale_shift", "silu", "swiglu", "take", "unpatchify", "upsample", "velocity", "weigh",
+                     "scale_shift", "silu", "swiglu", "take", "unpatchify", "velocity", "weigh",
                      "weighted_sum"), WIDE),
     **dict.fromkeys(("adaln", "layernorm"), ROW), "rmsnorm": {**ROW, "persistent": 3},
     **dict.fromkeys(("column_sum", "sample_sum", "total_sum"), SUM),
@@ -49,7 +49,8 @@ NAMES = {
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
     **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), DEPTHWISE),
     "layernorm_backward": {**ROW, "one-pass": 3}, "depthwise_layernorm": {"apart": 1, "fused": 2},
-    "fused": {**WIDE, "eight": 3}, "softmax": SOFTMAX, "concat": CONCAT, "adamw": {**WIDE, "fused": 3},
+    **dict.fromkeys(("avgpool", "fused", "upsample"), {**WIDE, "eight": 3}),
+    "softmax": SOFTMAX, "concat": CONCAT, "adamw": {**WIDE, "fused": 3},
     "global_norm": {"tree": 1, "vectorised": 2},
     "linear_group": {"naive": 1, "tiled": 2}, "gate_adaln": {"unfused": 1, "fused": 2},
     "embedding_backward": {"per-class": 1, "per-sample": 2},

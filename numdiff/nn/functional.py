@@ -17,7 +17,7 @@ from ..kernels.attention import HEAD_SIZES, flash_attention_supports
 from ..kernels.fuse import PER_CHANNEL, Fused
 from ..kernels.versions import capped
 from . import float8
-from .tensor import Parameter, Tensor, is_recording, record, record_parts
+from .tensor import TWO, Parameter, Tensor, is_recording, record, record_parts
 
 Array = np.ndarray | DeviceArray
 
@@ -141,12 +141,12 @@ def conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None, stride: 
     saved, wants_dx = x.data, x.slot is not None
     wants_channel, adds = channel is not None, residual is not None  # `backward` must not keep the tensors
 
-    def backward(dy):
+    def backward(dy, before):
         given = dy, saved, weight.like(saved), gradient_of(weight), gradient_of(bias), stride, wants_dx
         if wants_channel:
-            gradients = [*K.conv2d_backward(*given, need_channel=True)]
+            gradients = [*K.conv2d_backward(*given, need_channel=True, residual=before)]
         else:
-            gradients = [K.conv2d_backward(*given)]
+            gradients = [K.conv2d_backward(*given, residual=before)]
         if adds:
             gradients.append(dy)
         return gradients
@@ -155,7 +155,7 @@ def conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None, stride: 
     y = K.conv2d_forward(saved, weight.like(saved), None if bias is None else bias.data, stride=stride,
                          channel=channel and channel.data, residual=residual and residual.data, statistics=left)
     inputs = [t for t in (x, channel, residual) if t is not None]
-    result = record("conv2d", y, inputs, backward, has_parameters=trains(weight, bias))
+    result = record("conv2d", y, inputs, backward, has_parameters=trains(weight, bias), adds=True)
     result.statistics = left
     return result
 
@@ -220,11 +220,11 @@ def group_norm(x: Tensor, weight: Parameter, bias: Parameter, groups: int, eps: 
     y, mean, rstd = K.groupnorm_forward(saved, weight.data, bias.data, groups, eps, silu=silu,
                                         statistics=x.statistics)
 
-    def backward(dy, before):
+    def backward(dy, before, second):
         return (K.groupnorm_backward(dy, saved, weight.data, bias.data, mean, rstd, weight.grad, bias.grad, groups,
-                                     silu=silu, residual=before),)
+                                     silu=silu, residual=before, second=second),)
 
-    return record("group_norm", y, (x,), backward, has_parameters=trains(weight, bias), adds=True)
+    return record("group_norm", y, (x,), backward, has_parameters=trains(weight, bias), adds=TWO)
 
 
 def layer_norm(x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None, eps: float = 1e-5) -> Tensor:
@@ -544,7 +544,8 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
 
 def avgpool(x: Tensor) -> Tensor:
     """Mean over 2×2 pixels."""
-    return record("avgpool", K.avgpool_forward(x.data), (x,), lambda dy: (K.avgpool_backward(dy),))
+    return record("avgpool", K.avgpool_forward(x.data), (x,),
+                  lambda dy, before: (K.avgpool_backward(dy, residual=before),), adds=True)
 
 
 def upsample(x: Tensor) -> Tensor:

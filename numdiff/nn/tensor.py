@@ -10,9 +10,9 @@ there is no reference cycle, and an activation lives exactly until the forward p
 that needs it has been played back.
 
 Accumulation. Parameter gradients are added into the model's flat gradient buffer by the operations themselves (+=).
-Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones. An
-operation whose backward kernel can add takes the gradient that its first input already has (`adds=True`), which saves a
-pass over memory.
+Activation gradients are assigned (=) by the first consumer that is played back and added by the later ones, the last
+one not before somebody asks for the sum. An operation whose backward kernel can add takes the gradient that its first
+input already has (`adds=True`), or two that are still to be added up (`adds=TWO`), which saves a pass over memory.
 """
 import contextlib
 import copy
@@ -25,25 +25,47 @@ from ..dtypes import is_half
 from ..float8 import numbers_of
 from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
+from ..kernels.second_pass import collected, settle_for
 
 _active = Stack()  # the tapes that are recording in this thread, innermost last
 _unwanted = Stack()  # weights of the linear layers whose results nobody reads, innermost last
+TWO = 2  # for `adds`
 
 
 class Slot:
     """Where the gradient of one tensor is collected while a tape is played back.
 
+    gradient: the sum of what has been received, or None
     owned: an operation has left a gradient that nobody else holds, so whoever takes it may overwrite it; a sum of
         several gradients is a new array, and owned, too
     """
 
-    __slots__ = ("gradient", "owned")
+    __slots__ = ("_first", "_second", "owned")
 
     def __init__(self):
-        self.gradient, self.owned = None, False
+        self._first, self._second, self.owned = None, None, False
+
+    @property
+    def gradient(self):
+        if self._second is not None:
+            self.gradient = add_forward(self._first, self._second)
+        return self._first
+
+    @gradient.setter
+    def gradient(self, value):
+        self._first, self._second = value, None
 
     def receive(self, gradient):
-        self.gradient = gradient if self.gradient is None else add_forward(self.gradient, gradient)
+        if self.gradient is None:
+            self._first = gradient
+        else:
+            self._second = gradient
+
+    def take(self, count):
+        """What has been received, as `count` gradients whose sum it is (None: no more); afterwards it is gone."""
+        parts = (self._first, self._second) if count == TWO else (self.gradient,)
+        self.gradient = None
+        return parts
 
 
 class Slots:
@@ -123,9 +145,10 @@ class Parameter:
 
     @property
     def grad(self):
-        """The gradient, to be added to."""
+        """The gradient, to be added to, or read."""
         if self.loan is not None:
             self.loan.call_in()
+        settle_for(self._grad)
         if self.stale:
             self.stale = False
             fill_zero(self._grad)
@@ -139,6 +162,7 @@ class Parameter:
         """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
         if self.loan is not None:
             self.loan.call_in()
+        settle_for(self._grad)
         accumulate, self.stale = not (self.stale or self.frozen), False
         return self._grad, accumulate
 
@@ -170,7 +194,7 @@ class Record:
     """One executed operation: what to call with the output's gradient, and where its results go.
 
     adds: `backward` takes a second argument, the gradient so far of the first input or None, and adds it to the first
-        gradient that it returns
+        gradient that it returns; `TWO`: it takes a third argument, too, to be added to the second, or None
     """
 
     __slots__ = ("name", "output", "inputs", "backward", "adds")
@@ -187,10 +211,9 @@ class Record:
         before."""
         if not self.adds:
             return self.backward(arrived)
-        slot, before = self.inputs[0], None
-        if slot is not None:
-            before, slot.gradient = slot.gradient, None
-        return self.backward(arrived, before)
+        slot = self.inputs[0]
+        before = (None,) * int(self.adds) if slot is None else slot.take(self.adds)
+        return self.backward(arrived, *before)
 
 
 class Tape:
@@ -232,19 +255,22 @@ class Tape:
         if gradient is None:
             gradient = upload(np.ones(output.shape, np.float32), like=output.data)
         output.slot.receive(gradient)
-        while self.records:
-            record = self.records.pop()
-            arrived, record.output.gradient = record.output.gradient, None
-            if arrived is None:  # nothing that was differentiated depends on it
-                continue
-            gradients = record.play(arrived)
-            if len(gradients) != len(record.inputs):
-                raise ValueError(f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs")
-            for slot, value in zip(record.inputs, gradients, strict=True):
-                if self.check_finite and value is not None:
-                    check_finite(value, f"gradient from {record.name}")
-                if slot is not None and value is not None:
-                    slot.receive(value)
+        with collected():  # parameters' gradients are there when it ends
+            while self.records:
+                self._play(self.records.pop())
+
+    def _play(self, record):
+        arrived, record.output.gradient = record.output.gradient, None
+        if arrived is None:  # nothing that was differentiated depends on it
+            return
+        gradients = record.play(arrived)
+        if len(gradients) != len(record.inputs):
+            raise ValueError(f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs")
+        for slot, value in zip(record.inputs, gradients, strict=True):
+            if self.check_finite and value is not None:
+                check_finite(value, f"gradient from {record.name}")
+            if slot is not None and value is not None:
+                slot.receive(value)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
     python -m tests.kernels.benchmark_groupnorm --only 64x64 back    rows whose name has all of these words
     python -m tests.kernels.benchmark_groupnorm --tiles              also version 3 with every tile that fits
     python -m tests.kernels.benchmark_groupnorm --residual           the backward adds what has arrived already
+    python -m tests.kernels.benchmark_groupnorm --two                as --residual, two such gradients
 
 A version 3 is named by its tile, its threads with pixels, the share of the pixels that it keeps, and its shared memory;
 "1 x 16" is kernels/groupnorm/one_pass_half.py, more than one block a cluster of kernels/groupnorm/clusters.py.
@@ -18,6 +19,7 @@ import numpy as np
 from numdiff.device import download, get_gpu, synchronize, upload, zeros
 from numdiff.device.limits import HOPPER_SHARED
 from numdiff.kernels import groupnorm as GN
+from numdiff.kernels.elementwise import add_forward
 from numdiff.kernels.groupnorm import one_pass, one_pass_backward
 from numdiff.kernels.groupnorm import plan as planning
 from tests.kernels.benchmark_half_conv import BATCH, measured, replay
@@ -55,7 +57,9 @@ def main():
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--residual", action="store_true")
+    parser.add_argument("--two", action="store_true")
     options = parser.parse_args()
+    residuals = 2 if options.two else int(options.residual)
     gpu, rng = get_gpu(), np.random.default_rng(0)
     arena = gpu.new_arena()
     print(gpu.device_name, f"batch {BATCH}, float16, SiLU")
@@ -74,7 +78,7 @@ def main():
                 y, *statistics = GN.groupnorm_forward_reference(*first[1:], GROUPS, silu=True)
                 unused = np.zeros((2, C))
                 dx = GN.groupnorm_backward_reference(*first, *statistics, *unused, GROUPS, True,
-                                                     first[0] if options.residual else None)
+                                                     residuals * first[0] if residuals else None)
                 dx_, dy_, weight_, bias_ = (upload(a, gpu) for a in (x, dy, weight, bias))
                 _, mean, rstd = GN.groupnorm_forward(dx_, weight_, bias_, GROUPS, silu=True, version=2)
                 gradients = [zeros((C,), np.float32, gpu) for _ in range(2)]
@@ -82,10 +86,12 @@ def main():
             def call(version, plan=None, backward=backward, x=dx_, dy=dy_, weight=weight_, bias=bias_, mean=mean,
                      rstd=rstd, gradients=gradients):
                 common = (dy, x, weight, bias, mean, rstd, *gradients, GROUPS, True)
-                residual = dy if options.residual else None
+                residual, second = dy if residuals else None, dy if residuals > 1 else None
+                if backward and plan and second is not None and not one_pass_backward.takes_two(x, plan):
+                    residual, second = add_forward(residual, second), None
                 if backward:
-                    return (one_pass_backward.one_pass_backward(*common, plan, residual) if plan else
-                            GN.groupnorm_backward(*common, residual=residual, version=version))
+                    return (one_pass_backward.one_pass_backward(*common, plan, residual, second) if plan else
+                            GN.groupnorm_backward(*common, residual=residual, version=version, second=second))
                 return (one_pass.one_pass_forward(x, weight, bias, GROUPS, 1e-5, True, plan) if plan else
                         GN.groupnorm_forward(x, weight, bias, GROUPS, silu=True, version=version))[0]
 
@@ -94,7 +100,7 @@ def main():
             jobs = [("2", estimate, lambda: call(2)), (None, chosen, lambda: call(3))]
             if options.tiles:
                 jobs += [(None, plan, lambda plan=plan: call(3, plan)) for plan in all_plans(dx_, backward)]
-            nbytes = (3 + options.residual if backward else 2) * x.size * 2
+            nbytes = (3 + residuals if backward else 2) * x.size * 2
             errors = [relative_error(function(), dx if backward else y) for *_, function in jobs]
             times = measured([(replay(gpu, arena, function), lambda: synchronize(gpu)) for *_, function in jobs])
             for (name, plan, _), us, error in zip(jobs, times, errors, strict=True):

@@ -5,12 +5,12 @@ from numdiff.kernels import resample as R
 from tests.conftest import numerical_gradient, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 2, 2, 4), odd=(2, 6, 10, 3), aligned=(2, 8, 8, 64), large=(4, 34, 30, 128))
-USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
+USABLE = where(lambda version, shape: shape[-1] % (1, 1, 4, 8)[version or 0] == 0)
 OPERATIONS = pytest.mark.parametrize("name", ["avgpool", "upsample"])
 
 
 @SHAPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @OPERATIONS
 @USABLE
 def test_forward(engine, rng, shape, version, name):
@@ -22,7 +22,7 @@ def test_forward(engine, rng, shape, version, name):
 
 
 @SHAPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @OPERATIONS
 @USABLE
 def test_backward(engine, rng, shape, version, name):
@@ -31,6 +31,22 @@ def test_backward(engine, rng, shape, version, name):
     dx = backward(engine(dy), version=version)
     engine.check(dx, backward(dy), 1e-6)
     engine.check_equal(dx, backward(engine(dy), version=version))
+
+
+@SHAPES
+@versions(1, 2, 3)
+@USABLE
+def test_avgpools_backward_adds_a_residual(engine, rng, shape, version):
+    B, H, W, C = shape
+    dy, residual = rng.standard_normal(shape), rng.standard_normal((B, 2 * H, 2 * W, C))
+    dx = R.avgpool_backward(engine(dy), version=version, residual=engine(residual))
+    engine.check(dx, R.avgpool_backward(dy) + residual, 1e-6)
+    engine.check_equal(dx, R.avgpool_backward(engine(dy), version=version, residual=engine(residual)))
+
+
+def test_a_residual_of_another_shape_says_so(engine):
+    with pytest.raises(ValueError, match="like the result"):
+        R.avgpool_backward(engine(np.ones((1, 2, 2, 4))), residual=engine(np.ones((1, 2, 2, 4))))
 
 
 def test_closed_form():

@@ -8,7 +8,7 @@ from numdiff import kernels as K
 from numdiff.device import download, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.kernels import depthwise
-from numdiff.nn import Tape, Tensor, UNet
+from numdiff.nn import Tape, Tensor, UNet, tensor
 from numdiff.nn import functional as F
 from numdiff.nn.layers import DepthwiseConv2d, LayerNorm, LayerScale, Linear
 from numdiff.nn.module import FlatParameters, Module
@@ -30,6 +30,48 @@ def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
         y = F.add(F.add(s, leaf), s)
     tape.backward(y, engine(dy))
     engine.check(leaf.grad, numerical_gradient(value, x, dy), 1e-5)
+
+
+def test_what_others_gave_is_added_where_the_kernel_can(engine, rng, monkeypatch):
+    """A skip of a UNet: three gradients of one array, and no kernel that only adds, whatever is done with it next."""
+    added = []
+    monkeypatch.setattr(tensor, "add_forward", lambda a, b: added.append(a.shape) or K.add_forward(a, b))
+    x, weight, bias, dy = (rng.standard_normal(s) for s in ((2, 4, 4, 8), (8,), (8,), (2, 4, 4, 8)))
+
+    def parameter(data):
+        made = Parameter(data.shape, None)
+        made.data, made.grad = engine(data), engine.zeros(data.shape)
+        return made
+
+    def gradient(reader):
+        leaf = Tensor(engine(x), requires_grad=True)
+        with Tape() as tape:
+            y = F.add(reader(leaf), F.silu(leaf))
+            if y.shape == leaf.shape:
+                y = F.add(y, leaf)  # its gradient and SiLU's wait for that of `reader`
+        tape.backward(y, engine(dy[:, :y.shape[1], :y.shape[2]]))
+        return leaf.grad
+
+    normalised = gradient(lambda t: F.group_norm(t, parameter(weight), parameter(bias), 4))
+    assert added == []
+    wide = [a.astype(np.float64) for a in (dy, x)]
+    _, mean, rstd = K.groupnorm_forward(wide[1], weight, bias, 4)
+    want = K.groupnorm_backward(*wide, weight, bias, mean, rstd, weight * 0, bias * 0, 4) + K.silu_backward(*wide) + dy
+    engine.check(normalised, want, 1e-5)
+    convolved = gradient(lambda t: F.conv2d(t, parameter(np.eye(8).reshape(8, 1, 1, 8))))
+    assert added == [x.shape]  # which takes one gradient, of two
+    engine.check(convolved, 2 * dy + K.silu_backward(*wide), 1e-5)
+
+
+def test_an_average_adds_what_others_gave(engine, rng, monkeypatch):
+    monkeypatch.setattr(tensor, "add_forward", None)
+    x, other, dy = (rng.standard_normal((2, n, n, 8)) for n in (4, 4, 2))
+    leaf = Tensor(engine(x), requires_grad=True)
+    with Tape() as tape:
+        y = F.avgpool(leaf)
+    leaf.slot.receive(engine(other))
+    tape.backward(y, engine(dy))
+    engine.check(leaf.grad, K.avgpool_backward(dy) + other, 1e-6)
 
 
 def test_nothing_is_recorded_without_a_tape_or_without_a_need():

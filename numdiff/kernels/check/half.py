@@ -32,18 +32,20 @@ def with_tile(tile, version, parts, function, pairs=False):
 
 def product_cases():
     """Every matmul kernel on one small tile, and a sum over K that two blocks share."""
-    def product(key, version, parts, M=8, N=8, K=8, pairs=False):
+    def product(key, version, parts, M=8, N=8, K=8, pairs=False, alpha=1.0):
         tile, transpose_a, across, half = key
         shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K)}
 
         def run(a, v):
             return (with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.a, a.b, transpose_a, not across, version=v, out_dtype=a.a.dtype if half else np.float32), pairs),)
+                a.a, a.b, transpose_a, not across, alpha=alpha, version=v,
+                out_dtype=a.a.dtype if half else np.float32), pairs),)
 
         layout = f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}"
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
                     f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}"
-                    f"{', pairs' * pairs}{', three rows of tiles' * (M > 256)}")
+                    f"{', pairs' * pairs}{', three rows of tiles' * (M > 256)}"
+                    f"{f', {parts} of them, times {alpha}' * (alpha != 1)}")
 
     def row_sums(tile, version, parts, K, M=8, pairs=False):
         def run(a, v):
@@ -146,6 +148,8 @@ def product_cases():
         for key in module.KERNELS:
             yield product(key, version, 1)
         yield product((*list(module.KERNELS)[0][:3], False), version, 2, K=136)
+        yield product((*list(module.KERNELS)[0][:3], False), version, *((2, 8, 8, 136) if version == 6 else (
+            9, 8, 8, 8 * module.BK + 8)), alpha=0.5)
         for parts, K in ((1, 8 * module.BK + 8), (2, 136), (9, 8 * module.BK + 8)):  # stages are used again; slices
             yield row_sums(list(module.KERNELS)[-1][0], version, parts, K)
 
@@ -183,6 +187,12 @@ def convolution_cases():
 
         yield Case("conv2d", inputs, forward, tolerance=HALF_TOLERANCE, label=label)
         yield Case("conv2d_input_gradient", inputs, gradient, tolerance=HALF_TOLERANCE, label=label)
+
+    def increased(a, v):
+        return (conv2d.conv2d_backward(a.dy, a.x, a.weight, a.dweight, None, need_dx=True, version=v, residual=a.x),)
+
+    yield Case("conv2d_input_gradient", operands(3, 9, 8, 8, 3), increased, (6,), HALF_TOLERANCE,
+               "float16, with a residual")
 
     for bn, sub in (32, 1), (64, 2), (96, 2), (128, 1):  # rows of either width, tiles of either size
         n = bn if sub == 2 else bn + 8  # a second tile, of which little exists

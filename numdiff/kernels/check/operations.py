@@ -22,6 +22,7 @@ from .. import (
     resample,
     rmsnorm,
     scale_shift,
+    second_pass,
     softmax,
 )
 from ..attention import unfused as attention
@@ -88,6 +89,16 @@ def reductions_cases():
     yield Case("column_sum", normal(x=(37, 12)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (1, 2, 3))
     yield Case("column_sum", normal(x=(1100, 8)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (2, 3),
                label="two passes")
+    sizes = (1, 8), (70, 12), (3, 1100), (2, 4), (33, 4), (9, 260), (4, 16), (5, 8), (6, 12)  # the ninth comes alone
+    given = {f"parts{k}": size for k, size in enumerate(sizes)} | {f"into{k}": (n,) for k, (_, n) in enumerate(sizes)}
+
+    def of_parts(a, v):
+        sums = [second_pass.Sum(getattr(a, f"parts{k}"), count, getattr(a, f"into{k}"), k % 2 == 0)
+                for k, (count, _) in enumerate(sizes)]
+        second_pass.add_parts(sums)
+        return tuple(s.target for s in sums)
+
+    yield Case("add_parts", normal(**given), of_parts)
     yield Case("sample_sum", normal(x=(2, 9, 8)), one(lambda a, v: reduce.sample_sum(a.x, version=v)), (1, 2, 3))
     yield Case("total_sum", normal(x=(3, 41)), one(lambda a, v: reduce.total_sum(a.x, version=v)), (1, 2))
     yield Case("bias_add", normal(x=(5, 8), bias=(8,)), one(lambda a, v: bias.bias_add_forward(a.x, a.bias, version=v)),
@@ -166,12 +177,14 @@ def norms_cases():
     yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
     yield Case("groupnorm_backward", inputs, backward, (3,), HALF_TOLERANCE, label="float16, reads again")
 
-    def sixteens(shape, groups, team, near, silu, cluster=1):
-        """Version 3 for sixteen channels and more: `near` turns of the pixels in registers, `cluster` blocks."""
+    def sixteens(shape, groups, team, near, silu, cluster=1, two=False):
+        """Version 3 for sixteen channels and more: `near` turns of the pixels in registers, `cluster` blocks; two
+        residuals."""
         B, P, C = shape
 
         def inputs(rng):
-            made = normal(dy=shape, x=shape, residual=shape, weight=(C,), bias=(C,), dweight=(C,), dbias=(C,))(rng)
+            made = normal(dy=shape, x=shape, residual=shape, second=shape, weight=(C,), bias=(C,), dweight=(C,),
+                          dbias=(C,))(rng)
             made = {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
             _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"].astype(np.float32), made["weight"],
                                                                         made["bias"], groups)
@@ -179,19 +192,19 @@ def norms_cases():
 
         def run(a, v):
             arguments = a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, groups, silu
-            residual = a.residual if silu else None
+            residual, second = a.residual if silu else None, a.second if two else None
             if v is None:
-                dx = groupnorm.groupnorm_backward(*arguments, residual=residual)
+                dx = groupnorm.groupnorm_backward(*arguments, residual=residual, second=second)
             else:
                 limit = 128 + (P // 16 - near) * 1024 if near else 1 << 17
                 plan = groupnorm_plan.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
                 assert plan.near == near
-                dx = one_pass_backward(*arguments, plan, residual)
+                dx = one_pass_backward(*arguments, plan, residual, second)
             return dx, a.dweight, a.dbias
 
         parts = f"float16, {math.lcm(C // groups, 16) // 16} times sixteen channels"
         return Case("groupnorm_backward", inputs, run, (3,), HALF_TOLERANCE,
-                    label=f"{parts}, {near} turns in registers" if near else
+                    label=f"{parts}, two residuals" if two else f"{parts}, {near} turns in registers" if near else
                     f"{parts}, {cluster} blocks a cluster" if cluster > 1 else parts)
 
     def inputs(rng):
@@ -230,6 +243,7 @@ def norms_cases():
     yield sixteens((2, 48, 16), 4, 1, 1, False)
     yield sixteens((2, 20, 96), 16, 1, 0, True)
     yield sixteens((2, 20, 48), 8, 1, 0, True, cluster=4)
+    yield sixteens((1, 75, 16), 2, 1, 0, True, two=True)
     yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
                lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
 
@@ -411,7 +425,10 @@ def movement_cases():
                         ("upsample_forward", (2, 2, 2, 8)), ("upsample_backward", (2, 4, 4, 8))):
         function = getattr(resample, name)
         yield Case(name.removesuffix("_forward"), normal(x=shape), one(lambda a, v, f=function: f(a.x, version=v)),
-                   (1, 2))
+                   (1, 2, 3))
+    yield Case("avgpool_backward", normal(x=(2, 2, 2, 8), residual=(2, 4, 4, 8)), one(
+        lambda a, v: resample.avgpool_backward(a.x, version=v, residual=a.residual)), (1, 2, 3),
+               label="with a residual")
     yield Case("concat", normal(a=(6, 8), b=(6, 4)), one(lambda a, v: concat.concat_forward(a.a, a.b, version=v)),
                (1, 2, 3))
     yield Case("concat_backward", normal(dy=(6, 12)), lambda a, v: concat.concat_backward(a.dy, 8, version=v),

@@ -222,11 +222,13 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
 
 
 @versions_by_name(asks=True)
-def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, version=None, need_channel=False):
+def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, version=None, need_channel=False,
+                    residual=None):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
     wanted, and not computed).
 
     need_channel: returns (dx, the gradient (B, C_out) of `channel`)
+    residual: like x, or None: added to dx, in the kernel that makes it where that can; of a `Pair` x a Pair, too
     """
     _check(x, weight, stride, version)
     n, kernel, _, c = weight.shape
@@ -237,12 +239,16 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
         raise ValueError(f"dweight {given_shape} must have weight's shape {tuple(weight.shape)}, and dy "
                          f"{tuple(dy.shape)} the output's, {(b, ho, wo, n)}")
     given, is_linear = x, kernel == stride == 1 and version is None
+    if residual is not None and (tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype):
+        raise ValueError(f"conv2d: the residual, {residual.dtype}{tuple(residual.shape)}, must be an array like x, "
+                         f"{x.dtype}{tuple(x.shape)}")
     if isinstance(x, Pair) and not is_linear:
-        x = x.joined()
+        x, residual = x.joined(), residual and residual.joined()
     if is_linear:
         dchannel, dbias = _sums(dy, dbias, need_channel)
         rows = None if dweight is None else dweight.reshape(n, c)
-        dx = linear_backward(dy, x, weight.reshape(n, c), rows, dbias, need_dx)
+        dx = linear_backward(dy, x, weight.reshape(n, c), rows, dbias, need_dx, residual=residual)
+        residual = None
     elif not is_device(x):
         dchannel, dbias = _sums(dy, dbias, need_channel)
         dx = conv2d_backward_cpu(dy, x, weight, dweight, dbias, stride, need_dx)
@@ -254,7 +260,8 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
                 raise ValueError(f"dy and dweight are {dy.dtype} and {kind}: with x in {x.dtype} they must be "
                                  f"{x.dtype} and float32")
             dchannel = _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel)
-            dx = _half_input_gradient(dy, weight, x, stride, version) if need_dx else None
+            dx = _half_input_gradient(dy, weight, x, stride, version, residual) if need_dx else None
+            residual = None
         else:
             version = _single_version(version)
             dchannel, dbias = _sums(dy, dbias, need_channel)
@@ -263,6 +270,8 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
             if dweight is not None:
                 _add_weight_gradient(dy, x, dweight, stride, version)
             dx = _input_gradient(dy, weight, x, stride, version) if need_dx else None
+    if residual is not None and need_dx:
+        dx = add_forward(dx, residual)
     if x is not given and need_dx:
         dx = given.parted(dx)
     return (dx, dchannel) if need_channel else dx
@@ -301,18 +310,20 @@ def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_cha
     return dchannel
 
 
-def _half_input_gradient(dy, weight, x, stride, version):
+def _half_input_gradient(dy, weight, x, stride, version, residual=None):
     hopper = conv2d_hopper.hopper_supports(x, weight, stride)
     version = _half_version(x, weight, stride, version, {
         3: narrow_input_gradient_supports(dy, weight, stride), 4: mma_supports(x, weight), 5: hopper, 6: hopper})
-    if version == 1:
-        return _input_gradient(dy, weight, x, stride, 1)
-    dx = empty(x.shape, x.dtype, like=x)
+    dx = None if version == 1 else empty(x.shape, x.dtype, like=x)
     if version >= 5:
-        return hopper_input_gradient(dy, weight, dx, whole_halo=version == 6)
+        return hopper_input_gradient(dy, weight, dx, whole_halo=version == 6, residual=residual)
     if version == 4:
-        return mma_input_gradient(dy, weight, dx, stride)
-    return narrow_half_input_gradient(dy, weight, dx)
+        dx = mma_input_gradient(dy, weight, dx, stride)
+    elif version == 3:
+        dx = narrow_half_input_gradient(dy, weight, dx)
+    else:
+        dx = _input_gradient(dy, weight, x, stride, 1)
+    return dx if residual is None else add_forward(dx, residual)
 
 
 def _add_weight_gradient(dy, x, dweight, stride, version):

@@ -25,4 +25,5 @@ from .one_pass_half import MAX_THREADS, backward_half
 BLOCKS = 2, 4, 8  # of a cluster
 
 groupnorm_backward_clusters = requires("9.0")(specialise(
-    backward_half, name="groupnorm_backward_clusters", module=__name__, launch_bounds=MAX_THREADS, CLUSTERS=True))
+    backward_half, name="groupnorm_backward_clusters", module=__name__, launch_bounds=MAX_THREADS, CLUSTERS=True,
+    TWO=False))

@@ -34,6 +34,7 @@ import numpy as np
 from ...device import empty, empty_like, is_device
 from ..any_batch import assumed
 from ..concat import Pair, parts_of
+from ..elementwise import add_forward
 from ..reduce import add_column_sums
 from ..versions import capped, label, versions_by_name
 from .chunks import chunks_backward, chunks_forward
@@ -41,7 +42,7 @@ from .cpu import groupnorm_backward_cpu, groupnorm_forward_cpu
 from .groups import groups_backward, groups_forward
 from .normalise import normalise_forward, normalise_supports
 from .one_pass import one_pass_forward
-from .one_pass_backward import one_pass_backward
+from .one_pass_backward import one_pass_backward, takes_two
 from .plan import plan_for, version_2_estimate
 
 
@@ -97,16 +98,20 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, version=Non
 
 @versions_by_name(asks=True)
 def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None,
-                       version=None):
+                       version=None, second=None):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias`.
 
     residual: the gradient of x from the other branches of the graph, like dx, to which it is added; None: there is
         none. For a `Pair` x dx is one, too.
+    second: another one, to be added to residual first (their sum is rounded); not for a `Pair`
     """
     B, P, C, chosen, plan = _check(x, weight, bias, groups, version, dy)
-    if residual is not None and (tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype):
-        raise ValueError(f"groupnorm: the residual, {residual.dtype}{tuple(residual.shape)}, must be an array like x, "
-                         f"{x.dtype}{tuple(x.shape)}")
+    for given in (residual, second):
+        if given is not None and (tuple(given.shape) != tuple(x.shape) or given.dtype != x.dtype):
+            raise ValueError(f"groupnorm: the residual, {given.dtype}{tuple(given.shape)}, must be an array like x, "
+                             f"{x.dtype}{tuple(x.shape)}")
+    if second is not None and not (chosen == 3 and plan is not None and takes_two(x, plan)):
+        residual, second = add_forward(residual, second), None
     if isinstance(x, Pair) and (chosen != 3 or plan is None):
         residual = None if residual is None else residual.joined()
         return x.parted(groupnorm_backward(dy, x.joined(), weight, bias, mean, rstd, dweight, dbias, groups, silu,
@@ -114,7 +119,7 @@ def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, 
     if not is_device(parts_of(x)[0]):
         return groupnorm_backward_cpu(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, residual)
     if chosen == 3:
-        return one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual)
+        return one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual, second)
     dx, sums = empty_like(x), empty((2, B, C), np.float32, like=x)
     backward = groups_backward if chosen == 1 else chunks_backward
     backward(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, groups, silu)

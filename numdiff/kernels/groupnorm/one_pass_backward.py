@@ -40,7 +40,7 @@ from ..common import divide
 from ..concat import Pair, parts_of
 from .clusters import groupnorm_backward_clusters
 from .one_pass import pick, place_of, put, this_thread
-from .one_pass_half import PART, HalfCut, groupnorm_backward_half
+from .one_pass_half import PART, HalfCut, groupnorm_backward_half, groupnorm_backward_half_two
 from .vectors import (
     PARTS,
     THREADS,
@@ -350,12 +350,20 @@ def counters(backend):
         return upload(np.zeros(COUNTERS, np.uint32), backend)
 
 
-def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual=None):
+def takes_two(x, plan):
+    """Whether `one_pass_backward` adds two residuals."""
+    return plan.near is not None and plan.blocks == 1 and not isinstance(x, Pair)
+
+
+def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual=None, second=None):
+    """As `groupnorm_backward` of launcher.py; second: only where `takes_two`."""
     B, C = x.shape[0], x.shape[-1]
     dx = Pair(*map(empty_like, x)) if isinstance(x, Pair) else empty_like(x)
     totals, seam = empty((2, B, C), np.float32, like=dy), parts_of(x)[2]
     x_, residual_, dx_ = (Pair(*(part.reshape(-1) for part in parts_of(a)[:2]))
                           for a in (x, x if residual is None else residual, dx))
+    if second is not None:
+        residual_ = Pair(residual_.a, second.reshape(-1))
     arguments = (dy.reshape(-1), x_, weight, bias, (mean.reshape(-1), rstd.reshape(-1)), residual_, dx_,
                  totals.reshape(-1), (dweight, dbias), counters(dy.backend),
                  Shape(x.size // (B * C * plan.blocks), C, seam, C // groups))
@@ -363,6 +371,7 @@ def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, s
     if plan.near is not None:
         parts = plan.tile // PART
         kernel = groupnorm_backward_half if plan.blocks == 1 else groupnorm_backward_clusters
+        kernel = kernel if second is None else groupnorm_backward_half_two
         launch(kernel, (C // plan.tile, B, plan.blocks), parts * (2 * plan.rows + WARP), *arguments,
                HalfCut(parts, plan.rows, plan.ring, plan.share, plan.near), *last, shared=plan.shared,
                cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)

@@ -13,7 +13,9 @@ WHAT IS NEW, AND WHY IT PAYS
     One warp only adds up. Each part has a last warp without pixels: it writes the part's sums, counts them, and if it
     is the last one of all samples, adds these up, lane n column n, while the other warps write dx. No warp waits.
     The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then loaded four turns at
-    a time.
+    a time. Of an input that three operations read (a UNet's skip: the next block's norm and shortcut, and a block on
+    the way up) there are two residuals: `groupnorm_backward_half_two` adds them to each other as they arrive, rounded,
+    as a kernel of their own would.
     dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
     From sm_90 on, up to eight blocks (a cluster) share a tile's pixels where one block has no room for them: after the
     barrier each leaves its sums where the others read them (clusters.py).
@@ -75,6 +77,7 @@ PIXELS = 16  # of a warp: two threads each
 MAX_THREADS = 640  # threads: with the 96 registers that each needs, a multiprocessor has room for 20 warps
 MAX_NEAR = 2  # turns that registers may keep
 CLUSTERS = Constant()  # whether the blocks of a cluster share a tile's pixels (clusters.py)
+TWO = Constant()  # whether there are two residuals; the second lies where that of a Pair's other part would
 
 
 class HalfCut(NamedTuple):
@@ -172,6 +175,43 @@ def ask(residual, p, P, rows, i, step, before):
 
 
 @cuda.jit(device=True, forceinline=True)
+def add_words(array, words, more, number):
+    """words += more, both as `fetch8` brings them, rounded; number: eight float32 to work with."""
+    numbers8(array, words, number)
+    add8(array, more, number)
+    words8(array, number, words)
+
+
+@cuda.jit(device=True, forceinline=True)
+def ask_both(residual, pair, p, P, rows, i, step, before):
+    """`ask`; where there are two residuals, of the second, pair.b, too: the sum, for which the thread has to wait.
+
+    Two pixels at a time: registers are short.
+    """
+    ask(residual, p, P, rows, i, step, before)
+    if TWO:
+        number, more_0, more_1 = (cuda.local.array(VECTOR, float32), cuda.local.array(WORDS, uint32),
+                                  cuda.local.array(WORDS, uint32))
+        before_0, before_1, before_2, before_3 = before
+        if p < P:
+            fetch8(pair.b, i, more_0)
+        if p + rows < P:
+            fetch8(pair.b, i + step, more_1)
+        if p < P:
+            add_words(residual, before_0, more_0, number)
+        if p + rows < P:
+            add_words(residual, before_1, more_1, number)
+        if p + 2 * rows < P:
+            fetch8(pair.b, i + 2 * step, more_0)
+        if p + 3 * rows < P:
+            fetch8(pair.b, i + 3 * step, more_1)
+        if p + 2 * rows < P:
+            add_words(residual, before_2, more_0, number)
+        if p + 3 * rows < P:
+            add_words(residual, before_3, more_1, number)
+
+
+@cuda.jit(device=True, forceinline=True)
 def finish8(dx, i, value, d, scales, slopes, offsets, before, adds):
     """dx of one pixel."""
     for k in range(VECTOR):
@@ -207,7 +247,10 @@ def add_samples(totals, dweight, dbias, channel, is_bias, C, B):
 
 @cuda.jit(device=True, forceinline=True)
 def locate_pixels(c, row, b, P, C, seam, rows):
-    """`locate` for a row of the pixels that this block of a cluster has."""
+    """`locate` for a row of the pixels that this block of a cluster has; with two residuals x is one array."""
+    if TWO:
+        _, first, step = locate(c, row, b, P, C, C, rows)
+        return int32(-1), first, step
     if not CLUSTERS:
         return locate(c, row, b, P, C, seam, rows)
     mine = opaque(P)  # so that nothing of this is kept
@@ -380,7 +423,7 @@ def take(value, d, kept, at, half, x_words, d_words, in_registers):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_gradients(dx, residual, before, kept, near, factors, cut, me, walk, adds):
+def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, walk, adds):
     """The epilogue: dx of this thread's pixels, four at a time, whose residual has been asked for; so has the next.
 
     factors: scales, slopes and offsets of `finish8`
@@ -409,13 +452,14 @@ def write_gradients(dx, residual, before, kept, near, factors, cut, me, walk, ad
             finish8(dx, i, value, d, scales, slopes, offsets, before_3, adds)
         p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
         if adds:
-            ask(residual, p, walk.P, cut.rows, i, walk.step, before)
+            ask_both(residual, pair, p, walk.P, cut.rows, i, walk.step, before)
 
 
 @requires("8.0")
 def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape, cut,
                   activate, adds):
-    """As groupnorm_backward_kernel_v3; cut: a `HalfCut`, P of the shape: pixels of a block."""
+    """As groupnorm_backward_kernel_v3; cut: a `HalfCut`, P of the shape: pixels of a block; with `TWO` residual.b is
+    the second of two."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
     total_gx = cuda.local.array(VECTOR, float32)
@@ -441,6 +485,8 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
         ask_for_pixels(kept, near, one_of(beyond, x.a, x.b), dy, cut, me, walk)
         if adds and (int32(cuda.threadIdx.x) & 1) == 0:  # both threads of a pixel have the same 32 bytes
             prefetch_to_l2(one_of(beyond, residual.a, residual.b), cut, me, walk)
+            if TWO:
+                prefetch_to_l2(residual.b, cut, me, walk)
     of_sample = int32(b * divide(C, width)[0])  # the first of its groups
     find_groups(c, width, group)
     load8_into(weight, c, affine.scales)
@@ -456,7 +502,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
         # again: kept, they would take six registers
         beyond, first, step = locate_pixels(opaque(c), me.row, b, P, C, seam, cut.rows)
         if adds:
-            ask(one_of(beyond, residual.a, residual.b), me.row, P, cut.rows, first, step, before)
+            ask_both(one_of(beyond, residual.a, residual.b), residual, me.row, P, cut.rows, first, step, before)
     channel = int32(first_channel + (me.lane & (PART - 1)))  # of sum number `lane`
     of_group = divide(channel, width)[0]
     mine = Column(me.lane >= PART, channel, of_group, weight[channel], rstd[of_sample + of_group])
@@ -479,9 +525,11 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
             total_g[k] = affine.means[k] * slope - cuda.shfl_sync(FULL_MASK, average, PART + me.in_part + k)
         beyond, first, step = locate_pixels(opaque(c), me.row, b, P, C, seam, cut.rows)
         walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
-        write_gradients(one_of(beyond, dx.a, dx.b), one_of(beyond, residual.a, residual.b), before, kept, near,
-                        (affine.scales, total_gx, total_g), cut, me, walk, adds)
+        write_gradients(one_of(beyond, dx.a, dx.b), one_of(beyond, residual.a, residual.b), residual, before, kept,
+                        near, (affine.scales, total_gx, total_g), cut, me, walk, adds)
 
 
 groupnorm_backward_half = specialise(backward_half, name="groupnorm_backward_half", launch_bounds=MAX_THREADS,
-                                     CLUSTERS=False)
+                                     CLUSTERS=False, TWO=False)
+groupnorm_backward_half_two = specialise(backward_half, name="groupnorm_backward_half_two", launch_bounds=MAX_THREADS,
+                                         CLUSTERS=False, TWO=True)

@@ -22,7 +22,7 @@ FOUR TRANSPOSES, NO COPY
         y  = x·Wᵀ   both along k             dx = dy·W    B along n              dW = dyᵀ·x   A along m, B along n
 SPLIT K
     A weight's gradient has few tiles and a long sum. K is cut into `slices`, each slice of a tile is a work tile of its
-    own, which writes float32 partial results, and `add_partials_kernel` adds these in the order of k. Slices need not
+    own, which writes float32 partial results, and ../second_pass.py adds these in a fixed order. Slices need not
     be equal: with 96 tiles for 132 multiprocessors, 96 blocks sum three quarters of a tile each and the others the last
     quarter of two or three tiles. That is two slices instead of four equal ones, and half the partial results
     (`schedule`).
@@ -102,7 +102,7 @@ from ...device.tma import tma_load_2d, tma_load_2d_multicast, tma_prefetch, tma_
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ...dtypes import is_half
 from ..quantise import keep_largest
-from ..reduce import column_sum
+from ..second_pass import Sum, add_parts
 from .epilogues import (
     BK,
     BM,
@@ -777,4 +777,4 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
     elif summing == WRITE_ROW_SUMS:
-        column_sum(sums.reshape(tiles_n, M), row_sums)
+        add_parts([Sum(sums, tiles_n, row_sums, True)])

@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, opaque, store4, uint32
+from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, opaque, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.half import in_bfloat16
 from ...device.limits import FULL_MASK
@@ -56,6 +56,7 @@ from ...device.tensor_core import (
     unpack_half2,
 )
 from ...dtypes import is_half
+from ..second_pass import Sum, add_parts
 from .operands import Epilogue
 from .vectorised import write_four
 
@@ -341,39 +342,20 @@ def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual
 
 # The second pass of a split sum ---------------------------------------------------------------------------------------
 
-# In both kernels M is the length of `row_sums`, whose partial sums (row_parts, M) come after the others; 0 without.
-
-@cuda.jit(device=True, forceinline=True)
-def slices_of(i, slices, row_parts, MN, M):
-    """Where the first slice of output i lies among the partial sums, how far it is to the next, and how many there
-    are."""
-    return (i, MN, slices) if i < MN else (slices * MN + i - MN, M, row_parts)
-
-
-@cuda.jit(device=True, forceinline=True)
-def write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, epilogue):
-    if i < MN:
-        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, epilogue)
-    else:
-        b0, b1, b2, b3 = load4(row_sums, i - MN)
-        store4(row_sums, i - MN, b0 + v0, b1 + v1, b2 + v2, b3 + v3)
-
-
 @cuda.jit
-def add_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N, epilogue):
+def add_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
     """Four neighbouring outputs a thread: their slices, in order, then what `write_output` does."""
     i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
-    if i < MN + M:
-        first, between, count = slices_of(i, slices, row_parts, MN, M)
-        v0, v1, v2, v3 = load4(partial, first)
-        for s in range(1, count):
-            p0, p1, p2, p3 = load4(partial, first + s * between)
+    if i < MN:
+        v0, v1, v2, v3 = load4(partial, i)
+        for s in range(1, slices):
+            p0, p1, p2, p3 = load4(partial, i + s * MN)
             v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
-        write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, epilogue)
+        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, epilogue)
 
 
 @cuda.jit
-def add_many_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, M, N, epilogue):
+def add_many_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
     """The same for small results of many slices: the eight warps of a block share them, for the same 128 outputs.
 
     Warp w adds slices w, w + 8, …; then the first adds up the warps' sums, in their order.
@@ -382,27 +364,33 @@ def add_many_partials_kernel(partial, c, bias, row_sums, slices, row_parts, MN, 
     t = cuda.threadIdx.x
     i = (cuda.blockIdx.x * 32 + t % 32) * 4
     v0 = v1 = v2 = v3 = float32(0)
-    if i < MN + M:
-        first, between, count = slices_of(i, slices, row_parts, MN, M)
-        for s in range(t // 32, count, PARTIALS_BLOCK // 32):
-            p0, p1, p2, p3 = load4(partial, first + s * between)
+    if i < MN:
+        for s in range(t // 32, slices, PARTIALS_BLOCK // 32):
+            p0, p1, p2, p3 = load4(partial, i + s * MN)
             v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
     sums[t], sums[PARTIALS_BLOCK + t] = v0, v1
     sums[2 * PARTIALS_BLOCK + t], sums[3 * PARTIALS_BLOCK + t] = v2, v3
     cuda.syncthreads()
-    if t < 32 and i < MN + M:
+    if t < 32 and i < MN:
         for w in range(32 + t, PARTIALS_BLOCK, 32):
             v0, v1 = v0 + sums[w], v1 + sums[PARTIALS_BLOCK + w]
             v2, v3 = v2 + sums[2 * PARTIALS_BLOCK + w], v3 + sums[3 * PARTIALS_BLOCK + w]
-        write_total(c, row_sums, i, v0, v1, v2, v3, MN, N, bias, epilogue)
+        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, epilogue)
 
 
 def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums=None, row_parts=0):
-    """c = or += alpha · the sum of `slices` partial results + bias, in float32; row_sums += that of its `row_parts`."""
-    M = 0 if row_sums is None else row_sums.size
-    kernel, outputs = add_partials_kernel, 4 * PARTIALS_BLOCK
-    if slices >= MANY_PARTIALS:
-        kernel, outputs = add_many_partials_kernel, 4 * 32
-    launch(kernel, -(-(c.size + M) // outputs), PARTIALS_BLOCK, partial, c.reshape(-1), bias,
-           bias if row_sums is None else row_sums, slices, row_parts, c.size, M, c.shape[-1],
-           Epilogue(alpha, has_bias, int(accumulate)))
+    """c = or += alpha · the sum of `slices` partial results + bias, in float32; row_sums += that of its `row_parts`,
+    which come after the others."""
+    sums = []
+    if alpha == 1 and not has_bias:
+        sums.append(Sum(partial[:slices * c.size], slices, c, accumulate))
+    else:
+        kernel, outputs = add_partials_kernel, 4 * PARTIALS_BLOCK
+        if slices >= MANY_PARTIALS:
+            kernel, outputs = add_many_partials_kernel, 4 * 32
+        launch(kernel, -(-c.size // outputs), PARTIALS_BLOCK, partial, c.reshape(-1), bias, slices, c.size,
+               c.shape[-1], Epilogue(alpha, has_bias, int(accumulate)))
+    if row_sums is not None:
+        sums.append(Sum(partial[slices * c.size:], row_parts, row_sums, True))
+    if sums:
+        add_parts(sums)

@@ -75,6 +75,23 @@ def test_backward(engine, rng, shape, version):
         engine.check_equal(got, again)
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 5, 8, 12, 1, 1), (1, 4, 5, 8, 12, 3, 1), (1, 5, 4, 8, 12, 3, 2)])
+def test_backward_adds_a_residual_to_dx(engine, rng, shape):
+    x, weight, _, dy, stride = operands(rng, shape)
+    residual = rng.standard_normal(x.shape)
+    want = C.conv2d_backward_reference(dy, x, weight, np.zeros_like(weight), None, stride) + residual
+
+    def run(residual):
+        return C.conv2d_backward(engine(dy), engine(x), engine(weight), engine.zeros(weight.shape), None, stride,
+                                 residual=engine(residual))
+
+    dx = run(residual)
+    engine.check(dx, want, 1e-5)
+    engine.check_equal(dx, run(residual))
+    with pytest.raises(ValueError, match="like x"):
+        run(residual[..., :4])
+
+
 def test_backward_without_dx_or_bias(engine, rng):
     x, weight, _, dy, stride = operands(rng, (1, 3, 3, 4, 12, 3, 1))
     dweight = engine.zeros(weight.shape)

@@ -5,6 +5,7 @@ from numdiff.device import download
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels import reduce as R
 from numdiff.kernels.concat import Pair
+from numdiff.kernels.elementwise import add_forward
 from numdiff.kernels.groupnorm import cpu, normalise
 from numdiff.kernels.groupnorm import plan as planning
 from numdiff.kernels.groupnorm.one_pass import one_pass_forward
@@ -232,6 +233,28 @@ def test_sixteens(engine, rng, name, silu):
         engine.check(got, expected, 1e-5 if k else 1e-3)
         for other in again:
             engine.check_equal(got, other)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("shape", [pytest.param((2, 7, 13, 16, 16), id="odd_pixels"),
+                                   pytest.param((1, 96, 16, 2), id="near"), pytest.param((1, 2, 3, 8, 2), id="narrow")])
+def test_two_residuals_are_as_their_sum(engine, rng, shape, dtype):
+    """The same bits: their sum is rounded, whichever kernel adds them."""
+    x, weight, bias, dy, groups = make(rng, shape)
+    x, dy, *residuals = (a.astype(dtype) for a in (x, dy, *rng.standard_normal((2, *x.shape))))
+    y, mean, rstd = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=True)
+
+    def run(*given):
+        dweight, dbias = engine(weight), engine(bias)
+        dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), mean, rstd, dweight, dbias,
+                                   groups, silu=True, residual=given[0], second=(*given, None)[1])
+        return dx, dweight, dbias
+
+    a, b = map(engine, residuals)
+    for got, want in zip(run(a, b), run(add_forward(a, b)), strict=True):
+        engine.check_equal(got, want)
+    with pytest.raises(ValueError, match="like x"):
+        run(a, engine(residuals[1][..., :4]))
 
 
 @SILU

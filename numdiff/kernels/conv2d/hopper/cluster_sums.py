@@ -2,7 +2,7 @@
 
 The blocks of a cluster have summed different pixels of one tile. Each leaves its accumulators in its shared memory,
 where the pixels were, and adds up one share of the tile from the shared memory of all. Where one cluster has all the
-pixels, that is the result. Otherwise a second kernel adds the clusters' sums: `add_gradient_parts_kernel`.
+pixels, that is the result. Otherwise ../../second_pass.py adds the clusters' sums.
 A VECTOR is four neighbouring sums of a thread, 16 bytes. wgmma gives a thread two of row n and two of row n + 8;
     `four_neighbours` makes four of one row of them, in pairs of lanes. A thread has CW / 8 vectors for each of its
     three taps; left: channels from the tile's first, none beyond a row.
@@ -14,22 +14,16 @@ READ NEXT
 """
 from typing import NamedTuple
 
-import numpy as np
-
-from ....device import cuda, float32, int32, launch, load4, store4, uint32
+from ....device import cuda, float32, int32, load4, store4, uint32
 from ....device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
 from ....device.limits import FULL_MASK
 from ....device.mbarrier import smem_u32
 from ....device.specialise import Constant
-from ...common import load4_or_zeros
 
 TILE = 64  # channels of dy
 SIZE, TAPS = 3, 9
 CONSUMERS = 3 * 128  # threads that have sums
 AT_ONCE = 3  # vectors that a thread adds up at a time: that many loads are in flight
-ADD_THREADS = 256  # of the second kernel
-ADD_FLOATS = 4 * ADD_THREADS
-ADD_WANTED = 132 * 2048  # threads that fill a GPU
 
 CW = Constant()  # channels of x in a tile
 VECTORS = Constant(lambda CW: 3 * CW // 8)  # of a thread
@@ -180,63 +174,3 @@ def add_bias(bias_sums, bias_out, own, N, blocks, has_bias):
             s0, s1, s2, s3 = s0 + a0, s1 + a1, s2 + a2, s3 + a3
         store4(bias_out, own.group * N + n, s0, s1, s2, s3)
     cluster_sync_relaxed()  # nobody reads any more
-
-
-# The second kernel: adds the clusters' sums ---------------------------------------------------------------------------
-
-@cuda.jit
-def add_gradient_parts_kernel(partial, dweight, vectors, blocks, bias_partial, dbias, bias_vectors, bias_blocks, parts,
-                              channel_partial, dchannel, channel_vectors, places):
-    """dweight and dbias = the sums of their parts, dchannel = that of its places, four numbers a thread.
-
-    The first blocks sum dweight, the next ones dbias, the last ones dchannel. A block's rows share the parts.
-    """
-    tile = cuda.shared.array(ADD_FLOATS, float32)
-    lane, share = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
-    lanes, shares = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
-    block, which = int32(cuda.blockIdx.x), int32(0)
-    if block >= blocks + bias_blocks:
-        block, which = int32(block - blocks - bias_blocks), int32(2)
-    elif block >= blocks:
-        block, which = int32(block - blocks), int32(1)
-    vector = int32(block * lanes + lane)
-    count = vectors if which == 0 else bias_vectors if which == 1 else channel_vectors
-    source = partial if which == 0 else bias_partial if which == 1 else channel_partial
-    terms = int32(places if which == 2 else parts)
-    target = dweight if which == 0 else dbias if which == 1 else dchannel
-    s0 = s1 = s2 = s3 = float32(0)
-    if vector < count:
-        part = share
-        at, step = (np.int64(share) * count + vector) * 4, np.int64(shares) * count * 4
-        while part < terms:  # four loads on their way at a time
-            a0, a1, a2, a3 = load4(source, at)
-            b0, b1, b2, b3 = load4_or_zeros(source, at + step, part + shares < terms)
-            c0, c1, c2, c3 = load4_or_zeros(source, at + 2 * step, part + 2 * shares < terms)
-            d0, d1, d2, d3 = load4_or_zeros(source, at + 3 * step, part + 3 * shares < terms)
-            s0, s1, s2, s3 = s0 + a0 + b0 + c0 + d0, s1 + a1 + b1 + c1 + d1, s2 + a2 + b2 + c2 + d2, \
-                s3 + a3 + b3 + c3 + d3
-            at += 4 * step
-            part = int32(part + 4 * shares)
-    mine = int32((share * lanes + lane) * 4)
-    tile[mine], tile[mine + 1], tile[mine + 2], tile[mine + 3] = s0, s1, s2, s3
-    cuda.syncthreads()
-    if share == 0 and vector < count:
-        for other in range(int32(1), shares):
-            mine = int32((other * lanes + lane) * 4)
-            s0, s1, s2, s3 = s0 + tile[mine], s1 + tile[mine + 1], s2 + tile[mine + 2], s3 + tile[mine + 3]
-        store4(target, vector * 4, s0, s1, s2, s3)
-
-
-def add_gradient_parts(parts, targets, counts, wanted):
-    """Each of dweight, dbias, dchannel = the sum of its parts, where there are several; wanted: which there are."""
-    vectors = [target.size // 4 if is_there and count > 1 else 0
-               for target, count, is_there in zip(targets, counts, wanted, strict=True)]
-    if not any(vectors):
-        return
-    shares = 1
-    while shares < 32 and 2 * shares <= max(counts) and 2 * shares * vectors[0] <= ADD_WANTED:
-        shares *= 2
-    lanes = ADD_THREADS // shares
-    blocks = [-(-v // lanes) for v in vectors]
-    launch(add_gradient_parts_kernel, sum(blocks), (lanes, shares), parts[0], targets[0], vectors[0], blocks[0],
-           parts[1], targets[1], vectors[1], blocks[1], counts[0], parts[2], targets[2], vectors[2], counts[2])

@@ -353,6 +353,6 @@ def hopper_forward(x, weight, bias, y, channel=None, residual=None, whole_halo=T
     return hopper_convolution(x, weight, bias, y, channel, residual, whole_halo=whole_halo, statistics=statistics)
 
 
-def hopper_input_gradient(dy, weight, dx, whole_halo=True):
-    """dx of a convolution of stride 1."""
-    return hopper_convolution(dy, weight, None, dx, gradient=True, whole_halo=whole_halo)
+def hopper_input_gradient(dy, weight, dx, whole_halo=True, residual=None):
+    """dx of a convolution of stride 1, plus `residual`, like it."""
+    return hopper_convolution(dy, weight, None, dx, residual=residual, gradient=True, whole_halo=whole_halo)

@@ -72,6 +72,7 @@ from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_4d, tma_prefetch
 from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ...common import divide, no_numbers
+from ...second_pass import Sum, add_parts
 from ...tuning import tuned_or
 from .boxes import ROW, descriptor, u64
 from .cluster_sums import (
@@ -79,7 +80,6 @@ from .cluster_sums import (
     TAPS,
     TILE,
     add_bias,
-    add_gradient_parts,
     add_up,
     leave_sums,
     read_sums,
@@ -344,4 +344,7 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
            Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes),
            Parts(*divmod(plan.chunks, plan.parts), plan.blocks, plan.share), int(dbias is not None),
            int(dchannel is not None), shared=plan.shared, cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
-    add_gradient_parts(parts, targets, counts, [target is not nothing for target in targets])
+    sums = [Sum(part, count, target, False) for part, count, target in zip(parts, counts, targets, strict=True)
+            if count > 1 and target is not nothing]
+    if sums:  # only dchannel is read before the backward pass ends
+        add_parts(sums, waits=dchannel is None or places == 1)
