@@ -94,6 +94,8 @@ def not_yet(problem):
 def test_a_file_has_its_figures(module):
     """Card and day; for each problem its shape, and for each version µs, rate and share of the roof."""
     text = docstring(module)
+    if not rows_of(module) and all(not_yet(problem.name) for problem in PROBLEMS if module in problem.files):
+        return  # the next test asks for each of its versions
     assert HEAD.search(text), f"{module}: run numdiff bench kernels --of files, then tests.kernels.write_figures"
     section = lines_under("MEASURED", text)[1:]
     named = [line for line in section if not line.startswith("        ")]
