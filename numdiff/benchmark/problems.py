@@ -32,7 +32,6 @@ from ..kernels import (
     matmul,
     peer_reduce,
     quantise,
-    quantise_both,
     random,
     reduce,
     resample,
@@ -268,8 +267,8 @@ def problems():
             u=half(N * T, 4 * D), into=into, **layer)
     hidden = half(N * T, 4 * D)
     add(quantise.quantise_forward, x=hidden, scale=single(1), amax=amax)
-    add(quantise_both.quantise_both, x=hidden, scale=single(1), amax=amax, sums=single(4 * D))
-    add(quantise_both.columns_of, rows=Array((N * T, 4 * D), np.dtype(np.uint8)), scale=single(1),
+    add(quantise.quantise_both, x=hidden, scale=single(1), amax=amax, sums=single(4 * D))
+    add(quantise.columns_of, rows=Array((N * T, 4 * D), np.dtype(np.uint8)), scale=single(1),
         sums=single(4 * D))
 
     add(im2col.im2col_forward, x=half(B, SIDE, SIDE, C), kernel=3)
