@@ -217,8 +217,22 @@ def measure(model, steps, warmup, versus, modes, torch_precision, **given):
     if result["memory"]:
         from numdiff.benchmark.memory import in_short
         click.echo(f"held         {in_short(result['memory'])}")
+    if result["recompute"]:
+        click.echo("\n".join(f"recompute    {line}" for line in price(result, result["recompute"])))
     if pairs:
         click.echo("\n".join(["", *comparison(result, options.precision)]))
+
+
+def price(result, found):
+    """The lines on what `--recompute` costs and saves."""
+    yield found["foreseen"]
+    if "fault" in found:
+        yield f"without it: {found['fault']}"
+        return
+    ms, mib = found["ms"], found["mib"]
+    yield (f"without it {ms:.2f} ms{f', {mib:,.0f} MiB' if mib else ''}: it costs {result['ms'] - ms:.2f} ms, "
+           f"{100 * (result['ms'] / ms - 1):.0f} %"
+           + (f", and saves {mib - result['memory'][0] / 2**20:,.0f} MiB" if mib else ""))
 
 
 def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):
@@ -288,8 +302,9 @@ def ladder_end(rows, measuring):
         parts = [*row["components"].values(), row["idle_ms"]]
         yield f"{row['number']:2}  {row['name']:31} " + " ".join(f"{ms:11,.3f}" for ms in parts)
     yield ""
-    for precision, (most, count, bar) in measuring.worst(timed).items():
+    for precision, (most, least, longest, bar) in measuring.worst(timed).items():
         verdict = "as expected" if most <= bar else "MORE than expected"
+        count = longest if least == longest else f"{least} to {longest}"
         yield (f"losses       {precision}: the first {count} differ from the first row's by at most {most:.1e} of "
                f"their value, {verdict} (up to {bar:g})")
 
@@ -409,13 +424,16 @@ def transfer(batch, size, channels, repeats, **given):
     total = found["upload"] + found["kernel"] + found["download"]
     echo(f"convolution  {batch}×{size}×{size}×{channels}, 3×3, to {channels} channels, {options.precision}; "
          f"{found['flops'] / 1e9:.3g} GFLOP")
+    click.echo("\n|                                  |        ms | of the three |  GB/s |")
+    echo("| -------------------------------- | --------- | ------------ | ----- |")
     for what, name, nbytes in (("to device", "upload", "up"), ("kernel", "kernel", None),
-                               ("to host", "download", "down")):
-        rate = f", {found[nbytes] / found[name] / 1e9:.3g} GB/s" if nbytes else ""
-        echo(f"{what:12} {1e3 * found[name]:.4f} ms, {100 * found[name] / total:.0f} % of the three{rate}")
-    echo(f"together     {1e3 * found['together']:.4f} ms, from call to answer")
-    echo(f"resident     {1e3 * found['resident']:.4f} ms, on arrays that stay: the call takes "
-         f"{found['together'] / found['resident']:.1f} times as long")
+                               ("to host", "download", "down"), ("together, from call to answer", "together", None),
+                               ("resident, on arrays that stay", "resident", None)):
+        share = f"{100 * found[name] / total:.0f} %" if name in ("upload", "kernel", "download") else ""
+        rate = f"{found[nbytes] / found[name] / 1e9:.3g}" if nbytes else ""
+        echo(f"| {what:32} | {1e3 * found[name]:9.4f} | {share:>12} | {rate:>5} |")
+    click.echo(f"\ncopies       the call takes {found['together'] / found['resident']:.1f} times as long as on arrays "
+               "that stay")
 
 
 @bench.command(cls=GroupedCommand)
@@ -448,13 +466,14 @@ def block(batch, size, channels, repeats, versus, **given):
     echo(f"block        {batch}×{size}×{size}×{channels}, 7×7, inside {4 * channels} channels")
     rows = bench_block(options.device, options.precision, batch, size, channels, MODES if versus else (), repeats,
                        lambda what: click.echo(f"measuring    {what} …", err=True), given.get("device") != "cuda")
-    echo(f"{'':28s} forward ms  with backward ms  against numdiff")
+    click.echo(f"\n| {'':28s} | forward ms | with backward ms | times numdiff's |")
+    echo(f"| {'-' * 28} | {'-' * 10} | {'-' * 16} | {'-' * 15} |")
     for row in rows:
         if "fault" in row:
-            echo(f"{row['where']:28s} failed: {row['fault']}")
+            echo(f"| {row['where']:28s} | failed: {row['fault']} | | |")
             continue
-        against = "  {:.2f} and {:.2f} times as long".format(*row["against"]) if "against" in row else ""
-        echo(f"{row['where']:28s} {1e3 * row['forward']:10.4f} {1e3 * row['both']:17.4f}{against}")
+        against = "{:.2f}, {:.2f}".format(*row["against"]) if "against" in row else ""
+        echo(f"| {row['where']:28s} | {1e3 * row['forward']:10.4f} | {1e3 * row['both']:16.4f} | {against:>15} |")
 
 
 @bench.command(cls=GroupedCommand)

@@ -31,6 +31,17 @@ class ListOf(click.ParamType):
             self.fail(f"{value!r} is not a list of {what} separated by commas.", param, ctx)
 
 
+class Switch(click.Choice):
+    """The choices of what was yes or no before."""
+
+    def __init__(self, line):
+        super().__init__(line.choices)
+        self.line = line
+
+    def convert(self, value, param, ctx):
+        return super().convert(self.line.meant(value), param, ctx)
+
+
 class Setting(click.Option):
     """An option with the heading under which help shows it."""
 
@@ -103,6 +114,9 @@ def settings(*names, model=None):
     def decorate(command):
         for name in reversed(names or settings_of(model)):
             line = table(model)[name]
+            if line.switch:
+                command = click.option(f"--no-{flag(name)[2:]}", f"no_{name}", is_flag=True, is_eager=True, hidden=True,
+                                       expose_value=False, callback=_note)(command)
             command = click.option(*_declaration(line), name, cls=Setting, **_attributes(line, model))(command)
         return command
     return decorate
@@ -121,6 +135,9 @@ def _attributes(line, model):
         return {**common, "type": click.Choice(tuple(kinds.get(model).presets))}
     if line.kind is bool:
         return common
+    if line.switch:
+        return {**common, "type": Switch(line), "is_flag": False, "flag_value": line.switch[True],
+                "callback": lambda ctx, param, value: _switched(ctx, line, value)}
     if line.choices:
         return {**common, "type": click.Choice(line.choices), "metavar": line.unit or None}
     if line.repeated:
@@ -133,6 +150,15 @@ def _attributes(line, model):
               "max": line.high if line.below is None else line.below, "max_open": line.below is not None}
     return {**common, "type": (click.IntRange if line.kind is int else click.FloatRange)(**limits),
             "metavar": line.unit}
+
+
+def _note(ctx, param, value):
+    ctx.meta[param.name] = value
+
+
+def _switched(ctx, line, value):
+    """What an option that was yes or no before gives: the value where it has one, else what --no-… stands for."""
+    return line.switch[False] if value is None and ctx.meta.get(f"no_{line.name}") else value
 
 
 def _joined(ctx, param, values):

@@ -47,7 +47,8 @@ def run_training(model, resume, dry_run, new_data, **given):
             value = getattr(options, name)
             echo(f"{name:<24} {'default' if value is None else text(value)}")
         from numdiff.training.build import describe_without_training
-        for line in describe_without_training(options):
+        from numdiff.training.price import with_and_without
+        for line in describe_without_training(options, with_and_without):
             echo(line)
         return
     from numdiff.training import train as run

@@ -9,7 +9,7 @@ class TrainerArguments(TypedDict, total=False):
     precision: str
     fp8_promotion: bool
     eager: bool
-    recompute: bool
+    recompute: bool | str
     seed: int
     flip: bool
     batch: int

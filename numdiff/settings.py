@@ -50,6 +50,8 @@ class Setting:
 
     kind: the type of a value, bool, int, float or str; many: it is a tuple of such; open: None goes, too
     repeated: its option may be given several times, which joins the values
+    switch: {True, False, "yes": a value}: it was yes or no before there were choices, and these go on meaning it; so do
+        its option without a value, and with no- before it
     low, high: the smallest and largest value; above, below: limits that the value itself must not touch
     resume: a run that goes on may change it and still be the same run
     readers: {reader: Argument} of "trainer", "adamw", "model", "diffusion"
@@ -69,6 +71,7 @@ class Setting:
     below: float | None = None
     choices: tuple = ()
     repeated: bool = False
+    switch: dict = field(default_factory=dict)
     resume: bool = False
     readers: dict = field(default_factory=dict)
 
@@ -76,6 +79,10 @@ class Setting:
         """(name, default, of) as this reader takes it."""
         default, name, of = self.readers[reader]
         return name or self.name, self.default if default is SAME else default, of
+
+    def meant(self, value):
+        """The value that this one stands for."""
+        return self.switch.get(value, value) if isinstance(value, bool | str) else value
 
     @property
     def range(self):
@@ -146,9 +153,11 @@ class Run:
     eager: bool = setting(False,
         "Launch each kernel from Python, instead of replaying a graph of them: slower, with the same bits.",
         resume=True, trainer=SAME)
-    recompute: bool = setting(False,
-        "Keep only the inputs of the model's blocks for the backward pass and recompute the rest: less memory, more "
-        "time, the same bits.", resume=True, trainer=SAME)
+    recompute: str = setting("no",
+        "Keep only the inputs of the model's blocks, or of their attention or MLPs alone, for the backward pass, and "
+        "recompute the rest: less memory, more time, the same bits; without a value, of the blocks.",
+        choices=("no", "blocks", "attention", "mlp"), switch={True: "blocks", "yes": "blocks", False: "no"},
+        resume=True, trainer=SAME)
     seed: int = setting(0, "Seed of weights, data order, noise, timesteps and flips.", unit="N", low=0, high=SEEDS,
         trainer=SAME)
 
@@ -327,6 +336,7 @@ def complete(reader, given, who):
             hint = f"did you mean {near[0]!r}?" if near else "leave it out."
             raise UsageError(f"{who} has no argument {name!r}; {hint}")
         line, (_, default, of) = known[name], known[name].argument(reader)
+        value = given[name] = line.meant(value)
         if of is not None:
             if not isinstance(value, bool):
                 raise UsageError(f"{name} {say(value)} must be True or False.")
@@ -344,7 +354,8 @@ def shared(reader, other, values):
 def hint_of(line, reader):
     """The type of a reader's argument, for type checkers."""
     _, default, of = line.argument(reader)
-    kind = bool if of else Sequence[line.kind] if line.many else line.kind
+    kind = bool if of else bool | line.kind if line.switch else line.kind
+    kind = Sequence[kind] if line.many else kind
     return kind | None if line.open and default is None else kind
 
 

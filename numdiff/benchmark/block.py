@@ -11,9 +11,11 @@ import time
 import numpy as np
 
 from ..device import get_backend, synchronize, upload
+from ..device.planned import card_of, collect
 from ..nn import Model, Tensor
 from ..nn.tensor import Tape
 from ..nn.unet import ConvNeXtBlock
+from ..training.compiling import aside, compile_ahead
 from .replays import MAX_CALLS, REPLAY_S, repeated, timed
 
 MODES = "eager", "compile"
@@ -85,6 +87,15 @@ def _ours(backend, precision, shape, repeats):
     return tuple(found)
 
 
+def plan_block(precision, shape, card):
+    """[Key] of the kernels of a block on a card, to be compiled side by side."""
+    def work(device):
+        block = OurBlock(device, precision, *shape)
+        block.forward()
+        block.both()
+    return collect(work, card)
+
+
 def bench_block(device="auto", precision="fp16", batch=32, size=32, channels=128, modes=(), repeats=20,
                 report=lambda what: None, cpu=True):
     """Times of one block, of images (batch, size, size, channels), as they are measured: dicts of where, forward, both
@@ -95,6 +106,8 @@ def bench_block(device="auto", precision="fp16", batch=32, size=32, channels=128
     modes: PyTorch's, of MODES; report: is told what is measured
     """
     backend, shape = get_backend(device), (batch, size, channels)
+    if hasattr(backend, "cache"):
+        compile_ahead(plan_block(precision, shape, card_of(backend)), backend.cache, aside)
     for where in (None,) if backend is None else (backend, None) if cpu else (backend,):
         name, precision_, repeats_ = ("CPU", "fp32", min(repeats, 3)) if where is None else ("GPU", precision, repeats)
         report(f"numdiff, {name}")

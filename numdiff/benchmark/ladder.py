@@ -12,6 +12,7 @@ import csv
 import gc
 import io
 import math
+import os
 import re
 import statistics
 import time
@@ -40,7 +41,8 @@ from .step import NumdiffStep, summary
 FIRST_ONLY = {**dict.fromkeys(CEILED, 1), "flash_attention": "unfused", "epilogue": "apart"}
 TILED = {**FIRST_ONLY, "matmul": "tiled", "linear_group": "tiled", "conv2d": "im2col",
          "column_sum": "tree", "sample_sum": "tree", "total_sum": "tree"}
-NORMS = ("adaln", "gate_adaln", "groupnorm", "groupnorm_backward", "layernorm", "qk_norm_rope", "rmsnorm")
+NORMS = ("adaln", "depthwise_layernorm", "gate_adaln", "groupnorm", "groupnorm_backward", "layernorm",
+         "layernorm_backward", "qk_norm_rope", "rmsnorm")
 UNFUSED = {**dict.fromkeys(NORMS, 1), "adamw": "vectorised", "flash_attention": "unfused", "epilogue": "apart"}
 UNFLASHED = {"flash_attention": "unfused"}
 
@@ -70,8 +72,8 @@ ROWS = (Row("float32, naive kernels", FIRST_ONLY),
         Row("data from disk, prefetched", precision="fp16", graph=True, largest=True, loaded=True))
 WITHOUT_KERNELS = "float32, one operation a pass"  # the first row's name in NumPy
 COMPONENTS = ("conv2d", "linear", "norm", "attention", "elementwise", "optimizer", "copies")
-BELONGS = (("norm", r"norm|adaln"), ("attention", r"attention|flash|softmax"),
-           ("conv2d", r"conv2d|depthwise|im2col|winograd"), ("linear", r"linear|matmul"),
+BELONGS = (("conv2d", r"conv2d|depthwise|im2col|im2win|winograd"), ("norm", r"norm|adaln"),
+           ("attention", r"attention|flash|softmax|^sla_"), ("linear", r"linear|matmul"),
            ("optimizer", r"adamw|ema_|global_norm|squares|loss_scale|telemetry|advance"),
            ("copies", r"mem(cpy|set)|concat|cast|chunk|columns|patchify|copy|fill|gather|take|place"))
 FLAT = re.compile("global_norm|zero_ranges")  # "norm" of the gradients is the optimiser's
@@ -79,7 +81,8 @@ LEAST = 3  # steps that are measured, however slow they are
 ROW_S = 15.0  # seconds that a row's steps may take beyond those
 TINY = 1e-30  # no loss is less, but of a model that is not computed
 ROOM = 0.98  # of the free memory; the driver takes some for graphs and for local memory
-COMPARED = 8  # losses of the first steps
+COMPARED = 50  # losses of the first steps: as many as a row has run, and all where its steps take less than BRIEF_MS
+BRIEF_MS = 50.0
 BARS = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 2e-2}  # largest deviation of a loss that is expected, as a share of it
 
 
@@ -243,12 +246,17 @@ def measure_row(row, step, steps, warmup, dataset=None):
             runner.loader.close()
     flops, peak = step.trainer.flops_per_step, peak_flops(step.backend, options.precision) if step.backend else None
     comparable = not (row.largest or row.loaded)
-    losses = step.step.telemetry(0, COMPARED)[:, 0].tolist() if comparable else []
     done = 1 + bool(step.step.capture) + min(warmup, len(times)) + len(times)  # runs so far
+    if comparable and 1e3 * statistics.median(times) < BRIEF_MS:
+        for _ in range(done, COMPARED):
+            step.run()
+        step.wait()
+        done = max(done, COMPARED)
+    losses = step.step.telemetry(0, min(done, COMPARED))[:, 0].tolist() if comparable else []
     found = watched(step, options.precision)
     parts = by_component(found)
     return {"batch": options.batch, "precision": options.precision, **summary(times, flops, options.batch, peak),
-            "steps": len(times), "peak": peak, "losses": losses[:done], "components": parts,
+            "steps": len(times), "peak": peak, "losses": losses, "components": parts,
             "idle_ms": max(0.0, 1e3 * statistics.median(times) - sum(parts.values())),
             "moved": sum(launch.moved or 0 for launch in found.launches), "flops": flops}
 
@@ -293,8 +301,9 @@ def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=a
     A dict has number, name and left_out (why it does not apply), or fault (what went wrong), or: batch, precision,
     steps (measured), ms (median), ms_fastest, ms_slowest, images_per_second, tflops, mfu (share of the card's peak in
     that precision), peak (that peak), speedup (images/s over the first row's), peak_mib, components {name: ms}, idle_ms
-    (of the step less the kernels'), losses (of the first steps), deviation (the largest of them from the first row's,
-    as a share), moved (bytes), flops, bandwidth (bytes/s or None)
+    (of the step less the kernels'), losses (of the first steps), compared (how many of them), deviation (the largest
+    from the first row's, or, where that has run fewer steps, from those of the next row of its precision, as a share),
+    moved (bytes), flops, bandwidth (bytes/s or None)
     """
     if steps < 1 or warmup < 1:
         raise UsageError("--steps and --warmup must be at least 1.")
@@ -302,7 +311,8 @@ def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=a
     with contextlib.ExitStack() as held:
         rows, unsuitable, dataset = chosen(numbers), None, None
         if any(row.loaded for _, row in rows):
-            dataset = held.enter_context(open_dataset(options.data))
+            folder = options.data is not None and os.path.isdir(options.data)  # its pictures are brought to any size
+            dataset = held.enter_context(open_dataset(options.data, options.image_size if folder else None))
             unsuitable = unsuitable_data(options, dataset)
             if dataset.shape[1] > options.image_size and dataset.shape[1] % options.image_size == 0:
                 dataset = held.enter_context(open_dataset(options.data, options.image_size))
@@ -313,7 +323,7 @@ def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=a
                 pass
         with own_memory(backend):
             bandwidth = Roof(backend).bandwidth if hasattr(backend, "memory_info") else None
-        first, batch = None, None
+        first, curve, batch = None, [], None
         for number, row in rows:
             name = WITHOUT_KERNELS if number == 1 and backend is None else row.name
             found = {"number": number, "name": name, "bandwidth": bandwidth}
@@ -330,7 +340,11 @@ def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=a
             if "ms" in found:
                 first = first or found
                 found["speedup"] = found["images_per_second"] / first["images_per_second"]
-                found["deviation"] = deviation(found["losses"], first["losses"])
+                curve = curve or found["losses"]
+                found["deviation"] = deviation(found["losses"], curve)
+                found["compared"] = min(len(found["losses"]), len(curve))
+                if found["precision"] == first["precision"]:  # a slow first row has few
+                    curve = [*curve, *found["losses"][len(curve):]]
             yield found
 
 
@@ -354,13 +368,14 @@ def deviation(losses, reference):
 
 
 def worst(rows):
-    """{precision: (largest deviation, how many losses a row were compared, what is expected)} of measured rows."""
+    """{precision: (largest deviation, how many losses a row were compared at least, at most, what is expected)} of
+    measured rows."""
     found = {}
     for row in rows[1:]:
         if row.get("deviation") is not None:
-            most, least = found.get(row["precision"], (0.0, math.inf))[:2]
-            found[row["precision"]] = (float(np.maximum(most, row["deviation"])), min(least, len(row["losses"])),
-                                       BARS[row["precision"]])
+            most, least, longest = found.get(row["precision"], (0.0, math.inf, 0))[:3]
+            found[row["precision"]] = (float(np.maximum(most, row["deviation"])), min(least, row["compared"]),
+                                       max(longest, row["compared"]), BARS[row["precision"]])
     return found
 
 

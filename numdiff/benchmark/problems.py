@@ -225,6 +225,9 @@ def problems():
     add(layernorm.layernorm_forward, x=half(*rows), weight=single(D), bias=single(D))
     add(layernorm.layernorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), mean=single(N * T),
         rstd=single(N * T), dweight=single(D), dbias=single(D))
+    pixels_128 = half(B, 1024, 128)  # of a ConvNeXt block
+    add(layernorm.layernorm_backward, dy=pixels_128, x=pixels_128, weight=single(128), mean=single(B * 1024),
+        rstd=single(B * 1024), dweight=single(128), dbias=single(128), images=B)
     add(rmsnorm.rmsnorm_forward, x=half(*rows), weight=single(D))
     add(rmsnorm.rmsnorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), rstd=single(N * T),
         dweight=single(D))
@@ -412,6 +415,8 @@ def problems():
     add(gate_adaln.gate_adaln_forward, x=tokens, h=tokens, gate=shift, shift=shift, scale=shift)
     add(gate_adaln.gate_adaln_backward, dz=tokens, dy=tokens, z=tokens, h=tokens, gate=shift, shift=shift,
         scale=shift, mean=single(N * T), rstd=single(N * T))
+    add(gate_adaln.gate_adaln_backward, note="of x", dz=tokens, dy=tokens, z=None, h=tokens, gate=shift, shift=shift,
+        scale=shift, mean=single(N * T), rstd=single(N * T), x=tokens)
     add(gate_adaln.gate_adaln_forward, versions=(2,), note="to E4M3", x=tokens, h=tokens, gate=shift, shift=shift,
         scale=shift, into=[single(1), amax])
     add(gate_adaln.gate_adaln_backward, versions=(2,), note="to E4M3", dz=tokens, dy=tokens, z=tokens, h=tokens,

@@ -2,6 +2,7 @@
 
 Where PyTorch's step is measured, too, the two take turns, step by step, in the same minutes on the same card.
 """
+import gc
 import math
 import resource
 import statistics
@@ -13,9 +14,10 @@ import numpy as np
 from ..device import copy_into, synchronize
 from ..device.planned import collect
 from ..device.roof import peak_flops
-from ..errors import UsageError
-from ..training.build import build_model, build_trainer
+from ..errors import OutOfMemoryError, UsageError
+from ..training.build import build_model, build_trainer, describe_recomputation
 from ..training.compiling import aside, compiling
+from ..training.price import with_and_without
 from . import CLASSES
 from .memory import memory_of
 
@@ -187,8 +189,9 @@ def bench_step(options, steps=20, warmup=5, versus=(), started=None):
         numdiff's; started(text): called before each
     Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the kernels included),
     tflops, mfu (share of the card's peak in that precision, or None), images_per_second, peak_mib, peak_of ("device
-    arenas" or "process"), memory (as `memory_of`, or None), parameters, flops_per_step, device; and versus: a list of
-    dicts as `beside_torch` gives, with ms_fastest, ms_slowest, tflops and mfu.
+    arenas" or "process"), memory (as `memory_of`, or None), parameters, flops_per_step, device; recompute: None, or as
+    `price_of` gives it; and versus: a list of dicts as `beside_torch` gives, with ms_fastest, ms_slowest, tflops and
+    mfu.
     """
     if steps < 1 or warmup < 0:
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
@@ -206,7 +209,31 @@ def bench_step(options, steps=20, warmup=5, versus=(), started=None):
                                  started)
     times = times or seconds_in_turns([ours], steps, warmup)[0]
     peak = ours.peak_bytes / 2**20
-    return {"device": device, **summarise(times),
-            "first_step_s": ours.first_s, "peak_mib": peak, "memory": memory_of(ours),
-            "peak_of": "device arenas" if backend else "process", "parameters": count, "flops_per_step": flops,
-            "versus": others}
+    result = {"device": device, **summarise(times),
+              "first_step_s": ours.first_s, "peak_mib": peak, "memory": memory_of(ours),
+              "peak_of": "device arenas" if backend else "process", "parameters": count, "flops_per_step": flops,
+              "versus": others, "recompute": None}
+    if options.recompute != "no":
+        sizes, arena = ours.trainer.model.options, ours.step.arena
+        ours = None
+        gc.collect()
+        if arena is not None:
+            backend.trim(arena)
+        result["recompute"] = price_of(options, sizes, backend, steps, warmup, started)
+    return result
+
+
+def price_of(options, sizes, backend, steps, warmup, started=None):
+    """What recomputing costs and saves: a dict of foreseen (a line), and of a step that recomputes nothing ms and mib
+    (None on the CPU), or a fault."""
+    peaks = with_and_without(options, sizes, backend) if hasattr(backend, "arenas") else None
+    row = {"foreseen": describe_recomputation(options, sizes, peaks)}
+    if started:
+        started("the step that recomputes nothing")
+    try:
+        step = NumdiffStep(options.changed(recompute="no"))
+        times = seconds_in_turns([step], steps, warmup)[0]
+        memory = memory_of(step)
+        return {**row, "ms": statistics.median(times) * 1e3, "mib": memory and memory[0] / 2**20}
+    except OutOfMemoryError as fault:  # which may be why one recomputes
+        return {**row, "fault": str(fault)}

@@ -82,18 +82,22 @@ class MatmulTiles:
 
     @staticmethod
     def candidates(shape, multiprocessors):
-        _, _, K, split = shape
+        M, _, K, split = shape
         slices = [n for n in SPLITS if n == 1 or split and K // n >= launcher.HALF_SLICE]
-        return [[*tile, n] for tile in launcher.HALF_TILES[6] for n in slices]
+        pairs = range(1 + launcher.may_pair(6, 1, M))
+        return [[*tile, n, paired] for tile, n, paired in itertools.product(launcher.HALF_TILES[6], slices, pairs)]
 
     @staticmethod
     def estimated(shape, multiprocessors):
         tile, slices, _ = launcher.choose_half(6, 1, *shape, multiprocessors)
-        return [*tile, slices]
+        return [*tile, slices, int(launcher.choose_pairs(*shape[:3], tile, slices, multiprocessors))]
 
     @staticmethod
+    @contextlib.contextmanager
     def forced(choice):
-        return replaced(launcher, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0))
+        with (replaced(launcher, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0)),
+              replaced(launcher, "choose_pairs", lambda *_: bool(choice[3]))):
+            yield
 
 
 class ConvolutionTiles:

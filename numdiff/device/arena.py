@@ -9,7 +9,7 @@ Allocation is best fit over a free list sorted by address; neighbouring free blo
 turns: any of them may drop the last reference to a block.
 """
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 
 ALIGNMENT = 256  # bytes; what cudaMalloc itself guarantees, and enough for 16-byte vectors and TMA
@@ -54,6 +54,8 @@ class Arena:
                    key=lambda a: (self._sizes[a], a), default=None)
         if best is None:
             best = self._grow(nbytes)
+        if best is None:
+            return None
         size = self._sizes.pop(best)
         at = bisect_left(self._addresses, best)
         if size > nbytes:
@@ -102,10 +104,11 @@ class Arena:
 
     def _take_back(self):
         while self._returned:
-            self._join(*self._returned.popleft())
+            address, nbytes = self._returned.popleft()
+            self.used_bytes -= nbytes
+            self._join(address, nbytes)
 
     def _join(self, address, nbytes):
-        self.used_bytes -= nbytes
         at = bisect_left(self._addresses, address)
         after = address + nbytes
         if at < len(self._addresses) and self._addresses[at] == after and after not in self._segment_starts:
@@ -118,3 +121,42 @@ class Arena:
                 return
         self._addresses.insert(at, address)
         self._sizes[address] = nbytes
+
+
+class Borrowed(Arena):
+    """An arena over ranges that somebody else lends it for a while; what does not fit there comes from `outer`.
+
+    It begins with nothing: `lend` gives it a range, and `call_in` takes one back that nothing lies in any more.
+    """
+
+    def __init__(self, outer):
+        super().__init__(None)
+        self.outer = outer
+
+    def allocate(self, nbytes):
+        return super().allocate(nbytes) or self.outer.allocate(nbytes)
+
+    def _grow(self, nbytes):
+        return None
+
+    def lend(self, address, nbytes):
+        """From now on arrays may lie in these bytes. Both are multiples of 256."""
+        with self._turn:
+            self._take_back()
+            self._join(address, nbytes)
+
+    def call_in(self, address, nbytes):
+        """No array may lie in these bytes any more; returns False, and leaves them lent, where one still does."""
+        with self._turn:
+            self._take_back()
+            first = self._addresses[bisect_right(self._addresses, address) - 1] if self._addresses else address + 1
+            stop = first + self._sizes.get(first, 0)
+            if not first <= address or stop < address + nbytes:
+                return False
+            at = bisect_left(self._addresses, first)
+            del self._addresses[at], self._sizes[first]
+            if first < address:
+                self._join(first, address - first)
+            if address + nbytes < stop:
+                self._join(address + nbytes, stop - address - nbytes)
+            return True

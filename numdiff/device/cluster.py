@@ -14,6 +14,7 @@ there are at most 8 (16 on request), and a cluster starts when there is room for
     cluster_rank            %cluster_ctarank                PTX ISA, section 10.16
     cluster_address         mapa                            9.7.9.23
     load_cluster_4          ld.shared::cluster.v4           9.7.9.8
+    mbarrier_arrive_cluster mbarrier.arrive                 9.7.13.15.13
     cluster_sync, cluster_sync_relaxed  barrier.cluster     9.7.13.3
 
 In the emulator each has its twin, right below it here: what it does is written in emulator/cluster.py.
@@ -63,6 +64,23 @@ def load_cluster_4(typingctx, address):
 @twin(load_cluster_4)
 def _load_cluster_4(machine, address):
     return cluster.load_4(machine, address)
+
+
+@intrinsic
+def mbarrier_arrive_cluster(typingctx, barrier):
+    """Arrive at the mbarrier at an address of the cluster's shared memory (`cluster_address`), which may be another
+    block's: what this thread has read before, it has read when threads there see the end of this phase. That block must
+    not have ended.
+
+    With `.release.cluster` what it has written before would be seen there, too; ptxas then puts a MEMBAR.ALL.GPU before
+    the arrival, about a microsecond.
+    """
+    return void(u32), statement("mbarrier.arrive.shared::cluster.b64 _, [$0];", ordered=True)
+
+
+@twin(mbarrier_arrive_cluster)
+def _mbarrier_arrive_cluster(machine, barrier):
+    cluster.arrive(machine, barrier)
 
 
 @intrinsic

@@ -137,9 +137,14 @@ class Gpu:
 
     # the backend's methods -----------------------------------------------------------------------------------------
 
+    @property
+    def arena(self):
+        """The arena that new arrays of this thread come from."""
+        return self._arena or self.arenas[0]
+
     def allocate(self, nbytes):
         with self.turn:  # before the arena's own, which may ask for a segment: always in this order
-            return (self._arena or self.arenas[0]).allocate(nbytes)
+            return self.arena.allocate(nbytes)
 
     @staticmethod
     def pointer(array):

@@ -1,6 +1,7 @@
 """TMA, the tensor memory accelerator: one thread asks for a box of a tensor, and it arrives in shared memory (sm_90).
 
-    loads     tma_load_1d … 5d, whose bytes an mbarrier counts (mbarrier.py); tma_prefetch  PTX ISA, section 9.7.9.27
+    loads     tma_load_1d … 5d, whose bytes an mbarrier counts (mbarrier.py); tma_load_2d_multicast, into the
+              shared memory of several blocks of a cluster; tma_prefetch            PTX ISA, section 9.7.9.27
     stores    tma_store_1d … 5d, tma_store_commit, tma_store_wait_0, _1, tma_store_wait_read_0, _1, _3
     fences    fence_proxy_async, fence_proxy_async_global: what threads have stored is seen by TMA and wgmma
 
@@ -105,6 +106,31 @@ def tma_load_2d(typingctx, smem, descriptor, barrier, x, y):
 @twin(tma_load_2d)
 def _tma_load_2d(machine, smem, descriptor, barrier, *at):
     tma.load(machine, smem, descriptor, barrier, at)
+
+
+@intrinsic
+def tma_load_2d_multicast(typingctx, smem, descriptor, barrier, ranks, x, y):
+    """As `tma_load_2d`, for several blocks of the cluster (cluster.py): the box arrives in each at the same place of
+    its shared memory, and is counted by the barrier at the same place. It is read from the L2 cache once.
+
+    ranks: bit r stands for the block of rank r. Each of them must be done with what lay there before, and must expect
+    the bytes at its own barrier; and none may end before they have come.
+    """
+    require_contiguous("a TMA load", descriptor)
+    text = ("{ .reg .b16 ranks; cvt.u16.u32 ranks, $3; cp.async.bulk.tensor.2d.shared::cluster.global.tile."
+            "mbarrier::complete_tx::bytes.multicast::cluster [$0], [$1, {$4, $5}], [$2], ranks; }")
+
+    def codegen(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[1], args[1], I32(0))
+        emit(builder, text, [], [args[0], builder.ptrtoint(pointer, I64), *args[2:]], ordered=True)
+        return context.get_dummy_value()
+
+    return void(u32, descriptor, u32, u32, u32, u32), codegen
+
+
+@twin(tma_load_2d_multicast)
+def _tma_load_2d_multicast(machine, smem, descriptor, barrier, ranks, *at):
+    tma.load_multicast(machine, smem, descriptor, barrier, ranks, at)
 
 
 @intrinsic

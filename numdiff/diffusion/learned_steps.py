@@ -24,6 +24,7 @@ weights the distance of other images to those of 100 steps is 36, 31, 46 and 31 
 35 to 36), with these it is 29, 19, 2.7 and 1.9.
 """
 import copy
+import hashlib
 import itertools
 import math
 
@@ -51,7 +52,7 @@ SCHEDULE = schema.record({
     "sigmas": schema.items(schema.number(1e-9, 1e9), MAX_STEPS, 1),
     "weights": schema.items(schema.items(schema.number(-LARGEST, LARGEST), MAX_STEPS + 1, 2), MAX_STEPS, 1)}, {
     "errors": schema.items(schema.number(0), MAX_STEPS), "steps": schema.integer(1), "count": schema.integer(1),
-    "seed": schema.integer(0)}, schema.anything)
+    "seed": schema.integer(0), "run": schema.optional(schema.options)}, schema.anything)
 
 
 class Trajectory:
@@ -201,7 +202,19 @@ def described(sampling):
             "diffusion": sampling.diffusion.options, "clip": sampling.clip,
             "cfg_scale": None if sampling.cfg_scale in (None, 1) else float(sampling.cfg_scale),  # 1 is no guidance
             "cfg_channels": sampling.cfg_channels, "guide_scale": sampling.guide_scale if sampling.guide else None,
-            "cfg_interval": None if sampling.cfg_interval is None else list(sampling.cfg_interval)}
+            "cfg_interval": None if sampling.cfg_interval is None else list(sampling.cfg_interval),
+            "run": run_of(model)}
+
+
+def run_of(model):
+    """What tells the run that trained a model from others, whatever the step, as values for JSON: the seed of its first
+    weights and its noise, and digests of its images and of what it started from; None where nobody noted it."""
+    meta = getattr(model, "meta", None) or {}
+    if meta.get("seed") is None or not meta.get("data"):
+        return None
+    init = (meta.get("init") or {}).get("lines")
+    return {"seed": meta["seed"], "data": meta["data"]["rows"],
+            "init": init and hashlib.blake2b("\n".join(init).encode(), digest_size=8).hexdigest()}
 
 
 def check_schedule(schedule, sampling=None):
@@ -216,8 +229,8 @@ def check_schedule(schedule, sampling=None):
                          "have i + 1 numbers; make one from the model.")
     now = described(sampling) if sampling else {}
     for name, value in now.items():
-        learned = schedule[name]
-        if learned != value:
+        learned = schedule.get(name)
+        if learned != value and not (name == "run" and None in (learned, value)):
             if isinstance(value, dict):
                 name, learned, value = next((f"{name}.{key}", learned.get(key), value.get(key))
                                             for key in {**learned, **value} if learned.get(key) != value.get(key))

@@ -13,6 +13,9 @@ from ..errors import TooManyElementsError
 class Measuring(PtxDevice):
     """A stand-in for a GPU that launches nothing and hands out addresses as its arena would. Attribute arena."""
 
+    plans = True
+    arenas = (None,)  # what is to last (device.lasting) is not counted
+
     def __init__(self, gpu):
         super().__init__()
         self.capability, self.multiprocessors, self.device_name = gpu.capability, gpu.multiprocessors, gpu.device_name
@@ -20,6 +23,14 @@ class Measuring(PtxDevice):
 
     def allocate(self, nbytes):
         return self.arena and self.arena.allocate(nbytes)
+
+    @contextlib.contextmanager
+    def within(self, arena):
+        outer, self.arena = self.arena, arena
+        try:
+            yield
+        finally:
+            self.arena = outer
 
     @staticmethod
     def pointer(array):

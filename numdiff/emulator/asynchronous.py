@@ -25,16 +25,17 @@ _OWN_KINDS = ("wgmma", "cp.async")  # instructions whose faults have a kind of t
 class Completion:
     """The end of an asynchronous operation, as threads learn of it by waiting.
 
-    learned: thread number -> its clock when it knew; next: a later end, which includes this one
+    learned: thread number -> its clock when it knew, all of one block; next: a later end, which includes this one
     """
 
-    __slots__ = ("learned", "next")
+    __slots__ = ("learned", "next", "block")
 
     def __init__(self):
-        self.learned, self.next = {}, None
+        self.learned, self.next, self.block = {}, None, None
 
     def learn(self, thread):
         self.learned.setdefault(thread.tid, thread.clock)
+        self.block = thread.block
 
     def known_to(self, thread):
         """Whether all that `thread` does now comes after this end."""
@@ -145,8 +146,9 @@ class Asynchronous:
         done = getattr(pending, "done", None)
         if done is None:
             return False
-        if pending.thread.block is not thread.block:
-            seen = thread.block.state.get("acquired", {}).get(pending.thread.block)
+        block = done.block or done.next and done.next.block or pending.thread.block  # of those who know its end
+        if block is not thread.block:
+            seen = thread.block.state.get("acquired", {}).get(block)
             return thread.block.fenced or pending.thread.block.fenced or seen is not None and done.known_after(seen)
         return done.known_to(thread)
 

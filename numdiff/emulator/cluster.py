@@ -4,11 +4,12 @@ An address of the cluster's shared memory is one of a block's own shared memory,
 on; an address of the block's own, with zeros there, is one as well (PTX ISA, section 5.1.7, "Shared State Space").
 
 The blocks of a cluster run together (schedule.py). Their barrier joins what their threads have seen, so that memory.py
-tells races between them. What a block reads from another is noted in the other, whose end must come after all these
-reads.
+tells races between them. What a block does in the shared memory of another (loads, arrivals at an mbarrier, copies by
+TMA) is noted in the other, whose end must come after all of it.
 """
 import numpy as np
 
+from . import mbarrier
 from .faults import Unsupported
 from .memory import POISON
 
@@ -54,11 +55,32 @@ def load_4(machine, address):
         machine.report("alignment", f"reads 16 bytes at the cluster's shared address {address:#x}, which is not a "
                                     "multiple of 16", site)
         return NOTHING
-    if block is not thread.block:
-        if not block.alive:
-            _report_end(machine, block, thread, site)
-        block.reads[thread.stamp] = site
+    uses(machine, block, "reads")
     return tuple(machine.access.read_bytes(*found, 16, site).view(np.float32))
+
+
+def arrive(machine, address):
+    """`mbarrier.arrive` at an address of the cluster's shared memory."""
+    _require(machine, "mbarrier_arrive_cluster")
+    address = int(address) & WORD
+    blocks, rank, own = machine.thread.block.cluster.blocks, (address >> RANK) - 1, address & (1 << RANK) - 1
+    if rank >= len(blocks):
+        machine.report("bounds", f"arrives at an mbarrier at the cluster's shared address {address:#x}, which is "
+                                 "outside of the shared memory of its blocks", machine.site_here())
+        return
+    block = machine.thread.block if rank < 0 else blocks[rank]
+    uses(machine, block, "arrives at an mbarrier in")
+    mbarrier.arrive(machine, own, block=block)
+
+
+def uses(machine, block, does):
+    """The current thread uses the shared memory of a block of its cluster, which must not end before."""
+    thread = machine.thread
+    if block is not thread.block:
+        site = machine.site_here()
+        if not block.alive:
+            _report_end(machine, block, thread, site, does)
+        block.uses[thread.stamp] = site, does
 
 
 def sync(machine, relaxed=False):
@@ -68,13 +90,15 @@ def sync(machine, relaxed=False):
 
 
 def block_ends(machine, block):
-    """A block has ended: other blocks must have finished reading its shared memory."""
-    for (thread, clock), site in block.reads.items():
-        if thread.block not in block.met or block.met[thread.block][thread.tid] < clock:
-            _report_end(machine, block, thread, site)
+    """A block has ended: other blocks must have finished using its shared memory."""
+    acquired = block.state.get("acquired", {})
+    for (thread, clock), (site, does) in block.uses.items():
+        if all(thread.block not in known or known[thread.block][thread.tid] < clock for known in (block.met, acquired)):
+            _report_end(machine, block, thread, site, does)
 
 
-def _report_end(machine, block, thread, site):
+def _report_end(machine, block, thread, site, does):
     if "race" in machine.checks:
-        machine.report("cluster", f"reads shared memory of block {block.index}, which may have ended by then: a "
-                                  "cluster_sync() must come between the last read and the end", site, thread)
+        machine.report("cluster", f"{does} shared memory of block {block.index}, which may have ended by then: a "
+                                  "cluster_sync() must come between this and the end, or that block must wait for it",
+                       site, thread)

@@ -8,7 +8,8 @@ through a fresh one: this is how a producer finds all its stages empty at the st
 
 ORDER. An arrival releases and a successful wait acquires: a thread that waited for a phase comes after all that the
 threads that arrived in it had done (vector clocks, see memory.py), and after the copies whose bytes it counted
-(`Completion`).
+(`Completion`). Threads of another block of the cluster may arrive, too; what they had done then comes before all that
+the whole block of the waiting thread does from there on, as blocks know of each other as a whole only.
 
 FAULTS, of the kind "mbarrier" unless noted: a barrier that is not initialised, or whose initialisation is not ordered
 before the thread; more arrivals than the count; bytes that come unannounced, at the line of their copy; a phase that
@@ -32,7 +33,7 @@ class Barrier:
     """
 
     __slots__ = ("machine", "block", "memory", "offset", "name", "count", "missing", "tx", "number", "seen", "clocks",
-                 "released", "current", "last", "waiting", "woken", "made", "site", "joined")
+                 "released", "current", "last", "waiting", "woken", "made", "site", "joined", "others", "acquired")
 
     def __init__(self, machine, memory, offset, count, site):
         self.machine, self.block, self.memory, self.offset = machine, machine.thread.block, memory, offset
@@ -41,6 +42,7 @@ class Barrier:
         self.name = (machine.checked and machine.element_name(memory, offset)) or "an mbarrier"
         self.seen, self.clocks = {}, []  # what those who arrived in this phase have seen: id -> list; (thread, clock)
         self.released, self.joined = None, {}  # what comes before the end of the last phase; joins with it
+        self.others, self.acquired = {}, {}  # … of other blocks: block -> clocks, in this phase and in the last
         self.current, self.last = Completion(), None
         self.waiting = []  # (thread, parity, site)
         self.woken = {}  # threads that the end of the last phase has woken, and that have not run yet -> site
@@ -72,20 +74,29 @@ class Barrier:
             return
         self.missing -= count
         if machine.checked:
-            self.seen[id(thread.seen)] = thread.seen
-            self.clocks.append((thread.tid, thread.clock))
+            self.note(thread, thread.seen, thread.clock)
             thread.tick(thread.seen)
         machine.scheduler.progress += 1
         if machine.tracer is not None:
             machine.tracer.event("arrive", self.name, thread, site, self)
         self.end_if_complete(site, thread)
 
+    def note(self, thread, seen, clock):
+        """What a thread has seen, and its own clock, come before the end of this phase."""
+        if thread.block is self.block:
+            self.seen[id(seen)] = seen
+            self.clocks.append((thread.tid, clock))
+            return
+        before = self.others.get(thread.block)
+        before = list(map(max, before, seen)) if before else list(seen)
+        before[thread.tid] = max(before[thread.tid], clock)
+        self.others[thread.block] = before
+
     def complete(self, count, copy):
         """`complete_tx`: the bytes of a copy have come."""
         machine = self.machine
         if machine.checked:
-            self.seen[id(copy.seen)] = copy.seen
-            self.clocks.append((copy.thread.tid, copy.clock))
+            self.note(copy.thread, copy.seen, copy.clock)
         why = None
         if copy.phase != self.number:
             why = f"phase {copy.phase} of it, in which the copy was started, has ended without them"
@@ -114,10 +125,15 @@ class Barrier:
         self.woken = {}
         if machine.checked:
             lists = list(self.seen.values()) + ([self.released] if self.released else [])
-            released = list(map(max, zip(*lists, strict=True))) if len(lists) > 1 else list(lists[0])
+            released = list(map(max, zip(*lists, strict=True))) if len(lists) > 1 else list(lists[0]) if lists else \
+                [0] * len(self.block.threads)
             for tid, clock in self.clocks:
                 released[tid] = max(released[tid], clock)
             self.released, self.joined, self.seen, self.clocks = released, {}, {}, []
+            for block, clocks in self.others.items():
+                before = self.acquired.get(block)
+                self.acquired[block] = list(map(max, before, clocks)) if before else clocks
+            self.others = {}
         self.number += 1
         self.missing = self.count
         self.last, self.current = self.current, Completion()
@@ -149,6 +165,8 @@ class Barrier:
         if known is None:
             known = self.joined[id(thread.seen)] = (thread.seen, list(map(max, thread.seen, self.released)))
         thread.seen = known[1]
+        if self.acquired:
+            self.machine.access.acquire(self.acquired, thread.block)
         self.last.learn(thread)
 
 
@@ -182,9 +200,9 @@ def locate(machine, address, doing):
     return found
 
 
-def find(machine, address, doing):
-    """The mbarrier at an address of shared memory; None after a fault."""
-    found = machine.shared_memory(int(address) & 0xFFFFFFFF)
+def find(machine, address, doing, block=None):
+    """The mbarrier at an address of the shared memory of a block (the current one); None after a fault."""
+    found = machine.shared_memory(int(address) & 0xFFFFFFFF, block)
     barrier = found and found[0].barriers.get(found[1])
     if barrier is None:
         if locate(machine, address, doing) is not None:
@@ -194,7 +212,7 @@ def find(machine, address, doing):
     if machine.checked:
         by, clock = barrier.made
         thread = machine.thread
-        if by is not thread and thread.seen[by.tid] < clock:
+        if by is not thread and not machine.access._ordered((by, clock)):
             machine.report("mbarrier", f"{doing} {barrier}, which thread {by.index} initialises with no barrier "
                                        "between",
                            machine.site_here(), others=[("initialised at", machine.place(barrier.site, by))])
@@ -249,9 +267,9 @@ def expect_tx(machine, address, count):
         barrier.expect(int(count), machine.site_here())
 
 
-def arrive(machine, address, count=1, expected=0):
-    """`mbarrier.arrive` of `count`, after an `expect_tx` of `expected` bytes."""
-    barrier = find(machine, address, "arrives at")
+def arrive(machine, address, count=1, expected=0, block=None):
+    """`mbarrier.arrive` of `count`, after an `expect_tx` of `expected` bytes; in the memory of a block (this one)."""
+    barrier = find(machine, address, "arrives at", block)
     if barrier is not None:
         site, count, expected = machine.site_here(), int(count), int(expected)
         if not 1 <= count <= MAX_COUNT:

@@ -484,9 +484,9 @@ class Access:
             thread.state["fence"] = seen
         thread.tick(thread.seen)
 
-    def acquire(self, released):
-        """All that the current block does from now on comes after what `released` says of other blocks."""
-        block = self.machine.thread.block
+    def acquire(self, released, block=None):
+        """All that a block (the current one) does from now on comes after what `released` says of other blocks."""
+        block = block or self.machine.thread.block
         acquired = block.state.setdefault("acquired", {})
         for other, seen in released.items():
             if other is not block and seen is not None:

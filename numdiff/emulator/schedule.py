@@ -67,7 +67,7 @@ class Block:
 
     def __init__(self, machine, index, dimensions, cluster, rank):
         self.machine, self.index, self.cluster, self.rank = machine, index, cluster, rank
-        self.reads = {}  # of its shared memory by other blocks of the cluster: stamp -> site
+        self.uses = {}  # of its shared memory by other blocks of the cluster: stamp -> (site, in words)
         self.met = {}  # other block of the cluster -> clocks of its threads at their last barrier
         x, y, z = dimensions
         self.threads = [Thread(t, (t % x, t // x % y, t // (x * y)), self) for t in range(x * y * z)]

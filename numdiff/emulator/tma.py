@@ -35,6 +35,7 @@ from collections import deque
 import numpy as np
 
 from .asynchronous import STEP, Completion, Pending, Pieces
+from .cluster import uses
 from .faults import LaunchRefused, Unsupported
 from .mbarrier import find
 from .memory import GLOBAL, CheckedArray, IntegerArray, Memory
@@ -248,10 +249,10 @@ class Load:
         self.barrier.complete(tensor.bytes, self)
 
 
-def _tile(machine, address, tensor, what):
-    """(memory, offset) of the tile at a shared address; None after a fault."""
+def _tile(machine, address, tensor, what, block=None):
+    """(memory, offset) of the tile at a shared address of a block (this one); None after a fault."""
     address = int(address) & 0xFFFFFFFF
-    found = machine.shared_memory(address)
+    found = machine.shared_memory(address, block)
     if found is None or found[1] + tensor.span > found[0].size:
         machine.report("bounds", f"the {what} of {tensor.span} bytes at the shared address {address:#x} does not lie "
                                  "in the block's shared memory", machine.site_here())
@@ -287,25 +288,39 @@ def _begin(machine, descriptor, coordinates, what):
     return tensor, at
 
 
-def load(machine, address, descriptor, barrier, coordinates):
-    """`cp.async.bulk.tensor` from global to shared memory, complete on an mbarrier."""
+def load_multicast(machine, address, descriptor, barrier, ranks, coordinates):
+    """`cp.async.bulk.tensor` with `.multicast::cluster`: a load into the shared memory of each block of `ranks`."""
+    blocks, ranks = machine.thread.block.cluster.blocks, int(ranks)
+    if not 0 < ranks < 1 << len(blocks):
+        machine.report("bounds", f"a TMA load for the blocks {ranks:#b} of a cluster of {len(blocks)}",
+                       machine.site_here())
+        return
+    for rank, block in enumerate(blocks):
+        if ranks >> rank & 1:
+            uses(machine, block, "loads into")
+            load(machine, address, descriptor, barrier, coordinates, block)
+
+
+def load(machine, address, descriptor, barrier, coordinates, block=None):
+    """`cp.async.bulk.tensor` from global to the shared memory of a block (this one), complete on its mbarrier."""
+    block = block or machine.block
     begun = _begin(machine, descriptor, coordinates, LOAD)
-    barrier = begun and find(machine, barrier, "completes on")
-    place = barrier and _tile(machine, address, begun[0], LOAD)
+    barrier = begun and find(machine, barrier, "completes on", block)
+    place = barrier and _tile(machine, address, begun[0], LOAD, block)
     if not place:
         return
     copy = Load()
-    copy.machine, copy.block, copy.thread, copy.site = machine, machine.block, machine.thread, machine.site_here()
+    copy.machine, copy.block, copy.thread, copy.site = machine, block, machine.thread, machine.site_here()
     copy.tensor, copy.at = begun
     (copy.memory, copy.offset), copy.barrier, copy.phase = place, barrier, barrier.number
     copy.pending = copy.source = None
     if machine.checked:
         _claim_load(machine, copy)
-    block = machine.block.state
-    if "loads" not in block:
-        block["loads"] = []
-        block.setdefault("at_end", []).append(lambda: _unarrived(machine, block["loads"]))
-    block["loads"].append(copy)
+    state = block.state
+    if "loads" not in state:
+        state["loads"] = []
+        state.setdefault("at_end", []).append(lambda: _unarrived(machine, state["loads"]))
+    state["loads"].append(copy)
     machine.asynchronous.queue.append(copy)
     if machine.tracer is not None:
         machine.tracer.event("copy issued", f"{_named(copy, descriptor)}{list(copy.at)}", copy.thread, copy.site, copy)

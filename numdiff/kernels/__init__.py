@@ -7,8 +7,8 @@ from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
 from .depthwise import (
     depthwise_backward,
     depthwise_forward,
+    depthwise_layernorm_backward,
     depthwise_layernorm_forward,
-    depthwise_layernorm_supports,
 )
 from .diffusion.class_dropout import class_dropout_forward
 from .diffusion.mse import mse_backward, mse_forward
@@ -65,7 +65,7 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "channel_statistics",
            "chunk_backward", "chunk_forward", "class_dropout_forward", "columns_backward", "columns_forward",
            "column_sum", "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward",
-           "depthwise_backward", "depthwise_forward", "depthwise_layernorm_forward", "depthwise_layernorm_supports",
+           "depthwise_backward", "depthwise_forward", "depthwise_layernorm_backward", "depthwise_layernorm_forward",
            "dropout_backward", "dropout_forward", "embedding_backward",
            "embedding_forward", "flash_attention_backward", "flash_attention_forward", "gate_adaln_backward",
            "gate_adaln_forward", "gate_adaln_supports", "gate_backward", "gate_forward", "gelu_backward",

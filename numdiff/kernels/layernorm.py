@@ -12,6 +12,10 @@ VERSIONS
     v1 block-per-row: a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
     v2 warp-per-row: a warp a row: its 32 threads exchange registers (shuffles), five times a sum and no barrier;
        16-byte loads.
+    v3 one-pass, of the backward, up to 512 columns: a row's dy and xhat stay in a warp's registers between its two
+       sums, and what dweight and dbias need is added up on the way, in registers, too: dy and x are read once, not
+       twice, and once more by another kernel. Where what comes before adds a vector to each image, its gradient, sums
+       of dx, comes of the same pass. Not measured on a GPU yet.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     layernorm_forward, 16384×768, 768, float16
@@ -23,11 +27,12 @@ MEASURED
 LAUNCH
     v1 a block of 256 threads for every row, 1 or 2 KiB of shared memory; v2 256 threads for eight rows, none.
     Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 8 KiB, then reduce.py.
+    v3 grid (chunks of an image's rows, images), about 512 blocks of 256 threads, a warp a row; 4 KiB.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
 COST
     forward: 8 n bytes (a row is read three times, but from memory only once: after that it is in the L1 cache).
-    backward: 12 n bytes for dx, 8 n more for dweight and dbias. Roof: memory bandwidth.
+    backward: 12 n bytes for dx, 8 n more for dweight and dbias, in version 3 none. Roof: memory bandwidth.
 SOURCE
     Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9.6 (shfl.sync).
 READ NEXT
@@ -38,15 +43,27 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, zeros
+from ..device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, zeros
 from ..device.limits import WARP
+from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single
 from .common import warp_sum
-from .reduce import BLOCK, add_column_sums, column_sum_reference, cut, tree_sum
-from .versions import versions_by_name
+from .reduce import (
+    BLOCK,
+    GRID,
+    add_column_sums,
+    column_sum_reference,
+    cut,
+    sample_sum,
+    sample_sum_reference,
+    tree_sum,
+)
+from .versions import capped, label, versions_by_name
 
-BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # shared elements for two sums a thread; for two in each of its four columns
+BLOCK2, BLOCK4, BLOCK8 = 2 * BLOCK, 4 * BLOCK, 8 * BLOCK  # shared elements of a block with so many sums a thread
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
+WIDE = 4 * WARP  # columns of a warp, four a lane
+LARGEST = 512  # columns that version 3 has registers for
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -238,6 +255,95 @@ def layernorm_parameter_kernel_v2(dy, x, mean, rstd, partial, rows, C, lanes, ch
         store4(partial, i, tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t])
 
 
+# v3: everything in one pass -------------------------------------------------------------------------------------------
+
+PLANES = 3  # of sums over rows: dy · xhat, dy, dx
+CHUNKS = Constant()  # of 128 columns
+NUMBERS = Constant(lambda CHUNKS: 4 * CHUNKS)
+SUMS = Constant(lambda NUMBERS: PLANES * NUMBERS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_gain(gain, weight, C, lane, affine):
+    """The weight of a lane's columns; 1 without one."""
+    for k in range(CHUNKS):
+        c, at = int32(4 * lane + WIDE * k), 4 * k
+        a = b = d = e = float32(1)
+        if affine and c < C:
+            a, b, d, e = load4(weight, c)
+        gain[at], gain[at + 1], gain[at + 2], gain[at + 3] = a, b, d, e
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_numbers(g, xhat, dy, x, first, C, lane, average, scale):
+    """dy and xhat of a lane's columns of the row at `first`; zeros where there are none."""
+    for k in range(CHUNKS):
+        c, at = int32(4 * lane + WIDE * k), 4 * k
+        for e in range(4):
+            g[at + e] = xhat[at + e] = float32(0)
+        if c < C:
+            (g[at], g[at + 1], g[at + 2], g[at + 3], xhat[at], xhat[at + 1], xhat[at + 2],
+             xhat[at + 3]) = load_row(dy, x, dy, first + c, c, average, scale, 0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish_row(sums, g, xhat, gain, dx, first, C, lane, scale):
+    """dx of the row, and what its numbers add to the sums over rows."""
+    sum_h = sum_hx = float32(0)
+    for n in range(NUMBERS):
+        h = g[n] * gain[n]
+        sum_h += h
+        sum_hx += h * xhat[n]
+    a, b = warp_sum(sum_h) / float32(C), warp_sum(sum_hx) / float32(C)
+    for n in range(NUMBERS):
+        sums[n] += g[n] * xhat[n]
+        sums[NUMBERS + n] += g[n]
+        g[n] = scale * (g[n] * gain[n] - a - xhat[n] * b)
+        sums[2 * NUMBERS + n] += g[n]
+    for k in range(CHUNKS):
+        c, at = int32(4 * lane + WIDE * k), 4 * k
+        if c < C:
+            store4(dx, first + c, g[at], g[at + 1], g[at + 2], g[at + 3])
+
+
+@cuda.jit(device=True, forceinline=True)
+def join_warps(tile, partial, to, sums, n, t, C, k):
+    """partial[to …] = the sums n … n + 3 of 128 columns, those of chunk k, over the block's warps."""
+    cuda.syncthreads()  # nobody reads what was there before any more
+    store4(tile, 4 * t, sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+    cuda.syncthreads()
+    if t < WIDE and WIDE * k + t < C:
+        total = float32(0)
+        for warp in range(ROWS):
+            total += tile[WIDE * warp + t]
+        partial[to + WIDE * k + t] = total
+
+
+def layernorm_backward_kernel_v3(dy, x, weight, mean, rstd, dx, partial, P, C, chunk, affine):
+    """partial (3, images, chunks, C): the sums of dy · xhat, dy and dx over each chunk of an image's P rows."""
+    tile = cuda.shared.array(BLOCK4, float32, alignment=16)
+    t = int32(cuda.threadIdx.x)
+    lane, warp = int32(t % WARP), int32(t // WARP)
+    sums, gain = cuda.local.array(SUMS, "float32"), cuda.local.array(NUMBERS, "float32")
+    g, xhat = cuda.local.array(NUMBERS, "float32"), cuda.local.array(NUMBERS, "float32")
+    for n in range(SUMS):
+        sums[n] = float32(0)
+    load_gain(gain, weight, C, lane, affine)
+    start = cuda.blockIdx.x * chunk
+    for p in range(start + warp, min(start + chunk, P), ROWS):  # the same for all lanes of a warp
+        row = cuda.blockIdx.y * P + p
+        load_numbers(g, xhat, dy, x, row * C, C, lane, mean[row], rstd[row])
+        finish_row(sums, g, xhat, gain, dx, row * C, C, lane, rstd[row])
+    for plane in range(PLANES):
+        to = ((plane * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x) * C
+        for k in range(CHUNKS):
+            join_warps(tile, partial, to, sums, 4 * (plane * CHUNKS + k), t, C, k)
+
+
+ONE_PASS = Variants(range(1, LARGEST // WIDE + 1), lambda chunks: specialise(
+    layernorm_backward_kernel_v3, launch_bounds=BLOCK, CHUNKS=chunks))
+
+
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def _check(x, weight, version):
@@ -272,21 +378,57 @@ def layernorm_forward(x, weight=None, bias=None, eps=1e-5, version=None):
     return y, mean, rstd
 
 
-@versions_by_name
-def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, version=None):
-    """dx; the gradients of weight and bias are added into `dweight` and `dbias` (None: not wanted)."""
+@versions_by_name(asks=True)
+def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, version=None, images=None):
+    """dx; the gradients of weight and bias are added into `dweight` and `dbias` (None: not wanted).
+
+    images: returns (dx, its sums (images, C) over the rows of each of so many images), float32
+    """
+    fits = x.shape[-1] % 4 == 0 and x.shape[-1] <= LARGEST
+    if version == 3 and not fits:
+        raise ValueError(f"version {label('layernorm_backward', 3)} takes a multiple of 4 columns up to {LARGEST}, not "
+                         f"{x.shape[-1]}; use version=2, or 1")
+    wanted = images is not None or dweight is not None or dbias is not None
+    if version is None:
+        version = capped("layernorm_backward", 3 if fits and wanted else 2 if x.shape[-1] % 4 == 0 else 1)
     rows, C, version = _check(x, weight, version)
     if not is_device(x):
-        return layernorm_backward_reference(dy, x, weight, mean, rstd, dweight, dbias)
-    dx, affine = empty_like(x), int(weight is not None)
-    dy_, x_, dx_ = dy.reshape(-1), x.reshape(-1), dx.reshape(-1)
+        dx = layernorm_backward_reference(dy, x, weight, mean, rstd, dweight, dbias)
+        return dx if images is None else (dx, sample_sum_reference(dx.reshape(images, -1, C)))
+    dx = empty_like(x)
+    if version == 3:
+        sums = _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images)
+        return dx if images is None else (dx, sums)
+    _in_two_passes(dy, x, weight, mean, rstd, dx, dweight, dbias, version)
+    return dx if images is None else (dx, sample_sum(dx.reshape(images, -1, C)))
+
+
+def _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images):
+    """dx and the parameters' gradients; the sums of dx over each image, where there are `images`."""
+    C, B, affine = x.shape[-1], images or 1, int(weight is not None)
+    P = x.size // (B * C)
+    chunk = max(ROWS, -(-P // max(1, GRID // B)))
+    chunks = -(-P // chunk)
+    partial, x_ = empty((PLANES, B, chunks, C), np.float32, like=x), x.reshape(-1)
+    launch(ONE_PASS[-(-C // WIDE)], (chunks, B), BLOCK, dy.reshape(-1), x_, weight if affine else x_, mean,
+           rstd, dx.reshape(-1), partial.reshape(-1), P, C, chunk, affine)
+    if dweight is not None or dbias is not None:
+        dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
+        add_column_sums(partial[:2].reshape(2, B * chunks, C), dweight, dbias)
+    return None if images is None else sample_sum(partial[2:].reshape(B, chunks, C))
+
+
+def _in_two_passes(dy, x, weight, mean, rstd, dx, dweight, dbias, version):
+    """dx, then the parameters' gradients."""
+    C, affine = x.shape[-1], int(weight is not None)
+    rows, dy_, x_, dx_ = x.size // C, dy.reshape(-1), x.reshape(-1), dx.reshape(-1)
     weight = weight if affine else x_
     if version == 1:
         launch(layernorm_backward_kernel_v1, rows, BLOCK, dy_, x_, weight, mean, rstd, dx_, C, affine)
     else:
         launch(layernorm_backward_kernel_v2, -(-rows // ROWS), BLOCK, dy_, x_, weight, mean, rstd, dx_, rows, C, affine)
     if dweight is None and dbias is None:
-        return dx
+        return
     dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
     if version == 1:
         launch(layernorm_parameter_kernel_v1, -(-C // BLOCK), BLOCK, dy_, x_, mean, rstd, dweight, dbias, rows, C)
@@ -296,7 +438,6 @@ def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, vers
         launch(layernorm_parameter_kernel_v2, (chunks, tiles), BLOCK, dy_, x_, mean, rstd, partial.reshape(-1), rows, C,
                lanes, chunk)
         add_column_sums(partial, dweight, dbias)
-    return dx
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

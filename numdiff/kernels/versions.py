@@ -48,6 +48,7 @@ NAMES = {
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
     **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), DEPTHWISE),
+    "layernorm_backward": {**ROW, "one-pass": 3}, "depthwise_layernorm": {"apart": 1, "fused": 2},
     "fused": {**WIDE, "eight": 3}, "softmax": SOFTMAX, "concat": CONCAT, "adamw": {**WIDE, "fused": 3},
     "global_norm": {"tree": 1, "vectorised": 2},
     "linear_group": {"naive": 1, "tiled": 2}, "gate_adaln": {"unfused": 1, "fused": 2},

@@ -95,9 +95,10 @@ class Norm(Module):
     def forward(self, x, shift, scale):
         return F.adaln(x, shift, scale, EPS, self.weight, self.norm)
 
-    def after_gate(self, x, h, gate, shift, scale, reader=None, writer=None):
-        """x + gate · h, and that normalised, scaled and shifted; reader, writer: as `F.gate_adaln` takes them."""
-        return F.gate_adaln(x, h, gate, shift, scale, EPS, self.weight, self.norm, writer, reader)
+    def after_gate(self, x, h, gate, shift, scale, reader=None, writer=None, keeps_x=False):
+        """x + gate · h, and that normalised, scaled and shifted; reader, writer, keeps_x: as `F.gate_adaln` takes
+        them."""
+        return F.gate_adaln(x, h, gate, shift, scale, EPS, self.weight, self.norm, writer, reader, keeps_x)
 
 
 class HeadNorm(Module):
@@ -110,6 +111,8 @@ class HeadNorm(Module):
 class Attention(Module):
     """sla_topk: None for attention to all keys; else sparse-linear attention, whose linear part passes through proj_l,
     the same layer for all heads, which starts from zero: the softmax part alone."""
+
+    ends_in = "proj"
 
     def __init__(self, hidden, heads, qk_norm=False, sla_topk=None):
         self.qkv = Linear(hidden, 3 * hidden, initial=xavier, matrices=3)
@@ -132,6 +135,8 @@ class Attention(Module):
 
 
 class Mlp(Module):
+    ends_in = "fc2"
+
     def __init__(self, hidden, inner):
         self.fc1 = Linear(hidden, inner, initial=xavier)
         self.fc2 = Linear(inner, hidden, initial=xavier)
@@ -148,6 +153,8 @@ class SwiGLU(Module):
     Where 8 does not divide `inner`, both halves of w12 and the columns of w3 are filled up with zeros. There the inside
     is silu(0) · 0, so all gradients are 0, and AdamW, Muon, decay and average leave what is zero zero.
     """
+
+    ends_in = "w3"
 
     def __init__(self, hidden, inner):
         width = padded_width(inner)
@@ -191,6 +198,8 @@ class Block(Module):
         the weight of the layer that reads it, or None. A gate and the norm that reads its result are one operation, so
         the first norm of a block is computed before it. Without a tape the product before a gate may take it in, and
         the norm stands alone: less to write and read.
+
+        For the backward the tokens between blocks are kept, of which those between the branches are made again.
         """
         _, _, gate, shift, scale, gate_mlp = modulation
         norm, *theirs, reader = following
@@ -199,7 +208,7 @@ class Block(Module):
             x = self.mlp(self.norm2(x, shift, scale), x, gate_mlp)
             return x, norm(x, *theirs)
         x, y = self.norm2.after_gate(x, self.attn(y, rotation), gate, shift, scale, self.mlp.first.weight,
-                                     self.attn.proj.weight)
+                                     self.attn.proj.weight, keeps_x=True)
         return norm.after_gate(x, self.mlp(y), gate_mlp, *theirs, reader, self.mlp.last.weight)
 
 
@@ -228,6 +237,7 @@ class DiT(Model):
 
     kind = "dit"
     block_kinds = (Block,)
+    part_kinds = {"attention": (Attention,), "mlp": (Mlp, SwiGLU)}
     float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"
 
     def __init__(self, image_size: int = 32, in_channels: int = 4, patch_size: int = 2, hidden_size: int = 1152,

@@ -84,6 +84,8 @@ def linear_forward(x, weight, bias, layer, residual=None):
     """(x·weightᵀ + bias + residual, what the backward needs of x) of arrays and Parameters; layer: as `layer_of` gave
     it."""
     bias = None if bias is None else bias.data
+    if layer is None and not tensor.is_wanted(weight):
+        return empty((*x.shape[:-1], weight.shape[0]), x.dtype, like=x), x
     if layer is None:
         return K.linear_forward(x, weight.like(x).reshape(weight.shape[0], -1), bias, residual=residual), x
     return K.linear_fp8_forward(x, layer, bias, residual, keeps(weight))
@@ -104,9 +106,9 @@ def linear_swiglu_forward(x, weight, bias, layer, keeps_u):
 
 
 def linear_backward(dy, kept, weight, layer, dweight, dbias, following=None, **options):
-    """As `kernels.linear_backward`; kept: what the forward gave beside its result; following: with gelu_of, the layer
-    whose backward alone reads du, or None."""
+    """As `kernels.linear_backward`; kept: what the forward gave beside its result, or None as there; following: with
+    gelu_of, the layer whose backward alone reads du, or None."""
     if layer is None:
-        w = weight.like(kept).reshape(weight.shape[0], -1)
+        w = weight.like(dy if kept is None else kept).reshape(weight.shape[0], -1)
         return K.linear_backward(dy, kept, w, dweight, dbias, **options)
     return K.linear_fp8_backward(dy, kept, weight.half, layer, dweight, dbias, following=following, **options)

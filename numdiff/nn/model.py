@@ -48,6 +48,8 @@ class Model(Module):
     precision: str
     parameters: FlatParameters
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
+    part_kinds: typing.ClassVar[dict] = {}  # {name: classes of the modules within a block that it may recompute alone}
+    lends_gradients = True  # whether activations may lie where the blocks' gradients will be (loans.py)
     float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
 
     def _finish(self, device, seed, fixed=0):
@@ -101,7 +103,7 @@ class Model(Module):
         promoted: add products up in float32 every 128 of k
         """
         names = dict(self.named_parameters())
-        found = [name for block in self._blocks() for layer in self.float8_layers
+        found = [name for block in self.blocks_within() for layer in self.float8_layers
                  if (name := f"{block.name}.{layer}.weight") in names]
         if not found:
             raise UsageError(f"--precision fp8 has kernels for the blocks of a DiT, and not for a {self.kind}: use "
@@ -116,12 +118,39 @@ class Model(Module):
         self.parameters.keep_half(self.dtype)
         self.parameters.keep_float8(found, promoted)
 
-    def recompute_blocks(self) -> None:
-        """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside."""
-        for block in self._blocks():
-            block.recomputed = True
+    def recompute_blocks(self, part: str = "blocks") -> None:
+        """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside.
 
-    def _blocks(self):
+        part: "blocks" for all of them, or which of their parts alone: a name in `part_kinds`
+        """
+        for module in self.parts_within(part):
+            module.recomputed = True
+
+    def parts_within(self, part: str) -> list[Module]:
+        """The modules that `recompute_blocks` recomputes."""
+        blocks = [*self.blocks_within()]
+        if part == "blocks":
+            return blocks
+        if part not in self.part_kinds:
+            raise UsageError(f"--recompute {part} names no part of the blocks of a {self.kind}: use "
+                             f"{' or '.join(['blocks', *self.part_kinds])}.")
+        return [module for block in blocks for module in block.modules_within()
+                if isinstance(module, self.part_kinds[part])]
+
+    def recomputed_flops(self, part: str, float8: bool = False) -> int:
+        """FLOPs of one image that the backward pass computes once more where this part is recomputed, at most: what
+        lies before the first parameter that is trained is not.
+
+        float8: the last product of a module is, too (recompute.py)
+        """
+        names = [name for name, _ in self.named_parameters()]  # which names the modules
+        modules = [*self.parts_within(part)]
+        inside = {name for module in modules for name in names if name.startswith(module.name + ".")}
+        if not float8:
+            inside -= {f"{module.name}.{module.ends_in}.weight" for module in modules}
+        return sum(product.flops for product in self.products() if product.weight in inside)
+
+    def blocks_within(self) -> Iterator[Module]:
         """The outermost modules of the `block_kinds`, in the order of the parameters."""
         stack = [self]
         while stack:
@@ -135,7 +164,7 @@ class Model(Module):
         """{name: how many matrices, one below the other} of the blocks' weights that `Muon` makes orthogonal."""
         found = {}
         names = dict(self.named_parameters())  # which names the modules
-        for block in self._blocks():
+        for block in self.blocks_within():
             for module in block.modules_within():
                 if (name := f"{module.name}.weight") in names and module.matrices:
                     found[name] = module.matrices

@@ -17,8 +17,9 @@ from ..device import AnyArray, copy_into, download, empty, empty_like, fill_zero
 from ..dtypes import HALVES
 from ..errors import NumdiffError, UsageError, printable
 from ..kernels.elementwise import cast_into
-from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
+from ..kernels.optimizer.zero_ranges import zero_ranges
 from .float8 import Float8
+from .loans import begin_at_zero, passing
 from .recompute import recompute
 from .tensor import Parameter, scope
 
@@ -30,6 +31,7 @@ class Module:
 
     name = ""  # full name within the model, set by `FlatParameters`; the tape's records have it
     uncopied = ()  # names of attributes that copies and pickles leave out, such as captured graphs
+    ends_in: str | None = None  # the `Linear` within whose result, a residual added, is all that the module returns
     recomputed = False  # whether the backward pass recomputes what is inside (recompute.py)
     matrices = 0  # how many matrices `weight` is, one below the other, that Muon may make orthogonal (muon.py)
 
@@ -39,7 +41,8 @@ class Module:
     def __call__(self, *inputs, **options):
         scope.append(self.name)
         try:
-            return recompute(self, *inputs, **options) if self.recomputed else self.forward(*inputs, **options)
+            with passing(self):
+                return recompute(self, *inputs, **options) if self.recomputed else self.forward(*inputs, **options)
         finally:
             scope.pop()
 
@@ -164,9 +167,7 @@ class FlatParameters:
         self.bind(self.data)
         for entry, parameter in self._entries():
             parameter.grad = self._view(self.grad, entry)
-        added = [(entry["offset"], entry["offset"] + math.prod(entry["shape"]))
-                 for entry, parameter in self._entries() if not parameter.written]
-        self._added = upload(pieces(added), self.grad)  # the ranges of `grad` that a backward pass adds to
+        self._zeroed = upload(begin_at_zero(self.spans().values()), self.grad)
         if half:
             self.keep_half(half)
 
@@ -178,22 +179,25 @@ class FlatParameters:
         frozen = frozen_by(patterns, {name: parameter.shape for name, parameter in self.parameters.items()})
         self.trained += sum((math.prod(p.shape) - p.padding) * (p.frozen - (name in frozen))
                             for name, p in self.parameters.items())
-        self.trained_ranges, stops = [], [entry["offset"] for entry in self.index[1:]] + [self.total]
-        for (entry, parameter), stop in zip(self._entries(), stops, strict=True):
-            parameter.frozen = entry["name"] in frozen
+        self.trained_ranges = []
+        for name, (parameter, first, stop, end) in self.spans().items():
+            parameter.frozen = name in frozen
             parameter.stale = parameter.stale and not parameter.frozen
             if parameter.frozen:
-                fill_zero(self._view(self.grad, entry))
-            elif self.trained_ranges and self.trained_ranges[-1][1] == entry["offset"]:
-                self.trained_ranges[-1] = (self.trained_ranges[-1][0], stop)
+                fill_zero(self.grad[first:stop])
+            elif self.trained_ranges and self.trained_ranges[-1][1] == first:
+                self.trained_ranges[-1] = (self.trained_ranges[-1][0], end)
             else:
-                self.trained_ranges.append((entry["offset"], stop))
+                self.trained_ranges.append((first, end))
 
-    def begin_gradients(self) -> None:
-        """Before the backward passes of a step: gradients are zero, or marked for the first operation to write."""
-        zero_ranges(self.grad, self._added)
+    def begin_gradients(self, ranges: Any = None) -> None:
+        """Before the backward passes of a step: gradients are zero, or marked for the first operation to write.
+
+        ranges: those to zero now, where others follow (loans.py)
+        """
+        zero_ranges(self.grad, self._zeroed if ranges is None else ranges)
         for parameter in self.parameters.values():
-            parameter.stale = parameter.written and not parameter.frozen
+            parameter.stale, parameter.loan = parameter.written and not parameter.frozen, None
 
     def end_gradients(self) -> None:
         """After them: zero the gradients of parameters that no operation has used."""
@@ -204,6 +208,12 @@ class FlatParameters:
 
     def _entries(self):
         return zip(self.index, self.parameters.values(), strict=True)
+
+    def spans(self) -> dict[str, tuple[Parameter, int, int, int]]:
+        """{name: (Parameter, first element, the one after its last, first of the next parameter)}."""
+        ends = [entry["offset"] for entry in self.index[1:]] + [self.total]
+        return {entry["name"]: (parameter, first := entry["offset"], first + math.prod(entry["shape"]), end)
+                for (entry, parameter), end in zip(self._entries(), ends, strict=True)}
 
     @staticmethod
     def _view(buffer, entry):

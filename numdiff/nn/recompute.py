@@ -4,10 +4,16 @@ The forward pass of a recomputed block runs without a tape, so its intermediate 
 record runs the block a second time, under a tape of its own, and plays that back. This costs one more forward pass, and
 saves the memory of the inside of all blocks but one.
 
+The last product of a module that `ends_in` one is left out the second time: its backward needs what went into it, and
+nobody what came out. (In FP8 it is computed again, as what goes into it is rounded there.)
+
 The bits are the same as without: the same kernels run on the same numbers (dropout is counted, not drawn), and the
 tensors of the second run have the slots of the first run's, so gradients are added in the same order, too.
 """
+import contextlib
+
 from . import tensor
+from .loans import again as again_over_loans
 from .tensor import Slots, Tape, Tensor, scope
 
 
@@ -18,6 +24,7 @@ def recompute(module, *arguments, **options):
     if tape is None or tape.check_finite or not _has_gradients(module, arguments, options):
         # check_finite: name a fault where it arises
         return plain(module, *arguments, **options)
+    over_loans = again_over_loans()
     tensor._active.append(None)  # nothing is recorded
     try:
         result = plain(module, *arguments, **options)
@@ -29,7 +36,7 @@ def recompute(module, *arguments, **options):
     def backward(arrived):
         scope.append(module.name)
         try:
-            with Tape() as inside:
+            with over_loans(), without_result(module), Tape() as inside:
                 again = plain(module, *_again(arguments), **_again(options))
             again = [again] if isinstance(again, Tensor) else again
             pairs = [(part, gradient) for part, gradient in zip(again, arrived, strict=True)
@@ -44,6 +51,12 @@ def recompute(module, *arguments, **options):
     slots = Slots([part.slot for part in outputs])
     tape.records.append(tensor.Record(f"{module.name} again", slots, (), backward))
     return outputs[0] if isinstance(result, Tensor) else outputs
+
+
+def without_result(module):
+    """Context in which the product that a module ends in need not be computed."""
+    weight = module.ends_in and getattr(module, module.ends_in).weight
+    return contextlib.nullcontext() if weight is None else tensor.unwanted_from(weight)
 
 
 def _has_gradients(module, *inputs):

@@ -14,6 +14,7 @@ Activation gradients are assigned (=) by the first consumer that is played back 
 operation whose backward kernel can add takes the gradient that its first input already has (`adds=True`), which saves a
 pass over memory.
 """
+import contextlib
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
 
 _active = Stack()  # the tapes that are recording in this thread, innermost last
+_unwanted = Stack()  # weights of the linear layers whose results nobody reads, innermost last
 
 
 class Slot:
@@ -116,18 +118,21 @@ class Parameter:
     padding: how many of its numbers are zeros that stay zero, and belong to the layout rather than to the model
     float8: of a linear layer's weight in FP8 its `Layer8`, or None (float8.py)
     frozen: it is not trained: an operation need not compute its gradient, and nobody reads it (`FlatParameters.freeze`)
+    loan: the `Loan` of which its gradient is a part and that is still to be called in, or None (loans.py)
     """
 
-    __slots__ = ("shape", "initial", "data", "half", "float8", "written", "stale", "frozen", "padding", "_grad")
+    __slots__ = ("shape", "initial", "data", "half", "float8", "written", "stale", "frozen", "padding", "loan", "_grad")
 
     def __init__(self, shape: Sequence[int], initial: Any, written: bool = False, padding: int = 0):
         self.shape, self.initial, self.written, self.padding = tuple(shape), initial, written, padding
         self.stale = self.frozen = False
-        self.data = self._grad = self.half = self.float8 = None
+        self.data = self._grad = self.half = self.float8 = self.loan = None
 
     @property
     def grad(self) -> AnyArray:
         """The gradient, to be added to."""
+        if self.loan is not None:
+            self.loan.call_in()
         if self.stale:
             self.stale = False
             fill_zero(self._grad)
@@ -139,6 +144,8 @@ class Parameter:
 
     def grad_to_fill(self) -> tuple[AnyArray, bool]:
         """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
+        if self.loan is not None:
+            self.loan.call_in()
         accumulate, self.stale = not (self.stale or self.frozen), False
         return self._grad, accumulate
 
@@ -245,6 +252,21 @@ class Tape:
                     check_finite(value, f"gradient from {record.name}")
                 if slot is not None and value is not None:
                     slot.receive(value)
+
+
+@contextlib.contextmanager
+def unwanted_from(weight):
+    """Context in which nobody reads what the linear layer of this weight gives."""
+    _unwanted.append(weight)
+    try:
+        yield
+    finally:
+        _unwanted.pop()
+
+
+def is_wanted(weight):
+    """Whether a linear layer's result is needed: not where it is recomputed for its backward alone (recompute.py)."""
+    return not (_unwanted and _unwanted[-1] is weight)
 
 
 def is_recording():

@@ -140,6 +140,8 @@ EMBEDDED = ResBlock, ConvNeXtBlock  # blocks that take the embedding
 class AttentionBlock(Module):
     """norm, qkv, attention over all pixels, projection; plus the input."""
 
+    ends_in = "proj_out"
+
     def __init__(self, channels, heads, order, groups):
         self.norm = GroupNorm(channels, groups)
         # in the order "legacy" the rows are those of one head after the other
@@ -199,6 +201,7 @@ class UNet(Model):
 
     kind = "unet"
     block_kinds = (ResBlock, ConvNeXtBlock, AttentionBlock)
+    part_kinds = {"attention": (AttentionBlock,)}
 
     def __init__(self, image_size: int = 64, in_channels: int = 3, model_channels: int = 64,
                  out_channels: int | None = None, channel_mult: Sequence[float] = (1, 2, 3, 4),

@@ -5,6 +5,7 @@ import os
 import numpy as np
 
 from ..data.folders import decoded, open_dataset
+from ..device import get_gpu
 from ..diffusion import Diffusion
 from ..distributed.communicator import current
 from ..errors import UsageError
@@ -91,7 +92,7 @@ def check_memory(options, sizes):
         return
     microbatch, pixels = options.microbatch or options.batch, sizes["image_size"] ** 2
     kept = kinds.get(options.model).activations(sizes)
-    if options.recompute:
+    if options.recompute != "no":
         kept //= 8
     ranks = current()
     share = ranks.local_size / ranks.size if options.shard_update != "no" else 1  # of moments and averages, here
@@ -220,12 +221,32 @@ def describe_precision(options):
         grows = (f"doubled after {options.loss_scale_interval:,} clean steps" if options.loss_scale_rule == "doubling"
                  else "grown by 2^0.001 a step")
         text += f"; loss scale {options.loss_scale:,.0f} at first, {grows}"
-    return text + ("; blocks recomputed" if options.recompute else "")
+    if options.recompute == "no":
+        return text
+    return f"{text}; {options.recompute} recomputed"
 
 
-def describe_without_training(options):
+def recomputed_flops(options, sizes):
+    """(FLOPs that a step of the whole batch computes once more, FLOPs of a step that recomputes nothing)."""
+    model, shapes = kinds.get(options.model).laid_out(sizes), shapes_of(options.model, sizes)
+    plain = step_flops(kinds.get(options.model).products(sizes), shapes, frozen_by(options.freeze, shapes))
+    more = model.recomputed_flops(options.recompute, options.precision == "fp8")
+    return options.batch * more, options.batch * plain
+
+
+def describe_recomputation(options, sizes, peaks=None):
+    """One line about what `--recompute` costs and saves; peaks: a step's with and without it, in MiB."""
+    more, plain = recomputed_flops(options, sizes)
+    text = f"{options.recompute}: {more / 1e12:.3g} TFLOP more in each step, {100 * more / plain:.0f} %"
+    return text + (f"; foreseen are {peaks[0]:,.0f} MiB instead of {peaks[1]:,.0f}" if peaks else "")
+
+
+def describe_without_training(options, peaks_on=None):
     """The lines of a dry run. The model is not built for it (the largest would take gigabytes), and where the options
-    give channels and classes no dataset is opened."""
+    give channels and classes no dataset is opened.
+
+    peaks_on: `price.with_and_without`
+    """
     channels, classes, names = options.channels, options.num_classes, ()
     start = None if options.init is None else start_of(options)
     if channels is None or (options.class_cond and classes is None) or start is not None:
@@ -258,3 +279,6 @@ def describe_without_training(options):
     parameters = count_parameters(options.model, sizes)[0]
     yield f"average   {describe_average(options)}{describe_profiles(options, parameters)}"
     yield f"precision {describe_precision(options)}"
+    if options.recompute != "no":
+        peaks = peaks_on(options, sizes, get_gpu()) if peaks_on and options.device == "cuda" else None
+        yield f"recompute {describe_recomputation(options, sizes, peaks)}"

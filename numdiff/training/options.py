@@ -71,7 +71,8 @@ class TrainOptions:
                                f"({', '.join(sorted(unknown))}); use the version that wrote it.")
         values = {"precision": "fp32", **values}  # what runs used before there was a choice
         kinds.get(values.get("model", COMMON["model"].default)).upgrade(values)
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        lines = table()
+        return cls(**{k: tuple(v) if isinstance(v, list) else lines[k].meant(v) for k, v in values.items()})
 
     def save(self, path):
         write_json(path, self.to_json(), "the options")
@@ -261,7 +262,7 @@ def _known(given):
         if name not in lines:
             near = difflib.get_close_matches(name, lines, 1)
             raise UsageError(f"there is no setting {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
+    return {k: tuple(v) if isinstance(v, list) else lines[k].meant(v) for k, v in given.items() if v is not None}
 
 
 def _precision(name, device, capability=None):
@@ -302,6 +303,9 @@ def _check_run(o):
     if o.precision == "fp8" and not kinds.get(o.model).float8:
         raise UsageError(f"--precision fp8 has kernels for the blocks of a DiT, and not for a {o.model}: use "
                          "--precision fp16.")
+    if o.recompute not in ("no", "blocks", *kinds.get(o.model).parts):
+        raise UsageError(f"--recompute {o.recompute} names no part of the blocks of a {o.model}: use "
+                         f"{' or '.join(('no', 'blocks', *kinds.get(o.model).parts))}.")
     if o.microbatch and o.batch % o.microbatch:
         fits = max(m for m in range(1, min(o.microbatch, o.batch) + 1) if o.batch % m == 0)
         raise UsageError(f"--batch {o.batch} is not divisible by --microbatch {o.microbatch}; use a --microbatch of "

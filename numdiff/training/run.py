@@ -42,6 +42,7 @@ from .build import (
     describe_precision,
     describe_preset,
     describe_profiles,
+    describe_recomputation,
     model_options,
     open_data,
 )
@@ -217,6 +218,8 @@ def describe(options, dataset, trainer):
     parameters = count_parameters(options.model, model.options)[0]
     yield f"average   {describe_average(options)}{describe_profiles(options, parameters)}"
     yield f"precision {describe_precision(options)}"
+    if options.recompute != "no":
+        yield f"recompute {describe_recomputation(options, model.options)}"
     yield f"device    {backend.device_name if backend else 'CPU (NumPy)'}"
     if ranks == 1 and options.shard_update == "yes":
         yield "ranks     1: the update is not shared"

@@ -145,8 +145,8 @@ class Trainer:
             ema_decay = 0.5 ** (s.batch / s.ema_halflife) if s.ema_halflife else 0.0
         self.precision, scale = precision_on(s.precision, model.backend), None
         model.parameters.freeze(s.freeze)
-        if s.recompute:
-            model.recompute_blocks()
+        if s.recompute != "no":
+            model.recompute_blocks(s.recompute)
         compute_in(model, self.precision, s.fp8_promotion)
         if self.precision in SCALES_LOSS:
             scale = LossScale(model.parameters.data, s.loss_scale, s.loss_scale_rule, s.loss_scale_interval)

@@ -74,6 +74,10 @@ class FakeGpu(EmulatorDevice):
         return memory
 
     @property
+    def arena(self):
+        return self._arena
+
+    @property
     def peak_bytes(self):
         return sum(arena.peak_bytes for arena in self.arenas)
 
@@ -104,7 +108,7 @@ class FakeGpu(EmulatorDevice):
 
     @contextlib.contextmanager
     def within(self, arena):
-        assert arena in self.arenas
+        assert getattr(arena, "outer", arena) in self.arenas
         outer, self._arena = self._arena, arena
         try:
             yield

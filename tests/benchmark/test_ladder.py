@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from PIL import Image
 
+import numdiff.device
 import numdiff.device.emulator
 from numdiff.benchmark import ladder, torch_ladder
 from numdiff.benchmark.ladder import COMPONENTS, ROWS, bench_ladder, bytes_for, component, largest_batch, worst
@@ -18,6 +21,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.versions import at_most
 from numdiff.training.options import resolve
 from numdiff_cli.bench import ladder_end, ladder_line
+from numdiff_cli.main import main
 
 from .fake_gpu import FakeGpu
 from .test_profile import TINY_DIT, small_unet
@@ -70,15 +74,17 @@ def test_a_row_of_a_dit(number):
     check(number, launched(number, resolve(WIDE_DIT)), *DIT[number])
 
 
-def test_ladder_in_numpy():
+def test_ladder_in_numpy(monkeypatch):
+    monkeypatch.setattr(ladder, "COMPARED", 4)
+    monkeypatch.setattr(ladder, "BRIEF_MS", 1e9)
     options = small_unet(image_size=8, attention_resolutions=(4,), batch=1)
     rows = list(bench_ladder(options, (1, 2, 5, 10), steps=1, warmup=1))
     assert [row["number"] for row in rows] == [1, 2, 5, 10] and "needs a GPU" in rows[1]["left_out"]
     timed = [row for row in rows if "ms" in row]
     assert [n for n, row in enumerate(ROWS, 1) if ladder.left_out(row, None) is None] == [1, 4, 5, 10]
     assert timed[0]["speedup"] == 1 and timed[0]["deviation"] == 0 and timed[0]["mfu"] is None
-    most, count, bar = worst(timed)["fp32"]
-    assert 0 <= most < bar and count == 3 and len(set(timed[1]["losses"])) == count
+    most, least, count, bar = worst(timed)["fp32"]
+    assert 0 <= most < bar and least == count == 4 and len(set(timed[1]["losses"])) == count
     assert timed[2]["deviation"] is None  # of other images
     for row in timed:
         assert set(row["components"]) == set(COMPONENTS) and row["components"]["conv2d"] > 0 and row["moved"] > 0
@@ -138,7 +144,7 @@ def test_rows_that_there_are_not():
 
 def test_picture_and_what_is_printed(tmp_path):
     base = {"batch": 4, "precision": "fp32", "ms": 2.0, "images_per_second": 2000.0, "tflops": 1.0, "speedup": 1.0,
-            "mfu": 0.5, "peak": 2e12, "peak_mib": 3.0, "flops": 2e9, "moved": 1e8, "deviation": 0.0, "losses": [1.0],
+            "mfu": 0.5, "peak": 2e12, "peak_mib": 3.0, "flops": 2e9, "moved": 1e8, "deviation": 0.0, "compared": 1,
             "components": dict.fromkeys(COMPONENTS, 0.25), "idle_ms": 0.25, "bandwidth": 1e11}
     rows = [{**base, "number": 1, "name": "naive"}, {"number": 2, "name": "tiles", "left_out": "it needs a GPU"},
             {**base, "number": 7, "name": "half", "precision": "fp16", "deviation": 0.5, "mfu": None},
@@ -194,11 +200,22 @@ def test_transfer():
         bench_transfer(None)
 
 
+def test_transfer_as_a_table(monkeypatch):
+    monkeypatch.setattr(numdiff.device, "get_backend", lambda name: FakeGpu())
+    given = "--size", "2", "--channels", "4", "--repeats", "1", "--device", "cpu"
+    result = CliRunner().invoke(main, ["bench", "transfer", *given])
+    assert result.exit_code == 0, result.output
+    rows = [line for line in result.output.splitlines() if line.startswith("|")]
+    assert len(rows) == 7 and {row.count("|") for row in rows} == {5} and "the call takes" in result.output
+
+
 def test_components():
     assert component(["conv2d_forward", "matmul_forward", "matmul_forward_kernel_v2"]) == "conv2d"
     assert component(["attention_backward", "matmul_strided", "x"]) == "attention"
     assert component(["groupnorm_forward", "x"]) == component(["gate_adaln_backward", "x"]) == "norm"
     assert component(["global_norm", "sum_of_squares"]) == component(["adamw_update"]) == "optimizer"
+    assert component(["depthwise_layernorm_forward", "x"]) == component(["im2win_forward", "x"]) == "conv2d"
+    assert component(["sla_forward", "x"]) == component(["sla_rest_kernel_v3"]) == "attention"
     assert component(["memcpy"]) == component(["concat_forward", "x"]) == "copies"
     assert component(["silu_forward", "silu_forward_kernel_v1"]) == "elementwise"
 
@@ -206,5 +223,25 @@ def test_components():
 def test_deviation():
     assert ladder.deviation([1.0, 2.2], [1.0, 2.0, 3.0]) == pytest.approx(0.1)
     assert np.isnan(ladder.deviation([1.0, np.nan, 2.0], [1.0, 2.0, 2.0])) and ladder.deviation([], [1.0]) is None
-    rows = [{"deviation": d, "precision": "fp32", "losses": [1, 2]} for d in (0.0, np.nan, 0.1)]
-    assert np.isnan(worst(rows)["fp32"][0])
+    rows = [{"deviation": d, "precision": "fp32", "compared": n} for d, n in ((0.0, 5), (np.nan, 2), (0.1, 4))]
+    assert np.isnan(worst(rows)["fp32"][0]) and worst(rows)["fp32"][1:3] == (2, 4)
+
+
+def test_losses_beyond_those_of_a_slow_first_row(monkeypatch):
+    """…are compared with the next row's of its precision."""
+    losses = {1: [1.0, 2.0], 4: [1.0, 2.0, 4.0], 5: [1.0, 2.0, 5.0, 6.0]}
+    monkeypatch.setattr(ladder, "attempt", lambda row, options, *_: {
+        "ms": 1.0, "images_per_second": 1.0, "precision": "fp32", "losses": losses[ROWS.index(row) + 1]})
+    rows = list(bench_ladder(small_unet(), (1, 4, 5)))
+    assert [row["deviation"] for row in rows] == [0, 0, 0.25] and [row["compared"] for row in rows] == [2, 2, 3]
+
+
+def test_a_folder_of_oblong_pictures(tmp_path):
+    """…is brought to the model's size, as in training."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for n in range(4):
+        Image.fromarray(np.full((12, 20, 3), 40 * n, np.uint8)).save(folder / f"{n}.png")
+    options = small_unet(image_size=8, attention_resolutions=(4,), batch=2, data=str(folder))
+    row, = bench_ladder(options, (10,), steps=1, warmup=1)
+    assert row["ms"] > 0 and row["deviation"] is None

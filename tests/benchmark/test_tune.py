@@ -65,9 +65,9 @@ def test_a_faster_choice_is_found_and_used(folder, monkeypatch):
     lines = []
     found = tune_problems(problems([products(768, 768, 16384)] * 2), Measured(), lines.append)
     narrowest = min(tile[1] for tile in launcher.HALF_TILES[6])
-    assert found == {"matmul v6": {"768 768 16384 1": [128, narrowest, 1]}} and len(lines) == 1
+    assert found == {"matmul v6": {"768 768 16384 1": [128, narrowest, 1, 0]}} and len(lines) == 1
     write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", found)
-    assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == (128, narrowest, 1)
+    assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == (128, narrowest, 1, 0)
     assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, False) is None
     assert tuning.tuned(object(), "matmul v6", 1) is None
     with tuning.ignored():
@@ -91,8 +91,10 @@ def test_choices_can_be_forced():
     assert conv2d_hopper.choose_plan is before
     estimated = ConvolutionTiles.estimated(shape, 132)
     assert estimated in ConvolutionTiles.candidates(shape, 132)
-    with MatmulTiles.forced([128, 64, 3]):
+    with MatmulTiles.forced([128, 64, 3, 1]):
         assert launcher.choose_half(6, 1, 8, 8, 8, True, 132)[:2] == ((128, 64), 3)
+        assert launcher.choose_pairs(8, 8, 8, (128, 64), 3, 132)
+    assert MatmulTiles.estimated((8192, 1152, 384, False), 132) in MatmulTiles.candidates((8192, 1152, 384, False), 132)
 
 
 def test_choices_of_the_weight_gradient_can_be_forced():
@@ -131,7 +133,8 @@ def test_kernels_are_planned_without_running():
     assert sum(len(choices_of(table, shape, 132)) for table, _, shape in found) > 10 * len(planned)
     names = {key.name for key in planned}
     assert {f"conv2d_forward_kernel_v6_{128 * sub}x{bn}_1" for bn, sub in conv2d_hopper.VARIANTS} <= names
-    assert {f"gemm_hopper_{tile[1]}_tn_float" for tile in launcher.HALF_TILES[6]} <= names
+    assert {f"gemm_hopper_{tile[1]}_tn_float{pair}" for tile in launcher.HALF_TILES[6]
+            for pair in ("", "_pair")} <= names
     assert any(name.startswith("conv2d_weight_gradient_3x3_kernel_v6") for name in names)
     assert {key[:2] for key in planned} <= set(kernels_by_name())
     by_name = {call.name: shape for _, call, shape in reversed(found)}  # the shape with most arithmetic

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ from click.testing import CliRunner
 
 from numdiff.benchmark.rooflines import draw_kernels
 from numdiff.errors import NumdiffError
-from numdiff_cli.bench import sample_comparison, torch_pairs
+from numdiff_cli.bench import price, sample_comparison, torch_pairs
 from numdiff_cli.main import main
 from numdiff_cli.profile import memory_table
 
@@ -145,3 +146,13 @@ def test_memory_table():
 def test_bench_step_recomputed():
     result = run("bench", "step", "unet", *SMALL, "--recompute", "--steps", 1, "--warmup", 0)
     assert result.exit_code == 0 and "peak memory" in result.output and "fp32" in result.output, result.output
+    first, second = (line for line in result.output.splitlines() if line.startswith("recompute"))
+    assert re.search(r"blocks: [\d.e-]+ TFLOP more in each step, 3\d %$", first), first
+    assert re.search(r"without it [\d.,]+ ms: it costs -?[\d.]+ ms, -?\d+ %$", second), second
+
+
+def test_what_recomputing_costs_and_saves():
+    result, found = {"ms": 12.0, "memory": (3 << 30, [])}, {"foreseen": "mlp: more", "ms": 10.0, "mib": 4096.0}
+    assert [*price(result, found)] == ["mlp: more", "without it 10.00 ms, 4,096 MiB: it costs 2.00 ms, 20 %, and saves "
+                                                    "1,024 MiB"]
+    assert [*price(result, {"foreseen": "mlp: more", "fault": "out of memory"})][1] == "without it: out of memory"

@@ -1,6 +1,7 @@
 """The command line: help of every command, and one sentence for every error."""
 import errno
 import os
+import re
 import subprocess
 import sys
 
@@ -63,6 +64,15 @@ def test_a_dry_run_counts_parameters_and_builds_nothing(tmp_path, monkeypatch, n
                  "--device", "cpu")
     assert result.exit_code == 0 and f" {count:,} parameters" in result.output, result.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given, expected", [((), "no"), (("--recompute",), "blocks"), (("--no-recompute",), "no"),
+                                             (("--recompute", "mlp"), "mlp"), (("--recompute", "--eager"), "blocks"),
+                                             (("--recompute", "yes"), "blocks"), (("--recompute=no",), "no")])
+def test_what_is_recomputed_with_and_without_a_value(given, expected):
+    result = CliRunner().invoke(main, ["train", "dit", "--preset", "tiny", "--device", "cpu", "--dry-run", *given])
+    assert result.exit_code == 0 and re.search(rf"^recompute +{expected}$", result.output, re.MULTILINE), result.output
+    assert ("TFLOP more in each step" in result.output) == (expected != "no")
 
 
 def test_version():

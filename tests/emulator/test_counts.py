@@ -491,7 +491,7 @@ def test_costs_of_depthwise_products():
     assert forward.total.tensor_flops == gradient.total.tensor_flops == flops * 16 // 3
     assert gradient.total.distinct_bytes == moved + 4 * 4 * 9 * 16
     fused = Counted(lambda u: depthwise.depthwise_layernorm_forward(
-        half(u, 1, 1, 4, 8), half(u, 7, 7, 8), u(8), u(1, 8), u(8), u(8))).total
+        half(u, 1, 1, 4, 8), half(u, 7, 7, 8), u(8), u(1, 8), u(8), u(8), version=2)).total
     moved, _ = depthwise.depthwise_layernorm_forward_cost(1, 1, 4, 8, 7)
     assert fused.distinct_bytes == moved + 2 * 4 * 8 + 2 * 49 * 8 + 4 * 4 * 8 + 2 * 4 * 4  # h is read again, too
     for counted in (forward, gradient):
@@ -842,6 +842,10 @@ EXACT = [
           (gate_adaln.gate_adaln_forward_cost, B, P, C), more=None, versions=[2]),
     *case(lambda u, v: gate_adaln.gate_adaln_backward(*(u(B, P, C) for _ in range(4)), *(u(B, C) for _ in range(3)),
                                                       u(B * P), u(B * P), version=v),
+          (gate_adaln.gate_adaln_backward_cost, B, P, C), more=None, versions=[2]),
+    # of x instead of z: as many bytes
+    *case(lambda u, v: gate_adaln.gate_adaln_backward(*(u(B, P, C) for _ in range(2)), None, u(B, P, C), *(
+        u(B, C) for _ in range(3)), u(B * P), u(B * P), version=v, x=u(B, P, C)),
           (gate_adaln.gate_adaln_backward_cost, B, P, C), more=None, versions=[2]),
     *case(lambda u, v: bias_gelu.bias_gelu_forward(u(P, C), u(C), version=v),
           (bias_gelu.bias_gelu_forward_cost, P, C), more=-P * C),

@@ -2,15 +2,20 @@
 
     python -m tests.kernels.benchmark_half_matmul [--only PATTERN …] [--versions 6,5] [--rounds 9] [--no-row-sums]
     python -m tests.kernels.benchmark_half_matmul --only 'w*' --width 128     with tiles so wide, whatever is chosen
+    python -m tests.kernels.benchmark_half_matmul --pairs no,yes              blocks alone, then in pairs
 
 Each product is checked first: some rows against float64, and all of it against PyTorch's. Then both are recorded as
 CUDA graphs of several launches over rotating buffers, which are replayed in turns; printed are medians. A weight's
 gradient is added to a float32 array here, with the bias's gradient unless --no-row-sums, while cuBLAS writes a new
 float16 one; fc1-gelu, fc2-gelu-gradient, w12-swiglu and w3-swiglu-gradient have an activation or its backward at their
-end, and cuBLAS has none. predicted: the launcher's estimate.
+end, and cuBLAS has none; fc2-gelu-again-gradient writes GELU(u) over u as well, as training does. predicted: the
+launcher's estimate.
 """
 import argparse
+import contextlib
 import fnmatch
+import functools
+import itertools
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -32,6 +37,7 @@ from numdiff.kernels.matmul import (
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 
 ROWS = 64 * 256  # tokens of DiT-B/2 at batch 64
+SMALL_ROWS = 16 * 2 * 256  # of DiT-S/2, 16 images with guidance
 LAYERS = (("qkv", 2304, 768), ("proj", 768, 768), ("fc1", 3072, 768), ("fc2", 768, 3072))  # name, N, K
 # name -> M, N, K, transpose_a, transpose_b, dtype of the result
 CASES = {"8192": (8192, 8192, 8192, False, True, np.float16), "4096": (4096, 4096, 4096, False, True, np.float16)}
@@ -39,35 +45,56 @@ for name, n, k in LAYERS:
     CASES[f"{name}-forward"] = ROWS, n, k, False, True, np.float16
     CASES[f"{name}-dgrad"] = ROWS, k, n, False, False, np.float16
     CASES[f"{name}-wgrad"] = n, k, ROWS, True, False, np.float32
+for name, n, k in (("qkv", 1152, 384), ("proj", 384, 384), ("fc1", 1536, 384), ("fc2", 384, 1536)):
+    CASES[f"s-{name}-forward"] = SMALL_ROWS, n, k, False, True, np.float16
 CASES["w12-forward"] = ROWS, 2 * 2048, 768, False, True, np.float16  # a SwiGLU's layers in LightningDiT-B/2
 CASES["w3-dgrad"] = ROWS, 2048, 768, False, False, np.float16
 # case -> what is at its end, ours, and in float64
 ENDS = {"fc1-gelu": ("gelu", lambda a, b, bias, u: matmul_gelu_forward(a, b, bias)[1], lambda c, u: gelu_forward(c)),
         "fc2-gelu-gradient": ("gelu_gradient", lambda a, b, bias, u: matmul_gelu_backward(a, b, u), gelu_backward),
+        "fc2-gelu-again-gradient": ("gelu_again_gradient", lambda a, b, bias, u: matmul_gelu_backward(a, b, u, True)[0],
+                                    gelu_backward),
         "w12-swiglu": ("swiglu", lambda a, b, bias, u: matmul_swiglu_forward(a, b, bias)[1],
                        lambda c, u: swiglu_forward_reference(c)),
         "w3-swiglu-gradient": ("swiglu_gradient", lambda a, b, bias, u: matmul_swiglu_backward(a, b, u),
                                swiglu_backward_reference)}
-CASES |= dict(zip(ENDS, (CASES[name] for name in ("fc1-forward", "fc2-dgrad", "w12-forward", "w3-dgrad")), strict=True))
+CASES |= dict(zip(ENDS, (CASES[name] for name in ("fc1-forward", "fc2-dgrad", "fc2-dgrad", "w12-forward", "w3-dgrad")),
+                  strict=True))
 POOL = 2**23 - 9  # random numbers, repeated: no multiple of a row
 
 
+@contextlib.contextmanager
+def only(pairs):
+    """Within the context blocks of rung 6 work alone ("no"), in pairs ("yes"), or as the launcher chooses ("auto")."""
+    before = launcher.choose_half, launcher.choose_pairs
+    if pairs != "auto":
+        launcher.choose_half = functools.partial(launcher.choose_half, pairs=(pairs == "yes",))
+        launcher.choose_pairs = lambda *_: pairs == "yes"
+    try:
+        yield
+    finally:
+        launcher.choose_half, launcher.choose_pairs = before
+
+
 def kernel_of(case, version, multiprocessors):
-    """(kernel, what identifies it, the launcher's estimate in µs, tile, slices)."""
+    """(kernel, what identifies it, the launcher's estimate in µs, tile, slices, whether by pairs of blocks)."""
     M, N, K, transpose_a, transpose_b, dtype = CASES[case]
     half = dtype == np.float16
     tile, slices, ns = launcher.choose_half(version, 1, M, N, K, not half, multiprocessors)
+    paired = version == 6 and launcher.choose_pairs(M, N, K, tile, slices, multiprocessors)
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
-    kernel = (hopper if version == 6 else mma).KERNELS[key]
+    kernel = (mma.KERNELS if version == 5 else hopper.PAIR_KERNELS if paired else hopper.KERNELS)[key]
     if case in ENDS and version == 6:
         name = ENDS[case][0]
         key = min(width for width in hopper.ACTIVATIONS[name] if width >= tile[1]), name
-        kernel, tile = hopper.ACTIVATION_KERNELS[key], (tile[0], key[0])
-    return kernel, key, ns / 1e3, tile, slices
+        kernel = (hopper.PAIR_ACTIVATION_KERNELS if paired else hopper.ACTIVATION_KERNELS)[key]
+        tile = tile[0], key[0]
+    return kernel, key, ns / 1e3, tile, slices, paired
 
 
-def compile_kernel(version, key):
+def compile_kernel(version, key, paired):
     """In a process of its own: launch a kernel once on small matrices, so that it is found in the cache on disk."""
+    launcher.choose_pairs, launcher.may_pair = lambda *_: paired, lambda *_: paired
     gpu = get_gpu()
     a, b = (upload(np.ones((64, 64), np.float16), gpu) for _ in "ab")
     if len(key) == 2:
@@ -83,7 +110,7 @@ def compile_kernel(version, key):
     c = zeros((64, 64), np.float16 if half else np.float32, gpu)
     arguments = 64, 64, 64, transpose_a, not across, None, None, 1.0, False, tile, 1
     if version == 6:
-        hopper.launch_hopper(a, b, c, *arguments)
+        hopper.launch_hopper(a, b, c, *arguments, paired=paired)
     else:
         mma.launch_mma(a, b, c, 1, *arguments)
     return float(download(c).min()), float(download(c).max())
@@ -126,7 +153,7 @@ def measure(gpu, torch, case, version, rounds, pool, row_sums):
     M, N, K, transpose_a, transpose_b, dtype = CASES[case]
     a = np.resize(pool, (K, M) if transpose_a else (M, K))
     b = np.resize(pool[1::2], (N, K) if transpose_b else (K, N))
-    kernel, key, predicted, tile, slices = kernel_of(case, version, gpu.multiprocessors)
+    kernel, key, predicted, tile, slices, paired = kernel_of(case, version, gpu.multiprocessors)
     sets = sets_of(a.nbytes + b.nbytes)
     ours = [[upload(a, gpu), upload(b, gpu), zeros((M, N), dtype, gpu)] for _ in range(sets)]
     accumulate = dtype == np.float32
@@ -182,9 +209,9 @@ def measure(gpu, torch, case, version, rounds, pool, row_sums):
     us, us_torch = (1e3 * float(np.median(t)) / count for t in (timings, others))
     tflops = 2e-6 * M * N * K / us
     registers = max((k.regs_per_thread for k in kernel.overloads.values()), default=0)
-    what = f"{tile[0]}×{tile[1]}" + (f" /{slices}" if slices > 1 else "")
+    what = f"{tile[0]}×{tile[1]}" + (f" /{slices}" if slices > 1 else "") + " pairs" * paired
     shape = f"{M}×{N}×{K}"
-    print(f"{case:18s} {shape:>18} v{version} {what:12s} {us:8.1f} {predicted:9.1f} {tflops:8.0f} {us_torch:8.1f} "
+    print(f"{case:18s} {shape:>18} v{version} {what:16s} {us:8.1f} {predicted:9.1f} {tflops:8.0f} {us_torch:8.1f} "
           f"{100 * us_torch / us:6.0f} % {registers:5d} {error:9.1e} {away:9.1e}"
           + ("" if error < 2e-3 and not away > 2e-3 else "   WRONG"), flush=True)
 
@@ -195,6 +222,7 @@ def main():
     parser.add_argument("--versions", default="6")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-row-sums", action="store_true", help="weight gradients without the bias's")
+    parser.add_argument("--pairs", default="auto", help="whether blocks work in pairs: no, yes or auto, or several")
     parser.add_argument("--width", type=int, choices=sorted(hopper.STAGES), help="version 6 with tiles so wide")
     options = parser.parse_args()
     if options.width:
@@ -204,7 +232,11 @@ def main():
     versions = [int(v) for v in options.versions.split(",")]
     start = time.perf_counter()
     gpu = get_gpu()
-    keys = {(v, kernel_of(c, v, gpu.multiprocessors)[1]) for c in cases for v in versions}
+    keys = set()
+    for pairs in options.pairs.split(","):
+        with only(pairs):
+            found = ((v, kernel_of(c, v, gpu.multiprocessors)) for c in cases for v in versions)
+            keys |= {(v, one[1], one[-1]) for v, one in found}
     with ProcessPoolExecutor(min(len(keys), 12), multiprocessing.get_context("spawn")) as workers:
         jobs = [(key, workers.submit(compile_kernel, *key)) for key in keys]
         pool = np.random.default_rng(0).standard_normal(POOL, dtype=np.float32).astype(np.float16)
@@ -220,8 +252,9 @@ def main():
     print(f"{'product':18s} {'M×N×K':>18} {'tile /slices':>15} {'µs':>8} {'predicted':>9} {'TFLOP/s':>8} {'cuBLAS':>8} "
           f"{'speed':>8} {'regs':>5} {'error':>9} {'to torch':>9}")
     for case in cases:
-        for version in versions:
-            measure(gpu, torch, case, version, options.rounds, pool, not options.no_row_sums)
+        for version, pairs in itertools.product(versions, options.pairs.split(",")):
+            with only(pairs):
+                measure(gpu, torch, case, version, options.rounds, pool, not options.no_row_sums)
     print(f"{time.perf_counter() - start:.0f} s")
 
 

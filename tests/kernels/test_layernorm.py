@@ -1,12 +1,15 @@
 import numpy as np
 import pytest
 
+from numdiff.device import upload, zeros
+from numdiff.device.planned import CARDS, collect
 from numdiff.kernels import layernorm as LN
-from tests.conftest import apart, large, numerical_gradient, relative_error, shapes, versions, where
+from numdiff.kernels.versions import at_most
+from tests.conftest import apart, exhaustively, large, numerical_gradient, on, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 3), odd=(3, 12), not_aligned=(2, 5, 33), one_vector=(9, 4), tokens=(4, 64, 384),
                 wide=(7, 1156), large=(3, 700, 192))
-USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
+USABLE = where(lambda version, shape: version in (None, 1) or shape[-1] % 4 == 0 and (version == 2 or shape[-1] <= 512))
 AFFINE = pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
 
 
@@ -40,7 +43,7 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
 
 
 @SHAPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @AFFINE
 @USABLE
 def test_backward(engine, rng, shape, version, affine):
@@ -60,6 +63,57 @@ def test_backward(engine, rng, shape, version, affine):
     for got, again, expected, size in zip(*runs, want, sizes, strict=True):
         engine.check(got, expected, 1e-5, size)
         engine.check_equal(got, again)
+
+
+@versions(1, 2, 3)
+@pytest.mark.parametrize("shape", [(3, 20, 8), (1, 1, 132), *exhaustively(((2, 70, 512),))], ids=str)
+def test_sums_of_dx_over_each_image(engine, rng, shape, version):
+    x, dy, weight, _ = make(rng, shape, True)
+    _, mean, rstd = LN.layernorm_forward(x, weight, weight)
+    want = LN.layernorm_backward(dy, x, weight, mean, rstd, images=shape[0])
+    runs = [LN.layernorm_backward(*map(engine, (dy, x, weight, mean, rstd)), version=version, images=shape[0])
+            for _ in range(2)]
+    sizes = dy * weight * rstd.reshape(*shape[:-1], 1)
+    for got, again, expected, size in zip(*runs, want, (sizes, np.abs(sizes).sum(1)), strict=True):
+        engine.check(got, expected, 1e-5, size)
+        engine.check_equal(got, again)
+
+
+@on("emulator", "cuda")
+def test_many_rows_a_warp(engine, rng, monkeypatch):
+    """Version 3's sums go on from row to row."""
+    monkeypatch.setattr(LN, "GRID", 1)
+    x, dy, weight, _ = make(rng, (2, 20, 8), True)
+    _, mean, rstd = LN.layernorm_forward(x, weight, weight)
+    want, got = [np.zeros(8), np.zeros(8)], [engine(np.zeros(8)), engine(np.zeros(8))]
+    want += LN.layernorm_backward(dy, x, weight, mean, rstd, *want, images=2)
+    got += LN.layernorm_backward(*map(engine, (dy, x, weight, mean, rstd)), *got, version="one-pass", images=2)
+    size = np.abs(dy * weight * rstd.reshape(2, 20, 1))
+    for a, b, scale in zip(got, want, (np.abs(dy * x).sum((0, 1)), np.abs(dy).sum((0, 1)), size, size.sum(1)),
+                           strict=True):
+        engine.check(a, b, 1e-5, scale)
+
+
+def test_the_choice_stays_below_a_ceiling():
+    """…whatever the columns, and whether or not there is anything to add up."""
+    def launched(C, ceiling, *sums):
+        def run(device):
+            x = upload(np.zeros((2, C), np.float32), device)
+            rows, weight = zeros((2,), like=x), zeros((C,), like=x)
+            with at_most({"layernorm_backward": ceiling}):
+                LN.layernorm_backward(x, x, weight, rows, rows, *(zeros((C,), like=x) for _ in sums))
+        name, = (key.name for key in collect(run, CARDS[1]) if key.name.startswith("layernorm_backward"))
+        return name.removeprefix("layernorm_backward_kernel_")
+
+    assert [launched(C, ceiling, *sums) for C, ceiling, sums in (
+        (36, 3, "ab"), (36, 2, "ab"), (36, 1, "ab"), (36, 3, ""), (516, 3, "ab"), (516, 1, "ab"), (5, 3, "ab"))] == [
+            "v3_1", "v2", "v1", "v2", "v2", "v1", "v1"]
+
+
+def test_a_row_too_long_for_registers_says_so(engine):
+    x, rows = engine(np.ones((2, 516))), engine(np.ones(2))
+    with pytest.raises(ValueError, match=r"version 3 \(one-pass\) takes a multiple of 4 columns up to 512, not 516"):
+        LN.layernorm_backward(x, x, None, rows, rows, version=3)
 
 
 @pytest.mark.parametrize("wanted", [(False, False), (True, False), (False, True)], ids=["none", "weight", "bias"])

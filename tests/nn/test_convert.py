@@ -476,6 +476,18 @@ def test_what_does_not_fit_is_named(defaults):
                 check_state_dict(damaged, {**defaults, **guessed})
 
 
+def test_what_does_not_fit_convnext_blocks_is_named(defaults):
+    """Whatever is missing or has another shape, the answer is an error or a guess, never a crash."""
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(),
+                 block="convnext", device="cpu")
+    state = to_torch_layout(model.arrays())
+    for name in state:
+        for damage in (None, np.ones(5), np.ones((2, 2, 2, 2))):
+            damaged = {k: v if k != name else damage for k, v in state.items() if k != name or damage is not None}
+            with pytest.raises(NumdiffError):
+                check_state_dict(damaged, {**defaults, **guess_unet_options(damaged, 8)})
+
+
 def test_state_dict_pt_of_a_whole_unet(tmp_path):
     state, _ = model_state("updown_new_order")
     path = write_state_pt(tmp_path / "unet.pt", state)

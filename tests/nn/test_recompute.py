@@ -4,8 +4,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from numdiff import kernels as K
+from numdiff.device.array import set_poison
 from numdiff.diffusion import Diffusion
 from numdiff.distributed.buckets import Plan, Watch, parameters_of
+from numdiff.errors import UsageError
 from numdiff.nn import AdamW, DiT, UNet
 from numdiff.training.step import TrainingStep
 
@@ -37,10 +40,14 @@ def step_of(model, microbatch=None, batch=4):
     lambda: unet(dropout=0.3, block="convnext", resblock_updown=True),
     lambda: dit(num_classes=None, learn_sigma=False),
     lambda: dit(depth=2, norm="rms", qk_norm=True, rope=True, mlp="swiglu", mlp_ratio=3.0, shift=False)])
-@pytest.mark.parametrize("microbatch", [None, 2])
-def test_recomputed_blocks_give_the_same_bits(build, microbatch):
+@pytest.mark.parametrize("part, microbatch", [("blocks", None), ("blocks", 2), ("attention", None), ("mlp", None)])
+def test_recomputed_blocks_give_the_same_bits(build, part, microbatch):
+    if part not in ("blocks", *build().part_kinds):
+        with pytest.raises(UsageError, match="--recompute mlp names no part of the blocks of a unet: use blocks or "):
+            build().recompute_blocks(part)
+        return
     plain, again = build(), build()
-    again.recompute_blocks()
+    again.recompute_blocks(part)
     steps = [step_of(model, microbatch) for model in (plain, again)]
     for step in steps:
         for _ in range(2):
@@ -56,17 +63,33 @@ def test_recomputed_blocks_give_the_same_bits(build, microbatch):
 
 def test_less_memory_is_held():
     peaks = []
-    for recomputed in (False, True):
+    for part in (None, "attention", "mlp", "blocks"):
         model = dit(depth=6, hidden_size=64)
-        if recomputed:
-            model.recompute_blocks()
+        if part:
+            model.recompute_blocks(part)
         step = step_of(model, batch=16)
         step.run()
         tracemalloc.start()
         step.run()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 0.5 * peaks[0]
+    assert peaks[3] < 0.5 * peaks[0] and peaks[3] < min(peaks[1:3]) and max(peaks[1:3]) < 0.9 * peaks[0]
+
+
+def test_what_is_recomputed_and_what_it_takes():
+    model = dit(depth=2)
+    assert [m.name for m in model.parts_within("blocks")] == ["blocks.0", "blocks.1"]
+    assert [m.name for m in model.parts_within("attention")] == ["blocks.0.attn", "blocks.1.attn"]
+    assert [m.name for m in dit(depth=1, mlp="swiglu").parts_within("mlp")] == ["blocks.0.mlp"]
+    assert [m.name for m in unet().parts_within("attention")] == [
+        "input_blocks.3.1", "middle_block.1", "output_blocks.0.1", "output_blocks.1.1"]
+    tokens, D = 16, 32
+    assert model.recomputed_flops("mlp") == 2 * 2 * tokens * 4 * D * D  # without the last product
+    assert model.recomputed_flops("mlp", float8=True) == 2 * 2 * tokens * 8 * D * D
+    assert model.recomputed_flops("attention") == 2 * (2 * tokens * 3 * D * D + 2 * 2 * tokens * tokens * D)
+    for float8 in (False, True):
+        assert model.recomputed_flops("blocks", float8) == 2 * (
+            2 * tokens * 12 * D * D + 2 * 2 * tokens * tokens * D + 2 * 6 * D * D)
 
 
 def test_a_fault_inside_a_block_is_named_as_ever():
@@ -100,3 +123,27 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
     assert len(left) == len(plan.buckets) > 5
     for bucket, gradient in left.items():
         np.testing.assert_array_equal(gradient, model.parameters.grad[slice(*plan.buckets[bucket])])
+
+
+@pytest.mark.parametrize("build, part, layer", [(dit, "attention", "attn.proj"), (dit, "mlp", "mlp.fc2"),
+                                                (lambda: dit(mlp="swiglu"), "mlp", "mlp.w3"),
+                                                (unet, "attention", "proj_out")])
+def test_the_last_product_is_not_computed_again(build, part, layer, monkeypatch):
+    """Whatever lies where its result would be."""
+    model, computed = build(), []
+    model.recompute_blocks(part)
+    forward, weights = K.linear_forward, {}
+
+    def counted(x, weight, *given, **more):
+        computed.append(weights.get(weight.ctypes.data))
+        return forward(x, weight, *given, **more)
+
+    step = step_of(model)
+    weights.update({p.data.ctypes.data: name for name, p in model.parameters.parameters.items()})
+    monkeypatch.setattr(K, "linear_forward", counted)
+    old = set_poison(True)
+    step.run()
+    set_poison(old)
+    last = [name for name in weights.values() if name.endswith(f"{layer}.weight")]
+    assert last and all(computed.count(name) == 1 for name in last)
+    assert np.isfinite(model.parameters.grad).all() and any(computed.count(n) == 2 for n in weights.values())

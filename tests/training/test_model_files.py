@@ -7,7 +7,13 @@ import pytest
 from numdiff.diffusion import alpha_bars
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import UNet
-from numdiff.nn.convert import guided_diffusion_flags, to_numdiff_layout, write_state_dict
+from numdiff.nn.convert import (
+    guided_diffusion_flags,
+    to_numdiff_layout,
+    to_torch_layout,
+    unet_shapes,
+    write_state_dict,
+)
 from numdiff.training.checkpoint import checkpoint_name, load_checkpoint, save_checkpoint
 from numdiff.training.model_files import convert, load, read_model_file, write_model_file
 from tests.conftest import relative_error
@@ -276,16 +282,30 @@ def test_flags_of_guided_diffusion():
     assert "--attention_resolutions 128" in flags and "--rescale_timesteps False" in flags and len(missing) == 7
 
 
-def test_convnext_blocks_have_no_names_elsewhere(tmp_path, rng):
-    """numdiff's own file keeps them; what guided-diffusion's names cannot say is refused, and nothing written."""
+@pytest.mark.parametrize("options", [{}, {"resblock_updown": True, "num_classes": 3, "class_dropout": 0.1},
+                                     {"conv_resample": True, "learn_sigma": True, "num_res_blocks": 2}],
+                         ids=["pooled", "updown", "convolutions"])
+def test_convnext_blocks_there_and_back(tmp_path, rng, options):
+    """…in each format, under their own names; the options follow from the shapes."""
+    model = UNet(**{"image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
+                    "attention_resolutions": (4,), "block": "convnext", "device": "cpu", "seed": 1, **options})
+    shapes = {name: array.shape for name, array in to_torch_layout(model.arrays()).items()}
+    assert list(unet_shapes(model.options).items()) == list(shapes.items())
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {}, 0, "unet")
+    x, y = rng.standard_normal((1, 8, 8, 3)), None if model.num_classes is None else [1]
+    want = model.predict(x, 5, y)
+    for target in ("w.npz", "w.safetensors", "again.h5"):
+        result = convert(tmp_path / "m.h5", tmp_path / target)
+        assert [heading for heading, _ in result.notes] == ["elsewhere"] * (target != "again.h5")
+        again = convert(tmp_path / target, tmp_path / f"{target}.h5")
+        assert {name: again.options[name] for name in model.options} == model.options
+        np.testing.assert_array_equal(load(tmp_path / f"{target}.h5", device="cpu").predict(x, 5, y), want)
+
+
+def test_convnext_blocks_with_convolutions(tmp_path, rng):
     model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
                  block="convnext", device="cpu", seed=1)
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {}, 0, "unet")
-    again = load(tmp_path / "m.h5", device="cpu")
+    assert convert(tmp_path / "m.h5", tmp_path / "c.h5", conv_resample=True).options["conv_resample"]
     x = rng.standard_normal((1, 8, 8, 3))
-    np.testing.assert_array_equal(again.predict(x, 5), model.predict(x, 5))
-    for target, options in (("w.npz", {}), ("w.safetensors", {}), ("c.h5", {"conv_resample": True})):
-        with pytest.raises(UsageError, match="has convnext blocks, .* let OUT end in .h5"):
-            convert(tmp_path / "m.h5", tmp_path / target, **options)
-    convert(tmp_path / "m.h5", tmp_path / "again.h5")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["again.h5", "m.h5"]
+    assert relative_error(load(tmp_path / "c.h5", device="cpu").predict(x, 5), model.predict(x, 5)) < 1e-5

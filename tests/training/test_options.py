@@ -8,6 +8,7 @@ import numdiff.device
 import numdiff.training.options as options_module
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.build import describe_preset
+from numdiff.training.kinds import KINDS
 from numdiff.training.options import PRESETS, TrainOptions, check, resolve, resolve_resumed, settings_of
 from numdiff.training.precision import precision_on
 
@@ -369,6 +370,26 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
         resolve_resumed(half, {"device": "cpu"})
     old = {name: value for name, value in half.to_json().items() if name not in ("precision", "eager", "recompute")}
     assert TrainOptions.from_json(old).precision == "fp32"  # of a version that had no choice
+
+
+def test_what_is_recomputed_was_yes_or_no_before():
+    """In options.json, on the command line and in Python."""
+    for given, meant in ((True, "blocks"), ("yes", "blocks"), (False, "no"), ("mlp", "mlp")):
+        options = resolve_cpu(model="dit", recompute=given)
+        assert options.recompute == meant
+        assert TrainOptions.from_json({**options.to_json(), "recompute": given}).recompute == meant
+        assert resolve_resumed(resolve_cpu(model="dit"), {"recompute": given}).recompute == meant
+    assert resolve_cpu(recompute="attention").recompute == "attention"
+    with pytest.raises(UsageError, match="--recompute mlp names no part of the blocks of a unet: use no or blocks or "
+                                         "attention"):
+        resolve_cpu(recompute="mlp")
+    with pytest.raises(UsageError, match="--recompute half does not exist; use no or blocks or attention or mlp"):
+        resolve_cpu(recompute="half")
+
+
+def test_the_parts_that_a_model_may_recompute_are_known_before_it_is_loaded():
+    for kind in KINDS.values():
+        assert kind.parts == tuple(kind.model_class.part_kinds)
 
 
 def test_what_belongs_to_another_setting_needs_it():

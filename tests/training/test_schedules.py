@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 import numdiff
 from numdiff_cli.main import main
+from tests.diffusion import benchmark_learned_steps
 from tests.training.test_sampling import write_model
 
 
@@ -62,3 +63,42 @@ def test_refused(model_file, tmp_path):
         result = run(*arguments)
         assert result.exit_code and sentence in result.output, (arguments, result.output)
     assert not (tmp_path / "schedule.json").exists()
+
+
+def test_of_another_run(tmp_path):
+    """…of the same model it is refused, and later weights of its own run take it; of converted weights, and in a
+    schedule from before, there is nothing to compare."""
+    def train(steps, seed, *more):
+        result = run("train", "unet", "--preset", "tiny", "--outdir", tmp_path, "--image-size", 8, "--model-channels",
+                     32, "--channel-mult", "1", "--attention-resolutions", "none", "--num-res-blocks", 1, "--batch", 2,
+                     "--steps", steps, "--sample-count", 1, "--sample-steps", 2, "--seed", seed, *more)
+        assert result.exit_code == 0, result.output
+        return max(tmp_path.glob("0000*"))
+
+    def sample(model, schedule):
+        return run("sample", model, "--schedule", schedule, "--count", 1, "--npz", tmp_path / "a.npz")
+
+    first = train(1, 3)
+    path = tmp_path / "three.json"
+    assert learn(first, path).exit_code == 0
+    assert sample(first, path).exit_code == 0
+    other = train(1, 4)
+    result = sample(other, path)
+    assert result.exit_code and "learned with run.seed 3, and here it is 4" in result.output, result.output
+    train(2, 3, "--resume", first)
+    assert sample(first, path).exit_code == 0
+    schedule = json.loads(path.read_text())
+    assert schedule["run"]["seed"] == 3 and schedule["run"]["init"] is None
+    del schedule["run"]
+    path.write_text(json.dumps(schedule))
+    assert sample(other, path).exit_code == 0
+
+
+def test_table_beside_other_samplers(model_file, capsys):
+    benchmark_learned_steps.main([str(model_file), "--counts", "3", "--samples", "3", "--reference-steps", "8",
+                                  "--learn", "3", "--batch", "2", "--device", "cpu"])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
+            if line[:3].strip("| ").isdigit()]
+    assert [row[:2] for row in rows] == [["8", "ddim"], ["3", "learned"], ["3", "ddim"], ["3", "heun"],
+                                         ["3", "dpm++2m"], ["1", "heun, half the steps"]]
+    assert float(rows[0][3]) == 0 and float(rows[2][3]) > 0 and all(float(row[2]) > 0 for row in rows)

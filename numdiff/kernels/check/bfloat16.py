@@ -14,7 +14,7 @@ FIRST = re.compile(
     r"sla(_backward)?: float16, (new, HS 32, T 65|legacy, HS 8), .*|"
     r"flash_attention(_backward)?: float16, legacy, HS 64, T 3, 64 (queries|keys, .*)|"
     r"linear_backward: and forward, float16, two arrays|linear_gate: float16, tile 64|"
-    r"matmul_(gelu(_gradient)?|layer_scale|swiglu_gradient): float16, tile 64|"
+    r"matmul_(gelu((_again)?_gradient)?|layer_scale|swiglu_gradient): float16, tile 64|"
     r"depthwise(_(input|weight)_gradient)?: 3×3 float16, 3 wide|"
     r"matmul_swiglu: float16, tile 128|"
     r"matmul: float16, a·bᵀ, tile (64|\(64, 64\)), float\d\d|matmul_row_sums: float16, 1 parts|"

@@ -1,4 +1,6 @@
 """Cases of the tensor-core kernels: float16 operands, float32 sums."""
+import itertools
+
 import numpy as np
 
 from ...device import empty, is_device
@@ -17,40 +19,43 @@ def halves(**shapes):
     return lambda rng: {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
 
 
-def with_tile(tile, version, parts, function):
-    """function() with this tile of version 5 or 6, and the sum over K in `parts` parts."""
-    choose = launcher.choose_half
+def with_tile(tile, version, parts, function, pairs=False):
+    """function() with this tile of version 5 or 6, the sum over K in `parts` parts, and blocks alone or in pairs."""
+    before = launcher.choose_half, launcher.choose_pairs
     launcher.choose_half = lambda *_: (tile if version == 5 else (hopper.BM, tile), parts, 0.0)
+    launcher.choose_pairs = lambda *_: pairs
     try:
         return function()
     finally:
-        launcher.choose_half = choose
+        launcher.choose_half, launcher.choose_pairs = before
 
 
 def product_cases():
     """Every matmul kernel on one small tile, and a sum over K that two blocks share."""
-    def product(key, version, parts, M=8, N=8, K=8):
+    def product(key, version, parts, M=8, N=8, K=8, pairs=False):
         tile, transpose_a, across, half = key
         shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K)}
 
         def run(a, v):
             return (with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.a, a.b, transpose_a, not across, version=v, out_dtype=a.a.dtype if half else np.float32)),)
+                a.a, a.b, transpose_a, not across, version=v, out_dtype=a.a.dtype if half else np.float32), pairs),)
 
         layout = f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}"
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
-                    f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}")
+                    f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}"
+                    f"{', pairs' * pairs}{', three rows of tiles' * (M > 256)}")
 
-    def row_sums(tile, version, parts, K):
+    def row_sums(tile, version, parts, K, M=8, pairs=False):
         def run(a, v):
             dweight = with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.dy, a.x, True, False, out_dtype=np.float32, version=v, row_sums=a.dbias))
+                a.dy, a.x, True, False, out_dtype=np.float32, version=v, row_sums=a.dbias), pairs)
             return dweight, a.dbias
 
         def inputs(rng):
-            return {**halves(dy=(K, 8), x=(K, 8))(rng), "dbias": rng.standard_normal(8).astype(np.float32)}
+            return {**halves(dy=(K, M), x=(K, 8))(rng), "dbias": rng.standard_normal(M).astype(np.float32)}
 
-        return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
+        return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE,
+                    f"float16, {parts} parts{', pairs' * pairs}")
 
     def symmetric(width, transpose_a, N, batch=1, K=64):
         """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of tiles."""
@@ -70,38 +75,43 @@ def product_cases():
         return Case("matmul_symmetric", inputs, run, (None,), HALF_TOLERANCE,
                     f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}")
 
-    def activation(tile, epilogue):
+    def activation(tile, epilogue, pairs=False):
         name, backward = epilogue.removesuffix("_gradient"), epilogue.endswith("_gradient")
+        again, name = name.endswith("_again"), name.removesuffix("_again")
         product = getattr(matmul, f"matmul_{name}_{'backward' if backward else 'forward'}")
         # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
         N = (tile if epilogue != "swiglu" else tile // 2) - 24
         columns = 2 * N if name == "swiglu" else N  # of u
+        M = 136 if pairs else 8
 
         def run(a, v):
+            if again:
+                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u, again), pairs)
             if backward:
-                return (with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u)),)
+                return (with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u), pairs),)
             if name == "layer_scale":
-                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias, a.scale, a.u))
-            return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias))
+                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias, a.scale, a.u), pairs)
+            return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias), pairs)
 
         def inputs(rng):
-            return {**halves(a=(8, 8), b=(8, N) if backward else (columns, 8), u=(8, columns))(rng),
+            return {**halves(a=(M, 8), b=(8, N) if backward else (columns, 8), u=(M, columns))(rng),
                     **{vector: rng.standard_normal(columns).astype(np.float32) for vector in ("bias", "scale")}}
 
-        return Case(f"matmul_{epilogue}", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
+        return Case(f"matmul_{epilogue}", inputs, run, (None,), HALF_TOLERANCE,
+                    f"float16, tile {tile}{', pairs' * pairs}")
 
-    def gated(tile):
-        N = tile - 24
+    def gated(tile, pairs=False):
+        N, T = tile - 24, 144 if pairs else 16
 
         def run(a, v):
             return (with_tile(tile, 6, 1, lambda: linear.linear_gate_forward(
-                a.x, a.weight, a.bias, a.residual, a.gate)),)
+                a.x, a.weight, a.bias, a.residual, a.gate), pairs),)
 
         def inputs(rng):
-            return {**halves(x=(1, 16, 8), weight=(N, 8), residual=(1, 16, N), gate=(1, N))(rng),
+            return {**halves(x=(1, T, 8), weight=(N, 8), residual=(1, T, N), gate=(1, N))(rng),
                     "bias": rng.standard_normal(N).astype(np.float32)}
 
-        return Case("linear_gate", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
+        return Case("linear_gate", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}{', pairs' * pairs}")
 
     def pair(a, v):
         def layer():
@@ -115,8 +125,12 @@ def product_cases():
             name: rng.standard_normal(shape).astype(np.float32)
             for name, shape in (("bias", 8), ("dweight", (8, 72)), ("dbias", 8))}},
         pair, (None,), HALF_TOLERANCE, "and forward, float16, two arrays")
-    for key in hopper.ACTIVATION_KERNELS:
-        yield gated(key[0]) if key[1] == "gate" else activation(*key)
+    for key, pairs in itertools.product(hopper.ACTIVATION_KERNELS, (False, True)):
+        yield gated(key[0], pairs) if key[1] == "gate" else activation(*key, pairs)
+    for key in hopper.PAIR_KERNELS:  # tiles below each other, of which the second is hardly there
+        yield product(key, 6, 1, M=136, pairs=True)
+    yield product((256, False, False, True), 6, 1, M=264, K=4 * hopper.BK + 8, pairs=True)  # stages are used again
+    yield row_sums(256, 6, 2, 4 * hopper.BK + 8, M=136, pairs=True)
     for tile, transpose_a, across in hopper.BATCH_KERNELS:
         def run(a, v, tile=tile, transposes=(transpose_a, not across)):
             return (with_tile(tile, 6, 1, lambda: matmul.matmul_forward(

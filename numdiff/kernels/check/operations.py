@@ -240,6 +240,14 @@ def norms_cases():
         _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
         return made
 
+    def image_rows(*shape):
+        def inputs(rng):
+            C = shape[-1]
+            made = normal(dy=shape, x=shape, weight=(C,), dweight=(C,), dbias=(C,))(rng)
+            _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
+            return made
+        return inputs
+
     def rows(rng):
         made = normal(dy=(5, 36), x=(5, 36), weight=(36,), dweight=(36,))(rng)
         return {**made, "rstd": rmsnorm.rmsnorm_forward(made["x"])[1]}
@@ -249,7 +257,11 @@ def norms_cases():
     yield Case("rmsnorm_backward", rows, lambda a, v: (rmsnorm.rmsnorm_backward(
         a.dy, a.x, a.weight, a.rstd, a.dweight, version=v), a.dweight), (1, 2))
     yield Case("layernorm_backward", inputs, lambda a, v: (layernorm.layernorm_backward(
-        a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2))
+        a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2, 3))
+    for B, shape in ((2, (2, 9, 132)), (1, (1, 260)), (1, (1, 388))):
+        yield Case("layernorm_backward", image_rows(*shape), lambda a, v, B=B: (*layernorm.layernorm_backward(
+            a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, v, B), a.dweight, a.dbias), (3,),
+            label=f"sums of {B} images, {shape[-1]} columns")
 
 
 def products_cases():
@@ -384,8 +396,8 @@ def depthwise_layernorm_cases():
             return {**{name: a.astype(np.float16) for name, a in made.items()}, **more}
 
         yield Case("depthwise_layernorm", inputs, lambda a, v: depthwise.depthwise_layernorm_forward(
-            a.x, a.weight, a.bias, a.channel, a.gain, a.offset), tolerance=HALF_TOLERANCE,
-            label=f"float16, {W} wide, {C} channels")
+            a.x, a.weight, a.bias, a.channel, a.gain, a.offset, version=v), (1, 2) if W == 3 else (2,), HALF_TOLERANCE,
+            f"float16, {W} wide, {C} channels")
 
 
 def movement_cases():

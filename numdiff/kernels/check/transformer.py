@@ -16,7 +16,8 @@ EIGHT_TOLERANCE = 0.02  # float32 and float64 round few numbers to neighbours, a
 
 
 def seam_cases():
-    """gate_adaln: every kernel, with and without a gate; then tokens of two warps in two blocks, and columns."""
+    """gate_adaln: every kernel, with and without a gate; then tokens of two warps in two blocks, and columns; backward
+    of z, and of x, of which z is made again."""
     def in_two(run):
         """run() with two warps a block and two blocks an image."""
         def forced(a, version):
@@ -42,11 +43,12 @@ def seam_cases():
         return gate_adaln.gate_adaln_forward(a.x, a.h if gated else None, gate if gated else None, shift, scale,
                                              version=v)[0 if gated else 1:]
 
-    def backward(a, v, gated, together):
+    def backward(a, v, gated, together, of_x=False):
         gate, shift, scale = parts(a, together)
         dz = a.dz if gated else None
         dx, dh, *gradients = gate_adaln.gate_adaln_backward(
-            dz, a.dy, a.x, a.h if gated else None, gate if gated else None, shift, scale, a.mean, a.rstd, version=v)
+            dz, a.dy, None if of_x else a.x, a.h if gated else None, gate if gated else None, shift, scale, a.mean,
+            a.rstd, version=v, x=a.x if of_x else None)
         if together:
             gradients = [columns.columns_backward(gradients, a.modulation.dtype)]
         return tuple(g for g in (dx, dh, *gradients) if g is not None)
@@ -71,11 +73,13 @@ def seam_cases():
             def run(a, v, gated=gated, together=split):
                 return forward(a, v, gated, together)
 
-            def run_back(a, v, gated=gated, together=split):
-                return backward(a, v, gated, together)
-
             yield Case("gate_adaln", inputs, run, **arguments)
-            yield Case("gate_adaln_backward", inputs, in_two(run_back) if split else run_back, **arguments)
+            for of_x in (False, True) if gated and C < 256 else (False,):
+                def run_back(a, v, gated=gated, together=split, of_x=of_x):
+                    return backward(a, v, gated, together, of_x)
+
+                yield Case("gate_adaln_backward", inputs, in_two(run_back) if split else run_back,
+                           **arguments | {"label": f"{label}{', of x' * of_x}"})
 
 
 def turn_cases():

@@ -28,7 +28,6 @@ VERSIONS
        its idea pays is a machine on which the gathering cannot be hidden, and a tile in shared memory: the box with a
        halo in levels/ is a window that overlaps its neighbours, written nowhere else.
        Of a strided convolution's input gradient 1 - 1/stride² of the products are with the zeros; v2 has none of them.
-    Not yet measured on a GPU.
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     im2win_forward, 32×64×64×64, float32

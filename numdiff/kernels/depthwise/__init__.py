@@ -14,9 +14,10 @@ READ NEXT
 """
 from .launcher import depthwise_backward, depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient
 from .layernorm import (
+    depthwise_layernorm_backward,
     depthwise_layernorm_forward,
     depthwise_layernorm_forward_cost,
-    depthwise_layernorm_supports,
+    depthwise_layernorm_version,
 )
 from .reference import (
     depthwise_forward_cost,
@@ -29,5 +30,6 @@ from .reference import (
 
 __all__ = ["depthwise_backward", "depthwise_forward", "depthwise_forward_cost", "depthwise_forward_reference",
            "depthwise_input_gradient", "depthwise_input_gradient_cost", "depthwise_input_gradient_reference",
-           "depthwise_layernorm_forward", "depthwise_layernorm_forward_cost", "depthwise_layernorm_supports",
-           "depthwise_weight_gradient", "depthwise_weight_gradient_cost", "depthwise_weight_gradient_reference"]
+           "depthwise_layernorm_backward", "depthwise_layernorm_forward", "depthwise_layernorm_forward_cost",
+           "depthwise_layernorm_version", "depthwise_weight_gradient", "depthwise_weight_gradient_cost",
+           "depthwise_weight_gradient_reference"]

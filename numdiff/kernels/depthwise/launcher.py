@@ -66,6 +66,11 @@ NARROW = 16  # columns of images up to which version 3 stays: half of version 4'
 GRADIENT_BLOCKS = 1024  # of version 2's weight gradient, about: eight for each multiprocessor of a large GPU
 
 
+def by_tma(x):
+    """Whether version 4 runs in 16 bits, where it is the fastest."""
+    return x.shape[2] > NARROW and (not is_device(x) or supports(x, hopper.FORWARD))
+
+
 def _check(x, weight, version, operation):
     """The version, where operands fit; in words that say what to do where they do not."""
     if len(x.shape) != 4 or len(weight.shape) != 3 or x.shape[3] != weight.shape[2]:
@@ -84,13 +89,12 @@ def _check(x, weight, version, operation):
     if version in (3, 4) and not is_half(x.dtype):
         raise ValueError(f"version {label('depthwise', version)} takes float16 and bfloat16, not {x.dtype}; use "
                          "version=2")
-    by_tma = not is_device(x) or supports(x, hopper.FORWARD)
-    if version == 4 and not by_tma:
+    if version == 4 and is_device(x) and not supports(x, hopper.FORWARD):
         raise ValueError("version 4 (hopper) needs compute capability 9.0; use version=3")
     if version is not None:
         return version
     return capped("depthwise", 1 + fits if not (fits and is_half(x.dtype)) else
-                  FASTEST[operation] if by_tma and x.shape[2] > NARROW else 3)
+                  FASTEST[operation] if by_tma(x) else 3)
 
 
 def _side(x):
@@ -172,15 +176,18 @@ def depthwise_weight_gradient(dy, x, dweight, version=None):
     column_sum(partial, dweight.reshape(-1))
 
 
-def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False, residual=None):
+def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False, residual=None,
+                       dchannel=None):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
     wanted, and not computed).
 
     need_channel: returns (dx, the gradient (B, C) of `channel`); residual: like x, added to dx
+    dchannel: that gradient, where it is known
     """
-    dchannel = channel_add_backward(dy) if need_channel else None
+    if need_channel and dchannel is None:
+        dchannel = channel_add_backward(dy)
     if dbias is not None:
-        column_sum(dchannel if need_channel else dy, dbias)
+        column_sum(dy if dchannel is None else dchannel, dbias)
     if dweight is not None:
         depthwise_weight_gradient(dy, x, dweight)
     dx = depthwise_input_gradient(dy, weight, residual=residual) if need_dx else None

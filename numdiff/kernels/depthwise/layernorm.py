@@ -3,7 +3,8 @@
 MATHEMATICS
     h = the depthwise convolution of x, plus bias[c] and channel[b,c] (reference.py)
     y = (h - mean) · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels (../layernorm.py)
-    The backward is that of both: dh from ../layernorm.py, dx and the parameters' gradients from reference.py.
+    The backward is that of both: dh from ../layernorm.py, whose pass also adds it up over each image, which is the
+    gradient of channel; dx and the parameters' gradients from reference.py.
 SHAPES
     x, h, y (B, H, W, C) float16 or bfloat16, C a multiple of 8 up to 512; weight (7, 7, C) like x; bias, gain, offset
     (C,), channel (B, C), mean, rstd (B · H · W,) float32
@@ -13,15 +14,25 @@ WHAT IS NEW
     which is in the L2 cache still. A warp then takes four pixels at a time: each lane has four channels of each in
     registers, and the sums of the four travel through the shuffles together.
 WHY IT PAYS
-    h is not read from memory again, and a launch is saved: 6 bytes a number instead of 8. Not measured on a GPU yet.
-    The bits are those of the two kernels apart.
+    h is not read from memory again, and a launch is saved: 6 bytes a number instead of 8. The bits are those of mma.py
+    and the LayerNorm apart.
+VERSIONS
+    v1 apart: the launcher's depthwise convolution, then LayerNorm: the choice wherever the convolution is hopper.py's,
+       and for few tiles.
+    v2 fused: this kernel.
+WHY IT IS SELDOM CHOSEN
+    A block has all channels of its tile, one slice after the other, with nothing on its way meanwhile: for the 256
+    tiles of 32×32×32×128, two a multiprocessor, it took 29.6 µs on an H200, where mma.py and the LayerNorm take 17 and
+    7, hopper.py and the LayerNorm 10 and 7. More tiles would hide its waiting and show what it saves; TILES says from
+    how many on, which is an estimate. A tile of hopper.py has 32 channels, so to norm there the blocks of a pixel's
+    channels would have to meet in a cluster; it would save the 3 µs for which h is read, and a launch.
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     depthwise_layernorm_forward, 32×32×32×128, 7×7×128, float16
-        *       29.6 µs      861 GB/s   21 % of memory
+        v2      29.6 µs      861 GB/s   21 % of memory
 LAUNCH
-    a block for each tile of 8 × 16 pixels: 256 threads, a warp for eight channels, then for a row of pixels; 59 KB of
-    dynamic shared memory.
+    v2 a block for each tile of 8 × 16 pixels: 256 threads, a warp for eight channels, then for a row of pixels; 59 KB
+    of dynamic shared memory.
 DETERMINISM
     as mma.py; a butterfly of shuffles has one order.
 COST
@@ -43,9 +54,9 @@ from ...device.requires import requires, supports
 from ...device.specialise import Constant, Variants, specialise
 from ...dtypes import is_half
 from ..common import divide, no_numbers, warp_sum
-from ..layernorm import layernorm_forward
-from ..versions import capped
-from .launcher import depthwise_forward
+from ..layernorm import layernorm_backward, layernorm_forward
+from ..versions import capped, label, versions_by_name
+from .launcher import FASTEST, by_tma, depthwise_backward, depthwise_forward
 from .mma import (
     BAND,
     COLUMNS,
@@ -71,6 +82,7 @@ KERNEL, TILE_ROWS, TILE_COLUMNS, CHANNELS = 7, 8, 16, 64  # of the taps; of a ti
 BLOCK = CHANNELS // 8 * WARP
 LARGEST = 512  # channels that a warp's registers take
 PIXELS = 4  # that a warp normalises at a time
+TILES = 4  # for each multiprocessor, from which on the fused kernel runs where hopper.py does not: an estimate
 
 CHUNKS = Constant()  # of 128 channels
 NUMBERS = Constant(lambda CHUNKS: 4 * PIXELS * CHUNKS)
@@ -183,18 +195,35 @@ FORWARD = Variants(range(1, LARGEST // 128 + 1), lambda chunks: specialise(
     ROWS=TILE_ROWS, SLICE=CHANNELS, CHUNKS=chunks))
 
 
-def depthwise_layernorm_supports(x, kernel):
-    """True where one kernel does both."""
+def tiles_of(x):
+    B, H, W, _ = x.shape
+    return B * -(-H // TILE_ROWS) * -(-W // TILE_COLUMNS)
+
+
+def fits(x, kernel):
+    """Whether the fused kernel takes these."""
     return (is_device(x) and is_half(x.dtype) and kernel == KERNEL and x.shape[3] % 8 == 0 and x.shape[3] <= LARGEST
-            and supports(x, FORWARD) and capped("depthwise", 3) == 3 and capped("layernorm", 2) == 2)
+            and supports(x, FORWARD))
 
 
-def depthwise_layernorm_forward(x, weight, bias, channel, gain, offset, eps=1e-6):
+def depthwise_layernorm_version(x, kernel):
+    """What runs: 2, the fused kernel, where it should be faster than the two of 1."""
+    fast = capped("depthwise", FASTEST["forward"] if by_tma(x) else 3)
+    return capped("depthwise_layernorm", 2) if (
+        fits(x, kernel) and fast == 3 and capped("layernorm", 2) == 2
+        and tiles_of(x) >= TILES * x.backend.multiprocessors) else 1
+
+
+@versions_by_name(asks=True)
+def depthwise_layernorm_forward(x, weight, bias, channel, gain, offset, eps=1e-6, version=None):
     """(h, y, mean, rstd): h the depthwise convolution of x (B, H, W, C) with weight (kernel, kernel, C), plus bias (C,)
     and channel (B, C), or None; y its LayerNorm over the channels with gain and offset (C,); mean and rstd (pixels,).
-    In one kernel where `depthwise_layernorm_supports`, with the bits of two.
     """
-    if not depthwise_layernorm_supports(x, len(weight)):
+    if version == 2 and is_device(x) and not fits(x, len(weight)):
+        raise ValueError(f"version {label('depthwise_layernorm', 2)} takes float16 and bfloat16, 7 × 7 taps and a "
+                         f"multiple of 8 channels up to {LARGEST}, on a device of capability 8.0, not {x.dtype}, "
+                         f"{len(weight)} × {len(weight)} and {x.shape[3]} here; use version=1")
+    if (version or depthwise_layernorm_version(x, len(weight))) == 1 or not is_device(x):
         h = depthwise_forward(x, weight, bias, channel)
         return h, *layernorm_forward(h, gain, offset, eps)
     (B, H, W, C), nothing = x.shape, no_numbers(x.backend)
@@ -205,12 +234,21 @@ def depthwise_layernorm_forward(x, weight, bias, channel, gain, offset, eps=1e-6
                              f"{tuple(x.shape)} need {shape}")
     h, y = empty_like(x), empty_like(x)
     mean, rstd = (empty((B * H * W,), np.float32, like=x) for _ in range(2))
-    tiles = B * -(-H // TILE_ROWS) * -(-W // TILE_COLUMNS)
-    launch(in_bfloat16(FORWARD[-(-C // 128)], x.dtype), tiles, BLOCK, x.reshape(-1), weight.reshape(-1),
+    launch(in_bfloat16(FORWARD[-(-C // 128)], x.dtype), tiles_of(x), BLOCK, x.reshape(-1), weight.reshape(-1),
            *(nothing if a is None else a.reshape(-1) for a in (bias, channel)), h.reshape(-1), y.reshape(-1),
            Norm(gain, offset, mean, rstd, float(eps)), -(-C // CHANNELS),
            Image(H, W, C, 0, int(bias is not None), int(channel is not None), 0), shared=shared_bytes())
     return h, y, mean, rstd
+
+
+def depthwise_layernorm_backward(dy, x, h, weight, gain, mean, rstd, gradients, need_dx=True, residual=None):
+    """(dx, or None unless `need_dx`, and the gradient (B, C) of `channel`) from what the forward took and gave.
+
+    gradients: of weight, bias, gain and offset, which are added to (None: not wanted); residual: like x, added to dx
+    """
+    dweight, dbias, dgain, doffset = gradients
+    dh, dchannel = layernorm_backward(dy, h, gain, mean, rstd, dgain, doffset, images=len(x))
+    return depthwise_backward(dh, x, weight, dweight, dbias, need_dx, True, residual, dchannel)
 
 
 def depthwise_layernorm_forward_cost(B, H, W, C, kernel, itemsize=2):

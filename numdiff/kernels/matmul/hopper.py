@@ -36,6 +36,12 @@ TWO MATRICES AS ONE
     Where a layer's x is two arrays that are read side by side as one (`Pair`, concat.py), neither x nor dx is copied: a
     box or a tile of the epilogue is 64 columns wide, so if the first array has a multiple of 64 columns, each box is in
     one of the two arrays and uses its tensor map. In x·Wᵀ the Pair is A, along k; in dy·W the result; in dyᵀ·x, B.
+PAIRS
+    Two blocks of a cluster work on two tiles of one column, one below the other: with the same tile of B. Each asks for
+    half of it, and TMA multicasts what it reads to both; so a step brings (128 + BN / 2) · 128 bytes from the L2 cache
+    to a multiprocessor instead of (128 + BN) · 128. The price: both blocks' consumers must have read a stage before
+    either producer may fill it again, so a consumer arrives at `empty` of both blocks, and a producer ends only when
+    all have arrived. The products are the same ones, in the same order: the same bits.
 BATCHES
     of float16 results whose M is a multiple of 128 and K one of 64: the matrices of C are one tall matrix, of which no
     tile has rows of two, and only the producer asks which matrix a tile belongs to: which rows of A and B to fetch.
@@ -44,8 +50,9 @@ EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
     warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
     consumer has two such tiles. Of the two products next to a GELU, one writes GELU(result) as well, the other
-    multiplies by GELU' of another matrix (epilogues.py); so do those next to a SwiGLU (swiglu_epilogues.py). A product
-    whose result is gated and added to a residual, in a DiT that is not trained, writes that sum.
+    multiplies by GELU' of another matrix, and may put that matrix's GELU in its place (epilogues.py); those next to a
+    SwiGLU have epilogues of their own (swiglu_epilogues.py). A product whose result is gated and added to a residual,
+    in a DiT that is not trained, writes that sum.
     float32: pairs of lanes exchange halves, so that each writes 16 bytes of one row.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
@@ -53,7 +60,7 @@ MEASURED
         v6*    1,643 µs   669 TFLOP/s   68 % of arithmetic   2.32 × v5   101 % of cuBLAS
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory,
-    with SwiGLU's backward SWIGLU_GRADIENT_STAGES and 65536. The kernel is compiled for 168 registers a thread; the
+    with TWO_TILES_STAGES stages 65536. The kernel is compiled for 168 registers a thread; the
     producer gives back all but 40, the consumers take 232 (with row sums 56 and 224).
 NEEDS
     sm_90a; all contiguous extents multiples of 8, because TMA needs rows that are multiples of 16 bytes; otherwise M, N
@@ -72,9 +79,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
+from ...device.cluster import cluster_address, cluster_rank, cluster_sync, mbarrier_arrive_cluster
 from ...device.half import in_bfloat16
-from ...device.limits import WARP, WARPGROUP
-from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, smem_u32
+from ...device.limits import MULTIPROCESSORS, WARP, WARPGROUP
+from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, mbarrier_wait, smem_u32
 from ...device.pipeline import (
     advance,
     barrier_at,
@@ -90,7 +98,7 @@ from ...device.pipeline import (
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_map import tensor_map
-from ...device.tma import tma_load_2d, tma_prefetch, tma_store_wait_0
+from ...device.tma import tma_load_2d, tma_load_2d_multicast, tma_prefetch, tma_store_wait_0
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ...dtypes import is_half
 from ..quantise import keep_largest
@@ -108,12 +116,14 @@ from .epilogues import (
     epilogue_float,
     epilogue_gate,
     epilogue_gelu,
+    epilogue_gelu_again_gradient,
     epilogue_gelu_gradient,
     epilogue_half,
     epilogue_layer_scale,
     exchange,
     prefetch_bias,
     prefetch_gates,
+    row_of_pair,
     stage_bias,
     tile_place,
     write_rows,
@@ -125,20 +135,23 @@ from .symmetric_epilogue import epilogue_symmetric, symmetric_place, tiles_of
 
 THREADS = 384  # a producer and two consumer warpgroups
 STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
-# … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2
-SWIGLU_GRADIENT_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
+# … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2; or u,
+# which becomes du, and GELU(u)
+TWO_TILES_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
+TWO_TILES = "gelu_again_gradient", "swiglu_gradient"
 SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
+PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveClusters)
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
 ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,
-               "swiglu_gradient": STAGES, "layer_scale": (256, 128, 64)}  # widths
+               "swiglu_gradient": STAGES, "layer_scale": (256, 128, 64), "gelu_again_gradient": STAGES}  # widths
 SYMMETRIC_WIDTHS = 128, 256  # 192 takes as many tiles of a symmetric matrix as 256, or more
 REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
 
 
-def stages_of(width, swiglu_gradient):
+def stages_of(width, two_tiles):
     """Stages of the pipeline of a kernel."""
-    return (SWIGLU_GRADIENT_STAGES if swiglu_gradient else STAGES)[width]
+    return (TWO_TILES_STAGES if two_tiles else STAGES)[width]
 
 
 # Constants of a kernel ------------------------------------------------------------------------------------------------
@@ -149,23 +162,27 @@ HALF = Constant()  # whether the result is float16
 FP8 = Constant()  # whether the operands are E4M3, both along k: see hopper_fp8.py
 PROMOTED = Constant()  # … and each stage's products are added up apart
 EIGHT = Constant()  # … and so is what GELU, or its derivative, makes of the result
+PAIRED = Constant()  # two blocks of a cluster share their tiles of B: see PAIRS
 BATCHED = Constant()  # more than one product: see BATCHES
 SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is multiplied
 GATE = Constant()  # the result is gated and added to another matrix
 GELU = Constant()  # GELU of the result as a second one
 GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
+GELU_AGAIN_GRADIENT = Constant()  # … and GELU of that matrix in its place
 SWIGLU = Constant()  # SwiGLU of the result as a second one
 SWIGLU_GRADIENT = Constant()  # SwiGLU's backward with the result as dy: twice as many columns
 LAYER_SCALE = Constant()  # the result times a vector, plus the residual, as a second one
-EXCHANGES = Constant(lambda GATE, GELU_GRADIENT, SWIGLU_GRADIENT: GATE or GELU_GRADIENT or SWIGLU_GRADIENT)
+TILES_OF_BLOCK = Constant(lambda GELU_AGAIN_GRADIENT, SWIGLU_GRADIENT:
+                          2 if GELU_AGAIN_GRADIENT or SWIGLU_GRADIENT else 1)  # that leave shared memory together
+EXCHANGES = Constant(lambda GATE, GELU_GRADIENT, TILES_OF_BLOCK: GATE or GELU_GRADIENT or TILES_OF_BLOCK == 2)
 BIASED = Constant(lambda HALF, GATE, EXCHANGES, SYMMETRIC: HALF and (GATE or not EXCHANGES and not SYMMETRIC))  # maybe
 GROUPS = Constant(lambda BN: BN // 8)  # of eight columns in a tile
 BLOCKS = Constant(lambda BN, SWIGLU: BN // 64 // (2 if SWIGLU else 1))  # of 64 columns in a tile, or pairs of such
 COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in it
-TILES_OF_BLOCK = Constant(lambda SWIGLU_GRADIENT: 2 if SWIGLU_GRADIENT else 1)  # that wait in shared memory together
 ACCUMULATORS = Constant(lambda BN: BN // 2)  # of a thread
 BIASES = Constant(lambda BN: 2 * BN)  # numbers of a bias in shared memory: a tile's for each consumer
-STAGE_COUNT = Constant(lambda BN, SWIGLU_GRADIENT: stages_of(BN, SWIGLU_GRADIENT))  # of the pipeline
+RELEASES = Constant(lambda PAIRED: 4 if PAIRED else 2)  # of a stage, by the warpgroups that read it
+STAGE_COUNT = Constant(lambda BN, TILES_OF_BLOCK: stages_of(BN, TILES_OF_BLOCK == 2))  # of the pipeline
 STAGE_BYTES = Constant(lambda BN: A_BYTES + BN * BK * 2)  # of A and B
 BARRIERS = Constant(lambda STAGE_COUNT, EXCHANGES: 2 * STAGE_COUNT + 8 * EXCHANGES)
 ROW_SUMS = Constant(lambda A_ALONG_M, HALF: A_ALONG_M and not HALF)  # whether the kernel can make them
@@ -205,7 +222,8 @@ class Arrays(NamedTuple):
 class Work(NamedTuple):
     """The product's size, and how it is cut into units: the tiles of C, for each slice of K.
 
-    tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices
+    tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices; of a paired kernel tiles_m
+        and units count pairs of tiles
     M: of all matrices of a batch; seam: the first column of the matrix in two parts that is the second part's, or M of
         one matrix of a batch
     k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`)
@@ -255,6 +273,8 @@ def work_tile(unit, work):
         row = int32(row + matrix * (work.seam // BM))
     else:
         row, column = tile_place(int32(unit - part * per_slice), work.tiles_m, work.tiles_n)
+        if PAIRED:
+            row = row_of_pair(row)
     first_k = int32(part * work.slice_tiles)
     return WorkTile(part, row, column, first_k, int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles))))
 
@@ -274,24 +294,37 @@ def load_a(address, full, m, k, maps, seam):
 
 
 @cuda.jit(device=True, forceinline=True)
+def load_box(i, address, box_map, full, x, y):
+    """Ask for box number i of B at column x and row y; of a pair of blocks each asks for every other, for both."""
+    if PAIRED:
+        if cluster_rank() == uint32(i & 1):
+            tma_load_2d_multicast(address, box_map, full, uint32(3), uint32(x), uint32(y))
+    else:
+        tma_load_2d(address, box_map, full, uint32(x), uint32(y))
+
+
+@cuda.jit(device=True, forceinline=True)
 def load_b(address, full, n, k, maps, seam):
     """Ask for a stage's tile of B, from column n and row k on."""
     if B_ALONG_N:
         for i in range(BLOCKS):
             box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
             if not BATCHED and A_ALONG_M and column >= seam:
-                tma_load_2d(box, maps.second, full, uint32(column - seam), uint32(k))
+                load_box(i, box, maps.second, full, column - seam, k)
             else:
-                tma_load_2d(box, maps.b, full, uint32(column), uint32(k))
+                load_box(i, box, maps.b, full, column, k)
+    elif PAIRED:  # boxes of half as many rows
+        for i in range(2):
+            load_box(i, address + uint32(i * BN * BK), maps.b, full, k, n + i * (BN // 2))
     else:
-        tma_load_2d(address, maps.b, full, uint32(k), uint32(n))
+        load_box(0, address, maps.b, full, k, n)
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_halves(address, full, n, k, maps, H):
     """`load_b` of a weight along k with 2 · H rows: those of u1's columns from n on, then those of u2's."""
     for half in range(2):
-        tma_load_2d(address + uint32(half * COLUMNS * BK * 2), maps.b, full, uint32(k), uint32(n + half * H))
+        load_box(half, address + uint32(half * COLUMNS * BK * 2), maps.b, full, k, n + half * H)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -331,6 +364,10 @@ def produce(ring, unit, stride, maps, work):
             k = int32(k + 1)
             stage, parity = advance(ring, stage, parity)
         unit = int32(unit + stride)
+    if PAIRED:  # the other block's consumers arrive here, too: the block must not end before
+        for _ in range(STAGE_COUNT):
+            mbarrier_wait(barrier_at(ring.empty, stage), parity)
+            stage, parity = advance(ring, stage, parity)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -361,6 +398,14 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
 
 
 # The consumers' warpgroups --------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def release(ring, stage):
+    """A warpgroup has read a stage: both producers of a pair may fill it."""
+    consumer_release(ring, stage)
+    if PAIRED:
+        mbarrier_arrive_cluster(cluster_address(barrier_at(ring.empty, stage), cluster_rank() ^ uint32(1)))
+
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_rest(acc, a, b):
@@ -397,13 +442,13 @@ def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
         wgmma_commit()
         wgmma_wait_1()
         if elected:
-            consumer_release(ring, previous)
+            release(ring, previous)
         previous = stage
         stage, parity = advance(ring, stage, parity)
         step = int32(step + 1)
     wgmma_wait(acc)
     if elected:
-        consumer_release(ring, previous)
+        release(ring, previous)
     return stage, parity
 
 
@@ -425,7 +470,7 @@ def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
         wgmma_commit()
         wgmma_wait(acc)
         if elected:
-            consumer_release(ring, stage)
+            release(ring, stage)
         for i in range(ACCUMULATORS):
             sums[i] += acc[i]
         stage, parity = advance(ring, stage, parity)
@@ -444,6 +489,8 @@ def epilogue(block, turn, most, acc, gates, place, staging, part, maps, arrays, 
             most = epilogue_gelu_eight(block, most, acc, place, staging, maps, arrays.scale_c, work, how.has_residual)
     elif GELU_GRADIENT:
         turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
+    elif GELU_AGAIN_GRADIENT:
+        turn = epilogue_gelu_again_gradient(block, turn, acc, place, staging, work)
     elif GATE:
         turn = epilogue_gate(block, turn, acc, gates, place, staging, work)
     elif GELU:
@@ -517,7 +564,7 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
 @cuda.jit(device=True, forceinline=True)
 def set_up(ring, loaded, ready, maps, how):
     """Make all barriers, and bring the tensor maps to TMA's cache; by one thread."""
-    init_ring(ring, 1, 4 if ROW_SUMS and how.has_row_sums else 2)
+    init_ring(ring, 1, RELEASES + 2 if ROW_SUMS and how.has_row_sums else RELEASES)
     if EXCHANGES:
         for tile in range(4):
             mbarrier_init(barrier_at(loaded, tile), uint32(1))
@@ -544,9 +591,13 @@ def gemm(maps, arrays, work, how):
     t = int32(cuda.threadIdx.x)
     if t == 0:
         set_up(ring, loaded, ready, maps, how)
-    cuda.syncthreads()
-    unit = int32(cuda.blockIdx.x)
-    stride = int32(work.units if unit < work.alone else int32(cuda.gridDim.x - work.alone))
+    if PAIRED:
+        cluster_sync()
+        unit, blocks = int32(cuda.blockIdx.x // 2), int32(cuda.gridDim.x // 2)
+    else:
+        cuda.syncthreads()
+        unit, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
+    stride = int32(work.units if unit < work.alone else int32(blocks - work.alone))
     warpgroup = int32(t // WARPGROUP)
     if warpgroup == 0:
         give_registers()
@@ -554,10 +605,10 @@ def gemm(maps, arrays, work, how):
             produce(ring, unit, stride, maps, work)
         elif EXCHANGES:
             if t == 32:
-                exchange(TILES_OF_BLOCK, EIGHT, 0, BLOCKS, unit, stride,
+                exchange(PAIRED, TILES_OF_BLOCK, GELU_AGAIN_GRADIENT, EIGHT, 0, BLOCKS, unit, stride,
                          make_staging(0, tiles, base, biases, loaded, ready), maps, work)
             elif t == 64:
-                exchange(TILES_OF_BLOCK, EIGHT, 1, BLOCKS, unit, stride,
+                exchange(PAIRED, TILES_OF_BLOCK, GELU_AGAIN_GRADIENT, EIGHT, 1, BLOCKS, unit, stride,
                          make_staging(1, tiles, base, biases, loaded, ready), maps, work)
         elif ROW_SUMS:
             if how.has_row_sums and t >= 32 and t < 96:
@@ -576,16 +627,17 @@ def make_staging(consumer, tiles, base, biases, loaded, ready):
 
 
 def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, symmetric=False, fp8=False, promoted=False,
-               eight=False, module=None):
+               eight=False, module=None, paired=False):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
     activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
-    batched: for several products; symmetric: for several that are; fp8, promoted, eight, module: of hopper_fp8.py
+    batched: for several products; symmetric: for several that are; paired: for pairs of blocks
+    fp8, promoted, eight, module: of hopper_fp8.py
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
     kind = activation or ("symmetric" if symmetric else "batch" if batched else "half" if half else "float")
-    kind += "_eight" * eight
-    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", module=module, BATCHED=batched,
+    kind += "_eight" * eight + "_pair" * paired
+    return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", module=module, PAIRED=paired, BATCHED=batched,
                       SYMMETRIC=symmetric, FP8=fp8, PROMOTED=promoted, EIGHT=eight,
                       launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
                       BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half,
@@ -599,6 +651,9 @@ SYMMETRIC_KERNELS = Variants([(BN, across, across) for BN in SYMMETRIC_WIDTHS fo
                              lambda key: kernel_for(*key, True, batched=True, symmetric=True))
 ACTIVATION_KERNELS = Variants([(BN, name) for name, widths in ACTIVATIONS.items() for BN in widths],
                               lambda key: kernel_for(key[0], False, key[1].endswith("_gradient"), True, key[1]))
+PAIR_KERNELS = Variants(KERNELS, lambda key: kernel_for(*key, paired=True))
+PAIR_ACTIVATION_KERNELS = Variants(ACTIVATION_KERNELS, lambda key: kernel_for(
+    key[0], False, key[1].endswith("_gradient"), True, key[1], paired=True))
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------
@@ -608,9 +663,14 @@ def takes_batch(M, K, dtype):
     return M % BM == 0 and K % BK == 0 and is_half(dtype)
 
 
-def shared_bytes(width, swiglu_gradient=False):
+def shared_bytes(width, two_tiles=False):
     """Stages, and two tiles for each consumer, or two pairs."""
-    return stages_of(width, swiglu_gradient) * (BM + width) * BK * 2 + (8 if swiglu_gradient else 4) * BOX_BYTES
+    return stages_of(width, two_tiles) * (BM + width) * BK * 2 + (8 if two_tiles else 4) * BOX_BYTES
+
+
+def workers_of(multiprocessors, paired):
+    """How many blocks, or pairs of blocks, a card runs at once. A pair more would run after the others."""
+    return max(1, PAIRS_AT_ONCE * multiprocessors // MULTIPROCESSORS) if paired else multiprocessors
 
 
 def schedule(tiles, slices, k_tiles, blocks):
@@ -641,7 +701,7 @@ def map_of_halves(x):
 
 def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
                   row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1, scale=None,
-                  symmetric=False, diagonal=0.0):
+                  symmetric=False, diagonal=0.0, paired=False):
     """c = alpha · A·B + bias + residual for matrices of float16 or bfloat16; c like them, or float32 and then without
     residual.
 
@@ -652,19 +712,21 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         gate: for A·Bᵀ; residual is a `Gated`, other what is added
         gelu: for A·Bᵀ; other is like c, and is given GELU(c); c itself is written only if keeps_u
         gelu_gradient: for A·B without bias and residual; a factor GELU'(other)
+        gelu_again_gradient: the same, and other becomes GELU(other)
         layer_scale: for A·Bᵀ; other is like c, and is given residual + scale · c, scale (N,) float32; keeps_u as above
         swiglu: for A·Bᵀ; b and bias have 2 · N rows, c is (M, 2 · N), and other, (M, N), is given SwiGLU(c); keeps_u as
             above. Without keeps_u c may be anything
         swiglu_gradient: for A·B without bias and residual; c becomes SwiGLU's dx (M, 2 · N) at x = other, like c, with
             A·B as dy
     batch: so many products, where `takes_batch`; a, b, c hold the matrices one below the other; M, N, K are of one
+    paired: by pairs of blocks, where batch is 1 and C not symmetric
     symmetric: where `takes_batch`, also for one product; M == N; one half of each is computed, `diagonal` is added to
         the numbers on its diagonal
     """
     seam, M = M if batch > 1 or symmetric else max(N, K) + width, batch * M
     half = is_half(c.dtype)
     columns = width // 2 if activation == "swiglu" else width  # of a tile, or of each half in it
-    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, columns)
+    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, width // 2 if paired else columns)
     map_c = tensor_map(c, (BOX, BOX)) if half else map_a
     map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
     if activation == "swiglu_gradient":
@@ -680,7 +742,9 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     k_tiles, tiles_m, tiles_n = -(-K // BK), -(-M // BM), -(-N // columns)
     if symmetric:
         tiles_m, tiles_n = batch, tiles_of(N, width)
-    slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, a.backend.multiprocessors)
+    cluster = 2 if paired else 1
+    tiles_m, workers = -(-tiles_m // cluster), workers_of(a.backend.multiprocessors, paired)
+    slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, workers)
     units = slices * tiles_m * tiles_n
     nothing = unused(a)
     biases = nothing if bias is None else bias
@@ -695,21 +759,21 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     if row_sums is not None and slices * tiles_n > 1:
         sums = target[slices * M * N:] if slices > 1 else empty((tiles_n * M,), np.float32, like=a)
         summing = WRITE_ROW_SUMS
-    kernel = KERNELS[width, transpose_a, not transpose_b, half]
+    kernel = (PAIR_KERNELS if paired else KERNELS)[width, transpose_a, not transpose_b, half]
     if batch > 1:
         kernel = BATCH_KERNELS[width, transpose_a, not transpose_b]
     if symmetric:
         kernel = SYMMETRIC_KERNELS[width, transpose_a, not transpose_b]
     if activation:
-        kernel = ACTIVATION_KERNELS[width, activation]
+        kernel = (PAIR_ACTIVATION_KERNELS if paired else ACTIVATION_KERNELS)[width, activation]
     kernel = in_bfloat16(kernel, a.dtype)
     written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
-    launch(kernel, min(units, a.backend.multiprocessors), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
+    launch(kernel, cluster * min(units, workers), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
            Arrays(target, *arrays, sums),
            Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
            Epilogue(*(end if slices == 1 else (1.0, 0)), written, int(accumulate and slices == 1), summing,
                     float(diagonal)),
-           shared=shared_bytes(width, activation == "swiglu_gradient"))
+           shared=shared_bytes(width, activation in TWO_TILES), cluster=cluster)
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
     elif summing == WRITE_ROW_SUMS:

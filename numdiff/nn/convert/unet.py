@@ -4,7 +4,8 @@ Two functions that are each other's inverse: `unet_shapes` lists every parameter
 `guess_unet_options` finds the options from a state dict. What shapes do not reveal (the image's size, the number of
 attention heads and their order, the period of the timestep embedding) the user must give.
 
-Names and shapes here are PyTorch's, as in guided-diffusion's state dicts.
+Names and shapes here are PyTorch's, as in guided-diffusion's state dicts; ConvNeXt's blocks, which it does not have,
+are under numdiff's own names.
 """
 import re
 
@@ -42,7 +43,7 @@ def canonical_names(state_dict):
 def unet_shapes(options):
     """{name: shape} of every parameter, in module order, for the options of `numdiff.nn.UNet`."""
     base, blocks = options["model_channels"], options["num_res_blocks"]
-    emb = 4 * base
+    emb, convnext = 4 * base, options.get("block") == "convnext"
     widths = [int(mult * base) for mult in options["channel_mult"]]
     outputs = options["out_channels"] or options["in_channels"] * (2 if options["learn_sigma"] else 1)
     attended = [options["image_size"] // 2**level in options["attention_resolutions"] for level in range(len(widths))]
@@ -52,6 +53,9 @@ def unet_shapes(options):
         shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
 
     def res_block(name, inputs, outputs):
+        if convnext:
+            convnext_block(name, inputs, outputs)
+            return
         layer(f"{name}.in_layers.0", inputs)
         layer(f"{name}.in_layers.2", outputs, inputs, 3, 3)
         layer(f"{name}.emb_layers.1", outputs * (2 if options["use_scale_shift_norm"] else 1), emb)
@@ -59,6 +63,16 @@ def unet_shapes(options):
         layer(f"{name}.out_layers.3", outputs, outputs, 3, 3)
         if inputs != outputs:
             layer(f"{name}.skip_connection", outputs, inputs, 1, 1)
+
+    def convnext_block(name, inputs, outputs):
+        if inputs != outputs:
+            layer(f"{name}.skip_connection", outputs, inputs, 1, 1)
+        layer(f"{name}.depthwise", outputs, 1, 7, 7)
+        layer(f"{name}.emb_layers.1", outputs, emb)
+        layer(f"{name}.norm", outputs)
+        layer(f"{name}.mlp_in", 4 * outputs, outputs)
+        layer(f"{name}.mlp_out", outputs, 4 * outputs)
+        shapes[f"{name}.layer_scale.weight"] = (outputs,)
 
     def attention(name, width):
         layer(f"{name}.norm", width)
@@ -111,7 +125,7 @@ def guess_unet_options(state_dict, image_size=64):
 
     Returned are the options that shapes determine: in_channels, model_channels, out_channels, channel_mult,
     num_res_blocks, attention_resolutions (in pixels, so they need `image_size`), use_scale_shift_norm, resblock_updown,
-    conv_resample, num_classes, learn_sigma.
+    conv_resample, num_classes, learn_sigma, block.
     """
     def shape(name, dimensions):
         return known_shape(state_dict, name, dimensions, "guided-diffusion UNet")
@@ -129,7 +143,7 @@ def guess_unet_options(state_dict, image_size=64):
     first = shape("input_blocks.0.0.weight", 4)
     in_channels, outputs = first[1], shape("out.2.weight", 4)[0]
     down, up = numbers("input_blocks"), numbers("output_blocks")
-    res_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.in_layers\.", k) for k in names)]
+    res_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.(in_layers|depthwise)\.", k) for k in names)]
     conv_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.conv\.", k) for k in names)]
     pooled = sorted(set(range(max(down) + 1)) - set(down))
     # every level but the lowest ends in a resampling: the place of the first one gives the blocks of a level
@@ -139,7 +153,9 @@ def guess_unet_options(state_dict, image_size=64):
         raise NumdiffError(f"these are not the weights of a guided-diffusion UNet: its {max(down) + 1} input and "
                            f"{len(up)} output blocks do not make levels of {per_level}")
     firsts = [f"input_blocks.{level * per_level + 1}" for level in range(levels)]
-    widths = [shape(f"{first}.0.in_layers.2.weight", 4)[0] for first in firsts]
+    convnext = f"{firsts[0]}.0.depthwise.weight" in state_dict
+    convolution = "depthwise" if convnext else "in_layers.2"
+    widths = [shape(f"{first}.0.{convolution}.weight", 4)[0] for first in firsts]
     attended = [f"{first}.1.qkv.weight" in state_dict for first in firsts]
     emb_outputs = shape(f"{firsts[0]}.0.emb_layers.1.weight", 2)[0]
     return {
@@ -149,7 +165,7 @@ def guess_unet_options(state_dict, image_size=64):
         "channel_mult": [width // base if width % base == 0 else width / base for width in widths],
         "num_res_blocks": per_level - 1,
         "attention_resolutions": [image_size // 2**level for level, there in enumerate(attended) if there],
-        "use_scale_shift_norm": emb_outputs == 2 * widths[0],
+        "use_scale_shift_norm": emb_outputs == 2 * widths[0], "block": "convnext" if convnext else "resnet",
         "resblock_updown": bool(res_up), "conv_resample": bool(conv_up),
         "num_classes": shape("label_emb.weight", 2)[0] if "label_emb.weight" in state_dict else None}
 

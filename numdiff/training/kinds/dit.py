@@ -227,5 +227,6 @@ DIT = DiTKind(
     sampled=MEASURED, check="numdiff.nn.dit:check_options",
     weights="numdiff.training.kinds.dit_weights:DiTWeights",
     twin="numdiff.benchmark.torch_dit:TorchDiT", float8=True, class_dropout=0.1,
+    parts=("attention", "mlp"),
     class_table="y_embedder.embedding_table.weight", implying=("architecture",),
     help=HELP)

@@ -41,6 +41,7 @@ class ModelKind:
     weights: where the record of its foreign files is (weights.py); twin: where its counterpart in PyTorch is, for
     `--versus torch`; twin_channels_last: whether that stores its images channels-last
     float8: whether it trains in --precision fp8
+    parts: what of its blocks `--recompute` may name alone, of the model's `part_kinds`
     class_dropout: the default of --class-dropout
     class_table: the parameter with a row a class, and a last one for no class
     implying: settings that stand for several options of the model
@@ -63,6 +64,7 @@ class ModelKind:
     twin: str | None = None
     twin_channels_last: bool = False
     float8: bool = False
+    parts: tuple = ()
     class_dropout: float = 0.0
     class_table: str | None = None
     implying: tuple = ()

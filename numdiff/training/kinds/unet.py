@@ -189,5 +189,6 @@ UNET = UNetKind(
     measured=("block",), sampled=("class_cond", "class_dropout"), check="numdiff.nn.unet:check_options",
     weights="numdiff.training.kinds.unet_weights:UNetWeights",
     twin="numdiff.benchmark.torch_unet:TorchUNet", twin_channels_last=True, class_dropout=0.0,
+    parts=("attention",),
     class_table="label_emb.weight", implying=("num_heads", "num_heads_upsample"),
     help=HELP)

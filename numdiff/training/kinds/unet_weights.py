@@ -43,16 +43,14 @@ class UNetWeights(Weights):
     def hold(self, state_dict, sizes):
         return check_state_dict(state_dict, sizes)
 
-    def exported(self, state_dict, sizes):
-        _require_residual(sizes)
-        return state_dict
-
     def notes(self, sizes, diffusion):
+        if sizes.get("block", "resnet") != "resnet":
+            return [("elsewhere", f"it has {sizes['block']} blocks, under numdiff's own names, which numdiff convert "
+                                  "and --init read again; guided-diffusion's code has none")]
         flags, missing = guided_diffusion_flags(sizes, diffusion)
         return [("guided-diffusion", f"its scripts need: {flags}"), *(("no flag there", text) for text in missing)]
 
     def with_convolutions(self, state_dict, sizes):
-        _require_residual(sizes)
         return with_convolutions(state_dict, sizes)
 
     def lines(self, target, result, o):
@@ -62,16 +60,9 @@ class UNetWeights(Weights):
         order = "new" if o["use_new_attention_order"] else "legacy"
         yield f"{target}: a UNet of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']} images"
         yield (f"channels    {o['model_channels']} × ({', '.join(f'{m:g}' for m in o['channel_mult'])}), "
-               f"{o['num_res_blocks']} blocks a level")
+               f"{o['num_res_blocks']} {'ConvNeXt ' * (o.get('block') == 'convnext')}blocks a level")
         sizes = ", ".join(map(str, o["attention_resolutions"])) or "the middle only"
         yield f"attention   at {sizes}; {heads}, {order} order"
         null = (f" and a null class, the last row of label_emb: elsewhere, {o['num_classes'] + 1} classes"
                 if o["num_classes"] is not None and o.get("class_dropout", 0) > 0 else "")
         yield f"classes     {o['num_classes'] or 'none'}{null}"
-
-
-def _require_residual(sizes):
-    """Raise a `UsageError` for blocks that guided-diffusion's state dicts have no names for."""
-    if sizes.get("block", "resnet") != "resnet":
-        raise UsageError(f"this UNet has {sizes['block']} blocks, and guided-diffusion's files, whose names .npz and "
-                         ".safetensors have, know none: let OUT end in .h5, and leave out --conv-resample.")

@@ -1,9 +1,12 @@
 import contextlib
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from numdiff.device.emulator import get_emulator
+from numdiff.device.planned import CARDS
 from numdiff.errors import TooManyElementsError
 from numdiff.kernels import conv2d as C
 from numdiff.kernels.conv2d import im2win as M
@@ -166,8 +169,27 @@ def test_table_of_bytes(capsys):
     """The twelve layers of the paper, without a GPU: sizes alone."""
     benchmark_im2win.main(["--batch", "128"])
     lines = capsys.readouterr().out.splitlines()
-    rows = {line.split()[0]: line for line in lines if re.match(r"conv\d", line)}
+    rows = {line.split()[1]: line for line in lines if re.match(r"\| conv\d", line)}
     assert list(rows) == [f"conv{k}" for k in range(1, 13)]
     # conv9: 128 images of 56 × 56 × 64: col is 9 times x, win 3 · 58/56 times
-    x = 4 * 128 * 56 * 56 * 64 / 2**20
+    x = 4 * 128 * 56 * 56 * 64 / 1e6
     assert f"{9 * x:,.0f}" in rows["conv9"] and f"{3 * x * 58 / 56:,.0f}" in rows["conv9"]
+
+
+def test_the_benchmark_on_a_gpu(monkeypatch):
+    """Which kernels it will launch, and its rows, of a GPU that computes in the emulator."""
+    monkeypatch.setitem(benchmark_im2win.LAYERS, "conv9", (3, 4, 4, 3, 1))
+    h200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
+    monkeypatch.setattr(benchmark_im2win, "card_of", lambda gpu: h200)
+    options = SimpleNamespace(batch=1, only=["conv9"], passes=benchmark_im2win.PASSES)
+    names = {key.name for key in benchmark_im2win.plan(None, options)}
+    assert {"im2win_forward_kernel_v2", "im2col_forward_kernel_v2"} <= names, names
+    monkeypatch.setattr(benchmark_im2win.timing, "replay", lambda gpu, arena, once: once)
+    monkeypatch.setattr(benchmark_im2win.timing, "measured", lambda jobs: [float(run().size) for run, _ in jobs])
+    gpu = get_emulator(cc=(9, 0))
+    given = benchmark_im2win.arrays_of(1, "conv9")
+    for check in (False, True):
+        rows = dict(benchmark_im2win.measure(gpu, None, None, given, 1, benchmark_im2win.PASSES, check))
+        assert rows == {"forward": dict.fromkeys(benchmark_im2win.VERSIONS, 36.0),
+                        "dgrad": dict.fromkeys(benchmark_im2win.VERSIONS, 36.0),
+                        "wgrad": dict.fromkeys(benchmark_im2win.VERSIONS, 144.0)}

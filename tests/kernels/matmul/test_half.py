@@ -21,7 +21,7 @@ from numdiff.kernels.matmul import hopper, launcher, mma, symmetric_epilogue
 from numdiff.kernels.transformer.columns import Columns, Sums
 from numdiff.kernels.transformer.gate import gate_forward
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
-from tests.conftest import large, on, quick, relative_error, shapes, versions, where
+from tests.conftest import exhaustively, large, on, quick, relative_error, shapes, versions, where
 
 TOLERANCE = 2e-3
 TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
@@ -97,6 +97,39 @@ def test_every_tile(engine, rng, monkeypatch, tile, half):
     got = P.matmul_forward(engine(a), engine(b), *transposes, version=version, out_dtype=out)
     assert got.dtype == out
     engine.check(got, product(a, b, transposes), TOLERANCE if half else 1e-6)
+
+
+def in_pairs(monkeypatch, pairs):
+    monkeypatch.setattr(launcher, "choose_pairs", lambda *_: pairs)
+
+
+@pytest.mark.parametrize("transposes, half, slices", [
+    ((False, True), True, 1), *exhaustively(((False, False), True, 1), ((True, False), False, 2),
+                                            ((True, True), False, 1))])
+@KERNELS
+@where(lambda engine: engine != "launch")
+def test_pairs_of_blocks(engine, rng, monkeypatch, transposes, half, slices):
+    """Blocks that share their tiles of B give the bits of blocks alone; the second has few rows."""
+    M, N, K = 136, 136, 4 * hopper.BK + 8
+    a, b = operands(rng, M, N, K, transposes)
+    choose(monkeypatch, (hopper.BM, 256), slices)
+    results = []
+    for pairs in (False, True):
+        in_pairs(monkeypatch, pairs)
+        results.append(P.matmul_forward(engine(a), engine(b), *transposes, version=6,
+                                        out_dtype=np.float16 if half else np.float32))
+    engine.check(results[1], product(a, b, transposes), TOLERANCE if half else 1e-6)
+    engine.check_equal(*results)
+
+
+@pytest.mark.parametrize("M, N, K, slices", [(16384, 768, 3072, 1), (2304, 768, 16384, 3), (264, 72, 72, 1)])
+def test_pairs_are_chosen_where_they_are_estimated_faster(M, N, K, slices):
+    tile = (hopper.BM, 192)
+    alone, paired = (launcher.half_estimate(6, 1, M, N, K, tile, slices, 132, pairs)[1] for pairs in (False, True))
+    assert launcher.choose_pairs(M, N, K, tile, slices, 132) == (paired < alone)
+    assert not launcher.choose_pairs(hopper.BM, N, K, tile, slices, 132)  # nothing to share
+    assert launcher.choose_half(6, 1, M, N, K, slices > 1, 132)[2] <= launcher.choose_half(
+        6, 1, M, N, K, slices > 1, 132, pairs=(False,))[2]
 
 
 @pytest.mark.parametrize("version", [None, 2, 5, 6])
@@ -258,6 +291,18 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
     engine.check(gradients[0], want, TOLERANCE)
     for first, second in (*zip(runs[0], runs[-1], strict=True), (gradients[0], gradients[-1])):
         engine.check_equal(first, second)
+    again = []
+    for _ in range(engine.repeats):  # without GELU(u), which the same kernel gives
+        dweight, dbias = engine.zeros((K, N)), engine.zeros(K)
+        du = linear_backward(engine(dy), None, engine(weight_2), dweight, dbias, gelu_of=engine(u))
+        again.append((du, dweight, dbias))
+    engine.check_equal(again[0][0], gradients[0])
+    engine.check(again[0][1], product(dy, gelu_forward(u.astype(np.float64)), (True, False)), TOLERANCE)
+    engine.check(again[0][2], dy.sum(0, dtype=np.float64), TOLERANCE)
+    for first, second in zip(again[0], again[-1], strict=True):
+        engine.check_equal(first, second)
+    alone = linear_backward(engine(dy), None, engine(weight_2), None, gelu_of=engine(u))  # of a frozen weight
+    engine.check_equal(alone, gradients[0])
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

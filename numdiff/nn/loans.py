@@ -1,0 +1,204 @@
+"""Results of the forward pass in the memory of the gradients, which nobody needs before the backward pass.
+
+A step keeps room for the gradients of all weights, 4 bytes each, and until the backward pass writes them nothing lies
+there. So each block of a model lends its part of that buffer, once it has run forward, to the blocks that run after it,
+and calls it in when the backward pass asks for the first of its gradients:
+
+    forward      block 0, lends | block 1, over 0's, lends | block 2, over 0's and 1's, lends | …
+    backward     … | 2 is called in, block 2 | 1 is called in, block 1 | 0 is called in, block 0
+
+THE INVARIANT. What a block allocates in its forward pass is gone before the first gradient of a block that ran earlier
+is asked for. For an array is held by records that are made after it was allocated; the tape plays these back before all
+that were made earlier, and drops each when it has been played. Nothing else holds it.
+
+It is checked, not assumed: memory comes back when the last reference to it is dropped, and a step ends with an error
+when a part is called in where something still lies. That can only happen to a model that keeps an activation for
+itself, or that uses a block's parameters again after the block; such a model sets `lends_gradients = False`.
+
+THE SAME BITS. A gradient that operations add to must begin at zero, and so must the gaps between parameters, which the
+gradient norm and AdamW read, too. Those of a part that is lent are zeroed when it is called in, in a launch of their
+own, all others when the step begins. Large weights' gradients are written (`Parameter.stale`), whatever lies there.
+
+WHERE NOTHING IS LENT. With several microbatches: gradients lie in the buffer while the next one's forward pass runs. Of
+a block with a frozen parameter: its gradient stays zero.
+
+SEVERAL RANKS lend, too. A bucket leaves (`mpi`) when all of its gradients are complete, so that none of its blocks
+lends any more. And all that reads this step's gradients precedes the next step on the stream: NCCL's sum and the update
+are launched there, `mpi` waits for its copies, and with `peer` a rank passes a barrier after which nobody reads its
+memory: the last one of the gather, or where ranks share the update the one in `gather_partials`.
+"""
+import contextlib
+import functools
+
+import numpy as np
+
+from ..device import upload
+from ..device.arena import Borrowed
+from ..device.threads import Stack
+from ..errors import NumdiffError
+from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
+
+FLOAT = np.dtype(np.float32).itemsize
+SMALLEST = 4 << 20  # bytes of gradients that are worth the launch that zeroes some of them apart
+
+_lenders = Stack()  # the `Loans` whose forward pass is running in this thread, innermost last
+
+
+def begin_at_zero(spans):
+    """What of the gradients must be zero before operations add to it, as `zero_ranges` takes it: of a gradient that is
+    written the gap behind it, from a multiple of 4 on, which the kernel wants; others altogether.
+
+    spans: (Parameter, first element, the one after its last, first of the next parameter) of each
+    """
+    ranges = [(stop // 4 * 4 if parameter.written else first, end) for parameter, first, stop, end in spans]
+    return pieces([(first, stop) for first, stop in ranges if first < stop])
+
+
+class Loan:
+    """The part of the gradients that a block lends, or neighbours together.
+
+    Attributes blocks: the modules; left: those that have yet to run forward; out: whether it is lent now
+    """
+
+    def __init__(self, loans, blocks, spans):
+        """spans: of the parameters, as `FlatParameters.spans` gives them"""
+        self.loans, self.blocks, self.left, self.out = loans, blocks, set(blocks), False
+        self.parameters = [parameter for parameter, *_ in spans]
+        self._zeroed = upload(begin_at_zero(spans), loans.parameters.grad)
+        self.first, self.nbytes = FLOAT * spans[0][1], FLOAT * (spans[-1][3] - spans[0][1])  # in bytes
+
+    @property
+    def pending(self):
+        """Whether it has yet to be called in."""
+        return self.parameters[0].loan is self
+
+    @property
+    def address(self):
+        return self.loans.backend.pointer(self.loans.parameters.grad) + self.first
+
+    def ran(self, block):
+        """A block has run forward: once all have, later ones may lay their results here."""
+        self.left.discard(block)
+        if not (self.left or self.out):
+            self.loans.borrowed.lend(self.address, self.nbytes)
+            self.out = True
+
+    def call_in(self):
+        """The first of these gradients is asked for: from now on only gradients lie here."""
+        if self.out and not self.loans.borrowed.call_in(self.address, self.nbytes):
+            name = self.blocks[0].name
+            raise NumdiffError(f"results of the forward pass still lie where the gradients of {name} are to be "
+                               "written: the model keeps an activation, or uses a parameter of this block after it; "
+                               "set lends_gradients = False in its class.")
+        zero_ranges(self.loans.parameters.grad, self._zeroed)
+        self.forget()
+
+    def forget(self):
+        self.left, self.out = set(self.blocks), False
+        for parameter in self.parameters:
+            parameter.loan = None
+
+
+class Loans:
+    """Context of the forward and backward pass of one step, in which a model's blocks lend. `begin_gradients` comes
+    before it, with `rest`.
+
+    Attributes rest: the ranges of the gradients that are zeroed when a step begins, as `zero_ranges` takes them;
+    borrowed: within the context, the arena of what is lent; current: the loan of the block that runs forward now
+    """
+
+    def __init__(self, model):
+        self.model, self.parameters, self.backend = model, model.parameters, model.backend
+        self.borrowed = self.current = None
+        self._lay_out()
+
+    def _lay_out(self):
+        self._trained_ranges = self.parameters.trained_ranges
+        spans = self.parameters.spans()
+        self.loans = [Loan(self, *run) for run in self._runs(spans)]
+        self._of_block = {block: loan for loan in self.loans for block in loan.blocks}
+        lent = {parameter for loan in self.loans for parameter in loan.parameters}
+        self._rest = upload(begin_at_zero(span for span in spans.values() if span[0] not in lent), self.parameters.grad)
+
+    def _runs(self, spans):
+        """(blocks, spans of their parameters) of what lends together: neighbours, until they are SMALLEST."""
+        blocks, found = [], []
+        for block in self.model.blocks_within():
+            inside = [spans[name] for name, _ in block.named_parameters()]
+            if not inside or any(parameter.frozen for parameter, *_ in inside):
+                continue
+            if found and found[-1][3] != inside[0][1]:  # they are no neighbours
+                blocks, found = [], []
+            blocks, found = [*blocks, block], [*found, *inside]
+            if FLOAT * (found[-1][3] - found[0][1]) >= SMALLEST:
+                yield blocks, found
+                blocks, found = [], []
+
+    @property
+    def rest(self):
+        if self.parameters.trained_ranges != self._trained_ranges:  # others were frozen since the last step
+            self._lay_out()
+        return self._rest
+
+    def __enter__(self):
+        self.borrowed = Borrowed(self.backend.arena)
+        for loan in self.loans:
+            for parameter in loan.parameters:
+                parameter.loan = loan
+        return self
+
+    def __exit__(self, error, *_):
+        for loan in filter(lambda loan: loan.pending, self.loans):
+            if error is None:  # no gradient of it was asked for
+                loan.call_in()
+            else:
+                loan.forget()
+        self.borrowed = None
+
+    @contextlib.contextmanager
+    def forward(self):
+        """Context of the forward pass, within the other."""
+        _lenders.append(self)
+        try:
+            yield
+        finally:
+            _lenders.pop()
+
+    @contextlib.contextmanager
+    def _passing(self, block):
+        """Context of a block's forward pass."""
+        loan = self.current = self._of_block[block]
+        try:
+            with self.backend.within(self.borrowed):
+                yield
+        finally:
+            self.current = None
+        loan.ran(block)
+
+    @contextlib.contextmanager
+    def _again(self, loan):
+        """Context in which the backward pass runs again what a block of this loan ran forward."""
+        if loan.pending:
+            loan.call_in()
+        with self.backend.within(self.borrowed):
+            yield
+
+
+def passing(module):
+    """Context of a module's forward pass; what a block that lends allocates in it comes from those that ran before."""
+    lends = _lenders and module in _lenders[-1]._of_block
+    return _lenders[-1]._passing(module) if lends else contextlib.nullcontext()
+
+
+def again():
+    """For what the backward pass is to run again: a function that gives the context for it. What is allocated there is
+    gone once it has been played back, so that it may lie over the gradients of earlier blocks."""
+    if not _lenders or _lenders[-1].current is None:
+        return contextlib.nullcontext
+    return functools.partial(_lenders[-1]._again, _lenders[-1].current)
+
+
+def loans_of(model):
+    """The `Loans` of a model's steps, or None where nothing can be lent: a model that does not want it, or a device
+    without an arena."""
+    return Loans(model) if model.lends_gradients and hasattr(model.backend, "arena") else None

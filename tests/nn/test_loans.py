@@ -1,0 +1,434 @@
+"""Activations in the memory of the gradients: the same bits, less memory, and an error where the invariant breaks."""
+import contextlib
+import ctypes
+import types
+
+import numpy as np
+import pytest
+
+from numdiff import kernels as K
+from numdiff.device import download
+from numdiff.device.arena import Arena
+from numdiff.device.array import POISON, set_poison
+from numdiff.device.emulator import EmulatorDevice
+from numdiff.device.planned import CARDS, Planned
+from numdiff.diffusion import Diffusion
+from numdiff.distributed.buckets import Plan, Watch, parameters_of
+from numdiff.emulator.memory import GLOBAL, Memory
+from numdiff.errors import NumdiffError
+from numdiff.kernels import Pair
+from numdiff.nn import AdamW, DiT, Muon, UNet, float8, functional, loans
+from numdiff.nn.dit import Block
+from numdiff.nn.loans import Loans
+from numdiff.nn.optimizer import LossScale
+from numdiff.training.precision import compute_in
+from numdiff.training.step import TrainingStep
+from tests.conftest import exhaustive, exhaustively, needs, where
+
+LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.0, "shift": False}
+
+
+@pytest.fixture(autouse=True)
+def all_lend(monkeypatch):
+    """The blocks of small models, too, each by itself."""
+    monkeypatch.setattr(loans, "SMALLEST", 0)
+
+
+def dit(device="cpu", **options):
+    return DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 3, "num_heads": 2,
+                  "num_classes": 3, "device": device, **options})
+
+
+def unet(device="cpu", **options):
+    return UNet(**{"image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
+                   "attention_resolutions": (4,), "device": device, **options})
+
+
+def step_of(model, optimizer="adamw", precision="fp32", batch=4, microbatch=None, capture=True):
+    rng = np.random.default_rng(1)  # no layer of zeros, through which no gradient would flow
+    model.load_arrays({name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
+                       for name, a in model.arrays().items()})
+    compute_in(model, precision)
+    how = {"learning_rate": 1e-3, "ema_decay": 0.9,
+           "loss_scale": LossScale(model.parameters.data, 1024.0) if precision in ("fp16", "fp8") else None}
+    optimizer = (AdamW(model.parameters, **how) if optimizer == "adamw" else
+                 Muon(model.parameters, model.matrices(), **how))
+    step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, batch, microbatch, flip=True,
+                        capture=capture)
+    size, channels = model.image_size, model.in_channels
+    step.load(rng.integers(0, 256, (batch, size, size, channels), np.uint8),
+              None if model.num_classes is None else np.arange(batch, dtype=np.int32) % model.num_classes)
+    return step
+
+
+def state_of(step, steps):
+    """{name: array} of all that the steps have computed: telemetry, weights, gradients, the optimizer's state."""
+    parameters = step.model.parameters
+    return {"telemetry": step.telemetry(0, steps), "weights": download(parameters.data),
+            "gradients": download(parameters.grad), **step.optimizer.state()}
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for name, array in a.items():
+        np.testing.assert_array_equal(array, b[name], err_msg=name)
+    assert np.isfinite(a["weights"]).all() and a["gradients"].any()
+
+
+def segments(kept):
+    """A function that takes memory of the host, at addresses as the driver gives them, for an arena."""
+    def take(nbytes):
+        kept.append(np.full(nbytes + 256, POISON, np.uint8))
+        return kept[-1].ctypes.data + -kept[-1].ctypes.data % 256
+    return take
+
+
+class HostArena:
+    """An arena in the memory of the host, for the CPU engine: results of its forward operations are copied there, and
+    are given back as a GPU's are when nobody holds them any longer."""
+
+    def __init__(self):
+        self.kept = []
+        self.arena = Arena(segments(self.kept), 1 << 16)
+        self.lent = 0  # arrays that lay in lent memory
+
+    @contextlib.contextmanager
+    def within(self, arena):
+        outer, self.arena = self.arena, arena
+        try:
+            yield
+        finally:
+            self.arena = outer
+
+    @staticmethod
+    def pointer(array):
+        return array.ctypes.data
+
+    def lay(self, result):
+        if isinstance(result, Pair):
+            return Pair(*map(self.lay, result))
+        if isinstance(result, (tuple, list)):
+            return type(result)(map(self.lay, result))
+        if not isinstance(result, np.ndarray) or not result.size:
+            return result
+        block = self.arena.allocate(result.nbytes)
+        self.lent += block.arena is self.arena and self.arena is not self.of_steps
+        memory = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
+        memory.block = block  # as long as a view of it lives
+        laid = np.frombuffer(memory, result.dtype, result.size).reshape(result.shape)
+        laid[...] = result
+        return laid
+
+    def laying(self, function):
+        return lambda *given, **more: self.lay(function(*given, **more))
+
+    @contextlib.contextmanager
+    def under(self, step):
+        """Within the context this step lends the memory of its gradients."""
+        step.loans, self.of_steps = Loans(step.model), self.arena
+        step.loans.backend = self
+        laying = types.SimpleNamespace(**vars(K))
+        for name, function in vars(K).items():
+            if name.endswith("_forward"):
+                setattr(laying, name, self.laying(function))
+        functional.K = float8.K = laying
+        try:
+            yield step.loans
+        finally:
+            functional.K = float8.K = K
+
+
+def poison(step):
+    """What the gradients of the blocks were before a step is of no matter."""
+    for loan in step.loans.loans:
+        step.model.parameters.grad.view(np.uint8)[loan.first:loan.first + loan.nbytes] = POISON
+
+
+CASES = {"dit": dit, "lightning": lambda: dit(**LIGHTNING), "unet": unet, "convnext": lambda: unet(block="convnext"),
+         "updown": lambda: unet(dropout=0.3, use_scale_shift_norm=True, resblock_updown=True, num_classes=3)}
+
+
+@pytest.mark.parametrize("kind, optimizer, precision, recompute", [
+    ("dit", "adamw", "fp32", None), ("lightning", "muon", "fp32", "mlp"), ("dit", "adamw", "fp8", "blocks"),
+    ("dit", "adamw", "fp8", "attention"), ("unet", "muon", "fp32", "blocks"), ("updown", "adamw", "fp32", None),
+    *exhaustively(
+        *((kind, optimizer, "fp32", recompute) for kind in CASES for optimizer in ("adamw", "muon")
+          for recompute in (None, "blocks", "attention")), ("lightning", "adamw", "fp8", None),
+        ("dit", "muon", "fp8", None), ("lightning", "adamw", "fp8", "mlp"))])
+def test_steps_that_lend_have_the_same_bits(kind, optimizer, precision, recompute):
+    states = []
+    for lends in (False, True):
+        model, host = CASES[kind](), HostArena()
+        if recompute:
+            model.recompute_blocks(recompute)
+        step = step_of(model, optimizer, precision)
+        with host.under(step) if lends else contextlib.nullcontext():
+            for _ in range(3):
+                if lends:
+                    poison(step)
+                step.run()
+        states.append(state_of(step, 3))
+    assert host.lent > 3 * len(step.loans.loans) > 6
+    same(*states)
+
+
+@pytest.mark.parametrize("kind", ["dit", "unet"])
+def test_blocks_lend_what_they_do_not_freeze(kind):
+    frozen = {"dit": "blocks.1.mlp.*", "unet": "input_blocks.1.*"}[kind]
+    states = []
+    for lends in (False, True):
+        model, host = CASES[kind](), HostArena()
+        step = step_of(model)
+        with host.under(step) if lends else contextlib.nullcontext():
+            step.run()
+            before = lends and len(step.loans.loans)
+            model.parameters.freeze([frozen])  # later than the loans were laid out
+            step.run()
+        states.append(state_of(step, 2))
+    assert 0 < len(step.loans.loans) < before
+    same(*states)
+
+
+def test_neighbours_lend_together(monkeypatch):
+    model = dit(depth=5)
+    each = Loans(model).loans[0].nbytes
+    monkeypatch.setattr(loans, "SMALLEST", each + 1)
+    step, host = step_of(model), HostArena()
+    with host.under(step):
+        found = step.loans.loans
+        assert [[block.name for block in loan.blocks] for loan in found] == [["blocks.0", "blocks.1"],
+                                                                            ["blocks.2", "blocks.3"]]
+        poison(step)
+        step.run()
+    plain = step_of(dit(depth=5))
+    plain.run()
+    same(state_of(plain, 1), state_of(step, 1))
+
+
+@pytest.mark.parametrize("kind", ["dit", "unet"])
+def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
+    model, host = CASES[kind](), HostArena()
+    step = step_of(model)
+    plan, left = Plan(model.parameters, size=1 << 10), {}
+
+    class Watcher:
+        def begin(self, records):
+            plan.make([parameters_of(record.backward) for record in reversed(records)])
+
+        def played(self, number):
+            for bucket in plan.leaving.get(number, ()):
+                left[bucket] = model.parameters.grad[slice(*plan.buckets[bucket])].copy()
+
+    step.exchange.watch = lambda: Watch(Watcher())
+    with host.under(step):
+        poison(step)
+        step.run()
+    assert len(left) == len(plan.buckets) > 5
+    for bucket, gradient in left.items():
+        np.testing.assert_array_equal(gradient, model.parameters.grad[slice(*plan.buckets[bucket])])
+
+
+# What breaks the invariant --------------------------------------------------------------------------------------------
+
+class Keeping(Block):
+    """Keeps what it gives."""
+
+    def forward(self, *given):
+        self.kept = super().forward(*given)
+        return self.kept
+
+
+class Keeps(DiT):
+    def __init__(self, **options):
+        super().__init__(**options)
+        for block in self.blocks.modules.values():
+            block.__class__ = Keeping
+
+
+class Tied(DiT):
+    """Its last block takes the first one's projection."""
+
+    def forward(self, *given, **more):
+        self.blocks[2].attn.proj = self.blocks[0].attn.proj
+        return super().forward(*given, **more)
+
+
+@pytest.mark.parametrize("kind", [Keeps, Tied])
+def test_what_breaks_the_invariant_is_told(kind):
+    def made():
+        return step_of(kind(image_size=8, in_channels=3, patch_size=2, hidden_size=32, depth=3, num_heads=2,
+                            num_classes=3, device="cpu"), batch=2)
+
+    step, host = made(), HostArena()
+    with host.under(step), pytest.raises(NumdiffError, match=r"still lie where the gradients of blocks\.[01] are to be "
+                                                             r"written.*lends_gradients = False"):
+        step.run()
+    assert not any(p.loan for p in step.model.parameters.parameters.values())
+    step.loans = None  # from now on without
+    plain = made()
+    for each in (step, plain):
+        each.run()
+    same(state_of(step, 1), state_of(plain, 1))
+
+
+def test_a_step_that_was_broken_off_leaves_nothing_lent():
+    step, host = step_of(dit()), HostArena()
+    arrays = step.model.arrays()
+    with host.under(step):
+        step.run()
+        broken = {**arrays, "blocks.2.mlp.fc2.bias": np.full_like(arrays["blocks.2.mlp.fc2.bias"], np.nan)}
+        step.model.load_arrays(broken)
+        assert step.name_first_nonfinite().startswith("blocks.2.mlp")
+        assert not any(p.loan for p in step.model.parameters.parameters.values())
+        step.model.load_arrays(arrays)
+        step.run()
+    assert np.isfinite(step.model.parameters.grad).all()
+
+
+def test_where_nothing_is_lent():
+    class Device(Planned):
+        arena = None
+
+    device = Device(CARDS[-5])
+    model = dit(device)
+    assert step_of(model).loans is not None
+    assert step_of(model, microbatch=2).loans is None
+    model.lends_gradients = False
+    assert step_of(model).loans is None
+    assert step_of(dit()).loans is None  # NumPy has no arena
+
+
+# Less memory ----------------------------------------------------------------------------------------------------------
+
+class Counting(Planned):
+    """A stand-in for an H100 that launches nothing and hands out addresses as its arenas would."""
+
+    def __init__(self):
+        super().__init__(next(card for card in CARDS if "H100 80GB" in card.device_name))
+        self.arenas, self.taken = [], 0
+        self.arena = self.new_arena()
+        self.launched = 0
+
+    def new_arena(self):
+        self.arenas.append(Arena(self._take))
+        return self.arenas[-1]
+
+    def _take(self, nbytes):
+        self.taken += nbytes
+        return self.taken - nbytes
+
+    def allocate(self, nbytes):
+        return self.arena.allocate(nbytes)
+
+    within = HostArena.within
+
+    @staticmethod
+    def pointer(array):
+        return 0
+
+    def launch(self, *_):
+        self.launched += 1
+
+
+BASE = {"image_size": 32, "in_channels": 4, "hidden_size": 384, "depth": 6, "num_heads": 6}
+
+
+@pytest.mark.parametrize("kind, precision, recompute, share", [
+    ("dit", "fp16", None, 0.7), ("dit", "fp32", None, 0.7), ("dit", "fp8", None, 0.7), ("dit", "fp16", "blocks", 0.4),
+    ("dit", "fp16", "mlp", 0.7), ("unet", "fp16", None, 0.8), ("unet", "fp32", "blocks", 0.2)])
+def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, share, monkeypatch):
+    monkeypatch.undo()  # only what is worth a launch
+    peaks, launches = [], []
+    for lends in (False, True):
+        device = Counting()
+        model = DiT(**BASE, device=device, seed=None) if kind == "dit" else UNet(device=device, seed=None)
+        model.lends_gradients = lends
+        if recompute:
+            model.recompute_blocks(recompute)
+        step = step_of(model, precision=precision, batch=32)
+        device.arena = device.new_arena()
+        for _ in range(2):
+            device.launched = 0
+            step.run()
+        peaks.append(device.arena.peak_bytes)
+        launches.append(device.launched)
+    gradients = model.parameters.grad.nbytes
+    assert share * gradients < peaks[0] - peaks[1] < gradients
+    assert launches[1] == launches[0] + len(step.loans.loans) <= launches[0] + 14
+
+
+# On devices -----------------------------------------------------------------------------------------------------------
+
+class Held(Memory):
+    """A part of an arena's segment."""
+
+    __slots__ = ("block",)
+
+
+class ArenaEmulator(EmulatorDevice):
+    """An emulator whose arrays lie in an arena, so that they may lie one over the other."""
+
+    def __init__(self):
+        super().__init__(checks=False, float64=False)
+        self.kept = []
+        self.arena = Arena(segments(self.kept), 1 << 20)
+
+    def allocate(self, nbytes):
+        block = self.arena.allocate(nbytes)
+        data = np.frombuffer((ctypes.c_uint8 * block.nbytes).from_address(block.address), np.uint8)
+        memory = Held(GLOBAL, block.nbytes, address=block.address, data=data)
+        memory.block = block
+        return memory
+
+    within = HostArena.within
+
+    @staticmethod
+    def pointer(array):
+        return array.memory.address + array.offset
+
+
+@exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dit", "unet"])
+def test_kernels_have_the_same_bits_too(kind):
+    states = []
+    for lends in (False, True):
+        model = CASES[kind](ArenaEmulator(), **{
+            "dit": {"image_size": 4, "hidden_size": 16, "depth": 2},
+            "unet": {"image_size": 4, "model_channels": 8, "channel_mult": (1, 1), "attention_resolutions": (2,),
+                     "groups": 4, "num_head_channels": 8}}[kind])
+        model.lends_gradients = lends
+        step = step_of(model, batch=2)
+        old = set_poison(True)  # what is laid over the gradients, too
+        step.run()
+        set_poison(old)
+        states.append(state_of(step, 1))
+    assert step.loans.loans
+    same(*states)
+
+
+@pytest.mark.parametrize("kind", ["dit", "lightning", "unet", "convnext"])
+@pytest.mark.parametrize("optimizer, precision, recompute, capture", [
+    ("adamw", "fp16", None, True), ("adamw", "fp32", None, True), ("muon", "fp16", "blocks", True),
+    ("muon", "bf16", None, False), ("adamw", "fp16", "attention", True), ("adamw", "fp8", "blocks", True)])
+@where(lambda kind, precision: precision != "fp8" or kind in ("dit", "lightning"))
+@needs("gpu")
+def test_a_gpus_steps_have_the_same_bits(kind, optimizer, precision, recompute, capture):
+    states, peaks = [], []
+    for lends in (False, True):
+        model = (dit("cuda", image_size=16, hidden_size=128, **(LIGHTNING if kind == "lightning" else {}))
+                 if kind in ("dit", "lightning") else
+                 unet("cuda", image_size=32, attention_resolutions=(16,),
+                      block="convnext" if kind == "convnext" else "resnet"))
+        model.lends_gradients = lends
+        if recompute:
+            model.recompute_blocks(recompute)
+        step = step_of(model, optimizer, precision, batch=32, capture=capture)
+        with contextlib.nullcontext() if capture else model.backend.within(model.backend.new_arena()):
+            arena = step.arena or model.backend.arena
+            for _ in range(4):
+                step.run()
+        states.append(state_of(step, 4))
+        peaks.append(arena.peak_bytes)
+    same(*states)
+    assert peaks[1] < peaks[0] or peaks[1] == peaks[0] and (recompute or optimizer == "muon")  # whose peak is elsewhere
