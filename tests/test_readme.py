@@ -26,7 +26,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for
 README = PAGES["README.md"]
 LOGS = "CHANGELOG.md", "numdiff/kernels/NOTES.md", "numdiff/training/PRESETS.md"  # say what was, too
 TOY = "leaky_relu"  # what CONTRIBUTING.md adds
-OTHERS = {"--help", "--durations", "--exhaustive"}  # options of every command, and pytest's
+OTHERS = {"--help", "--durations", "--exhaustive", "--bind-to"}  # options of every command, pytest's and mpiexec's
 
 
 def blocks(page, language):
