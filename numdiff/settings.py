@@ -21,7 +21,7 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -351,6 +351,14 @@ def shared(reader, other, values):
             if reader in line.readers and other in line.readers}
 
 
+def hint_of(line, reader):
+    """The type of a reader's argument, for type checkers."""
+    _, default, of = line.argument(reader)
+    kind = bool if of else bool | line.kind if line.switch else line.kind
+    kind = Sequence[kind] if line.many else kind
+    return kind | None if line.open and default is None else kind
+
+
 def takes(reader):
     """Decorator of a class whose constructor ends in `**settings`: its signature, for help and for editors, names
     them, and its docstring has a line of each."""
@@ -359,7 +367,8 @@ def takes(reader):
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         lines = [line for line in COMMON.values() if reader in line.readers]
         named = [inspect.Parameter(line.argument(reader)[0], inspect.Parameter.KEYWORD_ONLY,
-                                   default=line.argument(reader)[1]) for line in lines]
+                                   default=line.argument(reader)[1], annotation=hint_of(line, reader))
+                 for line in lines]
         kind.__init__.__signature__ = signature.replace(parameters=[*own, *named])
         told = [f"    {line.argument(reader)[0]}: {line.help}" for line in lines]
         head = "    Settings, by name (numdiff/settings.py has their ranges):"
@@ -421,6 +430,10 @@ def say(value):
 STUB = pathlib.Path(__file__).with_name("arguments.pyi")
 
 
+def _named(hint):
+    return str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint).replace("collections.abc.", "")
+
+
 def stub():
     """The text of arguments.pyi: a TypedDict a reader that users call."""
     text = ["# Written by `python -m numdiff.settings` from the table there; not there at run time.",
@@ -429,11 +442,7 @@ def stub():
         text += ["", f"class {name}(TypedDict, total=False):"]
         for line in COMMON.values():
             if reader in line.readers:
-                argument, default, of = line.argument(reader)
-                kind = "bool" if of else f"bool | {line.kind.__name__}" if line.switch else line.kind.__name__
-                if line.many:
-                    kind = f"Sequence[{kind}]"
-                text.append(f"    {argument}: {kind}{' | None' if line.open and default is None else ''}")
+                text.append(f"    {line.argument(reader)[0]}: {_named(hint_of(line, reader))}")
     return "\n".join(text) + "\n"
 
 

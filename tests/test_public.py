@@ -1,4 +1,5 @@
 """The public names: each has an example that runs, hints for type checkers, and one sentence for what is wrong."""
+import inspect
 import pathlib
 import re
 import typing
@@ -8,7 +9,7 @@ import pytest
 
 import numdiff
 from numdiff.data import open_dataset
-from numdiff.diffusion import Diffusion, Sampling
+from numdiff.diffusion import SAMPLERS, Diffusion, Sampling
 from numdiff.errors import UsageError
 from numdiff.nn import AdamW, DiT, UNet
 from numdiff.training import Trainer
@@ -26,10 +27,32 @@ def test_every_public_name_has_an_example(module):
         assert re.search(rf"\b{name}\b", example) and section.split("```")[0].strip(), name
 
 
-def test_type_checkers_are_told():
+def public_functions():
+    """{name: function} of the functions, methods and properties behind the public names, and of the samplers."""
+    found = dict(SAMPLERS)
+    for module in (numdiff, numdiff.training, numdiff.data, numdiff.diffusion, numdiff.nn):
+        for name in module.__all__:
+            value = getattr(module, name)
+            members = {name: value} if inspect.isfunction(value) else {
+                f"{name}.{part}": getattr(member, "__func__", getattr(member, "fget", member))
+                for part, member in vars(value).items() if part == "__init__" or not part.startswith("_")
+            } if inspect.isclass(value) else {}
+            found |= {f"{module.__name__}.{key}": f for key, f in members.items() if inspect.isfunction(f)}
+    return found
+
+
+@pytest.mark.parametrize("name, function", public_functions().items(), ids=public_functions())
+def test_type_checkers_are_told(name, function):
+    """The type of every argument, and of every result."""
+    signature = inspect.signature(function)
+    assert [p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name != "self"] == []
+    assert signature.return_annotation is not signature.empty or name.endswith(".__init__")
+
+
+def test_types_are_there_when_they_are_asked_for():
     assert (pathlib.Path(numdiff.__file__).parent / "py.typed").exists()
-    for function in (numdiff.load, numdiff.sample, open_dataset, UNet.__init__, DiT.__init__, Sampling.__init__,
-                     Diffusion.__init__, Trainer.run, UNet.predict):
+    for function in (numdiff.load, numdiff.sample, open_dataset, UNet.__init__, DiT.forward, Sampling.__init__,
+                     Diffusion.__init__, Trainer.run, UNet.predict, AdamW.update, *SAMPLERS.values()):
         assert typing.get_type_hints(function), function
 
 

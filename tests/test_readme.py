@@ -10,12 +10,14 @@ import pathlib
 import re
 import runpy
 import shlex
+import textwrap
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from numdiff import emulator
+from numdiff.kernels import versions
 from numdiff_cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -24,15 +26,17 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for
 README = PAGES["README.md"]
 LOGS = "CHANGELOG.md", "numdiff/kernels/NOTES.md", "numdiff/training/PRESETS.md"  # say what was, too
 TOY = "leaky_relu"  # what CONTRIBUTING.md adds
-OTHERS = {"--help", "--durations", "--exhaustive"}  # options of every command, and pytest's
+OTHERS = {"--help", "--durations", "--exhaustive", "--bind-to"}  # options of every command, pytest's and mpiexec's
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    """The code of this language on a page, also within a list."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", PAGES[page], re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(text) for _, text in found]
 
 
 def prose(page):
-    return re.sub(r"^```.*?^```", "", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^ *```.*?^ *```", "", PAGES[page], flags=re.DOTALL | re.MULTILINE)
 
 
 def commands():
@@ -96,6 +100,7 @@ EXAMPLES = [(page, example) for page in PAGES for example in blocks(page, "pytho
 @pytest.mark.parametrize("page, example", EXAMPLES, ids=[f"{page} {i}" for i, (page, _) in enumerate(EXAMPLES)])
 def test_the_pages_examples_run(tmp_path, monkeypatch, page, example):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(versions, "NAMES", dict(versions.NAMES))  # CONTRIBUTING.md's kernel adds its own
     exec(compile(example, page, "exec"), {"__name__": "example"})
 
 

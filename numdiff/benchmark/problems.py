@@ -32,7 +32,6 @@ from ..kernels import (
     matmul,
     peer_reduce,
     quantise,
-    quantise_both,
     random,
     reduce,
     resample,
@@ -43,11 +42,11 @@ from ..kernels import (
 from ..kernels.attention import (
     backward,
     backward_half,
-    backward_split,
+    backward_tf32_bf16,
     forward,
     forward_half,
     forward_hopper,
-    forward_split,
+    forward_tf32_bf16,
     sla,
 )
 from ..kernels.attention.backward_hopper import kernel as backward_hopper
@@ -271,8 +270,8 @@ def problems():
             u=half(N * T, 4 * D), into=into, **layer)
     hidden = half(N * T, 4 * D)
     add(quantise.quantise_forward, x=hidden, scale=single(1), amax=amax)
-    add(quantise_both.quantise_both, x=hidden, scale=single(1), amax=amax, sums=single(4 * D))
-    add(quantise_both.columns_of, rows=Array((N * T, 4 * D), np.dtype(np.uint8)), scale=single(1),
+    add(quantise.quantise_both, x=hidden, scale=single(1), amax=amax, sums=single(4 * D))
+    add(quantise.columns_of, rows=Array((N * T, 4 * D), np.dtype(np.uint8)), scale=single(1),
         sums=single(4 * D))
 
     add(im2col.im2col_forward, x=half(B, SIDE, SIDE, C), kernel=3)
@@ -392,9 +391,9 @@ def problems():
         qkv=half(N, T, 3 * D), **heads)
     add(attention.flash_attention_backward, attention, (backward_half, 3), (backward_hopper, 5),
         **attended)
-    add(attention.flash_attention_forward, attention, (forward, 2), (forward_split, 4),
+    add(attention.flash_attention_forward, attention, (forward, 2), (forward_tf32_bf16, 4),
         qkv=single(8, 1024, 3 * 512), heads=8)
-    add(attention.flash_attention_backward, attention, (backward, 2), (backward_split, 4),
+    add(attention.flash_attention_backward, attention, (backward, 2), (backward_tf32_bf16, 4),
         dy=single(8, 1024, 512), qkv=single(8, 1024, 3 * 512), y=single(8, 1024, 512), logsumexp=single(8, 8, 1024),
         heads=8)
     # 256 × 256 and 512 × 512 pixels in patches of 4; DiT-XL's heads

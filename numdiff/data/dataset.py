@@ -17,6 +17,7 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing
 
 from ..errors import NumdiffError, UsageError, shown
 from ..files import IrregularFile
@@ -122,7 +123,7 @@ class Dataset:
         """How the images lie in the file, in words."""
         return f"{self._source.dtype} {self._source.filters or 'not packed'}"
 
-    def read(self, rows, out=None):
+    def read(self, rows: np.typing.ArrayLike, out: np.ndarray | None = None) -> np.ndarray:
         """Images of the given rows, (n, H, W, C) of `dtype`; `out`, if given, is written and returned."""
         rows = np.asarray(rows, np.int64)
         if rows.size and not (0 <= rows.min() and rows.max() < len(self)):
@@ -133,12 +134,12 @@ class Dataset:
             return np.take(self._images, rows, axis=0, out=out, mode="clip")  # "raise" would write to a copy of `out`
         return self._chunks().read(rows, out)
 
-    def chunk(self, index):
+    def chunk(self, index: int) -> np.ndarray:
         """Rows 64·index to 64·(index+1); of a set in memory a view."""
         start, stop = index * CHUNK, min((index + 1) * CHUNK, len(self))
         return self._images[start:stop] if self.in_memory else self.read(np.arange(start, stop))
 
-    def prefetch(self, index):
+    def prefetch(self, index: int) -> None:
         """Begin to read a chunk that will be needed soon, unless it is in memory; returns at once."""
         if not self.in_memory:
             self._chunks().prefetch(index)
@@ -149,11 +150,11 @@ class Dataset:
                 self._cache = ChunkCache(2 * self.window + 2, self.shape, self.dtype, self._load_chunk)
             return self._cache
 
-    def class_counts(self):
+    def class_counts(self) -> np.ndarray:
         """How many images each class has, in the order of `classes`."""
         return np.bincount(self.labels, minlength=len(self.classes))
 
-    def statistics(self):
+    def statistics(self) -> tuple[np.ndarray, np.ndarray]:
         """(mean, standard deviation) of each channel, in units of 0 to 255; of floats, in their own."""
         wide = np.int64 if self.dtype == np.uint8 else np.float64  # integer sums are exact
         total, squares = np.zeros(self.channels, wide), np.zeros(self.channels, wide)

@@ -1,6 +1,7 @@
 """What runs a kernel: arrays, the memory arena, the GPU and its stand-ins, intrinsics, counted randomness."""
 from ..errors import UsageError
 from .array import (
+    AnyArray,
     DeviceArray,
     copy_into,
     download,
@@ -23,11 +24,11 @@ from .ptx import PtxError
 from .replay import Replayed
 from .system_scope import load_acquire, nanoseconds, store_release
 
-__all__ = ["DeviceArray", "HostTwin", "PtxError", "Replayed", "opaque", "between", "choose_gpu", "copy_into", "cores",
-           "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "get_backend", "get_gpu", "gpu_count",
-           "int32", "int64", "is_device", "is_planned", "lasting", "launch", "load4", "load_acquire", "nanoseconds",
-           "over_batch", "product", "set_poison", "share_cores", "side_by_side", "store4", "store_release",
-           "synchronize", "uint32", "upload", "why_no_gpu", "with_dtype", "zeros"]
+__all__ = ["AnyArray", "DeviceArray", "HostTwin", "PtxError", "Replayed", "opaque", "between", "choose_gpu",
+           "copy_into", "cores", "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "get_backend",
+           "get_gpu", "gpu_count", "int32", "int64", "is_device", "is_planned", "lasting", "launch", "load4",
+           "load_acquire", "nanoseconds", "over_batch", "product", "set_poison", "share_cores", "side_by_side",
+           "store4", "store_release", "synchronize", "uint32", "upload", "why_no_gpu", "with_dtype", "zeros"]
 
 
 def get_backend(name, index=None):

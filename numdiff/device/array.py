@@ -162,6 +162,9 @@ def copy_into(target, source):
         np.copyto(target, download(source) if isinstance(source, DeviceArray) else source)
 
 
+AnyArray = np.ndarray | DeviceArray  # for type hints: of either engine
+
+
 def launch(kernel, grid, block, *args, shared=0, cluster=1):
     """Launch a `@cuda.jit` kernel over device arrays, in stream order, without waiting.
 

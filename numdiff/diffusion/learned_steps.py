@@ -40,7 +40,7 @@ from .samplers import ddim
 ROUNDS = 30  # of the bisection
 CUTOFF = 1e-10  # of a space's smallest direction relative to its largest: the answers, float32, say no more
 CHUNK = 1 << 15  # numbers of each vector whose products are added at a time, in float64
-MOST_STEPS = 64
+MAX_STEPS = 64
 FILE_BYTES = 4 << 20  # of a schedule
 LARGEST = 1e9  # of a weight
 
@@ -49,9 +49,9 @@ SCHEDULE = schema.record({
     "diffusion": schema.options, "clip": schema.boolean, "cfg_scale": schema.optional(schema.number()),
     "cfg_channels": schema.optional(schema.integer(1, 1 << 20)), "guide_scale": schema.optional(schema.number()),
     "cfg_interval": schema.optional(schema.items(schema.number(), 2, 2)),
-    "sigmas": schema.items(schema.number(1e-9, 1e9), MOST_STEPS, 1),
-    "weights": schema.items(schema.items(schema.number(-LARGEST, LARGEST), MOST_STEPS + 1, 2), MOST_STEPS, 1)}, {
-    "errors": schema.items(schema.number(0), MOST_STEPS), "steps": schema.integer(1), "count": schema.integer(1),
+    "sigmas": schema.items(schema.number(1e-9, 1e9), MAX_STEPS, 1),
+    "weights": schema.items(schema.items(schema.number(-LARGEST, LARGEST), MAX_STEPS + 1, 2), MAX_STEPS, 1)}, {
+    "errors": schema.items(schema.number(0), MAX_STEPS), "steps": schema.integer(1), "count": schema.integer(1),
     "seed": schema.integer(0), "run": schema.optional(schema.options)}, schema.anything)
 
 
@@ -144,8 +144,8 @@ class Trajectory:
     def schedule(self, steps):
         """The schedule of `steps` levels, a dict for JSON, as `SCHEDULE` says; evaluates the model as often."""
         L, sampling = len(self.sigmas), self.sampling
-        if not 1 <= steps <= min(L, MOST_STEPS):
-            raise UsageError(f"learned steps are 1 to {min(L, MOST_STEPS)}, and not {steps}.")
+        if not 1 <= steps <= min(L, MAX_STEPS):
+            raise UsageError(f"learned steps are 1 to {min(L, MAX_STEPS)}, and not {steps}.")
         chosen, weights, errors = self.choose(steps), [], []
         parts = [self.states[0] / np.float32(self.scale[0])]
         x = parts[0]

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..device import is_device, upload
+from ..device import AnyArray, is_device, upload
 from ..errors import UsageError, shown
 from ..kernels.diffusion import levels as L
 from ..kernels.diffusion.q_sample import q_sample_forward, velocity_forward
 from ..kernels.embedding import embedding_forward
 from ..kernels.random import PURPOSE_TIMESTEP, random_integers
 from ..nn import functional as F
+from ..nn.tensor import Tensor
 from .paths import Discrete, Edm, Linear
 from .schedule import alpha_bars
 
@@ -85,7 +86,7 @@ class Diffusion:
         as in guided-diffusion without it
     """
 
-    def __init__(self, steps: int = 1000, schedule: str = "linear", prediction: str | None = None, backend=None,
+    def __init__(self, steps: int = 1000, schedule: str = "linear", prediction: str | None = None, backend: Any = None,
                  timestep_scale: float = 1.0, vlb_weight: float | None = None, path: str = "discrete",
                  loss: str | None = None, min_snr_gamma: float | None = None, time_sampling: str = "uniform",
                  noise_mean: float | None = None, noise_std: float | None = None, time_shift: float = 1.0,
@@ -151,11 +152,11 @@ class Diffusion:
         return {**more, **({"noise_mean": self.noise[0], "noise_std": self.noise[1]} if self.normal else {})}
 
     @property
-    def normal(self):
+    def normal(self) -> bool:
         """Whether log σ is drawn from a normal distribution."""
         return self.path_name == "edm" or self.time_sampling == "logit-normal"
 
-    def draw(self, seed, step, samples):
+    def draw(self, seed: int, step: AnyArray, samples: AnyArray) -> AnyArray | Levels:
         """The noise levels of images in a training step: timesteps, int32 (B,), or `Levels`. Counted, as all
         randomness: seed an int, step uint32 (1,), samples uint32 (B,), where they lie."""
         if not self.continuous:
@@ -167,7 +168,7 @@ class Diffusion:
             self.min_snr_gamma or 0.0)
         return Levels(rows, *(levels[i:i + 1].reshape(-1) for i in range(6)))
 
-    def q_sample(self, x_0, eps, t):
+    def q_sample(self, x_0: AnyArray, eps: AnyArray, t: AnyArray | Levels) -> AnyArray:
         """x_t = √ᾱ_t·x_0 + √(1-ᾱ_t)·eps for timesteps t, int32 (B,). On the host they are checked."""
         if isinstance(t, Levels):
             return q_sample_forward(x_0, eps, t.rows, t.signal, t.noise)
@@ -183,13 +184,13 @@ class Diffusion:
                              f"{t[:3] if t.ndim else t}.")
         return t
 
-    def model_timesteps(self, t):
+    def model_timesteps(self, t: AnyArray | Levels) -> AnyArray:
         """What the model is given for timesteps t, int32 (B,): t itself, or float32 (B,) where they are rescaled."""
         if isinstance(t, Levels):
             return t.seen
         return t if self.timestep_scale == 1 else embedding_forward(t, self.seen_timesteps).reshape(t.shape)
 
-    def target(self, x_0, eps, t):
+    def target(self, x_0: AnyArray, eps: AnyArray, t: AnyArray | Levels) -> AnyArray:
         """What the model should answer for x_t; where the loss weighs answers, times the weight."""
         if self.measured == L.PLAIN and self.prediction == "eps":
             return eps
@@ -201,7 +202,8 @@ class Diffusion:
             return q_sample_forward(x_0, eps, t if is_device(t) else self._checked(t), *self.target_tables[:2])
         return velocity_forward(x_0, eps, t if is_device(t) else self._checked(t), *self.tables)
 
-    def loss(self, prediction, target, x_0, t, learn_sigma=False, scale=1.0):
+    def loss(self, prediction: Tensor, target: AnyArray, x_0: AnyArray, t: AnyArray | Levels,
+             learn_sigma: bool = False, scale: Any = 1.0) -> Tensor:
         """The training loss as a tensor of one value; `scale` multiplies its gradient.
 
         The mean squared error; with learn_sigma (the prediction then has twice the target's channels) also the

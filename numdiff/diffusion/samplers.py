@@ -23,15 +23,20 @@ of a step may therefore depend on the sigmas and settings, but never on the cont
 """
 import itertools
 import math
+from collections.abc import Callable, Sequence
 
+from ..device import AnyArray
 from ..errors import UsageError
 from .plan import blend, combine, learned_step
 from .schedule import SIGMA_MAX
 
+Denoise = Callable[[AnyArray, float], AnyArray]  # a `Denoiser`; ddpm's learned variance also calls its with_prediction
+Noise = Callable[[int], AnyArray]
 WIDE = 100  # times the next level: above EDM's range Heun does not correct such a step; from 20,000 it is 250
 
 
-def ddpm(denoise, x, sigmas, noise, variance="small"):
+def ddpm(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None,
+         variance: str = "small") -> AnyArray:
     """DDPM, ancestral sampling: draws from q(x_s | x_t, x_0). Ho et al. 2020 (arXiv:2006.11239), eq. 6, 7, algorithm 2.
 
     variance: "small", the posterior's β̃; "large", β; or "learned", between the two on a logarithmic scale, chosen by
@@ -53,7 +58,8 @@ def ddpm(denoise, x, sigmas, noise, variance="small"):
     return x
 
 
-def ddim(denoise, x, sigmas, noise=None, eta=0.0):
+def ddim(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None = None,
+         eta: float = 0.0) -> AnyArray:
     """DDIM: predicted image, direction back to x_t, noise. Song et al. 2021 (arXiv:2010.02502), eq. 12 and 16.
 
     eta: 0 is deterministic and of first order, 1 is `ddpm` with the small variance.
@@ -66,7 +72,8 @@ def ddim(denoise, x, sigmas, noise=None, eta=0.0):
     return x
 
 
-def euler(denoise, x, sigmas, noise=None, **churn):
+def euler(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None = None,
+          **churn: float) -> AnyArray:
     """Euler's method on the probability flow dx/dσ = (x - x_0(x, σ)) / σ: first order.
 
     Karras et al. 2022 (arXiv:2206.00364), eq. 3, and algorithm 2 without its correction (lines 9 to 11).
@@ -78,7 +85,8 @@ def euler(denoise, x, sigmas, noise=None, **churn):
     return x
 
 
-def euler_ancestral(denoise, x, sigmas, noise, eta=1.0):
+def euler_ancestral(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None,
+                    eta: float = 1.0) -> AnyArray:
     """Euler's step to below the next level, then noise up to it: how k-diffusion (Crowson 2022) writes DDPM.
 
     The noise has the posterior's variance, σ_s²·(σ_t² - σ_s²) / σ_t² (Song et al. 2021, arXiv:2011.13456, eq. 47), and
@@ -92,7 +100,8 @@ def euler_ancestral(denoise, x, sigmas, noise, eta=1.0):
     return x
 
 
-def heun(denoise, x, sigmas, noise=None, **churn):
+def heun(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None = None,
+         **churn: float) -> AnyArray:
     """Heun's method on the probability flow: second order, two evaluations a step, one where it is not `corrected`.
 
     Karras et al. 2022 (arXiv:2206.00364), algorithm 2; without churn, algorithm 1.
@@ -109,7 +118,8 @@ def heun(denoise, x, sigmas, noise=None, **churn):
     return x
 
 
-def heun_in_time(denoise, x, sigmas, noise=None, **churn):
+def heun_in_time(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None = None,
+                 **churn: float) -> AnyArray:
     """Heun's method on the flow dx_t/dt = eps - x_0 of the linear path: second order in t, where that path is straight.
 
     The ODE sampler of SiT (Ma et al. 2024, arXiv:2401.08740) and JiT (arXiv:2511.13720): `heun` takes the mean of
@@ -131,7 +141,7 @@ def heun_in_time(denoise, x, sigmas, noise=None, **churn):
     return x
 
 
-def euler_maruyama(denoise, x, sigmas, noise):
+def euler_maruyama(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None) -> AnyArray:
     """The Euler-Maruyama method on the linear path's reverse SDE, in t = σ / (1 + σ): strong noise, and the same law.
 
     Ma et al. 2024 (SiT, arXiv:2401.08740), eq. 4, with the diffusion coefficient w = 2 · t (its public code's "sigma"):
@@ -167,7 +177,7 @@ def raised(x, sigma, i, steps, noise, s_churn=0.0, s_tmin=0.0, s_tmax=math.inf, 
     return combine((1.0, x), (s_noise * math.sqrt(higher**2 - sigma**2), noise(i))), higher
 
 
-def dpm_solver_pp_2m(denoise, x, sigmas, noise=None):
+def dpm_solver_pp_2m(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None = None) -> AnyArray:
     """DPM-Solver++(2M): second order with one evaluation a step, because the last estimate is used again.
 
     Lu et al. 2022 (arXiv:2211.01095), algorithm 2, in λ = -log σ. The first step, and a step to 0, are of first order.
@@ -184,7 +194,8 @@ def dpm_solver_pp_2m(denoise, x, sigmas, noise=None):
     return x
 
 
-def learned(denoise, x, sigmas, noise=None, weights=()):
+def learned(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None = None,
+            weights: Sequence = ()) -> AnyArray:
     """Learned steps: x_(i+1) = w_i · x_T + Σ_(j ≤ i) w_ij · x_0(j) with weights fitted to DDIM's many steps.
 
     Duan et al. 2023 (OLSS, arXiv:2305.14677), eq. 9. weights: of step i, i + 2 numbers (learned_steps.py)
@@ -198,7 +209,8 @@ def learned(denoise, x, sigmas, noise=None, weights=()):
     return x
 
 
-def repaint(denoise, x, sigmas, noise, known, mask, jump=5, resamples=5):
+def repaint(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None, known: AnyArray,
+            mask: AnyArray, jump: int = 5, resamples: int = 5) -> AnyArray:
     """Inpainting: `ddpm` steps, after each of which the known pixels are put back, with the level's noise.
 
     Lugmayr et al. 2022 (arXiv:2201.09865), eq. 8 and algorithm 1, with the jumps of its section 4.2: every stretch of
@@ -237,7 +249,7 @@ SAMPLERS = {"ddpm": ddpm, "ddim": ddim, "euler": euler, "euler-ancestral": euler
             "dpm++2m": dpm_solver_pp_2m, "euler-maruyama": euler_maruyama}
 
 
-def get_sampler(name):
+def get_sampler(name: str) -> Callable:
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler {name!r}: use {', '.join(SAMPLERS)}.")
     return SAMPLERS[name]

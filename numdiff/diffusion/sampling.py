@@ -3,6 +3,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +30,8 @@ PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, w
 
 
 def sample(model: Model, count: int = 16, steps: int | str = 50, sampler: str = "ddim", eta: float | None = None,
-           seed: int = 0, y=None, batch: int = 16, clip: bool | None = None, progress: Callable | None = None,
-           **more) -> np.ndarray:
+           seed: int = 0, y: Any = None, batch: int = 16, clip: bool | None = None, progress: Callable | None = None,
+           **more: Any) -> np.ndarray:
     """Images from a trained model, uint8 (count, H, W, C); a model of latents gives float32.
 
     The arguments are those of `Sampling`; progress: called after each model evaluation.
@@ -99,10 +100,10 @@ class Sampling:
     """
 
     def __init__(self, model: Model, count: int = 16, steps: int | str = 50, sampler: str = "ddim",
-                 eta: float | None = None, seed: int = 0, y=None, batch: int = 16, clip: bool | None = None,
+                 eta: float | None = None, seed: int = 0, y: Any = None, batch: int = 16, clip: bool | None = None,
                  variance: str | None = None, spacing: str | None = None, cfg_scale: float | None = None,
                  cfg_channels: int | None = None, known: np.ndarray | None = None, mask: np.ndarray | None = None,
-                 jump: int = 5, resamples: int = 5, slerp: int | None = None, eager: bool = False, arena=None,
+                 jump: int = 5, resamples: int = 5, slerp: int | None = None, eager: bool = False, arena: Any = None,
                  s_churn: float | None = None, s_tmin: float | None = None, s_tmax: float | None = None,
                  s_noise: float | None = None, time_shift: float | None = None,
                  cfg_interval: tuple[float, float] | None = None, guide: Model | None = None,
@@ -195,17 +196,17 @@ class Sampling:
         self.steps, self.settings = len(self.sigmas) - 1, {"weights": schedule["weights"]}
 
     @property
-    def evaluations(self):
+    def evaluations(self) -> int:
         """How often the model is evaluated for each batch (with guidance, for both answers at once)."""
         return sum(step.asks for step in self.plan.steps)
 
     @property
-    def guided_evaluations(self):
+    def guided_evaluations(self) -> int:
         """How many of them are with guidance; the others are half the work."""
         return sum(step.guided for step in self.plan.steps) if self.guide or self.denoiser.cfg_scale is not None else 0
 
     @property
-    def options(self):
+    def options(self) -> dict[str, Any]:
         """What determines the images besides the model and their classes, as values for JSON."""
         more = {} if self.cfg_interval is None else {"cfg_interval": list(self.cfg_interval)}
         settings = dict(self.settings)
@@ -246,7 +247,7 @@ class Sampling:
         arenas = {gpu.arenas[0], self.arena or gpu.inference_arena} if hasattr(gpu, "trim") else ()
         return [(arena, arena.segments()) for arena in arenas]
 
-    def rehearse(self):
+    def rehearse(self) -> None:
         """Launch every kind of step once, kernel by kernel, and read nothing back: to record the kernels on a planning
         device, and to compile them on a real one."""
         sizes = {min(self.batch, self.count - start) for start in (0, (self.count - 1) // self.batch * self.batch)}
@@ -258,7 +259,7 @@ class Sampling:
         except TooManyElementsError:
             raise UsageError(say_what_counts(self)) from None
 
-    def new_run(self, size, model=None, guide=None):
+    def new_run(self, size: int, model: Model | None = None, guide: Model | None = None) -> Run:
         """The `Run` of a batch of `size` images; model, guide: twins of this Sampling's, for instance on another
         device."""
         denoiser = self.denoiser if model is None else self.denoiser.of(model, guide)

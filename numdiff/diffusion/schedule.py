@@ -40,7 +40,7 @@ def cosine_betas(steps):
 SCHEDULES = {"linear": linear_betas, "cosine": cosine_betas}
 
 
-def alpha_bars(name, steps):
+def alpha_bars(name: str, steps: int) -> np.ndarray:
     """ᾱ_0 … ᾱ_{T-1} of a named schedule, float64 (steps,)."""
     if name not in SCHEDULES:
         raise UsageError(f"unknown schedule {name!r}: use {' or '.join(SCHEDULES)}.")
@@ -49,7 +49,7 @@ def alpha_bars(name, steps):
     return np.cumprod(1 - SCHEDULES[name](steps))
 
 
-def spaced_timesteps(total, count):
+def spaced_timesteps(total: int, count: int) -> np.ndarray:
     """`count` of the timesteps 0 … total-1, evenly spaced, the last one included, descending (int32)."""
     if not 1 <= count <= total:
         raise UsageError(f"sampling steps must be between 1 and the {total} steps of the diffusion, not {count}.")

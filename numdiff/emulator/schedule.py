@@ -16,7 +16,7 @@ import time
 import greenlet
 import numpy as np
 
-WARP, FULL = 32, 0xFFFFFFFF  # lanes, and the mask that names them all
+WARP, FULL_MASK = 32, 0xFFFFFFFF  # lanes, and the mask that names them all
 TURNS = 4096  # turns of `while` loops after which a thread lets the others run
 WAITING = 64  # turns that one turn counts for in a loop that seems to wait: its condition is constant or reads memory
 ROUNDS = 16  # of looping before another block starts, which the loops may be waiting for
@@ -347,7 +347,8 @@ class Scheduler:
     def _combine_if_complete(self, block, key):
         warp, name, mask = key
         lanes = block.collectives.get(key)
-        if lanes is None or len(lanes) < WARP and mask == FULL and block.whole and block.alive == len(block.threads):
+        if lanes is None or (len(lanes) < WARP and mask == FULL_MASK and block.whole
+                             and block.alive == len(block.threads)):
             return
         for thread in block.warp_threads(warp):
             if mask >> thread.lane & 1 and not thread.done and thread.lane not in lanes:

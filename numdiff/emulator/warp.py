@@ -7,16 +7,15 @@ from a missing lane is undefined, and reported.
 """
 import sys
 
+from .schedule import FULL_MASK
 from .values import Int32, UInt32
-
-FULL = 0xFFFFFFFF
 
 
 def warp_functions(machine):
     frame = sys._getframe
 
     def gather(name, mask, payload, combine, at):
-        mask = int(mask) & FULL
+        mask = int(mask) & FULL_MASK
         lane = machine.thread.lane
         if not mask >> lane & 1:
             machine.report("divergence", f"{name} with the mask {mask:#x} is called by lane {lane}, which the mask "
@@ -90,7 +89,7 @@ def warp_functions(machine):
     def lanemask_lt():
         return UInt32((1 << machine.thread.lane) - 1)
 
-    def syncwarp(mask=FULL):
+    def syncwarp(mask=FULL_MASK):
         def combine(payloads, threads):
             if machine.checked:
                 machine.scheduler.join(list(threads.values()))
@@ -108,5 +107,5 @@ def warp_functions(machine):
 def _undefined(value):
     """A value that nobody would mistake for a result: NaN, or all bits set."""
     if isinstance(value, int):
-        return value.__class__(-1) if value.__class__ in (int, Int32) else value.__class__(FULL)
+        return value.__class__(-1) if value.__class__ in (int, Int32) else value.__class__(FULL_MASK)
     return value.__class__("nan")

@@ -7,9 +7,10 @@ from ..float8 import numbers_of
 from .fragments import LANES, fragment_c_m16n8, matrix_8x8, matrix_8x8_transposed
 from .group_copies import shared_range
 from .memory import POISON, CheckedArray
+from .schedule import FULL_MASK
 from .values import UInt32
 
-FULL, FLOAT32 = 0xFFFFFFFF, np.dtype(np.float32)
+FLOAT32 = np.dtype(np.float32)
 ROW = 16  # bytes of a row of an 8 × 8 matrix of 16-bit elements
 NOTHING = bytes([POISON]) * ROW  # a row that could not be read
 NAN_WORD = 0x7FFF7FFF  # NaN as float16, twice, and as tf32
@@ -63,7 +64,7 @@ def load_matrices(machine, address, count, transposed, frame):
             return {lane: UInt32(words[lane][0]) for lane in threads}
         return {lane: tuple(map(UInt32, words[lane])) for lane in threads}
 
-    return machine.scheduler.gather(name, FULL, row, combine, frame)
+    return machine.scheduler.gather(name, FULL_MASK, row, combine, frame)
 
 
 # mma ------------------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class MatrixProduct:
             return {lane: result[lane] for lane in threads}
 
         b = (b,) if isinstance(b, int) else b
-        return machine.scheduler.gather(self.name, FULL, (a, b, c), combine, frame)
+        return machine.scheduler.gather(self.name, FULL_MASK, (a, b, c), combine, frame)
 
     def into(self, machine, sums, first, a, b, frame):
         """The twin that adds to four neighbours of an array."""

@@ -181,13 +181,13 @@ def concat_backward_kernel_v3(dy, da, db, Ca, Cb, width):
 def _launch_concat(kernels, version, joined, channels_a, channels_b, *arrays):
     """kernels: of versions 1, 2 and 3."""
     widths = {1: 1, 2: 4, 3: 16 // joined.dtype.itemsize}  # channels that stay together
-    fits = {v: channels_a % width == 0 and channels_b % width == 0 for v, width in widths.items()}
+    supported = {v: channels_a % width == 0 and channels_b % width == 0 for v, width in widths.items()}
     if joined.size >= 2**31 - 4 * BLOCK * widths[3]:
         raise TooManyElementsError(f"{joined.shape} has too many elements for 32-bit indices: split the batch")
     if version is None:
-        fits[3] = fits[3] and all(x.offset % 16 == 0 for x in arrays)  # views may begin anywhere
-        version = next(v for v in (3, 2, 1) if fits[v])
-    if not fits[version]:
+        supported[3] = supported[3] and all(x.offset % 16 == 0 for x in arrays)  # views may begin anywhere
+        version = next(v for v in (3, 2, 1) if supported[v])
+    if not supported[version]:
         raise ValueError(f"version {label('concat', version)} moves {widths[version]} channels at a time, and "
                          f"{channels_a} and {channels_b} are not both multiples of {widths[version]}; use version=1")
     threads = -(-joined.size // widths[version])

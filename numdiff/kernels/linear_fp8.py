@@ -1,9 +1,9 @@
 """Linear layer in FP8: what goes in, what comes back and the weight as E4M3, in all three products.
 
 MATHEMATICS
-    y = Q(x)·Q(w)ᵀ + bias        Q rounds to E4M3 with the tensor's scale (quantise.py)
+    y = Q(x)·Q(w)ᵀ + bias        Q rounds to E4M3 with the tensor's scale (quantise/)
     dx = Q(dy)·Q(w)              by a transposed copy of Q(w): 8-bit products read both operands along their sum
-    dweight += Q(dy)ᵀ·Q(x)       by transposed copies of both (quantise_both.py), which are made where they are rounded
+    dweight += Q(dy)ᵀ·Q(x)       by transposed copies of both (quantise/both.py), which are made where they are rounded
     dbias += Σ_r Q(dy)_rn        there, too
     With GELU or SwiGLU after the layer, or before it in the backward, as linear.py.
 SHAPES
@@ -11,7 +11,7 @@ SHAPES
     shape; a `Layer8` has its bytes. N and K are multiples of 16. What the backward needs of x is Q(x)ᵀ, a byte a
     number, half of what float16 keeps.
 KERNELS
-    those of matmul/hopper_fp8.py, quantise.py and quantise_both.py. Rounding a tensor in both orientations costs a pass
+    those of matmul/hopper_fp8.py and of quantise/. Rounding a tensor in both orientations costs a pass
     of 4 bytes a number. Between two layers with a GELU, what goes forward and what comes back is rounded in the
     epilogue of the product before, and never exists as float16: x and dy may be bytes, which cost a pass of 2. So may
     what the norm before a layer and the gate after it give, transformer/gate_adaln/, where nobody else reads it.
@@ -40,8 +40,7 @@ from .matmul.hopper_fp8 import (
     matmul_fp8_swiglu_backward,
     matmul_fp8_swiglu_forward,
 )
-from .quantise import quantise_forward
-from .quantise_both import columns_of, quantise_both
+from .quantise import columns_of, quantise_both, quantise_forward
 from .reduce import column_sum
 from .second_pass import may_wait
 

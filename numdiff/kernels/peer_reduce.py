@@ -310,9 +310,9 @@ def peer_reduce_scatter(buffers, rank, version=None, bounds=None):
     if not is_device(buffers[rank]):
         return peer_reduce_scatter_reference(buffers, rank, bounds)
     first, stop = bounds[rank:rank + 2]
-    fits = not any(bound % 4 for bound in bounds) and len(buffers) in REDUCE_V2
-    version = version or (2 if fits else 1)
-    if version == 2 and not fits:
+    supported = not any(bound % 4 for bound in bounds) and len(buffers) in REDUCE_V2
+    version = version or (2 if supported else 1)
+    if version == 2 and not supported:
         raise ValueError("version 2 (vectorised) takes 2, 4 or 8 ranks and a multiple of 4 elements, not "
                          f"{len(buffers)} ranks and {n} elements; use version=1")
     if first == stop:

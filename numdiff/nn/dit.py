@@ -16,19 +16,20 @@ their weights load as they are. Read top-down: the tables of sizes, the parts, t
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
 import math
+from typing import Any
 
 import numpy as np
 
-from ..device import upload
+from ..device import AnyArray, upload
 from ..errors import UsageError
 from ..kernels.attention.sla import BLOCK
 from . import functional as F
-from .flops import dit_products, mlp_width
+from .flops import Product, dit_products, mlp_width
 from .layers import Embedding, Linear, constant, gaussian, xavier
 from .model import Model, constructor_options
 from .module import Module, Numbered
 from .rotary import rotation_table
-from .tensor import Parameter
+from .tensor import Parameter, Tensor
 
 SIZES = {  # what the letters stand for
     "XL": {"depth": 28, "hidden_size": 1152, "num_heads": 16},
@@ -243,7 +244,7 @@ class DiT(Model):
                  depth: int = 28, num_heads: int = 16, mlp_ratio: float = 4.0, num_classes: int | None = 1000,
                  class_dropout: float = 0.1, learn_sigma: bool = True, norm: str = "layer", qk_norm: bool = False,
                  rope: bool = False, mlp: str = "gelu", shift: bool = True, attention: str = "full",
-                 sla_topk: float = 0.2, device="auto", seed: int | None = 0):
+                 sla_topk: float = 0.2, device: Any = "auto", seed: int | None = 0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.patch_size = image_size, in_channels, patch_size
@@ -264,7 +265,7 @@ class DiT(Model):
         self.pos_embed = upload(position_table(hidden_size, grid), self.backend)  # (T, D), never trained
         self.rotation = upload(rotation_table(hidden_size // num_heads, grid), self.backend) if rope else None
 
-    def conditioning(self, t, y=None, randomness=None):
+    def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> list[Tensor]:
         """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
         scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
         and scale."""
@@ -274,12 +275,13 @@ class DiT(Model):
         c = F.cast(F.silu(c), self.dtype)  # the first step of every adaLN_modulation
         return [layer.adaLN_modulation[1](c) for layer in (*self.blocks.modules.values(), self.final_layer)]
 
-    def conditioning_columns(self):
+    def conditioning_columns(self) -> tuple[list[int], np.dtype]:
         """(columns of each of the arrays that `conditioning` gives, their dtype)."""
         layers = (*self.blocks.modules.values(), self.final_layer)
         return [layer.adaLN_modulation[1].weight.shape[0] for layer in layers], np.dtype(self.dtype)
 
-    def forward(self, x, t, y=None, randomness=None, conditioning=None):
+    def forward(self, x: Tensor, t: AnyArray, y: AnyArray | None = None, randomness: Any = None,
+                conditioning: list[Tensor] | None = None) -> Tensor:
         """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
 
         randomness: counts the class dropout of a training step; None: none
@@ -301,7 +303,7 @@ class DiT(Model):
         tokens = F.cast(self.final_layer(y), np.float32)
         return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
 
-    def products(self):
+    def products(self) -> list[Product]:
         return dit_products(self.options)
 
 

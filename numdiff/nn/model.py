@@ -4,11 +4,13 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing
 
-from ..device import get_backend, is_device, is_planned, upload
+from ..device import AnyArray, get_backend, is_device, is_planned, upload
 from ..dtypes import is_bfloat16
 from ..errors import UsageError, shown
 from ..kernels.matmul import fp8_supports
@@ -69,7 +71,7 @@ class Model(Module):
             return super().__call__(*inputs, **options)
 
     @contextlib.contextmanager
-    def arithmetic(self):
+    def arithmetic(self) -> Iterator[None]:
         """Context in which the device's switch `tf32` is set as this model needs it."""
         before = getattr(self.backend, "tf32", None)
         if self.tf32 is None or before is None:
@@ -81,12 +83,12 @@ class Model(Module):
         finally:
             self.backend.tf32 = before
 
-    def compute_in_single(self):
+    def compute_in_single(self) -> None:
         """From now on compute in float32, as a new model does."""
         self.dtype = np.float32
         self.parameters.drop_half()
 
-    def compute_in_half(self, dtype=np.float16):
+    def compute_in_half(self, dtype: np.typing.DTypeLike = np.float16) -> None:
         """From now on compute in float16 or bfloat16, with a copy of the weights; statistics, embeddings and
         accumulators stay float32."""
         if self.backend is None and not is_bfloat16(dtype):
@@ -94,7 +96,7 @@ class Model(Module):
         self.dtype = np.dtype(dtype)
         self.parameters.keep_half(dtype)
 
-    def compute_in_float8(self, promoted=True):
+    def compute_in_float8(self, promoted: bool = True) -> None:
         """From now on, while a tape records, compute the products of the blocks' linear layers, backward too, in
         E4M3, all else in float16; NumPy computes it, too, slowly. See nn/float8.py.
 
@@ -124,7 +126,7 @@ class Model(Module):
         for module in self.parts_within(part):
             module.recomputed = True
 
-    def parts_within(self, part):
+    def parts_within(self, part: str) -> list[Module]:
         """The modules that `recompute_blocks` recomputes."""
         blocks = [*self.blocks_within()]
         if part == "blocks":
@@ -148,7 +150,7 @@ class Model(Module):
             inside -= {f"{module.name}.{module.ends_in}.weight" for module in modules}
         return sum(product.flops for product in self.products() if product.weight in inside)
 
-    def blocks_within(self):
+    def blocks_within(self) -> Iterator[Module]:
         """The outermost modules of the `block_kinds`, in the order of the parameters."""
         stack = [self]
         while stack:
@@ -168,12 +170,12 @@ class Model(Module):
                     found[name] = module.matrices
         return found
 
-    def place(self):
+    def place(self) -> tuple:
         """What a recorded evaluation depends on besides its inputs: where the weights lie, and the arithmetic."""
         return self.parameters.place(), np.dtype(self.dtype).name, (
             self.backend.tf32 if self.tf32 is None else self.tf32)
 
-    def predict(self, x_t: np.ndarray, t, y=None) -> np.ndarray:
+    def predict(self, x_t: np.ndarray, t: np.typing.ArrayLike, y: np.typing.ArrayLike | None = None) -> np.ndarray:
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 
         x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats from 0 to the diffusion's
@@ -209,7 +211,7 @@ class Model(Module):
         t, y = (None if a is None else upload(a, self.backend) for a in (t, y))
         return self(Tensor(upload(x_t, self.backend)), t, y).numpy()
 
-    def checked_classes(self, y):
+    def checked_classes(self, y: np.typing.ArrayLike) -> np.ndarray:
         """Class indices as int32; a `UsageError` for those that the model does not have. The null class is allowed."""
         last = self.num_classes - 1 if self.null_class is None else self.null_class
         y = np.asarray(y)
@@ -219,7 +221,7 @@ class Model(Module):
                              f"{null}.")
         return y.astype(np.int32)
 
-    def check_inputs(self, t, y):
+    def check_inputs(self, t: AnyArray, y: AnyArray | None) -> None:
         """Raise a `UsageError` for invalid timesteps or classes that are on the host; those on a device are not
         read."""
         self.require_classes(y)
@@ -228,7 +230,7 @@ class Model(Module):
         if y is not None and not is_device(y):
             self.checked_classes(y)
 
-    def require_classes(self, y):
+    def require_classes(self, y: Any) -> None:
         """Raise a `UsageError` if classes are given and the model has none, or the other way round."""
         if (y is None) != (self.num_classes is None):
             raise UsageError("this model has classes: give y, one class index for each image" if y is None

@@ -7,10 +7,13 @@ import copy
 import difflib
 import fnmatch
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing
 
-from ..device import copy_into, download, empty, empty_like, fill_zero, is_device, side_by_side, upload, zeros
+from ..device import AnyArray, copy_into, download, empty, empty_like, fill_zero, is_device, side_by_side, upload, zeros
 from ..dtypes import HALVES
 from ..errors import NumdiffError, UsageError, printable
 from ..kernels.elementwise import cast_into
@@ -32,7 +35,7 @@ class Module:
     recomputed = False  # whether the backward pass recomputes what is inside (recompute.py)
     matrices = 0  # how many matrices `weight` is, one below the other, that Muon may make orthogonal (muon.py)
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: Any) -> Any:
         raise NotImplementedError
 
     def __call__(self, *inputs, **options):
@@ -60,18 +63,18 @@ class Module:
     def __setstate__(self, state):
         vars(self).update(state)
 
-    def children(self):
+    def children(self) -> list[tuple[str, "Parameter | Module"]]:
         """(name, Parameter or Module) in order of assignment; numbered containers use their numbers as names."""
         return [(k, v) for k, v in vars(self).items() if isinstance(v, (Parameter, Module))]
 
-    def modules_within(self):
+    def modules_within(self) -> Iterator["Module"]:
         """This module and all that it consists of, in the order of the parameters."""
         yield self
         for _, child in self.children():
             if isinstance(child, Module):
                 yield from child.modules_within()
 
-    def named_parameters(self):
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """(full name, Parameter) pairs in module order; names every module on the way."""
         prefix = self.name and self.name + "."
         for name, child in self.children():
@@ -85,7 +88,7 @@ class Module:
 class Numbered(Module):
     """Modules with numbers as names: `Numbered({0: norm, 2: conv})` has `0.weight`, `2.weight`, …"""
 
-    def __init__(self, modules=()):
+    def __init__(self, modules: Any = ()):
         self.modules = dict(modules)
 
     def __getitem__(self, number):
@@ -94,10 +97,10 @@ class Numbered(Module):
     def __len__(self):
         return len(self.modules)
 
-    def append(self, module):
+    def append(self, module: Module) -> None:
         self.modules[len(self.modules)] = module
 
-    def children(self):
+    def children(self) -> list[tuple[str, Module]]:
         return [(str(k), v) for k, v in self.modules.items()]
 
 
@@ -112,7 +115,7 @@ class FlatParameters:
     buffers that training changes, all of them unless some are frozen (`freeze`); multiples of 64, too.
     """
 
-    def __init__(self, module, backend=None, seed=0, fixed=0):
+    def __init__(self, module: Module, backend: Any = None, seed: int | None = 0, fixed: int = 0):
         self.parameters = dict(module.named_parameters())
         self.index, offset = [], 0
         for name, parameter in self.parameters.items():
@@ -168,7 +171,7 @@ class FlatParameters:
         if half:
             self.keep_half(half)
 
-    def freeze(self, patterns):
+    def freeze(self, patterns: Sequence[str]) -> None:
         """Train none of the parameters whose names match one of the patterns (`frozen_by`); (): train all again.
 
         Frozen ones are in no gradient norm, and keep their bits: `trained_ranges` leaves them out.
@@ -187,7 +190,7 @@ class FlatParameters:
             else:
                 self.trained_ranges.append((first, end))
 
-    def begin_gradients(self, ranges=None):
+    def begin_gradients(self, ranges: Any = None) -> None:
         """Before the backward passes of a step: gradients are zero, or marked for the first operation to write.
 
         ranges: those to zero now, where others follow (loans.py)
@@ -196,7 +199,7 @@ class FlatParameters:
         for parameter in self.parameters.values():
             parameter.stale, parameter.loan = parameter.written and not parameter.frozen, None
 
-    def end_gradients(self):
+    def end_gradients(self) -> None:
         """After them: zero the gradients of parameters that no operation has used."""
         for parameter in self.parameters.values():
             if parameter.stale:
@@ -206,7 +209,7 @@ class FlatParameters:
     def _entries(self):
         return zip(self.index, self.parameters.values(), strict=True)
 
-    def spans(self):
+    def spans(self) -> dict[str, tuple[Parameter, int, int, int]]:
         """{name: (Parameter, first element, the one after its last, first of the next parameter)}."""
         ends = [entry["offset"] for entry in self.index[1:]] + [self.total]
         return {entry["name"]: (parameter, first := entry["offset"], first + math.prod(entry["shape"]), end)
@@ -230,18 +233,18 @@ class FlatParameters:
             else:
                 copy_into(self._view(self.data, entry), np.broadcast_to(values, entry["shape"]))
 
-    def bind(self, buffer):
+    def bind(self, buffer: AnyArray) -> None:
         """Let every parameter read its values from `buffer` (the weights themselves, or an EMA of them)."""
         for entry, parameter in self._entries():
             parameter.data = self._view(buffer, entry)
         self._bound = buffer
         self.round()
 
-    def place(self):
+    def place(self) -> tuple:
         """Where the weights in use lie on a device: a recorded graph is valid as long as this stays the same."""
         return tuple(buffer.backend.pointer(buffer) for buffer in (self._bound, self.half) if buffer is not None)
 
-    def keep_half(self, dtype=np.float16):
+    def keep_half(self, dtype: np.typing.DTypeLike = np.float16) -> None:
         """From now on keep a copy of the weights in float16 or bfloat16, with which the model computes."""
         self.drop_half()
         self.half = empty(self.total, dtype, like=self.data)
@@ -249,29 +252,29 @@ class FlatParameters:
             parameter.half = self._view(self.half, entry)
         self.round()
 
-    def keep_float8(self, names, promoted=True):
+    def keep_float8(self, names: Iterable[str], promoted: bool = True) -> None:
         """From now on keep these weights in E4M3, too, beside their float16 copy: see float8.py."""
         self.float8 = Float8(self, names, promoted)
 
-    def drop_half(self):
+    def drop_half(self) -> None:
         """Drop that copy, and what is made of it."""
         self.half = self.float8 = None
         for parameter in self.parameters.values():
             parameter.half = parameter.float8 = None
 
-    def round(self):
+    def round(self) -> None:
         """Refresh the copy of 16 bits, if there is one, and that of 8, from the weights in use."""
         if self.half is not None:
             cast_into(self._bound, self.half)
         if self.float8 is not None:
             self.float8.quantise()
 
-    def arrays(self, buffer=None):
+    def arrays(self, buffer: AnyArray | None = None) -> dict[str, np.ndarray]:
         """{name: NumPy array} of a flat buffer (default: the weights)."""
         flat = download(self.data if buffer is None else buffer)
         return {entry["name"]: self._view(flat, entry).copy() for entry in self.index}
 
-    def flatten(self, arrays):
+    def flatten(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
         """{name: array} -> one flat NumPy buffer; a `NumdiffError` names what is missing or has another shape."""
         flat = np.zeros(self.total, np.float32)
         missing = [e["name"] for e in self.index if e["name"] not in arrays]
@@ -290,7 +293,7 @@ class FlatParameters:
             self._view(flat, entry)[...] = value
         return flat
 
-    def load_flat(self, flat):
+    def load_flat(self, flat: np.ndarray) -> None:
         """Overwrite the weights with a flat NumPy buffer of the same index."""
         copy_into(self.data, np.ascontiguousarray(flat, np.float32))
         self.round()

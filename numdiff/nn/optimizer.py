@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..device import copy_into, download, is_device, side_by_side, upload, zeros
+from ..device import AnyArray, copy_into, download, is_device, side_by_side, upload, zeros
 from ..device.limits import multiprocessors_of
 from ..errors import UsageError
 from ..kernels.optimizer.adamw import Ranges, adamw_update
@@ -116,7 +116,7 @@ class AdamW:
                              "first.")
         return vars(self).copy()
 
-    def update(self, loss, before_advance: Callable | None = None) -> None:
+    def update(self, loss: AnyArray, before_advance: Callable | None = None) -> None:
         """One update from the accumulated gradients. Changes nothing once `loss` or the norm was not finite; with a
         `LossScale` nothing in this step, but for the scale, and nothing more once too many steps were skipped.
 
@@ -167,7 +167,7 @@ class AdamW:
                      s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=ema, ema_decay=s.ema_decay,
                      half=half, ema_warmup=s.ema_warmup, ranges=ranges)
 
-    def whole(self, array, everywhere=True):
+    def whole(self, array: AnyArray, everywhere: bool = True) -> np.ndarray | None:
         """A flat array of the state, as a NumPy array with all ranks' parts. Collective where ranks have parts.
 
         everywhere: on every rank; else None on all but rank 0, where ranks have parts
@@ -181,17 +181,17 @@ class AdamW:
         return {name: download(array) if name in SCALARS else self.whole(array, everywhere)
                 for name, array in self.arrays().items()}
 
-    def shapes(self):
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """{name: (shape, dtype)} of `state()`."""
         return {name: (tuple(array.shape) if name in SCALARS else (self.parameters.total,), array.dtype)
                 for name, array in self.arrays().items()}
 
-    def state_bytes(self):
+    def state_bytes(self) -> dict[str, tuple[int, int]]:
         """{name: (bytes that this rank holds, bytes of all ranks' parts)} of the flat arrays of the state."""
         return {name: (array.nbytes, 4 * self.parameters.total) for name, array in self.arrays().items()
                 if name not in SCALARS}
 
-    def arrays(self):
+    def arrays(self) -> dict[str, AnyArray]:
         """{name: array on the device} of the state, of which flat ones hold this rank's part."""
         arrays = {"m": self.m, "v": self.v, "step": self.step, "updates": self.updates}
         if self.ema is not None:
@@ -203,7 +203,7 @@ class AdamW:
             arrays.update(self.parameters.float8.arrays())
         return arrays
 
-    def averages(self):
+    def averages(self) -> dict[str, AnyArray]:
         """{name: array on the device (n,)} of the averages of ema_std."""
         return {f"ema_std_{std:g}": self.power_ema[k:k + 1].reshape(-1)
                 for k, std in enumerate(self.settings.ema_std or ())}
@@ -266,7 +266,7 @@ class Muon(AdamW):
                 pass
         self._adamw(0, self.stop - self.first, self.rest)
 
-    def arrays(self):
+    def arrays(self) -> dict[str, AnyArray]:
         arrays = super().arrays()
         return {"momentum": arrays.pop("m"), **arrays}
 

@@ -16,10 +16,12 @@ input already has (`adds=True`), or two that are still to be added up (`adds=TWO
 """
 import contextlib
 import copy
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..device import download, fill_zero, upload
+from ..device import AnyArray, download, fill_zero, upload
 from ..device.threads import Stack
 from ..dtypes import is_half
 from ..float8 import numbers_of
@@ -100,19 +102,24 @@ class Tensor:
 
     __slots__ = ("data", "slot", "statistics", "owned")
 
-    def __init__(self, data, requires_grad: bool = False, statistics=None):
+    def __init__(self, data: AnyArray, requires_grad: bool = False, statistics: AnyArray | None = None):
         self.data, self.statistics, self.owned = data, statistics, False
         self.slot = Slot() if requires_grad else None
 
-    shape = property(lambda self: self.data.shape)
-    dtype = property(lambda self: self.data.dtype)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.data.dtype
 
     @property
     def requires_grad(self) -> bool:
         return self.slot is not None
 
     @property
-    def grad(self):
+    def grad(self) -> AnyArray | None:
         return self.slot.gradient if self.slot else None
 
     def numpy(self) -> np.ndarray:
@@ -138,13 +145,13 @@ class Parameter:
 
     __slots__ = ("shape", "initial", "data", "half", "float8", "written", "stale", "frozen", "padding", "loan", "_grad")
 
-    def __init__(self, shape, initial, written=False, padding=0):
+    def __init__(self, shape: Sequence[int], initial: Any, written: bool = False, padding: int = 0):
         self.shape, self.initial, self.written, self.padding = tuple(shape), initial, written, padding
         self.stale = self.frozen = False
         self.data = self._grad = self.half = self.float8 = self.loan = None
 
     @property
-    def grad(self):
+    def grad(self) -> AnyArray:
         """The gradient, to be added to, or read."""
         if self.loan is not None:
             self.loan.call_in()
@@ -158,7 +165,7 @@ class Parameter:
     def grad(self, view):
         self._grad = view
 
-    def grad_to_fill(self):
+    def grad_to_fill(self) -> tuple[AnyArray, bool]:
         """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
         if self.loan is not None:
             self.loan.call_in()
@@ -179,7 +186,7 @@ class Parameter:
         return restored_parameter, (self.shape, self.written, None if self.data is None else download(self.data),
                                     self.padding, self.frozen)
 
-    def like(self, x):
+    def like(self, x: AnyArray) -> AnyArray:
         """The values in the dtype of an activation x, for a product with it."""
         return self.half if is_half(x.dtype) else self.data
 
@@ -238,7 +245,7 @@ class Tape:
     def __exit__(self, *exception):
         _active.remove(self)
 
-    def backward(self, output: Tensor, gradient=None) -> None:
+    def backward(self, output: Tensor, gradient: AnyArray | None = None) -> None:
         """Play the tape back from `output`.
 
         gradient: array like `output.data`, the gradient that arrives there; None means ones (a scalar loss).

@@ -8,15 +8,18 @@ out, then `UNet.forward`.
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from ..device import AnyArray
 from ..errors import UsageError
 from . import functional as F
 from .flops import Product, conv_product, depthwise_product, linear_product
 from .layers import Conv2d, DepthwiseConv2d, Embedding, GroupNorm, LayerNorm, LayerScale, Linear
 from .model import Model, constructor_options
 from .module import Module, Numbered
+from .tensor import Tensor
 
 
 class Upsample(Module):
@@ -207,7 +210,7 @@ class UNet(Model):
                  resblock_updown: bool = False, conv_resample: bool = False, num_classes: int | None = None,
                  learn_sigma: bool = False, dropout: float = 0.0, use_new_attention_order: bool = False,
                  max_period: float = 10000.0, groups: int = 32, class_dropout: float = 0.0, block: str = "resnet",
-                 device="auto", seed: int | None = 0):
+                 device: Any = "auto", seed: int | None = 0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.model_channels = image_size, in_channels, model_channels
@@ -275,7 +278,7 @@ class UNet(Model):
         self.res_blocks = [b for stage in stages for b in stage.modules.values() if isinstance(b, EMBEDDED)]
         self._finish(device, seed)
 
-    def conditioning(self, t, y=None, randomness=None):
+    def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> list[Tensor]:
         """What the ResBlocks take from timestep and class, whatever the image: a float32 Tensor (B, C_out), or
         (B, 2 C_out) with use_scale_shift_norm, for each of `res_blocks`."""
         emb = F.timestep_embedding(t, self.model_channels, self.max_period)  # (B, model_channels)
@@ -285,11 +288,12 @@ class UNet(Model):
         layers = [block.emb_layers[1] for block in self.res_blocks]
         return F.linear_group(F.silu(emb), [(e.weight, e.bias) for e in layers])
 
-    def conditioning_columns(self):
+    def conditioning_columns(self) -> tuple[list[int], np.dtype]:
         """(columns of each of the arrays that `conditioning` gives, their dtype)."""
         return [block.emb_layers[1].weight.shape[0] for block in self.res_blocks], np.dtype(np.float32)
 
-    def forward(self, x, t, y=None, randomness=None, conditioning=None):
+    def forward(self, x: Tensor, t: AnyArray, y: AnyArray | None = None, randomness: Any = None,
+                conditioning: list[Tensor] | None = None) -> Tensor:
         """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
 
         randomness: counts the dropout of a training step, of classes too; None: no dropout
@@ -310,7 +314,7 @@ class UNet(Model):
             h = stage(join(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 
-    def products(self):
+    def products(self) -> list[Product]:
         found, size = [linear_product(self.time_embed[k], 1) for k in (0, 2)], self.image_size
         for stage in (*self.input_blocks.modules.values(), self.middle_block, *self.output_blocks.modules.values()):
             more, size = stage.products(size)

@@ -12,7 +12,7 @@ from .model_files import load
 from .options import resolve_device
 from .sampling import find_model
 
-MOST_BYTES = 4 << 30  # of what is kept of the long run
+MAX_BYTES = 4 << 30  # of what is kept of the long run
 
 
 def schedule_command(run, steps=6, output="schedule.json", from_steps=300, count=32, seed=1 << 20, batch=16,
@@ -34,10 +34,10 @@ def schedule_command(run, steps=6, output="schedule.json", from_steps=300, count
         model = load(checkpoint, device, weights, precision)
         image = 4 * (from_steps + 1) * model.image_size ** 2 * model.in_channels  # bytes of an image's states
         kept = image * (count + min(batch, count))  # and of a batch's answers
-        if kept > MOST_BYTES:
+        if kept > MAX_BYTES:
             raise UsageError(f"the states of {count} images in {from_steps} steps, and the answers of a batch of "
                              f"{min(batch, count)}, would take {kept / 2**30:,.1f} GiB of memory, and at most "
-                             f"{MOST_BYTES >> 30} are taken: give fewer by --count, --batch or --from-steps.")
+                             f"{MAX_BYTES >> 30} are taken: give fewer by --count, --batch or --from-steps.")
         sampling = Sampling(model, count, from_steps, "ddim", seed=seed, batch=batch, **more)
         started = time.perf_counter()
         evaluations = len(sampling.sigmas) - 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class Trainer:
     """
 
     def __init__(self, model: Model, dataset: "Dataset", *, diffusion: "dict | Diffusion | None" = None,
-                 communicator=None, **settings: "Unpack[TrainerArguments]"):
+                 communicator: Any = None, **settings: "Unpack[TrainerArguments]"):
         if isinstance(settings.get("init"), os.PathLike):
             settings["init"] = os.fspath(settings["init"])
         freeze = settings.get("freeze", ())
@@ -277,7 +277,7 @@ class Trainer:
                              f"{report.gradient_norm:g}: {name}; start a new run with a smaller --learning-rate or a "
                              "--clip-norm (the checkpoints before that step are intact).")
 
-    def check_finite(self, state=None):
+    def check_finite(self, state: dict[str, np.ndarray] | None = None) -> None:
         """Raise a `NonFiniteError` that names the first weight or optimiser value that is not finite; state: the result
         of `state()`, if it is at hand."""
         for buffer, flat in (state or self.state()).items():
@@ -316,7 +316,7 @@ class Trainer:
             return state if everywhere or self.communicator.rank == 0 else None
         return None
 
-    def averages(self):
+    def averages(self) -> dict[str, np.ndarray]:
         """{name: NumPy array} of the averages of ema_std on rank 0; the others have nothing of use. Collective where
         ranks share the update."""
         if self.communicator.rank and not self.shares_update:
@@ -345,7 +345,7 @@ class Trainer:
             self.communicator.broadcast(weights)
             self.model.parameters.load_flat(weights)
 
-    def check_ranks(self):
+    def check_ranks(self) -> None:
         """Raise a `NumdiffError` where the weights are not the same, bit by bit, on all ranks. Collective."""
         if self.communicator.size > 1:
             self.communicator.check_same(download(self.model.parameters.data), f"after step {self.step} the weights")

@@ -10,6 +10,7 @@ from numdiff.diffusion.denoiser import Denoiser
 from numdiff.diffusion.paths import LAST_T
 from numdiff.errors import UsageError
 from numdiff.nn import Tape, Tensor
+from numdiff.settings import SAMPLERS
 from tests.conftest import on
 from tests.diffusion.stub import MEANS, STD, GaussianModel
 from tests.nn.test_tape import tiny
@@ -99,7 +100,7 @@ def test_the_loss_is_the_weighed_error_and_so_is_its_gradient(engine, rng, objec
 
 @pytest.mark.parametrize("objective", [o for o in OBJECTIVES if "loss" not in o and "min_snr_gamma" not in o],
                          ids=lambda o: ",".join(map(str, o.values())))
-@pytest.mark.parametrize("sampler", ["ddim", "euler", "heun", "dpm++2m", "ddpm", "euler-ancestral", "euler-maruyama"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samples_have_the_classes_means(objective, sampler):
     """From counted noise to pixels with a model whose answers are exact."""
     images = sample(GaussianModel(size=16, **{"prediction": None, **objective}), count=12, steps=60, sampler=sampler,

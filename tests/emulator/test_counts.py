@@ -25,7 +25,6 @@ from numdiff.kernels import (
     linear,
     peer_reduce,
     quantise,
-    quantise_both,
     random,
     reduce,
     resample,
@@ -555,8 +554,8 @@ def test_costs_of_e4m3():
     assert t.distinct_bytes == quantise.quantise_forward_cost(n)[0] + 4 + 2 * 4
     assert t.total_flops == 3 * n + 256  # each is also told from an infinity; a thread's quotient
     matrix = 64, 64
-    for operation, cost, given in ((quantise_both.quantise_both, quantise_both.quantise_both_cost, halves),
-                                   (quantise_both.columns_of, quantise_both.columns_of_cost, None)):
+    for operation, cost, given in ((quantise.quantise_both, quantise.quantise_both_cost, halves),
+                                   (quantise.columns_of, quantise.columns_of_cost, None)):
         t = Counted(lambda u, operation=operation, given=given: operation(
             number(u, 0, np.uint8, n).reshape(*matrix) if given is None else given(u, *matrix), u(1))).total
         moved, flops = cost(n)

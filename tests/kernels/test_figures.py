@@ -1,17 +1,20 @@
-"""Every kernel file with a section VERSIONS says what was measured of them, and so does every Hopper level.
+"""Every version of a kernel file has figures: what it takes of each of the file's problems, under MEASURED.
 
-`python -m tests.kernels.write_figures` writes it, from what `numdiff bench kernels --of files` has measured on a GPU.
+`python -m tests.kernels.write_figures` writes them, from what `numdiff bench kernels --of files` has measured on a GPU.
 """
 import ast
+import functools
 import re
 
 import pytest
 
-from numdiff.benchmark.problems import problems
+from numdiff.benchmark.kernels import call_with, versions_of
+from numdiff.benchmark.problems import problems, without_memory
+from numdiff.device.planned import CARDS, Planned
+from numdiff.errors import NumdiffError
 from tests.kernels.write_figures import file_of
 
-# files whose problem is younger than the last measurement: to be taken out with the next
-NOT_YET = set()
+H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 PROBLEMS = problems()
 WITH = sorted({module for problem in PROBLEMS for module in problem.files})
 NAMED = {problem.name for problem in PROBLEMS}
@@ -19,16 +22,85 @@ HEAD = re.compile(r"\nMEASURED\n    (NVIDIA [\w ]+), \d{4}-\d\d-\d\d(?:, PyTorch
                   "numdiff bench kernels --of files")
 LINE = re.compile(r"        (?:v\d+\*?|\*) +[\d,.]+ µs +[\d,.e-]+ (?:TFLOP/s|GB/s) +\d+ % of (?:arithmetic|memory)")
 
+# {problem: versions} that are younger than the last measurement: to be taken out with the next. 0: it has no versions
+YOUNG = "added since the files were last measured"
+NOT_YET = {
+    YOUNG: {
+        "layernorm_backward, 32×1024×128, 32×1024×128, float16": {1, 2, 3},
+        "depthwise_layernorm_forward, 32×32×32×128, 7×7×128, float16": {1},
+        "gate_adaln_backward, 64×256×768, 64×256×768, float16 (of x)": {1, 2},
+        "weigh_forward, 32×64×64×3, 32, float32": {1, 2},
+        "matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to float16)": {0},
+        "matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to float16)": {0},
+        "matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to E4M3)": {0},
+        "matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to E4M3)": {0},
+        "columns_of, 16384×3072, 1, float32": {0},
+        "squares_of_pieces, 20494272, 1251×2, float32": {0},
+        "gate_adaln_forward, 64×256×768, 64×256×768, float16 (to E4M3)": {2},
+        "gate_adaln_backward, 64×256×768, 64×256×768, float16 (to E4M3)": {2},
+    },
+    "im2win came after its transform, which alone was measured": {
+        "conv2d_forward, 32×64×64×64, 64×3×3×64, float32": {7},
+        "conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32": {7},
+        "conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32": {7},
+    },
+    "gate_adaln was measured with LayerNorm only": {
+        f"gate_adaln_{way}, 64×256×768, {other}, float16 (RMSNorm{note})": {1, 2}
+        for way, others in (("forward", ("64×256×768", "64×768")), ("backward", ("64×256×768", "64×256×768")))
+        for other, gate in zip(others, ("", ", no gate"), strict=True)
+        for note in (gate, f", no shift{gate}")
+    },
+}
+
+
+def docstring(module):
+    return ast.get_docstring(ast.parse(file_of(module).read_text(encoding="utf-8")), clean=False)
+
+
+def lines_under(heading, text):
+    """The lines of a docstring's section, without its heading."""
+    found = re.search(rf"\n{heading}\n(.*?)(?=\n[A-Z]|\Z)", text, re.DOTALL)
+    return found[1].splitlines() if found else []
+
+
+def rows_of(module):
+    """{problem: versions} that have a row under MEASURED; 0 stands for the launcher's own choice alone."""
+    rows, name = {}, None
+    for line in lines_under("MEASURED", docstring(module))[1:]:
+        if line.startswith("        "):
+            rows[name].add(int(re.match(r" +v?(\d*)", line)[1] or 0))
+        else:
+            rows[name := line.strip()] = set()
+    return rows
+
+
+@functools.cache
+def measurable(number):
+    """The versions of a problem that run on an H200; {0} where the operation has none."""
+    problem = PROBLEMS[number]
+    known = problem.versions or versions_of(problem.call.function)
+    arguments, found = without_memory(problem.call, Planned(H200)), set()
+    for version in known:
+        try:
+            call_with(problem.call.function, arguments, version)
+        except (ValueError, NumdiffError):  # not for these operands
+            continue
+        found.add(version)
+    return found if known else {0}
+
+
+def not_yet(problem):
+    return set().union(*(group.get(problem, set()) for group in NOT_YET.values()))
+
 
 @pytest.mark.parametrize("module", WITH, ids=lambda module: module.removeprefix("numdiff.kernels."))
 def test_a_file_has_its_figures(module):
     """Card and day; for each problem its shape, and for each version µs, rate and share of the roof."""
-    text = ast.get_docstring(ast.parse(file_of(module).read_text(encoding="utf-8")), clean=False)
-    if module.removeprefix("numdiff.kernels.") in NOT_YET:
-        assert "\nMEASURED\n" not in text, "it has figures: take it from NOT_YET"
-        return
+    text = docstring(module)
+    if not rows_of(module) and all(not_yet(problem.name) for problem in PROBLEMS if module in problem.files):
+        return  # the next test asks for each of its versions
     assert HEAD.search(text), f"{module}: run numdiff bench kernels --of files, then tests.kernels.write_figures"
-    section = re.split(r"\n(?=[A-Z])", text[text.index("\nMEASURED\n") + 1:])[0].splitlines()[2:]
+    section = lines_under("MEASURED", text)[1:]
     named = [line for line in section if not line.startswith("        ")]
     assert named and {line.strip() for line in named} <= NAMED
     assert all(LINE.match(line) for line in section if line not in named), section
@@ -36,5 +108,23 @@ def test_a_file_has_its_figures(module):
         assert "% of cuBLAS" in text or "% of cuDNN" in text
 
 
+@pytest.mark.parametrize("module", WITH, ids=lambda module: module.removeprefix("numdiff.kernels."))
+def test_each_version_has_its_figures(module):
+    rows = rows_of(module)
+    for number, problem in enumerate(PROBLEMS):
+        if module in problem.files:
+            wanted = measurable(number) & set(problem.files[module] or measurable(number))
+            waits, there = wanted & not_yet(problem.name), rows.get(problem.name, set())
+            assert wanted - there <= waits, f"{problem.name}: versions {wanted - there} have no figures"
+            assert not waits & there, f"{problem.name}: versions {waits & there} have figures: take them from NOT_YET"
+    said = {int(number) for number in re.findall(r"\bv(\d+) [a-z][\w ,/-]*:", "\n".join(
+        lines_under("VERSIONS", docstring(module))))}
+    known = set().union(*rows.values(), *(not_yet(problem.name) for problem in PROBLEMS if module in problem.files))
+    assert said <= known | ({1} if 0 in known else set()), "a version under VERSIONS that no problem measures"
+
+
 def test_only_what_can_be_measured_is_waited_for():
-    assert {f"numdiff.kernels.{module}" for module in NOT_YET} <= set(WITH)
+    for group in NOT_YET.values():
+        for name, versions in group.items():
+            assert name in NAMED, name
+            assert versions <= measurable([problem.name for problem in PROBLEMS].index(name)), name

@@ -12,9 +12,9 @@
     hopper_tiles.py        the same tiles for wgmma: TMA loads them, descriptors describe them
     forward_hopper.py  v5 hopper: float16, wgmma: a warpgroup only fetches, two multiply, the softmax beside products
     backward_hopper/   v5 hopper: 128 keys a warpgroup, dS through shared memory, the next head's keys on their way
-    split.py               float32 on the tensor cores: a product of tf32, and one of bfloat16 for what it leaves out
-    forward_split.py   v4 tf32-bf16: v3 in float32
-    backward_split.py  v4 tf32-bf16: as well
+    tf32_bf16.py           float32 on the tensor cores: a product of tf32, and one of bfloat16 for what that leaves out
+    forward_tf32_bf16.py   v4 tf32-bf16: v3 in float32
+    backward_tf32_bf16.py  v4 tf32-bf16: as well
     launcher.py        which of them runs
 
 Attention that leaves most keys to a sum is in sla/, which has an order of its own.

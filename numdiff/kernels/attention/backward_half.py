@@ -27,7 +27,7 @@ DETERMINISM
 SOURCE
     reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section 9.7.14.5.
 READ NEXT
-    split.py: float32 on the same tensor cores, from two products.
+    tf32_bf16.py: float32 on the same tensor cores, from two products.
 """
 from typing import NamedTuple
 

@@ -28,11 +28,11 @@ from ..versions import capped, label, versions_by_name
 from . import (
     backward,
     backward_half,
-    backward_split,
+    backward_tf32_bf16,
     forward,
     forward_half,
     forward_hopper,
-    forward_split,
+    forward_tf32_bf16,
     simple,
 )
 from .backward_hopper import kernel as backward_hopper
@@ -52,8 +52,8 @@ backward_kernels_v2 = {HS: backward.make_backward(HS) for HS in HEAD_SIZES}
 forward_kernels_v3 = {(HS, M): forward_half.make_forward(HS, M) for HS in HEAD_SIZES for M in (1, 2)}
 backward_kernels_v3 = {(HS, *shape): backward_half.make_backward(HS, *shape)
                        for HS in HEAD_SIZES for shape in ((1, 4), (2, 8))}  # fragments of keys a warp, and warps
-forward_kernels_v4 = {HS: forward_split.make_forward(HS) for HS in HEAD_SIZES}
-backward_kernels_v4 = {HS: backward_split.make_backward(HS) for HS in HEAD_SIZES}
+forward_kernels_v4 = {HS: forward_tf32_bf16.make_forward(HS) for HS in HEAD_SIZES}
+backward_kernels_v4 = {HS: backward_tf32_bf16.make_backward(HS) for HS in HEAD_SIZES}
 
 
 def layout(qkv, heads, order):
@@ -116,7 +116,7 @@ def fitting(version, HS, array):
         return version == 1
     if version == 3:
         return choose_tile(HS, KEYS, limit) is not None
-    return version == 1 or backward_split.shared_bytes(HS) <= limit
+    return version == 1 or backward_tf32_bf16.shared_bytes(HS) <= limit
 
 
 def flash_attention_supports(qkv, heads):
@@ -186,8 +186,8 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
         M = queries // 64
         threads, kernel, nbytes = forward_half.THREADS, forward_kernels_v3[HS, M], forward_half.shared_bytes(HS, M)
     else:
-        queries, threads, kernel = forward_split.QUERIES, forward_split.THREADS, forward_kernels_v4[HS]
-        nbytes = forward_split.shared_bytes(HS)
+        queries, threads, kernel = forward_tf32_bf16.QUERIES, forward_tf32_bf16.THREADS, forward_kernels_v4[HS]
+        nbytes = forward_tf32_bf16.shared_bytes(HS)
     launch(in_bfloat16(kernel, qkv.dtype), (-(-T // queries), heads, B), threads, *arguments, shared=nbytes)
     return y, logsumexp
 
@@ -252,8 +252,8 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         keys, kernel = 16 * M * warps, backward_kernels_v3[HS, M, warps]
         nbytes = backward_half.shared_bytes(HS, M, warps)
     else:
-        keys, warps, kernel = backward_split.KEYS, backward_split.WARPS, backward_kernels_v4[HS]
-        nbytes = backward_split.shared_bytes(HS)
+        keys, warps, kernel = backward_tf32_bf16.KEYS, backward_tf32_bf16.WARPS, backward_kernels_v4[HS]
+        nbytes = backward_tf32_bf16.shared_bytes(HS)
     chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), keys, warps)
     own_sums = version == 3 and chunks == 1  # one block has all keys of a head, and makes its D on the way
     if not own_sums:

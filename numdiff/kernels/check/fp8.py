@@ -3,8 +3,16 @@ import numpy as np
 
 from ...float8 import bits_of
 from ..matmul import hopper_fp8
-from ..quantise import HISTORY, PARTIALS, matrices8, quantise_forward, quantise_weights, scale_update
-from ..quantise_both import columns_of, quantise_both
+from ..quantise import (
+    HISTORY,
+    PARTIALS,
+    columns_of,
+    matrices8,
+    quantise_both,
+    quantise_forward,
+    quantise_weights,
+    scale_update,
+)
 from .case import HALF_TOLERANCE, Case
 
 

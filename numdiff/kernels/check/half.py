@@ -222,7 +222,7 @@ def convolution_cases():
                                                                   dchannel=dchannel)
             return a.dweight, a.dbias, dchannel
 
-        channels = 16 if blocks == 5 else 8  # the share of every block has some
+        channels = {5: 16, 2: width}.get(blocks, 8)  # the share of every block has some; of two, each of its vectors
         yield Case("conv2d_weight_gradient", operands(2, 3 if parts == 1 else 33, channels, 8, 3), in_tiles,
                    label=f"float16, tile of {width}, {pixels} pixels, {parts} parts, {blocks} blocks a cluster")
 

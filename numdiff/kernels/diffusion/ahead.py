@@ -106,10 +106,10 @@ def take_kernel_v2(ahead, step, begin, row):
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def _version(version, *bytes_between):
-    fits = not any(n % 16 for n in bytes_between)
-    if version == 2 and not fits:
+    supported = not any(n % 16 for n in bytes_between)
+    if version == 2 and not supported:
         raise ValueError("version 2 (vectorised) needs rows and places that are multiples of 16 bytes; use version=1")
-    return version or (2 if fits else 1)
+    return version or (2 if supported else 1)
 
 
 def timesteps_ahead(table, step, begin, t, rows):

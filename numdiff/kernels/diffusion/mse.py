@@ -124,10 +124,10 @@ def _choose(prediction, target, version):
     if prediction.shape[:-1] != target.shape[:-1] or prediction.shape[-1] < target.shape[-1]:
         raise ValueError(f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
                          "or that shape with more channels")
-    fits = prediction.shape == target.shape and target.size % 4 == 0
-    if version == 2 and not fits:
+    supported = prediction.shape == target.shape and target.size % 4 == 0
+    if version == 2 and not supported:
         raise ValueError("version 2 (vectorised) needs equal shapes of a multiple of 4 elements; use version=1")
-    return version or (2 if fits else 1)
+    return version or (2 if supported else 1)
 
 
 @versions_by_name

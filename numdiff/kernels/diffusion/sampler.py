@@ -225,10 +225,10 @@ def _check_prediction(x, prediction, parts=1):
                          f"least {parts} × {x.shape[-1]} channels")
 
 
-def _choose(version, fits, why):
-    if version == 2 and not fits:
+def _choose(version, supported, why):
+    if version == 2 and not supported:
         raise ValueError(f"version 2 (vectorised) needs {why}; use version=1")
-    return version or (2 if fits else 1)
+    return version or (2 if supported else 1)
 
 
 def on_engine(numbers, like):

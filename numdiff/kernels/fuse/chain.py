@@ -21,7 +21,7 @@ from .kernel_text import RESERVED, SCOPE, Plan, kernel_text
 from .operations import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation, Place, parameters, select
 
 WIDTHS = 1, 4, 8  # neighbours a thread, of versions 1, 2 and 3
-MOST = 48  # sums that a block has room for: 48 KiB of shared memory, which every GPU has
+MAX_SUMS = 48  # sums that a block has room for: 48 KiB of shared memory, which every GPU has
 FLOATS = {np.dtype(np.float32), np.dtype(np.float64), *HALVES.values()}
 
 _chains = {}  # what `fuse` has made
@@ -253,12 +253,12 @@ class Fused(Variants):
     def _version(self, plan, like, version):
         """The version that is asked for, or the widest whose neighbours all read neighbours."""
         row = plan.row(like)
-        fits = [v for v, width in self.widths.items() if row % width == 0 and len(plan.sums) * width <= MOST
+        supported = [v for v, width in self.widths.items() if row % width == 0 and len(plan.sums) * width <= MAX_SUMS
                 and supports(like, self["forward", v])]
         if version is None:
-            return max(v for v in fits if v < 3 or is_half(like.dtype) and not plan.sums)
+            return max(v for v in supported if v < 3 or is_half(like.dtype) and not plan.sums)
         version = NAMES["fused"].get(version, version)
-        if version not in fits:
+        if version not in supported:
             width = self.widths.get(version)
             raise ValueError(f"{self.name}, version {label('fused', version)}, takes {width} elements at a time, and "
                              f"{row} is not a multiple of {width}; use version=1")

@@ -10,8 +10,8 @@ WHAT IS NEW, AND WHY IT PAYS
     Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which float16's adds up 16, and a
         row of 128 bytes is 128 of k. So a stage of the pipeline, its tensor maps, descriptors and barriers are those
         of hopper.py, byte for byte: the kernels here are its text with two other constants, FP8 and PROMOTED.
-    Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ (quantise.py writes
-        both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ (quantise_both.py). Its sum is split
+    Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ (quantise/ writes
+        both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ (quantise/both.py). Its sum is split
         over blocks as hopper.py splits, in float32.
     PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K of thousands. Every
         128 of k, one stage, the accumulators start again from zero, and a float32 addition takes them into sums of
@@ -43,7 +43,7 @@ SOURCE
     Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433; DeepSeek-AI 2024, "DeepSeek-V3
     Technical Report", arXiv:2412.19437, section 3.3.2, on promotion; PTX ISA, section 9.7.15.
 READ NEXT
-    ../quantise.py, which makes A, B and their scales.
+    ../quantise/, which makes A, B and their scales.
 """
 from typing import NamedTuple
 

@@ -102,7 +102,7 @@ def test_scores_far_apart(engine, rng, shape, version, direction):
 
 @pytest.mark.parametrize("scale", [1e-12, 1, 1e12])
 def test_tf32_with_bfloat16_for_the_rest(rng, scale):
-    """The product of split.py, by the emulator's twins, misses less than 2⁻¹⁶ of it, however large the numbers."""
+    """The product of tf32_bf16.py, by the emulator's twins, misses less than 2⁻¹⁶ of it, however large the numbers."""
     def in_bfloat16(x):
         pack = TWINS[id(pack_bfloat2)][1]
         return bfloat16_of_words(np.array([pack(None, *pair) for pair in x.reshape(-1, 2)], np.uint32)).reshape(-1)

@@ -60,8 +60,15 @@ give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232
 
 
 @cuda.jit(device=True, forceinline=True)
-def encoded(address):
-    return np.uint64((address & 0x3FFFF) >> 4)
+def multiply(acc, a, b, adds):
+    """A step's products, of the tiles at two addresses; adds: to the accumulators (1), or instead of them (0)."""
+    da, db = A_DESCRIPTOR | np.uint64((a & 0x3FFFF) >> 4), B_DESCRIPTOR | np.uint64((b & 0x3FFFF) >> 4)
+    wgmma_fence()
+    wgmma(acc, da, db, adds)
+    wgmma(acc, da + K16, db + K16, 1)
+    wgmma(acc, da + K32, db + K32, 1)
+    wgmma(acc, da + K48, db + K48, 1)
+    wgmma_commit()
 
 
 @requires("9.0a")
@@ -102,13 +109,7 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
         consumer_wait(boxes, box, box_parity)
         consumer_wait(taps, stage, parity)
         mine = consumer * 8 * BOX_W * ROW  # this consumer's first pixel in a box: eight rows of it each
-        da, db = A_DESCRIPTOR | encoded(stage_at(boxes, box) + mine), B_DESCRIPTOR | encoded(stage_at(taps, stage))
-        wgmma_fence()
-        wgmma(acc, da, db, 0)
-        wgmma(acc, da + K16, db + K16, 1)
-        wgmma(acc, da + K32, db + K32, 1)
-        wgmma(acc, da + K48, db + K48, 1)
-        wgmma_commit()
+        multiply(acc, stage_at(boxes, box) + mine, stage_at(taps, stage), 0)
         for step in range(1, 9 * blocks):
             tap, previous, previous_box = step % 9, stage, box
             stage, parity = advance(taps, stage, parity)
@@ -117,13 +118,7 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
                 consumer_wait(boxes, box, box_parity)
             consumer_wait(taps, stage, parity)
             a = stage_at(boxes, box) + mine + (tap // 3 * BOX_W + tap % 3) * ROW
-            da, db = A_DESCRIPTOR | encoded(a), B_DESCRIPTOR | encoded(stage_at(taps, stage))
-            wgmma_fence()
-            wgmma(acc, da, db, 1)
-            wgmma(acc, da + K16, db + K16, 1)
-            wgmma(acc, da + K32, db + K32, 1)
-            wgmma(acc, da + K48, db + K48, 1)
-            wgmma_commit()
+            multiply(acc, a, stage_at(taps, stage), 1)
             wgmma_wait_1()  # the tap before has been multiplied
             if t % 128 == 0:
                 consumer_release(taps, previous)

@@ -57,8 +57,15 @@ give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232
 
 
 @cuda.jit(device=True, forceinline=True)
-def descriptor(address):
-    return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
+def multiply(acc, a, b, adds):
+    """A step's products, of the tiles at two addresses; adds: to the accumulators (1), or instead of them (0)."""
+    da, db = DESCRIPTOR | np.uint64((a & 0x3FFFF) >> 4), DESCRIPTOR | np.uint64((b & 0x3FFFF) >> 4)
+    wgmma_fence()
+    wgmma(acc, da, db, adds)
+    wgmma(acc, da + K16, db + K16, 1)
+    wgmma(acc, da + K32, db + K32, 1)
+    wgmma(acc, da + K48, db + K48, 1)
+    wgmma_commit()
 
 
 @requires("9.0a")
@@ -92,25 +99,13 @@ def conv2d_level_kernel_v1(map_x, map_weight, y, H, W, C, N):
         stage, parity = consumer_start()
         consumer_wait(ring, stage, parity)
         a = stage_at(ring, stage)
-        da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
-        wgmma_fence()
-        wgmma(acc, da, db, 0)
-        wgmma(acc, da + K16, db + K16, 1)
-        wgmma(acc, da + K32, db + K32, 1)
-        wgmma(acc, da + K48, db + K48, 1)
-        wgmma_commit()
+        multiply(acc, a + consumer * 64 * ROW, a + A_BYTES, 0)
         for _ in range(1, 9 * blocks):
             previous = stage
             stage, parity = advance(ring, stage, parity)
             consumer_wait(ring, stage, parity)
             a = stage_at(ring, stage)
-            da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
-            wgmma_fence()
-            wgmma(acc, da, db, 1)
-            wgmma(acc, da + K16, db + K16, 1)
-            wgmma(acc, da + K32, db + K32, 1)
-            wgmma(acc, da + K48, db + K48, 1)
-            wgmma_commit()
+            multiply(acc, a + consumer * 64 * ROW, a + A_BYTES, 1)
             wgmma_wait_1()
             if t % 128 == 0:
                 consumer_release(ring, previous)

@@ -5,8 +5,8 @@ WHAT IS NEW
         does not stop at a tile's end: while the consumers store one, it already fills the stages for the next.
     Order: 16 rows of tiles sweep over the columns together. The tiles that are computed at the same time then form a
         square rather than a stripe, share most of their operands, and find them in the L2 cache.
-    TMA store: 64 × 64 results of a consumer, rounded to float16, go into a swizzled tile of shared memory, from which
-        TMA stores them: full lines instead of four bytes a thread, and no thread computes addresses.
+    TMA store: 64 × 64 results of a consumer, in float16, go into a swizzled tile of shared memory, from which TMA
+        stores them: full lines instead of four bytes a thread, and no thread computes addresses.
     Pipeline words: what level 3 wrote out, a ring of stages with its barriers and parities, is in device/pipeline.py.
 THE ORDER IN THE EPILOGUE
     1. one thread waits until TMA has read what the tile held before; bar_sync, a barrier of this warpgroup alone
@@ -66,8 +66,15 @@ give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232
 
 
 @cuda.jit(device=True, forceinline=True)
-def descriptor(address):
-    return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
+def multiply(acc, a, b, adds):
+    """A step's products, of the tiles at two addresses; adds: to the accumulators (1), or instead of them (0)."""
+    da, db = DESCRIPTOR | np.uint64((a & 0x3FFFF) >> 4), DESCRIPTOR | np.uint64((b & 0x3FFFF) >> 4)
+    wgmma_fence()
+    wgmma(acc, da, db, adds)
+    wgmma(acc, da + K16, db + K16, 1)
+    wgmma(acc, da + K32, db + K32, 1)
+    wgmma(acc, da + K48, db + K48, 1)
+    wgmma_commit()
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -132,25 +139,13 @@ def matmul_level_kernel_v4(map_a, map_b, map_c, rows, columns, steps):
             m, n = tile_place(tile, rows, columns)
             consumer_wait(ring, stage, parity)
             a = stage_at(ring, stage)
-            da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
-            wgmma_fence()
-            wgmma(acc, da, db, 0)
-            wgmma(acc, da + K16, db + K16, 1)
-            wgmma(acc, da + K32, db + K32, 1)
-            wgmma(acc, da + K48, db + K48, 1)
-            wgmma_commit()
+            multiply(acc, a + consumer * 64 * ROW, a + A_BYTES, 0)
             for _ in range(1, steps):
                 previous = stage
                 stage, parity = advance(ring, stage, parity)
                 consumer_wait(ring, stage, parity)
                 a = stage_at(ring, stage)
-                da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
-                wgmma_fence()
-                wgmma(acc, da, db, 1)
-                wgmma(acc, da + K16, db + K16, 1)
-                wgmma(acc, da + K32, db + K32, 1)
-                wgmma(acc, da + K48, db + K48, 1)
-                wgmma_commit()
+                multiply(acc, a + consumer * 64 * ROW, a + A_BYTES, 1)
                 wgmma_wait_1()
                 if t % 128 == 0:
                     consumer_release(ring, previous)

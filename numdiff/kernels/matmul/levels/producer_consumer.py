@@ -58,8 +58,15 @@ give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232
 
 
 @cuda.jit(device=True, forceinline=True)
-def descriptor(address):
-    return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
+def multiply(acc, a, b, adds):
+    """A step's products, of the tiles at two addresses; adds: to the accumulators (1), or instead of them (0)."""
+    da, db = DESCRIPTOR | np.uint64((a & 0x3FFFF) >> 4), DESCRIPTOR | np.uint64((b & 0x3FFFF) >> 4)
+    wgmma_fence()
+    wgmma(acc, da, db, adds)
+    wgmma(acc, da + K16, db + K16, 1)
+    wgmma(acc, da + K32, db + K32, 1)
+    wgmma(acc, da + K48, db + K48, 1)
+    wgmma_commit()
 
 
 @requires("9.0a")
@@ -92,24 +99,12 @@ def matmul_level_kernel_v3(map_a, map_b, c, N, K):
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1  # 0: the upper 64 rows of the tile, 1: the lower
         mbarrier_wait(full, 0)
-        da, db = descriptor(base + consumer * 64 * ROW), descriptor(base + A_BYTES)
-        wgmma_fence()
-        wgmma(acc, da, db, 0)  # the first step overwrites the accumulators
-        wgmma(acc, da + K16, db + K16, 1)
-        wgmma(acc, da + K32, db + K32, 1)
-        wgmma(acc, da + K48, db + K48, 1)
-        wgmma_commit()
+        multiply(acc, base + consumer * 64 * ROW, base + A_BYTES, 0)  # the first step overwrites the accumulators
         for step in range(1, steps):
             stage, parity = step % STAGES, step // STAGES % 2
             mbarrier_wait(full + 8 * stage, parity)
             a = base + stage * STAGE_BYTES
-            da, db = descriptor(a + consumer * 64 * ROW), descriptor(a + A_BYTES)
-            wgmma_fence()
-            wgmma(acc, da, db, 1)
-            wgmma(acc, da + K16, db + K16, 1)
-            wgmma(acc, da + K32, db + K32, 1)
-            wgmma(acc, da + K48, db + K48, 1)
-            wgmma_commit()
+            multiply(acc, a + consumer * 64 * ROW, a + A_BYTES, 1)
             wgmma_wait_1()  # the step before has been multiplied: its stage is free
             if t % 128 == 0:
                 mbarrier_arrive(empty + 8 * ((step - 1) % STAGES))

@@ -3,7 +3,7 @@
 VERSIONS
     v1 unfused: the kernels of ../gate.py and ../adaln.py, one after the other, and an addition.
     v2 fused: one kernel each way (forward.py, backward.py). C a multiple of 8, up to 1280; sm_80. For layers in FP8 y
-       and dh are rounded to E4M3 there, with the bits of ../../quantise.py.
+       and dh are rounded to E4M3 there, with the bits of ../../quantise/.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     gate_adaln_forward, 64×256×768, 64×256×768, float16

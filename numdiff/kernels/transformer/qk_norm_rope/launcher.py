@@ -74,11 +74,11 @@ def _check(qkv, heads, q_weight, k_weight, rotation, version):
     if rotation is not None and tuple(rotation.shape) != (2, qkv.shape[1], HS):
         raise ValueError(f"qk_norm_rope: cosines and sines must be (2, T, HS) = {(2, qkv.shape[1], HS)}, not "
                          f"{tuple(rotation.shape)}")
-    fits = HS % 8 == 0 and HS <= 8 * LANES and (not is_device(qkv) or supports(qkv, FORWARD, BACKWARD))
-    if version == 2 and not fits:
+    supported = HS % 8 == 0 and HS <= 8 * LANES and (not is_device(qkv) or supports(qkv, FORWARD, BACKWARD))
+    if version == 2 and not supported:
         raise ValueError(f"version 2 (fused) takes heads of a multiple of 8 channels, at most {8 * LANES}, on a device "
                          f"of capability 8.0, not heads of {HS} here; use version=1")
-    return HS, version or (2 if fits else 1)
+    return HS, version or (2 if supported else 1)
 
 
 def _weights(q_weight, k_weight):

@@ -27,7 +27,7 @@ SOURCE
     Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations",
     arXiv:1904.06376; PTX ISA, section 9.7.14.5.
 READ NEXT
-    forward_split.py
+    forward_tf32_bf16.py
 """
 from ...device import cuda, int32, opaque, uint32
 from ...device.async_copy import cp_async_16_zfill
@@ -45,7 +45,7 @@ def pitch_of(HS):
 
 
 @cuda.jit(device=True, forceinline=True)
-def thread_anew(t):
+def opaque_thread(t):
     """`opaque` without a sign: divisions by powers of two are then one instruction each, and not six."""
     return uint32(opaque(t))
 

@@ -1,15 +1,15 @@
 """Flash attention backward, rung 4: float32, all five products on the tensor cores, two mma for one.
 
 WHAT IS NEW, AND WHY IT PAYS
-    backward_half.py with the products of split.py. A warp has 16 keys, a block 64, and queries pass by in tiles of 32,
-    so that S and dP of a tile are 16 numbers each in a lane. As in backward.py, each block adds its share of dq to dq
-    in memory, or to its chunk's, always the same thread to the same number.
+    backward_half.py with the products of tf32_bf16.py. A warp has 16 keys, a block 64, and queries pass by in tiles of
+    32, so that S and dP of a tile are 16 numbers each in a lane. As in backward.py, each block adds its share of dq to
+    dq in memory, or to its chunk's, always the same thread to the same number.
     One warp alone keeps the tensor cores busy for less than half of its time: the rest goes into splitting numbers,
     barriers and waiting. So a multiprocessor gets three small blocks (four for HS 32), which are seldom at the same
     point. That asks for at most 168 registers (128) and one stage of q and dy: the next tile travels while dq is
     computed, and so does the dq that is added to.
     dS goes to shared memory by rows of queries, as ldmatrix needs it, with keys 2x and 2x + 1 of each eight in columns
-    x and x + 4, the order in which k is read (split.py).
+    x and x + 4, the order in which k is read (tf32_bf16.py).
     k and v are split again for every tile: their fragments would take all registers.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
@@ -21,7 +21,7 @@ LAUNCH
 DETERMINISM
     as backward_half.py.
 SOURCE
-    split.py; reference.py; the order of the loops: Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithm 4.
+    tf32_bf16.py; reference.py; the loops' order: Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithm 4.
 READ NEXT
     launcher.py
 """
@@ -37,7 +37,7 @@ from .backward import head_of
 from .backward_half import NUMBERS, probabilities, score_gradients
 from .forward import LOG2_E
 from .fragments import CHUNK, by_chunk, by_row, clear, four_neighbours, write_four
-from .split import (
+from .tf32_bf16 import (
     add_accumulators,
     add_products,
     fetch_rows,
@@ -45,8 +45,8 @@ from .split import (
     left_of_accumulators,
     load_left,
     multiply_rows,
+    opaque_thread,
     pitch_of,
-    thread_anew,
     write_rows,
 )
 
@@ -127,7 +127,7 @@ def fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, first, t):
 @cuda.jit(device=True, forceinline=True)
 def multiply_tiles(s, keys, queries, t):
     """s = the warp's rows of a tile of keys · (a tile of queries)ᵀ; keys, queries: their addresses."""
-    t_now = thread_anew(t)
+    t_now = opaque_thread(t)
     lane, warp = int32(t_now % WARP), int32(t_now // WARP)
     clear(s, SCORES)
     multiply_rows(s, N, keys + int32(warp * ROWS * PITCH + by_row(lane, PITCH)),
@@ -160,7 +160,7 @@ def add_keys(r, shared, k_tile, place, at_numbers, t):
     """dk += dSᵀ·q for the warp's keys and a tile of queries, after `add_values`; dS goes to shared memory."""
     multiply_tiles(r.ds, k_tile + V, k_tile + G, t)
     clear(r.tile, TOTALS)
-    t_ds = thread_anew(t)  # dS: query 2x of the tile, and the column of key l / 4 of the warp
+    t_ds = opaque_thread(t)  # dS: query 2x of the tile, and the column of key l / 4 of the warp
     to = int64(DS + t_ds % 4 * 2 * DS_PITCH + t_ds // WARP * ROWS * 4 + (t_ds // 8 % 4 + t_ds // 4 % 2 * 4) * 4)
     for n in range(N):
         score_gradients(r.ds, 4 * n, r.s, load_words4(shared, at_numbers + n * 8 * NUMBERS))
@@ -208,7 +208,7 @@ def multiply_ds(r, shared, k_tile, exist, lane, group, side, last):
 @cuda.jit(device=True, forceinline=True)
 def add_queries(r, shared, dq, dq_start, k_tile, problem, first, exist, fresh, t):
     """dq of a tile of queries, or its share: the warp's 16 queries, and its part of the columns."""
-    t_dq = thread_anew(t)
+    t_dq = opaque_thread(t)
     lane, group, side = int32(t_dq % WARP), int32(t_dq // WARP % 2), int32(t_dq // (2 * WARP))
     if first + group * 16 < problem.T:
         last = NINTH and side == PARTS - 1
@@ -228,7 +228,7 @@ def add_queries(r, shared, dq, dq_start, k_tile, problem, first, exist, fresh, t
 @cuda.jit(device=True, forceinline=True)
 def write_keys(r, dqkv, head, problem, first_key, t):
     """The epilogue of a tile of keys: the warp's rows of dk and dv."""
-    t_end = thread_anew(t)
+    t_end = opaque_thread(t)
     lane, key = int32(t_end % WARP), int32(first_key + t_end // WARP * ROWS)
     at, exist, one = head.start + problem.part + key * problem.width, int32(problem.T - key), float32(1)
     write_rows(dqkv, at, problem.width, exist, r.dk, C, problem.scale, problem.scale, lane)
@@ -255,7 +255,7 @@ def flash_attention_backward_kernel_v4(dy, qkv, logsumexp, D, dqkv, dq, problem)
     while turn < problem.chunk_tiles and first_key < T:
         exist = int32(T - first_key)  # keys of the tile, or more
         cuda.syncthreads()  # nobody needs the tiles of the round before
-        t_start = thread_anew(t)
+        t_start = opaque_thread(t)
         fetch_keys(k_tile, qkv, head, problem, first_key, t_start)
         fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, int32(0), t_start)
         clear(r.dk, TOTALS)
@@ -264,14 +264,14 @@ def flash_attention_backward_kernel_v4(dy, qkv, logsumexp, D, dqkv, dq, problem)
         while first < T:
             cp_async_wait(0)  # this thread's part of the tile is there
             cuda.syncthreads()  # so is everybody's, and nobody reads dS any more
-            if thread_anew(t) // WARP * ROWS < exist:
-                at_numbers = int32(ROW_NUMBERS + thread_anew(t) % 4 * 2 * NUMBERS)
+            if opaque_thread(t) // WARP * ROWS < exist:
+                at_numbers = int32(ROW_NUMBERS + opaque_thread(t) % 4 * 2 * NUMBERS)
                 add_values(r, shared, k_tile, place, at_numbers, c, t)
                 add_keys(r, shared, k_tile, place, at_numbers, t)
             cuda.syncthreads()  # dS is complete, and nobody reads the queries any more
             ahead = int32(first + QUERIES)
             if ahead < T:
-                fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, ahead, thread_anew(t))
+                fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, ahead, opaque_thread(t))
             fresh = turn == 0  # the chunk's first tile of keys finds nothing to add to
             add_queries(r, shared, dq, dq_start, k_tile, problem, first, exist, fresh, t)
             first = ahead

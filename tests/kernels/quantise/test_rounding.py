@@ -4,7 +4,7 @@ import pytest
 
 from numdiff.device import download
 from numdiff.float8 import LARGEST, bits_of, numbers_of
-from numdiff.kernels import quantise as Q
+from numdiff.kernels.quantise import rounding as Q
 from tests.conftest import on, quick, shapes
 
 

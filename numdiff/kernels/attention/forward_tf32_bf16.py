@@ -1,8 +1,8 @@
 """Flash attention forward, rung 4: float32 on the tensor cores, two mma for one.
 
 WHAT IS NEW, AND WHY IT PAYS
-    forward_half.py with the products of split.py. A warp owns 16 queries; q is read from shared memory again for each
-    tile of keys, for its fragments would fill the registers that the outputs need.
+    forward_half.py with the products of tf32_bf16.py. A warp owns 16 queries; q is read from shared memory again for
+    each tile of keys, for its fragments would fill the registers that the outputs need.
     A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels while q·kᵀ is
     computed, the next k while P·v is. So three blocks find room on a multiprocessor.
 MEASURED
@@ -14,9 +14,9 @@ LAUNCH
 DETERMINISM
     one warp sums a query's outputs in the order of the keys.
 SOURCE
-    split.py, forward_half.py.
+    tf32_bf16.py, forward_half.py.
 READ NEXT
-    backward_split.py
+    backward_tf32_bf16.py
 """
 import math
 
@@ -28,15 +28,15 @@ from ...device.specialise import Constant, specialise
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
 from .fragments import by_chunk, by_row, clear
-from .split import (
+from .tf32_bf16 import (
     add_accumulators,
     add_products,
     fetch_rows,
     lane_place,
     left_of_accumulators,
     multiply_rows,
+    opaque_thread,
     pitch_of,
-    thread_anew,
     write_rows,
 )
 
@@ -123,21 +123,21 @@ def flash_attention_forward_kernel_v4(qkv, y, logsumexp, T, width, head_step, pa
     while first < T:
         cp_async_wait(0)
         cuda.syncthreads()  # k is there, and nobody reads the v of the tile before any more
-        fetch_tile(q_tile + V, qkv, v_start, width, first, T, thread_anew(t))
+        fetch_tile(q_tile + V, qkv, v_start, width, first, T, opaque_thread(t))
         clear(s, SCORES)
         multiply_rows(s, N, q_rows, k_rows, PITCH, HS)
         cp_async_wait(0)
         cuda.syncthreads()  # v is there, and nobody reads k any more
         ahead = int32(first + KEYS)
         if ahead < T:
-            fetch_tile(q_tile + K, qkv, k_start, width, ahead, T, thread_anew(t))
+            fetch_tile(q_tile + K, qkv, k_start, width, ahead, T, opaque_thread(t))
         if ahead > T:
             hide_keys(s, 1, N, T - first, opaque(lane))
         online_softmax(s, o, largest, l, 1, C, c)
         add_values(o, tile, s, shared, v_at)
         first = ahead
 
-    write_outputs(y, logsumexp, o, largest, l, first_query, T, scale, thread_anew(t))
+    write_outputs(y, logsumexp, o, largest, l, first_query, T, scale, opaque_thread(t))
 
 
 def make_forward(HS):

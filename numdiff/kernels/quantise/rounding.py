@@ -35,20 +35,20 @@ SOURCE
     Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433, section 3.2, on a scale a tensor; Peng
     et al. 2023, "FP8-LM", arXiv:2310.18313, and NVIDIA's Transformer Engine, on delayed scaling.
 READ NEXT
-    quantise_both.py: activations and gradients in both orientations, too.
+    both.py: activations and gradients in both orientations, too.
 """
 from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, is_device, launch, uint32, upload
-from ..device.eight import load8
-from ..device.float8 import larger_halves, pack_e4m3x4
-from ..device.limits import FULL_MASK
-from ..device.requires import requires, supports
-from ..device.tensor_core import float_of, pack_half2, store_words2, store_words4, unpack_half2, word_of
-from ..errors import NumdiffError
-from ..float8 import LARGEST, bits_of
+from ...device import cuda, empty, float32, int32, is_device, launch, uint32, upload
+from ...device.eight import load8
+from ...device.float8 import larger_halves, pack_e4m3x4
+from ...device.limits import FULL_MASK
+from ...device.requires import requires, supports
+from ...device.tensor_core import float_of, pack_half2, store_words2, store_words4, unpack_half2, word_of
+from ...errors import NumdiffError
+from ...float8 import LARGEST, bits_of
 
 BLOCK = 256  # threads
 EACH = 16  # numbers of a thread and turn: 16 bytes of E4M3

@@ -5,7 +5,6 @@ import pytest
 from numdiff.device import download
 from numdiff.float8 import numbers_of
 from numdiff.kernels import quantise as Q
-from numdiff.kernels import quantise_both as B
 from tests.conftest import on, shapes
 
 
@@ -20,12 +19,12 @@ def test_both_orientations(engine, rng, shape):
     results = []
     for _ in range(engine.repeats):
         sums = engine(more)
-        results.append((*B.quantise_both(x_on, scale_on, amax, sums), sums))
+        results.append((*Q.quantise_both(x_on, scale_on, amax, sums), sums))
     rows, columns, sums = results[0]
     engine.check_equal(rows, want)
     for first, again in zip(results[0], results[-1], strict=True):
         engine.check_equal(first, again)
-    engine.check_equal(B.columns_of(rows, scale_on), columns)
+    engine.check_equal(Q.columns_of(rows, scale_on), columns)
     if not engine.computes:
         return
     rows, columns = download(rows), download(columns)
@@ -39,6 +38,6 @@ def test_both_orientations(engine, rng, shape):
 @on("cpu")
 def test_what_is_refused():
     with pytest.raises(ValueError, match="multiple of 16 columns"):
-        B.quantise_both(np.zeros((4, 24), np.float16), np.ones(1, np.float32))
+        Q.quantise_both(np.zeros((4, 24), np.float16), np.ones(1, np.float32))
     with pytest.raises(ValueError, match="multiple of 16 columns"):
-        B.columns_of(np.zeros((4, 24), np.uint8), np.ones(1, np.float32))
+        Q.columns_of(np.zeros((4, 24), np.uint8), np.ones(1, np.float32))

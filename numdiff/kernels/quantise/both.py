@@ -1,7 +1,7 @@
 """A tensor in E4M3 in both orientations: as it lies, and transposed, with the sums of its columns.
 
 MATHEMATICS
-    rows = E4M3(x / scale), as quantise.py rounds; columns = rowsᵀ
+    rows = E4M3(x / scale), as rounding.py rounds; columns = rowsᵀ
     sums_c = scale · Σ_r rows_rc
     A weight's gradient, dyᵀ·x, is a sum over rows, and 8-bit products read both operands along their sum: they are
     `columns` of dy and of x. The bias's gradient is `sums` of dy.
@@ -33,16 +33,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, is_device, launch, uint32
-from ..device.eight import load8
-from ..device.float8 import transpose_bytes, unpack_e4m3x4
-from ..device.limits import FULL_MASK
-from ..device.requires import requires
-from ..device.specialise import Constant, specialise
-from ..device.tensor_core import load_word, load_words4, store_word, store_words4
-from ..float8 import numbers_of
-from .quantise import BLOCK, EACH, PARTIALS, TILE, _check, block_largest, larger, largest8, pack8, quantise_forward
-from .reduce import column_sum
+from ...device import cuda, empty, float32, int32, is_device, launch, uint32
+from ...device.eight import load8
+from ...device.float8 import transpose_bytes, unpack_e4m3x4
+from ...device.limits import FULL_MASK
+from ...device.requires import requires
+from ...device.specialise import Constant, specialise
+from ...device.tensor_core import load_word, load_words4, store_word, store_words4
+from ...float8 import numbers_of
+from ..reduce import column_sum
+from .rounding import BLOCK, EACH, PARTIALS, TILE, _check, block_largest, larger, largest8, pack8, quantise_forward
 
 PITCH = TILE + 4  # bytes from row to row in shared memory: rows four apart begin in other banks
 TILE_BYTES = TILE * PITCH
