@@ -144,14 +144,17 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
     from numdiff.data.dataset import default_path
     from numdiff.distributed.communicator import current
     from numdiff.evaluation.quality import (
-        HEADING,
+        SAMPLE_STEPS,
+        SAMPLER,
         TARGETS,
         bench_quality,
         check_targets,
+        command_of,
         conclusion,
         draw,
         leaderboard_row,
         revision,
+        rules_broken,
     )
     from numdiff.files import check_output, write_json
     from numdiff.training.options import resolve
@@ -168,10 +171,13 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
     options = resolve({"model": model, **given})
     echo(f"model        {model_name(options)}, {options.image_size}×{options.image_size}, batch {options.batch}, "
          f"{options.precision}, {options.steps:,} steps")
-    echo(HEADING)
+    sampling = given.get("sampler", SAMPLER), given.get("sample_steps", SAMPLE_STEPS)
+    broken = rules_broken(options, samples, *sampling, given.get("cfg_scale"))
+    no_row = f"row          none of LEADERBOARD.md, for {', '.join(broken)}"
+    if broken:
+        echo(no_row)
     record = bench_quality(
-        options, targets, every, samples, given.get("sampler", "dpm++2m"), given.get("sample_steps", 20), sample_batch,
-        given.get("cfg_scale"), echo,
+        options, targets, every, samples, *sampling, sample_batch, given.get("cfg_scale"), echo,
         lambda so_far: write_json(json, so_far, "what was measured") if json else None,
         lambda picture: save_png(grid, picture) if grid else None)
     for text in conclusion(record):
@@ -182,7 +188,10 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         echo(f"curve        {png}")
     if grid:
         echo(f"samples      {grid}")
-    echo(f"row          {leaderboard_row(record, revision(), ' '.join(['numdiff', *sys.argv[1:]]))}")
+    if not broken and any("seconds" in row for row in record["targets"]):
+        echo(f"row          {leaderboard_row(record, revision(), command_of(sys.argv[1:]))}")
+    else:
+        echo(no_row if broken else "row          none of LEADERBOARD.md: no target was reached")
 
 
 def model_name(options):

@@ -416,14 +416,20 @@ def problems():
     add(gate_adaln.gate_adaln_forward, x=tokens, h=tokens, gate=shift, shift=shift, scale=shift)
     add(gate_adaln.gate_adaln_backward, dz=tokens, dy=tokens, z=tokens, h=tokens, gate=shift, shift=shift,
         scale=shift, mean=single(N * T), rstd=single(N * T))
+    add(gate_adaln.gate_adaln_backward, note="of x", dz=tokens, dy=tokens, z=None, h=tokens, gate=shift, shift=shift,
+        scale=shift, mean=single(N * T), rstd=single(N * T), x=tokens)
     add(gate_adaln.gate_adaln_forward, versions=(2,), note="to E4M3", x=tokens, h=tokens, gate=shift, shift=shift,
         scale=shift, into=[single(1), amax])
     add(gate_adaln.gate_adaln_backward, versions=(2,), note="to E4M3", dz=tokens, dy=tokens, z=tokens, h=tokens,
         gate=shift, shift=shift, scale=shift, mean=single(N * T), rstd=single(N * T), dh_into=[single(1), amax])
     for note, given in (("RMSNorm", {"shift": shift}), ("RMSNorm, no shift", {"shift": None})):
         given = {"scale": shift, "weight": single(D), **given}
+        back = {"rstd": single(N * T), "dweight": single(D)}
+        add(adaln.adaln_forward, x=tokens, norm="rms", note=note, **given)
+        add(adaln.adaln_backward, dy=tokens, x=tokens, scale=shift, weight=single(D), mean=None, note=note,
+            need_dshift=given["shift"] is not None, **back)
         seam, alone = {"h": tokens, "gate": shift}, {"h": None, "gate": None}
-        gradients = {"dz": tokens, "dy": tokens, "z": tokens, "mean": None, "rstd": single(N * T), "dweight": single(D)}
+        gradients = {"dz": tokens, "dy": tokens, "z": tokens, "mean": None, **back}
         add(gate_adaln.gate_adaln_forward, x=tokens, norm="rms", note=note, **seam, **given)
         add(gate_adaln.gate_adaln_backward, note=note, **gradients, **seam, **given)
         add(gate_adaln.gate_adaln_forward, x=tokens, norm="rms", note=f"{note}, no gate", **alone, **given)

@@ -5,17 +5,21 @@
     samples   as many as there are reference images, from the averaged weights, the seeds 10,000 on, classes in turn
     figures   Fréchet distances, precision and recall in the features of `random-conv-1` (features.py),
               against all images of the data. What is compared with a target is the spatial distance, which sees where
-              things are; recall falls where few images are copied again and again
+              things are; recall falls where few images are copied again and again, and below 0.5 no target counts
 
-A run ends when the last target is reached, or after its steps.
+A run ends when the last target is reached, or after its steps. LEADERBOARD.md has the rules for a row of its table;
+`rules_broken` names those that a run does not keep.
 """
+import os
 import pathlib
+import shlex
 import subprocess
 import time
 
 import numpy as np
 
 from .. import __version__
+from ..data.dataset import default_path
 from ..device import synchronize
 from ..distributed.communicator import connect
 from ..errors import NumdiffError, UsageError
@@ -36,10 +40,13 @@ FIRST_SEED = 10_000  # of the samples: those of a run's own grids are other ones
 POINTS = 16  # of the curve, where no interval is given
 NEAREST = 3  # k of precision and recall
 MAX_EVALUATIONS = 1000
+RECALL = 0.5  # below, a target does not count as reached
+# Of a row of LEADERBOARD.md: pixels, samples, sampler and its steps.
+SIZE, SAMPLES, SAMPLER, SAMPLE_STEPS = 64, 1906, "dpm++2m", 20
 GRID_IMAGES = 64  # in a picture of them, at most
 
 
-def bench_quality(options, targets=TARGETS, every=None, samples=None, sampler="dpm++2m", sample_steps=20,
+def bench_quality(options, targets=TARGETS, every=None, samples=None, sampler=SAMPLER, sample_steps=SAMPLE_STEPS,
                   sample_batch=128, cfg_scale=None, echo=lambda text: None, keep=lambda record: None,
                   show=lambda picture: None):
     """Train as `options` (a resolved `TrainOptions`) say, and measure; returns a record for JSON. Under `mpiexec`,
@@ -48,8 +55,8 @@ def bench_quality(options, targets=TARGETS, every=None, samples=None, sampler="d
     targets: spatial Fréchet distances; every: steps between two measurements (default: a sixteenth of the run)
     samples: images of a measurement (default: as many as the data has); sampler, sample_steps, cfg_scale: how they are
         made, sample_batch at a time
-    echo: prints a line after each measurement; keep: is given the record after each, show: the first of its images as a
-        picture, uint8 (H, W, C); on rank 0
+    echo: prints a heading, and a line after each measurement; keep: is given the record after each, show: the first of
+        its images as a picture, uint8 (H, W, C); on rank 0
     """
     targets = check_targets(targets)
     if options.image_size < SMALLEST:
@@ -116,6 +123,7 @@ class QualityRun:
     def measure(self, every, echo, keep, show):
         """Train and measure; returns the record."""
         fault = None
+        echo(HEADING)
         while self.trainer.step < self.options.steps and len(self.reached) < len(self.targets) and not fault:
             try:
                 self._train(min(every, self.options.steps - self.trainer.step))
@@ -125,10 +133,11 @@ class QualityRun:
             images = self._samples()
             point = self.communicator.first(self._point, images)
             self.points.append(point)
-            for target in self.targets:
-                if point["spatial_frechet_distance"] <= target:
-                    self.reached.setdefault(target, point)
-            echo(line(point, [target for target in self.targets if self.reached.get(target) is point]))
+            near = [target for target in self.targets
+                    if target not in self.reached and point["spatial_frechet_distance"] <= target]
+            if counts(point):
+                self.reached |= dict.fromkeys(near, point)
+            echo(line(point, near))
             self.communicator.first(keep, self.record())
             self.communicator.first(lambda images: show(self._grid(images)) and None, images)
         if not self.points:
@@ -183,9 +192,15 @@ HEADING = f"{'step':>8} {'seconds':>8} {'images':>10} {'TFLOP':>8} {'loss':>8} {
           f"{'precision':>9} {'recall':>7}"
 
 
-def line(point, reached=()):
-    """A measurement as a row under HEADING."""
-    said = f"   reaches {', '.join(f'{target:g}' for target in reached)}" if reached else ""
+def counts(point):
+    """Whether a measurement may count as reaching a target."""
+    return point["recall"] >= RECALL
+
+
+def line(point, near=()):
+    """A measurement as a row under HEADING; near: targets whose distance it has, and none before it."""
+    said = f"   reaches {', '.join(f'{target:g}' for target in near)}" if near else ""
+    said += f", which does not count: recall is below {RECALL:g}" if near and not counts(point) else ""
     return (f"{point['step']:8,} {point['seconds']:8.1f} {point['images']:10,} {point['tflop']:8,.4g} "
             f"{point['loss']:8.4f} {point['frechet_distance']:8.3f} {point['spatial_frechet_distance']:8.3f} "
             f"{point['precision']:9.2f} {point['recall']:7.2f}{said}")
@@ -194,15 +209,35 @@ def line(point, reached=()):
 def conclusion(record):
     """A line for each target: when it was reached, or how far the run came."""
     best = min(record["points"], key=lambda point: point["spatial_frechet_distance"])
+    copies = "" if counts(best) else f" at a recall of {best['recall']:.2f}, and below {RECALL:g} nothing counts"
     for row in record["targets"]:
         if "seconds" in row:
             yield (f"target {row['target']:g}: {row['seconds']:.1f} s of training, {row['step']:,} steps, "
                    f"{row['images']:,} images, {row['tflop']:,.4g} TFLOP")
         else:
             yield (f"target {row['target']:g}: not reached in {record['points'][-1]['step']:,} steps; the best was "
-                   f"{best['spatial_frechet_distance']:.3f} after {best['step']:,}")
+                   f"{best['spatial_frechet_distance']:.3f} after {best['step']:,}{copies}")
     if "fault" in record:
         yield f"the run ended early: {record['fault']}"
+
+
+def rules_broken(options, samples=None, sampler=SAMPLER, sample_steps=SAMPLE_STEPS, cfg_scale=None):
+    """["--option value (rule N)", …] of what keeps a run from a row of LEADERBOARD.md; as of `bench_quality`."""
+    path = default_path()
+    emoji = options.data is None or os.path.realpath(options.data) == os.path.realpath(path)
+    broken = [
+        (1, "data", options.data, emoji), (1, "init", options.init, not options.init),
+        (1, "classes", ",".join(options.classes or ()), not options.classes),
+        (1, "image-size", options.image_size, options.image_size == SIZE),
+        (2, "samples", samples, samples in (None, SAMPLES)), (2, "sampler", sampler, sampler == SAMPLER),
+        (2, "sample-steps", sample_steps, sample_steps == SAMPLE_STEPS),
+        (2, "cfg-scale", cfg_scale, cfg_scale is None)]
+    return [f"--{name} {value} (rule {rule})" for rule, name, value, kept in broken if not kept]
+
+
+def command_of(arguments):
+    """The command that a row of LEADERBOARD.md names, as a shell takes it."""
+    return shlex.join(["numdiff", *arguments])
 
 
 def leaderboard_row(record, commit, command):

@@ -10,6 +10,7 @@ SOURCE
     about floating-point arithmetic".
 """
 import contextlib
+import functools
 import threading
 
 import numpy as np
@@ -64,12 +65,23 @@ def blocks(rows, least):
     a short last block with zeros (`filled`).
 
     BLAS picks its inner loops by the extents, so products of different extents differ in their last bits; within one
-    product a row's bits do not depend on its place if the number of rows is a multiple of 16. least: a power of two,
-    the rows below which a product would be slow; samples whose rows do not divide it are taken one by one.
+    product a row's bits do not depend on its place if the number of rows is a multiple of 16, where `rows_are_alike`.
+    least: a power of two, the rows below which a product would be slow; samples whose rows do not divide it are taken
+    one by one.
     """
     if _known.rows is None:
         return None
-    return max(1, least // rows) if least % rows == 0 else 1
+    return max(1, least // rows) if least % rows == 0 and rows_are_alike() else 1
+
+
+@functools.cache
+def rows_are_alike():
+    """Whether this machine's BLAS gives equal rows of a product equal bits wherever they are: OpenBLAS's kernels for
+    AVX-512 do, those for AVX2 take twelve rows at a time, of which the last six are added up in another order."""
+    rng = np.random.default_rng(0)
+    row, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 192), (96, 192)))
+    product = np.matmul(row.repeat(64, axis=0), weight.T)
+    return bool((product == product[0]).all())
 
 
 def rows_of_a_sample(count):

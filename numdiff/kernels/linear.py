@@ -6,8 +6,9 @@ MATHEMATICS
     dweight += dyᵀ·x         dw_nk = Σ_r dy_rn x_rk; or dweight = dyᵀ·x, where nothing is to be added to
     dbias += Σ_r dy_rn       every row got the same bias
     A layer whose result goes through a GELU gives both, u = x·wᵀ + bias and y = GELU(u); the layer after it, whose
-    input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx. So does one whose result goes through SwiGLU, halves of u
-    side by side and y half as wide. The last layer of a ConvNeXt block gives z = x·wᵀ + bias and residual + scale ∘ z.
+    input is y, gives du = (dy·w) ∘ GELU'(u) instead of dx, and y again, so that y need not be kept: du first, then
+    dweight. So does one whose result goes through SwiGLU, halves of u side by side and y half as wide, which is kept.
+    The last layer of a ConvNeXt block gives z = x·wᵀ + bias and residual + scale ∘ z.
 SHAPES
     x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
     x may be a Pair (concat.py), and then dx is one: matmul/hopper.py reads and writes the two arrays; for other kernels
@@ -25,6 +26,8 @@ MEASURED
     linear_backward, 64×256×2304, 64×256×768, accumulate, float16
         v5       505 µs   230 TFLOP/s   23 % of arithmetic    44 % of cuBLAS
         v6*      195 µs   595 TFLOP/s   60 % of arithmetic   2.59 × v5   114 % of cuBLAS
+MEMORY
+    Of u and y the layer that has y again keeps u alone, and y replaces it: no array more. Elsewhere both are kept.
 LAUNCH
     as in matmul/. The weight's gradient sums over all rows, often 100,000 for a result of 64 × 64: matmul/split_k.py
     is how that still fills the GPU.
@@ -161,7 +164,8 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
 
     residual: like x, or None: added to dx in the kernel that makes it
     accumulate: False: dweight is written, whatever it held; dbias is added to all the same
-    gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can
+    gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can. Then x may be
+        None: it is computed again, by the same kernel, which may leave it in place of u
     swiglu_of: u, twice as wide as x, where x = SwiGLU(u): as gelu_of
     Of a `Pair` x dx, and `residual`, are Pairs.
     """
@@ -179,18 +183,19 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
         dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
                              residual and residual.joined(), gelu_of, swiglu_of, accumulate)
         return x.parted(dx) if need_dx else None
+    if x is None and gelu_of is None:
+        raise ValueError("x is None: linear_backward computes it again from gelu_of=, which is None, too; give one")
+    if x is None and need_dx and is_device(dy):
+        return _backward_again(dy, weight, dweight, dbias, gelu_of, version, accumulate)
+    if x is None:
+        x = gelu_forward(gelu_of).astype(gelu_of.dtype, copy=False)
     if not is_device(x):
         dx = linear_backward_reference(dy, x, weight, dweight, dbias, need_dx, residual, accumulate)
         if dx is not None and swiglu_of is not None:
             return swiglu_backward(dx, swiglu_of)
         return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
     rows = dy.reshape(-1, dy.shape[-1])
-    if dweight is not None:
-        with may_wait():
-            matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
-                           version=version, row_sums=dbias)
-    elif dbias is not None:
-        column_sum(rows, dbias)
+    _parameters(rows, x, dweight, dbias, version, accumulate)
     if not need_dx:
         return None
     if gelu_of is not None:
@@ -200,6 +205,25 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     if residual is not None:
         residual = residual.reshape(-1, x.shape[-1])
     return matmul_forward(rows, weight, version=version, residual=residual).reshape(x.shape)
+
+
+def _parameters(rows, x, dweight, dbias, version, accumulate):
+    """The parameters' gradients, those that are wanted, from the rows of dy."""
+    if dweight is not None:
+        with may_wait():
+            matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
+                           version=version, row_sums=dbias)
+    elif dbias is not None:
+        column_sum(rows, dbias)
+
+
+def _backward_again(dy, weight, dweight, dbias, u, version, accumulate):
+    """du of x = GELU(u), which nobody has kept: du comes first, and x with it."""
+    rows, given, again = dy.reshape(-1, dy.shape[-1]), u.reshape(-1, u.shape[-1]), dweight is not None
+    found = matmul_gelu_backward(rows, weight, given, again)
+    du, x = found if again else (found, None)
+    _parameters(rows, x, dweight, dbias, version, accumulate)
+    return du.reshape(u.shape)
 
 
 def linear_gelu_forward(x, weight, bias, keeps_u=True):

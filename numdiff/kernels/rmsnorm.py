@@ -14,6 +14,9 @@ SHAPES
 VERSIONS
     v1 block-per-row: a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
     v2 warp-per-row: a warp a row: five shuffles a sum and no barrier; 16-byte loads of float32 (C a multiple of 4).
+    v3 persistent: as many blocks as run at once, whose warps take every n-th row and keep weight and row in registers;
+       a row's loads, 16 bytes each, are all asked for before the first is used. The backward reads dy and x once: the
+       sums for dweight stay in registers, too, until a block adds its warps'. C a multiple of 8, up to 1280; sm_80.
 MEASURED
     NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     rmsnorm_forward, 16384×768, 768, float16
@@ -23,12 +26,16 @@ MEASURED
         v1     3,484 µs     21.7 GB/s    1 % of memory
         v2*     42.1 µs    1,796 GB/s   44 % of memory   82.8 × v1
 LAUNCH
-    v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none.
-    dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce.py.
+    v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none. v3 forward 256
+    threads, four blocks a multiprocessor, fewer of long rows; backward 512, 384 or 256 threads, one block.
+    dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce.py; v3 with
+    dx, 8, 12 or 16 KiB, then reduce.py over the blocks.
 DETERMINISM
-    no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
+    no atomics: trees, shuffles and partial sums have an order that the shape alone decides, with v3 the number of the
+    GPU's multiprocessors, too.
 COST
-    forward: 8 n bytes (a row is read twice, from memory once). Backward: 12 n for dx, 8 n more for dweight.
+    forward: 8 n bytes (a row is read twice, from memory once). Backward: 12 n; versions 1 and 2 read 8 n more for
+    dweight.
     Roof: memory bandwidth.
 SOURCE
     Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1910.07467, eq. 4. Shuffles: PTX ISA,
@@ -40,15 +47,25 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
-from ..device.limits import WARP
-from ..dtypes import in_single
+from ..device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4
+from ..device.eight import fetch8, load8_into, numbers8, store8_from
+from ..device.limits import WARP, multiprocessors_of
+from ..device.requires import requires, supports
+from ..device.specialise import Constant, Variants, specialise
+from ..dtypes import in_single, is_half
 from .common import warp_sum
 from .reduce import BLOCK, column_sum, column_sum_reference, cut, tree_sum
-from .versions import versions_by_name
+from .versions import capped, versions_by_name
 
 BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
+SWEEP = 8 * WARP  # columns that a warp of version 3 has at a time
+MAX_SWEEPS = 5  # the backward keeps 40 numbers of a row for each: words, weight and sums; more would not fit
+
+SWEEPS = Constant()  # a warp's over its row: it has up to 256 · SWEEPS columns
+KEPT = Constant(lambda SWEEPS: 8 * SWEEPS)  # numbers that a lane keeps
+THREADS = Constant(lambda SWEEPS: threads_of(SWEEPS))
+TILE = Constant(lambda THREADS: THREADS * 8)  # shared elements: a sweep's sums of each warp
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -199,22 +216,158 @@ def rmsnorm_parameter_kernel_v2(dy, x, rstd, partial, rows, C, lanes, chunk):
         store4(partial, cuda.blockIdx.x * C + c, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
 
 
+# v3: warps that stay --------------------------------------------------------------------------------------------------
+# What is new: warps go on to further rows, so weight and sums stay in registers, and the backward is one pass. Why it
+# pays: version 2 reads dy and x a second time for dweight, and the weight for every row; and half of its loads wait for
+# the other half.
+
+@cuda.jit(device=True, forceinline=True)
+def keep_weight(weight, factors, numbers, c, C, weighted):
+    """factors = the weights of a lane's columns c, c + 1 … of each sweep; ones where there is no weight."""
+    for s in range(SWEEPS):
+        for i in range(8):
+            factors[8 * s + i] = float32(1)
+        if weighted and c + s * SWEEP < C:
+            load8_into(weight, c + s * SWEEP, numbers)
+            for i in range(8):
+                factors[8 * s + i] = numbers[i]
+
+
+@requires("8.0")
+def rmsnorm_forward_v3(x, weight, y, rstd, rows, C, eps, weighted):
+    words, numbers = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array(8, "float32")
+    factors = cuda.local.array(KEPT, "float32")
+    lane = int32(cuda.threadIdx.x % WARP)
+    c, row = int32(lane * 8), cuda.grid(1) // WARP
+    keep_weight(weight, factors, numbers, c, C, weighted)
+    while row < rows:  # the same for all lanes of a warp
+        first = row * C + c
+        for s in range(SWEEPS):
+            if c + s * SWEEP < C:
+                fetch8(x, first + s * SWEEP, words[s])
+        total = float32(0)
+        for s in range(SWEEPS):
+            if c + s * SWEEP < C:
+                numbers8(x, words[s], numbers)
+                for i in range(8):
+                    total += numbers[i] * numbers[i]
+        r = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
+        for s in range(SWEEPS):
+            if c + s * SWEEP < C:
+                numbers8(x, words[s], numbers)
+                for i in range(8):
+                    numbers[i] = numbers[i] * r * factors[8 * s + i]
+                store8_from(y, first + s * SWEEP, numbers)
+        if lane == 0:
+            rstd[row] = r
+        row += cuda.gridsize(1) // WARP
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_sums(partial, sums, c, C, needed):
+    """partial (blocks, C): the block's sums, of which each lane has eight a sweep. All threads call it."""
+    tile = cuda.shared.array(TILE, float32)
+    t, block = int32(cuda.threadIdx.x), cuda.blockIdx.x
+    for s in range(SWEEPS):
+        k = 8 * s
+        at = int32(t // WARP * SWEEP + c)
+        store4(tile, at, sums[k], sums[k + 1], sums[k + 2], sums[k + 3])
+        store4(tile, at + 4, sums[k + 4], sums[k + 5], sums[k + 6], sums[k + 7])
+        cuda.syncthreads()
+        if needed and t < SWEEP and s * SWEEP + t < C:
+            total = tile[t]
+            for warp in range(1, THREADS // WARP):
+                total += tile[warp * SWEEP + t]
+            partial[block * C + s * SWEEP + t] = total
+        cuda.syncthreads()
+
+
+@requires("8.0")
+def rmsnorm_backward_v3(dy, x, weight, rstd, dx, partial, rows, C, weighted, needed):
+    """dx, and where they are needed each block's sums Σ dy · xhat: partial (blocks, C)."""
+    g_words, x_words = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array((SWEEPS, 8), "uint32")
+    g, v = cuda.local.array(8, "float32"), cuda.local.array(8, "float32")
+    factors, sums = cuda.local.array(KEPT, "float32"), cuda.local.array(KEPT, "float32")
+    for i in range(KEPT):
+        sums[i] = float32(0)
+    c, row = int32(cuda.threadIdx.x % WARP * 8), cuda.grid(1) // WARP
+    keep_weight(weight, factors, g, c, C, weighted)
+    while row < rows:  # the same for all lanes of a warp
+        first, r = row * C + c, rstd[row]
+        for s in range(SWEEPS):
+            if c + s * SWEEP < C:
+                fetch8(dy, first + s * SWEEP, g_words[s])
+                fetch8(x, first + s * SWEEP, x_words[s])
+        total = float32(0)
+        for s in range(SWEEPS):
+            if c + s * SWEEP < C:
+                numbers8(dy, g_words[s], g)
+                numbers8(x, x_words[s], v)
+                for i in range(8):
+                    p = g[i] * (v[i] * r)
+                    sums[8 * s + i] += p
+                    total += p * factors[8 * s + i]
+        k = r * warp_sum(total) / float32(C)
+        for s in range(SWEEPS):
+            if c + s * SWEEP < C:
+                numbers8(dy, g_words[s], g)
+                numbers8(x, x_words[s], v)
+                for i in range(8):
+                    g[i] = r * (g[i] * factors[8 * s + i] - v[i] * k)
+                store8_from(dx, first + s * SWEEP, g)
+        row += cuda.gridsize(1) // WARP
+    write_sums(partial, sums, c, C, needed)
+
+
+FORWARD_BLOCKS = {True: (4, 4, 4, 3, 2), False: (4, 4, 3, 2, 2)}  # of a multiprocessor, by registers; of 16 bits, else
+
+
+def blocks_of(rows, warps, most):
+    """Blocks of so many warps each, at most `most`, that all take their rows in equally many turns."""
+    turns = -(-rows // (warps * most))
+    return -(-rows // (warps * turns))
+
+
+def threads_of(sweeps):
+    """Of a block of the backward: as many as leave a thread its registers."""
+    return 512 if sweeps <= 3 else 384 if sweeps <= 4 else 256
+
+
+FORWARD = Variants([(half, n) for half in (True, False) for n in range(1, MAX_SWEEPS + 1)], lambda key: specialise(
+    rmsnorm_forward_v3, name=f"rmsnorm_forward_kernel_v3_{key[1]}{'_half' * key[0]}", SWEEPS=key[1],
+    launch_bounds=(BLOCK, FORWARD_BLOCKS[key[0]][key[1] - 1])))
+BACKWARD = Variants(range(1, MAX_SWEEPS + 1), lambda n: specialise(
+    rmsnorm_backward_v3, name=f"rmsnorm_backward_kernel_v3_{n}", launch_bounds=(threads_of(n), 1), SWEEPS=n))
+
+
 # Launchers ------------------------------------------------------------------------------------------------------------
+
+def _takes(x, C):
+    """Whether version 3 runs on rows of C columns that lie where x does, and have its type."""
+    return (C % 8 == 0 and C <= SWEEP * MAX_SWEEPS and (is_half(x.dtype) or x.dtype == np.float32)
+            and supports(x, FORWARD, BACKWARD))
+
 
 def _check(x, weight, version):
     """(rows, C, version)"""
     C = x.shape[-1]
     if weight is not None and tuple(weight.shape) != (C,):
         raise ValueError(f"rmsnorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
-    if version is None:
-        version = 2 if C % 4 == 0 else 1
     if version == 2 and C % 4:
         raise ValueError(f"version 2 (warp-per-row) takes four columns at a time, and {C} is not a multiple of 4; use "
                          "version=1")
+    if is_device(x):
+        takes = _takes(x, C)
+        if version is None:
+            version = capped("rmsnorm", 3 if takes else 2 if C % 4 == 0 else 1)
+        if version == 3 and not takes:
+            raise ValueError(f"version 3 (persistent) takes a multiple of 8 columns, at most {SWEEP * MAX_SWEEPS}, on "
+                             f"a device of capability 8.0, not {C} columns here; use "
+                             f"version={2 if C % 4 == 0 else 1}")
     return x.size // C, C, version
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
     """(y, rstd (rows,)) of x (..., C); weight (C,) or None."""
     rows, C, version = _check(x, weight, version)
@@ -224,12 +377,16 @@ def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
     arrays = x_, weight if weighted else x_, y.reshape(-1), rstd
     if version == 1:
         launch(rmsnorm_forward_kernel_v1, rows, BLOCK, *arrays, C, float(eps), weighted)
-    else:
+    elif version == 2:
         launch(rmsnorm_forward_kernel_v2, -(-rows // ROWS), BLOCK, *arrays, rows, C, float(eps), weighted)
+    else:
+        half, sweeps = is_half(x.dtype), -(-C // SWEEP)
+        blocks = blocks_of(rows, ROWS, FORWARD_BLOCKS[half][sweeps - 1] * multiprocessors_of(x))
+        launch(FORWARD[half, sweeps], blocks, BLOCK, *arrays, rows, C, float(eps), weighted)
     return y, rstd
 
 
-@versions_by_name
+@versions_by_name(asks=True)
 def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
     """dx; the gradient of the weight is added into `dweight` (None: not wanted)."""
     rows, C, version = _check(x, weight, version)
@@ -237,6 +394,15 @@ def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
         return rmsnorm_backward_reference(dy, x, weight, rstd, dweight)
     dx, dy_, x_, weighted = empty_like(x), dy.reshape(-1), x.reshape(-1), int(weight is not None)
     arrays = dy_, x_, weight if weighted else x_, rstd, dx.reshape(-1)
+    if version == 3:
+        sweeps = -(-C // SWEEP)
+        threads, needed = threads_of(sweeps), int(dweight is not None)
+        blocks = blocks_of(rows, threads // WARP, multiprocessors_of(x))
+        partial = empty((blocks, C), np.float32, like=x) if needed else rstd  # which nobody writes
+        launch(BACKWARD[sweeps], blocks, threads, *arrays, partial.reshape(-1), rows, C, weighted, needed)
+        if needed:
+            column_sum(partial, dweight)
+        return dx
     if version == 1:
         launch(rmsnorm_backward_kernel_v1, rows, BLOCK, *arrays, C, weighted)
     else:
@@ -262,6 +428,6 @@ def rmsnorm_forward_cost(M, C):
 
 
 def rmsnorm_backward_cost(M, C, parameters=True):
-    """(bytes, FLOPs): dx from dy and x, and the sums for dweight, which read both again."""
+    """(bytes, FLOPs): dx from dy and x, and the sums for dweight on the way, of which the blocks' own are few."""
     n = M * C
-    return 4 * (5 if parameters else 3) * n, n * (11 if parameters else 8)
+    return 4 * 3 * n, n * (11 if parameters else 8)

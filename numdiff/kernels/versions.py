@@ -43,7 +43,7 @@ NAMES = {
                      "peer_reduce_scatter", "place", "power_ema", "q_sample", "random_normal", "random_uniform",
                      "scale_shift", "silu", "swiglu", "take", "unpatchify", "velocity", "weigh",
                      "weighted_sum"), WIDE),
-    **dict.fromkeys(("adaln", "layernorm", "rmsnorm"), ROW),
+    **dict.fromkeys(("adaln", "layernorm"), ROW), "rmsnorm": {**ROW, "persistent": 3},
     **dict.fromkeys(("column_sum", "sample_sum", "total_sum"), SUM),
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),

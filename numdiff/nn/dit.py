@@ -94,9 +94,10 @@ class Norm(Module):
     def forward(self, x, shift, scale):
         return F.adaln(x, shift, scale, EPS, self.weight, self.norm)
 
-    def after_gate(self, x, h, gate, shift, scale, reader=None, writer=None):
-        """x + gate · h, and that normalised, scaled and shifted; reader, writer: as `F.gate_adaln` takes them."""
-        return F.gate_adaln(x, h, gate, shift, scale, EPS, self.weight, self.norm, writer, reader)
+    def after_gate(self, x, h, gate, shift, scale, reader=None, writer=None, keeps_x=False):
+        """x + gate · h, and that normalised, scaled and shifted; reader, writer, keeps_x: as `F.gate_adaln` takes
+        them."""
+        return F.gate_adaln(x, h, gate, shift, scale, EPS, self.weight, self.norm, writer, reader, keeps_x)
 
 
 class HeadNorm(Module):
@@ -196,6 +197,8 @@ class Block(Module):
         the weight of the layer that reads it, or None. A gate and the norm that reads its result are one operation, so
         the first norm of a block is computed before it. Without a tape the product before a gate may take it in, and
         the norm stands alone: less to write and read.
+
+        For the backward the tokens between blocks are kept, of which those between the branches are made again.
         """
         _, _, gate, shift, scale, gate_mlp = modulation
         norm, *theirs, reader = following
@@ -204,7 +207,7 @@ class Block(Module):
             x = self.mlp(self.norm2(x, shift, scale), x, gate_mlp)
             return x, norm(x, *theirs)
         x, y = self.norm2.after_gate(x, self.attn(y, rotation), gate, shift, scale, self.mlp.first.weight,
-                                     self.attn.proj.weight)
+                                     self.attn.proj.weight, keeps_x=True)
         return norm.after_gate(x, self.mlp(y), gate_mlp, *theirs, reader, self.mlp.last.weight)
 
 

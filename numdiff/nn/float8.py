@@ -106,9 +106,9 @@ def linear_swiglu_forward(x, weight, bias, layer, keeps_u):
 
 
 def linear_backward(dy, kept, weight, layer, dweight, dbias, following=None, **options):
-    """As `kernels.linear_backward`; kept: what the forward gave beside its result; following: with gelu_of, the layer
-    whose backward alone reads du, or None."""
+    """As `kernels.linear_backward`; kept: what the forward gave beside its result, or None as there; following: with
+    gelu_of, the layer whose backward alone reads du, or None."""
     if layer is None:
-        w = weight.like(kept).reshape(weight.shape[0], -1)
+        w = weight.like(dy if kept is None else kept).reshape(weight.shape[0], -1)
         return K.linear_backward(dy, kept, w, dweight, dbias, **options)
     return K.linear_fp8_backward(dy, kept, weight.half, layer, dweight, dbias, following=following, **options)

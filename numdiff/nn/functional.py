@@ -369,19 +369,23 @@ def adaln(x: Tensor, shift: Tensor | None, scale: Tensor, eps: float = 1e-6, wei
 
 def gate_adaln(x: Tensor, h: Tensor, gate: Tensor, shift: Tensor | None, scale: Tensor, eps: float = 1e-6,
                weight: Parameter | None = None, norm: str = "layer", writer: Parameter | None = None,
-               reader: Parameter | None = None) -> list[Tensor]:
+               reader: Parameter | None = None, keeps_x: bool = False) -> list[Tensor]:
     """`gate`, then `adaln` of its result: returns both, from one kernel if there is one.
 
     writer: the weight of the linear layer whose result h is, and nobody else reads it; reader: of the one that alone
         reads the second result. In FP8 h's gradient, and that result, are then bytes of E4M3 for them
+    keeps_x: keep x for the backward, and not the first result, which that makes again: for an x that another operation
+        keeps anyway, and a result that no other does
     """
     branch, vectors, has_shift = h.data, (gate.data, shift and shift.data, scale.data), shift is not None
     into, dh_into = float8.bytes_for(reader, x.data, "x"), float8.bytes_for(writer, x.data, "dy")
     z, y, mean, rstd = K.gate_adaln_forward(x.data, branch, *vectors, eps, weight and weight.data, norm, into=into)
+    kept, kept_x = (None, x.data) if keeps_x else (z, None)
 
     def backward(gradients):
-        dx, dh, dgate, *others = K.gate_adaln_backward(*gradients, z, branch, *vectors, mean, rstd,
-                                                       weight and weight.data, gradient_of(weight), dh_into=dh_into)
+        dx, dh, dgate, *others = K.gate_adaln_backward(*gradients, kept, branch, *vectors, mean, rstd,
+                                                       weight and weight.data, gradient_of(weight), dh_into=dh_into,
+                                                       x=kept_x)
         return dx, dh, dgate, *(others if has_shift else others[1:])
 
     return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),
@@ -413,6 +417,8 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
         residual: Tensor | None = None, gate: Tensor | None = None, scale: Parameter | None = None) -> Tensor:
     """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M).
     residual, gate: of the second, as in `linear`; with scale what comes is `layer_scale(residual, mlp(x), scale)`
+    In 16 bits on Hopper GELU and its derivative are part of the products beside it, and of the hidden layer only what
+    comes before GELU is kept for the backward: the product with the derivative gives GELU again, in its place.
     """
     given, wants_dx = x.data, x.slot is not None
     layer, layer_2 = float8.layer_of(weight, given), float8.layer_of(weight_2, given)
@@ -425,13 +431,14 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
     u, h, kept = float8.linear_gelu_forward(given, weight, bias, layer, is_recording(), alone)
     if gate is not None:
         return linear(Tensor(h), weight_2, bias_2, residual, gate)
-    z = None
+    z = kept_2 = None
     if scale is None:
         y, kept_2 = float8.linear_forward(h, weight_2, bias_2, layer_2)
     else:
-        kept_2 = h
         z, y = K.linear_layer_scale_forward(h, weight_2.like(h), bias_2.data, scale.data, residual.data,
                                             keeps_z=is_recording())
+    if layer_2 is None:
+        kept_2 = None  # rather than h
 
     def backward(dy, before):
         dz = dy if scale is None else layer_scale_gradient(dy, z, scale)
@@ -456,8 +463,8 @@ def swiglu(x: Tensor) -> Tensor:
 def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, b3: Parameter | None,
                residual: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
     """A linear layer, SwiGLU, a linear layer: x (..., K), w12 (2 · H, K), w3 (M, H) -> (..., M); biases may be None.
-    As of `mlp`, x, the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper SwiGLU
-    and its backward are part of the products beside it. residual, gate: of the second layer, as in `linear`
+    x, the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper SwiGLU and its
+    backward are part of the products beside it. residual, gate: of the second layer, as in `linear`
     """
     given, wants_dx = x.data, x.slot is not None
     layer, layer_3 = float8.layer_of(w12, given), float8.layer_of(w3, given)

@@ -11,17 +11,13 @@ import numpy as np
 from ..errors import UsageError
 
 
-def rotation_table(head_size, grid, trained_grid=None, theta=10000.0):
-    """Cosines and sines of grid × grid tokens, row by row: float32 (2, grid², head_size), computed in float64.
-
-    trained_grid: of the model that these tokens are for, if it is another: rows and columns then run over its range
-    """
+def rotation_table(head_size, grid, theta=10000.0):
+    """Cosines and sines of grid × grid tokens, row by row: float32 (2, grid², head_size), computed in float64."""
     if head_size < 4 or head_size % 4:
         raise UsageError(f"A head of {head_size} channels cannot be rotated: row and column share its pairs, so use a "
                          "number of heads with which it is a multiple of 4.")
     half = head_size // 2
-    places = np.arange(grid) * ((trained_grid or grid) / grid)
-    line = np.repeat(places[:, None] * theta ** (-np.arange(0, half, 2) / half), 2, axis=1)  # (grid, half)
+    line = np.repeat(np.arange(grid)[:, None] * theta ** (-np.arange(0, half, 2) / half), 2, axis=1)  # (grid, half)
     rows, columns = np.divmod(np.arange(grid * grid), grid)
     angles = np.concatenate((line[rows], line[columns]), axis=1)
     return np.stack((np.cos(angles), np.sin(angles))).astype(np.float32)

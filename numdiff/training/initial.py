@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import NumdiffError, UsageError, printable
+from ..nn.convert.check import listed
 from ..settings import COMMON, flag, say
 from . import kinds
 from .kinds.weights import defaults_of
 from .model_files import ModelFile, read_any
 from .run_folder import find_checkpoint
 
-LISTED = 5  # names in a message
 CLASSES_LISTED = 12
 FREE = ("image_size", "num_classes", "class_dropout", "dropout")  # options of a model that a new run may change
 SILENT = ("image_size", "num_heads", "num_heads_upsample", "num_head_channels", "use_new_attention_order", "max_period",
@@ -95,8 +95,8 @@ def follow(given, model, outdir):
     holds)."""
     kind = kinds.get(model)
     path = find_start(given["init"], outdir)
-    wanted = {line.argument("model")[0]: given[name] for name, line in kind.table.items()
-              if "model" in line.readers and name in given}
+    wanted = {**kind.implied(given), **{line.argument("model")[0]: given[name] for name, line in kind.table.items()
+                                        if "model" in line.readers and name in given}}
     diffusion = {name: given.get(name) for name in ("path", "rescale_timesteps")}
     start = read_start(path, given.get("init_weights", "ema"), wanted, diffusion)
     if start.kind != model:
@@ -206,9 +206,8 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
     other = [name for name in shapes if name in start.arrays and name != table
              and tuple(start.arrays[name].shape) != tuple(shapes[name])]
     if missing or left or other:
-        found = [f"{words} {len(names)} ({', '.join(names[:LISTED])}{', …' if len(names) > LISTED else ''})"
-                 for words, names in (("it lacks", missing), ("it has beyond them", left),
-                                      ("of another shape are", other)) if names]
+        found = [listed(words, names) for words, names in (
+            ("it lacks", missing), ("it has beyond them", left), ("of another shape are", other)) if names]
         raise NumdiffError(f"--init {start.path} does not have the tensors of this model: {' and '.join(found)}; check "
                            "the model options.")
     taken = Taken([name for name in shapes if name != table and name not in anew])
@@ -227,9 +226,11 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
         taken.lines.append(f"new: {len(anew)} tensors ({', '.join(anew[:2])}{', …' if len(anew) > 2 else ''})")
     if table in start.arrays and table not in shapes:
         taken.lines.append(f"left out: {table}, as this run has no classes")
+    taken.lines.extend(f"{heading}: {text}" for heading, text in start.remarks)
     if sizes["image_size"] != start.options["image_size"]:
-        taken.lines.append("for images of {0}×{0}, which were {1}×{1}".format(
-            sizes["image_size"], start.options["image_size"]))
+        now, before = sizes["image_size"], start.options["image_size"]
+        said = kind.resized(start.options, sizes)
+        taken.lines.append(f"for images of {now}×{now}, which were {before}×{before}{said and f': {said}'}")
     before, now = (_objective(options) for options in (start.diffusion, diffusion or start.diffusion))
     if before != now:
         taken.lines.append(f"its model {before}, and this run's {now}: it has that to learn anew")

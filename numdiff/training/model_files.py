@@ -5,11 +5,12 @@ A model file is a checkpoint with the weights alone: the buffer "parameters" and
     {"model": its kind, "model_options": {…}, "index": [{"name", "shape", "offset"}, …], "diffusion": {…},
      "step": …}
 """
+import contextlib
 import math
 import numbers
 import os
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -173,7 +174,8 @@ def write_model_file(path, model_options, arrays, diffusion=None, step=0, model=
 @dataclass
 class Conversion:
     """What `convert` did: the kind and options of the model, its number of parameters, the step it comes from, the
-    options of its diffusion, and [(heading, text), …] of what users of OUT in other programs must know."""
+    options of its diffusion, and [(heading, text), …] of what is odd about the model, and of what users of OUT in other
+    programs must know."""
 
     kind: str
     options: dict
@@ -187,7 +189,7 @@ class Conversion:
 class ModelFile:
     """What a file of weights holds. kind: its name; options: of the model; arrays: {name: array in numdiff's layout};
     diffusion: its options; step: after which it was saved; classes: their names, if the file has them; weights: "ema"
-    or "raw" where it is of a run."""
+    or "raw" where it is of a run; remarks: [(heading, text)] of what is odd about the model."""
 
     path: str
     kind: str
@@ -197,6 +199,7 @@ class ModelFile:
     step: int = 0
     classes: list | None = None
     weights: str | None = None
+    remarks: list = field(default_factory=list)
 
 
 def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
@@ -215,16 +218,16 @@ def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
                           meta.get("step", 0), meta.get("classes"), meta.get("weights"))
     else:
         state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)
-        known = [kind.foreign() for kind in reversed(kinds.KINDS.values())]  # the first takes what no other recognises
+        known = [kind.foreign(guess) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
         foreign = next(found for found in known if found.recognises(state_dict))
         if guess:
-            shown = {*told, *foreign.shown_by(state_dict)}
+            with _told_of(source):
+                shown = {*told, *foreign.shown_by(state_dict)}
             free = {name: value for name, value in free.items() if name in foreign.free and name not in shown}
         options = foreign.complete(source, state_dict, told, free)
-        try:
+        remarks = foreign.remarks(options, told)
+        with _told_of(source):
             state_dict = foreign.hold(state_dict, options)
-        except NumdiffError as error:
-            raise NumdiffError(f"cannot use {source}: {error}.") from None
         if guess:  # what the user says of a run is said of the file where that is silent
             silent = not {"diffusion", "betas", "alphas_cumprod"} & told.keys()
             path = diffusion.get("path") if silent else None
@@ -233,11 +236,20 @@ def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
             diffusion = {name: value for name, value in diffusion.items() if value is not None}
         diffusion = complete_diffusion(source, foreign.may_rescale, told, diffusion, foreign.usual_path(options))
         state_dict, options = foreign.in_our_time(state_dict, options, diffusion, folder is None)
-        found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion)
+        found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion, remarks=remarks)
     broken = [name for name, array in found.arrays.items() if not np.isfinite(array).all()]
     if broken:
         raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
     return found
+
+
+@contextlib.contextmanager
+def _told_of(source):
+    """Errors about what a file holds name it."""
+    try:
+        yield
+    except NumdiffError as error:
+        raise NumdiffError(f"cannot use {source}: {error}.") from None
 
 
 def convert(source, target, weights="ema", diffusion=None, conv_resample=False, **free):
@@ -269,16 +281,16 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
     if conv_resample:
         state_dict, options = foreign.with_convolutions(to_torch_layout(arrays), options)
         arrays = to_numdiff_layout(state_dict)
-    notes = []
+    notes = found.remarks
     if suffix == ".h5":
         write_model_file(target, options, arrays, diffusion, step, kind.name, source=pathlib.Path(source).name, **kept)
     elif suffix == "":
-        notes = foreign.write_folder(target, options, to_torch_layout(arrays), diffusion)
+        notes = notes + foreign.write_folder(target, options, to_torch_layout(arrays), diffusion)
     else:
         with atomic_file(target, "the weights") as file:
             state_dict = foreign.exported(foreign.in_their_time(to_torch_layout(arrays), diffusion), options)
             write_state_dict(file, state_dict, EXPORTS[suffix], options, diffusion)
-        notes = foreign.notes(options, diffusion)
+        notes = notes + foreign.notes(options, diffusion)
     return Conversion(kind.name, options, kind.count_parameters(options)[0], step, diffusion, notes)
 
 

@@ -29,6 +29,7 @@ from numdiff.kernels import (
     random,
     reduce,
     resample,
+    rmsnorm,
     scale_shift,
 )
 from numdiff.kernels.attention import sla
@@ -689,8 +690,7 @@ def samples(u):
 
 # the common part of others; a few bytes; warps that read their inputs anew for each sample, from the cache
 NOT_YET = {  # to be counted, too
-    "muon_apply_cost", "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost",
-    "rmsnorm_backward_cost", "rmsnorm_forward_cost"}
+    "muon_apply_cost", "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost"}
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
                "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
                "matmul_first_forward_cost", "matmul_level_forward_cost", "conv2d_level_forward_cost",
@@ -820,6 +820,11 @@ EXACT = [
     # statistics and weights, both gradients read and written; the rest of the FLOPs are trees
     *case(lambda u, v: layernorm.layernorm_backward(u(8, C), u(8, C), u(C), u(8), u(8), u(C), u(C), version=v),
           (layernorm.layernorm_backward_cost, 8, C), 4 * (2 * 2 * 8 + C + 4 * C), None, versions=[1]),
+    *case(lambda u, v: rmsnorm.rmsnorm_forward(u(8, C), u(C), version=v), (rmsnorm.rmsnorm_forward_cost, 8, C),
+          4 * (C + 8), None, versions=[2, 3]),
+    # statistics and weight, a block's sums written and read, and the gradient, too
+    *case(lambda u, v: rmsnorm.rmsnorm_backward(u(8, C), u(8, C), u(C), u(8), u(C), version=v),
+          (rmsnorm.rmsnorm_backward_cost, 8, C), 4 * (8 + C + 4 * C), None, versions=[3]),
     *case(lambda u, v: grad_norm.global_norm(u(1000), version=v), (grad_norm.global_norm_cost, 1000), 3 * 4, None),
     *case(lambda u, v: grad_norm.squares_of_pieces(u(1000), upload(np.array([(0, 400), (400, 1000)]), u.device), u(2)),
           (grad_norm.squares_of_pieces_cost, 1000, 2), 0, None, versions=[None]),
@@ -843,6 +848,10 @@ EXACT = [
           (gate_adaln.gate_adaln_forward_cost, B, P, C), more=None, versions=[2]),
     *case(lambda u, v: gate_adaln.gate_adaln_backward(*(u(B, P, C) for _ in range(4)), *(u(B, C) for _ in range(3)),
                                                       u(B * P), u(B * P), version=v),
+          (gate_adaln.gate_adaln_backward_cost, B, P, C), more=None, versions=[2]),
+    # of x instead of z: as many bytes
+    *case(lambda u, v: gate_adaln.gate_adaln_backward(*(u(B, P, C) for _ in range(2)), None, u(B, P, C), *(
+        u(B, C) for _ in range(3)), u(B * P), u(B * P), version=v, x=u(B, P, C)),
           (gate_adaln.gate_adaln_backward_cost, B, P, C), more=None, versions=[2]),
     *case(lambda u, v: bias_gelu.bias_gelu_forward(u(P, C), u(C), version=v),
           (bias_gelu.bias_gelu_forward_cost, P, C), more=-P * C),

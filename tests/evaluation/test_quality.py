@@ -1,12 +1,25 @@
 """`numdiff bench quality`: training that is measured on the way."""
 import json
 
+import h5py
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from numdiff.data.dataset import Dataset, default_path
 from numdiff.errors import UsageError
-from numdiff.evaluation.quality import check_targets, conclusion, leaderboard_row, revision
+from numdiff.evaluation.quality import (
+    SAMPLES,
+    check_targets,
+    command_of,
+    conclusion,
+    leaderboard_row,
+    line,
+    revision,
+    rules_broken,
+)
+from numdiff.training.options import resolve
 from numdiff_cli.main import main
 
 SMALL = ("bench quality dit --preset tiny --device cpu --batch 2 --size 16 --depth 1 --hidden-size 24 --heads 2 "
@@ -17,8 +30,12 @@ def run(*more):
     return CliRunner().invoke(main, [*SMALL, *map(str, more)])
 
 
-def test_targets_reached_and_not(tmp_path):
+def test_targets_reached_and_not(tmp_path, monkeypatch):
     """The run goes on to its last step where a target stays out of reach, and ends at the smallest that is reached."""
+    noise = run("--steps", 2, "--every", 2, "--target", 1000)
+    assert noise.exit_code == 0 and "target 1000: not reached in 2 steps" in noise.output
+    assert "reaches 1000, which does not count: recall is below 0.5" in noise.output
+    monkeypatch.setattr("numdiff.evaluation.quality.RECALL", 0.0)  # of noise, which is what so short a run draws
     record = tmp_path / "quality.json"
     result = run("--steps", 5, "--every", 2, "--target", "0.001,1000", "--json", record, "--png", tmp_path / "a.png",
                  "--grid", tmp_path / "grid.png")
@@ -29,6 +46,7 @@ def test_targets_reached_and_not(tmp_path):
     assert [row["target"] for row in measured["targets"]] == [1000, 0.001]
     assert measured["targets"][0]["step"] == 2 and "step" not in measured["targets"][1]
     assert measured["samples"] == 20 and measured["first_seed"] == 10_000 and measured["cfg_scale"] is None
+    assert result.output.count("none of LEADERBOARD.md, for --classes Flags,Activities (rule 1), --image-size 16 ") == 2
     assert "target 0.001: not reached in 5 steps; the best was " in result.output
     assert "target 1000: " in result.output and " s of training, 2 steps, 4 images" in result.output
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -67,10 +85,44 @@ def test_what_is_printed():
     assert check_targets([0.1, 0.3, 0.1]) == [0.3, 0.1]
     with pytest.raises(UsageError):
         check_targets([])
-    point = {"step": 8, "seconds": 2.25, "images": 16, "tflop": 0.5, "spatial_frechet_distance": 0.2}
+    point = {"step": 8, "seconds": 2.25, "images": 16, "tflop": 0.5, "spatial_frechet_distance": 0.2, "recall": 0.6,
+             "loss": 1.0, "frechet_distance": 0.1, "precision": 0.9}
     record = {"card": "H200", "ranks": 4, "points": [point], "targets": [{"target": 0.3, **point}, {"target": 0.1}]}
     assert list(conclusion(record)) == ["target 0.3: 2.2 s of training, 8 steps, 16 images, 0.5 TFLOP",
                                         "target 0.1: not reached in 8 steps; the best was 0.200 after 8"]
     assert leaderboard_row(record, "abc", "numdiff bench quality dit") == \
         "| abc | 4 × H200 | 2.2 | – | `numdiff bench quality dit` |  |"
     assert revision()
+    assert command_of(["bench", "quality", "dit", "--classes", "Food & Drink"]) == \
+        "numdiff bench quality dit --classes 'Food & Drink'"
+    copying = {**point, "recall": 0.49}
+    assert line(point, [0.3]).endswith("   reaches 0.3") and line(copying).endswith("    0.49")
+    assert line(copying, [0.3]).endswith("   reaches 0.3, which does not count: recall is below 0.5")
+    record = {**record, "points": [copying], "targets": [{"target": 0.3}]}
+    assert list(conclusion(record)) == ["target 0.3: not reached in 8 steps; the best was 0.200 after 8 at a recall of "
+                                        "0.49, and below 0.5 nothing counts"]
+
+
+@pytest.mark.parametrize("given, sampling, broken", [
+    ({}, {}, []), ({"data": default_path()}, {"samples": SAMPLES}, []),
+    ({"data": "mine.h5", "init": True, "classes": ("Flags", "Food & Drink")}, {},
+     ["--data mine.h5 (rule 1)", "--init {init} (rule 1)", "--classes Flags,Food & Drink (rule 1)"]),
+    ({"image_size": 32}, {"samples": 100, "sampler": "heun", "sample_steps": 18, "cfg_scale": 2.0},
+     ["--image-size 32 (rule 1)", "--samples 100 (rule 2)", "--sampler heun (rule 2)", "--sample-steps 18 (rule 2)",
+      "--cfg-scale 2.0 (rule 2)"])])
+def test_rules_of_the_leaderboard(given, sampling, broken):
+    options = resolve({"model": "dit", "preset": "small64", "device": "cpu", "data": default_path(),
+                       **{name: value for name, value in given.items() if name != "init"}})
+    if "init" in given:
+        options = options.changed(init="a.h5")
+    assert rules_broken(options, **sampling) == [text.format(init="a.h5") for text in broken]
+    with Dataset(default_path()) as emoji:
+        assert len(emoji) == SAMPLES and len(emoji.classes) == 9
+
+
+def test_what_the_data_lack_is_said_before_the_table(tmp_path):
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["images"] = np.zeros((20, 16, 16, 3), np.uint8)
+    arguments = [name for name in SMALL if name not in ("--classes", "Flags,Activities")]
+    result = CliRunner().invoke(main, [*arguments, "--data", str(tmp_path / "plain.h5"), "--steps", "2"])
+    assert result.exit_code and "--class-cond needs labels" in result.output and "precision" not in result.output

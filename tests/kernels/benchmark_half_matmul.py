@@ -8,7 +8,8 @@ Each product is checked first: some rows against float64, and all of it against 
 CUDA graphs of several launches over rotating buffers, which are replayed in turns; printed are medians. A weight's
 gradient is added to a float32 array here, with the bias's gradient unless --no-row-sums, while cuBLAS writes a new
 float16 one; fc1-gelu, fc2-gelu-gradient, w12-swiglu and w3-swiglu-gradient have an activation or its backward at their
-end, and cuBLAS has none. predicted: the launcher's estimate.
+end, and cuBLAS has none; fc2-gelu-again-gradient writes GELU(u) over u as well, as training does. predicted: the
+launcher's estimate.
 """
 import argparse
 import contextlib
@@ -51,11 +52,14 @@ CASES["w3-dgrad"] = ROWS, 2048, 768, False, False, np.float16
 # case -> what is at its end, ours, and in float64
 ENDS = {"fc1-gelu": ("gelu", lambda a, b, bias, u: matmul_gelu_forward(a, b, bias)[1], lambda c, u: gelu_forward(c)),
         "fc2-gelu-gradient": ("gelu_gradient", lambda a, b, bias, u: matmul_gelu_backward(a, b, u), gelu_backward),
+        "fc2-gelu-again-gradient": ("gelu_again_gradient", lambda a, b, bias, u: matmul_gelu_backward(a, b, u, True)[0],
+                                    gelu_backward),
         "w12-swiglu": ("swiglu", lambda a, b, bias, u: matmul_swiglu_forward(a, b, bias)[1],
                        lambda c, u: swiglu_forward_reference(c)),
         "w3-swiglu-gradient": ("swiglu_gradient", lambda a, b, bias, u: matmul_swiglu_backward(a, b, u),
                                swiglu_backward_reference)}
-CASES |= dict(zip(ENDS, (CASES[name] for name in ("fc1-forward", "fc2-dgrad", "w12-forward", "w3-dgrad")), strict=True))
+CASES |= dict(zip(ENDS, (CASES[name] for name in ("fc1-forward", "fc2-dgrad", "fc2-dgrad", "w12-forward", "w3-dgrad")),
+                  strict=True))
 POOL = 2**23 - 9  # random numbers, repeated: no multiple of a row
 
 

@@ -1,4 +1,4 @@
-"""What ptxas says of the tensor-core kernels, compiled without a GPU.
+"""What ptxas says of the tensor-core kernels, and of those that keep rows in registers, compiled without a GPU.
 
     python -m tests.kernels.compile_logs                       every one, for the architectures that it is for
     python -m tests.kernels.compile_logs conv2d.hopper. attention  those whose name has one of these words
@@ -23,6 +23,9 @@ from numdiff.kernels.check.run import run_once
 from tests import kept
 from tests.kernels.ptx_equal import find_ptxas, normalised
 
+# Limited by memory, with a row or more in registers: a spill would go there and back.
+IN_REGISTERS = ("layernorm.", "rmsnorm.", "optimizer.muon.", "optimizer.power_ema.", "transformer.adaln.",
+                "transformer.gate_adaln.", "transformer.qk_norm_rope.", "transformer.swiglu.")
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
@@ -35,12 +38,13 @@ class Recorder(PtxDevice):
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
         name = f"{kernel.py_func.__module__}.{kernel.py_func.__name__}".removeprefix("numdiff.kernels.")
-        self.kernels.setdefault(name, (kernel, tuple(type_of_word(word_of(a)) for a in args)))
+        signatures = self.kernels.setdefault(name, (kernel, {}))[1]
+        signatures[tuple(type_of_word(word_of(a)) for a in args)] = None
 
 
 @functools.cache
-def kernels():
-    """{name: (kernel, types of its arguments)} of all kernels that the check's cases launch.
+def launches():
+    """{name: (kernel, {types of its arguments: None, …})} of all kernels that the check's cases launch.
 
     Nothing runs and nothing is compiled: it takes a fifth of a second.
     """
@@ -49,6 +53,20 @@ def kernels():
         for version in case.versions:
             run_once(case, version, Recorder(found))
     return dict(sorted(found.items()))
+
+
+@functools.cache
+def kernels():
+    """{name: (kernel, types of its arguments)}: of each the first."""
+    return {name: (kernel, next(iter(signatures))) for name, (kernel, signatures) in launches().items()}
+
+
+@functools.cache
+def kernels_in_registers():
+    """Those of IN_REGISTERS from other files, with all types that they are launched with."""
+    return {name if i == 0 else f"{name}, types {i + 1}": (kernel, signature)
+            for name, (kernel, signatures) in launches().items() if name.startswith(IN_REGISTERS)
+            and name not in tensor_core_kernels() for i, signature in enumerate(signatures)}
 
 
 @functools.cache
@@ -63,9 +81,11 @@ def uses_tensor_cores(module):
 
 
 def ptx_of(name):
-    """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch` compiles it."""
-    kernel, signature = kernels()[name]
-    return PtxDevice.compile(kernel, signature, capabilities_of(kernel))
+    """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch` compiles it; of one
+    without tensor cores for the last."""
+    kernel, signature = {**kernels_in_registers(), **kernels()}[name]
+    capabilities = capabilities_of(kernel)
+    return PtxDevice.compile(kernel, signature, capabilities if name in tensor_core_kernels() else capabilities[-1:])
 
 
 def architecture(capability):
@@ -103,7 +123,8 @@ def compile_log(name):
 
 def main():
     words = sys.argv[1:]
-    names = [name for name in tensor_core_kernels() if not words or any(word in name for word in words)]
+    names = [name for name in (*tensor_core_kernels(), *kernels_in_registers())
+             if not words or any(word in name for word in words)]
     faults = 0
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         for name, logs in zip(names, pool.map(compile_log, names), strict=True):

@@ -74,12 +74,15 @@ def test_a_gpu_runs_the_same_kernels_for_any_batch(kind, half):
     assert launches(1, contextlib.nullcontext) != launches(32)
 
 
-def test_launchers_see_the_same_extents():
+@pytest.mark.parametrize("alike, taken", [(True, [256, 16, 1, 1, 1]), (False, [1] * 5)])
+def test_launchers_see_the_same_extents(monkeypatch, alike, taken):
+    """alike: where BLAS does not give equal rows equal bits, the CPU engine takes each sample on its own."""
+    monkeypatch.setattr(A, "rows_are_alike", lambda: alike)
     assert assumed(7) == 7 and blocks(64, 256) is None
     for rows in (1, 2, 32, 50):
         with any_batch(rows):
             assert assumed(rows * 64) == A.ASSUMED * 64
             with any_batch(2 * rows):  # guidance
                 assert assumed(2 * rows * 64) == A.ASSUMED * 64
-            assert [blocks(n, 256) for n in (1, 16, 49, 256, 1024)] == [256, 16, 1, 1, 1]
+            assert [blocks(n, 256) for n in (1, 16, 49, 256, 1024)] == taken
     assert assumed(7) == 7

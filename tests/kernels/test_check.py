@@ -58,7 +58,7 @@ REPEATED = re.compile("|".join((
     r"matmul: float16, [^,]*, tile (128|256|\(128, 128\)), float32 v.", r"matmul: tf32, (a·bᵀ|aᵀ·b), tile .128, 64.*",
     r"matmul: float16, a batch, (?!a·bᵀ, tile 64|a·b, tile 128|aᵀ·bᵀ, tile 192|aᵀ·b, tile 256).*",
     r"matmul_symmetric: float16, (x·xᵀ, tile 128|xᵀ·x, .*) .*",
-    r"(matmul(_gelu(_gradient)?|_layer_scale|_swiglu(_gradient)?)?|linear_gate): .*tile \d+(, float\d\d)?, pairs v.*",
+    r"(matmul(_(gelu|gelu_again|swiglu)(_gradient)?|_layer_scale)?|linear_gate): .*tile \d+(, float\d\d)?, pairs v.*",
     r"matmul: tf32, (a·b|aᵀ·bᵀ), tile \(128, 128\).*", r"matmul: float16, .*in parts v5",  # so are the row sums
     r"matmul_row_sums: (float16, (1 parts.*|9 parts v5)|bfloat16, 1 parts v5)",
     r"(matmul_(gelu(_gradient)?|layer_scale)|linear_gate): float16, tile (128|192).*",
@@ -98,6 +98,7 @@ REPEATED = re.compile("|".join((
     r"gate_adaln(_backward)?: (?!layer unshifted, no gate, 1032 |rms weighted, 1032 )(layer|rms)\b.*\d{3} channels v2",
     r"adaln(_backward)?: (layer weighted|layer unshifted|rms|rms unshifted|rms weighted) v1",
     r"adaln(_backward)?: (layer weighted|rms|rms unshifted) v2",  # test_adaln.py has each norm
+    r"rmsnorm(_backward)?: ((264|520|776) columns.*|1032 columns, float16) v3",  # test_rmsnorm.py
     r"gate_adaln(_backward)?: (no gate, )?(520|776) channels v2",  # more turns than 264, fewer than 1032
     r"qk_norm_rope(_backward)?: (4 heads of 72|5 heads of 64), in place, bfloat16 v2")))
 

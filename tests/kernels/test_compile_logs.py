@@ -1,7 +1,7 @@
 """What the compilers say of the kernels, without a GPU; compile_logs.py says it one by one.
 
-Numba and NVVM take every kernel; ptxas spills none that uses tensor cores. A kernel that another test has compiled, or
-the last run, is there as PTX (tests/kept.py).
+Numba and NVVM take every kernel; ptxas spills none that uses tensor cores or keeps rows in registers. A kernel that
+another test has compiled, or the last run, is there as PTX (tests/kept.py).
 """
 import re
 
@@ -11,7 +11,13 @@ from numdiff.device.bfloat16 import SUFFIX
 from numdiff.device.ptx import CAPABILITIES, PtxDevice, capabilities_of
 from numdiff.kernels import check
 from tests.conftest import exhaustive, needs
-from tests.kernels.compile_logs import compile_log, kernels, tensor_core_kernels, uses_tensor_cores
+from tests.kernels.compile_logs import (
+    compile_log,
+    kernels,
+    kernels_in_registers,
+    tensor_core_kernels,
+    uses_tensor_cores,
+)
 
 
 def one_of_each_source():
@@ -53,7 +59,7 @@ def test_every_variant_compiles_for_every_capability(name):
 
 @needs("ptxas")
 @exhaustive
-@pytest.mark.parametrize("name", tensor_core_kernels())
+@pytest.mark.parametrize("name", [*tensor_core_kernels(), *kernels_in_registers()])
 def test_no_spills_and_no_advisories(name):
     logs = compile_log(name)
     assert logs and all(registers for _, registers, _ in logs) and not any(wrong for *_, wrong in logs), logs

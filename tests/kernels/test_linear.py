@@ -68,6 +68,13 @@ def test_dx_is_added_to_what_came_before(engine, rng):
         engine.check(dx, dy @ w + before, tolerance)
 
 
+def kept_shapes(tape):
+    """The shapes of the activations that the records of a tape hold."""
+    held = {id(a): a for record in tape.records for cell in record.backward.__closure__
+            if hasattr(a := cell.cell_contents, "nbytes")}
+    return [tuple(a.shape) for a in held.values()]
+
+
 def test_mlp(engine, rng, monkeypatch):
     """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products."""
     if engine.name == "ptx":
@@ -88,6 +95,8 @@ def test_mlp(engine, rng, monkeypatch):
     names = [record.name for record in tape.records]
     assert names == (["mlp"] if engine.name != "cpu" and engine.backend.capability[0] == 9 else
                      ["linear", "bias_gelu", "linear"])
+    if names == ["mlp"]:  # what the tape keeps: x, and of the hidden layer only what comes before GELU
+        assert sorted(kept_shapes(tape)) == [(2, 5, 16), (2, 5, 24)]
     tape.backward(y, engine(dy))
 
     w, b, w2, b2 = (a.astype(np.float16).astype(np.float64) if a.ndim > 1 else a for a in arrays)

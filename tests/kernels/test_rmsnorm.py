@@ -5,11 +5,11 @@ from numdiff.kernels import rmsnorm as RN
 from numdiff.nn import functional as F
 from numdiff.nn.layers import RMSNorm
 from numdiff.nn.tensor import Tape, Tensor
-from tests.conftest import numerical_gradient, quick, relative_error, shapes, versions, where
+from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 3), odd=(3, 12), not_aligned=(2, 5, 33), one_vector=(9, 4), tokens=(4, 64, 384),
-                wide=(7, 1156), large=(3, 700, 192))
-USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
+                wide=(7, 1156), five_sweeps=(3, 1032), large=(3, 700, 192))
+USABLE = where(lambda version, shape: version is None or version == 1 or shape[-1] % (4 * (version - 1)) == 0)
 WEIGHTED = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16])
 FITS = where(lambda engine, dtype: engine != "cpu" or dtype == np.float32)  # NumPy rounds as its own tests say
@@ -31,7 +31,7 @@ def tolerance(dtype):
 
 @SHAPES
 @TYPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @WEIGHTED
 @FITS
 @USABLE
@@ -47,17 +47,17 @@ def test_forward(engine, rng, shape, dtype, version, weighted):
         engine.check_equal(got, again)
 
 
-@versions(1, 2)
+@versions(1, 2, 3)
 def test_eps_counts_where_a_row_is_nearly_zero(engine, rng, version):
     """A mean square of eps, which stands within the root."""
-    x = 1e-3 * rng.standard_normal((3, 12))
+    x = 1e-3 * rng.standard_normal((3, 16))
     for got, expected in zip(RN.rmsnorm_forward(engine(x), version=version), RN.rmsnorm_forward(x), strict=True):
         engine.check(got, expected)
 
 
 @SHAPES
 @TYPES
-@versions(1, 2)
+@versions(1, 2, 3)
 @WEIGHTED
 @FITS
 @USABLE
@@ -127,3 +127,28 @@ def test_wrong_arguments_say_so(engine):
         RN.rmsnorm_forward(x, engine(np.ones(3, np.float32)))
     with pytest.raises(ValueError, match="multiple of 4"):
         RN.rmsnorm_forward(x, version=2)
+
+
+@on("emulator", "ptx", "cuda")
+def test_what_version_3_does_not_take(engine):
+    for columns, other in ((12, 2), (1288, 2), (6, 1)):
+        x = engine(np.ones((2, columns), np.float32))
+        with pytest.raises(ValueError, match=f"takes a multiple of 8 columns, at most 1280.*use version={other}"):
+            RN.rmsnorm_forward(x, version=3)
+
+
+@on("emulator", "cuda")
+def test_warps_that_take_several_rows(engine, rng, monkeypatch):
+    """One multiprocessor: of 37 rows a warp of the forward has two, the last only one, and of the backward three."""
+    monkeypatch.setattr(RN, "multiprocessors_of", lambda x: 1)
+    assert RN.blocks_of(37, 8, 4) == 3 and RN.blocks_of(37, 16, 1) == 1 and RN.blocks_of(5, 8, 528) == 1
+    assert RN.blocks_of(16384, 8, 4 * 132) == 512 and RN.blocks_of(16384, 16, 132) == 128
+    x, dy, weight = make(rng, (37, 16), True)
+    y, rstd = RN.rmsnorm_forward(x, weight)
+    start = rng.standard_normal(16)
+    want = start.copy()
+    dx = RN.rmsnorm_backward(dy, x, weight, rstd, want)
+    got = engine(start)
+    engine.check(RN.rmsnorm_forward(engine(x), engine(weight), version=3)[0], y)
+    engine.check(RN.rmsnorm_backward(engine(dy), engine(x), engine(weight), engine(rstd), got, version=3), dx)
+    engine.check(got, want)

@@ -237,8 +237,8 @@ def test_names_of_diffusers_and_back():
         with pytest.raises(NumdiffError, match=message):
             public_state_dict({k: v for k, v in {**theirs, **changed}.items() if v is not None}, options)
 
-    refused("there is no proj_out_1.bias", proj_out_1__bias=None)
-    refused("weights that no DiT has .more", more=np.ones(1))
+    refused("missing 1 .proj_out_1.bias.", proj_out_1__bias=None)
+    refused("weights that no DiT has: 1 .more", more=np.ones(1))
     refused("pos_embed is not the table", pos_embed__pos_embed=positions[:, ::-1])
     name = "transformer_blocks.1.norm1.emb.timestep_embedder.linear_1.weight"
     refused("block 1 has another timestep_embedder.linear_1.weight than block 0",

@@ -11,12 +11,12 @@ from numdiff.nn.tensor import Parameter, Tape, Tensor
 from tests.conftest import numerical_gradient, relative_error
 
 
-@pytest.mark.parametrize("head_size, grid, trained", [(8, 3, None), (72, 2, None), (12, 4, 2)])
-def test_angles_of_rows_then_columns_in_pairs(head_size, grid, trained):
-    table, half = rotation_table(head_size, grid, trained), head_size // 2
+@pytest.mark.parametrize("head_size, grid", [(8, 3), (72, 2), (12, 4)])
+def test_angles_of_rows_then_columns_in_pairs(head_size, grid):
+    table, half = rotation_table(head_size, grid), head_size // 2
     assert table.shape == (2, grid * grid, head_size) and table.dtype == np.float32
     for token, c in np.ndindex(table.shape[1:]):
-        place = (token // grid, token % grid)[c // half] * (trained or grid) / grid
+        place = (token // grid, token % grid)[c // half]
         angle = place * 10000.0 ** (-(c % half // 2 * 2) / half)
         assert abs(table[0, token, c] - math.cos(angle)) < 1e-7
         assert abs(table[1, token, c] - math.sin(angle)) < 1e-7

@@ -3,6 +3,7 @@ import json
 import pickle
 import shutil
 import subprocess
+import zipfile
 
 import numpy as np
 import pytest
@@ -96,11 +97,20 @@ def test_the_weights_as_trained_are_there_too(tmp_path, runs):
 def test_another_image_size(tmp_path, runs):
     for kind, size in (("dit", 16), ("unet", 16)):
         folder, lines = run(tmp_path / kind, 1, model=kind, init=str(runs[kind]), image_size=size)
-        assert "for images of 16×16, which were 8×8" in "\n".join(lines)
+        said = {"dit": "positions are computed anew for 4×4 tokens, which were 2×2",
+                "unet": "attention stays at its levels"}[kind]
+        assert f"for images of 16×16, which were 8×8: {said}" in "\n".join(lines)
         model = numdiff.load(folder, "cpu")
         assert model.image_size == 16
         if kind == "unet":  # attention stays at its level
             assert model.options["attention_resolutions"] == [8]
+
+
+def test_angles_of_another_image_size(tmp_path):
+    write = public_dit(tmp_path, rope=True)
+    options = resolve({"model": "dit", "init": write(lambda name: False), "device": "cpu", "image_size": 16})
+    said = "positions and the angles of the rotary embedding are computed anew for 4×4 tokens, which were 2×2"
+    assert any(said in line for line in describe_without_training(options))
 
 
 def test_classes_come_and_go(tmp_path, runs):
@@ -155,7 +165,7 @@ def test_a_public_dit_without_settings(tmp_path):
     with np.load(tmp_path / "m.npz") as arrays:
         np.savez(tmp_path / "bare.npz", **arrays)
     given = {"model": "dit", "init": str(tmp_path / "bare.npz"), "device": "cpu"}
-    with pytest.raises(UsageError, match="how many attention heads the model has.*--num-heads"):
+    with pytest.raises(UsageError, match="how many attention heads the model has.*: give --heads\\."):
         resolve(given)
     options = resolve({**given, "heads": 3})
     assert (options.image_size, options.patch_size, options.hidden_size, options.depth, options.learn_sigma) == (
@@ -354,7 +364,8 @@ def test_images_of_other_channels(tmp_path):
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda arrays: arrays.pop("time_embed.0.weight"), "there is no time_embed.0.weight"),
+    (lambda arrays: arrays.pop("time_embed.0.weight"),
+     r"cannot use .*bad.npz: .* missing 1 \(time_embed.0.weight\); save the whole model"),
     (lambda arrays: [arrays.pop(name) for name in list(arrays) if "middle_block" in name],
      r"missing 26 \(middle_block\..*, …\)"),
     (lambda arrays: arrays.update({f"extra.{i}": np.zeros(3, np.float32) for i in range(7)}),
@@ -369,6 +380,69 @@ def test_state_dicts_that_are_not_whole(tmp_path, runs, change, words):
     with pytest.raises(NumdiffError, match=words):
         resolve({"model": "unet", "init": str(tmp_path / "bad.npz"), "image_size": 8, "device": "cpu",
                  "num_head_channels": 32})
+
+
+def public_dit(folder, told=True, **options):
+    """A function that writes a small DiT's public state dict without what `lacks` says of a name. told: with its
+    settings."""
+    model = DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 4, "hidden_size": 24, "depth": 3, "num_heads": 2,
+                   "num_classes": 5, "device": "cpu", **options})
+    write_model_file(folder / "m.h5", model.options, model.arrays(), model="dit")
+    convert(folder / "m.h5", folder / "m.npz")
+    with np.load(folder / "m.npz") as file:
+        arrays = dict(file)
+    with zipfile.ZipFile(folder / "m.npz") as archive:
+        comment = archive.comment
+
+    def write(lacks):
+        np.savez(folder / "bad.npz", **{name: array for name, array in arrays.items() if not lacks(name)})
+        if told:
+            with zipfile.ZipFile(folder / "bad.npz", "a") as archive:
+                archive.comment = comment
+        return str(folder / "bad.npz")
+
+    return write
+
+
+@pytest.mark.parametrize("lacks, words", [
+    ("blocks.0.", r"missing 10 \(blocks.0.attn.qkv.weight, blocks.0.attn.qkv.bias, blocks.0.attn.proj.weight, "
+                  r"blocks.0.attn.proj.bias, blocks.0.mlp.fc1.weight, …\); save the whole model"),
+    ("blocks.0.mlp", r"missing 4 \(blocks.0.mlp.fc1.weight, .*, blocks.0.mlp.fc2.bias\); save"),
+    ("blocks.1.", r"missing 10 \(blocks.1.attn"), ("final_layer", r"missing 4 \(final_layer.linear.weight, "),
+    ("x_embedder.proj.bias", r"missing 1 \(x_embedder.proj.bias\)"),
+    ("blocks.2.", r"missing 10 \(blocks.2.attn.*, …\); save the whole model")])  # of whose depth the settings tell
+def test_dits_that_are_not_whole(tmp_path, lacks, words):
+    bad = public_dit(tmp_path)(lambda name: name.startswith(lacks))
+    for use in (lambda: resolve({"model": "dit", "init": bad, "device": "cpu"}),
+                lambda: convert(bad, tmp_path / "out.h5")):
+        with pytest.raises(NumdiffError, match=rf"cannot use .*bad.npz: .* {words}"):
+            use()
+
+
+def test_a_dit_whose_last_block_is_missing(tmp_path):
+    """Without settings it is a shallower model, unless the run's name or depth says otherwise: it is told."""
+    write = public_dit(tmp_path, told=False, hidden_size=384, depth=2, num_heads=6, image_size=4)
+    bad = write(lambda name: name.startswith("blocks.1."))
+    given = {"model": "dit", "init": bad, "device": "cpu"}
+    with pytest.raises(UsageError, match=r"its size, 1 blocks of 384 channels, is no published one \(a DiT-S has 12 "
+                                         r"blocks\): give --heads\."):
+        resolve(given)
+    with pytest.raises(UsageError, match=r"--model DiT-S/4 contradicts --init .* whose model has depth 1;"):
+        resolve({**given, "architecture": "DiT-S/4"})
+    with pytest.raises(UsageError, match=r"--depth 2 contradicts --init .* whose model has depth 1;"):
+        resolve({**given, "depth": 2, "heads": 6})
+    odd = "depth: 1 blocks, where a DiT-S, as wide, has 12: if it should be one, the file lacks the last"
+    assert any(odd in line for line in describe_without_training(resolve({**given, "heads": 6, "image_size": 64})))
+    assert [": ".join(note) for note in convert(bad, tmp_path / "out.h5", num_heads=6).notes] == [odd]
+    whole = public_dit(tmp_path, hidden_size=384, depth=1, num_heads=6)(lambda name: False)
+    assert not convert(whole, tmp_path / "out.h5").notes  # its settings say the same
+
+
+def test_a_models_name_tells_what_a_file_does_not(tmp_path):
+    write = public_dit(tmp_path, told=False, hidden_size=192, depth=6, num_heads=6)
+    bare = write(lambda name: False)
+    options = resolve({"model": "dit", "init": bare, "device": "cpu", "architecture": "DiT-Tiny"})
+    assert (options.heads, options.depth) == (6, 6)
 
 
 class Bomb:

@@ -126,7 +126,7 @@ def test_weights_that_cannot_be_used(tmp_path):
 
     refused("missing 1 .out.0.bias", out__0__bias=None)
     refused("unexpected 1 .more", more=np.ones(3))
-    refused("there is no out.2.weight", out__2__weight=None)
+    refused("missing 1 .out.2.weight.", out__2__weight=None)
     refused(r"out.0.bias has the shape \(3,\) in the file and \(64,\)", out__0__bias=np.ones(3))
     refused("not finite, first in out.0.bias", out__0__bias=np.full(64, np.nan, np.float32))
 

@@ -10,11 +10,12 @@ from .case import BFLOAT16_TOLERANCE, HALF_TOLERANCE
 # "name: label" of one case for each text of a kernel, the smallest; the tests have all of them
 FIRST = re.compile(
     r"(groupnorm(_backward)?: float16, reads again|groupnorm: |groupnorm_backward: float16, 1 times sixteen channels|"
-    r"adamw: fused|gate_adaln(_backward)?: 16 channels, float16|(qk_norm_rope|swiglu|fused)(_backward)?: .*float16|"
+    r"adamw: fused|gate_adaln(_backward)?: (rms weighted unshifted, )?16 channels, float16|"
+    r"rmsnorm(_backward)?: (40 columns, )?float16|(qk_norm_rope|swiglu|fused)(_backward)?: .*float16|"
     r"sla(_backward)?: float16, (new, HS 32, T 65|legacy, HS 8), .*|"
     r"flash_attention(_backward)?: float16, legacy, HS 64, T 3, 64 (queries|keys, .*)|"
     r"linear_backward: and forward, float16, two arrays|linear_gate: float16, tile 64|"
-    r"matmul_(gelu(_gradient)?|layer_scale|swiglu_gradient): float16, tile 64|"
+    r"matmul_(gelu((_again)?_gradient)?|layer_scale|swiglu_gradient): float16, tile 64|"
     r"depthwise(_(input|weight)_gradient)?: 3×3 float16, 3 wide|"
     r"matmul_swiglu: float16, tile 128|"
     r"matmul: float16, a·bᵀ, tile (64|\(64, 64\)), float\d\d|matmul_row_sums: float16, 1 parts|"

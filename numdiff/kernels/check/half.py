@@ -79,6 +79,7 @@ def product_cases():
 
     def activation(tile, epilogue, pairs=False):
         name, backward = epilogue.removesuffix("_gradient"), epilogue.endswith("_gradient")
+        again, name = name.endswith("_again"), name.removesuffix("_again")
         product = getattr(matmul, f"matmul_{name}_{'backward' if backward else 'forward'}")
         # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
         N = (tile if epilogue != "swiglu" else tile // 2) - 24
@@ -86,6 +87,8 @@ def product_cases():
         M = 136 if pairs else 8
 
         def run(a, v):
+            if again:
+                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u, again), pairs)
             if backward:
                 return (with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u), pairs),)
             if name == "layer_scale":

@@ -260,20 +260,28 @@ def norms_cases():
             return made
         return inputs
 
-    def rows(rng):
-        made = normal(dy=(5, 36), x=(5, 36), weight=(36,), dweight=(36,))(rng)
-        return {**made, "rstd": rmsnorm.rmsnorm_forward(made["x"])[1]}
-
-    yield Case("rmsnorm", normal(x=(5, 36), weight=(36,)), lambda a, v: rmsnorm.rmsnorm_forward(
-        a.x, a.weight, version=v), (1, 2))
-    yield Case("rmsnorm_backward", rows, lambda a, v: (rmsnorm.rmsnorm_backward(
-        a.dy, a.x, a.weight, a.rstd, a.dweight, version=v), a.dweight), (1, 2))
+    for half in (False, True):
+        yield from rms_cases((5, 36), (1, 2), half, "")
+        for columns in (40, 264, 520, 776, 1032):  # a kernel each
+            yield from rms_cases((2, columns), (3,), half, f"{columns} columns")
     yield Case("layernorm_backward", inputs, lambda a, v: (layernorm.layernorm_backward(
         a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2, 3))
     for B, shape in ((2, (2, 9, 132)), (1, (1, 260)), (1, (1, 388))):
         yield Case("layernorm_backward", image_rows(*shape), lambda a, v, B=B: (*layernorm.layernorm_backward(
             a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, v, B), a.dweight, a.dbias), (3,),
             label=f"sums of {B} images, {shape[-1]} columns")
+
+
+def rms_cases(shape, versions, half, label):
+    def inputs(rng):
+        made = normal(dy=shape, x=shape, weight=shape[1:], dweight=shape[1:])(rng)
+        made |= {name: made[name].astype(np.float16 if half else np.float64) for name in ("dy", "x")}
+        return {**made, "rstd": rmsnorm.rmsnorm_forward(made["x"].astype(np.float64))[1]}
+
+    more = versions, HALF_TOLERANCE if half else 1e-5, f"{label}{', ' * bool(label and half)}{'float16' * half}"
+    yield Case("rmsnorm", inputs, lambda a, v: rmsnorm.rmsnorm_forward(a.x, a.weight, version=v), *more)
+    yield Case("rmsnorm_backward", inputs, lambda a, v: (rmsnorm.rmsnorm_backward(
+        a.dy, a.x, a.weight, a.rstd, a.dweight, version=v), a.dweight), *more)
 
 
 def products_cases():

@@ -16,7 +16,8 @@ EIGHT_TOLERANCE = 0.02  # float32 and float64 round few numbers to neighbours, a
 
 
 def seam_cases():
-    """gate_adaln: every kernel, with and without a gate; then tokens of two warps in two blocks, and columns."""
+    """gate_adaln: every kernel, with and without a gate; then tokens of two warps in two blocks, and columns; backward
+    of z, and of x, of which z is made again."""
     def in_two(run):
         """run() with two warps a block and two blocks an image."""
         def forced(a, version):
@@ -42,11 +43,12 @@ def seam_cases():
         return gate_adaln.gate_adaln_forward(a.x, a.h if gated else None, gate if gated else None, shift, scale,
                                              version=v)[0 if gated else 1:]
 
-    def backward(a, v, gated, together):
+    def backward(a, v, gated, together, of_x=False):
         gate, shift, scale = parts(a, together)
         dz = a.dz if gated else None
         dx, dh, *gradients = gate_adaln.gate_adaln_backward(
-            dz, a.dy, a.x, a.h if gated else None, gate if gated else None, shift, scale, a.mean, a.rstd, version=v)
+            dz, a.dy, None if of_x else a.x, a.h if gated else None, gate if gated else None, shift, scale, a.mean,
+            a.rstd, version=v, x=a.x if of_x else None)
         if together:
             gradients = [columns.columns_backward(gradients, a.modulation.dtype)]
         return tuple(g for g in (dx, dh, *gradients) if g is not None)
@@ -71,11 +73,13 @@ def seam_cases():
             def run(a, v, gated=gated, together=split):
                 return forward(a, v, gated, together)
 
-            def run_back(a, v, gated=gated, together=split):
-                return backward(a, v, gated, together)
-
             yield Case("gate_adaln", inputs, run, **arguments)
-            yield Case("gate_adaln_backward", inputs, in_two(run_back) if split else run_back, **arguments)
+            for of_x in (False, True) if gated and C < 256 else (False,):
+                def run_back(a, v, gated=gated, together=split, of_x=of_x):
+                    return backward(a, v, gated, together, of_x)
+
+                yield Case("gate_adaln_backward", inputs, in_two(run_back) if split else run_back,
+                           **arguments | {"label": f"{label}{', of x' * of_x}"})
 
 
 def turn_cases():
@@ -119,12 +123,13 @@ def turn_cases():
 
 def norm_cases():
     """adaln and gate_adaln with RMSNorm, a weight, no shift: every kernel of every norm but DiT's own."""
-    def inputs(rng, shape, norm):
+    def inputs(rng, shape, norm, half):
         B, _, C = shape
-        vectors = {"gate": (B, C), "shift": (B, C), "scale": (B, C), "weight": (C,), "dweight": (C,)}
-        made = normal(x=shape, h=shape, dz=shape, dy=shape, **vectors)(rng)
+        vectors = {"gate": (B, C), "shift": (B, C), "scale": (B, C)}
+        made = (halves if half else normal)(x=shape, h=shape, dz=shape, dy=shape, **vectors)(rng)
+        made |= normal(weight=(C,), dweight=(C,))(rng)
         options = {"weight": made["weight"] if norm.weighted else None, "norm": norm.kind}
-        _, mean, made["rstd"] = adaln.adaln_forward(made["x"], None, made["scale"], **options)
+        _, mean, made["rstd"] = adaln.adaln_forward(made["x"].astype(np.float64), None, made["scale"], **options)
         return made if norm.rms else {**made, "mean": mean}
 
     def options(a, norm):
@@ -156,11 +161,11 @@ def norm_cases():
             a.dz, a.dy, a.x, *((a.h, a.gate) if gated else (None, None)), a.shift if norm.shifted else None, a.scale,
             None if norm.rms else a.mean, a.rstd, version=v, **gradient_options(a, norm)), a, norm)
 
-    def cases(name, run, run_back, shape, versions, label, *arguments):
-        norm = arguments[0]
+    def cases(name, run, run_back, shape, versions, label, *arguments, half=False):
+        norm, tolerance = arguments[0], HALF_TOLERANCE if half else 1e-5
         for operation, function in ((name, run), (f"{name}_backward", run_back)):
-            yield Case(operation, lambda rng: inputs(rng, shape, norm), lambda a, v, function=function: function(
-                a, v, *arguments), versions, label=label)
+            yield Case(operation, lambda rng: inputs(rng, shape, norm, half), lambda a, v, function=function: function(
+                a, v, *arguments), versions, tolerance, f"{label}{', float16' * half}")
 
     for norm in adaln.NORMS[1:]:
         yield from cases("adaln", whole, whole_backward, (2, 3, 36), (1, 2), str(norm), norm)
@@ -169,6 +174,10 @@ def norm_cases():
             C = 256 * sweeps - 248
             yield from cases("gate_adaln", seam, seam_backward, (1, 1, C), (2,),
                              f"{norm}, {'' if gated else 'no gate, '}{C} channels", norm, gated)
+    for norm in (Norm(True, True, True), Norm(True, True, False)):  # LightningDiT's
+        yield from cases("adaln", whole, whole_backward, (1, 2, 12), (1, 2), str(norm), norm, half=True)
+        yield from cases("gate_adaln", seam, seam_backward, (1, 2, 16), (2,), f"{norm}, 16 channels", norm, True,
+                         half=True)
 
 
 def eight_cases():

@@ -32,7 +32,7 @@ READ NEXT
 import numpy as np
 
 from ...device import over_batch
-from ..any_batch import assumed, blocks
+from ..any_batch import assumed, blocks, rows_are_alike
 
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 G_ROWS_AND_COLUMNS = np.kron(G, G)  # (16, 9): takes the nine taps to the sixteen factors
@@ -122,8 +122,8 @@ def winograd_forward(x, weight, bias=None, channel=None, residual=None):
     y = np.empty((b, h, w, n), x.dtype)
     factors = (G_ROWS_AND_COLUMNS @ weight.transpose(1, 2, 3, 0).reshape(9, -1)).reshape(16, -1, n)
     height, width = (h + 1) // 2, (w + 1) // 2
-    size = images_of_a_slice(height * width)
     fixed = blocks(height * width, ROWS) is not None
+    size = images_of_a_slice(height * width) if rows_are_alike() or not fixed else 1
 
     def convolve(share):
         images = size if fixed else min(size, share.stop - share.start)

@@ -14,7 +14,9 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The products 
     layer scale     z = accumulator + bias and residual + scale · z, two such tiles as well
     GELU'           accumulator · GELU'(u): about 4,300 cycles, of them 4,096 for an exponential and a reciprocal. u has
                     already been loaded into the tile of shared memory by an idle warp of the producer's warpgroup, and
-                    the same warp stores the results (`exchange`)
+                    the same warp stores the results (`exchange`). Where GELU(u) is wanted, too, for the weight's
+                    gradient (fc2's dyᵀ·GELU(u)), it is one multiplication more and a second tile, which is stored where
+                    u was: nobody need keep it from the forward on
     float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
     sums of A's rows, by two more of the idle warps, beside the products
 
@@ -44,7 +46,7 @@ from ...device.tma import (
     tma_store_wait_read_0,
     tma_store_wait_read_1,
 )
-from .fast_gelu import fast_gelu, fast_gelu_gradient
+from .fast_gelu import fast_gelu, fast_gelu_gradient, gelu_and_gradient
 from .mma import write_fragment
 
 BM, BK = 128, 64  # rows of a block's tile; a step along K: 128 bytes of float16, the widest swizzle
@@ -370,10 +372,44 @@ def epilogue_gelu_gradient(block, turn, acc, place, staging, work):
 
 
 @cuda.jit(device=True, forceinline=True)
-def fetch_tiles(count, tile, maps, barrier, x, y):
+def epilogue_gelu_again_gradient(block, turn, acc, place, staging, work):
+    """As `epilogue_gelu_gradient`, and GELU(u) in the tile beside; the next turn."""
+    first_row, first_column, thread_row, lane = place
+    tiles = staging.tiles
+    if int32(first_column + 64 * block) < work.N and first_row < work.M:
+        buffer = int32(turn & 1)
+        tile = int32(staging.at + buffer * (2 * BOX_BYTES))
+        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+        words, activated = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
+        for j in range(8):
+            for half in range(2):
+                words[2 * j + half] = load_word(tiles, word_place(tile, thread_row, lane, j, half))
+        for j in range(8):
+            for half in range(2):
+                i = 32 * block + 4 * j + 2 * half
+                u0, u1 = unpack_half2(words[2 * j + half])
+                y0, slope0 = gelu_and_gradient(u0)
+                y1, slope1 = gelu_and_gradient(u1)
+                words[2 * j + half], activated[2 * j + half] = (pack_half2(acc[i] * slope0, acc[i + 1] * slope1),
+                                                                pack_half2(y0, y1))
+        for j in range(8):
+            for half in range(2):
+                at = word_place(tile, thread_row, lane, j, half)
+                store_word(tiles, at, words[2 * j + half])
+                store_word(tiles, at + BOX_BYTES, activated[2 * j + half])
+        fence_proxy_async()
+        cuda.syncwarp()
+        if lane == 0:
+            mbarrier_arrive(barrier_at(staging.ready, buffer))
+        turn = int32(turn + 1)
+    return turn
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_tiles(count, again, tile, maps, barrier, x, y):
     """Ask for the tile of `maps.d` at column x and row y, or for those of both halves of its columns."""
-    mbarrier_expect_tx(barrier, uint32(count * BOX_BYTES))
-    if count == 1:
+    mbarrier_expect_tx(barrier, uint32(BOX_BYTES if again else count * BOX_BYTES))
+    if again or count == 1:
         tma_load_2d(tile, maps.d, barrier, uint32(x), uint32(y))
     else:
         tma_load_3d(tile, maps.d, barrier, uint32(x), uint32(0), uint32(y))
@@ -381,22 +417,26 @@ def fetch_tiles(count, tile, maps, barrier, x, y):
 
 
 @cuda.jit(device=True, forceinline=True)
-def return_tiles(count, eight, tile, maps, x, y):
-    """Store what `fetch_tiles` has brought, in `maps.c`; eight: it has become bytes, see fp8_epilogues.py."""
+def return_tiles(count, again, eight, tile, maps, x, y):
+    """Store what `fetch_tiles` has brought, in `maps.c`; eight: it has become bytes, see fp8_epilogues.py; again: the
+    tile beside goes to where it came from."""
     if eight:
         for i in range(4):
             tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))
-    elif count == 1:
+    elif again or count == 1:
         tma_store_2d(tile, maps.c, uint32(x), uint32(y))
+        if again:
+            tma_store_2d(tile + uint32(BOX_BYTES), maps.d, uint32(x), uint32(y))
     else:
         tma_store_3d(tile, maps.c, uint32(x), uint32(0), uint32(y))
         tma_store_3d(tile + uint32(BOX_BYTES), maps.c, uint32(x), uint32(1), uint32(y))
 
 
 @cuda.jit(device=True, forceinline=True)
-def exchange(paired, count, eight, consumer, blocks, unit, stride, staging, maps, work):
+def exchange(paired, count, again, eight, consumer, blocks, unit, stride, staging, maps, work):
     """One thread brings the tiles of `maps.d` that a consumer needs in its epilogue, and takes its results to
-    `maps.c`: one for each block of 64 columns, or `count`.
+    `maps.c`: one for each block of 64 columns, or `count`. again: of two results the second belongs where the one tile
+    has come from; as no other block reads that, it may be overwritten.
 
     A tile waits in one of two buffers while the product is made; the consumer overwrites it, and as soon as it has been
     written to memory from there the next but one follows. No consumer waits for a store.
@@ -415,10 +455,10 @@ def exchange(paired, count, eight, consumer, blocks, unit, stride, staging, maps
                 tile = staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES)
                 if turn >= 2:
                     mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn >> 1) + 1 & 1))
-                    return_tiles(count, eight, tile, maps, x_2, y_2)
+                    return_tiles(count, again, eight, tile, maps, x_2, y_2)
                     tma_store_commit()
                     tma_store_wait_read_0()
-                fetch_tiles(count, tile, maps, barrier_at(staging.loaded, buffer), x, y)
+                fetch_tiles(count, again, tile, maps, barrier_at(staging.loaded, buffer), x, y)
                 x_2, y_2, x_1, y_1 = x_1, y_1, x, y
                 turn = int32(turn + 1)
         unit = int32(unit + stride)
@@ -427,7 +467,7 @@ def exchange(paired, count, eight, consumer, blocks, unit, stride, staging, maps
             buffer = uint32(turn + last & 1)
             mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn + last >> 1) + 1 & 1))
             tile = staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES)
-            return_tiles(count, eight, tile, maps, x_2, y_2)
+            return_tiles(count, again, eight, tile, maps, x_2, y_2)
         x_2, y_2 = x_1, y_1
     tma_store_commit()
     tma_store_wait_0()

@@ -50,8 +50,9 @@ EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
     warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
     consumer has two such tiles. Of the two products next to a GELU, one writes GELU(result) as well, the other
-    multiplies by GELU' of another matrix (epilogues.py); so do those next to a SwiGLU (swiglu_epilogues.py). A product
-    whose result is gated and added to a residual, in a DiT that is not trained, writes that sum.
+    multiplies by GELU' of another matrix, and may put that matrix's GELU in its place (epilogues.py); those next to a
+    SwiGLU have epilogues of their own (swiglu_epilogues.py). A product whose result is gated and added to a residual,
+    in a DiT that is not trained, writes that sum.
     float32: pairs of lanes exchange halves, so that each writes 16 bytes of one row.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
@@ -59,7 +60,7 @@ MEASURED
         v6*    1,643 µs   669 TFLOP/s   68 % of arithmetic   2.32 × v5   101 % of cuBLAS
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory,
-    with SwiGLU's backward SWIGLU_GRADIENT_STAGES and 65536. The kernel is compiled for 168 registers a thread; the
+    with TWO_TILES_STAGES stages 65536. The kernel is compiled for 168 registers a thread; the
     producer gives back all but 40, the consumers take 232 (with row sums 56 and 224).
 NEEDS
     sm_90a; all contiguous extents multiples of 8, because TMA needs rows that are multiples of 16 bytes; otherwise M, N
@@ -115,6 +116,7 @@ from .epilogues import (
     epilogue_float,
     epilogue_gate,
     epilogue_gelu,
+    epilogue_gelu_again_gradient,
     epilogue_gelu_gradient,
     epilogue_half,
     epilogue_layer_scale,
@@ -133,21 +135,23 @@ from .symmetric_epilogue import epilogue_symmetric, symmetric_place, tiles_of
 
 THREADS = 384  # a producer and two consumer warpgroups
 STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
-# … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2
-SWIGLU_GRADIENT_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
+# … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2; or u,
+# which becomes du, and GELU(u)
+TWO_TILES_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
+TWO_TILES = "gelu_again_gradient", "swiglu_gradient"
 SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
 PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveClusters)
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
 ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,
-               "swiglu_gradient": STAGES, "layer_scale": (256, 128, 64)}  # widths
+               "swiglu_gradient": STAGES, "layer_scale": (256, 128, 64), "gelu_again_gradient": STAGES}  # widths
 SYMMETRIC_WIDTHS = 128, 256  # 192 takes as many tiles of a symmetric matrix as 256, or more
 REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
 
 
-def stages_of(width, swiglu_gradient):
+def stages_of(width, two_tiles):
     """Stages of the pipeline of a kernel."""
-    return (SWIGLU_GRADIENT_STAGES if swiglu_gradient else STAGES)[width]
+    return (TWO_TILES_STAGES if two_tiles else STAGES)[width]
 
 
 # Constants of a kernel ------------------------------------------------------------------------------------------------
@@ -164,19 +168,21 @@ SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is m
 GATE = Constant()  # the result is gated and added to another matrix
 GELU = Constant()  # GELU of the result as a second one
 GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
+GELU_AGAIN_GRADIENT = Constant()  # … and GELU of that matrix in its place
 SWIGLU = Constant()  # SwiGLU of the result as a second one
 SWIGLU_GRADIENT = Constant()  # SwiGLU's backward with the result as dy: twice as many columns
 LAYER_SCALE = Constant()  # the result times a vector, plus the residual, as a second one
-EXCHANGES = Constant(lambda GATE, GELU_GRADIENT, SWIGLU_GRADIENT: GATE or GELU_GRADIENT or SWIGLU_GRADIENT)
+TILES_OF_BLOCK = Constant(lambda GELU_AGAIN_GRADIENT, SWIGLU_GRADIENT:
+                          2 if GELU_AGAIN_GRADIENT or SWIGLU_GRADIENT else 1)  # that leave shared memory together
+EXCHANGES = Constant(lambda GATE, GELU_GRADIENT, TILES_OF_BLOCK: GATE or GELU_GRADIENT or TILES_OF_BLOCK == 2)
 BIASED = Constant(lambda HALF, GATE, EXCHANGES, SYMMETRIC: HALF and (GATE or not EXCHANGES and not SYMMETRIC))  # maybe
 GROUPS = Constant(lambda BN: BN // 8)  # of eight columns in a tile
 BLOCKS = Constant(lambda BN, SWIGLU: BN // 64 // (2 if SWIGLU else 1))  # of 64 columns in a tile, or pairs of such
 COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in it
-TILES_OF_BLOCK = Constant(lambda SWIGLU_GRADIENT: 2 if SWIGLU_GRADIENT else 1)  # that wait in shared memory together
 ACCUMULATORS = Constant(lambda BN: BN // 2)  # of a thread
 BIASES = Constant(lambda BN: 2 * BN)  # numbers of a bias in shared memory: a tile's for each consumer
 RELEASES = Constant(lambda PAIRED: 4 if PAIRED else 2)  # of a stage, by the warpgroups that read it
-STAGE_COUNT = Constant(lambda BN, SWIGLU_GRADIENT: stages_of(BN, SWIGLU_GRADIENT))  # of the pipeline
+STAGE_COUNT = Constant(lambda BN, TILES_OF_BLOCK: stages_of(BN, TILES_OF_BLOCK == 2))  # of the pipeline
 STAGE_BYTES = Constant(lambda BN: A_BYTES + BN * BK * 2)  # of A and B
 BARRIERS = Constant(lambda STAGE_COUNT, EXCHANGES: 2 * STAGE_COUNT + 8 * EXCHANGES)
 ROW_SUMS = Constant(lambda A_ALONG_M, HALF: A_ALONG_M and not HALF)  # whether the kernel can make them
@@ -483,6 +489,8 @@ def epilogue(block, turn, most, acc, gates, place, staging, part, maps, arrays, 
             most = epilogue_gelu_eight(block, most, acc, place, staging, maps, arrays.scale_c, work, how.has_residual)
     elif GELU_GRADIENT:
         turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
+    elif GELU_AGAIN_GRADIENT:
+        turn = epilogue_gelu_again_gradient(block, turn, acc, place, staging, work)
     elif GATE:
         turn = epilogue_gate(block, turn, acc, gates, place, staging, work)
     elif GELU:
@@ -597,10 +605,10 @@ def gemm(maps, arrays, work, how):
             produce(ring, unit, stride, maps, work)
         elif EXCHANGES:
             if t == 32:
-                exchange(PAIRED, TILES_OF_BLOCK, EIGHT, 0, BLOCKS, unit, stride,
+                exchange(PAIRED, TILES_OF_BLOCK, GELU_AGAIN_GRADIENT, EIGHT, 0, BLOCKS, unit, stride,
                          make_staging(0, tiles, base, biases, loaded, ready), maps, work)
             elif t == 64:
-                exchange(PAIRED, TILES_OF_BLOCK, EIGHT, 1, BLOCKS, unit, stride,
+                exchange(PAIRED, TILES_OF_BLOCK, GELU_AGAIN_GRADIENT, EIGHT, 1, BLOCKS, unit, stride,
                          make_staging(1, tiles, base, biases, loaded, ready), maps, work)
         elif ROW_SUMS:
             if how.has_row_sums and t >= 32 and t < 96:
@@ -655,9 +663,9 @@ def takes_batch(M, K, dtype):
     return M % BM == 0 and K % BK == 0 and is_half(dtype)
 
 
-def shared_bytes(width, swiglu_gradient=False):
+def shared_bytes(width, two_tiles=False):
     """Stages, and two tiles for each consumer, or two pairs."""
-    return stages_of(width, swiglu_gradient) * (BM + width) * BK * 2 + (8 if swiglu_gradient else 4) * BOX_BYTES
+    return stages_of(width, two_tiles) * (BM + width) * BK * 2 + (8 if two_tiles else 4) * BOX_BYTES
 
 
 def workers_of(multiprocessors, paired):
@@ -704,6 +712,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         gate: for A·Bᵀ; residual is a `Gated`, other what is added
         gelu: for A·Bᵀ; other is like c, and is given GELU(c); c itself is written only if keeps_u
         gelu_gradient: for A·B without bias and residual; a factor GELU'(other)
+        gelu_again_gradient: the same, and other becomes GELU(other)
         layer_scale: for A·Bᵀ; other is like c, and is given residual + scale · c, scale (N,) float32; keeps_u as above
         swiglu: for A·Bᵀ; b and bias have 2 · N rows, c is (M, 2 · N), and other, (M, N), is given SwiGLU(c); keeps_u as
             above. Without keeps_u c may be anything
@@ -764,7 +773,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
            Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
            Epilogue(*(end if slices == 1 else (1.0, 0)), written, int(accumulate and slices == 1), summing,
                     float(diagonal)),
-           shared=shared_bytes(width, activation == "swiglu_gradient"), cluster=cluster)
+           shared=shared_bytes(width, activation in TWO_TILES), cluster=cluster)
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
     elif summing == WRITE_ROW_SUMS:

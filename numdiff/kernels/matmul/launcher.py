@@ -289,16 +289,20 @@ def matmul_gelu_forward(a, b, bias, keeps_u=True):
     return u, y
 
 
-def matmul_gelu_backward(a, b, u):
-    """(a (M, K) · b (K, N)) ∘ GELU'(u (M, N)) as a new array; in one kernel where `gelu_supports`."""
+def matmul_gelu_backward(a, b, u, again=False):
+    """(a (M, K) · b (K, N)) ∘ GELU'(u (M, N)) as a new array; in one kernel where `gelu_supports`.
+
+    again: give (that, GELU(u)), the second as a new array or in place of u, which nobody may read afterwards
+    """
     (M, K), N = a.shape, b.shape[1]
     if tuple(b.shape) != (K, N) or tuple(u.shape) != (M, N):
         raise ValueError(f"a {a.shape} needs b ({K}, N) and u ({M}, N), not {b.shape} and {u.shape}")
     if not gelu_supports(a, K, N) or b.dtype != a.dtype or u.dtype != a.dtype or not by_eight((b, u), ()):
-        return gelu_backward(matmul_forward(a, b), u)
+        du = gelu_backward(matmul_forward(a, b), u)
+        return (du, gelu_forward(u)) if again else du
     c = empty((M, N), a.dtype, like=a)
-    _launch_activation(a, b, c, N, False, "gelu_gradient", u)
-    return c
+    _launch_activation(a, b, c, N, False, "gelu_again_gradient" if again else "gelu_gradient", u)
+    return (c, u) if again else c
 
 
 def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):

@@ -3,6 +3,8 @@ import numpy as np
 
 from ...errors import NumdiffError
 
+LISTED = 5  # names in a message
+
 
 def check_shapes(state_dict, expected, what, optional=()):
     """The state dict in the order of `expected` ({name: shape}); a `NumdiffError` names what differs.
@@ -12,8 +14,7 @@ def check_shapes(state_dict, expected, what, optional=()):
     missing = [name for name in expected if name not in state_dict and name not in optional]
     unexpected = [name for name in state_dict if name not in expected]
     if missing or unexpected:
-        found = [f"{word} {len(names)} ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})"
-                 for word, names in (("missing", missing), ("unexpected", unexpected)) if names]
+        found = [listed(word, names) for word, names in (("missing", missing), ("unexpected", unexpected)) if names]
         raise NumdiffError(f"these are not the weights of this {what}: {' and '.join(found)}; check the model options")
     for name, shape in expected.items():
         kind = np.dtype(getattr(state_dict.get(name), "dtype", np.float32))
@@ -24,6 +25,24 @@ def check_shapes(state_dict, expected, what, optional=()):
             raise NumdiffError(f"{name} has the shape {got} in the file and {shape} in the model; "
                                "check the model options")
     return {name: state_dict[name] for name in expected if name in state_dict}
+
+
+def check_whole(state_dict, expected, what):
+    """Raise a `NumdiffError` that counts the tensors which are missing of those that such a model has at least.
+
+    expected: their names; what: the kind of model, for the message
+    """
+    expected = list(dict.fromkeys(expected))
+    missing = [name for name in expected if name not in state_dict]
+    if missing:
+        instead = f", and it begins with {', '.join(list(state_dict)[:3])}" if 2 * len(missing) > len(expected) else ""
+        raise NumdiffError(f"these are not the weights of a whole {what}: {listed('missing', missing)}{instead}; save "
+                           "the whole model")
+
+
+def listed(word, names):
+    """How many names there are, and the first five."""
+    return f"{word} {len(names):,} ({', '.join(names[:LISTED])}{', …' if len(names) > LISTED else ''})"
 
 
 def known_shape(state_dict, name, dimensions, what):

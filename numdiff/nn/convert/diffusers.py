@@ -18,6 +18,7 @@ from ... import schema
 from ...errors import NumdiffError, UsageError
 from ...files import read_bytes
 from ..dit import EPS, PLAIN, SPARSE, position_table
+from .check import listed
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 PICKLED_WEIGHTS = "diffusion_pytorch_model.bin"
@@ -171,25 +172,23 @@ def public_state_dict(state_dict, options):
         table = position_table(options["hidden_size"], options["image_size"] // options["patch_size"])
         if positions.shape != (1, *table.shape) or not np.abs(positions[0] - table).max() < 1e-2:
             raise NumdiffError(f"{POSITIONS} is not the table of sines and cosines that a DiT has")
-    result = {}
-
-    def take(name):
-        if name not in found:
-            raise NumdiffError(f"these are not the weights that {CONFIG} describes: there is no {name}")
-        return found.pop(name)
+    if depth > len(found):  # which lists no names for a number that somebody made up
+        raise NumdiffError(f"{CONFIG} says {depth:,} blocks, and the weights are {len(found):,} tensors in all")
+    result, missing = {}, [name for name in _names(depth) if name not in found]
+    if missing:
+        raise NumdiffError(f"these are not the weights that {CONFIG} describes: {listed('missing', missing)}; save the "
+                           "whole model")
 
     def copy(source, target):
-        kinds = ("weight",) if source.endswith("embedding_table") else ("weight", "bias")
-        for kind in kinds:
-            result[f"{source}.{kind}"] = take(f"{target}.{kind}")
+        for kind in _parts(target):
+            result[f"{source}.{kind}"] = found.pop(f"{target}.{kind}")
 
     first = "transformer_blocks.0.norm1.emb."
     for i in range(1, depth):
         for target in SHARED.values():
-            for kind in ("weight", "bias"):
+            for kind in _parts(target):
                 name = f"{target}.{kind}"
-                if first + name in found and not np.array_equal(found[first + name],
-                                                                take(f"transformer_blocks.{i}.norm1.emb.{name}")):
+                if not np.array_equal(found[first + name], found.pop(f"transformer_blocks.{i}.norm1.emb.{name}")):
                     raise NumdiffError(f"block {i} has another {name} than block 0: the blocks were trained with an "
                                        "embedding each, as in diffusers; numdiff's blocks share one")
     for source, target in OUTSIDE.items():
@@ -201,8 +200,20 @@ def public_state_dict(state_dict, options):
         for source, target in BLOCK.items():
             copy(f"{here}.{source}", f"{there}.{target}")
         for kind in ("weight", "bias"):
-            result[f"{here}.attn.qkv.{kind}"] = np.concatenate([take(f"{there}.attn1.to_{letter}.{kind}")
+            result[f"{here}.attn.qkv.{kind}"] = np.concatenate([found.pop(f"{there}.attn1.to_{letter}.{kind}")
                                                                 for letter in "qkv"])
     if found:
-        raise NumdiffError(f"it has weights that no DiT has ({', '.join(list(found)[:3])})")
+        raise NumdiffError(f"it has {listed('weights that no DiT has:', list(found))}")
     return result
+
+
+def _names(depth):
+    """The names of a model of this depth in diffusers, in order."""
+    blocks = [f"transformer_blocks.{i}.{layer}" for i in range(depth) for layer in (
+        *(f"norm1.emb.{layer}" for layer in SHARED.values()), *(f"attn1.to_{letter}" for letter in "qkv"),
+        *BLOCK.values())]
+    return [f"{layer}.{part}" for layer in (*OUTSIDE.values(), *blocks) for part in _parts(layer)]
+
+
+def _parts(layer):
+    return ("weight",) if layer.endswith("embedding_table") else ("weight", "bias")

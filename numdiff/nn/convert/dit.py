@@ -11,9 +11,9 @@ import re
 import numpy as np
 
 from ...errors import NumdiffError
-from ..dit import MODELS, dit_shapes, mlp_width, padded_columns, padded_rows, position_table
+from ..dit import MODELS, SIZES, dit_shapes, mlp_width, padded_columns, padded_rows, position_table
 from ..rotary import rotation_table
-from .check import check_shapes, known_shape
+from .check import check_shapes, check_whole, known_shape
 
 WHAT = "public DiT"
 POSITIONS = "pos_embed"  # never trained: some files leave it out
@@ -26,21 +26,27 @@ def is_dit(state_dict):
     return any(name.startswith(("x_embedder.", "final_layer.")) for name in state_dict)
 
 
-def guess_dit_options(state_dict):
+def guess_dit_options(state_dict, depth=0):
     """The options of `numdiff.nn.DiT` that shapes determine: in_channels, patch_size, hidden_size, depth, mlp_ratio,
     learn_sigma, norm, qk_norm, mlp, shift, attention; image_size if the positions are there; rope if its angles are
     there; num_heads from a QK-norm, from these angles or from sparse-linear attention, else for a published size; and
     `rows` of the class table (None without classes), one more than there are classes if the model was trained with
-    class dropout."""
+    class dropout.
+
+    depth: how many blocks it has at least, where that is known
+    Raises a `NumdiffError` that counts what is missing of such a model, or names what no such model has.
+    """
+    blocks = {int(match.group(1)) for name in state_dict if (match := re.match(r"blocks\.(\d{1,5})\.", name))}
+    depth = max(blocks | {depth - 1}, default=-1) + 1
+    if depth > len(state_dict):  # which lists no names for a number that somebody made up
+        raise NumdiffError(f"its blocks are not numbered from 0 to {depth - 1}; save the whole model")
+    check_whole(state_dict, _names(state_dict, max(1, depth)), WHAT)
     hidden, channels, patch, width = known_shape(state_dict, "x_embedder.proj.weight", 4, WHAT)
     outputs = known_shape(state_dict, "final_layer.linear.weight", 2, WHAT)[0]
     if patch != width or outputs not in (patch * patch * channels, 2 * patch * patch * channels):
         raise NumdiffError(f"final_layer.linear.weight gives {outputs} numbers for a patch of {patch}×{width} pixels "
                            f"of {channels} channels, which no {WHAT} does")
-    blocks = {int(match.group(1)) for name in state_dict if (match := re.match(r"blocks\.(\d{1,5})\.", name))}
-    if blocks != set(range(len(blocks))):
-        raise NumdiffError(f"its blocks are not numbered from 0 to {len(blocks) - 1}; save the whole model")
-    options = {"in_channels": channels, "patch_size": patch, "hidden_size": hidden, "depth": len(blocks),
+    options = {"in_channels": channels, "patch_size": patch, "hidden_size": hidden, "depth": depth,
                **_block_of(state_dict, hidden), "learn_sigma": outputs == 2 * patch * patch * channels, "rows": None}
     if "y_embedder.embedding_table.weight" in state_dict:
         options["rows"] = known_shape(state_dict, "y_embedder.embedding_table.weight", 2, WHAT)[0]
@@ -50,7 +56,7 @@ def guess_dit_options(state_dict):
             raise NumdiffError(f"{POSITIONS} has {tokens} tokens, which do not make a square image")
         options["image_size"] = math.isqrt(tokens) * patch
     for size in MODELS.values():
-        if (size["hidden_size"], size["depth"]) == (hidden, len(blocks)):
+        if (size["hidden_size"], size["depth"]) == (hidden, depth):
             options["num_heads"] = size["num_heads"]
     options["attention"] = "sla" if "blocks.0.attn.proj_l.weight" in state_dict else "full"
     for name, axes in (("blocks.0.attn.q_norm.weight", 1), (ROTATION[0], 2), ("blocks.0.attn.proj_l.weight", 2)):
@@ -62,6 +68,28 @@ def guess_dit_options(state_dict):
     if any(name in state_dict for name in ROTATION):
         options["rope"] = True
     return options
+
+
+def _names(state_dict, depth):
+    """The names of what is trained in a model of this depth, of whose tensors these are some."""
+    def has(*parts):
+        return any(part in name for part in parts for name in state_dict)
+
+    some = {"image_size": 1, "patch_size": 1, "in_channels": 1, "hidden_size": 4, "num_heads": 1, "mlp_ratio": 4,
+            "class_dropout": 0, "learn_sigma": False, "shift": True, "depth": depth}  # on which no name depends
+    return [name for name in dit_shapes({
+        **some, "num_classes": 1 if has("y_embedder.") else None,
+        "norm": "rms" if has(".norm1.weight", ".norm2.weight", ".norm_final.weight") else "layer",
+        "qk_norm": has(".attn.q_norm.weight", ".attn.k_norm.weight"), "mlp": "swiglu" if has(".mlp.w") else "gelu",
+        "attention": "sla" if has(".attn.proj_l.") else "full"}) if name != POSITIONS]
+
+
+def short_of(options):
+    """The name and depth of the published models that are as wide as this one and deeper; None where there is none."""
+    for letter, size in SIZES.items():
+        if size["hidden_size"] == options["hidden_size"] and size["depth"] > options["depth"]:
+            return f"DiT-{letter}", size["depth"]
+    return None
 
 
 def _block_of(state_dict, hidden):

@@ -10,7 +10,7 @@ are under numdiff's own names.
 import re
 
 from ...errors import NumdiffError
-from .check import check_shapes, known_shape
+from .check import check_shapes, check_whole, known_shape
 
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
 UNET_CU_NAMES = {  # the names of unet.cu's train_unet.py, and guided-diffusion's for the same layers
@@ -139,10 +139,11 @@ def guess_unet_options(state_dict, image_size=64):
                 found.setdefault(int(parts[1]), []).append(parts[2])
         return found
 
+    down, up = numbers("input_blocks"), numbers("output_blocks")
+    check_whole(state_dict, _names(down, up), "guided-diffusion UNet")
     base = shape("time_embed.0.weight", 2)[1]
     first = shape("input_blocks.0.0.weight", 4)
     in_channels, outputs = first[1], shape("out.2.weight", 4)[0]
-    down, up = numbers("input_blocks"), numbers("output_blocks")
     res_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.(in_layers|depthwise)\.", k) for k in names)]
     conv_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.conv\.", k) for k in names)]
     pooled = sorted(set(range(max(down) + 1)) - set(down))
@@ -168,6 +169,23 @@ def guess_unet_options(state_dict, image_size=64):
         "use_scale_shift_norm": emb_outputs == 2 * widths[0], "block": "convnext" if convnext else "resnet",
         "resblock_updown": bool(res_up), "conv_resample": bool(conv_up),
         "num_classes": shape("label_emb.weight", 2)[0] if "label_emb.weight" in state_dict else None}
+
+
+def _names(down, up):
+    """The names that a UNet with these blocks, {number: names inside}, has at least."""
+    def both(*names):
+        return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
+
+    inside = "in_layers.0", "in_layers.2", "emb_layers.1", "out_layers.0", "out_layers.3"
+    if any(name.startswith("0.depthwise.") for names in (*down.values(), *up.values()) for name in names):
+        inside = "depthwise", "emb_layers.1", "norm", "mlp_in", "mlp_out"  # of ConvNeXt's blocks
+    begins = tuple(f"0.{name}" for name in inside)
+    blocks = [f"{section}.{number}.0" for section, numbers in (("input_blocks", down), ("output_blocks", up))
+              for number, names in sorted(numbers.items()) if any(name.startswith(begins) for name in names)]
+    middle = both("middle_block.1.norm", "middle_block.1.qkv", "middle_block.1.proj_out")
+    return [*both("time_embed.0", "time_embed.2", "input_blocks.0.0"),
+            *(f"{block}.{name}" for block in (*blocks, "middle_block.0", "middle_block.2") for name in both(*inside)),
+            *middle, *both("out.0", "out.2")]
 
 
 def check_state_dict(state_dict, options):

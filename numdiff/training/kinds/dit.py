@@ -133,9 +133,18 @@ class DiTKind(ModelKind):
         if same:
             found["architecture"] = same[0]
 
+    def implied(self, given):
+        from ...nn.dit import MODELS
+        return MODELS[given["architecture"]] if "architecture" in given else {}
+
     def may_become(self, name, theirs, own):
         """Attention to all can become sparse; what has learned with a linear part cannot go without."""
         return theirs == own or name == "sla_topk" or (name, theirs, own) == ("attention", "full", "sla")
+
+    def resized(self, theirs, own):
+        now, before = (sizes["image_size"] // sizes["patch_size"] for sizes in (own, theirs))
+        angles = " and the angles of the rotary embedding" if own["rope"] else ""
+        return f"positions{angles} are computed anew for {now}×{now} tokens, which were {before}×{before}"
 
     def starts_anew(self, name, theirs):
         return ".attn.proj_l." in name and theirs["attention"] == "full"

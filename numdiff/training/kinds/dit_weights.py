@@ -26,7 +26,7 @@ from ...nn.convert import (
     write_state_dict,
 )
 from ...nn.convert.diffusers import CONFIG, REMEDY, WEIGHTS
-from ...nn.convert.dit import ROTATION
+from ...nn.convert.dit import ROTATION, short_of
 from ...nn.convert.flow import with_time_reversed, without_variance
 from ...nn.flops import mlp_width
 from .dit import describe_block
@@ -59,9 +59,9 @@ class DiTWeights(Weights):
         return guess_dit_options(state_dict).keys() | ({"sla_topk"} if not any(SLA in n for n in state_dict) else set())
 
     def complete(self, source, state_dict, told, free):
-        ratio, told = told.get("mlp_ratio"), self.believed(told, free)
+        ratio, depth, told = told.get("mlp_ratio"), told.get("depth", 0), self.believed(told, free)
         try:
-            guessed = guess_dit_options(state_dict)
+            guessed = guess_dit_options(state_dict, depth if COUNT(depth) else 0)
         except NumdiffError as error:
             raise NumdiffError(f"cannot use {source}: {error}.") from None
         rows = guessed.pop("rows")
@@ -79,13 +79,23 @@ class DiTWeights(Weights):
             raise UsageError(f"{source} does not say for which image size it was trained, as it has no pos_embed: give "
                              "--image-size, for latents their side, for example --image-size 32.")
         if "num_heads" not in known:
-            raise UsageError(f"{source} does not say how many attention heads the model has, and its size is no "
-                             "published one: give --num-heads.")
+            short = short_of(known)
+            size = f"{known['depth']} blocks of {known['hidden_size']} channels, is no published one"
+            size += f" (a {short[0]} has {short[1]} blocks)" if short else ""
+            raise UsageError(f"{source} does not say how many attention heads the model has, and its size, {size}: "
+                             f"give {self.option('num_heads')}.")
         dropout = known.get("class_dropout", defaults_of(self.kind.model_class)["class_dropout"])
         classes = self.classes(source, rows, dropout, free.get("num_classes"))
         options = {**defaults_of(self.kind.model_class), **known, **classes}
         self.kind.check_sizes(options)
         return options
+
+    def remarks(self, sizes, told):
+        short = short_of(sizes)
+        if short is None or told.get("depth") == sizes["depth"]:
+            return []
+        return [("depth", f"{sizes['depth']} blocks, where a {short[0]}, as wide, has {short[1]}: if it should be one, "
+                          "the file lacks the last")]
 
     def hold(self, state_dict, sizes):
         return with_padding(check_dit_state_dict(state_dict, sizes), sizes)

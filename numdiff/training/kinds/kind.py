@@ -100,9 +100,10 @@ class ModelKind:
                                   "measure its samples on the way."}
         return {**usual, **self.help}[command]
 
-    def foreign(self):
-        """The `Weights` of this kind: how other programs' files of it are read and written."""
-        return imported(self.weights)(self)
+    def foreign(self, training=False):
+        """The `Weights` of this kind: how other programs' files of it are read and written; training: to start a run
+        from one, whose errors name the options of `numdiff train`."""
+        return imported(self.weights)(self, training)
 
     # Options of a run -------------------------------------------------------------------------------------------------
 
@@ -138,6 +139,10 @@ class ModelKind:
         """Bring the settings `found` of a run that starts from a model of these sizes in accord with those given, in
         place."""
 
+    def implied(self, given):
+        """Options of the model that follow from settings which stand for several, of those given."""
+        return {}
+
     def structure(self, sizes):
         """The options of a model that its weights are for, in a form in which equal ones are equal."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in sizes.items()}
@@ -145,6 +150,10 @@ class ModelKind:
     def may_become(self, name, theirs, own):
         """Whether a model whose option `name` is `own` can start from the weights of one that had `theirs`."""
         return theirs == own
+
+    def resized(self, theirs, own):
+        """What becomes of a model that starts from one for images of another size, beside its weights, in words."""
+        return ""
 
     def starts_anew(self, name, theirs):
         """Whether a parameter keeps its initial value in a model that starts from one with the options `theirs`."""

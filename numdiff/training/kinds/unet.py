@@ -122,6 +122,9 @@ class UNetKind(ModelKind):
             found["num_heads_upsample"] = found["num_heads"]
         return found
 
+    def resized(self, theirs, own):
+        return "attention stays at its levels"
+
     def check_options(self, options):
         _check_sizes(options)
         _check_channels(options)

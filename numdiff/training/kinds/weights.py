@@ -21,8 +21,19 @@ class Weights:
     free = {}
     may_rescale = False
 
-    def __init__(self, kind):
-        self.kind = kind
+    def __init__(self, kind, training=False):
+        """training: whether a run is to start from the file, whose options `numdiff train` has, instead of `numdiff
+        convert`."""
+        self.kind, self.training = kind, training
+
+    def option(self, name):
+        """The option of the command line that gives what a file does not tell."""
+        if self.training:
+            for setting, line in self.kind.table.items():
+                if "model" in line.readers and line.argument("model")[0] == name:
+                    name = setting
+                    break
+        return flag(name)
 
     def recognises(self, state_dict):
         """Whether a foreign state dict is of this kind."""
@@ -36,6 +47,11 @@ class Weights:
         """All options of the model: from the shapes, and otherwise from the user (`free`), the file (`told`), the
         defaults; a `NumdiffError` or a `UsageError` where they cannot be known."""
         raise NotImplementedError
+
+    def remarks(self, sizes, told):
+        """[(heading, text)] of what is odd about a model of these sizes, where the file's own settings (`told`) do not
+        say the same."""
+        return []
 
     def hold(self, state_dict, sizes):
         """The state dict's tensors that the model has; a `NumdiffError` names what does not fit."""
@@ -83,9 +99,9 @@ class Weights:
         have."""
         for key, value in free.items():
             if key not in self.free:
-                raise UsageError(f"{flag(key)} means nothing for a {self.kind.title}: leave it out.")
+                raise UsageError(f"{self.option(key)} means nothing for a {self.kind.title}: leave it out.")
             if not self.free[key](value):
-                raise UsageError(f"{flag(key)} {value} is out of range.")
+                raise UsageError(f"{self.option(key)} {value} is out of range.")
         return {k: v for k, v in told.items() if k in self.free and self.free[k](v)}
 
     def classes(self, source, rows, dropout, given):

@@ -291,6 +291,18 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
     engine.check(gradients[0], want, TOLERANCE)
     for first, second in (*zip(runs[0], runs[-1], strict=True), (gradients[0], gradients[-1])):
         engine.check_equal(first, second)
+    again = []
+    for _ in range(engine.repeats):  # without GELU(u), which the same kernel gives
+        dweight, dbias = engine.zeros((K, N)), engine.zeros(K)
+        du = linear_backward(engine(dy), None, engine(weight_2), dweight, dbias, gelu_of=engine(u))
+        again.append((du, dweight, dbias))
+    engine.check_equal(again[0][0], gradients[0])
+    engine.check(again[0][1], product(dy, gelu_forward(u.astype(np.float64)), (True, False)), TOLERANCE)
+    engine.check(again[0][2], dy.sum(0, dtype=np.float64), TOLERANCE)
+    for first, second in zip(again[0], again[-1], strict=True):
+        engine.check_equal(first, second)
+    alone = linear_backward(engine(dy), None, engine(weight_2), None, gelu_of=engine(u))  # of a frozen weight
+    engine.check_equal(alone, gradients[0])
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

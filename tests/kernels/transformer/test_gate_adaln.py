@@ -103,6 +103,33 @@ def test_backward(engine, rng, shape, dtype, gated, arrives, version):
         engine.check_equal(got, again)
 
 
+@shapes(minimal=(1, 1, 8), odd=(2, 5, 48), not_aligned=(2, 3, 33), xl=(3, 256, 1152), base=(5, 256, 768))
+@TYPES
+@pytest.mark.parametrize("norm", (NORMS[0], NORMS[-1]), ids=str)
+@versions(1, 2)
+@USABLE
+@where(lambda engine: engine not in ("ptx", "launch"))  # the kernels are those of test_backward
+@where(compiled)
+@quick(lambda engine, shape, norm: engine != "emulator" or shape[-1] == 48 and norm.shifted)
+def test_backward_of_x(engine, rng, shape, dtype, norm, version):
+    """Given x instead of z, the backward has the same bits; so it does where dh becomes bytes."""
+    x, h, dz, dy, gate, shift, scale, weight = (a if a is None else engine(a, dtype) for a in with_norm(
+        rng, make(rng, shape, dtype), norm))
+    weight = weight if weight is None else engine(download(weight).astype(np.float32))
+    z, _, *statistics = G.gate_adaln_forward(x, h, gate, shift, scale, weight=weight, norm=norm.kind, version=version)
+    rest, found = (h, gate, shift, scale, *statistics, weight), []
+    for given, options in ((z, {}), (None, {"x": x})):
+        into = [engine(np.float32([0.25])), engine(np.zeros(PARTIALS, np.uint32))]
+        dweight = engine(np.ones(shape[-1], np.float32)) if norm.weighted else None
+        found.append([*G.gate_adaln_backward(dz, dy, given, *rest, dweight, version=version, **options), dweight])
+        if dtype == np.float16 and shape[-1] % 16 == 0:
+            found[-1] += *G.gate_adaln_backward(dz, dy, given, *rest, dh_into=into, version=version, **options), into[1]
+    for one, other in zip(*found, strict=True):
+        assert one is other is None or engine.check_equal(one, other) is None
+    with pytest.raises(ValueError, match="needs z, or x and h"):
+        G.gate_adaln_backward(dz, dy, None, *rest, version=version)
+
+
 def with_norm(rng, arrays, norm):
     """x, h, dz, dy, gate, shift, scale as `make` gives them: gate, h and what a norm has not are None; (…, weight)."""
     *rest, shift, scale = arrays

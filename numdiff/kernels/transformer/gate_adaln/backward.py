@@ -2,7 +2,8 @@
 
 WHAT A WARP DOES
     It takes every n-th token of the chunk, of n warps. Its next two tokens are copied to shared memory while it works
-    on one. Two sweeps over a token: the averages of f and f · xhat; then dx and dh.
+    on one. Two sweeps over a token: the averages of f and f · xhat; then dx and dh. If it is given x instead of z, the
+    first sweep makes z of that, in its place; h and gate are read anyway.
     The sums over tokens stay in registers until the end, 24 of them for each 256 channels, without a shift 16. Then the
     block adds its warps', and leaves one row of each sum for ../columns.py, or for reduce.py, to add up.
 SHARED MEMORY
@@ -30,7 +31,7 @@ from ....device.specialise import Constant, Variants
 from ...common import warp_sum
 from ...quantise import keep_largest, store_rounded8
 from ..adaln import RMS, SHIFTED, WEIGHTED, average_of
-from .forward import EIGHT, EIGHT_KEYS, GATED, KEYS, SWEEP, SWEEPS, WARP, kernel_of, normalised
+from .forward import EIGHT, EIGHT_KEYS, GATED, KEYS, SWEEP, SWEEPS, WARP, gated, kernel_of, normalised
 
 STAGES = 2  # tokens of a warp in shared memory: the one that it works on, and the next
 MAX_CHUNKS = 16  # of an image
@@ -52,13 +53,14 @@ ARRAYS = Constant(lambda GATED: 4 if GATED else 3)  # of a token in shared memor
 
 class Chunks(NamedTuple):
     """T tokens an image, of C channels; chunk: tokens of a block; ring: element at which tokens start in shared memory;
-    has_dz: whether z itself has a gradient."""
+    has_dz: whether z itself has a gradient; of_x: whether x is given instead of z."""
 
     T: int
     C: int
     chunk: int
     ring: int
     has_dz: int
+    of_x: int
 
 
 class Factors(NamedTuple):
@@ -170,12 +172,23 @@ def gate_gradient(totals, first, g, h, gate):
 
 
 @cuda.jit(device=True, forceinline=True)
-def look_at_token(totals, floats, kept, at, c, lane, average, r, C):
+def gate_token(floats, kept, at, s, lane, C):
+    """z = x + gate · h of a sweep's eight channels, as the forward stored it, in the place of x."""
+    low, high = factors_of(floats, (SWEEPS + s) * SWEEP, lane)
+    store8(kept, at + C, gated(load8(kept, at + C), load8(kept, at + 3 * C), low + high))
+
+
+@cuda.jit(device=True, forceinline=True)
+def look_at_token(totals, floats, kept, at, c, lane, average, r, cut):
     """The first sweep over a token: adds to the sums of dshift and dscale; the averages of f and of f · xhat."""
+    C = cut.C
     sum_f = sum_fx = float32(0)
     for s in range(SWEEPS):
         if c + s * SWEEP < C:
             here = int32(at + s * SWEEP)
+            if GATED:
+                if cut.of_x:
+                    gate_token(floats, kept, here, s, lane, C)
             d, x = load8(kept, here), load8(kept, here + C)
             low, high = factors_of(floats, s * SWEEP, lane)
             f, fx = look_at_four(totals, 8 * s, SCALE + 8 * s, d[:4], normalised(x[:4], average, r), low)
@@ -285,6 +298,7 @@ def bring_sums(floats, place, totals, first, c, C):
 def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut, factors, places):
     """dx and dh (B, T, C), and a block's sums for dshift, dscale and dgate, three arrays, where `places` says.
 
+    z: or x, where cut.of_x
     scales: (scale,), or with a weight (scale, weight), and then `sums` has a fourth array (B · chunks, C), for dweight;
     dhs: (dh,), or (bytes, their scale, amax); cut: `Chunks`; factors: `Factors`
     """
@@ -326,7 +340,7 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut
             next_average, next_r = average_of(mean, start + token + warps), rstd[start + token + warps]
         cp_async_wait(1)
         at = int32(own + stage)
-        averages = look_at_token(totals, floats, kept, at, c, lane, average, r, C)
+        averages = look_at_token(totals, floats, kept, at, c, lane, average, r, cut)
         most = write_token(dx, dhs, (start + token) * C + c, totals, floats, kept, at, c, lane, (average, r), averages,
                            cut, unit, most)
         ahead = int32(token + STAGES * warps)

@@ -78,12 +78,17 @@ def normalised(x, average, r):
 
 
 @cuda.jit(device=True, forceinline=True)
-def gated(array, x, h, gate):
-    """x + gate · h of eight channels, as `array` will hold them."""
-    return (as_stored(array, x[0] + gate[0] * h[0]), as_stored(array, x[1] + gate[1] * h[1]),
-            as_stored(array, x[2] + gate[2] * h[2]), as_stored(array, x[3] + gate[3] * h[3]),
-            as_stored(array, x[4] + gate[4] * h[4]), as_stored(array, x[5] + gate[5] * h[5]),
-            as_stored(array, x[6] + gate[6] * h[6]), as_stored(array, x[7] + gate[7] * h[7]))
+def gated(x, h, gate):
+    """x + gate · h of eight channels."""
+    return (x[0] + gate[0] * h[0], x[1] + gate[1] * h[1], x[2] + gate[2] * h[2], x[3] + gate[3] * h[3],
+            x[4] + gate[4] * h[4], x[5] + gate[5] * h[5], x[6] + gate[6] * h[6], x[7] + gate[7] * h[7])
+
+
+@cuda.jit(device=True, forceinline=True)
+def stored(array, v):
+    """Eight channels as `array` will hold them."""
+    return (as_stored(array, v[0]), as_stored(array, v[1]), as_stored(array, v[2]), as_stored(array, v[3]),
+            as_stored(array, v[4]), as_stored(array, v[5]), as_stored(array, v[6]), as_stored(array, v[7]))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -120,7 +125,7 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places
             if c < shape.C:
                 v = load8(x, first + s * SWEEP)
                 if GATED:
-                    v = gated(z, v, load8(h, first + s * SWEEP), load8(gate, at + s * SWEEP))
+                    v = stored(z, gated(v, load8(h, first + s * SWEEP), load8(gate, at + s * SWEEP)))
                     store8(z, first + s * SWEEP, v)
                 for i in range(8):
                     kept[8 * s + i] = v[i]

@@ -99,20 +99,27 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="la
 
 @versions_by_name(asks=True)
 def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, version=None,
-                        dh_into=None):
+                        dh_into=None, x=None):
     """(dx, dh, dgate, dshift, dscale) from the gradients of z (None: nothing has arrived) and of y (None: so, too).
 
-    z: what the forward gave; of `shift` only the place is needed; mean None: of RMSNorm. dh and dgate are None where h
-    is, dshift where shift is. The gradient of the weight is added into `dweight` (None: not wanted).
+    z: what the forward gave, or None with x, of which it is computed again, with the same bits and, in version 2,
+    within the kernel; of `shift` only the place is needed; mean None: of RMSNorm. dh and dgate are None where h is,
+    dshift where shift is. The gradient of the weight is added into `dweight` (None: not wanted).
     dh_into: (scale, amax) as of `quantise_forward`, which dh, float16, then has gone through: bytes, C a multiple of 16
     """
+    of_x = z is None
+    if of_x and (x is None or h is None):
+        raise ValueError("gate_adaln_backward needs z, or x and h, of which it computes z again: give one of both")
+    z = x if of_x else z
     B, T, C, version = _check(z, h, (gate, shift, scale), version, weight)
+    if of_x and (version == 1 or not is_device(z)):
+        z, of_x = gate_forward(z, h, gate), False
     is_gated, which = h is not None, Norm(mean is None, weight is not None, shift is not None)
     key = key_of(C, is_gated, which)
     if dh_into is not None and (not is_device(z) or version == 1 or key not in EIGHT_BACKWARD
                                 or z.dtype != np.float16):
-        dx, dh, *others = gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight,
-                                              version=version)
+        dx, dh, *others = gate_adaln_backward(dz, dy, None if of_x else z, h, gate, shift, scale, mean, rstd, weight,
+                                              dweight, version=version, x=z)
         return (dx, quantise_forward(dh, *dh_into), *others)
     if dy is None:
         dy = zeros(z.shape, z.dtype, like=z)
@@ -142,7 +149,7 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=Non
     launch(kernel, (chunks, B), WARP * warps, dy.reshape(-1), flat, flat if dz is None else dz.reshape(-1),
            h.reshape(-1) if is_gated else flat, scales, gate_.flat, rstd if which.rms else mean, rstd, dx.reshape(-1),
            ((dh if is_gated else dx).reshape(-1), *(dh_into or ())), sums,
-           Chunks(T, C, chunk, before // z.dtype.itemsize, int(dz is not None)),
+           Chunks(T, C, chunk, before // z.dtype.itemsize, int(dz is not None), int(of_x)),
            Factors(scale_.first, scale_.pitch, gate_.first, gate_.pitch),
            Places(*(n for v in vectors for n in (v.first, v.pitch))), shared=nbytes)
     if dweight is not None and shares is not None:
