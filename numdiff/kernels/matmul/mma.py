@@ -17,7 +17,7 @@ EPILOGUE
     alpha · accumulator + bias + residual in float32. float16: rounded, and written by way of a patch of shared memory
     that each warp has to itself, so that four lanes write 64 neighbouring bytes. float32: pairs of lanes exchange
     halves and write 16 bytes each; a slice of a split K writes its partial sums in this way, too, and
-    `add_partials_kernel` adds them up.
+    ../second_pass.py adds them up; with a factor or a bias `add_partials_kernel`.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
