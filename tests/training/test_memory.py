@@ -90,13 +90,13 @@ def test_the_memory_of_this_machine_is_not_the_gpus(monkeypatch):
 
 @pytest.mark.parametrize("model, precision", [("dit", "fp16"), ("unet", "fp16"), ("dit", "fp8")])
 def test_the_peak_is_foreseen(model, precision):
-    """What is recomputed takes less, and the more is recomputed the less; what is kept between steps is in all."""
+    """What is recomputed takes less, and whole blocks the least; what is kept between steps is in all."""
     card = next(card for card in CARDS if card.capability == (9, 0))
     given = {"model": model, "preset": "small64" if model == "dit" else "unet64", "precision": precision, "batch": 32}
     parts = ("no", "attention", "mlp", "blocks") if model == "dit" else ("no", "attention", "blocks")
     options = [resolve({**given, "recompute": part}, (9, 0)) for part in parts]
     sizes = model_options(options[0], 3, 9 if model == "dit" else None)
     peaks = [foreseen_peak(o, sizes, card) for o in options]
-    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == len(peaks)
+    assert peaks[0] > max(peaks[1:]) and peaks[-1] < min(peaks[:-1])
     assert with_and_without(options[-1], sizes, card) == [peaks[-1] / 2**20, peaks[0] / 2**20]
     assert peaks[-1] > 22 * count_parameters(model, sizes)[1]  # weights, a copy, gradients, two moments, an average
