@@ -84,19 +84,19 @@ class MatmulTiles:
     def candidates(shape, multiprocessors):
         M, _, K, split = shape
         slices = [n for n in SPLITS if n == 1 or split and K // n >= launcher.HALF_SLICE]
-        pairs = range(1 + launcher.may_pair(6, 1, M))
+        pairs = range(1 + launcher.pairs_fit(M))
         return [[*tile, n, paired] for tile, n, paired in itertools.product(launcher.HALF_TILES[6], slices, pairs)]
 
     @staticmethod
     def estimated(shape, multiprocessors):
         tile, slices, _ = launcher.choose_half(6, 1, *shape, multiprocessors)
-        return [*tile, slices, int(launcher.choose_pairs(*shape[:3], tile, slices, multiprocessors))]
+        return [*tile, slices, int(launcher.PAIRS and launcher.pairs_fit(shape[0]))]
 
     @staticmethod
     @contextlib.contextmanager
     def forced(choice):
         with (replaced(launcher, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0)),
-              replaced(launcher, "choose_pairs", lambda *_: bool(choice[3]))):
+              replaced(launcher, "PAIRS", bool(choice[3]))):
             yield
 
 

@@ -14,7 +14,6 @@ launcher's estimate.
 import argparse
 import contextlib
 import fnmatch
-import functools
 import itertools
 import multiprocessing
 import time
@@ -23,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from numdiff.device import download, get_gpu, upload, zeros
-from numdiff.kernels import matmul_forward
+from numdiff.kernels import matmul_forward, tuning
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.matmul import (
     hopper,
@@ -65,15 +64,14 @@ POOL = 2**23 - 9  # random numbers, repeated: no multiple of a row
 
 @contextlib.contextmanager
 def only(pairs):
-    """Within the context blocks of rung 6 work alone ("no"), in pairs ("yes"), or as the launcher chooses ("auto")."""
-    before = launcher.choose_half, launcher.choose_pairs
-    if pairs != "auto":
-        launcher.choose_half = functools.partial(launcher.choose_half, pairs=(pairs == "yes",))
-        launcher.choose_pairs = lambda *_: pairs == "yes"
+    """Within the context blocks of rung 6 work alone ("no"), in pairs ("yes"), or as the card's table says ("auto")."""
+    before = launcher.PAIRS
+    launcher.PAIRS = pairs == "yes"
     try:
-        yield
+        with contextlib.nullcontext() if pairs == "auto" else tuning.ignored():
+            yield
     finally:
-        launcher.choose_half, launcher.choose_pairs = before
+        launcher.PAIRS = before
 
 
 def kernel_of(case, version, multiprocessors):
@@ -81,7 +79,7 @@ def kernel_of(case, version, multiprocessors):
     M, N, K, transpose_a, transpose_b, dtype = CASES[case]
     half = dtype == np.float16
     tile, slices, ns = launcher.choose_half(version, 1, M, N, K, not half, multiprocessors)
-    paired = version == 6 and launcher.choose_pairs(M, N, K, tile, slices, multiprocessors)
+    paired = version == 6 and launcher.PAIRS and launcher.pairs_fit(M)
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
     kernel = (mma.KERNELS if version == 5 else hopper.PAIR_KERNELS if paired else hopper.KERNELS)[key]
     if case in ENDS and version == 6:
@@ -94,7 +92,7 @@ def kernel_of(case, version, multiprocessors):
 
 def compile_kernel(version, key, paired):
     """In a process of its own: launch a kernel once on small matrices, so that it is found in the cache on disk."""
-    launcher.choose_pairs, launcher.may_pair = lambda *_: paired, lambda *_: paired
+    launcher.PAIRS, launcher.pairs_fit = paired, lambda *_: paired
     gpu = get_gpu()
     a, b = (upload(np.ones((64, 64), np.float16), gpu) for _ in "ab")
     if len(key) == 2:

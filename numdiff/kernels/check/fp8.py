@@ -2,7 +2,7 @@
 import numpy as np
 
 from ...float8 import bits_of
-from ..matmul import hopper_fp8
+from ..matmul import hopper_fp8, launcher
 from ..quantise import (
     HISTORY,
     PARTIALS,
@@ -18,7 +18,16 @@ from .case import HALF_TOLERANCE, Case
 
 def with_width(width, function, pairs=False):
     """function() with tiles of this width, by blocks alone or in pairs."""
-    return choosing("choose_width", width, lambda: choosing("pairs_pay", pairs, function))
+    return choosing("choose_width", width, lambda: in_pairs(pairs, function))
+
+
+def in_pairs(pairs, function):
+    """function() where blocks work alone, or in pairs."""
+    before, launcher.PAIRS = launcher.PAIRS, pairs
+    try:
+        return function()
+    finally:
+        launcher.PAIRS = before
 
 
 def choosing(name, choice, function):
@@ -97,9 +106,8 @@ def fp8_cases():
 
     def gradient(width, M=8, K=16, slices=1, pairs=False):
         def run(a, v):
-            choosing("choose_slices", (width, slices), lambda: choosing(
-                "pairs_pay", pairs, lambda: hopper_fp8.matmul_fp8_gradient(
-                    a.a, a.b, a.scale_a, a.scale_b, a.out, slices == 1)))
+            choosing("choose_slices", (width, slices), lambda: in_pairs(pairs, lambda: hopper_fp8.matmul_fp8_gradient(
+                a.a, a.b, a.scale_a, a.scale_b, a.out, slices == 1)))
             return (a.out,)
 
         def inputs(rng):

@@ -21,13 +21,13 @@ def halves(**shapes):
 
 def with_tile(tile, version, parts, function, pairs=False):
     """function() with this tile of version 5 or 6, the sum over K in `parts` parts, and blocks alone or in pairs."""
-    before = launcher.choose_half, launcher.choose_pairs
+    before = launcher.choose_half, launcher.PAIRS
     launcher.choose_half = lambda *_: (tile if version == 5 else (hopper.BM, tile), parts, 0.0)
-    launcher.choose_pairs = lambda *_: pairs
+    launcher.PAIRS = pairs
     try:
         return function()
     finally:
-        launcher.choose_half, launcher.choose_pairs = before
+        launcher.choose_half, launcher.PAIRS = before
 
 
 def product_cases():

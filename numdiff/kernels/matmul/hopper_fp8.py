@@ -60,6 +60,7 @@ from ..any_batch import assumed
 from ..elementwise import gelu_backward, gelu_forward
 from ..quantise import quantise_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
+from . import launcher
 from .epilogues import BK, BM, BOX
 from .hopper import (
     SWIGLU_WIDTHS,
@@ -73,12 +74,12 @@ from .hopper import (
     shared_bytes,
     workers_of,
 )
-from .launcher import choose_half, choose_pairs, half_estimate, may_pair
 from .mma import add_partials, unused
 from .reference import matmul_forward_cost
 
 STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
 WIDTHS = {True: (64, 128, 192), False: (64, 128, 192, 256)}  # of a tile, with and without promotion
+NS_OF_ROW, NS_OF_COLUMN = 2.08, 2.5  # as estimated in launcher.py: what a stage brings, an epilogue
 ACTIVATIONS = "", "gelu", "gelu_gradient", "swiglu", "swiglu_gradient"
 
 
@@ -133,23 +134,18 @@ PAIR_FP8_GRADIENT_KERNELS = Variants(FP8_GRADIENT_KERNELS, lambda BN: kernel_for
 
 
 def choose_width(M, N, K, multiprocessors, promoted, activation):
-    """The width of a tile with the lowest estimate, of blocks alone or in pairs."""
+    """The width of a tile with the lowest estimate."""
     def estimate(width):
-        columns = 2 * N if activation == "swiglu" else N  # of the product
-        return min(half_estimate(6, 1, M, columns, K * BK // STEP, (BM, width), 1, multiprocessors, paired)[1]
-                   for paired in range(1 + may_pair(6, 1, M)))
+        columns = width // 2 if activation == "swiglu" else width
+        rounds = -(-(-(-M // BM) * -(-N // columns)) // multiprocessors)
+        return rounds * (-(-K // STEP) * NS_OF_ROW * (BM + width) + NS_OF_COLUMN * width)
     return min(widths_of(promoted, activation), key=estimate)
 
 
 def choose_slices(M, N, K, multiprocessors):
     """(width of a tile, slices of K) with the lowest estimate for a float32 result: a stage takes float16's time."""
-    (_, width), slices, _ = choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True])
+    (_, width), slices, _ = launcher.choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True])
     return width, slices
-
-
-def pairs_pay(M, N, K, width, slices, multiprocessors):
-    """Whether pairs of blocks (PAIRS in hopper.py) are estimated to be faster: a stage takes what float16's takes."""
-    return choose_pairs(M, N, K * BK // STEP, (BM, width), slices, multiprocessors)
 
 
 # Reference ------------------------------------------------------------------------------------------------------------
@@ -194,7 +190,7 @@ def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", o
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
     width = choose_width(assumed(M), N, K, multiprocessors, promoted, activation)
     columns = width // 2 if activation == "swiglu" else width
-    paired = pairs_pay(assumed(M), 2 * N if activation == "swiglu" else N, K, width, 1, multiprocessors)
+    paired = launcher.PAIRS and launcher.pairs_fit(assumed(M))
     cluster, workers = 2 if paired else 1, workers_of(multiprocessors, paired)
     map_a, map_b = tensor_map(a, (STEP, BM)), tensor_map(b, (STEP, width // 2 if paired else columns))
     map_d = map_a if other is None else map_of_result(other)
@@ -303,7 +299,7 @@ def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
         return
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
     width, slices = choose_slices(M, N, K, multiprocessors)
-    paired = pairs_pay(M, N, K, width, slices, multiprocessors)
+    paired = launcher.PAIRS and launcher.pairs_fit(M)
     cluster, workers = 2 if paired else 1, workers_of(multiprocessors, paired)
     tiles_m, tiles_n, steps = -(-M // (BM * cluster)), -(-N // width), -(-K // STEP)
     length, slices, alone = schedule(tiles_m * tiles_n, slices, steps, workers)

@@ -12,12 +12,11 @@ CHOICE
         a batch comes in whole tiles); else rung 2, which casts as it fetches its tiles. Tile and slices by an estimate,
         in ns:
         rounds · (steps of a slice · time of a step + time of the epilogue) + the second pass of a split
-        Rung 6 takes pairs of blocks (see PAIRS in hopper.py) where their estimate is lower.
+        Rung 6 takes pairs of blocks (see PAIRS in hopper.py) where a card's table says so.
 SOURCE
     the estimates are our own; the papers of the ladder are named in `__init__.py`.
 """
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -48,9 +47,7 @@ SLICE_TRAFFIC = 0.25  # multiply-adds of one multiprocessor in the time that 132
 # once: 2.08 ns for each row of 64 k that comes in (0.80 µs for a step of 128 × 256), 2.5 for each column of a tile
 HALF_TILES = {6: {(hopper.BM, n): (2.08 * (hopper.BM + n), 2.5 * n) for n in hopper.STAGES},
               5: {(128, 128): (700.0, 600.0), (64, 64): (260.0, 200.0)}}
-# of a pair of blocks, each of which fetches half of B; products at the tensor cores' rate take 2.73 ns for each column
-PAIR_TILES = {n: (max(2.08 * (hopper.BM + n / 2), 2.73 * n), 2.5 * n) for n in hopper.STAGES}
-PAIR_START = 500.0  # ns more until both blocks have begun, and both have ended
+PAIRS = False  # whether blocks of rung 6 work in pairs where the card's table does not say: no faster (NOTES.md)
 HALF_SLICE = 512  # of K: the shortest slice
 HALF_SECOND_PASS = 3000.0  # ns of a launch more
 HALF_START = 3000.0  # ns until a kernel's first tile is multiplied, and from the last one to the next kernel
@@ -106,63 +103,41 @@ def operand_by_four(matrices, k_distance, other_distance, K, extent):
 # float16 --------------------------------------------------------------------------------------------------------------
 
 @functools.lru_cache(maxsize=4096)
-def choose_half(version, batch, M, N, K, can_split, multiprocessors, widths=tuple(hopper.STAGES), pairs=(False, True)):
-    """(tile, slices of K, ns) with the lowest estimate for rung 5 or 6.
-
-    widths: that a tile of rung 6 may have; pairs: whether its blocks may work alone, in pairs
-    """
+def choose_half(version, batch, M, N, K, can_split, multiprocessors, widths=tuple(hopper.STAGES)):
+    """(tile, slices of K, ns) with the lowest estimate for rung 5 or 6; widths: that a tile of rung 6 may have."""
     best = None
-    for tile, paired in itertools.product(HALF_TILES[version], pairs):
-        if version == 6 and tile[1] not in widths or paired and not may_pair(version, batch, M):
+    for tile, (step, epilogue) in HALF_TILES[version].items():
+        if version == 6 and tile[1] not in widths:
             continue
-        tiles_of_c = _tiles_of(batch, M, N, tile, paired)
-        splits, workers = {1}, hopper.workers_of(multiprocessors, paired)
+        tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
+        splits = {1}
         if can_split:
-            splits |= {max(1, min(turns * workers // tiles_of_c, K // HALF_SLICE)) for turns in range(1, 9)}
-            splits.add(max(1, min(workers // tiles_of_c + 1, K // HALF_SLICE)))
+            splits |= {max(1, min(turns * multiprocessors // tiles_of_c, K // HALF_SLICE)) for turns in range(1, 9)}
+            splits.add(max(1, min(multiprocessors // tiles_of_c + 1, K // HALF_SLICE)))
         for slices in sorted(splits):
-            slices, estimate = half_estimate(version, batch, M, N, K, tile, slices, multiprocessors, paired)
+            k_tiles, rounds = -(-K // 64), 1
+            if version == 6:
+                steps, slices, alone = hopper.schedule(tiles_of_c, slices, k_tiles, multiprocessors)
+            else:
+                steps, alone = -(-k_tiles // slices), 0
+                slices = -(-k_tiles // steps)
+            if not alone:
+                rounds = -(-tiles_of_c * slices // multiprocessors)
+            estimate = HALF_START + rounds * (steps * step + epilogue)
+            if alone:  # a block with several short slices has as many epilogues
+                each = -(-tiles_of_c // (multiprocessors - alone))
+                short = k_tiles - (slices - 1) * steps
+                estimate = max(estimate, HALF_START + each * (short * step + epilogue))
+            if slices > 1:
+                estimate += HALF_SECOND_PASS + NS_PER_BYTE * 8 * slices * M * N
             if best is None or estimate < best[2]:
                 best = tile, slices, estimate
     return best
 
 
-def may_pair(version, batch, M):
-    """Whether pairs of blocks can share the work of rung 6: there are tiles one below the other."""
-    return version == 6 and batch == 1 and M > hopper.BM
-
-
-def _tiles_of(batch, M, N, tile, paired):
-    return batch * -(-M // (tile[0] * (1 + paired))) * -(-N // tile[1])
-
-
-def half_estimate(version, batch, M, N, K, tile, slices, multiprocessors, paired):
-    """(slices of K as they come out, ns) of a product on this tile."""
-    step, epilogue = PAIR_TILES[tile[1]] if paired else HALF_TILES[version][tile]
-    tiles_of_c, workers = _tiles_of(batch, M, N, tile, paired), hopper.workers_of(multiprocessors, paired)
-    start, k_tiles, rounds = HALF_START + PAIR_START * paired, -(-K // 64), 1
-    if version == 6:
-        steps, slices, alone = hopper.schedule(tiles_of_c, slices, k_tiles, workers)
-    else:
-        steps, alone = -(-k_tiles // slices), 0
-        slices = -(-k_tiles // steps)
-    if not alone:
-        rounds = -(-tiles_of_c * slices // workers)
-    estimate = start + rounds * (steps * step + epilogue)
-    if alone:  # a block with several short slices has as many epilogues
-        each = -(-tiles_of_c // (workers - alone))
-        short = k_tiles - (slices - 1) * steps
-        estimate = max(estimate, start + each * (short * step + epilogue))
-    if slices > 1:
-        estimate += HALF_SECOND_PASS + NS_PER_BYTE * 8 * slices * M * N
-    return slices, estimate
-
-
-@functools.lru_cache(maxsize=4096)
-def choose_pairs(M, N, K, tile, slices, multiprocessors):
-    """Whether one product is estimated to be faster by pairs of rung 6's blocks, on this tile and with these slices."""
-    return may_pair(6, 1, M) and (half_estimate(6, 1, M, N, K, tile, slices, multiprocessors, True)[1]
-                                  < half_estimate(6, 1, M, N, K, tile, slices, multiprocessors, False)[1])
+def pairs_fit(M, batch=1):
+    """Whether blocks of rung 6 can work in pairs: on one product, which has tiles one below the other."""
+    return batch == 1 and M > hopper.BM
 
 
 def by_eight(arrays, extents):
@@ -176,16 +151,15 @@ def _half_tile(backend, version, batch, M, N, K, can_split):
 
     def estimated():
         tile, slices, _ = choose_half(version, batch, M, N, K, can_split, multiprocessors)
-        return tile, slices, version == 6 and batch == 1 and choose_pairs(M, N, K, tile, slices, multiprocessors)
+        return tile, slices, PAIRS and version == 6 and pairs_fit(M, batch)
 
     def measured(choice):
         tile_m, tile_n, slices, *pairs = choice  # a table of before says nothing of pairs
         if (tile_m, tile_n) not in HALF_TILES[6] or not 1 <= slices <= (-(-K // hopper.BK) if can_split else 1):
             raise ValueError(f"rung 6 has no tile {tile_m} × {tile_n}, or this product not {slices} slices of K")
-        if len(pairs) > 1 or pairs and pairs[0] not in range(1 + may_pair(6, 1, M)):
+        if len(pairs) > 1 or pairs and pairs[0] not in range(1 + pairs_fit(M)):
             raise ValueError(f"{pairs} says whether blocks work in pairs: 0, or 1 where they can")
-        paired = bool(*pairs) if pairs else choose_pairs(M, N, K, (tile_m, tile_n), slices, multiprocessors)
-        return (tile_m, tile_n), slices, paired
+        return (tile_m, tile_n), slices, bool(*pairs) if pairs else PAIRS and pairs_fit(M)
 
     if version == 6 and batch == 1:
         return tuned_or(estimated, measured, backend, "matmul v6", M, N, K, can_split)

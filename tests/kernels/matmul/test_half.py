@@ -100,7 +100,7 @@ def test_every_tile(engine, rng, monkeypatch, tile, half):
 
 
 def in_pairs(monkeypatch, pairs):
-    monkeypatch.setattr(launcher, "choose_pairs", lambda *_: pairs)
+    monkeypatch.setattr(launcher, "PAIRS", pairs)
 
 
 @pytest.mark.parametrize("transposes, half, slices", [
@@ -120,16 +120,6 @@ def test_pairs_of_blocks(engine, rng, monkeypatch, transposes, half, slices):
                                         out_dtype=np.float16 if half else np.float32))
     engine.check(results[1], product(a, b, transposes), TOLERANCE if half else 1e-6)
     engine.check_equal(*results)
-
-
-@pytest.mark.parametrize("M, N, K, slices", [(16384, 768, 3072, 1), (2304, 768, 16384, 3), (264, 72, 72, 1)])
-def test_pairs_are_chosen_where_they_are_estimated_faster(M, N, K, slices):
-    tile = (hopper.BM, 192)
-    alone, paired = (launcher.half_estimate(6, 1, M, N, K, tile, slices, 132, pairs)[1] for pairs in (False, True))
-    assert launcher.choose_pairs(M, N, K, tile, slices, 132) == (paired < alone)
-    assert not launcher.choose_pairs(hopper.BM, N, K, tile, slices, 132)  # nothing to share
-    assert launcher.choose_half(6, 1, M, N, K, slices > 1, 132)[2] <= launcher.choose_half(
-        6, 1, M, N, K, slices > 1, 132, pairs=(False,))[2]
 
 
 @pytest.mark.parametrize("version", [None, 2, 5, 6])
