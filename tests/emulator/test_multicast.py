@@ -17,6 +17,7 @@ from numdiff.device.mbarrier import (
     mbarrier_wait,
     smem_u32,
 )
+from numdiff.device.ptx import PtxDevice
 from numdiff.device.tensor_map import tensor_map
 from numdiff.device.tma import tma_load_2d_multicast
 from numdiff.emulator import tma
@@ -27,14 +28,15 @@ ROWS, COLUMNS = 8, 32  # of a box, float32
 STAGES, STEPS = 2, 5
 NUMBERS = ROWS * COLUMNS
 BYTES = 4 * NUMBERS
+ALL_NUMBERS, BARRIERS = STAGES * 2 * NUMBERS, 2 * STAGES
 
 
 def halves_kernel(fault=None):
     """Each block asks for half of every step's two boxes, for both blocks; both add up all of them."""
     @cuda.jit
     def kernel(x_map, y):
-        boxes = cuda.shared.array((STAGES * 2 * NUMBERS,), float32, alignment=1024)
-        barriers = cuda.shared.array(2 * STAGES, np.uint64)
+        boxes = cuda.shared.array(ALL_NUMBERS, float32, alignment=1024)
+        barriers = cuda.shared.array(BARRIERS, np.uint64)
         t, rank = int32(cuda.threadIdx.x), int32(cluster_rank())
         base, full, empty = smem_u32(boxes), smem_u32(barriers), smem_u32(barriers) + uint32(8 * STAGES)
         if t == 0:
@@ -87,6 +89,12 @@ def test_both_blocks_get_all_boxes(rng, checks, order):
     x, y = inputs(rng)
     run(halves_kernel(), 2, 64, tma.tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order, checks=checks)
     assert np.array_equal(y, want(x))
+
+
+def test_it_compiles(rng):
+    device = PtxDevice()
+    x, y = (upload(array, device) for array in inputs(rng))
+    launch(halves_kernel(), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2)
 
 
 @needs("gpu")
