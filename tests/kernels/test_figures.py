@@ -30,6 +30,12 @@ NOT_YET = {
         "depthwise_layernorm_forward, 32×32×32×128, 7×7×128, float16": {1},
         "gate_adaln_backward, 64×256×768, 64×256×768, float16 (of x)": {1, 2},
         "weigh_forward, 32×64×64×3, 32, float32": {1, 2},
+        "avgpool_forward, 32×64×64×64, float16": {3},
+        "upsample_forward, 32×32×32×128, float16": {3},
+        **{f"rmsnorm_{way}, 16384×768, {other}, float16": {3}
+           for way, other in (("forward", "768"), ("backward", "16384×768"))},
+        **{f"adaln_{way}, 64×256×768, {other}, float16 (RMSNorm{shift})": {1, 2}
+           for way, other in (("forward", "64×768"), ("backward", "64×256×768")) for shift in ("", ", no shift")},
         "matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to float16)": {0},
         "matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to float16)": {0},
         "matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to E4M3)": {0},
