@@ -15,6 +15,8 @@ The weights come from the least squares of the long run's x_(i+1), over all seed
 bisection of a bound on the error: from a level the search goes on to the farthest one whose least-squares error from {x
 now, the estimates so far} stays below it; the smallest bound that needs n levels is taken. For that only inner products
 are needed, of each x and each x_0 of the long run: a matrix of about 600 × 600 in float64, for any number of images.
+Such a bound says nothing of how a step's error grows in the next ones. So weights are fitted for the levels that other
+samplers take as well (`spacings` of the path), and the choice that ends nearest to the long run's images is kept.
 
 The weights are fitted to the estimates that the few steps themselves get, one step after the other, where the paper
 takes those of the long run: neighbouring ones are nearly parallel, their weights large and of both signs, and a small
@@ -41,6 +43,7 @@ ROUNDS = 30  # of the bisection
 CUTOFF = 1e-10  # of a space's smallest direction relative to its largest: the answers, float32, say no more
 CHUNK = 1 << 15  # numbers of each vector whose products are added at a time, in float64
 MAX_STEPS = 64
+CHOICES = 4  # of levels: those of the bisection, and of the spacings that a path has
 FILE_BYTES = 4 << 20  # of a schedule
 LARGEST = 1e9  # of a weight
 
@@ -141,12 +144,29 @@ class Trajectory:
             best = sorted({*best, best[widest] + gaps[widest] // 2})
         return best
 
+    def nearest(self, spacing, steps):
+        """Indices of `steps` levels, as near to those of this spacing as those of the long run come."""
+        L, chosen = len(self.sigmas), [0]
+        for n, sigma in enumerate(self.sampling.diffusion.path.sigmas(spacing, steps)[1:-1], 1):
+            near = int(np.argmin(np.abs(np.log(self.sigmas) - np.log(sigma))))
+            chosen.append(min(max(near, chosen[-1] + 1), L - steps + n))
+        return chosen
+
     def schedule(self, steps):
-        """The schedule of `steps` levels, a dict for JSON, as `SCHEDULE` says; evaluates the model as often."""
+        """The schedule of `steps` levels, a dict for JSON, as `SCHEDULE` says; evaluates the model as often for each
+        choice of levels, of which there are up to CHOICES."""
         L, sampling = len(self.sigmas), self.sampling
         if not 1 <= steps <= min(L, MAX_STEPS):
             raise UsageError(f"learned steps are 1 to {min(L, MAX_STEPS)}, and not {steps}.")
-        chosen, weights, errors = self.choose(steps), [], []
+        choices = [self.choose(steps), *(self.nearest(name, steps) for name in sampling.diffusion.path.spacings)]
+        found = [self._along(chosen) for chosen in map(list, dict.fromkeys(map(tuple, choices)))]
+        chosen, weights, errors = min(found, key=lambda one: one[2][-1])
+        return {"kind": "learned steps", **described(sampling), "sigmas": [float(self.sigmas[c]) for c in chosen],
+                "weights": weights, "errors": errors, "steps": L, "count": sampling.count, "seed": sampling.seed}
+
+    def _along(self, chosen):
+        """(levels, weights, root mean square error after each step) of the levels with these indices."""
+        L, weights, errors = len(self.sigmas), [], []
         parts = [self.states[0] / np.float32(self.scale[0])]
         x = parts[0]
         for now, following in zip(chosen, [*chosen[1:], L], strict=True):
@@ -155,8 +175,7 @@ class Trajectory:
             x = np.tensordot(row.astype(np.float32), np.stack(parts), 1)
             weights.append([float(weight) for weight in row])
             errors.append(float(error * self.scale[following]))
-        return {"kind": "learned steps", **described(sampling), "sigmas": [float(self.sigmas[c]) for c in chosen],
-                "weights": weights, "errors": errors, "steps": L, "count": sampling.count, "seed": sampling.seed}
+        return chosen, weights, errors
 
     def _estimate(self, x, sigma):
         """x_0 of all images, float32 (count, elements)."""

@@ -3,7 +3,7 @@ import time
 
 from .. import __version__
 from ..diffusion import Sampling
-from ..diffusion.learned_steps import Trajectory
+from ..diffusion.learned_steps import CHOICES, Trajectory
 from ..distributed.communicator import connect
 from ..errors import UsageError
 from ..files import check_output, write_json
@@ -41,7 +41,7 @@ def schedule_command(run, steps=6, output="schedule.json", from_steps=300, count
         sampling = Sampling(model, count, from_steps, "ddim", seed=seed, batch=batch, **more)
         started = time.perf_counter()
         evaluations = len(sampling.sigmas) - 1
-        with progress_bar((evaluations + steps) * -(-count // sampling.batch), "learning", "step",
+        with progress_bar((evaluations + CHOICES * steps) * -(-count // sampling.batch), "learning", "step",
                           shown=None if progress else False) as bar:
             schedule = {**Trajectory(sampling, lambda: bar.update(1)).schedule(steps), "numdiff": __version__}
         write_json(output, schedule, "the schedule")

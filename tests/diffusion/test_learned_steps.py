@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from numdiff.diffusion import Sampling, sample
-from numdiff.diffusion.learned_steps import Trajectory, check_schedule, described
+from numdiff.diffusion.learned_steps import CHOICES, Trajectory, check_schedule, described
 from numdiff.errors import UsageError
 from numdiff.nn import UNet
 from tests.diffusion.stub import GaussianModel
@@ -46,6 +46,16 @@ def test_levels_fall_and_a_tighter_bound_needs_more_of_them():
         check_schedule(schedule)
     with pytest.raises(UsageError, match="learned steps are 1 to 60, and not 61"):
         long.schedule(61)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 6, 59, 60])
+def test_the_nearest_choice_of_levels_is_kept(steps):
+    long = trajectory()
+    choices = [long.nearest(name, steps) for name in long.sampling.diffusion.path.spacings]
+    for chosen in choices:
+        assert len(chosen) == steps and chosen[0] == 0 and chosen == sorted(set(chosen)) and chosen[-1] < LONG
+    ends = [long._along(chosen)[2][-1] for chosen in (long.choose(steps), *choices)]
+    assert long.schedule(steps)["errors"][-1] == min(ends) and len(ends) <= CHOICES
 
 
 @pytest.mark.parametrize("options", [{}, {"prediction": "v", "schedule": "cosine"},
