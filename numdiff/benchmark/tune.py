@@ -84,7 +84,7 @@ class MatmulTiles:
     def candidates(shape, multiprocessors):
         M, _, K, split = shape
         slices = [n for n in SPLITS if n == 1 or split and K // n >= launcher.HALF_SLICE]
-        pairs = range(1 + launcher.pairs_fit(M))
+        pairs = range(1 + (launcher.pairs_fit(M) and not split))
         return [[*tile, n, paired] for tile, n, paired in itertools.product(launcher.HALF_TILES[6], slices, pairs)]
 
     @staticmethod

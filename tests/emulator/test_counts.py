@@ -67,6 +67,7 @@ from numdiff.kernels.matmul.launcher import matmul_pair_forward_cost, matmul_pai
 from numdiff.kernels.optimizer import ema, grad_norm, power_ema, step_state, telemetry, zero_ranges
 from numdiff.kernels.optimizer.adamw import adamw_update, adamw_update_cost
 from numdiff.kernels.reduce import column_sum, column_sum_cost
+from numdiff.kernels.second_pass import Sum, add_parts, add_parts_cost
 from numdiff.kernels.softmax import softmax_backward, softmax_backward_cost, softmax_forward, softmax_forward_cost
 from numdiff.kernels.transformer import adaln, bias_gelu, chunk, gate, gate_adaln, patchify, qk_norm_rope, swiglu
 from tests.conftest import exhaustive, quick
@@ -602,6 +603,14 @@ def test_softmax_costs():
     t = Counted(lambda u: softmax_backward(u(rows, N), u(rows, N), version=3)).total
     shuffles = rows * 32 * 5  # additions of five steps between all lanes
     assert t.distinct_bytes == moved and t.total_flops == flops + shuffles
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_second_pass_costs(adds):
+    count, n = 4, 1024
+    t = Counted(lambda u: add_parts([Sum(u(count * n), count, u(n), adds)])).total
+    assert t.distinct_bytes == add_parts_cost(count, n, adds)[0] == 4 * n * (5 + adds)
+    assert t.total_flops >= add_parts_cost(count, n, adds)[1] == n * (3 + adds)  # threads add zeros of parts, too
 
 
 def test_reduce_costs():

@@ -2,7 +2,7 @@
 import numpy as np
 
 from ...float8 import bits_of
-from ..matmul import hopper_fp8, launcher
+from ..matmul import hopper_fp8
 from ..quantise import (
     HISTORY,
     PARTIALS,
@@ -16,18 +16,9 @@ from ..quantise import (
 from .case import HALF_TOLERANCE, Case
 
 
-def with_width(width, function, pairs=False):
-    """function() with tiles of this width, by blocks alone or in pairs."""
-    return choosing("choose_width", width, lambda: in_pairs(pairs, function))
-
-
-def in_pairs(pairs, function):
-    """function() where blocks work alone, or in pairs."""
-    before, launcher.PAIRS = launcher.PAIRS, pairs
-    try:
-        return function()
-    finally:
-        launcher.PAIRS = before
+def with_width(width, function):
+    """function() with tiles of this width."""
+    return choosing("choose_width", width, function)
 
 
 def choosing(name, choice, function):
@@ -42,7 +33,7 @@ def choosing(name, choice, function):
 
 def fp8_cases():
     """Every kernel of the product on one small tile; one on two tiles, and on more steps than stages."""
-    def product(width, promoted, activation, M=8, K=16, pairs=False):
+    def product(width, promoted, activation, M=8, K=16):
         name, backward = activation.removesuffix("_gradient"), activation.endswith("_gradient")
         function = getattr(hopper_fp8, f"matmul_fp8{'_' * bool(name)}{name}_{'backward' if backward else 'forward'}")
         # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
@@ -52,7 +43,7 @@ def fp8_cases():
         def run(a, v):
             given = a.a, a.b, a.scale_a, a.scale_b, *((a.u,) if backward else (a.bias,))
             more = {} if name else {"residual": a.u}
-            found = with_width(width, lambda: function(*given, promoted=promoted, **more), pairs)
+            found = with_width(width, lambda: function(*given, promoted=promoted, **more))
             return found if isinstance(found, tuple) else (found,)
 
         def inputs(rng):
@@ -62,18 +53,15 @@ def fp8_cases():
                     "u": rng.standard_normal((M, columns)).astype(np.float16),
                     "bias": rng.standard_normal(rows).astype(np.float32)}
 
-        label = (f"e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}{f', K {K}' * (K > 16)}"
-                 f"{', pairs' * pairs}")
+        label = f"e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}{f', K {K}' * (K > 16)}"
         return Case(f"matmul_fp8{'_' * bool(activation)}{activation}", inputs, run, (None,), HALF_TOLERANCE, label)
 
     for key in hopper_fp8.FP8_KERNELS:
         yield product(*key)
-        yield product(*key, M=136, pairs=True)
-    yield product(128, True, "", M=136, K=9 * hopper_fp8.STEP + 16, pairs=True)
     yield product(64, False, "", M=136)
     yield product(64, True, "", K=9 * hopper_fp8.STEP + 16)
 
-    def eight(width, promoted, activation, M=8, K=16, pairs=False):
+    def eight(width, promoted, activation, M=8, K=16):
         """Bytes as they come out of the epilogue, and the scale that their largest magnitude gives."""
         backward, N = activation == "gelu_gradient", width - 16
 
@@ -81,7 +69,7 @@ def fp8_cases():
             amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
             function = hopper_fp8.matmul_fp8_gelu_backward if backward else hopper_fp8.matmul_fp8_gelu_forward
             found = with_width(width, lambda: function(a.a, a.b, a.scale_a, a.scale_b, a.u if backward else a.bias,
-                                                       promoted=promoted, into=(a.scale_c, amax)), pairs)
+                                                       promoted=promoted, into=(a.scale_c, amax)))
             scale_update(amax.reshape(1, PARTIALS), a.history, a.unit)
             return (a.unit, found) if backward else (a.unit, *found)
 
@@ -95,19 +83,18 @@ def fp8_cases():
                     "history": np.zeros((1, HISTORY), np.float32), "unit": np.float32([1]),
                     "amax": np.zeros(PARTIALS, np.uint32)}
 
-        label = f"e4m3 to e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}{', pairs' * pairs}"
+        label = f"e4m3 to e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}"
         return Case(f"matmul_fp8_{activation}", inputs, run, (None,), HALF_TOLERANCE, label)
 
     for key in hopper_fp8.EIGHT_KERNELS:
         yield eight(*key)
-        yield eight(*key, M=136, pairs=True)
     for activation in ("gelu", "gelu_gradient"):
         yield eight(128, True, activation, M=136)
 
-    def gradient(width, M=8, K=16, slices=1, pairs=False):
+    def gradient(width, M=8, K=16, slices=1):
         def run(a, v):
-            choosing("choose_slices", (width, slices), lambda: in_pairs(pairs, lambda: hopper_fp8.matmul_fp8_gradient(
-                a.a, a.b, a.scale_a, a.scale_b, a.out, slices == 1)))
+            choosing("choose_slices", (width, slices), lambda: hopper_fp8.matmul_fp8_gradient(
+                a.a, a.b, a.scale_a, a.scale_b, a.out, slices == 1))
             return (a.out,)
 
         def inputs(rng):
@@ -115,12 +102,11 @@ def fp8_cases():
                     "scale_a": np.float32([0.25]), "scale_b": np.float32([0.5]),
                     "out": rng.standard_normal((M, width - 24)).astype(np.float32)}
 
-        label = f"e4m3, tile {width}{', two tiles' * (M > 128)}{f', {slices} slices' * (slices > 1)}{', pairs' * pairs}"
+        label = f"e4m3, tile {width}{', two tiles' * (M > 128)}{f', {slices} slices' * (slices > 1)}"
         return Case("matmul_fp8_gradient", inputs, run, (None,), label=label)
 
     for key in hopper_fp8.FP8_GRADIENT_KERNELS:
         yield gradient(key)
-        yield gradient(key, M=136, pairs=True)
     yield gradient(64, M=136, K=3 * hopper_fp8.STEP + 16, slices=2)
 
 

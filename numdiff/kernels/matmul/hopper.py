@@ -140,6 +140,7 @@ STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside
 TWO_TILES_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
 TWO_TILES = "gelu_again_gradient", "swiglu_gradient"
 SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
+PAIR_WIDTHS, PAIR_ACTIVATIONS = (256, 192), ("gelu", "gelu_gradient", "gelu_again_gradient")
 PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveClusters)
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
 A_BYTES = BM * BK * 2  # of A in a stage
@@ -651,8 +652,10 @@ SYMMETRIC_KERNELS = Variants([(BN, across, across) for BN in SYMMETRIC_WIDTHS fo
                              lambda key: kernel_for(*key, True, batched=True, symmetric=True))
 ACTIVATION_KERNELS = Variants([(BN, name) for name, widths in ACTIVATIONS.items() for BN in widths],
                               lambda key: kernel_for(key[0], False, key[1].endswith("_gradient"), True, key[1]))
-PAIR_KERNELS = Variants(KERNELS, lambda key: kernel_for(*key, paired=True))
-PAIR_ACTIVATION_KERNELS = Variants(ACTIVATION_KERNELS, lambda key: kernel_for(
+# of pairs those that were measured to be faster somewhere (NOTES.md), with the widths that are
+PAIR_KERNELS = Variants([(BN, False, across, True) for BN in PAIR_WIDTHS for across in BOTH],
+                        lambda key: kernel_for(*key, paired=True))
+PAIR_ACTIVATION_KERNELS = Variants(itertools.product(PAIR_WIDTHS, PAIR_ACTIVATIONS), lambda key: kernel_for(
     key[0], False, key[1].endswith("_gradient"), True, key[1], paired=True))
 
 
@@ -719,13 +722,15 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
         swiglu_gradient: for A·B without bias and residual; c becomes SwiGLU's dx (M, 2 · N) at x = other, like c, with
             A·B as dy
     batch: so many products, where `takes_batch`; a, b, c hold the matrices one below the other; M, N, K are of one
-    paired: by pairs of blocks, where batch is 1 and C not symmetric
+    paired: by pairs of blocks, where there is such a kernel; batch is 1 and C not symmetric
     symmetric: where `takes_batch`, also for one product; M == N; one half of each is computed, `diagonal` is added to
         the numbers on its diagonal
     """
     seam, M = M if batch > 1 or symmetric else max(N, K) + width, batch * M
     half = is_half(c.dtype)
     columns = width // 2 if activation == "swiglu" else width  # of a tile, or of each half in it
+    key = (width, activation) if activation else (width, transpose_a, not transpose_b, half)
+    paired = paired and key in (PAIR_ACTIVATION_KERNELS if activation else PAIR_KERNELS)
     map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, width // 2 if paired else columns)
     map_c = tensor_map(c, (BOX, BOX)) if half else map_a
     map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
@@ -759,13 +764,13 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     if row_sums is not None and slices * tiles_n > 1:
         sums = target[slices * M * N:] if slices > 1 else empty((tiles_n * M,), np.float32, like=a)
         summing = WRITE_ROW_SUMS
-    kernel = (PAIR_KERNELS if paired else KERNELS)[width, transpose_a, not transpose_b, half]
+    kernel = None if activation else (PAIR_KERNELS if paired else KERNELS)[key]
     if batch > 1:
         kernel = BATCH_KERNELS[width, transpose_a, not transpose_b]
     if symmetric:
         kernel = SYMMETRIC_KERNELS[width, transpose_a, not transpose_b]
     if activation:
-        kernel = (PAIR_ACTIVATION_KERNELS if paired else ACTIVATION_KERNELS)[width, activation]
+        kernel = (PAIR_ACTIVATION_KERNELS if paired else ACTIVATION_KERNELS)[key]
     kernel = in_bfloat16(kernel, a.dtype)
     written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
     launch(kernel, cluster * min(units, workers), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),

@@ -60,7 +60,6 @@ from ..any_batch import assumed
 from ..elementwise import gelu_backward, gelu_forward
 from ..quantise import quantise_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
-from . import launcher
 from .epilogues import BK, BM, BOX
 from .hopper import (
     SWIGLU_WIDTHS,
@@ -72,15 +71,15 @@ from .hopper import (
     map_of_halves,
     schedule,
     shared_bytes,
-    workers_of,
 )
+from .launcher import choose_half
 from .mma import add_partials, unused
 from .reference import matmul_forward_cost
 
 STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
 WIDTHS = {True: (64, 128, 192), False: (64, 128, 192, 256)}  # of a tile, with and without promotion
-NS_OF_ROW, NS_OF_COLUMN = 2.08, 2.5  # as estimated in launcher.py: what a stage brings, an epilogue
 ACTIVATIONS = "", "gelu", "gelu_gradient", "swiglu", "swiglu_gradient"
+NS_OF_ROW, NS_OF_COLUMN = 2.08, 2.5  # as estimated in launcher.py: what a stage brings, an epilogue
 
 
 class Fp8Arrays(NamedTuple):
@@ -125,12 +124,6 @@ EIGHT_KERNELS = Variants(
                            module=__name__))
 FP8_GRADIENT_KERNELS = Variants(WIDTHS[True], lambda BN: kernel_for(BN, False, False, False, fp8=True, promoted=True,
                                                                     module=__name__))
-PAIR_FP8_KERNELS = Variants(FP8_KERNELS, lambda key: kernel_for(
-    key[0], False, False, True, key[2], fp8=True, promoted=key[1], module=__name__, paired=True))
-PAIR_EIGHT_KERNELS = Variants(EIGHT_KERNELS, lambda key: kernel_for(
-    key[0], False, False, True, key[2], fp8=True, promoted=key[1], eight=True, module=__name__, paired=True))
-PAIR_FP8_GRADIENT_KERNELS = Variants(FP8_GRADIENT_KERNELS, lambda BN: kernel_for(
-    BN, False, False, False, fp8=True, promoted=True, module=__name__, paired=True))
 
 
 def choose_width(M, N, K, multiprocessors, promoted, activation):
@@ -144,7 +137,7 @@ def choose_width(M, N, K, multiprocessors, promoted, activation):
 
 def choose_slices(M, N, K, multiprocessors):
     """(width of a tile, slices of K) with the lowest estimate for a float32 result: a stage takes float16's time."""
-    (_, width), slices, _ = launcher.choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True])
+    (_, width), slices, _ = choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True])
     return width, slices
 
 
@@ -190,25 +183,23 @@ def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", o
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
     width = choose_width(assumed(M), N, K, multiprocessors, promoted, activation)
     columns = width // 2 if activation == "swiglu" else width
-    paired = launcher.PAIRS and launcher.pairs_fit(assumed(M))
-    cluster, workers = 2 if paired else 1, workers_of(multiprocessors, paired)
-    map_a, map_b = tensor_map(a, (STEP, BM)), tensor_map(b, (STEP, width // 2 if paired else columns))
+    map_a, map_b = tensor_map(a, (STEP, BM)), tensor_map(b, (STEP, columns))
     map_d = map_a if other is None else map_of_result(other)
     if activation == "swiglu_gradient":
         map_c, map_d = map_of_halves(c), map_of_halves(other)
     else:
         rows = 16 if activation == "gelu_gradient" else BOX  # of bytes
         map_c = map_of_halves(c) if activation == "swiglu" and keeps_u else map_of_result(c, rows)
-    nothing, tiles_m, tiles_n, steps = unused(a), -(-M // (BM * cluster)), -(-N // columns), -(-K // STEP)
+    nothing, tiles_m, tiles_n, steps = unused(a), -(-M // BM), -(-N // columns), -(-K // STEP)
     written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
     arrays = (nothing, nothing if bias is None else bias, nothing if residual is None else residual, nothing, *scales)
     arrays = Fp8Arrays(*arrays) if into is None else EightArrays(*arrays, *into)
-    kernels = ((FP8_KERNELS, PAIR_FP8_KERNELS) if into is None else (EIGHT_KERNELS, PAIR_EIGHT_KERNELS))[paired]
-    launch(kernels[width, promoted, activation], cluster * min(tiles_m * tiles_n, workers), THREADS,
+    kernels = FP8_KERNELS if into is None else EIGHT_KERNELS
+    launch(kernels[width, promoted, activation], min(tiles_m * tiles_n, multiprocessors), THREADS,
            Maps(map_a, map_b, map_c, map_d, map_a), arrays,
            Work(M, N, max(N, K) + width, steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0),
            Epilogue(1.0, int(bias is not None), written, 0, 0, 0.0),
-           shared=shared_bytes(width, activation == "swiglu_gradient"), cluster=cluster)
+           shared=shared_bytes(width, activation == "swiglu_gradient"))
 
 
 def map_of_result(x, rows=BOX):
@@ -299,19 +290,16 @@ def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
         return
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
     width, slices = choose_slices(M, N, K, multiprocessors)
-    paired = launcher.PAIRS and launcher.pairs_fit(M)
-    cluster, workers = 2 if paired else 1, workers_of(multiprocessors, paired)
-    tiles_m, tiles_n, steps = -(-M // (BM * cluster)), -(-N // width), -(-K // STEP)
-    length, slices, alone = schedule(tiles_m * tiles_n, slices, steps, workers)
+    tiles_m, tiles_n, steps = -(-M // BM), -(-N // width), -(-K // STEP)
+    length, slices, alone = schedule(tiles_m * tiles_n, slices, steps, multiprocessors)
     units, nothing = slices * tiles_m * tiles_n, unused(a)
     target = out.reshape(-1) if slices == 1 else empty((slices * M * N,), np.float32, like=a)
     map_a = tensor_map(a, (STEP, BM))
-    kernels = PAIR_FP8_GRADIENT_KERNELS if paired else FP8_GRADIENT_KERNELS
-    launch(kernels[width], cluster * min(units, workers), THREADS,
-           Maps(map_a, tensor_map(b, (STEP, width // cluster)), map_a, map_a, map_a),
+    launch(FP8_GRADIENT_KERNELS[width], min(units, multiprocessors), THREADS,
+           Maps(map_a, tensor_map(b, (STEP, width)), map_a, map_a, map_a),
            Fp8Arrays(target, nothing, nothing, nothing, scale_a, scale_b),
            Work(M, N, max(N, K) + width, steps, length, tiles_m, tiles_n, units, alone),
-           Epilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0), shared=shared_bytes(width), cluster=cluster)
+           Epilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0), shared=shared_bytes(width))
     if slices > 1:
         add_partials(target, out, slices, nothing, 1.0, 0, accumulate)
 

@@ -103,22 +103,19 @@ def in_pairs(monkeypatch, pairs):
     monkeypatch.setattr(launcher, "PAIRS", pairs)
 
 
-@pytest.mark.parametrize("transposes, half, slices", [
-    ((False, True), True, 1), *exhaustively(((False, False), True, 1), ((True, False), False, 2),
-                                            ((True, True), False, 1))])
+@pytest.mark.parametrize("transpose_b", [True, *exhaustively(False)])
 @KERNELS
 @where(lambda engine: engine != "launch")
-def test_pairs_of_blocks(engine, rng, monkeypatch, transposes, half, slices):
+def test_pairs_of_blocks(engine, rng, monkeypatch, transpose_b):
     """Blocks that share their tiles of B give the bits of blocks alone; the second has few rows."""
-    M, N, K = 136, 136, 4 * hopper.BK + 8
+    (M, N, K), transposes = (136, 136, 4 * hopper.BK + 8), (False, transpose_b)
     a, b = operands(rng, M, N, K, transposes)
-    choose(monkeypatch, (hopper.BM, 256), slices)
+    choose(monkeypatch, (hopper.BM, 256))
     results = []
     for pairs in (False, True):
         in_pairs(monkeypatch, pairs)
-        results.append(P.matmul_forward(engine(a), engine(b), *transposes, version=6,
-                                        out_dtype=np.float16 if half else np.float32))
-    engine.check(results[1], product(a, b, transposes), TOLERANCE if half else 1e-6)
+        results.append(P.matmul_forward(engine(a), engine(b), *transposes, version=6))
+    engine.check(results[1], product(a, b, transposes), TOLERANCE)
     engine.check_equal(*results)
 
 
@@ -487,6 +484,8 @@ def test_a_symmetric_result(engine, rng, monkeypatch, n, width, transpose_a):
     engine.check(results[0], want, TOLERANCE)
     for got in results:
         engine.check_equal(got, results[0])
+    if engine.name == "cpu":  # NumPy's BLAS may add up the two halves in two orders
+        return
     got, block = download(results[0]), np.arange(n) // hopper.BOX
     np.testing.assert_array_equal(*(np.where(block[:, None] == block, 0, c) for c in (got, got.swapaxes(1, 2))))
 
