@@ -69,6 +69,20 @@ def kernels_in_registers():
             and name not in tensor_core_kernels() for i, signature in enumerate(signatures)}
 
 
+def widest_in_registers():
+    """Names of `kernels_in_registers`: the last two of each text, which keep most there. The command has all."""
+    texts = {}
+    for name, (kernel, _) in sorted(kernels_in_registers().items(), key=lambda item: numbered(item[0])):
+        code = kernel.py_func.__code__
+        texts.setdefault((code.co_filename, code.co_firstlineno), []).append(name)
+    return [name for names in texts.values() for name in names[-2:]]
+
+
+def numbered(name):
+    """A key by which v2_10 comes after v2_9."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
 @functools.cache
 def tensor_core_kernels():
     """Those from files that name mma."""

@@ -14,9 +14,9 @@ from tests.conftest import exhaustive, needs
 from tests.kernels.compile_logs import (
     compile_log,
     kernels,
-    kernels_in_registers,
     tensor_core_kernels,
     uses_tensor_cores,
+    widest_in_registers,
 )
 
 
@@ -59,7 +59,7 @@ def test_every_variant_compiles_for_every_capability(name):
 
 @needs("ptxas")
 @exhaustive
-@pytest.mark.parametrize("name", [*tensor_core_kernels(), *kernels_in_registers()])
+@pytest.mark.parametrize("name", [*tensor_core_kernels(), *widest_in_registers()])
 def test_no_spills_and_no_advisories(name):
     logs = compile_log(name)
     assert logs and all(registers for _, registers, _ in logs) and not any(wrong for *_, wrong in logs), logs
