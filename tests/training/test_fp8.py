@@ -12,7 +12,7 @@ from numdiff.nn import DiT, UNet
 from numdiff.nn.tensor import Tape, Tensor
 from numdiff.training import Trainer
 from numdiff.training.options import resolve
-from numdiff.training.precision import check_ranks, set_precision
+from numdiff.training.precision import set_precision
 from tests.conftest import exhaustive, exhaustively, needs, relative_error
 from tests.training import test_dit_training as dit
 from tests.training.test_half import filled, one_step
@@ -179,7 +179,5 @@ def test_a_model_that_has_no_such_layers_is_refused():
     with pytest.raises(UsageError, match="blocks.0.attn.qkv.weight is 72 × 24"):
         Trainer(DiT(image_size=8, in_channels=3, hidden_size=24, depth=1, num_heads=1, num_classes=None),
                 FixedImages(), batch=8, precision="fp8")
-    with pytest.raises(UsageError, match="on one GPU, as ranks do not share"):
-        check_ranks("fp8", 2)
     with pytest.raises(UsageError, match="is for training"):
         set_precision(net, "fp8")
