@@ -72,7 +72,7 @@ def sharded(folder, **options):
         (folder / f"sharded-{communicator.rank}-of-{communicator.size}").touch()
 
 
-def float8(folder):
+def float8(folder, device="cpu", transport="auto"):
     """Losses and scales are those of one rank, whose state these go on from, and which goes on from theirs.
 
     It takes its images in parts that are each as many as a rank's: products of other shapes add in another order, of
@@ -80,16 +80,17 @@ def float8(folder):
     """
     from tests.training.test_fp8 import make
     from tests.training.test_trainer import losses
-    communicator = join("cpu")
+    communicator = join(device)
+    communicator.transport = transport
     with communicator.job():
         part = 8 // communicator.size
-        alone, after, whole = (make(communicator=distributed.Alone(), microbatch=microbatch)
+        alone, after, whole = (make(device, communicator=distributed.Alone(), microbatch=microbatch)
                                for microbatch in (part, part, 8))
         starts, state = losses(alone, 4), alone.state()
         np.testing.assert_allclose(losses(whole, 4), starts, rtol=1e-3)
         goes_on, trained, states = losses(alone, 2), [], []
         for how in ("no", "yes"):
-            trainer = make(shard_update=how)
+            trainer = make(device, shard_update=how)
             np.testing.assert_allclose(losses(trainer, 4), starts, rtol=1e-5)
             trainer.check_ranks()
             states.append(trainer.state())
@@ -117,6 +118,16 @@ def float8(folder):
             np.testing.assert_array_equal(states[0][name], states[2][name], err_msg=name)
             np.testing.assert_array_equal(states[1][name], states[3][name], err_msg=name)
         (folder / f"float8-{communicator.rank}-of-{communicator.size}").touch()
+
+
+def peer_float8(folder):
+    """The same on GPUs, Hoppers, that read each other's memory."""
+    float8(folder, "cuda", "peer")
+
+
+def mpi_float8(folder):
+    """The same on GPUs whose gradients go through the host's memory."""
+    float8(folder, "cuda", "mpi")
 
 
 def same_scales(a, b):

@@ -245,6 +245,14 @@ def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
         np.testing.assert_array_equal(left[0]["parameters"], other["parameters"])
 
 
+@needs("mpi")
+@needs("gpu")
+@pytest.mark.parametrize("transport", ["peer", "mpi"])
+def test_ranks_on_gpus_share_the_scales_of_float8(tmp_path, transport):
+    check_done(run(task(2, f"{transport}_float8", tmp_path)))
+    assert len(list(tmp_path.glob("float8-*-of-2"))) == 2
+
+
 # How they end ---------------------------------------------------------------------------------------------------------
 
 def start(name, folder, count=2):
