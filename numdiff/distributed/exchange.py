@@ -6,6 +6,7 @@
     exchange.gather_partials(), gather_weights()    where ranks share the update (nn/partition.py), `finish` leaves the
                                 sums in each rank's own part of the gradient alone; these bring the parts of
                                 `partition.partials` and of the weights to all ranks
+    exchange.largest            of a model in FP8: the largest magnitudes of its tensors, of every rank, after `finish`
     exchange.check()            at a report: raises if the device saw a fault; takes `exchange.status`, where there is
                                 one, from a caller that has read it back already
     exchange.close()            at the end
@@ -30,9 +31,10 @@ import time
 
 import numpy as np
 
-from ..device import HostTwin, between, copy_into, download, fill_zero, is_device, zeros
+from ..device import HostTwin, between, copy_into, download, fill_zero, is_device, with_dtype, zeros
 from ..errors import NumdiffError, UsageError
 from ..kernels.peer_reduce import MAX_RANKS, STRIDE, peer_all_gather, peer_barrier, peer_reduce_scatter, peer_sum
+from ..kernels.quantise import share_largest
 from ..kernels.second_pass import settle
 from ..progress import tick, waiting
 from .buckets import Plan, Watch, parameters_of
@@ -48,7 +50,7 @@ NEARLY = 1.1  # times the fastest one's: the first that is no slower is taken, m
 class NoExchange:
     """For a single process: the sum over one rank is already there."""
 
-    name, why = "none", ""
+    name, why, largest = "none", "", None
 
     def watch(self):
         return contextlib.nullcontext()
@@ -67,6 +69,30 @@ class NoExchange:
 
     def close(self):
         pass
+
+
+class Mail:
+    """What ranks add up beside their gradients: the loss, whose own array may move, and of a model in FP8 the largest
+    magnitudes of its tensors in this step (kernels/quantise/rounding.py). Those have a column for each rank, so that a
+    sum, in whatever order, brings every rank's to all.
+
+    Attributes numbers: float32 (1 + tensors · ranks,)
+    """
+
+    def __init__(self, parameters, rank, ranks, like=None):
+        self.float8, self.rank, self.ranks = getattr(parameters, "float8", None), rank, ranks
+        tensors = len(self.float8.scale) if self.float8 else 0
+        self.numbers = zeros(1 + tensors * ranks, np.float32, like)
+
+    def write(self, loss):
+        copy_into(self.numbers[:1], loss)
+        if self.float8:
+            share_largest(self.float8.amax, self.largest(), self.rank)
+
+    def largest(self, numbers=None):
+        """uint32 (tensors, ranks): the magnitudes' bits in this mail, or in such a sum; None of a model not in FP8."""
+        numbers = self.numbers if numbers is None else numbers
+        return with_dtype(numbers[1:], np.uint32).reshape(-1, self.ranks) if self.float8 else None
 
 
 # mpi ------------------------------------------------------------------------------------------------------------------
@@ -106,9 +132,10 @@ class MpiExchange(NoExchange):
         self.rank, self.size = communicator.rank, communicator.size
         self.backend = parameters.grad.backend if is_device(parameters.grad) else None
         self.plan = Plan(parameters)
-        self.mail = zeros(1, np.float32, self.backend)  # the loss travels here, as its own array may move
+        self.mail = Mail(parameters, self.rank, self.size, self.backend)
+        self.largest = self.mail.largest()
         twin = HostTwin if self.backend else HostArray
-        self._gradient, self._mail = twin(parameters.grad), twin(self.mail)
+        self._gradient, self._mail = twin(parameters.grad), twin(self.mail.numbers)
         self._parts = None  # the bounds of the ranks' parts, where the update is in parts
         if partition := shared_part(partition):
             self._parts, self._piece_bounds = partition.bounds, partition.piece_bounds
@@ -135,9 +162,9 @@ class MpiExchange(NoExchange):
         self._progress()
 
     def finish(self, loss):
-        copy_into(self.mail, loss)
+        self.mail.write(loss)
         between(self.backend, self._finish)
-        copy_into(loss, self.mail)
+        copy_into(loss, self.mail.numbers[:1])
 
     def _leave(self, bucket):
         """Send off a bucket, and those before it in the order, in case an operation was left out."""
@@ -211,7 +238,7 @@ class MpiExchange(NoExchange):
     def _finish(self):
         if self.plan.order[self._left:]:
             self._leave(self.plan.order[-1])
-        self._depart(self._mail, 0, 1)
+        self._depart(self._mail, 0, self.mail.numbers.size)
         wait(self._arrived, patient=self.backend is None)
         self._gradient.join()
         self._mail.join()
@@ -287,13 +314,13 @@ class PeerExchange(NoExchange):
         self.communicator, self.rank = communicator, communicator.rank
         self.gpu, self.gradient = parameters.grad.backend, parameters.grad
         self.partition = shared_part(partition)
-        self.mail, self.total = (zeros(1, np.float32, self.gpu) for _ in range(2))
+        self._make_mail(parameters, communicator.size)
         self.flags = zeros(MAX_RANKS * STRIDE, np.int32, self.gpu)
         self.counter, self.status = (zeros(1, np.int32, self.gpu) for _ in range(2))
         self.limit = TEST_LIMIT
         self.gpu.synchronize()  # the flags are zero before anybody may write to them
         try:
-            arrays = [self.gradient, self.mail, self.flags]
+            arrays = [self.gradient, self.mail.numbers, self.flags]
             if self.partition:
                 arrays += [parameters.data, partition.partials]
             shared = communicator.everywhere(lambda: [self.gpu.share(array) for array in arrays])
@@ -312,9 +339,10 @@ class PeerExchange(NoExchange):
         """Launch the kernels of an exchange between `size` ranks on the stand-in for a GPU that holds the parameters;
         partition: of a shared update."""
         self, like = cls.__new__(cls), parameters.grad
-        self.rank, self.limit, self.mail, self.total = 0, STEP_LIMIT, *(zeros(1, np.float32, like) for _ in range(2))
+        self.rank, self.gpu, self.limit = 0, like.backend, STEP_LIMIT
+        self._make_mail(parameters, size)
         self.counter, self.status = (zeros(1, np.int32, like) for _ in range(2))
-        self.gradients, self.mails, self.partition = [like] * size, [self.mail] * size, partition
+        self.gradients, self.mails, self.partition = [like] * size, [self.mail.numbers] * size, partition
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
         self._add(zeros(1, np.float32, like))
         self._gather(self.gradients, partition and partition.bounds)
@@ -322,6 +350,11 @@ class PeerExchange(NoExchange):
             self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
             self.gather_partials()
             self.gather_weights()
+
+    def _make_mail(self, parameters, size):
+        self.mail = Mail(parameters, self.rank, size, self.gpu)
+        self.total = zeros(self.mail.numbers.size, np.float32, self.gpu)
+        self.largest = self.mail.largest(self.total)
 
     def _open(self, shared, own):
         """The arrays of every rank: its own as they are, the others' mapped."""
@@ -335,12 +368,12 @@ class PeerExchange(NoExchange):
             self._gather(self.gradients)
 
     def _add(self, loss):
-        """Add up the own slice, and the losses."""
-        copy_into(self.mail, loss)
-        self._barrier()  # every rank's gradient and loss are ready
+        """Add up the own slice, and the mail."""
+        self.mail.write(loss)
+        self._barrier()  # every rank's gradient and mail are ready
         peer_reduce_scatter(self.gradients, self.rank, bounds=self.partition and self.partition.bounds)
         peer_sum(self.mails, self.total)
-        copy_into(loss, self.total)
+        copy_into(loss, self.total[:1])
 
     def _gather(self, arrays, bounds=None):
         """Bring every rank's slice of such arrays here."""
@@ -396,8 +429,9 @@ class NcclExchange(NoExchange):
     def __init__(self, communicator, parameters, partition=None):
         self.nccl = communicator.build(import_nccl)
         self.gpu = parameters.grad.backend
-        self.mail = zeros(1, np.float32, self.gpu)
-        self.views = NcclView(parameters.grad), NcclView(self.mail)
+        self.mail = Mail(parameters, communicator.rank, communicator.size, self.gpu)
+        self.largest = self.mail.largest()
+        self.views = NcclView(parameters.grad), NcclView(self.mail.numbers)
         if partition := shared_part(partition):
             self._partials = parts_of(partition.partials, partition.piece_bounds)
             self._weights = parts_of(parameters.data, partition.bounds)
@@ -407,10 +441,10 @@ class NcclExchange(NoExchange):
         communicator.build(try_sums, self, communicator, parameters.grad, shared_part(partition))  # and NCCL connects
 
     def finish(self, loss):
-        copy_into(self.mail, loss)
+        self.mail.write(loss)
         for view in self.views:
             self.communicator.allreduce(view, view, self.nccl.SUM, stream=self.gpu.stream_handle)
-        copy_into(loss, self.mail)
+        copy_into(loss, self.mail.numbers[:1])
 
     def gather_partials(self):
         self._gather(self._partials)
@@ -491,7 +525,8 @@ def shared_part(partition):
 
 def try_sums(exchange, communicator, gradient, partition):
     """Add up numbers whose sum is known, by the same launches as in a step (twice by `peer`, whose barriers count), and
-    gather known partials; a `NumdiffError` where something else arrives. partition: where the update is shared."""
+    gather known partials, and largest magnitudes; a `NumdiffError` where something else arrives. partition: where the
+    update is shared."""
     size, rank = communicator.size, communicator.rank
     pattern = np.resize(np.arange(251, dtype=np.float32), gradient.size)  # whose sums are exact
     own = slice(*partition.bounds[rank:rank + 2]) if partition else slice(None)
@@ -499,9 +534,14 @@ def try_sums(exchange, communicator, gradient, partition):
     for round in range(2 if exchange.name == "peer" else 1):
         copy_into(gradient, pattern + np.float32(rank + round))
         copy_into(loss, np.array([rank], np.float32))
+        if float8 := exchange.mail.float8:
+            copy_into(float8.amax, np.full(float8.amax.shape, 1 + rank + round, np.uint32) << np.uint32(23))
         exchange.finish(loss)
         expected = pattern[own] * np.float32(size) + np.float32(size * round + size * (size - 1) // 2)
         wrong = np.count_nonzero(download(gradient)[own] != expected)
+        if float8:
+            found = download(exchange.largest) >> np.uint32(23)
+            wrong += np.count_nonzero(found != np.arange(1 + round, 1 + round + size, dtype=np.uint32))
         if partition:
             low, high = partition.piece_bounds[rank:rank + 2]
             copy_into(partition.partials[low:high], np.arange(low + round, high + round).astype(np.float32))

@@ -12,7 +12,7 @@ MATHEMATICS
     The barrier counts: the k-th time, rank r writes k into its place of every rank's flags, then waits until each place
     of its own flags holds k or more. Nothing is ever reset, so the same launch works in every replay of a CUDA graph.
 SHAPES
-    buffers: one float32 (n,) a rank; scalars: one float32 (1,) a rank; flags: one int32 (MAX_RANKS · STRIDE,) a rank;
+    buffers: one float32 (n,) a rank; mails: a short float32 (m,) a rank; flags: one int32 (MAX_RANKS · STRIDE,) a rank;
     counter, status int32 (1,) of the rank itself. Those of the other ranks are their memory, mapped by CUDA IPC.
 VERSIONS
     v1 naive: one element a thread and step, any number of ranks up to 8.
@@ -78,10 +78,10 @@ def peer_all_gather_reference(buffers, rank, bounds):
         buffers[rank][first:stop] = x[first:stop]
 
 
-def peer_sum_reference(scalars, total):
-    total[0] = scalars[0][0]
-    for x in scalars[1:]:
-        total[0] += x[0]
+def peer_sum_reference(mails, total):
+    total[...] = mails[0]
+    for x in mails[1:]:
+        total += x
 
 
 def peer_barrier_reference(flags, counter, status, rank):
@@ -205,27 +205,6 @@ def peer_all_gather_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, bounds, rank, r
         copy_slice(x7, y, bounds.b7, bounds.b8)
 
 
-@cuda.jit
-def peer_sum_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, ranks):
-    """One number a rank: one thread."""
-    total = x0[0]
-    if ranks > 1:
-        total += x1[0]
-    if ranks > 2:
-        total += x2[0]
-    if ranks > 3:
-        total += x3[0]
-    if ranks > 4:
-        total += x4[0]
-    if ranks > 5:
-        total += x5[0]
-    if ranks > 6:
-        total += x6[0]
-    if ranks > 7:
-        total += x7[0]
-    y[0] = total
-
-
 # v2: 16 bytes a load, the loads from all ranks under way together -----------------------------------------------------
 
 @cuda.jit(device=True)
@@ -344,11 +323,12 @@ def peer_all_gather(buffers, rank, version=None, bounds=None):
     launch(kernel, grid, BLOCK, *_eight(buffers), buffers[rank], places, rank, len(buffers))
 
 
-def peer_sum(scalars, total):
-    """total (1,) = the sum of one number a rank, in rank order."""
+def peer_sum(mails, total):
+    """total (m,) = the sum of the ranks' mails, in rank order; each rank makes all of it by itself."""
     if not is_device(total):
-        return peer_sum_reference(scalars, total)
-    launch(peer_sum_kernel_v1, 1, 1, *_eight(scalars), total, len(scalars))
+        return peer_sum_reference(mails, total)
+    launch(peer_reduce_scatter_kernel_v1, _blocks(total, total.size, 1), BLOCK, *_eight(mails), total, 0, total.size,
+           len(mails))
 
 
 def peer_barrier(flags, counter, status, rank, limit_ms):

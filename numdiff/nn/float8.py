@@ -1,8 +1,9 @@
 """A model's linear layers in FP8: bytes of their weights in both orientations, and delayed scales, on the device.
 
 `FlatParameters.keep_float8` makes it; the operations of `functional.py` ask `layer_of` for a weight's layer. A training
-step ends with `update`, after the optimizer has changed the weights. Samples are drawn in float16: without a tape no
-layer is found, and nothing is counted.
+step ends with `update`, after the optimizer has changed the weights. Ranks that train together choose the scales by the
+largest numbers of all of them, which travel with the loss (distributed/exchange.py). Samples are drawn in float16:
+without a tape no layer is found, and nothing is counted.
 """
 import numpy as np
 
@@ -22,8 +23,12 @@ class Float8:
 
     promoted: whether products are added up in float32 every 128 of k
     Attributes weights float32 (n,): the weights' scales, in the order of the names; scale float32 (2 · n,), history
-    float32 (2 · n, HISTORY), amax uint32 (2 · n, PARTIALS): of what goes into each, then of what comes back to it.
+    float32 (2 · n, HISTORY), amax uint32 (2 · n, PARTIALS): of what goes into each, then of what comes back to it;
+    of_ranks: uint32 (2 · n, ranks), of each the largest of this step once the exchange has finished; set by whoever
+    makes the exchange, None where nobody else trains.
     """
+
+    of_ranks = None
 
     def __init__(self, parameters, names, promoted=True):
         self.parameters, like, n = parameters, parameters.data, len(names)
@@ -54,7 +59,7 @@ class Float8:
 
     def update(self):
         """At the end of a step: scales of the next, and the weights as they are now."""
-        scale_update(self.amax, self.history, self.scale)
+        scale_update(self.amax if self.of_ranks is None else self.of_ranks, self.history, self.scale)
         self.quantise()
 
     def arrays(self):

@@ -15,12 +15,12 @@ import time
 import numpy as np
 
 from .. import progress
-from ..device import get_gpu
+from ..device import get_gpu, zeros
 from ..device.compile_ahead import CompileAhead
 from ..device.planned import card_of, collect
 from ..diffusion import Sampling
 from ..distributed.communicator import Alone, current
-from ..distributed.exchange import NoExchange, PeerExchange
+from ..distributed.exchange import Mail, NoExchange, PeerExchange
 from ..dtypes import is_half
 from ..errors import TooManyElementsError, UsageError
 from ..kernels.peer_reduce import MAX_RANKS
@@ -63,9 +63,12 @@ def plan_trainer(trainer, communicator):
         trainer.step_function.run()
     except TooManyElementsError:
         raise UsageError(say_what_fits(trainer, trainer.communicator)) from None
+    parameters = trainer.model.parameters
+    if communicator.size > 1:
+        Mail(parameters, 0, communicator.size, parameters.grad).write(zeros(1, np.float32, parameters.grad))
     if (communicator.size > 1 and communicator.hosts == 1 and communicator.size <= MAX_RANKS
             and communicator.transport in ("auto", "peer")):
-        PeerExchange.planned(trainer.model.parameters, communicator.size,
+        PeerExchange.planned(parameters, communicator.size,
                              trainer.partition if trainer.shares_update else None)
 
 

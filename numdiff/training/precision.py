@@ -59,13 +59,6 @@ def compute_in(model, name, promoted=True):
         model.compute_in_half(half)
 
 
-def check_ranks(name, ranks):
-    """Raise a `UsageError` for a precision in which so many ranks cannot train."""
-    if name == "fp8" and ranks > 1:
-        raise UsageError("--precision fp8 trains on one GPU, as ranks do not share their scales: use --precision fp16 "
-                         "on several.")
-
-
 def gpu_capability(index=0):
     """(major, minor) of a GPU, asked of the driver without setting the card up: a rank of a job may use another one."""
     from cuda.bindings import driver

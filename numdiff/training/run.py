@@ -61,7 +61,7 @@ from .model_files import check_model_meta
 from .options import TrainOptions
 from .plan import plan_run
 from .post_hoc_ema import save_snapshot, set_aside_snapshots, snapshot_every
-from .precision import SCALES_LOSS, check_ranks
+from .precision import SCALES_LOSS
 from .previews import Previews, draws
 from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
@@ -100,7 +100,6 @@ def _silent(text):
 def _train_job(communicator, options, resume, dry_run, echo, new_data):
     communicator.check_options({**{flag(k): v for k, v in options.to_json().items()}, "--resume": resume,
                                 "--new-data": new_data, "the version of numdiff": __version__})
-    check_ranks(options.precision, communicator.size)
     state = None
     if resume is not None:
         run_dir, checkpoint = communicator.first(find_resume, resume, options.outdir, echo)

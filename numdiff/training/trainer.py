@@ -30,7 +30,7 @@ from ..settings import complete, shared, takes
 from .compiling import compile_for, plan_of, planned_rank
 from .initial import start_from
 from .memory import room_of, say_what_fits
-from .precision import SCALES_LOSS, check_ranks, compute_in, precision_on
+from .precision import SCALES_LOSS, compute_in, precision_on
 from .step import RING, TrainingStep
 
 if TYPE_CHECKING:
@@ -112,7 +112,6 @@ class Trainer:
         if s.ema_decay is not None and s.ema_halflife:
             raise UsageError("ema_decay and ema_halflife exclude each other: give one of them.")
         self.communicator = communicator or current()
-        check_ranks(s.precision, self.communicator.size)
         part, microbatch = split_batch(s.batch, s.microbatch, self.communicator.size)
         shape = (model.image_size, model.image_size, model.in_channels)
         if tuple(dataset.shape[1:]) != shape:
@@ -156,6 +155,8 @@ class Trainer:
         self.exchange = self.communicator.exchange(model.parameters, self.partition)
         if self.partition:
             self.partition.exchange = self.exchange
+        if model.parameters.float8 is not None:
+            model.parameters.float8.of_ranks = self.exchange.largest
         self.step_function = TrainingStep(model, self.diffusion, self.optimizer, part, microbatch, s.flip, seed=s.seed,
                                           capture=not s.eager, rank=self.communicator.rank,
                                           ranks=self.communicator.size, exchange=self.exchange,
@@ -346,9 +347,12 @@ class Trainer:
             self.model.parameters.load_flat(weights)
 
     def check_ranks(self) -> None:
-        """Raise a `NumdiffError` where the weights are not the same, bit by bit, on all ranks. Collective."""
+        """Raise a `NumdiffError` where the weights, or what scales in FP8 are made of, are not the same, bit by bit, on
+        all ranks. Collective."""
         if self.communicator.size > 1:
             self.communicator.check_same(download(self.model.parameters.data), f"after step {self.step} the weights")
+            if (float8 := self.model.parameters.float8) is not None:
+                self.communicator.check_same(download(float8.history), f"after step {self.step} the magnitudes in fp8")
 
     @contextmanager
     def ema_weights(self) -> Iterator[Model]:

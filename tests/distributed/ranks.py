@@ -72,6 +72,71 @@ def sharded(folder, **options):
         (folder / f"sharded-{communicator.rank}-of-{communicator.size}").touch()
 
 
+def float8(folder, device="cpu", transport="auto"):
+    """Losses and scales are those of one rank, whose state these go on from, and which goes on from theirs.
+
+    It takes its images in parts that are each as many as a rank's: products of other shapes add in another order, of
+    which float16 and E4M3 make more than float32 does.
+    """
+    from tests.training.test_fp8 import make
+    from tests.training.test_trainer import losses
+    communicator = join(device)
+    communicator.transport = transport
+    with communicator.job():
+        part = 8 // communicator.size
+        alone, after, whole = (make(device, communicator=distributed.Alone(), microbatch=microbatch)
+                               for microbatch in (part, part, 8))
+        starts, state = losses(alone, 4), alone.state()
+        np.testing.assert_allclose(losses(whole, 4), starts, rtol=1e-3)
+        goes_on, trained, states = losses(alone, 2), [], []
+        for how in ("no", "yes"):
+            trainer = make(device, shard_update=how)
+            np.testing.assert_allclose(losses(trainer, 4), starts, rtol=1e-5)
+            trainer.check_ranks()
+            states.append(trainer.state())
+            same_scales(states[-1], state)
+            trainer.load_state(state)
+            trained.append(losses(trainer, 2))
+            np.testing.assert_allclose(trained[-1], goes_on, rtol=1e-5)
+            states.append(trainer.state())
+            same_scales(states[-1], alone.state())
+            after.load_state(states[-2])
+            np.testing.assert_allclose(losses(after, 2), goes_on, rtol=1e-5)
+            if how == "no":  # what would be without the others' magnitudes
+                trainer.exchange.mail.float8 = trainer.model.parameters.float8.of_ranks = None
+                losses(trainer, 1)
+                try:
+                    trainer.check_ranks()
+                except AgreedError as error:
+                    assert "the magnitudes in fp8 of rank 1 differ" in str(error), error
+                else:
+                    raise AssertionError("each rank had a part of the images, and the magnitudes of all")
+            trainer.close()
+            trainer.exchange.close()
+        assert trained[0] == trained[1]
+        for name in state:
+            np.testing.assert_array_equal(states[0][name], states[2][name], err_msg=name)
+            np.testing.assert_array_equal(states[1][name], states[3][name], err_msg=name)
+        (folder / f"float8-{communicator.rank}-of-{communicator.size}").touch()
+
+
+def peer_float8(folder):
+    """The same on GPUs, Hoppers, that read each other's memory."""
+    float8(folder, "cuda", "peer")
+
+
+def mpi_float8(folder):
+    """The same on GPUs whose gradients go through the host's memory."""
+    float8(folder, "cuda", "mpi")
+
+
+def same_scales(a, b):
+    from tests.conftest import relative_error
+    np.testing.assert_array_equal(a["fp8_scale"], b["fp8_scale"])
+    assert relative_error(a["fp8_history"], b["fp8_history"]) < 0.01
+    assert (a["fp8_scale"] != 1).all()
+
+
 def sharded_further(folder):
     """The same of Muon, whose matrices belong to one rank each; of frozen parameters; of a copy in 16 bits."""
     for options in ({"optimizer": "muon"}, {"freeze": ("input_blocks.*",), "clip_norm": 0.01},
@@ -135,6 +200,18 @@ def runs(folder):
     target = folder / f"resumed-{communicator.size}"
     communicator.first(copy_run, source, target)
     train(resolve({**OPTIONS, "outdir": str(target), "steps": 10}), resume=str(target), echo=print)
+
+
+def float8_run(folder):
+    """A run in FP8, which the command leaves to GPUs, up to the step that a file says; goes on from what is there."""
+    communicator = connect("auto", "cpu")
+    steps, runs = int((folder / "steps").read_text()), folder / "runs"
+    resume = "auto" if communicator.first(runs.exists) else None
+    options = {**OPTIONS, "outdir": str(runs), "steps": steps, "log_every": 1}
+    unet = "channel_mult", "attention_resolutions"
+    options = {"model": "dit", "depth": 1, "hidden_size": 64, "heads": 2, "batch": 8, "learning_rate": 3e-3,
+               **{name: value for name, value in options.items() if name not in unet}}
+    train(resolve(options).changed(precision="fp8"), resume=resume, echo=print)
 
 
 def copy_run(source, target):

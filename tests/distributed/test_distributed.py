@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from numdiff.distributed import buckets, exchange, launcher
 from numdiff.distributed import communicator as distributed
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import UNet
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
@@ -69,7 +70,7 @@ def folder(tmp_path_factory, counts):
     """What these jobs have left: losses and states, runs and resumed runs."""
     folder = tmp_path_factory.mktemp("ranks")
     for count in counts:
-        several = ["methods", "sharded", *(["sharded_further"] if 4 in counts else [])]
+        several = ["methods", "sharded", "float8", *(["sharded_further"] if 4 in counts else [])]
         tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else [])]
         text = check_done(run(task(count, ",".join(tasks), folder)))
         if count == 2 and 4 in counts:
@@ -103,6 +104,12 @@ def test_every_method_of_the_communicator(folder, counts):
 def test_a_shared_update_has_the_bits_of_one_that_each_does(folder, counts):
     """The job has compared them: states, losses, and what follows from each other's state."""
     assert len(list(folder.glob(f"sharded-*-of-{max(counts)}"))) == max(counts)
+
+
+@needs("mpi")
+def test_ranks_share_the_scales_of_float8(folder, counts):
+    """The job has compared them with one rank's, the update shared and not, and each goes on from the other's state."""
+    assert len(list(folder.glob(f"float8-*-of-{max(counts)}"))) == max(counts)
 
 
 @exhaustive
@@ -150,6 +157,25 @@ def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder, counts):
             assert relative_error(final(other)[name], array) < 1e-3, (other, name)  # steps of gradients near 0
     pictures = [(folder / name / "samples-00000010.png") for name in ("whole/00000-unet-tiny", "resumed-2")]
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+@exhaustive
+@needs("mpi")
+def test_a_run_in_float8_goes_on_on_other_numbers_of_ranks(tmp_path):
+    """1 rank, 2, 4, 1, by checkpoints: the losses of 1 rank, as near as other shapes of its products leave them."""
+    def go(name, *parts):
+        folder = tmp_path / name
+        folder.mkdir()
+        for steps, count in parts:
+            (folder / "steps").write_text(str(steps))
+            check_done(run(task(count, "float8_run", folder)))
+        left = next((folder / "runs").iterdir())
+        return read_stats(left)[1], load_checkpoint(newest_checkpoint(left))[0]
+
+    (expected, whole), (values, parts) = go("1", (10, 1)), go("several", (3, 1), (6, 2), (8, 4), (10, 1))
+    np.testing.assert_allclose(values, expected, rtol=2e-3)
+    assert len(values) == 10 and whole.keys() == parts.keys()
+    ranks.same_scales(parts, whole)
 
 
 MODELS = {"unet": ["--channel-mult", "1,2", "--attention-resolutions", "4"],
@@ -217,6 +243,14 @@ def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
     for other in left:
         assert other["transport"] == transport
         np.testing.assert_array_equal(left[0]["parameters"], other["parameters"])
+
+
+@needs("mpi")
+@needs("gpu")
+@pytest.mark.parametrize("transport", ["peer", "mpi"])
+def test_ranks_on_gpus_share_the_scales_of_float8(tmp_path, transport):
+    check_done(run(task(2, f"{transport}_float8", tmp_path)))
+    assert len(list(tmp_path.glob("float8-*-of-2"))) == 2
 
 
 # How they end ---------------------------------------------------------------------------------------------------------
@@ -835,6 +869,40 @@ def test_nccl_serves_a_shared_update(monkeypatch):
     check_gathered(on_threads(3, monkeypatch, body), 3 * np.arange(1000, dtype=np.float32) + 3)
 
 
+def in_float8(gradient):
+    """Parameters, as far as an exchange asks them, of a model in FP8 with three tensors."""
+    float8 = types.SimpleNamespace(amax=np.zeros((3, PARTIALS), np.uint32), scale=np.ones(3, np.float32))
+    return types.SimpleNamespace(grad=gradient, float8=float8)
+
+
+@pytest.mark.parametrize("transport", ["peer", "nccl"])
+def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
+    nccl = Nccl(3)
+    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    largest = np.abs(np.random.default_rng(0).standard_normal((4, 3, 3))).astype(np.float32)  # step, tensor, rank
+    largest[1, 0, 0], largest[2, 1, 2] = np.inf, np.nan
+
+    def body(communicator, gradient):
+        communicator.transport, found = transport, []
+        parameters = in_float8(gradient)
+        amax, through = parameters.float8.amax, exchange.make_exchange(communicator, parameters)
+        for step in range(4):
+            assert not amax.any()
+            amax[:, 5 * communicator.rank] = largest[step, :, communicator.rank].view(np.uint32)
+            loss = np.array([2.0**communicator.rank + step], np.float32)
+            through.finish(loss)
+            found.append((np.array(through.largest), loss[0]))
+            through.largest[...] = 0  # as the update leaves it
+        return found
+
+    for found in on_threads(3, monkeypatch, body):
+        for step, (got, loss) in enumerate(found):
+            np.testing.assert_array_equal(got.view(np.float32), largest[step])
+            assert loss == 7 + 3 * step
+
+
 def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl", None)
     monkeypatch.setattr(exchange, "MpiExchange", lambda communicator, parameters, partition: exchange.NoExchange())
@@ -944,3 +1012,15 @@ def test_a_wrong_sum_in_the_trial_is_found(monkeypatch):
             return str(error)
 
     assert all("sums by peer were wrong" in text for text in on_threads(2, monkeypatch, body))
+
+
+def test_a_magnitude_that_does_not_arrive_is_found_in_the_trial(monkeypatch):
+    monkeypatch.setattr(exchange, "share_largest", lambda amax, table, rank: table.fill(0))
+
+    def body(communicator, gradient):
+        try:
+            exchange.PeerExchange(communicator, in_float8(gradient))
+        except NumdiffError as error:
+            return str(error)
+
+    assert all("the trial 6 of 1000 sums by peer were" in text for text in on_threads(2, monkeypatch, body))

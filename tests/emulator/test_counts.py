@@ -568,6 +568,9 @@ def test_costs_of_e4m3():
     t = Counted(lambda u: quantise.scale_update(number(u, 0, np.uint32, quantise.PARTIALS).reshape(1, -1),
                                                 u(1, history), u(1))).total
     assert t.distinct_bytes - quantise.scale_update_cost(quantise.PARTIALS)[0] == 2 * 4 * history + 4
+    t = Counted(lambda u: quantise.share_largest(number(u, 0, np.uint32, quantise.PARTIALS).reshape(1, -1),
+                                                 number(u, 0, np.uint32, 4).reshape(1, -1), 1)).total
+    assert t.distinct_bytes - quantise.share_largest_cost(quantise.PARTIALS)[0] == 4 * 4
 
 
 @exhaustive

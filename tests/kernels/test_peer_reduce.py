@@ -2,8 +2,9 @@
 import numpy as np
 import pytest
 
-from numdiff.device import download
+from numdiff.device import download, with_dtype
 from numdiff.kernels import peer_reduce as P
+from numdiff.kernels.quantise import rounding as Q
 from tests.conftest import on, shapes, versions, where
 
 SHAPES = shapes(minimal=(1,), odd=(37,), not_aligned=(1030,), fewer_than_ranks=(4,), large=(1 << 18,))
@@ -67,10 +68,34 @@ def test_a_rank_writes_nothing_but_its_own(engine, rng, ranks):
 
 
 @RANKS
-def test_sum_of_one_number_a_rank(engine, ranks):
-    total = engine.zeros(1)
-    P.peer_sum([engine(np.array([2.0**k])) for k in range(ranks)], total)
-    engine.check(total, np.array([2.0**ranks - 1]))
+@shapes(minimal=(1,), odd=(37,), blocks=(2 * P.BLOCK + 1,))
+def test_sum_of_a_mail_of_each_rank(engine, rng, ranks, shape):
+    x = rng.standard_normal((ranks, *shape)).astype(np.float32)
+    total = engine(np.full(shape, np.nan, np.float32))
+    P.peer_sum([engine(row) for row in x], total)
+    engine.check_equal(total, engine(sum(x[1:], x[0])))
+
+
+@RANKS
+def test_a_sum_brings_the_largest_of_every_rank(engine, rng, ranks):
+    """…exactly, with infinities and what is no number; and scales of it are those of one rank that has seen all."""
+    rows = 6
+    x = np.abs(rng.standard_normal((ranks, rows, Q.PARTIALS))).astype(np.float16).astype(np.float32)
+    x[ranks - 1, 1, 5], x[0, 2, 7], x[:, 3], x[0, 4, 0] = np.inf, np.nan, 0, 2e4
+    tables = [engine(np.full((rows, ranks), np.nan, np.float32)) for _ in range(ranks)]
+    parts = [engine(part.view(np.uint32)) for part in x]
+    for rank, (part, table) in enumerate(zip(parts, tables, strict=True)):
+        Q.share_largest(part, with_dtype(table, np.uint32), rank)
+    total = engine(np.full(rows * ranks, np.nan, np.float32))
+    P.peer_sum([table.reshape(-1) for table in tables], total)
+    mine, whole = ((engine(np.ones((rows, Q.HISTORY), np.float32)), engine(np.ones(rows, np.float32))) for _ in "12")
+    Q.scale_update(with_dtype(total, np.uint32).reshape(rows, ranks), *mine)
+    Q.scale_update(engine(x.view(np.uint32).max(axis=0)), *whole)
+    for a, b in zip(mine, whole, strict=True):
+        engine.check_equal(a, b)
+    if engine.computes:
+        assert not any(download(part).any() for part in parts)
+        assert download(mine[0])[:5, 0].tolist() == [x[:, 0].max(), 0, 0, 0, 2e4]
 
 
 @RANKS

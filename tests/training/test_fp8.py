@@ -4,15 +4,19 @@ import copy
 import numpy as np
 import pytest
 
-from numdiff.device import download
+from numdiff.device import copy_into, download, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
+from numdiff.distributed.exchange import Mail
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import linear_fp8
+from numdiff.kernels.peer_reduce import peer_sum
+from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import DiT, UNet
+from numdiff.nn.float8 import Float8
 from numdiff.nn.tensor import Tape, Tensor
 from numdiff.training import Trainer
 from numdiff.training.options import resolve
-from numdiff.training.precision import check_ranks, set_precision
+from numdiff.training.precision import set_precision
 from tests.conftest import exhaustive, exhaustively, needs, relative_error
 from tests.training import test_dit_training as dit
 from tests.training.test_half import filled, one_step
@@ -153,6 +157,34 @@ def test_scales_of_the_emulator_are_those_of_numpy():
     np.testing.assert_array_equal(download(theirs.columns), ours.columns)
 
 
+def test_ranks_on_a_device_scale_by_the_largest_of_all(monkeypatch):
+    """Two ranks, one after the other on one device: what they launch beside the gradients."""
+    monkeypatch.setattr(Float8, "quantise", lambda self: None)
+    rng, device = np.random.default_rng(0), EmulatorDevice(checks=False, float64=False)
+    mails, found = [], []
+    models = [build(device=where).parameters for where in (device, device, "cpu")]
+    seen = rng.integers(0x33800000, 0x477FE000, (2, 2, PARTIALS)).astype(np.uint32)  # 6e-8 … 65504
+    for rank, (parameters, amax) in enumerate(zip(models, [*seen, seen.max(axis=0)], strict=True)):
+        parameters.keep_half(np.float16)
+        parameters.keep_float8(["blocks.0.attn.proj.weight"])
+        copy_into(parameters.float8.amax, amax)
+        if rank < 2:
+            mails.append(Mail(parameters, rank, 2, device))
+            mails[rank].write(upload(np.float32([rank + 1]), device))
+    for parameters, mail in zip(models, [*mails, None], strict=True):
+        if mail:
+            total = zeros(mail.numbers.size, like=device)
+            peer_sum([mail.numbers for mail in mails], total)
+            parameters.float8.of_ranks = mail.largest(total)
+            assert download(total)[0] == 3
+        parameters.float8.update()
+        found.append({name: download(array) for name, array in parameters.float8.arrays().items()})
+    for name, array in found[2].items():
+        assert array.any()
+        np.testing.assert_array_equal(found[0][name], array)
+        np.testing.assert_array_equal(found[1][name], array)
+
+
 HOPPER, AMPERE = (9, 0), (8, 0)
 
 
@@ -179,7 +211,5 @@ def test_a_model_that_has_no_such_layers_is_refused():
     with pytest.raises(UsageError, match="blocks.0.attn.qkv.weight is 72 × 24"):
         Trainer(DiT(image_size=8, in_channels=3, hidden_size=24, depth=1, num_heads=1, num_classes=None),
                 FixedImages(), batch=8, precision="fp8")
-    with pytest.raises(UsageError, match="on one GPU, as ranks do not share"):
-        check_ranks("fp8", 2)
     with pytest.raises(UsageError, match="is for training"):
         set_precision(net, "fp8")

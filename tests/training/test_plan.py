@@ -189,6 +189,14 @@ def test_peers_kernels_are_planned():
     assert peers and two - one == peers | norm and mpi - one == norm  # of parts, in any case
 
 
+def test_the_shared_scales_of_float8_are_planned():
+    options = gpu_options("dit", "tiny", "fp8")
+    dataset = build_dataset(options)
+    one, *others = ({key.name for key in plan_run(options, dataset, H200, PlannedRank(*rank))}
+                    for rank in ((1,), (2,), (2, 2, "nccl")))
+    assert all("share_largest_kernel_v1" in names - one for names in others)
+
+
 @exhaustive
 def test_a_shared_update_is_planned():
     """With its previews, whose average ranks gather."""

@@ -12,6 +12,7 @@ from ..quantise import (
     quantise_forward,
     quantise_weights,
     scale_update,
+    share_largest,
 )
 from .case import HALF_TOLERANCE, Case
 
@@ -147,6 +148,15 @@ def quantise_cases():
                 "more": np.zeros(80, np.float32), "history": np.zeros((1, HISTORY), np.float32),
                 "amax": np.zeros(PARTIALS, np.uint32)}
 
+    def ranks(a, v):
+        share_largest(a.amax, a.table, 1)
+        return a.table, a.amax
+
+    def of_ranks(rng):
+        return {"amax": rng.integers(0, 1 << 31, (2, PARTIALS)).astype(np.uint32),
+                "table": np.full((2, 3), 7, np.uint32)}
+
+    yield Case("share_largest", of_ranks, ranks, tolerance=0.0, label="rank 1 of 3")
     yield Case("quantise_both", of_both, both, label="70 × 80")
     yield Case("quantise", of_activations, activations, tolerance=0.0, label="activations, twice, and their scale")
     yield Case("quantise_weights", of_weights, weights, tolerance=0.0, label="80 × 48 and 16 × 144")

@@ -40,8 +40,9 @@ def peer_cases():
 
     yield Case("peer_all_gather", normal(**dict.fromkeys(names(4), (44,))), in_place(parts, *names(4)), (1, 2),
                label="4 ranks, parts of their own")
-    yield Case("peer_sum", normal(x0=(1,), x1=(1,), x2=(1,), total=(1,)),
-               in_place(lambda a, v: peer_reduce.peer_sum(buffers(a, 3), a.total), "total"))
+    for n in 1, 300:
+        yield Case("peer_sum", normal(x0=(n,), x1=(n,), x2=(n,), total=(n,)),
+                   in_place(lambda a, v: peer_reduce.peer_sum(buffers(a, 3), a.total), "total"), label=f"3 ranks, {n}")
 
     def flags(here):  # of three ranks, seen by rank 1 that comes for the sixth time
         def make(rng):

@@ -22,9 +22,12 @@ from .rounding import (
     scale_update,
     scale_update_cost,
     scaled,
+    share_largest,
+    share_largest_cost,
     store_rounded8,
 )
 
 __all__ = ["HISTORY", "MAGNITUDES", "PARTIALS", "columns_of", "columns_of_cost", "keep_largest", "matrices8",
            "quantise_both", "quantise_both_cost", "quantise_forward", "quantise_forward_cost", "quantise_weights",
-           "quantise_weights_cost", "scale_update", "scale_update_cost", "scaled", "store_rounded8"]
+           "quantise_weights_cost", "scale_update", "scale_update_cost", "scaled", "share_largest",
+           "share_largest_cost", "store_rounded8"]

@@ -8,11 +8,13 @@ MATHEMATICS
         finds its largest magnitude. At the step's end, of the last HISTORY steps,
             scale = the least power of two ≥ MARGIN · largest / 448,
         so that the next step's numbers may be MARGIN times as large. A step with a number that is not finite tells
-        nothing; without anything seen yet the scale stays.
+        nothing; without anything seen yet the scale stays. Several ranks need the largest of all of them: each writes
+        its own into its column of a table that is zero elsewhere, and the sum of the tables has all columns, exactly.
     Weights, which are all there at once: the least power of two ≥ largest / 448, of the weights themselves.
 SHAPES
     quantise_forward    x (..., C) float16, scale float32 (1,) -> uint8 (..., C); amax uint32 (PARTIALS,)
-    scale_update        amax uint32 (n, PARTIALS), history float32 (n, HISTORY), scale float32 (n,)
+    scale_update        amax uint32 (n, P), history float32 (n, HISTORY), scale float32 (n,); P: PARTIALS, or the ranks
+    share_largest       amax uint32 (n, PARTIALS) -> table uint32 (n, ranks), to be added up as float32
     quantise_weights    flat float16: matrices (N, K) that a table says; two uint8 of these alone: as it is, transposed;
                         scale float32 (n,) of each
     C, N and K are multiples of 16.
@@ -23,8 +25,9 @@ MEASURED
     quantise_forward, 16384×3072, 1, float16
         *       40.3 µs    3,744 GB/s   93 % of memory
 LAUNCH
-    quantise_forward: at most PARTIALS blocks of 256 threads. scale_update: a block a tensor. quantise_weights: a block
-    for each 64 × 64 of every matrix, two passes: the largest, then the bytes; 5 KiB of static shared memory
+    quantise_forward: at most PARTIALS blocks of 256 threads. scale_update, share_largest: a block a tensor.
+    quantise_weights: a block for each 64 × 64 of every matrix, two passes: the largest, then the bytes; 5 KiB of static
+    shared memory
 DETERMINISM
     a magnitude is compared as the integer that its bits are: the largest of all is exact, in whatever order. Each
     block has a place of its own in `amax`, and keeps the larger of what is there (of another microbatch) and its own;
@@ -113,6 +116,12 @@ def scale_update_reference(amax, history, scale):
     history[:, 0] = np.where(np.isfinite(largest), largest, 0)
     most = history.max(axis=1)
     scale[...] = np.where(most > 0, power_of_two(most * np.float32(MARGIN) * LIMIT), scale)
+    amax[...] = 0
+
+
+def share_largest_reference(amax, table, rank):
+    table[...] = 0
+    table[:, rank] = amax.max(axis=1)
     amax[...] = 0
 
 
@@ -229,14 +238,21 @@ def quantise_forward_kernel_v1(x, scale, y, amax, gathers):
             amax[cuda.blockIdx.x] = larger(amax[cuda.blockIdx.x], most)
 
 
+@cuda.jit(device=True)
+def take_largest(amax, row):
+    """The largest of a row, in every thread of the block; the row is zero afterwards."""
+    most = uint32(0)
+    for i in range(int32(cuda.threadIdx.x), int32(amax.shape[1]), BLOCK):
+        most = larger(most, amax[row, i])
+        amax[row, i] = uint32(0)
+    return block_largest(most)
+
+
 @cuda.jit
 def scale_update_kernel_v1(amax, history, scale):
     """A block a tensor."""
-    row, t, most = int32(cuda.blockIdx.x), int32(cuda.threadIdx.x), uint32(0)
-    for i in range(t, PARTIALS, BLOCK):
-        most = larger(most, amax[row, i])
-        amax[row, i] = uint32(0)
-    most = block_largest(most)
+    row, t = int32(cuda.blockIdx.x), int32(cuda.threadIdx.x)
+    most = take_largest(amax, row)
     if t < HISTORY:
         kept = history[row, max(int32(t - 1), int32(0))]
         if t == 0:
@@ -251,6 +267,15 @@ def scale_update_kernel_v1(amax, history, scale):
             largest = max(largest, history[row, i])
         if largest > float32(0):
             scale[row] = up_to_power(largest * float32(MARGIN) * LIMIT)
+
+
+@cuda.jit
+def share_largest_kernel_v1(amax, table, rank):
+    """A block a tensor."""
+    row = int32(cuda.blockIdx.x)
+    most = take_largest(amax, row)
+    for i in range(int32(cuda.threadIdx.x), int32(table.shape[1]), BLOCK):
+        table[row, i] = most if i == rank else uint32(0)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -345,11 +370,20 @@ def quantise_forward(x, scale, amax=None):
 
 def scale_update(amax, history, scale):
     """At the end of a step: its largest magnitudes go into `history`, from which come the scales of the next; `amax` is
-    zero again."""
+    zero again. amax: of this process, or the sum of all ranks' tables of `share_largest`"""
     if not is_device(amax):
         scale_update_reference(amax, history, scale)
     else:
         launch(scale_update_kernel_v1, len(scale), BLOCK, amax, history, scale)
+
+
+def share_largest(amax, table, rank):
+    """Column `rank` of the table, one of several ranks, becomes the largest of each row of `amax`, which is zero again;
+    the other columns become zero."""
+    if not is_device(amax):
+        share_largest_reference(amax, table, rank)
+    else:
+        launch(share_largest_kernel_v1, len(amax), BLOCK, amax, table, rank)
 
 
 def quantise_weights(flat, matrices, rows, columns, scale):
@@ -374,6 +408,10 @@ def quantise_forward_cost(n):
 def scale_update_cost(n):
     """n: of the partial results of all tensors, read and zeroed."""
     return 8 * n, 0
+
+
+def share_largest_cost(n):
+    return scale_update_cost(n)
 
 
 def quantise_weights_cost(n):
