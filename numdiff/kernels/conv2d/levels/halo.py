@@ -60,7 +60,7 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
         fence_barrier_init()
     cuda.syncthreads()
 
-    if t < 128:
+    if t < 128:  # the producer's warpgroup
         give_registers()
         if t == 0:
             box, box_parity = pipeline.producer_start()
@@ -73,7 +73,7 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
                     full = pipeline.producer_acquire(taps, stage, parity, B_BYTES)
                     tma_load_2d(pipeline.stage_at(taps, stage), map_weight, full, tap * C + block * BK, n)
                     stage, parity = pipeline.advance(taps, stage, parity)
-    else:
+    else:  # the consumers
         take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1
@@ -99,6 +99,7 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
                     pipeline.consumer_release(boxes, previous_box)
         wgmma_wait(acc)
 
+        # the epilogue, as in shifted_boxes.py
         pixel = (image * H + h + consumer * 8 + t % 128 // 32 * 2) * W + w + t % 32 // 4
         for j in range(BN // 8):
             column = n + 8 * j + t % 4 * 2

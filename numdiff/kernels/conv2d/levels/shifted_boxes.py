@@ -46,23 +46,25 @@ give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232
 def conv2d_level_kernel_v1(map_x, map_weight, y, H, W, C, N):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
-    ring, t = pipeline.make_ring(smem_u32(tiles), STAGE_BYTES, STAGES, smem_u32(barriers)), cuda.threadIdx.x
+    ring = pipeline.make_ring(smem_u32(tiles), STAGE_BYTES, STAGES, smem_u32(barriers))
+    t = cuda.threadIdx.x
     across, down, blocks = W // TILE_W, H // TILE_H, C // BK
     n, tile = cuda.blockIdx.x * BN, cuda.blockIdx.y
     w, h, image = tile % across * TILE_W, tile // across % down * TILE_H, tile // (across * down)
     pipeline.start_ring(ring, 1, 2)
 
-    if t < 128:
+    if t < 128:  # the producer's warpgroup
         give_registers()
         if t == 0:
             stage, parity = pipeline.producer_start()
             for step in range(9 * blocks):
                 tap, block = step // blocks, step % blocks
-                full, a = pipeline.producer_acquire(ring, stage, parity, STAGE_BYTES), pipeline.stage_at(ring, stage)
+                full = pipeline.producer_acquire(ring, stage, parity, STAGE_BYTES)
+                a = pipeline.stage_at(ring, stage)
                 tma_load_4d(a, map_x, full, block * BK, w + tap % 3 - 1, h + tap // 3 - 1, image)
                 tma_load_2d(a + A_BYTES, map_weight, full, step * BK, n)
                 stage, parity = pipeline.advance(ring, stage, parity)
-    else:
+    else:  # the consumers
         take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1
@@ -80,7 +82,7 @@ def conv2d_level_kernel_v1(map_x, map_weight, y, H, W, C, N):
             pipeline.warpgroup_release(ring, previous)
         wgmma_wait(acc)
 
-        # rows lane // 4 and 8 more of a warp's 16: a pixel, and the one below it
+        # the epilogue: rows lane // 4 and 8 more of a warp's 16 are a pixel and the one below it
         pixel = (image * H + h + consumer * 8 + t % 128 // 32 * 2) * W + w + t % 32 // 4
         for j in range(BN // 8):
             column = n + 8 * j + t % 4 * 2
