@@ -39,6 +39,7 @@ from .inline_ptx import F32, I32, I64, TypingError, statement
 
 u32, u64, void = types.uint32, types.uint64, types.void
 MAX_N = 256  # columns of a wgmma
+WORDS = True  # the emulator reports the faults of `make_multiply`'s at the line that uses it
 ELEMENTS = {"f16": float16_of_words, "bf16": bfloat16_of_words, "e4m3": e4m3_of_words}  # what the twins read in a word
 
 
