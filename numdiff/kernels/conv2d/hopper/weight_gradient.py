@@ -4,7 +4,7 @@ MATHEMATICS
     dweight[n, tap, c] += Σ_p dy[p, n] · x[p + tap - pad, c]          dbias[n] += Σ_p dy[p, n]
     For each tap a matrix product: the transposed dy (n × pixels) by x (pixels × c), moved by the tap.
 SHAPES
-    dy (B, H, W, N), x (B, H, W, C): float16; dweight (N, kernel, kernel, C), dbias (N,): float32, added to
+    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, kernel, kernel, C), dbias (N,): float32, added to
     C and N multiples of 8, kernel odd, stride 1
 VERSIONS
     v5 hopper-columns, v6 hopper: x comes in a box for each column of taps, or in one with its whole halo (boxes.py).
