@@ -95,7 +95,7 @@ def write_statistics(tiles, at, statistics, to, left, columns):
 
     Of each two channels the mean goes to statistics[to …], the variance to `columns` later.
     A lane has two channels, of every second pixel where rows are short, so that a warp's loads touch each bank once. It
-    sums beside the first of its numbers, so that q - s² / n cancels no more than groupnorm/chunks.py says.
+    subtracts the first of its numbers from all, so that q - s² / n cancels no more than groupnorm/chunks.py says.
     """
     LANES, PIXELS = COLS // 2, COLS  # of a pixel; of a lane
     words = cuda.local.array(8, np.uint32)
